@@ -1,0 +1,432 @@
+//! One connection: connect, TLS, AUTH, HELLO, then commands, alone or pipelined.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use unslow_resp::{ErrorKind as RespErrorKind, Frame, Scan, Scanner, Value, write_command};
+
+use crate::{Endpoint, Error, ErrorKind, Target, TlsOptions};
+
+/// How to connect. Every wait ends by one of the two timeouts.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// For name resolution, TCP and TLS together.
+    pub connect_timeout: Duration,
+    /// For each command, from the first byte sent to the last byte read.
+    pub command_timeout: Duration,
+    /// Used when the target says TLS.
+    pub tls: TlsOptions,
+    /// CLIENT SETNAME, so that operators see who is asking.
+    pub name: Option<&'static str>,
+    /// 2 or 3. RESP3 falls back to RESP2 where the server has no HELLO.
+    pub protocol: u8,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            connect_timeout: Duration::from_secs(3),
+            command_timeout: Duration::from_secs(5),
+            tls: TlsOptions::default(),
+            name: None,
+            protocol: 2,
+        }
+    }
+}
+
+/// A connection that is authenticated and ready for commands.
+pub struct Connection {
+    stream: Stream,
+    scanner: Scanner,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    command_timeout: Duration,
+    peer: String,
+    spoke: bool,
+    /// From the first SYN (or TLS hello) to readiness, without name resolution.
+    pub connect_time: Duration,
+    /// Our own address, as the server's CLIENT LIST shows it.
+    pub local: Option<SocketAddr>,
+    /// The address dialled, after name resolution.
+    pub remote: Option<SocketAddr>,
+    /// 2 or 3.
+    pub protocol: u8,
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Tls(Box<rustls::StreamOwned<rustls::ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    fn set_timeout(&self, t: Duration) -> io::Result<()> {
+        let t = Some(t.max(Duration::from_millis(1)));
+        match self {
+            Stream::Tcp(s) => s.set_read_timeout(t).and(s.set_write_timeout(t)),
+            Stream::Tls(s) => s.sock.set_read_timeout(t).and(s.sock.set_write_timeout(t)),
+            Stream::Unix(s) => s.set_read_timeout(t).and(s.set_write_timeout(t)),
+        }
+    }
+
+    fn io(&mut self) -> &mut dyn ReadWrite {
+        match self {
+            Stream::Tcp(s) => s,
+            Stream::Unix(s) => s,
+            Stream::Tls(s) => s,
+        }
+    }
+}
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
+
+impl Connection {
+    /// Connects to the first endpoint of `target` that answers, authenticates, and agrees on the protocol.
+    pub fn open(target: &Target, options: &Options) -> Result<Connection, Error> {
+        let mut last = Error::new(ErrorKind::BadUrl, "no address given");
+        for endpoint in &target.endpoints {
+            match Connection::open_one(endpoint, target, options) {
+                Ok(connection) => return Ok(connection),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    fn open_one(endpoint: &Endpoint, target: &Target, options: &Options) -> Result<Connection, Error> {
+        let deadline = Instant::now() + options.connect_timeout;
+        let (stream, started, remote) = match endpoint {
+            Endpoint::Unix(path) => {
+                let started = Instant::now();
+                let s = UnixStream::connect(path).map_err(|e| connect_error(endpoint, &e))?;
+                (Stream::Unix(s), started, None)
+            }
+            Endpoint::Tcp(host, port) => {
+                let addresses = resolve(host, *port, options.connect_timeout)?;
+                let started = Instant::now();
+                let tcp = connect_any(endpoint, &addresses, deadline)?;
+                // A full pipe of small questions must not wait for the peer's ACK.
+                let _ = tcp.set_nodelay(true);
+                let remote = tcp.peer_addr().ok();
+                if target.tls {
+                    (handshake(endpoint, host, tcp, options, deadline)?, started, remote)
+                } else {
+                    (Stream::Tcp(tcp), started, remote)
+                }
+            }
+        };
+        let local = match &stream {
+            Stream::Tcp(s) => s.local_addr().ok(),
+            Stream::Tls(s) => s.sock.local_addr().ok(),
+            Stream::Unix(_) => None,
+        };
+        let mut connection = Connection {
+            stream,
+            scanner: Scanner::default(),
+            input: Vec::new(),
+            output: Vec::new(),
+            command_timeout: options.command_timeout,
+            peer: endpoint.to_string(),
+            spoke: false,
+            connect_time: started.elapsed(),
+            local,
+            remote,
+            protocol: 2,
+        };
+        connection.greet(target, options)?;
+        Ok(connection)
+    }
+
+    /// AUTH, HELLO, CLIENT SETNAME, SELECT: one write, one round trip.
+    fn greet(&mut self, target: &Target, options: &Options) -> Result<(), Error> {
+        let mut commands: Vec<Vec<String>> = Vec::new();
+        if let Some(password) = &target.password {
+            let mut auth = vec!["AUTH".to_string()];
+            auth.extend(target.user.clone());
+            auth.push(password.reveal().to_string());
+            commands.push(auth);
+        }
+        if options.protocol == 3 {
+            commands.push(vec!["HELLO".into(), "3".into()]);
+        }
+        if let Some(name) = options.name {
+            commands.push(vec!["CLIENT".into(), "SETNAME".into(), name.into()]);
+        }
+        if target.db != 0 {
+            commands.push(vec!["SELECT".into(), target.db.to_string()]);
+        }
+        if commands.is_empty() {
+            return Ok(());
+        }
+        let replies = self.pipeline(&commands)?;
+        for (command, reply) in commands.iter().zip(replies) {
+            match (command[0].as_str(), reply) {
+                ("HELLO", Ok(_)) => self.protocol = 3,
+                // A password for a server that has none: the servers' own clients go on with a warning.
+                ("AUTH", Err(e)) if e.message.contains("without any password") || e.message.contains("no password is set") => {}
+                ("AUTH", Err(e)) => {
+                    let who = target.user.as_deref().map_or("the default user".to_string(), |u| format!("user {u:?}"));
+                    return Err(Error::new(
+                        if e.kind == ErrorKind::Reply { ErrorKind::WrongPassword } else { e.kind },
+                        format!("{}: password refused for {who}; check UNSLOW_PASSWORD or the URL ({})", self.peer, e.message),
+                    ));
+                }
+                ("SELECT", Err(e)) => return Err(e),
+                (_, Err(e)) if matches!(e.kind, ErrorKind::AuthRequired) => return Err(auth_required(&self.peer)),
+                (_, Err(e)) if matches!(e.kind, ErrorKind::MaxClients) => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The address dialled, as text.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// One command. An error reply is an [`Error`].
+    pub fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<Value, Error> {
+        self.send(args)?;
+        let deadline = Instant::now() + self.command_timeout;
+        let name = name_of(args);
+        let value = self.read(deadline)?;
+        self.sort(value, &name)
+    }
+
+    /// Many commands in one round trip. The outer error is the connection's, the inner ones the commands'.
+    pub fn pipeline<A: AsRef<[u8]>>(&mut self, commands: &[Vec<A>]) -> Result<Vec<Result<Value, Error>>, Error> {
+        self.output.clear();
+        for command in commands {
+            write_command(&mut self.output, command);
+        }
+        self.flush()?;
+        let deadline = Instant::now() + self.command_timeout;
+        commands
+            .iter()
+            .map(|command| {
+                let value = self.read(deadline)?;
+                match self.sort(value, &name_of(command)) {
+                    Err(e) if e.is_fatal() => Err(e),
+                    other => Ok(other),
+                }
+            })
+            .collect()
+    }
+
+    /// Sends without waiting for a reply; [`Connection::receive`] reads it.
+    pub fn send<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<(), Error> {
+        self.output.clear();
+        write_command(&mut self.output, args);
+        self.flush()
+    }
+
+    /// The next reply or push, error replies as values, within `timeout`.
+    pub fn receive(&mut self, timeout: Duration) -> Result<Value, Error> {
+        self.read_any(Instant::now() + timeout)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        let timeout = self.command_timeout;
+        self.stream.set_timeout(timeout).map_err(|e| self.io_error(&e, timeout))?;
+        let output = std::mem::take(&mut self.output);
+        let sent = self.stream.io().write_all(&output).and_then(|()| self.stream.io().flush());
+        self.output = output;
+        sent.map_err(|e| self.io_error(&e, timeout))
+    }
+
+    fn sort(&self, value: Value, command: &str) -> Result<Value, Error> {
+        let Value::Error(text) = value else { return Ok(value) };
+        let mut error = Error::reply(&text, command);
+        match error.kind {
+            ErrorKind::AuthRequired => error = auth_required(&self.peer),
+            ErrorKind::MaxClients => {
+                error.message = format!(
+                    "{}: the server is at maxclients and takes no one else; free a connection, or raise it: CONFIG SET maxclients N",
+                    self.peer
+                );
+            }
+            _ => {}
+        }
+        Err(error)
+    }
+
+    fn read(&mut self, deadline: Instant) -> Result<Value, Error> {
+        loop {
+            match self.read_any(deadline)? {
+                Value::Push(_) => {}
+                value => return Ok(value),
+            }
+        }
+    }
+
+    fn read_any(&mut self, deadline: Instant) -> Result<Value, Error> {
+        let begun = Instant::now();
+        loop {
+            match self.scanner.scan(&self.input) {
+                Ok(Scan::Complete(len)) => {
+                    let value = Value::from(Frame::new(&self.input[..len]));
+                    self.input.drain(..len);
+                    self.spoke = true;
+                    return Ok(value);
+                }
+                Ok(Scan::Incomplete) => {}
+                Err(e) => return Err(self.not_redis(&e)),
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.io_error(&io::ErrorKind::TimedOut.into(), begun.elapsed()));
+            }
+            let timed = self.stream.set_timeout(left);
+            let mut chunk = [0u8; 16 * 1024];
+            let n = match timed.and_then(|()| self.stream.io().read(&mut chunk)) {
+                Ok(0) => return Err(self.closed()),
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
+                Err(e) => return Err(self.io_error(&e, begun.elapsed())),
+            };
+            self.input.extend_from_slice(&chunk[..n]);
+        }
+    }
+
+    fn closed(&self) -> Error {
+        let peer = &self.peer;
+        let message = if self.spoke {
+            format!("{peer}: the server closed the connection{}", self.half())
+        } else if matches!(self.stream, Stream::Tls(_)) {
+            format!("{peer}: the server closed the TLS connection at once; it may want a client certificate (--cert, --key)")
+        } else {
+            format!("{peer}: closed without an answer; a TLS port wants rediss://, and protected-mode or maxclients close at once too")
+        };
+        Error::new(ErrorKind::Closed, message)
+    }
+
+    fn half(&self) -> String {
+        if self.input.is_empty() { String::new() } else { format!(" in the middle of a reply ({} bytes of it came)", self.input.len()) }
+    }
+
+    fn io_error(&self, e: &io::Error, waited: Duration) -> Error {
+        let peer = &self.peer;
+        match e.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Error::new(
+                ErrorKind::Timeout,
+                format!("{peer}: no answer within {:.1} s{}; is the server hung, or not a Redis?", waited.as_secs_f64(), self.half()),
+            ),
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => self.closed(),
+            io::ErrorKind::InvalidData => Error::new(ErrorKind::Tls, format!("{peer}: TLS: {e}")),
+            _ => Error::new(ErrorKind::Unreachable, format!("{peer}: {e}")),
+        }
+    }
+
+    fn not_redis(&self, e: &unslow_resp::Error) -> Error {
+        let peer = &self.peer;
+        if self.spoke || !matches!(e.kind, RespErrorKind::UnknownType(_)) {
+            return Error::new(ErrorKind::NotRedis, format!("{peer}: the reply is not RESP: {e}"));
+        }
+        let saw = match &self.input[..] {
+            [b'H', b'T', b'T', b'P', ..] => "an HTTP server",
+            [b'S', b'S', b'H', ..] => "an SSH server",
+            [0x15 | 0x16, 0x03, ..] => {
+                return Error::new(ErrorKind::Tls, format!("{peer}: this port speaks TLS; use rediss://{peer}"));
+            }
+            [b'2', b'2', b'0', ..] => "a mail or FTP server",
+            _ => "something that speaks no RESP",
+        };
+        Error::new(ErrorKind::NotRedis, format!("{peer}: found {saw}, expected Redis or Valkey; check the port"))
+    }
+}
+
+fn auth_required(peer: &str) -> Error {
+    Error::new(
+        ErrorKind::AuthRequired,
+        format!("{peer}: the server wants a password; set UNSLOW_PASSWORD, or use redis://user:password@{peer}"),
+    )
+}
+
+fn name_of<A: AsRef<[u8]>>(args: &[A]) -> String {
+    // Never more than two words, and never of AUTH: what follows may be a key or a secret.
+    let words = if args.first().is_some_and(|a| a.as_ref().eq_ignore_ascii_case(b"AUTH")) { 1 } else { 2 };
+    args.iter().take(words).map(|a| String::from_utf8_lossy(a.as_ref()).to_uppercase()).collect::<Vec<_>>().join(" ")
+}
+
+fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, Error> {
+    if let Ok(ip) = host.parse() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    // getaddrinfo knows no deadline: ask in a thread, and leave it behind if it does not come back.
+    let (tx, rx) = mpsc::channel();
+    let name = host.to_string();
+    std::thread::spawn(move || {
+        let _ = tx.send((name.as_str(), port).to_socket_addrs().map(|all| all.collect::<Vec<_>>()));
+    });
+    match rx.recv_timeout(timeout) {
+        Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
+        Ok(Ok(_)) => Err(Error::new(ErrorKind::Resolve, format!("{host}: the name has no address"))),
+        Ok(Err(e)) => Err(Error::new(ErrorKind::Resolve, format!("{host}: the name does not resolve ({e})"))),
+        Err(_) => Err(Error::new(ErrorKind::Resolve, format!("{host}: no answer from the name server within {:.1} s", timeout.as_secs_f64()))),
+    }
+}
+
+fn connect_any(endpoint: &Endpoint, addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStream, Error> {
+    let mut last = io::Error::from(io::ErrorKind::TimedOut);
+    for address in addresses {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        match TcpStream::connect_timeout(address, left) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = e,
+        }
+    }
+    Err(connect_error(endpoint, &last))
+}
+
+fn connect_error(endpoint: &Endpoint, e: &io::Error) -> Error {
+    match e.kind() {
+        io::ErrorKind::ConnectionRefused => Error::new(
+            ErrorKind::Unreachable,
+            format!("{endpoint}: connection refused; nothing listens there. Is the server up, and the port right?"),
+        ),
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Error::new(
+            ErrorKind::Timeout,
+            format!("{endpoint}: no answer to the connection attempt; a firewall, a dead host, or the wrong address"),
+        ),
+        io::ErrorKind::NotFound => Error::new(ErrorKind::Unreachable, format!("{endpoint}: there is no such socket")),
+        _ => Error::new(ErrorKind::Unreachable, format!("{endpoint}: {e}")),
+    }
+}
+
+fn handshake(endpoint: &Endpoint, host: &str, mut tcp: TcpStream, options: &Options, deadline: Instant) -> Result<Stream, Error> {
+    let tls_error = |message: String| Error::new(ErrorKind::Tls, message);
+    let name = options.tls.server_name.as_deref().unwrap_or(host).to_string();
+    let name = rustls::pki_types::ServerName::try_from(name).map_err(|e| tls_error(format!("{endpoint}: {e}")))?;
+    let mut session =
+        rustls::ClientConnection::new(options.tls.config()?, name).map_err(|e| tls_error(format!("{endpoint}: {e}")))?;
+    while session.is_handshaking() {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let _ = tcp.set_read_timeout(Some(left));
+        let _ = tcp.set_write_timeout(Some(left));
+        let Err(e) = session.complete_io(&mut tcp) else { continue };
+        // A plain Redis waits for the end of a line that a TLS hello never holds, so silence is the likely sign.
+        let why = match e.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no TLS answer; a plain port wants redis://".to_string(),
+            io::ErrorKind::InvalidData if e.to_string().contains("corrupt message") => {
+                "the answer is not TLS; a plain port wants redis://".to_string()
+            }
+            io::ErrorKind::InvalidData if e.to_string().contains("UnknownIssuer") || e.to_string().contains("SelfSigned") => {
+                format!("the server's certificate is not trusted here ({e}); give its CA with --cacert FILE")
+            }
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                "the server closed the connection during the TLS handshake; a plain port wants redis://".to_string()
+            }
+            _ => e.to_string(),
+        };
+        return Err(tls_error(format!("{endpoint}: {why}")));
+    }
+    Ok(Stream::Tls(Box::new(rustls::StreamOwned::new(session, tcp))))
+}

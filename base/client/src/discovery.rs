@@ -1,0 +1,259 @@
+//! From one address to the whole deployment: masters, replicas, shards, Sentinels.
+//!
+//! A cluster node knows its cluster, a Sentinel its groups, a master its replicas, a replica its master. A plain
+//! master does not know its Sentinels, but they all publish on its channel `__sentinel__:hello` every two seconds.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use unslow_topology::{ClusterView, DeploymentKind, Info, Member, Role};
+
+use crate::target::host_port;
+use crate::{Endpoint, Error, ErrorKind, Options, ReadOnly, Target, Value};
+
+/// What discovery found.
+#[derive(Clone, Debug)]
+pub struct Deployment {
+    /// How the servers belong together.
+    pub kind: DeploymentKind,
+    /// Every server, Sentinels included, whether or not it answers.
+    pub members: Vec<Member>,
+    /// What stayed unknown, as sentences.
+    pub notes: Vec<String>,
+    /// Members that must be dialled at another address than their own (the one the user gave).
+    dial: BTreeMap<String, Endpoint>,
+    target: Target,
+}
+
+impl Deployment {
+    /// How to reach a member: the user's own credentials at that member's address.
+    pub fn target_of(&self, member: &Member) -> Target {
+        let endpoint = self.dial.get(&member.address).cloned().or_else(|| host_port(&member.address, 6379));
+        endpoint.map_or_else(|| self.target.clone(), |e| self.target.at(e))
+    }
+}
+
+/// A target for `host:port` as servers write it, with the credentials of `like`.
+pub fn address_target(like: &Target, address: &str) -> Option<Target> {
+    Some(like.at(host_port(address, 6379)?))
+}
+
+const HELLO_CHANNEL: &str = "__sentinel__:hello";
+/// Sentinels publish every 2 s; half a second for the slow ones.
+const HELLO_WAIT: Duration = Duration::from_millis(2500);
+
+/// Finds the deployment `target` belongs to. Fails only when `target` itself gives no usable answer.
+pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error> {
+    let mut connection = ReadOnly::open(target, options)?;
+    let mut found = Deployment {
+        kind: DeploymentKind::Standalone,
+        members: Vec::new(),
+        notes: Vec::new(),
+        dial: BTreeMap::new(),
+        target: Target { service: None, ..target.clone() },
+    };
+    // The endpoint that answered, not the list.
+    let seed = host_port(connection.connection().peer(), 6379)
+        .filter(|_| !connection.connection().peer().starts_with("unix:"))
+        .unwrap_or_else(|| target.endpoints[0].clone());
+    let server = info(&mut connection, "server")?;
+    let mode = server.as_ref().and_then(|i| i.get("redis_mode").or(i.get("server_mode")).map(str::to_string));
+    match mode.as_deref() {
+        Some("sentinel") => from_sentinel(&mut connection, &seed, target, &mut found)?,
+        Some("cluster") => from_cluster(&mut connection, &seed, &mut found)?,
+        Some(_) => from_replication(connection, &seed, options, &mut found)?,
+        // INFO is denied: whatever still answers tells what this is.
+        None => match from_cluster(&mut connection, &seed, &mut found) {
+            Ok(()) => {}
+            Err(e) if e.is_fatal() => return Err(e),
+            Err(_) => {
+                found.notes.push("INFO is denied to this user, so replicas and Sentinels could not be looked for".into());
+                found.members.push(member(seed.to_string(), Role::Unknown));
+            }
+        },
+    }
+    let mut seen = BTreeSet::new();
+    found.members.retain(|m| seen.insert(m.address.clone()));
+    Ok(found)
+}
+
+fn member(address: String, role: Role) -> Member {
+    Member { address, role, master: None, node_id: None, service: None }
+}
+
+/// `None` when the user may not run it.
+fn info(connection: &mut ReadOnly, section: &str) -> Result<Option<Info>, Error> {
+    match connection.call(&["INFO", section]) {
+        Ok(value) => Ok(Some(Info::parse(&value.text().unwrap_or_default()))),
+        Err(e) if matches!(e.kind, ErrorKind::Denied | ErrorKind::Unknown) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployment) -> Result<(), Error> {
+    let text = match connection.call(&["CLUSTER", "NODES"]) {
+        Ok(value) => value.text().unwrap_or_default(),
+        Err(e) if e.kind == ErrorKind::Denied => {
+            found.kind = DeploymentKind::Cluster;
+            found.notes.push(format!("{seed} is a cluster node, but CLUSTER NODES is denied: only this node was looked at"));
+            found.members.push(member(seed.to_string(), Role::Unknown));
+            return Ok(());
+        }
+        Err(e) => return Err(e),
+    };
+    let view = ClusterView::parse(&text).map_err(|e| Error::new(ErrorKind::NotRedis, e.to_string()))?;
+    found.kind = DeploymentKind::Cluster;
+    for node in &view.nodes {
+        if node.is("handshake") || node.is("noaddr") {
+            continue;
+        }
+        // A node that has never heard from another does not know its own address.
+        let own_address = node.is("myself") && node.host().is_empty();
+        let address = if own_address { seed.to_string() } else { node.address.clone() };
+        if node.is("myself") {
+            found.dial.insert(address.clone(), seed.clone());
+        }
+        found.members.push(Member {
+            address,
+            role: if node.is("master") { Role::Master } else { Role::Replica },
+            master: node.master_id.as_deref().and_then(|id| view.by_id(id)).map(|m| m.address.clone()),
+            node_id: Some(node.id.clone()),
+            service: None,
+        });
+    }
+    Ok(())
+}
+
+fn from_sentinel(connection: &mut ReadOnly, seed: &Endpoint, target: &Target, found: &mut Deployment) -> Result<(), Error> {
+    found.kind = DeploymentKind::Sentinel;
+    found.dial.insert(seed.to_string(), seed.clone());
+    let masters = connection.call(&["SENTINEL", "MASTERS"])?;
+    let names: Vec<String> = masters.items().iter().filter_map(|m| m.get("name")?.text()).collect();
+    if let Some(service) = &target.service
+        && !names.contains(service)
+    {
+        let known = if names.is_empty() { "no group at all".to_string() } else { names.join(", ") };
+        return Err(Error::new(ErrorKind::Reply, format!("{seed}: this Sentinel knows no group {service:?}; it knows {known}")));
+    }
+    for master in masters.items() {
+        let (Some(name), Some(address)) = (master.get("name").and_then(Value::text), address_of(master)) else { continue };
+        if target.service.as_ref().is_some_and(|s| *s != name) {
+            continue;
+        }
+        let own = Member { service: Some(name.clone()), ..member(seed.to_string(), Role::Sentinel) };
+        found.members.push(own);
+        found.members.push(Member { service: Some(name.clone()), ..member(address.clone(), Role::Master) });
+        let replicas = match connection.call(&["SENTINEL", "REPLICAS", &name]) {
+            Err(e) if !e.is_fatal() => connection.call(&["SENTINEL", "SLAVES", &name]),
+            other => other,
+        };
+        for replica in replicas.iter().flat_map(|r| r.items()) {
+            if let Some(at) = address_of(replica) {
+                let master = Some(address.clone());
+                found.members.push(Member { master, service: Some(name.clone()), ..member(at, Role::Replica) });
+            }
+        }
+        let sentinels = connection.call(&["SENTINEL", "SENTINELS", &name]);
+        for sentinel in sentinels.iter().flat_map(|s| s.items()) {
+            if let Some(at) = address_of(sentinel) {
+                found.members.push(Member { service: Some(name.clone()), ..member(at, Role::Sentinel) });
+            }
+        }
+    }
+    if found.members.is_empty() {
+        found.members.push(member(seed.to_string(), Role::Sentinel));
+        found.notes.push(format!("{seed} is a Sentinel that watches nothing"));
+    }
+    Ok(())
+}
+
+fn address_of(fields: &Value) -> Option<String> {
+    let host = fields.get("ip")?.text()?;
+    let port = fields.get("port")?.integer()?;
+    Some(Endpoint::Tcp(host, u16::try_from(port).ok()?).to_string())
+}
+
+/// Walks the replication tree from the seed: up to masters, down to replicas.
+fn from_replication(connection: ReadOnly, seed: &Endpoint, options: &Options, found: &mut Deployment) -> Result<(), Error> {
+    const MOST: usize = 1000; // a tree larger than any seen; stops a loop of lying servers
+    found.dial.insert(seed.to_string(), seed.clone());
+    let mut queue = VecDeque::from([(seed.to_string(), Some(connection))]);
+    let mut seen = BTreeSet::from([seed.to_string()]);
+    let mut hello_at = None;
+    while let Some((address, connection)) = queue.pop_front() {
+        let opened = match connection {
+            Some(c) => Ok(c),
+            None => host_port(&address, 6379)
+                .ok_or_else(|| Error::new(ErrorKind::BadUrl, address.clone()))
+                .and_then(|e| ReadOnly::open(&found.target.at(e), options)),
+        };
+        let replication = opened.and_then(|mut c| Ok((info(&mut c, "replication")?, c)));
+        let (replication, mut connection) = match replication {
+            Ok((Some(replication), connection)) => (replication, connection),
+            // Its own probe will say why it does not answer.
+            _ => {
+                if found.members.iter().all(|m| m.address != address) {
+                    found.members.push(member(address, Role::Unknown));
+                }
+                continue;
+            }
+        };
+        let mut own = member(address.clone(), Role::Master);
+        if replication.role() == Some("slave") {
+            own.role = Role::Replica;
+            if let (Some(host), Some(port)) = (replication.get("master_host"), replication.number("master_port")) {
+                let master = Endpoint::Tcp(host.to_string(), port as u16).to_string();
+                own.master = Some(master.clone());
+                if seen.insert(master.clone()) {
+                    queue.push_back((master, None));
+                }
+            }
+        }
+        for (ip, port, ..) in replication.replicas() {
+            let replica = Endpoint::Tcp(ip, port).to_string();
+            if seen.len() < MOST && seen.insert(replica.clone()) {
+                queue.push_back((replica, None));
+            }
+        }
+        let watched = connection.call(&["PUBSUB", "NUMSUB", HELLO_CHANNEL]);
+        if hello_at.is_none() && watched.is_ok_and(|v| v.items().get(1).and_then(Value::integer).unwrap_or(0) > 0) {
+            hello_at = Some(address.clone());
+        }
+        found.members.retain(|m| m.address != address);
+        found.members.push(own);
+    }
+    if found.members.len() > 1 {
+        found.kind = DeploymentKind::MasterReplica;
+    }
+    if let Some(address) = hello_at {
+        found.kind = DeploymentKind::Sentinel;
+        let target = found.dial.get(&address).cloned().or_else(|| host_port(&address, 6379)).map(|e| found.target.at(e));
+        let sentinels = target.map(|t| sentinels_by_hello(&t, options));
+        match sentinels {
+            Some(Ok(heard)) if !heard.is_empty() => {
+                for (address, service) in heard {
+                    found.members.iter_mut().for_each(|m| m.service = Some(service.clone()));
+                    found.members.push(Member { service: Some(service), ..member(address, Role::Sentinel) });
+                }
+            }
+            _ => found.notes.push(format!("Sentinels watch {address}, but none was heard on {HELLO_CHANNEL}")),
+        }
+    }
+    Ok(())
+}
+
+/// Listens for one round of Sentinel greetings: `ip,port,runid,epoch,service,master-ip,master-port,config-epoch`.
+fn sentinels_by_hello(target: &Target, options: &Options) -> Result<BTreeSet<(String, String)>, Error> {
+    let mut connection = ReadOnly::open(target, options)?;
+    let mut heard = BTreeSet::new();
+    let until = Instant::now() + HELLO_WAIT;
+    connection.listen(HELLO_CHANNEL, until, |message| {
+        let mut parts = message.split(',');
+        if let (Some(ip), Some(port), Some(service)) = (parts.next(), parts.next(), parts.nth(2))
+            && let Ok(port) = port.parse()
+        {
+            heard.insert((Endpoint::Tcp(ip.to_string(), port).to_string(), service.to_string()));
+        }
+    })?;
+    Ok(heard)
+}

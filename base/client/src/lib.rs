@@ -1,0 +1,22 @@
+//! Connections to Redis and Valkey servers, and the discovery of a whole deployment from any one address.
+//!
+//! Blocking on purpose: a control plane asks few questions, and a thread parked in `read` with a deadline is the
+//! simplest thing that can be stopped. The data plane has an event loop of its own and shares only `base/resp`.
+//!
+//! Every wait has a deadline for the whole exchange, so a peer that sends one byte a second is a timeout too.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod discovery;
+mod error;
+mod readonly;
+mod target;
+mod tls;
+
+pub use connection::{Connection, Options};
+pub use discovery::{Deployment, address_target, discover};
+pub use error::{Error, ErrorKind};
+pub use readonly::{ALLOWED, Allowed, ReadOnly, acl_rule};
+pub use target::{Endpoint, Secret, Target};
+pub use tls::TlsOptions;
+pub use unslow_resp::Value;

@@ -1,0 +1,183 @@
+//! The only commands a diagnosis may send: compiled in, checked before every send, and the source of the ACL that
+//! `unslow doctor --print-acl` prints.
+//!
+//! Never on this list: MONITOR, KEYS, DEBUG, EVAL, CONFIG SET, or any command that reads a whole value.
+
+use std::time::Instant;
+
+use crate::{Connection, Error, ErrorKind, Options, Target, Value};
+
+/// One permitted command.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowed {
+    /// Lower case.
+    pub command: &'static str,
+    /// Its sub-command, lower case; empty where the command has none.
+    pub sub: &'static str,
+    /// First version that has it, in Redis' numbering.
+    pub since: (u32, u32),
+    /// What goes unseen without it.
+    pub tells: &'static str,
+}
+
+const fn allow(command: &'static str, sub: &'static str, since: (u32, u32), tells: &'static str) -> Allowed {
+    Allowed { command, sub, since, tells }
+}
+
+/// The list.
+pub const ALLOWED: &[Allowed] = &[
+    allow("ping", "", (1, 0), "round-trip time and stalls"),
+    allow("hello", "", (6, 0), "RESP3; RESP2 serves as well"),
+    allow("info", "", (1, 0), "nearly everything"),
+    allow("role", "", (2, 8), "the replication chain where INFO is denied"),
+    allow("config", "get", (2, 0), "settings: persistence, memory limits, buffers, timeouts"),
+    allow("slowlog", "get", (2, 2), "slow commands and who sent them"),
+    allow("latency", "latest", (2, 8), "stalls by cause: fork, fsync, expiry, eviction"),
+    allow("latency", "history", (2, 8), "when the stalls happened"),
+    allow("client", "id", (5, 0), "which clients to sample on a busy server"),
+    allow("client", "list", (2, 4), "clients by library, idle time, buffers"),
+    allow("client", "setname", (2, 6), "our own name in CLIENT LIST"),
+    allow("cluster", "nodes", (3, 0), "slots, epochs, placement, failed nodes"),
+    allow("cluster", "info", (3, 0), "cluster state and bus traffic"),
+    allow("acl", "whoami", (6, 0), "who we are, for the grant to ask for"),
+    allow("readonly", "", (3, 0), "key sizes on cluster replicas"),
+    allow("type", "", (1, 0), "the size of keys the slow log names"),
+    allow("strlen", "", (2, 2), "the size of keys the slow log names"),
+    allow("llen", "", (1, 0), "the size of keys the slow log names"),
+    allow("hlen", "", (2, 0), "the size of keys the slow log names"),
+    allow("scard", "", (1, 0), "the size of keys the slow log names"),
+    allow("zcard", "", (1, 2), "the size of keys the slow log names"),
+    allow("xlen", "", (5, 0), "the size of keys the slow log names"),
+    allow("pubsub", "numsub", (2, 8), "whether Sentinels watch this server"),
+    allow("subscribe", "__sentinel__:hello", (2, 8), "where those Sentinels are"),
+    allow("sentinel", "masters", (2, 8), "the groups a Sentinel watches"),
+    allow("sentinel", "slaves", (2, 8), "the replicas a Sentinel knows (before 5.0)"),
+    allow("sentinel", "replicas", (5, 0), "the replicas a Sentinel knows"),
+    allow("sentinel", "sentinels", (2, 8), "the other Sentinels"),
+    allow("sentinel", "ckquorum", (2, 8), "whether a failover could be authorised"),
+];
+
+/// The line that makes the least user a diagnosis needs, for a server of this version (Redis' numbering), or `None`
+/// before 6.0, which has no ACL. `sentinel` makes the one for Sentinels.
+///
+/// Sub-command rules work on 6.x too, by first argument; a rule that names a command the server does not have is an
+/// error there, so the list is cut by version.
+pub fn acl_rule(version: (u32, u32), sentinel: bool) -> Option<String> {
+    if version < (6, 0) {
+        return None;
+    }
+    let mut rule = String::from("ACL SETUSER unslow on >CHANGE-ME resetkeys ");
+    // TYPE, STRLEN and the like need the keys; 7.0 can grant them for reading alone.
+    rule += match (sentinel, version >= (7, 0)) {
+        (true, _) => "",
+        (false, true) => "%R~* ",
+        (false, false) => "~* ",
+    };
+    rule += if version >= (6, 2) { "resetchannels &__sentinel__:hello -@all" } else { "-@all" };
+    for a in ALLOWED {
+        let at_sentinel = matches!(a.command, "ping" | "hello" | "info" | "role" | "client" | "acl" | "sentinel");
+        let on_server = a.command != "sentinel";
+        if a.since > version || (sentinel && !at_sentinel) || (!sentinel && !on_server) {
+            continue;
+        }
+        rule += " +";
+        rule += a.command;
+        if !a.sub.is_empty() && a.command != "subscribe" {
+            rule += "|";
+            rule += a.sub;
+        }
+    }
+    Some(rule)
+}
+
+/// A connection that sends nothing but what [`ALLOWED`] lists, and keeps count.
+pub struct ReadOnly {
+    connection: Connection,
+    /// Commands sent.
+    pub commands: u64,
+}
+
+impl ReadOnly {
+    /// As [`Connection::open`].
+    pub fn open(target: &Target, options: &Options) -> Result<ReadOnly, Error> {
+        Ok(ReadOnly { connection: Connection::open(target, options)?, commands: 0 })
+    }
+
+    /// The connection's addresses and times.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// One command, if it is on the list.
+    pub fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Result<Value, Error> {
+        check(args)?;
+        self.commands += 1;
+        self.connection.call(args)
+    }
+
+    /// Subscribes to a permitted channel and hands on its messages until `until`. The connection is of no other use
+    /// afterwards.
+    pub fn listen(&mut self, channel: &str, until: Instant, mut heard: impl FnMut(&str)) -> Result<(), Error> {
+        check(&["SUBSCRIBE", channel])?;
+        self.commands += 1;
+        self.connection.send(&["SUBSCRIBE", channel])?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            match self.connection.receive(left) {
+                Ok(Value::Error(text)) => return Err(Error::reply(&text, "SUBSCRIBE")),
+                Ok(message) => {
+                    if let [kind, _, payload] = message.items()
+                        && kind.text().as_deref() == Some("message")
+                    {
+                        heard(&payload.text().unwrap_or_default());
+                    }
+                }
+                Err(e) if e.kind == ErrorKind::Timeout => return Ok(()),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Many commands in one round trip, if all are on the list.
+    pub fn pipeline<A: AsRef<[u8]>>(&mut self, commands: &[Vec<A>]) -> Result<Vec<Result<Value, Error>>, Error> {
+        commands.iter().try_for_each(|c| check(c))?;
+        self.commands += commands.len() as u64;
+        self.connection.pipeline(commands)
+    }
+}
+
+fn check<A: AsRef<[u8]>>(args: &[A]) -> Result<(), Error> {
+    let word = |i: usize| args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default();
+    let (command, sub) = (word(0), word(1));
+    if ALLOWED.iter().any(|a| a.command == command && (a.sub.is_empty() || a.sub == sub)) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::NotAllowed, format!("{} is not on the read-only list; this is a defect in unslow", command.to_uppercase())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lets_nothing_through_that_writes_or_blocks() {
+        for words in [&["SET", "k", "v"][..], &["CONFIG", "SET", "x", "y"], &["MONITOR"], &["KEYS", "*"], &["DEBUG", "SLEEP", "1"], &["CLIENT", "KILL", "x"], &["GET", "k"], &["CLUSTER", "FAILOVER"], &[]] {
+            assert_eq!(check(words).unwrap_err().kind, ErrorKind::NotAllowed, "{words:?}");
+        }
+        for words in [&["INFO", "all"][..], &["config", "get", "save"], &["CLUSTER", "NODES"]] {
+            check(words).unwrap();
+        }
+    }
+
+    #[test]
+    fn cuts_the_acl_by_version() {
+        assert_eq!(acl_rule((5, 0), false), None);
+        let six = acl_rule((6, 2), false).unwrap();
+        assert!(six.contains(" ~* ") && six.contains("+config|get") && !six.contains("+sentinel"), "{six}");
+        assert!(acl_rule((7, 0), false).unwrap().contains("%R~*"));
+        assert!(acl_rule((7, 0), true).unwrap().contains("+sentinel|ckquorum"));
+    }
+}

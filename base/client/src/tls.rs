@@ -1,0 +1,104 @@
+//! TLS by rustls: the system's trust store or a given CA, client certificates, and `--insecure` for the brave.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::{Error, ErrorKind};
+
+/// How to meet a TLS server.
+#[derive(Clone, Debug, Default)]
+pub struct TlsOptions {
+    /// PEM file of the CA that signed the server's certificate; the system's store when `None`.
+    pub ca: Option<PathBuf>,
+    /// PEM files of our own certificate and key, where the server wants them (`tls-auth-clients yes`, the default).
+    pub cert_and_key: Option<(PathBuf, PathBuf)>,
+    /// Accept any certificate.
+    pub insecure: bool,
+    /// Name to expect in the certificate, when it differs from the host dialled.
+    pub server_name: Option<String>,
+}
+
+impl TlsOptions {
+    pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, Error> {
+        let file = |path: &PathBuf, e: &dyn std::fmt::Display| {
+            Error::new(ErrorKind::Tls, format!("{}: {e}; a PEM file was expected", path.display()))
+        };
+        let mut roots = RootCertStore::empty();
+        match &self.ca {
+            Some(path) => {
+                let certs = CertificateDer::pem_file_iter(path).map_err(|e| file(path, &e))?;
+                for cert in certs {
+                    roots.add(cert.map_err(|e| file(path, &e))?).map_err(|e| file(path, &e))?;
+                }
+            }
+            None => {
+                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            }
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| Error::new(ErrorKind::Tls, e.to_string()))?;
+        let builder = if self.insecure {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate))
+        } else {
+            builder.with_root_certificates(roots)
+        };
+        let config = match &self.cert_and_key {
+            Some((cert, key)) => {
+                let chain = CertificateDer::pem_file_iter(cert)
+                    .map_err(|e| file(cert, &e))?
+                    .collect::<Result<Vec<_>, _>>()
+                    .map_err(|e| file(cert, &e))?;
+                let key = PrivateKeyDer::from_pem_file(key).map_err(|e| file(key, &e))?;
+                builder.with_client_auth_cert(chain, key).map_err(|e| Error::new(ErrorKind::Tls, e.to_string()))?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        Ok(Arc::new(config))
+    }
+}
+
+/// `--insecure`: signatures are checked, identity is not.
+#[derive(Debug)]
+struct AnyCertificate;
+
+impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}

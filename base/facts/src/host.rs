@@ -1,0 +1,129 @@
+//! What was seen of a machine that servers run on. Every field is optional in its own way: kernels and containers
+//! hide different things, and what is hidden is `None`, never zero.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Rtt;
+
+/// One machine. Shares are of one core and of the window's wall time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Host {
+    /// Its name.
+    pub hostname: String,
+    /// `/proc/sys/kernel/random/boot_id`: tells machines apart.
+    pub boot_id: String,
+    /// Unix time in ms.
+    pub at_ms: u64,
+    /// Length of its window in seconds.
+    pub window_s: f64,
+    /// Kernel release.
+    pub kernel: String,
+    /// Online processors.
+    pub cpus: u32,
+    /// The word in brackets in `/sys/kernel/mm/transparent_hugepage/enabled`.
+    pub thp: Option<String>,
+    /// `/proc/sys/vm/overcommit_memory`.
+    pub overcommit: Option<u32>,
+    /// `/proc/sys/net/core/somaxconn`.
+    pub somaxconn: Option<u32>,
+    /// MemTotal of `/proc/meminfo`.
+    pub memory_bytes: Option<u64>,
+    /// MemAvailable.
+    pub memory_available_bytes: Option<u64>,
+    /// SwapTotal less SwapFree.
+    pub swap_used_bytes: Option<u64>,
+    /// Pages swapped in during the window (`pswpin`).
+    pub swap_in_pages: Option<u64>,
+    /// `current_clocksource`.
+    pub clocksource: Option<String>,
+    /// `xen`, `kvm`, ... by CPUID, DMI or `/sys/hypervisor`.
+    pub hypervisor: Option<String>,
+    /// Stolen by the hypervisor, share of all processors' time.
+    pub steal_share: Option<f64>,
+    /// Busy, share of all processors' time.
+    pub busy_share: Option<f64>,
+    /// `/proc/pressure`: `cpu.some`, `io.full`, ... as share of the window's wall time stalled.
+    pub pressure: BTreeMap<String, f64>,
+    /// TCP counters over the window.
+    pub tcp: Option<Tcp>,
+    /// Block devices with traffic in the window.
+    pub disks: Vec<Disk>,
+    /// fsync of 4 KiB in the directory that `--fsync-dir` names.
+    pub fsync: Option<Rtt>,
+    /// Redis and Valkey servers found on it.
+    pub processes: Vec<Process>,
+    /// Who else used the processors, largest first.
+    pub neighbours: Vec<Neighbour>,
+}
+
+/// Growth of TCP counters in the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Tcp {
+    /// RetransSegs.
+    pub retransmits: u64,
+    /// OutSegs.
+    pub segments_out: u64,
+    /// TcpExt ListenOverflows.
+    pub listen_overflows: u64,
+    /// TcpExt ListenDrops.
+    pub listen_drops: u64,
+    /// TcpExt TCPTimeouts.
+    pub timeouts: u64,
+}
+
+/// A block device in the window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Disk {
+    /// Kernel name.
+    pub name: String,
+    /// Mean time of a finished write, in ms.
+    pub write_await_ms: f64,
+    /// Share of the window it was busy.
+    pub busy_share: f64,
+}
+
+/// A server process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Process {
+    /// Process id on the machine.
+    pub pid: u32,
+    /// Executable's name.
+    pub name: String,
+    /// Addresses of nodes it serves.
+    pub addresses: Vec<String>,
+    /// Time on a processor, all threads.
+    pub cpu_share: Option<f64>,
+    /// Main thread runnable but waiting for a processor (`schedstat`).
+    pub run_delay_share: Option<f64>,
+    /// `VmSwap`.
+    pub swap_bytes: Option<u64>,
+    /// AnonHugePages of `smaps_rollup`.
+    pub anon_huge_bytes: Option<u64>,
+    /// Soft limit of open files.
+    pub open_files_max: Option<u64>,
+    /// Processors it may run on.
+    pub cpus_allowed: Option<u32>,
+    /// cgroup quota in cores; `None` is no quota.
+    pub quota_cores: Option<f64>,
+    /// Share of the window its cgroup was throttled.
+    pub throttled_share: Option<f64>,
+    /// (throttled, all) enforcement periods in the window.
+    pub throttled_periods: Option<(u64, u64)>,
+    /// cgroup memory limit in bytes.
+    pub memory_limit_bytes: Option<u64>,
+}
+
+/// Another process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Neighbour {
+    /// Process id.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// Time on a processor.
+    pub cpu_share: f64,
+    /// Whether it holds a connection to one of the servers here: a client, not a stranger.
+    pub client: bool,
+}

@@ -1,0 +1,449 @@
+//! What was seen of one server.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use unslow_topology::{ClusterView, CommandStat, Info, Role};
+
+use crate::Seen;
+
+/// One INFO reply and when it came.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Sample {
+    /// Unix time in ms.
+    pub at_ms: u64,
+    /// All its fields.
+    pub info: Info,
+}
+
+/// One server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Node {
+    /// `host:port` as the deployment names it.
+    pub address: String,
+    /// What it does.
+    pub role: Role,
+    /// The master it follows.
+    pub master: Option<String>,
+    /// Node id in a cluster.
+    pub node_id: Option<String>,
+    /// Why it could not be asked; `None` when it answered.
+    pub unreachable: Option<String>,
+    /// INFO at the start of the window.
+    pub first: Option<Sample>,
+    /// INFO at its end.
+    pub last: Option<Sample>,
+    /// Seconds between the two, by our monotonic clock.
+    pub window_s: f64,
+    /// Rates in between, for plots.
+    pub series: Vec<Point>,
+    /// Time to connect and greet, in us.
+    pub connect_us: Option<u64>,
+    /// PINGs from here.
+    pub rtt: Seen<Rtt>,
+    /// PINGs through the window: (ms since its start, us). A gap is a stall.
+    pub pings: Vec<(u32, u32)>,
+    /// Settings that rules use; never a secret.
+    pub config: Seen<BTreeMap<String, String>>,
+    /// The newest entries, arguments redacted.
+    pub slowlog: Seen<Vec<SlowEntry>>,
+    /// LATENCY LATEST and HISTORY.
+    pub latency: Seen<Vec<LatencyEvent>>,
+    /// CLIENT LIST, whole or sampled.
+    pub clients: Seen<Clients>,
+    /// CLUSTER NODES as this node sees it.
+    pub cluster: Seen<ClusterView>,
+    /// CLUSTER INFO.
+    pub cluster_info: Seen<BTreeMap<String, String>>,
+    /// Sizes of the keys that the slow log names.
+    pub key_sizes: Seen<Vec<KeySize>>,
+    /// The kernel's figures for its client sockets, by peer, where its machine is this one.
+    pub sockets: Seen<Vec<PeerSockets>>,
+    /// What we ourselves sent it.
+    pub own: Own,
+}
+
+/// A point of the node's time series.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Point {
+    /// Since the start of the window.
+    pub at_ms: u32,
+    /// Commands per second since the point before.
+    pub commands_per_s: f64,
+    /// Share of a core in user mode.
+    pub cpu_user_share: f64,
+    /// Share of a core in the kernel.
+    pub cpu_sys_share: f64,
+}
+
+/// Round-trip times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Rtt {
+    /// How many.
+    pub count: u32,
+    /// Smallest, in us.
+    pub us_min: u32,
+    /// Median, in us.
+    pub us_p50: u32,
+    /// 99th percentile, in us.
+    pub us_p99: u32,
+    /// Largest, in us.
+    pub us_max: u32,
+}
+
+impl Rtt {
+    /// Of these times; `None` of none.
+    pub fn of(times_us: &[u32]) -> Option<Rtt> {
+        let mut sorted = times_us.to_vec();
+        sorted.sort_unstable();
+        let at = |q: f64| sorted[((sorted.len() as f64 * q).ceil() as usize).clamp(1, sorted.len()) - 1];
+        (!sorted.is_empty()).then(|| Rtt {
+            count: sorted.len() as u32,
+            us_min: sorted[0],
+            us_p50: at(0.5),
+            us_p99: at(0.99),
+            us_max: sorted[sorted.len() - 1],
+        })
+    }
+}
+
+/// One SLOWLOG entry, without its arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct SlowEntry {
+    /// The server's number for it.
+    pub id: u64,
+    /// Unix time in seconds.
+    pub at_s: u64,
+    /// Time inside the command, in us.
+    pub us: u64,
+    /// Upper case, with its sub-command where it has one.
+    pub command: String,
+    /// Number of arguments, the command included.
+    pub args: u32,
+    /// The first key, hashed with the run's salt unless `--show-keys`.
+    pub key: Option<String>,
+    /// `ip:port` of the client (4.0+).
+    pub client: String,
+    /// Its name (4.0+).
+    pub client_name: String,
+}
+
+/// How large a key is that the slow log names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct KeySize {
+    /// As in [`SlowEntry::key`].
+    pub key: String,
+    /// `string`, `hash`, ...
+    pub kind: String,
+    /// Elements; bytes for a string.
+    pub length: u64,
+}
+
+/// One event class of the latency monitor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct LatencyEvent {
+    /// `fork`, `aof-write-pending-fsync`, `command`, ...
+    pub name: String,
+    /// Unix time in seconds of the last spike.
+    pub last_at_s: u64,
+    /// Its length in ms.
+    pub last_ms: u64,
+    /// The longest since the last reset, in ms.
+    pub max_ms: u64,
+    /// (unix time in s, ms), newest last; at most 160 by the server.
+    pub history: Vec<(u64, u64)>,
+}
+
+/// Who is connected.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Clients {
+    /// `connected_clients`.
+    pub total: u64,
+    /// Rows read.
+    pub listed: u64,
+    /// Whether the rows are a sample by windows of ids.
+    pub sampled: bool,
+    /// Rows by library, name and host, largest first.
+    pub groups: Vec<ClientGroup>,
+    /// Rows worth a line of their own: MONITOR, large output buffers.
+    pub notable: Vec<ClientRow>,
+}
+
+/// Clients that look alike.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct ClientGroup {
+    /// Address without port.
+    pub host: String,
+    /// CLIENT SETNAME's name, digits at its end cut off.
+    pub name: String,
+    /// `lib-name` and `lib-ver` (7.2+).
+    pub library: String,
+    /// How many rows.
+    pub count: u64,
+    /// Rows younger than 2 s.
+    pub young: u64,
+    /// Rows idle for over an hour.
+    pub idle_hour: u64,
+    /// Last commands and how many rows show each.
+    pub commands: BTreeMap<String, u64>,
+}
+
+/// One row of CLIENT LIST.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct ClientRow {
+    /// The server's number for it.
+    pub id: u64,
+    /// `ip:port`.
+    pub address: String,
+    /// Its name.
+    pub name: String,
+    /// `lib-name` (7.2+).
+    pub library: String,
+    /// Letters, as CLIENT LIST documents them: `O` monitor, `P` pub/sub, `S` replica.
+    pub flags: String,
+    /// Last command.
+    pub command: String,
+    /// Seconds since it connected.
+    pub age_s: u64,
+    /// Seconds since its last command.
+    pub idle_s: u64,
+    /// Bytes waiting for it to read.
+    pub output_bytes: u64,
+}
+
+/// The kernel's figures for the server's sockets towards one peer address.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct PeerSockets {
+    /// Peer address without port.
+    pub host: String,
+    /// Established sockets.
+    pub sockets: u32,
+    /// Smallest round trip the kernel ever saw on any of them, in us: the distance.
+    pub min_rtt_us: u32,
+    /// Median of the sockets' own minima, in us.
+    pub min_rtt_us_p50: u32,
+    /// Median smoothed round trip now, in us: distance and queueing.
+    pub rtt_us_p50: u32,
+    /// Segments sent again, over their lives.
+    pub retransmits: u64,
+    /// Segments sent.
+    pub segments_out: u64,
+    /// Bytes the server has written and the peer not acknowledged.
+    pub send_queue_bytes: u64,
+    /// Bytes the peer has sent and the server not read.
+    pub receive_queue_bytes: u64,
+    /// Sockets that are held up because the peer's window is closed: it does not read.
+    pub window_closed: u32,
+}
+
+/// One Sentinel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct SentinelNode {
+    /// `host:port`.
+    pub address: String,
+    /// Why it could not be asked.
+    pub unreachable: Option<String>,
+    /// Its version.
+    pub version: String,
+    /// The groups it watches.
+    pub groups: Vec<SentinelGroup>,
+}
+
+/// One group as a Sentinel sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct SentinelGroup {
+    /// Its name.
+    pub service: String,
+    /// The master's address.
+    pub master: String,
+    /// Flags, as `master,s_down`.
+    pub flags: String,
+    /// Sentinels that must agree it is down.
+    pub quorum: u64,
+    /// Other Sentinels it knows.
+    pub other_sentinels: u64,
+    /// `down-after-milliseconds`.
+    pub down_after_ms: u64,
+    /// `failover-timeout`, in ms.
+    pub failover_timeout_ms: u64,
+    /// Config epoch.
+    pub epoch: u64,
+    /// SENTINEL CKQUORUM's own words.
+    pub ckquorum: String,
+}
+
+/// What we sent to a node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Own {
+    /// By command, as commandstats names it (`config|get`), inside the window.
+    pub commands: BTreeMap<String, u64>,
+    /// All of them, greeting included.
+    pub total: u64,
+    /// The PING p99 doubled while we looked, so the rest was left out.
+    pub stopped_early: bool,
+}
+
+impl Node {
+    /// A node nothing is known of yet.
+    pub fn new(address: &str, role: Role) -> Node {
+        Node {
+            address: address.to_string(),
+            role,
+            master: None,
+            node_id: None,
+            unreachable: None,
+            first: None,
+            last: None,
+            window_s: 0.0,
+            series: Vec::new(),
+            connect_us: None,
+            rtt: Seen::default(),
+            pings: Vec::new(),
+            config: Seen::default(),
+            slowlog: Seen::default(),
+            latency: Seen::default(),
+            clients: Seen::default(),
+            cluster: Seen::default(),
+            cluster_info: Seen::default(),
+            key_sizes: Seen::default(),
+            sockets: Seen::default(),
+            own: Own::default(),
+        }
+    }
+
+    /// The newest INFO.
+    pub fn info(&self) -> Option<&Info> {
+        self.last.as_ref().or(self.first.as_ref()).map(|s| &s.info)
+    }
+
+    /// Unix time in ms of the newest INFO.
+    pub fn at_ms(&self) -> u64 {
+        self.last.as_ref().or(self.first.as_ref()).map_or(0, |s| s.at_ms)
+    }
+
+    /// A field of the newest INFO as a number.
+    pub fn number(&self, field: &str) -> Option<f64> {
+        self.info()?.number(field)
+    }
+
+    /// By how much a counter grew in the window. `None` when it is not there, or went backwards (a restart, or
+    /// CONFIG RESETSTAT).
+    pub fn delta(&self, field: &str) -> Option<f64> {
+        let (first, last) = (self.first.as_ref()?, self.last.as_ref()?);
+        Some(last.info.number(field)? - first.info.number(field)?).filter(|d| *d >= 0.0)
+    }
+
+    /// [`Node::delta`] per second.
+    pub fn rate(&self, field: &str) -> Option<f64> {
+        (self.window_s > 0.0).then(|| self.delta(field))?.map(|d| d / self.window_s)
+    }
+
+    /// Calls and microseconds of every command in the window, our own calls included.
+    pub fn commands(&self) -> BTreeMap<String, CommandStat> {
+        let (Some(first), Some(last)) = (&self.first, &self.last) else { return BTreeMap::new() };
+        let before = first.info.command_stats();
+        last.info
+            .command_stats()
+            .into_iter()
+            .filter_map(|(name, after)| {
+                let then = before.get(name).copied().unwrap_or_default();
+                let calls = after.calls.checked_sub(then.calls)?;
+                let usec = after.usec.checked_sub(then.usec)?;
+                (calls > 0).then(|| (name.to_string(), CommandStat { calls, usec }))
+            })
+            .collect()
+    }
+
+    /// [`Node::commands`] without what we sent ourselves: our calls are taken off at the mean cost.
+    pub fn foreign_commands(&self) -> BTreeMap<String, CommandStat> {
+        let mut all = self.commands();
+        for (name, ours) in &self.own.commands {
+            // Before 7.0 sub-commands are lumped together under the command.
+            let lumped = name.split('|').next().unwrap_or(name);
+            let key = if all.contains_key(name) { name.as_str() } else { lumped };
+            if let Some(stat) = all.get_mut(key) {
+                let left = stat.calls.saturating_sub(*ours);
+                stat.usec = (stat.usec as f64 * left as f64 / stat.calls as f64) as u64;
+                stat.calls = left;
+            }
+        }
+        all.retain(|_, stat| stat.calls > 0);
+        all
+    }
+
+    /// Errors by code word in the window (6.2+).
+    pub fn errors(&self) -> BTreeMap<String, u64> {
+        let (Some(first), Some(last)) = (&self.first, &self.last) else { return BTreeMap::new() };
+        let before = first.info.error_stats();
+        last.info
+            .error_stats()
+            .into_iter()
+            .filter_map(|(name, n)| Some((name.to_string(), n.checked_sub(before.get(name).copied().unwrap_or(0))?)))
+            .filter(|(_, n)| *n > 0)
+            .collect()
+    }
+
+    /// Share of one core that the main thread used in the window, as (user, sys). Before 6.2 the figures hold the
+    /// process's other threads too.
+    pub fn cpu(&self) -> Option<(f64, f64)> {
+        let share = |main: &str, all: &str| {
+            let field = if self.number(main).is_some() { main } else { all };
+            self.rate(field)
+        };
+        Some((
+            share("used_cpu_user_main_thread", "used_cpu_user")?,
+            share("used_cpu_sys_main_thread", "used_cpu_sys")?,
+        ))
+    }
+
+    /// Share of one core inside commands, by the server's own clock.
+    pub fn inside_share(&self) -> Option<f64> {
+        (self.window_s > 0.0 && self.last.is_some())
+            .then(|| self.commands().values().map(|s| s.usec as f64).sum::<f64>() / 1e6 / self.window_s)
+    }
+
+    /// Commands per second in the window.
+    pub fn ops(&self) -> Option<f64> {
+        self.rate("total_commands_processed")
+    }
+
+    /// Mean number of commands per read: the pipeline depth (6.0+).
+    pub fn depth(&self) -> Option<f64> {
+        let reads = self.delta("total_reads_processed")?;
+        (reads > 0.0).then(|| self.delta("total_commands_processed")).flatten().map(|c| c / reads)
+    }
+
+    /// A setting.
+    pub fn setting(&self, name: &str) -> Option<&str> {
+        self.config.value()?.get(name).map(String::as_str)
+    }
+
+    /// A setting as a number.
+    pub fn setting_number(&self, name: &str) -> Option<f64> {
+        self.setting(name)?.parse().ok()
+    }
+
+    /// Redis' numbering of what it can do, (0, 0) when unknown.
+    pub fn level(&self) -> (u32, u32) {
+        self.info().map_or((0, 0), Info::redis_level)
+    }
+
+    /// `Valkey 9.1.2`.
+    pub fn version_text(&self) -> String {
+        let Some(info) = self.info() else { return "unknown version".into() };
+        info.version().map_or(info.product().to_string(), |(a, b, c)| format!("{} {a}.{b}.{c}", info.product()))
+    }
+
+    /// The address without the port.
+    pub fn host(&self) -> &str {
+        if self.address.starts_with("unix:") {
+            return "local";
+        }
+        self.address.rsplit_once(':').map_or(self.address.as_str(), |(h, _)| h)
+    }
+
+    /// Whether it is a master by its own last word.
+    pub fn is_master(&self) -> bool {
+        self.info().and_then(Info::role).map_or(self.role == Role::Master, |r| r == "master")
+    }
+}

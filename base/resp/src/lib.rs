@@ -1,0 +1,51 @@
+//! RESP2 and RESP3: frames to bytes and back. No sockets, no copies, no allocation until a caller asks for one.
+//!
+//! Two steps, because a data plane needs only the first: [`Scanner`] finds where a frame ends, even when it
+//! arrives in pieces, and never looks at a byte twice; [`Frame`] reads inside the frame it found, as slices.
+//! [`Value`] is the owned tree, for callers who rather have comfort than speed.
+//!
+//! Left out on purpose: RESP3 streamed strings and aggregates (`$?`, `*?`). No released server sends them.
+//!
+//! Wire format: <https://redis.io/docs/latest/develop/reference/protocol-spec/>
+#![forbid(unsafe_code)]
+
+mod frame;
+mod scanner;
+mod value;
+
+pub use frame::{Frame, Items, Kind};
+pub use scanner::{Error, ErrorKind, Limits, Scan, Scanner};
+pub use value::Value;
+
+/// Appends one command, as every server version accepts it: an array of bulk strings.
+///
+/// ```
+/// let mut out = Vec::new();
+/// unslow_resp::write_command(&mut out, &["GET", "k"]);
+/// assert_eq!(out, b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n");
+/// ```
+pub fn write_command<A: AsRef<[u8]>>(out: &mut Vec<u8>, args: &[A]) {
+    write_header(out, b'*', args.len());
+    for arg in args {
+        let arg = arg.as_ref();
+        write_header(out, b'$', arg.len());
+        out.extend_from_slice(arg);
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+fn write_header(out: &mut Vec<u8>, kind: u8, mut n: usize) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    out.push(kind);
+    out.extend_from_slice(&digits[at..]);
+    out.extend_from_slice(b"\r\n");
+}

@@ -1,0 +1,120 @@
+//! INFO, as every server version writes it: `field:value` lines under `# Section` titles.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The fields of one INFO reply. Values stay text: which of them are numbers differs by version.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(transparent)]
+pub struct Info(pub BTreeMap<String, String>);
+
+/// One `cmdstat_*` line.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CommandStat {
+    /// Calls since the last reset.
+    pub calls: u64,
+    /// Microseconds of main-thread time inside the command.
+    pub usec: u64,
+}
+
+impl Info {
+    /// Never fails: lines that are no field are passed over.
+    pub fn parse(text: &str) -> Info {
+        Info(
+            text.lines()
+                .filter(|line| !line.starts_with('#'))
+                .filter_map(|line| line.trim_end().split_once(':'))
+                .map(|(k, v)| (k.to_string(), v.to_string()))
+                .collect(),
+        )
+    }
+
+    /// The text of a field.
+    pub fn get(&self, field: &str) -> Option<&str> {
+        self.0.get(field).map(String::as_str)
+    }
+
+    /// A field as a number.
+    pub fn number(&self, field: &str) -> Option<f64> {
+        self.get(field)?.parse().ok()
+    }
+
+    /// `master`, `slave`, or `sentinel` where INFO says nothing of replication.
+    pub fn role(&self) -> Option<&str> {
+        self.get("role")
+    }
+
+    /// `(6, 2, 14)`; Valkey's own version where there is one, since it says `redis_version:7.2.4` for ever.
+    pub fn version(&self) -> Option<(u32, u32, u32)> {
+        let text = self.get("valkey_version").or_else(|| self.get("redis_version"))?;
+        let mut parts = text.split('.').map(|p| p.parse().unwrap_or(0));
+        Some((parts.next()?, parts.next()?, parts.next().unwrap_or(0)))
+    }
+
+    /// `Valkey` or `Redis`.
+    pub fn product(&self) -> &'static str {
+        if self.get("valkey_version").is_some() || self.get("server_name") == Some("valkey") {
+            "Valkey"
+        } else {
+            "Redis"
+        }
+    }
+
+    /// What the server can do, in Redis' own numbering: Valkey counts as at least 7.2.
+    pub fn redis_level(&self) -> (u32, u32) {
+        match (self.product(), self.version()) {
+            ("Valkey", _) => (7, 2),
+            (_, Some((major, minor, _))) => (major, minor),
+            _ => (0, 0),
+        }
+    }
+
+    /// Every `cmdstat_*`, by lower-case command; sub-commands as `cluster|nodes` (since 7.0).
+    pub fn command_stats(&self) -> BTreeMap<&str, CommandStat> {
+        self.prefixed("cmdstat_")
+            .map(|(name, v)| {
+                (name, CommandStat { calls: part(v, "calls") as u64, usec: part(v, "usec") as u64 })
+            })
+            .collect()
+    }
+
+    /// Every `errorstat_*` (since 6.2): count by code word.
+    pub fn error_stats(&self) -> BTreeMap<&str, u64> {
+        self.prefixed("errorstat_").map(|(name, v)| (name, part(v, "count") as u64)).collect()
+    }
+
+    /// `slave0:ip=...,port=...` lines of a master, as (ip, port, state, lag in seconds, acknowledged offset).
+    pub fn replicas(&self) -> Vec<(String, u16, String, u64, u64)> {
+        self.0
+            .iter()
+            .filter(|(k, _)| k.strip_prefix("slave").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit())))
+            .filter_map(|(_, v)| {
+                Some((
+                    text_part(v, "ip")?.to_string(),
+                    text_part(v, "port")?.parse().ok()?,
+                    text_part(v, "state").unwrap_or("").to_string(),
+                    part(v, "lag") as u64,
+                    part(v, "offset") as u64,
+                ))
+            })
+            .collect()
+    }
+
+    /// Keys over all databases.
+    pub fn keys(&self) -> u64 {
+        self.prefixed("db").filter(|(n, _)| n.parse::<u32>().is_ok()).map(|(_, v)| part(v, "keys") as u64).sum()
+    }
+
+    fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
+        self.0.iter().filter_map(move |(k, v)| Some((k.strip_prefix(prefix)?, v.as_str())))
+    }
+}
+
+fn text_part<'a>(value: &'a str, name: &str) -> Option<&'a str> {
+    value.split(',').find_map(|p| p.split_once('=').filter(|(k, _)| *k == name).map(|(_, v)| v))
+}
+
+fn part(value: &str, name: &str) -> f64 {
+    text_part(value, name).and_then(|v| v.parse().ok()).unwrap_or(0.0)
+}

@@ -1,0 +1,15 @@
+//! Nodes, slots and epochs: parse what servers say of themselves, merge it by config epoch, compare it.
+//!
+//! No client library merges by epoch: they take the first answer, a majority, or the longest list, so a stale view
+//! can win. Here the node with the higher config epoch owns the slot, as on the cluster bus itself.
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod info;
+mod member;
+mod slots;
+
+pub use cluster::{ClusterNode, ClusterView, Disagreement, ParseError};
+pub use info::{CommandStat, Info};
+pub use member::{DeploymentKind, Member, Role};
+pub use slots::{SLOTS, SlotSet};

@@ -1,0 +1,85 @@
+//! Sets of hash slots, kept as ranges.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Hash slots of a cluster, by the specification.
+pub const SLOTS: u16 = 16384;
+
+/// Slots as sorted, disjoint, inclusive ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct SlotSet(Vec<(u16, u16)>);
+
+impl SlotSet {
+    /// Every slot.
+    pub fn all() -> SlotSet {
+        SlotSet(vec![(0, SLOTS - 1)])
+    }
+
+    /// The set of these ranges, in any order, overlapping or not. Slots above 16383 are dropped.
+    pub fn from_ranges(ranges: impl IntoIterator<Item = (u16, u16)>) -> SlotSet {
+        let mut sorted: Vec<(u16, u16)> =
+            ranges.into_iter().map(|(a, b)| (a, b.min(SLOTS - 1))).filter(|(a, b)| a <= b).collect();
+        sorted.sort_unstable();
+        let mut out: Vec<(u16, u16)> = Vec::with_capacity(sorted.len());
+        for (a, b) in sorted {
+            match out.last_mut() {
+                Some(last) if a <= last.1.saturating_add(1) => last.1 = last.1.max(b),
+                _ => out.push((a, b)),
+            }
+        }
+        SlotSet(out)
+    }
+
+    /// The ranges.
+    pub fn ranges(&self) -> &[(u16, u16)] {
+        &self.0
+    }
+
+    /// How many slots.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|(a, b)| usize::from(b - a) + 1).sum()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `slot` is in it.
+    pub fn contains(&self, slot: u16) -> bool {
+        self.0.iter().any(|&(a, b)| a <= slot && slot <= b)
+    }
+
+    /// All slots that are not in it.
+    pub fn complement(&self) -> SlotSet {
+        let mut out = Vec::new();
+        let mut next = 0u16;
+        for &(a, b) in &self.0 {
+            if a > next {
+                out.push((next, a - 1));
+            }
+            next = b + 1;
+        }
+        if next < SLOTS {
+            out.push((next, SLOTS - 1));
+        }
+        SlotSet(out)
+    }
+}
+
+impl fmt::Display for SlotSet {
+    /// `0-5460 5462`, as CLUSTER NODES writes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (a, b)) in self.0.iter().enumerate() {
+            let space = if i == 0 { "" } else { " " };
+            if a == b {
+                write!(f, "{space}{a}")?;
+            } else {
+                write!(f, "{space}{a}-{b}")?;
+            }
+        }
+        Ok(())
+    }
+}
