@@ -59,6 +59,8 @@ pub struct Node {
     pub key_sizes: Seen<Vec<KeySize>>,
     /// The kernel's figures for its client sockets, by peer, where its machine is this one.
     pub sockets: Seen<Vec<PeerSockets>>,
+    /// It let us in without a password.
+    pub open_door: bool,
     /// What we ourselves sent it.
     pub own: Own,
 }
@@ -307,6 +309,7 @@ impl Node {
             cluster_info: Seen::default(),
             key_sizes: Seen::default(),
             sockets: Seen::default(),
+            open_door: false,
             own: Own::default(),
         }
     }

@@ -126,8 +126,8 @@ impl Server {
         };
         let mut conf = format!("port {port}\nbind {ip}\ndir {}\nlogfile server.log\n", dir.path().display());
         if !spec.sentinel {
-            // Persistence only when asked for: a test server should not surprise anyone's disk.
-            conf += "save \"\"\n";
+            // Persistence only when asked for, and no five-second wait for further replicas to sync.
+            conf += "save \"\"\nrepl-diskless-sync-delay 0\n";
         }
         for (key, value) in &spec.settings {
             conf += &format!("{key} {value}\n");

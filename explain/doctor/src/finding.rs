@@ -1,0 +1,281 @@
+//! What a finding says. Every rule fills one through the same few words.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use unslow_facts::Node;
+
+/// The four currencies, dearest first. Risk never outranks a measured effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Currency {
+    /// Nothing is slow now; this is what could happen.
+    Risk,
+    /// Share of a core, or of memory, that could be had back.
+    Capacity,
+    /// Milliseconds added to the mean request.
+    Latency,
+    /// Seconds a day in which requests are refused or hang.
+    Availability,
+}
+
+/// What it costs now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Impact {
+    /// Which currency.
+    pub currency: Currency,
+    /// How much of it; 0 for risk.
+    pub value: f64,
+    /// `seconds_per_day`, `ms_per_request`, `share_of_core`, `share_of_memory`, `none`.
+    pub unit: String,
+    /// The same for a person.
+    pub text: String,
+}
+
+/// What the fix gives back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Gain {
+    /// For a person.
+    pub text: String,
+    /// The arithmetic with its numbers in.
+    pub formula: String,
+}
+
+/// How sure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Confidence {
+    /// The precondition alone.
+    Possible,
+    /// The cause was measured, the effect inferred.
+    Likely,
+    /// Cause and effect were both measured.
+    Proven,
+}
+
+/// How bad, by currency and amount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Worth knowing.
+    Info,
+    /// Could hurt.
+    Risk,
+    /// Costs a little.
+    Low,
+    /// Costs.
+    Medium,
+    /// Hurts.
+    High,
+    /// Requests are being lost.
+    Critical,
+}
+
+/// A line a hand can replay.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Evidence {
+    /// Command or file, with the address it was asked at.
+    pub source: String,
+    /// What it said.
+    pub value: String,
+    /// Unix time in ms.
+    pub at_ms: u64,
+}
+
+/// A step of a chain: a consequence of the finding it stands in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Link {
+    /// Rule.
+    pub id: String,
+    /// Whom it hits.
+    pub subject: String,
+    /// Unix time in ms.
+    pub at_ms: u64,
+    /// Its sentence.
+    pub text: String,
+}
+
+/// A way out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Remedy {
+    /// What to do.
+    pub text: String,
+    /// Exact commands or client settings.
+    pub commands: Vec<String>,
+    /// What can go wrong.
+    pub risk: String,
+    /// How to go back.
+    pub rollback: String,
+}
+
+/// One cause with its evidence, its price and its fix.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Finding {
+    /// Rule.
+    pub id: String,
+    /// The sentence.
+    pub title: String,
+    /// How bad.
+    pub severity: Severity,
+    /// How sure.
+    pub confidence: Confidence,
+    /// Why that sure.
+    pub confidence_why: String,
+    /// Addresses it is about, the worst first.
+    pub subjects: Vec<String>,
+    /// What it costs.
+    pub impact: Impact,
+    /// What the fix gives.
+    pub gain: Gain,
+    /// Its consequences, in order.
+    pub chain: Vec<Link>,
+    /// How we know.
+    pub evidence: Vec<Evidence>,
+    /// What it is not.
+    pub ruled_out: Vec<String>,
+    /// What to do.
+    pub remedies: Vec<Remedy>,
+    /// The command that shows whether it is gone.
+    pub recheck: String,
+}
+
+impl Finding {
+    /// A finding with its sentence; a risk until it says what it costs. Rule, severity and recheck are filled in
+    /// when the verdict is taken.
+    pub fn new(title: impl Into<String>) -> Finding {
+        Finding {
+            id: String::new(),
+            title: title.into(),
+            severity: Severity::Risk,
+            confidence: Confidence::Possible,
+            confidence_why: String::new(),
+            subjects: Vec::new(),
+            impact: Impact { currency: Currency::Risk, value: 0.0, unit: "none".into(), text: String::new() },
+            gain: Gain::default(),
+            chain: Vec::new(),
+            evidence: Vec::new(),
+            ruled_out: Vec::new(),
+            remedies: Vec::new(),
+            recheck: String::new(),
+        }
+    }
+
+    /// Whom it is about.
+    pub fn on(mut self, subjects: impl IntoIterator<Item = impl Into<String>>) -> Finding {
+        for subject in subjects {
+            let subject = subject.into();
+            if !self.subjects.contains(&subject) {
+                self.subjects.push(subject);
+            }
+        }
+        self
+    }
+
+    /// Seconds a day lost.
+    pub fn availability(self, seconds_per_day: f64, text: impl Into<String>) -> Finding {
+        self.costs(Currency::Availability, seconds_per_day, "seconds_per_day", text)
+    }
+
+    /// Milliseconds on the mean request.
+    pub fn latency(self, ms_per_request: f64, text: impl Into<String>) -> Finding {
+        self.costs(Currency::Latency, ms_per_request, "ms_per_request", text)
+    }
+
+    /// Share of one core.
+    pub fn core(self, share: f64, text: impl Into<String>) -> Finding {
+        self.costs(Currency::Capacity, share, "share_of_core", text)
+    }
+
+    /// Share of the server's memory.
+    pub fn memory(self, share: f64, text: impl Into<String>) -> Finding {
+        self.costs(Currency::Capacity, share, "share_of_memory", text)
+    }
+
+    /// Nothing now.
+    pub fn risk(self, text: impl Into<String>) -> Finding {
+        self.costs(Currency::Risk, 0.0, "none", text)
+    }
+
+    fn costs(mut self, currency: Currency, value: f64, unit: &str, text: impl Into<String>) -> Finding {
+        self.impact = Impact { currency, value, unit: unit.into(), text: text.into() };
+        self.severity = match currency {
+            Currency::Risk => Severity::Risk,
+            Currency::Availability if value >= 60.0 => Severity::Critical,
+            Currency::Availability => Severity::High,
+            Currency::Latency if value >= 1.0 => Severity::High,
+            Currency::Latency => Severity::Medium,
+            Currency::Capacity if value >= 0.4 => Severity::High,
+            Currency::Capacity if value >= 0.1 => Severity::Medium,
+            Currency::Capacity => Severity::Low,
+        };
+        self
+    }
+
+    /// What the fix gives, and the arithmetic.
+    pub fn gain(mut self, text: impl Into<String>, formula: impl Into<String>) -> Finding {
+        self.gain = Gain { text: text.into(), formula: formula.into() };
+        self
+    }
+
+    /// Cause and effect measured.
+    pub fn proven(self, why: impl Into<String>) -> Finding {
+        self.sure(Confidence::Proven, why)
+    }
+
+    /// Cause measured, effect inferred.
+    pub fn likely(self, why: impl Into<String>) -> Finding {
+        self.sure(Confidence::Likely, why)
+    }
+
+    /// Precondition only.
+    pub fn possible(self, why: impl Into<String>) -> Finding {
+        self.sure(Confidence::Possible, why)
+    }
+
+    fn sure(mut self, confidence: Confidence, why: impl Into<String>) -> Finding {
+        self.confidence = confidence;
+        self.confidence_why = why.into();
+        self
+    }
+
+    /// What a node said.
+    pub fn saw(mut self, node: &Node, command: &str, value: impl Into<String>) -> Finding {
+        let (host, port) = node.address.rsplit_once(':').unwrap_or((&node.address, ""));
+        let source = match command.split(' ').next() {
+            Some(word) if !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()) => {
+                format!("redis-cli -h {host} -p {port} {command}")
+            }
+            _ => format!("{command} ({})", node.address),
+        };
+        self.evidence.push(Evidence { source, value: value.into(), at_ms: node.at_ms() });
+        self
+    }
+
+    /// What somebody else said.
+    pub fn saw_at(mut self, source: impl Into<String>, value: impl Into<String>, at_ms: u64) -> Finding {
+        self.evidence.push(Evidence { source: source.into(), value: value.into(), at_ms });
+        self
+    }
+
+    /// A look-alike that it is not.
+    pub fn not(mut self, what: impl Into<String>) -> Finding {
+        self.ruled_out.push(what.into());
+        self
+    }
+
+    /// A way out.
+    pub fn fix(mut self, text: &str, commands: &[&str], risk: &str, rollback: &str) -> Finding {
+        self.remedies.push(Remedy {
+            text: text.into(),
+            commands: commands.iter().map(ToString::to_string).collect(),
+            risk: risk.into(),
+            rollback: rollback.into(),
+        });
+        self
+    }
+}
+
+impl From<Finding> for crate::Verdict {
+    fn from(finding: Finding) -> crate::Verdict {
+        crate::Verdict::Present(Box::new(finding))
+    }
+}

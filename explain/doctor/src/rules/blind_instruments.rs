@@ -1,0 +1,54 @@
+//! The server's own instruments are off, so the next incident leaves no trace.
+//!
+//! The latency monitor is off by default (threshold 0); a slow log with a threshold of seconds, or of length 0, records
+//! nothing. Both cost next to nothing.
+//!
+//! Seen when: latency-monitor-threshold is 0, or the slow log is off, above 1 s, or keeps no entries.
+//!
+//! Not to be taken for: a cause. It is an evidence gap.
+//!
+//! What to do: turn them on.
+//! Sources: CONFIG GET latency-monitor-threshold, slowlog-log-slower-than, slowlog-max-len.
+
+use super::prelude::*;
+
+pub const TITLE: &str = "Blind instruments";
+pub const LEADS_TO: &[&str] = &[];
+pub const INJECTED: Injected = Injected::Yes;
+
+pub fn check(facts: &Facts) -> Verdict {
+    let gaps = |n: &Node| -> Vec<(&'static str, String, &'static str)> {
+        let mut gaps = Vec::new();
+        let setting = |name: &'static str| n.setting_number(name);
+        if setting("latency-monitor-threshold") == Some(0.0) {
+            gaps.push(("latency-monitor-threshold", "0".to_string(), "100"));
+        }
+        if let Some(us) = setting("slowlog-log-slower-than").filter(|us| *us < 0.0 || *us > 1e6) {
+            gaps.push(("slowlog-log-slower-than", format!("{us:.0}"), "10000"));
+        }
+        if setting("slowlog-max-len") == Some(0.0) {
+            gaps.push(("slowlog-max-len", "0".to_string(), "128"));
+        }
+        gaps
+    };
+    let rows: Vec<_> = facts.live().map(|n| (n, gaps(n))).filter(|(_, g)| !g.is_empty()).collect();
+    let rows = by_worst(rows, |r| r.1.len() as f64);
+    let Some((node, gaps)) = rows.first() else {
+        return match facts.live().find_map(|n| n.config.missing()) {
+            Some((why, grant)) => Verdict::Unknown { why: format!("instruments: {why}"), grant: grant.unwrap_or("").into() },
+            None => Verdict::Absent(Some("instruments: on".into())),
+        };
+    };
+    let what: Vec<String> = gaps.iter().map(|(k, v, _)| format!("{k} {v}")).collect();
+    let on: Vec<String> = gaps.iter().map(|(k, _, good)| format!("CONFIG SET {k} {good}")).collect();
+    let off: Vec<String> = gaps.iter().map(|(k, v, _)| format!("CONFIG SET {k} {v}")).collect();
+    let commands: Vec<&str> = on.iter().map(String::as_str).collect();
+    Finding::new(format!("{} of {} nodes record no stalls: {}", rows.len(), facts.live().count(), what.join(", ")))
+        .on(rows.iter().map(|(n, _)| n.address.as_str()))
+        .risk("the next incident leaves no trace on the server")
+        .gain("the next diagnosis can name the event and its time", "no cost worth a figure: a time stamp per event above the threshold")
+        .proven("read from the server")
+        .saw(node, "CONFIG GET latency-monitor-threshold slowlog-log-slower-than slowlog-max-len", what.join(", "))
+        .fix("Turn them on", &commands, "none", &off.join("; "))
+        .into()
+}

@@ -1,0 +1,71 @@
+//! Clients wait a round trip for every command, one after the other, while the server idles.
+//!
+//! With one command in flight a connection cannot do more than 1/RTT commands a second, whatever the server could do.
+//! Adding consumers, partitions or CPU changes nothing; a batch of k commands in one write costs one round trip.
+//!
+//! Seen when: the mean read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0), the
+//! main thread is busy for less than half of the time, and the connections' rate is at least 30 % of 1/RTT.
+//!
+//! Not to be taken for: a server at its limit (then `kernel_bound` tells the same habit's price in CPU), or clients with
+//! nothing to do.
+//!
+//! What to do: pipeline; MGET/HMSET; one shared connection with auto-flush.
+//! Sources: INFO total_commands_processed, total_reads_processed; measured: the quotient reads true depths of 1, 4, 16 and
+//! 50 as 1.00, 4.00, 15.99 and 49.87.
+
+use super::prelude::*;
+
+pub const TITLE: &str = "No pipelining";
+pub const LEADS_TO: &[&str] = &[];
+pub const INJECTED: Injected = Injected::Yes;
+
+pub fn check(facts: &Facts) -> Verdict {
+    let mut unknown = None;
+    let mut rows = Vec::new();
+    for node in facts.live() {
+        let Some(ops) = node.ops().filter(|o| *o > 300.0) else { continue };
+        let Some(depth) = node.depth() else {
+            unknown = Some(node);
+            continue;
+        };
+        let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
+        // The kernel's smoothed figure on the server's sockets where it can be seen, else our own PING.
+        let socket_rtt = node.sockets.value().and_then(|peers| peers.iter().filter(|p| p.rtt_us_p50 > 0).map(|p| f64::from(p.rtt_us_p50)).reduce(f64::max));
+        let Some(rtt_us) = socket_rtt.or_else(|| Some(f64::from(node.rtt.value()?.us_p50))) else { continue };
+        let idle: u64 = node.clients.value().map_or(0, |c| c.groups.iter().map(|g| g.idle_hour).sum());
+        let replicas = node.number("connected_slaves").unwrap_or(0.0);
+        let connections = (node.number("connected_clients").unwrap_or(1.0) - 1.0 - idle as f64 - replicas).max(1.0);
+        let waiting = ops / connections * rtt_us / 1e6;
+        if depth < 1.5 && busy < 0.5 && waiting >= 0.3 {
+            rows.push((node, ops, depth, rtt_us, connections, waiting.min(1.0)));
+        }
+    }
+    let rows = by_worst(rows, |r| r.5);
+    let Some((node, ops, depth, rtt_us, connections, waiting)) = rows.first() else {
+        return match unknown {
+            Some(node) => Verdict::Unknown {
+                why: format!("{}: pipeline depth needs total_reads_processed, which {} does not count", node.address, node.version_text()),
+                grant: "upgrade to 6.0 or later, or look at the client's code".into(),
+            },
+            None => Verdict::Absent(facts.live().filter_map(Node::depth).reduce(f64::max).map(|d| format!("sequential clients: {d:.1} commands per read, or no connection bound by its round trip"))),
+        };
+    };
+    let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
+    Finding::new(format!(
+        "Clients of {} send one command per round trip: {} connections wait {} of their time, the server is {} busy",
+        node.address, count(*connections), percent(*waiting), percent(busy)
+    ))
+    .on(rows.iter().map(|r| r.0.address.as_str()))
+    .latency(rtt_us / 1000.0 * waiting, format!("{} for each of {} commands/s; a connection cannot pass {:.0}/s", time_us(*rtt_us), count(*ops), 1e6 / rtt_us))
+    .gain(
+        format!("batches of 10: {} for 10 commands in place of {}", time_us(*rtt_us), time_us(rtt_us * 10.0)),
+        format!("10 x {rtt_us:.0} us = {:.0} us; ceil(10/10) x {rtt_us:.0} us = {rtt_us:.0} us", rtt_us * 10.0),
+    )
+    .proven("depth, rate and round trip were all measured, and rate x round trip accounts for the connections' time")
+    .saw(node, "INFO stats", format!("{depth:.2} commands per read, {} commands/s", count(*ops)))
+    .saw(node, "INFO clients", format!("{} connections at work", count(*connections)))
+    .saw(node, "PING", format!("round trip {}; {:.0} commands/s x {:.0} us / {} connections = {waiting:.2}", time_us(*rtt_us), ops, rtt_us, connections))
+    .not(format!("a busy server: {} of a core", percent(busy)))
+    .fix("Pipeline: send what belongs together in one write", &["Spring: RedisTemplate.executePipelined(...)", "Jedis: jedis.pipelined()", "redis-py: r.pipeline(transaction=False)", "go-redis: rdb.Pipelined(ctx, ...)", "many keys: MGET / MSET / HMGET"], "replies come together; a failed command fails alone", "send one by one again")
+    .into()
+}

@@ -1,0 +1,58 @@
+//! Snapshots follow each other so closely that the server is always saving.
+//!
+//! Each RDB save forks, copies every page that is written meanwhile, and keeps a core and the disk busy. The default
+//! `save 60 10000` saves every minute under any real write load.
+//!
+//! Seen when: two or more saves (forks) fall into the window, or one into a window of under a minute on a server whose
+//! rules save every minute or faster; or a save is running at both ends of the window.
+//!
+//! Not to be taken for: forks for replicas' full syncs (`full_resync_loop`): those follow sync_full.
+//!
+//! What to do: save hourly, or on a replica only; AOF where every second counts.
+//! Sources: INFO persistence, total_forks (6.2+), used_cpu_*_children; redis #2820.
+
+use super::prelude::*;
+
+pub const TITLE: &str = "Saving too often";
+pub const LEADS_TO: &[&str] = &["fork_stall", "noisy_neighbour"];
+pub const INJECTED: Injected = Injected::Yes;
+
+pub fn check(facts: &Facts) -> Verdict {
+    let rows: Vec<_> = facts
+        .live()
+        .filter_map(|node| {
+            let (first, last) = (&node.first.as_ref()?.info, &node.last.as_ref()?.info);
+            let syncs = node.delta("sync_full").unwrap_or(0.0);
+            let saves = match node.delta("rdb_saves").or_else(|| node.delta("total_forks")) {
+                Some(n) => n - syncs,
+                None => f64::from(u8::from(first.get("rdb_last_save_time") != last.get("rdb_last_save_time"))) - syncs,
+            };
+            let running = [first, last].iter().all(|i| i.get("rdb_bgsave_in_progress") == Some("1"));
+            let shortest = node.setting("save").and_then(shortest_interval);
+            let minute = shortest.is_some_and(|s| s <= 60.0);
+            (saves >= 2.0 || (saves >= 1.0 && minute && node.window_s < 60.0) || (running && minute)).then_some((node, saves, running))
+        })
+        .collect();
+    let children = |n: &Node| n.rate("used_cpu_user_children").unwrap_or(0.0) + n.rate("used_cpu_sys_children").unwrap_or(0.0);
+    let rows = by_worst(rows, |r| r.1);
+    let Some((node, saves, running)) = rows.first() else { return Verdict::Absent(Some("saving: less than one snapshot a minute".into())) };
+    let per_hour = saves / node.window_s * 3600.0;
+    let fork_ms = node.number("latest_fork_usec").unwrap_or(0.0) / 1000.0;
+    let share = children(node);
+    Finding::new(format!("{} saves its data set {} times in {:.0} s{}", node.address, count(*saves), node.window_s, if *running { ", one save after the other" } else { "" }))
+        .on(rows.iter().map(|r| r.0.address.as_str()))
+        .core(share.max(0.001), format!("{} of a core in saving children, a fork of {fork_ms:.1} ms each time, {} an hour", percent(share), count(per_hour)))
+        .gain("one save an hour: the rest of that back", format!("{share:.3} cores x (1 - 1/{per_hour:.0})"))
+        .proven("saves and the children's CPU were counted in this window")
+        .saw(node, "INFO stats", format!("total_forks +{}, sync_full +{}", count(node.delta("total_forks").unwrap_or(*saves)), count(node.delta("sync_full").unwrap_or(0.0))))
+        .saw(node, "CONFIG GET save", node.setting("save").unwrap_or("not seen"))
+        .saw(node, "INFO persistence", format!("rdb_last_bgsave_time_sec:{}, rdb_last_cow_size:{}", node.number("rdb_last_bgsave_time_sec").unwrap_or(0.0), bytes(node.number("rdb_last_cow_size").unwrap_or(0.0))))
+        .not("replicas' full syncs: they were taken off the forks")
+        .fix("Save hourly, or on a replica", &["CONFIG SET save \"3600 1\"", "on a replica only: CONFIG SET save \"\" on the master"], "up to an hour of writes is lost if the machine and its replicas are", &format!("CONFIG SET save \"{}\"", node.setting("save").unwrap_or("3600 1 300 100 60 10000")))
+        .into()
+}
+
+/// Seconds of the most eager rule of `save 3600 1 300 100 60 10000`.
+fn shortest_interval(save: &str) -> Option<f64> {
+    save.split_whitespace().step_by(2).filter_map(|s| s.parse().ok()).reduce(f64::min)
+}

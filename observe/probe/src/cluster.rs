@@ -1,0 +1,37 @@
+//! CLUSTER NODES and CLUSTER INFO as each node sees them.
+
+use std::collections::BTreeMap;
+
+use unslow_client::{Error, ErrorKind};
+use unslow_facts::{Node, Seen};
+use unslow_topology::ClusterView;
+
+use crate::ask::{Ask, seen};
+
+/// Before 6.2 CLUSTER NODES walks every slot for every node: 7 ms at 300 nodes. Beyond this many nodes it is not
+/// asked again of every one of them.
+const OLD_NODES_MAX: u64 = 60;
+
+pub fn look(ask: &mut Ask, node: &mut Node, level: (u32, u32)) {
+    let info = ask.call(&["CLUSTER", "INFO"]).map(|v| {
+        let text = v.text().unwrap_or_default();
+        text.lines().filter_map(|l| l.trim_end().split_once(':')).map(|(k, v)| (k.to_string(), v.to_string())).collect()
+    });
+    node.cluster_info = seen(info, "CLUSTER INFO");
+    let known: u64 = node
+        .cluster_info
+        .value()
+        .and_then(|i: &BTreeMap<String, String>| i.get("cluster_known_nodes")?.parse().ok())
+        .unwrap_or(0);
+    if level < (6, 2) && known > OLD_NODES_MAX {
+        node.cluster = Seen::No {
+            why: format!("CLUSTER NODES costs milliseconds here: {known} nodes on a server before 6.2"),
+            grant: Some("it was asked once, by discovery; upgrade to 6.2 or later to see every node's view".into()),
+        };
+        return;
+    }
+    let view = ask.call(&["CLUSTER", "NODES"]).and_then(|v| {
+        ClusterView::parse(&v.text().unwrap_or_default()).map_err(|e| Error::new(ErrorKind::Reply, e.to_string()))
+    });
+    node.cluster = seen(view, "CLUSTER NODES");
+}

@@ -1,0 +1,186 @@
+//! One data node through its window: INFO, PINGs, the dearer questions, INFO.
+
+use std::time::{Duration, Instant};
+
+use unslow_client::{Error, ErrorKind, Target};
+use unslow_facts::{Node, Point, Rtt, Sample, Seen};
+use unslow_topology::{Info, Member, Role};
+
+use crate::ask::{Ask, Salt, seen};
+use crate::{Settings, clients, cluster, config, key_sizes, latency, now_ms, rtt, slowlog};
+
+/// PINGs before the window: the baseline.
+const BASELINE_PINGS: usize = 50;
+
+pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, many: bool) -> Node {
+    let mut node = Node::new(&member.address, member.role);
+    node.master = member.master.clone();
+    node.node_id = member.node_id.clone();
+    let mut ask = match Ask::open(target, &settings.options) {
+        Ok(ask) => ask,
+        Err(e) => {
+            node.unreachable = Some(e.message);
+            return node;
+        }
+    };
+    node.open_door = target.password.is_none();
+    node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
+    if let Err(e) = window(&mut ask, &mut node, settings, salt, many) {
+        // Half a picture is still one: what was seen so far stays.
+        node.unreachable = Some(e.message);
+    }
+    node.own = ask.own;
+    node
+}
+
+fn window(ask: &mut Ask, node: &mut Node, settings: &Settings, salt: &Salt, many: bool) -> Result<(), Error> {
+    let baseline = rtt::several(ask, BASELINE_PINGS);
+    let baseline = match baseline {
+        Ok(rtt) => rtt,
+        Err(e) if e.is_fatal() => return Err(e),
+        Err(e) => {
+            node.rtt = seen(Err(e), "PING");
+            None
+        }
+    };
+    ask.counting = true; // the first INFO itself shows up in the second one's counters
+    let first = sample(ask)?;
+    let begun = Instant::now();
+    let level = first.as_ref().map_or((0, 0), |s| s.info.redis_level());
+    let is_cluster = first.as_ref().is_none_or(|s| s.info.get("cluster_enabled") != Some("0"));
+    let total = first.as_ref().and_then(|s| s.info.number("connected_clients")).unwrap_or(0.0) as u64;
+    let loading = first.as_ref().is_some_and(|s| s.info.get("loading") == Some("1"));
+    node.first = first;
+    node.config = config::look(ask, level);
+    if is_cluster {
+        cluster::look(ask, node, level);
+        if let Some(Role::Unknown) = Some(node.role)
+            && let Some(me) = node.cluster.value().and_then(|v| v.myself())
+        {
+            node.role = if me.is("master") { Role::Master } else { Role::Replica };
+        }
+    }
+
+    timeline(ask, node, settings.window, begun, many)?;
+
+    let mut guard = Guard { baseline, slow: 0 };
+    let (log, keys) = slowlog::look(ask, salt);
+    node.slowlog = log;
+    if guard.go_on(ask)? {
+        node.latency = latency::look(ask);
+    }
+    if guard.go_on(ask)? && node.first.is_some() {
+        node.clients = clients::look(ask, level, total);
+    }
+    if guard.go_on(ask)? && !loading {
+        let cluster_replica = node.role == Role::Replica && is_cluster;
+        node.key_sizes = key_sizes::look(ask, salt, &keys, cluster_replica);
+    }
+    ask.own.stopped_early = guard.slow > 1;
+    node.last = sample(ask)?;
+    node.window_s = begun.elapsed().as_secs_f64();
+    let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
+    if let Some(rtt) = Rtt::of(&times) {
+        node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: now_ms() };
+    }
+    Ok(())
+}
+
+/// `None` when the user may not run INFO: the rest is worth asking all the same.
+fn sample(ask: &mut Ask) -> Result<Option<Sample>, Error> {
+    match ask.call(&["INFO", "ALL"]) {
+        Ok(value) => Ok(Some(Sample { at_ms: now_ms(), info: Info::parse(&value.text().unwrap_or_default()) })),
+        Err(e) if e.is_fatal() || e.kind == ErrorKind::AuthRequired => Err(e),
+        Err(_) => Ok(None),
+    }
+}
+
+/// PINGs and a light INFO each second until the window closes.
+fn timeline(ask: &mut Ask, node: &mut Node, window: Duration, begun: Instant, many: bool) -> Result<(), Error> {
+    let pause = Duration::from_millis(if many { 200 } else { 20 });
+    // The questions at the end take about this long; they belong into the window.
+    let end = window.saturating_sub(Duration::from_millis(100)).max(Duration::from_millis(100));
+    let mut next_point = Duration::from_secs(1);
+    let mut before: Option<(Duration, f64, f64, f64)> = None;
+    let counters = |ask: &mut Ask| -> Result<Option<(f64, f64, f64)>, Error> {
+        let commands = [vec!["INFO", "stats"], vec!["INFO", "cpu"]];
+        let text: String = ask.pipeline(&commands)?.into_iter().flatten().filter_map(|v| v.text()).collect();
+        let info = Info::parse(&text);
+        let cpu = |main: &str, all: &str| info.number(main).or_else(|| info.number(all));
+        Ok(Some((
+            info.number("total_commands_processed").unwrap_or(0.0),
+            cpu("used_cpu_user_main_thread", "used_cpu_user").unwrap_or(0.0),
+            cpu("used_cpu_sys_main_thread", "used_cpu_sys").unwrap_or(0.0),
+        )))
+    };
+    let plots = node.first.is_some() && !many;
+    if plots && let Some((c, u, s)) = counters(ask)? {
+        before = Some((begun.elapsed(), c, u, s));
+    }
+    while begun.elapsed() < end {
+        std::thread::sleep(pause.min(end.saturating_sub(begun.elapsed())));
+        let at = begun.elapsed();
+        match rtt::once(ask) {
+            Ok(us) => node.pings.push((at.as_millis() as u32, us)),
+            Err(e) if e.is_fatal() => return Err(e),
+            Err(_) => {}
+        }
+        if plots && at >= next_point {
+            next_point += Duration::from_secs(1);
+            if let (Some((t0, c0, u0, s0)), Some((c, u, s))) = (before, counters(ask)?) {
+                let dt = (begun.elapsed() - t0).as_secs_f64();
+                node.series.push(Point {
+                    at_ms: begun.elapsed().as_millis() as u32,
+                    commands_per_s: ((c - c0) / dt).max(0.0),
+                    cpu_user_share: ((u - u0) / dt).max(0.0),
+                    cpu_sys_share: ((s - s0) / dt).max(0.0),
+                });
+                before = Some((begun.elapsed(), c, u, s));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Stops the dearer questions when the server's own PING becomes twice as slow while we ask.
+struct Guard {
+    baseline: Option<Rtt>,
+    slow: u32,
+}
+
+impl Guard {
+    fn go_on(&mut self, ask: &mut Ask) -> Result<bool, Error> {
+        let Some(baseline) = self.baseline else { return Ok(true) };
+        if self.slow < 2 {
+            let now = match rtt::several(ask, 5) {
+                Ok(Some(rtt)) => rtt,
+                Ok(None) => return Ok(true),
+                Err(e) if e.is_fatal() => return Err(e),
+                Err(_) => return Ok(true),
+            };
+            // Half a millisecond on top: on a quiet network twice nothing is still nothing.
+            let slow = now.us_p50 > (2 * baseline.us_p99).max(baseline.us_p99 + 500);
+            self.slow = if slow { self.slow + 1 } else { 0 };
+        }
+        Ok(self.slow < 2)
+    }
+}
+
+/// The same server under two addresses (a unix socket and a port, a host name and an announced IP) counts once: the
+/// first that answered stays.
+pub fn same_server(nodes: &mut Vec<Node>, notes: &mut Vec<String>) {
+    let mut seen: Vec<(String, String)> = Vec::new();
+    nodes.retain(|node| {
+        let Some(run_id) = node.info().and_then(|i| i.get("run_id")) else { return true };
+        match seen.iter().find(|(id, _)| id == run_id) {
+            Some((_, first)) => {
+                notes.push(format!("{} and {first} are the same server", node.address));
+                false
+            }
+            None => {
+                seen.push((run_id.to_string(), node.address.clone()));
+                true
+            }
+        }
+    });
+}
