@@ -1,1 +1,70 @@
-fn main(){}
+//! The one binary: arguments, glue, printing. The only crate that prints or exits.
+//!
+//! Exit status: 0 nothing found or done, 1 findings or a failed check, 2 could not look.
+#![forbid(unsafe_code)]
+
+mod demo;
+mod doctor;
+mod engine;
+mod host;
+mod html;
+mod output;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Finds out why a Redis or Valkey deployment is slow.
+#[derive(Parser)]
+#[command(name = "unslow", version, about, after_help = "Exit status: 0 nothing found or done, 1 findings or a failed check, 2 could not look.", max_term_width = 110)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+
+    #[command(flatten)]
+    output: output::Output,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Why is it slow? Any one node, replica, Sentinel or cluster address is enough.
+    Doctor(Box<doctor::Doctor>),
+    /// Look into this machine, for a diagnosis made elsewhere.
+    Host(host::HostArguments),
+    /// The tour: a real cluster with a hidden fault, the diagnosis, the fix, the proof.
+    Demo(demo::Demo),
+    /// The real servers that can be run here.
+    Engine(engine::EngineArguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    arguments.output.apply();
+    // One way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us.
+    let handler = ctrlc::set_handler(|| {
+        unslow_engine::stop_all();
+        eprintln!("\nunslow: interrupted; nothing is left running");
+        std::process::exit(2);
+    });
+    if let Err(e) = handler {
+        eprintln!("unslow: no handler for Ctrl-C: {e}");
+    }
+    let result = match arguments.verb {
+        Verb::Doctor(doctor) => doctor.run(&arguments.output),
+        Verb::Host(host) => host.run(&arguments.output),
+        Verb::Demo(demo) => demo.run(&arguments.output),
+        Verb::Engine(engine) => engine.run(&arguments.output),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            // A reader that has had enough (`| head`) is no error.
+            let closed = e.chain().any(|c| c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe));
+            if !closed {
+                eprintln!("unslow: {e:#}");
+            }
+            ExitCode::from(if closed { 0 } else { 2 })
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! `unslow engine`: which real servers can be run here.
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use unslow_engine::{CATALOG, find, install, installed, on_path};
+
+use crate::output::{Output, style};
+
+#[derive(Args)]
+pub struct EngineArguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// List them
+    Ls,
+    /// Fetch one, or all of them, into the cache (UNSLOW_CACHE)
+    Install {
+        /// valkey-9.1, redis-7.0, redis-6.2, redis-5.0; all when left out
+        name: Option<String>,
+    },
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    installed: bool,
+    version: Option<String>,
+    server: Option<String>,
+    about: String,
+}
+
+impl EngineArguments {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        match &self.what {
+            What::Ls => self.ls(output),
+            What::Install { name } => {
+                let names: Vec<&str> = name.as_deref().map_or_else(|| CATALOG.iter().map(|e| e.name).collect(), |n| vec![n]);
+                for name in names {
+                    let engine = match CATALOG.iter().find(|e| e.name == name) {
+                        Some(entry) => install(entry, &mut |step| output.note(&format!("{name}: {step}")))?,
+                        None => find(name)?,
+                    };
+                    output.note(&format!("{name}: {} at {}", engine.version, engine.server.display()));
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    fn ls(&self, output: &Output) -> anyhow::Result<u8> {
+        let mut rows: Vec<Row> = CATALOG
+            .iter()
+            .map(|entry| {
+                let engine = installed(entry);
+                Row {
+                    name: entry.name.into(),
+                    installed: engine.is_some(),
+                    version: engine.as_ref().map(|e| e.version.clone()),
+                    server: engine.map(|e| e.server.display().to_string()),
+                    about: entry.about.into(),
+                }
+            })
+            .collect();
+        rows.extend(on_path().into_iter().map(|e| Row {
+            name: "path".into(),
+            installed: true,
+            version: Some(e.version.clone()),
+            server: Some(e.server.display().to_string()),
+            about: "on PATH".into(),
+        }));
+        if output.json() {
+            #[derive(Serialize)]
+            struct Engines {
+                schema: &'static str,
+                engines: Vec<Row>,
+            }
+            output.print_json(&Engines { schema: "unslow.engines/1", engines: rows })?;
+            return Ok(0);
+        }
+        for row in &rows {
+            let (mark, state) = if row.installed { (style::GOOD, "installed") } else { (style::FAINT, "can be installed") };
+            output.print(&format!("{:<11} {mark}{state:<16}{mark:#} {}\n", row.name, row.version.as_deref().map_or(row.about.clone(), |v| format!("{v:<14} {}", row.about))))?;
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,93 @@
+//! `unslow host`: this machine's facts, for a diagnosis made elsewhere.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use unslow_doctor::measure::{percent, time_us};
+use unslow_probe::host::{Watch, fsync_times};
+
+use crate::doctor::parse_duration;
+use crate::output::Output;
+
+#[derive(Args)]
+pub struct HostArguments {
+    /// Write the facts to a file; give it to `unslow doctor --host FILE`
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Length of the window; best the same, at the same time, as the diagnosis
+    #[arg(long, default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
+    window: Duration,
+    /// Time 20 fsyncs of 4 KiB in this directory (writes there, and cleans up)
+    #[arg(long, value_name = "DIR")]
+    fsync_dir: Option<PathBuf>,
+}
+
+impl HostArguments {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        let watch = Watch::start();
+        {
+            let _bar = output.countdown("watching this machine", self.window);
+            std::thread::sleep(self.window);
+        }
+        let mut host = watch.finish_alone();
+        if let Some(dir) = &self.fsync_dir {
+            host.fsync = Some(fsync_times(dir, 20).with_context(|| format!("{}: fsync could not be timed", dir.display()))?);
+        }
+        if let Some(path) = &self.save {
+            fs::write(path, serde_json::to_string(&host)?).with_context(|| format!("{}: the facts could not be saved", path.display()))?;
+        }
+        if output.json() {
+            output.print_json(&host)?;
+            return Ok(0);
+        }
+        let unknown = || "unknown".to_string();
+        let share = |s: Option<f64>| s.map_or_else(unknown, percent);
+        let mut out = format!(
+            "{}: {} processors, kernel {}, hypervisor {}, clock {}\nbusy {}, stolen {}, huge pages {}, overcommit {}, somaxconn {}\n",
+            host.hostname,
+            host.cpus,
+            host.kernel,
+            host.hypervisor.as_deref().unwrap_or("none seen"),
+            host.clocksource.as_deref().unwrap_or("unknown"),
+            share(host.busy_share),
+            share(host.steal_share),
+            host.thp.as_deref().unwrap_or("unknown"),
+            host.overcommit.map_or_else(unknown, |n| n.to_string()),
+            host.somaxconn.map_or_else(unknown, |n| n.to_string()),
+        );
+        for (what, stalled) in &host.pressure {
+            out += &format!("pressure {what}: stalled {} of the time\n", percent(*stalled));
+        }
+        if let Some(tcp) = host.tcp {
+            out += &format!("TCP: {} of {} segments sent again, {} listen overflows\n", tcp.retransmits, tcp.segments_out, tcp.listen_overflows);
+        }
+        for disk in &host.disks {
+            out += &format!("disk {}: {:.1} ms a write, {} busy\n", disk.name, disk.write_await_ms, percent(disk.busy_share));
+        }
+        if let Some(fsync) = host.fsync {
+            out += &format!("fsync of 4 KiB: median {}, longest {}\n", time_us(fsync.us_p50.into()), time_us(fsync.us_max.into()));
+        }
+        for process in &host.processes {
+            out += &format!(
+                "{} (pid {}) on {}: {} of a core, waited {} for one, throttled {}\n",
+                process.name,
+                process.pid,
+                process.addresses.join(", "),
+                share(process.cpu_share),
+                share(process.run_delay_share),
+                share(process.throttled_share)
+            );
+        }
+        if host.processes.is_empty() {
+            out += "no Redis or Valkey server runs here, or this user may not see it (try as root)\n";
+        }
+        for neighbour in &host.neighbours {
+            out += &format!("also here: {} (pid {}) {} of a core{}\n", neighbour.name, neighbour.pid, percent(neighbour.cpu_share), if neighbour.client { ", a client" } else { "" });
+        }
+        output.print(&out)?;
+        Ok(0)
+    }
+}

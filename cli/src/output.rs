@@ -1,0 +1,105 @@
+//! How things are printed: text or JSON on stdout, everything else on stderr.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anstyle::{AnsiColor, Style};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// What goes to stdout.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Text,
+    Json,
+}
+
+#[derive(Args)]
+pub struct Output {
+    /// What to print on stdout
+    #[arg(long, global = true, value_enum, default_value = "text")]
+    pub format: Format,
+    /// No progress, no hints
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Everything unfolded
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+}
+
+/// Colours by meaning.
+pub mod style {
+    use super::{AnsiColor, Style};
+    pub const BAD: Style = AnsiColor::Red.on_default().bold();
+    pub const WARN: Style = AnsiColor::Yellow.on_default().bold();
+    pub const GOOD: Style = AnsiColor::Green.on_default().bold();
+    pub const TITLE: Style = Style::new().bold();
+    pub const FAINT: Style = Style::new().dimmed();
+    pub const COMMAND: Style = AnsiColor::Cyan.on_default();
+}
+
+impl Output {
+    /// Settles colours once: `NO_COLOR`, pipes and dumb terminals get none.
+    pub fn apply(&self) {
+        if self.format == Format::Json {
+            anstream::ColorChoice::Never.write_global();
+        }
+    }
+
+    pub fn json(&self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// One JSON document and a new line.
+    pub fn print_json(&self, value: &impl Serialize) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+        Ok(())
+    }
+
+    /// Text, with colours where they are wanted.
+    pub fn print(&self, text: &str) -> anyhow::Result<()> {
+        anstream::stdout().lock().write_all(text.as_bytes())?;
+        Ok(())
+    }
+
+    /// A line for the person at the terminal; never in the way of a pipe.
+    pub fn note(&self, text: &str) {
+        if !self.quiet {
+            let _ = writeln!(anstream::stderr(), "{text}");
+        }
+    }
+
+    /// A bar that fills within `length`, on a terminal only.
+    pub fn countdown(&self, what: &str, length: Duration) -> Countdown {
+        let show = !self.quiet && std::io::stderr().is_terminal() && length > Duration::from_secs(2);
+        if !show {
+            return Countdown(None);
+        }
+        let bar = ProgressBar::new(length.as_millis() as u64);
+        let template = ProgressStyle::with_template("{msg} {bar:30} {percent:>3} %").expect("a valid template");
+        bar.set_style(template.progress_chars("=> "));
+        bar.set_message(what.to_string());
+        let (tick, begun) = (bar.clone(), Instant::now());
+        std::thread::spawn(move || {
+            while !tick.is_finished() {
+                tick.set_position((begun.elapsed().as_millis() as u64).min(length.as_millis() as u64));
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        Countdown(Some(bar))
+    }
+}
+
+/// Ends its bar when dropped.
+pub struct Countdown(Option<ProgressBar>);
+
+impl Drop for Countdown {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The report on a terminal: the three dearest causes in full, the rest folded.
+
+use std::fmt::Write;
+
+use unslow_doctor::measure::percent;
+use unslow_doctor::{Confidence, Currency, Finding, Report, Severity};
+
+use crate::output::style;
+
+/// Causes told in full.
+const TOP: usize = 3;
+
+pub fn report(report: &Report, verbose: bool) -> String {
+    let mut out = String::new();
+    let d = &report.deployment;
+    let (t, f) = (style::TITLE, style::FAINT);
+    let _ = writeln!(out, "{t}{}{t:#} {f}at {}, {:.0} s window{f:#}\n", d.text, d.url, report.window_s);
+    let measured: Vec<&Finding> = report.findings.iter().filter(|x| x.severity > Severity::Risk).collect();
+    let rest: Vec<&Finding> = report.findings.iter().filter(|x| x.severity <= Severity::Risk).collect();
+    if measured.is_empty() {
+        let verdict = rest.iter().find(|x| x.id == "not_your_redis");
+        let text = verdict.map_or("Nothing measured explains slowness in this window.".to_string(), |v| v.title.clone());
+        let g = style::GOOD;
+        let _ = writeln!(out, "{g}ok{g:#}  {}\n", wrap(&text, 4));
+    }
+    for (i, finding) in measured.iter().enumerate().take(if verbose { usize::MAX } else { TOP }) {
+        full(&mut out, i + 1, finding, verbose || i == 0);
+    }
+    if measured.len() > TOP && !verbose {
+        for finding in &measured[TOP..] {
+            let _ = writeln!(out, "{:>2}  {}", "+", wrap(&format!("{}: {}", finding.id, finding.title), 4));
+        }
+        let _ = writeln!(out, "{f}    -v tells them in full{f:#}\n");
+    }
+    let risks: Vec<&&Finding> = rest.iter().filter(|x| x.id != "not_your_redis").collect();
+    if !risks.is_empty() {
+        let _ = writeln!(out, "{t}risks{t:#} {f}(nothing slow now{}){f:#}", if verbose { "" } else { "; -v tells them in full" });
+        for (i, finding) in risks.iter().enumerate() {
+            // With nothing else to tell, the first risk is the finding.
+            if verbose || (measured.is_empty() && i == 0 && serious(finding)) {
+                full(&mut out, i + 1, finding, true);
+            } else {
+                let _ = writeln!(out, "    {}", wrap(&format!("{}: {}", finding.id, finding.title), 6));
+            }
+        }
+        out.push('\n');
+    }
+    if !report.ruled_out.is_empty() {
+        let _ = writeln!(out, "{t}ruled out{t:#}\n    {}\n", wrap(&report.ruled_out.join("; "), 4));
+    }
+    if !report.cannot_see.is_empty() {
+        let _ = writeln!(out, "{t}cannot see{t:#}");
+        for unseen in &report.cannot_see {
+            let grant = if unseen.grant.is_empty() { String::new() } else { format!(" (would help: {})", unseen.grant) };
+            let _ = writeln!(out, "    {}", wrap(&format!("{}{grant}", unseen.why), 6));
+        }
+        out.push('\n');
+    }
+    let cost = &report.cost;
+    let _ = writeln!(
+        out,
+        "{f}{}{f:#}",
+        wrap(
+            &format!(
+                "cost: {:.1} s, {} commands, {} of one core on the server that paid most, slowest {:.2} ms ({})",
+                cost.seconds,
+                cost.commands,
+                percent(cost.server_cpu_share),
+                cost.slowest_us / 1000.0,
+                cost.slowest_command
+            ),
+            6
+        )
+    );
+    if let Some(first) = measured.first() {
+        let _ = writeln!(out, "\n{}", wrap(&format!("{}: {}.", certainty(first.confidence), first.title), 0));
+    }
+    out
+}
+
+/// Risks that deserve their full text when nothing is measured.
+fn serious(finding: &Finding) -> bool {
+    !["blind_instruments", "overcommit", "no_auth"].contains(&finding.id.as_str())
+}
+
+fn certainty(confidence: Confidence) -> &'static str {
+    match confidence {
+        Confidence::Proven => "The cause",
+        Confidence::Likely => "The likely cause",
+        Confidence::Possible => "A possible cause",
+    }
+}
+
+fn full(out: &mut String, number: usize, finding: &Finding, remedies: bool) {
+    let (t, f, c) = (style::TITLE, style::FAINT, style::COMMAND);
+    let mark = match finding.severity {
+        Severity::Critical | Severity::High => style::BAD,
+        Severity::Medium | Severity::Low => style::WARN,
+        Severity::Risk | Severity::Info => style::FAINT,
+    };
+    let word = format!("{:?}", finding.severity).to_uppercase();
+    let _ = writeln!(out, "{number:>2}  {mark}{word}{mark:#} {t}{}{t:#} {f}({:?}: {}){f:#}", finding.id, finding.confidence, finding.confidence_why);
+    let _ = writeln!(out, "    {t}{}{t:#}", wrap(&finding.title, 4));
+    let field = |out: &mut String, name: &str, text: &str| {
+        let _ = writeln!(out, "    {f}{name:<9}{f:#} {}", wrap(text, 14));
+    };
+    let currency = match finding.impact.currency {
+        Currency::Availability => "availability",
+        Currency::Latency => "latency",
+        Currency::Capacity => "capacity",
+        Currency::Risk => "risk",
+    };
+    field(out, "impact", &format!("{} [{currency}]", finding.impact.text));
+    field(out, "gain", &format!("{} = {}", finding.gain.text, finding.gain.formula));
+    for (i, link) in finding.chain.iter().enumerate() {
+        field(out, if i == 0 { "leads to" } else { "" }, &format!("{}{}: {}", "> ".repeat(i + 1), link.id, link.text));
+    }
+    for (i, evidence) in finding.evidence.iter().enumerate() {
+        field(out, if i == 0 { "evidence" } else { "" }, &format!("{} -> {} @{}", evidence.source, evidence.value, clock(evidence.at_ms)));
+    }
+    for (i, text) in finding.ruled_out.iter().enumerate() {
+        field(out, if i == 0 { "not" } else { "" }, text);
+    }
+    for remedy in finding.remedies.iter().take(if remedies { usize::MAX } else { 1 }) {
+        field(out, "fix", &remedy.text);
+        for command in &remedy.commands {
+            let _ = writeln!(out, "              {c}{command}{c:#}");
+        }
+        field(out, "", &format!("risk: {}; way back: {}", remedy.risk, remedy.rollback));
+    }
+    field(out, "recheck", &finding.recheck);
+    out.push('\n');
+}
+
+/// `14:03:59` UTC, the way evidence is stamped.
+pub fn clock(at_ms: u64) -> String {
+    let s = at_ms / 1000 % 86400;
+    format!("{:02}:{:02}:{:02}Z", s / 3600, s / 60 % 60, s % 60)
+}
+
+/// Fits the terminal; following lines are indented.
+fn wrap(text: &str, indent: usize) -> String {
+    let width = textwrap::termwidth().clamp(60, 140).saturating_sub(indent);
+    textwrap::wrap(text, textwrap::Options::new(width).break_words(false)).join(&format!("\n{}", " ".repeat(indent)))
+}
