@@ -3,7 +3,7 @@
 //!
 //! Never on this list: MONITOR, KEYS, DEBUG, EVAL, CONFIG SET, or any command that reads a whole value.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::{Connection, Error, ErrorKind, Options, Target, Value};
 
@@ -98,9 +98,26 @@ pub struct ReadOnly {
 }
 
 impl ReadOnly {
-    /// As [`Connection::open`].
+    /// As [`Connection::open`], but with patience where the server is at `maxclients`: a place may become free.
     pub fn open(target: &Target, options: &Options) -> Result<ReadOnly, Error> {
-        Ok(ReadOnly { connection: Connection::open(target, options)?, commands: 0 })
+        let mut tries = 0;
+        loop {
+            let opened = Connection::open(target, options).and_then(|mut c| {
+                // At the limit the server accepts, says so, and closes: only an answer is a connection.
+                match c.call(&["PING"]) {
+                    Err(e) if e.kind == ErrorKind::MaxClients || (e.kind == ErrorKind::Closed) => Err(e),
+                    _ => Ok(c),
+                }
+            });
+            match opened {
+                Ok(connection) => return Ok(ReadOnly { connection, commands: 0 }),
+                Err(e) if e.kind == ErrorKind::MaxClients && tries < 10 => {
+                    tries += 1;
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(e) => return Err(e),
+            }
+        }
     }
 
     /// The connection's addresses and times.

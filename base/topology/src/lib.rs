@@ -12,4 +12,4 @@ mod slots;
 pub use cluster::{ClusterNode, ClusterView, Disagreement, ParseError};
 pub use info::{CommandStat, Info};
 pub use member::{DeploymentKind, Member, Role};
-pub use slots::{SLOTS, SlotSet};
+pub use slots::{SLOTS, SlotSet, slot_of};

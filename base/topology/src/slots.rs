@@ -83,3 +83,31 @@ impl fmt::Display for SlotSet {
         Ok(())
     }
 }
+
+/// The slot of a key: CRC16 (XMODEM) of it, or of what stands between its first braces, modulo 16384.
+pub fn slot_of(key: &[u8]) -> u16 {
+    let tag = key.iter().position(|&b| b == b'{').and_then(|open| {
+        let len = key[open + 1..].iter().position(|&b| b == b'}').filter(|&n| n > 0)?;
+        Some(&key[open + 1..open + 1 + len])
+    });
+    tag.unwrap_or(key).iter().fold(0u16, |mut crc, &byte| {
+        crc ^= u16::from(byte) << 8;
+        for _ in 0..8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+        }
+        crc
+    }) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gives_the_slots_of_the_specification() {
+        assert_eq!(slot_of(b"123456789"), 0x31C3 % SLOTS); // the specification's test value of CRC16
+        assert_eq!(slot_of(b"foo"), 12182);
+        assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"{user1000}.followers"));
+        assert_ne!(slot_of(b"foo{}{bar}"), slot_of(b"bar"));
+    }
+}

@@ -114,6 +114,7 @@ impl Watch {
             let ip = if ip.is_unspecified() { "*".to_string() } else { ip.to_string() };
             let address = format!("{ip}:{port}");
             match host.processes.iter_mut().find(|p| p.pid == pid) {
+                Some(process) if process.addresses.contains(&address) => {} // IPv4 and IPv6
                 Some(process) => process.addresses.push(address),
                 None => host.processes.push(self.process(pid, &address, host.window_s)),
             }

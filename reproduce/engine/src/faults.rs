@@ -1,1 +1,0 @@
-//! Faults, injected into real servers.
