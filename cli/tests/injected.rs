@@ -35,14 +35,11 @@ fn first(report: &Report) -> String {
 /// Faults that the given server cannot show, and why.
 fn cannot(fault: &Fault, engine: &Engine) -> Option<&'static str> {
     let old = !engine.is_valkey() && engine.level() < (6, 2);
-    // SAFETY-free question: the effective user is in /proc.
     let root = std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
     match fault.name {
         _ if fault.root && !root => Some("needs root"),
         "error_flood" | "redirect_storm" if old => Some("errors are not counted by kind before 6.2"),
         "no_pipelining" if old => Some("reads are not counted before 6.0"),
-        "full_resync_loop" if old => Some("rdb-key-save-delay came with 6.0"),
-        "monitor_attached" | "slow_subscriber" if false => None,
         _ => None,
     }
 }
@@ -88,4 +85,85 @@ fn names_every_injected_fault_first() {
         std::fs::write(path, format!("{} injected -> named first, its chain, other measured findings\n{table}", engine.version)).expect("the table can be written");
     }
     assert!(wrong.is_empty(), "not named first:\n{}", wrong.join("\n"));
+}
+
+/// A deployment that is odd but well, and what keeps it busy meanwhile.
+struct Healthy {
+    name: &'static str,
+    shape: Shape,
+    settings: &'static [(&'static str, &'static str)],
+    /// Clients that stay connected without a word.
+    idle: usize,
+    /// Commands a second, from four clients in pipelines of ten.
+    rate: u64,
+    /// A large data set that is gone again, and a save.
+    past: bool,
+}
+
+#[test]
+fn names_nothing_above_risk_on_healthy_deployments() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let engine = engine();
+    let healthy = |name, shape| Healthy { name, shape, settings: &[], idle: 0, rate: 0, past: false };
+    let cases = [
+        healthy("idle", Shape::Standalone),
+        healthy("idle_pair", Shape::MasterReplica { replicas: 1 }),
+        healthy("idle_sentinel", Shape::Sentinel { replicas: 1, sentinels: 3, quorum: 2 }),
+        healthy("freshly_restarted_cluster", Shape::six_nodes()),
+        Healthy { rate: 5000, ..healthy("busy_but_fine", Shape::Standalone) },
+        Healthy { rate: 5000, ..healthy("busy_cluster", Shape::six_nodes()) },
+        Healthy { idle: 1500, ..healthy("many_idle_clients", Shape::Standalone) },
+        Healthy { settings: &[("save", "\"\""), ("appendonly", "no")], rate: 1000, ..healthy("no_persistence", Shape::Standalone) },
+        Healthy { settings: &[("appendonly", "yes"), ("save", "3600 1")], rate: 2000, ..healthy("persistent", Shape::Standalone) },
+        Healthy { past: true, ..healthy("huge_peak_memory", Shape::Standalone) },
+    ];
+    let mut wrong = Vec::new();
+    let mut table = String::new();
+    for case in &cases {
+        let settings = case.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let mut deployment = Deployment::start(&engine, &case.shape, &ServerSpec { settings, ..ServerSpec::default() }).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        if case.name == "freshly_restarted_cluster" {
+            deployment.nodes[4].restart().expect("it starts again");
+        }
+        let idle: Vec<_> = (0..case.idle).map(|_| deployment.nodes[0].connect().expect("a connection")).collect();
+        if case.past {
+            let mut c = deployment.nodes[0].connect().expect("a connection");
+            let value = "x".repeat(100_000);
+            for i in 0..500 {
+                c.call(&["SET", &format!("k:{i}"), &value]).expect("written");
+            }
+            c.call(&["FLUSHALL"]).expect("emptied");
+            c.call(&["SLOWLOG", "RESET"]).expect("the past is past");
+        }
+        let stop = AtomicBool::new(false);
+        let report = std::thread::scope(|scope| {
+            for i in 0..4u64 {
+                let (stop, target, rate) = (&stop, deployment.nodes[0].target(), case.rate);
+                scope.spawn(move || {
+                    let mut c = unslow_client::Connection::open(&target, &unslow_client::Options::default()).expect("a connection");
+                    while rate > 0 && !stop.load(Ordering::Relaxed) {
+                        // A key of the first node's slots, so that a cluster needs no redirect.
+                        let batch: Vec<Vec<&str>> = (0..10).map(|n| if n % 3 == 0 { vec!["SET", "{t2}", "v"] } else { vec!["GET", "{t2}"] }).collect();
+                        let _ = c.pipeline(&batch);
+                        std::thread::sleep(Duration::from_micros(40_000_000 / rate + i));
+                    }
+                });
+            }
+            let report = doctor(&deployment, &format!("healthy_{}", case.name));
+            stop.store(true, Ordering::Relaxed);
+            report
+        });
+        drop(idle);
+        let bad: Vec<String> = report.findings.iter().filter(|f| f.severity > Severity::Risk).map(|f| format!("{}: {}", f.id, f.title)).collect();
+        let line = format!("{:<28} {}", case.name, if bad.is_empty() { "nothing above risk".to_string() } else { bad.join("; ") });
+        println!("{line}");
+        let _ = writeln!(table, "{line}");
+        if !bad.is_empty() {
+            wrong.push(line);
+        }
+    }
+    if let Some(path) = std::env::var_os("UNSLOW_TABLE_HEALTHY") {
+        std::fs::write(path, format!("{} healthy deployment -> findings above risk\n{table}", engine.version)).expect("the table can be written");
+    }
+    assert!(wrong.is_empty(), "named above risk on healthy deployments:\n{}", wrong.join("\n"));
 }

@@ -45,6 +45,8 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
             members.push(i);
         }
     }
+    // Equals, risks above all, in the order of the catalogue: what breaks a deployment before what blinds it.
+    let rank = |f: &Finding| rules.iter().position(|r| r.id == f.id);
     let mut ranked: Vec<((f64, f64), Finding)> = roots
         .into_iter()
         .map(|(root, mut members)| {
@@ -71,7 +73,7 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
         })
         .collect();
     ranked.sort_by(|a, b| {
-        b.0.partial_cmp(&a.0).unwrap_or(std::cmp::Ordering::Equal).then_with(|| b.1.confidence.cmp(&a.1.confidence)).then_with(|| a.1.id.cmp(&b.1.id))
+        b.0.partial_cmp(&a.0).unwrap_or(std::cmp::Ordering::Equal).then_with(|| rank(&a.1).cmp(&rank(&b.1)))
     });
     ranked.into_iter().map(|(_, f)| f).collect()
 }

@@ -83,13 +83,11 @@ impl Watch {
             if !ips.iter().any(|ip| ip.is_loopback() || local.contains(ip)) {
                 continue;
             }
-            let pid = owners
-                .iter()
-                .find(|(_, ip, p)| *p == port && (ip.is_unspecified() || ips.contains(ip)))
-                .map(|(pid, ..)| *pid)
-                .or_else(|| process_id(node));
-            let Some(pid) = pid else { continue };
-            node.sockets = Seen::Yes { value: by_peer(&sockets, &ips, port), source: format!("ss -tin sport = :{port}"), at_ms: now_ms() };
+            let owner = owners.iter().find(|(_, ip, p)| *p == port && (ip.is_unspecified() || ips.contains(ip)));
+            let Some(pid) = owner.map(|(pid, ..)| *pid).or_else(|| process_id(node)) else { continue };
+            // A server bound to every address has clients on all of them.
+            let any = owner.is_some_and(|(_, ip, _)| ip.is_unspecified());
+            node.sockets = Seen::Yes { value: by_peer(&sockets, if any { &[] } else { &ips }, port), source: format!("ss -tin sport = :{port}"), at_ms: now_ms() };
             match host.processes.iter_mut().find(|p| p.pid == pid) {
                 Some(process) => process.addresses.push(node.address.clone()),
                 None => host.processes.push(self.process(pid, &node.address, host.window_s)),
@@ -547,10 +545,10 @@ fn local_ips() -> BTreeSet<IpAddr> {
     found
 }
 
-/// The sockets of one server by peer address.
+/// The sockets of one server by peer address; no `ips` is any local address.
 fn by_peer(sockets: &[TcpSocket], ips: &[IpAddr], port: u16) -> Vec<PeerSockets> {
     let mut peers: BTreeMap<IpAddr, Vec<&TcpSocket>> = BTreeMap::new();
-    for socket in sockets.iter().filter(|s| !s.listening && s.local.1 == port && ips.contains(&s.local.0)) {
+    for socket in sockets.iter().filter(|s| !s.listening && s.local.1 == port && (ips.is_empty() || ips.contains(&s.local.0))) {
         peers.entry(socket.peer.0).or_default().push(socket);
     }
     let median = |mut values: Vec<u32>| {

@@ -1,7 +1,8 @@
 //! Replicas are copied from scratch again and again.
 //!
 //! Each full sync forks the master and sends the whole data set. When the replica's output buffer limit or the backlog is
-//! too small for the writes that arrive meanwhile, the sync is cut off at its end and starts again, for ever.
+//! too small for the writes that arrive meanwhile, the sync is cut off at its end and starts again, for ever. A replica that
+//! loses its data with each restart does the same.
 //!
 //! Seen when: two or more full syncs began in the window, or one did and a replica's link is down at its end.
 //!
@@ -46,6 +47,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw(node, "INFO replication", if states.is_empty() { "no replica connected".to_string() } else { states.join(", ") })
         .saw(node, "CONFIG GET client-output-buffer-limit", format!("replica {}; {cut:.0} connections ended by a limit in the window", limit.as_deref().unwrap_or("not seen")))
         .fix("Let a sync survive the writes that arrive while it runs", &["CONFIG SET client-output-buffer-limit \"replica 1gb 512mb 120\"", "CONFIG SET repl-backlog-size 268435456"], "that much memory may be used per replica", &format!("CONFIG SET repl-backlog-size {backlog:.0}"))
+        .fix("If the replica restarts each time: let it keep its data (a volume, not the container's own disk) and look why it restarts", &["uptime_in_seconds of the replica", "its log before each start"], "none", "none needed")
         .fix("Give a copy the time it takes", &["CONFIG SET repl-timeout 300"], "a dead link is noticed later", "CONFIG SET repl-timeout 60")
         .into()
 }

@@ -3,7 +3,7 @@
 //! Every read and every write is a system call through TCP. At one command per read a GET costs about 2.6 us of which
 //! 86 % is the kernel and 0.05 us the command; at a depth of 16 it costs 0.4 us.
 //!
-//! Seen when: the main thread uses over half a core, at least half of that in the kernel, commands themselves take under
+//! Seen when: the main thread uses over 70 % of a core, at least half of that in the kernel, commands themselves take under
 //! 30 % of it, and fewer than 4 commands come per read.
 //!
 //! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS.
@@ -24,7 +24,7 @@ pub fn check(facts: &Facts) -> Verdict {
             let (user, sys) = node.cpu()?;
             let (cpu, inside, ops) = (user + sys, node.inside_share()?, node.ops()?);
             let depth = node.depth();
-            let bound = cpu > 0.5 && sys / cpu >= 0.5 && inside / cpu < 0.3 && depth.is_none_or(|d| d < 4.0);
+            let bound = cpu > 0.7 && sys / cpu >= 0.5 && inside / cpu < 0.3 && depth.is_none_or(|d| d < 4.0);
             bound.then_some((node, cpu, sys, inside, ops, depth))
         })
         .collect();

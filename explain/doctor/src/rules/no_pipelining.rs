@@ -4,7 +4,7 @@
 //! Adding consumers, partitions or CPU changes nothing; a batch of k commands in one write costs one round trip.
 //!
 //! Seen when: the mean read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0), the
-//! main thread is busy for less than half of the time, and the connections' rate is at least 30 % of 1/RTT.
+//! main thread is busy for less than 70 % of the time, and the connections' rate is at least 30 % of 1/RTT.
 //!
 //! Not to be taken for: a server at its limit (then `kernel_bound` tells the same habit's price in CPU), or clients with
 //! nothing to do.
@@ -29,14 +29,16 @@ pub fn check(facts: &Facts) -> Verdict {
             continue;
         };
         let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
-        // The kernel's smoothed figure on the server's sockets where it can be seen, else our own PING.
-        let socket_rtt = node.sockets.value().and_then(|peers| peers.iter().filter(|p| p.rtt_us_p50 > 0).map(|p| f64::from(p.rtt_us_p50)).reduce(f64::max));
-        let Some(rtt_us) = socket_rtt.or_else(|| Some(f64::from(node.rtt.value()?.us_p50))) else { continue };
+        // Our own PING holds the server's share of a round trip, the sockets' smallest one the clients' distance. The
+        // sockets' smoothed figure is of no use: a client that pauses delays its ACKs.
+        let Some(from_here) = node.rtt.value().map(|r| f64::from(r.us_p50)) else { continue };
+        let far = node.sockets.value().into_iter().flatten().map(|p| f64::from(p.min_rtt_us_p50)).fold(0.0, f64::max);
+        let rtt_us = from_here.max(far);
         let idle: u64 = node.clients.value().map_or(0, |c| c.groups.iter().map(|g| g.idle_hour).sum());
         let replicas = node.number("connected_slaves").unwrap_or(0.0);
         let connections = (node.number("connected_clients").unwrap_or(1.0) - 1.0 - idle as f64 - replicas).max(1.0);
         let waiting = ops / connections * rtt_us / 1e6;
-        if depth < 1.5 && busy < 0.5 && waiting >= 0.3 {
+        if depth < 1.5 && busy < 0.7 && waiting >= 0.3 {
             rows.push((node, ops, depth, rtt_us, connections, waiting.min(1.0)));
         }
     }

@@ -3,8 +3,7 @@
 //! Time-outs in an application are blamed on Redis first. When the servers answer in time, are not busy, have not stalled
 //! and lose nothing, that is a verdict too, with its evidence; and when a client leaves its replies unread, it is named.
 //!
-//! Seen when: clients' receive windows are closed, or replies wait for ordinary clients to read, while the server is
-//! well; or, as information, when nothing at all was measured against the servers.
+//! Seen when: replies have waited for two seconds or more for an ordinary client to read them, while the server is well; or, as information, when nothing at all was measured against the servers.
 //!
 //! Not to be taken for: a slow subscriber (`slow_subscriber`), whose buffer is the server's problem too.
 //!
@@ -27,8 +26,9 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     for node in facts.live() {
         let stuck = node.sockets.value().into_iter().flatten().filter(|p| p.window_closed > 0).max_by_key(|p| p.window_closed);
-        let unread = node.clients.value().and_then(|c| c.notable.iter().filter(|c| c.output_bytes > 0 && !c.flags.contains(['P', 'S', 'O', 'M'])).max_by_key(|c| c.output_bytes));
-        if stuck.is_none() && unread.is_none() {
+        let unread = node.clients.value().and_then(|c| c.notable.iter().filter(|c| c.output_bytes > 0 && c.idle_s >= 2 && !c.flags.contains(['P', 'S', 'O', 'M'])).max_by_key(|c| c.output_bytes));
+        // A closed window alone may be a large reply on its way: the buffer must have been waiting for seconds.
+        if unread.is_none() {
             continue;
         }
         let busy = node.cpu().map_or(0.0, |(u, s)| u + s);

@@ -24,6 +24,10 @@ pub fn topology_storm(deployment: &mut Deployment) -> Result<Active, Error> {
     std::fs::write(&path, text.replacen("vars ", &format!("{ghosts}vars "), 1)).map_err(io)?;
     node.restart()?;
     let target = node.target();
+    let mut c = node.connect()?;
+    crate::cluster::wait_for("cluster_state:ok after the restart", Duration::from_secs(20), || {
+        Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:ok"))
+    })?;
     let mut active = Active::new("each client asks one node, every 60 s, over the connection it has");
     for _ in 0..2 {
         let target = target.clone();

@@ -234,7 +234,7 @@ pub const ALL: &[Fault] = &[
     fault("out_of_memory", "10 MB and noeviction", standalone, &[("maxmemory", "10mb")], server::out_of_memory),
     fault("expire_storm", "hundreds of thousands of keys die together", standalone, &[], server::expire_storm),
     fault("backlog_too_small", "a backlog of 16 kB under megabytes of writes", pair, &[("repl-backlog-size", "16kb")], server::backlog_too_small),
-    fault("full_resync_loop", "a replica's sync is cut off by its output buffer limit", pair, &[("repl-backlog-size", "512mb"), ("repl-diskless-sync", "yes")], server::full_resync_loop),
+    fault("full_resync_loop", "a replica comes back without its data, again and again", pair, &[], server::full_resync_loop),
     fault("main_thread_saturated", "pipelines of LRANGE fill the main thread", standalone, &[], clients::main_thread_saturated),
     fault("node_timeout_margin", "a stall of 1.3 s under a node timeout of 2 s", Shape::six_nodes, &[("cluster-node-timeout", "2000"), ("enable-debug-command", "yes")], placement::node_timeout_margin),
     fault("failover_flapping", "a master hangs for longer than the node timeout and comes back", Shape::six_nodes, &[("cluster-node-timeout", "1500")], placement::failover_flapping),

@@ -88,15 +88,21 @@ pub fn out_of_memory(deployment: &mut Deployment) -> Result<Active, Error> {
 }
 
 pub fn expire_storm(deployment: &mut Deployment) -> Result<Active, Error> {
-    let (target, mut slot, mut i) = (deployment.nodes[0].target(), None, 0u64);
-    let mut c = connect(&target)?;
-    // Hundreds of thousands that die within the next seconds, and more that follow.
-    fill(&mut c, 400_000, |i| words(&["SET", &format!("s:{i}"), "x", "PX", "4000"]))?;
-    Ok(Active::new("jitter on the TTLs").work(move |flags| {
-        let batch: Vec<Vec<String>> = (0..500).map(|_| { i += 1; words(&["SET", &format!("t:{i}"), "x", "PX", "1000"]) }).collect();
-        with(&mut slot, &target, flags, |c| c.pipeline(&batch).map(drop));
-        flags.pause(Duration::from_millis(10));
-    }))
+    let mut c = connect(&deployment.nodes[0].target())?;
+    fill(&mut c, 400_000, |i| words(&["SET", &format!("s:{i}"), "x"]))?;
+    // All of them die at one moment, soon.
+    let now = c.call(&["TIME"])?.items().first().and_then(|v| v.integer()).unwrap_or(0);
+    let at = ((now + 4) * 1000).to_string();
+    fill(&mut c, 400_000, |i| words(&["PEXPIREAT", &format!("s:{i}"), &at]))?;
+    // Whoever looks for three seconds must be looking then.
+    let begun = std::time::Instant::now();
+    let left = |c: &mut unslow_client::Connection| -> Result<i64, Error> {
+        Ok(now + 4 - c.call(&["TIME"])?.items().first().and_then(|v| v.integer()).unwrap_or(0))
+    };
+    while left(&mut c)? > 2 && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(Active::new("jitter on the TTLs"))
 }
 
 pub fn backlog_too_small(deployment: &mut Deployment) -> Result<Active, Error> {
@@ -106,15 +112,16 @@ pub fn backlog_too_small(deployment: &mut Deployment) -> Result<Active, Error> {
 pub fn full_resync_loop(deployment: &mut Deployment) -> Result<Active, Error> {
     let mut c = connect(&deployment.nodes[0].target())?;
     fill(&mut c, 5_000, |i| words(&["SET", &format!("k:{i}"), &"x".repeat(1000)]))?;
-    // Each key takes 200 us to save: the copy takes a second, in which megabytes of writes pile up for the replica.
-    c.call(&["CONFIG", "SET", "rdb-key-save-delay", "200"])?;
-    c.call(&["CONFIG", "SET", "client-output-buffer-limit", "replica 1mb 1mb 1"])?;
-    let active = writes(Active::new("a larger output buffer"), deployment, 10_000, 3, 1000);
-    deployment.nodes[1].connect()?.call(&["REPLICAOF", "NO", "ONE"])?;
     let (ip, port) = (deployment.nodes[0].ip.clone(), deployment.nodes[0].port.to_string());
-    let mut replica = deployment.nodes[1].connect()?;
-    replica.call(&["FLUSHALL"])?;
-    replica.call(&["SET", "own", "history"])?;
-    replica.call(&["REPLICAOF", &ip, &port])?;
-    Ok(active)
+    let (target, mut slot) = (deployment.nodes[1].target(), None);
+    // A replica that comes back without its data and history, as a container without a volume does.
+    Ok(Active::new("the replica keeps its data over a restart").work(move |flags| {
+        with(&mut slot, &target, flags, |c| {
+            c.call(&["REPLICAOF", "NO", "ONE"])?;
+            c.call(&["FLUSHALL"])?;
+            c.call(&["SET", "own", "history"])?;
+            c.call(&["REPLICAOF", &ip, &port]).map(drop)
+        });
+        flags.pause(Duration::from_millis(800));
+    }))
 }
