@@ -1,6 +1,241 @@
-//! placeholder
+//! `unslow demo`: a real six-node cluster gets a fault that the doctor is not told of; then the diagnosis, the remedy,
+//! and the same application measured before and after.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
 use clap::Args;
-use crate::output::Output;
+use rand::SeedableRng;
+use rand::seq::IndexedRandom;
+use serde::Serialize;
+use unslow_client::{Connection, Options, Target, discover};
+use unslow_doctor::measure::{count, percent, time_us};
+use unslow_doctor::{Report, Severity, diagnose};
+use unslow_engine::faults::{self, Fault};
+use unslow_engine::{Deployment, Shape, find};
+use unslow_probe::Settings;
+use unslow_topology::slot_of;
+
+use crate::output::{Output, style};
+use crate::{html, text};
+
 #[derive(Args)]
-pub struct Demo {}
-impl Demo { pub fn run(&self, _o: &Output) -> anyhow::Result<u8> { Ok(0) } }
+pub struct Demo {
+    /// Which fault; random when left out (see --list)
+    #[arg(long, value_name = "NAME")]
+    fault: Option<String>,
+    /// Seed of the random choice
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Engine to run: valkey-9.1, redis-7.0, redis-6.2, redis-5.0, path
+    #[arg(long, default_value = "valkey-9.1", value_name = "NAME")]
+    engine: String,
+    /// A server executable of your own
+    #[arg(long, value_name = "PATH", conflicts_with = "engine")]
+    server: Option<PathBuf>,
+    /// Length of the doctor's window
+    #[arg(long, default_value = "5s", value_parser = crate::doctor::parse_duration, value_name = "TIME")]
+    window: Duration,
+    /// Keep the diagnosis as a page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// List the faults
+    #[arg(long)]
+    list: bool,
+}
+
+/// What the application saw: four callers, a command every 2 ms each.
+#[derive(Clone, Serialize)]
+struct Seen {
+    requests: usize,
+    errors: usize,
+    latency_us_p50: u32,
+    latency_us_p99: u32,
+    latency_us_max: u32,
+    /// Of the node that the fault hits.
+    server_cpu_share: f64,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    schema: &'static str,
+    engine: String,
+    fault: String,
+    seed: u64,
+    named_first: Option<String>,
+    right: bool,
+    gone_after_the_remedy: bool,
+    remedy: String,
+    before: Seen,
+    after: Seen,
+    seconds: f64,
+    report: Report,
+}
+
+impl Demo {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        let choices: Vec<&Fault> = faults::ALL.iter().filter(|f| f.demo).collect();
+        if self.list {
+            for fault in &choices {
+                output.print(&format!("{:<18} {}\n", fault.name, fault.about))?;
+            }
+            return Ok(0);
+        }
+        let seed = self.seed.unwrap_or_else(rand::random);
+        let fault = match &self.fault {
+            Some(name) => *choices.iter().find(|f| f.name == name).with_context(|| {
+                format!("no fault {name:?} in the demo; there are {}", choices.iter().map(|f| f.name).collect::<Vec<_>>().join(", "))
+            })?,
+            None => choices.choose(&mut rand::rngs::StdRng::seed_from_u64(seed)).context("no faults")?,
+        };
+        let begun = Instant::now();
+        let name = self.server.as_ref().map_or(self.engine.clone(), |p| p.display().to_string());
+        output.note(&format!("1  starting a six-node cluster of {name}"));
+        let engine = find(&name)?;
+        let mut deployment = fault.deploy(&engine, Some(Shape::six_nodes()))?;
+        output.note(&format!("   {}, ready after {:.1} s", engine.version, begun.elapsed().as_secs_f64()));
+        output.note(&format!("2  hiding a fault in it (seed {seed}) and running an application against it"));
+        let active = fault.inject(&mut deployment)?;
+        std::thread::sleep(Duration::from_millis(500));
+
+        output.note("3  diagnosing; the doctor gets one address and nothing else");
+        let (report, before) = self.diagnose_under_load(&deployment, output)?;
+        if output.json() {
+            // The report is part of the outcome below.
+        } else {
+            output.print("\n")?;
+            output.print(&text::report(&report, output.verbose))?;
+        }
+        let first = report.findings.iter().find(|f| f.severity > Severity::Info).map(|f| f.id.clone());
+        let right = first.as_deref() == Some(fault.name);
+
+        output.note(&format!("\n4  applying the remedy: {}", active.remedy));
+        active.fix();
+        std::thread::sleep(Duration::from_millis(500));
+        output.note("5  measuring again");
+        let (again, after) = self.diagnose_under_load(&deployment, output)?;
+        let gone = again.findings.iter().all(|f| f.id != fault.name || f.severity <= Severity::Risk);
+        let remedy = active.remedy;
+        drop(active);
+        drop(deployment);
+
+        let outcome = Outcome {
+            schema: "unslow.demo/1",
+            engine: engine.version.clone(),
+            fault: fault.name.into(),
+            seed,
+            named_first: first.clone(),
+            right,
+            gone_after_the_remedy: gone,
+            remedy: remedy.into(),
+            before: before.clone(),
+            after: after.clone(),
+            seconds: begun.elapsed().as_secs_f64(),
+            report,
+        };
+        if output.json() {
+            output.print_json(&outcome)?;
+        } else {
+            output.print(&closing(fault, &first, right, gone, &before, &after, outcome.seconds))?;
+        }
+        Ok(u8::from(!(right && gone)))
+    }
+
+    /// The application runs for as long as the doctor looks.
+    fn diagnose_under_load(&self, deployment: &Deployment, output: &Output) -> anyhow::Result<(Report, Seen)> {
+        let target = deployment.nodes[0].target();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..4).map(|i| (i, target.clone())).map(|(i, t)| { let stop = &stop; scope.spawn(move || application(&t, i, stop)) }).collect();
+            let options = Options { name: Some("unslow"), protocol: 3, ..Options::default() };
+            let looked = discover(&target, &options).map(|found| {
+                let _bar = output.countdown("   looking", self.window);
+                let settings = Settings { window: self.window, options, show_keys: false, host: true, hosts: Vec::new(), url: target.url() };
+                unslow_probe::run(&found, &settings)
+            });
+            stop.store(true, Ordering::SeqCst);
+            let mut times = Vec::new();
+            let mut errors = 0;
+            for caller in callers {
+                let Ok((t, e)) = caller.join() else { bail!("a caller of the demo's application died") };
+                times.extend(t);
+                errors += e;
+            }
+            let facts = looked?;
+            let report = diagnose(&facts, &[]);
+            if let Some(path) = &self.html
+                && report.findings.iter().any(|f| f.severity > Severity::Risk)
+            {
+                std::fs::write(path, html::page(&report, &facts)?).with_context(|| path.display().to_string())?;
+            }
+            times.sort_unstable();
+            let at = |q: f64| times.get(((times.len() as f64 * q) as usize).min(times.len().saturating_sub(1))).copied().unwrap_or(0);
+            let cpu = facts.nodes.iter().find(|n| n.address == deployment.nodes[0].address()).and_then(unslow_facts::Node::cpu);
+            let seen = Seen { requests: times.len(), errors, latency_us_p50: at(0.5), latency_us_p99: at(0.99), latency_us_max: at(1.0), server_cpu_share: cpu.map_or(0.0, |(u, s)| u + s) };
+            Ok((report, seen))
+        })
+    }
+}
+
+/// One caller: SET and GET in turn every 2 ms, each timed from when it was due.
+fn application(target: &Target, caller: u32, stop: &AtomicBool) -> (Vec<u32>, usize) {
+    const EVERY: Duration = Duration::from_millis(2);
+    // A key of the first master's slots: one connection serves, no redirects.
+    let key = (0..).map(|i| format!("cart:{{{caller}-{i}}}")).find(|k| slot_of(k.as_bytes()) < 5000).expect("some key hashes low");
+    let (mut times, mut errors) = (Vec::new(), 0);
+    let mut connection = Connection::open(target, &Options::default()).ok();
+    let begun = Instant::now();
+    for n in 0u32.. {
+        let due = begun + EVERY * n;
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let Some(c) = connection.as_mut() else {
+            errors += 1;
+            connection = Connection::open(target, &Options::default()).ok();
+            continue;
+        };
+        let answer = if n % 2 == 0 { c.call(&["SET", &key, "v"]) } else { c.call(&["GET", &key]) };
+        times.push(due.elapsed().as_micros() as u32);
+        if let Err(e) = answer {
+            errors += 1;
+            if e.is_fatal() {
+                connection = None;
+            }
+        }
+    }
+    (times, errors)
+}
+
+fn closing(fault: &Fault, first: &Option<String>, right: bool, gone: bool, before: &Seen, after: &Seen, seconds: f64) -> String {
+    let mut out = String::from("\n");
+    let (t, mark) = (style::TITLE, if right && gone { style::GOOD } else { style::BAD });
+    let _ = writeln!(out, "{t}hidden{t:#}  {}: {}", fault.name, fault.about);
+    let _ = writeln!(out, "{t}named{t:#}   {mark}{}{mark:#}{}", first.as_deref().unwrap_or("nothing"), if gone { ", and gone after the fix" } else { ", and still there after the fix" });
+    let row = |out: &mut String, what: &str, b: String, a: String| {
+        let _ = writeln!(out, "{what:<34} {b:>12} {a:>12}");
+    };
+    out.push('\n');
+    row(&mut out, "the application", "before".into(), "after".into());
+    row(&mut out, "  p50", time_us(before.latency_us_p50.into()), time_us(after.latency_us_p50.into()));
+    row(&mut out, "  p99", time_us(before.latency_us_p99.into()), time_us(after.latency_us_p99.into()));
+    row(&mut out, "  longest", time_us(before.latency_us_max.into()), time_us(after.latency_us_max.into()));
+    row(&mut out, "  requests", count(before.requests as f64), count(after.requests as f64));
+    row(&mut out, "  errors", count(before.errors as f64), count(after.errors as f64));
+    row(&mut out, "CPU of that master's main thread", percent(before.server_cpu_share), percent(after.server_cpu_share));
+    let _ = writeln!(
+        out,
+        "\nThe doctor {} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {seconds:.0} s.",
+        if right { "found" } else { "missed" },
+        fault.name,
+        time_us(before.latency_us_p99.into()),
+        time_us(after.latency_us_p99.into()),
+        percent(before.server_cpu_share),
+        percent(after.server_cpu_share),
+    );
+    out
+}
