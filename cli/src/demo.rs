@@ -87,7 +87,10 @@ impl Demo {
         let seed = self.seed.unwrap_or_else(rand::random);
         let fault = match &self.fault {
             Some(name) => *choices.iter().find(|f| f.name == name).with_context(|| {
-                format!("no fault {name:?} in the demo; there are {}", choices.iter().map(|f| f.name).collect::<Vec<_>>().join(", "))
+                format!(
+                    "no fault {name:?} in the demo; there are {}",
+                    choices.iter().map(|f| f.name).collect::<Vec<_>>().join(", ")
+                )
             })?,
             None => choices.choose(&mut rand::rngs::StdRng::seed_from_u64(seed)).context("no faults")?,
         };
@@ -149,11 +152,24 @@ impl Demo {
         let target = deployment.nodes[0].target();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let callers: Vec<_> = (0..4).map(|i| (i, target.clone())).map(|(i, t)| { let stop = &stop; scope.spawn(move || application(&t, i, stop)) }).collect();
+            let callers: Vec<_> = (0..4)
+                .map(|i| (i, target.clone()))
+                .map(|(i, t)| {
+                    let stop = &stop;
+                    scope.spawn(move || application(&t, i, stop))
+                })
+                .collect();
             let options = Options { name: Some("unslow"), protocol: 3, ..Options::default() };
             let looked = discover(&target, &options).map(|found| {
                 let _bar = output.countdown("   looking", self.window);
-                let settings = Settings { window: self.window, options, show_keys: false, host: true, hosts: Vec::new(), url: target.url() };
+                let settings = Settings {
+                    window: self.window,
+                    options,
+                    show_keys: false,
+                    host: true,
+                    hosts: Vec::new(),
+                    url: target.url(),
+                };
                 unslow_probe::run(&found, &settings)
             });
             stop.store(true, Ordering::SeqCst);
@@ -172,9 +188,22 @@ impl Demo {
                 std::fs::write(path, html::page(&report, &facts)?).with_context(|| path.display().to_string())?;
             }
             times.sort_unstable();
-            let at = |q: f64| times.get(((times.len() as f64 * q) as usize).min(times.len().saturating_sub(1))).copied().unwrap_or(0);
-            let cpu = facts.nodes.iter().find(|n| n.address == deployment.nodes[0].address()).and_then(unslow_facts::Node::cpu);
-            let seen = Seen { requests: times.len(), errors, latency_us_p50: at(0.5), latency_us_p99: at(0.99), latency_us_max: at(1.0), server_cpu_share: cpu.map_or(0.0, |(u, s)| u + s) };
+            let at = |q: f64| {
+                times.get(((times.len() as f64 * q) as usize).min(times.len().saturating_sub(1))).copied().unwrap_or(0)
+            };
+            let cpu = facts
+                .nodes
+                .iter()
+                .find(|n| n.address == deployment.nodes[0].address())
+                .and_then(unslow_facts::Node::cpu);
+            let seen = Seen {
+                requests: times.len(),
+                errors,
+                latency_us_p50: at(0.5),
+                latency_us_p99: at(0.99),
+                latency_us_max: at(1.0),
+                server_cpu_share: cpu.map_or(0.0, |(u, s)| u + s),
+            };
             Ok((report, seen))
         })
     }
@@ -184,7 +213,10 @@ impl Demo {
 fn application(target: &Target, caller: u32, stop: &AtomicBool) -> (Vec<u32>, usize) {
     const EVERY: Duration = Duration::from_millis(2);
     // A key of the first master's slots: one connection serves, no redirects.
-    let key = (0..).map(|i| format!("cart:{{{caller}-{i}}}")).find(|k| slot_of(k.as_bytes()) < 5000).expect("some key hashes low");
+    let key = (0..)
+        .map(|i| format!("cart:{{{caller}-{i}}}"))
+        .find(|k| slot_of(k.as_bytes()) < 5000)
+        .expect("some key hashes low");
     let (mut times, mut errors) = (Vec::new(), 0);
     let mut connection = Connection::open(target, &Options::default()).ok();
     let begun = Instant::now();
@@ -211,11 +243,24 @@ fn application(target: &Target, caller: u32, stop: &AtomicBool) -> (Vec<u32>, us
     (times, errors)
 }
 
-fn closing(fault: &Fault, first: &Option<String>, right: bool, gone: bool, before: &Seen, after: &Seen, seconds: f64) -> String {
+fn closing(
+    fault: &Fault,
+    first: &Option<String>,
+    right: bool,
+    gone: bool,
+    before: &Seen,
+    after: &Seen,
+    seconds: f64,
+) -> String {
     let mut out = String::from("\n");
     let (t, mark) = (style::TITLE, if right && gone { style::GOOD } else { style::BAD });
     let _ = writeln!(out, "{t}hidden{t:#}  {}: {}", fault.name, fault.about);
-    let _ = writeln!(out, "{t}named{t:#}   {mark}{}{mark:#}{}", first.as_deref().unwrap_or("nothing"), if gone { ", and gone after the fix" } else { ", and still there after the fix" });
+    let _ = writeln!(
+        out,
+        "{t}named{t:#}   {mark}{}{mark:#}{}",
+        first.as_deref().unwrap_or("nothing"),
+        if gone { ", and gone after the fix" } else { ", and still there after the fix" }
+    );
     let row = |out: &mut String, what: &str, b: String, a: String| {
         let _ = writeln!(out, "{what:<34} {b:>12} {a:>12}");
     };
@@ -226,7 +271,12 @@ fn closing(fault: &Fault, first: &Option<String>, right: bool, gone: bool, befor
     row(&mut out, "  longest", time_us(before.latency_us_max.into()), time_us(after.latency_us_max.into()));
     row(&mut out, "  requests", count(before.requests as f64), count(after.requests as f64));
     row(&mut out, "  errors", count(before.errors as f64), count(after.errors as f64));
-    row(&mut out, "CPU of that master's main thread", percent(before.server_cpu_share), percent(after.server_cpu_share));
+    row(
+        &mut out,
+        "CPU of that master's main thread",
+        percent(before.server_cpu_share),
+        percent(after.server_cpu_share),
+    );
     let _ = writeln!(
         out,
         "\nThe doctor {} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {seconds:.0} s.",

@@ -84,7 +84,8 @@ impl Reach {
         if target.password.is_none() {
             target.password = match &self.password_file {
                 Some(path) => {
-                    let text = fs::read_to_string(path).with_context(|| format!("{}: no password file", path.display()))?;
+                    let text =
+                        fs::read_to_string(path).with_context(|| format!("{}: no password file", path.display()))?;
                     Some(Secret::new(text.trim_end_matches(['\r', '\n'])))
                 }
                 None => std::env::var("UNSLOW_PASSWORD").ok().filter(|p| !p.is_empty()).map(Secret::new),
@@ -95,7 +96,9 @@ impl Reach {
 }
 
 #[derive(Args)]
-#[command(after_help = "Examples:\n  unslow doctor redis://10.0.0.1:7000\n  UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor --from incident.json")]
+#[command(
+    after_help = "Examples:\n  unslow doctor redis://10.0.0.1:7000\n  UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor --from incident.json"
+)]
 pub struct Doctor {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; the first that answers is used
     #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl"])]
@@ -139,7 +142,10 @@ pub struct Doctor {
 
 fn rule_name(text: &str) -> Result<String, String> {
     let known: Vec<&str> = unslow_doctor::ALL.iter().map(|r| r.id).collect();
-    known.contains(&text).then(|| text.to_string()).ok_or_else(|| format!("no such rule; there are {}", known.join(", ")))
+    known
+        .contains(&text)
+        .then(|| text.to_string())
+        .ok_or_else(|| format!("no such rule; there are {}", known.join(", ")))
 }
 
 /// `10s`, `500ms`, `2m`, or bare seconds.
@@ -190,7 +196,9 @@ impl Doctor {
         }
         // Nobody answered with figures: that is no clean bill of health.
         if facts.live().count() == 0 && report.findings.is_empty() {
-            let why = facts.nodes.iter().find_map(|n| n.unreachable.clone()).unwrap_or_else(|| "INFO is denied to this user; unslow doctor --print-acl shows the rights it needs".into());
+            let why = facts.nodes.iter().find_map(|n| n.unreachable.clone()).unwrap_or_else(|| {
+                "INFO is denied to this user; unslow doctor --print-acl shows the rights it needs".into()
+            });
             return Err(anyhow!("nothing could be measured: {why}"));
         }
         Ok(self.exit_code(&report))
@@ -212,7 +220,8 @@ impl Doctor {
         let options = self.reach.options()?;
         let hosts = self.host.iter().map(|path| {
             let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            serde_json::from_str::<Host>(&text).with_context(|| format!("{}: not a file of unslow host --save", path.display()))
+            serde_json::from_str::<Host>(&text)
+                .with_context(|| format!("{}: not a file of unslow host --save", path.display()))
         });
         let hosts = hosts.collect::<anyhow::Result<Vec<Host>>>()?;
         let mut last = anyhow!("no URL given");
@@ -242,7 +251,8 @@ impl Doctor {
 
     fn compare(&self, path: &PathBuf, report: &Report, output: &Output) -> anyhow::Result<()> {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let before: Report = serde_json::from_str(&text).with_context(|| format!("{}: not a report of unslow doctor --format json", path.display()))?;
+        let before: Report = serde_json::from_str(&text)
+            .with_context(|| format!("{}: not a report of unslow doctor --format json", path.display()))?;
         for line in diff(&before, report) {
             let (mark, how) = match line.change {
                 Change::New => (style::BAD, "new"),
@@ -270,7 +280,9 @@ impl Doctor {
             (info.redis_level(), info.get("redis_mode") == Some("sentinel"))
         } else {
             let mut parts = version.split('.').map(str::parse);
-            let (Some(Ok(major)), minor) = (parts.next(), parts.next()) else { bail!("{version:?} is no version; 7.0 or 6.2 was expected") };
+            let (Some(Ok(major)), minor) = (parts.next(), parts.next()) else {
+                bail!("{version:?} is no version; 7.0 or 6.2 was expected")
+            };
             ((major, minor.and_then(Result::ok).unwrap_or(0)), false)
         };
         match acl_rule(level, sentinel) {

@@ -37,7 +37,8 @@ impl EngineArguments {
         match &self.what {
             What::Ls => self.ls(output),
             What::Install { name } => {
-                let names: Vec<&str> = name.as_deref().map_or_else(|| CATALOG.iter().map(|e| e.name).collect(), |n| vec![n]);
+                let names: Vec<&str> =
+                    name.as_deref().map_or_else(|| CATALOG.iter().map(|e| e.name).collect(), |n| vec![n]);
                 for name in names {
                     let engine = match CATALOG.iter().find(|e| e.name == name) {
                         Some(entry) => install(entry, &mut |step| output.note(&format!("{name}: {step}")))?,
@@ -81,8 +82,13 @@ impl EngineArguments {
             return Ok(0);
         }
         for row in &rows {
-            let (mark, state) = if row.installed { (style::GOOD, "installed") } else { (style::FAINT, "can be installed") };
-            output.print(&format!("{:<11} {mark}{state:<16}{mark:#} {}\n", row.name, row.version.as_deref().map_or(row.about.clone(), |v| format!("{v:<14} {}", row.about))))?;
+            let (mark, state) =
+                if row.installed { (style::GOOD, "installed") } else { (style::FAINT, "can be installed") };
+            output.print(&format!(
+                "{:<11} {mark}{state:<16}{mark:#} {}\n",
+                row.name,
+                row.version.as_deref().map_or(row.about.clone(), |v| format!("{v:<14} {}", row.about))
+            ))?;
         }
         Ok(0)
     }

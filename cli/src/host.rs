@@ -34,10 +34,12 @@ impl HostArguments {
         }
         let mut host = watch.finish_alone();
         if let Some(dir) = &self.fsync_dir {
-            host.fsync = Some(fsync_times(dir, 20).with_context(|| format!("{}: fsync could not be timed", dir.display()))?);
+            host.fsync =
+                Some(fsync_times(dir, 20).with_context(|| format!("{}: fsync could not be timed", dir.display()))?);
         }
         if let Some(path) = &self.save {
-            fs::write(path, serde_json::to_string(&host)?).with_context(|| format!("{}: the facts could not be saved", path.display()))?;
+            fs::write(path, serde_json::to_string(&host)?)
+                .with_context(|| format!("{}: the facts could not be saved", path.display()))?;
         }
         if output.json() {
             output.print_json(&host)?;
@@ -62,13 +64,25 @@ impl HostArguments {
             out += &format!("pressure {what}: stalled {} of the time\n", percent(*stalled));
         }
         if let Some(tcp) = host.tcp {
-            out += &format!("TCP: {} of {} segments sent again, {} listen overflows\n", tcp.retransmits, tcp.segments_out, tcp.listen_overflows);
+            out += &format!(
+                "TCP: {} of {} segments sent again, {} listen overflows\n",
+                tcp.retransmits, tcp.segments_out, tcp.listen_overflows
+            );
         }
         for disk in &host.disks {
-            out += &format!("disk {}: {:.1} ms a write, {} busy\n", disk.name, disk.write_await_ms, percent(disk.busy_share));
+            out += &format!(
+                "disk {}: {:.1} ms a write, {} busy\n",
+                disk.name,
+                disk.write_await_ms,
+                percent(disk.busy_share)
+            );
         }
         if let Some(fsync) = host.fsync {
-            out += &format!("fsync of 4 KiB: median {}, longest {}\n", time_us(fsync.us_p50.into()), time_us(fsync.us_max.into()));
+            out += &format!(
+                "fsync of 4 KiB: median {}, longest {}\n",
+                time_us(fsync.us_p50.into()),
+                time_us(fsync.us_max.into())
+            );
         }
         for process in &host.processes {
             out += &format!(
@@ -85,7 +99,13 @@ impl HostArguments {
             out += "no Redis or Valkey server runs here, or this user may not see it (try as root)\n";
         }
         for neighbour in &host.neighbours {
-            out += &format!("also here: {} (pid {}) {} of a core{}\n", neighbour.name, neighbour.pid, percent(neighbour.cpu_share), if neighbour.client { ", a client" } else { "" });
+            out += &format!(
+                "also here: {} (pid {}) {} of a core{}\n",
+                neighbour.name,
+                neighbour.pid,
+                percent(neighbour.cpu_share),
+                if neighbour.client { ", a client" } else { "" }
+            );
         }
         output.print(&out)?;
         Ok(0)

@@ -15,7 +15,10 @@ const PLOT_NODES: usize = 8;
 
 pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
     let mut environment = Environment::new();
-    environment.add_filter("format", |template: String, x: f64| if template == "%.0f" { format!("{x:.0}") } else { x.to_string() });
+    environment.add_filter(
+        "format",
+        |template: String, x: f64| if template == "%.0f" { format!("{x:.0}") } else { x.to_string() },
+    );
     // The name ends in .html: everything put into it is escaped.
     environment.add_template("report.html", include_str!("../templates/report.html"))?;
     let finding = |f: &unslow_doctor::Finding| -> anyhow::Result<Value> {
@@ -32,7 +35,11 @@ pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
     let (measured, risks) = (pick(true)?, pick(false)?);
     let verdict = match report.findings.iter().find(|f| f.severity > Severity::Risk) {
         Some(f) => f.title.clone(),
-        None => report.findings.iter().find(|f| f.id == "not_your_redis").map_or("Nothing measured explains slowness in this window.".into(), |f| f.title.clone()),
+        None => report
+            .findings
+            .iter()
+            .find(|f| f.id == "not_your_redis")
+            .map_or("Nothing measured explains slowness in this window.".into(), |f| f.title.clone()),
     };
     let cost = format!(
         "{:.1} s, {} commands, {} of one core on the server that paid most; the dearest command was {} at {}.",
@@ -99,9 +106,14 @@ struct Line {
 fn topology(report: &Report) -> Topology {
     const ACROSS: usize = 5;
     const MOST: usize = 60; // beyond it the drawing says less than the table
-    let hit = |a: &str| report.findings.iter().any(|f| f.severity > Severity::Risk && f.subjects.iter().any(|s| s == a));
+    let hit =
+        |a: &str| report.findings.iter().any(|f| f.severity > Severity::Risk && f.subjects.iter().any(|s| s == a));
     let all = &report.deployment.nodes;
-    let masters: Vec<_> = all.iter().filter(|n| n.role == "master" || n.master.as_ref().is_none_or(|m| all.iter().all(|o| o.address != *m))).take(MOST).collect();
+    let masters: Vec<_> = all
+        .iter()
+        .filter(|n| n.role == "master" || n.master.as_ref().is_none_or(|m| all.iter().all(|o| o.address != *m)))
+        .take(MOST)
+        .collect();
     let (mut boxes, mut lines) = (Vec::new(), Vec::new());
     let mut top = 10;
     let mut bottom = 10;
@@ -112,11 +124,24 @@ fn topology(report: &Report) -> Topology {
         let x = 10 + i % ACROSS * 210;
         let mut block = |n: &unslow_doctor::NodeSummary, y: usize| {
             let load = n.commands_per_s.map_or("not asked".into(), |o| format!("{}/s", count(o)));
-            boxes.push(Block { x, y, address: n.address.clone(), what: format!("{} {}", n.role, n.zone.as_deref().unwrap_or("")), detail: load, hit: hit(&n.address), down: n.unreachable.is_some() });
+            boxes.push(Block {
+                x,
+                y,
+                address: n.address.clone(),
+                what: format!("{} {}", n.role, n.zone.as_deref().unwrap_or("")),
+                detail: load,
+                hit: hit(&n.address),
+                down: n.unreachable.is_some(),
+            });
             bottom = bottom.max(y + 56);
         };
         block(master, top);
-        for (r, replica) in all.iter().filter(|n| n.role != "master" && n.master.as_deref() == Some(&master.address)).take(4).enumerate() {
+        for (r, replica) in all
+            .iter()
+            .filter(|n| n.role != "master" && n.master.as_deref() == Some(&master.address))
+            .take(4)
+            .enumerate()
+        {
             let y = top + 76 * (r + 1);
             lines.push(Line { x1: x + 95, y1: y - 20, x2: x + 95, y2: y });
             block(replica, y);
@@ -124,10 +149,23 @@ fn topology(report: &Report) -> Topology {
     }
     for (i, sentinel) in report.deployment.sentinels.iter().enumerate() {
         let (x, y) = (10 + i % ACROSS * 210, bottom + 20 + i / ACROSS * 76);
-        boxes.push(Block { x, y, address: sentinel.clone(), what: "Sentinel".into(), detail: String::new(), hit: false, down: false });
+        boxes.push(Block {
+            x,
+            y,
+            address: sentinel.clone(),
+            what: "Sentinel".into(),
+            detail: String::new(),
+            hit: false,
+            down: false,
+        });
     }
     let height = boxes.iter().map(|b| b.y + 66).max().unwrap_or(20);
-    Topology { width: 10 + ACROSS.min(masters.len().max(report.deployment.sentinels.len()).max(3)) * 210, height, boxes, lines }
+    Topology {
+        width: 10 + ACROSS.min(masters.len().max(report.deployment.sentinels.len()).max(3)) * 210,
+        height,
+        boxes,
+        lines,
+    }
 }
 
 fn nodes(report: &Report) -> Vec<Value> {
@@ -161,14 +199,38 @@ fn plots(facts: &Facts) -> anyhow::Result<Vec<Value>> {
     let mut plots = Vec::new();
     let pinged = busiest(|n| n.pings.len() > 1);
     if !pinged.is_empty() {
-        let series = pinged.iter().map(|n| (n.address.clone(), n.pings.iter().map(|(t, us)| (f64::from(*t) / 1000.0, f64::from(*us) / 1000.0)).collect())).collect();
+        let series = pinged
+            .iter()
+            .map(|n| {
+                (
+                    n.address.clone(),
+                    n.pings.iter().map(|(t, us)| (f64::from(*t) / 1000.0, f64::from(*us) / 1000.0)).collect(),
+                )
+            })
+            .collect();
         plots.push(context! { title => "PING from here, ms", svg => lines(series, "ms")?, note => "A peak on one node is a stall of that server; on all at once, of this machine or the network." });
     }
     let loaded = busiest(|n| n.series.len() > 1);
     if !loaded.is_empty() {
-        let series = loaded.iter().map(|n| (n.address.clone(), n.series.iter().map(|p| (f64::from(p.at_ms) / 1000.0, p.commands_per_s)).collect())).collect();
+        let series = loaded
+            .iter()
+            .map(|n| {
+                (n.address.clone(), n.series.iter().map(|p| (f64::from(p.at_ms) / 1000.0, p.commands_per_s)).collect())
+            })
+            .collect();
         plots.push(context! { title => "Commands per second", svg => lines(series, "commands/s")?, note => "By the servers' own counters." });
-        let series = loaded.iter().map(|n| (n.address.clone(), n.series.iter().map(|p| (f64::from(p.at_ms) / 1000.0, 100.0 * (p.cpu_user_share + p.cpu_sys_share))).collect())).collect();
+        let series = loaded
+            .iter()
+            .map(|n| {
+                (
+                    n.address.clone(),
+                    n.series
+                        .iter()
+                        .map(|p| (f64::from(p.at_ms) / 1000.0, 100.0 * (p.cpu_user_share + p.cpu_sys_share)))
+                        .collect(),
+                )
+            })
+            .collect();
         plots.push(context! { title => "CPU of the main thread, %", svg => lines(series, "%")?, note => "User and kernel together." });
     }
     Ok(plots)
@@ -197,7 +259,12 @@ fn lines(series: Vec<(String, Vec<(f64, f64)>)>, unit: &str) -> anyhow::Result<S
                 .label(name)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
         }
-        chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw().map_err(|e| fail(&e))?;
+        chart
+            .configure_series_labels()
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()
+            .map_err(|e| fail(&e))?;
         area.present().map_err(|e| fail(&e))?;
     }
     Ok(svg)

@@ -17,7 +17,13 @@ use clap::{Parser, Subcommand};
 
 /// Finds out why a Redis or Valkey deployment is slow.
 #[derive(Parser)]
-#[command(name = "unslow", version, about, after_help = "Exit status: 0 nothing found or done, 1 findings or a failed check, 2 could not look.", max_term_width = 110)]
+#[command(
+    name = "unslow",
+    version,
+    about,
+    after_help = "Exit status: 0 nothing found or done, 1 findings or a failed check, 2 could not look.",
+    max_term_width = 110
+)]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
@@ -45,6 +51,7 @@ fn main() -> ExitCode {
     let handler = ctrlc::set_handler(|| {
         unslow_engine::stop_all();
         eprintln!("\nunslow: interrupted; nothing is left running");
+        #[allow(clippy::disallowed_methods)] // the one place that may
         std::process::exit(2);
     });
     if let Err(e) = handler {
@@ -60,7 +67,9 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
             // A reader that has had enough (`| head`) is no error.
-            let closed = e.chain().any(|c| c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe));
+            let closed = e.chain().any(|c| {
+                c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+            });
             if !closed {
                 eprintln!("unslow: {e:#}");
             }

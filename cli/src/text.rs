@@ -9,6 +9,8 @@ use crate::output::style;
 
 /// Causes told in full.
 const TOP: usize = 3;
+/// Lines of "ruled out" shown without -v.
+const RULED_OUT: usize = 10;
 
 pub fn report(report: &Report, verbose: bool) -> String {
     let mut out = String::new();
@@ -19,7 +21,8 @@ pub fn report(report: &Report, verbose: bool) -> String {
     let rest: Vec<&Finding> = report.findings.iter().filter(|x| x.severity <= Severity::Risk).collect();
     if measured.is_empty() {
         let verdict = rest.iter().find(|x| x.id == "not_your_redis");
-        let text = verdict.map_or("Nothing measured explains slowness in this window.".to_string(), |v| v.title.clone());
+        let text =
+            verdict.map_or("Nothing measured explains slowness in this window.".to_string(), |v| v.title.clone());
         let g = style::GOOD;
         let _ = writeln!(out, "{g}ok{g:#}  {}\n", wrap(&text, 4));
     }
@@ -34,7 +37,11 @@ pub fn report(report: &Report, verbose: bool) -> String {
     }
     let risks: Vec<&&Finding> = rest.iter().filter(|x| x.id != "not_your_redis").collect();
     if !risks.is_empty() {
-        let _ = writeln!(out, "{t}risks{t:#} {f}(nothing slow now{}){f:#}", if verbose { "" } else { "; -v tells them in full" });
+        let _ = writeln!(
+            out,
+            "{t}risks{t:#} {f}(nothing slow now{}){f:#}",
+            if verbose { "" } else { "; -v tells them in full" }
+        );
         for (i, finding) in risks.iter().enumerate() {
             // With nothing else to tell, the first risk is the finding.
             if verbose || (measured.is_empty() && i == 0 && serious(finding)) {
@@ -46,12 +53,16 @@ pub fn report(report: &Report, verbose: bool) -> String {
         out.push('\n');
     }
     if !report.ruled_out.is_empty() {
-        let _ = writeln!(out, "{t}ruled out{t:#}\n    {}\n", wrap(&report.ruled_out.join("; "), 4));
+        let shown = if verbose { report.ruled_out.len() } else { RULED_OUT.min(report.ruled_out.len()) };
+        let more = report.ruled_out.len() - shown;
+        let tail = if more > 0 { format!("; and {more} more (-v)") } else { String::new() };
+        let _ = writeln!(out, "{t}ruled out{t:#}\n    {}{tail}\n", wrap(&report.ruled_out[..shown].join("; "), 4));
     }
     if !report.cannot_see.is_empty() {
         let _ = writeln!(out, "{t}cannot see{t:#}");
         for unseen in &report.cannot_see {
-            let grant = if unseen.grant.is_empty() { String::new() } else { format!(" (would help: {})", unseen.grant) };
+            let grant =
+                if unseen.grant.is_empty() { String::new() } else { format!(" (would help: {})", unseen.grant) };
             let _ = writeln!(out, "    {}", wrap(&format!("{}{grant}", unseen.why), 6));
         }
         out.push('\n');
@@ -99,7 +110,11 @@ fn full(out: &mut String, number: usize, finding: &Finding, remedies: bool) {
         Severity::Risk | Severity::Info => style::FAINT,
     };
     let word = format!("{:?}", finding.severity).to_uppercase();
-    let _ = writeln!(out, "{number:>2}  {mark}{word}{mark:#} {t}{}{t:#} {f}({:?}: {}){f:#}", finding.id, finding.confidence, finding.confidence_why);
+    let _ = writeln!(
+        out,
+        "{number:>2}  {mark}{word}{mark:#} {t}{}{t:#} {f}({:?}: {}){f:#}",
+        finding.id, finding.confidence, finding.confidence_why
+    );
     let _ = writeln!(out, "    {t}{}{t:#}", wrap(&finding.title, 4));
     let field = |out: &mut String, name: &str, text: &str| {
         let _ = writeln!(out, "    {f}{name:<9}{f:#} {}", wrap(text, 14));
@@ -116,7 +131,11 @@ fn full(out: &mut String, number: usize, finding: &Finding, remedies: bool) {
         field(out, if i == 0 { "leads to" } else { "" }, &format!("{}{}: {}", "> ".repeat(i + 1), link.id, link.text));
     }
     for (i, evidence) in finding.evidence.iter().enumerate() {
-        field(out, if i == 0 { "evidence" } else { "" }, &format!("{} -> {} @{}", evidence.source, evidence.value, clock(evidence.at_ms)));
+        field(
+            out,
+            if i == 0 { "evidence" } else { "" },
+            &format!("{} -> {} @{}", evidence.source, evidence.value, clock(evidence.at_ms)),
+        );
     }
     for (i, text) in finding.ruled_out.iter().enumerate() {
         field(out, if i == 0 { "not" } else { "" }, text);

@@ -25,7 +25,8 @@ fn doctor(deployment: &Deployment, name: &str) -> Report {
         command.arg("--save").arg(PathBuf::from(dir).join(format!("{name}.json")));
     }
     let output = command.output().expect("the binary runs");
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{name}: {e}; stderr: {}", String::from_utf8_lossy(&output.stderr)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{name}: {e}; stderr: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 fn first(report: &Report) -> String {
@@ -72,8 +73,14 @@ fn names_every_injected_fault_first() {
         let report = doctor(&deployment, fault.name);
         drop(active);
         let named = first(&report);
-        let others: Vec<String> = report.findings.iter().filter(|f| f.severity > Severity::Risk && f.id != named).map(|f| f.id.clone()).collect();
-        let chain: Vec<&str> = report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());
+        let others: Vec<String> = report
+            .findings
+            .iter()
+            .filter(|f| f.severity > Severity::Risk && f.id != named)
+            .map(|f| f.id.clone())
+            .collect();
+        let chain: Vec<&str> =
+            report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());
         let line = format!("{:<24} {:<24} chain [{}] also [{}]", fault.name, named, chain.join(" "), others.join(" "));
         println!("{line}");
         let _ = writeln!(table, "{line}");
@@ -82,7 +89,11 @@ fn names_every_injected_fault_first() {
         }
     }
     if let Some(path) = std::env::var_os("UNSLOW_TABLE") {
-        std::fs::write(path, format!("{} injected -> named first, its chain, other measured findings\n{table}", engine.version)).expect("the table can be written");
+        std::fs::write(
+            path,
+            format!("{} injected -> named first, its chain, other measured findings\n{table}", engine.version),
+        )
+        .expect("the table can be written");
     }
     assert!(wrong.is_empty(), "not named first:\n{}", wrong.join("\n"));
 }
@@ -113,15 +124,24 @@ fn names_nothing_above_risk_on_healthy_deployments() {
         Healthy { rate: 5000, ..healthy("busy_but_fine", Shape::Standalone) },
         Healthy { rate: 5000, ..healthy("busy_cluster", Shape::six_nodes()) },
         Healthy { idle: 1500, ..healthy("many_idle_clients", Shape::Standalone) },
-        Healthy { settings: &[("save", "\"\""), ("appendonly", "no")], rate: 1000, ..healthy("no_persistence", Shape::Standalone) },
-        Healthy { settings: &[("appendonly", "yes"), ("save", "3600 1")], rate: 2000, ..healthy("persistent", Shape::Standalone) },
+        Healthy {
+            settings: &[("save", "\"\""), ("appendonly", "no")],
+            rate: 1000,
+            ..healthy("no_persistence", Shape::Standalone)
+        },
+        Healthy {
+            settings: &[("appendonly", "yes"), ("save", "3600 1")],
+            rate: 2000,
+            ..healthy("persistent", Shape::Standalone)
+        },
         Healthy { past: true, ..healthy("huge_peak_memory", Shape::Standalone) },
     ];
     let mut wrong = Vec::new();
     let mut table = String::new();
     for case in &cases {
         let settings = case.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let mut deployment = Deployment::start(&engine, &case.shape, &ServerSpec { settings, ..ServerSpec::default() }).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        let mut deployment = Deployment::start(&engine, &case.shape, &ServerSpec { settings, ..ServerSpec::default() })
+            .unwrap_or_else(|e| panic!("{}: {e}", case.name));
         if case.name == "freshly_restarted_cluster" {
             deployment.nodes[4].restart().expect("it starts again");
         }
@@ -140,10 +160,13 @@ fn names_nothing_above_risk_on_healthy_deployments() {
             for i in 0..4u64 {
                 let (stop, target, rate) = (&stop, deployment.nodes[0].target(), case.rate);
                 scope.spawn(move || {
-                    let mut c = unslow_client::Connection::open(&target, &unslow_client::Options::default()).expect("a connection");
+                    let mut c = unslow_client::Connection::open(&target, &unslow_client::Options::default())
+                        .expect("a connection");
                     while rate > 0 && !stop.load(Ordering::Relaxed) {
                         // A key of the first node's slots, so that a cluster needs no redirect.
-                        let batch: Vec<Vec<&str>> = (0..10).map(|n| if n % 3 == 0 { vec!["SET", "{t2}", "v"] } else { vec!["GET", "{t2}"] }).collect();
+                        let batch: Vec<Vec<&str>> = (0..10)
+                            .map(|n| if n % 3 == 0 { vec!["SET", "{t2}", "v"] } else { vec!["GET", "{t2}"] })
+                            .collect();
                         let _ = c.pipeline(&batch);
                         std::thread::sleep(Duration::from_micros(40_000_000 / rate + i));
                     }
@@ -154,8 +177,17 @@ fn names_nothing_above_risk_on_healthy_deployments() {
             report
         });
         drop(idle);
-        let bad: Vec<String> = report.findings.iter().filter(|f| f.severity > Severity::Risk).map(|f| format!("{}: {}", f.id, f.title)).collect();
-        let line = format!("{:<28} {}", case.name, if bad.is_empty() { "nothing above risk".to_string() } else { bad.join("; ") });
+        let bad: Vec<String> = report
+            .findings
+            .iter()
+            .filter(|f| f.severity > Severity::Risk)
+            .map(|f| format!("{}: {}", f.id, f.title))
+            .collect();
+        let line = format!(
+            "{:<28} {}",
+            case.name,
+            if bad.is_empty() { "nothing above risk".to_string() } else { bad.join("; ") }
+        );
         println!("{line}");
         let _ = writeln!(table, "{line}");
         if !bad.is_empty() {
@@ -163,7 +195,8 @@ fn names_nothing_above_risk_on_healthy_deployments() {
         }
     }
     if let Some(path) = std::env::var_os("UNSLOW_TABLE_HEALTHY") {
-        std::fs::write(path, format!("{} healthy deployment -> findings above risk\n{table}", engine.version)).expect("the table can be written");
+        std::fs::write(path, format!("{} healthy deployment -> findings above risk\n{table}", engine.version))
+            .expect("the table can be written");
     }
     assert!(wrong.is_empty(), "named above risk on healthy deployments:\n{}", wrong.join("\n"));
 }

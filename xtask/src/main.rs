@@ -1,1 +1,181 @@
-fn main(){}
+//! What keeps the tree honest.
+//!
+//! `cargo xtask tidy` checks: the arrows between crates, that every rule has its page, recorded facts and fault (or says
+//! why not), that generated documents are fresh, links in documents, and reasons beside dependencies.
+//! `cargo xtask docs` writes the generated documents: `docs/rules/*.md`, `docs/rules/README.md`, `docs/schema/*.json`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use cargo_metadata::{DependencyKind, MetadataCommand};
+use unslow_doctor::{ALL, Injected};
+
+/// Layers from the bottom: a crate may depend on its own layer and those below, `doctor` on `base` alone, and so on.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("unslow-resp", &[]),
+    ("unslow-topology", &[]),
+    ("unslow-facts", &["unslow-topology"]),
+    ("unslow-client", &["unslow-resp", "unslow-topology"]),
+    ("unslow-probe", &["unslow-client", "unslow-facts", "unslow-resp", "unslow-topology"]),
+    ("unslow-doctor", &["unslow-facts", "unslow-topology"]),
+    ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
+    ("unslow", &["unslow-client", "unslow-doctor", "unslow-engine", "unslow-facts", "unslow-probe", "unslow-topology"]),
+    ("xtask", &["unslow-doctor"]),
+];
+
+fn main() -> anyhow::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask stands in the workspace")?.to_path_buf();
+    match std::env::args().nth(1).as_deref() {
+        Some("tidy") => tidy(&root),
+        Some("docs") => {
+            for (path, text) in generated()? {
+                let path = root.join(path);
+                fs::create_dir_all(path.parent().context("a file has a directory")?)?;
+                fs::write(&path, text).with_context(|| path.display().to_string())?;
+            }
+            Ok(())
+        }
+        _ => bail!("cargo xtask tidy | docs"),
+    }
+}
+
+fn tidy(root: &Path) -> anyhow::Result<()> {
+    let mut wrong = Vec::new();
+    arrows(&mut wrong)?;
+    rules(root, &mut wrong);
+    for (path, text) in generated()? {
+        if fs::read_to_string(root.join(&path)).ok().as_deref() != Some(&text) {
+            wrong.push(format!("{path} is not what the code says; run: cargo xtask docs"));
+        }
+    }
+    links(root, &mut wrong)?;
+    reasons(root, &mut wrong)?;
+    heads(root, &mut wrong)?;
+    if wrong.is_empty() {
+        println!("tidy: {} rules, {} crates, all in order", ALL.len(), ARROWS.len());
+        return Ok(());
+    }
+    bail!("{} things are not tidy:\n  {}", wrong.len(), wrong.join("\n  "))
+}
+
+fn arrows(wrong: &mut Vec<String>) -> anyhow::Result<()> {
+    let metadata = MetadataCommand::new().no_deps().exec()?;
+    for package in metadata.workspace_packages() {
+        let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == package.name.as_str()) else {
+            wrong.push(format!("crate {} has no place among the arrows in xtask", package.name));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let ours = ARROWS.iter().any(|(name, _)| *name == dependency.name);
+            // Tests may look at anything.
+            if ours && dependency.kind != DependencyKind::Development && !allowed.contains(&dependency.name.as_str()) {
+                wrong.push(format!("{} must not depend on {}", package.name, dependency.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn rules(root: &Path, wrong: &mut Vec<String>) {
+    let faults = fs::read_to_string(root.join("reproduce/engine/src/faults/mod.rs")).unwrap_or_default();
+    for rule in ALL {
+        let facts = format!("explain/doctor/tests/facts/{}.json", rule.id);
+        if !root.join(&facts).exists() {
+            wrong.push(format!("rule {} has no recorded facts in {facts}", rule.id));
+        }
+        match rule.injected {
+            Injected::Yes if !faults.contains(&format!("\"{}\"", rule.id)) => {
+                wrong.push(format!("rule {} has no fault of its name", rule.id))
+            }
+            Injected::No(why) if why.len() < 20 => {
+                wrong.push(format!("rule {} does not say why it has no fault", rule.id))
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Every document that is made from code, by path.
+fn generated() -> anyhow::Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    let mut index = String::from(
+        "# Rules\n\nOne page each, made from the head of the rule's file by `cargo xtask docs`.\n\n| rule | what it means |\n|---|---|\n",
+    );
+    for rule in ALL {
+        let page = rule.page();
+        let sentence = page.lines().next().unwrap_or_default();
+        index += &format!("| [{}]({}.md) | {sentence} |\n", rule.id, rule.id);
+        let mut text = format!("# {}: `{}`\n\n{page}\n", rule.title, rule.id);
+        if !rule.leads_to.is_empty() {
+            let links: Vec<String> = rule.leads_to.iter().map(|id| format!("[{id}]({id}.md)")).collect();
+            text += &format!("Leads to: {}.\n\n", links.join(", "));
+        }
+        text += &match rule.injected {
+            Injected::Yes => format!(
+                "Tested on real servers with the fault injected: `UNSLOW_ONLY={} cargo test --release --test injected`.\n",
+                rule.id
+            ),
+            Injected::No(why) => format!("Not injected: {why}.\n"),
+        };
+        text += &format!("Source: [`{0}.rs`](../../explain/doctor/src/rules/{0}.rs)\n", rule.id);
+        all.insert(format!("docs/rules/{}.md", rule.id), text);
+    }
+    all.insert("docs/rules/README.md".into(), index);
+    let schema = schemars::schema_for!(unslow_doctor::Report);
+    all.insert("docs/schema/doctor.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    Ok(all)
+}
+
+/// Relative links of Markdown files that lead nowhere.
+fn links(root: &Path, wrong: &mut Vec<String>) -> anyhow::Result<()> {
+    for path in files(root, "md")? {
+        let text = fs::read_to_string(&path)?;
+        for link in text.split("](").skip(1).filter_map(|t| t.split(')').next()) {
+            let target = link.split('#').next().unwrap_or("");
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            if !path.parent().is_some_and(|d| d.join(target).exists()) {
+                wrong.push(format!("{}: link to {target} leads nowhere", path.strip_prefix(root)?.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn reasons(root: &Path, wrong: &mut Vec<String>) -> anyhow::Result<()> {
+    let text = fs::read_to_string(root.join("Cargo.toml"))?;
+    let dependencies = text.split("[workspace.dependencies]").nth(1).unwrap_or_default();
+    for line in dependencies.lines().filter(|l| l.contains(" = ") && !l.starts_with("unslow-")) {
+        if !line.contains('#') {
+            wrong.push(format!("Cargo.toml: {} has no reason on its line", line.split(' ').next().unwrap_or_default()));
+        }
+    }
+    Ok(())
+}
+
+fn heads(root: &Path, wrong: &mut Vec<String>) -> anyhow::Result<()> {
+    for path in files(root, "rs")? {
+        if !fs::read_to_string(&path)?.trim_start_matches("#![no_main]\n").starts_with("//!") {
+            wrong.push(format!("{}: the file's head does not say what it is for", path.strip_prefix(root)?.display()));
+        }
+    }
+    Ok(())
+}
+
+fn files(dir: &Path, extension: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && name != "target" && name != "store" {
+            found.extend(files(&path, extension)?);
+        } else if path.extension().is_some_and(|e| e == extension) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}

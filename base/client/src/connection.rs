@@ -167,12 +167,16 @@ impl Connection {
             match (command[0].as_str(), reply) {
                 ("HELLO", Ok(_)) => self.protocol = 3,
                 // A password for a server that has none: the servers' own clients go on with a warning.
-                ("AUTH", Err(e)) if e.message.contains("without any password") || e.message.contains("no password is set") => {}
+                ("AUTH", Err(e))
+                    if e.message.contains("without any password") || e.message.contains("no password is set") => {}
                 ("AUTH", Err(e)) => {
                     let who = target.user.as_deref().map_or("the default user".to_string(), |u| format!("user {u:?}"));
                     return Err(Error::new(
                         if e.kind == ErrorKind::Reply { ErrorKind::WrongPassword } else { e.kind },
-                        format!("{}: password refused for {who}; check UNSLOW_PASSWORD or the URL ({})", self.peer, e.message),
+                        format!(
+                            "{}: password refused for {who}; check UNSLOW_PASSWORD or the URL ({})",
+                            self.peer, e.message
+                        ),
                     ));
                 }
                 ("SELECT", Err(e)) => return Err(e),
@@ -298,15 +302,23 @@ impl Connection {
         let message = if self.spoke {
             format!("{peer}: the server closed the connection{}", self.half())
         } else if matches!(self.stream, Stream::Tls(_)) {
-            format!("{peer}: the server closed the TLS connection at once; it may want a client certificate (--cert, --key)")
+            format!(
+                "{peer}: the server closed the TLS connection at once; it may want a client certificate (--cert, --key)"
+            )
         } else {
-            format!("{peer}: closed without an answer; a TLS port wants rediss://, and protected-mode or maxclients close at once too")
+            format!(
+                "{peer}: closed without an answer; a TLS port wants rediss://, and protected-mode or maxclients close at once too"
+            )
         };
         Error::new(ErrorKind::Closed, message)
     }
 
     fn half(&self) -> String {
-        if self.input.is_empty() { String::new() } else { format!(" in the middle of a reply ({} bytes of it came)", self.input.len()) }
+        if self.input.is_empty() {
+            String::new()
+        } else {
+            format!(" in the middle of a reply ({} bytes of it came)", self.input.len())
+        }
     }
 
     fn io_error(&self, e: &io::Error, waited: Duration) -> Error {
@@ -314,7 +326,11 @@ impl Connection {
         match e.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Error::new(
                 ErrorKind::Timeout,
-                format!("{peer}: no answer within {:.1} s{}; is the server hung, or not a Redis?", waited.as_secs_f64(), self.half()),
+                format!(
+                    "{peer}: no answer within {:.1} s{}; is the server hung, or not a Redis?",
+                    waited.as_secs_f64(),
+                    self.half()
+                ),
             ),
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => self.closed(),
             io::ErrorKind::InvalidData => Error::new(ErrorKind::Tls, format!("{peer}: TLS: {e}")),
@@ -367,7 +383,10 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, 
         Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
         Ok(Ok(_)) => Err(Error::new(ErrorKind::Resolve, format!("{host}: the name has no address"))),
         Ok(Err(e)) => Err(Error::new(ErrorKind::Resolve, format!("{host}: the name does not resolve ({e})"))),
-        Err(_) => Err(Error::new(ErrorKind::Resolve, format!("{host}: no answer from the name server within {:.1} s", timeout.as_secs_f64()))),
+        Err(_) => Err(Error::new(
+            ErrorKind::Resolve,
+            format!("{host}: no answer from the name server within {:.1} s", timeout.as_secs_f64()),
+        )),
     }
 }
 
@@ -401,12 +420,18 @@ fn connect_error(endpoint: &Endpoint, e: &io::Error) -> Error {
     }
 }
 
-fn handshake(endpoint: &Endpoint, host: &str, mut tcp: TcpStream, options: &Options, deadline: Instant) -> Result<Stream, Error> {
+fn handshake(
+    endpoint: &Endpoint,
+    host: &str,
+    mut tcp: TcpStream,
+    options: &Options,
+    deadline: Instant,
+) -> Result<Stream, Error> {
     let tls_error = |message: String| Error::new(ErrorKind::Tls, message);
     let name = options.tls.server_name.as_deref().unwrap_or(host).to_string();
     let name = rustls::pki_types::ServerName::try_from(name).map_err(|e| tls_error(format!("{endpoint}: {e}")))?;
-    let mut session =
-        rustls::ClientConnection::new(options.tls.config()?, name).map_err(|e| tls_error(format!("{endpoint}: {e}")))?;
+    let mut session = rustls::ClientConnection::new(options.tls.config()?, name)
+        .map_err(|e| tls_error(format!("{endpoint}: {e}")))?;
     while session.is_handshaking() {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let _ = tcp.set_read_timeout(Some(left));
@@ -414,11 +439,15 @@ fn handshake(endpoint: &Endpoint, host: &str, mut tcp: TcpStream, options: &Opti
         let Err(e) = session.complete_io(&mut tcp) else { continue };
         // A plain Redis waits for the end of a line that a TLS hello never holds, so silence is the likely sign.
         let why = match e.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no TLS answer; a plain port wants redis://".to_string(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                "no TLS answer; a plain port wants redis://".to_string()
+            }
             io::ErrorKind::InvalidData if e.to_string().contains("corrupt message") => {
                 "the answer is not TLS; a plain port wants redis://".to_string()
             }
-            io::ErrorKind::InvalidData if e.to_string().contains("UnknownIssuer") || e.to_string().contains("SelfSigned") => {
+            io::ErrorKind::InvalidData
+                if e.to_string().contains("UnknownIssuer") || e.to_string().contains("SelfSigned") =>
+            {
                 format!("the server's certificate is not trusted here ({e}); give its CA with --cacert FILE")
             }
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {

@@ -67,7 +67,9 @@ pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error>
             Ok(()) => {}
             Err(e) if e.is_fatal() => return Err(e),
             Err(_) => {
-                found.notes.push("INFO is denied to this user, so replicas and Sentinels could not be looked for".into());
+                found
+                    .notes
+                    .push("INFO is denied to this user, so replicas and Sentinels could not be looked for".into());
                 found.members.push(member(seed.to_string(), Role::Unknown));
             }
         },
@@ -95,7 +97,9 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
         Ok(value) => value.text().unwrap_or_default(),
         Err(e) if e.kind == ErrorKind::Denied => {
             found.kind = DeploymentKind::Cluster;
-            found.notes.push(format!("{seed} is a cluster node, but CLUSTER NODES is denied: only this node was looked at"));
+            found
+                .notes
+                .push(format!("{seed} is a cluster node, but CLUSTER NODES is denied: only this node was looked at"));
             found.members.push(member(seed.to_string(), Role::Unknown));
             return Ok(());
         }
@@ -124,7 +128,12 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
     Ok(())
 }
 
-fn from_sentinel(connection: &mut ReadOnly, seed: &Endpoint, target: &Target, found: &mut Deployment) -> Result<(), Error> {
+fn from_sentinel(
+    connection: &mut ReadOnly,
+    seed: &Endpoint,
+    target: &Target,
+    found: &mut Deployment,
+) -> Result<(), Error> {
     found.kind = DeploymentKind::Sentinel;
     found.dial.insert(seed.to_string(), seed.clone());
     let masters = connection.call(&["SENTINEL", "MASTERS"])?;
@@ -133,10 +142,15 @@ fn from_sentinel(connection: &mut ReadOnly, seed: &Endpoint, target: &Target, fo
         && !names.contains(service)
     {
         let known = if names.is_empty() { "no group at all".to_string() } else { names.join(", ") };
-        return Err(Error::new(ErrorKind::Reply, format!("{seed}: this Sentinel knows no group {service:?}; it knows {known}")));
+        return Err(Error::new(
+            ErrorKind::Reply,
+            format!("{seed}: this Sentinel knows no group {service:?}; it knows {known}"),
+        ));
     }
     for master in masters.items() {
-        let (Some(name), Some(address)) = (master.get("name").and_then(Value::text), address_of(master)) else { continue };
+        let (Some(name), Some(address)) = (master.get("name").and_then(Value::text), address_of(master)) else {
+            continue;
+        };
         if target.service.as_ref().is_some_and(|s| *s != name) {
             continue;
         }
@@ -174,7 +188,12 @@ fn address_of(fields: &Value) -> Option<String> {
 }
 
 /// Walks the replication tree from the seed: up to masters, down to replicas.
-fn from_replication(connection: ReadOnly, seed: &Endpoint, options: &Options, found: &mut Deployment) -> Result<(), Error> {
+fn from_replication(
+    connection: ReadOnly,
+    seed: &Endpoint,
+    options: &Options,
+    found: &mut Deployment,
+) -> Result<(), Error> {
     const MOST: usize = 1000; // a tree larger than any seen; stops a loop of lying servers
     found.dial.insert(seed.to_string(), seed.clone());
     let mut queue = VecDeque::from([(seed.to_string(), Some(connection))]);
@@ -227,7 +246,8 @@ fn from_replication(connection: ReadOnly, seed: &Endpoint, options: &Options, fo
     }
     if let Some(address) = hello_at {
         found.kind = DeploymentKind::Sentinel;
-        let target = found.dial.get(&address).cloned().or_else(|| host_port(&address, 6379)).map(|e| found.target.at(e));
+        let target =
+            found.dial.get(&address).cloned().or_else(|| host_port(&address, 6379)).map(|e| found.target.at(e));
         let sentinels = target.map(|t| sentinels_by_hello(&t, options));
         match sentinels {
             Some(Ok(heard)) if !heard.is_empty() => {

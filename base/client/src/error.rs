@@ -71,7 +71,10 @@ impl Error {
             ErrorKind::Loading
         } else if lower.contains("max number of clients") {
             ErrorKind::MaxClients
-        } else if lower.contains("unknown command") || lower.contains("unknown subcommand") || lower.contains("unknown or disabled") {
+        } else if lower.contains("unknown command")
+            || lower.contains("unknown subcommand")
+            || lower.contains("unknown or disabled")
+        {
             ErrorKind::Unknown
         } else {
             ErrorKind::Reply

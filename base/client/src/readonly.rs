@@ -167,12 +167,16 @@ impl ReadOnly {
 }
 
 fn check<A: AsRef<[u8]>>(args: &[A]) -> Result<(), Error> {
-    let word = |i: usize| args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default();
+    let word =
+        |i: usize| args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default();
     let (command, sub) = (word(0), word(1));
     if ALLOWED.iter().any(|a| a.command == command && (a.sub.is_empty() || a.sub == sub)) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::NotAllowed, format!("{} is not on the read-only list; this is a defect in unslow", command.to_uppercase())))
+    Err(Error::new(
+        ErrorKind::NotAllowed,
+        format!("{} is not on the read-only list; this is a defect in unslow", command.to_uppercase()),
+    ))
 }
 
 #[cfg(test)]
@@ -181,7 +185,17 @@ mod tests {
 
     #[test]
     fn lets_nothing_through_that_writes_or_blocks() {
-        for words in [&["SET", "k", "v"][..], &["CONFIG", "SET", "x", "y"], &["MONITOR"], &["KEYS", "*"], &["DEBUG", "SLEEP", "1"], &["CLIENT", "KILL", "x"], &["GET", "k"], &["CLUSTER", "FAILOVER"], &[]] {
+        for words in [
+            &["SET", "k", "v"][..],
+            &["CONFIG", "SET", "x", "y"],
+            &["MONITOR"],
+            &["KEYS", "*"],
+            &["DEBUG", "SLEEP", "1"],
+            &["CLIENT", "KILL", "x"],
+            &["GET", "k"],
+            &["CLUSTER", "FAILOVER"],
+            &[],
+        ] {
             assert_eq!(check(words).unwrap_err().kind, ErrorKind::NotAllowed, "{words:?}");
         }
         for words in [&["INFO", "all"][..], &["config", "get", "save"], &["CLUSTER", "NODES"]] {

@@ -79,7 +79,14 @@ impl Target {
             }
             let (user, password) = credentials(userinfo);
             let db = query.strip_prefix("db=").map_or(Ok(0), str::parse).map_err(|_| bad("db= takes a number"))?;
-            return Ok(Target { endpoints: vec![Endpoint::Unix(path.into())], tls: false, user, password, db, service: None });
+            return Ok(Target {
+                endpoints: vec![Endpoint::Unix(path.into())],
+                tls: false,
+                user,
+                password,
+                db,
+                service: None,
+            });
         }
         let (scheme, rest) = text.split_once("://").unwrap_or(("redis", text));
         let (tls, sentinel) = match scheme {

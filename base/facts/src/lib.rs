@@ -15,8 +15,8 @@ use unslow_topology::DeploymentKind;
 
 pub use host::{Disk, Host, Neighbour, Process, Tcp};
 pub use node::{
-    ClientGroup, ClientRow, Clients, KeySize, LatencyEvent, Node, Own, Point, Rtt, Sample, SentinelGroup, SentinelNode,
-    SlowEntry, PeerSockets,
+    ClientGroup, ClientRow, Clients, KeySize, LatencyEvent, Node, Own, PeerSockets, Point, Rtt, Sample, SentinelGroup,
+    SentinelNode, SlowEntry,
 };
 
 /// Version of the saved form. A reader refuses any other major number.
@@ -152,8 +152,6 @@ impl Facts {
 
     /// The process facts of a node, where its machine could be looked into.
     pub fn process(&self, node: &Node) -> Option<(&Host, &Process)> {
-        self.hosts.iter().find_map(|h| {
-            Some((h, h.processes.iter().find(|p| p.addresses.contains(&node.address))?))
-        })
+        self.hosts.iter().find_map(|h| Some((h, h.processes.iter().find(|p| p.addresses.contains(&node.address))?)))
     }
 }

@@ -393,10 +393,7 @@ impl Node {
             let field = if self.number(main).is_some() { main } else { all };
             self.rate(field)
         };
-        Some((
-            share("used_cpu_user_main_thread", "used_cpu_user")?,
-            share("used_cpu_sys_main_thread", "used_cpu_sys")?,
-        ))
+        Some((share("used_cpu_user_main_thread", "used_cpu_user")?, share("used_cpu_sys_main_thread", "used_cpu_sys")?))
     }
 
     /// Share of one core inside commands, by the server's own clock.

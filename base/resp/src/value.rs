@@ -28,10 +28,9 @@ impl From<Frame<'_>> for Value {
         match frame.kind() {
             Kind::Null => Value::Null,
             Kind::Integer => frame.integer().map_or(Value::Null, Value::Integer),
-            Kind::Double => std::str::from_utf8(frame.text())
-                .ok()
-                .and_then(|t| t.parse().ok())
-                .map_or(Value::Null, Value::Double),
+            Kind::Double => {
+                std::str::from_utf8(frame.text()).ok().and_then(|t| t.parse().ok()).map_or(Value::Null, Value::Double)
+            }
             Kind::Boolean => Value::Boolean(frame.text() == b"t"),
             Kind::Simple | Kind::Bulk | Kind::BigNumber => Value::Text(frame.text().to_vec()),
             Kind::Error => Value::Error(String::from_utf8_lossy(frame.text()).into_owned()),

@@ -73,9 +73,7 @@ impl Info {
     /// Every `cmdstat_*`, by lower-case command; sub-commands as `cluster|nodes` (since 7.0).
     pub fn command_stats(&self) -> BTreeMap<&str, CommandStat> {
         self.prefixed("cmdstat_")
-            .map(|(name, v)| {
-                (name, CommandStat { calls: part(v, "calls") as u64, usec: part(v, "usec") as u64 })
-            })
+            .map(|(name, v)| (name, CommandStat { calls: part(v, "calls") as u64, usec: part(v, "usec") as u64 }))
             .collect()
     }
 
@@ -88,7 +86,9 @@ impl Info {
     pub fn replicas(&self) -> Vec<(String, u16, String, u64, u64)> {
         self.0
             .iter()
-            .filter(|(k, _)| k.strip_prefix("slave").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit())))
+            .filter(|(k, _)| {
+                k.strip_prefix("slave").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+            })
             .filter_map(|(_, v)| {
                 Some((
                     text_part(v, "ip")?.to_string(),

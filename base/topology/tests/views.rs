@@ -26,7 +26,8 @@ fn reads_the_address_forms_of_every_version() {
 
 #[test]
 fn reads_open_slots_of_the_node_itself() {
-    let view = ClusterView::parse(&format!("{A} h:1@2 myself,master - 0 0 1 connected 0-9 [3->-{B}] [77-<-{B}]")).unwrap();
+    let view =
+        ClusterView::parse(&format!("{A} h:1@2 myself,master - 0 0 1 connected 0-9 [3->-{B}] [77-<-{B}]")).unwrap();
     let me = view.myself().unwrap();
     assert_eq!(me.migrating, [(3, B.to_string())]);
     assert_eq!(me.importing, [(77, B.to_string())]);
@@ -41,8 +42,14 @@ fn names_the_line_that_is_not_one() {
 
 #[test]
 fn gives_a_slot_claimed_twice_to_the_higher_epoch() {
-    let stale = ClusterView::parse(&format!("{A} h:1@2 myself,master - 0 0 1 connected 0-16383\n{B} h:2@3 slave {A} 0 0 1 connected")).unwrap();
-    let fresh = ClusterView::parse(&format!("{A} h:1@2 slave {B} 0 0 2 connected\n{B} h:2@3 myself,master - 0 0 2 connected 0-16383")).unwrap();
+    let stale = ClusterView::parse(&format!(
+        "{A} h:1@2 myself,master - 0 0 1 connected 0-16383\n{B} h:2@3 slave {A} 0 0 1 connected"
+    ))
+    .unwrap();
+    let fresh = ClusterView::parse(&format!(
+        "{A} h:1@2 slave {B} 0 0 2 connected\n{B} h:2@3 myself,master - 0 0 2 connected 0-16383"
+    ))
+    .unwrap();
     for order in [[stale.clone(), fresh.clone()], [fresh, stale]] {
         let merged = ClusterView::merge(&order);
         let owners: Vec<&str> = merged.masters().map(|n| n.id.as_str()).collect();

@@ -18,7 +18,9 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
         .map(|effect| {
             order.iter().copied().find(|&cause| {
                 cause != effect
-                    && leads_to.get(findings[cause].id.as_str()).is_some_and(|l| l.contains(&findings[effect].id.as_str()))
+                    && leads_to
+                        .get(findings[cause].id.as_str())
+                        .is_some_and(|l| l.contains(&findings[effect].id.as_str()))
                     && linked(&findings[cause], &findings[effect])
             })
         })
@@ -65,9 +67,14 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
                     at_ms: effect.evidence.first().map_or(0, |e| e.at_ms),
                     text: effect.title.clone(),
                 });
-                // What the consequence saw proves the chain; two lines of each are enough.
-                finding.evidence.extend(effect.evidence.iter().take(2).cloned());
-                finding.remedies.extend(effect.remedies.iter().take(1).cloned());
+                // What the consequence saw proves the chain; a line of each is enough.
+                let seen = effect.evidence.iter().find(|e| !finding.evidence.contains(e));
+                finding.evidence.extend(seen.cloned());
+                // A cost of the same kind goes with its cause; what is paid in another currency stays and needs its own
+                // remedy: the cause of a failover can be mended, and two masters still share a host.
+                if effect.impact.currency != finding.impact.currency {
+                    finding.remedies.extend(effect.remedies.iter().take(1).cloned());
+                }
             }
             (best, finding)
         })
@@ -84,5 +91,7 @@ fn worth(finding: &Finding) -> (f64, f64) {
 }
 
 fn linked(cause: &Finding, effect: &Finding) -> bool {
-    cause.subjects.is_empty() || effect.subjects.is_empty() || cause.subjects.iter().any(|s| effect.subjects.contains(s))
+    cause.subjects.is_empty()
+        || effect.subjects.is_empty()
+        || cause.subjects.iter().any(|s| effect.subjects.contains(s))
 }

@@ -61,6 +61,10 @@ pub struct Rule {
 impl Rule {
     /// The head of its file: what it means, when it is seen, what to do.
     pub fn page(&self) -> String {
-        self.source.lines().map_while(|l| l.strip_prefix("//!")).map(|l| l.strip_prefix(' ').unwrap_or(l)).fold(String::new(), |s, l| s + l + "\n")
+        self.source
+            .lines()
+            .map_while(|l| l.strip_prefix("//!"))
+            .map(|l| l.strip_prefix(' ').unwrap_or(l))
+            .fold(String::new(), |s, l| s + l + "\n")
     }
 }

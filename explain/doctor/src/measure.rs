@@ -37,11 +37,63 @@ pub fn spent(node: &Node, names: &[&str]) -> Spent {
 
 /// Commands that take constant time, or nearly: when one of these is slow, something else held it up.
 const CONSTANT_TIME: &[&str] = &[
-    "GET", "SET", "SETEX", "PSETEX", "SETNX", "GETSET", "GETDEL", "GETEX", "INCR", "DECR", "INCRBY", "DECRBY", "APPEND",
-    "STRLEN", "EXISTS", "TYPE", "TTL", "PTTL", "EXPIRE", "PEXPIRE", "EXPIREAT", "PERSIST", "HGET", "HSET", "HSETNX",
-    "HDEL", "HLEN", "HEXISTS", "HINCRBY", "LPUSH", "RPUSH", "LPOP", "RPOP", "LLEN", "SADD", "SREM", "SISMEMBER",
-    "SCARD", "ZADD", "ZREM", "ZCARD", "ZSCORE", "ZINCRBY", "XADD", "XLEN", "PING", "ECHO", "SELECT", "AUTH", "HELLO",
-    "MULTI", "CLIENT SETNAME", "CLIENT SETINFO", "PUBLISH", "REPLCONF", "READONLY", "ROLE",
+    "GET",
+    "SET",
+    "SETEX",
+    "PSETEX",
+    "SETNX",
+    "GETSET",
+    "GETDEL",
+    "GETEX",
+    "INCR",
+    "DECR",
+    "INCRBY",
+    "DECRBY",
+    "APPEND",
+    "STRLEN",
+    "EXISTS",
+    "TYPE",
+    "TTL",
+    "PTTL",
+    "EXPIRE",
+    "PEXPIRE",
+    "EXPIREAT",
+    "PERSIST",
+    "HGET",
+    "HSET",
+    "HSETNX",
+    "HDEL",
+    "HLEN",
+    "HEXISTS",
+    "HINCRBY",
+    "LPUSH",
+    "RPUSH",
+    "LPOP",
+    "RPOP",
+    "LLEN",
+    "SADD",
+    "SREM",
+    "SISMEMBER",
+    "SCARD",
+    "ZADD",
+    "ZREM",
+    "ZCARD",
+    "ZSCORE",
+    "ZINCRBY",
+    "XADD",
+    "XLEN",
+    "PING",
+    "ECHO",
+    "SELECT",
+    "AUTH",
+    "HELLO",
+    "MULTI",
+    "CLIENT SETNAME",
+    "CLIENT SETINFO",
+    "PUBLISH",
+    "REPLCONF",
+    "READONLY",
+    "ROLE",
 ];
 
 /// Whether a slow log entry is a victim: constant-time work with few arguments.
@@ -78,7 +130,9 @@ pub fn worst_stall(node: &Node) -> Option<(f64, String)> {
 /// How the deployment's failure detector waits, in ms: `cluster-node-timeout`, or Sentinel's
 /// `down-after-milliseconds`.
 pub fn failure_timeout_ms(facts: &Facts, node: &Node) -> Option<(f64, String)> {
-    if let Some(ms) = node.setting_number("cluster-node-timeout").filter(|_| facts.kind == unslow_topology::DeploymentKind::Cluster) {
+    if let Some(ms) =
+        node.setting_number("cluster-node-timeout").filter(|_| facts.kind == unslow_topology::DeploymentKind::Cluster)
+    {
         return Some((ms, format!("cluster-node-timeout {ms:.0}")));
     }
     let group = facts.sentinels.iter().flat_map(|s| &s.groups).next()?;
@@ -88,7 +142,13 @@ pub fn failure_timeout_ms(facts: &Facts, node: &Node) -> Option<(f64, String)> {
 /// `12 %`, `0.4 %`.
 pub fn percent(share: f64) -> String {
     let p = share * 100.0;
-    if p >= 10.0 { format!("{p:.0} %") } else if p >= 0.1 { format!("{p:.1} %") } else { format!("{p:.2} %") }
+    if p >= 10.0 {
+        format!("{p:.0} %")
+    } else if p >= 0.1 {
+        format!("{p:.1} %")
+    } else {
+        format!("{p:.2} %")
+    }
 }
 
 /// A time in the unit that reads best.

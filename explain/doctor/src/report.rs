@@ -90,7 +90,8 @@ pub struct CannotSee {
 
 /// Judges facts. `only` limits it to some rules; empty is all.
 pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
-    let rules: Vec<_> = rules::ALL.iter().filter(|r| only.is_empty() || only.iter().any(|o| o == r.id)).copied().collect();
+    let rules: Vec<_> =
+        rules::ALL.iter().filter(|r| only.is_empty() || only.iter().any(|o| o == r.id)).copied().collect();
     let (mut present, mut ruled_out, mut cannot_see) = (Vec::new(), Vec::new(), Vec::new());
     for rule in &rules {
         match (rule.check)(facts) {
@@ -131,13 +132,27 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
         if let Some(why) = &node.unreachable {
             let without = why.replace(&node.address, "it");
             let when = if node.first.is_some() { "stopped answering half way" } else { "was not asked" };
-            note(&format!("{when}: {}", without.trim_start_matches("it: ")), "reach it from here, or run unslow beside it", &node.address);
+            note(
+                &format!("{when}: {}", without.trim_start_matches("it: ")),
+                "reach it from here, or run unslow beside it",
+                &node.address,
+            );
             continue;
         }
         if node.first.is_none() {
-            note("INFO is denied to this user, so nothing could be measured", "ACL SETUSER <user> +info", &node.address);
+            note(
+                "INFO is denied to this user, so nothing could be measured",
+                "ACL SETUSER <user> +info",
+                &node.address,
+            );
         }
-        let seen = [node.config.missing(), node.slowlog.missing(), node.latency.missing(), node.clients.missing(), node.rtt.missing()];
+        let seen = [
+            node.config.missing(),
+            node.slowlog.missing(),
+            node.latency.missing(),
+            node.clients.missing(),
+            node.rtt.missing(),
+        ];
         let cluster = [node.cluster.missing(), node.cluster_info.missing()];
         let cluster = cluster.into_iter().filter(|_| facts.kind == DeploymentKind::Cluster);
         for (why, grant) in seen.into_iter().chain(cluster).flatten() {
@@ -146,7 +161,11 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
             }
         }
         if node.own.stopped_early {
-            note("its PING became twice as slow while we looked, so the dearer questions were left out", "run again at a quieter time", &node.address);
+            note(
+                "its PING became twice as slow while we looked, so the dearer questions were left out",
+                "run again at a quieter time",
+                &node.address,
+            );
         }
     }
     for sentinel in &facts.sentinels {
@@ -168,7 +187,8 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
     reasons
         .into_iter()
         .map(|((why, grant), nodes)| {
-            let whom = if nodes.len() == all && all > 3 { format!("all {all} nodes") } else { crate::measure::names(&nodes) };
+            let whom =
+                if nodes.len() == all && all > 3 { format!("all {all} nodes") } else { crate::measure::names(&nodes) };
             CannotSee { id: "deployment".into(), why: format!("{whom}: {why}"), grant }
         })
         .chain(facts.notes.iter().map(|n| CannotSee { id: "deployment".into(), why: n.clone(), grant: String::new() }))
@@ -186,7 +206,11 @@ fn summary(facts: &Facts) -> DeploymentSummary {
         .iter()
         .map(|node| NodeSummary {
             address: node.address.clone(),
-            role: node.info().and_then(|i| i.role()).map_or(node.role.word(), |r| if r == "master" { "master" } else { "replica" }).into(),
+            role: node
+                .info()
+                .and_then(|i| i.role())
+                .map_or(node.role.word(), |r| if r == "master" { "master" } else { "replica" })
+                .into(),
             master: node.master.clone(),
             version: node.version_text(),
             slots: slots(node).unwrap_or_default(),
@@ -200,21 +224,26 @@ fn summary(facts: &Facts) -> DeploymentSummary {
         .collect();
     let masters = nodes.iter().filter(|n| n.role == "master").count();
     let replicas = nodes.iter().filter(|n| n.role == "replica").count();
-    let mut versions: Vec<&str> = nodes.iter().filter(|n| n.version != "unknown version").map(|n| n.version.as_str()).collect();
+    let mut versions: Vec<&str> =
+        nodes.iter().filter(|n| n.version != "unknown version").map(|n| n.version.as_str()).collect();
     versions.sort_unstable();
     versions.dedup();
     let plural = |n: usize, word: &str| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
     let versions = if versions.is_empty() { "an unknown version".to_string() } else { versions.join(" and ") };
     let text = match facts.kind {
         DeploymentKind::Standalone => format!("{versions}, standalone"),
-        DeploymentKind::MasterReplica => format!("{versions}, {}, {}", plural(masters, "master"), plural(replicas, "replica")),
+        DeploymentKind::MasterReplica => {
+            format!("{versions}, {}, {}", plural(masters, "master"), plural(replicas, "replica"))
+        }
         DeploymentKind::Sentinel => format!(
             "{versions}, {}, {}, {}",
             plural(masters, "master"),
             plural(replicas, "replica"),
             plural(facts.sentinels.len(), "Sentinel")
         ),
-        DeploymentKind::Cluster => format!("{versions} cluster, {}, {}", plural(masters, "master"), plural(replicas, "replica")),
+        DeploymentKind::Cluster => {
+            format!("{versions} cluster, {}, {}", plural(masters, "master"), plural(replicas, "replica"))
+        }
     };
     let silent = nodes.iter().filter(|n| n.unreachable.is_some()).count();
     let text = if silent > 0 { format!("{text}, {} not answering", plural(silent, "node")) } else { text };

@@ -63,7 +63,9 @@ impl Ask {
         if !self.counting {
             return;
         }
-        let word = |i: usize| args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default();
+        let word = |i: usize| {
+            args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default()
+        };
         let mut name = word(0);
         if WITH_SUB.contains(&name.as_str()) {
             name = format!("{name}|{}", word(1));
@@ -82,7 +84,8 @@ pub fn seen<T>(result: Result<T, Error>, source: &str) -> Seen<T> {
 
 pub fn unseen<T>(e: &Error, source: &str) -> Seen<T> {
     let words: Vec<String> = source.split_whitespace().take(2).map(str::to_ascii_lowercase).collect();
-    let with_sub = ["config", "slowlog", "latency", "client", "cluster", "acl", "sentinel"].contains(&words[0].as_str());
+    let with_sub =
+        ["config", "slowlog", "latency", "client", "cluster", "acl", "sentinel"].contains(&words[0].as_str());
     let rule = if with_sub { words.join("|") } else { words[0].clone() };
     match e.kind {
         ErrorKind::Denied => Seen::No {

@@ -23,7 +23,10 @@ const NOTABLE_MOST: usize = 50;
 
 pub fn look(ask: &mut Ask, level: (u32, u32), total: u64) -> Seen<Clients> {
     if total <= WHOLE_MAX {
-        return seen(ask.call(&["CLIENT", "LIST"]).map(|v| digest(&v.text().unwrap_or_default(), total, false)), "CLIENT LIST");
+        return seen(
+            ask.call(&["CLIENT", "LIST"]).map(|v| digest(&v.text().unwrap_or_default(), total, false)),
+            "CLIENT LIST",
+        );
     }
     if level < (6, 2) {
         return Seen::No {
@@ -126,6 +129,9 @@ mod tests {
         let clients = digest(text, 3, false);
         assert_eq!((clients.listed, clients.groups.len(), clients.notable.len()), (3, 2, 1));
         let jedis = &clients.groups[0];
-        assert_eq!((jedis.library.as_str(), jedis.name.as_str(), jedis.count, jedis.young, jedis.idle_hour), ("jedis 5.1", "app-", 2, 1, 1));
+        assert_eq!(
+            (jedis.library.as_str(), jedis.name.as_str(), jedis.count, jedis.young, jedis.idle_hour),
+            ("jedis 5.1", "app-", 2, 1, 1)
+        );
     }
 }

@@ -87,7 +87,11 @@ impl Watch {
             let Some(pid) = owner.map(|(pid, ..)| *pid).or_else(|| process_id(node)) else { continue };
             // A server bound to every address has clients on all of them.
             let any = owner.is_some_and(|(_, ip, _)| ip.is_unspecified());
-            node.sockets = Seen::Yes { value: by_peer(&sockets, if any { &[] } else { &ips }, port), source: format!("ss -tin sport = :{port}"), at_ms: now_ms() };
+            node.sockets = Seen::Yes {
+                value: by_peer(&sockets, if any { &[] } else { &ips }, port),
+                source: format!("ss -tin sport = :{port}"),
+                at_ms: now_ms(),
+            };
             match host.processes.iter_mut().find(|p| p.pid == pid) {
                 Some(process) => process.addresses.push(node.address.clone()),
                 None => host.processes.push(self.process(pid, &node.address, host.window_s)),
@@ -131,9 +135,7 @@ impl Watch {
         let pressure = self
             .pressure
             .iter()
-            .filter_map(|(k, before)| {
-                Some((k.clone(), after.get(k)?.saturating_sub(*before) as f64 / 1e6 / window_s))
-            })
+            .filter_map(|(k, before)| Some((k.clone(), after.get(k)?.saturating_sub(*before) as f64 / 1e6 / window_s)))
             .collect();
         let tcp = self.tcp.zip(self::tcp()).map(|(a, b)| Tcp {
             retransmits: b.retransmits.saturating_sub(a.retransmits),
@@ -198,13 +200,18 @@ impl Watch {
                 .and_then(|b| Some(after.run_delay_ns?.saturating_sub(b.run_delay_ns?) as f64 / 1e9 / window_s)),
             swap_bytes: kib(&status, "VmSwap:"),
             anon_huge_bytes: kib(&rollup, "AnonHugePages:"),
-            open_files_max: limits.lines().find(|l| l.starts_with("Max open files")).and_then(|l| l.split_whitespace().nth(3)?.parse().ok()),
-            cpus_allowed: status.lines().find_map(|l| l.strip_prefix("Cpus_allowed:")).map(|mask| {
-                mask.chars().filter_map(|c| c.to_digit(16)).map(u32::count_ones).sum()
-            }),
+            open_files_max: limits
+                .lines()
+                .find(|l| l.starts_with("Max open files"))
+                .and_then(|l| l.split_whitespace().nth(3)?.parse().ok()),
+            cpus_allowed: status
+                .lines()
+                .find_map(|l| l.strip_prefix("Cpus_allowed:"))
+                .map(|mask| mask.chars().filter_map(|c| c.to_digit(16)).map(u32::count_ones).sum()),
             quota_cores: cgroup(pid, "cpu").and_then(|dir| quota(&dir)),
             throttled_share: throttled.map(|(a, b)| b.us.saturating_sub(a.us) as f64 / 1e6 / window_s),
-            throttled_periods: throttled.map(|(a, b)| (b.throttled.saturating_sub(a.throttled), b.periods.saturating_sub(a.periods))),
+            throttled_periods: throttled
+                .map(|(a, b)| (b.throttled.saturating_sub(a.throttled), b.periods.saturating_sub(a.periods))),
             memory_limit_bytes: cgroup(pid, "memory").and_then(|dir| memory_limit(&dir)),
         }
     }
@@ -214,7 +221,8 @@ impl Watch {
         const MOST: usize = 5;
         let servers: BTreeSet<u32> = host.processes.iter().map(|p| p.pid).collect();
         let ports: BTreeSet<u16> = host.processes.iter().flat_map(|p| &p.addresses).map(|a| port_of(a)).collect();
-        let inodes: BTreeSet<u32> = sockets.iter().filter(|s| !s.listening && ports.contains(&s.peer.1)).map(|s| s.inode).collect();
+        let inodes: BTreeSet<u32> =
+            sockets.iter().filter(|s| !s.listening && ports.contains(&s.peer.1)).map(|s| s.inode).collect();
         let mut all: Vec<Neighbour> = tasks()
             .into_iter()
             .filter(|(pid, _)| !servers.contains(pid) && *pid != std::process::id())
@@ -349,8 +357,15 @@ fn hypervisor() -> Option<String> {
     if let Some(kind) = line("/sys/hypervisor/type").filter(|t| !t.is_empty()) {
         return Some(kind);
     }
-    let dmi = ["sys_vendor", "product_name", "bios_vendor"].map(|f| line(format!("/sys/class/dmi/id/{f}")).unwrap_or_default().to_lowercase());
-    for (word, name) in [("xen", "xen"), ("vmware", "vmware"), ("virtualbox", "virtualbox"), ("microsoft", "hyper-v"), ("firecracker", "firecracker")] {
+    let dmi = ["sys_vendor", "product_name", "bios_vendor"]
+        .map(|f| line(format!("/sys/class/dmi/id/{f}")).unwrap_or_default().to_lowercase());
+    for (word, name) in [
+        ("xen", "xen"),
+        ("vmware", "vmware"),
+        ("virtualbox", "virtualbox"),
+        ("microsoft", "hyper-v"),
+        ("firecracker", "firecracker"),
+    ] {
         if dmi.iter().any(|d| d.contains(word)) {
             return Some(name.into());
         }
@@ -404,7 +419,9 @@ fn comm(pid: u32) -> String {
 
 /// By the names the servers and their forks give themselves; a server renamed with `exec -a` keeps its comm.
 fn is_server(name: &str) -> bool {
-    ["redis", "valkey", "keydb"].iter().any(|n| name.starts_with(n)) && !name.contains("-cli") && !name.contains("benchm")
+    ["redis", "valkey", "keydb"].iter().any(|n| name.starts_with(n))
+        && !name.contains("-cli")
+        && !name.contains("benchm")
 }
 
 /// The directory of the process's cgroup for a v1 controller, or its only one under v2.
@@ -485,7 +502,11 @@ fn listeners(sockets: &[TcpSocket]) -> Vec<(u32, IpAddr, u16)> {
     pids()
         .filter(|pid| is_server(&comm(*pid)))
         .flat_map(|pid| {
-            socket_inodes(pid).into_iter().filter_map(|i| by_inode.get(&i)).map(|s| (pid, s.local.0, s.local.1)).collect::<Vec<_>>()
+            socket_inodes(pid)
+                .into_iter()
+                .filter_map(|i| by_inode.get(&i))
+                .map(|s| (pid, s.local.0, s.local.1))
+                .collect::<Vec<_>>()
         })
         .collect()
 }
@@ -548,7 +569,9 @@ fn local_ips() -> BTreeSet<IpAddr> {
 /// The sockets of one server by peer address; no `ips` is any local address.
 fn by_peer(sockets: &[TcpSocket], ips: &[IpAddr], port: u16) -> Vec<PeerSockets> {
     let mut peers: BTreeMap<IpAddr, Vec<&TcpSocket>> = BTreeMap::new();
-    for socket in sockets.iter().filter(|s| !s.listening && s.local.1 == port && (ips.is_empty() || ips.contains(&s.local.0))) {
+    for socket in
+        sockets.iter().filter(|s| !s.listening && s.local.1 == port && (ips.is_empty() || ips.contains(&s.local.0)))
+    {
         peers.entry(socket.peer.0).or_default().push(socket);
     }
     let median = |mut values: Vec<u32>| {

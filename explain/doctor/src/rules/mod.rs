@@ -27,18 +27,49 @@ macro_rules! rules {
 
 rules![
     // clients
-    topology_storm, monitoring_storm, far_client, no_pipelining, kernel_bound, connection_churn, too_many_connections,
-    keys_command, monitor_attached, big_key, long_script, slow_command, error_flood, redirect_storm, slow_subscriber,
+    topology_storm,
+    monitoring_storm,
+    far_client,
+    no_pipelining,
+    kernel_bound,
+    connection_churn,
+    too_many_connections,
+    keys_command,
+    monitor_attached,
+    big_key,
+    long_script,
+    slow_command,
+    error_flood,
+    redirect_storm,
+    slow_subscriber,
     // server
-    save_too_often, fork_stall, aof_fsync_stall, eviction_pressure, out_of_memory, expire_storm, backlog_too_small,
-    full_resync_loop, main_thread_saturated,
+    save_too_often,
+    fork_stall,
+    aof_fsync_stall,
+    eviction_pressure,
+    out_of_memory,
+    expire_storm,
+    backlog_too_small,
+    full_resync_loop,
+    main_thread_saturated,
     // deployment
-    node_timeout_margin, failover_flapping, masters_share_host, replica_shares_host, master_without_replica,
-    slots_uncovered, open_slots, config_drift,
+    node_timeout_margin,
+    failover_flapping,
+    masters_share_host,
+    replica_shares_host,
+    master_without_replica,
+    slots_uncovered,
+    open_slots,
+    config_drift,
     // host
-    cpu_throttled, noisy_neighbour,
+    cpu_throttled,
+    noisy_neighbour,
     // verdict and risks
-    not_your_redis, no_auth, overcommit, transparent_huge_pages, blind_instruments,
+    not_your_redis,
+    no_auth,
+    overcommit,
+    transparent_huge_pages,
+    blind_instruments,
 ];
 
 #[cfg(test)]
@@ -66,7 +97,11 @@ mod tests {
     fn every_rule_has_a_page() {
         for rule in ALL {
             let page = rule.page();
-            assert!(page.lines().count() >= 5 && page.contains("What to do"), "{} needs a head that explains it", rule.id);
+            assert!(
+                page.lines().count() >= 5 && page.contains("What to do"),
+                "{} needs a head that explains it",
+                rule.id
+            );
         }
     }
 }

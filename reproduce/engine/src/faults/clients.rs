@@ -18,9 +18,16 @@ pub fn topology_storm(deployment: &mut Deployment) -> Result<Active, Error> {
     let path = node.dir().join("nodes.conf");
     let io = |e: std::io::Error| Error::new(format!("nodes.conf: {e}"));
     let text = std::fs::read_to_string(&path).map_err(io)?;
-    let master = text.lines().find(|l| l.contains("myself")).and_then(|l| l.split(' ').next()).unwrap_or("-").to_string();
-    let ghosts: String = (0..300).map(|i| format!("{:040x} :0@0,,tls-port=0 slave,noaddr {master} 0 0 0 disconnected\n", 0xdead_0000u64 + i)).collect();
-    let ghosts = if text.contains("tls-port") || text.contains("shard-id") { ghosts } else { ghosts.replace(",,tls-port=0", "") };
+    let master =
+        text.lines().find(|l| l.contains("myself")).and_then(|l| l.split(' ').next()).unwrap_or("-").to_string();
+    let ghosts: String = (0..300)
+        .map(|i| format!("{:040x} :0@0,,tls-port=0 slave,noaddr {master} 0 0 0 disconnected\n", 0xdead_0000u64 + i))
+        .collect();
+    let ghosts = if text.contains("tls-port") || text.contains("shard-id") {
+        ghosts
+    } else {
+        ghosts.replace(",,tls-port=0", "")
+    };
     std::fs::write(&path, text.replacen("vars ", &format!("{ghosts}vars "), 1)).map_err(io)?;
     node.restart()?;
     let target = node.target();
@@ -37,7 +44,8 @@ pub fn topology_storm(deployment: &mut Deployment) -> Result<Active, Error> {
                 return;
             }
             // Ten clients ask at once and leave together, so that CLIENT LIST shows them at any time.
-            let mut clients: Vec<Connection> = (0..10).filter_map(|_| connect_as(&target, "lettuce#ClusterTopologyRefresh").ok()).collect();
+            let mut clients: Vec<Connection> =
+                (0..10).filter_map(|_| connect_as(&target, "lettuce#ClusterTopologyRefresh").ok()).collect();
             for client in &mut clients {
                 let _ = client.call(&["CLUSTER", "NODES"]);
                 let _ = client.call(&["INFO"]);
@@ -109,7 +117,8 @@ pub fn kernel_bound(deployment: &mut Deployment) -> Result<Active, Error> {
     let address = deployment.nodes[0].address();
     deployment.nodes[0].connect()?.call(&["SET", "k", &"x".repeat(64)])?;
     // "$64\r\n" + 64 + "\r\n"
-    Ok(Active::new("pipelines of 16").work(move |flags| one_in_flight(&address, 50, b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", flags, 71)))
+    Ok(Active::new("pipelines of 16")
+        .work(move |flags| one_in_flight(&address, 50, b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", flags, 71)))
 }
 
 pub fn main_thread_saturated(deployment: &mut Deployment) -> Result<Active, Error> {
@@ -229,7 +238,8 @@ pub fn long_script(deployment: &mut Deployment) -> Result<Active, Error> {
     let tag = tag(deployment);
     let (target, mut slot) = (deployment.nodes[0].target(), None);
     Ok(Active::new("a tenth of the loop per call").work(move |flags| {
-        let script = "local n = 0; for i = 1, tonumber(ARGV[1]) do n = n + i % 7 end; redis.call('SET', KEYS[1], n); return n";
+        let script =
+            "local n = 0; for i = 1, tonumber(ARGV[1]) do n = n + i % 7 end; redis.call('SET', KEYS[1], n); return n";
         let fixed = flags.fixed();
         let loops = if fixed { "20000" } else { "4000000" };
         with(&mut slot, &target, flags, |c| c.call(&["EVAL", script, "1", &tag, loops]).map(drop));
@@ -285,7 +295,8 @@ pub fn slow_subscriber(deployment: &mut Deployment) -> Result<Active, Error> {
     while waiting < 12_000_000 {
         publisher.pipeline(&vec![words(&["PUBLISH", "news", &message]); 100])?;
         let list = publisher.call(&["CLIENT", "LIST"])?.text().unwrap_or_default();
-        waiting = list.split(" omem=").skip(1).filter_map(|t| t.split(' ').next()?.parse::<u64>().ok()).max().unwrap_or(0);
+        waiting =
+            list.split(" omem=").skip(1).filter_map(|t| t.split(' ').next()?.parse::<u64>().ok()).max().unwrap_or(0);
     }
     Ok(Active::new("it reads").on_end(move || drop(subscriber)))
 }

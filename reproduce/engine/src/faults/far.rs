@@ -35,7 +35,11 @@ pub fn far_client(deployment: &mut Deployment) -> Result<Active, Error> {
         if !entered {
             entered = true;
             // SAFETY: unshare changes this thread alone.
-            let made = if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 { tun("unslow1").and_then(|t| configure("unslow1", FAR).map(|()| t)) } else { Err(last("unshare")) };
+            let made = if unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0 {
+                tun("unslow1").and_then(|t| configure("unslow1", FAR).map(|()| t))
+            } else {
+                Err(last("unshare"))
+            };
             let _ = tx.send(made);
         }
         with(&mut slot, &target, flags, |c| c.call(&["INCR", "far"]).map(drop));
@@ -98,9 +102,16 @@ fn tun(name: &str) -> Result<File, Error> {
 
 fn configure(name: &str, ip: &str) -> Result<(), Error> {
     for arguments in [&["addr", "add", &format!("{ip}/24"), "dev", name][..], &["link", "set", name, "up"]] {
-        let output = Command::new("ip").args(arguments).output().map_err(|e| Error::new(format!("ip: {e}; it is in Debian's iproute2")))?;
+        let output = Command::new("ip")
+            .args(arguments)
+            .output()
+            .map_err(|e| Error::new(format!("ip: {e}; it is in Debian's iproute2")))?;
         if !output.status.success() {
-            return Err(Error::new(format!("ip {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim())));
+            return Err(Error::new(format!(
+                "ip {}: {}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            )));
         }
     }
     Ok(())

@@ -20,7 +20,9 @@ fn load(active: Active, deployment: &Deployment) -> Active {
 
 pub fn cpu_throttled(deployment: &mut Deployment) -> Result<Active, Error> {
     let name = format!("unslow-{}", std::process::id());
-    let io = |e: std::io::Error| Error::new(format!("no CPU cgroup can be made here ({e}); it needs root and a writable cgroup file system"));
+    let io = |e: std::io::Error| {
+        Error::new(format!("no CPU cgroup can be made here ({e}); it needs root and a writable cgroup file system"))
+    };
     let v1 = Path::new("/sys/fs/cgroup/cpu");
     let (dir, quota) = if v1.join("cpu.cfs_quota_us").exists() || v1.join("tasks").exists() {
         (v1.join(&name), "cpu.cfs_quota_us")
@@ -65,7 +67,11 @@ pub fn noisy_neighbour(deployment: &mut Deployment) -> Result<Active, Error> {
     let children: Vec<Child> = (0..cores * 3)
         .map(|_| {
             // Ends by itself should we be killed: five minutes at most.
-            Command::new("timeout").args(["300", "sh", "-c", "while :; do :; done"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn()
+            Command::new("timeout")
+                .args(["300", "sh", "-c", "while :; do :; done"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
         })
         .collect::<Result<_, _>>()
         .map_err(|e| Error::new(format!("timeout: {e}")))?;

@@ -41,7 +41,6 @@ pub struct Fault {
 }
 
 /// A fault at work. Dropping it ends it.
-#[derive(Default)]
 pub struct Active {
     stop: Arc<AtomicBool>,
     fixed: Arc<AtomicBool>,
@@ -52,11 +51,8 @@ pub struct Active {
 }
 
 impl Active {
-    #[allow(clippy::field_reassign_with_default)] // a type with Drop cannot be built by update syntax
     fn new(remedy: &'static str) -> Active {
-        let mut active = Active::default();
-        active.remedy = remedy;
-        active
+        Active { stop: Arc::default(), fixed: Arc::default(), threads: Vec::new(), undo: Vec::new(), remedy }
     }
 
     /// A thread that works until the fault ends. It gets a flag that turns true at the end, and one that turns true
@@ -149,7 +145,12 @@ fn connect_as(target: &Target, name: &'static str) -> Result<Connection, Error> 
 }
 
 /// Keeps a connection over calls of a worker's body: opens it when there is none, drops it when it fails.
-fn with(slot: &mut Option<Connection>, target: &Target, flags: &Flags, body: impl FnOnce(&mut Connection) -> Result<(), unslow_client::Error>) {
+fn with(
+    slot: &mut Option<Connection>,
+    target: &Target,
+    flags: &Flags,
+    body: impl FnOnce(&mut Connection) -> Result<(), unslow_client::Error>,
+) {
     if slot.is_none() {
         *slot = connect(target).ok();
     }
@@ -191,7 +192,13 @@ fn pair() -> Shape {
     Shape::MasterReplica { replicas: 1 }
 }
 
-const fn fault(name: &'static str, about: &'static str, shape: fn() -> Shape, settings: &'static [(&'static str, &'static str)], start: fn(&mut Deployment) -> Result<Active, Error>) -> Fault {
+const fn fault(
+    name: &'static str,
+    about: &'static str,
+    shape: fn() -> Shape,
+    settings: &'static [(&'static str, &'static str)],
+    start: fn(&mut Deployment) -> Result<Active, Error>,
+) -> Fault {
     Fault { name, about, shape, settings, shim: false, root: false, demo: false, start }
 }
 
@@ -212,41 +219,143 @@ const fn root(mut fault: Fault) -> Fault {
 
 /// Every fault.
 pub const ALL: &[Fault] = &[
-    demo(fault("topology_storm", "Lettuce clients refresh a topology of 300 nodes from every node, over and over", Shape::six_nodes, &[], clients::topology_storm)),
-    fault("monitoring_storm", "scrapers ask INFO and CLIENT LIST as fast as they can", standalone, &[], clients::monitoring_storm),
-    root(fault("far_client", "a client behind a wire of 1 ms", standalone, &[("protected-mode", "no"), ("bind", "0.0.0.0")], far::far_client)),
+    demo(fault(
+        "topology_storm",
+        "Lettuce clients refresh a topology of 300 nodes from every node, over and over",
+        Shape::six_nodes,
+        &[],
+        clients::topology_storm,
+    )),
+    fault(
+        "monitoring_storm",
+        "scrapers ask INFO and CLIENT LIST as fast as they can",
+        standalone,
+        &[],
+        clients::monitoring_storm,
+    ),
+    root(fault(
+        "far_client",
+        "a client behind a wire of 1 ms",
+        standalone,
+        &[("protected-mode", "no"), ("bind", "0.0.0.0")],
+        far::far_client,
+    )),
     fault("no_pipelining", "one client sends one command per round trip", standalone, &[], clients::no_pipelining),
     fault("kernel_bound", "fifty connections with one command in flight each", standalone, &[], clients::kernel_bound),
-    demo(fault("connection_churn", "clients connect anew for every command", standalone, &[], clients::connection_churn)),
-    fault("too_many_connections", "pools grow to maxclients, and more come", standalone, &[("maxclients", "100")], clients::too_many_connections),
+    demo(fault(
+        "connection_churn",
+        "clients connect anew for every command",
+        standalone,
+        &[],
+        clients::connection_churn,
+    )),
+    fault(
+        "too_many_connections",
+        "pools grow to maxclients, and more come",
+        standalone,
+        &[("maxclients", "100")],
+        clients::too_many_connections,
+    ),
     demo(fault("keys_command", "KEYS on 300,000 keys, five times a second", standalone, &[], clients::keys_command)),
     fault("monitor_attached", "somebody left MONITOR running", standalone, &[], clients::monitor_attached),
     demo(fault("big_key", "HGETALL on a hash of 200,000 fields", standalone, &[], clients::big_key)),
     demo(fault("long_script", "a script loops for tens of milliseconds", standalone, &[], clients::long_script)),
     fault("slow_command", "SUNION of fifty sets", standalone, &[], clients::slow_command),
     demo(fault("error_flood", "clients use strings as lists", standalone, &[], clients::error_flood)),
-    fault("redirect_storm", "a client without cluster mode asks one node for everything", Shape::six_nodes, &[], clients::redirect_storm),
+    fault(
+        "redirect_storm",
+        "a client without cluster mode asks one node for everything",
+        Shape::six_nodes,
+        &[],
+        clients::redirect_storm,
+    ),
     fault("slow_subscriber", "a subscriber stops reading", standalone, &[], clients::slow_subscriber),
     fault("save_too_often", "a snapshot every second", standalone, &[], server::save_too_often),
     shim(fault("fork_stall", "fork takes a second", standalone, &[], server::fork_stall)),
-    shim(fault("aof_fsync_stall", "fsync takes three seconds", standalone, &[("appendonly", "yes")], server::aof_fsync_stall)),
-    fault("eviction_pressure", "a cache of 20 MB gets new keys for ever", standalone, &[("maxmemory", "20mb"), ("maxmemory-policy", "allkeys-lru")], server::eviction_pressure),
+    shim(fault(
+        "aof_fsync_stall",
+        "fsync takes three seconds",
+        standalone,
+        &[("appendonly", "yes")],
+        server::aof_fsync_stall,
+    )),
+    fault(
+        "eviction_pressure",
+        "a cache of 20 MB gets new keys for ever",
+        standalone,
+        &[("maxmemory", "20mb"), ("maxmemory-policy", "allkeys-lru")],
+        server::eviction_pressure,
+    ),
     fault("out_of_memory", "10 MB and noeviction", standalone, &[("maxmemory", "10mb")], server::out_of_memory),
     fault("expire_storm", "hundreds of thousands of keys die together", standalone, &[], server::expire_storm),
-    fault("backlog_too_small", "a backlog of 16 kB under megabytes of writes", pair, &[("repl-backlog-size", "16kb")], server::backlog_too_small),
-    fault("full_resync_loop", "a replica comes back without its data, again and again", pair, &[], server::full_resync_loop),
-    fault("main_thread_saturated", "pipelines of LRANGE fill the main thread", standalone, &[], clients::main_thread_saturated),
-    fault("node_timeout_margin", "a stall of 1.3 s under a node timeout of 2 s", Shape::six_nodes, &[("cluster-node-timeout", "2000"), ("enable-debug-command", "yes")], placement::node_timeout_margin),
-    fault("failover_flapping", "a master hangs for longer than the node timeout and comes back", Shape::six_nodes, &[("cluster-node-timeout", "1500")], placement::failover_flapping),
-    fault("masters_share_host", "a failover puts two masters on one host", Shape::six_nodes, &[], placement::masters_share_host),
-    fault("replica_shares_host", "a replica follows the master beside it", Shape::six_nodes, &[], placement::replica_shares_host),
-    fault("master_without_replica", "a master's only replica follows another", Shape::six_nodes, &[("cluster-migration-barrier", "5")], placement::master_without_replica),
+    fault(
+        "backlog_too_small",
+        "a backlog of 16 kB under megabytes of writes",
+        pair,
+        &[("repl-backlog-size", "16kb")],
+        server::backlog_too_small,
+    ),
+    fault(
+        "full_resync_loop",
+        "a replica comes back without its data, again and again",
+        pair,
+        &[],
+        server::full_resync_loop,
+    ),
+    fault(
+        "main_thread_saturated",
+        "pipelines of LRANGE fill the main thread",
+        standalone,
+        &[],
+        clients::main_thread_saturated,
+    ),
+    fault(
+        "node_timeout_margin",
+        "a stall of 1.3 s under a node timeout of 2 s",
+        Shape::six_nodes,
+        &[("cluster-node-timeout", "2000"), ("enable-debug-command", "yes")],
+        placement::node_timeout_margin,
+    ),
+    fault(
+        "failover_flapping",
+        "a master hangs for longer than the node timeout and comes back",
+        Shape::six_nodes,
+        &[("cluster-node-timeout", "1500")],
+        placement::failover_flapping,
+    ),
+    fault(
+        "masters_share_host",
+        "a failover puts two masters on one host",
+        Shape::six_nodes,
+        &[],
+        placement::masters_share_host,
+    ),
+    fault(
+        "replica_shares_host",
+        "a replica follows the master beside it",
+        Shape::six_nodes,
+        &[],
+        placement::replica_shares_host,
+    ),
+    fault(
+        "master_without_replica",
+        "a master's only replica follows another",
+        Shape::six_nodes,
+        &[("cluster-migration-barrier", "5")],
+        placement::master_without_replica,
+    ),
     fault("slots_uncovered", "a hundred slots lose their owner", Shape::six_nodes, &[], placement::slots_uncovered),
     fault("open_slots", "a reshard stops half way", Shape::six_nodes, &[], placement::open_slots),
     fault("config_drift", "one node has another memory limit", Shape::six_nodes, &[], placement::config_drift),
     root(fault("cpu_throttled", "a CPU quota of a fifth of a core", standalone, &[], host::cpu_throttled)),
     fault("noisy_neighbour", "other processes want the same cores", standalone, &[], host::noisy_neighbour),
     fault("not_your_redis", "a client does not read its replies", standalone, &[], clients::not_your_redis),
-    fault("no_auth", "bound to every address, no password", standalone, &[("bind", "0.0.0.0"), ("protected-mode", "no")], server::nothing),
+    fault(
+        "no_auth",
+        "bound to every address, no password",
+        standalone,
+        &[("bind", "0.0.0.0"), ("protected-mode", "no")],
+        server::nothing,
+    ),
     fault("blind_instruments", "the server's defaults: no latency monitor", standalone, &[], server::nothing),
 ];

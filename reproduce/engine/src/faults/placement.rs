@@ -45,7 +45,9 @@ pub fn failover_flapping(deployment: &mut Deployment) -> Result<Active, Error> {
     let old = id(deployment, 0)?;
     deployment.nodes[0].signal(libc::SIGSTOP);
     let mut c = deployment.nodes[1].connect()?;
-    let promoted = wait_for("the replica's election", Duration::from_secs(30), || Ok(view(&mut c)?.masters().any(|m| m.id == replica)));
+    let promoted = wait_for("the replica's election", Duration::from_secs(30), || {
+        Ok(view(&mut c)?.masters().any(|m| m.id == replica))
+    });
     deployment.nodes[0].signal(libc::SIGCONT);
     promoted?;
     wait_follows(deployment, &old, &replica)?;
@@ -55,6 +57,9 @@ pub fn failover_flapping(deployment: &mut Deployment) -> Result<Active, Error> {
 pub fn masters_share_host(deployment: &mut Deployment) -> Result<Active, Error> {
     // The first master's replica stands beside the second master.
     let replica = id(deployment, deployment.masters)?;
+    // Before 6.2 a manual failover waits for ever where nothing was ever written (offset 0).
+    let key = super::tag(deployment);
+    deployment.nodes[0].connect()?.call(&["SET", &key, "v"])?;
     deployment.nodes[deployment.masters].connect()?.call(&["CLUSTER", "FAILOVER"])?;
     wait_master(deployment, &replica)?;
     Ok(Active::new("CLUSTER FAILOVER back"))

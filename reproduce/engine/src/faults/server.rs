@@ -24,7 +24,8 @@ pub fn shim_env() -> Result<Vec<(String, String)>, Error> {
         std::fs::create_dir_all(&dir).map_err(io)?;
         // Written aside and renamed: a server that starts this moment must not map half of it.
         let aside = dir.join(format!(".shim-{}", std::process::id()));
-        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&aside).map_err(io)?;
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&aside).map_err(io)?;
         file.write_all(SHIM).map_err(io)?;
         std::fs::rename(&aside, &path).map_err(io)?;
     }
@@ -34,7 +35,8 @@ pub fn shim_env() -> Result<Vec<(String, String)>, Error> {
 
 fn slow(dir: &std::path::Path, fork_us: u64, fsync_us: u64) -> Result<PathBuf, Error> {
     let path = dir.join("slow");
-    std::fs::write(&path, format!("{fork_us} {fsync_us}\n")).map_err(|e| Error::new(format!("{}: {e}", path.display())))?;
+    std::fs::write(&path, format!("{fork_us} {fsync_us}\n"))
+        .map_err(|e| Error::new(format!("{}: {e}", path.display())))?;
     Ok(path)
 }
 
@@ -47,7 +49,12 @@ fn writes(active: Active, deployment: &Deployment, value_bytes: usize, per_ms: u
     let (target, mut slot, mut i) = (deployment.nodes[0].target(), None, 0u64);
     let value = "x".repeat(value_bytes);
     active.work(move |flags| {
-        let batch: Vec<Vec<String>> = (0..per_ms).map(|_| { i += 1; words(&["SET", &format!("w:{}", i % keys), &value]) }).collect();
+        let batch: Vec<Vec<String>> = (0..per_ms)
+            .map(|_| {
+                i += 1;
+                words(&["SET", &format!("w:{}", i % keys), &value])
+            })
+            .collect();
         with(&mut slot, &target, flags, |c| c.pipeline(&batch).map(drop));
         flags.pause(Duration::from_millis(1));
     })

@@ -1,0 +1,30 @@
+# What people and CI both run. Everything is installed by these targets themselves; caches stay inside the clone.
+export UNSLOW_CACHE ?= $(CURDIR)/.cache
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+
+.PHONY: demo test check bench tools
+
+demo: ## the tour, on an embedded six-node cluster
+	cargo build --release --package unslow
+	./target/release/unslow demo $(DEMO)
+
+check: ## formatting, lints, tidy: no servers needed
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo xtask tidy
+	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
+
+tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, iproute2 for the far client
+	@missing=""; \
+	for tool in openssl:openssl ip:iproute2 make:make gcc:gcc; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
+	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
+
+test: tools check ## everything CI runs
+	cargo build --release --package unslow
+	./target/release/unslow engine install
+	cargo test --release --workspace -- --test-threads=1
+
+bench: ## the tables in bench/runs, made anew for every engine
+	cargo build --release --package unslow
+	./bench/doctor.sh
