@@ -15,3 +15,4 @@ for engine in ${ENGINES:-valkey-9.1 redis-7.0 redis-6.2 redis-5.0}; do
         cargo test --release --package unslow --test injected -- --test-threads=1 || echo "$engine: misses, see the tables"
 done
 { uname -srm; nproc; rustc --version; } > "$out/machine.txt"
+cargo run --release --package unslow --example doctor_cost > "$out/doctor-cost.txt"

@@ -181,6 +181,12 @@ impl Doctor {
             fs::write(path, text).with_context(|| format!("{}: the facts could not be saved", path.display()))?;
         }
         let report = diagnose(&facts, &self.only);
+        // Nobody answered with figures: that is no clean bill of health. What is known without them may still be told.
+        if facts.live().next().is_none() && report.findings.is_empty() {
+            let denied = "INFO is denied to this user; unslow doctor --print-acl shows the rights it needs";
+            let why = facts.nodes.iter().find_map(|n| n.unreachable.clone()).unwrap_or_else(|| denied.into());
+            bail!("nothing could be measured: {why}");
+        }
         if let Some(path) = &self.html {
             let page = html::page(&report, &facts)?;
             fs::write(path, page).with_context(|| format!("{}: the page could not be written", path.display()))?;
@@ -193,13 +199,6 @@ impl Doctor {
         }
         if let Some(path) = &self.diff {
             self.compare(path, &report, output)?;
-        }
-        // Nobody answered with figures: that is no clean bill of health.
-        if facts.live().count() == 0 && report.findings.is_empty() {
-            let why = facts.nodes.iter().find_map(|n| n.unreachable.clone()).unwrap_or_else(|| {
-                "INFO is denied to this user; unslow doctor --print-acl shows the rights it needs".into()
-            });
-            return Err(anyhow!("nothing could be measured: {why}"));
         }
         Ok(self.exit_code(&report))
     }

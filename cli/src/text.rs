@@ -56,7 +56,18 @@ pub fn report(report: &Report, verbose: bool) -> String {
         let shown = if verbose { report.ruled_out.len() } else { RULED_OUT.min(report.ruled_out.len()) };
         let more = report.ruled_out.len() - shown;
         let tail = if more > 0 { format!("; and {more} more (-v)") } else { String::new() };
-        let _ = writeln!(out, "{t}ruled out{t:#}\n    {}{tail}\n", wrap(&report.ruled_out[..shown].join("; "), 4));
+        let all = d.nodes.len();
+        let seen = d.nodes.iter().filter(|n| n.commands_per_s.is_some()).count();
+        let where_seen = if seen < all {
+            format!(" {f}(on the {seen} of {all} nodes that could be measured){f:#}")
+        } else {
+            String::new()
+        };
+        let _ = writeln!(
+            out,
+            "{t}ruled out{t:#}{where_seen}\n    {}{tail}\n",
+            wrap(&report.ruled_out[..shown].join("; "), 4)
+        );
     }
     if !report.cannot_see.is_empty() {
         let _ = writeln!(out, "{t}cannot see{t:#}");

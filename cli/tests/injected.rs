@@ -200,3 +200,46 @@ fn names_nothing_above_risk_on_healthy_deployments() {
     }
     assert!(wrong.is_empty(), "named above risk on healthy deployments:\n{}", wrong.join("\n"));
 }
+
+/// Incident I5 end to end: the fork of a save stalls a master beyond the node timeout, its replica on another host is
+/// elected, the old master returns as a replica, and two masters share a host from then on.
+#[test]
+fn tells_a_fork_a_failover_and_two_masters_on_one_host_as_one_finding() {
+    let engine = engine();
+    let mut spec = ServerSpec {
+        env: faults::find("fork_stall").expect("a fault").environment().expect("the shim"),
+        ..ServerSpec::default()
+    };
+    spec.settings = vec![("cluster-node-timeout".into(), "1500".into())];
+    let deployment = Deployment::start(&engine, &Shape::six_nodes(), &spec).unwrap_or_else(|e| panic!("{e}"));
+    let master = &deployment.nodes[0];
+    std::fs::write(master.dir().join("slow"), "5000000 0\n").expect("the delay is written");
+    let mut c = master.connect().expect("a connection");
+    c.call(&["SET", "{t2}", "v"]).expect("written");
+    c.send(&["BGSAVE"]).expect("sent");
+    // Elected, and the old master back in its new place.
+    let mut other = deployment.nodes[1].connect().expect("a connection");
+    let id = |n: usize| {
+        deployment.nodes[n]
+            .connect()
+            .and_then(|mut c| Ok(c.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default()))
+            .unwrap_or_default()
+    };
+    let (replica, until) = (id(3), std::time::Instant::now() + Duration::from_secs(40));
+    let old = id(0);
+    loop {
+        let text = other.call(&["CLUSTER", "NODES"]).expect("answered").text().unwrap_or_default();
+        let view = unslow_topology::ClusterView::parse(&text).expect("parsed");
+        let returned = view.by_id(&old).is_some_and(|n| n.master_id.as_deref() == Some(&replica) && !n.is_down());
+        if view.masters().any(|m| m.id == replica) && returned {
+            break;
+        }
+        assert!(std::time::Instant::now() < until, "no failover came of a stall of 5 s under a timeout of 1.5 s");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let report = doctor(&deployment, "fork_chain");
+    let chain: Vec<&str> = report.findings[0].chain.iter().map(|l| l.id.as_str()).collect();
+    assert_eq!(first(&report), "fork_stall", "{:?}", report.findings.iter().map(|f| &f.title).collect::<Vec<_>>());
+    assert_eq!(chain, ["node_timeout_margin", "failover_flapping", "masters_share_host"]);
+    assert_eq!(report.findings.iter().filter(|f| f.severity > Severity::Risk).count(), 1, "one finding, not four");
+}

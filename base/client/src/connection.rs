@@ -333,6 +333,10 @@ impl Connection {
                 ),
             ),
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => self.closed(),
+            io::ErrorKind::InvalidData if e.to_string().contains("CertificateRequired") => Error::new(
+                ErrorKind::Tls,
+                format!("{peer}: the server wants a client certificate; give it with --cert FILE --key FILE"),
+            ),
             io::ErrorKind::InvalidData => Error::new(ErrorKind::Tls, format!("{peer}: TLS: {e}")),
             _ => Error::new(ErrorKind::Unreachable, format!("{peer}: {e}")),
         }

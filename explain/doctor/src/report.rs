@@ -103,6 +103,10 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
             }
         }
     }
+    if facts.live().next().is_none() {
+        // Nobody was measured: nothing is ruled out either.
+        ruled_out.clear();
+    }
     cannot_see.extend(unseen(facts));
     let mut findings = chain::fold(present, rules::ALL);
     // "Not your Redis" is said only when nothing measured says otherwise.

@@ -21,9 +21,9 @@ pub fn check(facts: &Facts) -> Verdict {
     let mut best: Option<(f64, Finding)> = None;
     let mut unknown = None;
     for node in facts.live() {
-        let Some(sizes) = node.key_sizes.value() else {
-            let slow = node.slowlog.value().is_some_and(|l| l.iter().any(|e| e.key.is_some()));
-            if let (true, Some((why, grant))) = (slow, node.key_sizes.missing()) {
+        let Some(sizes) = node.key_sizes.value().filter(|_| node.slowlog.value().is_some()) else {
+            let slow = node.slowlog.value().is_none_or(|l| l.iter().any(|e| e.key.is_some()));
+            if let (true, Some((why, grant))) = (slow, node.slowlog.missing().or(node.key_sizes.missing())) {
                 unknown = Some((format!("{}: {why}", node.address), grant.unwrap_or("").to_string()));
             }
             continue;

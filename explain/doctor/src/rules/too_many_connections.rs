@@ -32,7 +32,7 @@ pub fn check(facts: &Facts) -> Verdict {
         let most = facts.live().filter_map(|n| Some(n.number("connected_clients")? / limit(n)?)).reduce(f64::max);
         return match most {
             Some(most) => Verdict::Absent(Some(format!("connections: {} of maxclients at most", percent(most)))),
-            None => Verdict::Absent(None),
+            None => Verdict::Unknown { why: "maxclients could not be read (INFO shows it since 6.2)".into(), grant: "ACL SETUSER <user> +config|get".into() },
         };
     };
     let idle: u64 = node.clients.value().map_or(0, |c| c.groups.iter().map(|g| g.idle_hour).sum());
@@ -55,6 +55,9 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw(node, "INFO stats", format!("rejected_connections +{refused:.0} in {:.1} s", node.window_s));
     for group in node.clients.value().into_iter().flat_map(|c| &c.groups).take(2) {
         finding = finding.saw(node, "CLIENT LIST", format!("{} from {} {}{}; {} of them idle for over an hour", group.count, group.host, group.name, group.library, group.idle_hour));
+    }
+    if let Some(tcp) = facts.process(node).and_then(|(h, _)| h.tcp) {
+        finding = finding.not(format!("the kernel's accept queue: {} overflows on that machine in the window", tcp.listen_overflows));
     }
     finding
         .not(format!("a leak shows as idle connections: {idle} idle for over an hour among those seen"))

@@ -118,10 +118,13 @@ impl Fault {
     pub fn deploy(&self, engine: &crate::Engine, shape: Option<Shape>) -> Result<Deployment, Error> {
         let mut spec = ServerSpec::default();
         spec.settings = self.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        if self.shim {
-            spec.env = server::shim_env()?;
-        }
+        spec.env = self.environment()?;
         Deployment::start(engine, &shape.unwrap_or_else(self.shape), &spec)
+    }
+
+    /// What servers that can suffer it must be started with.
+    pub fn environment(&self) -> Result<Vec<(String, String)>, Error> {
+        if self.shim { server::shim_env() } else { Ok(Vec::new()) }
     }
 
     /// Begins it.
