@@ -276,7 +276,7 @@ impl Doctor {
             let url = self.urls.first().context("give a URL to ask, or a version: unslow doctor --print-acl 7.0")?;
             let mut connection = unslow_client::ReadOnly::open(&self.reach.target(url)?, &self.reach.options()?)?;
             let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
-            (info.redis_level(), info.get("redis_mode") == Some("sentinel"))
+            (info.redis_level(), info.mode() == Some("sentinel"))
         } else {
             let mut parts = version.split('.').map(str::parse);
             let (Some(Ok(major)), minor) = (parts.next(), parts.next()) else {

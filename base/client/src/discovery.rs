@@ -57,7 +57,7 @@ pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error>
         .filter(|_| !connection.connection().peer().starts_with("unix:"))
         .unwrap_or_else(|| target.endpoints[0].clone());
     let server = info(&mut connection, "server")?;
-    let mode = server.as_ref().and_then(|i| i.get("redis_mode").or(i.get("server_mode")).map(str::to_string));
+    let mode = server.as_ref().and_then(|i| i.mode().map(str::to_string));
     match mode.as_deref() {
         Some("sentinel") => from_sentinel(&mut connection, &seed, target, &mut found)?,
         Some("cluster") => from_cluster(&mut connection, &seed, &mut found)?,

@@ -45,6 +45,11 @@ impl Info {
         self.get("role")
     }
 
+    /// `standalone`, `cluster` or `sentinel`; Valkey calls the field `server_mode`.
+    pub fn mode(&self) -> Option<&str> {
+        self.get("redis_mode").or_else(|| self.get("server_mode"))
+    }
+
     /// `(6, 2, 14)`; Valkey's own version where there is one, since it says `redis_version:7.2.4` for ever.
     pub fn version(&self) -> Option<(u32, u32, u32)> {
         let text = self.get("valkey_version").or_else(|| self.get("redis_version"))?;

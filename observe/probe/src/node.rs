@@ -89,7 +89,12 @@ fn window(ask: &mut Ask, node: &mut Node, settings: &Settings, salt: &Salt, many
 /// `None` when the user may not run INFO: the rest is worth asking all the same.
 fn sample(ask: &mut Ask) -> Result<Option<Sample>, Error> {
     match ask.call(&["INFO", "ALL"]) {
-        Ok(value) => Ok(Some(Sample { at_ms: now_ms(), info: Info::parse(&value.text().unwrap_or_default()) })),
+        Ok(value) => {
+            let mut info = Info::parse(&value.text().unwrap_or_default());
+            // Paths tell more of a machine than a diagnosis needs.
+            info.0.retain(|field, _| !matches!(field.as_str(), "executable" | "config_file"));
+            Ok(Some(Sample { at_ms: now_ms(), info }))
+        }
         Err(e) if e.is_fatal() || e.kind == ErrorKind::AuthRequired => Err(e),
         Err(_) => Ok(None),
     }

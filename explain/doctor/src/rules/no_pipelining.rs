@@ -7,7 +7,7 @@
 //! main thread is busy for less than 70 % of the time, and the connections' rate is at least 30 % of 1/RTT.
 //!
 //! Not to be taken for: a server at its limit (then `kernel_bound` tells the same habit's price in CPU), or clients with
-//! nothing to do.
+//! nothing to do, or `connection_churn`.
 //!
 //! What to do: pipeline; MGET/HMSET; one shared connection with auto-flush.
 //! Sources: INFO total_commands_processed, total_reads_processed; measured: the quotient reads true depths of 1, 4, 16 and
@@ -29,6 +29,10 @@ pub fn check(facts: &Facts) -> Verdict {
             continue;
         };
         let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
+        // Connections that live for a command or two wait for their connecting: that is `connection_churn`.
+        if node.rate("total_connections_received").unwrap_or(0.0) * 10.0 > ops {
+            continue;
+        }
         // Our own PING holds the server's share of a round trip, the sockets' smallest one the clients' distance. The
         // sockets' smoothed figure is of no use: a client that pauses delays its ACKs.
         let Some(from_here) = node.rtt.value().map(|r| f64::from(r.us_p50)) else { continue };
