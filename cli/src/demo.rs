@@ -277,10 +277,14 @@ fn closing(
         percent(before.server_cpu_share),
         percent(after.server_cpu_share),
     );
+    let verb = match (right, gone) {
+        (true, true) => "found",
+        (true, false) => "found, and still sees,",
+        (false, _) => "missed",
+    };
     let _ = writeln!(
         out,
-        "\nThe doctor {} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {seconds:.0} s.",
-        if right { "found" } else { "missed" },
+        "\nThe doctor {verb} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {seconds:.0} s.",
         fault.name,
         time_us(before.latency_us_p99.into()),
         time_us(after.latency_us_p99.into()),

@@ -103,7 +103,8 @@ pub fn is_victim(entry: &SlowEntry) -> bool {
 
 /// Slow log entries of the window itself, plus `before_s` seconds before it.
 pub fn slow_entries(node: &Node, before_s: u64) -> Vec<&SlowEntry> {
-    let from = node.first.as_ref().map_or(0, |f| f.at_ms / 1000).saturating_sub(before_s);
+    // The log's clock has whole seconds: the second the window began in belongs to the time before.
+    let from = (node.first.as_ref().map_or(0, |f| f.at_ms / 1000) + 1).saturating_sub(before_s);
     node.slowlog.value().map_or(Vec::new(), |all| all.iter().filter(|e| e.at_s >= from).collect())
 }
 

@@ -3,6 +3,8 @@
 //!
 //! Record anew with `UNSLOW_RECORD=$PWD/explain/doctor/tests/facts cargo test --release --test injected`.
 
+#![allow(clippy::disallowed_methods)] // rules may not read files; their tests must
+
 use std::path::PathBuf;
 
 use unslow_doctor::{ALL, Injected, Report, Severity, diagnose};

@@ -22,11 +22,12 @@ pub fn check(facts: &Facts) -> Verdict {
         .filter_map(|node| {
             let s = spent(node, &["keys"]);
             let logged: Vec<_> = slow_entries(node, 3600).into_iter().filter(|e| e.command == "KEYS").collect();
-            (s.calls > 0 && (s.mean_us > 1000.0 || s.share > 0.01) || !logged.is_empty()).then_some((node, s, logged))
+            let now = s.calls > 0 && (s.mean_us > 1000.0 || s.share > 0.01);
+            (now || !logged.is_empty()).then_some((node, s, logged, now))
         })
         .collect();
     let rows = by_worst(rows, |r| r.1.share + r.2.len() as f64 / 1e6);
-    let Some((node, s, logged)) = rows.first() else { return Verdict::Absent(Some("KEYS: not seen".into())) };
+    let Some((node, s, logged, now)) = rows.first() else { return Verdict::Absent(Some("KEYS: not seen".into())) };
     let keys = node.info().map_or(0, |i| i.keys());
     let worst = logged.iter().map(|e| e.us as f64).fold(s.mean_us, f64::max);
     let finding = Finding::new(format!(
@@ -34,7 +35,7 @@ pub fn check(facts: &Facts) -> Verdict {
         count(keys as f64), node.address, time_us(worst), s.calls, node.window_s
     ))
     .on(rows.iter().map(|r| r.0.address.as_str()));
-    let finding = if s.calls > 0 {
+    let finding = if *now {
         finding.latency(s.share * s.mean_us / 2000.0 + s.share * 0.001, format!("{} of all requests wait, {} on average", percent(s.share), time_us(s.mean_us / 2.0))).proven("the server's own clock for KEYS, in this window")
     } else {
         finding.risk(format!("none in the window; {} in the slow log of the last hour, each stopping everyone for up to {}", logged.len(), time_us(worst))).likely("seen in the slow log, not in the window")

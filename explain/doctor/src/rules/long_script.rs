@@ -26,15 +26,15 @@ pub fn check(facts: &Facts) -> Verdict {
             let s = spent(node, COMMANDS);
             let logged: Vec<_> = slow_entries(node, 3600).into_iter().filter(|e| COMMANDS.contains(&e.command.to_lowercase().as_str()) && e.us >= 10_000).collect();
             let now = s.calls > 0 && (s.mean_us > 10_000.0 || (s.share > 0.1 && s.mean_us > 1000.0));
-            (now || !logged.is_empty()).then_some((node, s, logged))
+            (now || !logged.is_empty()).then_some((node, s, logged, now))
         })
         .collect();
     let rows = by_worst(rows, |r| r.1.share + r.2.len() as f64 / 1e6);
-    let Some((node, s, logged)) = rows.first() else { return Verdict::Absent(Some("long scripts: none".into())) };
+    let Some((node, s, logged, now)) = rows.first() else { return Verdict::Absent(Some("long scripts: none".into())) };
     let worst = logged.iter().map(|e| e.us as f64).fold(s.mean_us, f64::max);
     let finding = Finding::new(format!("Scripts hold the main thread of {} for {} a call: {} of its time", node.address, time_us(s.mean_us.max(worst)), percent(s.share)))
         .on(rows.iter().map(|r| r.0.address.as_str()));
-    let finding = if s.calls > 0 {
+    let finding = if *now {
         finding.latency(s.share * s.mean_us / 2000.0 + s.share * 0.001, format!("{} of all requests wait, {} on average", percent(s.share), time_us(s.mean_us / 2.0))).proven("the server's own clock for scripts, in this window")
     } else {
         finding.risk(format!("none in the window; {} in the slow log of the last hour", logged.len())).likely("seen in the slow log, not in the window")

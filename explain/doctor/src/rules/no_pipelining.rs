@@ -22,7 +22,8 @@ pub const INJECTED: Injected = Injected::Yes;
 pub fn check(facts: &Facts) -> Verdict {
     let mut unknown = None;
     let mut rows = Vec::new();
-    for node in facts.live() {
+    // A replica's counters hold its master's stream, which waits for nobody.
+    for node in facts.live().filter(|n| n.is_master()) {
         let Some(ops) = node.ops().filter(|o| *o > 300.0) else { continue };
         let Some(depth) = node.depth() else {
             unknown = Some(node);

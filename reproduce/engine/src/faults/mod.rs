@@ -116,9 +116,8 @@ impl Flags {
 impl Fault {
     /// Starts a deployment that can suffer it; `shape` in place of its own smallest one.
     pub fn deploy(&self, engine: &crate::Engine, shape: Option<Shape>) -> Result<Deployment, Error> {
-        let mut spec = ServerSpec::default();
-        spec.settings = self.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        spec.env = self.environment()?;
+        let settings = self.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let spec = ServerSpec { settings, env: self.environment()?, ..ServerSpec::default() };
         Deployment::start(engine, &shape.unwrap_or_else(self.shape), &spec)
     }
 
