@@ -237,8 +237,13 @@ impl Finding {
         self
     }
 
-    /// What a node said.
-    pub fn saw(mut self, node: &Node, command: &str, value: impl Into<String>) -> Finding {
+    /// What a node said in its newest sample.
+    pub fn saw(self, node: &Node, command: &str, value: impl Into<String>) -> Finding {
+        self.saw_then(node, command, value, node.at_ms())
+    }
+
+    /// What a node said of another moment.
+    pub fn saw_then(mut self, node: &Node, command: &str, value: impl Into<String>, at_ms: u64) -> Finding {
         let (host, port) = node.address.rsplit_once(':').unwrap_or((&node.address, ""));
         let source = match command.split(' ').next() {
             Some(word) if !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()) => {
@@ -246,7 +251,7 @@ impl Finding {
             }
             _ => format!("{command} ({})", node.address),
         };
-        self.evidence.push(Evidence { source, value: value.into(), at_ms: node.at_ms() });
+        self.evidence.push(Evidence { source, value: value.into(), at_ms });
         self
     }
 

@@ -57,7 +57,7 @@ pub fn check(facts: &Facts) -> Verdict {
     .saw(node, "INFO persistence", format!("aof_delayed_fsync +{delayed:.0}"))
     .saw(node, "CONFIG GET appendfsync", policy);
     if let Some(event) = event {
-        finding = finding.saw_at(format!("LATENCY LATEST ({})", node.address), format!("{}: last {} ms, longest {} ms", event.name, event.last_ms, event.max_ms), event.last_at_s * 1000);
+        finding = finding.saw_then(node, "LATENCY LATEST", format!("{}: last {} ms, longest {} ms", event.name, event.last_ms, event.max_ms), event.last_at_s * 1000);
     }
     if let Some(host) = host {
         let io = host.pressure.get("io.some").copied().unwrap_or(0.0);

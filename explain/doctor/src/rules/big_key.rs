@@ -50,8 +50,8 @@ pub fn check(facts: &Facts) -> Verdict {
             };
             finding = finding
                 .gain(format!("pages of 100 elements: {} a command", time_us(worst.us as f64 * 100.0 / size.length.max(1) as f64)), format!("{} us x 100 / {} elements", worst.us, size.length))
-                .saw_at(format!("SLOWLOG GET ({})", node.address), format!("{} {}: {} entries in the last hour, the longest {}, by {} {}", worst.command, size.key, entries.len(), time_us(worst.us as f64), worst.client, worst.client_name), worst.at_s * 1000)
-                .saw(node, "TYPE and length", format!("{}: {} of {what} (run with --show-keys to see its name)", size.key, size.kind))
+                .saw_then(node, "SLOWLOG GET 128", format!("{} {}: {} entries in the last hour, the longest {}, by {} {}", worst.command, size.key, entries.len(), time_us(worst.us as f64), worst.client, worst.client_name), worst.at_s * 1000)
+                .saw(node, "TYPE key; HLEN, LLEN, SCARD, ZCARD or STRLEN key", format!("{}: {} of {what} (run with --show-keys to see its name)", size.key, size.kind))
                 .fix("Read and write it in parts", &["HSCAN key 0 COUNT 100   in place of HGETALL", "LRANGE key 0 99   in place of LRANGE key 0 -1", "UNLINK key   in place of DEL key"], "the application must cope with pages", "whole reads again")
                 .fix("Split it: one key per part, hashed by field", &["key:{id % 64}"], "a change of the data model", "merge the parts");
             let worth = if in_window.is_empty() { 0.0 } else { busy } + worst.us as f64 / 1e12;

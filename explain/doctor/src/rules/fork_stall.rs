@@ -57,7 +57,7 @@ pub fn check(facts: &Facts) -> Verdict {
     .saw(node, "INFO stats", format!("latest_fork_usec:{us:.0}, total_forks:{}", forks.map_or("not counted before 6.2".into(), count)))
     .saw(node, "INFO memory", format!("resident {}: {per_gb:.0} ms per GB (9 to 13 is usual, 23 on KVM)", bytes(gb * 1e9)));
     for event in node.latency.value().into_iter().flatten().filter(|e| e.name == "fork") {
-        finding = finding.saw_at(format!("LATENCY HISTORY fork ({})", node.address), format!("{} ms, the longest {} ms", event.last_ms, event.max_ms), event.last_at_s * 1000);
+        finding = finding.saw_then(node, "LATENCY HISTORY fork", format!("{} ms, the longest {} ms", event.last_ms, event.max_ms), event.last_at_s * 1000);
     }
     if let Some(host) = host {
         finding = finding.saw_at(format!("host {}", host.hostname), format!("hypervisor: {}", host.hypervisor.as_deref().unwrap_or("none")), host.at_ms);

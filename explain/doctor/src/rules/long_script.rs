@@ -43,7 +43,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .gain(format!("ten calls of a tenth each: nobody waits longer than {}", time_us(worst / 10.0)), format!("{worst:.0} us / 10"))
         .saw(node, "INFO commandstats", format!("{} calls, {} each, {} of a core", s.calls, time_us(s.mean_us), percent(s.share)));
     for entry in logged.iter().take(2) {
-        finding = finding.saw_at(format!("SLOWLOG GET ({})", node.address), format!("{} {} by {} {}", entry.command, time_us(entry.us as f64), entry.client, entry.client_name), entry.at_s * 1000);
+        finding = finding.saw_then(node, "SLOWLOG GET 128", format!("{} {} by {} {}", entry.command, time_us(entry.us as f64), entry.client, entry.client_name), entry.at_s * 1000);
     }
     finding.fix("Bound the script: a limited number of elements a call, a cursor in its reply", &["SCRIPT KILL   (or FUNCTION KILL) ends one that has not written yet"], "the whole is no longer atomic", "the old script").into()
 }

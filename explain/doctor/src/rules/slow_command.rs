@@ -52,7 +52,7 @@ pub fn check(facts: &Facts) -> Verdict {
         finding = finding.saw(node, "INFO commandstats", format!("{name}: {calls} calls, {} each, {} of a core", time_us(*mean), percent(*share)));
     }
     if let Some(entry) = slow_entries(node, 0).into_iter().find(|e| e.command == *name) {
-        finding = finding.saw_at(format!("SLOWLOG GET ({})", node.address), format!("{name} {} by {} {}", time_us(entry.us as f64), entry.client, entry.client_name), entry.at_s * 1000);
+        finding = finding.saw_then(node, "SLOWLOG GET 128", format!("{name} {} by {} {}", time_us(entry.us as f64), entry.client, entry.client_name), entry.at_s * 1000);
     }
     if victims > 0 {
         finding = finding.not(format!("{victims} constant-time commands in the slow log are its victims, not causes"));
