@@ -110,7 +110,7 @@ pub struct Doctor {
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Diagnose saved facts, without looking at anything
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["urls", "save"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["urls", "save", "host"])]
     from: Option<PathBuf>,
     /// Facts of a server's machine, made there by `unslow host --save FILE`
     #[arg(long, value_name = "FILE")]
@@ -272,8 +272,13 @@ impl Doctor {
     }
 
     fn acl(&self, version: &str, output: &Output) -> anyhow::Result<u8> {
-        let (level, sentinel) = if version == "ask" {
-            let url = self.urls.first().context("give a URL to ask, or a version: unslow doctor --print-acl 7.0")?;
+        // `--print-acl URL` reads as naturally as `URL --print-acl`.
+        let is_version = version.starts_with(|c: char| c.is_ascii_digit())
+            && version.split('.').all(|p| p.parse::<u32>().is_ok())
+            && version.split('.').count() < 4;
+        let (level, sentinel) = if !is_version {
+            let url = self.urls.first().map(String::as_str).or(Some(version).filter(|v| *v != "ask"));
+            let url = url.context("give a URL to ask, or a version: unslow doctor --print-acl 7.0")?;
             let mut connection = unslow_client::ReadOnly::open(&self.reach.target(url)?, &self.reach.options()?)?;
             let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
             (info.redis_level(), info.mode() == Some("sentinel"))

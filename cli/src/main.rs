@@ -66,14 +66,8 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            // A reader that has had enough (`| head`) is no error.
-            let closed = e.chain().any(|c| {
-                c.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-            });
-            if !closed {
-                eprintln!("unslow: {e:#}");
-            }
-            ExitCode::from(if closed { 0 } else { 2 })
+            eprintln!("unslow: {e:#}");
+            ExitCode::from(2)
         }
     }
 }

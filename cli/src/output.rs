@@ -53,16 +53,13 @@ impl Output {
 
     /// One JSON document and a new line.
     pub fn print_json(&self, value: &impl Serialize) -> anyhow::Result<()> {
-        let mut out = std::io::stdout().lock();
-        serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from)?;
-        writeln!(out)?;
-        Ok(())
+        let text = serde_json::to_string_pretty(value)? + "\n";
+        written(std::io::stdout().lock().write_all(text.as_bytes()))
     }
 
     /// Text, with colours where they are wanted.
     pub fn print(&self, text: &str) -> anyhow::Result<()> {
-        anstream::stdout().lock().write_all(text.as_bytes())?;
-        Ok(())
+        written(anstream::stdout().lock().write_all(text.as_bytes()))
     }
 
     /// A line for the person at the terminal; never in the way of a pipe.
@@ -90,6 +87,14 @@ impl Output {
             }
         });
         Countdown(Some(bar))
+    }
+}
+
+/// A reader that has had enough (`| head`) is no error, and changes no exit status.
+fn written(result: std::io::Result<()>) -> anyhow::Result<()> {
+    match result {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
     }
 }
 

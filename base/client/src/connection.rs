@@ -46,6 +46,8 @@ pub struct Connection {
     command_timeout: Duration,
     peer: String,
     spoke: bool,
+    /// Set by the first failure: a reply may still be owed, and the next one read would be the wrong one.
+    broken: Option<Error>,
     /// From the first SYN (or TLS hello) to readiness, without name resolution.
     pub connect_time: Duration,
     /// Our own address, as the server's CLIENT LIST shows it.
@@ -54,6 +56,8 @@ pub struct Connection {
     pub remote: Option<SocketAddr>,
     /// 2 or 3.
     pub protocol: u8,
+    /// Whether the server asked for, and took, a password or user.
+    pub authenticated: bool,
 }
 
 enum Stream {
@@ -102,7 +106,7 @@ impl Connection {
         let (stream, started, remote) = match endpoint {
             Endpoint::Unix(path) => {
                 let started = Instant::now();
-                let s = UnixStream::connect(path).map_err(|e| connect_error(endpoint, &e))?;
+                let s = connect_unix(path, options.connect_timeout).map_err(|e| connect_error(endpoint, &e))?;
                 (Stream::Unix(s), started, None)
             }
             Endpoint::Tcp(host, port) => {
@@ -132,10 +136,12 @@ impl Connection {
             command_timeout: options.command_timeout,
             peer: endpoint.to_string(),
             spoke: false,
+            broken: None,
             connect_time: started.elapsed(),
             local,
             remote,
             protocol: 2,
+            authenticated: false,
         };
         connection.greet(target, options)?;
         Ok(connection)
@@ -149,6 +155,9 @@ impl Connection {
             auth.extend(target.user.clone());
             auth.push(password.reveal().to_string());
             commands.push(auth);
+        } else if let Some(user) = &target.user {
+            // Never as somebody else than asked for: an empty password serves a user with nopass.
+            commands.push(vec!["AUTH".into(), user.clone(), String::new()]);
         }
         if options.protocol == 3 {
             commands.push(vec!["HELLO".into(), "3".into()]);
@@ -159,6 +168,7 @@ impl Connection {
         if target.db != 0 {
             commands.push(vec!["SELECT".into(), target.db.to_string()]);
         }
+        self.authenticated = target.password.is_some() || target.user.is_some();
         if commands.is_empty() {
             return Ok(());
         }
@@ -166,22 +176,26 @@ impl Connection {
         for (command, reply) in commands.iter().zip(replies) {
             match (command[0].as_str(), reply) {
                 ("HELLO", Ok(_)) => self.protocol = 3,
-                // A password for a server that has none: the servers' own clients go on with a warning.
+                // A password for a server that has none, or no AUTH at all: the servers' own clients go on with a warning.
                 ("AUTH", Err(e))
-                    if e.message.contains("without any password") || e.message.contains("no password is set") => {}
+                    if e.kind == ErrorKind::Unknown
+                        || e.message.contains("without any password")
+                        || e.message.contains("no password is set") =>
+                {
+                    self.authenticated = false;
+                }
                 ("AUTH", Err(e)) => {
                     let who = target.user.as_deref().map_or("the default user".to_string(), |u| format!("user {u:?}"));
+                    // The server's own words may repeat what was sent, so they are left out.
+                    let kind = if e.kind == ErrorKind::Reply { ErrorKind::WrongPassword } else { e.kind };
                     return Err(Error::new(
-                        if e.kind == ErrorKind::Reply { ErrorKind::WrongPassword } else { e.kind },
-                        format!(
-                            "{}: password refused for {who}; check UNSLOW_PASSWORD or the URL ({})",
-                            self.peer, e.message
-                        ),
+                        kind,
+                        format!("{}: password refused for {who}; check UNSLOW_PASSWORD or the URL", self.peer),
                     ));
                 }
-                ("SELECT", Err(e)) => return Err(e),
                 (_, Err(e)) if matches!(e.kind, ErrorKind::AuthRequired) => return Err(auth_required(&self.peer)),
                 (_, Err(e)) if matches!(e.kind, ErrorKind::MaxClients) => return Err(e),
+                // Sentinels and clusters have one database: the number is for servers that have several.
                 _ => {}
             }
         }
@@ -235,12 +249,19 @@ impl Connection {
     }
 
     fn flush(&mut self) -> Result<(), Error> {
+        if let Some(e) = &self.broken {
+            return Err(e.clone());
+        }
         let timeout = self.command_timeout;
-        self.stream.set_timeout(timeout).map_err(|e| self.io_error(&e, timeout))?;
         let output = std::mem::take(&mut self.output);
-        let sent = self.stream.io().write_all(&output).and_then(|()| self.stream.io().flush());
+        let timed = self.stream.set_timeout(timeout);
+        let sent = timed.and_then(|()| self.stream.io().write_all(&output)).and_then(|()| self.stream.io().flush());
         self.output = output;
-        sent.map_err(|e| self.io_error(&e, timeout))
+        sent.map_err(|e| {
+            let e = self.io_error(&e, timeout);
+            self.broken = Some(e.clone());
+            e
+        })
     }
 
     fn sort(&self, value: Value, command: &str) -> Result<Value, Error> {
@@ -261,9 +282,13 @@ impl Connection {
 
     fn read(&mut self, deadline: Instant) -> Result<Value, Error> {
         loop {
-            match self.read_any(deadline)? {
-                Value::Push(_) => {}
-                value => return Ok(value),
+            match self.read_any(deadline) {
+                Ok(Value::Push(_)) => {}
+                Ok(value) => return Ok(value),
+                Err(e) => {
+                    self.broken = Some(e.clone());
+                    return Err(e);
+                }
             }
         }
     }
@@ -368,8 +393,11 @@ fn auth_required(peer: &str) -> Error {
 }
 
 fn name_of<A: AsRef<[u8]>>(args: &[A]) -> String {
-    // Never more than two words, and never of AUTH: what follows may be a key or a secret.
-    let words = if args.first().is_some_and(|a| a.as_ref().eq_ignore_ascii_case(b"AUTH")) { 1 } else { 2 };
+    // The second word only where it is a sub-command: elsewhere it may be a key or a secret.
+    const CONTAINERS: &[&str] =
+        &["CLIENT", "CLUSTER", "CONFIG", "SLOWLOG", "LATENCY", "SENTINEL", "ACL", "INFO", "PUBSUB", "DEBUG"];
+    let first = args.first().map(|a| String::from_utf8_lossy(a.as_ref()).to_uppercase()).unwrap_or_default();
+    let words = if CONTAINERS.contains(&first.as_str()) { 2 } else { 1 };
     args.iter().take(words).map(|a| String::from_utf8_lossy(a.as_ref()).to_uppercase()).collect::<Vec<_>>().join(" ")
 }
 
@@ -394,10 +422,21 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, 
     }
 }
 
+/// A hung server with a full backlog blocks connect() for ever: so a thread waits for it, and is left behind if need be.
+fn connect_unix(path: &str, timeout: Duration) -> io::Result<UnixStream> {
+    let (tx, rx) = mpsc::channel();
+    let path = path.to_string();
+    std::thread::spawn(move || {
+        let _ = tx.send(UnixStream::connect(path));
+    });
+    rx.recv_timeout(timeout).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
 fn connect_any(endpoint: &Endpoint, addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStream, Error> {
     let mut last = io::Error::from(io::ErrorKind::TimedOut);
-    for address in addresses {
-        let left = deadline.saturating_duration_since(Instant::now());
+    for (i, address) in addresses.iter().enumerate() {
+        // Each address gets its part of the time: a dead one must not use up the living one's.
+        let left = deadline.saturating_duration_since(Instant::now()) / (addresses.len() - i) as u32;
         if left.is_zero() {
             break;
         }
@@ -440,7 +479,20 @@ fn handshake(
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let _ = tcp.set_read_timeout(Some(left));
         let _ = tcp.set_write_timeout(Some(left));
-        let Err(e) = session.complete_io(&mut tcp) else { continue };
+        // One step at a time, so that the deadline is looked at between them.
+        let step = if session.wants_write() {
+            session.write_tls(&mut tcp).map(drop)
+        } else if Instant::now() >= deadline {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            session.read_tls(&mut tcp).and_then(|n| {
+                if n == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                session.process_new_packets().map(drop).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+            })
+        };
+        let Err(e) = step else { continue };
         // A plain Redis waits for the end of a line that a TLS hello never holds, so silence is the likely sign.
         let why = match e.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {

@@ -22,14 +22,21 @@ pub struct Deployment {
     pub notes: Vec<String>,
     /// Members that must be dialled at another address than their own (the one the user gave).
     dial: BTreeMap<String, Endpoint>,
+    /// Addresses that only a pub/sub message named.
+    heard: BTreeSet<String>,
     target: Target,
 }
 
 impl Deployment {
-    /// How to reach a member: the user's own credentials at that member's address.
+    /// How to reach a member: the user's own credentials at that member's address. Sentinels that were only heard of
+    /// on a channel get none: anyone who may publish there could name an address of his own.
     pub fn target_of(&self, member: &Member) -> Target {
         let endpoint = self.dial.get(&member.address).cloned().or_else(|| host_port(&member.address, 6379));
-        endpoint.map_or_else(|| self.target.clone(), |e| self.target.at(e))
+        let mut target = endpoint.map_or_else(|| self.target.clone(), |e| self.target.at(e));
+        if self.heard.contains(&member.address) {
+            (target.user, target.password) = (None, None);
+        }
+        target
     }
 }
 
@@ -50,6 +57,7 @@ pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error>
         members: Vec::new(),
         notes: Vec::new(),
         dial: BTreeMap::new(),
+        heard: BTreeSet::new(),
         target: Target { service: None, ..target.clone() },
     };
     // The endpoint that answered, not the list.
@@ -74,8 +82,22 @@ pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error>
             }
         },
     }
-    let mut seen = BTreeSet::new();
-    found.members.retain(|m| seen.insert(m.address.clone()));
+    let mut seen: BTreeMap<String, Option<String>> = BTreeMap::new();
+    let mut several = BTreeSet::new();
+    found.members.retain(|m| match seen.get(&m.address) {
+        None => {
+            seen.insert(m.address.clone(), m.service.clone());
+            true
+        }
+        Some(service) => {
+            if *service != m.service {
+                several.insert(m.address.clone());
+            }
+            false
+        }
+    });
+    // A Sentinel of several groups is asked about all of them.
+    found.members.iter_mut().filter(|m| several.contains(&m.address)).for_each(|m| m.service = None);
     Ok(found)
 }
 
@@ -116,6 +138,11 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
         let address = if own_address { seed.to_string() } else { node.address.clone() };
         if node.is("myself") {
             found.dial.insert(address.clone(), seed.clone());
+        } else if let (true, Some(name), Some(Endpoint::Tcp(_, port))) =
+            (found.target.tls, &node.hostname, host_port(&address, 6379))
+        {
+            // Certificates are made for names.
+            found.dial.insert(address.clone(), Endpoint::Tcp(name.clone(), port));
         }
         found.members.push(Member {
             address,
@@ -161,6 +188,9 @@ fn from_sentinel(
             Err(e) if !e.is_fatal() => connection.call(&["SENTINEL", "SLAVES", &name]),
             other => other,
         };
+        if replicas.is_err() {
+            found.notes.push(format!("{seed}: SENTINEL REPLICAS is denied, so replicas are missing here"));
+        }
         for replica in replicas.iter().flat_map(|r| r.items()) {
             if let Some(at) = address_of(replica) {
                 let master = Some(address.clone());
@@ -168,6 +198,9 @@ fn from_sentinel(
             }
         }
         let sentinels = connection.call(&["SENTINEL", "SENTINELS", &name]);
+        if sentinels.is_err() {
+            found.notes.push(format!("{seed}: SENTINEL SENTINELS is denied, so the other Sentinels are missing here"));
+        }
         for sentinel in sentinels.iter().flat_map(|s| s.items()) {
             if let Some(at) = address_of(sentinel) {
                 found.members.push(Member { service: Some(name.clone()), ..member(at, Role::Sentinel) });
@@ -252,6 +285,7 @@ fn from_replication(
         match sentinels {
             Some(Ok(heard)) if !heard.is_empty() => {
                 for (address, service) in heard {
+                    found.heard.insert(address.clone());
                     found.members.iter_mut().for_each(|m| m.service = Some(service.clone()));
                     found.members.push(Member { service: Some(service), ..member(address, Role::Sentinel) });
                 }

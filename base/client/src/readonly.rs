@@ -105,7 +105,7 @@ impl ReadOnly {
             let opened = Connection::open(target, options).and_then(|mut c| {
                 // At the limit the server accepts, says so, and closes: only an answer is a connection.
                 match c.call(&["PING"]) {
-                    Err(e) if e.kind == ErrorKind::MaxClients || (e.kind == ErrorKind::Closed) => Err(e),
+                    Err(e) if e.is_fatal() => Err(e),
                     _ => Ok(c),
                 }
             });

@@ -100,6 +100,12 @@ impl Target {
                 )));
             }
         };
+        // A bare / ? or # in the password would cut it in two, and the rest of it would be taken for something else.
+        if let (Some(cut), Some(at)) = (rest.find(['/', '?', '#']), rest.rfind('@'))
+            && at > cut
+        {
+            return Err(bad("percent-encode / ? # and @ in the user name and password (%2F %3F %23 %40)"));
+        }
         let rest = rest.split(['?', '#']).next().unwrap_or("");
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (userinfo, hosts) = authority.rsplit_once('@').map_or((None, authority), |(u, h)| (Some(u), h));
@@ -193,8 +199,12 @@ mod tests {
     fn never_prints_the_password() {
         let target = Target::parse("redis://ann:hunter2@h").unwrap();
         assert!(!format!("{target:?} {} {}", target.url(), target.address()).contains("hunter2"));
-        let error = Target::parse("redis://ann:hunter2@h:notaport").unwrap_err();
-        assert!(!error.to_string().contains("hunter2"), "{error}");
+        for text in
+            ["redis://ann:hunter2@h:notaport", "redis://ann:hunter2/x@h", "redis://ann:hunter2?x@h", "ann:hunter2#@h"]
+        {
+            let error = Target::parse(text).unwrap_err();
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
     }
 
     #[test]

@@ -100,7 +100,7 @@ pub struct Facts {
 pub struct Cost {
     /// Wall time of the whole run.
     pub seconds: f64,
-    /// Commands sent, over all nodes.
+    /// Commands sent to data nodes after discovery.
     pub commands: u64,
     /// Share of one core on the node that paid most, over the run.
     pub server_cpu_share: f64,

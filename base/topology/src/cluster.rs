@@ -221,6 +221,10 @@ fn node(line: &str) -> Result<ClusterNode, &'static str> {
     let (mut ranges, mut migrating, mut importing) = (Vec::new(), Vec::new(), Vec::new());
     for word in words {
         if let Some(open) = word.strip_prefix('[').and_then(|w| w.strip_suffix(']')) {
+            let peer = open.rsplit_once('-').map_or("", |(_, id)| id);
+            if peer.len() != 40 || !peer.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err("[slot->-id] or [slot-<-id] with an id of 40 hex digits");
+            }
             if let Some((slot, to)) = open.split_once("->-") {
                 migrating.push((slot_number(slot)?, to.to_string()));
             } else if let Some((slot, from)) = open.split_once("-<-") {

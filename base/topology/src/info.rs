@@ -40,7 +40,7 @@ impl Info {
         self.get(field)?.parse().ok()
     }
 
-    /// `master`, `slave`, or `sentinel` where INFO says nothing of replication.
+    /// `master` or `slave`.
     pub fn role(&self) -> Option<&str> {
         self.get("role")
     }

@@ -59,6 +59,7 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
                 let effect = &findings[i];
                 if worth(effect) > best {
                     best = worth(effect);
+                    finding.impact = effect.impact.clone();
                     finding.severity = finding.severity.max(effect.severity);
                 }
                 finding.chain.push(Link {

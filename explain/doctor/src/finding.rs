@@ -200,8 +200,10 @@ impl Finding {
         self.severity = match currency {
             Currency::Risk => Severity::Risk,
             Currency::Availability if value >= 60.0 => Severity::Critical,
+            Currency::Availability if value < 1.0 => Severity::Low,
             Currency::Availability => Severity::High,
             Currency::Latency if value >= 1.0 => Severity::High,
+            Currency::Latency if value < 0.02 => Severity::Low,
             Currency::Latency => Severity::Medium,
             Currency::Capacity if value >= 0.4 => Severity::High,
             Currency::Capacity if value >= 0.1 => Severity::Medium,

@@ -16,11 +16,14 @@ pub struct Spent {
     pub mean_us: f64,
 }
 
-/// What `names` cost; a name without `|` also matches the sub-commands of it.
+/// What `names` cost; a name without `|` also matches the sub-commands of it, unless `=` stands before it.
 pub fn spent(node: &Node, names: &[&str]) -> Spent {
     let (mut calls, mut usec) = (0, 0);
     for (name, stat) in node.foreign_commands() {
-        if names.iter().any(|n| *n == name || (!n.contains('|') && name.split('|').next() == Some(n))) {
+        if names.iter().any(|n| match n.strip_prefix('=') {
+            Some(exact) => exact == name,
+            None => *n == name || (!n.contains('|') && name.split('|').next() == Some(n)),
+        }) {
             calls += stat.calls;
             usec += stat.usec;
         }
@@ -94,6 +97,25 @@ const CONSTANT_TIME: &[&str] = &[
     "REPLCONF",
     "READONLY",
     "ROLE",
+    "HMGET",
+    "HMSET",
+    "MGET",
+    "MSET",
+    "LMOVE",
+    "RPOPLPUSH",
+    "BLPOP",
+    "BRPOP",
+    "BLMOVE",
+    "XREADGROUP",
+    "XREAD",
+    "XACK",
+    "ZPOPMIN",
+    "ZPOPMAX",
+    "SPOP",
+    "SMOVE",
+    "LINDEX",
+    "SPUBLISH",
+    "SUBSCRIBE",
 ];
 
 /// Whether a slow log entry is a victim: constant-time work with few arguments.
@@ -104,7 +126,12 @@ pub fn is_victim(entry: &SlowEntry) -> bool {
 /// Slow log entries of the window itself, plus `before_s` seconds before it.
 pub fn slow_entries(node: &Node, before_s: u64) -> Vec<&SlowEntry> {
     // The log's clock has whole seconds: the second the window began in belongs to the time before.
-    let from = (node.first.as_ref().map_or(0, |f| f.at_ms / 1000) + 1).saturating_sub(before_s);
+    // And it is the server's: where INFO tells its time (7.0+), that is what entries are held against.
+    let begun = node
+        .first
+        .as_ref()
+        .map_or(0, |f| f.info.number("server_time_usec").map_or(f.at_ms / 1000, |us| (us / 1e6) as u64));
+    let from = (begun + 1).saturating_sub(before_s);
     node.slowlog.value().map_or(Vec::new(), |all| all.iter().filter(|e| e.at_s >= from).collect())
 }
 
@@ -136,7 +163,9 @@ pub fn failure_timeout_ms(facts: &Facts, node: &Node) -> Option<(f64, String)> {
     {
         return Some((ms, format!("cluster-node-timeout {ms:.0}")));
     }
-    let group = facts.sentinels.iter().flat_map(|s| &s.groups).next()?;
+    let groups = || facts.sentinels.iter().flat_map(|s| &s.groups);
+    let own = |g: &&unslow_facts::SentinelGroup| g.master == node.address || node.master.as_ref() == Some(&g.master);
+    let group = groups().find(own).or_else(|| groups().next())?;
     Some((group.down_after_ms as f64, format!("down-after-milliseconds {}", group.down_after_ms)))
 }
 
@@ -209,4 +238,9 @@ pub fn names(all: &[String]) -> String {
         [a, b, c] => format!("{a}, {b} and {c}"),
         [a, b, rest @ ..] => format!("{a}, {b} and {} more", rest.len()),
     }
+}
+
+/// The largest of a figure over the nodes that have it.
+pub fn most(facts: &Facts, figure: impl Fn(&Node) -> Option<f64>) -> Option<f64> {
+    facts.live().filter_map(figure).reduce(f64::max)
 }

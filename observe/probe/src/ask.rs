@@ -39,7 +39,7 @@ pub struct Ask {
 impl Ask {
     pub fn open(target: &Target, options: &Options) -> Result<Ask, Error> {
         let connection = ReadOnly::open(target, options)?;
-        Ok(Ask { connection, own: Own { total: 3, ..Own::default() }, counting: false })
+        Ok(Ask { connection, own: Own { total: 4, ..Own::default() }, counting: false })
     }
 
     pub fn connection(&self) -> &unslow_client::Connection {

@@ -73,8 +73,10 @@ impl Watch {
     /// Takes the second sample, finds the servers among `nodes` that run here, and gives those their sockets.
     pub fn finish(self, nodes: &mut [Node]) -> Host {
         let mut host = self.second();
-        let sockets = sockets::all();
-        let Ok(sockets) = sockets else { return host };
+        let (sockets, refused) = match sockets::all() {
+            Ok(sockets) => (sockets, None),
+            Err(e) => (Vec::new(), Some(e)),
+        };
         let local = local_ips();
         let owners = listeners(&sockets);
         for node in nodes.iter_mut().filter(|n| n.first.is_some()) {
@@ -87,11 +89,18 @@ impl Watch {
             let Some(pid) = owner.map(|(pid, ..)| *pid).or_else(|| process_id(node)) else { continue };
             // A server bound to every address has clients on all of them.
             let any = owner.is_some_and(|(_, ip, _)| ip.is_unspecified());
-            node.sockets = Seen::Yes {
-                value: by_peer(&sockets, if any { &[] } else { &ips }, port),
-                source: format!("ss -tin sport = :{port}"),
-                at_ms: now_ms(),
-            };
+            if let Some(e) = &refused {
+                node.sockets = Seen::No {
+                    why: format!("the kernel does not show its sockets ({e})"),
+                    grant: Some("run it as root, outside a sandbox".into()),
+                };
+            } else {
+                node.sockets = Seen::Yes {
+                    value: by_peer(&sockets, if any { &[] } else { &ips }, port),
+                    source: format!("ss -tin sport = :{port}"),
+                    at_ms: now_ms(),
+                };
+            }
             match host.processes.iter_mut().find(|p| p.pid == pid) {
                 Some(process) => process.addresses.push(node.address.clone()),
                 None => host.processes.push(self.process(pid, &node.address, host.window_s)),
@@ -243,7 +252,7 @@ impl Watch {
 }
 
 /// Gives the processes of a `unslow host` file the addresses of the nodes they serve: same port, and an address the
-/// machine listens on.
+/// machine listens on (`*` fits any), and INFO's process_id where the node tells it.
 pub fn assign_by_port(host: &mut Host, nodes: &[Node]) {
     for process in &mut host.processes {
         let own: Vec<String> = nodes

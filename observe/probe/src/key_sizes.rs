@@ -28,7 +28,7 @@ fn sizes(ask: &mut Ask, salt: &Salt, keys: &[Vec<u8>], cluster_replica: bool) ->
         // MOVED and the like: the key is another node's by now.
         let kind = match kind {
             Ok(kind) => kind.text().unwrap_or_default(),
-            Err(e) if e.kind == unslow_client::ErrorKind::Denied => return Err(e),
+            Err(e) if refused(&e) => return Err(e),
             Err(_) => continue,
         };
         let command: &[u8] = match kind.as_str() {
@@ -47,6 +47,9 @@ fn sizes(ask: &mut Ask, salt: &Salt, keys: &[Vec<u8>], cluster_replica: bool) ->
         return Ok(Vec::new());
     }
     let replies = ask.pipeline(&lengths)?;
+    if let Some(e) = replies.iter().filter_map(|r| r.as_ref().err()).find(|e| refused(e)) {
+        return Err(e.clone());
+    }
     Ok(asked
         .into_iter()
         .zip(replies)
@@ -54,4 +57,9 @@ fn sizes(ask: &mut Ask, salt: &Salt, keys: &[Vec<u8>], cluster_replica: bool) ->
             Some(KeySize { key: salt.hide(key), kind, length: reply.ok()?.integer()? as u64 })
         })
         .collect())
+}
+
+/// No right, or no such command: then nothing is known of any key.
+fn refused(e: &Error) -> bool {
+    matches!(e.kind, unslow_client::ErrorKind::Denied | unslow_client::ErrorKind::Unknown)
 }

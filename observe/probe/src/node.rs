@@ -23,7 +23,7 @@ pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, 
             return node;
         }
     };
-    node.open_door = target.password.is_none();
+    node.open_door = !ask.connection().authenticated && settings.options.tls.cert_and_key.is_none();
     node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
     if let Err(e) = window(&mut ask, &mut node, settings, salt, many) {
         // Half a picture is still one: what was seen so far stays.
@@ -95,8 +95,9 @@ fn sample(ask: &mut Ask) -> Result<Option<Sample>, Error> {
             info.0.retain(|field, _| !matches!(field.as_str(), "executable" | "config_file"));
             Ok(Some(Sample { at_ms: now_ms(), info }))
         }
-        Err(e) if e.is_fatal() || e.kind == ErrorKind::AuthRequired => Err(e),
-        Err(_) => Ok(None),
+        Err(e) if matches!(e.kind, ErrorKind::Denied | ErrorKind::Unknown) => Ok(None),
+        // BUSY, for one: told as it is, not as a lack of rights.
+        Err(e) => Err(e),
     }
 }
 
@@ -174,18 +175,29 @@ impl Guard {
 /// The same server under two addresses (a unix socket and a port, a host name and an announced IP) counts once: the
 /// first that answered stays.
 pub fn same_server(nodes: &mut Vec<Node>, notes: &mut Vec<String>) {
-    let mut seen: Vec<(String, String)> = Vec::new();
-    nodes.retain(|node| {
-        let Some(run_id) = node.info().and_then(|i| i.get("run_id")) else { return true };
-        match seen.iter().find(|(id, _)| id == run_id) {
-            Some((_, first)) => {
-                notes.push(format!("{} and {first} are the same server", node.address));
-                false
+    let mut kept: Vec<Node> = Vec::new();
+    let mut aliases: Vec<(String, String)> = Vec::new();
+    for node in nodes.drain(..) {
+        let run_id = node.info().and_then(|i| i.get("run_id")).map(str::to_string);
+        let same =
+            kept.iter_mut().find(|k| run_id.is_some() && k.info().and_then(|i| i.get("run_id")) == run_id.as_deref());
+        match same {
+            Some(first) => {
+                notes.push(format!("{} and {} are the same server", node.address, first.address));
+                // What we sent it under its other name is ours too.
+                for (command, calls) in node.own.commands {
+                    *first.own.commands.entry(command).or_default() += calls;
+                }
+                first.own.total += node.own.total;
+                aliases.push((node.address, first.address.clone()));
             }
-            None => {
-                seen.push((run_id.to_string(), node.address.clone()));
-                true
-            }
+            None => kept.push(node),
         }
-    });
+    }
+    for node in &mut kept {
+        if let Some((_, real)) = aliases.iter().find(|(alias, _)| node.master.as_deref() == Some(alias)) {
+            node.master = Some(real.clone());
+        }
+    }
+    *nodes = kept;
 }

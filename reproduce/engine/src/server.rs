@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -48,13 +49,37 @@ static HANDED_OUT: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 /// Kills every server this process started and removes its directory. For a signal handler's thread: afterwards
 /// the process should exit.
 pub fn stop_all() {
-    for (pid, dir) in std::mem::take(&mut *RUNNING.lock().unwrap_or_else(|e| e.into_inner())) {
-        // SAFETY: kill takes any pid; ours are children that were not reaped yet.
-        unsafe {
-            libc::kill(pid as i32, libc::SIGKILL);
+    STOPPING.store(true, Ordering::SeqCst);
+    let all = std::mem::take(&mut *RUNNING.lock().unwrap_or_else(|e| e.into_inner()));
+    for (pid, dir) in all {
+        if pid != 0 {
+            // SAFETY: a pid leaves the registry before it is reaped, so this one is still ours; the server leads a
+            // process group, and its saving child goes with it.
+            unsafe {
+                libc::kill(-(pid as i32), libc::SIGKILL);
+            }
         }
-        let _ = fs::remove_dir_all(dir);
+        // A child that was just killed may still be creating its last file.
+        for _ in 0..20 {
+            if fs::remove_dir_all(&dir).is_ok() || !dir.exists() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
+}
+
+/// Set by [`stop_all`]: nothing may be started any more.
+static STOPPING: AtomicBool = AtomicBool::new(false);
+
+/// Has `dir` removed by [`stop_all`]; pid 0 is a directory without a server.
+pub(crate) fn register(pid: u32, dir: &Path) {
+    RUNNING.lock().unwrap_or_else(|e| e.into_inner()).insert((pid, dir.into()));
+}
+
+/// The opposite.
+pub(crate) fn unregister(pid: u32, dir: &Path) {
+    RUNNING.lock().unwrap_or_else(|e| e.into_inner()).remove(&(pid, dir.into()));
 }
 
 /// How to start a server.
@@ -159,8 +184,13 @@ impl Server {
                 Ok(())
             });
         }
+        // Held over the start, so that a server is either in the registry or was never started.
+        let mut running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
+        if STOPPING.load(Ordering::SeqCst) {
+            return Err(Error::new("interrupted"));
+        }
         let child = command.spawn().map_err(|e| Error::new(format!("{}: {e}", self.engine.server.display())))?;
-        RUNNING.lock().unwrap_or_else(|e| e.into_inner()).insert((child.id(), self.dir.path().into()));
+        running.insert((child.id(), self.dir.path().into()));
         self.child = Some(child);
         Ok(())
     }
@@ -258,9 +288,12 @@ impl Server {
     /// Ends it as a crash would; its data stays.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
+            unregister(child.id(), self.dir.path());
+            // SAFETY: the child was not reaped, so the pid is its own, and it leads its group.
+            unsafe {
+                libc::kill(-(child.id() as i32), libc::SIGKILL);
+            }
             let _ = child.wait();
-            RUNNING.lock().unwrap_or_else(|e| e.into_inner()).remove(&(child.id(), self.dir.path().into()));
         }
     }
 
@@ -273,7 +306,7 @@ impl Server {
 
     fn forget(&mut self) {
         if let Some(child) = self.child.take() {
-            RUNNING.lock().unwrap_or_else(|e| e.into_inner()).remove(&(child.id(), self.dir.path().into()));
+            unregister(child.id(), self.dir.path());
         }
     }
 }

@@ -34,14 +34,16 @@ pub fn check(facts: &Facts) -> Verdict {
     };
     let failed = node.number("sync_partial_err").unwrap_or(0.0);
     let full = node.number("sync_full").unwrap_or(0.0);
-    let wanted = (rate * 300.0 / 1048576.0).ceil().max(1.0) * 1048576.0;
+    // Never more than a tenth of what the server may use.
+    let room = node.number("maxmemory").filter(|m| *m > 0.0).or_else(|| node.number("total_system_memory")).unwrap_or(10e9) / 10.0;
+    let wanted = ((rate * 300.0).min(room) / 1048576.0).ceil().max(1.0) * 1048576.0;
     Finding::new(format!("The replication backlog of {} lasts {}: a longer break of a replica's link costs a full copy", node.address, time_us(seconds * 1e6)))
         .on(rows.iter().map(|r| r.0.address.as_str()))
         .risk(format!("each such break: a fork and {} over the wire; {} partial syncs have failed so far", bytes(node.number("used_memory").unwrap_or(0.0)), count(failed)))
-        .gain(format!("{}: breaks of up to 300 s are made up from memory", bytes(wanted)), format!("{rate:.0} B/s x 300 s = {}", bytes(rate * 300.0)))
+        .gain(format!("{}: breaks of up to {:.0} s are made up from memory", bytes(wanted), wanted / rate.max(1.0)), format!("{rate:.0} B/s x 300 s = {}", bytes(rate * 300.0)))
         .proven("size and write rate were both read from the server")
         .saw(node, "INFO replication", format!("repl_backlog_size {}, master_repl_offset +{}/s", bytes(*size), bytes(*rate)))
         .saw(node, "INFO stats", format!("sync_full:{full:.0}, sync_partial_err:{failed:.0}"))
-        .fix("Make it last five minutes", &[&format!("CONFIG SET repl-backlog-size {wanted:.0}"), "CONFIG REWRITE"], &format!("{} of memory", bytes(wanted)), &format!("CONFIG SET repl-backlog-size {size:.0}"))
+        .fix("Make it last longer: five minutes, or a tenth of the memory", &[&format!("CONFIG SET repl-backlog-size {wanted:.0}"), "CONFIG REWRITE"], &format!("{} of memory; before 7.0 resizing drops the present backlog, so the next break costs a full copy", bytes(wanted)), &format!("CONFIG SET repl-backlog-size {size:.0}"))
         .into()
 }

@@ -31,7 +31,7 @@ pub fn check(facts: &Facts) -> Verdict {
         for size in sizes {
             let large = if size.kind == "string" { size.length > 1_000_000 } else { size.length > 5_000 };
             let entries: Vec<_> = slow_entries(node, 3600).into_iter().filter(|e| e.key.as_deref() == Some(&size.key) && !is_victim(e)).collect();
-            let Some(worst) = entries.iter().max_by_key(|e| e.us).filter(|_| large) else { continue };
+            let Some(worst) = entries.iter().max_by_key(|e| e.us).filter(|_| large && entries.len() >= 3) else { continue };
             let in_window: Vec<_> = slow_entries(node, 0).into_iter().filter(|e| e.key.as_deref() == Some(&size.key)).collect();
             let busy = in_window.iter().map(|e| e.us as f64).sum::<f64>() / 1e6 / node.window_s.max(0.001);
             let mean_us = entries.iter().map(|e| e.us as f64).sum::<f64>() / entries.len() as f64;

@@ -48,7 +48,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .risk("the next incident leaves no trace on the server")
         .gain("the next diagnosis can name the event and its time", "no cost worth a figure: a time stamp per event above the threshold")
         .proven("read from the server")
-        .saw(node, "CONFIG GET latency-monitor-threshold slowlog-log-slower-than slowlog-max-len", what.join(", "))
+        .saw(node, &format!("CONFIG GET {}", gaps[0].0), what.join(", "))
         .fix("Turn them on", &commands, "none", &off.join("; "))
         .into()
 }

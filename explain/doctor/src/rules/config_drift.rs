@@ -15,7 +15,7 @@ use super::prelude::*;
 use std::collections::BTreeMap;
 
 pub const TITLE: &str = "Config drift";
-pub const LEADS_TO: &[&str] = &["eviction_pressure", "out_of_memory"];
+pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
 const ALIKE: &[&str] = &[

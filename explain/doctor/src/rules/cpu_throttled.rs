@@ -27,7 +27,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .collect();
     let rows = by_worst(rows, |r| r.2.throttled_share.unwrap_or(0.0));
     let Some((node, host, process, throttled, periods)) = rows.first() else {
-        let looked = facts.live().any(|n| facts.process(n).is_some());
+        let looked = facts.live().any(|n| facts.process(n).is_some_and(|(_, p)| p.throttled_periods.is_some()));
         return Verdict::Absent(looked.then(|| "CPU quota: not throttled".into()));
     };
     let share = process.throttled_share.unwrap_or(0.0).min(1.0);

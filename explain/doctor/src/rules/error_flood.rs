@@ -3,8 +3,8 @@
 //! Failed commands are lost work that latency graphs do not show: OOM, READONLY, MISCONF, NOAUTH, WRONGTYPE, BUSY,
 //! CLUSTERDOWN. Clients that retry at once double the load.
 //!
-//! Seen when: over 1 % of commands, or over 10 a second, end in an error other than MOVED and ASK; or any OOM, MISCONF,
-//! READONLY, LOADING, CLUSTERDOWN or NOREPLICAS in the window.
+//! Seen when: over 1 % of commands end in an error other than those of a protocol at work (MOVED, ASK, NOSCRIPT,
+//! BUSYGROUP and the like); or OOM, MISCONF, READONLY, LOADING, CLUSTERDOWN or NOREPLICAS at least once a second.
 //!
 //! Not to be taken for: redirects (`redirect_storm`), which are not failures.
 //!
@@ -17,6 +17,8 @@ pub const TITLE: &str = "Error flood";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
+/// Part of a protocol at work (EVALSHA falls back to EVAL, groups are created twice), told elsewhere, or our own.
+const NORMAL: &[&str] = &["MOVED", "ASK", "NOPERM", "NOSCRIPT", "BUSYGROUP", "BUSYKEY", "NOGROUP", "EXECABORT"];
 const GRAVE: &[&str] = &["OOM", "MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "MASTERDOWN"];
 
 pub fn check(facts: &Facts) -> Verdict {
@@ -26,15 +28,14 @@ pub fn check(facts: &Facts) -> Verdict {
         .filter_map(|node| {
             // NOPERM may be our own: a denied probe is told elsewhere.
             let errors: Vec<(String, u64)> = by_worst(
-                node.errors().into_iter().filter(|(k, _)| !["MOVED", "ASK", "NOPERM"].contains(&k.as_str())).collect(),
+                node.errors().into_iter().filter(|(k, _)| !NORMAL.contains(&k.as_str())).collect(),
                 |(_, n)| *n as f64,
             );
             let total: u64 = errors.iter().map(|(_, n)| n).sum();
             let commands = node.delta("total_commands_processed")?.max(1.0);
-            let grave = errors.iter().any(|(k, n)| GRAVE.contains(&k.as_str()) && *n > 1);
+            let grave = errors.iter().any(|(k, n)| GRAVE.contains(&k.as_str()) && *n as f64 / node.window_s.max(1.0) >= 1.0);
             let share = total as f64 / (commands + total as f64);
-            let rate = total as f64 / node.window_s.max(0.001);
-            (grave || (total > 20 && (share > 0.01 || rate > 10.0))).then_some((node, errors, total, share))
+            (grave || (total > 20 && share > 0.01)).then_some((node, errors, total, share))
         })
         .collect();
     let rows = by_worst(rows, |r| r.3);
@@ -59,7 +60,7 @@ pub fn check(facts: &Facts) -> Verdict {
 
 fn remedy(kind: &str) -> (&'static str, &'static str, &'static str, &'static str) {
     match kind {
-        "OOM" => ("The memory limit is reached and nothing may be evicted", "CONFIG SET maxmemory-policy allkeys-lru   or a higher maxmemory", "eviction removes data", "CONFIG SET maxmemory-policy noeviction"),
+        "OOM" => ("The memory limit is reached and nothing may be evicted", "CONFIG SET maxmemory <more>   (INFO memory shows how much is used)", "swap or the OOM killer, if the machine has not the memory", "CONFIG SET maxmemory <before>"),
         "READONLY" => ("Clients write to a replica: an old address, or a failover they did not notice", "point them at Sentinel or the cluster, not at a node", "none", "none needed"),
         "MISCONF" => ("Saving fails and the server refuses writes until it works", "INFO persistence; free the disk; BGSAVE", "none", "none needed"),
         "WRONGTYPE" => ("Two users of one key disagree on its type", "TYPE key; look for the writer in the deployments of that time", "none", "none needed"),

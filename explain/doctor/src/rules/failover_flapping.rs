@@ -3,8 +3,8 @@
 //! A node that stalls for longer than the timeout is marked failed, a replica is elected, and the old master returns as
 //! its replica. Clients lose seconds, unacknowledged writes are lost, and roles drift from where they were placed.
 //!
-//! Seen when: a node was marked failed and an election was won since the nodes started, while every node is up and was
-//! never restarted; or a role changed within the window.
+//! Seen when: an election was won after a FAIL message since the nodes started, and the old master's process is as old as
+//! the winner's; or a role changed within the window.
 //!
 //! Not to be taken for: a manual failover (no FAIL message), or a node that was restarted (its uptime says so).
 //!
@@ -26,22 +26,39 @@ pub fn check(facts: &Facts) -> Verdict {
         let role = |s: &Option<unslow_facts::Sample>| s.as_ref().and_then(|s| s.info.role().map(str::to_string));
         matches!((role(&n.first), role(&n.last)), (Some(a), Some(b)) if a != b)
     };
-    // A promoted replica keeps its old master's history as the second replication id.
+    // A promoted replica keeps its old master's history as the second replication id. Its own FAIL messages tell an
+    // election from a manual failover.
     let promoted = |n: &Node| n.is_master() && n.number("second_repl_offset").is_some_and(|o| o > 0.0);
-    let fails: f64 = facts.live().map(|n| counter(n, "fail_sent").max(counter(n, "fail_received"))).fold(0.0, f64::max);
-    let winners: Vec<&Node> = facts.live().filter(|n| flipped(n) && n.is_master() || (fails > 0.0 && promoted(n) && counter(n, "auth-ack_received") > 0.0)).collect();
+    let told_of_fail = |n: &Node| counter(n, "fail_sent").max(counter(n, "fail_received")) > 0.0;
+    let uptime = |n: &Node| n.number("uptime_in_seconds").unwrap_or(0.0);
+    let followers = |w: &Node| -> Vec<&Node> {
+        let follows = |n: &&Node| {
+            let info = n.info();
+            let said = info.and_then(|i| Some(format!("{}:{}", i.get("master_host")?, i.get("master_port")?)));
+            !n.is_master() && (said.as_deref() == Some(&w.address) || n.master.as_deref() == Some(&w.address))
+        };
+        facts.live().filter(follows).collect()
+    };
+    // A rolling restart elects masters too. It is no flapping: the old master's process is young, or gone.
+    let never_died = |w: &Node| followers(w).iter().any(|l| uptime(l) + 60.0 >= uptime(w));
+    let winners: Vec<&Node> = facts
+        .live()
+        .filter(|n| {
+            let elected = told_of_fail(n) && promoted(n) && counter(n, "auth-ack_received") > 0.0;
+            (flipped(n) && n.is_master() || elected) && never_died(n)
+        })
+        .collect();
     if winners.is_empty() {
-        let blind = facts.kind == DeploymentKind::Cluster && facts.live().all(|n| n.cluster_info.value().is_none());
-        return if blind {
-            Verdict::Unknown { why: "elections are counted in CLUSTER INFO, which could not be read".into(), grant: "ACL SETUSER <user> +cluster|info".into() }
-        } else {
-            Verdict::Absent(Some("unplanned failovers: none since the nodes started".into()))
+        let seen = facts.live().filter(|n| n.cluster_info.value().is_some()).count();
+        return match facts.kind {
+            DeploymentKind::Cluster if seen == 0 => Verdict::Unknown { why: "elections are counted in CLUSTER INFO, which could not be read".into(), grant: "ACL SETUSER <user> +cluster|info".into() },
+            DeploymentKind::Cluster => Verdict::Absent(Some("failovers of living masters: none since the nodes started".into())),
+            // Sentinels keep no count of failovers.
+            _ => Verdict::Absent(Some("failovers: none in the window".into())),
         };
     }
-    // Old masters that are replicas of a winner now and were never restarted.
-    let uptime = |n: &Node| n.number("uptime_in_seconds").unwrap_or(0.0);
-    let losers: Vec<&Node> = facts.live().filter(|n| !n.is_master() && winners.iter().any(|w| n.info().and_then(|i| i.get("master_port")) == Some(w.address.rsplit(':').next().unwrap_or("")))).collect();
-    let stayed_up = losers.iter().filter(|l| winners.iter().any(|w| uptime(l) + 5.0 >= uptime(w).min(60.0))).count();
+    let losers: Vec<&Node> = winners.iter().flat_map(|w| followers(w).into_iter().filter(|l| uptime(l) + 60.0 >= uptime(w)).take(1)).collect();
+    let stayed_up = losers.len();
     let oldest_days = facts.live().map(uptime).fold(0.0, f64::max) / 86400.0;
     let elections: f64 = facts.live().map(|n| if counter(n, "auth-ack_received") > 0.0 { counter(n, "auth-req_sent").max(1.0) } else { 0.0 }).sum::<f64>();
     let elections = (winners.len() as f64).max((elections / (facts.nodes.len() as f64 - 1.0).max(1.0)).floor());
@@ -65,10 +82,11 @@ pub fn check(facts: &Facts) -> Verdict {
     for loser in losers.iter().take(2) {
         finding = finding.saw(loser, "INFO server", format!("uptime_in_seconds:{:.0}: it was never down", uptime(loser)));
     }
-    let back: Vec<String> = losers.iter().map(|l| { let (h, p) = l.address.rsplit_once(':').unwrap_or((&l.address, "")); format!("redis-cli -h {h} -p {p} CLUSTER FAILOVER") }).collect();
+    let back: Vec<String> = losers.iter().map(|l| { let (h, p) = l.address.rsplit_once(':').unwrap_or((&l.address, "")); if facts.kind == DeploymentKind::Cluster { format!("redis-cli -h {h} -p {p} CLUSTER FAILOVER") } else { "SENTINEL FAILOVER <service>   (at a Sentinel)".to_string() } }).collect();
     let back: Vec<&str> = back.iter().map(String::as_str).collect();
     finding
-        .not("a manual failover: nodes were marked FAIL")
+        .not("a manual failover alone: the winner was told of a FAIL")
+        .not("a restart: the old master's process is as old as the winner's")
         .fix("After the stall's cause is gone: give the masters back their place", if back.is_empty() { &["CLUSTER FAILOVER   (on the old master)"] } else { &back }, "a second without writes to that shard", "CLUSTER FAILOVER on the other one")
         .into()
 }

@@ -3,7 +3,7 @@
 //! The main thread copies the page tables: 9 to 13 ms per GB on physical machines and VMware, 23 on KVM, 239 to 424 on old
 //! Xen guests. A stall longer than the cluster's node timeout is a failover.
 //!
-//! Seen when: the last fork took over 100 ms, or over 20 ms at more than 100 ms per GB, or over half of the failure
+//! Seen when: the last fork took over a second, or over 20 ms at more than 50 ms per GB, or over half of the failure
 //! detector's timeout.
 //!
 //! Not to be taken for: a disk stall (`aof_fsync_stall`), which has other latency events; compare the nodes with each other.
@@ -15,7 +15,7 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "Fork stall";
-pub const LEADS_TO: &[&str] = &["node_timeout_margin", "failover_flapping"];
+pub const LEADS_TO: &[&str] = &["node_timeout_margin"];
 pub const INJECTED: Injected = Injected::Yes;
 
 pub fn check(facts: &Facts) -> Verdict {
@@ -27,7 +27,7 @@ pub fn check(facts: &Facts) -> Verdict {
             let per_gb = us / 1000.0 / gb.max(0.001);
             let timeout = failure_timeout_ms(facts, node);
             let flaps = timeout.as_ref().is_some_and(|(ms, _)| us / 1000.0 > 0.5 * ms);
-            (us > 100_000.0 || (us > 20_000.0 && per_gb > 100.0) || flaps).then_some((node, us, gb, per_gb))
+            (us > 1_000_000.0 || (us > 20_000.0 && per_gb > 50.0) || flaps).then_some((node, us, gb, per_gb))
         })
         .collect();
     let rows = by_worst(rows, |r| r.1);
@@ -35,10 +35,10 @@ pub fn check(facts: &Facts) -> Verdict {
         let most = facts.live().filter_map(|n| n.number("latest_fork_usec")).fold(0.0, f64::max);
         return Verdict::Absent(Some(if most > 0.0 { format!("fork: {} at most", time_us(most)) } else { "fork: none yet".into() }));
     };
-    let uptime_days = node.number("uptime_in_seconds").unwrap_or(86400.0).max(60.0) / 86400.0;
+    let uptime_days = node.number("uptime_in_seconds").unwrap_or(86400.0).max(86400.0) / 86400.0;
     let forks = node.number("total_forks");
     // Lifetime count over lifetime: the window is too short for something nightly.
-    let per_day = forks.map_or(1.0, |n| n / uptime_days).clamp(1.0, 1440.0);
+    let per_day = forks.map_or(1.0, |n| n / uptime_days);
     let lost = us / 1e6 * per_day;
     let peers: Vec<f64> = facts.live().filter(|n| n.address != node.address).filter_map(|n| n.number("latest_fork_usec").filter(|us| *us > 0.0)).collect();
     let peer = peers.iter().copied().reduce(f64::min);
@@ -66,12 +66,12 @@ pub fn check(facts: &Facts) -> Verdict {
         finding = finding.not("AOF: off");
     }
     let timeout = failure_timeout_ms(facts, node);
-    if let Some((ms, _)) = timeout.filter(|_| facts.kind == DeploymentKind::Cluster) {
-        let wanted = (us / 1000.0 * 2.5).max(ms).max(15_000.0);
+    if let Some((ms, _)) = timeout.filter(|(ms, _)| facts.kind == DeploymentKind::Cluster && us / 1000.0 > 0.5 * ms) {
+        let wanted = us / 1000.0 * 2.5;
         finding = finding.fix("Now: let the failure detector outlast the stall, on every node", &[&format!("CONFIG SET cluster-node-timeout {wanted:.0}")], "a really dead master is noticed later", &format!("CONFIG SET cluster-node-timeout {ms:.0}"));
     }
     finding
-        .fix("Save where it hurts nobody: on replicas", &["CONFIG SET save \"\"   (on the master)", "CONFIG SET save \"3600 1\"   (on a replica)", "CONFIG SET repl-diskless-sync yes"], "the master's own disk is then no backup", &format!("CONFIG SET save \"{}\"", node.setting("save").unwrap_or("")))
+        .fix("Save where it hurts nobody: on replicas", &["CONFIG SET save \"\"   (on the master)", "CONFIG SET save \"3600 1\"   (on a replica)"], "the master's own disk is then no backup; and a master that is restarted empty by itself empties its replicas too: no automatic restart", &format!("CONFIG SET save \"{}\"", node.setting("save").unwrap_or("")))
         .fix("Move it to a machine where fork is fast (not an old Xen guest), or split the data set", &["compare: latest_fork_usec / used_memory_rss of each node"], "a move", "move back")
         .into()
 }

@@ -4,7 +4,8 @@
 //! too small for the writes that arrive meanwhile, the sync is cut off at its end and starts again, for ever. A replica that
 //! loses its data with each restart does the same.
 //!
-//! Seen when: two or more full syncs began in the window, or one did and a replica's link is down at its end.
+//! Seen when: more full syncs began in the window than the master has replicas, or one did after a partial sync failed or
+//! a buffer limit struck, and a replica's link is down at its end.
 //!
 //! Not to be taken for: new replicas being added, which sync once each.
 //!
@@ -24,7 +25,11 @@ pub fn check(facts: &Facts) -> Verdict {
             let full = node.delta("sync_full")?;
             let replicas = node.info()?.replicas();
             let down = replicas.iter().any(|r| r.2 != "online") || node.number("connected_slaves") == Some(0.0);
-            (full >= 2.0 || (full >= 1.0 && down)).then_some((node, full, replicas))
+            // New replicas sync once each. A loop shows more syncs than replicas, or syncs that were tried in part first.
+            let known = facts.nodes.iter().filter(|r| r.master.as_deref() == Some(&node.address)).count().max(replicas.len()).max(1);
+            let cut = node.delta("client_output_buffer_limit_disconnections").unwrap_or(0.0);
+            let failed = node.delta("sync_partial_err").unwrap_or(0.0);
+            (full > known as f64 || (full >= 1.0 && down && failed + cut > 0.0)).then_some((node, full, replicas))
         })
         .collect();
     let rows = by_worst(rows, |r| r.1);
@@ -46,8 +51,8 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw(node, "INFO stats", format!("sync_full +{full:.0}, sync_partial_ok +{:.0}, sync_partial_err +{:.0}", node.delta("sync_partial_ok").unwrap_or(0.0), node.delta("sync_partial_err").unwrap_or(0.0)))
         .saw(node, "INFO replication", if states.is_empty() { "no replica connected".to_string() } else { states.join(", ") })
         .saw(node, "CONFIG GET client-output-buffer-limit", format!("replica {}; {cut:.0} connections ended by a limit in the window", limit.as_deref().unwrap_or("not seen")))
-        .fix("Let a sync survive the writes that arrive while it runs", &["CONFIG SET client-output-buffer-limit \"replica 1gb 512mb 120\"", "CONFIG SET repl-backlog-size 268435456"], "that much memory may be used per replica", &format!("CONFIG SET repl-backlog-size {backlog:.0}"))
+        .fix("Let a sync survive the writes that arrive while it runs", &["CONFIG SET client-output-buffer-limit \"replica 1gb 512mb 120\"   (if it is smaller)", &format!("CONFIG SET repl-backlog-size {:.0}", backlog.max(268_435_456.0))], "that much memory may be used per replica", &format!("CONFIG SET repl-backlog-size {backlog:.0}; CONFIG SET client-output-buffer-limit \"replica {}\"", limit.as_deref().unwrap_or("256mb 64mb 60")))
         .fix("If the replica restarts each time: let it keep its data (a volume, not the container's own disk) and look why it restarts", &["uptime_in_seconds of the replica", "its log before each start"], "none", "none needed")
-        .fix("Give a copy the time it takes", &["CONFIG SET repl-timeout 300"], "a dead link is noticed later", "CONFIG SET repl-timeout 60")
+        .fix("Give a copy the time it takes", &[&format!("CONFIG SET repl-timeout {:.0}", node.setting_number("repl-timeout").unwrap_or(60.0).max(300.0))], "a dead link is noticed later", &format!("CONFIG SET repl-timeout {}", node.setting("repl-timeout").unwrap_or("60")))
         .into()
 }

@@ -30,8 +30,8 @@ pub fn check(facts: &Facts) -> Verdict {
         .collect();
     let rows = by_worst(rows, |r| r.1);
     let Some((node, cpu, sys, inside, ops, depth)) = rows.first() else {
-        let most = facts.live().filter_map(Node::cpu).map(|(_, s)| s).fold(0.0, f64::max);
-        return Verdict::Absent(Some(format!("the kernel's share: {} of a core at most", percent(most))));
+        let most = most(facts, |n| Some(n.cpu()?.1));
+        return Verdict::Absent(most.map(|m| format!("the kernel's share: {} of a core at most", percent(m))));
     };
     let per_us = cpu / ops * 1e6;
     let inside_us = inside / ops * 1e6;
@@ -59,6 +59,6 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw(node, "INFO stats", format!("{} commands/s, {depth_text}", count(*ops)))
         .not(format!("slow commands: {} of the main thread's time", percent(inside / cpu)))
         .fix("Pipeline or batch in the clients", &["Spring: RedisTemplate.executePipelined(...)", "Jedis: jedis.pipelined()", "redis-py: r.pipeline(transaction=False)", "MGET / MSET"], "replies come together", "send one by one again")
-        .fix("Where the server has 4 cores or more: let io-threads take the sockets", &["io-threads 3   (redis.conf; restart on Redis, CONFIG SET on Valkey 8+)"], "harm on 2 cores; needs a restart on Redis", "io-threads 1")
+        .fix("Where the server has 4 cores or more: let io-threads take the sockets", &["io-threads 3   (in redis.conf or valkey.conf, then restart)"], "harm on 2 cores; needs a restart, except on the newest Valkey", "io-threads 1")
         .into()
 }

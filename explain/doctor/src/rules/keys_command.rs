@@ -13,7 +13,7 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "KEYS in production";
-pub const LEADS_TO: &[&str] = &["slow_command", "main_thread_saturated", "node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::Yes;
 
 pub fn check(facts: &Facts) -> Verdict {

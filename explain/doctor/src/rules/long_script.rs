@@ -14,7 +14,7 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "Long script";
-pub const LEADS_TO: &[&str] = &["slow_command", "main_thread_saturated", "node_timeout_margin", "error_flood"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "error_flood"];
 pub const INJECTED: Injected = Injected::Yes;
 
 const COMMANDS: &[&str] = &["eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro"];

@@ -20,16 +20,17 @@ pub fn check(facts: &Facts) -> Verdict {
     let rows: Vec<_> = facts.live().filter_map(|n| Some((n, n.cpu()?))).filter(|(_, (u, s))| u + s > 0.9).collect();
     let rows = by_worst(rows, |(_, (u, s))| u + s);
     let Some((node, (user, sys))) = rows.first() else {
-        let most = facts.live().filter_map(Node::cpu).map(|(u, s)| u + s).fold(0.0, f64::max);
-        return Verdict::Absent(Some(format!("main thread: {} busy at most", percent(most))));
+        let most = most(facts, |n| n.cpu().map(|(u, s)| u + s));
+        return Verdict::Absent(most.map(|m| format!("main thread: {} busy at most", percent(m))));
     };
     let cpu = user + sys;
-    let inside = node.inside_share().unwrap_or(0.0);
+    // Scripts and transactions count their inner commands twice: never more than all.
+    let inside = node.inside_share().unwrap_or(0.0).min(cpu);
     let expire = node.rate("expire_cycle_cpu_milliseconds").map_or(0.0, |ms| ms / 1000.0);
     let defrag = node.number("active_defrag_running").unwrap_or(0.0) / 100.0;
     let churn = node.rate("total_connections_received").unwrap_or(0.0) * 17.5e-6;
     // What the kernel takes beyond commands, churn, expiry: reading and writing sockets.
-    let sockets = (sys - churn).max(0.0).min(cpu - inside - expire);
+    let sockets = (sys - churn).max(0.0).min((cpu - inside - expire).max(0.0));
     let rest = (cpu - inside - expire - defrag - churn - sockets).max(0.0);
     let commands = by_worst(node.commands().into_iter().collect(), |(_, s)| s.usec as f64);
     let top: Vec<String> = commands.iter().take(3).map(|(n, s)| format!("{} {}", n.to_uppercase().replace('|', " "), percent(s.usec as f64 / 1e6 / node.window_s))).collect();

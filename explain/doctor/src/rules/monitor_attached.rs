@@ -17,10 +17,10 @@ pub const LEADS_TO: &[&str] = &["kernel_bound", "main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
 pub fn check(facts: &Facts) -> Verdict {
-    let mut looked = false;
+    let mut whole = 0;
     for node in facts.live() {
         let Some(clients) = node.clients.value() else { continue };
-        looked = looked || !clients.sampled;
+        whole += usize::from(!clients.sampled);
         let all: Vec<_> = clients.notable.iter().filter(|c| c.flags.contains('O') || c.command == "monitor").collect();
         let Some(first) = all.first() else { continue };
         let ops = node.ops().unwrap_or(0.0);
@@ -40,7 +40,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .fix("End that connection", &ids, "whoever reads it loses the stream", "start MONITOR again")
         .into();
     }
-    if looked {
+    if whole > 0 && whole == facts.live().count() {
         return Verdict::Absent(Some("MONITOR: no connection has it".into()));
     }
     match facts.live().next() {

@@ -13,10 +13,10 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "Monitoring storm";
-pub const LEADS_TO: &[&str] = &["slow_command", "kernel_bound", "main_thread_saturated"];
+pub const LEADS_TO: &[&str] = &["kernel_bound", "main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
-const COMMANDS: &[&str] = &["info", "client|list", "client", "slowlog", "latency", "memory", "config", "role", "ping", "dbsize", "command", "lolwut"];
+const COMMANDS: &[&str] = &["info", "client|list", "=client", "slowlog", "latency", "memory", "config", "role", "ping", "dbsize", "command", "lolwut"];
 
 pub fn check(facts: &Facts) -> Verdict {
     let rows = facts.live().map(|n| (n, spent(n, COMMANDS))).filter(|(_, s)| s.share > 0.01 && s.rate > 5.0);
@@ -27,7 +27,7 @@ pub fn check(facts: &Facts) -> Verdict {
     };
     let parts = by_worst(COMMANDS.iter().map(|c| (*c, spent(node, &[c]))).filter(|(_, s)| s.calls > 0).collect(), |(_, s)| s.share);
     let (worst, w) = &parts[0];
-    let name = worst.to_uppercase().replace('|', " ");
+    let name = worst.trim_start_matches('=').to_uppercase().replace('|', " ");
     let mut finding = Finding::new(format!(
         "Monitoring takes {} of a core on {}: {name} {} times a second at {} each",
         percent(s.share), node.address, count(w.rate), time_us(w.mean_us)
@@ -40,7 +40,7 @@ pub fn check(facts: &Facts) -> Verdict {
     )
     .proven("the server's own clock for these calls, in this window");
     for (command, s) in parts.iter().take(3) {
-        finding = finding.saw(node, "INFO commandstats", format!("{}: {} calls, {} each, {} of a core", command.to_uppercase(), s.calls, time_us(s.mean_us), percent(s.share)));
+        finding = finding.saw(node, "INFO commandstats", format!("{}: {} calls, {} each, {} of a core", command.trim_start_matches('=').to_uppercase(), s.calls, time_us(s.mean_us), percent(s.share)));
     }
     let senders = node.clients.value().map_or(&[][..], |c| &c.groups);
     for group in senders.iter().filter(|g| g.commands.keys().any(|c| COMMANDS.contains(&c.split('|').next().unwrap_or("")))).take(2) {

@@ -35,6 +35,6 @@ pub fn check(facts: &Facts) -> Verdict {
         .proven("we came in that way")
         .saw(node, "CONFIG GET bind", node.setting("bind").unwrap_or("not seen"))
         .saw(node, "CONFIG GET protected-mode", node.setting("protected-mode").unwrap_or("not seen"))
-        .fix("Give the default user a password, or take its rights and make users", &["ACL SETUSER default on >LONG-SECRET   (6.0+)", "CONFIG SET requirepass LONG-SECRET; CONFIG SET masterauth LONG-SECRET"], "clients and replicas without it are refused: give it to them first", "ACL SETUSER default nopass")
+        .fix("Give it a password, in this order", &["1. on every node: CONFIG SET masterauth LONG-SECRET", "2. at every Sentinel: SENTINEL SET <service> auth-pass LONG-SECRET", "3. to every client and exporter", "4. on every node: CONFIG SET requirepass LONG-SECRET; CONFIG REWRITE"], "whoever was left out is refused: a replica loses its link, a Sentinel takes the master for dead", "CONFIG SET requirepass \"\"")
         .into()
 }

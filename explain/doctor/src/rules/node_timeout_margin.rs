@@ -47,7 +47,7 @@ pub fn check(facts: &Facts) -> Verdict {
         format!("SENTINEL SET {service} down-after-milliseconds {wanted:.0}   (on every Sentinel)")
     };
     Finding::new(format!(
-        "{} has stalled for {}, {} {setting}: {}",
+        "{} has stalled for {} since its counters began, {} {setting}: {}",
         node.address, time_us(*us), if over { "longer than" } else { "over half of" }, if over { "it is taken for dead" } else { "a little more and it is taken for dead" }
     ))
     .on(rows.iter().map(|r| r.0.address.as_str()))
@@ -55,7 +55,7 @@ pub fn check(facts: &Facts) -> Verdict {
     .gain(format!("a margin of two: {wanted:.0} ms"), format!("2 x {:.0} ms", us / 1000.0))
     .proven("stall and timeout were both read from the server")
     .saw(node, "INFO stats", what.clone())
-    .saw(node, "CONFIG GET cluster-node-timeout", setting.clone())
+    .saw(node, if facts.kind == DeploymentKind::Cluster { "CONFIG GET cluster-node-timeout" } else { "SENTINEL MASTERS (at a Sentinel)" }, setting.clone())
     .fix("Until the stall is gone: wait twice as long", &[&command], "a dead master is noticed later", &format!("the same with {timeout_ms:.0}"))
     .into()
 }

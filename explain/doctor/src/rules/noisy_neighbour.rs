@@ -49,7 +49,10 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw_at(format!("/proc/PID/schedstat ({})", host.hostname), format!("run delay {} of the window", percent(*delay)), host.at_ms)
         .saw_at(format!("/proc/stat, processes ({})", host.hostname), format!("steal {}; {}", percent(*steal), if who.is_empty() { "no single process stands out".into() } else { who.join(", ") }), host.at_ms)
         .saw_at(format!("/proc/pressure/cpu ({})", host.hostname), format!("some task waited {} of the time", percent(host.pressure.get("cpu.some").copied().unwrap_or(0.0))), host.at_ms)
-        .not("a CPU quota: not throttled")
+        .not(match facts.process(node).and_then(|(_, p)| p.throttled_share) {
+            Some(share) => format!("a CPU quota: throttled {} of the time", percent(share)),
+            None => "a CPU quota: none seen".to_string(),
+        })
         .fix("Move the neighbour, or give the server a core of its own", &["taskset -cp CORE PID   (the neighbour elsewhere)", "systemd: CPUWeight=1000 for the server", "server-cpulist 0-1   (redis.conf, 6.0+)"], "the neighbour gets slower", "taskset -cp 0-N PID")
         .into()
 }

@@ -40,11 +40,12 @@ pub fn check(facts: &Facts) -> Verdict {
         let connections = stuck.map_or(1, |p| p.window_closed.max(1));
         let total = node.number("connected_clients").unwrap_or(1.0).max(1.0);
         let share = f64::from(connections) / total;
+        let waited_s = unread.map_or(0.0, |c| c.idle_s as f64);
         let mut finding = Finding::new(format!("Not your Redis: {} does not read its replies, {} wait for it; {} itself answers in {}", who.trim(), bytes(waiting as f64), node.address, time_us(node.rtt.value().map_or(0.0, |r| r.us_p50.into()))))
             .on([node.address.as_str()])
-            .latency((share * 1000.0).min(1000.0), format!("{connections} of {} connections stand still", count(total)))
+            .latency(share * waited_s * 1000.0, format!("{connections} of {} connections stand still, for {waited_s:.0} s so far", count(total)))
             .gain("its requests are answered already; it only has to read", format!("{} unread", bytes(waiting as f64)))
-            .proven("the server's buffer and the kernel's window both say so")
+            .proven("its replies wait in the server's buffer, and the server answers others at once")
             .saw(node, "PING", format!("p99 {} through the window", time_us(node.rtt.value().map_or(0.0, |r| r.us_p99.into()))))
             .saw(node, "INFO cpu", format!("main thread {} busy", percent(busy)));
         if let Some(c) = unread {
@@ -54,7 +55,7 @@ pub fn check(facts: &Facts) -> Verdict {
             finding = finding.saw(node, "ss -tin", format!("{}: {} sockets with a closed window, {} unsent", p.host, p.window_closed, bytes(p.send_queue_bytes as f64)));
         }
         return finding
-            .not(format!("a slow server: PING p99 {}, no stall in the window", time_us(worst_ping)))
+            .not(format!("a slow server: PING p99 {} through the window", time_us(worst_ping)))
             .fix("Look into that client: GC pauses, a blocked reader thread, CPU limit of its container, a debugger", &["jstack PID; jstat -gcutil PID 1000", "py-spy dump --pid PID", "cat /sys/fs/cgroup/cpu.stat   (in its container)"], "none", "none needed")
             .into();
     }

@@ -46,7 +46,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let closing: Vec<String> = rows.iter().flat_map(|(n, _)| { let (h, p) = n.address.rsplit_once(':').unwrap_or((&n.address, "")); slots.iter().take(2).map(move |s| format!("redis-cli -h {h} -p {p} CLUSTER SETSLOT {s} STABLE")) }).collect();
     let mut closing: Vec<&str> = closing.iter().map(String::as_str).collect();
     closing.push("or finish it: redis-cli --cluster fix ANY:PORT");
-    let open = |me: &unslow_topology::ClusterNode| me.migrating.iter().map(|(s, to)| format!("[{s}->-{}]", &to[..8.min(to.len())])).chain(me.importing.iter().map(|(s, from)| format!("[{s}-<-{}]", &from[..8.min(from.len())]))).collect::<Vec<_>>().join(" ");
+    let open = |me: &unslow_topology::ClusterNode| me.migrating.iter().map(|(s, to)| format!("[{s}->-{}]", to.get(..8).unwrap_or(to))).chain(me.importing.iter().map(|(s, from)| format!("[{s}-<-{}]", from.get(..8).unwrap_or(from)))).collect::<Vec<_>>().join(" ");
     let mut finding = Finding::new(format!("Slot{} {list} stand{} open on {} and nothing is moving", if slots.len() == 1 { "" } else { "s" }, if slots.len() == 1 { "s" } else { "" }, node.address))
         .on(rows.iter().map(|r| r.0.address.as_str()))
         .risk(format!("ASK for keys that are missing there, TRYAGAIN for several keys at once, no further reshard; {asks} ASK in the window"))

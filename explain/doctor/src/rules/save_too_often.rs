@@ -4,7 +4,7 @@
 //! `save 60 10000` saves every minute under any real write load.
 //!
 //! Seen when: two or more saves (forks) fall into the window, or one into a window of under a minute on a server whose
-//! rules save every minute or faster; or a save is running at both ends of the window.
+//! rules save every 30 s or faster.
 //!
 //! Not to be taken for: forks for replicas' full syncs (`full_resync_loop`): those follow sync_full.
 //!
@@ -29,13 +29,14 @@ pub fn check(facts: &Facts) -> Verdict {
             };
             let running = [first, last].iter().all(|i| i.get("rdb_bgsave_in_progress") == Some("1"));
             let shortest = node.setting("save").and_then(shortest_interval);
-            let minute = shortest.is_some_and(|s| s <= 60.0);
-            (saves >= 2.0 || (saves >= 1.0 && minute && node.window_s < 60.0) || (running && minute)).then_some((node, saves, running))
+            // One save in the window may be the hourly one: only rules this eager make more of it.
+            let eager = shortest.is_some_and(|s| s <= 30.0);
+            (saves >= 2.0 || (saves >= 1.0 && eager && node.window_s < 60.0)).then_some((node, saves, running))
         })
         .collect();
     let children = |n: &Node| n.rate("used_cpu_user_children").unwrap_or(0.0) + n.rate("used_cpu_sys_children").unwrap_or(0.0);
     let rows = by_worst(rows, |r| r.1);
-    let Some((node, saves, running)) = rows.first() else { return Verdict::Absent(Some("saving: less than one snapshot a minute".into())) };
+    let Some((node, saves, running)) = rows.first() else { return Verdict::Absent(Some("saving: fewer than two snapshots in the window".into())) };
     let per_hour = saves / node.window_s * 3600.0;
     let fork_ms = node.number("latest_fork_usec").unwrap_or(0.0) / 1000.0;
     let share = children(node);
@@ -48,7 +49,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw(node, "CONFIG GET save", node.setting("save").unwrap_or("not seen"))
         .saw(node, "INFO persistence", format!("rdb_last_bgsave_time_sec:{}, rdb_last_cow_size:{}", node.number("rdb_last_bgsave_time_sec").unwrap_or(0.0), bytes(node.number("rdb_last_cow_size").unwrap_or(0.0))))
         .not("replicas' full syncs: they were taken off the forks")
-        .fix("Save hourly, or on a replica", &["CONFIG SET save \"3600 1\"", "on a replica only: CONFIG SET save \"\" on the master"], "up to an hour of writes is lost if the machine and its replicas are", &format!("CONFIG SET save \"{}\"", node.setting("save").unwrap_or("3600 1 300 100 60 10000")))
+        .fix("Save hourly, or on a replica", &["CONFIG SET save \"3600 1\"", "CONFIG SET save \"\"   (on the master, where a replica saves)"], "up to an hour of writes is lost if the machine and its replicas are; a master without any save must not restart by itself", &format!("CONFIG SET save \"{}\"", node.setting("save").unwrap_or("3600 1 300 100 60 10000")))
         .into()
 }
 

@@ -32,14 +32,17 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let lost = unassigned.len() + failed.len();
     let full = facts.live().any(|n| n.setting("cluster-require-full-coverage") == Some("yes"));
-    let share = if full || lost == 0 { 1.0 } else { lost as f64 / 16384.0 };
+    // One node that has just come back says fail for itself alone: what counts is how many masters do.
+    let masters = facts.live().filter(|n| n.is_master()).count().max(1);
+    let failing = saying_fail.iter().filter(|n| n.is_master()).count() as f64 / masters as f64;
+    let share = if full && lost > 0 { 1.0 } else { (lost as f64 / 16384.0).max(failing) };
     let dead: Vec<&str> = merged.nodes.iter().filter(|n| n.is("fail") && !n.slots.is_empty()).map(|n| n.address.as_str()).collect();
     let what = match (unassigned.is_empty(), failed.is_empty()) {
         (false, _) => format!("{} slots belong to nobody ({unassigned})", unassigned.len()),
         (_, false) => format!("{} slots belong to {}, which is marked failed", failed.len(), dead.join(", ")),
-        _ => "the cluster says it is down".to_string(),
+        _ => format!("{} say that the cluster is down", names(&saying_fail.iter().map(|n| n.address.clone()).collect::<Vec<_>>())),
     };
-    let mut finding = Finding::new(format!("{what}: {}", if share >= 1.0 { "the whole cluster refuses to serve" } else { "commands on them fail" }))
+    let mut finding = Finding::new(format!("{what}: {}", if share >= 1.0 { "the whole cluster refuses to serve" } else { "commands there fail" }))
         .on(saying_fail.iter().map(|n| n.address.as_str()).chain(dead.iter().copied()))
         .availability(86400.0 * share, format!("{} of the key space is not served", percent(share)))
         .gain("all slots served", format!("{lost} of 16384 slots{}", if full { ", full coverage required" } else { "" }))
@@ -50,6 +53,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     if !unassigned.is_empty() {
         let ranges: Vec<String> = unassigned.ranges().iter().map(|(a, b)| format!("{a} {b}")).collect();
+        let asked = facts.live().find(|n| n.is_master()).unwrap_or(asked);
         let (h, p) = asked.address.rsplit_once(':').unwrap_or((&asked.address, ""));
         let range = format!("redis-cli -h {h} -p {p} CLUSTER ADDSLOTSRANGE {}   (7.0+; on the master that should own them)", ranges.join(" "));
         finding = finding.fix("Give the slots that nobody owns to a master", &[&range, &format!("redis-cli --cluster fix {}", asked.address)], "if an old owner returns with data there, the newer epoch wins", "CLUSTER DELSLOTS");

@@ -4,7 +4,8 @@
 //! is a stall for every other client. The slow log names it, but it names victims too: a GET that took 12 ms did nothing
 //! slow itself; the host, a fork or a page fault did.
 //!
-//! Seen when: a command that is not constant-time takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call.
+//! Seen when: a command that is not constant-time takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five
+//! times or with 1 % of a core. KEYS, scripts and CLUSTER have rules of their own.
 //!
 //! Not to be taken for: constant-time commands in the slow log. They are victims, and are told as such.
 //!
@@ -26,10 +27,12 @@ pub fn check(facts: &Facts) -> Verdict {
             let upper = name.to_uppercase().replace('|', " ");
             let mean = stat.usec as f64 / stat.calls as f64;
             let share = stat.usec as f64 / 1e6 / node.window_s.max(0.001);
-            let replication = ["PSYNC", "SYNC", "REPLCONF", "REPLICAOF", "SLAVEOF"].contains(&upper.as_str());
+            // Replication, forks, what contains other commands, and what rules of its own judge.
+            let others = ["PSYNC", "SYNC", "REPLCONF", "REPLICAOF", "SLAVEOF", "BGSAVE", "BGREWRITEAOF", "EXEC", "KEYS", "INFO", "MIGRATE"].contains(&upper.as_str())
+                || ["EVAL", "FCALL", "CLUSTER", "CLIENT", "CONFIG", "SLOWLOG", "LATENCY", "DEBUG", "SCRIPT"].iter().any(|p| upper.starts_with(p));
             // By commandstats a constant-time command may be slow in the mean too, when the host is: still a victim.
             let victim = is_victim(&unslow_facts::SlowEntry { id: 0, at_s: 0, us: 0, command: upper.clone(), args: 1, key: None, client: String::new(), client_name: String::new() });
-            if !victim && !replication && ((share > 0.1 && mean > 500.0) || (mean > 10_000.0 && share > 0.001)) {
+            if !victim && !others && ((share > 0.1 && mean > 500.0) || (mean > 10_000.0 && (stat.calls >= 5 || share > 0.01))) {
                 rows.push((node, upper, stat.calls, mean, share));
             }
         }

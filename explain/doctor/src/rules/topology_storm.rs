@@ -15,10 +15,11 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "Topology storm";
-pub const LEADS_TO: &[&str] = &["monitoring_storm", "connection_churn", "slow_command", "kernel_bound", "main_thread_saturated", "node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["monitoring_storm", "connection_churn", "kernel_bound", "main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::Yes;
 
-const COMMANDS: &[&str] = &["cluster"];
+/// Before 7.0 all sub-commands are lumped together.
+const COMMANDS: &[&str] = &["=cluster", "cluster|nodes", "cluster|slots", "cluster|shards", "cluster|links"];
 
 pub fn check(facts: &Facts) -> Verdict {
     let rows = facts.live().map(|n| (n, spent(n, COMMANDS))).filter(|(_, s)| s.share > 0.02 || (s.mean_us > 1000.0 && s.rate > 1.0));

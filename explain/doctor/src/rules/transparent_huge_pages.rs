@@ -28,7 +28,8 @@ pub fn check(facts: &Facts) -> Verdict {
         })
         .collect();
     let Some((node, host, process, huge, rss)) = rows.first() else {
-        let looked = facts.hosts.iter().find_map(|h| h.thp.as_deref());
+        let readable = facts.hosts.iter().any(|h| h.thp.as_deref() != Some("always") || h.processes.iter().all(|p| p.anon_huge_bytes.is_some()));
+        let looked = facts.hosts.iter().find_map(|h| h.thp.as_deref()).filter(|_| readable);
         return Verdict::Absent(looked.map(|t| format!("huge pages: {t}, and none in a server that forks")));
     };
     Finding::new(format!("{} keeps {} of its memory in huge pages and forks: each write during a save copies 2 MB", node.address, percent(huge / rss)))

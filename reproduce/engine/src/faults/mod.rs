@@ -173,7 +173,7 @@ fn tag(deployment: &Deployment) -> String {
     (0..).map(|i| format!("{{t{i}}}")).find(|t| slot_of(t.as_bytes()) <= last).expect("some tag hashes low")
 }
 
-/// Writes `n` keys of `bytes` each in pipelines of 500; `command` gets the key.
+/// Sends `n` commands in pipelines of 500; `command` gets each one's number.
 fn fill(connection: &mut Connection, n: usize, command: impl Fn(usize) -> Vec<String>) -> Result<(), Error> {
     for chunk in (0..n).collect::<Vec<_>>().chunks(500) {
         let commands: Vec<Vec<String>> = chunk.iter().map(|i| command(*i)).collect();

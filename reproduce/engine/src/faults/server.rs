@@ -44,7 +44,7 @@ pub fn nothing(_: &mut Deployment) -> Result<Active, Error> {
     Ok(Active::new("the setting"))
 }
 
-/// A worker that writes `rate` kilobytes a second, more or less, over new keys.
+/// A worker that writes `per_ms` values of `value_bytes` each millisecond, more or less, over `keys` keys in turn.
 fn writes(active: Active, deployment: &Deployment, value_bytes: usize, per_ms: usize, keys: u64) -> Active {
     let (target, mut slot, mut i) = (deployment.nodes[0].target(), None, 0u64);
     let value = "x".repeat(value_bytes);
