@@ -13,6 +13,10 @@ use unslow_doctor::{Report, Severity};
 use unslow_engine::faults::{self, Fault};
 use unslow_engine::{Deployment, Engine, ServerSpec, Shape, find};
 
+/// A machine that others share stalls now and then: what fails is tried once more from the start, and both tries stand in
+/// the table.
+const TRIES: u32 = 2;
+
 fn engine() -> Engine {
     find(&std::env::var("UNSLOW_ENGINE").unwrap_or_else(|_| "valkey-9.1".into())).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -66,26 +70,32 @@ fn names_every_injected_fault_first() {
             continue;
         }
         let fault = settings(fault, &engine);
-        let mut deployment = fault.deploy(&engine, None).unwrap_or_else(|e| panic!("{}: {e}", fault.name));
-        let active = fault.inject(&mut deployment).unwrap_or_else(|e| panic!("{}: {e}", fault.name));
-        // Rates need a moment to be the fault's own.
-        std::thread::sleep(Duration::from_millis(300));
-        let report = doctor(&deployment, fault.name);
-        drop(active);
-        let named = first(&report);
-        let others: Vec<String> = report
-            .findings
-            .iter()
-            .filter(|f| f.severity > Severity::Risk && f.id != named)
-            .map(|f| f.id.clone())
-            .collect();
-        let chain: Vec<&str> =
-            report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());
-        let line = format!("{:<24} {:<24} chain [{}] also [{}]", fault.name, named, chain.join(" "), others.join(" "));
-        println!("{line}");
-        let _ = writeln!(table, "{line}");
-        if named != fault.name {
-            wrong.push(line);
+        for attempt in 1..=TRIES {
+            let mut deployment = fault.deploy(&engine, None).unwrap_or_else(|e| panic!("{}: {e}", fault.name));
+            let active = fault.inject(&mut deployment).unwrap_or_else(|e| panic!("{}: {e}", fault.name));
+            // Rates need a moment to be the fault's own.
+            std::thread::sleep(Duration::from_millis(300));
+            let report = doctor(&deployment, fault.name);
+            drop(active);
+            let named = first(&report);
+            let others: Vec<String> = report
+                .findings
+                .iter()
+                .filter(|f| f.severity > Severity::Risk && f.id != named)
+                .map(|f| f.id.clone())
+                .collect();
+            let chain: Vec<&str> =
+                report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());
+            let line =
+                format!("{:<24} {:<24} chain [{}] also [{}]", fault.name, named, chain.join(" "), others.join(" "));
+            println!("{line}");
+            let _ = writeln!(table, "{line}");
+            if named == fault.name {
+                break;
+            }
+            if attempt == TRIES {
+                wrong.push(line);
+            }
         }
     }
     if let Some(path) = std::env::var_os("UNSLOW_TABLE") {
@@ -139,59 +149,65 @@ fn names_nothing_above_risk_on_healthy_deployments() {
     let mut wrong = Vec::new();
     let mut table = String::new();
     for case in &cases {
-        let settings = case.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let mut deployment = Deployment::start(&engine, &case.shape, &ServerSpec { settings, ..ServerSpec::default() })
-            .unwrap_or_else(|e| panic!("{}: {e}", case.name));
-        if case.name == "freshly_restarted_cluster" {
-            deployment.nodes[4].restart().expect("it starts again");
-        }
-        let idle: Vec<_> = (0..case.idle).map(|_| deployment.nodes[0].connect().expect("a connection")).collect();
-        if case.past {
-            let mut c = deployment.nodes[0].connect().expect("a connection");
-            let value = "x".repeat(100_000);
-            for i in 0..500 {
-                c.call(&["SET", &format!("k:{i}"), &value]).expect("written");
+        for attempt in 1..=TRIES {
+            let settings = case.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            let mut deployment =
+                Deployment::start(&engine, &case.shape, &ServerSpec { settings, ..ServerSpec::default() })
+                    .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            if case.name == "freshly_restarted_cluster" {
+                deployment.nodes[4].restart().expect("it starts again");
             }
-            c.call(&["FLUSHALL"]).expect("emptied");
-            c.call(&["SLOWLOG", "RESET"]).expect("the past is past");
-        }
-        let stop = AtomicBool::new(false);
-        let report = std::thread::scope(|scope| {
-            for i in 0..4u64 {
-                let (stop, target, rate) = (&stop, deployment.nodes[0].target(), case.rate);
-                scope.spawn(move || {
-                    let mut c = unslow_client::Connection::open(&target, &unslow_client::Options::default())
-                        .expect("a connection");
-                    while rate > 0 && !stop.load(Ordering::Relaxed) {
-                        // A key of the first node's slots, so that a cluster needs no redirect.
-                        let batch: Vec<Vec<&str>> = (0..10)
-                            .map(|n| if n % 3 == 0 { vec!["SET", "{t2}", "v"] } else { vec!["GET", "{t2}"] })
-                            .collect();
-                        let _ = c.pipeline(&batch);
-                        std::thread::sleep(Duration::from_micros(40_000_000 / rate + i));
-                    }
-                });
+            let idle: Vec<_> = (0..case.idle).map(|_| deployment.nodes[0].connect().expect("a connection")).collect();
+            if case.past {
+                let mut c = deployment.nodes[0].connect().expect("a connection");
+                let value = "x".repeat(100_000);
+                for i in 0..500 {
+                    c.call(&["SET", &format!("k:{i}"), &value]).expect("written");
+                }
+                c.call(&["FLUSHALL"]).expect("emptied");
+                c.call(&["SLOWLOG", "RESET"]).expect("the past is past");
             }
-            let report = doctor(&deployment, &format!("healthy_{}", case.name));
-            stop.store(true, Ordering::Relaxed);
-            report
-        });
-        drop(idle);
-        let bad: Vec<String> = report
-            .findings
-            .iter()
-            .filter(|f| f.severity > Severity::Risk)
-            .map(|f| format!("{}: {}", f.id, f.title))
-            .collect();
-        let line = format!(
-            "{:<28} {}",
-            case.name,
-            if bad.is_empty() { "nothing above risk".to_string() } else { bad.join("; ") }
-        );
-        println!("{line}");
-        let _ = writeln!(table, "{line}");
-        if !bad.is_empty() {
-            wrong.push(line);
+            let stop = AtomicBool::new(false);
+            let report = std::thread::scope(|scope| {
+                for i in 0..4u64 {
+                    let (stop, target, rate) = (&stop, deployment.nodes[0].target(), case.rate);
+                    scope.spawn(move || {
+                        let mut c = unslow_client::Connection::open(&target, &unslow_client::Options::default())
+                            .expect("a connection");
+                        while rate > 0 && !stop.load(Ordering::Relaxed) {
+                            // A key of the first node's slots, so that a cluster needs no redirect.
+                            let batch: Vec<Vec<&str>> = (0..10)
+                                .map(|n| if n % 3 == 0 { vec!["SET", "{t2}", "v"] } else { vec!["GET", "{t2}"] })
+                                .collect();
+                            let _ = c.pipeline(&batch);
+                            std::thread::sleep(Duration::from_micros(40_000_000 / rate + i));
+                        }
+                    });
+                }
+                let report = doctor(&deployment, &format!("healthy_{}", case.name));
+                stop.store(true, Ordering::Relaxed);
+                report
+            });
+            drop(idle);
+            let bad: Vec<String> = report
+                .findings
+                .iter()
+                .filter(|f| f.severity > Severity::Risk)
+                .map(|f| format!("{}: {}", f.id, f.title))
+                .collect();
+            let line = format!(
+                "{:<28} {}",
+                case.name,
+                if bad.is_empty() { "nothing above risk".to_string() } else { bad.join("; ") }
+            );
+            println!("{line}");
+            let _ = writeln!(table, "{line}");
+            if bad.is_empty() {
+                break;
+            }
+            if attempt == TRIES {
+                wrong.push(line);
+            }
         }
     }
     if let Some(path) = std::env::var_os("UNSLOW_TABLE_HEALTHY") {
