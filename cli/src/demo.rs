@@ -14,8 +14,9 @@ use serde::Serialize;
 use unslow_client::{Connection, Options, Target, discover};
 use unslow_doctor::measure::{count, percent, time_us};
 use unslow_doctor::{Report, Severity, diagnose};
-use unslow_engine::faults::{self, Fault};
-use unslow_engine::{Deployment, Shape, find};
+use unslow_engine::{Deployment, find};
+use unslow_lab::faults::{self, Fault};
+use unslow_lab::lab::{Lab, Up};
 use unslow_probe::Settings;
 use unslow_topology::slot_of;
 
@@ -98,14 +99,17 @@ impl Demo {
         let name = self.server.as_ref().map_or(self.engine.clone(), |p| p.display().to_string());
         output.note(&format!("1  starting a six-node cluster of {name}"));
         let engine = find(&name)?;
-        let mut deployment = fault.deploy(&engine, Some(Shape::six_nodes()))?;
+        let mut topology = fault.topology_of_six(&name);
+        topology.name = format!("demo-{}", std::process::id());
+        // On loopback addresses: the tour needs no rights. `unslow lab up` has the zones.
+        let lab = Lab::up(&topology, Up { flat: true, door: false }, &mut |_| {})?;
         output.note(&format!("   {}, ready after {:.1} s", engine.version, begun.elapsed().as_secs_f64()));
         output.note(&format!("2  hiding a fault in it (seed {seed}) and running an application against it"));
-        let active = fault.inject(&mut deployment)?;
+        let active = fault.inject(&lab, None, None)?;
         std::thread::sleep(Duration::from_millis(500));
 
         output.note("3  diagnosing; the doctor gets one address and nothing else");
-        let (report, before) = self.diagnose_under_load(&deployment, output)?;
+        let (report, before) = self.diagnose_under_load(&lab.deployment, output)?;
         if output.json() {
             // The report is part of the outcome below.
         } else {
@@ -119,11 +123,11 @@ impl Demo {
         active.fix();
         std::thread::sleep(Duration::from_millis(500));
         output.note("5  measuring again");
-        let (again, after) = self.diagnose_under_load(&deployment, output)?;
+        let (again, after) = self.diagnose_under_load(&lab.deployment, output)?;
         let gone = again.findings.iter().all(|f| f.id != fault.name || f.severity <= Severity::Risk);
         let remedy = active.remedy;
         drop(active);
-        drop(deployment);
+        drop(lab);
 
         let outcome = Outcome {
             schema: "unslow.demo/1",

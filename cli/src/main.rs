@@ -8,6 +8,7 @@ mod doctor;
 mod engine;
 mod host;
 mod html;
+mod lab;
 mod output;
 mod text;
 
@@ -40,6 +41,8 @@ enum Verb {
     Host(host::HostArguments),
     /// The tour: a real cluster with a hidden fault, the diagnosis, the fix, the proof.
     Demo(demo::Demo),
+    /// Real deployments on this machine, with zones, round trips and faults.
+    Lab(lab::LabArguments),
     /// The real servers that can be run here.
     Engine(engine::EngineArguments),
 }
@@ -47,10 +50,23 @@ enum Verb {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     arguments.output.apply();
+    if let Verb::Lab(lab) = &arguments.verb
+        && let Some(e) = lab.run_alone()
+    {
+        eprintln!("unslow: {e:#}");
+        return ExitCode::from(2);
+    }
+    let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());
     // One way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us.
-    let handler = ctrlc::set_handler(|| {
+    let handler = ctrlc::set_handler(move || {
+        if holds && unslow_lab::launch::stop_serving() {
+            return; // it takes its lab down in order
+        }
+        unslow_lab::launch::interrupt();
         unslow_engine::stop_all();
-        eprintln!("\nunslow: interrupted; nothing is left running");
+        if !holds {
+            eprintln!("\nunslow: interrupted; nothing is left running");
+        }
         #[allow(clippy::disallowed_methods)] // the one place that may
         std::process::exit(2);
     });
@@ -61,6 +77,7 @@ fn main() -> ExitCode {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),
         Verb::Host(host) => host.run(&arguments.output),
         Verb::Demo(demo) => demo.run(&arguments.output),
+        Verb::Lab(lab) => lab.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };
     match result {

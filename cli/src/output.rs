@@ -69,6 +69,16 @@ impl Output {
         }
     }
 
+    /// Says what is being waited for: in place on a terminal, line by line elsewhere.
+    pub fn spinner(&self) -> Spinner {
+        if self.quiet || !std::io::stderr().is_terminal() {
+            return Spinner { bar: None, quiet: self.quiet };
+        }
+        let bar = ProgressBar::new_spinner();
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Spinner { bar: Some(bar), quiet: false }
+    }
+
     /// A bar that fills within `length`, on a terminal only.
     pub fn countdown(&self, what: &str, length: Duration) -> Countdown {
         let show = !self.quiet && std::io::stderr().is_terminal() && length > Duration::from_secs(2);
@@ -87,6 +97,52 @@ impl Output {
             }
         });
         Countdown(Some(bar))
+    }
+}
+
+/// Columns that line up, the first row in bold; as wide as they need to be, so that a pipe keeps every word.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_content_arrangement(comfy_table::ContentArrangement::Disabled);
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let mut out = String::new();
+    for (i, line) in table.lines().enumerate() {
+        let line = line.trim_end().to_string();
+        let title = style::TITLE;
+        out += &if i == 0 { format!("{title}{line}{title:#}\n") } else { line + "\n" };
+    }
+    out
+}
+
+/// See [`Output::spinner`].
+pub struct Spinner {
+    bar: Option<ProgressBar>,
+    quiet: bool,
+}
+
+impl Spinner {
+    pub fn say(&self, what: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(what.to_string()),
+            None if self.quiet => {}
+            None => {
+                let _ = writeln!(anstream::stderr(), "{what}");
+            }
+        }
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
     }
 }
 

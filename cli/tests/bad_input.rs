@@ -125,7 +125,7 @@ fn a_managed_service_without_config_cluster_and_acl_gets_a_partial_diagnosis() {
 
 #[test]
 fn one_dead_and_one_hung_node_are_named_and_the_rest_is_diagnosed() {
-    let mut deployment = Deployment::start(&engine("valkey-9.1"), &Shape::six_nodes(), &ServerSpec::default()).unwrap();
+    let deployment = Deployment::start(&engine("valkey-9.1"), &Shape::six_nodes(), &ServerSpec::default()).unwrap();
     deployment.nodes[4].kill();
     deployment.nodes[5].signal(libc::SIGSTOP);
     let begun = Instant::now();
@@ -183,7 +183,7 @@ fn a_loading_server_is_told_as_such() {
         ],
         ..ServerSpec::default()
     };
-    let mut server = Server::start(&engine("valkey-9.1"), &spec).unwrap();
+    let server = Server::start(&engine("valkey-9.1"), &spec).unwrap();
     let mut c = server.connect().unwrap();
     c.call(&["CONFIG", "SET", "key-load-delay", "0"]).unwrap();
     for chunk in 0..400 {

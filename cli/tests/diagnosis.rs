@@ -9,6 +9,7 @@ use std::process::Command;
 use common::{command, engine, ids, report, stderr, stdout, unseen, unslow};
 use serde_json::Value;
 use unslow_engine::{CATALOG, Deployment, Server, ServerSpec, Shape};
+use unslow_lab::lab::Lab;
 
 fn schema() -> jsonschema::Validator {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema/doctor.json");
@@ -35,8 +36,8 @@ fn finds_the_whole_deployment_from_any_address_on_every_engine_and_keeps_to_the_
         ] {
             let deployment = Deployment::start(&engine, &shape, &ServerSpec::default())
                 .unwrap_or_else(|e| panic!("{}: {e}", entry.name));
-            let expected: BTreeSet<String> = deployment.nodes.iter().map(Server::address).collect();
-            let sentinels: BTreeSet<String> = deployment.sentinels.iter().map(Server::address).collect();
+            let expected: BTreeSet<String> = deployment.nodes.iter().map(|n| n.address()).collect();
+            let sentinels: BTreeSet<String> = deployment.sentinels.iter().map(|n| n.address()).collect();
             // The first, the last (a replica, where there are any), and a Sentinel.
             let mut seeds = vec![deployment.nodes[0].url(), deployment.nodes[deployment.nodes.len() - 1].url()];
             seeds.extend(deployment.sentinels.first().map(|s| format!("redis+sentinel://{}/mymaster", s.address())));
@@ -254,12 +255,12 @@ fn the_page_opens_in_a_real_browser_with_its_causes_and_plots() {
     else {
         panic!("no Chromium; make tools installs it");
     };
-    let fault = unslow_engine::faults::find("keys_command").unwrap();
-    let mut deployment = fault.deploy(&engine("valkey-9.1"), Some(Shape::six_nodes())).unwrap();
-    let active = fault.inject(&mut deployment).unwrap();
+    let fault = unslow_lab::faults::find("keys_command").unwrap();
+    let lab = Lab::start(&fault.topology_of_six("valkey-9.1")).unwrap();
+    let active = fault.inject(&lab, None, None).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("report.html");
-    let output = unslow(&["doctor", &deployment.url(), "--window", "3s", "--quiet", "--html", page.to_str().unwrap()]);
+    let output = unslow(&["doctor", &lab.url(), "--window", "3s", "--quiet", "--html", page.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     drop(active);
     let text = std::fs::read_to_string(&page).unwrap();
@@ -290,7 +291,7 @@ fn the_page_opens_in_a_real_browser_with_its_causes_and_plots() {
         "the browser shows another page: {dom:.300}"
     );
     assert!(dom.matches("<polyline").count() >= 6, "plots have no lines");
-    for server in &deployment.nodes {
+    for server in &lab.deployment.nodes {
         assert!(dom.contains(&server.address()), "{} is missing", server.address());
     }
 }
@@ -319,19 +320,19 @@ fn another_machines_facts_can_be_added() {
 
 #[test]
 fn keys_are_hashed_unless_asked_for() {
-    let fault = unslow_engine::faults::find("big_key").unwrap();
-    let mut deployment = fault.deploy(&engine("valkey-9.1"), None).unwrap();
-    let active = fault.inject(&mut deployment).unwrap();
+    let fault = unslow_lab::faults::find("big_key").unwrap();
+    let lab = Lab::start(&fault.topology("valkey-9.1")).unwrap();
+    let active = fault.inject(&lab, None, None).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(500));
     let dir = tempfile::tempdir().unwrap();
     let facts = dir.path().join("facts.json");
-    let hidden = report(&deployment.url(), &["--save", facts.to_str().unwrap()]);
+    let hidden = report(&lab.url(), &["--save", facts.to_str().unwrap()]);
     assert!(ids(&hidden).contains(&"big_key".to_string()), "{:?}", ids(&hidden));
     assert!(
         !hidden.to_string().contains("profile:") && !std::fs::read_to_string(&facts).unwrap().contains("profile:"),
         "a key name leaked"
     );
-    let shown = report(&deployment.url(), &["--show-keys"]);
+    let shown = report(&lab.url(), &["--show-keys"]);
     assert!(shown.to_string().contains("profile:"), "--show-keys shows it");
     drop(active);
 }

@@ -7,11 +7,14 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use unslow_doctor::{Report, Severity};
-use unslow_engine::faults::{self, Fault};
 use unslow_engine::{Deployment, Engine, ServerSpec, Shape, find};
+use unslow_lab::faults::{self, Fault, Takes};
+use unslow_lab::lab::Lab;
 
 /// A machine that others share stalls now and then: what fails is tried once more from the start, and both tries stand in
 /// the table.
@@ -22,9 +25,8 @@ fn engine() -> Engine {
 }
 
 /// Runs the binary; the report is its JSON.
-fn doctor(deployment: &Deployment, name: &str) -> Report {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_unslow"));
-    command.args(["doctor", &deployment.url(), "--window", "3s", "--format", "json", "--quiet"]);
+fn doctor(mut command: Command, url: &str, name: &str) -> Report {
+    command.args(["doctor", url, "--window", "3s", "--format", "json", "--quiet"]);
     if let Some(dir) = std::env::var_os("UNSLOW_RECORD") {
         command.arg("--save").arg(PathBuf::from(dir).join(format!("{name}.json")));
     }
@@ -33,29 +35,68 @@ fn doctor(deployment: &Deployment, name: &str) -> Report {
         .unwrap_or_else(|e| panic!("{name}: {e}; stderr: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
+/// The binary, run on the host of this server, as somebody who is logged in there.
+fn beside(lab: &Lab, node: usize) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unslow"));
+    lab.place(&lab.hosts[lab.places[node]], &mut command).unwrap_or_else(|e| panic!("{e}"));
+    command
+}
+
+/// Eight connections from a client's host, ten commands at a time.
+struct Application {
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Application {
+    fn start(lab: &Lab) -> Application {
+        let stop = Arc::new(AtomicBool::new(false));
+        let client = lab.client_in(0).expect("a client's host");
+        let options = unslow_client::Options { command_timeout: Duration::from_secs(10), ..Default::default() };
+        let threads = (0..8)
+            .map(|_| {
+                let stop = stop.clone();
+                let mut c = lab.connect(client, &lab.deployment.nodes[0], &options).expect("a connection");
+                std::thread::spawn(move || {
+                    let value = "x".repeat(100);
+                    while !stop.load(Ordering::Relaxed) {
+                        let _ = c.pipeline(&vec![vec!["SET", "k", &value]; 10]);
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                })
+            })
+            .collect();
+        let mut application = Application { stop, threads };
+        // Counters of the kernel need some thousand segments.
+        std::thread::sleep(Duration::from_secs(3));
+        application.threads.retain(|t| !t.is_finished());
+        application
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
 fn first(report: &Report) -> String {
     report.findings.iter().find(|f| f.severity > Severity::Info).map_or("nothing".into(), |f| f.id.clone())
 }
 
-/// Faults that the given server cannot show, and why.
+/// Faults that the given server, or this machine, cannot show, and why.
 fn cannot(fault: &Fault, engine: &Engine) -> Option<&'static str> {
     let old = !engine.is_valkey() && engine.level() < (6, 2);
     let root = std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
-    match fault.name {
-        _ if fault.root && !root => Some("needs root"),
-        "error_flood" | "redirect_storm" if old => Some("errors are not counted by kind before 6.2"),
-        "no_pipelining" if old => Some("reads are not counted before 6.0"),
+    match fault.rule {
+        _ if (fault.root || fault.wired) && !root => Some("needs root"),
+        Some("error_flood" | "redirect_storm") if old => Some("errors are not counted by kind before 6.2"),
+        Some("no_pipelining") if old => Some("reads are not counted before 6.0"),
         _ => None,
     }
-}
-
-/// Settings that older servers do not know.
-fn settings(fault: &Fault, engine: &Engine) -> Fault {
-    let mut fault = *fault;
-    if fault.name == "node_timeout_margin" && !engine.is_valkey() && engine.level() < (7, 0) {
-        fault.settings = &[("cluster-node-timeout", "2000")];
-    }
-    fault
 }
 
 #[test]
@@ -64,19 +105,24 @@ fn names_every_injected_fault_first() {
     let only = std::env::var("UNSLOW_ONLY").unwrap_or_default();
     let mut table = String::new();
     let mut wrong = Vec::new();
-    for fault in faults::ALL.iter().filter(|f| only.is_empty() || only.split(',').any(|o| o == f.name)) {
+    let wanted = |f: &&Fault| f.rule.is_some_and(|r| only.is_empty() || only.split(',').any(|o| o == r || o == f.name));
+    for fault in faults::ALL.iter().filter(wanted) {
+        let rule = fault.rule.unwrap_or_default();
         if let Some(why) = cannot(fault, &engine) {
-            let _ = writeln!(table, "{:<24} not on {}: {why}", fault.name, engine.version);
+            let _ = writeln!(table, "{rule:<24} not on {}: {why}", engine.version);
             continue;
         }
-        let fault = settings(fault, &engine);
         for attempt in 1..=TRIES {
-            let mut deployment = fault.deploy(&engine, None).unwrap_or_else(|e| panic!("{}: {e}", fault.name));
-            let active = fault.inject(&mut deployment).unwrap_or_else(|e| panic!("{}: {e}", fault.name));
+            let lab = Lab::start(&fault.topology(&engine.name)).unwrap_or_else(|e| panic!("{rule}: {e}"));
+            // The doctor is pointed at the first node; a hang must be found from there.
+            let target = (fault.name == "hang").then_some("node-2");
+            let active = fault.inject(&lab, target, None).unwrap_or_else(|e| panic!("{rule}: {e}"));
+            // A path shows what it does to packets only under packets.
+            let application = (fault.takes == Takes::Path).then(|| Application::start(&lab));
             // Rates need a moment to be the fault's own.
             std::thread::sleep(Duration::from_millis(300));
-            let report = doctor(&deployment, fault.name);
-            drop(active);
+            let report = doctor(beside(&lab, 0), &lab.url(), rule);
+            drop((application, active));
             let named = first(&report);
             let others: Vec<String> = report
                 .findings
@@ -86,11 +132,10 @@ fn names_every_injected_fault_first() {
                 .collect();
             let chain: Vec<&str> =
                 report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());
-            let line =
-                format!("{:<24} {:<24} chain [{}] also [{}]", fault.name, named, chain.join(" "), others.join(" "));
+            let line = format!("{rule:<24} {named:<24} chain [{}] also [{}]", chain.join(" "), others.join(" "));
             println!("{line}");
             let _ = writeln!(table, "{line}");
-            if named == fault.name {
+            if named == rule {
                 break;
             }
             if attempt == TRIES {
@@ -123,7 +168,6 @@ struct Healthy {
 
 #[test]
 fn names_nothing_above_risk_on_healthy_deployments() {
-    use std::sync::atomic::{AtomicBool, Ordering};
     let engine = engine();
     let healthy = |name, shape| Healthy { name, shape, settings: &[], idle: 0, rate: 0, past: false };
     let cases = [
@@ -151,9 +195,8 @@ fn names_nothing_above_risk_on_healthy_deployments() {
     for case in &cases {
         for attempt in 1..=TRIES {
             let settings = case.settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-            let mut deployment =
-                Deployment::start(&engine, &case.shape, &ServerSpec { settings, ..ServerSpec::default() })
-                    .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            let deployment = Deployment::start(&engine, &case.shape, &ServerSpec { settings, ..ServerSpec::default() })
+                .unwrap_or_else(|e| panic!("{}: {e}", case.name));
             if case.name == "freshly_restarted_cluster" {
                 deployment.nodes[4].restart().expect("it starts again");
             }
@@ -184,7 +227,8 @@ fn names_nothing_above_risk_on_healthy_deployments() {
                         }
                     });
                 }
-                let report = doctor(&deployment, &format!("healthy_{}", case.name));
+                let plain = Command::new(env!("CARGO_BIN_EXE_unslow"));
+                let report = doctor(plain, &deployment.url(), &format!("healthy_{}", case.name));
                 stop.store(true, Ordering::Relaxed);
                 report
             });
@@ -217,45 +261,37 @@ fn names_nothing_above_risk_on_healthy_deployments() {
     assert!(wrong.is_empty(), "named above risk on healthy deployments:\n{}", wrong.join("\n"));
 }
 
-/// Incident I5 end to end: the fork of a save stalls a master beyond the node timeout, its replica on another host is
-/// elected, the old master returns as a replica, and two masters share a host from then on.
+/// Incident I5 end to end, over real round trips: the fork of a save stalls a master beyond the node timeout, its replica
+/// on another host is elected, the old master returns as a replica, and two masters share a host from then on.
 #[test]
 fn tells_a_fork_a_failover_and_two_masters_on_one_host_as_one_finding() {
     let engine = engine();
-    let mut spec = ServerSpec {
-        env: faults::find("fork_stall").expect("a fault").environment().expect("the shim"),
-        ..ServerSpec::default()
-    };
-    spec.settings = vec![("cluster-node-timeout".into(), "1500".into())];
-    let deployment = Deployment::start(&engine, &Shape::six_nodes(), &spec).unwrap_or_else(|e| panic!("{e}"));
-    let master = &deployment.nodes[0];
-    std::fs::write(master.dir().join("slow"), "5000000 0\n").expect("the delay is written");
-    let mut c = master.connect().expect("a connection");
-    c.call(&["SET", "{t2}", "v"]).expect("written");
-    c.send(&["BGSAVE"]).expect("sent");
-    // Elected, and the old master back in its new place.
-    let mut other = deployment.nodes[1].connect().expect("a connection");
+    let fault = faults::find("fork_stall").expect("a fault");
+    let mut topology = fault.topology_of_six(&engine.name);
+    let timeout = unslow_lab::topology::Setting::Number(1500);
+    topology.deployment.settings.insert("cluster-node-timeout".into(), timeout);
+    let lab = Lab::start(&topology).unwrap_or_else(|e| panic!("{e}"));
+    let nodes = &lab.deployment.nodes;
     let id = |n: usize| {
-        deployment.nodes[n]
-            .connect()
-            .and_then(|mut c| Ok(c.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default()))
-            .unwrap_or_default()
+        let mut c = nodes[n].connect().expect("a connection");
+        c.call(&["CLUSTER", "MYID"]).expect("answered").text().unwrap_or_default()
     };
-    let (replica, until) = (id(3), std::time::Instant::now() + Duration::from_secs(40));
-    let old = id(0);
-    loop {
-        let text = other.call(&["CLUSTER", "NODES"]).expect("answered").text().unwrap_or_default();
-        let view = unslow_topology::ClusterView::parse(&text).expect("parsed");
+    let (old, replica) = (id(0), id(3));
+    let active = fault.inject(&lab, Some("node-1"), Some("5s")).unwrap_or_else(|e| panic!("{e}"));
+    // Elected, and the old master back in its new place.
+    let mut other = nodes[1].connect().expect("a connection");
+    unslow_engine::wait_for("the failover of a stall of 5 s under a timeout of 1.5 s", Duration::from_secs(40), || {
+        let view = unslow_engine::view(&mut other)?;
         let returned = view.by_id(&old).is_some_and(|n| n.master_id.as_deref() == Some(&replica) && !n.is_down());
-        if view.masters().any(|m| m.id == replica) && returned {
-            break;
-        }
-        assert!(std::time::Instant::now() < until, "no failover came of a stall of 5 s under a timeout of 1.5 s");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let report = doctor(&deployment, "fork_chain");
+        Ok(view.masters().any(|m| m.id == replica) && returned)
+    })
+    .unwrap_or_else(|e| panic!("{e}"));
+    drop(active);
+    let report = doctor(beside(&lab, 0), &lab.url(), "fork_chain");
     let chain: Vec<&str> = report.findings[0].chain.iter().map(|l| l.id.as_str()).collect();
     assert_eq!(first(&report), "fork_stall", "{:?}", report.findings.iter().map(|f| &f.title).collect::<Vec<_>>());
     assert_eq!(chain, ["node_timeout_margin", "failover_flapping", "masters_share_host"]);
-    assert_eq!(report.findings.iter().filter(|f| f.severity > Severity::Risk).count(), 1, "one finding, not four");
+    let measured: Vec<&str> =
+        report.findings.iter().filter(|f| f.severity > Severity::Risk).map(|f| f.title.as_str()).collect();
+    assert_eq!(measured.len(), 1, "one finding, not four: {measured:?}");
 }

@@ -21,7 +21,19 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-probe", &["unslow-client", "unslow-facts", "unslow-resp", "unslow-topology"]),
     ("unslow-doctor", &["unslow-facts", "unslow-topology"]),
     ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
-    ("unslow", &["unslow-client", "unslow-doctor", "unslow-engine", "unslow-facts", "unslow-probe", "unslow-topology"]),
+    ("unslow-lab", &["unslow-client", "unslow-engine", "unslow-topology"]),
+    (
+        "unslow",
+        &[
+            "unslow-client",
+            "unslow-doctor",
+            "unslow-engine",
+            "unslow-facts",
+            "unslow-lab",
+            "unslow-probe",
+            "unslow-topology",
+        ],
+    ),
     ("xtask", &["unslow-doctor"]),
 ];
 
@@ -79,7 +91,7 @@ fn arrows(wrong: &mut Vec<String>) -> anyhow::Result<()> {
 }
 
 fn rules(root: &Path, wrong: &mut Vec<String>) {
-    let faults = fs::read_to_string(root.join("reproduce/engine/src/faults/mod.rs")).unwrap_or_default();
+    let faults = fs::read_to_string(root.join("reproduce/lab/src/faults/mod.rs")).unwrap_or_default();
     for rule in ALL {
         let facts = format!("explain/doctor/tests/facts/{}.json", rule.id);
         if !root.join(&facts).exists() {

@@ -454,8 +454,9 @@ fn connect_error(endpoint: &Endpoint, e: &io::Error) -> Error {
             ErrorKind::Unreachable,
             format!("{endpoint}: connection refused; nothing listens there. Is the server up, and the port right?"),
         ),
+        // Not Timeout: that is for a peer that was reached and then said nothing.
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Error::new(
-            ErrorKind::Timeout,
+            ErrorKind::Unreachable,
             format!("{endpoint}: no answer to the connection attempt; a firewall, a dead host, or the wrong address"),
         ),
         io::ErrorKind::NotFound => Error::new(ErrorKind::Unreachable, format!("{endpoint}: there is no such socket")),

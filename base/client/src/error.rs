@@ -18,9 +18,9 @@ pub enum ErrorKind {
     BadUrl,
     /// The name did not resolve.
     Resolve,
-    /// Nobody listens there, or no route.
+    /// Nobody listens there, no route, or no answer to the connection attempt.
     Unreachable,
-    /// Nothing, or half of it, came in time.
+    /// The peer was reached, and nothing, or half of it, came in time.
     Timeout,
     /// The peer closed the connection.
     Closed,

@@ -29,6 +29,9 @@ pub struct Node {
     pub node_id: Option<String>,
     /// Why it could not be asked; `None` when it answered.
     pub unreachable: Option<String>,
+    /// It took the connection and then said nothing, for this many ms: its machine is there, its process stands still.
+    #[serde(default)]
+    pub silent_ms: Option<u64>,
     /// INFO at the start of the window.
     pub first: Option<Sample>,
     /// INFO at its end.
@@ -294,6 +297,7 @@ impl Node {
             master: None,
             node_id: None,
             unreachable: None,
+            silent_ms: None,
             first: None,
             last: None,
             window_s: 0.0,

@@ -19,6 +19,7 @@ pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, 
     let mut ask = match Ask::open(target, &settings.options) {
         Ok(ask) => ask,
         Err(e) => {
+            silent(&mut node, &e, settings.options.connect_timeout);
             node.unreachable = Some(e.message);
             return node;
         }
@@ -27,10 +28,17 @@ pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, 
     node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
     if let Err(e) = window(&mut ask, &mut node, settings, salt, many) {
         // Half a picture is still one: what was seen so far stays.
+        silent(&mut node, &e, settings.options.command_timeout);
         node.unreachable = Some(e.message);
     }
     node.own = ask.own;
     node
+}
+
+fn silent(node: &mut Node, e: &Error, waited: Duration) {
+    if e.kind == ErrorKind::Timeout {
+        node.silent_ms = Some(waited.as_millis() as u64);
+    }
 }
 
 fn window(ask: &mut Ask, node: &mut Node, settings: &Settings, salt: &Salt, many: bool) -> Result<(), Error> {

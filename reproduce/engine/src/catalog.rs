@@ -160,6 +160,17 @@ pub fn installed(entry: &Entry) -> Option<Engine> {
     Engine::new(entry.name, &server, cli, libraries).ok()
 }
 
+/// Directories of installed engines whose redis-cli runs without help, for the end of a PATH.
+pub fn cli_dirs() -> Vec<PathBuf> {
+    let runs = |cli: &PathBuf| Command::new(cli).arg("--version").output().is_ok_and(|o| o.status.success());
+    CATALOG
+        .iter()
+        .filter_map(|e| installed(e)?.cli)
+        .filter(runs)
+        .filter_map(|cli| Some(cli.parent()?.to_path_buf()))
+        .collect()
+}
+
 /// Servers on PATH.
 pub fn on_path() -> Vec<Engine> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Servers that belong together: master and replicas, Sentinels, clusters. Ready means ready: every link up, every
 //! slot covered, every Sentinel aware of the others.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Value};
@@ -30,31 +31,119 @@ impl Shape {
     }
 }
 
+/// One server of a plan.
+#[derive(Clone)]
+pub struct Member {
+    /// What runs.
+    pub engine: Engine,
+    /// And how; `port` and `ip` as it shall be found by the others.
+    pub spec: ServerSpec,
+}
+
+/// Which servers to start where, and how they belong together.
+#[derive(Clone, Default)]
+pub struct Plan {
+    /// Masters first, then replicas: replica i follows master i modulo masters.
+    pub nodes: Vec<Member>,
+    /// How many of them are masters.
+    pub masters: usize,
+    /// Whether they are a cluster; otherwise there is one master.
+    pub cluster: bool,
+    /// Sentinels that watch the master as `mymaster`.
+    pub sentinels: Vec<Member>,
+    /// How many of them must agree that it is down.
+    pub quorum: usize,
+}
+
 /// Running servers that belong together.
 pub struct Deployment {
     /// Data nodes: masters first, then replicas in the same order.
-    pub nodes: Vec<Server>,
+    pub nodes: Vec<Arc<Server>>,
     /// Sentinels.
-    pub sentinels: Vec<Server>,
+    pub sentinels: Vec<Arc<Server>>,
     /// How many of `nodes` started as masters.
     pub masters: usize,
 }
 
 impl Deployment {
-    /// Starts it and waits until it is ready. `spec` holds for every data node.
+    /// Starts it on loopback addresses and waits until it is ready. `spec` holds for every data node.
     pub fn start(engine: &Engine, shape: &Shape, spec: &ServerSpec) -> Result<Deployment, Error> {
-        match shape {
-            Shape::Standalone => {
-                Ok(Deployment { nodes: vec![Server::start(engine, spec)?], sentinels: Vec::new(), masters: 1 })
+        let member = |spec: ServerSpec| Member { engine: engine.clone(), spec };
+        let alone = |replicas: usize| -> Vec<Member> {
+            let replica = ServerSpec { port: None, ..spec.clone() };
+            std::iter::once(spec.clone()).chain((0..replicas).map(|_| replica.clone())).map(member).collect()
+        };
+        let plan = match shape {
+            Shape::Standalone => Plan { nodes: alone(0), masters: 1, ..Plan::default() },
+            Shape::MasterReplica { replicas } => Plan { nodes: alone(*replicas), masters: 1, ..Plan::default() },
+            Shape::Sentinel { replicas, sentinels, quorum } => Plan {
+                nodes: alone(*replicas),
+                masters: 1,
+                sentinels: vec![member(ServerSpec::default()); *sentinels],
+                quorum: *quorum,
+                ..Plan::default()
+            },
+            Shape::Cluster { masters, replicas, hosts } => {
+                let hosts = if hosts.is_empty() { vec!["127.0.0.1".to_string()] } else { hosts.clone() };
+                let node = |i: usize| {
+                    // Replica r of master m goes r+1 hosts further, so that no host holds both.
+                    let ip = hosts[(i % masters + i / masters) % hosts.len()].clone();
+                    member(ServerSpec { ip, port: None, ..spec.clone() })
+                };
+                let nodes = (0..masters * (1 + replicas)).map(node).collect();
+                Plan { nodes, masters: *masters, cluster: true, ..Plan::default() }
             }
-            Shape::MasterReplica { replicas } => replicated(engine, *replicas, spec),
-            Shape::Sentinel { replicas, sentinels, quorum } => {
-                let mut deployment = replicated(engine, *replicas, spec)?;
-                deployment.watch(engine, *sentinels, *quorum)?;
-                Ok(deployment)
+        };
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match Deployment::build(&plan, &mut |_| {}) {
+                // Somebody else was faster; ports of our own choosing are chosen again.
+                Err(e) if tries < 3 && spec.port.is_none() && e.to_string().contains("Address already in use") => {}
+                other => return other,
             }
-            Shape::Cluster { masters, replicas, hosts } => cluster(engine, *masters, *replicas, hosts, spec),
         }
+    }
+
+    /// Starts what the plan says and waits until it is ready; `progress` hears what is waited for.
+    pub fn build(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Deployment, Error> {
+        progress(&format!("starting {} servers", plan.nodes.len() + plan.sentinels.len()));
+        let mut nodes: Vec<Arc<Server>> = Vec::new();
+        for (i, member) in plan.nodes.iter().enumerate() {
+            let mut spec = member.spec.clone();
+            if plan.cluster {
+                let own = [
+                    ("cluster-enabled", "yes"),
+                    ("cluster-config-file", "nodes.conf"),
+                    ("cluster-announce-ip", &spec.ip),
+                ];
+                let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+                spec.settings.splice(0..0, own);
+            } else if i > 0 {
+                spec.settings.push(("replicaof".into(), format!("{} {}", nodes[0].ip, nodes[0].port)));
+            }
+            if plan.cluster || i > 0 {
+                let password = spec.settings.iter().find(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
+                spec.settings.extend(password.map(|p| ("masterauth".to_string(), p)));
+            }
+            nodes.push(Arc::new(Server::launch(&member.engine, &spec)?));
+        }
+        for node in &nodes {
+            node.wait_ready()?;
+        }
+        if plan.cluster {
+            join(&nodes, plan.masters, progress)?;
+        }
+        if nodes.len() > plan.masters {
+            progress("waiting for the replicas' links");
+            wait_links(&nodes[plan.masters..])?;
+        }
+        let mut deployment = Deployment { nodes, sentinels: Vec::new(), masters: plan.masters };
+        if !plan.sentinels.is_empty() {
+            progress("waiting for the Sentinels to know each other");
+            deployment.watch(plan)?;
+        }
+        Ok(deployment)
     }
 
     /// A URL that leads to all of it.
@@ -62,24 +151,34 @@ impl Deployment {
         self.nodes[0].url()
     }
 
-    fn watch(&mut self, engine: &Engine, sentinels: usize, quorum: usize) -> Result<(), Error> {
+    fn watch(&mut self, plan: &Plan) -> Result<(), Error> {
         let master = &self.nodes[0];
-        let settings = vec![
-            ("sentinel monitor".into(), format!("mymaster {} {} {quorum}", master.ip, master.port)),
-            ("sentinel down-after-milliseconds".into(), "mymaster 5000".into()),
-        ];
-        for _ in 0..sentinels {
-            let spec = ServerSpec { sentinel: true, settings: settings.clone(), ..ServerSpec::default() };
-            self.sentinels.push(Server::start(engine, &spec)?);
+        let password = plan.nodes[0].spec.settings.iter().find(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
+        for member in &plan.sentinels {
+            let mut spec = member.spec.clone();
+            let monitor = format!("mymaster {} {} {}", master.ip, master.port, plan.quorum);
+            spec.sentinel = true;
+            spec.settings.splice(
+                0..0,
+                [
+                    ("sentinel monitor".to_string(), monitor),
+                    ("sentinel down-after-milliseconds".into(), "mymaster 5000".into()),
+                ],
+            );
+            spec.settings.extend(password.clone().map(|p| ("sentinel auth-pass mymaster".to_string(), p)));
+            self.sentinels.push(Arc::new(Server::launch(&member.engine, &spec)?));
+        }
+        for sentinel in &self.sentinels {
+            sentinel.wait_ready()?;
         }
         let replicas = self.nodes.len() as i64 - 1;
+        let others = self.sentinels.len() as i64 - 1;
         for sentinel in &self.sentinels {
             let mut connection = sentinel.connect()?;
             wait_for("every Sentinel to know the replicas and the others", Duration::from_secs(30), || {
                 let masters = connection.call(&["SENTINEL", "MASTERS"])?;
                 let number = |field: &str| masters.items().first()?.get(field)?.integer();
-                Ok(number("num-slaves") == Some(replicas)
-                    && number("num-other-sentinels") == Some(sentinels as i64 - 1))
+                Ok(number("num-slaves") == Some(replicas) && number("num-other-sentinels") == Some(others))
             })?;
         }
         Ok(())
@@ -87,11 +186,7 @@ impl Deployment {
 }
 
 /// Waits for a condition; the error names it when it never comes.
-pub(crate) fn wait_for(
-    what: &str,
-    patience: Duration,
-    mut met: impl FnMut() -> Result<bool, Error>,
-) -> Result<(), Error> {
+pub fn wait_for(what: &str, patience: Duration, mut met: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
     let deadline = Instant::now() + patience;
     loop {
         if met()? {
@@ -104,26 +199,12 @@ pub(crate) fn wait_for(
     }
 }
 
-pub(crate) fn info(connection: &mut Connection, section: &str) -> Result<Info, Error> {
+/// A section of INFO.
+pub fn info(connection: &mut Connection, section: &str) -> Result<Info, Error> {
     Ok(Info::parse(&connection.call(&["INFO", section])?.text().unwrap_or_default()))
 }
 
-fn replicated(engine: &Engine, replicas: usize, spec: &ServerSpec) -> Result<Deployment, Error> {
-    let master = Server::start(engine, spec)?;
-    let mut nodes = vec![master];
-    for _ in 0..replicas {
-        let mut spec = spec.clone();
-        spec.port = None;
-        spec.settings.push(("replicaof".into(), format!("{} {}", nodes[0].ip, nodes[0].port)));
-        let password = spec.settings.iter().find(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
-        spec.settings.extend(password.map(|p| ("masterauth".to_string(), p)));
-        nodes.push(Server::start(engine, &spec)?);
-    }
-    wait_links(&nodes[1..])?;
-    Ok(Deployment { nodes, sentinels: Vec::new(), masters: 1 })
-}
-
-fn wait_links(replicas: &[Server]) -> Result<(), Error> {
+fn wait_links(replicas: &[Arc<Server>]) -> Result<(), Error> {
     for replica in replicas {
         let mut connection = replica.connect()?;
         wait_for("the replica's link to its master", Duration::from_secs(30), || {
@@ -133,28 +214,9 @@ fn wait_links(replicas: &[Server]) -> Result<(), Error> {
     Ok(())
 }
 
-fn cluster(
-    engine: &Engine,
-    masters: usize,
-    replicas: usize,
-    hosts: &[String],
-    spec: &ServerSpec,
-) -> Result<Deployment, Error> {
-    let hosts = if hosts.is_empty() { vec!["127.0.0.1".to_string()] } else { hosts.to_vec() };
-    let mut nodes = Vec::new();
-    for i in 0..masters * (1 + replicas) {
-        // Replica r of master m goes r+1 hosts further, so that no host holds both.
-        let (m, r) = (i % masters, i / masters);
-        let mut spec = spec.clone();
-        spec.ip = hosts[(m + r) % hosts.len()].clone();
-        spec.port = None;
-        let own =
-            [("cluster-enabled", "yes"), ("cluster-config-file", "nodes.conf"), ("cluster-announce-ip", &spec.ip)];
-        let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        spec.settings.splice(0..0, own);
-        nodes.push(Server::start(engine, &spec)?);
-    }
-    let mut connections = nodes.iter().map(Server::connect).collect::<Result<Vec<_>, _>>()?;
+/// Makes a cluster of servers that run.
+fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
+    let mut connections = nodes.iter().map(|n| n.connect()).collect::<Result<Vec<_>, _>>()?;
     for (m, connection) in connections.iter_mut().take(masters).enumerate() {
         let slots = (0..SLOTS).filter(|s| usize::from(*s) * masters / usize::from(SLOTS) == m).map(|s| s.to_string());
         let mut command = vec!["CLUSTER".to_string(), "ADDSLOTS".to_string()];
@@ -173,6 +235,7 @@ fn cluster(
         .map(|c| Ok(c.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default()))
         .collect::<Result<Vec<String>, Error>>()?;
     let all = nodes.len();
+    progress("waiting for every node to know every other");
     for connection in &mut connections {
         wait_for("every node to know every other", Duration::from_secs(30), || {
             let view = view(connection)?;
@@ -183,6 +246,7 @@ fn cluster(
     for (i, connection) in connections.iter_mut().enumerate().skip(masters) {
         connection.call(&["CLUSTER", "REPLICATE", &ids[i % masters]])?;
     }
+    progress("waiting for cluster_state:ok");
     for connection in &mut connections {
         wait_for("cluster_state:ok on every node", Duration::from_secs(40), || {
             let ok = connection.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:ok");
@@ -191,11 +255,11 @@ fn cluster(
             Ok(ok && replicas_known && view.masters().count() == masters)
         })?;
     }
-    wait_links(&nodes[masters..])?;
-    Ok(Deployment { nodes, sentinels: Vec::new(), masters })
+    Ok(())
 }
 
-pub(crate) fn view(connection: &mut Connection) -> Result<ClusterView, Error> {
+/// What one node says of its cluster.
+pub fn view(connection: &mut Connection) -> Result<ClusterView, Error> {
     let text = connection.call(&["CLUSTER", "NODES"]).map(|v: Value| v.text().unwrap_or_default())?;
     ClusterView::parse(&text).map_err(|e| Error::new(e.to_string()))
 }

@@ -6,22 +6,24 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
-use std::sync::Mutex;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use unslow_client::{Connection, Endpoint, Options, Target};
 
-use crate::Engine;
+use crate::{Engine, Seat};
 
 /// A server that cannot be found, installed or started, as a sentence.
 #[derive(Clone, Debug)]
 pub struct Error(String);
 
 impl Error {
-    pub(crate) fn new(text: impl Into<String>) -> Error {
+    /// This sentence.
+    pub fn new(text: impl Into<String>) -> Error {
         Error(text.into())
     }
 }
@@ -73,18 +75,22 @@ pub fn stop_all() {
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
 /// Has `dir` removed by [`stop_all`]; pid 0 is a directory without a server.
-pub(crate) fn register(pid: u32, dir: &Path) {
+pub fn register(pid: u32, dir: &Path) {
     RUNNING.lock().unwrap_or_else(|e| e.into_inner()).insert((pid, dir.into()));
 }
 
 /// The opposite.
-pub(crate) fn unregister(pid: u32, dir: &Path) {
+pub fn unregister(pid: u32, dir: &Path) {
     RUNNING.lock().unwrap_or_else(|e| e.into_inner()).remove(&(pid, dir.into()));
 }
 
 /// How to start a server.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct ServerSpec {
+    /// Where it sits; among this process's own addresses when `None`.
+    pub seat: Option<Arc<Seat>>,
+    /// Name of its directory on the seat's disk, and in messages.
+    pub name: String,
     /// Address to bind; 127.0.0.1 when empty.
     pub ip: String,
     /// Port; a free one when `None`.
@@ -99,10 +105,14 @@ pub struct ServerSpec {
     pub files: Vec<(String, String)>,
 }
 
-/// A running server.
+/// A running server. Dropping it ends it and removes its directory.
 pub struct Server {
-    child: Option<Child>,
-    dir: TempDir,
+    child: Mutex<Option<Child>>,
+    /// Its directory as this process sees it.
+    dir: PathBuf,
+    /// The same as the server sees it.
+    inside: PathBuf,
+    _temporary: Option<TempDir>,
     engine: Engine,
     spec: ServerSpec,
     /// Address it is bound to.
@@ -128,28 +138,43 @@ pub fn free_port(ip: &str) -> Result<u16, Error> {
 impl Server {
     /// Starts it and waits until it answers PING.
     pub fn start(engine: &Engine, spec: &ServerSpec) -> Result<Server, Error> {
-        let ip = if spec.ip.is_empty() { "127.0.0.1".to_string() } else { spec.ip.clone() };
         let mut tries = 0;
         loop {
             tries += 1;
-            let port = spec.port.map_or_else(|| free_port(&ip), Ok)?;
-            match Server::start_at(engine, spec, &ip, port) {
+            let server = Server::launch(engine, spec)?;
+            match server.wait_ready() {
+                Ok(()) => return Ok(server),
                 // Somebody else was faster; only a port of our own choosing may be changed.
                 Err(e) if spec.port.is_none() && tries < 5 && e.0.contains("Address already in use") => {}
-                other => return other,
+                Err(e) => return Err(e),
             }
         }
     }
 
-    fn start_at(engine: &Engine, spec: &ServerSpec, ip: &str, port: u16) -> Result<Server, Error> {
-        let dir = tempfile::Builder::new()
-            .prefix("unslow-server-")
-            .tempdir()
-            .map_err(|e| Error::new(format!("no directory for the server's data: {e}")))?;
-        let write = |name: &str, text: &str| {
-            fs::write(dir.path().join(name), text).map_err(|e| Error::new(format!("{}: {e}", dir.path().display())))
+    /// Starts it without waiting, so that many can get ready at once.
+    pub fn launch(engine: &Engine, spec: &ServerSpec) -> Result<Server, Error> {
+        let ip = if spec.ip.is_empty() { "127.0.0.1".to_string() } else { spec.ip.clone() };
+        let port = spec.port.map_or_else(|| free_port(&ip), Ok)?;
+        let io = |e: std::io::Error| Error::new(format!("no directory for the server's data: {e}"));
+        let (dir, inside, temporary) = match &spec.seat {
+            Some(seat) => {
+                let dir = seat.disk_from_outside().join(&spec.name);
+                fs::create_dir_all(&dir).map_err(io)?;
+                (dir, seat.disk().join(&spec.name), None)
+            }
+            None => {
+                let temporary = tempfile::Builder::new().prefix("unslow-server-").tempdir().map_err(io)?;
+                (temporary.path().to_path_buf(), temporary.path().to_path_buf(), Some(temporary))
+            }
         };
-        let mut conf = format!("port {port}\nbind {ip}\ndir {}\nlogfile server.log\n", dir.path().display());
+        let write = |name: &str, text: &str| {
+            fs::write(dir.join(name), text).map_err(|e| Error::new(format!("{}: {e}", dir.join(name).display())))
+        };
+        let mut conf = format!("port {port}\nbind {ip}\ndir {}\nlogfile server.log\n", inside.display());
+        if spec.seat.is_some() {
+            // Its own loopback too, for whoever stands beside it.
+            conf = conf.replace(&format!("bind {ip}"), &format!("bind {ip} 127.0.0.1\nprotected-mode no"));
+        }
         if !spec.sentinel {
             // Persistence only when asked for, and no five-second wait for further replicas to sync.
             conf += "save \"\"\nrepl-diskless-sync-delay 0\n";
@@ -161,52 +186,64 @@ impl Server {
         for (name, text) in &spec.files {
             write(name, &text.replace("{port}", &port.to_string()))?;
         }
-        let mut server = Server { child: None, dir, engine: engine.clone(), spec: spec.clone(), ip: ip.into(), port };
+        let server = Server {
+            child: Mutex::new(None),
+            dir,
+            inside,
+            _temporary: temporary,
+            engine: engine.clone(),
+            spec: spec.clone(),
+            ip,
+            port,
+        };
         server.spawn()?;
-        server.wait_ready(Duration::from_secs(20))?;
         Ok(server)
     }
 
-    fn spawn(&mut self) -> Result<(), Error> {
+    fn spawn(&self) -> Result<(), Error> {
         let mut command = self.engine.command();
-        command.arg(self.dir.path().join("server.conf"));
+        command.arg(self.inside.join("server.conf"));
         if self.spec.sentinel {
             command.arg("--sentinel");
         }
-        command.current_dir(self.dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.current_dir(&self.dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.envs(self.spec.env.iter().cloned());
-        // Its own process group: Ctrl-C is for us, and we end it ourselves.
-        command.process_group(0);
-        // SAFETY: prctl is async-signal-safe; it makes the kernel end the server should we die without a word.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            });
+        if let Some(seat) = &self.spec.seat {
+            seat.place(&mut command, &self.inside).map_err(|e| Error::new(e.to_string()))?;
         }
         // Held over the start, so that a server is either in the registry or was never started.
         let mut running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
         if STOPPING.load(Ordering::SeqCst) {
             return Err(Error::new("interrupted"));
         }
-        let child = command.spawn().map_err(|e| Error::new(format!("{}: {e}", self.engine.server.display())))?;
-        running.insert((child.id(), self.dir.path().into()));
-        self.child = Some(child);
+        let child = spawn_bound(command).map_err(|e| Error::new(format!("{}: {e}", self.engine.server.display())))?;
+        running.insert((child.id(), self.dir.clone()));
+        *self.child() = Some(child);
         Ok(())
     }
 
-    fn wait_ready(&mut self, patience: Duration) -> Result<(), Error> {
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Waits until it answers PING, for 20 s at most.
+    pub fn wait_ready(&self) -> Result<(), Error> {
+        self.ready_within(Duration::from_secs(20))
+    }
+
+    fn ready_within(&self, patience: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(status) = self.child.as_mut().and_then(|c| c.try_wait().ok().flatten()) {
+            let ended = self.child().as_mut().and_then(|c| c.try_wait().ok().flatten());
+            if let Some(status) = ended {
                 self.forget();
                 return Err(Error::new(format!(
                     "{} ended at start ({status}); its log ends: {}",
-                    self.engine.name,
+                    self.name(),
                     self.log_tail(4)
                 )));
             }
-            let answer = Connection::open(&self.target(), &quick()).and_then(|mut c| c.call(&["PING"]));
+            let answer = self.open(&quick()).and_then(|mut c| c.call(&["PING"]));
             match answer {
                 Ok(_) => return Ok(()),
                 // A password is wanted: it is up.
@@ -214,7 +251,7 @@ impl Server {
                 Err(e) if Instant::now() > deadline => {
                     return Err(Error::new(format!(
                         "{} is not ready after {} s ({e}); its log ends: {}",
-                        self.engine.name,
+                        self.name(),
                         patience.as_secs(),
                         self.log_tail(4)
                     )));
@@ -222,6 +259,11 @@ impl Server {
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
+    }
+
+    /// Its name in messages: the one it was given, or its engine's.
+    pub fn name(&self) -> &str {
+        if self.spec.name.is_empty() { &self.engine.name } else { &self.spec.name }
     }
 
     /// Its address.
@@ -247,14 +289,34 @@ impl Server {
         }
     }
 
-    /// A new connection to it.
+    /// A new connection to it, made beside it: no wire is on the way.
     pub fn connect(&self) -> Result<Connection, Error> {
-        Ok(Connection::open(&self.target(), &Options::default())?)
+        Ok(self.open(&Options::default())?)
+    }
+
+    fn open(&self, options: &Options) -> Result<Connection, unslow_client::Error> {
+        let open = || Connection::open(&self.target(), options);
+        match &self.spec.seat {
+            Some(seat) => seat
+                .run(open)
+                .map_err(|e| unslow_client::Error::new(unslow_client::ErrorKind::Unreachable, e.to_string()))?,
+            None => open(),
+        }
+    }
+
+    /// Where it sits.
+    pub fn seat(&self) -> Option<&Arc<Seat>> {
+        self.spec.seat.as_ref()
     }
 
     /// Its process id; 0 when it was ended.
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().map_or(0, Child::id)
+        self.child().as_ref().map_or(0, Child::id)
+    }
+
+    /// Whether its process runs; false too when it ended by itself.
+    pub fn alive(&self) -> bool {
+        self.child().as_mut().is_some_and(|c| matches!(c.try_wait(), Ok(None)))
     }
 
     /// Its engine.
@@ -262,14 +324,14 @@ impl Server {
         &self.engine
     }
 
-    /// Its working directory.
+    /// Its working directory, as this process sees it.
     pub fn dir(&self) -> &Path {
-        self.dir.path()
+        &self.dir
     }
 
     /// The last lines of its log, in one line.
     pub fn log_tail(&self, lines: usize) -> String {
-        let text = fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default();
+        let text = fs::read_to_string(self.dir.join("server.log")).unwrap_or_default();
         let all: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
         let tail = all[all.len().saturating_sub(lines)..].join(" | ");
         if tail.is_empty() { "(empty)".into() } else { tail }
@@ -277,7 +339,7 @@ impl Server {
 
     /// Sends it a signal: SIGSTOP and SIGCONT make it hang and go on.
     pub fn signal(&self, signal: i32) {
-        if let Some(child) = &self.child {
+        if let Some(child) = &*self.child() {
             // SAFETY: the child was not reaped, so the pid is its own.
             unsafe {
                 libc::kill(child.id() as i32, signal);
@@ -286,9 +348,10 @@ impl Server {
     }
 
     /// Ends it as a crash would; its data stays.
-    pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            unregister(child.id(), self.dir.path());
+    pub fn kill(&self) {
+        let child = self.child().take();
+        if let Some(mut child) = child {
+            unregister(child.id(), &self.dir);
             // SAFETY: the child was not reaped, so the pid is its own, and it leads its group.
             unsafe {
                 libc::kill(-(child.id() as i32), libc::SIGKILL);
@@ -298,15 +361,15 @@ impl Server {
     }
 
     /// Starts it again after [`Server::kill`], with the same port and data.
-    pub fn restart(&mut self) -> Result<(), Error> {
+    pub fn restart(&self) -> Result<(), Error> {
         self.kill();
         self.spawn()?;
-        self.wait_ready(Duration::from_secs(20))
+        self.wait_ready()
     }
 
-    fn forget(&mut self) {
-        if let Some(child) = self.child.take() {
-            unregister(child.id(), self.dir.path());
+    fn forget(&self) {
+        if let Some(child) = self.child().take() {
+            unregister(child.id(), &self.dir);
         }
     }
 }
@@ -315,6 +378,42 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Starts a command in a process group of its own (Ctrl-C is for us, and we end it ourselves) that the kernel kills should
+/// this process die without a word.
+///
+/// The kernel watches the thread that forked, not the process: so one thread, which lives as long as the process, forks
+/// for all.
+pub fn spawn_bound(mut command: Command) -> std::io::Result<Child> {
+    type Order = (Command, mpsc::SyncSender<std::io::Result<Child>>);
+    static ORDERS: OnceLock<Mutex<mpsc::Sender<Order>>> = OnceLock::new();
+    command.process_group(0);
+    let parent = std::process::id();
+    // SAFETY: prctl and getppid are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            // Died already?
+            if libc::getppid() as u32 == parent { Ok(()) } else { Err(std::io::ErrorKind::Interrupted.into()) }
+        });
+    }
+    let orders = ORDERS.get_or_init(|| {
+        let (sender, receiver) = mpsc::channel::<Order>();
+        std::thread::Builder::new()
+            .name("spawner".into())
+            .spawn(move || {
+                for (mut command, reply) in receiver {
+                    let _ = reply.send(command.spawn());
+                }
+            })
+            .expect("a thread can be started");
+        Mutex::new(sender)
+    });
+    let (reply, answer) = mpsc::sync_channel(1);
+    let gone = || std::io::Error::other("the thread that starts processes is gone");
+    orders.lock().unwrap_or_else(|e| e.into_inner()).send((command, reply)).map_err(|_| gone())?;
+    answer.recv().map_err(|_| gone())?
 }
 
 fn quick() -> Options {

@@ -26,6 +26,8 @@ macro_rules! rules {
 }
 
 rules![
+    // nobody home
+    node_hangs,
     // clients
     topology_storm,
     monitoring_storm,
@@ -61,7 +63,8 @@ rules![
     slots_uncovered,
     open_slots,
     config_drift,
-    // host
+    // host and network
+    packet_loss,
     cpu_throttled,
     noisy_neighbour,
     // verdict and risks

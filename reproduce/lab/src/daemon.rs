@@ -1,0 +1,616 @@
+//! A lab that outlives the command that started it: a process of its own that holds it, and a socket to talk to it.
+//!
+//! `unslow lab up` starts the process, hears its progress, and goes; everything of the lab hangs on that process. When it
+//! ends, by whatever signal, the kernel takes servers, namespaces and devices with it; what it cannot take (a directory, a
+//! cgroup, programs of the user's own) [`Found::clean`] finds by the owner file in the lab's directory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use unslow_client::{Connection, Options};
+use unslow_engine::{Error, Server};
+
+use crate::faults::{self, Active};
+use crate::lab::{Lab, labs_dir};
+use crate::topology::near;
+use crate::wire::WireStats;
+
+const SOCKET: &str = "control.sock";
+/// A request or reply longer than this is none of ours.
+const LONGEST: u64 = 4 << 20;
+
+/// What can be asked of a running lab.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Everything about it.
+    Describe,
+    /// Begins a fault.
+    Fault {
+        /// Which.
+        name: String,
+        /// Done to what.
+        target: Option<String>,
+        /// Its number.
+        value: Option<String>,
+        /// Healed by itself after this.
+        for_ms: Option<u64>,
+    },
+    /// Ends faults: by number or name, or all of them.
+    Heal(Vec<String>),
+    /// A server's log.
+    Logs {
+        /// Which.
+        server: String,
+        /// Its last lines; without `from`.
+        lines: usize,
+        /// From this byte on.
+        from: Option<u64>,
+    },
+    /// Takes everything down.
+    Down,
+}
+
+/// A lab as `lab ls` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Description {
+    /// Versioned.
+    pub schema: String,
+    /// Its name.
+    pub name: String,
+    /// The process that holds it.
+    pub pid: u32,
+    /// How long it took to be ready.
+    pub ready_ms: u64,
+    /// On loopback addresses.
+    pub flat: bool,
+    /// What it cannot do.
+    pub missing: Vec<String>,
+    /// Leads to the deployment; empty when there is none.
+    pub url: String,
+    /// This machine's device into the lab, and its address.
+    pub door: Option<(String, String)>,
+    /// Hosts.
+    pub hosts: Vec<HostRow>,
+    /// Servers.
+    pub servers: Vec<ServerRow>,
+    /// Faults at work.
+    pub faults: Vec<FaultRow>,
+    /// What the wire did so far.
+    pub wire: Option<WireStats>,
+}
+
+/// A host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostRow {
+    /// Its name.
+    pub name: String,
+    /// Its zone.
+    pub zone: String,
+    /// Its address.
+    pub ip: String,
+    /// For clients.
+    pub client: bool,
+    /// Ways in: network and mount namespace.
+    pub doors: Option<(PathBuf, PathBuf)>,
+}
+
+/// A server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServerRow {
+    /// `node-1`, `sentinel-1`.
+    pub name: String,
+    /// Address.
+    pub address: String,
+    /// `master`, `replica`, `sentinel`, or `unknown` when it does not answer.
+    pub role: String,
+    /// Of a replica.
+    pub master: Option<String>,
+    /// `running`, `stopped` (SIGSTOP) or `dead`.
+    pub state: String,
+    /// Where it runs.
+    pub host: String,
+    /// Of that host.
+    pub zone: String,
+    /// Process id; 0 when dead.
+    pub pid: u32,
+    /// What runs.
+    pub version: String,
+}
+
+/// A fault at work.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FaultRow {
+    /// For `heal`.
+    pub id: u64,
+    /// Which.
+    pub name: String,
+    /// Done to what.
+    pub subject: String,
+    /// How long already.
+    pub age_ms: u64,
+    /// Until it heals by itself.
+    pub left_ms: Option<u64>,
+    /// What the doctor must name.
+    pub rule: Option<String>,
+}
+
+struct Running {
+    active: Option<Active>,
+    name: &'static str,
+    rule: Option<&'static str>,
+    subject: String,
+    begun: Instant,
+    until: Option<Instant>,
+}
+
+/// The holder's own state.
+struct Holder<'a> {
+    lab: &'a Lab,
+    faults: Mutex<BTreeMap<u64, Running>>,
+    next: AtomicU64,
+}
+
+/// A socket for the lab, to be made before it is said to be ready.
+pub fn listen(lab: &Lab) -> Result<UnixListener, Error> {
+    let path = lab.dir().join(SOCKET);
+    UnixListener::bind(&path)
+        .and_then(|l| {
+            l.set_nonblocking(true)?;
+            Ok(l)
+        })
+        .map_err(|e| Error::new(format!("{}: {e}", path.display())))
+}
+
+/// Serves requests until one of them, or `stop`, ends it; then takes the lab down.
+pub fn serve(lab: Lab, listener: UnixListener, stop: &AtomicBool) {
+    let asked: Mutex<Option<UnixStream>> = Mutex::new(None);
+    let holder = Holder { lab: &lab, faults: Mutex::new(BTreeMap::new()), next: AtomicU64::new(1) };
+    std::thread::scope(|scope| {
+        while !stop.load(Ordering::SeqCst) {
+            let mut event =
+                libc::pollfd { fd: std::os::fd::AsRawFd::as_raw_fd(&listener), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one live pollfd.
+            unsafe {
+                libc::poll(&mut event, 1, 100);
+            }
+            while let Ok((stream, _)) = listener.accept() {
+                let (holder, stop, asked) = (&holder, &stop, &asked);
+                scope.spawn(move || {
+                    let _ = holder.talk(stream, stop, asked);
+                });
+            }
+            holder.expire();
+        }
+        // Whatever still runs ends before the servers do.
+        let all = std::mem::take(&mut *holder.faults.lock().unwrap_or_else(|e| e.into_inner()));
+        drop(all);
+    });
+    drop(lab);
+    if let Some(mut stream) = asked.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        let _ = answer(&mut stream, Ok(json!({})));
+    }
+}
+
+fn answer(stream: &mut UnixStream, result: Result<Value, Error>) -> io::Result<()> {
+    let reply = match result {
+        Ok(value) => json!({ "ok": value }),
+        Err(e) => json!({ "error": e.to_string() }),
+    };
+    stream.write_all((reply.to_string() + "\n").as_bytes())
+}
+
+impl Holder<'_> {
+    fn talk(&self, stream: UnixStream, stop: &AtomicBool, asked: &Mutex<Option<UnixStream>>) -> io::Result<()> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+        let mut line = String::new();
+        BufReader::new(stream.try_clone()?.take(LONGEST)).read_line(&mut line)?;
+        let mut stream = stream;
+        let result = match serde_json::from_str(&line) {
+            Err(e) => Err(Error::new(format!("not a request: {e}"))),
+            Ok(Request::Describe) => Ok(json!(self.describe())),
+            Ok(Request::Fault { name, target, value, for_ms }) => self.fault(&name, target, value, for_ms),
+            Ok(Request::Heal(which)) => self.heal(&which),
+            Ok(Request::Logs { server, lines, from }) => self.logs(&server, lines, from),
+            Ok(Request::Down) => {
+                *asked.lock().unwrap_or_else(|e| e.into_inner()) = Some(stream);
+                stop.store(true, Ordering::SeqCst);
+                return Ok(());
+            }
+        };
+        answer(&mut stream, result)
+    }
+
+    fn faults(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Running>> {
+        self.faults.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn describe(&self) -> Description {
+        let mut description = describe(self.lab);
+        description.faults = self
+            .faults()
+            .iter()
+            .map(|(id, f)| FaultRow {
+                id: *id,
+                name: f.name.into(),
+                subject: f.subject.clone(),
+                age_ms: f.begun.elapsed().as_millis() as u64,
+                left_ms: f.until.map(|u| u.saturating_duration_since(Instant::now()).as_millis() as u64),
+                rule: f.rule.map(Into::into),
+            })
+            .collect();
+        description
+    }
+
+    fn fault(
+        &self,
+        name: &str,
+        target: Option<String>,
+        value: Option<String>,
+        for_ms: Option<u64>,
+    ) -> Result<Value, Error> {
+        let fault = faults::named(name)?;
+        // `ghost_nodes 300`: one word, and it is the number.
+        let (target, value) = match (target, value) {
+            (Some(word), None) if fault.is_value(&word) || fault.takes == faults::Takes::Deployment => {
+                (None, Some(word))
+            }
+            other => other,
+        };
+        let active = fault.inject(self.lab, target.as_deref(), value.as_deref())?;
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (subject, remedy) = (active.subject.clone(), active.remedy);
+        let begun = Instant::now();
+        let running = Running {
+            active: Some(active),
+            name: fault.name,
+            rule: fault.rule,
+            subject: subject.clone(),
+            begun,
+            until: for_ms.map(|ms| begun + Duration::from_millis(ms)),
+        };
+        // What cannot be undone does not stay in the list.
+        if fault.name != "restart" {
+            self.faults().insert(id, running);
+        }
+        Ok(json!({
+            "id": id, "name": fault.name, "subject": subject, "about": fault.about, "remedy": remedy,
+            "rule": fault.rule, "for_ms": for_ms,
+        }))
+    }
+
+    fn heal(&self, which: &[String]) -> Result<Value, Error> {
+        let mut ended = Vec::new();
+        {
+            let mut faults = self.faults();
+            if which.is_empty() {
+                ended.extend(std::mem::take(&mut *faults));
+            }
+            for word in which {
+                let ids: Vec<u64> = faults
+                    .iter()
+                    .filter(|(id, f)| id.to_string() == *word || f.name == word || f.rule == Some(word.as_str()))
+                    .map(|(id, _)| *id)
+                    .collect();
+                if ids.is_empty() {
+                    let names: Vec<&str> = faults.values().map(|f| f.name).collect();
+                    let message = if names.is_empty() {
+                        format!("no fault {word:?} is at work, nor any other")
+                    } else {
+                        format!("no fault {word:?} is at work{}", near(word, &names))
+                    };
+                    return Err(Error::new(message));
+                }
+                ended.extend(ids.into_iter().filter_map(|id| Some((id, faults.remove(&id)?))));
+            }
+        }
+        let mut healed = Vec::new();
+        let mut failed = Vec::new();
+        // The youngest first: it may stand on an older one.
+        for (id, mut fault) in ended.into_iter().rev() {
+            match fault.active.take().map_or(Ok(()), Active::heal) {
+                Ok(()) => healed.push(json!({ "id": id, "name": fault.name, "subject": fault.subject })),
+                Err(e) => failed.push(format!("{} on {}: {e}", fault.name, fault.subject)),
+            }
+        }
+        if failed.is_empty() {
+            Ok(json!(healed))
+        } else {
+            Err(Error::new(format!("not undone: {}", failed.join("; "))))
+        }
+    }
+
+    fn expire(&self) {
+        let due: Vec<(u64, Running)> = {
+            let mut faults = self.faults();
+            let ids: Vec<u64> = faults
+                .iter()
+                .filter(|(_, f)| f.until.is_some_and(|u| u <= Instant::now()))
+                .map(|(id, _)| *id)
+                .collect();
+            ids.into_iter().filter_map(|id| Some((id, faults.remove(&id)?))).collect()
+        };
+        for (_, mut fault) in due {
+            if let Some(active) = fault.active.take() {
+                let _ = active.heal();
+            }
+        }
+    }
+
+    fn logs(&self, server: &str, lines: usize, from: Option<u64>) -> Result<Value, Error> {
+        let found = self.lab.servers().find(|(s, _)| s.name() == server || s.address() == server);
+        let (server, _) = found.ok_or_else(|| {
+            let names: Vec<&str> = self.lab.servers().map(|(s, _)| s.name()).collect();
+            Error::new(format!("no server {server:?} in lab {}{}", self.lab.name, near(server, &names)))
+        })?;
+        let path = server.dir().join("server.log");
+        let io = |e: io::Error| Error::new(format!("the log of {}: {e}", server.name()));
+        let file = fs::File::open(&path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
+        // A megabyte at a time: more is asked for with `from`.
+        let begin = from.unwrap_or_else(|| length.saturating_sub(1 << 20)).min(length);
+        let mut bytes = vec![0u8; (length - begin).min(1 << 20) as usize];
+        file.read_exact_at(&mut bytes, begin).map_err(io)?;
+        let mut text = String::from_utf8_lossy(&bytes).into_owned();
+        if from.is_none() {
+            let all: Vec<&str> = text.lines().collect();
+            text = all[all.len().saturating_sub(lines)..].iter().map(|l| format!("{l}\n")).collect();
+        }
+        Ok(json!({ "text": text, "next": begin + bytes.len() as u64 }))
+    }
+}
+
+/// A lab without its faults.
+pub fn describe(lab: &Lab) -> Description {
+    let zone = |z: usize| lab.zones.get(z).cloned().unwrap_or_default();
+    Description {
+        schema: "unslow.lab/1".into(),
+        name: lab.name.clone(),
+        pid: std::process::id(),
+        ready_ms: lab.up.as_millis() as u64,
+        flat: lab.wire().is_err(),
+        missing: lab.missing.clone(),
+        url: if lab.deployment.nodes.is_empty() { String::new() } else { lab.url() },
+        door: lab.door.clone(),
+        hosts: lab
+            .hosts
+            .iter()
+            .map(|h| HostRow {
+                name: h.name.clone(),
+                zone: zone(h.zone),
+                ip: h.ip.clone(),
+                client: h.client,
+                doors: h.seat.as_ref().map(|s| s.doors()),
+            })
+            .collect(),
+        servers: lab
+            .servers()
+            .map(|(server, host)| {
+                let state = state(server);
+                let (role, master) = if state == "running" { role(server) } else { ("unknown".into(), None) };
+                ServerRow {
+                    name: server.name().into(),
+                    address: server.address(),
+                    role,
+                    master,
+                    pid: if state == "dead" { 0 } else { server.pid() },
+                    state,
+                    host: host.name.clone(),
+                    zone: zone(host.zone),
+                    version: server.engine().version.clone(),
+                }
+            })
+            .collect(),
+        faults: Vec::new(),
+        wire: lab.wire_stats(),
+    }
+}
+
+fn state(server: &Server) -> String {
+    if !server.alive() {
+        return "dead".into();
+    }
+    let stat = fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap_or_default();
+    // After the name in parentheses comes the state: T is stopped.
+    let stopped = stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+    if stopped { "stopped".into() } else { "running".into() }
+}
+
+fn role(server: &Server) -> (String, Option<String>) {
+    let second = Duration::from_secs(1);
+    let options = Options { connect_timeout: second, command_timeout: second, ..Options::default() };
+    let open = || Connection::open(&server.target(), &options);
+    let opened = match server.seat() {
+        Some(seat) => seat.run(open).ok().and_then(Result::ok),
+        None => open().ok(),
+    };
+    let Some(Ok(reply)) = opened.map(|mut c| c.call(&["ROLE"])) else { return ("unknown".into(), None) };
+    let text = |i: usize| reply.items().get(i).and_then(|v| v.text());
+    match text(0).as_deref() {
+        Some("slave") => {
+            let port = reply.items().get(2).and_then(|v| v.integer()).unwrap_or(0);
+            ("replica".into(), text(1).map(|ip| format!("{ip}:{port}")))
+        }
+        Some(other) => (other.into(), None),
+        None => ("unknown".into(), None),
+    }
+}
+
+/// A lab's directory, and whether somebody holds it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its name.
+    pub name: String,
+    /// The process that holds it, if that still lives.
+    pub holder: Option<u32>,
+    /// Whether it can be talked to: labs of tests cannot.
+    pub socket: bool,
+    dir: PathBuf,
+}
+
+/// Every lab of this user's.
+pub fn all() -> Vec<Found> {
+    let mut found: Vec<Found> = fs::read_dir(labs_dir())
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|e| e.path().is_dir())
+        .map(|e| Found {
+            name: e.file_name().to_string_lossy().into_owned(),
+            holder: holder(&e.path()),
+            socket: e.path().join(SOCKET).exists(),
+            dir: e.path(),
+        })
+        .collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+/// The lab a person means: of this name, or the only one.
+pub fn find(name: Option<&str>) -> Result<Found, Error> {
+    let mut all = all();
+    all.retain(|f| f.socket);
+    match name {
+        Some(name) => match all.iter().find(|f| f.name == name) {
+            Some(found) => Ok(found.clone()),
+            None => {
+                let names: Vec<&str> = all.iter().map(|f| f.name.as_str()).collect();
+                Err(Error::new(format!("there is no lab {name:?}{}; try: unslow lab ls", near(name, &names))))
+            }
+        },
+        None if all.is_empty() => Err(Error::new("there is no lab; try: unslow lab up")),
+        None if all.len() == 1 => Ok(all.remove(0)),
+        None => {
+            let names: Vec<&str> = all.iter().map(|f| f.name.as_str()).collect();
+            Err(Error::new(format!("there are {} labs; say which with --lab: {}", all.len(), names.join(", "))))
+        }
+    }
+}
+
+/// The process that holds a directory: pid and start time, so that a number used again is not taken for it.
+fn holder(dir: &Path) -> Option<u32> {
+    let text = fs::read_to_string(dir.join("owner")).ok()?;
+    let (pid, started) = text.trim().split_once(' ')?;
+    let pid = pid.parse().ok()?;
+    (started_at(pid)? == started).then_some(pid)
+}
+
+/// Start time of a process in clock ticks since boot, field 22 of its stat file.
+pub(crate) fn started_at(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let rest = stat.rsplit(") ").next()?;
+    // A zombie holds nothing any more.
+    let dead = rest.starts_with('Z') || rest.starts_with('X');
+    (!dead).then(|| rest.split(' ').nth(19).map(String::from))?
+}
+
+impl Found {
+    /// Asks the lab's holder.
+    pub fn ask(&self, request: &Request, patience: Duration) -> Result<Value, Error> {
+        let gone = |e: &dyn std::fmt::Display| {
+            Error::new(format!(
+                "the lab {:?} does not answer ({e}); try: unslow lab down {} --force",
+                self.name, self.name
+            ))
+        };
+        if self.holder.is_none() {
+            return Err(Error::new(format!(
+                "the process that held the lab {:?} is gone; unslow lab down {} removes what it left",
+                self.name, self.name
+            )));
+        }
+        let mut stream = UnixStream::connect(self.dir.join(SOCKET)).map_err(|e| gone(&e))?;
+        stream.set_read_timeout(Some(patience)).map_err(|e| gone(&e))?;
+        let line = serde_json::to_string(request).map_err(|e| gone(&e))? + "\n";
+        stream.write_all(line.as_bytes()).map_err(|e| gone(&e))?;
+        let mut reply = String::new();
+        BufReader::new(stream.take(LONGEST)).read_line(&mut reply).map_err(|e| gone(&e))?;
+        let reply: Value = serde_json::from_str(&reply).map_err(|e| gone(&e))?;
+        match reply.get("ok") {
+            Some(value) => Ok(value.clone()),
+            None => Err(Error::new(reply["error"].as_str().unwrap_or("the lab's answer makes no sense").to_string())),
+        }
+    }
+
+    /// Everything about it.
+    pub fn describe(&self) -> Result<Description, Error> {
+        let value = self.ask(&Request::Describe, Duration::from_secs(60))?;
+        serde_json::from_value(value).map_err(|e| Error::new(format!("the lab speaks another version of unslow: {e}")))
+    }
+
+    /// Takes it down; `force` does not wait for its holder's consent.
+    pub fn down(&self, force: bool) -> Result<(), Error> {
+        if let Some(pid) = self.holder {
+            let asked = if self.socket && !force {
+                self.ask(&Request::Down, Duration::from_secs(30)).map(drop)
+            } else {
+                Err(Error::new("not asked"))
+            };
+            if asked.is_err() {
+                if !self.socket && !force {
+                    return Err(Error::new(format!(
+                        "the lab {:?} belongs to process {pid}, a test or a demo, which takes it down itself; --force ends \
+                         that process",
+                        self.name
+                    )));
+                }
+                end(pid);
+            }
+            let until = Instant::now() + Duration::from_secs(10);
+            while holder(&self.dir).is_some() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if holder(&self.dir).is_some() {
+                return Err(Error::new(format!("process {pid} of the lab {:?} does not end", self.name)));
+            }
+        }
+        self.clean()
+    }
+
+    /// Removes what a lab left whose holder is gone: programs in its namespaces, cgroups, its directory.
+    pub fn clean(&self) -> Result<(), Error> {
+        if holder(&self.dir).is_some() {
+            return Ok(());
+        }
+        let cookies: Vec<u64> = fs::read_to_string(self.dir.join("namespaces"))
+            .unwrap_or_default()
+            .lines()
+            .filter_map(|l| l.parse().ok())
+            .collect();
+        for pid in crate::processes::of_lab(&self.name, &cookies) {
+            end(pid);
+        }
+        faults::remove_leftovers(&self.name);
+        for _ in 0..50 {
+            match fs::remove_dir_all(&self.dir) {
+                Err(e) if self.dir.exists() => {
+                    if e.kind() == io::ErrorKind::PermissionDenied {
+                        return Err(Error::new(format!("{}: {e}", self.dir.display())));
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                _ => break,
+            }
+        }
+        let _ = fs::remove_dir(labs_dir()); // only when it was the last
+        Ok(())
+    }
+}
+
+fn end(pid: u32) {
+    // SAFETY: a plain system call; the caller has made sure whose pid it is.
+    unsafe {
+        libc::kill(pid as i32, libc::SIGKILL);
+    }
+}

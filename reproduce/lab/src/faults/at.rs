@@ -1,0 +1,377 @@
+//! What a fault is done to, and with which number: words resolved against a running lab.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use unslow_client::Connection;
+use unslow_engine::{Error, Seat, Server, info, view};
+use unslow_topology::{ClusterView, slot_of};
+
+use super::{Active, Client, Fault, Takes, Undo, patient};
+use crate::lab::{Host, Lab};
+use crate::topology::{near, parse_bytes, parse_duration, parse_rate, parse_share};
+use crate::wire::{Change, Conditions};
+
+/// A fault's place and number.
+pub struct At<'a> {
+    /// The lab.
+    pub lab: &'a Lab,
+    value: &'a str,
+    found: Found,
+}
+
+enum Found {
+    Whole,
+    Nodes(Vec<Arc<Server>>, String),
+    Path { from: Vec<usize>, to: Vec<usize>, both_ways: bool, text: String },
+}
+
+impl<'a> At<'a> {
+    pub(super) fn new(lab: &'a Lab, fault: &Fault, target: Option<&str>, value: &'a str) -> Result<At<'a>, Error> {
+        let found = match fault.takes {
+            Takes::Deployment => Found::Whole,
+            Takes::Node | Takes::Processes => nodes(lab, fault, target.unwrap_or("master"))?,
+            Takes::Path => path(lab, target)?,
+        };
+        Ok(At { lab, value, found })
+    }
+
+    /// What it is done to, in words.
+    pub(super) fn subject(&self) -> String {
+        match &self.found {
+            Found::Whole => "the deployment".into(),
+            Found::Nodes(_, text) | Found::Path { text, .. } => text.clone(),
+        }
+    }
+
+    /// The server it is done to; the first master when it is done to the deployment.
+    pub fn node(&self) -> Result<Arc<Server>, Error> {
+        match &self.found {
+            Found::Nodes(nodes, _) => nodes.first().cloned(),
+            _ => Some(role(self.lab, "master", 1)?),
+        }
+        .ok_or_else(|| Error::new("no server there"))
+    }
+
+    /// Every server it is done to.
+    pub fn nodes(&self) -> Result<Vec<Arc<Server>>, Error> {
+        match &self.found {
+            Found::Nodes(nodes, _) => Ok(nodes.clone()),
+            _ => Ok(vec![self.node()?]),
+        }
+    }
+
+    /// The paths it is done to, with this added to them.
+    pub fn change(&self, add: Conditions) -> Result<Change, Error> {
+        match &self.found {
+            Found::Path { from, to, both_ways, .. } => {
+                Ok(Change { from: from.clone(), to: to.clone(), both_ways: *both_ways, add })
+            }
+            _ => Err(Error::new("no path there")),
+        }
+    }
+
+    /// Clients in the zone of the server.
+    pub(super) fn client(&self) -> Result<Client, Error> {
+        let zone = self.lab.hosts.get(self.lab.host_of(&self.node()?)).map_or(0, |h| h.zone);
+        Ok(Client { seat: self.seat_in(zone)? })
+    }
+
+    /// Clients in the next zone.
+    pub(super) fn far_client(&self) -> Result<Client, Error> {
+        let zone = self.lab.hosts.get(self.lab.host_of(&self.node()?)).map_or(0, |h| h.zone);
+        let other = (zone + 1) % self.lab.zones.len();
+        if other == zone {
+            return Err(Error::new("a client far away needs a second zone; this lab has one"));
+        }
+        Ok(Client { seat: self.seat_in(other)? })
+    }
+
+    fn seat_in(&self, zone: usize) -> Result<Option<Arc<Seat>>, Error> {
+        let host = self.lab.client_in(zone).or_else(|| self.lab.hosts.iter().find(|h| h.zone == zone));
+        host.map(|h: &Host| h.seat.clone()).ok_or_else(|| Error::new("the lab has no host for clients"))
+    }
+
+    /// A fault whose workers run where clients do.
+    pub(super) fn active(&self, remedy: &'static str) -> Active {
+        let seat = self.client().ok().and_then(|c| c.seat);
+        Active {
+            stop: Arc::default(),
+            fixed: Arc::default(),
+            threads: Vec::new(),
+            undo: Vec::new(),
+            seat,
+            remedy,
+            subject: String::new(),
+        }
+    }
+
+    /// A hash tag whose keys live on the server: `{t17}`.
+    pub fn tag(&self) -> Result<String, Error> {
+        let node = self.node()?;
+        let mut all = (0..).map(|i| format!("{{t{i}}}"));
+        let mut connection = node.connect()?;
+        if info(&mut connection, "cluster")?.get("cluster_enabled") != Some("1") {
+            return Ok("{t0}".into());
+        }
+        let view = view(&mut connection)?;
+        let own = view.nodes.iter().find(|n| n.is("myself"));
+        let mine = own.map(|n| n.master_id.as_deref().unwrap_or(&n.id).to_string()).unwrap_or_default();
+        let owner = view.by_id(&mine).ok_or_else(|| Error::new(format!("{} owns no slots", node.name())))?;
+        if owner.slots.is_empty() {
+            return Err(Error::new(format!("{} owns no slots", node.name())));
+        }
+        Ok(all.find(|t| owner.slots.contains(slot_of(t.as_bytes()))).unwrap_or_default())
+    }
+
+    /// Sets what a fault needs set; what was set before comes back with `undo`.
+    pub(super) fn settings(&self, wanted: &[(&'static str, &'static str)], undo: &mut Vec<Undo>) -> Result<(), Error> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let nodes = match &self.found {
+            Found::Nodes(nodes, _) => nodes.clone(),
+            _ => self.lab.deployment.nodes.clone(),
+        };
+        for node in nodes {
+            let mut connection = node.connect()?;
+            for &(key, value) in wanted {
+                let now = connection.call(&["CONFIG", "GET", key])?.get(key).and_then(|v| v.text()).unwrap_or_default();
+                // A server too old for the setting does not need it.
+                if same(&now, value) || now.is_empty() && *key == *super::DEBUG {
+                    continue;
+                }
+                connection.call(&["CONFIG", "SET", key, value]).map_err(|e| {
+                    Error::new(format!(
+                        "{} must be started with {key} {value} for this ({e}); put it under [deployment.settings]",
+                        node.name()
+                    ))
+                })?;
+                let node = node.clone();
+                undo.push(Box::new(move || Ok(node.connect()?.call(&["CONFIG", "SET", key, &now]).map(drop)?)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The number as a time.
+    pub fn duration(&self) -> Result<Duration, Error> {
+        parse_duration(self.value).map_err(Error::new)
+    }
+
+    /// The number as a time that may be negative, in us.
+    pub fn signed_us(&self) -> Result<i64, Error> {
+        let (sign, rest) = match self.value.strip_prefix('-') {
+            Some(rest) => (-1, rest),
+            None => (1, self.value.strip_prefix('+').unwrap_or(self.value)),
+        };
+        Ok(sign * parse_duration(rest).map_err(Error::new)?.as_micros() as i64)
+    }
+
+    /// The number as a share.
+    pub fn share(&self) -> Result<f64, Error> {
+        parse_share(self.value).map_err(Error::new)
+    }
+
+    /// The number as bits a second.
+    pub fn rate(&self) -> Result<u64, Error> {
+        parse_rate(self.value).map_err(Error::new)
+    }
+
+    /// The number as bytes.
+    pub fn bytes(&self) -> Result<u64, Error> {
+        parse_bytes(self.value).map_err(Error::new)
+    }
+
+    /// The number as a count from 1 to `most`.
+    pub fn count(&self, most: usize) -> Result<usize, Error> {
+        match self.value.parse() {
+            Ok(n) if (1..=most).contains(&n) => Ok(n),
+            _ => Err(Error::new(format!("{:?}: a number from 1 to {most} was expected", self.value))),
+        }
+    }
+
+    /// The number as a slot.
+    pub fn slot(&self) -> Result<u16, Error> {
+        match self.value.parse() {
+            Ok(n) if n < 16_384 => Ok(n),
+            _ => Err(Error::new(format!("{:?}: a slot from 0 to 16383 was expected", self.value))),
+        }
+    }
+
+    /// The number as it was typed.
+    pub fn value(&self) -> &str {
+        self.value
+    }
+
+    /// The cluster as its first reachable node sees it.
+    pub fn view(&self) -> Result<ClusterView, Error> {
+        let mut last = Error::new("the deployment has no servers");
+        for node in &self.lab.deployment.nodes {
+            match node.connect().and_then(|mut c| view(&mut c)) {
+                Ok(view) => return Ok(view),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// The server with this node id.
+    pub fn by_id(&self, id: &str) -> Result<Arc<Server>, Error> {
+        let known = self.lab.deployment.nodes.iter().find(|n| id_of(n).is_ok_and(|own| own == id));
+        known.cloned().ok_or_else(|| Error::new(format!("no running node has the id {id}")))
+    }
+
+    /// A running replica of this master.
+    pub fn replica_of(&self, master: &Server) -> Result<Arc<Server>, Error> {
+        let id = id_of(master)?;
+        let view = self.view()?;
+        let replica = view.nodes.iter().find(|n| n.master_id.as_deref() == Some(&id) && !n.is_down());
+        match replica {
+            Some(replica) => self.by_id(&replica.id),
+            None => Err(Error::new(format!("{} has no running replica", master.name()))),
+        }
+    }
+
+    /// The master this replica follows.
+    pub fn master_of(&self, replica: &Server) -> Result<Arc<Server>, Error> {
+        let id = id_of(replica)?;
+        let master = self.view()?.by_id(&id).and_then(|n| n.master_id.clone());
+        self.by_id(&master.ok_or_else(|| Error::new(format!("{} is no replica; name one", replica.name())))?)
+    }
+
+    /// Every master, in the order of the nodes.
+    pub fn masters(&self) -> Result<Vec<Arc<Server>>, Error> {
+        let mut all = Vec::new();
+        for node in &self.lab.deployment.nodes {
+            if node
+                .connect()
+                .and_then(|mut c| info(&mut c, "replication"))
+                .is_ok_and(|i| i.get("role") == Some("master"))
+            {
+                all.push(node.clone());
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// A server's own cluster id.
+pub fn id_of(server: &Server) -> Result<String, Error> {
+    Ok(server.connect()?.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default())
+}
+
+/// A patient connection beside the server.
+pub fn beside(server: &Server) -> Result<Connection, Error> {
+    let open = || Connection::open(&server.target(), &patient());
+    Ok(match server.seat() {
+        Some(seat) => seat.run(open).map_err(|e| Error::new(e.to_string()))??,
+        None => open()?,
+    })
+}
+
+/// Whether two spellings of a setting mean the same: `20mb` and `20971520`.
+fn same(a: &str, b: &str) -> bool {
+    a == b || matches!((parse_bytes(a), parse_bytes(b)), (Ok(x), Ok(y)) if x == y)
+}
+
+/// The n-th server of this role, by what the servers say now.
+fn role(lab: &Lab, wanted: &str, number: usize) -> Result<Arc<Server>, Error> {
+    let role = if wanted == "replica" { "slave" } else { "master" };
+    let mut left = number;
+    for node in &lab.deployment.nodes {
+        let answer = node.connect().and_then(|mut c| info(&mut c, "replication"));
+        if answer.is_ok_and(|i| i.get("role") == Some(role)) {
+            left -= 1;
+            if left == 0 {
+                return Ok(node.clone());
+            }
+        }
+    }
+    Err(Error::new(format!("there is no {wanted} number {number} that answers")))
+}
+
+fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
+    let text = |s: &Arc<Server>| format!("{} ({})", s.name(), s.address());
+    if let Some((server, _)) = lab.servers().find(|(s, _)| s.name() == target || s.address() == target) {
+        return Ok(Found::Nodes(vec![server.clone()], text(server)));
+    }
+    let (word, number) = match target.rsplit_once('-') {
+        Some((word, n)) if n.parse::<usize>().is_ok_and(|n| n > 0) => (word, n.parse().unwrap_or(1)),
+        _ => (target, 1),
+    };
+    if word == "master" || word == "replica" {
+        let server = role(lab, word, number)?;
+        let text = text(&server);
+        return Ok(Found::Nodes(vec![server], text));
+    }
+    if let Some(host) = lab.hosts.iter().find(|h| h.name == target || h.ip == target) {
+        let all: Vec<Arc<Server>> =
+            lab.servers().filter(|(_, h)| h.name == host.name).map(|(s, _)| s.clone()).collect();
+        if all.is_empty() {
+            return Err(Error::new(format!("no server runs on {target}")));
+        }
+        if fault.takes == Takes::Node && all.len() > 1 {
+            let names: Vec<&str> = all.iter().map(|s| s.name()).collect();
+            return Err(Error::new(format!("{} is done to one server; {target} has {}", fault.name, names.join(", "))));
+        }
+        let text = format!("{target}: {}", all.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "));
+        return Ok(Found::Nodes(all, text));
+    }
+    let mut names: Vec<&str> = lab.servers().map(|(s, _)| s.name()).collect();
+    names.extend(["master", "replica"]);
+    names.extend(lab.hosts.iter().filter(|h| !h.client).map(|h| h.name.as_str()));
+    Err(Error::new(format!("no server or host {target:?} in lab {}{}", lab.name, near(target, &names))))
+}
+
+fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
+    lab.wire()?;
+    let all: Vec<usize> = (0..lab.hosts.len() + usize::from(lab.door.is_some())).collect();
+    let Some(text) = target else {
+        // Everything.
+        return Ok(Found::Path { from: all.clone(), to: all, both_ways: false, text: "every path".into() });
+    };
+    let ends = [("->", false), ("<->", true)]
+        .iter()
+        .rev()
+        .find_map(|(arrow, both)| text.split_once(arrow).map(|(a, b)| (a, b, *both)))
+        .or_else(|| text.split_once(':').filter(|(_, b)| b.parse::<u16>().is_err()).map(|(a, b)| (a, b, true)));
+    match ends {
+        Some((a, b, both_ways)) => {
+            let (from, to) = (hosts(lab, a)?, hosts(lab, b)?);
+            Ok(Found::Path { from, to, both_ways, text: text.into() })
+        }
+        None => {
+            let from = hosts(lab, text)?;
+            let others: Vec<usize> = all.iter().filter(|h| !from.contains(h)).copied().collect();
+            let to = if others.is_empty() { all } else { others };
+            Ok(Found::Path { from, to, both_ways: true, text: format!("{text} and everybody else") })
+        }
+    }
+}
+
+/// Hosts of a word: a zone (the door stands in the first), a host, a server, `door`.
+fn hosts(lab: &Lab, word: &str) -> Result<Vec<usize>, Error> {
+    let door = lab.door.as_ref().map(|_| lab.hosts.len());
+    if let Some(zone) = lab.zones.iter().position(|z| z == word) {
+        let mut all: Vec<usize> = (0..lab.hosts.len()).filter(|h| lab.hosts[*h].zone == zone).collect();
+        all.extend(door.filter(|_| zone == 0));
+        return Ok(all);
+    }
+    if let Some(host) = lab.hosts.iter().position(|h| h.name == word || h.ip == word) {
+        return Ok(vec![host]);
+    }
+    if let Some((server, _)) = lab.servers().find(|(s, _)| s.name() == word || s.address() == word) {
+        return Ok(vec![lab.host_of(server)]);
+    }
+    if word == "door" {
+        return door.map(|d| vec![d]).ok_or_else(|| Error::new("this lab has no door"));
+    }
+    if word == "master" || word == "replica" {
+        return Ok(vec![lab.host_of(&role(lab, word, 1)?)]);
+    }
+    let mut names: Vec<&str> = lab.zones.iter().map(String::as_str).collect();
+    names.extend(lab.hosts.iter().map(|h| h.name.as_str()));
+    names.extend(lab.servers().map(|(s, _)| s.name()));
+    Err(Error::new(format!("no zone, host or server {word:?} in lab {}{}", lab.name, near(word, &names))))
+}

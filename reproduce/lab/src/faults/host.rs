@@ -1,0 +1,157 @@
+//! Faults of the machine: CPU quotas, memory limits and neighbours.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use unslow_engine::{Error, Server, spawn_bound};
+
+use super::{Active, At, with, words};
+
+/// Steady work for the server, so that being stopped shows.
+fn load(active: Active, at: &At<'_>) -> Result<Active, Error> {
+    let (target, tag, mut slot) = (at.node()?.target(), at.tag()?, None);
+    Ok(active.work(move |flags| {
+        with(&mut slot, &target, flags, |c| c.pipeline(&vec![words(&["SET", &tag, "v"]); 50]).map(drop));
+        flags.pause(Duration::from_micros(200));
+    }))
+}
+
+pub fn cpu_throttle(at: &At<'_>) -> Result<Active, Error> {
+    let share = at.share()?;
+    if share < 0.01 {
+        return Err(Error::new(format!("{:?}: at least 1% of a core was expected", at.value())));
+    }
+    let quota = ((share * 100_000.0) as u64).max(1000);
+    let group = Group::make(at, "cpu", |dir| {
+        let v2 = dir.join("cpu.max");
+        if v2.exists() {
+            fs::write(v2, format!("{quota} 100000"))
+        } else {
+            fs::write(dir.join("cpu.cfs_period_us"), "100000")?;
+            fs::write(dir.join("cpu.cfs_quota_us"), quota.to_string())
+        }
+    })?;
+    let active = at.active("no CPU limit").on_end(move || drop(group));
+    load(load(active, at)?, at)
+}
+
+pub fn memory_limit(at: &At<'_>) -> Result<Active, Error> {
+    let bytes = at.bytes()?;
+    let group = Group::make(at, "memory", |dir| {
+        let v2 = dir.join("memory.max");
+        let file = if v2.exists() { v2 } else { dir.join("memory.limit_in_bytes") };
+        fs::write(file, bytes.to_string())
+    })?;
+    let nodes = at.nodes()?;
+    // Whoever was killed for it starts again afterwards.
+    Ok(at.active("a higher limit").undo_with(move || {
+        drop(group);
+        nodes.iter().filter(|n| !n.alive()).try_for_each(|n| n.restart())
+    }))
+}
+
+/// A cgroup that gives its processes back to its parent and goes.
+struct Group {
+    dir: PathBuf,
+}
+
+impl Group {
+    /// Makes one under the controller's root, sets its limit, and moves the servers in.
+    fn make(at: &At<'_>, controller: &str, limit: impl Fn(&Path) -> std::io::Result<()>) -> Result<Group, Error> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let io = |e: std::io::Error| {
+            Error::new(format!(
+                "no {controller} cgroup can be made here ({e}); it takes root and a writable cgroup file system"
+            ))
+        };
+        let name = format!("{}{}-{}", prefix(&at.lab.name), std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let dir = root(controller).join(name);
+        fs::create_dir(&dir).map_err(io)?;
+        let group = Group { dir };
+        limit(&group.dir).map_err(io)?;
+        for node in at.nodes()? {
+            move_in(&group.dir, &node).map_err(io)?;
+        }
+        Ok(group)
+    }
+}
+
+fn move_in(dir: &Path, node: &Arc<Server>) -> std::io::Result<()> {
+    fs::write(dir.join("cgroup.procs"), node.pid().to_string())
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        remove(&self.dir);
+    }
+}
+
+/// Gives a cgroup's processes to its parent and removes it.
+fn remove(dir: &Path) {
+    let parent = dir.parent().map(|p| p.join("cgroup.procs"));
+    for _ in 0..20 {
+        for pid in fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines() {
+            if let Some(parent) = &parent {
+                let _ = fs::write(parent, pid);
+            }
+        }
+        if fs::remove_dir(dir).is_ok() || !dir.exists() {
+            return;
+        }
+        // A process that has just ended leaves a moment later.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn prefix(lab: &str) -> String {
+    format!("unslow-{lab}-")
+}
+
+/// Where cgroups of a controller live: version 1 has a tree for each, version 2 one for all.
+fn root(controller: &str) -> PathBuf {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let of = |kind: &str, option: Option<&str>| {
+        mounts.lines().find_map(|l| {
+            let w: Vec<&str> = l.split_whitespace().collect();
+            let fits = w.get(2) == Some(&kind)
+                && option.is_none_or(|o| w.get(3).is_some_and(|m| m.split(',').any(|x| x == o)));
+            fits.then(|| PathBuf::from(w[1]))
+        })
+    };
+    of("cgroup", Some(controller)).or_else(|| of("cgroup2", None)).unwrap_or_else(|| "/sys/fs/cgroup".into())
+}
+
+/// Removes what a lab that was killed left behind.
+pub fn remove_leftovers(lab: &str) {
+    for controller in ["cpu", "memory"] {
+        let Ok(entries) = fs::read_dir(root(controller)) else { continue };
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&prefix(lab)) {
+                remove(&entry.path());
+            }
+        }
+    }
+}
+
+pub fn cpu_neighbour(at: &At<'_>) -> Result<Active, Error> {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let count = cores * at.count(64)?;
+    let mut children = Vec::new();
+    for _ in 0..count {
+        let mut command = Command::new("sh");
+        // Ends with us, and after five minutes of CPU in any case.
+        command.args(["-c", "ulimit -t 300; while :; do :; done"]).stdin(Stdio::null()).stdout(Stdio::null());
+        children.push(spawn_bound(command).map_err(|e| Error::new(format!("sh: {e}")))?);
+    }
+    let active = at.active("the neighbours move").on_end(move || {
+        for mut child in children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    });
+    load(active, at)
+}

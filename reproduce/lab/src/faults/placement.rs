@@ -1,0 +1,184 @@
+//! Faults of a cluster: stalls near its timeout, failovers, placement, slots, settings.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use unslow_engine::{Error, Server, view, wait_for};
+
+use super::at::{beside, id_of};
+use super::deployment::{fail_over, wait_master};
+use super::{Active, At};
+
+/// Waits until every node agrees that `replica` follows `master`.
+pub fn wait_follows(nodes: &[Arc<Server>], replica: &str, master: &str) -> Result<(), Error> {
+    for node in nodes {
+        let mut c = node.connect()?;
+        wait_for("every node to see the new placement", Duration::from_secs(20), || {
+            Ok(view(&mut c)?.by_id(replica).is_some_and(|n| n.master_id.as_deref() == Some(master)))
+        })?;
+    }
+    Ok(())
+}
+
+/// Has a replica follow another master, and back at the end.
+fn follow(at: &At<'_>, active: Active, replica: &Arc<Server>, master: &str) -> Result<Active, Error> {
+    let before = at.master_of(replica)?;
+    let (id, before) = (id_of(replica)?, id_of(&before)?);
+    let nodes = at.lab.deployment.nodes.clone();
+    replica.connect()?.call(&["CLUSTER", "REPLICATE", master])?;
+    wait_follows(&nodes, &id, master)?;
+    let replica = replica.clone();
+    Ok(active.undo_with(move || {
+        replica.connect()?.call(&["CLUSTER", "REPLICATE", &before])?;
+        wait_follows(&nodes, &id, &before)
+    }))
+}
+
+/// Stops the server for 1.3 s, below the timeout of 2 s but not by much.
+pub fn node_timeout_margin(at: &At<'_>) -> Result<Active, Error> {
+    let node = at.node()?;
+    let mut c = beside(&node)?;
+    let setting = "latency-monitor-threshold";
+    let before = c.call(&["CONFIG", "GET", setting])?.get(setting).and_then(|v| v.text()).unwrap_or_default();
+    c.call(&["CONFIG", "SET", setting, "100"])?;
+    c.call(&["DEBUG", "SLEEP", "1.3"])?;
+    Ok(at
+        .active("a timeout with margin")
+        .undo_with(move || Ok(node.connect()?.call(&["CONFIG", "SET", setting, &before]).map(drop)?)))
+}
+
+/// A master hangs until its replica is elected, and returns.
+pub fn failover_flapping(at: &At<'_>) -> Result<Active, Error> {
+    let master = at.node()?;
+    let replica = at.replica_of(&master)?;
+    let (old, new) = (id_of(&master)?, id_of(&replica)?);
+    let active = at.active("no stall beyond the timeout");
+    let mut c = replica.connect()?;
+    master.signal(libc::SIGSTOP);
+    let promoted = wait_for("the replica's election", Duration::from_secs(30), || {
+        Ok(view(&mut c)?.masters().any(|m| m.id == new))
+    });
+    master.signal(libc::SIGCONT);
+    promoted?;
+    let nodes = at.lab.deployment.nodes.clone();
+    wait_follows(&nodes, &old, &new)?;
+    Ok(active.undo_with(move || fail_over(&nodes, &master)))
+}
+
+/// A failover to a replica that stands beside another master.
+pub fn two_masters(at: &At<'_>) -> Result<Active, Error> {
+    let masters = at.masters()?;
+    let host = |s: &Arc<Server>| at.lab.host_of(s);
+    for master in &masters {
+        let Ok(replica) = at.replica_of(master) else { continue };
+        if masters.iter().any(|m| !Arc::ptr_eq(m, master) && host(m) == host(&replica)) {
+            let nodes = at.lab.deployment.nodes.clone();
+            fail_over(&nodes, &replica)?;
+            let master = master.clone();
+            return Ok(at.active("CLUSTER FAILOVER back").undo_with(move || fail_over(&nodes, &master)));
+        }
+    }
+    Err(Error::new(
+        "no replica stands beside another master here; give each zone one host (hosts = 1), so that masters and replicas \
+         of different shards share it",
+    ))
+}
+
+/// A replica follows the master that stands on its own host, and that master's replica takes its place.
+pub fn replica_shares_host(at: &At<'_>) -> Result<Active, Error> {
+    let masters = at.masters()?;
+    for neighbour in &masters {
+        for master in &masters {
+            let Ok(replica) = at.replica_of(master) else { continue };
+            if Arc::ptr_eq(master, neighbour) || at.lab.host_of(&replica) != at.lab.host_of(neighbour) {
+                continue;
+            }
+            let other = at.replica_of(neighbour)?;
+            let active = follow(at, at.active("CLUSTER REPLICATE back"), &replica, &id_of(neighbour)?)?;
+            return follow(at, active, &other, &id_of(master)?);
+        }
+    }
+    Err(Error::new("no replica stands beside another master here; give each zone one host (hosts = 1)"))
+}
+
+/// A master's only replica follows another master.
+pub fn master_without_replica(at: &At<'_>) -> Result<Active, Error> {
+    let masters = at.masters()?;
+    let (first, last) = masters
+        .first()
+        .zip(masters.last())
+        .filter(|(a, b)| !Arc::ptr_eq(a, b))
+        .ok_or_else(|| Error::new("a cluster with two masters is needed"))?;
+    let replica = at.replica_of(first)?;
+    follow(at, at.active("CLUSTER REPLICATE back"), &replica, &id_of(last)?)
+}
+
+/// A hundred slots of the first master belong to nobody.
+pub fn slots_uncovered(at: &At<'_>) -> Result<Active, Error> {
+    let master = at.node()?;
+    let id = id_of(&master)?;
+    let view = at.view()?;
+    let own = view.by_id(&id).ok_or_else(|| Error::new("the master does not know itself"))?;
+    let slots: Vec<String> =
+        (0..16_384u16).filter(|s| own.slots.contains(*s)).skip(100).take(100).map(|s| s.to_string()).collect();
+    let command = |verb: &str| {
+        let mut command = vec!["CLUSTER".to_string(), verb.to_string()];
+        command.extend(slots.iter().cloned());
+        command
+    };
+    let (delete, add) = (command("DELSLOTS"), command("ADDSLOTS"));
+    for node in &at.lab.deployment.nodes {
+        // A replica may not know the slot any more once its master said so.
+        let _ = node.connect()?.call(&delete);
+    }
+    let mut c = master.connect()?;
+    wait_for("cluster_state:fail", Duration::from_secs(20), || {
+        Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:fail"))
+    })?;
+    let nodes = at.lab.deployment.nodes.clone();
+    Ok(at.active("CLUSTER ADDSLOTS").undo_with(move || {
+        master.connect()?.call(&add)?;
+        wait_master(&nodes, &id)?;
+        let mut c = master.connect()?;
+        wait_for("cluster_state:ok", Duration::from_secs(20), || {
+            Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:ok"))
+        })
+    }))
+}
+
+/// A slot of the first master is on its way to the second, for ever.
+pub fn open_slot(at: &At<'_>) -> Result<Active, Error> {
+    let source = at.node()?;
+    let masters = at.masters()?;
+    let destination = masters
+        .iter()
+        .find(|m| !Arc::ptr_eq(m, &source))
+        .cloned()
+        .ok_or_else(|| Error::new("a cluster with two masters is needed"))?;
+    let (from, to) = (id_of(&source)?, id_of(&destination)?);
+    let own = at.view()?.by_id(&from).map(|n| n.slots.clone());
+    let slot = (42..16_384u16)
+        .chain(0..42)
+        .find(|s| own.as_ref().is_some_and(|o| o.contains(*s)))
+        .ok_or_else(|| Error::new(format!("{} owns no slots", source.name())))?
+        .to_string();
+    destination.connect()?.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from])?;
+    source.connect()?.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to])?;
+    Ok(at.active("CLUSTER SETSLOT STABLE on both").undo_with(move || {
+        for node in [&destination, &source] {
+            node.connect()?.call(&["CLUSTER", "SETSLOT", &slot, "STABLE"])?;
+        }
+        Ok(())
+    }))
+}
+
+/// Another memory limit on the target.
+pub fn config_drift(at: &At<'_>) -> Result<Active, Error> {
+    let node = at.node()?;
+    let mut c = node.connect()?;
+    let before = c.call(&["CONFIG", "GET", "maxmemory"])?.get("maxmemory").and_then(|v| v.text()).unwrap_or_default();
+    c.call(&["CONFIG", "SET", "maxmemory", "50mb"])?;
+    Ok(at
+        .active("CONFIG SET maxmemory as on the others")
+        .undo_with(move || Ok(node.connect()?.call(&["CONFIG", "SET", "maxmemory", &before]).map(drop)?)))
+}

@@ -1,0 +1,122 @@
+//! Faults inside the server: forks, disks, memory, expiry, replication.
+
+use std::time::Duration;
+
+use unslow_engine::Error;
+
+use super::at::beside;
+use super::{Active, At, fill, with, words};
+use crate::shim::{self, Knob};
+
+/// The settings alone are the fault.
+pub fn nothing(at: &At<'_>) -> Result<Active, Error> {
+    Ok(at.active("the setting"))
+}
+
+/// A worker that writes `per_ms` values of `value_bytes` each millisecond, more or less, over `keys` keys in turn.
+fn writes(active: Active, at: &At<'_>, value_bytes: usize, per_ms: usize, keys: u64) -> Result<Active, Error> {
+    let (target, tag, mut slot, mut i) = (at.node()?.target(), at.tag()?, None, 0u64);
+    let value = "x".repeat(value_bytes);
+    Ok(active.work(move |flags| {
+        let batch: Vec<Vec<String>> = (0..per_ms)
+            .map(|_| {
+                i += 1;
+                words(&["SET", &format!("w:{tag}:{}", i % keys), &value])
+            })
+            .collect();
+        with(&mut slot, &target, flags, |c| c.pipeline(&batch).map(drop));
+        flags.pause(Duration::from_millis(1));
+    }))
+}
+
+pub fn save_storm(at: &At<'_>) -> Result<Active, Error> {
+    let (node, tag) = (at.node()?, at.tag()?);
+    let mut c = beside(&node)?;
+    fill(&mut c, 50_000, |i| words(&["SET", &format!("k:{tag}:{i}"), &"x".repeat(200)]))?;
+    let before = c.call(&["CONFIG", "GET", "save"])?.get("save").and_then(|v| v.text()).unwrap_or_default();
+    c.call(&["CONFIG", "SET", "save", "1 1"])?;
+    let active = at
+        .active("save 3600 1")
+        .undo_with(move || Ok(node.connect()?.call(&["CONFIG", "SET", "save", &before]).map(drop)?));
+    writes(active, at, 100, 2, 10_000)
+}
+
+pub fn fork_stall(at: &At<'_>) -> Result<Active, Error> {
+    let (node, tag) = (at.node()?, at.tag()?);
+    shim::set(&node, Knob::ForkUs, at.duration()?.as_micros() as i64)?;
+    let mut c = beside(&node)?;
+    c.call(&["SET", &tag, "v"])?;
+    // It answers before it forks, or after: either way the fork is under way.
+    c.send(&["BGSAVE"])?;
+    let _ = c.receive(Duration::from_secs(2));
+    Ok(at.active("saving moves to a machine where fork is fast").undo_with(move || shim::set(&node, Knob::ForkUs, 0)))
+}
+
+pub fn aof_fsync_stall(at: &At<'_>) -> Result<Active, Error> {
+    let node = at.node()?;
+    shim::set(&node, Knob::FsyncUs, 3_000_000)?;
+    let active = at.active("a disk of its own").undo_with(move || shim::set(&node, Knob::FsyncUs, 0));
+    let active = writes(active, at, 100, 1, 1000)?;
+    std::thread::sleep(Duration::from_secs(3)); // the first slow sync is under way
+    Ok(active)
+}
+
+pub fn eviction_pressure(at: &At<'_>) -> Result<Active, Error> {
+    let mut c = beside(&*at.node()?)?;
+    let tag = at.tag()?;
+    fill(&mut c, 30_000, |i| words(&["SET", &format!("old:{tag}:{i}"), &"x".repeat(1000)]))?;
+    writes(at.active("memory for the working set"), at, 1000, 2, u64::MAX)
+}
+
+pub fn out_of_memory(at: &At<'_>) -> Result<Active, Error> {
+    writes(at.active("a higher limit, or eviction"), at, 10_000, 10, u64::MAX)
+}
+
+pub fn expire_storm(at: &At<'_>) -> Result<Active, Error> {
+    let mut c = beside(&*at.node()?)?;
+    let tag = at.tag()?;
+    fill(&mut c, 400_000, |i| words(&["SET", &format!("s:{tag}:{i}"), "x"]))?;
+    // All of them die at one moment, soon.
+    let now = c.call(&["TIME"])?.items().first().and_then(|v| v.integer()).unwrap_or(0);
+    let when = ((now + 4) * 1000).to_string();
+    fill(&mut c, 400_000, |i| words(&["PEXPIREAT", &format!("s:{tag}:{i}"), &when]))?;
+    // Whoever looks for three seconds must be looking then.
+    let begun = std::time::Instant::now();
+    let left = |c: &mut unslow_client::Connection| -> Result<i64, Error> {
+        Ok(now + 4 - c.call(&["TIME"])?.items().first().and_then(|v| v.integer()).unwrap_or(0))
+    };
+    while left(&mut c)? > 2 && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(at.active("jitter on the TTLs"))
+}
+
+pub fn backlog_too_small(at: &At<'_>) -> Result<Active, Error> {
+    writes(at.active("a backlog of five minutes"), at, 1000, 2, 1000)
+}
+
+pub fn full_resync_loop(at: &At<'_>) -> Result<Active, Error> {
+    let mut c = beside(&*at.node()?)?;
+    fill(&mut c, 5_000, |i| words(&["SET", &format!("k:{i}"), &"x".repeat(1000)]))?;
+    let node = at.node()?;
+    let (ip, port) = (node.ip.clone(), node.port.to_string());
+    let mut nodes = at.lab.deployment.nodes.iter();
+    let replica = nodes.find(|n| !std::sync::Arc::ptr_eq(n, &node));
+    let cluster = at.lab.deployment.masters > 1;
+    let replica = replica.filter(|_| !cluster).ok_or_else(|| {
+        Error::new(
+            "a master with a replica, without cluster mode, is needed: kind = \"master-replica\" or \"sentinel\"",
+        )
+    })?;
+    let (target, mut slot) = (replica.target(), None);
+    // A replica that comes back without its data and history, as a container without a volume does.
+    Ok(at.active("the replica keeps its data over a restart").work(move |flags| {
+        with(&mut slot, &target, flags, |c| {
+            c.call(&["REPLICAOF", "NO", "ONE"])?;
+            c.call(&["FLUSHALL"])?;
+            c.call(&["SET", "own", "history"])?;
+            c.call(&["REPLICAOF", &ip, &port]).map(drop)
+        });
+        flags.pause(Duration::from_millis(800));
+    }))
+}

@@ -1,0 +1,13 @@
+//! Real deployments in zones, joined by wires of our own; faults are values; everything is undone on drop.
+//!
+//! [`topology::Topology`] says what there shall be, [`lab::Lab::up`] makes it, [`faults::Fault::inject`] makes it suffer.
+//! [`daemon`] keeps a lab running after the command that started it.
+
+pub mod daemon;
+pub mod faults;
+pub mod lab;
+pub mod launch;
+mod processes;
+mod shim;
+pub mod topology;
+pub mod wire;
