@@ -183,7 +183,7 @@ impl LabArguments {
             What::Heal { which, lab } => heal(which, lab.as_deref(), output),
             What::Logs { server, lines, follow, lab } => logs(server, *lines, *follow, lab.as_deref(), output),
             What::Down { name, all, force } => down(name.as_deref(), *all, *force, output),
-            What::Hold => Ok(if launch::hold() { 0 } else { 2 }),
+            What::Hold => Ok(if launch::hold()? { 0 } else { 2 }),
             What::Exec { .. } => Ok(0),
         }
     }
@@ -317,7 +317,12 @@ fn ls(name: Option<&str>, output: &Output) -> anyhow::Result<u8> {
     let mut others = Vec::new();
     for lab in &found {
         match (lab.holder, lab.socket) {
-            (Some(_), true) => described.push(lab.describe()?),
+            (Some(_), true) => match lab.describe() {
+                Ok(description) => described.push(description),
+                Err(e) if name.is_some() => return Err(e.into()),
+                // One that is on its way down must not hide the others.
+                Err(_) => others.push((lab, lab.holder)),
+            },
             (holder, _) => others.push((lab, holder)),
         }
     }
@@ -331,7 +336,7 @@ fn ls(name: Option<&str>, output: &Output) -> anyhow::Result<u8> {
     }
     for (lab, holder) in others {
         output.print(&match holder {
-            Some(pid) => format!("{}  held by process {pid}, a test or a demo, or not ready yet\n", lab.name),
+            Some(pid) => format!("{}  held by process {pid}, a test or a demo, or on its way up or down\n", lab.name),
             None => {
                 format!("{}  its process was killed; unslow lab down {} removes what it left\n", lab.name, lab.name)
             }

@@ -64,6 +64,7 @@ fn main() -> ExitCode {
         }
         unslow_lab::launch::interrupt();
         unslow_engine::stop_all();
+        unslow_lab::lab::forget_empty_dir();
         if !holds {
             eprintln!("\nunslow: interrupted; nothing is left running");
         }

@@ -89,7 +89,7 @@ fn a_saved_look_gives_the_same_diagnosis() {
 
 #[test]
 fn tells_what_is_new_and_what_is_gone() {
-    let mut server = Server::start(&engine("valkey-9.1"), &ServerSpec::default()).unwrap();
+    let server = Server::start(&engine("valkey-9.1"), &ServerSpec::default()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let old = dir.path().join("old.json");
     std::fs::write(&old, report(&server.url(), &[]).to_string()).unwrap();

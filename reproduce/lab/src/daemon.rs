@@ -20,7 +20,7 @@ use unslow_client::{Connection, Options};
 use unslow_engine::{Error, Server};
 
 use crate::faults::{self, Active};
-use crate::lab::{Lab, labs_dir};
+use crate::lab::{Lab, forget_empty_dir, labs_dir};
 use crate::topology::near;
 use crate::wire::WireStats;
 
@@ -603,7 +603,7 @@ impl Found {
                 _ => break,
             }
         }
-        let _ = fs::remove_dir(labs_dir()); // only when it was the last
+        forget_empty_dir();
         Ok(())
     }
 }

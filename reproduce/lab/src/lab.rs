@@ -23,6 +23,9 @@ const DISK_BYTES: u64 = 1 << 30;
 /// A device in this machine's own namespace that leads into a lab, and its address there.
 pub type Door = (String, String);
 
+/// Interface numbers of doors, one for each lab: far above those the kernel gives out by itself.
+const DOORS: u32 = 600_000;
+
 /// How to bring a lab up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Up {
@@ -84,6 +87,11 @@ pub fn labs_dir() -> PathBuf {
     )
 }
 
+/// Removes the directory of all labs where the last one has gone.
+pub fn forget_empty_dir() {
+    let _ = fs::remove_dir(labs_dir()); // refused while anything is in it
+}
+
 fn outer_uid() -> Option<u32> {
     let map = fs::read_to_string("/proc/self/uid_map").ok()?;
     let mut words = map.split_whitespace();
@@ -141,9 +149,7 @@ impl Drop for Directory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
         unslow_engine::unregister(0, &self.0);
-        if let Some(base) = self.0.parent() {
-            let _ = fs::remove_dir(base); // only when it was the last
-        }
+        forget_empty_dir();
     }
 }
 
@@ -390,7 +396,7 @@ fn wire_up(
         let bytes = topology.hosts.iter().find(|h| *h.name.get_ref() == host.name).and_then(|h| h.disk);
         let seat = Seat::make(&disk, bytes.unwrap_or(DISK_BYTES), Some(&hosts_file), || {
             wire::link::loopback_up()?;
-            wire.attach(i, "eth0", addresses[i])
+            wire.attach(i, "eth0", 2, addresses[i])
         });
         host.seat = Some(Arc::new(seat.map_err(|e| failed(&host.name, e))?));
     }
@@ -405,7 +411,7 @@ fn wire_up(
     let mut door = None;
     if how.door {
         let device = format!("unslow{number}");
-        wire.attach(addresses.len() - 1, &device, door_ip)
+        wire.attach(addresses.len() - 1, &device, DOORS + number, door_ip)
             .map_err(|e| failed(&format!("device {device}, this machine's door into the lab"), e))?;
         door = Some((device, door_ip.to_string()));
     }
@@ -476,13 +482,13 @@ fn plan(
     preload: &[(String, String)],
 ) -> Result<Plan, Error> {
     let d = &topology.deployment;
-    let mut on_host: BTreeMap<usize, u16> = BTreeMap::new();
+    let mut on_host: BTreeMap<(usize, bool), u16> = BTreeMap::new();
     let mut member = |name: String, place: usize, sentinel: bool| -> Result<Member, Error> {
         let host = &hosts[place];
         let own = topology.hosts.iter().find(|h| *h.name.get_ref() == host.name);
         let engine = own.and_then(|h| h.server.as_ref()).unwrap_or(&d.server);
         let engine = engines.get(engine).ok_or_else(|| Error::new(format!("no engine {engine:?}")))?.clone();
-        let used = on_host.entry(place).or_default();
+        let used = on_host.entry((place, sentinel)).or_default();
         let port = if flat {
             unslow_engine::free_port(&host.ip)?
         } else if sentinel {

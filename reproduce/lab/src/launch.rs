@@ -62,6 +62,7 @@ enum Line {
 
 /// The holder that is being started, for [`interrupt`].
 static STARTING: AtomicU32 = AtomicU32::new(0);
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// Set by a signal in the holder once its lab is up.
 static STOP: AtomicBool = AtomicBool::new(false);
 static SERVING: AtomicBool = AtomicBool::new(false);
@@ -118,6 +119,10 @@ pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Descripti
     }
     if result.is_err() {
         let _ = child.wait();
+        // The handler of the signal that ended it has the last word, and ends us.
+        while INTERRUPTED.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
     }
     STARTING.store(0, Ordering::SeqCst);
     result
@@ -125,6 +130,7 @@ pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Descripti
 
 /// For a signal handler's thread: ends a holder that is being started, and waits until it has undone everything.
 pub fn interrupt() {
+    INTERRUPTED.store(true, Ordering::SeqCst);
     let pid = STARTING.load(Ordering::SeqCst);
     if pid == 0 {
         return;
@@ -173,8 +179,12 @@ fn user_namespace(command: &mut Command) {
 }
 
 /// The verb `lab hold`: an order on stdin, lines of progress on stdout, then service until it is told to end. Returns
-/// whether the lab came up.
-pub fn hold() -> bool {
+/// whether the lab came up; an error means that nobody who knows how has started it.
+pub fn hold() -> Result<bool, Error> {
+    let mut text = String::new();
+    let _ = io::stdin().take(1 << 20).read_to_string(&mut text);
+    let order: Order = serde_json::from_str(&text)
+        .map_err(|_| Error::new("lab hold is what unslow lab up starts by itself; try: unslow lab up"))?;
     // SAFETY: both take numbers only. A terminal's Ctrl-C is for the command that started us; its end is for us too.
     unsafe {
         libc::setsid();
@@ -182,48 +192,51 @@ pub fn hold() -> bool {
     }
     let say = |line: &Line| {
         let text = serde_json::to_string(line).unwrap_or_default() + "\n";
-        let _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+        io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()).is_ok()
     };
-    let mut text = String::new();
-    let read = io::stdin().take(1 << 20).read_to_string(&mut text);
     let up = || -> Result<_, Error> {
-        read.map_err(|e| Error::new(e.to_string()))?;
-        let order: Order = serde_json::from_str(&text)
-            .map_err(|_| Error::new("lab hold is what unslow lab up starts; try: unslow lab up"))?;
         let root = fs::read_to_string("/proc/self/uid_map").is_ok_and(|m| m.contains("4294967295"));
         let how = Up { flat: order.flat, door: root && !order.flat && !order.no_door };
-        let lab = Lab::up(&order.topology()?, how, &mut |what| say(&Line::Progress(what.into())))?;
+        let lab = Lab::up(&order.topology()?, how, &mut |what| {
+            say(&Line::Progress(what.into()));
+        })?;
         let listener = daemon::listen(&lab)?;
         Ok((lab, listener))
     };
     match up() {
         Ok((lab, listener)) => {
             SERVING.store(true, Ordering::SeqCst);
-            say(&Line::Ready(Box::new(daemon::describe(&lab))));
-            detach();
+            let description = daemon::describe(&lab);
+            // Before the word: whoever reads it may end the next moment. Who ended already does not read it.
+            // SAFETY: numbers only.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, 0);
+            }
+            if !say(&Line::Ready(Box::new(description))) {
+                return Ok(false);
+            }
+            detach(&lab.dir().join("holder.log"));
             daemon::serve(lab, listener, &STOP);
-            true
+            Ok(true)
         }
         Err(e) => {
             say(&Line::Error(e.to_string()));
             stop_all();
-            false
+            Ok(false)
         }
     }
 }
 
-/// From now on nothing ties us to who started us: neither its death nor its terminal.
-fn detach() {
-    // SAFETY: numbers and a NUL-terminated string; the three descriptors are nobody's but ours.
+/// From now on nothing ties us to the terminal of who started us. Last words go to a file.
+fn detach(log: &std::path::Path) {
+    let errors = fs::File::create(log).ok();
+    // SAFETY: numbers and NUL-terminated strings; the three descriptors are nobody's but ours.
     unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, 0);
-        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-        for fd in 0..3 {
-            libc::dup2(null, fd);
-        }
-        if null > 2 {
-            libc::close(null);
-        }
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        libc::dup2(null, 0);
+        libc::dup2(null, 1);
+        libc::dup2(errors.as_ref().map_or(null, AsRawFd::as_raw_fd), 2);
+        libc::close(null);
         // The directory we were started in may be unmounted without us.
         libc::chdir(c"/".as_ptr());
     }

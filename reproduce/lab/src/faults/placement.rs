@@ -62,7 +62,17 @@ pub fn failover_flapping(at: &At<'_>) -> Result<Active, Error> {
     promoted?;
     let nodes = at.lab.deployment.nodes.clone();
     wait_follows(&nodes, &old, &new)?;
-    Ok(active.undo_with(move || fail_over(&nodes, &master)))
+    Ok(active.undo_with(move || {
+        fail_over(&nodes, &master)?;
+        // A master with slots keeps its mark of failure for twice the node timeout: for as long as that is still short.
+        for node in &nodes {
+            let mut c = node.connect()?;
+            wait_for("nobody to be marked as failed", Duration::from_secs(20), || {
+                Ok(view(&mut c)?.nodes.iter().all(|n| !n.is_down()))
+            })?;
+        }
+        Ok(())
+    }))
 }
 
 /// A failover to a replica that stands beside another master.

@@ -84,10 +84,11 @@ impl Wire {
         })
     }
 
-    /// Gives the calling thread's namespace a device that leads to the wire, as host number `host`.
-    pub fn attach(&self, host: usize, device: &str, address: Ipv4Addr) -> io::Result<()> {
+    /// Gives the calling thread's namespace a device, with this interface number, that leads to the wire as host number
+    /// `host`.
+    pub fn attach(&self, host: usize, device: &str, number: u32, address: Ipv4Addr) -> io::Result<()> {
         let interface = FIRST_INTERFACE + host as u32;
-        link::attach(device, address, self.namespace.as_raw_fd(), interface)?;
+        link::attach(device, number, address, self.namespace.as_raw_fd(), interface)?;
         self.netlink.lock().unwrap_or_else(|e| e.into_inner()).up(interface)
     }
 

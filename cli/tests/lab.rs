@@ -1,0 +1,321 @@
+//! The lab's commands as a person types them, and what is left afterwards: nothing.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{engine, ids, stderr, stdout};
+use serde_json::Value;
+use unslow_engine::wait_for;
+
+/// A place for labs of one test's own; whatever a failed test left is taken down at the end.
+struct Labs {
+    dir: tempfile::TempDir,
+}
+
+impl Labs {
+    fn new() -> Labs {
+        Labs { dir: tempfile::tempdir().expect("a directory") }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("labs")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = common::command(&[&["lab"], arguments].concat());
+        command.env("UNSLOW_LABS", self.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the binary runs")
+    }
+
+    /// Runs a verb that must do its work.
+    fn done(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        stdout(&output)
+    }
+
+    /// Runs a verb that must refuse, saying this.
+    fn refused(&self, arguments: &[&str], said: &str) {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stdout(&output));
+        let text = stderr(&output);
+        assert!(text.contains(said), "{arguments:?} says {text:?}, {said:?} was expected");
+        assert!(!text.contains("panicked"), "{text}");
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.done(&[arguments, &["--format", "json"]].concat())).expect("JSON")
+    }
+
+    /// Nothing of any lab is left: no directory, no process, no device, no cgroup.
+    fn assert_nothing(&self, pids: &[u64], lab: &str) {
+        assert!(
+            !self.path().exists(),
+            "{:?} is left",
+            std::fs::read_dir(self.path()).map(|d| d.flatten().collect::<Vec<_>>())
+        );
+        for pid in pids {
+            // Reaped or not, a dead process holds nothing.
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let state = stat.rsplit(") ").next().unwrap_or_default().chars().next();
+            assert!(matches!(state, None | Some('Z' | 'X')), "process {pid} is left: {stat}");
+        }
+        for controller in ["cpu", "memory", ""] {
+            let left = std::fs::read_dir(Path::new("/sys/fs/cgroup").join(controller)).into_iter().flatten().flatten();
+            let left: Vec<_> =
+                left.filter(|e| e.file_name().to_string_lossy().starts_with(&format!("unslow-{lab}-"))).collect();
+            assert!(left.is_empty(), "{left:?}");
+        }
+    }
+}
+
+impl Drop for Labs {
+    fn drop(&mut self) {
+        let _ = self.run(&["down", "--all", "--force"]);
+    }
+}
+
+fn pids(lab: &Value) -> Vec<u64> {
+    let servers = lab["servers"].as_array().expect("servers").iter();
+    servers.map(|s| s["pid"].as_u64().expect("a pid")).chain(lab["pid"].as_u64()).collect()
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+}
+
+fn redis_cli() -> String {
+    let cli = engine("redis-6.2").cli.expect("it brings one");
+    cli.display().to_string()
+}
+
+/// The story of the README: up, look, break, diagnose, heal, down.
+#[test]
+fn a_lab_outlives_its_command_is_diagnosed_and_leaves_nothing() {
+    let labs = Labs::new();
+    let up = labs.json(&["up", "--name", "story"]);
+    assert_eq!(up["schema"], "unslow.lab/1");
+    assert_eq!(up["servers"].as_array().map(Vec::len), Some(6));
+    let pids = pids(&up);
+    assert!(pids.iter().all(|p| Path::new(&format!("/proc/{p}")).exists()), "it lives on");
+
+    let table = labs.done(&["ls", "story"]);
+    for word in ["zone-a-host-1", "node-6", "replica of node-", "198.18.", "running"] {
+        assert!(table.contains(word), "{word} is missing in:\n{table}");
+    }
+    let pong = labs.done(&["exec", "zone-b-host-1", "--", &redis_cli(), "-h", "node-1", "ping"]);
+    assert_eq!(pong.trim(), "PONG");
+    // Its environment, arguments and exit status are its own.
+    let output = labs.run(&["exec", "zone-b-client-1", "--", "sh", "-c", "echo $UNSLOW_LAB_HOST; exit 7"]);
+    assert_eq!((stdout(&output).trim(), output.status.code()), ("zone-b-client-1", Some(7)));
+
+    labs.done(&["fault", "hang", "node-2"]);
+    let listed = labs.json(&["ls"]);
+    let stopped = &listed["labs"][0]["servers"][1];
+    assert_eq!((stopped["name"].as_str(), stopped["state"].as_str()), (Some("node-2"), Some("stopped")));
+    let binary = env!("CARGO_BIN_EXE_unslow");
+    let url = up["url"].as_str().expect("a url");
+    let diagnose = ["exec", "zone-a-client-1", "--", binary, "doctor", url, "--window", "1s", "--format", "json", "-q"];
+    let report: Value = serde_json::from_slice(&labs.run(&diagnose).stdout).expect("a report");
+    assert_eq!(ids(&report).first().map(String::as_str), Some("node_hangs"), "{:?}", ids(&report));
+    let healed = labs.json(&["heal"]);
+    assert_eq!(healed["healed"][0]["name"], "hang");
+    let again: Value = serde_json::from_slice(&labs.run(&diagnose).stdout).expect("a report");
+    assert!(!ids(&again).contains(&"node_hangs".to_string()), "{:?}", ids(&again));
+
+    assert!(labs.done(&["logs", "node-1", "-n", "3"]).lines().count() <= 3);
+    assert!(labs.done(&["logs", "node-1", "-n", "500"]).contains("Cluster"), "the server's own log");
+    labs.done(&["down", "story"]);
+    labs.assert_nothing(&pids, "story");
+}
+
+#[test]
+fn a_fault_heals_by_itself_after_its_time() {
+    let labs = Labs::new();
+    labs.done(&["up", "--name", "timed", "--kind", "standalone", "--zones", "1"]);
+    labs.done(&["fault", "hang", "--for", "500ms"]);
+    wait_for("the fault to be healed", Duration::from_secs(10), || {
+        let lab = &labs.json(&["ls"])["labs"][0];
+        Ok(lab["faults"].as_array().is_some_and(Vec::is_empty) && lab["servers"][0]["state"] == "running")
+    })
+    .unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn a_killed_holder_leaves_nothing_that_down_all_does_not_remove() {
+    let labs = Labs::new();
+    let up = labs.json(&["up", "--name", "killed", "--kind", "standalone", "--zones", "1"]);
+    if is_root() {
+        labs.done(&["fault", "cpu_throttle", "node-1", "50%"]);
+    }
+    let mut own = labs.command(&["exec", "zone-a-client-1", "--", "sleep", "300"]).spawn().expect("started");
+    let mut pids = pids(&up);
+    pids.push(own.id().into());
+    wait_for("the program of the user's own to be inside", Duration::from_secs(10), || {
+        Ok(std::fs::read_to_string(format!("/proc/{}/comm", own.id())).unwrap_or_default().trim() == "sleep")
+    })
+    .unwrap_or_else(|e| panic!("{e}"));
+    assert!(Command::new("kill").args(["-9", &up["pid"].to_string()]).status().expect("kill runs").success());
+    wait_for("the servers to end with it", Duration::from_secs(10), || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pids[0])).unwrap_or_default();
+        Ok(stat.is_empty() || stat.contains(") Z"))
+    })
+    .unwrap_or_else(|e| panic!("{e}"));
+    wait_for("ls to say so", Duration::from_secs(10), || Ok(labs.done(&["ls"]).contains("was killed")))
+        .unwrap_or_else(|e| panic!("{e}"));
+    labs.refused(&["fault", "hang", "--lab", "killed"], "is gone; unslow lab down killed");
+    labs.done(&["down", "--all"]);
+    assert!(own.wait().expect("ended").code().is_none(), "ended by a signal");
+    labs.assert_nothing(&pids, "killed");
+    // And another of the same name can be had at once; so it can after a kill without a down.
+    let up = labs.json(&["up", "--name", "killed", "--kind", "standalone", "--zones", "1"]);
+    assert!(Command::new("kill").args(["-9", &up["pid"].to_string()]).status().expect("kill runs").success());
+    wait_for("its holder to end", Duration::from_secs(10), || Ok(labs.done(&["ls"]).contains("was killed")))
+        .unwrap_or_else(|e| panic!("{e}"));
+    labs.done(&["up", "--name", "killed", "--kind", "standalone", "--zones", "1"]);
+    labs.done(&["down"]);
+    labs.assert_nothing(&[], "killed");
+}
+
+#[test]
+fn ctrl_c_in_the_middle_of_up_undoes_everything() {
+    let labs = Labs::new();
+    for moment in ["wiring", "starting", "waiting for every node", "waiting for cluster_state"] {
+        let mut command = labs.command(&["up", "--name", "stopped", "--masters", "6"]);
+        let mut up = command.stderr(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn().expect("started");
+        let mut lines = BufReader::new(up.stderr.take().expect("piped")).lines();
+        assert!(lines.any(|l| l.is_ok_and(|l| l.contains(moment))), "it says {moment}");
+        assert!(Command::new("kill").args(["-INT", &up.id().to_string()]).status().expect("kill runs").success());
+        let rest: Vec<String> = lines.map_while(Result::ok).collect();
+        assert_eq!(up.wait().expect("ended").code(), Some(2), "{rest:?}");
+        assert!(rest.iter().any(|l| l.contains("nothing is left running")), "{moment}: {rest:?}");
+        labs.assert_nothing(&[], "stopped");
+    }
+}
+
+#[test]
+fn bad_orders_get_a_clear_error_and_leave_nothing() {
+    let labs = Labs::new();
+    let file = |text: &str| {
+        let path = labs.dir.path().join("lab.toml");
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let zone = "[[zone]]\nname = \"zone-a\"\n";
+    labs.refused(&["up", "/no/such/file.toml"], "No such file");
+    labs.refused(&["up", &file("[[zone]]\nname = \"zone-a\"\nrtt = \"1 mile\"\n")], "line 3, column 7");
+    labs.refused(&["up", &file(&format!("{zone}[[link]]\nfrom = \"zone-a\"\nto = \"zone-x\"\n"))], "line 5, column 6");
+    labs.refused(&["up", &file(&format!("{zone}[deployment]\nmaster = 3\n"))], "master");
+    labs.refused(&["up", "--server", "redis-9"], "there are valkey-9.1");
+    labs.refused(&["up", "--server", "/bin/ls"], "redis-server or valkey-server was expected");
+    labs.refused(&["up", "--name", "Über"], "a-z, 0-9");
+    labs.refused(&["up", "--zones", "0"], "1 to 15");
+    labs.refused(&["up", "--rtt", "quick"], "is no time");
+    // A server that dies at start: its own words.
+    let dies = file(&format!("{zone}[deployment]\nkind = \"standalone\"\nsettings = {{ no-such-setting = 1 }}\n"));
+    labs.refused(&["up", &dies], "node-1 ended at start");
+    labs.assert_nothing(&[], "default");
+    // A disk that is full from the start.
+    if is_root() {
+        let full = file(&format!(
+            "{zone}[deployment]\nkind = \"standalone\"\n[[host]]\nname = \"zone-a-host-1\"\ndisk = \"4kb\"\n"
+        ));
+        labs.refused(&["up", &full], "No space left on device");
+        labs.assert_nothing(&[], "default");
+    }
+    labs.refused(&["ls", "nothing"], "there is no lab");
+    labs.refused(&["down"], "there is no lab; try: unslow lab up");
+    labs.refused(&["fault", "hang"], "there is no lab");
+    labs.refused(&["hold"], "try: unslow lab up");
+    // Directories that cannot be had.
+    let output = labs.command(&["up"]).env("UNSLOW_LABS", "/proc/labs").output().expect("the binary runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("UNSLOW_LABS names another place"), "{}", stderr(&output));
+
+    labs.done(&["up", "--name", "one", "--kind", "standalone", "--zones", "1"]);
+    labs.refused(&["up", "--name", "one", "--kind", "none"], "there is a lab named \"one\" already");
+    labs.refused(&["fault", "hagn"], "did you mean \"hang\"");
+    labs.refused(&["fault", "hang", "noed-1"], "did you mean \"node-1\"");
+    labs.refused(&["heal", "7"], "no fault \"7\" is at work");
+    labs.refused(&["exec", "zone-a-hots-1", "--", "true"], "did you mean \"zone-a-host-1\"");
+    labs.refused(&["exec", "zone-a-host-1", "--", "no-such-program"], "no-such-program");
+    labs.refused(&["logs", "node-2"], "did you mean \"node-1\"");
+    // A second lab beside the first has other addresses, and then a name must be given.
+    let two = labs.json(&["up", "--name", "two", "--kind", "none", "--zones", "1"]);
+    let one = labs.json(&["ls", "one"]);
+    assert_ne!(two["hosts"][0]["ip"], one["labs"][0]["hosts"][0]["ip"]);
+    labs.refused(&["heal"], "say which with --lab: one, two");
+    labs.done(&["down", "--all"]);
+    labs.assert_nothing(&[], "one");
+}
+
+#[test]
+fn a_flat_lab_needs_no_rights_and_says_what_it_lacks() {
+    let labs = Labs::new();
+    let up = labs.json(&["up", "--flat", "--name", "flat"]);
+    assert_eq!(up["flat"], true);
+    assert!(up["missing"].to_string().contains("round trips"), "{}", up["missing"]);
+    labs.refused(&["fault", "delay", "zone-a:zone-b", "5ms"], "this lab is flat");
+    labs.done(&["fault", "kill", "node-5"]);
+    assert_eq!(labs.json(&["ls"])["labs"][0]["servers"][4]["state"], "dead");
+    labs.done(&["heal"]);
+    assert_eq!(labs.json(&["ls"])["labs"][0]["servers"][4]["state"], "running");
+    let pids = pids(&labs.json(&["ls"])["labs"][0]);
+    labs.done(&["down"]);
+    labs.assert_nothing(&pids, "flat");
+}
+
+/// As a user who is not root: in a user namespace, with zones and wires all the same.
+#[test]
+fn an_ordinary_user_gets_zones_in_a_user_namespace() {
+    if !is_root() {
+        return; // then all the other tests here are this one
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let open = |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("set");
+    open(dir.path());
+    // Neither the build's nor the cache's directories need be open to others.
+    let (binary, server) = (dir.path().join("unslow"), dir.path().join("valkey-server"));
+    std::fs::copy(env!("CARGO_BIN_EXE_unslow"), &binary).expect("copied");
+    std::fs::copy(&engine("valkey-9.1").server, &server).expect("copied");
+    open(&binary);
+    open(&server);
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+            .arg(&binary)
+            .arg("lab")
+            .args(arguments);
+        command.env("UNSLOW_LABS", dir.path().join("labs")).env("UNSLOW_CACHE", dir.path().join("cache"));
+        command.current_dir("/").output().expect("setpriv runs")
+    };
+    let up = run(&["up", "--name", "mine", "--server", server.to_str().expect("text"), "--format", "json"]);
+    if stderr(&up).contains("neither network namespaces nor user namespaces are allowed") {
+        return; // the kernel's own choice, and the message for it
+    }
+    assert!(up.status.success(), "{}", stderr(&up));
+    let lab: Value = serde_json::from_slice(&up.stdout).expect("JSON");
+    assert_eq!(lab["door"], Value::Null);
+    let url = lab["url"].as_str().expect("a url");
+    let text = binary.display().to_string();
+    let report =
+        run(&["exec", "zone-b-client-1", "--", &text, "doctor", url, "--window", "1s", "-q", "--format", "json"]);
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&report)));
+    assert_eq!(report["deployment"]["nodes"].as_array().map(Vec::len), Some(6));
+    assert!(stderr(&run(&["fault", "cpu_throttle", "node-1"])).contains("it takes root"));
+    assert!(run(&["fault", "partition", "zone-a"]).status.success());
+    assert!(run(&["heal"]).status.success());
+    assert!(run(&["down"]).status.success());
+    assert!(!dir.path().join("labs").exists());
+}
