@@ -14,9 +14,9 @@ check: ## formatting, lints, tidy: no servers needed
 	cargo xtask tidy
 	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 
-tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, iproute2 for the far client
+tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, util-linux for the lab of an ordinary user
 	@missing=""; \
-	for tool in openssl:openssl ip:iproute2 make:make gcc:gcc; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	for tool in openssl:openssl setpriv:util-linux make:make gcc:gcc; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
 	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 

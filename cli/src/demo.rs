@@ -16,7 +16,7 @@ use unslow_doctor::measure::{count, percent, time_us};
 use unslow_doctor::{Report, Severity, diagnose};
 use unslow_engine::{Deployment, find};
 use unslow_lab::faults::{self, Fault};
-use unslow_lab::lab::{Lab, Up};
+use unslow_lab::lab::Lab;
 use unslow_probe::Settings;
 use unslow_topology::slot_of;
 
@@ -99,10 +99,8 @@ impl Demo {
         let name = self.server.as_ref().map_or(self.engine.clone(), |p| p.display().to_string());
         output.note(&format!("1  starting a six-node cluster of {name}"));
         let engine = find(&name)?;
-        let mut topology = fault.topology_of_six(&name);
-        topology.name = format!("demo-{}", std::process::id());
         // On loopback addresses: the tour needs no rights. `unslow lab up` has the zones.
-        let lab = Lab::up(&topology, Up { flat: true, door: false }, &mut |_| {})?;
+        let lab = Lab::start_flat(&fault.topology_of_six(&name))?;
         output.note(&format!("   {}, ready after {:.1} s", engine.version, begun.elapsed().as_secs_f64()));
         output.note(&format!("2  hiding a fault in it (seed {seed}) and running an application against it"));
         let active = fault.inject(&lab, None, None)?;

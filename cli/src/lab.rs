@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use unslow_lab::daemon::{self, Description, Found, Request};
-use unslow_lab::faults::{ALL, Takes};
+use unslow_lab::faults::ALL;
 use unslow_lab::launch::{self, Order};
 
 use crate::output::{Output, style, table};
@@ -354,7 +354,7 @@ fn list(output: &Output) -> anyhow::Result<u8> {
             .iter()
             .map(|f| {
                 json!({
-                    "name": f.name, "rule": f.rule, "about": f.about, "target": target(f.takes),
+                    "name": f.name, "rule": f.rule, "about": f.about, "target": f.takes.words(),
                     "value": f.value.map(|v| v.0), "value_default": f.value.map(|v| v.1),
                     "needs_wires": f.wired, "needs_root": f.root,
                 })
@@ -366,21 +366,12 @@ fn list(output: &Output) -> anyhow::Result<u8> {
     let mut rows = vec![["fault", "target", "value", "what happens", "the doctor's rule"].map(String::from).to_vec()];
     for fault in ALL {
         let value = fault.value.map(|(what, default)| format!("{what} ({default})")).unwrap_or_default();
-        let row = [fault.name, target(fault.takes), &value, fault.about, fault.rule.unwrap_or("")];
+        let row = [fault.name, fault.takes.words(), &value, fault.about, fault.rule.unwrap_or("")];
         rows.push(row.map(String::from).to_vec());
     }
     output.print(&table(&rows))?;
     output.note("\nunslow lab fault NAME [TARGET] [VALUE] [--for 10s]; unslow lab heal ends it");
     Ok(0)
-}
-
-fn target(takes: Takes) -> &'static str {
-    match takes {
-        Takes::Deployment => "",
-        Takes::Node => "SERVER",
-        Takes::Processes => "SERVER or HOST",
-        Takes::Path => "HOST, ZONE, A:B, A->B",
-    }
 }
 
 fn fault(

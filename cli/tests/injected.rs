@@ -60,7 +60,7 @@ impl Application {
                 std::thread::spawn(move || {
                     let value = "x".repeat(100);
                     while !stop.load(Ordering::Relaxed) {
-                        let _ = c.pipeline(&vec![vec!["SET", "k", &value]; 10]);
+                        let _ = c.pipeline(&vec![vec!["SET", "{t2}", &value]; 10]);
                         std::thread::sleep(Duration::from_millis(2));
                     }
                 })
@@ -113,7 +113,8 @@ fn names_every_injected_fault_first() {
             continue;
         }
         for attempt in 1..=TRIES {
-            let lab = Lab::start(&fault.topology(&engine.name)).unwrap_or_else(|e| panic!("{rule}: {e}"));
+            let start = if fault.near { Lab::start_flat } else { Lab::start };
+            let lab = start(&fault.topology(&engine.name)).unwrap_or_else(|e| panic!("{rule}: {e}"));
             // The doctor is pointed at the first node; a hang must be found from there.
             let target = (fault.name == "hang").then_some("node-2");
             let active = fault.inject(&lab, target, None).unwrap_or_else(|e| panic!("{rule}: {e}"));
@@ -259,6 +260,26 @@ fn names_nothing_above_risk_on_healthy_deployments() {
             .expect("the table can be written");
     }
     assert!(wrong.is_empty(), "named above risk on healthy deployments:\n{}", wrong.join("\n"));
+}
+
+/// Zones are no fault: some node is far from any place.
+#[test]
+fn names_nothing_above_risk_on_a_busy_cluster_over_three_zones() {
+    let mut topology = unslow_lab::topology::Topology::standard();
+    topology.deployment.server = engine().name;
+    let lab = Lab::start(&topology).unwrap_or_else(|e| panic!("{e}"));
+    let application = Application::start(&lab);
+    // Beside a server, and from where the clients are.
+    let client = lab.client_in(1).expect("a client's host");
+    for from in [&lab.hosts[lab.places[0]], client] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unslow"));
+        lab.place(from, &mut command).unwrap_or_else(|e| panic!("{e}"));
+        let report = doctor(command, &lab.url(), "healthy_zones");
+        let bad: Vec<&str> =
+            report.findings.iter().filter(|f| f.severity > Severity::Risk).map(|f| f.title.as_str()).collect();
+        assert!(bad.is_empty(), "from {}: {bad:?}", from.name);
+    }
+    drop(application);
 }
 
 /// Incident I5 end to end, over real round trips: the fork of a save stalls a master beyond the node timeout, its replica

@@ -104,6 +104,11 @@ fn redis_cli() -> String {
 fn a_lab_outlives_its_command_is_diagnosed_and_leaves_nothing() {
     let labs = Labs::new();
     let up = labs.json(&["up", "--name", "story"]);
+    let schema =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schema/lab.json")).expect("there");
+    let schema = jsonschema::validator_for(&serde_json::from_str(&schema).expect("JSON")).expect("it is a schema");
+    let errors: Vec<String> = schema.iter_errors(&up).map(|e| e.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}");
     assert_eq!(up["schema"], "unslow.lab/1");
     assert_eq!(up["servers"].as_array().map(Vec::len), Some(6));
     let pids = pids(&up);

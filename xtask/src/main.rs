@@ -2,7 +2,7 @@
 //!
 //! `cargo xtask tidy` checks: the arrows between crates, that every rule has its page, recorded facts and fault (or says
 //! why not), that generated documents are fresh, links in documents, and reasons beside dependencies.
-//! `cargo xtask docs` writes the generated documents: `docs/rules/*.md`, `docs/rules/README.md`, `docs/schema/*.json`.
+//! `cargo xtask docs` writes the generated documents: `docs/rules/*.md`, `docs/faults.md`, `docs/schema/*.json`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-topology",
         ],
     ),
-    ("xtask", &["unslow-doctor"]),
+    ("xtask", &["unslow-doctor", "unslow-lab"]),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -135,9 +135,32 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
         all.insert(format!("docs/rules/{}.md", rule.id), text);
     }
     all.insert("docs/rules/README.md".into(), index);
+    all.insert("docs/faults.md".into(), faults());
+    let schema = schemars::schema_for!(unslow_lab::daemon::Description);
+    all.insert("docs/schema/lab.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_doctor::Report);
     all.insert("docs/schema/doctor.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     Ok(all)
+}
+
+/// The catalogue of faults as a page.
+fn faults() -> String {
+    let mut text = String::from(
+        "# Faults\n\nMade from the catalogue in [`faults/mod.rs`](../reproduce/lab/src/faults/mod.rs) by `cargo xtask docs`. \
+         How to use them: [the lab](lab.md).\n\n| fault | done to | value (default) | what happens | the doctor's rule |\n|---|---|---|---|---|\n",
+    );
+    for fault in unslow_lab::faults::ALL {
+        let value = fault.value.map(|(what, default)| format!("{what} ({default})")).unwrap_or_default();
+        let rule = fault.rule.map(|r| format!("[{r}](rules/{r}.md)")).unwrap_or_default();
+        let needs = match (fault.wired, fault.root) {
+            (true, _) => "; not in a flat lab",
+            (_, true) => "; root alone",
+            _ => "",
+        };
+        text +=
+            &format!("| `{}` | {} | {value} | {}{needs} | {rule} |\n", fault.name, fault.takes.words(), fault.about);
+    }
+    text
 }
 
 /// Relative links of Markdown files that lead nowhere.

@@ -103,7 +103,7 @@ fn summary(mut times: Vec<f64>) -> (f64, f64, f64, f64) {
 fn main() -> Result<(), Failure> {
     let packets: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(10_000);
     let gap = Duration::from_micros(1000);
-    println!("{packets} pings each, {} apart; us unless said otherwise\n", "1 ms");
+    println!("{packets} pings each, 1 ms apart (4 ms with jitter); us unless said otherwise\n");
     println!(
         "| asked rtt | asked jitter | asked loss each way | median | p99 | deviation | (p84 - p16) / 2 | lost | CPU per packet |"
     );

@@ -61,7 +61,7 @@ pub enum Request {
 }
 
 /// A lab as `lab ls` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Description {
     /// Versioned.
     pub schema: String,
@@ -90,7 +90,7 @@ pub struct Description {
 }
 
 /// A host.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct HostRow {
     /// Its name.
     pub name: String,
@@ -105,7 +105,7 @@ pub struct HostRow {
 }
 
 /// A server.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ServerRow {
     /// `node-1`, `sentinel-1`.
     pub name: String,
@@ -128,7 +128,7 @@ pub struct ServerRow {
 }
 
 /// A fault at work.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FaultRow {
     /// For `heal`.
     pub id: u64,

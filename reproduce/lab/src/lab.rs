@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options};
@@ -257,12 +258,20 @@ impl Lab {
 
     /// Brings up a lab of a name nobody else has, with zones if that is allowed here and flat if not. For tests.
     pub fn start(topology: &Topology) -> Result<Lab, Error> {
-        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
-        let mut topology = topology.clone();
-        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        topology.name = format!("t{}-{number}", std::process::id());
         let flat = wire::allowed().is_err();
-        Lab::up(&topology, Up { flat, door: !flat }, &mut |_| {})
+        Lab::unnamed(topology, Up { flat, door: !flat })
+    }
+
+    /// The same on loopback addresses, whatever is allowed.
+    pub fn start_flat(topology: &Topology) -> Result<Lab, Error> {
+        Lab::unnamed(topology, Up { flat: true, door: false })
+    }
+
+    fn unnamed(topology: &Topology, how: Up) -> Result<Lab, Error> {
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let mut topology = topology.clone();
+        topology.name = format!("t{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        Lab::up(&topology, how, &mut |_| {})
     }
 
     /// Its directory.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use unslow_client::Options;
 use unslow_lab::faults;
-use unslow_lab::lab::{Host, Lab, Up, host};
+use unslow_lab::lab::{Host, Lab, host};
 use unslow_lab::topology::Topology;
 
 fn lab(text: &str) -> Lab {
@@ -198,9 +198,7 @@ fn nothing_is_left_of_a_lab_that_was_dropped() {
 
 #[test]
 fn a_flat_lab_says_what_is_missing() {
-    let mut topology = Topology::standard();
-    topology.name = format!("flat-{}", std::process::id());
-    let lab = Lab::up(&topology, Up { flat: true, door: false }, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
+    let lab = Lab::start_flat(&Topology::standard()).unwrap_or_else(|e| panic!("{e}"));
     assert!(lab.missing.iter().any(|m| m.contains("round trips")), "{:?}", lab.missing);
     let refused = faults::named("partition").expect("a fault").inject(&lab, Some("zone-a"), None);
     let refused = refused.err().expect("there is no wire").to_string();

@@ -41,6 +41,18 @@ pub enum Takes {
     Path,
 }
 
+impl Takes {
+    /// The same for a person; nothing where no target is taken.
+    pub fn words(self) -> &'static str {
+        match self {
+            Takes::Deployment => "",
+            Takes::Node => "SERVER",
+            Takes::Processes => "SERVER or HOST",
+            Takes::Path => "HOST, ZONE, A:B, A->B",
+        }
+    }
+}
+
 /// One fault.
 #[derive(Clone, Copy)]
 pub struct Fault {
@@ -62,6 +74,9 @@ pub struct Fault {
     pub wired: bool,
     /// Whether it needs root outside a user namespace, for a cgroup.
     pub root: bool,
+    /// Whether it shows best without wires: its load wants all of two cores, and the carrier would be in its way; or it is
+    /// about a server that nobody else reaches.
+    pub near: bool,
     /// Whether the fault can be fixed while it runs, on a cluster, for the demo.
     pub demo: bool,
     start: fn(&At<'_>) -> Result<Active, Error>,
@@ -353,6 +368,7 @@ const fn fault(
         settings: &[],
         wired: false,
         root: false,
+        near: false,
         demo: false,
         start,
     }
@@ -381,6 +397,11 @@ impl Fault {
 
     const fn root(mut self) -> Fault {
         self.root = true;
+        self
+    }
+
+    const fn near(mut self) -> Fault {
+        self.near = true;
         self
     }
 
@@ -457,6 +478,7 @@ pub const ALL: &[Fault] = &[
     .demo(),
     fault("connection_churn", "clients connect anew for every command", Node, standalone, clients::connection_churn)
         .rule("connection_churn")
+        .near()
         .demo(),
     fault(
         "unpipelined",
@@ -490,7 +512,8 @@ pub const ALL: &[Fault] = &[
     fault("no_pipelining", "one client sends one command per round trip", Node, standalone, clients::no_pipelining)
         .rule("no_pipelining"),
     fault("kernel_bound", "fifty connections with one command in flight each", Node, standalone, clients::kernel_bound)
-        .rule("kernel_bound"),
+        .rule("kernel_bound")
+        .near(),
     fault(
         "too_many_connections",
         "pools grow to maxclients, and more come",
@@ -514,12 +537,13 @@ pub const ALL: &[Fault] = &[
     .rule("redirect_storm"),
     fault(
         "main_thread_saturated",
-        "pipelines of LRANGE fill the main thread",
+        "pipelines of BITCOUNT fill the main thread",
         Node,
         standalone,
         clients::main_thread_saturated,
     )
-    .rule("main_thread_saturated"),
+    .rule("main_thread_saturated")
+    .near(),
     fault("not_your_redis", "a client does not read its replies", Node, standalone, clients::not_your_redis)
         .rule("not_your_redis"),
     // The server.
@@ -589,5 +613,6 @@ pub const ALL: &[Fault] = &[
         .settings(&[("bind", "0.0.0.0"), ("protected-mode", "no")])
         .rule("no_auth"),
     fault("blind_instruments", "the server's defaults: no latency monitor", Node, standalone, server::nothing)
-        .rule("blind_instruments"),
+        .rule("blind_instruments")
+        .near(),
 ];

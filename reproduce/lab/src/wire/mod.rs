@@ -36,7 +36,7 @@ pub struct Wire {
 }
 
 /// What a wire did so far.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct WireStats {
     /// Packets that arrived.
     pub packets_carried: u64,
