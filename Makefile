@@ -28,3 +28,4 @@ test: tools check ## everything CI runs
 bench: ## the tables in bench/runs, made anew for every engine
 	cargo build --release --package unslow
 	./bench/doctor.sh
+	./bench/lab.sh
