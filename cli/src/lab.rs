@@ -33,8 +33,10 @@ enum What {
         /// Which fault
         name: Option<String>,
         /// A server (node-2, master, replica-1, an address), a host, a zone, or a path (zone-a:zone-b, A->B for one way)
+        #[arg(allow_hyphen_values = true)]
         target: Option<String>,
         /// Its number: a time, a share, a rate, a count
+        #[arg(allow_hyphen_values = true)]
         value: Option<String>,
         /// Heal it by itself after this time
         #[arg(long = "for", value_parser = crate::doctor::parse_duration, value_name = "TIME")]
@@ -172,6 +174,11 @@ impl LabArguments {
         matches!(self.what, What::Hold)
     }
 
+    /// Whether it is on its way to start something that an interruption undoes.
+    pub fn begins(&self) -> bool {
+        matches!(self.what, What::Up(_) | What::Hold)
+    }
+
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         match &self.what {
             What::Up(up) => self.up(up, output),
@@ -198,10 +205,10 @@ impl LabArguments {
         };
         let description = {
             let spinner = output.spinner();
-            launch::launch(&order, &mut |what| spinner.say(what)).map_err(|e| match &up.file {
-                Some(file) => anyhow::anyhow!("{}: {e}", file.display()),
-                None => e.into(),
-            })?
+            if let Some(file) = &up.file {
+                order.topology().map_err(|e| anyhow::anyhow!("{}: {e}", file.display()))?;
+            }
+            launch::launch(&order, &mut |what| spinner.say(what))?
         };
         if output.json() {
             output.print_json(&description)?;
@@ -292,16 +299,20 @@ fn show(description: &Description) -> String {
             fault.subject,
             fault.age_ms as f64 / 1000.0
         );
+        if let Some(error) = &fault.error {
+            out += &format!("         {error}\n");
+        }
     }
     if let Some(wire) = &description.wire
         && wire.packets_carried > 0
     {
         out += &format!(
-            "{faint}wire: {} packets carried, {} lost, {} cut, {} queued over, {:.1} us of CPU each{faint:#}\n",
+            "{faint}wire: {} packets carried, {} lost, {} cut, {} queued over, {} refused by the kernel, {:.1} us of CPU each{faint:#}\n",
             wire.packets_carried,
             wire.packets_lost,
             wire.packets_cut,
             wire.packets_overflowed,
+            wire.packets_refused,
             wire.cpu_us as f64 / wire.packets_carried as f64
         );
     }
@@ -428,13 +439,16 @@ fn logs(server: &str, lines: usize, follow: bool, lab: Option<&str>, output: &Ou
     loop {
         let answer = found.ask(&Request::Logs { server: server.into(), lines, from }, Duration::from_secs(30))?;
         let text = answer["text"].as_str().unwrap_or_default();
-        if output.json() && !follow {
+        if output.json() {
+            if follow {
+                bail!("--follow prints text as it comes; leave out --format json, or --follow");
+            }
             let lines: Vec<&str> = text.lines().collect();
             output.print_json(
                 &json!({ "schema": "unslow.lab_logs/1", "lab": found.name, "server": server, "lines": lines }),
             )?;
-        } else {
-            output.print(text)?;
+        } else if !output.print_while_read(text)? {
+            return Ok(0);
         }
         if !follow {
             return Ok(0);

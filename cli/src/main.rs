@@ -57,6 +57,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());
+    let last_word = match &arguments.verb {
+        Verb::Lab(lab) if !lab.begins() => "the lab goes on",
+        _ => "nothing is left running",
+    };
     // One way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us.
     let handler = ctrlc::set_handler(move || {
         if holds && unslow_lab::launch::stop_serving() {
@@ -64,9 +68,9 @@ fn main() -> ExitCode {
         }
         unslow_lab::launch::interrupt();
         unslow_engine::stop_all();
-        unslow_lab::lab::forget_empty_dir();
+        unslow_lab::place::forget_empty_dir();
         if !holds {
-            eprintln!("\nunslow: interrupted; nothing is left running");
+            eprintln!("\nunslow: interrupted; {last_word}");
         }
         #[allow(clippy::disallowed_methods)] // the one place that may
         std::process::exit(2);

@@ -62,6 +62,15 @@ impl Output {
         written(anstream::stdout().lock().write_all(text.as_bytes()))
     }
 
+    /// The same for text that goes on; `false` when nobody reads any more.
+    pub fn print_while_read(&self, text: &str) -> anyhow::Result<bool> {
+        let mut out = anstream::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+            other => Ok(other.map(|()| true)?),
+        }
+    }
+
     /// A line for the person at the terminal; never in the way of a pipe.
     pub fn note(&self, text: &str) {
         if !self.quiet {

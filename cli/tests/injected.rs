@@ -116,7 +116,11 @@ fn names_every_injected_fault_first() {
             let start = if fault.near { Lab::start_flat } else { Lab::start };
             let lab = start(&fault.topology(&engine.name)).unwrap_or_else(|e| panic!("{rule}: {e}"));
             // The doctor is pointed at the first node; a hang must be found from there.
-            let target = (fault.name == "hang").then_some("node-2");
+            let target = match fault.takes {
+                Takes::Path => Some("all"),
+                Takes::Processes if fault.name == "hang" => Some("node-2"),
+                _ => None,
+            };
             let active = fault.inject(&lab, target, None).unwrap_or_else(|e| panic!("{rule}: {e}"));
             // A path shows what it does to packets only under packets.
             let application = (fault.takes == Takes::Path).then(|| Application::start(&lab));

@@ -59,11 +59,15 @@ impl Labs {
 
     /// Nothing of any lab is left: no directory, no process, no device, no cgroup.
     fn assert_nothing(&self, pids: &[u64], lab: &str) {
-        assert!(
-            !self.path().exists(),
-            "{:?} is left",
-            std::fs::read_dir(self.path()).map(|d| d.flatten().collect::<Vec<_>>())
-        );
+        let left: Vec<_> = std::fs::read_dir(self.path()).into_iter().flatten().flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+        // By the mark that every process of a lab carries, and by the user's own programs inside.
+        let mark = format!("UNSLOW_LAB={}", self.path().join(lab).display());
+        for entry in std::fs::read_dir("/proc").expect("there").flatten() {
+            let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+            let marked = environment.split(|b| *b == 0).any(|v| v == mark.as_bytes());
+            assert!(!marked, "process {} is left", entry.file_name().to_string_lossy());
+        }
         for pid in pids {
             // Reaped or not, a dead process holds nothing.
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -140,15 +144,25 @@ fn a_lab_outlives_its_command_is_diagnosed_and_leaves_nothing() {
 
     assert!(labs.done(&["logs", "node-1", "-n", "3"]).lines().count() <= 3);
     assert!(labs.done(&["logs", "node-1", "-n", "500"]).contains("Cluster"), "the server's own log");
+    let device = up["door"][0].as_str().map(|d| format!("/sys/class/net/{d}"));
+    assert!(device.as_ref().is_none_or(|d| Path::new(d).exists()));
+    let net = up["hosts"][0]["doors"][0].as_str().expect("a namespace").to_string();
+    let namespace = std::fs::read_link(&net).expect("held");
     labs.done(&["down", "story"]);
     labs.assert_nothing(&pids, "story");
+    assert!(device.is_none_or(|d| !Path::new(&d).exists()), "the door is left");
+    let holds = |e: &std::fs::DirEntry| std::fs::read_link(e.path().join("ns/net")).is_ok_and(|n| n == namespace);
+    assert!(!std::fs::read_dir("/proc").expect("there").flatten().any(|e| holds(&e)), "its namespace is left");
 }
 
 #[test]
 fn a_fault_heals_by_itself_after_its_time() {
     let labs = Labs::new();
     labs.done(&["up", "--name", "timed", "--kind", "standalone", "--zones", "1"]);
-    labs.done(&["fault", "hang", "--for", "500ms"]);
+    labs.done(&["fault", "hang", "--for", "2s"]);
+    let during = &labs.json(&["ls"])["labs"][0];
+    assert_eq!(during["servers"][0]["state"], "stopped");
+    assert!(during["faults"][0]["left_ms"].as_u64().is_some_and(|ms| ms <= 2000), "{}", during["faults"]);
     wait_for("the fault to be healed", Duration::from_secs(10), || {
         let lab = &labs.json(&["ls"])["labs"][0];
         Ok(lab["faults"].as_array().is_some_and(Vec::is_empty) && lab["servers"][0]["state"] == "running")
@@ -229,6 +243,7 @@ fn bad_orders_get_a_clear_error_and_leave_nothing() {
     // A server that dies at start: its own words.
     let dies = file(&format!("{zone}[deployment]\nkind = \"standalone\"\nsettings = {{ no-such-setting = 1 }}\n"));
     labs.refused(&["up", &dies], "node-1 ended at start");
+    labs.refused(&["up", &dies], "no-such-setting");
     labs.assert_nothing(&[], "default");
     // A disk that is full from the start.
     if is_root() {
@@ -242,6 +257,13 @@ fn bad_orders_get_a_clear_error_and_leave_nothing() {
     labs.refused(&["down"], "there is no lab; try: unslow lab up");
     labs.refused(&["fault", "hang"], "there is no lab");
     labs.refused(&["hold"], "try: unslow lab up");
+    // A directory of somebody's in the place for labs is no lab, whatever its name.
+    std::fs::create_dir_all(labs.path().join("photos")).expect("made");
+    assert!(!labs.done(&["ls"]).contains("photos"));
+    labs.done(&["down", "--all"]);
+    labs.refused(&["up", "--name", "photos", "--kind", "none"], "already");
+    assert!(labs.path().join("photos").exists(), "it is still there");
+    std::fs::remove_dir(labs.path().join("photos")).expect("removed");
     // Directories that cannot be had.
     let output = labs.command(&["up"]).env("UNSLOW_LABS", "/proc/labs").output().expect("the binary runs");
     assert_eq!(output.status.code(), Some(2));
@@ -252,6 +274,10 @@ fn bad_orders_get_a_clear_error_and_leave_nothing() {
     labs.refused(&["fault", "hagn"], "did you mean \"hang\"");
     labs.refused(&["fault", "hang", "noed-1"], "did you mean \"node-1\"");
     labs.refused(&["heal", "7"], "no fault \"7\" is at work");
+    labs.done(&["fault", "clock_jump", "node-1", "-60s", "--for", "60s"]);
+    labs.refused(&["heal", "clock_jump", "typo"], "no fault \"typo\" is at work");
+    assert_eq!(labs.json(&["ls", "one"])["labs"][0]["faults"].as_array().map(Vec::len), Some(1), "nothing was healed");
+    labs.done(&["heal", "clock_jump"]);
     labs.refused(&["exec", "zone-a-hots-1", "--", "true"], "did you mean \"zone-a-host-1\"");
     labs.refused(&["exec", "zone-a-host-1", "--", "no-such-program"], "no-such-program");
     labs.refused(&["logs", "node-2"], "did you mean \"node-1\"");
@@ -305,6 +331,13 @@ fn an_ordinary_user_gets_zones_in_a_user_namespace() {
         command.env("UNSLOW_LABS", dir.path().join("labs")).env("UNSLOW_CACHE", dir.path().join("cache"));
         command.current_dir("/").output().expect("setpriv runs")
     };
+    struct Down<'a>(&'a dyn Fn(&[&str]) -> Output);
+    impl Drop for Down<'_> {
+        fn drop(&mut self) {
+            let _ = self.0(&["down", "--all", "--force"]);
+        }
+    }
+    let _down = Down(&run);
     let up = run(&["up", "--name", "mine", "--server", server.to_str().expect("text"), "--format", "json"]);
     if stderr(&up).contains("neither network namespaces nor user namespaces are allowed") {
         return; // the kernel's own choice, and the message for it
@@ -322,5 +355,5 @@ fn an_ordinary_user_gets_zones_in_a_user_namespace() {
     assert!(run(&["fault", "partition", "zone-a"]).status.success());
     assert!(run(&["heal"]).status.success());
     assert!(run(&["down"]).status.success());
-    assert!(!dir.path().join("labs").exists());
+    assert!(std::fs::read_dir(dir.path().join("labs")).expect("there").next().is_none());
 }

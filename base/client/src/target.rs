@@ -17,7 +17,8 @@ impl Secret {
     }
 
     /// For the AUTH command alone.
-    pub(crate) fn reveal(&self) -> &str {
+    /// The secret itself, to be sent to its server and nowhere else.
+    pub fn reveal(&self) -> &str {
         &self.0
     }
 }

@@ -29,7 +29,8 @@ pub struct Node {
     pub node_id: Option<String>,
     /// Why it could not be asked; `None` when it answered.
     pub unreachable: Option<String>,
-    /// It took the connection and then said nothing, for this many ms: its machine is there, its process stands still.
+    /// It took two connections and said nothing on either, for this many ms: its machine is there, its process stands
+    /// still or is busy with one thing.
     #[serde(default)]
     pub silent_ms: Option<u64>,
     /// INFO at the start of the window.
@@ -229,9 +230,9 @@ pub struct PeerSockets {
     pub min_rtt_us_p50: u32,
     /// Median smoothed round trip now, in us: distance and queueing.
     pub rtt_us_p50: u32,
-    /// Segments sent again, over their lives.
+    /// Segments sent again in the window.
     pub retransmits: u64,
-    /// Segments sent.
+    /// Segments sent in the window.
     pub segments_out: u64,
     /// Bytes the server has written and the peer not acknowledged.
     pub send_queue_bytes: u64,

@@ -24,7 +24,12 @@ pub struct Watch {
     swap_in: Option<u64>,
     disks: BTreeMap<String, DiskTimes>,
     tasks: BTreeMap<u32, Task>,
+    /// Segments sent again, and sent, on each socket.
+    sockets: BTreeMap<Ends, (u32, u32)>,
 }
+
+/// Local and peer address of a socket.
+type Ends = ((IpAddr, u16), (IpAddr, u16));
 
 #[derive(Clone, Copy)]
 struct CpuTimes {
@@ -67,6 +72,11 @@ impl Watch {
             swap_in: vmstat("pswpin"),
             disks: disks(),
             tasks: tasks(),
+            sockets: sockets::all()
+                .unwrap_or_default()
+                .into_iter()
+                .map(|s| ((s.local, s.peer), (s.retransmits, s.segments_out)))
+                .collect(),
         }
     }
 
@@ -74,7 +84,16 @@ impl Watch {
     pub fn finish(self, nodes: &mut [Node]) -> Host {
         let mut host = self.second();
         let (sockets, refused) = match sockets::all() {
-            Ok(sockets) => (sockets, None),
+            Ok(mut sockets) => {
+                // What was counted before the window is history.
+                for socket in &mut sockets {
+                    if let Some((again, out)) = self.sockets.get(&(socket.local, socket.peer)) {
+                        socket.retransmits = socket.retransmits.saturating_sub(*again);
+                        socket.segments_out = socket.segments_out.saturating_sub(*out);
+                    }
+                }
+                (sockets, None)
+            }
             Err(e) => (Vec::new(), Some(e)),
         };
         let local = local_ips();

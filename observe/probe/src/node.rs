@@ -19,7 +19,7 @@ pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, 
     let mut ask = match Ask::open(target, &settings.options) {
         Ok(ask) => ask,
         Err(e) => {
-            silent(&mut node, &e, settings.options.connect_timeout);
+            silent(&mut node, &e, target, settings);
             node.unreachable = Some(e.message);
             return node;
         }
@@ -28,15 +28,23 @@ pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, 
     node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
     if let Err(e) = window(&mut ask, &mut node, settings, salt, many) {
         // Half a picture is still one: what was seen so far stays.
-        silent(&mut node, &e, settings.options.command_timeout);
+        silent(&mut node, &e, target, settings);
         node.unreachable = Some(e.message);
     }
     node.own = ask.own;
     node
 }
 
-fn silent(node: &mut Node, e: &Error, waited: Duration) {
-    if e.kind == ErrorKind::Timeout {
+/// Whether a node that did not answer in time answers a PING on a new connection: one long command looks the same for as
+/// long as it lasts.
+fn silent(node: &mut Node, e: &Error, target: &Target, settings: &Settings) {
+    if e.kind != ErrorKind::Timeout {
+        return;
+    }
+    let begun = Instant::now();
+    let again = Ask::open(target, &settings.options).and_then(|mut ask| ask.call(&["PING"]).map(drop));
+    if again.is_err_and(|e| e.kind == ErrorKind::Timeout) {
+        let waited = settings.options.connect_timeout.min(settings.options.command_timeout) + begun.elapsed();
         node.silent_ms = Some(waited.as_millis() as u64);
     }
 }

@@ -122,10 +122,9 @@ impl Deployment {
             } else if i > 0 {
                 spec.settings.push(("replicaof".into(), format!("{} {}", nodes[0].ip, nodes[0].port)));
             }
-            if plan.cluster || i > 0 {
-                let password = spec.settings.iter().find(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
-                spec.settings.extend(password.map(|p| ("masterauth".to_string(), p)));
-            }
+            // The first one too: it follows another after a failover.
+            let password = spec.settings.iter().rfind(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
+            spec.settings.extend(password.map(|p| ("masterauth".to_string(), p)));
             nodes.push(Arc::new(Server::launch(&member.engine, &spec)?));
         }
         for node in &nodes {

@@ -65,7 +65,7 @@ impl Seat {
         setns(&self.net, libc::CLONE_NEWNET)
     }
 
-    /// Has a command start inside, in `dir`, a path as seen inside.
+    /// Has a command start inside, in `dir`, a path as seen inside; it sees and may do there what we may.
     pub fn place(&self, command: &mut Command, dir: &Path) -> io::Result<()> {
         let (net, mount) = (self.net.as_raw_fd(), self.mount.as_raw_fd());
         let dir = CString::new(dir.as_os_str().as_bytes())?;
@@ -77,6 +77,39 @@ impl Seat {
                     && libc::setns(mount, libc::CLONE_NEWNS) == 0
                     && libc::chdir(dir.as_ptr()) == 0;
                 if entered { Ok(()) } else { Err(io::Error::last_os_error()) }
+            });
+        }
+        Ok(())
+    }
+
+    /// The same for a server, which listens without a password where others on this machine may reach it: it can write
+    /// to its own disk alone, and has no privileges even where we are root. Kernels before 5.12 cannot make a whole tree
+    /// read-only; there it stays as it is.
+    pub fn place_server(&self, command: &mut Command, dir: &Path) -> io::Result<()> {
+        self.place(command, dir)?;
+        let disk = CString::new(self.disk.as_os_str().as_bytes())?;
+        // SAFETY: system calls only, with strings made before the fork and structs on the stack.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::unshare(libc::CLONE_NEWNS) == 0 {
+                    let read_only = MountAttributes { set: MOUNT_ATTR_RDONLY, ..MountAttributes::default() };
+                    let writable = MountAttributes { clear: MOUNT_ATTR_RDONLY, ..MountAttributes::default() };
+                    for (path, recursive, attributes) in
+                        [(c"/".as_ptr(), libc::AT_RECURSIVE, read_only), (disk.as_ptr(), 0, writable)]
+                    {
+                        libc::syscall(
+                            libc::SYS_mount_setattr,
+                            libc::AT_FDCWD,
+                            path,
+                            recursive,
+                            std::ptr::from_ref(&attributes),
+                            size_of::<MountAttributes>(),
+                        );
+                    }
+                }
+                libc::prctl(libc::PR_SET_SECUREBITS, SECBIT_NOROOT_LOCKED);
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+                Ok(())
             });
         }
         Ok(())
@@ -134,6 +167,20 @@ impl Seat {
         (fd(&self.net), fd(&self.mount))
     }
 }
+
+/// `struct mount_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct MountAttributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+const MOUNT_ATTR_RDONLY: u64 = 1;
+/// SECBIT_NOROOT and its lock: uid 0 gains no capabilities by exec.
+const SECBIT_NOROOT_LOCKED: libc::c_ulong = 0b11;
 
 /// Runs `body` on a thread that ends with it: whatever namespaces it enters, nobody else is moved.
 fn on_thread<T: Send>(body: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {

@@ -55,8 +55,8 @@ pub fn stop_all() {
     let all = std::mem::take(&mut *RUNNING.lock().unwrap_or_else(|e| e.into_inner()));
     for (pid, dir) in all {
         if pid != 0 {
-            // SAFETY: a pid leaves the registry before it is reaped, so this one is still ours; the server leads a
-            // process group, and its saving child goes with it.
+            // SAFETY: a pid leaves the registry within a moment of being reaped, so this one is still ours; the server
+            // leads a process group, and its saving child goes with it.
             unsafe {
                 libc::kill(-(pid as i32), libc::SIGKILL);
             }
@@ -89,8 +89,10 @@ pub fn unregister(pid: u32, dir: &Path) {
 pub struct ServerSpec {
     /// Where it sits; among this process's own addresses when `None`.
     pub seat: Option<Arc<Seat>>,
-    /// Name of its directory on the seat's disk, and in messages.
+    /// Its name in messages, and that of its directory on the seat's disk or in `base`.
     pub name: String,
+    /// Where its directory is made when it has no seat; the temporary directory when `None`.
+    pub base: Option<PathBuf>,
     /// Address to bind; 127.0.0.1 when empty.
     pub ip: String,
     /// Port; a free one when `None`.
@@ -108,6 +110,7 @@ pub struct ServerSpec {
 /// A running server. Dropping it ends it and removes its directory.
 pub struct Server {
     child: Mutex<Option<Child>>,
+    restarting: Mutex<()>,
     /// Its directory as this process sees it.
     dir: PathBuf,
     /// The same as the server sees it.
@@ -162,6 +165,11 @@ impl Server {
                 fs::create_dir_all(&dir).map_err(io)?;
                 (dir, seat.disk().join(&spec.name), None)
             }
+            None if spec.base.is_some() => {
+                let dir = spec.base.clone().unwrap_or_default().join(&spec.name);
+                fs::create_dir_all(&dir).map_err(io)?;
+                (dir.clone(), dir, None)
+            }
             None => {
                 let temporary = tempfile::Builder::new().prefix("unslow-server-").tempdir().map_err(io)?;
                 (temporary.path().to_path_buf(), temporary.path().to_path_buf(), Some(temporary))
@@ -188,6 +196,7 @@ impl Server {
         }
         let server = Server {
             child: Mutex::new(None),
+            restarting: Mutex::new(()),
             dir,
             inside,
             _temporary: temporary,
@@ -206,10 +215,14 @@ impl Server {
         if self.spec.sentinel {
             command.arg("--sentinel");
         }
-        command.current_dir(&self.dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // What is wrong with its configuration a server says here, before it has a log.
+        let words = fs::File::create(self.dir.join("stderr.log"))
+            .and_then(|f| Ok((f.try_clone()?, f)))
+            .map_err(|e| Error::new(format!("{}: {e}", self.dir.join("stderr.log").display())))?;
+        command.current_dir(&self.dir).stdin(Stdio::null()).stdout(words.0).stderr(words.1);
         command.envs(self.spec.env.iter().cloned());
         if let Some(seat) = &self.spec.seat {
-            seat.place(&mut command, &self.inside).map_err(|e| Error::new(e.to_string()))?;
+            seat.place_server(&mut command, &self.inside).map_err(|e| Error::new(e.to_string()))?;
         }
         // Held over the start, so that a server is either in the registry or was never started.
         let mut running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
@@ -234,9 +247,7 @@ impl Server {
     fn ready_within(&self, patience: Duration) -> Result<(), Error> {
         let deadline = Instant::now() + patience;
         loop {
-            let ended = self.child().as_mut().and_then(|c| c.try_wait().ok().flatten());
-            if let Some(status) = ended {
-                self.forget();
+            if let Some(status) = self.reap() {
                 return Err(Error::new(format!(
                     "{} ended at start ({status}); its log ends: {}",
                     self.name(),
@@ -278,7 +289,7 @@ impl Server {
 
     /// How to dial it; the password of its own `requirepass`, if it has one.
     pub fn target(&self) -> Target {
-        let password = self.spec.settings.iter().find(|(k, _)| k == "requirepass").map(|(_, v)| v.as_str());
+        let password = self.spec.settings.iter().rfind(|(k, _)| k == "requirepass").map(|(_, v)| v.as_str());
         Target {
             endpoints: vec![Endpoint::Tcp(self.ip.clone(), self.port)],
             tls: false,
@@ -309,14 +320,28 @@ impl Server {
         self.spec.seat.as_ref()
     }
 
-    /// Its process id; 0 when it was ended.
+    /// Its process id; 0 when it was ended, or ended by itself.
     pub fn pid(&self) -> u32 {
+        self.reap();
         self.child().as_ref().map_or(0, Child::id)
     }
 
     /// Whether its process runs; false too when it ended by itself.
     pub fn alive(&self) -> bool {
-        self.child().as_mut().is_some_and(|c| matches!(c.try_wait(), Ok(None)))
+        self.reap();
+        self.child().is_some()
+    }
+
+    /// Lets go of a process that has ended by itself: its number may be somebody else's from now on.
+    fn reap(&self) -> Option<std::process::ExitStatus> {
+        let mut child = self.child();
+        let status = child.as_mut()?.try_wait().ok()??;
+        let ended = child.take().map(|c| c.id());
+        drop(child); // the registry is locked before the child, never after
+        if let Some(pid) = ended {
+            unregister(pid, &self.dir);
+        }
+        Some(status)
     }
 
     /// Its engine.
@@ -331,7 +356,8 @@ impl Server {
 
     /// The last lines of its log, in one line.
     pub fn log_tail(&self, lines: usize) -> String {
-        let text = fs::read_to_string(self.dir.join("server.log")).unwrap_or_default();
+        let read = |name: &str| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+        let text = read("server.log") + &read("stderr.log");
         let all: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
         let tail = all[all.len().saturating_sub(lines)..].join(" | ");
         if tail.is_empty() { "(empty)".into() } else { tail }
@@ -339,6 +365,7 @@ impl Server {
 
     /// Sends it a signal: SIGSTOP and SIGCONT make it hang and go on.
     pub fn signal(&self, signal: i32) {
+        self.reap();
         if let Some(child) = &*self.child() {
             // SAFETY: the child was not reaped, so the pid is its own.
             unsafe {
@@ -349,6 +376,7 @@ impl Server {
 
     /// Ends it as a crash would; its data stays.
     pub fn kill(&self) {
+        self.reap();
         let child = self.child().take();
         if let Some(mut child) = child {
             unregister(child.id(), &self.dir);
@@ -362,15 +390,10 @@ impl Server {
 
     /// Starts it again after [`Server::kill`], with the same port and data.
     pub fn restart(&self) -> Result<(), Error> {
+        let _one_at_a_time = self.restarting.lock().unwrap_or_else(|e| e.into_inner());
         self.kill();
         self.spawn()?;
         self.wait_ready()
-    }
-
-    fn forget(&self) {
-        if let Some(child) = self.child().take() {
-            unregister(child.id(), &self.dir);
-        }
     }
 }
 

@@ -20,7 +20,9 @@ use unslow_client::{Connection, Options};
 use unslow_engine::{Error, Server};
 
 use crate::faults::{self, Active};
-use crate::lab::{Lab, forget_empty_dir, labs_dir};
+use crate::lab::Lab;
+use crate::place::{self, Owner, forget_empty_dir};
+use crate::processes;
 use crate::topology::near;
 use crate::wire::WireStats;
 
@@ -142,10 +144,14 @@ pub struct FaultRow {
     pub left_ms: Option<u64>,
     /// What the doctor must name.
     pub rule: Option<String>,
+    /// Why it could not be undone; `heal` tries again.
+    pub error: Option<String>,
 }
 
 struct Running {
+    /// Taken out while somebody heals it.
     active: Option<Active>,
+    error: Option<String>,
     name: &'static str,
     rule: Option<&'static str>,
     subject: String,
@@ -176,6 +182,14 @@ pub fn serve(lab: Lab, listener: UnixListener, stop: &AtomicBool) {
     let asked: Mutex<Option<UnixStream>> = Mutex::new(None);
     let holder = Holder { lab: &lab, faults: Mutex::new(BTreeMap::new()), next: AtomicU64::new(1) };
     std::thread::scope(|scope| {
+        let healer = &holder;
+        // Healing may take long; whoever asks is answered meanwhile.
+        scope.spawn(move || {
+            while !stop.load(Ordering::SeqCst) {
+                healer.expire();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
         while !stop.load(Ordering::SeqCst) {
             let mut event =
                 libc::pollfd { fd: std::os::fd::AsRawFd::as_raw_fd(&listener), events: libc::POLLIN, revents: 0 };
@@ -183,18 +197,31 @@ pub fn serve(lab: Lab, listener: UnixListener, stop: &AtomicBool) {
             unsafe {
                 libc::poll(&mut event, 1, 100);
             }
-            while let Ok((stream, _)) = listener.accept() {
+            if event.revents == 0 {
+                continue;
+            }
+            // Out of descriptors: some come back.
+            let Ok((stream, _)) = listener.accept() else {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            };
+            {
                 let (holder, stop, asked) = (&holder, &stop, &asked);
                 scope.spawn(move || {
                     let _ = holder.talk(stream, stop, asked);
                 });
             }
-            holder.expire();
         }
-        // Whatever still runs ends before the servers do.
-        let all = std::mem::take(&mut *holder.faults.lock().unwrap_or_else(|e| e.into_inner()));
-        drop(all);
     });
+    // Servers are about to end: what was done to them needs no undoing, what was done to this machine does. Nobody begins a
+    // fault any more.
+    for fault in holder.faults().values_mut().rev() {
+        if let Some(active) = &mut fault.active {
+            active.abandon();
+            active.forget();
+        }
+    }
+    drop(holder);
     drop(lab);
     if let Some(mut stream) = asked.into_inner().unwrap_or_else(|e| e.into_inner()) {
         let _ = answer(&mut stream, Ok(json!({})));
@@ -248,6 +275,7 @@ impl Holder<'_> {
                 age_ms: f.begun.elapsed().as_millis() as u64,
                 left_ms: f.until.map(|u| u.saturating_duration_since(Instant::now()).as_millis() as u64),
                 rule: f.rule.map(Into::into),
+                error: f.error.clone().or(f.active.is_none().then(|| "being healed".into())),
             })
             .collect();
         description
@@ -274,6 +302,7 @@ impl Holder<'_> {
         let begun = Instant::now();
         let running = Running {
             active: Some(active),
+            error: None,
             name: fault.name,
             rule: fault.rule,
             subject: subject.clone(),
@@ -291,60 +320,80 @@ impl Holder<'_> {
     }
 
     fn heal(&self, which: &[String]) -> Result<Value, Error> {
-        let mut ended = Vec::new();
+        let mut ids = Vec::new();
         {
-            let mut faults = self.faults();
+            // Every word is understood before anything is done.
+            let faults = self.faults();
             if which.is_empty() {
-                ended.extend(std::mem::take(&mut *faults));
+                ids.extend(faults.keys().copied());
             }
             for word in which {
-                let ids: Vec<u64> = faults
-                    .iter()
-                    .filter(|(id, f)| id.to_string() == *word || f.name == word || f.rule == Some(word.as_str()))
-                    .map(|(id, _)| *id)
-                    .collect();
-                if ids.is_empty() {
+                let named = |(id, f): &(&u64, &Running)| {
+                    id.to_string() == *word || f.name == word || f.rule == Some(word.as_str())
+                };
+                let before = ids.len();
+                ids.extend(faults.iter().filter(named).map(|(id, _)| *id));
+                if ids.len() == before {
                     let names: Vec<&str> = faults.values().map(|f| f.name).collect();
-                    let message = if names.is_empty() {
+                    return Err(Error::new(if names.is_empty() {
                         format!("no fault {word:?} is at work, nor any other")
                     } else {
                         format!("no fault {word:?} is at work{}", near(word, &names))
-                    };
-                    return Err(Error::new(message));
+                    }));
                 }
-                ended.extend(ids.into_iter().filter_map(|id| Some((id, faults.remove(&id)?))));
             }
         }
-        let mut healed = Vec::new();
-        let mut failed = Vec::new();
         // The youngest first: it may stand on an older one.
-        for (id, mut fault) in ended.into_iter().rev() {
-            match fault.active.take().map_or(Ok(()), Active::heal) {
-                Ok(()) => healed.push(json!({ "id": id, "name": fault.name, "subject": fault.subject })),
-                Err(e) => failed.push(format!("{} on {}: {e}", fault.name, fault.subject)),
+        ids.sort_unstable();
+        ids.dedup();
+        let (mut healed, mut failed) = (Vec::new(), Vec::new());
+        for id in ids.into_iter().rev() {
+            match self.heal_one(id) {
+                Some((name, subject, Ok(()))) => healed.push(json!({ "id": id, "name": name, "subject": subject })),
+                Some((name, subject, Err(e))) => failed.push(format!("{name} on {subject}: {e}")),
+                None => {} // somebody else is at it
             }
         }
         if failed.is_empty() {
-            Ok(json!(healed))
-        } else {
-            Err(Error::new(format!("not undone: {}", failed.join("; "))))
+            return Ok(json!(healed));
         }
+        Err(Error::new(format!("not undone: {}; unslow lab heal tries again", failed.join("; "))))
     }
 
-    fn expire(&self) {
-        let due: Vec<(u64, Running)> = {
+    /// Ends one fault; it stays listed while that goes on, and when it fails.
+    fn heal_one(&self, id: u64) -> Option<(&'static str, String, Result<(), Error>)> {
+        let (mut active, name, subject) = {
             let mut faults = self.faults();
-            let ids: Vec<u64> = faults
-                .iter()
-                .filter(|(_, f)| f.until.is_some_and(|u| u <= Instant::now()))
-                .map(|(id, _)| *id)
-                .collect();
-            ids.into_iter().filter_map(|id| Some((id, faults.remove(&id)?))).collect()
+            let fault = faults.get_mut(&id)?;
+            fault.until = None;
+            (fault.active.take()?, fault.name, fault.subject.clone())
         };
-        for (_, mut fault) in due {
-            if let Some(active) = fault.active.take() {
-                let _ = active.heal();
+        let done = active.heal();
+        let mut faults = self.faults();
+        match &done {
+            Ok(()) => {
+                faults.remove(&id);
             }
+            Err(e) => {
+                eprintln!("{name} on {subject}: {e}"); // the holder's log
+                if let Some(fault) = faults.get_mut(&id) {
+                    fault.error = Some(e.to_string());
+                    fault.active = Some(active);
+                }
+            }
+        }
+        Some((name, subject, done))
+    }
+
+    /// Heals what is due, the youngest first.
+    fn expire(&self) {
+        let due: Vec<u64> = {
+            let faults = self.faults();
+            let now = Instant::now();
+            faults.iter().filter(|(_, f)| f.until.is_some_and(|u| u <= now)).map(|(id, _)| *id).collect()
+        };
+        for id in due.into_iter().rev() {
+            self.heal_one(id);
         }
     }
 
@@ -456,21 +505,20 @@ pub struct Found {
     pub holder: Option<u32>,
     /// Whether it can be talked to: labs of tests cannot.
     pub socket: bool,
+    owner: Owner,
     dir: PathBuf,
 }
 
 /// Every lab of this user's.
 pub fn all() -> Vec<Found> {
-    let mut found: Vec<Found> = fs::read_dir(labs_dir())
+    let mut found: Vec<Found> = place::all()
         .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|e| e.path().is_dir())
-        .map(|e| Found {
-            name: e.file_name().to_string_lossy().into_owned(),
-            holder: holder(&e.path()),
-            socket: e.path().join(SOCKET).exists(),
-            dir: e.path(),
+        .map(|(dir, owner)| Found {
+            name: dir.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            holder: owner.lives().then_some(owner.pid),
+            socket: dir.join(SOCKET).exists(),
+            owner,
+            dir,
         })
         .collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -496,23 +544,6 @@ pub fn find(name: Option<&str>) -> Result<Found, Error> {
             Err(Error::new(format!("there are {} labs; say which with --lab: {}", all.len(), names.join(", "))))
         }
     }
-}
-
-/// The process that holds a directory: pid and start time, so that a number used again is not taken for it.
-fn holder(dir: &Path) -> Option<u32> {
-    let text = fs::read_to_string(dir.join("owner")).ok()?;
-    let (pid, started) = text.trim().split_once(' ')?;
-    let pid = pid.parse().ok()?;
-    (started_at(pid)? == started).then_some(pid)
-}
-
-/// Start time of a process in clock ticks since boot, field 22 of its stat file.
-pub(crate) fn started_at(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let rest = stat.rsplit(") ").next()?;
-    // A zombie holds nothing any more.
-    let dead = rest.starts_with('Z') || rest.starts_with('X');
-    (!dead).then(|| rest.split(' ').nth(19).map(String::from))?
 }
 
 impl Found {
@@ -568,10 +599,10 @@ impl Found {
                 end(pid);
             }
             let until = Instant::now() + Duration::from_secs(10);
-            while holder(&self.dir).is_some() && Instant::now() < until {
+            while self.owner.lives() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            if holder(&self.dir).is_some() {
+            if self.owner.lives() {
                 return Err(Error::new(format!("process {pid} of the lab {:?} does not end", self.name)));
             }
         }
@@ -580,31 +611,39 @@ impl Found {
 
     /// Removes what a lab left whose holder is gone: programs in its namespaces, cgroups, its directory.
     pub fn clean(&self) -> Result<(), Error> {
-        if holder(&self.dir).is_some() {
+        // Somebody else's of the same name by now?
+        if place::all().iter().any(|(dir, owner)| *dir == self.dir && *owner != self.owner) || self.owner.lives() {
             return Ok(());
         }
-        let cookies: Vec<u64> = fs::read_to_string(self.dir.join("namespaces"))
-            .unwrap_or_default()
-            .lines()
-            .filter_map(|l| l.parse().ok())
-            .collect();
-        for pid in crate::processes::of_lab(&self.name, &cookies) {
-            end(pid);
-        }
-        faults::remove_leftovers(&self.name);
-        for _ in 0..50 {
-            match fs::remove_dir_all(&self.dir) {
-                Err(e) if self.dir.exists() => {
-                    if e.kind() == io::ErrorKind::PermissionDenied {
-                        return Err(Error::new(format!("{}: {e}", self.dir.display())));
-                    }
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                _ => break,
+        // Cookies and processes are of one boot; after another they would be strangers'.
+        if self.owner.of_this_boot() {
+            let cookies: Vec<u64> = fs::read_to_string(self.dir.join("namespaces"))
+                .unwrap_or_default()
+                .lines()
+                .filter_map(|l| l.parse().ok())
+                .collect();
+            for pid in processes::of_lab(&processes::mark(&self.dir), &cookies) {
+                end(pid);
             }
+            faults::remove_leftovers(&self.name, self.owner.pid);
+        }
+        // A process that was just killed may still be creating its last file.
+        let until = Instant::now() + Duration::from_secs(2);
+        while self.dir.exists() {
+            if let Err(e) = fs::remove_dir_all(&self.dir)
+                && Instant::now() > until
+            {
+                return Err(Error::new(format!("{}: {e}; it is all that is left of the lab", self.dir.display())));
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
         forget_empty_dir();
         Ok(())
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 }
 

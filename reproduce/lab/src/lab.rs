@@ -4,16 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options};
 use unslow_engine::{Deployment, Engine, Error, Member, Plan, Seat, Server, ServerSpec};
 
-use crate::daemon::started_at;
+use crate::place::Directory;
 use crate::topology::{Kind, Topology, near};
 use crate::wire::{self, Conditions, Rules, Wire};
 use crate::{processes, shim};
@@ -68,90 +67,12 @@ pub struct Lab {
     pub up: Duration,
     /// Where the machine itself stands in the lab: device and address.
     pub door: Option<Door>,
+    /// What faults have changed and will put back, and which fault: nobody else may meanwhile.
+    pub(crate) claims: Arc<Mutex<BTreeMap<String, String>>>,
     wire: Option<Arc<Wire>>,
     _claim: Claim,
     // Last: the mount points must be free of their hosts.
     dir: Directory,
-}
-
-/// Where labs keep their files: `UNSLOW_LABS`, or a directory of this user's in the temporary directory.
-pub fn labs_dir() -> PathBuf {
-    std::env::var_os("UNSLOW_LABS").map_or_else(
-        || {
-            // SAFETY: takes nothing, cannot fail.
-            let uid = unsafe { libc::geteuid() };
-            // Inside a user namespace we are root; the directory is that of the user outside.
-            let uid = outer_uid().unwrap_or(uid);
-            std::env::temp_dir().join(format!("unslow-labs-{uid}"))
-        },
-        PathBuf::from,
-    )
-}
-
-/// Removes the directory of all labs where the last one has gone.
-pub fn forget_empty_dir() {
-    let _ = fs::remove_dir(labs_dir()); // refused while anything is in it
-}
-
-fn outer_uid() -> Option<u32> {
-    let map = fs::read_to_string("/proc/self/uid_map").ok()?;
-    let mut words = map.split_whitespace();
-    let (inside, outside, count) = (words.next()?, words.next()?, words.next()?);
-    (inside == "0" && count == "1").then(|| outside.parse().ok())?
-}
-
-/// A lab's directory, removed on drop and by Ctrl-C.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn make(name: &str) -> Result<Directory, Error> {
-        let base = labs_dir();
-        let io = |e: io::Error| {
-            Error::new(format!(
-                "{}: {e}; the lab keeps its files there, UNSLOW_LABS names another place",
-                base.display()
-            ))
-        };
-        match fs::DirBuilder::new().mode(0o700).create(&base) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(io(e)),
-        }
-        let found = fs::symlink_metadata(&base).map_err(io)?;
-        // Somebody else's directory under our name in /tmp is no place for sockets and data.
-        // SAFETY: takes nothing, cannot fail.
-        if !found.is_dir() || found.uid() != unsafe { libc::geteuid() } {
-            return Err(Error::new(format!(
-                "{} belongs to another user; name another place with UNSLOW_LABS",
-                base.display()
-            )));
-        }
-        let dir = base.join(name);
-        match fs::DirBuilder::new().mode(0o700).create(&dir) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(Error::new(format!(
-                    "there is a lab named {name:?} already; try: unslow lab ls, unslow lab down {name}, or another --name"
-                )));
-            }
-            Err(e) => return Err(io(e)),
-        }
-        unslow_engine::register(0, &dir);
-        let made = Directory(dir);
-        // Whoever finds the directory later can tell whether its holder still lives.
-        let own = std::process::id();
-        let owner = format!("{own} {}\n", started_at(own).unwrap_or_default());
-        fs::write(made.0.join("owner"), owner).map_err(io)?;
-        Ok(made)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-        unslow_engine::unregister(0, &self.0);
-        forget_empty_dir();
-    }
 }
 
 /// A part of 198.18.0.0/15 (or 127.64.0.0/10 for a flat lab) that is ours as long as this lives: an abstract socket,
@@ -234,8 +155,11 @@ impl Lab {
         }
         let placement = topology.placement();
         let sentinel_places = topology.sentinel_placement();
-        let preload = shim::environment()?;
-        let plan = plan(topology, &engines, &hosts, &placement, &sentinel_places, how.flat, &preload)?;
+        let mut environment = shim::environment()?;
+        // Children of a killed server are found by it.
+        environment.push((processes::MARK.into(), processes::mark(&dir.0)));
+        let base = how.flat.then(|| dir.0.clone());
+        let plan = plan(topology, &engines, &hosts, &placement, &sentinel_places, base, &environment)?;
         let deployment = if plan.nodes.is_empty() {
             Deployment { nodes: Vec::new(), sentinels: Vec::new(), masters: 0 }
         } else {
@@ -250,6 +174,7 @@ impl Lab {
             missing,
             up: begun.elapsed(),
             door,
+            claims: Arc::default(),
             wire,
             _claim: claim,
             dir,
@@ -345,12 +270,11 @@ impl Drop for Lab {
         // Programs of the user's own, and children of the servers.
         let namespaces: BTreeSet<PathBuf> =
             self.hosts.iter().filter_map(|h| fs::read_link(h.seat.as_ref()?.doors().0).ok()).collect();
-        if !namespaces.is_empty() {
-            for pid in processes::inside(&namespaces) {
-                // SAFETY: a plain system call; the namespaces are held by us, so who is in them is of this lab.
-                unsafe {
-                    libc::kill(pid as i32, libc::SIGKILL);
-                }
+        for pid in processes::inside(&namespaces, &processes::mark(&self.dir.0)) {
+            // SAFETY: a plain system call; the namespaces are held by us and the mark is ours, so who has either is of this
+            // lab.
+            unsafe {
+                libc::kill(pid as i32, libc::SIGKILL);
             }
         }
         if let Some((device, _)) = &self.door {
@@ -487,9 +411,10 @@ fn plan(
     hosts: &[Host],
     placement: &[usize],
     sentinel_places: &[usize],
-    flat: bool,
-    preload: &[(String, String)],
+    base: Option<PathBuf>,
+    environment: &[(String, String)],
 ) -> Result<Plan, Error> {
+    let flat = base.is_some();
     let d = &topology.deployment;
     let mut on_host: BTreeMap<(usize, bool), u16> = BTreeMap::new();
     let mut member = |name: String, place: usize, sentinel: bool| -> Result<Member, Error> {
@@ -516,12 +441,13 @@ fn plan(
         }
         let spec = ServerSpec {
             seat: host.seat.clone(),
+            base: base.clone(),
             name,
             ip: host.ip.clone(),
             port: Some(port),
             settings,
             sentinel,
-            env: preload.to_vec(),
+            env: environment.to_vec(),
             files: vec![shim::control_file()],
         };
         Ok(Member { engine, spec })

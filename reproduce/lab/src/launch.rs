@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use unslow_engine::{Error, stop_all};
 
-use crate::daemon::{self, Description, started_at};
+use crate::daemon::{self, Description};
 use crate::lab::{Lab, Up};
+use crate::place::started_at;
 use crate::processes;
 use crate::topology::Topology;
 use crate::wire;
@@ -84,6 +85,8 @@ pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Descripti
     }
     let exe = std::env::current_exe().map_err(|e| Error::new(format!("this executable cannot be found again: {e}")))?;
     let mut command = Command::new(exe);
+    // The mark of another lab, if this is a shell on one of its hosts, is not ours.
+    command.env_remove(processes::MARK);
     command.args(["lab", "hold"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut in_user_namespace = false;
     if !order.flat && wire::allowed().is_err() {
@@ -135,7 +138,7 @@ pub fn interrupt() {
     if pid == 0 {
         return;
     }
-    // SAFETY: our own child, not reaped before STARTING is zero again.
+    // SAFETY: our own child; it was running a moment ago, and numbers are not used again that fast.
     unsafe {
         libc::kill(pid as i32, libc::SIGTERM);
     }
@@ -185,6 +188,7 @@ pub fn hold() -> Result<bool, Error> {
     let _ = io::stdin().take(1 << 20).read_to_string(&mut text);
     let order: Order = serde_json::from_str(&text)
         .map_err(|_| Error::new("lab hold is what unslow lab up starts by itself; try: unslow lab up"))?;
+    raise_descriptors();
     // SAFETY: both take numbers only. A terminal's Ctrl-C is for the command that started us; its end is for us too.
     unsafe {
         libc::setsid();
@@ -223,6 +227,18 @@ pub fn hold() -> Result<bool, Error> {
             say(&Line::Error(e.to_string()));
             stop_all();
             Ok(false)
+        }
+    }
+}
+
+/// As many descriptors as allowed: every host takes three, every client of a fault one.
+fn raise_descriptors() {
+    // SAFETY: a live struct for the kernel to fill, then to read.
+    unsafe {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
         }
     }
 }
@@ -302,7 +318,7 @@ fn prepare(found: &daemon::Found, host: &str, words: &[String]) -> Result<Comman
     }
     let (program, arguments) = words.split_first().ok_or_else(|| Error::new("a command was expected after --"))?;
     let mut command = Command::new(program);
-    command.args(arguments).env(processes::MARK, &found.name).env("UNSLOW_LAB_HOST", &row.name);
+    command.args(arguments).env(processes::MARK, processes::mark(found.dir())).env("UNSLOW_LAB_HOST", &row.name);
     // redis-cli of an installed engine, where there is none on PATH.
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     for dir in unslow_engine::cli_dirs() {

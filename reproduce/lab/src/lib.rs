@@ -7,6 +7,7 @@ pub mod daemon;
 pub mod faults;
 pub mod lab;
 pub mod launch;
+pub mod place;
 mod processes;
 mod shim;
 pub mod topology;

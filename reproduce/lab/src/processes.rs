@@ -1,12 +1,12 @@
-//! Which processes belong to a lab: those in its namespaces, and those that `lab exec` marked.
+//! Which processes belong to a lab: those in its namespaces, and those that carry its mark.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// In the environment of what `lab exec` starts, and of its children.
+/// In the environment of servers, of what `lab exec` starts, and of their children.
 pub const MARK: &str = "UNSLOW_LAB";
 
 fn pids() -> impl Iterator<Item = u32> {
@@ -19,24 +19,34 @@ fn pids() -> impl Iterator<Item = u32> {
         .filter(move |pid| *pid != own)
 }
 
-/// Processes in one of these network namespaces, given as what `/proc/PID/ns/net` reads. Only while somebody holds them:
-/// numbers are used again.
-pub fn inside(namespaces: &BTreeSet<PathBuf>) -> Vec<u32> {
-    pids().filter(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|n| namespaces.contains(&n))).collect()
+/// The mark of a lab's processes: its directory, which no other lab has at the same time.
+pub fn mark(dir: &Path) -> String {
+    dir.display().to_string()
+}
+
+fn is_marked(pid: u32, mark: &str) -> bool {
+    let variable = format!("{MARK}={mark}");
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.split(|b| *b == 0).any(|v| v == variable.as_bytes())
+}
+
+/// Processes in one of these network namespaces, given as what `/proc/PID/ns/net` reads, or with the mark. Only while
+/// somebody holds them: numbers are used again.
+pub fn inside(namespaces: &BTreeSet<PathBuf>, mark: &str) -> Vec<u32> {
+    let within = |pid: &u32| fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|n| namespaces.contains(&n));
+    pids().filter(|pid| within(pid) || is_marked(*pid, mark)).collect()
 }
 
 /// Processes of a lab whose holder is gone, by cookies of its namespaces (as root) or by the mark.
-pub fn of_lab(name: &str, cookies: &[u64]) -> Vec<u32> {
+pub fn of_lab(mark: &str, cookies: &[u64]) -> Vec<u32> {
     let own = fs::read_link("/proc/self/ns/net").ok();
-    let mark = format!("{MARK}={name}");
     pids()
         .filter(|pid| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            if environment.split(|b| *b == 0).any(|v| v == mark.as_bytes()) {
+            if is_marked(*pid, mark) {
                 return true;
             }
             let path = format!("/proc/{pid}/ns/net");
-            let elsewhere = fs::read_link(&path).is_ok_and(|n| Some(n) != own);
+            let elsewhere = !cookies.is_empty() && fs::read_link(&path).is_ok_and(|n| Some(n) != own);
             elsewhere && cookie_of(&path).is_ok_and(|c| cookies.contains(&c))
         })
         .collect()

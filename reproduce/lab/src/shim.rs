@@ -25,6 +25,18 @@ pub enum Knob {
     ClockUs = 3,
 }
 
+impl Knob {
+    /// For messages: "the fork of node-2".
+    pub fn words(self) -> &'static str {
+        match self {
+            Knob::ForkUs => "fork",
+            Knob::FsyncUs => "fsync",
+            Knob::WriteNsPerByte => "writing",
+            Knob::ClockUs => "clock",
+        }
+    }
+}
+
 /// What a server must be started with. Nothing where the shim could not be built; [`set`] says so when it is wanted.
 pub fn environment() -> Result<Vec<(String, String)>, Error> {
     if SHIM.is_empty() {
@@ -36,7 +48,7 @@ pub fn environment() -> Result<Vec<(String, String)>, Error> {
     if fs::read(&path).ok().as_deref() != Some(SHIM) {
         fs::create_dir_all(&dir).map_err(io)?;
         // Written aside and renamed: a server that starts this moment must not map half of it.
-        let aside = dir.join(format!(".shim-{}", std::process::id()));
+        let aside = dir.join(format!(".shim-{}-{:?}", std::process::id(), std::thread::current().id()));
         let mut file =
             fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&aside).map_err(io)?;
         file.write_all(SHIM).map_err(io)?;
@@ -58,7 +70,8 @@ pub fn set(server: &Server, knob: Knob, value: i64) -> Result<(), Error> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap_or_default();
     if server.pid() != 0 && !maps.contains(CONTROL) {
         return Err(Error::new(format!(
-            "{} runs without the preload shim; a static or setuid server cannot have it",
+            "{} runs without the preload shim; a static or setuid server cannot have it, nor one under a cache path with a \
+             space or colon (UNSLOW_CACHE)",
             server.name()
         )));
     }

@@ -254,6 +254,9 @@ fn across() -> PathSpec {
 /// Zones, hosts and servers a lab may have: addresses are 198.18.0.0/15 in parts of 4096.
 pub const ZONES_MAX: usize = 15;
 const HOSTS_MAX: usize = 250;
+const SERVERS_MAX: usize = 500;
+/// A disk must hold a configuration file, and fit into memory.
+const DISK: std::ops::RangeInclusive<u64> = 4096..=1 << 40;
 
 impl Topology {
     /// Three zones, 0.1 ms inside, 1 ms across, a six-node Valkey cluster with replicas in other zones.
@@ -293,13 +296,27 @@ impl Topology {
         if d.quorum.is_some_and(|q| q == 0 || q > d.sentinels) {
             return whole(format!("a quorum between 1 and {} Sentinels was expected", d.sentinels));
         }
-        if self.nodes() + self.sentinels() > 500 {
-            return whole(format!("{} servers: at most 500 were expected", self.nodes() + self.sentinels()));
+        let servers = d.masters.saturating_mul(d.replicas.saturating_add(1)).saturating_add(d.sentinels);
+        if servers > SERVERS_MAX {
+            return whole(format!("{servers} servers: at most {SERVERS_MAX} were expected"));
+        }
+        for zone in &self.zones {
+            for hosts in [zone.hosts.unwrap_or(0), zone.clients] {
+                if hosts > HOSTS_MAX {
+                    return whole(format!("zone {:?} has {hosts} hosts: at most {HOSTS_MAX} were expected", zone.name));
+                }
+            }
         }
         let zones: Vec<&str> = self.zones.iter().map(|z| z.name.as_str()).collect();
         for end in self.links.iter().flat_map(|l| [&l.from, &l.to]) {
             if !zones.contains(&end.get_ref().as_str()) {
                 return Err(located(text, end, &format!("no zone {:?}{}", end.get_ref(), near(end.get_ref(), &zones))));
+            }
+        }
+        for link in &self.links {
+            if link.from.get_ref() == link.to.get_ref() {
+                let message = "a link leads from one zone to another; what is inside a zone stands under [[zone]]";
+                return Err(located(text, &link.to, message));
             }
         }
         let hosts = self.host_names();
@@ -309,6 +326,15 @@ impl Topology {
             if !names.contains(&name.get_ref().as_str()) {
                 let message = format!("no host {:?}{}", name.get_ref(), near(name.get_ref(), &names));
                 return Err(located(text, name, &message));
+            }
+        }
+        for (i, host) in self.hosts.iter().enumerate() {
+            let name = host.name.get_ref();
+            if self.hosts[..i].iter().any(|h| h.name.get_ref() == name) {
+                return Err(located(text, &host.name, &format!("host {name:?} is described twice")));
+            }
+            if host.disk.is_some_and(|d| !DISK.contains(&d)) {
+                return Err(located(text, &host.name, &format!("host {name:?}: a disk of 4kb to 1024gb was expected")));
             }
         }
         if let Some(placement) = &d.placement

@@ -79,13 +79,16 @@ fn loses_the_share_that_was_asked_for() {
     let lab = lab(&BARE.replace("10ms", "1ms"));
     let (a, b) = (socket(&lab.hosts[0]), socket(&lab.hosts[1]));
     let loss = faults::named("loss").expect("a fault");
-    let active = loss.inject(&lab, Some("a->b"), Some("10%")).expect("begun");
+    // By the wire's own count: a busy machine may lose packets at the sockets besides.
+    let lost = || lab.wire_stats().expect("a wire").packets_lost;
+    let mut active = loss.inject(&lab, Some("a->b"), Some("10%")).expect("begun");
     let (came, _) = send(&a, &b, 10_000);
-    assert!((900..=1100).contains(&(10_000 - came)), "{} of 10000 lost, 1000 were asked for", 10_000 - came);
-    let (back, _) = send(&b, &a, 1000);
-    assert_eq!(back, 1000, "the other direction loses nothing");
+    assert!((900..=1100).contains(&lost()), "{} of 10000 lost, 1000 were asked for", lost());
+    assert!(came as u64 <= 10_000 - lost(), "{came} came");
+    let before = lost();
+    assert!(send(&b, &a, 1000).0 > 0 && lost() == before, "the other direction loses nothing");
     active.heal().expect("healed");
-    assert_eq!(send(&a, &b, 1000).0, 1000, "healed, nothing is lost");
+    assert!(send(&a, &b, 1000).0 > 0 && lost() == before, "healed, nothing is lost");
 }
 
 #[test]
@@ -204,6 +207,6 @@ fn a_flat_lab_says_what_is_missing() {
     let refused = refused.err().expect("there is no wire").to_string();
     assert!(refused.contains("flat"), "{refused}");
     // What needs no wire works.
-    let active = faults::named("hang").expect("a fault").inject(&lab, Some("node-4"), None).expect("begun");
+    let mut active = faults::named("hang").expect("a fault").inject(&lab, Some("node-4"), None).expect("begun");
     active.heal().expect("healed");
 }

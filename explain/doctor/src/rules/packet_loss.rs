@@ -4,8 +4,8 @@
 //! 200 ms at least on Linux when few packets are in flight, doubling each time. With one command in flight over 1 ms, 1 %
 //! of loss leaves a quarter of the throughput (measured).
 //!
-//! Seen when: the kernel has sent at least 20 segments again on the sockets of a server, and 0.1 % of all it sent; 1 % is
-//! bad. Only on the server's own machine, or with `unslow host --save` from there.
+//! Seen when: in the window the kernel has sent at least 20 segments again on the sockets of a server, and 0.1 % of all it
+//! sent; 1 % is bad. Only on the server's own machine, or with `unslow host --save` from there.
 //!
 //! Not to be taken for: a stall of the server, which hits all connections at the same moment and sends nothing again; a
 //! client that does not read (`not_your_redis`), whose window is closed.
@@ -55,8 +55,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let (a, s) = peers.iter().fold((0, 0), |(a, s), p| (a + p.retransmits, s + p.segments_out));
     let mut finding = Finding::new(format!("{} of the segments that {} sends are lost on the way and sent again", percent(share), node.address))
         .on([node.address.as_str()])
-        .latency(share * RTO_MS, format!("{} of the replies wait {RTO_MS:.0} ms or more for a retransmission", percent(share)))
-        .gain("no reply waits for a retransmission", format!("{a} of {s} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average", share * RTO_MS))
+        .latency(share * RTO_MS, format!("{} of the replies wait for a retransmission, {RTO_MS:.0} ms or more where nothing else is in flight", percent(share)))
+        .gain("no reply waits for a retransmission", format!("{a} of {s} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average; less where later packets tell of the loss sooner", share * RTO_MS))
         .likely("the kernel counts what it sent again; a few of these may have been late and not lost");
     for peer in hit.iter().take(3) {
         finding = finding.saw(
@@ -68,9 +68,10 @@ pub fn check(facts: &Facts) -> Verdict {
     if let Some((host, tcp)) = facts.process(node).and_then(|(h, _)| Some((h, h.tcp?))) {
         finding = finding.saw_at("nstat -az TcpRetransSegs TcpOutSegs TcpExtTCPTimeouts", format!("{} of {} segments again, {} time-outs in the window", tcp.retransmits, tcp.segments_out, tcp.timeouts), host.at_ms);
     }
-    let ping = node.rtt.value().map_or(0.0, |r| f64::from(r.us_p99));
+    if let Some(ping) = node.rtt.value().map(|r| f64::from(r.us_p99)).filter(|us| *us < 50_000.0) {
+        finding = finding.not(format!("a stall of the server: PING beside it has p99 {}", time_us(ping)));
+    }
     finding
-        .not(format!("a stall of the server: PING beside it has p99 {}", time_us(ping)))
         .fix(
             "Find where packets are dropped, from the server outwards",
             &["ethtool -S eth0 | grep -E 'drop|err|allowance'", "nstat -az | grep -i drop; cat /proc/net/softnet_stat", "mtr -T -P 6379 CLIENT   (from the server, and the other way)"],

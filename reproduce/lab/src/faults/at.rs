@@ -7,7 +7,7 @@ use unslow_client::Connection;
 use unslow_engine::{Error, Seat, Server, info, view};
 use unslow_topology::{ClusterView, slot_of};
 
-use super::{Active, Client, Fault, Takes, Undo, patient};
+use super::{Active, Claim, Client, Fault, Takes, patient};
 use crate::lab::{Host, Lab};
 use crate::topology::{near, parse_bytes, parse_duration, parse_rate, parse_share};
 use crate::wire::{Change, Conditions};
@@ -16,6 +16,7 @@ use crate::wire::{Change, Conditions};
 pub struct At<'a> {
     /// The lab.
     pub lab: &'a Lab,
+    fault: &'static str,
     value: &'a str,
     found: Found,
 }
@@ -33,7 +34,7 @@ impl<'a> At<'a> {
             Takes::Node | Takes::Processes => nodes(lab, fault, target.unwrap_or("master"))?,
             Takes::Path => path(lab, target)?,
         };
-        Ok(At { lab, value, found })
+        Ok(At { lab, fault: fault.name, value, found })
     }
 
     /// What it is done to, in words.
@@ -99,11 +100,30 @@ impl<'a> At<'a> {
             stop: Arc::default(),
             fixed: Arc::default(),
             threads: Vec::new(),
+            local: Vec::new(),
             undo: Vec::new(),
             seat,
+            _claims: Vec::new(),
             remedy,
             subject: String::new(),
         }
+    }
+
+    /// Makes sure that nobody else has changed this and will put it back: two faults would undo each other.
+    pub(super) fn claim(&self, active: &mut Active, server: &Server, what: &str) -> Result<(), Error> {
+        self.claim_named(active, format!("{what} of {}", server.name()))
+    }
+
+    pub(super) fn claim_named(&self, active: &mut Active, what: String) -> Result<(), Error> {
+        let held = self.lab.claims.clone();
+        let mut all = held.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(by) = all.get(&what) {
+            return Err(Error::new(format!("the {what} is in the hands of {by} already; try: unslow lab heal {by}")));
+        }
+        all.insert(what.clone(), self.fault.into());
+        drop(all);
+        active._claims.push(Claim { held, what });
+        Ok(())
     }
 
     /// A hash tag whose keys live on the server: `{t17}`.
@@ -124,8 +144,8 @@ impl<'a> At<'a> {
         Ok(all.find(|t| owner.slots.contains(slot_of(t.as_bytes()))).unwrap_or_default())
     }
 
-    /// Sets what a fault needs set; what was set before comes back with `undo`.
-    pub(super) fn settings(&self, wanted: &[(&'static str, &'static str)], undo: &mut Vec<Undo>) -> Result<(), Error> {
+    /// Sets what a fault needs set; what was set before comes back with the undo.
+    pub(super) fn settings(&self, wanted: &[(&'static str, &'static str)], active: &mut Active) -> Result<(), Error> {
         if wanted.is_empty() {
             return Ok(());
         }
@@ -134,6 +154,9 @@ impl<'a> At<'a> {
             _ => self.lab.deployment.nodes.clone(),
         };
         for node in nodes {
+            for (key, _) in wanted {
+                self.claim(active, &node, key)?;
+            }
             let mut connection = node.connect()?;
             for &(key, value) in wanted {
                 let now = connection.call(&["CONFIG", "GET", key])?.get(key).and_then(|v| v.text()).unwrap_or_default();
@@ -148,7 +171,9 @@ impl<'a> At<'a> {
                     ))
                 })?;
                 let node = node.clone();
-                undo.push(Box::new(move || Ok(node.connect()?.call(&["CONFIG", "SET", key, &now]).map(drop)?)));
+                active
+                    .undo
+                    .push(Box::new(move || Ok(node.connect()?.call(&["CONFIG", "SET", key, &now]).map(drop)?)));
             }
         }
         Ok(())
@@ -275,13 +300,22 @@ fn same(a: &str, b: &str) -> bool {
     a == b || matches!((parse_bytes(a), parse_bytes(b)), (Ok(x), Ok(y)) if x == y)
 }
 
+/// `master` or `slave`; nothing of a server that does not answer at once.
+fn role_of(node: &Server) -> Option<String> {
+    let open = || Connection::open(&node.target(), &super::brief());
+    let mut c = match node.seat() {
+        Some(seat) => seat.run(open).ok()?.ok()?,
+        None => open().ok()?,
+    };
+    info(&mut c, "replication").ok()?.get("role").map(String::from)
+}
+
 /// The n-th server of this role, by what the servers say now.
 fn role(lab: &Lab, wanted: &str, number: usize) -> Result<Arc<Server>, Error> {
     let role = if wanted == "replica" { "slave" } else { "master" };
     let mut left = number;
     for node in &lab.deployment.nodes {
-        let answer = node.connect().and_then(|mut c| info(&mut c, "replication"));
-        if answer.is_ok_and(|i| i.get("role") == Some(role)) {
+        if role_of(node).as_deref() == Some(role) {
             left -= 1;
             if left == 0 {
                 return Ok(node.clone());
@@ -294,7 +328,18 @@ fn role(lab: &Lab, wanted: &str, number: usize) -> Result<Arc<Server>, Error> {
 fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
     let text = |s: &Arc<Server>| format!("{} ({})", s.name(), s.address());
     if let Some((server, _)) = lab.servers().find(|(s, _)| s.name() == target || s.address() == target) {
+        if fault.takes == Takes::Node && lab.deployment.sentinels.iter().any(|s| Arc::ptr_eq(s, server)) {
+            return Err(Error::new(format!("{} is done to a data node; {target} is a Sentinel", fault.name)));
+        }
         return Ok(Found::Nodes(vec![server.clone()], text(server)));
+    }
+    if let Some(zone) = lab.zones.iter().position(|z| z == target && fault.takes == Takes::Processes) {
+        let all: Vec<Arc<Server>> = lab.servers().filter(|(_, h)| h.zone == zone).map(|(s, _)| s.clone()).collect();
+        if all.is_empty() {
+            return Err(Error::new(format!("no server runs in {target}")));
+        }
+        let text = format!("{target}: {}", all.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "));
+        return Ok(Found::Nodes(all, text));
     }
     let (word, number) = match target.rsplit_once('-') {
         Some((word, n)) if n.parse::<usize>().is_ok_and(|n| n > 0) => (word, n.parse().unwrap_or(1)),
@@ -327,10 +372,11 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
 fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
     lab.wire()?;
     let all: Vec<usize> = (0..lab.hosts.len() + usize::from(lab.door.is_some())).collect();
-    let Some(text) = target else {
-        // Everything.
+    let text = target
+        .ok_or_else(|| Error::new("a path was expected: a host, a zone, A:B, A->B, or all; try: unslow lab ls"))?;
+    if text == "all" {
         return Ok(Found::Path { from: all.clone(), to: all, both_ways: false, text: "every path".into() });
-    };
+    }
     let ends = [("->", false), ("<->", true)]
         .iter()
         .rev()
@@ -345,7 +391,9 @@ fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
             let from = hosts(lab, text)?;
             let others: Vec<usize> = all.iter().filter(|h| !from.contains(h)).copied().collect();
             let to = if others.is_empty() { all } else { others };
-            Ok(Found::Path { from, to, both_ways: true, text: format!("{text} and everybody else") })
+            let names: Vec<&str> = from.iter().filter_map(|h| Some(lab.hosts.get(*h)?.name.as_str())).collect();
+            let who = if names.len() == 1 { names[0].to_string() } else { text.to_string() };
+            Ok(Found::Path { from, to, both_ways: true, text: format!("{who} and everybody else") })
         }
     }
 }

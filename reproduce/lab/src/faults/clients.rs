@@ -4,18 +4,18 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use unslow_client::Connection;
+use unslow_client::{Connection, Target};
 
 use super::at::beside;
-use super::{Active, At, Flags, connect, connect_as, fill, with, words};
+use super::{Active, At, Flags, connect, connect_as, fill, stream, sweep, with, words};
 use unslow_engine::Error;
 
 /// As Lettuce does by default: each client makes a new named connection to every node and asks CLUSTER NODES and INFO.
 pub fn topology_storm(at: &At<'_>) -> Result<Active, Error> {
     let clients = at.count(2000)?;
     // Ghosts without an address make the answer as long as that of a big cluster, and cost nothing else.
-    let ghosts = super::deployment::haunt(&at.node()?, 300)?;
-    let mut active = at.active("each client asks one node, every 60 s, over the connection it has").undo_with(ghosts);
+    let active = at.active("each client asks one node, every 60 s, over the connection it has");
+    let mut active = super::deployment::haunt(at, active, 300)?;
     for node in &at.lab.deployment.nodes {
         let target = node.target();
         active = active.work(move |flags| {
@@ -24,13 +24,15 @@ pub fn topology_storm(at: &At<'_>) -> Result<Active, Error> {
                 return;
             }
             // All ask at once and leave together, so that CLIENT LIST shows them at any time.
-            let mut all: Vec<Connection> =
-                (0..clients).filter_map(|_| connect_as(&target, "lettuce#ClusterTopologyRefresh").ok()).collect();
+            let mut all: Vec<Connection> = (0..clients)
+                .map_while(|_| connect_as(&target, "lettuce#ClusterTopologyRefresh").ok().filter(|_| !flags.stopped()))
+                .collect();
             for question in [&["CLUSTER", "NODES"][..], &["INFO"], &["CLUSTER", "NODES"]] {
-                all.retain_mut(|client| client.send(question).is_ok());
-                all.retain_mut(|client| client.receive(Duration::from_secs(10)).is_ok());
+                all.retain_mut(|client| !flags.stopped() && client.send(question).is_ok());
+                all.retain_mut(|client| !flags.stopped() && client.receive(Duration::from_secs(2)).is_ok());
             }
-            flags.pause(Duration::from_millis(5));
+            // None: the node is away, and asking faster does not bring it back.
+            flags.pause(Duration::from_millis(if all.is_empty() { 100 } else { 5 }));
         });
     }
     Ok(active)
@@ -48,12 +50,12 @@ pub fn unpipelined(at: &At<'_>) -> Result<Active, Error> {
 pub fn hot_key(at: &At<'_>) -> Result<Active, Error> {
     let (target, key) = (at.node()?.target(), format!("hot:{}", at.tag()?));
     let client = at.client()?;
-    let mut connections: Vec<Connection> = (0..50).map(|_| client.connect(&target)).collect::<Result<_, _>>()?;
-    Ok(at.active("a copy of the value in the client, or the key split").work(move |flags| {
-        for connection in &mut connections {
-            if connection.pipeline(&vec![words(&["INCR", &key]); 10]).is_err() {
-                flags.pause(Duration::from_millis(50));
-            }
+    let mut slots: Vec<Option<Connection>> =
+        (0..50).map(|_| client.connect(&target).map(Some)).collect::<Result<_, _>>()?;
+    let active = sweep(at.active("a copy of the value in the client, or the key split"), &at.node()?, key.clone());
+    Ok(active.work(move |flags| {
+        for slot in slots.iter_mut().take_while(|_| !flags.stopped()) {
+            with(slot, &target, flags, |c| c.pipeline(&vec![words(&["INCR", &key]); 10]).map(drop));
         }
     }))
 }
@@ -85,47 +87,43 @@ pub fn no_pipelining(at: &At<'_>) -> Result<Active, Error> {
 }
 
 /// Connections that always have one command in flight: write to all, then read from all.
-fn one_in_flight(address: &str, connections: usize, command: &[u8], flags: &Flags, reply_ends: usize) {
-    let streams: Vec<TcpStream> = (0..connections)
-        .filter_map(|_| {
-            let s = TcpStream::connect(address).ok()?;
-            s.set_nodelay(true).ok()?;
-            s.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
-            Some(s)
-        })
-        .collect();
+fn one_in_flight(target: &Target, connections: usize, command: &[u8], flags: &Flags, reply_ends: usize) {
+    let streams: Vec<TcpStream> =
+        (0..connections).map_while(|_| stream(target).ok().filter(|_| !flags.stopped())).collect();
     let mut buffer = [0u8; 64 * 1024];
-    while !flags.stopped() && !streams.is_empty() {
+    let mut round = || -> std::io::Result<()> {
         for mut stream in &streams {
-            if stream.write_all(command).is_err() {
-                return;
-            }
+            stream.write_all(command)?;
         }
         for mut stream in &streams {
             let mut got = 0;
             while got < reply_ends {
-                match stream.read(&mut buffer) {
-                    Ok(0) | Err(_) => return,
-                    Ok(n) => got += n,
+                match stream.read(&mut buffer)? {
+                    0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                    n => got += n,
                 }
             }
         }
-    }
+        Ok(())
+    };
+    while !flags.stopped() && streams.len() == connections && round().is_ok() {}
+    // Here only when it failed: the server is away, and asking faster does not bring it back.
+    flags.pause(Duration::from_millis(50));
 }
 
 pub fn kernel_bound(at: &At<'_>) -> Result<Active, Error> {
-    let address = at.node()?.address();
+    let target = at.node()?.target();
     let key = at.tag()?;
     at.node()?.connect()?.call(&["SET", &key, &"x".repeat(64)])?;
     let get = format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len());
     // "$64\r\n" + 64 + "\r\n"
-    Ok(at.active("pipelines of 16").work(move |flags| one_in_flight(&address, 50, get.as_bytes(), flags, 71)))
+    Ok(at.active("pipelines of 16").work(move |flags| one_in_flight(&target, 50, get.as_bytes(), flags, 71)))
 }
 
 /// Work with small replies, so that neither the path nor the kernel is what is full.
 pub fn main_thread_saturated(at: &At<'_>) -> Result<Active, Error> {
     const BYTES: usize = 200_000;
-    let address = at.node()?.address();
+    let target = at.node()?.target();
     let key = format!("bits:{}", at.tag()?);
     at.node()?.connect()?.call(&["SET", &key, &"x".repeat(BYTES)])?;
     let one = format!("*2\r\n$8\r\nBITCOUNT\r\n${}\r\n{key}\r\n", key.len());
@@ -134,7 +132,7 @@ pub fn main_thread_saturated(at: &At<'_>) -> Result<Active, Error> {
     let batch = one.repeat(16);
     Ok(at
         .active("fewer bytes a count")
-        .work(move |flags| one_in_flight(&address, 4, batch.as_bytes(), flags, reply * 16)))
+        .work(move |flags| one_in_flight(&target, 4, batch.as_bytes(), flags, reply * 16)))
 }
 
 pub fn connection_churn(at: &At<'_>) -> Result<Active, Error> {
@@ -174,9 +172,10 @@ pub fn keys(at: &At<'_>) -> Result<Active, Error> {
     let tag = at.tag()?;
     let node = at.node()?;
     let mut c = beside(&node)?;
+    let active = sweep(at.active("SCAN with COUNT 100 in place of KEYS"), &node, format!("session:{tag}:*"));
     fill(&mut c, 300_000, |i| vec!["SET".into(), format!("session:{tag}:{i}"), "x".into()])?;
     let (target, mut slot, mut cursor) = (node.target(), None, "0".to_string());
-    Ok(at.active("SCAN with COUNT 100 in place of KEYS").work(move |flags| {
+    Ok(active.work(move |flags| {
         let fixed = flags.fixed();
         let cursor = &mut cursor;
         with(&mut slot, &target, flags, |c| {
@@ -193,12 +192,12 @@ pub fn keys(at: &At<'_>) -> Result<Active, Error> {
 }
 
 pub fn monitor(at: &At<'_>) -> Result<Active, Error> {
-    let (address, target, tag) = (at.node()?.address(), at.node()?.target(), at.tag()?);
+    let (watched, target, tag) = (at.node()?.target(), at.node()?.target(), at.tag()?);
     let mut slot = None;
     Ok(at
         .active("that connection is closed")
         .work(move |flags| {
-            let Ok(mut stream) = TcpStream::connect(&address) else { return };
+            let Ok(mut stream) = stream(&watched) else { return flags.pause(Duration::from_millis(100)) };
             let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
             let _ = stream.write_all(b"MONITOR\r\n");
             let mut buffer = [0u8; 64 * 1024];
@@ -218,6 +217,7 @@ pub fn big_key(at: &At<'_>) -> Result<Active, Error> {
     let key = format!("profile:{}", at.tag()?);
     let node = at.node()?;
     let mut c = beside(&node)?;
+    let active = sweep(at.active("HSCAN in pages of 100 in place of HGETALL"), &node, key.clone());
     fill(&mut c, 2000, |i| {
         let mut command = vec!["HSET".to_string(), key.clone()];
         for j in 0..100 {
@@ -226,7 +226,7 @@ pub fn big_key(at: &At<'_>) -> Result<Active, Error> {
         command
     })?;
     let (target, mut slot, mut cursor) = (node.target(), None, "0".to_string());
-    Ok(at.active("HSCAN in pages of 100 in place of HGETALL").work(move |flags| {
+    Ok(active.work(move |flags| {
         let (fixed, cursor) = (flags.fixed(), &mut cursor);
         with(&mut slot, &target, flags, |c| {
             if fixed {
@@ -257,6 +257,7 @@ pub fn lua_loop(at: &At<'_>) -> Result<Active, Error> {
 pub fn slow_command(at: &At<'_>) -> Result<Active, Error> {
     let (node, tag) = (at.node()?, at.tag()?);
     let mut c = beside(&node)?;
+    let active = sweep(at.active("the union is stored once"), &node, format!("set:{tag}:*"));
     fill(&mut c, 50 * 10, |i| {
         let mut command = vec!["SADD".to_string(), format!("set:{tag}:{}", i / 10)];
         command.extend((0..100).map(|j| format!("member:{}", i * 100 + j)));
@@ -265,7 +266,7 @@ pub fn slow_command(at: &At<'_>) -> Result<Active, Error> {
     let mut command = vec!["SUNION".to_string()];
     command.extend((0..50).map(|i| format!("set:{tag}:{i}")));
     let (target, mut slot) = (node.target(), None);
-    Ok(at.active("the union is stored once").work(move |flags| {
+    Ok(active.work(move |flags| {
         with(&mut slot, &target, flags, |c| c.call(&command).map(drop));
         flags.pause(Duration::from_millis(50));
     }))
@@ -292,15 +293,26 @@ pub fn redirect_storm(at: &At<'_>) -> Result<Active, Error> {
 }
 
 pub fn slow_subscriber(at: &At<'_>) -> Result<Active, Error> {
-    let address = at.node()?.address();
-    let mut subscriber = at.client()?.stream(&address)?;
-    subscriber.write_all(b"SUBSCRIBE news\r\n").map_err(|e| Error::new(e.to_string()))?;
+    let failed = |e: std::io::Error| Error::new(e.to_string());
+    let mut subscriber = at.client()?.stream(&at.node()?.target())?;
+    subscriber.write_all(b"SUBSCRIBE news\r\n").map_err(failed)?;
+    let mut first = [0u8; 2];
+    subscriber.read_exact(&mut first).map_err(failed)?;
+    if first[0] != b'*' {
+        return Err(Error::new(format!("{} refuses SUBSCRIBE", at.node()?.name())));
+    }
     let mut publisher = at.node()?.connect()?;
     let message = "x".repeat(10_000);
     // Past what the two sockets' buffers swallow, and 8 MB more; still below the hard limit of 32 MB.
-    let mut waiting = 0;
+    let (mut waiting, mut rounds) = (0, 0);
     while waiting < 12_000_000 {
-        publisher.pipeline(&vec![words(&["PUBLISH", "news", &message]); 100])?;
+        rounds += 1;
+        if rounds > 100 {
+            return Err(Error::new("100 MB were published and the subscriber's buffer does not grow"));
+        }
+        for reply in publisher.pipeline(&vec![words(&["PUBLISH", "news", &message]); 100])? {
+            reply?;
+        }
         let list = publisher.call(&["CLIENT", "LIST"])?.text().unwrap_or_default();
         waiting =
             list.split(" omem=").skip(1).filter_map(|t| t.split(' ').next()?.parse::<u64>().ok()).max().unwrap_or(0);
@@ -312,7 +324,7 @@ pub fn not_your_redis(at: &At<'_>) -> Result<Active, Error> {
     let mut c = at.node()?.connect()?;
     let page = format!("page:{}", at.tag()?);
     c.call(&["SET", &page, &"x".repeat(500_000)])?;
-    let mut lazy = at.client()?.stream(&at.node()?.address())?;
+    let mut lazy = at.client()?.stream(&at.node()?.target())?;
     lazy.write_all(format!("GET {page}\r\n").repeat(40).as_bytes()).map_err(|e| Error::new(e.to_string()))?;
     Ok(at.active("it reads").on_end(move || drop(lazy)))
 }

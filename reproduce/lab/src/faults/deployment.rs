@@ -3,15 +3,28 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use unslow_client::Connection;
 use unslow_engine::{Error, Server, info, view, wait_for};
+use unslow_topology::ClusterView;
 
 use super::at::{beside, id_of};
 use super::{Active, At};
 
+/// A connection to a node that answers, and what it says; nothing for one that is dead or hangs.
+pub fn answering(node: &Arc<Server>) -> Option<(Connection, ClusterView)> {
+    let open = || Connection::open(&node.target(), &super::brief());
+    let mut c = match node.seat() {
+        Some(seat) => seat.run(open).ok()?.ok()?,
+        None => open().ok()?,
+    };
+    let view = view(&mut c).ok()?;
+    Some((c, view))
+}
+
 /// Waits until every node that answers sees `master` as a master with slots.
 pub fn wait_master(nodes: &[Arc<Server>], master: &str) -> Result<(), Error> {
     for node in nodes {
-        let Ok(mut c) = node.connect() else { continue };
+        let Some((mut c, _)) = answering(node) else { continue };
         wait_for("every node to see the new master", Duration::from_secs(30), || {
             Ok(view(&mut c)?.masters().any(|m| m.id == master && !m.slots.is_empty()))
         })?;
@@ -58,67 +71,114 @@ pub fn failover(at: &At<'_>) -> Result<Active, Error> {
     } else {
         (at.master_of(&target)?, target)
     };
+    take_over(at, master, &replica)
+}
+
+/// A replica takes its master's place, and gives it back at the end.
+pub fn take_over(at: &At<'_>, master: Arc<Server>, replica: &Arc<Server>) -> Result<Active, Error> {
     let nodes = at.lab.deployment.nodes.clone();
-    fail_over(&nodes, &replica)?;
-    Ok(at.active("CLUSTER FAILOVER back").undo_with(move || fail_over(&nodes, &master)))
+    let active = at.active("CLUSTER FAILOVER back").undo_with({
+        let nodes = nodes.clone();
+        move || fail_over(&nodes, &master)
+    });
+    fail_over(&nodes, replica)?;
+    Ok(active)
 }
 
 fn sentinel_failover(at: &At<'_>) -> Result<Active, Error> {
-    let sentinel = at.lab.deployment.sentinels[0].clone();
-    let old = at.node()?;
-    let address = |c: &mut unslow_client::Connection| -> Result<String, Error> {
+    let sentinels = at.lab.deployment.sentinels.clone();
+    let target = at.node()?.address();
+    let ask = move || -> Result<Connection, Error> {
+        let mut last = Error::new("no Sentinel runs");
+        for sentinel in &sentinels {
+            match beside(sentinel).and_then(|mut c| Ok(c.call(&["PING"]).map(|_| c)?)) {
+                Ok(c) => return Ok(c),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    };
+    let address = |c: &mut Connection| -> Result<String, Error> {
         let reply = c.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"])?;
         Ok(reply.items().iter().filter_map(|v| v.text()).collect::<Vec<_>>().join(":"))
     };
-    let switch = move |wanted: Option<String>| -> Result<(), Error> {
-        let mut c = sentinel.connect()?;
-        let before = address(&mut c)?;
-        if wanted.as_ref() == Some(&before) {
-            return Ok(());
+    // Sentinel chooses the replica: with several, it may take more than one failover to reach the wanted one.
+    let switch = move |reached: &dyn Fn(&str) -> bool| -> Result<(), Error> {
+        let mut c = ask()?;
+        for _ in 0..5 {
+            let before = address(&mut c)?;
+            if reached(&before) {
+                return Ok(());
+            }
+            // Right after one failover there is no good replica yet for the next.
+            wait_for("a replica that Sentinel would promote", Duration::from_secs(60), || {
+                Ok(c.call(&["SENTINEL", "FAILOVER", "mymaster"]).is_ok())
+            })?;
+            wait_for("Sentinel's new master", Duration::from_secs(60), || Ok(address(&mut c)? != before))?;
         }
-        // Right after one failover there is no good replica yet for the next.
-        wait_for("a replica that Sentinel would promote", Duration::from_secs(60), || {
-            Ok(c.call(&["SENTINEL", "FAILOVER", "mymaster"]).is_ok())
-        })?;
-        wait_for("Sentinel's new master", Duration::from_secs(60), || Ok(address(&mut c)? != before))
+        if reached(&address(&mut c)?) {
+            Ok(())
+        } else {
+            Err(Error::new("five failovers did not lead to the wanted master"))
+        }
     };
-    switch(None)?;
-    let (ip, port) = (old.ip.clone(), old.port);
-    Ok(at.active("SENTINEL FAILOVER back").undo_with(move || switch(Some(format!("{ip}:{port}")))))
+    let old = at.masters()?.first().map(|m| m.address()).ok_or_else(|| Error::new("no master answers"))?;
+    let active = at.active("SENTINEL FAILOVER back").undo_with({
+        let (switch, old) = (switch.clone(), old.clone());
+        move || switch(&|now| now == old)
+    });
+    // The master itself as target means: any replica.
+    switch(&|now| if target == old { now != old } else { now == target })?;
+    Ok(active)
 }
 
-/// Moves one slot with its keys; everybody who answers knows afterwards.
-fn move_one(nodes: &[Arc<Server>], slot: u16, from: &Arc<Server>, to: &Arc<Server>) -> Result<(), Error> {
-    let slot = slot.to_string();
-    let (source, destination) = (id_of(from)?, id_of(to)?);
-    let (mut a, mut b) = (beside(from)?, beside(to)?);
-    b.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source])?;
+/// Moves one slot with its keys, from wherever it is; everybody who answers knows afterwards.
+fn move_one(nodes: &[Arc<Server>], slot: u16, to: &Arc<Server>) -> Result<(), Error> {
+    let destination = id_of(to)?;
+    let mut b = beside(to)?;
+    let now = view(&mut b)?;
+    let owner = now.masters().find(|m| m.slots.contains(slot)).map(|m| m.id.clone());
+    let owner = owner.ok_or_else(|| Error::new(format!("slot {slot} has no owner")))?;
+    let from = nodes.iter().find(|n| id_of(n).is_ok_and(|id| id == owner));
+    let from = from.ok_or_else(|| Error::new(format!("the owner of slot {slot} does not answer")))?;
+    let (slot, port) = (slot.to_string(), to.port.to_string());
+    let mut a = beside(from)?;
+    // One that was left half way, by whoever.
+    for c in [&mut a, &mut b] {
+        c.call(&["CLUSTER", "SETSLOT", &slot, "STABLE"])?;
+    }
+    if owner == destination {
+        return Ok(());
+    }
+    b.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &owner])?;
     a.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &destination])?;
-    let port = to.port.to_string();
+    let password = to.target().password;
     loop {
         let keys = a.call(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"])?;
         let keys: Vec<String> = keys.items().iter().filter_map(|k| k.text()).collect();
         if keys.is_empty() {
             break;
         }
-        let mut migrate = ["MIGRATE", &to.ip, &port, "", "0", "10000", "REPLACE", "KEYS"].map(String::from).to_vec();
+        let mut migrate = ["MIGRATE", &to.ip, &port, "", "0", "10000", "REPLACE"].map(String::from).to_vec();
+        if let Some(password) = &password {
+            migrate.extend(["AUTH".into(), password.reveal().to_string()]);
+        }
+        migrate.push("KEYS".into());
         migrate.extend(keys);
         a.call(&migrate)?;
     }
     // The new owner first: from then on the slot has one whatever happens.
     b.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &destination])?;
     a.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &destination])?;
-    for node in nodes {
-        if let Ok(mut c) = node.connect() {
-            // Replicas refuse and hear it from their masters.
-            let _ = c.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &destination]);
-        }
+    for (mut c, _) in nodes.iter().filter_map(answering) {
+        // Replicas refuse and hear it from their masters.
+        let _ = c.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &destination]);
     }
     Ok(())
 }
 
-/// The target, and the master that is to give: the target itself means another master receives.
-fn giver_and_taker(at: &At<'_>) -> Result<(Arc<Server>, Arc<Server>), Error> {
+/// The target, a master, and another one.
+fn two_masters_of(at: &At<'_>) -> Result<(Arc<Server>, Arc<Server>), Error> {
     let (first, masters) = (at.node()?, at.masters()?);
     if !masters.iter().any(|m| Arc::ptr_eq(m, &first)) {
         return Err(Error::new(format!("{} is no master", first.name())));
@@ -129,14 +189,19 @@ fn giver_and_taker(at: &At<'_>) -> Result<(Arc<Server>, Arc<Server>), Error> {
 
 pub fn move_slot(at: &At<'_>) -> Result<Active, Error> {
     let slot = at.slot()?;
-    let (target, other) = giver_and_taker(at)?;
-    let view = at.view()?;
-    let owner = view.masters().find(|m| m.slots.contains(slot)).map(|m| m.id.clone());
+    let (target, other) = two_masters_of(at)?;
+    let owner = at.view()?.masters().find(|m| m.slots.contains(slot)).map(|m| m.id.clone());
     let owner = at.by_id(&owner.ok_or_else(|| Error::new(format!("slot {slot} has no owner")))?)?;
     let to = if Arc::ptr_eq(&owner, &target) { other } else { target };
     let nodes = at.lab.deployment.nodes.clone();
-    move_one(&nodes, slot, &owner, &to)?;
-    Ok(at.active("the slot moves back").undo_with(move || move_one(&nodes, slot, &to, &owner)))
+    let mut active = at.active("the slot moves back");
+    at.claim_named(&mut active, format!("slot {slot}"))?;
+    let active = active.undo_with({
+        let nodes = nodes.clone();
+        move || move_one(&nodes, slot, &owner)
+    });
+    move_one(&nodes, slot, &to)?;
+    Ok(active)
 }
 
 /// Slots of a master, as many as wanted at most.
@@ -149,15 +214,25 @@ fn slots_of(at: &At<'_>, master: &Server, most: usize) -> Result<Vec<u16>, Error
 }
 
 pub fn reshard(at: &At<'_>) -> Result<Active, Error> {
-    let (from, to) = giver_and_taker(at)?;
+    let (from, to) = two_masters_of(at)?;
     let slots = slots_of(at, &from, at.count(16_384)?)?;
     let nodes = at.lab.deployment.nodes.clone();
     let moved: Arc<Mutex<Vec<u16>>> = Arc::default();
-    let active = at.active("the slots move back").undo_with({
-        let (nodes, moved, from, to) = (nodes.clone(), moved.clone(), from.clone(), to.clone());
+    let mut active = at.active("the slots move back");
+    at.claim(&mut active, &from, "slots")?;
+    let active = active.undo_with({
+        let (nodes, moved) = (nodes.clone(), moved.clone());
         move || {
-            let moved = std::mem::take(&mut *moved.lock().unwrap_or_else(|e| e.into_inner()));
-            moved.into_iter().try_for_each(|slot| move_one(&nodes, slot, &to, &from))
+            // Those that cannot be moved back now stay noted.
+            let mut first = Ok(());
+            moved.lock().unwrap_or_else(|e| e.into_inner()).retain(|slot| match move_one(&nodes, *slot, &from) {
+                Ok(()) => false,
+                Err(e) => {
+                    first = std::mem::replace(&mut first, Ok(())).and(Err(e));
+                    true
+                }
+            });
+            first
         }
     });
     let mut left = slots.into_iter();
@@ -165,14 +240,14 @@ pub fn reshard(at: &At<'_>) -> Result<Active, Error> {
         Some(slot) => {
             // Noted before, so that one half moved is moved back too.
             moved.lock().unwrap_or_else(|e| e.into_inner()).push(slot);
-            let _ = move_one(&nodes, slot, &from, &to);
+            let _ = move_one(&nodes, slot, &to);
         }
         None => flags.pause(Duration::from_secs(60)),
     }))
 }
 
 pub fn reshard_atomic(at: &At<'_>) -> Result<Active, Error> {
-    let (from, to) = giver_and_taker(at)?;
+    let (from, to) = two_masters_of(at)?;
     if !from.engine().is_valkey() || from.engine().level() < (9, 0) {
         return Err(Error::new(format!(
             "CLUSTER MIGRATESLOTS needs Valkey 9.0; this is {}; try: unslow lab fault reshard",
@@ -183,14 +258,23 @@ pub fn reshard_atomic(at: &At<'_>) -> Result<Active, Error> {
     // The first run of neighbours.
     let run = slots.iter().zip(slots[0]..).take_while(|(s, n)| **s == *n).count();
     let (first, last) = (slots[0].to_string(), slots[run - 1].to_string());
+    let mut active = at.active("the slots move back");
+    at.claim(&mut active, &from, "slots")?;
+    let active = active.undo_with({
+        let (from, to, first, last) = (from.clone(), to.clone(), first.clone(), last.clone());
+        move || migrate(&to, &from, &first, &last)
+    });
     migrate(&from, &to, &first, &last)?;
-    Ok(at.active("the slots move back").undo_with(move || migrate(&to, &from, &first, &last)))
+    Ok(active)
 }
 
 fn migrate(from: &Arc<Server>, to: &Arc<Server>, first: &str, last: &str) -> Result<(), Error> {
     let destination = id_of(to)?;
     let mut c = beside(from)?;
     let slot: u16 = last.parse().unwrap_or(0);
+    if view(&mut c)?.by_id(&destination).is_some_and(|n| n.slots.contains(slot)) {
+        return Ok(());
+    }
     c.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", first, last, "NODE", &destination])?;
     wait_for("the slots to arrive", Duration::from_secs(120), || {
         Ok(view(&mut c)?.by_id(&destination).is_some_and(|n| n.slots.contains(slot)))
@@ -198,46 +282,59 @@ fn migrate(from: &Arc<Server>, to: &Arc<Server>, first: &str, last: &str) -> Res
 }
 
 pub fn ghost_nodes(at: &At<'_>) -> Result<Active, Error> {
-    let undo = haunt(&at.node()?, at.count(5000)?)?;
-    Ok(at.active("CLUSTER FORGET").undo_with(undo))
+    haunt(at, at.active("CLUSTER FORGET"), at.count(5000)?)
 }
 
-/// Restarts a node with this many replicas of its own master in nodes.conf that nobody has heard of: its CLUSTER NODES is
-/// as long as a big cluster's. The answer forgets them.
-pub fn haunt(node: &Arc<Server>, count: usize) -> Result<impl FnOnce() -> Result<(), Error> + Send + use<>, Error> {
+/// Restarts the node with this many replicas of its own master in nodes.conf that nobody has heard of: its CLUSTER NODES is
+/// as long as a big cluster's. The end of the fault forgets them.
+pub fn haunt(at: &At<'_>, active: Active, count: usize) -> Result<Active, Error> {
+    let node = at.node()?;
     if info(&mut node.connect()?, "cluster")?.get("cluster_enabled") != Some("1") {
         return Err(Error::new(format!("{} is not part of a cluster", node.name())));
     }
-    let own = |i: usize| format!("{:040x}", 0xdead_0000u64 + i as u64);
-    rewrite(node, |text| {
+    let mut active = active;
+    at.claim(&mut active, &node, "nodes.conf")?;
+    at.claim(&mut active, &node, "process")?;
+    let active = active.undo_with({
+        let node = node.clone();
+        move || {
+            rewrite(&node, |text| {
+                let real = |line: &&str| !line.starts_with("00000000000000000000000000000000dead");
+                text.lines().filter(real).map(|l| format!("{l}\n")).collect()
+            })
+        }
+    });
+    rewrite(&node, |text| {
         let mine = text.lines().find(|l| l.contains("myself")).unwrap_or_default();
         let words: Vec<&str> = mine.split(' ').collect();
         // A ghost of a replica haunts that replica's master.
         let master = words.get(3).filter(|m| **m != "-").or(words.first()).copied().unwrap_or("-");
         let old = !text.contains("tls-port") && !text.contains("shard-id");
         let address = if old { ":0@0" } else { ":0@0,,tls-port=0" };
-        let ghosts: String =
-            (0..count).map(|i| format!("{} {address} slave,noaddr {master} 0 0 0 disconnected\n", own(i))).collect();
+        let ghosts: String = (0..count)
+            .map(|i| format!("{:040x} {address} slave,noaddr {master} 0 0 0 disconnected\n", 0xdead_0000u64 + i as u64))
+            .collect();
         text.replacen("vars ", &format!("{ghosts}vars "), 1)
     })?;
-    let node = node.clone();
-    Ok(move || {
-        rewrite(&node, |text| {
-            let real = |line: &&str| !line.starts_with("00000000000000000000000000000000dead");
-            text.lines().filter(real).map(|l| format!("{l}\n")).collect()
-        })
-    })
+    Ok(active)
 }
 
-/// Stops a node, changes its nodes.conf, and starts it again.
+/// Stops a node, changes its nodes.conf, and starts it again with its data.
 fn rewrite(node: &Arc<Server>, change: impl FnOnce(&str) -> String) -> Result<(), Error> {
+    // Without a snapshot a master that comes back within the node timeout would empty its replicas.
+    let dump = node.dir().join("dump.rdb");
+    let had_one = dump.exists();
+    if node.alive() {
+        beside(node)?.call(&["SAVE"])?;
+    }
     node.kill();
     let path = node.dir().join("nodes.conf");
-    let io = |e: std::io::Error| Error::new(format!("nodes.conf: {e}"));
-    let text = std::fs::read_to_string(&path).map_err(io)?;
-    let written = std::fs::write(&path, change(&text)).map_err(io);
+    let written = std::fs::read_to_string(&path).and_then(|text| std::fs::write(&path, change(&text)));
     node.restart()?;
-    written?;
+    written.map_err(|e| Error::new(format!("nodes.conf of {}: {e}", node.name())))?;
+    if !had_one {
+        let _ = std::fs::remove_file(&dump);
+    }
     let mut c = node.connect()?;
     wait_for("cluster_state:ok after the restart", Duration::from_secs(30), || {
         Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:ok"))

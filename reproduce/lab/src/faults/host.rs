@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use unslow_engine::{Error, Server, spawn_bound};
+use unslow_engine::{Error, spawn_bound};
 
 use super::{Active, At, with, words};
 
@@ -35,7 +34,10 @@ pub fn cpu_throttle(at: &At<'_>) -> Result<Active, Error> {
             fs::write(dir.join("cpu.cfs_quota_us"), quota.to_string())
         }
     })?;
-    let active = at.active("no CPU limit").on_end(move || drop(group));
+    let mut active = at.active("no CPU limit").on_end(move || drop(group));
+    for node in at.nodes()? {
+        at.claim(&mut active, &node, "CPU quota")?;
+    }
     load(load(active, at)?, at)
 }
 
@@ -47,16 +49,20 @@ pub fn memory_limit(at: &At<'_>) -> Result<Active, Error> {
         fs::write(file, bytes.to_string())
     })?;
     let nodes = at.nodes()?;
+    let mut active = at.active("a higher limit");
+    for node in &nodes {
+        at.claim(&mut active, node, "memory limit")?;
+    }
     // Whoever was killed for it starts again afterwards.
-    Ok(at.active("a higher limit").undo_with(move || {
-        drop(group);
-        nodes.iter().filter(|n| !n.alive()).try_for_each(|n| n.restart())
-    }))
+    Ok(active
+        .on_end(move || drop(group))
+        .undo_with(move || nodes.iter().filter(|n| !n.alive()).try_for_each(|n| n.restart())))
 }
 
-/// A cgroup that gives its processes back to its parent and goes.
+/// A cgroup that gives its processes back to where they were and goes.
 struct Group {
     dir: PathBuf,
+    before: Vec<(u32, PathBuf)>,
 }
 
 impl Group {
@@ -71,21 +77,37 @@ impl Group {
         let name = format!("{}{}-{}", prefix(&at.lab.name), std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let dir = root(controller).join(name);
         fs::create_dir(&dir).map_err(io)?;
-        let group = Group { dir };
+        let mut group = Group { dir, before: Vec::new() };
         limit(&group.dir).map_err(io)?;
         for node in at.nodes()? {
-            move_in(&group.dir, &node).map_err(io)?;
+            let pid = node.pid();
+            if pid == 0 {
+                return Err(Error::new(format!("{} does not run", node.name())));
+            }
+            group.before.extend(current(controller, pid).map(|dir| (pid, dir)));
+            fs::write(group.dir.join("cgroup.procs"), pid.to_string()).map_err(io)?;
         }
         Ok(group)
     }
 }
 
-fn move_in(dir: &Path, node: &Arc<Server>) -> std::io::Result<()> {
-    fs::write(dir.join("cgroup.procs"), node.pid().to_string())
+/// The group a process is in.
+fn current(controller: &str, pid: u32) -> Option<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    text.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let fits = controllers.is_empty() && root(controller).join("cgroup.controllers").exists()
+            || controllers.split(',').any(|c| c == controller);
+        fits.then(|| root(controller).join(path.trim_start_matches('/')))
+    })
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
+        for (pid, dir) in &self.before {
+            let _ = fs::write(dir.join("cgroup.procs"), pid.to_string());
+        }
         remove(&self.dir);
     }
 }
@@ -125,12 +147,14 @@ fn root(controller: &str) -> PathBuf {
     of("cgroup", Some(controller)).or_else(|| of("cgroup2", None)).unwrap_or_else(|| "/sys/fs/cgroup".into())
 }
 
-/// Removes what a lab that was killed left behind.
-pub fn remove_leftovers(lab: &str) {
+/// Removes what a lab left behind whose holder, of this number, was killed.
+pub fn remove_leftovers(lab: &str, holder: u32) {
+    let prefix = format!("{}{holder}-", prefix(lab));
+    let is_ours = |name: &str| name.strip_prefix(&prefix).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()));
     for controller in ["cpu", "memory"] {
         let Ok(entries) = fs::read_dir(root(controller)) else { continue };
         for entry in entries.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(&prefix(lab)) {
+            if is_ours(&entry.file_name().to_string_lossy()) {
                 remove(&entry.path());
             }
         }

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use unslow_client::{Connection, Options, Target};
-use unslow_engine::{Error, Seat};
+use unslow_engine::{Error, Seat, Server};
 
 pub use at::At;
 pub(crate) use host::remove_leftovers;
@@ -82,15 +82,20 @@ pub struct Fault {
     start: fn(&At<'_>) -> Result<Active, Error>,
 }
 
-type Undo = Box<dyn FnOnce() -> Result<(), Error> + Send>;
+/// Undoes one thing on servers; asked again where it fails, so it must bear that.
+type Undo = Box<dyn FnMut() -> Result<(), Error> + Send>;
 
 /// A fault at work. Dropping it ends it.
 pub struct Active {
     stop: Arc<AtomicBool>,
     fixed: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    /// Of this machine: signals, wires, cgroups, connections. Quick, and cannot fail.
+    local: Vec<Box<dyn FnOnce() + Send>>,
+    /// Of servers, which may not answer.
     undo: Vec<Undo>,
     seat: Option<Arc<Seat>>,
+    _claims: Vec<Claim>,
     /// What the fix is, in words.
     pub remedy: &'static str,
     /// What it is done to, in words.
@@ -114,15 +119,13 @@ impl Active {
         self
     }
 
-    fn on_end(self, undo: impl FnOnce() + Send + 'static) -> Active {
-        self.undo_with(move || {
-            undo();
-            Ok(())
-        })
+    fn on_end(mut self, undo: impl FnOnce() + Send + 'static) -> Active {
+        self.local.push(Box::new(undo));
+        self
     }
 
-    /// Undone in the opposite order.
-    fn undo_with(mut self, undo: impl FnOnce() -> Result<(), Error> + Send + 'static) -> Active {
+    /// Undone in the opposite order. Said before the thing itself is done, so that one half done is undone too.
+    fn undo_with(mut self, undo: impl FnMut() -> Result<(), Error> + Send + 'static) -> Active {
         self.undo.push(Box::new(undo));
         self
     }
@@ -132,28 +135,55 @@ impl Active {
         self.fixed.store(true, Ordering::SeqCst);
     }
 
-    /// Ends it, and tells what could not be undone.
-    pub fn heal(mut self) -> Result<(), Error> {
-        self.end()
+    /// Ends it. What could not be undone is told and stays to be tried again.
+    pub fn heal(&mut self) -> Result<(), Error> {
+        self.abandon();
+        let mut first = Ok(());
+        let mut left = Vec::new();
+        while let Some(mut undo) = self.undo.pop() {
+            if let Err(e) = undo() {
+                first = first.and(Err(e));
+                left.push(undo);
+            }
+        }
+        left.reverse();
+        self.undo = left;
+        first
     }
 
-    fn end(&mut self) -> Result<(), Error> {
+    /// Ends what it does on this machine and leaves the servers as they are: they are about to end themselves.
+    pub fn abandon(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
+        // Whoever hangs in a connection goes on once these are undone.
+        for undo in self.local.drain(..).rev() {
+            undo();
+        }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        let mut first = Ok(());
-        for undo in self.undo.drain(..).rev() {
-            let done = undo();
-            first = first.and(done);
-        }
-        first
+    }
+
+    /// Forgets what there is to undo on servers.
+    pub fn forget(&mut self) {
+        self.undo.clear();
+    }
+}
+
+/// Something that only one fault at a time can change and put back. Free again on drop.
+struct Claim {
+    held: Arc<std::sync::Mutex<std::collections::BTreeMap<String, String>>>,
+    what: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.held.lock().unwrap_or_else(|e| e.into_inner()).remove(&self.what);
     }
 }
 
 impl Drop for Active {
     fn drop(&mut self) {
-        let _ = self.end();
+        let _ = self.heal();
     }
 }
 
@@ -213,15 +243,26 @@ impl Fault {
         {
             return Err(Error::new(format!("{} takes no value, but {value:?} was given", self.name)));
         }
+        if self.wired {
+            lab.wire()?;
+        }
+        let cluster = (self.shape)().masters() > 1;
+        if cluster && lab.deployment.masters < 2 && !matches!(self.takes, Takes::Path | Takes::Processes) {
+            let general = ["kill", "restart", "failover"].contains(&self.name);
+            if !general {
+                return Err(Error::new(format!("{} is done to a cluster with two masters or more", self.name)));
+            }
+        }
         let value = value.or(self.value.map(|(_, default)| default)).unwrap_or_default();
         let at = At::new(lab, self, target, value)?;
         // Dropped on an error, so that settings go back then too.
         let mut guard = at.active("");
-        at.settings(self.settings, &mut guard.undo)?;
+        at.settings(self.settings, &mut guard)?;
         let mut active = (self.start)(&at)?;
         active.subject = at.subject();
         // Last in, first out: settings go back once the fault itself has ended.
         active.undo.splice(0..0, guard.undo.drain(..));
+        active._claims.append(&mut guard._claims);
         Ok(active)
     }
 
@@ -251,6 +292,12 @@ fn patient() -> Options {
     Options { command_timeout: Duration::from_secs(30), ..Options::default() }
 }
 
+/// For workers: a fault that ends waits for none of them for long.
+fn brief() -> Options {
+    let second = Duration::from_secs(1);
+    Options { connect_timeout: second, command_timeout: 3 * second, ..Options::default() }
+}
+
 /// Where an application's clients run; connections are made from there.
 #[derive(Clone)]
 struct Client {
@@ -269,19 +316,40 @@ impl Client {
         Ok(self.run(|| Connection::open(target, &patient()))??)
     }
 
-    fn stream(&self, address: &str) -> Result<TcpStream, Error> {
-        self.run(|| TcpStream::connect(address))?.map_err(|e| Error::new(format!("{address}: {e}")))
+    fn stream(&self, target: &Target) -> Result<TcpStream, Error> {
+        self.run(|| stream(target))?
     }
+}
+
+/// A plain connection from where the thread is, past the password if there is one.
+fn stream(target: &Target) -> Result<TcpStream, Error> {
+    use std::io::{Read, Write};
+    let failed = |e: std::io::Error| Error::new(format!("{}: {e}", target.address()));
+    let address = target.address().parse().map_err(|_| Error::new(format!("{}: no address", target.address())))?;
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(500)).map_err(failed)?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed)?;
+    stream.set_write_timeout(Some(Duration::from_secs(2))).map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    if let Some(password) = &target.password {
+        let word = password.reveal();
+        stream.write_all(format!("*2\r\n$4\r\nAUTH\r\n${}\r\n{word}\r\n", word.len()).as_bytes()).map_err(failed)?;
+        let mut reply = [0u8; 5];
+        stream.read_exact(&mut reply).map_err(failed)?;
+        if &reply != b"+OK\r\n" {
+            return Err(Error::new(format!("{}: the password was refused", target.address())));
+        }
+    }
+    Ok(stream)
 }
 
 /// Connects from where the thread is.
 fn connect(target: &Target) -> Result<Connection, Error> {
-    Ok(Connection::open(target, &patient())?)
+    Ok(Connection::open(target, &brief())?)
 }
 
 /// Connects as the application's own library would, with a name in CLIENT LIST.
 fn connect_as(target: &Target, name: &'static str) -> Result<Connection, Error> {
-    Ok(Connection::open(target, &Options { name: Some(name), ..Options::default() })?)
+    Ok(Connection::open(target, &Options { name: Some(name), ..brief() })?)
 }
 
 /// Keeps a connection over calls of a worker's body: opens it when there is none, drops it when it fails.
@@ -308,9 +376,38 @@ fn with(
 fn fill(connection: &mut Connection, n: usize, command: impl Fn(usize) -> Vec<String>) -> Result<(), Error> {
     for chunk in (0..n).collect::<Vec<_>>().chunks(500) {
         let commands: Vec<Vec<String>> = chunk.iter().map(|i| command(*i)).collect();
-        connection.pipeline(&commands)?;
+        for reply in connection.pipeline(&commands)? {
+            reply?;
+        }
     }
     Ok(())
+}
+
+/// Removes what a fault has written, at its end.
+fn sweep(active: Active, node: &Arc<Server>, pattern: String) -> Active {
+    let node = node.clone();
+    active.undo_with(move || {
+        let mut c = at::beside(&node)?;
+        // A replica by now: its master's copy is swept by who follows, or stays.
+        if unslow_engine::info(&mut c, "replication")?.get("role") != Some("master") {
+            return Ok(());
+        }
+        let mut cursor = "0".to_string();
+        loop {
+            let page = c.call(&["SCAN", &cursor, "MATCH", &pattern, "COUNT", "5000"])?;
+            let keys: Vec<String> =
+                page.items().get(1).map_or(&[][..], |k| k.items()).iter().filter_map(|k| k.text()).collect();
+            for some in keys.chunks(1000) {
+                let mut command = vec!["UNLINK".to_string()];
+                command.extend(some.iter().cloned());
+                c.call(&command)?;
+            }
+            cursor = page.items().first().and_then(|v| v.text()).unwrap_or_else(|| "0".into());
+            if cursor == "0" {
+                return Ok(());
+            }
+        }
+    })
 }
 
 fn words(text: &[&str]) -> Vec<String> {
@@ -419,19 +516,19 @@ const DEBUG: &str = "enable-debug-command";
 /// Every fault.
 pub const ALL: &[Fault] = &[
     // Processes, hosts and paths.
-    fault("kill", "a server is killed; healed, it starts again", Node, six_nodes, process::kill),
-    fault("restart", "a server is killed and started again at once", Node, six_nodes, process::restart),
+    fault("kill", "servers are killed, and with them what they had not saved; healed, they start again", Processes, six_nodes, process::kill),
+    fault("restart", "servers are killed and started again at once", Processes, six_nodes, process::restart),
     fault("hang", "processes stop (SIGSTOP) without a word to anybody", Processes, six_nodes, process::hang)
         .rule("node_hangs"),
     fault("partition", "nothing passes any more", Path, six_nodes, path::partition).wired(),
     fault("delay", "packets take longer, each way", Path, two_zones, path::delay).value("TIME", "5ms").wired(),
     fault("loss", "packets are lost", Path, standalone, path::loss).value("SHARE", "1%").rule("packet_loss").wired(),
     fault("rate", "a path carries no more than this", Path, two_zones, path::rate).value("RATE", "10mbit").wired(),
-    fault("cpu_throttle", "a CPU quota, as a share of one core", Processes, standalone, host::cpu_throttle)
+    fault("cpu_throttle", "a CPU quota, as a share of one core, under steady writes", Processes, standalone, host::cpu_throttle)
         .value("SHARE", "10%")
         .rule("cpu_throttled")
         .root(),
-    fault("cpu_neighbour", "other processes want the same cores", Deployment, standalone, host::cpu_neighbour)
+    fault("cpu_neighbour", "other processes want the same cores, under steady writes", Deployment, standalone, host::cpu_neighbour)
         .value("PER_CORE", "3")
         .rule("noisy_neighbour"),
     fault("memory_limit", "no more memory than this from now on", Processes, standalone, host::memory_limit)
@@ -445,17 +542,17 @@ pub const ALL: &[Fault] = &[
     fault("clock_jump", "the wall clock jumps, forwards or back", Processes, standalone, process::clock_jump)
         .value("TIME", "+60s"),
     // The deployment.
-    fault("move_slot", "a slot and its keys move to a node", Node, six_nodes, deployment::move_slot)
+    fault("move_slot", "a slot and its keys move to a node, or away from it where it owns the slot", Node, six_nodes, deployment::move_slot)
         .value("SLOT", "42"),
-    fault("reshard", "slots move one by one, key by key, to a node", Node, six_nodes, deployment::reshard)
+    fault("reshard", "slots of a node move away one by one, key by key", Node, six_nodes, deployment::reshard)
         .value("SLOTS", "100"),
-    fault("reshard_atomic", "slots move at once (CLUSTER MIGRATESLOTS)", Node, six_nodes, deployment::reshard_atomic)
+    fault("reshard_atomic", "slots of a node move away at once (CLUSTER MIGRATESLOTS)", Node, six_nodes, deployment::reshard_atomic)
         .value("SLOTS", "100"),
     fault("failover", "a replica takes its master's place", Node, six_nodes, deployment::failover),
     fault("open_slot", "a reshard stops half way", Deployment, six_nodes, placement::open_slot).rule("open_slots"),
     fault("config_drift", "one node has another memory limit", Node, six_nodes, placement::config_drift)
         .rule("config_drift"),
-    fault("ghost_nodes", "nodes.conf remembers nodes that are gone", Node, six_nodes, deployment::ghost_nodes)
+    fault("ghost_nodes", "a node restarts with nodes in nodes.conf that are gone", Node, six_nodes, deployment::ghost_nodes)
         .value("NODES", "300"),
     fault(
         "two_masters_on_one_host",
@@ -468,7 +565,7 @@ pub const ALL: &[Fault] = &[
     // Clients.
     fault(
         "topology_storm",
-        "Lettuce clients refresh a topology of 300 nodes from every node, over and over",
+        "the first master restarts with 300 ghosts, and Lettuce clients refresh the topology from every node, over and over",
         Deployment,
         six_nodes,
         clients::topology_storm,
@@ -495,6 +592,7 @@ pub const ALL: &[Fault] = &[
         .demo(),
     fault("big_key", "HGETALL on a hash of 200,000 fields", Node, standalone, clients::big_key).rule("big_key").demo(),
     fault("slow_subscriber", "a subscriber stops reading", Node, standalone, clients::slow_subscriber)
+        .settings(&[("client-output-buffer-limit", "pubsub 64mb 64mb 60")])
         .rule("slow_subscriber"),
     fault("hot_key", "every client wants the same key", Node, six_nodes, clients::hot_key),
     fault("lua_loop", "a script loops for tens of milliseconds", Node, standalone, clients::lua_loop)
@@ -557,7 +655,7 @@ pub const ALL: &[Fault] = &[
         .settings(&[("maxmemory", "20mb"), ("maxmemory-policy", "allkeys-lru")])
         .rule("eviction_pressure"),
     fault("out_of_memory", "10 MB and noeviction", Node, standalone, server::out_of_memory)
-        .settings(&[("maxmemory", "10mb")])
+        .settings(&[("maxmemory", "10mb"), ("maxmemory-policy", "noeviction")])
         .rule("out_of_memory"),
     fault("expire_storm", "hundreds of thousands of keys die together", Node, standalone, server::expire_storm)
         .rule("expire_storm"),

@@ -6,13 +6,13 @@ use std::time::Duration;
 use unslow_engine::{Error, Server, view, wait_for};
 
 use super::at::{beside, id_of};
-use super::deployment::{fail_over, wait_master};
+use super::deployment::{answering, fail_over, take_over, wait_master};
 use super::{Active, At};
 
-/// Waits until every node agrees that `replica` follows `master`.
+/// Waits until every node that answers agrees that `replica` follows `master`.
 pub fn wait_follows(nodes: &[Arc<Server>], replica: &str, master: &str) -> Result<(), Error> {
     for node in nodes {
-        let mut c = node.connect()?;
+        let Some((mut c, _)) = answering(node) else { continue };
         wait_for("every node to see the new placement", Duration::from_secs(20), || {
             Ok(view(&mut c)?.by_id(replica).is_some_and(|n| n.master_id.as_deref() == Some(master)))
         })?;
@@ -25,26 +25,24 @@ fn follow(at: &At<'_>, active: Active, replica: &Arc<Server>, master: &str) -> R
     let before = at.master_of(replica)?;
     let (id, before) = (id_of(replica)?, id_of(&before)?);
     let nodes = at.lab.deployment.nodes.clone();
+    let active = active.undo_with({
+        let (replica, nodes, id) = (replica.clone(), nodes.clone(), id.clone());
+        move || {
+            replica.connect()?.call(&["CLUSTER", "REPLICATE", &before])?;
+            wait_follows(&nodes, &id, &before)
+        }
+    });
     replica.connect()?.call(&["CLUSTER", "REPLICATE", master])?;
     wait_follows(&nodes, &id, master)?;
-    let replica = replica.clone();
-    Ok(active.undo_with(move || {
-        replica.connect()?.call(&["CLUSTER", "REPLICATE", &before])?;
-        wait_follows(&nodes, &id, &before)
-    }))
+    Ok(active)
 }
 
 /// Stops the server for 1.3 s, below the timeout of 2 s but not by much.
 pub fn node_timeout_margin(at: &At<'_>) -> Result<Active, Error> {
-    let node = at.node()?;
-    let mut c = beside(&node)?;
-    let setting = "latency-monitor-threshold";
-    let before = c.call(&["CONFIG", "GET", setting])?.get(setting).and_then(|v| v.text()).unwrap_or_default();
-    c.call(&["CONFIG", "SET", setting, "100"])?;
-    c.call(&["DEBUG", "SLEEP", "1.3"])?;
-    Ok(at
-        .active("a timeout with margin")
-        .undo_with(move || Ok(node.connect()?.call(&["CONFIG", "SET", setting, &before]).map(drop)?)))
+    let mut active = at.active("a timeout with margin");
+    at.settings(&[("latency-monitor-threshold", "100")], &mut active)?;
+    beside(&*at.node()?)?.call(&["DEBUG", "SLEEP", "1.3"])?;
+    Ok(active)
 }
 
 /// A master hangs until its replica is elected, and returns.
@@ -52,7 +50,21 @@ pub fn failover_flapping(at: &At<'_>) -> Result<Active, Error> {
     let master = at.node()?;
     let replica = at.replica_of(&master)?;
     let (old, new) = (id_of(&master)?, id_of(&replica)?);
-    let active = at.active("no stall beyond the timeout");
+    let nodes = at.lab.deployment.nodes.clone();
+    let active = at.active("no stall beyond the timeout").undo_with({
+        let (nodes, master) = (nodes.clone(), master.clone());
+        move || {
+            fail_over(&nodes, &master)?;
+            // A master with slots keeps its mark of failure for twice the node timeout: for as long as that is short.
+            for node in &nodes {
+                let Some((mut c, _)) = answering(node) else { continue };
+                wait_for("nobody to be marked as failed", Duration::from_secs(20), || {
+                    Ok(view(&mut c)?.nodes.iter().all(|n| !n.is_down()))
+                })?;
+            }
+            Ok(())
+        }
+    });
     let mut c = replica.connect()?;
     master.signal(libc::SIGSTOP);
     let promoted = wait_for("the replica's election", Duration::from_secs(30), || {
@@ -60,19 +72,8 @@ pub fn failover_flapping(at: &At<'_>) -> Result<Active, Error> {
     });
     master.signal(libc::SIGCONT);
     promoted?;
-    let nodes = at.lab.deployment.nodes.clone();
     wait_follows(&nodes, &old, &new)?;
-    Ok(active.undo_with(move || {
-        fail_over(&nodes, &master)?;
-        // A master with slots keeps its mark of failure for twice the node timeout: for as long as that is still short.
-        for node in &nodes {
-            let mut c = node.connect()?;
-            wait_for("nobody to be marked as failed", Duration::from_secs(20), || {
-                Ok(view(&mut c)?.nodes.iter().all(|n| !n.is_down()))
-            })?;
-        }
-        Ok(())
-    }))
+    Ok(active)
 }
 
 /// A failover to a replica that stands beside another master.
@@ -82,10 +83,7 @@ pub fn two_masters(at: &At<'_>) -> Result<Active, Error> {
     for master in &masters {
         let Ok(replica) = at.replica_of(master) else { continue };
         if masters.iter().any(|m| !Arc::ptr_eq(m, master) && host(m) == host(&replica)) {
-            let nodes = at.lab.deployment.nodes.clone();
-            fail_over(&nodes, &replica)?;
-            let master = master.clone();
-            return Ok(at.active("CLUSTER FAILOVER back").undo_with(move || fail_over(&nodes, &master)));
+            return take_over(at, master.clone(), &replica);
         }
     }
     Err(Error::new(
@@ -127,8 +125,8 @@ pub fn master_without_replica(at: &At<'_>) -> Result<Active, Error> {
 pub fn slots_uncovered(at: &At<'_>) -> Result<Active, Error> {
     let master = at.node()?;
     let id = id_of(&master)?;
-    let view = at.view()?;
-    let own = view.by_id(&id).ok_or_else(|| Error::new("the master does not know itself"))?;
+    let now = at.view()?;
+    let own = now.by_id(&id).ok_or_else(|| Error::new("the master does not know itself"))?;
     let slots: Vec<String> =
         (0..16_384u16).filter(|s| own.slots.contains(*s)).skip(100).take(100).map(|s| s.to_string()).collect();
     let command = |verb: &str| {
@@ -137,23 +135,46 @@ pub fn slots_uncovered(at: &At<'_>) -> Result<Active, Error> {
         command
     };
     let (delete, add) = (command("DELSLOTS"), command("ADDSLOTS"));
+    let nodes = at.lab.deployment.nodes.clone();
+    let active = at.active("CLUSTER ADDSLOTS").undo_with({
+        let (master, id, slots) = (master.clone(), id.clone(), slots.clone());
+        move || {
+            let mut c = master.connect()?;
+            let lost = |c: &mut unslow_client::Connection| -> Result<bool, Error> {
+                let slot = slots[0].parse().unwrap_or(0);
+                Ok(!view(c)?.myself().is_some_and(|n| n.slots.contains(slot)))
+            };
+            if lost(&mut c)? {
+                c.call(&add)?;
+            }
+            wait_master(&nodes, &id)?;
+            wait_for("cluster_state:ok", Duration::from_secs(20), || {
+                Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:ok"))
+            })
+        }
+    });
     for node in &at.lab.deployment.nodes {
         // A replica may not know the slot any more once its master said so.
-        let _ = node.connect()?.call(&delete);
+        if let Some((mut c, _)) = answering(node) {
+            let _ = c.call(&delete);
+        }
     }
     let mut c = master.connect()?;
-    wait_for("cluster_state:fail", Duration::from_secs(20), || {
-        Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:fail"))
+    wait_for("the slots to be nobody's", Duration::from_secs(20), || {
+        let slot = slots[0].parse().unwrap_or(0);
+        Ok(view(&mut c)?.unassigned().contains(slot))
     })?;
-    let nodes = at.lab.deployment.nodes.clone();
-    Ok(at.active("CLUSTER ADDSLOTS").undo_with(move || {
-        master.connect()?.call(&add)?;
-        wait_master(&nodes, &id)?;
-        let mut c = master.connect()?;
-        wait_for("cluster_state:ok", Duration::from_secs(20), || {
-            Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:ok"))
-        })
-    }))
+    if c.call(&["CONFIG", "GET", "cluster-require-full-coverage"])?
+        .get("cluster-require-full-coverage")
+        .and_then(|v| v.text())
+        .as_deref()
+        == Some("yes")
+    {
+        wait_for("cluster_state:fail", Duration::from_secs(20), || {
+            Ok(c.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:fail"))
+        })?;
+    }
+    Ok(active)
 }
 
 /// A slot of the first master is on its way to the second, for ever.
@@ -172,23 +193,20 @@ pub fn open_slot(at: &At<'_>) -> Result<Active, Error> {
         .find(|s| own.as_ref().is_some_and(|o| o.contains(*s)))
         .ok_or_else(|| Error::new(format!("{} owns no slots", source.name())))?
         .to_string();
+    let active = at.active("CLUSTER SETSLOT STABLE on both").undo_with({
+        let (both, slot) = ([destination.clone(), source.clone()], slot.clone());
+        move || {
+            both.iter().try_for_each(|n| Ok(n.connect()?.call(&["CLUSTER", "SETSLOT", &slot, "STABLE"]).map(drop)?))
+        }
+    });
     destination.connect()?.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from])?;
     source.connect()?.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to])?;
-    Ok(at.active("CLUSTER SETSLOT STABLE on both").undo_with(move || {
-        for node in [&destination, &source] {
-            node.connect()?.call(&["CLUSTER", "SETSLOT", &slot, "STABLE"])?;
-        }
-        Ok(())
-    }))
+    Ok(active)
 }
 
 /// Another memory limit on the target.
 pub fn config_drift(at: &At<'_>) -> Result<Active, Error> {
-    let node = at.node()?;
-    let mut c = node.connect()?;
-    let before = c.call(&["CONFIG", "GET", "maxmemory"])?.get("maxmemory").and_then(|v| v.text()).unwrap_or_default();
-    c.call(&["CONFIG", "SET", "maxmemory", "50mb"])?;
-    Ok(at
-        .active("CONFIG SET maxmemory as on the others")
-        .undo_with(move || Ok(node.connect()?.call(&["CONFIG", "SET", "maxmemory", &before]).map(drop)?)))
+    let mut active = at.active("CONFIG SET maxmemory as on the others");
+    at.settings(&[("maxmemory", "50mb")], &mut active)?;
+    Ok(active)
 }

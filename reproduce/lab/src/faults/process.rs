@@ -1,25 +1,46 @@
 //! Faults of processes and their machine: ended, stopped, slow to fork or write, a full disk, a wrong clock.
 
-use unslow_engine::Error;
+use std::sync::Arc;
+
+use unslow_engine::{Error, Server};
 
 use super::{Active, At};
 use crate::shim::{self, Knob};
 
 pub fn kill(at: &At<'_>) -> Result<Active, Error> {
-    let node = at.node()?;
-    node.kill();
-    Ok(at.active("it starts again").undo_with(move || if node.pid() == 0 { node.restart() } else { Ok(()) }))
+    let nodes = at.nodes()?;
+    let mut active = at.active("they start again");
+    for node in &nodes {
+        at.claim(&mut active, node, "process")?;
+    }
+    for node in &nodes {
+        node.kill();
+    }
+    Ok(active.undo_with(move || nodes.iter().filter(|n| !n.alive()).try_for_each(|n| n.restart())))
 }
 
 pub fn restart(at: &At<'_>) -> Result<Active, Error> {
-    at.node()?.restart()?;
-    Ok(at.active("nothing to undo"))
+    let nodes = at.nodes()?;
+    let mut active = at.active("nothing to undo");
+    for node in &nodes {
+        at.claim(&mut active, node, "process")?;
+    }
+    for node in &nodes {
+        node.restart()?;
+    }
+    Ok(active)
 }
 
 pub fn hang(at: &At<'_>) -> Result<Active, Error> {
     // Asked before, while it still answers: its zone is where its clients are.
-    let active = at.active("they go on (SIGCONT)");
+    let mut active = at.active("they go on (SIGCONT)");
     let nodes = at.nodes()?;
+    for node in &nodes {
+        at.claim(&mut active, node, "process")?;
+        if !node.alive() {
+            return Err(Error::new(format!("{} does not run", node.name())));
+        }
+    }
     for node in &nodes {
         node.signal(libc::SIGSTOP);
     }
@@ -30,12 +51,21 @@ pub fn hang(at: &At<'_>) -> Result<Active, Error> {
     }))
 }
 
+/// Turns a knob of one server for as long as `active` lasts.
+pub fn turn(at: &At<'_>, active: Active, node: &Arc<Server>, knob: Knob, value: i64) -> Result<Active, Error> {
+    let mut active = active;
+    at.claim(&mut active, node, knob.words())?;
+    let node = node.clone();
+    shim::set(&node, knob, value)?;
+    Ok(active.undo_with(move || shim::set(&node, knob, 0)))
+}
+
 fn knob(at: &At<'_>, knob: Knob, value: i64, remedy: &'static str) -> Result<Active, Error> {
-    let nodes = at.nodes()?;
-    for node in &nodes {
-        shim::set(node, knob, value)?;
+    let mut active = at.active(remedy);
+    for node in at.nodes()? {
+        active = turn(at, active, &node, knob, value)?;
     }
-    Ok(at.active(remedy).undo_with(move || nodes.iter().try_for_each(|n| shim::set(n, knob, 0))))
+    Ok(active)
 }
 
 pub fn slow_fork(at: &At<'_>) -> Result<Active, Error> {
@@ -57,13 +87,14 @@ pub fn clock_jump(at: &At<'_>) -> Result<Active, Error> {
 
 pub fn full_disk(at: &At<'_>) -> Result<Active, Error> {
     let mut active = at.active("room on the disk");
-    let mut done = Vec::new();
+    let mut done: Vec<Arc<unslow_engine::Seat>> = Vec::new();
     for node in at.nodes()? {
         let seat = node.seat().ok_or_else(|| Error::new("a flat lab's hosts have no disks of their own"))?.clone();
         // Two servers of one host share its disk.
-        if done.iter().any(|s| std::sync::Arc::ptr_eq(s, &seat)) {
+        if done.iter().any(|s| Arc::ptr_eq(s, &seat)) {
             continue;
         }
+        at.claim_named(&mut active, format!("disk of {}", at.lab.hosts[at.lab.host_of(&node)].name))?;
         let before = seat.size().map_err(|e| Error::new(format!("the disk of {}: {e}", node.name())))?;
         seat.limit_disk(None).map_err(|e| Error::new(format!("the disk of {}: {e}", node.name())))?;
         done.push(seat.clone());

@@ -5,8 +5,9 @@ use std::time::Duration;
 use unslow_engine::Error;
 
 use super::at::beside;
-use super::{Active, At, fill, with, words};
-use crate::shim::{self, Knob};
+use super::process::turn;
+use super::{Active, At, fill, sweep, with, words};
+use crate::shim::Knob;
 
 /// The settings alone are the fault.
 pub fn nothing(at: &At<'_>) -> Result<Active, Error> {
@@ -17,6 +18,7 @@ pub fn nothing(at: &At<'_>) -> Result<Active, Error> {
 fn writes(active: Active, at: &At<'_>, value_bytes: usize, per_ms: usize, keys: u64) -> Result<Active, Error> {
     let (target, tag, mut slot, mut i) = (at.node()?.target(), at.tag()?, None, 0u64);
     let value = "x".repeat(value_bytes);
+    let active = sweep(active, &at.node()?, format!("w:{tag}:*"));
     Ok(active.work(move |flags| {
         let batch: Vec<Vec<String>> = (0..per_ms)
             .map(|_| {
@@ -31,31 +33,27 @@ fn writes(active: Active, at: &At<'_>, value_bytes: usize, per_ms: usize, keys: 
 
 pub fn save_storm(at: &At<'_>) -> Result<Active, Error> {
     let (node, tag) = (at.node()?, at.tag()?);
+    let mut active = sweep(at.active("save 3600 1"), &node, format!("k:{tag}:*"));
+    at.settings(&[("save", "1 1")], &mut active)?;
     let mut c = beside(&node)?;
     fill(&mut c, 50_000, |i| words(&["SET", &format!("k:{tag}:{i}"), &"x".repeat(200)]))?;
-    let before = c.call(&["CONFIG", "GET", "save"])?.get("save").and_then(|v| v.text()).unwrap_or_default();
-    c.call(&["CONFIG", "SET", "save", "1 1"])?;
-    let active = at
-        .active("save 3600 1")
-        .undo_with(move || Ok(node.connect()?.call(&["CONFIG", "SET", "save", &before]).map(drop)?));
     writes(active, at, 100, 2, 10_000)
 }
 
 pub fn fork_stall(at: &At<'_>) -> Result<Active, Error> {
     let (node, tag) = (at.node()?, at.tag()?);
-    shim::set(&node, Knob::ForkUs, at.duration()?.as_micros() as i64)?;
     let mut c = beside(&node)?;
     c.call(&["SET", &tag, "v"])?;
+    let active = at.active("saving moves to a machine where fork is fast");
+    let active = turn(at, active, &node, Knob::ForkUs, at.duration()?.as_micros() as i64)?;
     // It answers before it forks, or after: either way the fork is under way.
     c.send(&["BGSAVE"])?;
     let _ = c.receive(Duration::from_secs(2));
-    Ok(at.active("saving moves to a machine where fork is fast").undo_with(move || shim::set(&node, Knob::ForkUs, 0)))
+    Ok(active)
 }
 
 pub fn aof_fsync_stall(at: &At<'_>) -> Result<Active, Error> {
-    let node = at.node()?;
-    shim::set(&node, Knob::FsyncUs, 3_000_000)?;
-    let active = at.active("a disk of its own").undo_with(move || shim::set(&node, Knob::FsyncUs, 0));
+    let active = turn(at, at.active("a disk of its own"), &at.node()?, Knob::FsyncUs, 3_000_000)?;
     let active = writes(active, at, 100, 1, 1000)?;
     std::thread::sleep(Duration::from_secs(3)); // the first slow sync is under way
     Ok(active)
@@ -64,8 +62,9 @@ pub fn aof_fsync_stall(at: &At<'_>) -> Result<Active, Error> {
 pub fn eviction_pressure(at: &At<'_>) -> Result<Active, Error> {
     let mut c = beside(&*at.node()?)?;
     let tag = at.tag()?;
+    let active = sweep(at.active("memory for the working set"), &at.node()?, format!("old:{tag}:*"));
     fill(&mut c, 30_000, |i| words(&["SET", &format!("old:{tag}:{i}"), &"x".repeat(1000)]))?;
-    writes(at.active("memory for the working set"), at, 1000, 2, u64::MAX)
+    writes(active, at, 1000, 2, u64::MAX)
 }
 
 pub fn out_of_memory(at: &At<'_>) -> Result<Active, Error> {
@@ -110,7 +109,12 @@ pub fn full_resync_loop(at: &At<'_>) -> Result<Active, Error> {
     })?;
     let (target, mut slot) = (replica.target(), None);
     // A replica that comes back without its data and history, as a container without a volume does.
-    Ok(at.active("the replica keeps its data over a restart").work(move |flags| {
+    let back = replica.clone();
+    let active = at.active("the replica keeps its data over a restart").undo_with({
+        let (ip, port) = (ip.clone(), port.clone());
+        move || Ok(back.connect()?.call(&["REPLICAOF", &ip, &port]).map(drop)?)
+    });
+    Ok(active.work(move |flags| {
         with(&mut slot, &target, flags, |c| {
             c.call(&["REPLICAOF", "NO", "ONE"])?;
             c.call(&["FLUSHALL"])?;

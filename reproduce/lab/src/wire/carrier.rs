@@ -114,6 +114,8 @@ pub struct Carrier {
     random: SmallRng,
     /// How late the kernel wakes us, on average.
     lateness_ns: f64,
+    /// When the kernel was last asked what it had no room for.
+    asked_at: u64,
 }
 
 pub const NOBODY: u16 = u16::MAX;
@@ -156,6 +158,7 @@ impl Carrier {
             order: 0,
             random: SmallRng::seed_from_u64(seed),
             lateness_ns: 20_000.0,
+            asked_at: 0,
             shared,
             table,
         }
@@ -176,6 +179,11 @@ impl Carrier {
             }
             let taken = self.take(512);
             self.send_due();
+            let now = clock(libc::CLOCK_MONOTONIC);
+            if now - self.asked_at > 1_000_000_000 {
+                self.asked_at = now;
+                self.shared.counters.refused.fetch_add(self.ring.overflowed(), Ordering::Relaxed);
+            }
             if taken < 512 {
                 self.wait();
             }
@@ -184,10 +192,17 @@ impl Carrier {
 
     fn reload(&mut self, generation: u64) {
         self.generation = generation;
-        self.table = self.shared.table.lock().unwrap_or_else(|e| e.into_inner()).clone();
-        self.free_at = vec![0.0; self.table.ns_per_byte.len()];
-        let lost = self.ring.overflowed();
-        self.shared.counters.refused.fetch_add(lost, Ordering::Relaxed);
+        let before =
+            std::mem::replace(&mut self.table, self.shared.table.lock().unwrap_or_else(|e| e.into_inner()).clone());
+        // A limiter that stays keeps its queue.
+        let free_at = |id: &u64| before.limiter_ids.iter().position(|b| b == id).map_or(0.0, |i| self.free_at[i]);
+        self.free_at = self.table.limiter_ids.iter().map(free_at).collect();
+        // What comes from now on does not queue behind a delay that was healed.
+        for (last, (new, old)) in self.last_due.iter_mut().zip(self.table.paths.iter().zip(&before.paths)) {
+            if new.delay_ns != old.delay_ns || new.jitter_ns != old.jitter_ns {
+                *last = 0;
+            }
+        }
     }
 
     /// Takes up to `most` frames from the ring.
@@ -231,11 +246,12 @@ impl Carrier {
         taken
     }
 
-    /// Sends what is due, or will be within the time the kernel is late by anyway.
+    /// Sends what is due, to within a few microseconds: asking for the exact moment costs more than it is worth.
     fn send_due(&mut self) {
+        const EARLY_NS: u64 = 5_000;
         let mut sending = [0u32; super::ring::BATCH];
         loop {
-            let limit = clock(libc::CLOCK_MONOTONIC) + self.lateness_ns as u64;
+            let limit = clock(libc::CLOCK_MONOTONIC) + EARLY_NS;
             let (mut n, mut bytes) = (0, 0);
             while !self.batch.full() && self.heap.peek().is_some_and(|Reverse((due, ..))| *due <= limit) {
                 let Some(Reverse((_, _, index))) = self.heap.pop() else { break };

@@ -8,13 +8,14 @@ use std::time::Duration;
 pub struct Conditions {
     /// One way.
     pub delay: Duration,
-    /// Standard deviation of the delay, normally distributed; packets keep their order all the same.
+    /// Standard deviation of the delay, normally distributed. Packets keep their order all the same, so where they follow
+    /// each other faster than they vary, the later ones wait for the earlier; and no delay is below zero.
     pub jitter: Duration,
     /// Share of packets lost, each for itself.
     pub loss: f64,
     /// Share of packets that overtake: they are not delayed at all.
     pub reorder: f64,
-    /// Bits a second; packets queue for 200 ms, then the last one is dropped.
+    /// Bits a second, Ethernet headers included; packets queue for 200 ms, then the last one is dropped.
     pub rate_bits_per_s: Option<u64>,
     /// Nothing passes.
     pub cut: bool,
@@ -74,6 +75,8 @@ pub struct Table {
     pub paths: Vec<Path>,
     /// ns per byte of each limiter; the first is none.
     pub ns_per_byte: Vec<f64>,
+    /// What each limiter is, over changes of the rules.
+    pub limiter_ids: Vec<u64>,
 }
 
 fn of_2_32(share: f64) -> u64 {
@@ -100,16 +103,22 @@ impl Rules {
     /// The table for the carrier.
     pub fn compile(&self) -> Table {
         let hosts = self.host_zone.len();
-        let mut table = Table { hosts, paths: Vec::with_capacity(hosts * hosts), ns_per_byte: vec![0.0] };
-        let limiter = |rate: u64, table: &mut Table| {
+        let mut table = Table {
+            hosts,
+            paths: Vec::with_capacity(hosts * hosts),
+            ns_per_byte: vec![0.0],
+            limiter_ids: vec![u64::MAX],
+        };
+        let limiter = |rate: u64, id: u64, table: &mut Table| {
             table.ns_per_byte.push(8e9 / rate.max(1) as f64);
+            table.limiter_ids.push(id);
             (table.ns_per_byte.len() - 1) as u16
         };
         let mut of_zones = BTreeMap::new();
         for (a, row) in self.zones.iter().enumerate() {
             for (b, conditions) in row.iter().enumerate() {
                 if let Some(rate) = conditions.rate_bits_per_s {
-                    of_zones.insert((a, b), limiter(rate, &mut table));
+                    of_zones.insert((a, b), limiter(rate, (a * 1000 + b) as u64, &mut table));
                 }
             }
         }
@@ -119,7 +128,8 @@ impl Rules {
             .iter()
             .filter_map(|(id, c)| {
                 let rate = c.add.rate_bits_per_s?;
-                Some((*id, [limiter(rate, &mut table), limiter(rate, &mut table)]))
+                let own = id * 2 + 1_000_000;
+                Some((*id, [limiter(rate, own, &mut table), limiter(rate, own + 1, &mut table)]))
             })
             .collect();
         for from in 0..hosts {
@@ -138,7 +148,10 @@ impl Rules {
                     let change = &self.changes[id];
                     if change.forwards(from, to) { Some(*there) } else { change.touches(from, to).then_some(*back) }
                 });
-                for (place, limiter) in path.limiters.iter_mut().zip(zones.into_iter().chain(faults)) {
+                // The narrowest three: wider ones behind them change nothing.
+                let mut all: Vec<u16> = zones.into_iter().chain(faults).collect();
+                all.sort_by(|a, b| table.ns_per_byte[usize::from(*b)].total_cmp(&table.ns_per_byte[usize::from(*a)]));
+                for (place, limiter) in path.limiters.iter_mut().zip(all) {
                     *place = limiter;
                 }
                 table.paths.push(path);
