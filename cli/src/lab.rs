@@ -248,7 +248,7 @@ impl LabArguments {
 }
 
 fn host_of(url: &str) -> String {
-    let address = url.split("//").nth(1).unwrap_or(url);
+    let address = url.split("//").nth(1).and_then(|a| a.split(',').next()).unwrap_or(url);
     match address.rsplit_once(':') {
         Some((host, "6379")) => host.into(),
         Some((host, port)) => format!("{host} -p {port}"),

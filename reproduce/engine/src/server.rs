@@ -254,7 +254,7 @@ impl Server {
                     self.log_tail(4)
                 )));
             }
-            let answer = self.open(&quick()).and_then(|mut c| c.call(&["PING"]));
+            let answer = self.connect_with(&quick()).and_then(|mut c| c.call(&["PING"]));
             match answer {
                 Ok(_) => return Ok(()),
                 // A password is wanted: it is up.
@@ -302,10 +302,11 @@ impl Server {
 
     /// A new connection to it, made beside it: no wire is on the way.
     pub fn connect(&self) -> Result<Connection, Error> {
-        Ok(self.open(&Options::default())?)
+        Ok(self.connect_with(&Options::default())?)
     }
 
-    fn open(&self, options: &Options) -> Result<Connection, unslow_client::Error> {
+    /// The same with other limits.
+    pub fn connect_with(&self, options: &Options) -> Result<Connection, unslow_client::Error> {
         let open = || Connection::open(&self.target(), options);
         match &self.spec.seat {
             Some(seat) => seat
@@ -313,6 +314,11 @@ impl Server {
                 .map_err(|e| unslow_client::Error::new(unslow_client::ErrorKind::Unreachable, e.to_string()))?,
             None => open(),
         }
+    }
+
+    /// How it was started.
+    pub fn spec(&self) -> &ServerSpec {
+        &self.spec
     }
 
     /// Where it sits.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use unslow_client::{Connection, Options};
+use unslow_client::Options;
 use unslow_engine::{Error, Server};
 
 use crate::faults::{self, Active};
@@ -205,12 +205,10 @@ pub fn serve(lab: Lab, listener: UnixListener, stop: &AtomicBool) {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             };
-            {
-                let (holder, stop, asked) = (&holder, &stop, &asked);
-                scope.spawn(move || {
-                    let _ = holder.talk(stream, stop, asked);
-                });
-            }
+            let (holder, asked) = (&holder, &asked);
+            scope.spawn(move || {
+                let _ = holder.talk(stream, stop, asked);
+            });
         }
     });
     // Servers are about to end: what was done to them needs no undoing, what was done to this machine does. Nobody begins a
@@ -297,6 +295,9 @@ impl Holder<'_> {
             other => other,
         };
         let active = fault.inject(self.lab, target.as_deref(), value.as_deref())?;
+        // Nobody else is there to tell by.
+        let alone = fault.name == "hang" && self.lab.deployment.nodes.len() == 1;
+        let rule = fault.rule.filter(|_| !alone);
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (subject, remedy) = (active.subject.clone(), active.remedy);
         let begun = Instant::now();
@@ -304,7 +305,7 @@ impl Holder<'_> {
             active: Some(active),
             error: None,
             name: fault.name,
-            rule: fault.rule,
+            rule,
             subject: subject.clone(),
             begun,
             until: for_ms.map(|ms| begun + Duration::from_millis(ms)),
@@ -315,7 +316,7 @@ impl Holder<'_> {
         }
         Ok(json!({
             "id": id, "name": fault.name, "subject": subject, "about": fault.about, "remedy": remedy,
-            "rule": fault.rule, "for_ms": for_ms,
+            "rule": rule, "for_ms": for_ms,
         }))
     }
 
@@ -430,7 +431,7 @@ pub fn describe(lab: &Lab) -> Description {
         ready_ms: lab.up.as_millis() as u64,
         flat: lab.wire().is_err(),
         missing: lab.missing.clone(),
-        url: if lab.deployment.nodes.is_empty() { String::new() } else { lab.url() },
+        url: url(lab),
         door: lab.door.clone(),
         hosts: lab
             .hosts
@@ -466,6 +467,13 @@ pub fn describe(lab: &Lab) -> Description {
     }
 }
 
+/// Several nodes: the first may be the one that hangs.
+fn url(lab: &Lab) -> String {
+    let nodes = lab.deployment.nodes.iter().take(lab.deployment.masters.clamp(2, 3));
+    let addresses: Vec<String> = nodes.map(|n| n.address()).collect();
+    if addresses.is_empty() { String::new() } else { format!("redis://{}", addresses.join(",")) }
+}
+
 fn state(server: &Server) -> String {
     if !server.alive() {
         return "dead".into();
@@ -479,12 +487,8 @@ fn state(server: &Server) -> String {
 fn role(server: &Server) -> (String, Option<String>) {
     let second = Duration::from_secs(1);
     let options = Options { connect_timeout: second, command_timeout: second, ..Options::default() };
-    let open = || Connection::open(&server.target(), &options);
-    let opened = match server.seat() {
-        Some(seat) => seat.run(open).ok().and_then(Result::ok),
-        None => open().ok(),
-    };
-    let Some(Ok(reply)) = opened.map(|mut c| c.call(&["ROLE"])) else { return ("unknown".into(), None) };
+    let reply = server.connect_with(&options).and_then(|mut c| c.call(&["ROLE"]));
+    let Ok(reply) = reply else { return ("unknown".into(), None) };
     let text = |i: usize| reply.items().get(i).and_then(|v| v.text());
     match text(0).as_deref() {
         Some("slave") => {

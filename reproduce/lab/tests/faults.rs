@@ -262,6 +262,21 @@ fn a_partitioned_master_loses_its_place_to_the_majority() {
 }
 
 #[test]
+fn two_masters_share_a_host_even_where_every_node_has_its_own() {
+    let lab = Lab::start(&Topology::standard()).unwrap_or_else(|e| panic!("{e}"));
+    let hosts_of_masters = || {
+        let view = view(&mut connect(node(&lab, 3))).expect("read");
+        let all: Vec<String> = view.masters().map(|m| m.host().to_string()).collect();
+        (view.nodes.len(), all.iter().collect::<std::collections::BTreeSet<_>>().len(), all.len())
+    };
+    assert_eq!(hosts_of_masters(), (6, 3, 3));
+    let mut active = inject(&lab, "two_masters_on_one_host", None, None);
+    assert_eq!(hosts_of_masters(), (7, 2, 3), "nodes, hosts of masters, masters");
+    active.heal().unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(hosts_of_masters(), (6, 3, 3));
+}
+
+#[test]
 fn two_faults_of_one_thing_are_refused_and_a_failed_undo_is_tried_again() {
     let lab = start("hang");
     let mut first = inject(&lab, "slow_fork", Some("node-1"), Some("10ms"));

@@ -7,7 +7,7 @@ use unslow_client::Connection;
 use unslow_engine::{Error, Seat, Server, info, view};
 use unslow_topology::{ClusterView, slot_of};
 
-use super::{Active, Claim, Client, Fault, Takes, patient};
+use super::{Active, Claim, Client, Fault, Takes, brief, patient};
 use crate::lab::{Host, Lab};
 use crate::topology::{near, parse_bytes, parse_duration, parse_rate, parse_share};
 use crate::wire::{Change, Conditions};
@@ -288,11 +288,7 @@ pub fn id_of(server: &Server) -> Result<String, Error> {
 
 /// A patient connection beside the server.
 pub fn beside(server: &Server) -> Result<Connection, Error> {
-    let open = || Connection::open(&server.target(), &patient());
-    Ok(match server.seat() {
-        Some(seat) => seat.run(open).map_err(|e| Error::new(e.to_string()))??,
-        None => open()?,
-    })
+    Ok(server.connect_with(&patient())?)
 }
 
 /// Whether two spellings of a setting mean the same: `20mb` and `20971520`.
@@ -302,12 +298,7 @@ fn same(a: &str, b: &str) -> bool {
 
 /// `master` or `slave`; nothing of a server that does not answer at once.
 fn role_of(node: &Server) -> Option<String> {
-    let open = || Connection::open(&node.target(), &super::brief());
-    let mut c = match node.seat() {
-        Some(seat) => seat.run(open).ok()?.ok()?,
-        None => open().ok()?,
-    };
-    info(&mut c, "replication").ok()?.get("role").map(String::from)
+    info(&mut node.connect_with(&brief()).ok()?, "replication").ok()?.get("role").map(String::from)
 }
 
 /// The n-th server of this role, by what the servers say now.

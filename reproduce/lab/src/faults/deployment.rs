@@ -12,11 +12,7 @@ use super::{Active, At};
 
 /// A connection to a node that answers, and what it says; nothing for one that is dead or hangs.
 pub fn answering(node: &Arc<Server>) -> Option<(Connection, ClusterView)> {
-    let open = || Connection::open(&node.target(), &super::brief());
-    let mut c = match node.seat() {
-        Some(seat) => seat.run(open).ok()?.ok()?,
-        None => open().ok()?,
-    };
+    let mut c = node.connect_with(&super::brief()).ok()?;
     let view = view(&mut c).ok()?;
     Some((c, view))
 }

@@ -35,9 +35,9 @@ pub enum Takes {
     Deployment,
     /// A server: `node-2`, `master`, `replica-1`, `sentinel-1`, an address.
     Node,
-    /// A server, or a host and with it all servers on it.
+    /// A server, or a host or zone and with it all servers there.
     Processes,
-    /// A host or zone (towards everybody else), or `A:B`, `A->B` between two of them.
+    /// A host or zone (towards everybody else), `A:B`, `A->B` between two of them, or `all`.
     Path,
 }
 
@@ -47,8 +47,8 @@ impl Takes {
         match self {
             Takes::Deployment => "",
             Takes::Node => "SERVER",
-            Takes::Processes => "SERVER or HOST",
-            Takes::Path => "HOST, ZONE, A:B, A->B",
+            Takes::Processes => "SERVER, HOST or ZONE",
+            Takes::Path => "HOST, ZONE, A:B, A->B or all",
         }
     }
 }
@@ -432,8 +432,12 @@ fn standalone() -> Topology {
     topology
 }
 
+/// A master and its replica, on two hosts of one zone.
 fn pair() -> Topology {
-    zones(Kind::MasterReplica, 1, 1)
+    let mut topology = zones(Kind::MasterReplica, 1, 1);
+    topology.zones.truncate(1);
+    topology.zones[0].hosts = Some(2);
+    topology
 }
 
 /// Three masters with a replica each on three hosts, no replica beside its master.
@@ -530,7 +534,8 @@ pub const ALL: &[Fault] = &[
         .root(),
     fault("cpu_neighbour", "other processes want the same cores, under steady writes", Deployment, standalone, host::cpu_neighbour)
         .value("PER_CORE", "3")
-        .rule("noisy_neighbour"),
+        .rule("noisy_neighbour")
+        .near(),
     fault("memory_limit", "no more memory than this from now on", Processes, standalone, host::memory_limit)
         .value("SIZE", "100mb")
         .root(),

@@ -76,7 +76,7 @@ pub fn failover_flapping(at: &At<'_>) -> Result<Active, Error> {
     Ok(active)
 }
 
-/// A failover to a replica that stands beside another master.
+/// A failover to a replica that stands beside another master; where there is none, to one that is started there.
 pub fn two_masters(at: &At<'_>) -> Result<Active, Error> {
     let masters = at.masters()?;
     let host = |s: &Arc<Server>| at.lab.host_of(s);
@@ -86,10 +86,61 @@ pub fn two_masters(at: &At<'_>) -> Result<Active, Error> {
             return take_over(at, master.clone(), &replica);
         }
     }
-    Err(Error::new(
-        "no replica stands beside another master here; give each zone one host (hosts = 1), so that masters and replicas \
-         of different shards share it",
-    ))
+    let (first, second) = match &masters[..] {
+        [first, second, ..] => (first.clone(), second),
+        _ => return Err(Error::new("a cluster with two masters is needed")),
+    };
+    let extra = replica_beside(at, &first, second)?;
+    let id = id_of(&extra)?;
+    let nodes = at.lab.deployment.nodes.clone();
+    let active = at.active("CLUSTER FAILOVER back").undo_with({
+        let (nodes, first, extra) = (nodes.clone(), first.clone(), extra.clone());
+        move || {
+            if extra.alive() {
+                fail_over(&nodes, &first)?;
+            }
+            extra.kill();
+            // Gossip brings it back to whoever forgets before the others do; for a minute nobody listens to that.
+            for (mut c, view) in nodes.iter().filter_map(answering) {
+                if view.by_id(&id).is_some() {
+                    c.call(&["CLUSTER", "FORGET", &id])?;
+                }
+            }
+            Ok(())
+        }
+    });
+    fail_over(&nodes, &extra)?;
+    Ok(active)
+}
+
+/// Starts another replica of `master` on the host of `neighbour`.
+fn replica_beside(at: &At<'_>, master: &Arc<Server>, neighbour: &Arc<Server>) -> Result<Arc<Server>, Error> {
+    let mut spec = master.spec().clone();
+    spec.seat = neighbour.spec().seat.clone();
+    spec.ip = neighbour.ip.clone();
+    spec.name = "extra-1".into();
+    let used: Vec<u16> = at.lab.servers().filter(|(s, _)| s.ip == neighbour.ip).map(|(s, _)| s.port).collect();
+    spec.port = match spec.seat {
+        Some(_) => used.iter().max().map(|p| p + 1),
+        None => None,
+    };
+    for (key, value) in &mut spec.settings {
+        if key == "cluster-announce-ip" {
+            *value = neighbour.ip.clone();
+        }
+    }
+    let extra = Arc::new(Server::start(master.engine(), &spec)?);
+    let (own, wanted) = (id_of(&extra)?, id_of(master)?);
+    let mut c = beside(&extra)?;
+    c.call(&["CLUSTER", "MEET", &master.ip, &master.port.to_string()])?;
+    let everybody = at.lab.deployment.nodes.len() + 1;
+    wait_for("the new node to know the cluster", Duration::from_secs(30), || {
+        let view = view(&mut c)?;
+        Ok(view.nodes.len() >= everybody && view.nodes.iter().all(|n| !n.is("handshake")))
+    })?;
+    c.call(&["CLUSTER", "REPLICATE", &wanted])?;
+    wait_follows(&at.lab.deployment.nodes, &own, &wanted)?;
+    Ok(extra)
 }
 
 /// A replica follows the master that stands on its own host, and that master's replica takes its place.
