@@ -79,18 +79,19 @@ struct Outcome {
 impl Demo {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         let choices: Vec<&Fault> = faults::ALL.iter().filter(|f| f.demo).collect();
+        // By the names of the rules that must find them: the diagnosis is what this is about.
         if self.list {
             for fault in &choices {
-                output.print(&format!("{:<18} {}\n", fault.name, fault.about))?;
+                output.print(&format!("{:<18} {}\n", rule(fault), fault.about))?;
             }
             return Ok(0);
         }
         let seed = self.seed.unwrap_or_else(rand::random);
         let fault = match &self.fault {
-            Some(name) => *choices.iter().find(|f| f.name == name).with_context(|| {
+            Some(name) => *choices.iter().find(|f| f.name == name || rule(f) == name).with_context(|| {
                 format!(
                     "no fault {name:?} in the demo; there are {}",
-                    choices.iter().map(|f| f.name).collect::<Vec<_>>().join(", ")
+                    choices.iter().map(|f| rule(f)).collect::<Vec<_>>().join(", ")
                 )
             })?,
             None => choices.choose(&mut rand::rngs::StdRng::seed_from_u64(seed)).context("no faults")?,
@@ -115,14 +116,14 @@ impl Demo {
             output.print(&text::report(&report, output.verbose))?;
         }
         let first = report.findings.iter().find(|f| f.severity > Severity::Info).map(|f| f.id.clone());
-        let right = first.as_deref() == Some(fault.name);
+        let right = first.as_deref() == Some(rule(fault));
 
         output.note(&format!("\n4  applying the remedy: {}", active.remedy));
         active.fix();
         std::thread::sleep(Duration::from_millis(500));
         output.note("5  measuring again");
         let (again, after) = self.diagnose_under_load(&lab.deployment, output)?;
-        let gone = again.findings.iter().all(|f| f.id != fault.name || f.severity <= Severity::Risk);
+        let gone = again.findings.iter().all(|f| f.id != rule(fault) || f.severity <= Severity::Risk);
         let remedy = active.remedy;
         drop(active);
         drop(lab);
@@ -130,7 +131,7 @@ impl Demo {
         let outcome = Outcome {
             schema: "unslow.demo/1",
             engine: engine.version.clone(),
-            fault: fault.name.into(),
+            fault: rule(fault).into(),
             seed,
             named_first: first.clone(),
             right,
@@ -211,6 +212,10 @@ impl Demo {
     }
 }
 
+fn rule(fault: &Fault) -> &'static str {
+    fault.rule.unwrap_or(fault.name)
+}
+
 /// One caller: SET and GET in turn every 2 ms, each timed from when it was due.
 fn application(target: &Target, caller: u32, stop: &AtomicBool) -> (Vec<u32>, usize) {
     const EVERY: Duration = Duration::from_millis(2);
@@ -256,7 +261,7 @@ fn closing(
 ) -> String {
     let mut out = String::from("\n");
     let (t, mark) = (style::TITLE, if right && gone { style::GOOD } else { style::BAD });
-    let _ = writeln!(out, "{t}hidden{t:#}  {}: {}", fault.name, fault.about);
+    let _ = writeln!(out, "{t}hidden{t:#}  {}: {}", rule(fault), fault.about);
     let _ = writeln!(
         out,
         "{t}named{t:#}   {mark}{}{mark:#}{}",
@@ -287,7 +292,7 @@ fn closing(
     let _ = writeln!(
         out,
         "\nThe doctor {verb} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {seconds:.0} s.",
-        fault.name,
+        rule(fault),
         time_us(before.latency_us_p99.into()),
         time_us(after.latency_us_p99.into()),
         percent(before.server_cpu_share),

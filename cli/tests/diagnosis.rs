@@ -319,6 +319,17 @@ fn another_machines_facts_can_be_added() {
 }
 
 #[test]
+fn the_demo_names_its_hidden_fault_and_proves_the_fix() {
+    let output = unslow(&["demo", "--fault", "keys_command", "--window", "3s", "--format", "json", "--quiet"]);
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
+    assert_eq!(outcome["named_first"], "keys_command");
+    assert_eq!(
+        (&outcome["right"], &outcome["gone_after_the_remedy"], output.status.code()),
+        (&Value::Bool(true), &Value::Bool(true), Some(0))
+    );
+}
+
+#[test]
 fn keys_are_hashed_unless_asked_for() {
     let fault = unslow_lab::faults::find("big_key").unwrap();
     let lab = Lab::start(&fault.topology("valkey-9.1")).unwrap();
