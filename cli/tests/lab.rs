@@ -306,6 +306,34 @@ fn a_flat_lab_needs_no_rights_and_says_what_it_lacks() {
     labs.assert_nothing(&pids, "flat");
 }
 
+#[test]
+fn who_may_not_make_namespaces_is_told_what_to_do() {
+    let labs = Labs::new();
+    // In a user namespace without a mapping nobody may make another one, nor a network namespace.
+    let mut command = Command::new("unshare");
+    command.args(["--user", env!("CARGO_BIN_EXE_unslow"), "lab", "up"]).env("UNSLOW_LABS", labs.path());
+    if is_root() {
+        // Root of the outside keeps its rights until it is somebody else.
+        command = Command::new("setpriv");
+        let dir = tempfile::tempdir_in("/tmp").expect("a directory");
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("set");
+        let binary = dir.path().join("unslow");
+        std::fs::copy(env!("CARGO_BIN_EXE_unslow"), &binary).expect("copied");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "unshare", "--user"]);
+        command.arg(&binary).args(["lab", "up", "--kind", "none"]).current_dir("/");
+        let output = command.output().expect("setpriv runs");
+        told(&output);
+        return;
+    }
+    told(&command.output().expect("unshare runs"));
+}
+
+fn told(output: &Output) {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("run it as root, or with --flat"), "{text}");
+}
+
 /// As a user who is not root: in a user namespace, with zones and wires all the same.
 #[test]
 fn an_ordinary_user_gets_zones_in_a_user_namespace() {

@@ -225,12 +225,18 @@ fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -
     for (i, connection) in connections.iter_mut().enumerate() {
         connection.call(&["CLUSTER", "SET-CONFIG-EPOCH", &(i + 1).to_string()])?;
     }
-    let (first, rest) = connections.split_first_mut().ok_or_else(|| Error::new("a cluster needs a master"))?;
-    for node in &nodes[1..] {
-        first.call(&["CLUSTER", "MEET", &node.ip, &node.port.to_string()])?;
+    // Everybody meets everybody: gossip alone takes Redis up to a minute for sixty nodes.
+    for (i, connection) in connections.iter_mut().enumerate() {
+        let meets: Vec<Vec<String>> = nodes[i + 1..]
+            .iter()
+            .map(|n| vec!["CLUSTER".into(), "MEET".into(), n.ip.clone(), n.port.to_string()])
+            .collect();
+        for reply in connection.pipeline(&meets)? {
+            reply?;
+        }
     }
-    let ids = std::iter::once(&mut *first)
-        .chain(rest.iter_mut())
+    let ids = connections
+        .iter_mut()
         .map(|c| Ok(c.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default()))
         .collect::<Result<Vec<String>, Error>>()?;
     let all = nodes.len();

@@ -93,7 +93,8 @@ pub struct Zone {
     pub bandwidth: Option<u64>,
 }
 
-/// A path between zones. Loss, reordering and bandwidth are of each direction.
+/// A path between zones; [`Zone`] has the same fields for its inside, because serde cannot refuse unknown fields of a
+/// flattened struct. Loss, reordering and bandwidth are of each direction.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathSpec {
@@ -255,6 +256,8 @@ fn across() -> PathSpec {
 pub const ZONES_MAX: usize = 15;
 const HOSTS_MAX: usize = 250;
 const SERVERS_MAX: usize = 500;
+/// What a lab could not find its servers by if it were changed.
+const OWN_SETTINGS: [&str; 6] = ["port", "dir", "logfile", "daemonize", "cluster-config-file", "cluster-announce-ip"];
 /// A disk must hold a configuration file, and fit into memory.
 const DISK: std::ops::RangeInclusive<u64> = 4096..=1 << 40;
 
@@ -326,6 +329,14 @@ impl Topology {
             if !names.contains(&name.get_ref().as_str()) {
                 let message = format!("no host {:?}{}", name.get_ref(), near(name.get_ref(), &names));
                 return Err(located(text, name, &message));
+            }
+        }
+        let settings = self.hosts.iter().flat_map(|h| h.settings.keys()).chain(d.settings.keys());
+        for key in settings {
+            if OWN_SETTINGS.contains(&key.as_str()) {
+                return whole(format!(
+                    "setting {key:?} is the lab's own: it says where servers listen and keep their files"
+                ));
             }
         }
         for (i, host) in self.hosts.iter().enumerate() {
@@ -604,6 +615,8 @@ mod tests {
         assert!(error("[[zone]]\nname = \"A b\"\n").contains("a-z"));
         assert!(error("[[zone]]\nname = \"a\"\nloss = 7\n").contains("is no share"));
         assert!(error("[[zone]]\nname = \"a\"\nhosts = 0\n").contains("no zone has a host"));
+        let port = "[[zone]]\nname = \"a\"\n[deployment]\nsettings = { port = 7000 }\n";
+        assert!(error(port).contains("the lab's own"));
         let sentinels = "[[zone]]\nname = \"a\"\n[deployment]\nkind = \"sentinel\"\nquorum = 9\n";
         assert!(error(sentinels).contains("between 1 and 3"));
     }

@@ -92,6 +92,29 @@ fn loses_the_share_that_was_asked_for() {
 }
 
 #[test]
+fn lets_packets_overtake_only_where_asked_to() {
+    for (reorder, wanted) in [("0%", 0..=0), ("20%", 100..=300)] {
+        let lab =
+            lab(&BARE.replace("rtt = \"10ms\"", &format!("rtt = \"10ms\"\njitter = \"2ms\"\nreorder = \"{reorder}\"")));
+        let (a, b) = (socket(&lab.hosts[0]), socket(&lab.hosts[1]));
+        let there = b.local_addr().expect("bound");
+        let reader = std::thread::spawn(move || {
+            let mut buffer = [0u8; 4];
+            let numbers = std::iter::from_fn(|| b.recv(&mut buffer).ok().map(|_| u32::from_ne_bytes(buffer)));
+            numbers.collect::<Vec<u32>>()
+        });
+        for i in 0..1000u32 {
+            a.send_to(&i.to_ne_bytes(), there).expect("sent");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        let came = reader.join().expect("read");
+        // One that arrives before an earlier one has overtaken it.
+        let overtaking = (0..came.len()).filter(|i| came[i + 1..].iter().any(|later| *later < came[*i])).count();
+        assert!(came.len() > 900 && wanted.contains(&overtaking), "{reorder}: {overtaking} of {} overtook", came.len());
+    }
+}
+
+#[test]
 fn cuts_one_direction_both_or_a_whole_zone() {
     let lab = lab(BARE);
     let (a, b) = (socket(&lab.hosts[0]), socket(&lab.hosts[1]));

@@ -7,12 +7,14 @@ use unslow_engine::{Error, Server};
 use super::{Active, At};
 use crate::shim::{self, Knob};
 
+fn claim_processes(at: &At<'_>, active: &mut Active, nodes: &[Arc<Server>]) -> Result<(), Error> {
+    nodes.iter().try_for_each(|n| at.claim(active, n, "process"))
+}
+
 pub fn kill(at: &At<'_>) -> Result<Active, Error> {
     let nodes = at.nodes()?;
     let mut active = at.active("they start again");
-    for node in &nodes {
-        at.claim(&mut active, node, "process")?;
-    }
+    claim_processes(at, &mut active, &nodes)?;
     for node in &nodes {
         node.kill();
     }
@@ -22,9 +24,7 @@ pub fn kill(at: &At<'_>) -> Result<Active, Error> {
 pub fn restart(at: &At<'_>) -> Result<Active, Error> {
     let nodes = at.nodes()?;
     let mut active = at.active("nothing to undo");
-    for node in &nodes {
-        at.claim(&mut active, node, "process")?;
-    }
+    claim_processes(at, &mut active, &nodes)?;
     for node in &nodes {
         node.restart()?;
     }
@@ -35,11 +35,9 @@ pub fn hang(at: &At<'_>) -> Result<Active, Error> {
     // Asked before, while it still answers: its zone is where its clients are.
     let mut active = at.active("they go on (SIGCONT)");
     let nodes = at.nodes()?;
-    for node in &nodes {
-        at.claim(&mut active, node, "process")?;
-        if !node.alive() {
-            return Err(Error::new(format!("{} does not run", node.name())));
-        }
+    claim_processes(at, &mut active, &nodes)?;
+    if let Some(dead) = nodes.iter().find(|n| !n.alive()) {
+        return Err(Error::new(format!("{} does not run", dead.name())));
     }
     for node in &nodes {
         node.signal(libc::SIGSTOP);

@@ -14,7 +14,6 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -163,14 +162,4 @@ fn open_namespace() -> io::Result<(std::fs::File, link::Netlink, ring::Ring, rin
 /// Whether the device files and system calls that a wire needs are allowed here.
 pub fn allowed() -> io::Result<()> {
     std::thread::spawn(|| open_namespace().map(drop)).join().map_err(|_| io::Error::other("the test thread died"))?
-}
-
-/// `Duration` for messages: `1 ms`, `250 us`.
-pub fn time(d: Duration) -> String {
-    let us = d.as_micros();
-    match us {
-        0..1_000 => format!("{us} us"),
-        1_000..1_000_000 => format!("{} ms", us as f64 / 1e3),
-        _ => format!("{} s", us as f64 / 1e6),
-    }
 }
