@@ -1,10 +1,11 @@
 //! Finds the end of a frame in bytes that arrive in pieces.
 //!
-//! The state is a position and a small stack of "elements still to come", so a reply of a million elements that
-//! arrives in a thousand pieces is walked once, not a thousand times. Nothing is reserved on the word of a length
-//! field: a header that promises 2^60 elements costs nothing until those elements are really there.
+//! A reply of a million elements that arrives in a thousand pieces is walked once, not a thousand times. Nothing is
+//! reserved on the word of a length field: a header that promises 2^60 elements costs nothing until they are there.
 
 use std::fmt;
+
+use crate::splitter::{Split, Splitter};
 
 /// What a peer may make us hold. Beyond it the connection is no longer worth reading.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +20,9 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { frame_bytes_max: 512 << 20, line_bytes_max: 64 << 10, depth_max: DEPTH }
+        Limits { frame_bytes_max: 512 << 20, line_bytes_max: 64 << 10, depth_max: 32 }
     }
 }
-
-const DEPTH: usize = 32;
 
 /// Bytes that are not RESP, or more of it than [`Limits`] allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,16 +71,12 @@ pub enum Scan {
     Complete(usize),
 }
 
-/// Scans one frame after another from the front of a buffer that the caller appends to.
+/// Scans one frame after another from the front of a buffer that the caller appends to: a [`Splitter`] for those who
+/// want the frame's bytes together.
 #[derive(Clone, Debug)]
 pub struct Scanner {
-    limits: Limits,
+    splitter: Splitter,
     at: usize,
-    /// Where the line being read has no LF before; saves looking at its bytes again.
-    line_seen: usize,
-    /// Elements still to come on each open level.
-    open: [u64; DEPTH],
-    depth: usize,
 }
 
 impl Default for Scanner {
@@ -91,134 +86,20 @@ impl Default for Scanner {
 }
 
 impl Scanner {
-    /// A scanner at the start of a frame. `depth_max` above 32 counts as 32.
-    pub fn new(mut limits: Limits) -> Scanner {
-        limits.depth_max = limits.depth_max.min(DEPTH);
-        Scanner { limits, at: 0, line_seen: 0, open: [0; DEPTH], depth: 0 }
+    /// A scanner at the start of a frame.
+    pub fn new(limits: Limits) -> Scanner {
+        Scanner { splitter: Splitter::new(limits), at: 0 }
     }
 
     /// Looks for the end of the frame that starts at `buf[0]`. Call again with more bytes appended on
     /// [`Scan::Incomplete`]; drop the frame's bytes from the front after [`Scan::Complete`].
     pub fn scan(&mut self, buf: &[u8]) -> Result<Scan, Error> {
-        loop {
-            let Some((line, next)) = self.line(buf)? else { return Ok(Scan::Incomplete) };
-            let kind = line[0];
-            let mut children: u64 = 0;
-            // An attribute stands before the value it describes: it takes the place of no element.
-            let mut prefix = false;
-            let mut end = next;
-            match kind {
-                b'+' | b'-' | b'_' | b'#' | b',' | b'(' => {}
-                b':' => {
-                    number(&line[1..]).ok_or(self.error(ErrorKind::BadNumber))?;
-                }
-                b'$' | b'!' | b'=' => {
-                    let n = number(&line[1..]).ok_or(self.error(ErrorKind::BadNumber))?;
-                    if n < -1 {
-                        return Err(self.error(ErrorKind::BadNumber));
-                    }
-                    if n >= 0 {
-                        if n as u64 > self.limits.frame_bytes_max as u64 {
-                            return Err(self.error(ErrorKind::TooLarge));
-                        }
-                        end = next + n as usize + 2;
-                        if end > self.limits.frame_bytes_max {
-                            return Err(self.error(ErrorKind::TooLarge));
-                        }
-                        if buf.len() < end {
-                            return Ok(Scan::Incomplete);
-                        }
-                        if &buf[end - 2..end] != b"\r\n" {
-                            return Err(Error { kind: ErrorKind::MissingCrLf, offset: end - 2 });
-                        }
-                    }
-                }
-                b'*' | b'~' | b'>' | b'%' | b'|' => {
-                    let n = number(&line[1..]).ok_or(self.error(ErrorKind::BadNumber))?;
-                    if n < -1 {
-                        return Err(self.error(ErrorKind::BadNumber));
-                    }
-                    children = n.max(0) as u64;
-                    if children > self.limits.frame_bytes_max as u64 / 3 {
-                        return Err(self.error(ErrorKind::TooLarge)); // three bytes is the shortest element
-                    }
-                    if matches!(kind, b'%' | b'|') {
-                        children *= 2;
-                    }
-                    prefix = kind == b'|';
-                }
-                other => return Err(self.error(ErrorKind::UnknownType(other))),
+        match self.splitter.split(buf.get(self.at..).unwrap_or(b""))? {
+            Split::More { consumed } => {
+                self.at += consumed;
+                Ok(Scan::Incomplete)
             }
-            self.at = end;
-            self.line_seen = end;
-            if !prefix && self.depth > 0 {
-                self.open[self.depth - 1] -= 1;
-            }
-            if children > 0 || prefix {
-                // The value after an attribute is counted by the level the attribute stands on; at the top that
-                // level is one of its own.
-                if prefix && self.depth == 0 {
-                    self.push(1)?;
-                }
-                if children > 0 {
-                    self.push(children)?;
-                }
-                continue;
-            }
-            while self.depth > 0 && self.open[self.depth - 1] == 0 {
-                self.depth -= 1;
-            }
-            if self.depth == 0 {
-                let len = self.at;
-                self.at = 0;
-                self.line_seen = 0;
-                return Ok(Scan::Complete(len));
-            }
-        }
-    }
-
-    fn push(&mut self, children: u64) -> Result<(), Error> {
-        if self.depth == self.limits.depth_max {
-            return Err(self.error(ErrorKind::TooDeep));
-        }
-        self.open[self.depth] = children;
-        self.depth += 1;
-        Ok(())
-    }
-
-    fn error(&self, kind: ErrorKind) -> Error {
-        Error { kind, offset: self.at }
-    }
-
-    /// The line at `self.at` without CR LF, and where the next begins.
-    fn line<'b>(&mut self, buf: &'b [u8]) -> Result<Option<(&'b [u8], usize)>, Error> {
-        if self.at >= self.limits.frame_bytes_max {
-            return Err(self.error(ErrorKind::TooLarge));
-        }
-        if buf.len() <= self.at {
-            return Ok(None);
-        }
-        // Told before the line is whole: a peer that is not a Redis should not be waited for.
-        if !b"+-:$*_#,(!=%~>|".contains(&buf[self.at]) {
-            return Err(self.error(ErrorKind::UnknownType(buf[self.at])));
-        }
-        let from = self.line_seen.max(self.at);
-        match buf[from..].iter().position(|&b| b == b'\n') {
-            Some(i) => {
-                let lf = from + i;
-                if lf - self.at > self.limits.line_bytes_max {
-                    return Err(self.error(ErrorKind::TooLarge));
-                }
-                if lf < self.at + 2 || buf[lf - 1] != b'\r' {
-                    return Err(Error { kind: ErrorKind::MissingCrLf, offset: lf });
-                }
-                Ok(Some((&buf[self.at..lf - 1], lf + 1)))
-            }
-            None if buf.len() - self.at > self.limits.line_bytes_max => Err(self.error(ErrorKind::TooLarge)),
-            None => {
-                self.line_seen = buf.len();
-                Ok(None)
-            }
+            Split::Done(done) => Ok(Scan::Complete(std::mem::take(&mut self.at) + done.end)),
         }
     }
 }
