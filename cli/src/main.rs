@@ -3,6 +3,7 @@
 //! Exit status: 0 nothing found or done, 1 findings or a failed check, 2 could not look.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod doctor;
 mod engine;
@@ -43,6 +44,8 @@ enum Verb {
     Demo(demo::Demo),
     /// Real deployments on this machine, with zones, round trips and faults.
     Lab(lab::LabArguments),
+    /// Load on a deployment: open or closed loop, tails that can be believed.
+    Bench(Box<bench::Bench>),
     /// The real servers that can be run here.
     Engine(engine::EngineArguments),
 }
@@ -66,6 +69,10 @@ fn main() -> ExitCode {
         if holds && unslow_lab::launch::stop_serving() {
             return; // it takes its lab down in order
         }
+        if unslow_bench::interrupt() {
+            eprintln!("\nunslow: ending the run; its results so far follow (Ctrl-C again: nothing follows)");
+            return;
+        }
         unslow_lab::launch::interrupt();
         unslow_engine::stop_all();
         unslow_lab::place::forget_empty_dir();
@@ -83,6 +90,7 @@ fn main() -> ExitCode {
         Verb::Host(host) => host.run(&arguments.output),
         Verb::Demo(demo) => demo.run(&arguments.output),
         Verb::Lab(lab) => lab.run(&arguments.output),
+        Verb::Bench(bench) => bench.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };
     match result {

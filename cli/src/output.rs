@@ -147,6 +147,15 @@ impl Spinner {
     }
 }
 
+impl Spinner {
+    /// The same where it changes too often for lines: on a terminal only.
+    pub fn update(&self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(what.to_string());
+        }
+    }
+}
+
 impl Drop for Spinner {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {

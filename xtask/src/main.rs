@@ -18,13 +18,16 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-topology", &[]),
     ("unslow-facts", &["unslow-topology"]),
     ("unslow-client", &["unslow-resp", "unslow-topology"]),
+    ("unslow-reactor", &[]),
     ("unslow-probe", &["unslow-client", "unslow-facts", "unslow-resp", "unslow-topology"]),
     ("unslow-doctor", &["unslow-facts", "unslow-topology"]),
     ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
     ("unslow-lab", &["unslow-client", "unslow-engine", "unslow-topology"]),
+    ("unslow-bench", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow",
         &[
+            "unslow-bench",
             "unslow-client",
             "unslow-doctor",
             "unslow-engine",

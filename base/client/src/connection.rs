@@ -474,7 +474,7 @@ fn handshake(
     let tls_error = |message: String| Error::new(ErrorKind::Tls, message);
     let name = options.tls.server_name.as_deref().unwrap_or(host).to_string();
     let name = rustls::pki_types::ServerName::try_from(name).map_err(|e| tls_error(format!("{endpoint}: {e}")))?;
-    let mut session = rustls::ClientConnection::new(options.tls.config()?, name)
+    let mut session = rustls::ClientConnection::new(options.tls.client_config()?, name)
         .map_err(|e| tls_error(format!("{endpoint}: {e}")))?;
     while session.is_handshaking() {
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));

@@ -23,7 +23,8 @@ pub struct TlsOptions {
 }
 
 impl TlsOptions {
-    pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, Error> {
+    /// The same for rustls. Fails when a file is no PEM, or the key does not fit.
+    pub fn client_config(&self) -> Result<Arc<ClientConfig>, Error> {
         let file = |path: &PathBuf, e: &dyn std::fmt::Display| {
             Error::new(ErrorKind::Tls, format!("{}: {e}; a PEM file was expected", path.display()))
         };

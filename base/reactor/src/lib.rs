@@ -1,0 +1,134 @@
+//! The data plane's event loop, shared by bench and gateway: one thread, many connections, few system calls.
+//!
+//! A thread that wants to serve runs one [`Reactor`] and shares nothing with the others. The owner is a [`Handler`]: it
+//! gets bytes as slices of the loop's own buffer, says how many it has used, and appends what it wants to send to the
+//! connection's output, which is written once a turn however many appended to it.
+//!
+//! ```text
+//!   turn: Handler::turn -> write what is due -> sleep until readable, a timer, or a waker -> Handler::data, ... -> turn
+//! ```
+//!
+//! What surprises:
+//! - Output may be appended to a connection that is not open yet; it goes out behind the connect and the TLS handshake.
+//! - `epoll` is level-triggered with one read per event, so that a busy peer cannot starve the others, and a read that
+//!   empties the socket needs no second one to learn so.
+//! - Sleeps are `epoll_pwait2` with a timer slack of 1 ns: a load generator that wakes 50 us late is no instrument.
+//! - Back-pressure is the owner's: [`Io::unsent`] says how much waits, [`Io::pause`] stops reading a connection, and
+//!   [`Handler::drained`] tells when a blocked output is empty again.
+#![forbid(unsafe_code)]
+
+mod io;
+mod tls;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::time::{ClockId, clock_gettime};
+
+pub use crate::io::{Io, Reactor};
+
+/// Nanoseconds of the monotonic clock; what all times here are in.
+pub fn now_ns() -> u64 {
+    let t = clock_gettime(ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// A connection of one [`Reactor`]. Never reused: a closed one stays closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Id {
+    index: u32,
+    generation: u32,
+}
+
+impl Id {
+    /// A small number for the owner's tables; a later connection may have the same once this one is gone.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// Where to connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+/// How to speak TLS on a connection: the configuration and the name expected in the certificate.
+#[derive(Clone)]
+pub struct Tls {
+    /// Roots, client certificate, versions.
+    pub config: Arc<rustls::ClientConfig>,
+    /// Name of the server.
+    pub name: rustls::pki_types::ServerName<'static>,
+}
+
+/// Why a connection is no more.
+#[derive(Debug)]
+pub enum Closed {
+    /// It was never established.
+    Connect(std::io::Error),
+    /// The peer closed it.
+    Peer,
+    /// Reading or writing failed.
+    Io(std::io::Error),
+    /// TLS failed; the sentence says how.
+    Tls(String),
+    /// More bytes than [`Io::limit_input`] allows wait to be used by the handler.
+    TooMuch,
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Closed::Connect(e) => write!(f, "no connection: {e}"),
+            Closed::Peer => write!(f, "the peer closed the connection"),
+            Closed::Io(e) => write!(f, "the connection broke: {e}"),
+            Closed::Tls(why) => write!(f, "TLS: {why}"),
+            Closed::TooMuch => write!(f, "too many bytes without the end of a frame"),
+        }
+    }
+}
+
+/// What runs on a reactor. Every call comes on the reactor's thread, and none may block.
+pub trait Handler {
+    /// Before each sleep. Returns when it wants to be called again at the latest ([`now_ns`]), `None` for not at all.
+    fn turn(&mut self, io: &mut Io) -> Option<u64>;
+    /// The connection is established, TLS included.
+    fn opened(&mut self, io: &mut Io, id: Id);
+    /// Bytes came. Returns how many of them are done with; the rest comes again with more behind it.
+    fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize;
+    /// The connection is gone; not called for [`Io::close`].
+    fn closed(&mut self, io: &mut Io, id: Id, why: Closed);
+    /// A timer set by [`Io::timer`] is due.
+    fn timer(&mut self, io: &mut Io, key: u64);
+    /// An output that the peer had blocked is empty again.
+    fn drained(&mut self, io: &mut Io, id: Id) {
+        let _ = (io, id);
+    }
+}
+
+/// Wakes a reactor from another thread. A clone wakes the same one.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    fn new() -> std::io::Result<Waker> {
+        Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Ends the sleep of that reactor, now or at its next turn.
+    pub fn wake(&self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes()); // full means that it is awake already
+    }
+
+    fn rest(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0u8; 8]);
+    }
+}

@@ -1,0 +1,478 @@
+//! `unslow bench`: load, honest tails.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, ValueEnum};
+use unslow_bench::{Arrivals, Interval, Latency, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec};
+use unslow_doctor::measure::{count, percent, time_us};
+
+use crate::doctor::Reach;
+use crate::output::{Output, style, table};
+
+/// How requests arrive in an open loop.
+#[derive(Clone, Copy, ValueEnum)]
+enum ArrivalsFlag {
+    /// Evenly spaced.
+    Constant,
+    /// Independent of each other, as many users are.
+    Poisson,
+}
+
+/// Which servers answer reads.
+#[derive(Clone, Copy, ValueEnum)]
+enum ReadFromFlag {
+    Primary,
+    Replica,
+    Any,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Placeholders in commands: {key} {value} {seq} {now} {sha}; {{ and }} are plain braces.\n\nExamples:\n  unslow bench redis://10.0.0.1:6379 --rate 20000 --seconds 30\n  unslow bench localhost:7000 --connections 50 --pipeline 16 --mix get=0.9,set=0.1 --value-size 16-1024\n  unslow bench localhost --model shared --callers 32 --command \"HSET user:{key} f {value}\"\n  unslow bench localhost --replay monitor.txt --speed 2\n  unslow bench redis://a --against redis://b --repeat 5 --save a.json --save-against b.json"
+)]
+pub struct Bench {
+    /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
+    #[arg(value_name = "URL")]
+    url: String,
+    /// Open loop: requests per second in all; several rates (10000,20000) are steps of equal length
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',')]
+    rate: Vec<f64>,
+    /// How requests arrive at --rate
+    #[arg(long, value_enum, default_value = "constant", value_name = "HOW")]
+    arrivals: ArrivalsFlag,
+    /// Length of a run
+    #[arg(long, default_value_t = 10.0, value_name = "S")]
+    seconds: f64,
+    /// End after so many requests
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
+    /// Connections to each server
+    #[arg(short, long, default_value_t = 50, value_name = "N")]
+    connections: usize,
+    /// Requests a connection has under way; a closed loop sends them in one write
+    #[arg(short = 'P', long, default_value_t = 1, value_name = "N")]
+    pipeline: usize,
+    /// Threads of the generator; one makes some 200,000 requests/s unpipelined
+    #[arg(short, long, default_value_t = 1, value_name = "N")]
+    threads: usize,
+    /// How application threads share connections: own, pool:N (Jedis), shared (Lettuce), multiplex:N
+    #[arg(long, default_value = "own", value_parser = Model::parse, value_name = "MODEL")]
+    model: Model,
+    /// Application threads of pool, shared and multiplex [default: 32; with --rate as many as it takes]
+    #[arg(long, value_name = "N")]
+    callers: Option<usize>,
+    /// Which servers answer reads
+    #[arg(long, value_enum, default_value = "primary", value_name = "WHICH")]
+    read_from: ReadFromFlag,
+    /// The run is invalid when the generator looked at a thousandth of the requests later than this
+    #[arg(long, default_value = "1ms", value_parser = short_time, value_name = "TIME")]
+    lateness_max: Duration,
+
+    /// Runs
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    repeat: usize,
+    /// Write the report (JSON), for `unslow compare`
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+
+    #[command(flatten)]
+    workload: WorkloadFlags,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// Flags win over the workload file.
+#[derive(Args)]
+#[command(next_help_heading = "Workload")]
+struct WorkloadFlags {
+    /// TOML file with these settings (mix = {get = 0.9}, commands = [...], keys = ..., value_size = ...)
+    #[arg(long, value_name = "FILE")]
+    workload: Option<PathBuf>,
+    /// Commands and their shares, as get=0.9,set=0.1; built-in ones or those of --command
+    #[arg(long, value_name = "NAME=SHARE,...", value_parser = mix)]
+    mix: Option<BTreeMap<String, f64>>,
+    /// A command template, as "HSET user:{key} f {value}", or NAME=TEMPLATE for --mix
+    #[arg(long, value_name = "TEMPLATE")]
+    command: Vec<String>,
+    /// Size of the key space [default: 100000]
+    #[arg(long, value_name = "N")]
+    keys: Option<u64>,
+    /// What built-in commands put in front of a key's number [default: unslow:]
+    #[arg(long, value_name = "TEXT")]
+    key_prefix: Option<String>,
+    /// uniform, zipf[:EXPONENT], hot[:KEYS:REQUESTS] (shares) or sequential [default: uniform]
+    #[arg(long, value_name = "HOW")]
+    key_distribution: Option<String>,
+    /// Bytes of a value: 64, 16-1024, or sizes with weights 64:0.7,1024:0.3 [default: 64]
+    #[arg(long, value_name = "SIZE")]
+    value_size: Option<String>,
+    /// Seconds until a key that `set` writes expires
+    #[arg(long, value_name = "S")]
+    expire: Option<u64>,
+    /// Send so many commands in a MULTI/EXEC block, on one key
+    #[arg(long, value_name = "N")]
+    multi: Option<u32>,
+    /// Lua script to load; {sha} in a template is its digest
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
+    /// Send recorded commands: MONITOR's output, or a command a line
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+    /// With --replay of MONITOR's output: at its own pace, so many times as fast
+    #[arg(long, value_name = "X")]
+    speed: Option<f64>,
+    /// Compare what `get` brings with what `set` wrote
+    #[arg(long)]
+    verify: bool,
+    /// Write every key once before the run [default: where the mix has `get`]
+    #[arg(long, overrides_with = "no_preload")]
+    preload: bool,
+    /// Do not
+    #[arg(long)]
+    no_preload: bool,
+    /// Seed of all that is drawn [default: 1]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+/// `200us`, `1ms`, `0.5s`.
+fn short_time(text: &str) -> Result<Duration, String> {
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let scale = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => return Err("write a time as 200us, 1ms or 0.5s".into()),
+    };
+    let number: f64 = text[..text.len() - unit.len()].parse().map_err(|_| "write a time as 200us, 1ms or 0.5s")?;
+    Ok(Duration::from_secs_f64((number * scale).min(3600.0)))
+}
+
+fn mix(text: &str) -> Result<BTreeMap<String, f64>, String> {
+    text.split(',')
+        .map(|part| {
+            let (name, share) = part.split_once('=').unwrap_or((part, "1"));
+            let share = share.trim().parse().map_err(|_| format!("{share:?} is no share; write get=0.9,set=0.1"))?;
+            Ok((name.trim().to_string(), share))
+        })
+        .collect()
+}
+
+impl WorkloadFlags {
+    fn spec(&self) -> anyhow::Result<Spec> {
+        let mut spec = match &self.workload {
+            Some(path) => {
+                let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+                toml::from_str(&text).map_err(|e| anyhow!("{}: {e}", path.display()))?
+            }
+            None => Spec::default(),
+        };
+        if let Some(mix) = &self.mix {
+            spec.mix = mix.clone();
+        }
+        if !self.command.is_empty() {
+            spec.commands = self.command.clone();
+        }
+        let text = |flag: &Option<String>, field: &mut String| {
+            if let Some(value) = flag {
+                *field = value.clone();
+            }
+        };
+        text(&self.key_prefix, &mut spec.key_prefix);
+        text(&self.key_distribution, &mut spec.key_distribution);
+        text(&self.value_size, &mut spec.value_size);
+        spec.keys = self.keys.unwrap_or(spec.keys);
+        spec.expire_s = self.expire.or(spec.expire_s);
+        spec.multi = self.multi.unwrap_or(spec.multi);
+        spec.script = self.script.clone().or(spec.script);
+        spec.replay = self.replay.clone().or(spec.replay);
+        spec.verify |= self.verify;
+        spec.seed = self.seed.unwrap_or(spec.seed);
+        spec.preload = match (self.preload, self.no_preload) {
+            (true, _) => Some(true),
+            (_, true) => Some(false),
+            _ => spec.preload,
+        };
+        Ok(spec)
+    }
+}
+
+impl Bench {
+    fn settings(&self, url: &str) -> anyhow::Result<Settings> {
+        if !(self.seconds.is_finite() && self.seconds > 0.0 && self.seconds <= 604_800.0) {
+            bail!("--seconds takes more than 0 and at most a week (604800)");
+        }
+        if self.workload.speed.is_some_and(|s| !(s > 0.0 && s <= 1e6)) {
+            bail!("--speed takes a factor above 0");
+        }
+        let options = self.reach.options()?;
+        Ok(Settings {
+            target: self.reach.target(url)?,
+            timeout: options.command_timeout,
+            options,
+            spec: self.workload.spec()?,
+            model: self.model,
+            connections: self.connections,
+            pipeline: self.pipeline,
+            callers: self.callers,
+            threads: self.threads,
+            rate: (!self.rate.is_empty()).then(|| self.rate.clone()),
+            arrivals: match self.arrivals {
+                ArrivalsFlag::Constant => Arrivals::Constant,
+                ArrivalsFlag::Poisson => Arrivals::Poisson,
+            },
+            speed: self.workload.speed,
+            length: Duration::from_secs_f64(self.seconds),
+            requests: self.requests,
+            read_from: match self.read_from {
+                ReadFromFlag::Primary => ReadFrom::Primary,
+                ReadFromFlag::Replica => ReadFrom::Replica,
+                ReadFromFlag::Any => ReadFrom::Any,
+            },
+            lateness_max: self.lateness_max,
+        })
+    }
+
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        if self.repeat == 0 || self.repeat > 1000 {
+            bail!("--repeat takes 1 to 1000");
+        }
+        let settings = self.settings(&self.url)?;
+        let live = Live::new(output);
+        let mut session = Session::prepare(settings, &mut |p| live.tell(p))?;
+        let mut runs = Vec::new();
+        for _ in 0..self.repeat {
+            let run = session.run(&mut |p| live.tell(p))?;
+            let interrupted = run.interrupted;
+            runs.push(run);
+            if interrupted {
+                break;
+            }
+        }
+        drop(live);
+        let report = session.report(runs);
+        if let Some(path) = &self.save {
+            let text = serde_json::to_string_pretty(&report)?;
+            std::fs::write(path, text).with_context(|| format!("{}: the report could not be written", path.display()))?;
+        }
+        if output.json() {
+            output.print_json(&report)?;
+        } else {
+            output.print(&text(&report, output.verbose))?;
+        }
+        Ok(u8::from(report.runs.iter().any(|r| !r.valid)))
+    }
+}
+
+/// What is shown while it runs.
+struct Live<'a> {
+    output: &'a Output,
+    spinner: crate::output::Spinner,
+}
+
+impl Live<'_> {
+    fn new(output: &Output) -> Live<'_> {
+        Live { output, spinner: output.spinner() }
+    }
+
+    fn tell(&self, progress: Progress) {
+        match progress {
+            Progress::Preload { done, total } if done < total => {
+                self.spinner.update(&format!("writing the keys first: {} of {}", count(done as f64), count(total as f64)));
+            }
+            Progress::Preload { .. } => {}
+            Progress::Second(second, interval) => self.spinner.update(&line(second, interval)),
+            Progress::Event(event) => self.spinner.update(&format!("{:>5.1} s  {}", event.at_s, event.text)),
+        }
+        let _ = self.output;
+    }
+}
+
+fn line(second: &Second, _: &Interval) -> String {
+    let mut line = format!(
+        "{:>4} s  {:>10}/s  p50 {:>8}  p99 {:>8}  p99.9 {:>8}  max {:>8}",
+        second.at_s + 1,
+        count(second.answered as f64),
+        time_us(second.latency_us_p50),
+        time_us(second.latency_us_p99),
+        time_us(second.latency_us_p99_9),
+        time_us(second.latency_us_max)
+    );
+    if second.waiting > 0 {
+        let _ = write!(line, "  waiting {}", count(second.waiting as f64));
+    }
+    for (kind, n) in &second.error_kinds {
+        let _ = write!(line, "  {kind} {}", count(*n as f64));
+    }
+    line
+}
+
+/// The report for people.
+pub fn text(report: &Report, verbose: bool) -> String {
+    let (t, faint) = (style::TITLE, style::FAINT);
+    let load = &report.load;
+    let kind = serde_json::to_value(report.deployment.kind).ok().and_then(|v| v.as_str().map(|s| s.replace('_', "-")));
+    let how = if load.open_loop {
+        let rates = load.rate_per_s.iter().map(|r| count(*r)).collect::<Vec<_>>().join(", ");
+        let arrivals = load.arrivals.map_or("", |a| match a {
+            Arrivals::Constant => "evenly spaced",
+            Arrivals::Poisson => "Poisson",
+            Arrivals::Recorded => "as recorded",
+        });
+        if rates.is_empty() { format!("open loop, {arrivals}") } else { format!("open loop, {rates} requests/s {arrivals}") }
+    } else {
+        "closed loop".into()
+    };
+    let callers = load.callers.filter(|_| load.model != "own").map_or(String::new(), |n| format!(", {n} callers"));
+    let depth = match load.in_flight_max {
+        Some(n) if n > 1 => format!(" x {n}"),
+        _ => String::new(),
+    };
+    let threads = if load.threads > 1 { format!(", {} threads", load.threads) } else { String::new() };
+    let mut out = format!(
+        "{t}{} {} at {}{t:#}: {how}; {}{depth} connections a server, model {}{callers}{threads}\n",
+        report.deployment.version,
+        kind.unwrap_or_default(),
+        report.target,
+        load.connections,
+        load.model
+    );
+    for (i, run) in report.runs.iter().enumerate() {
+        out.push('\n');
+        if report.runs.len() > 1 {
+            let _ = writeln!(out, "{t}run {} of {}{t:#}", i + 1, report.runs.len());
+        }
+        out += &run_text(run, verbose);
+    }
+    if report.runs.len() > 1 {
+        let worst = |f: fn(&Run) -> f64| {
+            let mut all: Vec<f64> = report.runs.iter().map(f).collect();
+            all.sort_by(f64::total_cmp);
+            (all[0], all[all.len() / 2], all[all.len() - 1])
+        };
+        let (low, mid, high) = worst(|r| r.latency.us_p99);
+        let (slow, rate, fast) = worst(|r| r.throughput_per_s);
+        let _ = writeln!(
+            out,
+            "\nOf {} runs: p99 {} (median; {} to {}), {} requests/s ({} to {}).",
+            report.runs.len(),
+            time_us(mid),
+            time_us(low),
+            time_us(high),
+            count(rate),
+            count(slow),
+            count(fast)
+        );
+    } else if let Some(run) = report.runs.first() {
+        let _ = writeln!(out, "\n{}", sentence(run));
+    }
+    let _ = faint;
+    out
+}
+
+fn sentence(run: &Run) -> String {
+    let errors = match run.refused + run.unanswered {
+        0 => "no errors".to_string(),
+        n => format!("{} of {} requests failed", count(n as f64), count(run.requests as f64)),
+    };
+    let what = if run.valid { "" } else { "INVALID: " };
+    format!(
+        "{what}{} requests/s with p50 {}, p99 {}, p99.9 {}; {errors}.",
+        count(run.throughput_per_s),
+        time_us(run.latency.us_p50),
+        time_us(run.latency.us_p99),
+        time_us(run.latency.us_p99_9)
+    )
+}
+
+fn run_text(run: &Run, verbose: bool) -> String {
+    let head = ["", "requests", "mean", "p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "max"];
+    let mut rows = vec![head.map(str::to_string).to_vec()];
+    let mut row = |name: &str, l: &Latency| {
+        let times = [l.us_mean, l.us_p50, l.us_p90, l.us_p99, l.us_p99_9, l.us_p99_99, l.us_p99_999, l.us_max];
+        let mut row = vec![name.to_string(), count(l.count as f64)];
+        row.extend(times.map(time_us));
+        rows.push(row);
+    };
+    row(if run.lateness.is_some() { "from due to answered" } else { "latency" }, &run.latency);
+    if run.commands.len() > 1 {
+        for command in run.commands.iter().take(if verbose { 200 } else { 12 }) {
+            row(&format!("  {}", command.name), &command.latency);
+        }
+    }
+    if let Some(wait) = &run.pool_wait {
+        row("  of it waiting for a connection", wait);
+    }
+    if let Some(late) = &run.lateness {
+        row("generator's lateness", late);
+    }
+    if let Some(refused) = &run.refused_latency {
+        row("error replies", refused);
+    }
+    let mut out = table(&rows);
+    let busy = run.generator.thread_busy_share.iter().copied().fold(0.0, f64::max);
+    let _ = write!(
+        out,
+        "\n{} answered/s over {:.1} s; the generator used {:.2} us of CPU a request ({} busy)",
+        count(run.throughput_per_s),
+        run.seconds,
+        run.generator.cpu_us_per_request,
+        percent(busy)
+    );
+    match run.server_cpu_us_per_request {
+        Some(us) => {
+            let _ = writeln!(out, ", the servers {us:.2} us");
+        }
+        None => {
+            let _ = writeln!(out, "; the servers' CPU could not be read on all of them");
+        }
+    }
+    if verbose {
+        for server in &run.servers {
+            let share = server.cpu_share.map_or("unknown".into(), percent);
+            let each = server.cpu_us_per_command.map_or("?".into(), |c| format!("{c:.2} us"));
+            let _ = writeln!(out, "  {} {}: {share} of a core, {each} a command", server.role, server.address);
+        }
+    }
+    if run.moved + run.ask > 0 {
+        let _ = writeln!(out, "redirections followed: {} MOVED, {} ASK", count(run.moved as f64), count(run.ask as f64));
+    }
+    for error in &run.errors {
+        let (b, r) = (style::BAD, style::BAD);
+        let _ = writeln!(out, "{b}{}{r:#} {}: {}", count(error.count as f64), error.kind, error.example);
+    }
+    let troubled = run.timeline.iter().any(|s| s.errors > 0 || s.waiting > 1000);
+    if verbose || troubled && run.timeline.len() <= 120 {
+        out += "\n";
+        let mut rows = vec![["second", "answered", "errors", "waiting", "p50", "p99", "max", "connections"].map(str::to_string).to_vec()];
+        for s in &run.timeline {
+            let kinds: Vec<String> = s.error_kinds.iter().map(|(k, n)| format!("{k} {}", count(*n as f64))).collect();
+            rows.push(vec![
+                s.at_s.to_string(),
+                count(s.answered as f64),
+                if kinds.is_empty() { "0".into() } else { kinds.join(", ") },
+                count(s.waiting as f64),
+                time_us(s.latency_us_p50),
+                time_us(s.latency_us_p99),
+                time_us(s.latency_us_max),
+                s.connections.to_string(),
+            ]);
+        }
+        out += &table(&rows);
+        for event in &run.events {
+            let _ = writeln!(out, "{:>6.2} s  {}", event.at_s, event.text);
+        }
+    }
+    for doubt in &run.doubts {
+        let w = if run.valid { style::WARN } else { style::BAD };
+        let _ = writeln!(out, "{w}!{w:#} {doubt}");
+    }
+    if run.interrupted {
+        let _ = writeln!(out, "ended before its time: these are the results so far");
+    }
+    out
+}

@@ -1,0 +1,28 @@
+//! A load generator whose tails can be believed.
+//!
+//! Open loop: requests are due by a schedule, and a request's clock starts when it is due, not when the server let us
+//! send it. Closed loop: so many callers, each of which asks again when it is answered. Either way over one of the client
+//! models that applications have: connections of their own, a pool, one shared connection.
+//!
+//! [`Session::prepare`] looks at the deployment and fits the workload to it, [`Session::run`] measures. The hot path is
+//! `worker.rs`, one of them a thread, each with a `base/reactor` loop and nothing shared; the thread that called
+//! collects a second at a time.
+#![forbid(unsafe_code)]
+
+mod arrivals;
+mod replay;
+mod report;
+mod route;
+mod run;
+mod stats;
+mod template;
+mod worker;
+mod workload;
+
+pub use arrivals::Arrivals;
+pub use report::{
+    CommandRun, Deployment, Errors, Event, Generator, Latency, Load, PubSub, Report, Run, SCHEMA, Second, ServerRun,
+};
+pub use run::{Error, Model, Progress, ReadFrom, Session, Settings, interrupt};
+pub use stats::Interval;
+pub use workload::Spec;

@@ -1,0 +1,190 @@
+//! A recorded stream of commands, to be sent again: MONITOR's output, or one command a line as typed in redis-cli.
+//!
+//! A MONITOR line is `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`; its time is kept, so that the stream can be
+//! replayed at its own pace. Commands that would change what the connection is (MULTI, SUBSCRIBE, MONITOR, SELECT, AUTH ...)
+//! are left out and counted: in a recording many connections are one stream.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use unslow_topology::slot_of;
+
+use crate::template::{encode, split_words};
+
+/// Commands that make no sense out of their connection.
+const LEFT_OUT: &[&str] = &[
+    "AUTH", "ASKING", "CLIENT", "DISCARD", "EXEC", "HELLO", "MONITOR", "MULTI", "PSUBSCRIBE", "PSYNC", "PUNSUBSCRIBE",
+    "QUIT", "READONLY", "READWRITE", "REPLCONF", "RESET", "SELECT", "SHUTDOWN", "SSUBSCRIBE", "SUBSCRIBE",
+    "SUNSUBSCRIBE", "SYNC", "UNSUBSCRIBE", "UNWATCH", "WATCH",
+];
+
+/// A recording in memory, encoded.
+#[derive(Debug)]
+pub struct Recording {
+    bytes: Vec<u8>,
+    commands: Vec<Recorded>,
+    names: Vec<String>,
+    /// Commands left out.
+    pub left_out: u64,
+    /// Whether every command has its time.
+    pub timed: bool,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    at: usize,
+    len: u32,
+    slot: Option<u16>,
+    kind: u16,
+    /// Since the first command.
+    due_ns: u64,
+}
+
+impl Recording {
+    /// Reads a file. Refuses lines that are no commands, with their number.
+    pub fn load(path: &Path) -> Result<Recording, String> {
+        let file = std::fs::File::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        Recording::read(BufReader::new(file)).map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    /// The same from any reader.
+    pub fn read(reader: impl BufRead) -> Result<Recording, String> {
+        let mut out = Recording { bytes: Vec::new(), commands: Vec::new(), names: Vec::new(), left_out: 0, timed: true };
+        let mut first = None;
+        for (i, line) in reader.lines().enumerate() {
+            let line = line.map_err(|e| format!("line {}: {e}", i + 1))?;
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') || line == "OK" {
+                continue;
+            }
+            let (time, command) = monitored(line).map_or((None, line), |(t, c)| (Some(t), c));
+            let words = split_words(command).map_err(|e| format!("line {}: {e}", i + 1))?;
+            let Some(name) = words.first().map(|w| String::from_utf8_lossy(w).to_uppercase()) else { continue };
+            if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
+                return Err(format!("line {}: {:?} is no command name", i + 1, name.chars().take(40).collect::<String>()));
+            }
+            if LEFT_OUT.contains(&name.as_str()) {
+                out.left_out += 1;
+                continue;
+            }
+            let kind = match out.names.iter().position(|n| *n == name) {
+                Some(kind) => kind,
+                None if out.names.len() == 200 => return Err(format!("line {}: more than 200 kinds of commands", i + 1)),
+                None => {
+                    out.names.push(name.clone());
+                    out.names.len() - 1
+                }
+            };
+            let due_ns = match (time, first) {
+                (Some(t), Some(first)) => ((t - first) as f64 * 1e3).max(0.0) as u64,
+                (Some(t), None) => {
+                    first = Some(t);
+                    0
+                }
+                (None, _) => {
+                    out.timed = false;
+                    0
+                }
+            };
+            let encoded = encode(&words);
+            let slot = key_of(&name, &words).map(|k| slot_of(k));
+            out.commands.push(Recorded { at: out.bytes.len(), len: encoded.len() as u32, slot, kind: kind as u16, due_ns });
+            out.bytes.extend_from_slice(&encoded);
+        }
+        if out.commands.is_empty() {
+            return Err("no command in it; expected MONITOR's output or one command a line".into());
+        }
+        Ok(out)
+    }
+
+    /// Number of commands.
+    pub fn len(&self) -> u64 {
+        self.commands.len() as u64
+    }
+
+    /// Never: a recording without commands is refused.
+    pub fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Names of its commands, in upper case.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// When command `seq` is due, at the recorded pace; the stream begins anew behind its end.
+    pub fn due_ns(&self, seq: u64) -> u64 {
+        let rounds = seq / self.len();
+        let length = self.commands.last().map_or(0, |c| c.due_ns) + 1_000_000;
+        rounds * length + self.get(seq).due_ns
+    }
+
+    pub(crate) fn bytes(&self, seq: u64) -> &[u8] {
+        let command = self.get(seq);
+        &self.bytes[command.at..command.at + command.len as usize]
+    }
+
+    pub(crate) fn slot(&self, seq: u64) -> Option<u16> {
+        self.get(seq).slot
+    }
+
+    pub(crate) fn kind(&self, seq: u64) -> u16 {
+        self.get(seq).kind
+    }
+
+    fn get(&self, seq: u64) -> &Recorded {
+        &self.commands[(seq % self.len()) as usize]
+    }
+}
+
+/// Time in microseconds and the command of a MONITOR line.
+fn monitored(line: &str) -> Option<(u64, &str)> {
+    let (time, rest) = line.split_once(' ')?;
+    let (seconds, micros) = time.trim_start_matches('+').split_once('.')?;
+    let rest = rest.strip_prefix('[')?;
+    let (_, command) = rest.split_once("] ")?;
+    let micros: u64 = micros.parse().ok().filter(|m| *m < 1_000_000)?;
+    Some((seconds.parse::<u64>().ok()?.checked_mul(1_000_000)? + micros, command))
+}
+
+/// The first key, for the usual places of it.
+fn key_of<'a>(name: &str, words: &'a [Vec<u8>]) -> Option<&'a [u8]> {
+    let at = match name {
+        "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => {
+            return words.get(3).filter(|_| words[2] != b"0").map(Vec::as_slice);
+        }
+        "BITOP" | "OBJECT" | "MEMORY" | "XGROUP" | "XINFO" => 2,
+        "XREAD" | "XREADGROUP" => words.iter().position(|w| w.eq_ignore_ascii_case(b"streams"))? + 1,
+        "PING" | "ECHO" | "INFO" | "TIME" | "DBSIZE" | "PUBLISH" | "SCAN" | "KEYS" | "CONFIG" | "COMMAND" | "CLUSTER"
+        | "SCRIPT" | "FLUSHALL" | "FLUSHDB" | "RANDOMKEY" | "LATENCY" | "SLOWLOG" | "ROLE" | "WAIT" => return None,
+        _ => 1,
+    };
+    words.get(at).map(Vec::as_slice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_monitor_writes() {
+        let text = "OK\n1700000000.000100 [0 127.0.0.1:5] \"GET\" \"a b\"\n1700000001.000100 [0 lua] \"set\" \"k\" \"\\x00\\\"\"\n1700000001.5 [0 x] \"MULTI\"\n";
+        let recording = Recording::read(text.as_bytes()).unwrap();
+        assert_eq!((recording.len(), recording.left_out, recording.timed), (2, 1, true));
+        assert_eq!(recording.bytes(0), b"*2\r\n$3\r\nGET\r\n$3\r\na b\r\n");
+        assert_eq!(recording.bytes(1), b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n$2\r\n\0\"\r\n");
+        assert_eq!(recording.due_ns(1), 1_000_000_000);
+        assert!(recording.due_ns(2) > recording.due_ns(1), "the second round comes behind the first");
+        assert_eq!(recording.slot(1), Some(slot_of(b"k")));
+    }
+
+    #[test]
+    fn reads_plain_commands_and_names_the_line_that_is_none() {
+        let recording = Recording::read(&b"# comment\nHSET h f 'v w'\nEVAL 'return 1' 0\n"[..]).unwrap();
+        assert_eq!((recording.names(), recording.timed), (&["HSET".to_string(), "EVAL".to_string()][..], false));
+        assert_eq!(recording.slot(1), None);
+        assert!(Recording::read(&b"GET a\nGET 'b\n"[..]).unwrap_err().starts_with("line 2"));
+        assert!(Recording::read(&b"<html>\n"[..]).unwrap_err().contains("no command name"));
+        assert!(Recording::read(&b"\n"[..]).unwrap_err().contains("no command"));
+    }
+}

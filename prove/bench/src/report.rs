@@ -1,0 +1,297 @@
+//! What a run brought: the document that `unslow bench --format json` prints and `unslow compare` reads.
+
+use hdrhistogram::Histogram;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::arrivals::Arrivals;
+use crate::stats::Interval;
+use crate::workload::Spec;
+
+/// Version of the document.
+pub const SCHEMA: &str = "unslow.bench/1";
+
+/// One or more runs of one load against one deployment.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Report {
+    /// `unslow.bench/1`.
+    pub schema: String,
+    /// Address, without user and password.
+    pub target: String,
+    /// Unix time in ms of the first run's start.
+    pub at_ms: u64,
+    /// The servers that were asked.
+    pub deployment: Deployment,
+    /// What was asked.
+    pub workload: Spec,
+    /// How.
+    pub load: Load,
+    /// The runs, in order.
+    pub runs: Vec<Run>,
+}
+
+/// The servers.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Deployment {
+    /// `standalone`, `master_replica`, `sentinel`, `cluster`.
+    pub kind: unslow_topology::DeploymentKind,
+    /// Name and version of the first server, as `valkey 9.1.0`.
+    pub version: String,
+    /// Masters at the start.
+    pub masters: usize,
+    /// Replicas at the start.
+    pub replicas: usize,
+}
+
+/// How the load was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Load {
+    /// Requests are due by a schedule, not by answers.
+    pub open_loop: bool,
+    /// Asked for, in requests per second: one rate, or one a step.
+    pub rate_per_s: Vec<f64>,
+    /// How they arrive.
+    pub arrivals: Option<Arrivals>,
+    /// `own`, `pool:N`, `shared` or `multiplex:N`.
+    pub model: String,
+    /// Connections to each server.
+    pub connections: usize,
+    /// Requests a connection may have under way; `None` is no bound.
+    pub in_flight_max: Option<usize>,
+    /// Application threads; `None` is as many as needed.
+    pub callers: Option<usize>,
+    /// Threads of the generator.
+    pub threads: usize,
+    /// Longest wait for an answer.
+    pub timeout_s: f64,
+    /// Which servers answer reads.
+    pub read_from: String,
+    /// The run is invalid when a thousandth of the requests was looked at later than this.
+    pub lateness_us_max: f64,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Run {
+    /// From the start to the last answer.
+    pub seconds: f64,
+    /// Requests that were due, or begun.
+    pub requests: u64,
+    /// Of them answered without an error.
+    pub answered: u64,
+    /// Of them answered by an error.
+    pub refused: u64,
+    /// Of them never answered: lost with a connection, timed out, or unfinished. They are in the latency at the age
+    /// they were given up, which is less than the truth.
+    pub unanswered: u64,
+    /// Answers, good ones, per second.
+    pub throughput_per_s: f64,
+    /// From due (open loop) or begun (closed loop) to answered.
+    pub latency: Latency,
+    /// For plots: share of requests, and the latency in us that they stayed under.
+    pub percentiles: Vec<(f64, f64)>,
+    /// The same for each command of the mix.
+    pub commands: Vec<CommandRun>,
+    /// From due to being put on a connection; where callers share connections, or requests come by a schedule.
+    pub pool_wait: Option<Latency>,
+    /// From due to being looked at by the generator: what it did wrong itself. Open loop only.
+    pub lateness: Option<Latency>,
+    /// Error replies' latency.
+    pub refused_latency: Option<Latency>,
+    /// Errors by kind: the reply's code word, or one of our own in lower case.
+    pub errors: Vec<Errors>,
+    /// Share of answers that were null.
+    pub null_share: f64,
+    /// Replies of `get` that were not what was written (with verify).
+    pub wrong_values: u64,
+    /// MOVED answers followed.
+    pub moved: u64,
+    /// ASK answers followed.
+    pub ask: u64,
+    /// Received bytes per second.
+    pub received_bytes_per_s: f64,
+    /// Whether the figures can be believed.
+    pub valid: bool,
+    /// Why not, and what else to know of them.
+    pub doubts: Vec<String>,
+    /// The run was ended before its time.
+    pub interrupted: bool,
+    /// What the generator used.
+    pub generator: Generator,
+    /// What the servers used.
+    pub servers: Vec<ServerRun>,
+    /// CPU of all those servers, for each answer.
+    pub server_cpu_us_per_request: Option<f64>,
+    /// Second by second.
+    pub timeline: Vec<Second>,
+    /// What happened when.
+    pub events: Vec<Event>,
+    /// Messages that reached subscribers, where there were any.
+    pub pubsub: Option<PubSub>,
+}
+
+/// A latency distribution in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs)] // the names say it
+pub struct Latency {
+    pub count: u64,
+    pub us_mean: f64,
+    pub us_p50: f64,
+    pub us_p90: f64,
+    pub us_p99: f64,
+    pub us_p99_9: f64,
+    pub us_p99_99: f64,
+    pub us_p99_999: f64,
+    pub us_max: f64,
+}
+
+/// One command's part of a run.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CommandRun {
+    /// As in the mix.
+    pub name: String,
+    /// Its latency, and how often.
+    pub latency: Latency,
+}
+
+/// Errors of one kind.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Errors {
+    /// The reply's code word, or `timeout`, `connection_lost`, `no_connection`, `not_resp`, `unfinished`, ...
+    pub kind: String,
+    /// How many.
+    pub count: u64,
+    /// The first one.
+    pub example: String,
+}
+
+/// The generator's own cost.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Generator {
+    /// CPU of its threads for each request.
+    pub cpu_us_per_request: f64,
+    /// Share of the run that each thread was on a processor.
+    pub thread_busy_share: Vec<f64>,
+}
+
+/// One server's part.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ServerRun {
+    /// Where.
+    pub address: String,
+    /// `master` or `replica`, at the start.
+    pub role: String,
+    /// By INFO's used_cpu_user and used_cpu_sys: seconds of CPU per second.
+    pub cpu_share: Option<f64>,
+    /// The same by /proc, where the server runs on this machine.
+    pub cpu_share_proc: Option<f64>,
+    /// Commands it executed, by INFO.
+    pub commands: Option<u64>,
+    /// CPU for each of them.
+    pub cpu_us_per_command: Option<f64>,
+}
+
+/// One second of a run.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs)] // the names say it
+pub struct Second {
+    /// Its start, since the run's.
+    pub at_s: u32,
+    pub answered: u64,
+    pub errors: u64,
+    /// The kinds of these errors.
+    pub error_kinds: Vec<(String, u64)>,
+    pub latency_us_p50: f64,
+    pub latency_us_p99: f64,
+    pub latency_us_p99_9: f64,
+    pub latency_us_max: f64,
+    /// Requests that wait for a connection at its end.
+    pub waiting: u64,
+    /// Open connections at its end.
+    pub connections: u64,
+    pub moved: u64,
+    pub lateness_us_max: f64,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Event {
+    /// Since the run's start.
+    pub at_s: f64,
+    /// What.
+    pub text: String,
+}
+
+/// Messages from publishers to subscribers.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct PubSub {
+    /// Connections that listened.
+    pub subscribers: usize,
+    /// Messages that came.
+    pub delivered: u64,
+    /// By the replies to PUBLISH, messages the servers passed on.
+    pub expected: u64,
+    /// From publication to delivery.
+    pub latency: Latency,
+}
+
+impl Latency {
+    /// From a histogram of nanoseconds.
+    pub fn of(histogram: &Histogram<u64>) -> Latency {
+        let us = |q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
+        if histogram.is_empty() {
+            return Latency::default();
+        }
+        Latency {
+            count: histogram.len(),
+            us_mean: round(histogram.mean() / 1e3),
+            us_p50: us(0.5),
+            us_p90: us(0.9),
+            us_p99: us(0.99),
+            us_p99_9: us(0.999),
+            us_p99_99: us(0.9999),
+            us_p99_999: us(0.99999),
+            us_max: histogram.max() as f64 / 1e3,
+        }
+    }
+}
+
+/// Three decimals: a nanosecond where the unit is a microsecond.
+pub(crate) fn round(x: f64) -> f64 {
+    (x * 1e3).round() / 1e3
+}
+
+/// Points of the distribution, dense where it is rare: ten for each nine.
+pub(crate) fn points(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
+    if histogram.is_empty() {
+        return Vec::new();
+    }
+    let most = (histogram.len() as f64).log10().clamp(1.0, 7.0);
+    let mut out: Vec<(f64, f64)> = (0..=(most * 10.0) as u32)
+        .map(|i| 1.0 - 10f64.powf(-f64::from(i) / 10.0))
+        .map(|q| (q, histogram.value_at_quantile(q) as f64 / 1e3))
+        .collect();
+    out.push((1.0, histogram.max() as f64 / 1e3));
+    out
+}
+
+impl Second {
+    pub(crate) fn of(interval: &Interval) -> Second {
+        let all = interval.all();
+        let us = |q: f64| if all.is_empty() { 0.0 } else { all.value_at_quantile(q) as f64 / 1e3 };
+        Second {
+            at_s: interval.second,
+            answered: interval.counts.answered,
+            errors: interval.error_count(),
+            error_kinds: interval.errors.iter().map(|k| (k.name.clone(), k.count)).collect(),
+            latency_us_p50: us(0.5),
+            latency_us_p99: us(0.99),
+            latency_us_p99_9: us(0.999),
+            latency_us_max: if all.is_empty() { 0.0 } else { all.max() as f64 / 1e3 },
+            waiting: interval.counts.waiting,
+            connections: interval.counts.open,
+            moved: interval.counts.moved,
+            lateness_us_max: if interval.lateness.is_empty() { 0.0 } else { interval.lateness.max() as f64 / 1e3 },
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Command templates: `HSET user:{key} f {value}`, compiled once and rendered millions of times.
+//!
+//! Words are split as redis-cli does (quotes, `\xHH`). `{key}` is the drawn key's number in twelve digits, `{value}` a
+//! drawn value, `{seq}` the request's own number, `{now}` the monotonic clock in nanoseconds, `{sha}` the script's
+//! digest. `{{` and `}}` are plain braces, so `{{{key}}}` is a hash tag.
+
+use unslow_resp::write_command;
+
+/// Digits of a key's number, of a sequence number and of the clock: fixed, so that lengths are known beforehand.
+const KEY_DIGITS: usize = 12;
+const LONG_DIGITS: usize = 20;
+
+/// What stands in for the holes of one request.
+#[derive(Clone, Copy)]
+pub struct Fill<'a> {
+    /// The key's number.
+    pub key: u64,
+    /// The value.
+    pub value: &'a [u8],
+    /// The request's number.
+    pub seq: u64,
+    /// Nanoseconds of the monotonic clock.
+    pub now: u64,
+}
+
+/// A compiled command.
+#[derive(Clone, Debug)]
+pub struct Template {
+    ops: Vec<Op>,
+    words: Vec<Vec<Piece>>,
+    /// Whether `{value}` is in it.
+    pub has_value: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Bytes(Vec<u8>),
+    Key,
+    Value,
+    Seq,
+    Now,
+    /// `$N\r\n` of an argument with a value in it: N is this and the value's length, so many times.
+    Length { fixed: usize, values: usize },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Piece {
+    Text(Vec<u8>),
+    Key,
+    Value,
+    Seq,
+    Now,
+}
+
+impl Template {
+    /// Compiles `text`; `sha` stands for `{sha}`. The error says what is wrong with it.
+    pub fn parse(text: &str, sha: Option<&str>) -> Result<Template, String> {
+        let words = split_words(text)?;
+        if words.is_empty() {
+            return Err("an empty command".into());
+        }
+        let words = words.iter().map(|w| pieces(w, sha)).collect::<Result<Vec<_>, _>>()?;
+        if !matches!(&words[0][..], [Piece::Text(_)]) {
+            return Err(format!("{text:?}: the command's name cannot be a placeholder"));
+        }
+        let mut ops = Vec::new();
+        push_bytes(&mut ops, format!("*{}\r\n", words.len()).as_bytes());
+        for word in &words {
+            let fixed: usize = word.iter().map(Piece::fixed).sum();
+            let values = word.iter().filter(|p| **p == Piece::Value).count();
+            if values == 0 {
+                push_bytes(&mut ops, format!("${fixed}\r\n").as_bytes());
+            } else {
+                ops.push(Op::Length { fixed, values });
+            }
+            for piece in word {
+                match piece {
+                    Piece::Text(text) => push_bytes(&mut ops, text),
+                    Piece::Key => ops.push(Op::Key),
+                    Piece::Value => ops.push(Op::Value),
+                    Piece::Seq => ops.push(Op::Seq),
+                    Piece::Now => ops.push(Op::Now),
+                }
+            }
+            push_bytes(&mut ops, b"\r\n");
+        }
+        let has_value = words.iter().flatten().any(|p| *p == Piece::Value);
+        Ok(Template { ops, words, has_value })
+    }
+
+    /// Appends the command's bytes.
+    #[inline]
+    pub fn render(&self, out: &mut Vec<u8>, fill: &Fill) {
+        for op in &self.ops {
+            match op {
+                Op::Bytes(bytes) => out.extend_from_slice(bytes),
+                Op::Key => digits::<KEY_DIGITS>(out, fill.key),
+                Op::Value => out.extend_from_slice(fill.value),
+                Op::Seq => digits::<LONG_DIGITS>(out, fill.seq),
+                Op::Now => digits::<LONG_DIGITS>(out, fill.now),
+                Op::Length { fixed, values } => {
+                    out.push(b'$');
+                    number(out, fixed + values * fill.value.len());
+                    out.extend_from_slice(b"\r\n");
+                }
+            }
+        }
+    }
+
+    /// Appends one argument alone, as for the slot of a key.
+    pub fn argument(&self, at: usize, out: &mut Vec<u8>, fill: &Fill) {
+        for piece in self.words.get(at).into_iter().flatten() {
+            match piece {
+                Piece::Text(text) => out.extend_from_slice(text),
+                Piece::Key => digits::<KEY_DIGITS>(out, fill.key),
+                Piece::Value => out.extend_from_slice(fill.value),
+                Piece::Seq => digits::<LONG_DIGITS>(out, fill.seq),
+                Piece::Now => digits::<LONG_DIGITS>(out, fill.now),
+            }
+        }
+    }
+
+    /// The command's name, in upper case.
+    pub fn name(&self) -> String {
+        match &self.words[0][..] {
+            [Piece::Text(text)] => String::from_utf8_lossy(text).to_uppercase(),
+            _ => String::new(),
+        }
+    }
+
+    /// Number of arguments, the name included.
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Never: there is a name.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// The whole as plain words, for asking the server about it.
+    pub fn sample(&self, fill: &Fill) -> Vec<Vec<u8>> {
+        (0..self.words.len())
+            .map(|i| {
+                let mut word = Vec::new();
+                self.argument(i, &mut word, fill);
+                word
+            })
+            .collect()
+    }
+}
+
+impl Piece {
+    fn fixed(&self) -> usize {
+        match self {
+            Piece::Text(text) => text.len(),
+            Piece::Key => KEY_DIGITS,
+            Piece::Seq | Piece::Now => LONG_DIGITS,
+            Piece::Value => 0,
+        }
+    }
+}
+
+fn push_bytes(ops: &mut Vec<Op>, bytes: &[u8]) {
+    match ops.last_mut() {
+        Some(Op::Bytes(last)) => last.extend_from_slice(bytes),
+        _ => ops.push(Op::Bytes(bytes.to_vec())),
+    }
+}
+
+/// A fixed number of digits, zeros in front; two at a time, since this is on the path of every request.
+#[inline]
+fn digits<const N: usize>(out: &mut Vec<u8>, mut n: u64) {
+    const PAIRS: [[u8; 2]; 100] = {
+        let mut pairs = [[0u8; 2]; 100];
+        let mut i = 0;
+        while i < 100 {
+            pairs[i] = [b'0' + (i / 10) as u8, b'0' + (i % 10) as u8];
+            i += 1;
+        }
+        pairs
+    };
+    let mut text = [b'0'; N];
+    let mut at = N;
+    while at >= 2 && n > 0 {
+        at -= 2;
+        text[at..at + 2].copy_from_slice(&PAIRS[(n % 100) as usize]);
+        n /= 100;
+    }
+    out.extend_from_slice(&text);
+}
+
+fn number(out: &mut Vec<u8>, n: usize) {
+    let mut text = [0u8; 20];
+    let mut at = text.len();
+    let mut n = n;
+    loop {
+        at -= 1;
+        text[at] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&text[at..]);
+}
+
+fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, String> {
+    let mut out: Vec<Piece> = Vec::new();
+    let mut text = Vec::new();
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        match (byte, after.first()) {
+            (b'{', Some(b'{')) | (b'}', Some(b'}')) => {
+                text.push(byte);
+                rest = &after[1..];
+            }
+            (b'{', _) => {
+                let end = after.iter().position(|&b| b == b'}').ok_or_else(|| {
+                    format!("{:?}: a brace is not closed; a plain brace is written {{{{", String::from_utf8_lossy(word))
+                })?;
+                let piece = match &after[..end] {
+                    b"key" => Piece::Key,
+                    b"value" => Piece::Value,
+                    b"seq" => Piece::Seq,
+                    b"now" => Piece::Now,
+                    b"sha" => Piece::Text(
+                        sha.ok_or("{sha} is the digest of the script given with --script FILE")?.as_bytes().to_vec(),
+                    ),
+                    other => {
+                        return Err(format!(
+                            "no placeholder {{{}}}; there are {{key}}, {{value}}, {{seq}}, {{now}} and {{sha}}, and {{{{ is a plain brace",
+                            String::from_utf8_lossy(other)
+                        ));
+                    }
+                };
+                match piece {
+                    Piece::Text(more) => text.extend_from_slice(&more),
+                    piece => {
+                        if !text.is_empty() {
+                            out.push(Piece::Text(std::mem::take(&mut text)));
+                        }
+                        out.push(piece);
+                    }
+                }
+                rest = &after[end + 1..];
+            }
+            _ => {
+                text.push(byte);
+                rest = after;
+            }
+        }
+    }
+    if !text.is_empty() || out.is_empty() {
+        out.push(Piece::Text(text));
+    }
+    Ok(out)
+}
+
+/// Splits a line as redis-cli and MONITOR write it: blanks between words, `"..."` with escapes, `'...'` without.
+pub fn split_words(line: &str) -> Result<Vec<Vec<u8>>, String> {
+    let mut words = Vec::new();
+    let mut bytes = line.bytes().peekable();
+    loop {
+        while bytes.next_if(|b| b.is_ascii_whitespace()).is_some() {}
+        let Some(&first) = bytes.peek() else { return Ok(words) };
+        let mut word = Vec::new();
+        match first {
+            quote @ (b'"' | b'\'') => {
+                bytes.next();
+                loop {
+                    match bytes.next() {
+                        None => return Err(format!("a quote is not closed in {:?}", shorten(line))),
+                        Some(b) if b == quote => break,
+                        Some(b'\\') if quote == b'"' => word.push(escape(&mut bytes)),
+                        Some(b'\\') if bytes.peek() == Some(&b'\'') => {
+                            bytes.next();
+                            word.push(b'\'');
+                        }
+                        Some(b) => word.push(b),
+                    }
+                }
+                if bytes.peek().is_some_and(|b| !b.is_ascii_whitespace()) {
+                    return Err(format!("a blank is missing behind a closing quote in {:?}", shorten(line)));
+                }
+            }
+            _ => {
+                while let Some(b) = bytes.next_if(|b| !b.is_ascii_whitespace()) {
+                    word.push(b);
+                }
+            }
+        }
+        words.push(word);
+    }
+}
+
+fn shorten(line: &str) -> String {
+    line.chars().take(60).collect()
+}
+
+fn escape(bytes: &mut std::iter::Peekable<std::str::Bytes<'_>>) -> u8 {
+    match bytes.next() {
+        Some(b'n') => b'\n',
+        Some(b'r') => b'\r',
+        Some(b't') => b'\t',
+        Some(b'a') => 7,
+        Some(b'b') => 8,
+        Some(b'x') => {
+            let mut n = 0u8;
+            for _ in 0..2 {
+                if let Some(digit) = bytes.next_if(u8::is_ascii_hexdigit) {
+                    n = n << 4 | (digit as char).to_digit(16).unwrap_or(0) as u8;
+                }
+            }
+            n
+        }
+        Some(other) => other,
+        None => b'\\',
+    }
+}
+
+/// A command's bytes from plain words.
+pub fn encode(words: &[Vec<u8>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_command(&mut out, words);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(template: &str) -> String {
+        let mut out = Vec::new();
+        let fill = Fill { key: 42, value: b"abc", seq: 7, now: 9 };
+        Template::parse(template, Some("5ha")).unwrap().render(&mut out, &fill);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn renders_what_a_client_would_write() {
+        assert_eq!(
+            rendered("HSET user:{key} f '{value}'"),
+            "*4\r\n$4\r\nHSET\r\n$17\r\nuser:000000000042\r\n$1\r\nf\r\n$3\r\nabc\r\n"
+        );
+        assert_eq!(rendered("GET {{{key}}}:x"), "*2\r\n$3\r\nGET\r\n$16\r\n{000000000042}:x\r\n");
+        assert_eq!(rendered("SET k <{value}{value}>"), "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$8\r\n<abcabc>\r\n");
+        assert_eq!(
+            rendered(r#"EVALSHA {sha} 0 "a\x41\n\"" ''"#),
+            "*5\r\n$7\r\nEVALSHA\r\n$3\r\n5ha\r\n$1\r\n0\r\n$4\r\naA\n\"\r\n$0\r\n\r\n"
+        );
+        assert_eq!(rendered("ECHO {seq}"), "*2\r\n$4\r\nECHO\r\n$20\r\n00000000000000000007\r\n");
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_template() {
+        for (template, word) in
+            [("", "empty"), ("GET {kee}", "{kee}"), ("GET {key", "not closed"), ("GET 'a", "quote"), ("{key} a", "name")]
+        {
+            let error = Template::parse(template, None).unwrap_err();
+            assert!(error.contains(word), "{template}: {error}");
+        }
+        assert!(Template::parse("EVALSHA {sha} 0", None).unwrap_err().contains("--script"));
+    }
+}

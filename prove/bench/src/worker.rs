@@ -1,0 +1,1134 @@
+//! One thread of the generator: callers, connections, and the requests between them.
+//!
+//! ```text
+//!   due (schedule, or a caller that is free) -> route by slot -> a connection with room, or the node's queue
+//!     -> written -> replies matched in order -> recorded -> the caller goes on, the connection serves who waits
+//! ```
+//!
+//! Time is taken once per batch of replies, behind the read that brought them. A request's clock starts when it was due,
+//! so a server that stops is charged for every request that should have been made meanwhile.
+//!
+//! A lost connection leaves its requests without an answer: nobody knows whether they were executed, so they are counted
+//! and not sent again. Requests that were not sent yet wait for the connection, for another owner of their slot, or for
+//! their timeout, whichever comes first.
+
+use std::collections::VecDeque;
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+
+use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, Tls, now_ns};
+use unslow_resp::{Done, Frame, Split, Splitter, write_command};
+
+use crate::arrivals::Schedule;
+use crate::route::{Map, NOBODY, Routes};
+use crate::run::{ReadFrom, Shape};
+use crate::stats::{Interval, MOST_NS};
+use crate::workload::{Draw, Workload};
+
+const SECOND: u64 = 1_000_000_000;
+/// How often silence, queues and lost connections are looked at.
+const HOUSEKEEPING: u64 = SECOND / 20;
+/// Requests that may wait for one node; beyond it they are counted as `queue_full`. 48 MB.
+const WAITING_MAX: usize = 2_000_000;
+/// Redirections of one request before it is given up, as clients do.
+const HOPS_MAX: u8 = 16;
+/// Longest wait between attempts to connect again.
+const BACKOFF_MAX: u64 = SECOND;
+
+/// What all threads of a run share.
+pub struct Shared {
+    /// What to send.
+    pub workload: Arc<Workload>,
+    /// Where to.
+    pub routes: Routes,
+    /// How.
+    pub shape: Shape,
+    /// Start of the run ([`now_ns`]); 0 until all threads are ready.
+    pub start: AtomicU64,
+    /// Threads whose connections stand, or cannot.
+    pub ready: AtomicUsize,
+    /// Stop early: results so far are wanted.
+    pub stop: AtomicBool,
+}
+
+/// What a thread says of itself at its end.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// CPU time of this thread in the run.
+    pub cpu_ns: u64,
+    /// From the start to the last answer.
+    pub took_ns: u64,
+    /// Why it could not run.
+    pub failed: Option<String>,
+}
+
+/// What a thread sends to the one that collects.
+pub enum Said {
+    /// A second is over.
+    Interval(Box<Interval>),
+    /// The thread is.
+    Ended(Summary),
+}
+
+/// A request under way.
+#[derive(Clone, Copy)]
+struct Pending {
+    due: u64,
+    seq: u64,
+    caller: u32,
+    command: u16,
+    /// Replies still to come.
+    left: u16,
+    hops: u8,
+    asking: bool,
+}
+
+enum State {
+    /// To be dialled at that time.
+    Waiting(u64),
+    Connecting,
+    Open,
+    /// Its node has no slots any more.
+    Retired,
+}
+
+struct Lane {
+    node: u16,
+    id: Option<Id>,
+    state: State,
+    splitter: Splitter,
+    flight: VecDeque<Pending>,
+    /// Replies of the greeting still to come.
+    greeting: u8,
+    /// Last sign of life, or the moment something was first sent after none.
+    progress: u64,
+    backoff: u64,
+    /// What the reply being read has brought that is no answer.
+    trouble: Option<Trouble>,
+    /// In its node's list of lanes with room.
+    listed: bool,
+}
+
+enum Trouble {
+    Error { name: String, text: String },
+    Moved { slot: u16, to: String },
+    Ask { to: String },
+}
+
+struct Node {
+    address: String,
+    peer: Option<Peer>,
+    lanes: Vec<u32>,
+    /// Lanes with room, the longest idle first.
+    free: VecDeque<u32>,
+    waiting: VecDeque<Pending>,
+    open: usize,
+    is_replica: bool,
+}
+
+/// How requests find a connection.
+#[derive(Clone, Copy, PartialEq)]
+enum Choice {
+    /// A caller has its own; it sends so many at once and goes on when all are answered.
+    Own,
+    /// Any with room for one more.
+    Free,
+    /// Callers share without a bound.
+    Shared,
+}
+
+/// One thread's state.
+pub struct Worker {
+    shared: Arc<Shared>,
+    map: Arc<Map>,
+    version: u64,
+    slots: Vec<u16>,
+    nodes: Vec<Node>,
+    lanes: Vec<Lane>,
+    /// Lane of each connection, by [`Id::index`].
+    lane_of: Vec<u32>,
+    lanes_per_node: usize,
+    choice: Choice,
+    window: usize,
+    batch: u32,
+    /// Requests under way of each caller.
+    callers: Vec<u32>,
+    idle_callers: Vec<u32>,
+    /// Arrivals that no caller is free for.
+    unclaimed: VecDeque<u64>,
+    unbounded_callers: bool,
+    schedule: Option<Schedule>,
+    next_due: Option<u64>,
+    seq: u64,
+    seq_step: u64,
+    /// Requests this thread may still begin.
+    budget: u64,
+    outstanding: u64,
+    homeless: VecDeque<Pending>,
+    greeting: Vec<u8>,
+    greeting_count: u8,
+    greeting_replica: Vec<u8>,
+    tls: Option<(Arc<rustls::ClientConfig>, Option<String>)>,
+    interval: Box<Interval>,
+    to_collector: Sender<Said>,
+    spares: Receiver<Box<Interval>>,
+    phase: Phase,
+    start: u64,
+    end: u64,
+    next_second: u64,
+    next_housekeeping: u64,
+    drain_until: u64,
+    last_answer: u64,
+    cpu_at_start: u64,
+    failed: Option<String>,
+    scratch: Vec<u8>,
+    multi_homed: bool,
+    reports_wait: bool,
+    read_turn: usize,
+    said_ready: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Connecting,
+    Running,
+    Draining,
+    Over,
+}
+
+/// Runs thread `index` until the run is over. Says [`Said::Ended`] whatever happens.
+pub fn work(shared: Arc<Shared>, index: usize, said: Sender<Said>, spares: Receiver<Box<Interval>>) {
+    let summary = match Reactor::new() {
+        Ok(mut reactor) => {
+            shared.routes.wakes(reactor.io().waker());
+            let mut worker = Worker::new(shared.clone(), index, said.clone(), spares);
+            worker.connect_all(reactor.io());
+            let ran = reactor.run(&mut worker);
+            let mut summary = worker.summary();
+            if let Err(e) = ran {
+                summary.failed = Some(format!("the event loop failed: {e}"));
+            }
+            summary
+        }
+        Err(e) => Summary { failed: Some(format!("no event loop: {e}; raise the limit of open files (ulimit -n)")), ..Summary::default() },
+    };
+    if summary.failed.is_some() {
+        // Nobody may wait for this thread.
+        shared.ready.fetch_add(1, Ordering::AcqRel);
+    }
+    let _ = said.send(Said::Ended(summary));
+}
+
+/// CPU time of the calling thread.
+pub fn thread_cpu_ns() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    t.tv_sec as u64 * SECOND + t.tv_nsec as u64
+}
+
+/// The part of `total` that falls to one of `parts`.
+fn part(total: u64, parts: usize, index: usize) -> u64 {
+    total / parts as u64 + u64::from((index as u64) < total % parts as u64)
+}
+
+impl Worker {
+    fn new(shared: Arc<Shared>, index: usize, said: Sender<Said>, spares: Receiver<Box<Interval>>) -> Worker {
+        let shape = &shared.shape;
+        let threads = shape.threads;
+        let lanes_per_node = part(shape.connections as u64, threads, index) as usize;
+        let open_loop = shape.steps.is_some() || shape.replay_speed.is_some();
+        let choice = match shape.own {
+            _ if shape.window.is_none() => Choice::Shared,
+            true => Choice::Own,
+            false => Choice::Free,
+        };
+        let caller_count = part(shape.callers.unwrap_or(0) as u64, threads, index) as u32;
+        let schedule = match (&shape.steps, shape.replay_speed) {
+            (Some(steps), _) => {
+                Some(Schedule::new(shape.arrivals, steps, shape.length_ns, index, threads, shared.workload.seed()))
+            }
+            (None, Some(speed)) => {
+                Some(Schedule::recorded(shared.workload.clone(), shape.length_ns, index, threads, speed))
+            }
+            (None, None) => None,
+        };
+        let map = shared.routes.get();
+        let (mut greeting, mut greeting_count) = (Vec::new(), 0u8);
+        for command in &shape.greeting {
+            write_command(&mut greeting, command);
+            greeting_count += 1;
+        }
+        let mut greeting_replica = greeting.clone();
+        write_command(&mut greeting_replica, &["READONLY"]);
+        let interval = Box::new(Interval::new(shared.workload.commands.len()));
+        Worker {
+            version: shared.routes.version(),
+            slots: Vec::new(),
+            nodes: Vec::new(),
+            lanes: Vec::new(),
+            lane_of: Vec::new(),
+            lanes_per_node,
+            choice,
+            window: shape.window.unwrap_or(usize::MAX),
+            batch: if choice == Choice::Own { shape.window.unwrap_or(1) as u32 } else { 1 },
+            callers: vec![0; caller_count as usize],
+            idle_callers: if open_loop { (0..caller_count).collect() } else { Vec::new() },
+            unclaimed: VecDeque::new(),
+            unbounded_callers: open_loop && shape.callers.is_none(),
+            schedule,
+            next_due: None,
+            seq: index as u64,
+            seq_step: threads as u64,
+            budget: shape.requests.map_or(u64::MAX, |n| part(n, threads, index)),
+            outstanding: 0,
+            homeless: VecDeque::new(),
+            greeting,
+            greeting_count,
+            greeting_replica,
+            tls: shape.tls.clone(),
+            interval,
+            to_collector: said,
+            spares,
+            phase: Phase::Connecting,
+            start: 0,
+            end: 0,
+            next_second: 0,
+            next_housekeeping: 0,
+            drain_until: 0,
+            last_answer: 0,
+            cpu_at_start: 0,
+            failed: None,
+            scratch: Vec::new(),
+            multi_homed: false,
+            reports_wait: choice != Choice::Own,
+            read_turn: index,
+            said_ready: false,
+            map,
+            shared,
+        }
+    }
+
+    /// Dials every node of the map.
+    fn connect_all(&mut self, io: &mut Io) {
+        let map = self.map.clone();
+        self.adopt(&map, io);
+    }
+
+    /// Takes over a map: new nodes are dialled, waiting requests find their new owner.
+    fn adopt(&mut self, map: &Arc<Map>, io: &mut Io) {
+        self.map = map.clone();
+        let wanted = self.shared.shape.read_from;
+        let mut index_of = Vec::with_capacity(map.nodes.len());
+        for (i, address) in map.nodes.iter().enumerate() {
+            let is_replica = i >= map.masters;
+            if is_replica && wanted == ReadFrom::Primary {
+                index_of.push(NOBODY);
+                continue;
+            }
+            let node = self.node(address, is_replica, io);
+            self.nodes[usize::from(node)].is_replica = is_replica;
+            index_of.push(node);
+        }
+        self.slots = map.slots.iter().map(|&s| if s == NOBODY { NOBODY } else { index_of[usize::from(s)] }).collect();
+        self.multi_homed = self.nodes.len() > 1 || map.kind == unslow_topology::DeploymentKind::Cluster;
+        for (n, node) in self.nodes.iter().enumerate() {
+            let wanted = index_of.contains(&(n as u16));
+            for &lane in &node.lanes {
+                let lane = &mut self.lanes[lane as usize];
+                match lane.state {
+                    State::Waiting(_) if !wanted => lane.state = State::Retired,
+                    State::Retired if wanted => lane.state = State::Waiting(0),
+                    _ => {}
+                }
+            }
+        }
+        let mut again: Vec<Pending> = self.homeless.drain(..).collect();
+        for node in &mut self.nodes {
+            again.extend(node.waiting.drain(..));
+        }
+        again.sort_unstable_by_key(|p| p.due);
+        for pending in again {
+            self.place(pending, io);
+        }
+    }
+
+    /// The node at `address`, dialled when it is new.
+    fn node(&mut self, address: &str, is_replica: bool, io: &mut Io) -> u16 {
+        if let Some(i) = self.nodes.iter().position(|n| n.address == address) {
+            return i as u16;
+        }
+        let index = self.nodes.len() as u16;
+        let first = self.lanes.len() as u32;
+        let lanes: Vec<u32> = (first..first + self.lanes_per_node as u32).collect();
+        let free = VecDeque::with_capacity(lanes.len());
+        self.nodes.push(Node {
+            address: address.to_string(),
+            peer: resolve(address),
+            lanes: lanes.clone(),
+            free,
+            waiting: VecDeque::new(),
+            open: 0,
+            is_replica,
+        });
+        for _ in &lanes {
+            self.lanes.push(Lane {
+                node: index,
+                id: None,
+                state: State::Waiting(0),
+                splitter: Splitter::default(),
+                flight: VecDeque::new(),
+                greeting: 0,
+                progress: 0,
+                backoff: 0,
+                trouble: None,
+                listed: false,
+            });
+        }
+        self.multi_homed = self.nodes.len() > 1;
+        for lane in lanes {
+            self.dial(lane, io);
+        }
+        index
+    }
+
+    fn dial(&mut self, lane_index: u32, io: &mut Io) {
+        let lane = &mut self.lanes[lane_index as usize];
+        let node = &mut self.nodes[usize::from(lane.node)];
+        if node.peer.is_none() {
+            node.peer = resolve(&node.address);
+        }
+        let Some(peer) = &node.peer else {
+            let address = node.address.clone();
+            self.interval.error("unresolved", &format!("{address}: the name does not resolve"));
+            self.put_off(lane_index);
+            return;
+        };
+        let tls = match &self.tls {
+            Some((config, name)) => {
+                let host = name.clone().unwrap_or_else(|| host(&node.address).to_string());
+                match rustls::pki_types::ServerName::try_from(host.clone()) {
+                    Ok(name) => Some(Tls { config: config.clone(), name }),
+                    Err(_) => {
+                        self.failed = Some(format!("{host:?} is no name a certificate can have; give one with --server-name"));
+                        io.stop();
+                        return;
+                    }
+                }
+            }
+            None => None,
+        };
+        let deadline = now_ns() + self.shared.shape.timeout_ns;
+        match io.connect(peer, tls.as_ref(), deadline) {
+            Ok(id) => {
+                if self.lane_of.len() <= id.index() {
+                    self.lane_of.resize(id.index() + 1, 0);
+                }
+                self.lane_of[id.index()] = lane_index;
+                let lane = &mut self.lanes[lane_index as usize];
+                lane.id = Some(id);
+                lane.state = State::Connecting;
+                lane.splitter = Splitter::default();
+                lane.trouble = None;
+            }
+            Err(e) => {
+                if self.phase == Phase::Connecting {
+                    self.failed =
+                        Some(format!("{}: {e}; {} connections were asked for: raise `ulimit -n`", self.nodes[usize::from(self.lanes[lane_index as usize].node)].address, self.shared.shape.connections));
+                    io.stop();
+                } else {
+                    self.interval.error("no_connection", &e.to_string());
+                    self.put_off(lane_index);
+                }
+            }
+        }
+    }
+
+    /// Tries again later, each time a little later.
+    fn put_off(&mut self, lane: u32) {
+        let lane = &mut self.lanes[lane as usize];
+        lane.id = None;
+        lane.backoff = (lane.backoff * 2).clamp(SECOND / 50, BACKOFF_MAX);
+        lane.state = State::Waiting(now_ns() + lane.backoff);
+    }
+
+    fn summary(&mut self) -> Summary {
+        Summary {
+            cpu_ns: thread_cpu_ns().saturating_sub(self.cpu_at_start),
+            took_ns: self.last_answer.max(self.start) - self.start,
+            failed: self.failed.take(),
+        }
+    }
+
+    // ---- requests ----
+
+    /// A caller begins as many requests as it sends at once.
+    fn go_on(&mut self, caller: u32, now: u64, io: &mut Io) {
+        for _ in 0..self.batch {
+            if self.budget == 0 {
+                return;
+            }
+            self.callers[caller as usize] += 1;
+            self.begin(now, caller, io);
+        }
+    }
+
+    #[inline]
+    fn begin(&mut self, due: u64, caller: u32, io: &mut Io) {
+        let seq = self.seq;
+        self.seq += self.seq_step;
+        self.budget -= 1;
+        self.outstanding += 1;
+        self.interval.counts.begun += 1;
+        let draw = self.shared.workload.draw(seq);
+        let pending = Pending { due, seq, caller, command: draw.command, left: 1, hops: 0, asking: false };
+        if self.multi_homed {
+            self.place(pending, io);
+        } else {
+            self.place_on(pending, draw, 0, io);
+        }
+    }
+
+    /// Finds the node by the request's slot.
+    fn place(&mut self, pending: Pending, io: &mut Io) {
+        let draw = self.shared.workload.draw(pending.seq);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        // What has no key may go anywhere; it stays with one node for as long as that one owns the slot.
+        let slot = self
+            .shared
+            .workload
+            .slot(pending.seq, draw, &mut scratch)
+            .unwrap_or((pending.seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as u16);
+        self.scratch = scratch;
+        let owner = self.slots[usize::from(slot)];
+        if owner == NOBODY {
+            self.shared.routes.want();
+            self.queue(pending, None);
+            return;
+        }
+        let node = if self.shared.shape.read_from != ReadFrom::Primary && self.shared.workload.commands[usize::from(pending.command)].reads {
+            self.reader(slot, owner)
+        } else {
+            owner
+        };
+        self.place_on(pending, draw, node, io);
+    }
+
+    /// One of the nodes that may answer reads of a slot.
+    fn reader(&mut self, slot: u16, owner: u16) -> u16 {
+        let master = self.map.slots[usize::from(slot)];
+        let Some(replicas) = self.map.replicas.get(usize::from(master)) else { return owner };
+        self.read_turn = self.read_turn.wrapping_add(1);
+        let primary_too = usize::from(self.shared.shape.read_from == ReadFrom::Any);
+        let choices = replicas.len() + primary_too;
+        for i in 0..choices {
+            let pick = (self.read_turn + i) % choices;
+            let Some(&replica) = replicas.get(pick) else { return owner };
+            let address = &self.map.nodes[usize::from(replica)];
+            if let Some(n) = self.nodes.iter().position(|n| n.address == *address && n.open > 0) {
+                return n as u16;
+            }
+        }
+        owner
+    }
+
+    #[inline]
+    fn place_on(&mut self, pending: Pending, draw: Draw, node_index: u16, io: &mut Io) {
+        let node = &mut self.nodes[usize::from(node_index)];
+        let lane = match self.choice {
+            Choice::Own => {
+                let lane = node.lanes[pending.caller as usize % node.lanes.len()];
+                matches!(self.lanes[lane as usize].state, State::Open).then_some(lane)
+            }
+            Choice::Free => loop {
+                let Some(lane) = node.free.pop_front() else { break None };
+                let it = &mut self.lanes[lane as usize];
+                it.listed = false;
+                if matches!(it.state, State::Open) {
+                    break Some(lane);
+                }
+            },
+            Choice::Shared => {
+                let from = if self.unbounded_callers { pending.seq / self.seq_step } else { u64::from(pending.caller) } as usize;
+                let lanes = &node.lanes;
+                (0..lanes.len())
+                    .map(|i| lanes[(from + i) % lanes.len()])
+                    .find(|l| matches!(self.lanes[*l as usize].state, State::Open))
+            }
+        };
+        match lane {
+            Some(lane) => self.put(pending, draw, lane, io),
+            None => self.queue(pending, Some(node_index)),
+        }
+    }
+
+    /// Waits for a connection of a node, or for somebody to own its slot.
+    fn queue(&mut self, pending: Pending, node: Option<u16>) {
+        let queue = match node {
+            Some(node) => &mut self.nodes[usize::from(node)].waiting,
+            None => &mut self.homeless,
+        };
+        if queue.len() < WAITING_MAX {
+            queue.push_back(pending);
+        } else {
+            // Its caller is not told to go on: it would only fill the queue faster.
+            self.interval.error("queue_full", "two million requests wait for one node already");
+            self.interval.counts.unanswered += 1;
+            self.outstanding -= 1;
+        }
+    }
+
+    #[inline]
+    fn put(&mut self, mut pending: Pending, draw: Draw, lane_index: u32, io: &mut Io) {
+        let lane = &mut self.lanes[lane_index as usize];
+        let Some(id) = lane.id else { return };
+        let now = if self.reports_wait { now_ns() } else { pending.due };
+        if self.reports_wait && pending.hops == 0 {
+            self.interval.wait.saturating_record(now.saturating_sub(pending.due));
+        }
+        let out = io.output(id);
+        let asking = pending.asking;
+        if asking {
+            out.extend_from_slice(b"*1\r\n$6\r\nASKING\r\n");
+        }
+        pending.left = self.shared.workload.render(out, pending.seq, draw, now) + u16::from(asking);
+        if lane.flight.is_empty() {
+            lane.progress = now;
+        }
+        lane.flight.push_back(pending);
+        if self.choice == Choice::Free && lane.flight.len() < self.window && !lane.listed {
+            lane.listed = true;
+            self.nodes[usize::from(lane.node)].free.push_back(lane_index);
+        }
+    }
+
+    /// An answer, good or not, has come, or never will: the connection serves who waits, the caller goes on.
+    #[inline]
+    fn finished(&mut self, pending: Pending, lane_index: Option<u32>, now: u64, io: &mut Io) {
+        self.outstanding -= 1;
+        self.last_answer = now;
+        if let Some(lane_index) = lane_index
+            && self.choice == Choice::Free
+        {
+            self.serve_waiting(lane_index, io);
+        }
+        if self.unbounded_callers {
+            return;
+        }
+        if self.schedule.is_some() {
+            if let Some(due) = self.unclaimed.pop_front() {
+                self.begin(due, pending.caller, io);
+            } else {
+                self.idle_callers.push(pending.caller);
+            }
+            return;
+        }
+        let left = &mut self.callers[pending.caller as usize];
+        *left -= 1;
+        if *left == 0 && self.phase == Phase::Running {
+            self.go_on(pending.caller, now, io);
+        }
+    }
+
+    /// A connection with room takes the first that waits for its node.
+    fn serve_waiting(&mut self, lane_index: u32, io: &mut Io) {
+        let lane = &mut self.lanes[lane_index as usize];
+        if !matches!(lane.state, State::Open) || lane.flight.len() >= self.window {
+            return;
+        }
+        let node = &mut self.nodes[usize::from(lane.node)];
+        if let Some(next) = node.waiting.pop_front() {
+            let draw = self.shared.workload.draw(next.seq);
+            self.put(next, draw, lane_index, io);
+        } else if !lane.listed {
+            lane.listed = true;
+            node.free.push_back(lane_index);
+        }
+    }
+
+    /// No answer will come: counted at the age it has reached, so that it is missing from no percentile.
+    fn give_up(&mut self, pending: Pending, why: &str, text: &str, now: u64, io: &mut Io) {
+        self.interval.error(why, text);
+        self.interval.counts.unanswered += 1;
+        let age = now.saturating_sub(pending.due).min(MOST_NS);
+        self.interval.latency[usize::from(pending.command)].saturating_record(age.max(1));
+        self.finished(pending, None, now, io);
+    }
+
+    // ---- replies ----
+
+    #[inline]
+    fn reply(&mut self, lane_index: u32, frame: &[u8], done: Done, now: u64, io: &mut Io) {
+        let lane = &mut self.lanes[lane_index as usize];
+        if lane.greeting > 0 || done.kind == b'>' {
+            self.greeted(lane_index, frame, done, now, io);
+            return;
+        }
+        let Some(front) = lane.flight.front_mut() else {
+            self.lose(lane_index, "unasked", "a reply that nobody asked for", now, io);
+            return;
+        };
+        front.left -= 1;
+        if matches!(done.kind, b'-' | b'!') {
+            let text = Frame::new(frame).text();
+            if lane.trouble.is_none() || text.starts_with(b"MOVED ") || text.starts_with(b"ASK ") {
+                lane.trouble = Some(trouble(text));
+            }
+        }
+        if front.left > 0 {
+            return;
+        }
+        let Some(pending) = lane.flight.pop_front() else { return };
+        lane.progress = now;
+        if let Some(trouble) = lane.trouble.take() {
+            self.troubled(lane_index, pending, trouble, now, io);
+            return;
+        }
+        let interval = &mut *self.interval;
+        interval.latency[usize::from(pending.command)].saturating_record(now.saturating_sub(pending.due));
+        interval.counts.answered += 1;
+        if done.null {
+            interval.counts.null += 1;
+        } else if self.shared.workload.verify && done.whole && done.kind == b'$' {
+            let draw = self.shared.workload.draw(pending.seq);
+            if !self.shared.workload.right(draw, Frame::new(frame).text()) {
+                interval.counts.wrong += 1;
+            }
+        }
+        self.finished(pending, Some(lane_index), now, io);
+    }
+
+    /// A reply to the greeting, or a push.
+    fn greeted(&mut self, lane_index: u32, frame: &[u8], done: Done, now: u64, io: &mut Io) {
+        if done.kind == b'>' {
+            return;
+        }
+        let lane = &mut self.lanes[lane_index as usize];
+        lane.greeting -= 1;
+        if matches!(done.kind, b'-' | b'!') {
+            let text = String::from_utf8_lossy(Frame::new(frame).text()).into_owned();
+            // As `base/client` has it: no password set, no HELLO and no database numbers are no reason to stop.
+            let fatal = ["WRONGPASS", "NOAUTH", "NOPERM", "LOADING", "ERR max number", "ERR invalid password"];
+            if let Some(word) = fatal.iter().find(|w| text.starts_with(**w)) {
+                let name = word.split(' ').next().unwrap_or("ERR");
+                self.lose(lane_index, name, &text, now, io);
+                return;
+            }
+        }
+        if lane.greeting == 0 {
+            self.ready(lane_index, io);
+        }
+    }
+
+    /// The connection may be used.
+    fn ready(&mut self, lane_index: u32, io: &mut Io) {
+        let lane = &mut self.lanes[lane_index as usize];
+        lane.state = State::Open;
+        lane.backoff = 0;
+        lane.listed = false;
+        let node_index = lane.node;
+        self.nodes[usize::from(node_index)].open += 1;
+        if self.choice == Choice::Free {
+            for _ in 0..self.window.min(1024) {
+                self.serve_waiting(lane_index, io);
+            }
+        } else {
+            let waiting = std::mem::take(&mut self.nodes[usize::from(node_index)].waiting);
+            for pending in waiting {
+                let draw = self.shared.workload.draw(pending.seq);
+                self.place_on(pending, draw, node_index, io);
+            }
+        }
+    }
+
+    /// An error reply: redirections are followed, the rest is counted.
+    fn troubled(&mut self, lane_index: u32, mut pending: Pending, trouble: Trouble, now: u64, io: &mut Io) {
+        let to = match trouble {
+            Trouble::Error { name, text } => {
+                // A demoted or resyncing master, a shard without one: somebody else may be it now.
+                if matches!(name.as_str(), "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "LOADING") {
+                    self.shared.routes.want();
+                }
+                self.interval.error(&name, &text);
+                self.interval.refused.saturating_record(now.saturating_sub(pending.due));
+                self.finished(pending, Some(lane_index), now, io);
+                return;
+            }
+            Trouble::Moved { slot, to } => {
+                self.interval.counts.moved += 1;
+                self.shared.routes.want();
+                let to = self.whole(&to, lane_index);
+                let node = self.node(&to, false, io);
+                if let Some(owner) = self.slots.get_mut(usize::from(slot)) {
+                    *owner = node;
+                }
+                pending.asking = false;
+                node
+            }
+            Trouble::Ask { to } => {
+                self.interval.counts.ask += 1;
+                pending.asking = true;
+                let to = self.whole(&to, lane_index);
+                self.node(&to, false, io)
+            }
+        };
+        pending.hops += 1;
+        if self.choice == Choice::Free {
+            self.serve_waiting(lane_index, io);
+        }
+        if pending.hops > HOPS_MAX {
+            self.give_up(pending, "redirections", "sixteen redirections of one request", now, io);
+            return;
+        }
+        let draw = self.shared.workload.draw(pending.seq);
+        self.place_on(pending, draw, to, io);
+    }
+
+    /// `:7001`, as a node that does not know its own address writes it, is on the host that said so.
+    fn whole(&self, to: &str, lane_index: u32) -> String {
+        match to.strip_prefix(':') {
+            Some(port) => {
+                let address = &self.nodes[usize::from(self.lanes[lane_index as usize].node)].address;
+                format!("{}:{port}", address.rsplit_once(':').map_or("127.0.0.1", |(h, _)| h))
+            }
+            None => to.to_string(),
+        }
+    }
+
+    /// Closes a connection: what was under way on it has no answer.
+    fn lose(&mut self, lane_index: u32, why: &str, text: &str, now: u64, io: &mut Io) {
+        let lane = &mut self.lanes[lane_index as usize];
+        if let Some(id) = lane.id.take() {
+            io.close(id);
+        }
+        let was_open = matches!(lane.state, State::Open);
+        let retired = matches!(lane.state, State::Retired);
+        lane.greeting = 0;
+        lane.trouble = None;
+        let flight = std::mem::take(&mut lane.flight);
+        let node = &mut self.nodes[usize::from(lane.node)];
+        node.open -= usize::from(was_open);
+        let address = node.address.clone();
+        if !retired {
+            self.put_off(lane_index);
+        }
+        if self.phase == Phase::Running || self.phase == Phase::Draining {
+            *self.interval.lost.entry((address.clone(), text.to_string())).or_insert(0) += 1;
+            self.shared.routes.want();
+        } else if self.failed.is_none() && self.phase == Phase::Connecting {
+            // Told if no connection comes to stand at all.
+            self.interval.error(why, &format!("{address}: {text}"));
+        }
+        for pending in flight {
+            self.give_up(pending, why, &format!("{address}: {text}"), now, io);
+        }
+    }
+
+    // ---- time ----
+
+    fn housekeeping(&mut self, now: u64, io: &mut Io) {
+        self.next_housekeeping = now + HOUSEKEEPING;
+        let timeout = self.shared.shape.timeout_ns;
+        for lane_index in 0..self.lanes.len() as u32 {
+            let lane = &self.lanes[lane_index as usize];
+            match lane.state {
+                State::Waiting(at) if at <= now && self.phase != Phase::Over => self.dial(lane_index, io),
+                State::Open if !lane.flight.is_empty() => {
+                    let silent = now.saturating_sub(lane.progress);
+                    if silent > timeout {
+                        let text = format!("no answer for {:.1} s", silent as f64 / 1e9);
+                        self.lose(lane_index, "timeout", &text, now, io);
+                    } else if silent > timeout.min(SECOND) / 2 {
+                        self.shared.routes.want(); // a hung master says nothing: others may have replaced it
+                    }
+                }
+                State::Connecting if lane.greeting > 0 && now.saturating_sub(lane.progress) > timeout => {
+                    self.lose(lane_index, "timeout", "no answer to the greeting", now, io);
+                }
+                _ => {}
+            }
+        }
+        for node in 0..self.nodes.len() {
+            // A busy node may take its time; one without any connection has it only until the timeout.
+            while self.nodes[node].open == 0
+                && let Some(first) = self.nodes[node].waiting.front().copied()
+                && now.saturating_sub(first.due) > timeout
+            {
+                self.nodes[node].waiting.pop_front();
+                let text = format!("{}: no connection within the timeout", self.nodes[node].address);
+                self.give_up(first, "no_connection", &text, now, io);
+            }
+        }
+        while let Some(first) = self.homeless.front().copied()
+            && now.saturating_sub(first.due) > timeout
+        {
+            self.homeless.pop_front();
+            self.give_up(first, "no_owner", "no node owns the slot", now, io);
+        }
+    }
+
+    /// Sends the second that is over, takes an empty one.
+    fn tick(&mut self, now: u64) {
+        self.gauges();
+        let fresh = self.spares.try_recv().unwrap_or_else(|_| Box::new(Interval::new(self.shared.workload.commands.len())));
+        let full = std::mem::replace(&mut self.interval, fresh);
+        let second = full.second;
+        let _ = self.to_collector.send(Said::Interval(full));
+        self.interval.second = second + 1;
+        self.next_second += SECOND;
+        if now > self.next_second {
+            // We were not run for a second: nothing happened in between.
+            let behind = (now - self.next_second) / SECOND;
+            self.interval.second += behind as u32;
+            self.next_second += behind * SECOND;
+        }
+    }
+
+    fn gauges(&mut self) {
+        let counts = &mut self.interval.counts;
+        counts.waiting = self.nodes.iter().map(|n| n.waiting.len() as u64).sum::<u64>()
+            + self.homeless.len() as u64
+            + self.unclaimed.len() as u64;
+        counts.in_flight = self.lanes.iter().map(|l| l.flight.len() as u64).sum();
+        counts.open = self.nodes.iter().map(|n| n.open as u64).sum();
+    }
+
+    fn connecting(&mut self, now: u64, io: &mut Io) -> Option<u64> {
+        let settled = |l: &Lane| matches!(l.state, State::Open | State::Retired) || l.backoff > 0;
+        if !self.said_ready && self.lanes.iter().all(settled) {
+            if self.nodes.iter().all(|n| n.open == 0) {
+                let why = self.interval.errors.first().map_or("no connection".to_string(), |k| k.example.clone());
+                self.failed = Some(why);
+                io.stop();
+                return None;
+            }
+            self.said_ready = true;
+            self.shared.ready.fetch_add(1, Ordering::AcqRel);
+        }
+        let start = self.shared.start.load(Ordering::Acquire);
+        if start == 0 {
+            if self.shared.stop.load(Ordering::Acquire) {
+                io.stop();
+            }
+            if now >= self.next_housekeeping {
+                self.housekeeping(now, io);
+            }
+            return Some(now + SECOND / 50);
+        }
+        if now < start {
+            return Some(start);
+        }
+        // Off we go.
+        self.phase = Phase::Running;
+        self.start = start;
+        self.end = start.saturating_add(self.shared.shape.length_ns);
+        self.next_second = start + SECOND;
+        self.next_housekeeping = start + HOUSEKEEPING;
+        self.cpu_at_start = thread_cpu_ns();
+        self.interval.reset();
+        match &mut self.schedule {
+            Some(schedule) => self.next_due = schedule.next().map(|d| start + d),
+            None => {
+                for caller in 0..self.callers.len() as u32 {
+                    self.go_on(caller, now, io);
+                }
+            }
+        }
+        Some(now)
+    }
+
+    fn arrive(&mut self, now: u64, io: &mut Io) {
+        while let Some(due) = self.next_due
+            && due <= now
+        {
+            self.next_due = self.schedule.as_mut().and_then(Schedule::next).map(|d| self.start + d);
+            self.interval.lateness.saturating_record(now - due);
+            if self.budget == 0 {
+                self.next_due = None;
+                return;
+            }
+            if self.unbounded_callers {
+                self.begin(due, 0, io);
+            } else if let Some(caller) = self.idle_callers.pop() {
+                self.begin(due, caller, io);
+            } else if self.unclaimed.len() < WAITING_MAX {
+                self.unclaimed.push_back(due);
+            } else {
+                self.interval.error("queue_full", "two million requests wait for a caller already");
+            }
+        }
+    }
+
+    fn end_of_load(&mut self, now: u64) {
+        self.phase = Phase::Draining;
+        self.drain_until = now + self.shared.shape.timeout_ns;
+        self.next_due = None;
+    }
+
+    fn over(&mut self, now: u64, io: &mut Io) {
+        // What is still open is given up at its age.
+        let mut rest: Vec<Pending> = self.lanes.iter_mut().flat_map(|l| l.flight.drain(..)).collect();
+        rest.extend(self.nodes.iter_mut().flat_map(|n| n.waiting.drain(..)));
+        rest.extend(self.homeless.drain(..));
+        rest.extend(self.unclaimed.drain(..).map(|due| Pending { due, seq: 0, caller: 0, command: 0, left: 0, hops: 0, asking: false }));
+        self.phase = Phase::Over;
+        for pending in rest {
+            self.interval.error("unfinished", "no answer until the end of the run");
+            self.interval.counts.unanswered += 1;
+            self.interval.latency[usize::from(pending.command)]
+                .saturating_record(now.saturating_sub(pending.due).max(1));
+            self.last_answer = now;
+        }
+        self.gauges();
+        let full = std::mem::replace(&mut self.interval, Box::new(Interval::new(0)));
+        let _ = self.to_collector.send(Said::Interval(full));
+        io.stop();
+    }
+}
+
+impl Handler for Worker {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        let now = now_ns();
+        if self.failed.is_some() {
+            io.stop();
+            return None;
+        }
+        let version = self.shared.routes.version();
+        if version != self.version {
+            self.version = version;
+            let map = self.shared.routes.get();
+            self.adopt(&map, io);
+        }
+        if self.phase == Phase::Connecting {
+            return self.connecting(now, io);
+        }
+        if now >= self.next_second {
+            self.tick(now);
+        }
+        if self.phase == Phase::Running {
+            if self.next_due.is_some() {
+                self.arrive(now, io);
+            }
+            let exhausted = match self.schedule {
+                Some(_) => self.next_due.is_none(),
+                None => self.budget == 0 && self.outstanding == 0,
+            };
+            if now >= self.end || exhausted || self.shared.stop.load(Ordering::Relaxed) {
+                self.end_of_load(now);
+            }
+        }
+        if now >= self.next_housekeeping {
+            self.housekeeping(now, io);
+        }
+        if self.phase == Phase::Draining {
+            let stopped = self.shared.stop.load(Ordering::Relaxed);
+            if self.outstanding == 0 && self.unclaimed.is_empty() || now >= self.drain_until || stopped {
+                self.over(now, io);
+                return None;
+            }
+        }
+        let wake = self.next_second.min(self.next_housekeeping).min(self.end.max(now + 1));
+        let wake = if self.phase == Phase::Draining { wake.max(now + 1).min(self.next_housekeeping) } else { wake };
+        Some(self.next_due.map_or(wake, |d| wake.min(d)))
+    }
+
+    fn opened(&mut self, io: &mut Io, id: Id) {
+        let lane_index = self.lane_of[id.index()];
+        let lane = &mut self.lanes[lane_index as usize];
+        let readonly = self.nodes[usize::from(lane.node)].is_replica
+            && self.map.kind == unslow_topology::DeploymentKind::Cluster;
+        let (greeting, count) = match readonly {
+            true => (&self.greeting_replica, self.greeting_count + 1),
+            false => (&self.greeting, self.greeting_count),
+        };
+        lane.greeting = count;
+        lane.progress = now_ns();
+        if count == 0 {
+            self.ready(lane_index, io);
+        } else {
+            io.output(id).extend_from_slice(greeting);
+        }
+    }
+
+    fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
+        let lane_index = self.lane_of[id.index()];
+        let now = now_ns();
+        self.interval.counts.received += bytes.len() as u64;
+        let mut at = 0;
+        while at < bytes.len() {
+            let lane = &mut self.lanes[lane_index as usize];
+            if lane.id != Some(id) {
+                return bytes.len(); // lost by what it said
+            }
+            match lane.splitter.split(&bytes[at..]) {
+                Ok(Split::Done(done)) => {
+                    let frame = &bytes[at..at + done.end];
+                    at += done.end;
+                    self.reply(lane_index, frame, done, now, io);
+                }
+                Ok(Split::More { consumed }) => {
+                    lane.progress = now;
+                    return at + consumed;
+                }
+                Err(e) => {
+                    self.lose(lane_index, "not_resp", &format!("the reply is not RESP: {e}"), now, io);
+                    return bytes.len();
+                }
+            }
+        }
+        at
+    }
+
+    fn closed(&mut self, io: &mut Io, id: Id, why: Closed) {
+        let lane_index = self.lane_of[id.index()];
+        let lane = &mut self.lanes[lane_index as usize];
+        lane.id = None;
+        let name = match why {
+            Closed::Connect(_) => "no_connection",
+            Closed::Tls(_) => "tls",
+            _ => "connection_lost",
+        };
+        self.lose(lane_index, name, &why.to_string(), now_ns(), io);
+    }
+
+    fn timer(&mut self, _: &mut Io, _: u64) {}
+}
+
+/// Sorts an error reply.
+fn trouble(text: &[u8]) -> Trouble {
+    let text = String::from_utf8_lossy(text).into_owned();
+    let mut words = text.split(' ');
+    let first = words.next().unwrap_or("");
+    match first {
+        "MOVED" => {
+            if let (Some(slot), Some(to)) = (words.next().and_then(|s| s.parse().ok()), words.next()) {
+                return Trouble::Moved { slot, to: to.into() };
+            }
+        }
+        "ASK" => {
+            if let Some(to) = words.nth(1) {
+                return Trouble::Ask { to: to.into() };
+            }
+        }
+        _ => {}
+    }
+    let code = !first.is_empty() && first.len() <= 24 && first.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+    let name = if code { first.to_string() } else { "ERR".into() };
+    Trouble::Error { name, text }
+}
+
+fn host(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host).trim_start_matches('[').trim_end_matches(']')
+}
+
+/// Numbers at once; names by the system, which may take its time: they are rare, and asked for once.
+fn resolve(address: &str) -> Option<Peer> {
+    if let Some(path) = address.strip_prefix("unix:") {
+        return Some(Peer::Unix(PathBuf::from(path)));
+    }
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let mut found = (host, port.parse::<u16>().ok()?).to_socket_addrs().ok()?;
+    found.next().map(Peer::Tcp)
+}
