@@ -189,6 +189,9 @@ pub struct Worker {
     reports_wait: bool,
     read_turn: usize,
     said_ready: bool,
+    /// Latency and command of answers not recorded yet, and how many. None between two calls of the loop.
+    alike: (u64, u16),
+    alike_count: u64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -305,6 +308,8 @@ impl Worker {
             reports_wait: choice != Choice::Own,
             read_turn: index,
             said_ready: false,
+            alike: (0, 0),
+            alike_count: 0,
             map,
             shared,
         }
@@ -465,6 +470,14 @@ impl Worker {
 
     /// A caller begins as many requests as it sends at once.
     fn go_on(&mut self, caller: u32, now: u64, io: &mut Io) {
+        if self.choice == Choice::Own && !self.multi_homed {
+            let node = &self.nodes[0];
+            let lane_index = node.lanes[caller as usize % node.lanes.len()];
+            if matches!(self.lanes[lane_index as usize].state, State::Open) {
+                self.send_batch(caller, lane_index, now, io);
+                return;
+            }
+        }
         for _ in 0..self.batch {
             if self.budget == 0 {
                 return;
@@ -472,6 +485,29 @@ impl Worker {
             self.callers[caller as usize] += 1;
             self.begin(now, caller, io);
         }
+    }
+
+    /// The same for a caller whose next requests all go out on its own connection: one look at everything, then only
+    /// rendering.
+    fn send_batch(&mut self, caller: u32, lane_index: u32, now: u64, io: &mut Io) {
+        let count = u64::from(self.batch).min(self.budget);
+        let lane = &mut self.lanes[lane_index as usize];
+        let Some(id) = lane.id else { return };
+        if lane.flight.is_empty() {
+            lane.progress = now;
+        }
+        let out = io.output(id);
+        for _ in 0..count {
+            let seq = self.seq;
+            self.seq += self.seq_step;
+            let draw = self.shared.workload.draw(seq);
+            let left = self.shared.workload.render(out, seq, draw, now);
+            lane.flight.push_back(Pending { due: now, seq, caller, command: draw.command, left, hops: 0, asking: false });
+        }
+        self.callers[caller as usize] += count as u32;
+        self.budget -= count;
+        self.outstanding += count;
+        self.interval.counts.begun += count;
     }
 
     #[inline]
@@ -658,6 +694,33 @@ impl Worker {
 
     // ---- replies ----
 
+    /// Splits what came into replies. Returns how much of it is done with.
+    fn replies(&mut self, lane_index: u32, id: Id, bytes: &[u8], now: u64, io: &mut Io) -> usize {
+        let mut at = 0;
+        while at < bytes.len() {
+            let lane = &mut self.lanes[lane_index as usize];
+            if lane.id != Some(id) {
+                return bytes.len(); // lost by what it said
+            }
+            match lane.splitter.split(&bytes[at..]) {
+                Ok(Split::Done(done)) => {
+                    let frame = &bytes[at..at + done.end];
+                    at += done.end;
+                    self.reply(lane_index, frame, done, now, io);
+                }
+                Ok(Split::More { consumed }) => {
+                    lane.progress = now;
+                    return at + consumed;
+                }
+                Err(e) => {
+                    self.lose(lane_index, "not_resp", &format!("the reply is not RESP: {e}"), now, io);
+                    return bytes.len();
+                }
+            }
+        }
+        at
+    }
+
     #[inline]
     fn reply(&mut self, lane_index: u32, frame: &[u8], done: Done, now: u64, io: &mut Io) {
         let lane = &mut self.lanes[lane_index as usize];
@@ -685,18 +748,34 @@ impl Worker {
             self.troubled(lane_index, pending, trouble, now, io);
             return;
         }
-        let interval = &mut *self.interval;
-        interval.latency[usize::from(pending.command)].saturating_record(now.saturating_sub(pending.due));
-        interval.counts.answered += 1;
+        let latency = now.saturating_sub(pending.due);
+        if (latency, pending.command) == self.alike {
+            self.alike_count += 1;
+        } else {
+            self.record_alike();
+            self.alike = (latency, pending.command);
+            self.alike_count = 1;
+        }
         if done.null {
-            interval.counts.null += 1;
+            self.interval.counts.null += 1;
         } else if self.shared.workload.verify && done.whole && done.kind == b'$' {
             let draw = self.shared.workload.draw(pending.seq);
             if !self.shared.workload.right(draw, Frame::new(frame).text()) {
-                interval.counts.wrong += 1;
+                self.interval.counts.wrong += 1;
             }
         }
         self.finished(pending, Some(lane_index), now, io);
+    }
+
+    /// Requests sent together and answered together took equally long: they are recorded at once.
+    #[inline]
+    fn record_alike(&mut self) {
+        let count = std::mem::take(&mut self.alike_count);
+        if count > 0 {
+            let (latency, command) = self.alike;
+            self.interval.latency[usize::from(command)].saturating_record_n(latency, count);
+            self.interval.counts.answered += count;
+        }
     }
 
     /// A reply to the greeting, or a push.
@@ -1053,31 +1132,10 @@ impl Handler for Worker {
 
     fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
         let lane_index = self.lane_of[id.index()];
-        let now = now_ns();
         self.interval.counts.received += bytes.len() as u64;
-        let mut at = 0;
-        while at < bytes.len() {
-            let lane = &mut self.lanes[lane_index as usize];
-            if lane.id != Some(id) {
-                return bytes.len(); // lost by what it said
-            }
-            match lane.splitter.split(&bytes[at..]) {
-                Ok(Split::Done(done)) => {
-                    let frame = &bytes[at..at + done.end];
-                    at += done.end;
-                    self.reply(lane_index, frame, done, now, io);
-                }
-                Ok(Split::More { consumed }) => {
-                    lane.progress = now;
-                    return at + consumed;
-                }
-                Err(e) => {
-                    self.lose(lane_index, "not_resp", &format!("the reply is not RESP: {e}"), now, io);
-                    return bytes.len();
-                }
-            }
-        }
-        at
+        let used = self.replies(lane_index, id, bytes, now_ns(), io);
+        self.record_alike();
+        used
     }
 
     fn closed(&mut self, io: &mut Io, id: Id, why: Closed) {
