@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
-use unslow_bench::{Arrivals, Interval, Latency, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec};
-use unslow_doctor::measure::{count, percent, time_us};
+use unslow_bench::{
+    Arrivals, Comparison, Histogram, Latency, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec,
+    compare, percentile_table, time, with_log,
+};
+use unslow_doctor::measure::{count, percent};
 
+use crate::bench_html;
 use crate::doctor::Reach;
 use crate::output::{Output, style, table};
 
@@ -75,9 +79,27 @@ pub struct Bench {
     /// Runs
     #[arg(long, default_value_t = 1, value_name = "N")]
     repeat: usize,
+    /// A second deployment, measured in turn with the first (A B A B ...), and the two compared
+    #[arg(long, value_name = "URL")]
+    against: Option<String>,
     /// Write the report (JSON), for `unslow compare`
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Write the report of --against
+    #[arg(long, value_name = "FILE", requires = "against")]
+    save_against: Option<PathBuf>,
+    /// Write a self-contained page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the percentile table of HdrHistogram's plotters (milliseconds)
+    #[arg(long, value_name = "FILE")]
+    hgrm: Option<PathBuf>,
+    /// Write HdrHistogram's interval log, a histogram a second (nanoseconds)
+    #[arg(long, value_name = "FILE")]
+    hlog: Option<PathBuf>,
+    /// Connections that listen to the channels of the built-in `publish`: measures delivery
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    subscribers: usize,
 
     #[command(flatten)]
     workload: WorkloadFlags,
@@ -234,6 +256,7 @@ impl Bench {
                 ReadFromFlag::Any => ReadFrom::Any,
             },
             lateness_max: self.lateness_max,
+            subscribers: self.subscribers,
         })
     }
 
@@ -241,66 +264,121 @@ impl Bench {
         if self.repeat == 0 || self.repeat > 1000 {
             bail!("--repeat takes 1 to 1000");
         }
-        let settings = self.settings(&self.url)?;
-        let live = Live::new(output);
-        let mut session = Session::prepare(settings, &mut |p| live.tell(p))?;
-        let mut runs = Vec::new();
-        for _ in 0..self.repeat {
-            let run = session.run(&mut |p| live.tell(p))?;
-            let interrupted = run.interrupted;
-            runs.push(run);
-            if interrupted {
-                break;
+        // Files that cannot be written are said before an hour of load, not after.
+        for path in [&self.save, &self.save_against, &self.html, &self.hgrm].into_iter().flatten() {
+            std::fs::File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+        }
+        let urls: Vec<&String> = [Some(&self.url), self.against.as_ref()].into_iter().flatten().collect();
+        let settings = urls.iter().map(|url| self.settings(url)).collect::<anyhow::Result<Vec<_>>>()?;
+        let live = Live { spinner: output.spinner() };
+        let mut sessions = settings
+            .into_iter()
+            .map(|settings| Session::prepare(settings, &mut |p| live.tell(p)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut runs: Vec<Vec<Run>> = vec![Vec::new(); sessions.len()];
+        let mut total: Option<Histogram<u64>> = None;
+        let (ran, logged) = with_log(self.hlog.as_deref(), |log| -> anyhow::Result<()> {
+            let mut begun = 0;
+            for _ in 0..self.repeat {
+                for (side, session) in sessions.iter_mut().enumerate() {
+                    let (run, histogram) = session.run(&mut |p| {
+                        if let (Progress::Second(second, interval), 0) = (&p, side) {
+                            log(begun + second.at_s, &interval.all());
+                        }
+                        live.tell(p);
+                    })?;
+                    let interrupted = run.interrupted;
+                    if side == 0 {
+                        begun += run.timeline.last().map_or(0, |s| s.at_s + 1);
+                        match &mut total {
+                            Some(total) => total.add(&histogram)?,
+                            None => total = Some(histogram),
+                        }
+                    }
+                    runs[side].push(run);
+                    // What is measured already is written below.
+                    if interrupted {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        });
+        drop(live);
+        // A deployment that vanishes between two runs does not take the first ones' results with it.
+        let failed = match ran {
+            Err(e) if runs[0].is_empty() => return Err(e),
+            ran => ran.err(),
+        };
+        let reports: Vec<Report> = sessions.iter().zip(runs).map(|(session, runs)| session.report(runs)).collect();
+        let comparison = match &reports[..] {
+            [a, b] => Some(Comparison { reports: reports.clone(), ..compare(a, b, true) }),
+            _ => None,
+        };
+        let mut trouble: Vec<anyhow::Error> = failed.into_iter().collect();
+        let mut keep = |path: &Option<PathBuf>, make: &dyn Fn() -> anyhow::Result<String>| {
+            let Some(path) = path else { return };
+            let written = make().and_then(|text| Ok(std::fs::write(path, text)?));
+            trouble.extend(written.err().map(|e| e.context(format!("{}: could not be written", path.display()))));
+        };
+        keep(&self.save, &|| Ok(serde_json::to_string_pretty(&reports[0])? + "\n"));
+        keep(&self.save_against, &|| {
+            Ok(reports.get(1).map(serde_json::to_string_pretty).transpose()?.unwrap_or_default() + "\n")
+        });
+        keep(&self.html, &|| bench_html::page(&reports));
+        keep(&self.hgrm, &|| Ok(total.as_ref().map(percentile_table).unwrap_or_default()));
+        trouble.extend(logged.err().map(anyhow::Error::msg));
+        match (output.json(), &comparison) {
+            (true, Some(comparison)) => output.print_json(comparison)?,
+            (true, None) => output.print_json(&reports[0])?,
+            (false, _) => {
+                for report in &reports {
+                    output.print(&(text(report, output.verbose) + "\n"))?;
+                }
+                if let Some(comparison) = &comparison {
+                    output.print(&comparison_text(comparison))?;
+                }
             }
         }
-        drop(live);
-        let report = session.report(runs);
-        if let Some(path) = &self.save {
-            let text = serde_json::to_string_pretty(&report)?;
-            std::fs::write(path, text).with_context(|| format!("{}: the report could not be written", path.display()))?;
+        if trouble.is_empty() {
+            return Ok(u8::from(reports.iter().flat_map(|r| &r.runs).any(|r| !r.valid)));
         }
-        if output.json() {
-            output.print_json(&report)?;
-        } else {
-            output.print(&text(&report, output.verbose))?;
-        }
-        Ok(u8::from(report.runs.iter().any(|r| !r.valid)))
+        let sentences: Vec<String> = trouble.iter().map(|e| format!("{e:#}")).collect();
+        bail!("{}", sentences.join("; "));
     }
 }
 
 /// What is shown while it runs.
-struct Live<'a> {
-    output: &'a Output,
+struct Live {
     spinner: crate::output::Spinner,
 }
 
-impl Live<'_> {
-    fn new(output: &Output) -> Live<'_> {
-        Live { output, spinner: output.spinner() }
-    }
-
+impl Live {
     fn tell(&self, progress: Progress) {
         match progress {
             Progress::Preload { done, total } if done < total => {
-                self.spinner.update(&format!("writing the keys first: {} of {}", count(done as f64), count(total as f64)));
+                self.spinner.update(&format!(
+                    "writing the keys first: {} of {}",
+                    count(done as f64),
+                    count(total as f64)
+                ));
             }
             Progress::Preload { .. } => {}
-            Progress::Second(second, interval) => self.spinner.update(&line(second, interval)),
-            Progress::Event(event) => self.spinner.update(&format!("{:>5.1} s  {}", event.at_s, event.text)),
+            Progress::Second(second, _) => self.spinner.update(&line(second)),
+            Progress::Event(event) => self.spinner.keep(&format!("{:>6.2} s  {}", event.at_s, event.text)),
         }
-        let _ = self.output;
     }
 }
 
-fn line(second: &Second, _: &Interval) -> String {
+fn line(second: &Second) -> String {
     let mut line = format!(
         "{:>4} s  {:>10}/s  p50 {:>8}  p99 {:>8}  p99.9 {:>8}  max {:>8}",
         second.at_s + 1,
         count(second.answered as f64),
-        time_us(second.latency_us_p50),
-        time_us(second.latency_us_p99),
-        time_us(second.latency_us_p99_9),
-        time_us(second.latency_us_max)
+        time(second.latency_us_p50),
+        time(second.latency_us_p99),
+        time(second.latency_us_p99_9),
+        time(second.latency_us_max)
     );
     if second.waiting > 0 {
         let _ = write!(line, "  waiting {}", count(second.waiting as f64));
@@ -313,7 +391,7 @@ fn line(second: &Second, _: &Interval) -> String {
 
 /// The report for people.
 pub fn text(report: &Report, verbose: bool) -> String {
-    let (t, faint) = (style::TITLE, style::FAINT);
+    let t = style::TITLE;
     let load = &report.load;
     let kind = serde_json::to_value(report.deployment.kind).ok().and_then(|v| v.as_str().map(|s| s.replace('_', "-")));
     let how = if load.open_loop {
@@ -323,7 +401,11 @@ pub fn text(report: &Report, verbose: bool) -> String {
             Arrivals::Poisson => "Poisson",
             Arrivals::Recorded => "as recorded",
         });
-        if rates.is_empty() { format!("open loop, {arrivals}") } else { format!("open loop, {rates} requests/s {arrivals}") }
+        if rates.is_empty() {
+            format!("open loop, {arrivals}")
+        } else {
+            format!("open loop, {rates} requests/s {arrivals}")
+        }
     } else {
         "closed loop".into()
     };
@@ -360,9 +442,9 @@ pub fn text(report: &Report, verbose: bool) -> String {
             out,
             "\nOf {} runs: p99 {} (median; {} to {}), {} requests/s ({} to {}).",
             report.runs.len(),
-            time_us(mid),
-            time_us(low),
-            time_us(high),
+            time(mid),
+            time(low),
+            time(high),
             count(rate),
             count(slow),
             count(fast)
@@ -370,7 +452,6 @@ pub fn text(report: &Report, verbose: bool) -> String {
     } else if let Some(run) = report.runs.first() {
         let _ = writeln!(out, "\n{}", sentence(run));
     }
-    let _ = faint;
     out
 }
 
@@ -383,9 +464,9 @@ fn sentence(run: &Run) -> String {
     format!(
         "{what}{} requests/s with p50 {}, p99 {}, p99.9 {}; {errors}.",
         count(run.throughput_per_s),
-        time_us(run.latency.us_p50),
-        time_us(run.latency.us_p99),
-        time_us(run.latency.us_p99_9)
+        time(run.latency.us_p50),
+        time(run.latency.us_p99),
+        time(run.latency.us_p99_9)
     )
 }
 
@@ -395,7 +476,7 @@ fn run_text(run: &Run, verbose: bool) -> String {
     let mut row = |name: &str, l: &Latency| {
         let times = [l.us_mean, l.us_p50, l.us_p90, l.us_p99, l.us_p99_9, l.us_p99_99, l.us_p99_999, l.us_max];
         let mut row = vec![name.to_string(), count(l.count as f64)];
-        row.extend(times.map(time_us));
+        row.extend(times.map(time));
         rows.push(row);
     };
     row(if run.lateness.is_some() { "from due to answered" } else { "latency" }, &run.latency);
@@ -439,16 +520,21 @@ fn run_text(run: &Run, verbose: bool) -> String {
         }
     }
     if run.moved + run.ask > 0 {
-        let _ = writeln!(out, "redirections followed: {} MOVED, {} ASK", count(run.moved as f64), count(run.ask as f64));
+        let _ =
+            writeln!(out, "redirections followed: {} MOVED, {} ASK", count(run.moved as f64), count(run.ask as f64));
     }
     for error in &run.errors {
-        let (b, r) = (style::BAD, style::BAD);
-        let _ = writeln!(out, "{b}{}{r:#} {}: {}", count(error.count as f64), error.kind, error.example);
+        let b = style::BAD;
+        let _ = writeln!(out, "{b}{}{b:#} {}: {}", count(error.count as f64), error.kind, error.example);
     }
     let troubled = run.timeline.iter().any(|s| s.errors > 0 || s.waiting > 1000);
     if verbose || troubled && run.timeline.len() <= 120 {
         out += "\n";
-        let mut rows = vec![["second", "answered", "errors", "waiting", "p50", "p99", "max", "connections"].map(str::to_string).to_vec()];
+        let mut rows = vec![
+            ["second", "answered", "errors", "waiting", "p50", "p99", "max", "connections"]
+                .map(str::to_string)
+                .to_vec(),
+        ];
         for s in &run.timeline {
             let kinds: Vec<String> = s.error_kinds.iter().map(|(k, n)| format!("{k} {}", count(*n as f64))).collect();
             rows.push(vec![
@@ -456,9 +542,9 @@ fn run_text(run: &Run, verbose: bool) -> String {
                 count(s.answered as f64),
                 if kinds.is_empty() { "0".into() } else { kinds.join(", ") },
                 count(s.waiting as f64),
-                time_us(s.latency_us_p50),
-                time_us(s.latency_us_p99),
-                time_us(s.latency_us_max),
+                time(s.latency_us_p50),
+                time(s.latency_us_p99),
+                time(s.latency_us_max),
                 s.connections.to_string(),
             ]);
         }
@@ -467,6 +553,20 @@ fn run_text(run: &Run, verbose: bool) -> String {
             let _ = writeln!(out, "{:>6.2} s  {}", event.at_s, event.text);
         }
     }
+    if let Some(pubsub) = &run.pubsub {
+        let l = &pubsub.latency;
+        let _ = writeln!(
+            out,
+            "{} subscribers got {} of {} messages; from publication to delivery p50 {}, p99 {}, p99.9 {}, longest {}",
+            pubsub.subscribers,
+            count(pubsub.delivered as f64),
+            count(pubsub.expected as f64),
+            time(l.us_p50),
+            time(l.us_p99),
+            time(l.us_p99_9),
+            time(l.us_max)
+        );
+    }
     for doubt in &run.doubts {
         let w = if run.valid { style::WARN } else { style::BAD };
         let _ = writeln!(out, "{w}!{w:#} {doubt}");
@@ -474,5 +574,65 @@ fn run_text(run: &Run, verbose: bool) -> String {
     if run.interrupted {
         let _ = writeln!(out, "ended before its time: these are the results so far");
     }
+    out
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Both files are made by `unslow bench --save FILE`, best with --repeat 5 and in turn (--against)."
+)]
+pub struct Compare {
+    /// Report of the first
+    #[arg(value_name = "A.json")]
+    a: PathBuf,
+    /// Report of the second
+    #[arg(value_name = "B.json")]
+    b: PathBuf,
+}
+
+impl Compare {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        let (a, b) = (read(&self.a)?, read(&self.b)?);
+        // Runs of one command were made in turn: their starts lie within each other.
+        let last = |r: &Report| r.at_ms as f64 + r.runs.iter().map(|r| r.seconds * 1e3).sum::<f64>();
+        let interleaved =
+            a.runs.len() == b.runs.len() && a.runs.len() > 1 && (b.at_ms as f64) < last(&a) && b.at_ms > a.at_ms;
+        let comparison = compare(&a, &b, interleaved);
+        if output.json() {
+            output.print_json(&comparison)?;
+        } else {
+            output.print(&comparison_text(&comparison))?;
+        }
+        Ok(0)
+    }
+}
+
+fn read(path: &std::path::Path) -> anyhow::Result<Report> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let report: Report = serde_json::from_str(&text)
+        .map_err(|e| anyhow!("{}: no report of `unslow bench --save`: {e}", path.display()))?;
+    if report.schema != unslow_bench::SCHEMA {
+        bail!("{}: its schema is {:?}, and {} was expected", path.display(), report.schema, unslow_bench::SCHEMA);
+    }
+    Ok(report)
+}
+
+fn comparison_text(comparison: &Comparison) -> String {
+    let (t, w) = (style::TITLE, style::WARN);
+    let side = |s: &unslow_bench::Side| format!("{} at {} ({} runs)", s.version, s.target, s.runs);
+    let turn = if comparison.interleaved { ", in turn" } else { "" };
+    let mut out = format!("{t}A{t:#} {}\n{t}B{t:#} {}{turn}\n\n", side(&comparison.a), side(&comparison.b));
+    for d in &comparison.differences {
+        let mark = match d.better {
+            Some(true) => format!("{}+{:#}", style::GOOD, style::GOOD),
+            Some(false) => format!("{}-{:#}", style::BAD, style::BAD),
+            None => " ".to_string(),
+        };
+        let _ = writeln!(out, "{mark} {}", d.sentence);
+    }
+    for warning in &comparison.warnings {
+        let _ = writeln!(out, "{w}!{w:#} {warning}");
+    }
+    let _ = writeln!(out, "\n{}", comparison.sentence);
     out
 }

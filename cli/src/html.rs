@@ -63,7 +63,7 @@ pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
 }
 
 /// `2026-11-21 02:31:52Z` (days to civil date after Howard Hinnant's published algorithm).
-fn date(at_ms: u64) -> String {
+pub fn date(at_ms: u64) -> String {
     let days = (at_ms / 86_400_000) as i64 + 719_468;
     let era = days.div_euclid(146_097);
     let doe = days.rem_euclid(146_097);

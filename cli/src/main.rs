@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_html;
 mod demo;
 mod doctor;
 mod engine;
@@ -46,6 +47,8 @@ enum Verb {
     Lab(lab::LabArguments),
     /// Load on a deployment: open or closed loop, tails that can be believed.
     Bench(Box<bench::Bench>),
+    /// Two saved reports of `bench`: which is faster, and can it be shown?
+    Compare(bench::Compare),
     /// The real servers that can be run here.
     Engine(engine::EngineArguments),
 }
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Verb::Demo(demo) => demo.run(&arguments.output),
         Verb::Lab(lab) => lab.run(&arguments.output),
         Verb::Bench(bench) => bench.run(&arguments.output),
+        Verb::Compare(compare) => compare.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };
     match result {

@@ -154,6 +154,13 @@ impl Spinner {
             bar.set_message(what.to_string());
         }
     }
+
+    /// A line that stays above it, on a terminal only.
+    pub fn keep(&self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.println(what);
+        }
+    }
 }
 
 impl Drop for Spinner {

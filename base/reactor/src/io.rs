@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
@@ -125,11 +125,7 @@ impl Reactor {
                 Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as _ }
             });
             self.events.clear();
-            match epoll::wait(
-                &self.io.epoll,
-                rustix::buffer::spare_capacity(&mut self.events),
-                timeout.as_ref(),
-            ) {
+            match epoll::wait(&self.io.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }

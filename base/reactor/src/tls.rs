@@ -15,8 +15,7 @@ pub(crate) struct Session {
 
 impl Session {
     pub fn new(tls: &Tls) -> Result<Session, String> {
-        let mut connection =
-            ClientConnection::new(tls.config.clone(), tls.name.clone()).map_err(|e| e.to_string())?;
+        let mut connection = ClientConnection::new(tls.config.clone(), tls.name.clone()).map_err(|e| e.to_string())?;
         // The loop asks for what is to be sent as it comes and holds it itself; rustls' own bound of 64 KiB would lose it.
         connection.set_buffer_limit(None);
         Ok(Session { connection, ready: false })

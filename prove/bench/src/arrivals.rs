@@ -38,7 +38,14 @@ pub struct Schedule {
 
 impl Schedule {
     /// `steps`: rate of all threads in requests per second, each for an equal part of `length_ns`.
-    pub fn new(arrivals: Arrivals, steps: &[f64], length_ns: u64, thread: usize, threads: usize, seed: u64) -> Schedule {
+    pub fn new(
+        arrivals: Arrivals,
+        steps: &[f64],
+        length_ns: u64,
+        thread: usize,
+        threads: usize,
+        seed: u64,
+    ) -> Schedule {
         let part = length_ns as f64 / steps.len() as f64;
         Schedule {
             arrivals,
@@ -104,9 +111,8 @@ mod tests {
 
     #[test]
     fn constant_arrivals_are_even_over_all_threads_together() {
-        let mut due: Vec<u64> = (0..3)
-            .flat_map(|t| all(Schedule::new(Arrivals::Constant, &[3000.0], SECOND, t, 3, 0)))
-            .collect();
+        let mut due: Vec<u64> =
+            (0..3).flat_map(|t| all(Schedule::new(Arrivals::Constant, &[3000.0], SECOND, t, 3, 0))).collect();
         due.sort_unstable();
         assert_eq!(due.len(), 3000);
         assert!(due.windows(2).all(|w| (333_000..=334_000).contains(&(w[1] - w[0]))));

@@ -10,6 +10,8 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+mod compare;
+mod export;
 mod replay;
 mod report;
 mod route;
@@ -20,6 +22,9 @@ mod worker;
 mod workload;
 
 pub use arrivals::Arrivals;
+pub use compare::{Comparison, Difference, Side, compare, time};
+pub use export::{percentile_table, with_log};
+pub use hdrhistogram::Histogram;
 pub use report::{
     CommandRun, Deployment, Errors, Event, Generator, Latency, Load, PubSub, Report, Run, SCHEMA, Second, ServerRun,
 };

@@ -13,16 +13,38 @@ use crate::template::{encode, split_words};
 
 /// Commands that make no sense out of their connection.
 const LEFT_OUT: &[&str] = &[
-    "AUTH", "ASKING", "CLIENT", "DISCARD", "EXEC", "HELLO", "MONITOR", "MULTI", "PSUBSCRIBE", "PSYNC", "PUNSUBSCRIBE",
-    "QUIT", "READONLY", "READWRITE", "REPLCONF", "RESET", "SELECT", "SHUTDOWN", "SSUBSCRIBE", "SUBSCRIBE",
-    "SUNSUBSCRIBE", "SYNC", "UNSUBSCRIBE", "UNWATCH", "WATCH",
+    "AUTH",
+    "ASKING",
+    "CLIENT",
+    "DISCARD",
+    "EXEC",
+    "HELLO",
+    "MONITOR",
+    "MULTI",
+    "PSUBSCRIBE",
+    "PSYNC",
+    "PUNSUBSCRIBE",
+    "QUIT",
+    "READONLY",
+    "READWRITE",
+    "REPLCONF",
+    "RESET",
+    "SELECT",
+    "SHUTDOWN",
+    "SSUBSCRIBE",
+    "SUBSCRIBE",
+    "SUNSUBSCRIBE",
+    "SYNC",
+    "UNSUBSCRIBE",
+    "UNWATCH",
+    "WATCH",
 ];
 
 /// A recording in memory, encoded.
 #[derive(Debug)]
 pub struct Recording {
     bytes: Vec<u8>,
-    commands: Vec<Recorded>,
+    recorded: Vec<Recorded>,
     names: Vec<String>,
     /// Commands left out.
     pub left_out: u64,
@@ -49,7 +71,8 @@ impl Recording {
 
     /// The same from any reader.
     pub fn read(reader: impl BufRead) -> Result<Recording, String> {
-        let mut out = Recording { bytes: Vec::new(), commands: Vec::new(), names: Vec::new(), left_out: 0, timed: true };
+        let mut out =
+            Recording { bytes: Vec::new(), recorded: Vec::new(), names: Vec::new(), left_out: 0, timed: true };
         let mut first = None;
         for (i, line) in reader.lines().enumerate() {
             let line = line.map_err(|e| format!("line {}: {e}", i + 1))?;
@@ -61,7 +84,11 @@ impl Recording {
             let words = split_words(command).map_err(|e| format!("line {}: {e}", i + 1))?;
             let Some(name) = words.first().map(|w| String::from_utf8_lossy(w).to_uppercase()) else { continue };
             if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
-                return Err(format!("line {}: {:?} is no command name", i + 1, name.chars().take(40).collect::<String>()));
+                return Err(format!(
+                    "line {}: {:?} is no command name",
+                    i + 1,
+                    name.chars().take(40).collect::<String>()
+                ));
             }
             if LEFT_OUT.contains(&name.as_str()) {
                 out.left_out += 1;
@@ -69,7 +96,9 @@ impl Recording {
             }
             let kind = match out.names.iter().position(|n| *n == name) {
                 Some(kind) => kind,
-                None if out.names.len() == 200 => return Err(format!("line {}: more than 200 kinds of commands", i + 1)),
+                None if out.names.len() == 200 => {
+                    return Err(format!("line {}: more than 200 kinds of commands", i + 1));
+                }
                 None => {
                     out.names.push(name.clone());
                     out.names.len() - 1
@@ -88,23 +117,24 @@ impl Recording {
             };
             let encoded = encode(&words);
             let slot = key_of(&name, &words).map(|k| slot_of(k));
-            out.commands.push(Recorded { at: out.bytes.len(), len: encoded.len() as u32, slot, kind: kind as u16, due_ns });
+            out.recorded.push(Recorded {
+                at: out.bytes.len(),
+                len: encoded.len() as u32,
+                slot,
+                kind: kind as u16,
+                due_ns,
+            });
             out.bytes.extend_from_slice(&encoded);
         }
-        if out.commands.is_empty() {
+        if out.recorded.is_empty() {
             return Err("no command in it; expected MONITOR's output or one command a line".into());
         }
         Ok(out)
     }
 
     /// Number of commands.
-    pub fn len(&self) -> u64 {
-        self.commands.len() as u64
-    }
-
-    /// Never: a recording without commands is refused.
-    pub fn is_empty(&self) -> bool {
-        self.commands.is_empty()
+    pub fn commands(&self) -> u64 {
+        self.recorded.len() as u64
     }
 
     /// Names of its commands, in upper case.
@@ -114,8 +144,8 @@ impl Recording {
 
     /// When command `seq` is due, at the recorded pace; the stream begins anew behind its end.
     pub fn due_ns(&self, seq: u64) -> u64 {
-        let rounds = seq / self.len();
-        let length = self.commands.last().map_or(0, |c| c.due_ns) + 1_000_000;
+        let rounds = seq / self.commands();
+        let length = self.recorded.last().map_or(0, |c| c.due_ns) + 1_000_000;
         rounds * length + self.get(seq).due_ns
     }
 
@@ -133,7 +163,7 @@ impl Recording {
     }
 
     fn get(&self, seq: u64) -> &Recorded {
-        &self.commands[(seq % self.len()) as usize]
+        &self.recorded[(seq % self.commands()) as usize]
     }
 }
 
@@ -155,8 +185,10 @@ fn key_of<'a>(name: &str, words: &'a [Vec<u8>]) -> Option<&'a [u8]> {
         }
         "BITOP" | "OBJECT" | "MEMORY" | "XGROUP" | "XINFO" => 2,
         "XREAD" | "XREADGROUP" => words.iter().position(|w| w.eq_ignore_ascii_case(b"streams"))? + 1,
-        "PING" | "ECHO" | "INFO" | "TIME" | "DBSIZE" | "PUBLISH" | "SCAN" | "KEYS" | "CONFIG" | "COMMAND" | "CLUSTER"
-        | "SCRIPT" | "FLUSHALL" | "FLUSHDB" | "RANDOMKEY" | "LATENCY" | "SLOWLOG" | "ROLE" | "WAIT" => return None,
+        "PING" | "ECHO" | "INFO" | "TIME" | "DBSIZE" | "PUBLISH" | "SCAN" | "KEYS" | "CONFIG" | "COMMAND"
+        | "CLUSTER" | "SCRIPT" | "FLUSHALL" | "FLUSHDB" | "RANDOMKEY" | "LATENCY" | "SLOWLOG" | "ROLE" | "WAIT" => {
+            return None;
+        }
         _ => 1,
     };
     words.get(at).map(Vec::as_slice)
@@ -170,7 +202,7 @@ mod tests {
     fn reads_what_monitor_writes() {
         let text = "OK\n1700000000.000100 [0 127.0.0.1:5] \"GET\" \"a b\"\n1700000001.000100 [0 lua] \"set\" \"k\" \"\\x00\\\"\"\n1700000001.5 [0 x] \"MULTI\"\n";
         let recording = Recording::read(text.as_bytes()).unwrap();
-        assert_eq!((recording.len(), recording.left_out, recording.timed), (2, 1, true));
+        assert_eq!((recording.commands(), recording.left_out, recording.timed), (2, 1, true));
         assert_eq!(recording.bytes(0), b"*2\r\n$3\r\nGET\r\n$3\r\na b\r\n");
         assert_eq!(recording.bytes(1), b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n$2\r\n\0\"\r\n");
         assert_eq!(recording.due_ns(1), 1_000_000_000);

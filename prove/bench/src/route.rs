@@ -33,21 +33,15 @@ impl Map {
         let dial = |m: &unslow_topology::Member| found.target_of(m).address();
         let master = match found.kind {
             // The server asked for, whatever it is: somebody may want to measure a replica.
-            DeploymentKind::Standalone | DeploymentKind::MasterReplica => found
-                .members
-                .iter()
-                .find(|m| m.role == Role::Master)
-                .or(found.members.first())?,
+            DeploymentKind::Standalone | DeploymentKind::MasterReplica => {
+                found.members.iter().find(|m| m.role == Role::Master).or(found.members.first())?
+            }
             _ => found.members.iter().find(|m| m.role == Role::Master)?,
         };
         let _ = target;
         let mut nodes = vec![dial(master)];
-        let replicas: Vec<String> = found
-            .members
-            .iter()
-            .filter(|m| m.role == Role::Replica && m.service == master.service)
-            .map(dial)
-            .collect();
+        let replicas: Vec<String> =
+            found.members.iter().filter(|m| m.role == Role::Replica && m.service == master.service).map(dial).collect();
         let indices = (1..=replicas.len() as u16).collect();
         nodes.extend(replicas);
         Some(Map { kind: found.kind, nodes, masters: 1, replicas: vec![indices], slots: vec![0; usize::from(SLOTS)] })
@@ -84,7 +78,8 @@ impl Map {
                 i => map.nodes[usize::from(i)].clone(),
             }
         };
-        let owners: Vec<(String, String)> = (0..usize::from(SLOTS)).map(|s| (owner(self, s), owner(newer, s))).collect();
+        let owners: Vec<(String, String)> =
+            (0..usize::from(SLOTS)).map(|s| (owner(self, s), owner(newer, s))).collect();
         for (a, b) in owners.iter().filter(|(a, b)| a != b) {
             *moved.entry((a, b)).or_insert(0) += 1;
         }

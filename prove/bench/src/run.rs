@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hdrhistogram::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use unslow_client::{Connection, ErrorKind, Options, Target, Value, address_target};
@@ -14,8 +15,8 @@ use unslow_topology::Info;
 
 use crate::arrivals::Arrivals;
 use crate::report::{
-    CommandRun, Deployment, Errors, Event, Generator, Latency, Load, Report, Run, SCHEMA, Second, ServerRun, points,
-    round,
+    CommandRun, Deployment, Errors, Event, Generator, Latency, Load, PubSub, Report, Run, SCHEMA, Second, ServerRun,
+    points, round,
 };
 use crate::route::{Map, Routes, look};
 use crate::stats::Interval;
@@ -109,6 +110,8 @@ pub struct Settings {
     pub read_from: ReadFrom,
     /// See [`Load::lateness_us_max`].
     pub lateness_max: Duration,
+    /// Connections that listen to the channels of the built-in `publish`.
+    pub subscribers: usize,
 }
 
 /// The same, for the threads.
@@ -139,6 +142,10 @@ pub struct Shape {
     pub read_from: ReadFrom,
     /// Sent first on every connection.
     pub greeting: Vec<Vec<String>>,
+    /// Connections that subscribe to `channels`.
+    pub subscribers: usize,
+    /// A pattern.
+    pub channels: String,
     /// TLS, and the name to expect where it is not the host.
     pub tls: Option<(Arc<rustls::ClientConfig>, Option<String>)>,
 }
@@ -208,7 +215,9 @@ impl Settings {
             return bad("--pipeline takes 1 to 10000");
         }
         if self.model != Model::Own && self.pipeline > 1 {
-            return bad("--pipeline belongs to connections of their own; with --model, the requests under way are as many as the model lets through");
+            return bad(
+                "--pipeline belongs to connections of their own; with --model, the requests under way are as many as the model lets through",
+            );
         }
         if self.callers.is_some_and(|n| n == 0 || n > 1_000_000) {
             return bad("--callers takes 1 to 1000000");
@@ -298,6 +307,8 @@ impl Settings {
             timeout_ns: self.timeout.as_nanos() as u64,
             read_from: self.read_from,
             greeting,
+            subscribers: self.subscribers,
+            channels: format!("{}channel:*", self.spec.key_prefix),
             tls,
         })
     }
@@ -317,7 +328,8 @@ impl Session {
         }
         let version = masters[0].call(&["INFO", "server"]).map_or("unknown".to_string(), |v| {
             let info = Info::parse(&v.text().unwrap_or_default());
-            format!("{} {}", info.product(), info.get(if info.product() == "valkey" { "valkey_version" } else { "redis_version" }).unwrap_or("?"))
+            let (major, minor, patch) = info.version().unwrap_or_default();
+            format!("{} {major}.{minor}.{patch}", info.product())
         });
         let sha = match &settings.spec.script {
             Some(path) => {
@@ -338,7 +350,9 @@ impl Session {
         let mut workload = Workload::compile(&settings.spec, sha.as_deref()).map_err(Error)?;
         ask_about_commands(&mut masters[0], &mut workload)?;
         if settings.speed.is_some() && !workload.recording.as_ref().is_some_and(|r| r.timed) {
-            return Err(Error("--speed needs a recording with times (--replay of MONITOR's output); use --rate".into()));
+            return Err(Error(
+                "--speed needs a recording with times (--replay of MONITOR's output); use --rate".into(),
+            ));
         }
         let load = Load {
             open_loop: settings.rate.is_some() || settings.speed.is_some(),
@@ -350,7 +364,10 @@ impl Session {
             callers: settings.shape()?.callers,
             threads: settings.threads,
             timeout_s: settings.timeout.as_secs_f64(),
-            read_from: serde_json::to_value(settings.read_from).ok().and_then(|v| v.as_str().map(str::to_string)).unwrap_or_default(),
+            read_from: serde_json::to_value(settings.read_from)
+                .ok()
+                .and_then(|v| v.as_str().map(str::to_string))
+                .unwrap_or_default(),
             lateness_us_max: settings.lateness_max.as_nanos() as f64 / 1e3,
         };
         let mut session = Session { settings, workload: Arc::new(workload), map, version, at_ms: 0, load };
@@ -371,7 +388,9 @@ impl Session {
             let words = command.template.sample(&Fill { key: 0, value: b"x", seq: 0, now: 0 });
             // Blocking ones would block, and messages would reach subscribers.
             let name = command.template.name();
-            if name.starts_with('B') && name != "BITCOUNT" || ["PUBLISH", "SPUBLISH", "WAIT", "XREAD", "XREADGROUP"].contains(&name.as_str()) {
+            if name.starts_with('B') && name != "BITCOUNT"
+                || ["PUBLISH", "SPUBLISH", "WAIT", "XREAD", "XREADGROUP"].contains(&name.as_str())
+            {
                 continue;
             }
             let mut said = None;
@@ -412,6 +431,7 @@ impl Session {
             rate: None,
             speed: None,
             requests: Some(total),
+            subscribers: 0,
             length: Duration::from_secs(6 * 3600),
             read_from: ReadFrom::Primary,
             ..self.settings.clone()
@@ -427,7 +447,7 @@ impl Session {
             settings,
         };
         let mut done = 0;
-        let run = session.run_once(&mut |progress| {
+        let (run, _) = session.run_once(&mut |progress| {
             if let Progress::Second(second, _) = progress {
                 done += second.answered;
                 observer(Progress::Preload { done, total });
@@ -447,8 +467,8 @@ impl Session {
         Ok(())
     }
 
-    /// One run.
-    pub fn run(&mut self, observer: &mut dyn FnMut(Progress)) -> Result<Run, Error> {
+    /// One run, and the latency of all its requests in nanoseconds.
+    pub fn run(&mut self, observer: &mut dyn FnMut(Progress)) -> Result<(Run, Histogram<u64>), Error> {
         if self.at_ms == 0 {
             self.at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         }
@@ -473,7 +493,7 @@ impl Session {
         }
     }
 
-    fn run_once(&self, observer: &mut dyn FnMut(Progress)) -> Result<Run, Error> {
+    fn run_once(&self, observer: &mut dyn FnMut(Progress)) -> Result<(Run, Histogram<u64>), Error> {
         raise_file_limit();
         let threads = self.settings.threads;
         let shared = Arc::new(Shared {
@@ -525,7 +545,7 @@ impl Session {
         spares: &[Sender<Box<Interval>>],
         events: &Mutex<Vec<(u64, String)>>,
         observer: &mut dyn FnMut(Progress),
-    ) -> Result<Run, Error> {
+    ) -> Result<(Run, Histogram<u64>), Error> {
         let threads = self.settings.threads;
         let mut summaries: Vec<Summary> = Vec::new();
         // All connections stand before the clock starts.
@@ -555,9 +575,20 @@ impl Session {
         let mut finish = |interval: Box<Interval>, total: &mut Interval, observer: &mut dyn FnMut(Progress)| {
             let mut interval = interval;
             let second = Second::of(&interval);
+            for (at, text) in std::mem::take(&mut interval.marks) {
+                let event = Event { at_s: round(at as f64 / 1e9), text };
+                // Every thread has noticed it.
+                if !marks.iter().any(|m: &Event| m.text == event.text && (m.at_s - event.at_s).abs() < 1.0) {
+                    observer(Progress::Event(&event));
+                    marks.push(event);
+                }
+            }
             for ((node, why), count) in &interval.lost {
                 let plural = if *count == 1 { "" } else { "s" };
-                let event = Event { at_s: f64::from(second.at_s), text: format!("{count} connection{plural} to {node} lost: {why}") };
+                let event = Event {
+                    at_s: f64::from(second.at_s),
+                    text: format!("{count} connection{plural} to {node} lost: {why}"),
+                };
                 observer(Progress::Event(&event));
                 marks.push(event);
             }
@@ -623,10 +654,16 @@ impl Session {
         timeline.retain(|s| f64::from(s.at_s) < seconds || s.answered + s.errors > 0);
         let after = self.look_at_servers();
         marks.extend(
-            events.lock().expect("no thread panicked").iter().map(|(at, text)| Event { at_s: since(*at, start), text: text.clone() }),
+            events
+                .lock()
+                .expect("no thread panicked")
+                .iter()
+                .map(|(at, text)| Event { at_s: since(*at, start), text: text.clone() }),
         );
         marks.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-        Ok(self.judge(total, timeline, marks, &summaries, seconds, interrupted, servers(&before, &after)))
+        let all = total.all();
+        let run = self.judge(total, timeline, marks, &summaries, seconds, interrupted, servers(&before, &after));
+        Ok((run, all))
     }
 
     #[allow(clippy::too_many_arguments)] // the parts of one run, used once
@@ -669,7 +706,10 @@ impl Session {
         let asked: f64 = self.load.rate_per_s.iter().sum::<f64>() / self.load.rate_per_s.len().max(1) as f64;
         if self.load.open_loop && self.settings.speed.is_none() && self.settings.requests.is_none() && !interrupted {
             let length = self.settings.length.as_secs_f64();
-            let within = timeline.iter().filter(|s| f64::from(s.at_s) + 1.0 <= length.max(1.0)).map(|s| s.answered).sum::<u64>() as f64 / length.max(1.0).floor();
+            let within =
+                timeline.iter().filter(|s| f64::from(s.at_s) + 1.0 <= length.max(1.0)).map(|s| s.answered).sum::<u64>()
+                    as f64
+                    / length.max(1.0).floor();
             if within < asked * 0.99 {
                 doubts.push(format!(
                     "{asked:.0} requests/s were asked for and {within:.0} answered: {}",
@@ -680,7 +720,10 @@ impl Session {
         let null_share = if counts.answered > 0 { counts.null as f64 / counts.answered as f64 } else { 0.0 };
         let gets = self.workload.commands.iter().any(|c| c.template.name() == "GET");
         if gets && null_share > 0.5 {
-            doubts.push(format!("{:.0} % of the answers were null: the keys are not there (--preload writes them)", null_share * 100.0));
+            doubts.push(format!(
+                "{:.0} % of the answers were null: the keys are not there (--preload writes them)",
+                null_share * 100.0
+            ));
         }
         if counts.wrong > 0 {
             valid = false;
@@ -696,8 +739,28 @@ impl Session {
             valid = false;
             doubts.push("every request was refused: nothing was measured but errors".into());
         }
-        let cpu_seconds: Option<f64> =
-            servers.iter().map(|s| s.cpu_share.or(s.cpu_share_proc)).collect::<Option<Vec<f64>>>().map(|s| s.iter().sum::<f64>() * seconds);
+        let published: u64 = (self.workload.commands.iter().zip(&total.latency))
+            .filter(|(c, _)| c.template.name() == "PUBLISH")
+            .map(|(_, h)| h.len())
+            .sum();
+        if self.settings.subscribers > 0 && total.delivered.len() < published * self.settings.subscribers as u64 {
+            doubts.push(format!(
+                "of {} messages {} reached a subscriber",
+                published * self.settings.subscribers as u64,
+                total.delivered.len()
+            ));
+        }
+        if !self.load.open_loop && all.max() > 100_000_000 && all.max() > 20 * all.value_at_quantile(0.999) {
+            doubts.push(format!(
+                "closed loop: while an answer took {:.1} s nothing else was asked, so these percentiles leave that time out; --rate does not",
+                all.max() as f64 / 1e9
+            ));
+        }
+        let cpu_seconds: Option<f64> = servers
+            .iter()
+            .map(|s| s.cpu_share.or(s.cpu_share_proc))
+            .collect::<Option<Vec<f64>>>()
+            .map(|s| s.iter().sum::<f64>() * seconds);
         Run {
             seconds: round(seconds),
             requests,
@@ -744,7 +807,12 @@ impl Session {
             servers,
             timeline,
             events,
-            pubsub: None,
+            pubsub: (self.settings.subscribers > 0).then(|| PubSub {
+                subscribers: self.settings.subscribers,
+                delivered: total.delivered.len(),
+                expected: published * self.settings.subscribers as u64,
+                latency: Latency::of(&total.delivered),
+            }),
         }
     }
 
@@ -763,7 +831,8 @@ impl Session {
                             .ok()
                             .and_then(|mut c| c.call(&["INFO"]).ok())
                             .map(|v| Info::parse(&v.text().unwrap_or_default()));
-                        Looked { address: address.clone(), role, at: now_ns(), info }
+                        let proc_ticks = info.as_ref().and_then(proc_ticks);
+                        Looked { address: address.clone(), role, at: now_ns(), info, proc_ticks }
                     })
                 })
                 .collect();
@@ -777,6 +846,21 @@ struct Looked {
     role: &'static str,
     at: u64,
     info: Option<Info>,
+    /// User and kernel time in clock ticks, of a server on this machine.
+    proc_ticks: Option<u64>,
+}
+
+/// The server's CPU time by /proc, where its process id is one of this machine's and the same program.
+fn proc_ticks(info: &Info) -> Option<u64> {
+    let pid = info.number("process_id")? as u64;
+    let here = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    if here.file_name()? != std::path::Path::new(info.get("executable")?).file_name()? {
+        return None;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name in brackets; utime and stime are the 12th and 13th from there (proc(5)).
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
 fn since(at: u64, start: u64) -> f64 {
@@ -798,7 +882,11 @@ fn servers(before: &[Looked], after: &[Looked]) -> Vec<ServerRun> {
                 address: a.address.clone(),
                 role: a.role.into(),
                 cpu_share: cpu.map(|c| round(c / seconds)),
-                cpu_share_proc: None,
+                cpu_share_proc: a
+                    .proc_ticks
+                    .zip(b.proc_ticks)
+                    .and_then(|(a, b)| b.checked_sub(a))
+                    .map(|ticks| round(ticks as f64 / rustix::param::clock_ticks_per_second() as f64 / seconds)),
                 commands,
                 cpu_us_per_command: cpu.zip(commands).filter(|(_, n)| *n > 0).map(|(c, n)| round(c * 1e6 / n as f64)),
             }
@@ -837,13 +925,16 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
             }
             return Err(Error(format!("the server knows no command {name}; is it a module's, or misspelt?")));
         }
-        let flags: Vec<String> = fields.get(2).map_or(Vec::new(), |f| f.items().iter().filter_map(Value::text).collect());
+        let flags: Vec<String> =
+            fields.get(2).map_or(Vec::new(), |f| f.items().iter().filter_map(Value::text).collect());
         command.reads = flags.iter().any(|f| f == "readonly");
         let first = fields.get(3).and_then(Value::integer).unwrap_or(0);
         if !recorded {
             command.key_at = match name.as_str() {
                 // Their keys are told by a count in the third argument.
-                "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => (command.template.len() > 3).then_some(3),
+                "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => {
+                    (command.template.arguments() > 3).then_some(3)
+                }
                 _ if first > 0 => Some(first as usize),
                 _ => None,
             };

@@ -28,8 +28,6 @@ pub struct Fill<'a> {
 pub struct Template {
     ops: Vec<Op>,
     words: Vec<Vec<Piece>>,
-    /// Whether `{value}` is in it.
-    pub has_value: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -40,7 +38,10 @@ enum Op {
     Seq,
     Now,
     /// `$N\r\n` of an argument with a value in it: N is this and the value's length, so many times.
-    Length { fixed: usize, values: usize },
+    Length {
+        fixed: usize,
+        values: usize,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -84,8 +85,7 @@ impl Template {
             }
             push_bytes(&mut ops, b"\r\n");
         }
-        let has_value = words.iter().flatten().any(|p| *p == Piece::Value);
-        Ok(Template { ops, words, has_value })
+        Ok(Template { ops, words })
     }
 
     /// Appends the command's bytes.
@@ -129,13 +129,8 @@ impl Template {
     }
 
     /// Number of arguments, the name included.
-    pub fn len(&self) -> usize {
+    pub fn arguments(&self) -> usize {
         self.words.len()
-    }
-
-    /// Never: there is a name.
-    pub fn is_empty(&self) -> bool {
-        self.words.is_empty()
     }
 
     /// The whole as plain words, for asking the server about it.
@@ -354,9 +349,13 @@ mod tests {
 
     #[test]
     fn says_what_is_wrong_with_a_template() {
-        for (template, word) in
-            [("", "empty"), ("GET {kee}", "{kee}"), ("GET {key", "not closed"), ("GET 'a", "quote"), ("{key} a", "name")]
-        {
+        for (template, word) in [
+            ("", "empty"),
+            ("GET {kee}", "{kee}"),
+            ("GET {key", "not closed"),
+            ("GET 'a", "quote"),
+            ("{key} a", "name"),
+        ] {
             let error = Template::parse(template, None).unwrap_err();
             assert!(error.contains(word), "{template}: {error}");
         }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, Tls, now_ns};
-use unslow_resp::{Done, Frame, Split, Splitter, write_command};
+use unslow_resp::{Done, Frame, Kind, Scan, Scanner, Split, Splitter, write_command};
 
 use crate::arrivals::Schedule;
 use crate::route::{Map, NOBODY, Routes};
@@ -110,6 +110,8 @@ struct Lane {
     trouble: Option<Trouble>,
     /// In its node's list of lanes with room.
     listed: bool,
+    /// Listens to channels; sends nothing.
+    subscriber: bool,
 }
 
 enum Trouble {
@@ -127,6 +129,8 @@ struct Node {
     waiting: VecDeque<Pending>,
     open: usize,
     is_replica: bool,
+    /// Was said to be out of reach.
+    down: bool,
 }
 
 /// How requests find a connection.
@@ -216,7 +220,10 @@ pub fn work(shared: Arc<Shared>, index: usize, said: Sender<Said>, spares: Recei
             }
             summary
         }
-        Err(e) => Summary { failed: Some(format!("no event loop: {e}; raise the limit of open files (ulimit -n)")), ..Summary::default() },
+        Err(e) => Summary {
+            failed: Some(format!("no event loop: {e}; raise the limit of open files (ulimit -n)")),
+            ..Summary::default()
+        },
     };
     if summary.failed.is_some() {
         // Nobody may wait for this thread.
@@ -234,6 +241,24 @@ pub fn thread_cpu_ns() -> u64 {
 /// The part of `total` that falls to one of `parts`.
 fn part(total: u64, parts: usize, index: usize) -> u64 {
     total / parts as u64 + u64::from((index as u64) < total % parts as u64)
+}
+
+impl Lane {
+    fn new(node: u16, subscriber: bool) -> Lane {
+        Lane {
+            node,
+            id: None,
+            state: State::Waiting(0),
+            splitter: Splitter::default(),
+            flight: VecDeque::new(),
+            greeting: 0,
+            progress: 0,
+            backoff: 0,
+            trouble: None,
+            listed: false,
+            subscriber,
+        }
+    }
 }
 
 impl Worker {
@@ -319,6 +344,13 @@ impl Worker {
     fn connect_all(&mut self, io: &mut Io) {
         let map = self.map.clone();
         self.adopt(&map, io);
+        // Spread over the masters: each passes everything on to all.
+        let subscribers = part(self.shared.shape.subscribers as u64, self.shared.shape.threads, self.seq as usize);
+        for i in 0..subscribers as usize {
+            let lane = self.lanes.len() as u32;
+            self.lanes.push(Lane::new((i % map.masters.max(1)) as u16, true));
+            self.dial(lane, io);
+        }
     }
 
     /// Takes over a map: new nodes are dialled, waiting requests find their new owner.
@@ -376,21 +408,9 @@ impl Worker {
             waiting: VecDeque::new(),
             open: 0,
             is_replica,
+            down: false,
         });
-        for _ in &lanes {
-            self.lanes.push(Lane {
-                node: index,
-                id: None,
-                state: State::Waiting(0),
-                splitter: Splitter::default(),
-                flight: VecDeque::new(),
-                greeting: 0,
-                progress: 0,
-                backoff: 0,
-                trouble: None,
-                listed: false,
-            });
-        }
+        self.lanes.extend(lanes.iter().map(|_| Lane::new(index, false)));
         self.multi_homed = self.nodes.len() > 1;
         for lane in lanes {
             self.dial(lane, io);
@@ -416,7 +436,8 @@ impl Worker {
                 match rustls::pki_types::ServerName::try_from(host.clone()) {
                     Ok(name) => Some(Tls { config: config.clone(), name }),
                     Err(_) => {
-                        self.failed = Some(format!("{host:?} is no name a certificate can have; give one with --server-name"));
+                        self.failed =
+                            Some(format!("{host:?} is no name a certificate can have; give one with --server-name"));
                         io.stop();
                         return;
                     }
@@ -439,8 +460,11 @@ impl Worker {
             }
             Err(e) => {
                 if self.phase == Phase::Connecting {
-                    self.failed =
-                        Some(format!("{}: {e}; {} connections were asked for: raise `ulimit -n`", self.nodes[usize::from(self.lanes[lane_index as usize].node)].address, self.shared.shape.connections));
+                    self.failed = Some(format!(
+                        "{}: {e}; {} connections were asked for: raise `ulimit -n`",
+                        self.nodes[usize::from(self.lanes[lane_index as usize].node)].address,
+                        self.shared.shape.connections
+                    ));
                     io.stop();
                 } else {
                     self.interval.error("no_connection", &e.to_string());
@@ -502,7 +526,15 @@ impl Worker {
             self.seq += self.seq_step;
             let draw = self.shared.workload.draw(seq);
             let left = self.shared.workload.render(out, seq, draw, now);
-            lane.flight.push_back(Pending { due: now, seq, caller, command: draw.command, left, hops: 0, asking: false });
+            lane.flight.push_back(Pending {
+                due: now,
+                seq,
+                caller,
+                command: draw.command,
+                left,
+                hops: 0,
+                asking: false,
+            });
         }
         self.callers[caller as usize] += count as u32;
         self.budget -= count;
@@ -543,7 +575,9 @@ impl Worker {
             self.queue(pending, None);
             return;
         }
-        let node = if self.shared.shape.read_from != ReadFrom::Primary && self.shared.workload.commands[usize::from(pending.command)].reads {
+        let node = if self.shared.shape.read_from != ReadFrom::Primary
+            && self.shared.workload.commands[usize::from(pending.command)].reads
+        {
             self.reader(slot, owner)
         } else {
             owner
@@ -586,7 +620,8 @@ impl Worker {
                 }
             },
             Choice::Shared => {
-                let from = if self.unbounded_callers { pending.seq / self.seq_step } else { u64::from(pending.caller) } as usize;
+                let from = if self.unbounded_callers { pending.seq / self.seq_step } else { u64::from(pending.caller) }
+                    as usize;
                 let lanes = &node.lanes;
                 (0..lanes.len())
                     .map(|i| lanes[(from + i) % lanes.len()])
@@ -767,6 +802,43 @@ impl Worker {
         self.finished(pending, Some(lane_index), now, io);
     }
 
+    /// What a subscriber hears: the confirmation, then messages that begin with the time they were sent.
+    fn messages(&mut self, lane_index: u32, bytes: &[u8], now: u64, io: &mut Io) -> usize {
+        let mut at = 0;
+        loop {
+            // Messages are short, and wanted whole: what has not come is looked at again when it has.
+            let len = match Scanner::default().scan(&bytes[at..]) {
+                Ok(Scan::Complete(len)) => len,
+                Ok(Scan::Incomplete) => return at,
+                Err(e) => {
+                    self.lose(lane_index, "not_resp", &format!("the message is not RESP: {e}"), now, io);
+                    return bytes.len();
+                }
+            };
+            let frame = Frame::new(&bytes[at..at + len]);
+            at += len;
+            let lane = &mut self.lanes[lane_index as usize];
+            if frame.kind() == Kind::Error {
+                let text = String::from_utf8_lossy(frame.text()).into_owned();
+                self.lose(lane_index, "subscribe", &text, now, io);
+                return bytes.len();
+            }
+            if lane.greeting > 0 {
+                lane.greeting -= 1;
+                if lane.greeting == 0 {
+                    self.ready(lane_index, io);
+                }
+                continue;
+            }
+            let sent =
+                frame.items().last().and_then(|m| std::str::from_utf8(m.text().get(..20)?).ok()?.parse::<u64>().ok());
+            // Messages of another run are no news.
+            if let Some(sent) = sent.filter(|s| *s >= self.start && self.start > 0) {
+                self.interval.delivered.saturating_record(now.saturating_sub(sent).max(1));
+            }
+        }
+    }
+
     /// Requests sent together and answered together took equally long: they are recorded at once.
     #[inline]
     fn record_alike(&mut self) {
@@ -806,8 +878,16 @@ impl Worker {
         lane.state = State::Open;
         lane.backoff = 0;
         lane.listed = false;
+        if lane.subscriber {
+            return;
+        }
         let node_index = lane.node;
-        self.nodes[usize::from(node_index)].open += 1;
+        let node = &mut self.nodes[usize::from(node_index)];
+        node.open += 1;
+        if std::mem::take(&mut node.down) {
+            let text = format!("{} takes connections again", node.address);
+            self.mark(text);
+        }
         if self.choice == Choice::Free {
             for _ in 0..self.window.min(1024) {
                 self.serve_waiting(lane_index, io);
@@ -881,7 +961,7 @@ impl Worker {
         if let Some(id) = lane.id.take() {
             io.close(id);
         }
-        let was_open = matches!(lane.state, State::Open);
+        let was_open = matches!(lane.state, State::Open) && !lane.subscriber;
         let retired = matches!(lane.state, State::Retired);
         lane.greeting = 0;
         lane.trouble = None;
@@ -893,7 +973,15 @@ impl Worker {
             self.put_off(lane_index);
         }
         if self.phase == Phase::Running || self.phase == Phase::Draining {
-            *self.interval.lost.entry((address.clone(), text.to_string())).or_insert(0) += 1;
+            let node = &mut self.nodes[usize::from(self.lanes[lane_index as usize].node)];
+            let cut_off = node.open == 0 && !node.down;
+            node.down |= cut_off;
+            if was_open {
+                *self.interval.lost.entry((address.clone(), text.to_string())).or_insert(0) += 1;
+            }
+            if cut_off {
+                self.mark(format!("{address} has no connection left: {text}"));
+            }
             self.shared.routes.want();
         } else if self.failed.is_none() && self.phase == Phase::Connecting {
             // Told if no connection comes to stand at all.
@@ -901,6 +989,13 @@ impl Worker {
         }
         for pending in flight {
             self.give_up(pending, why, &format!("{address}: {text}"), now, io);
+        }
+    }
+
+    /// Something for the time line.
+    fn mark(&mut self, text: String) {
+        if self.phase == Phase::Running || self.phase == Phase::Draining {
+            self.interval.marks.push((now_ns().saturating_sub(self.start), text));
         }
     }
 
@@ -950,7 +1045,8 @@ impl Worker {
     /// Sends the second that is over, takes an empty one.
     fn tick(&mut self, now: u64) {
         self.gauges();
-        let fresh = self.spares.try_recv().unwrap_or_else(|_| Box::new(Interval::new(self.shared.workload.commands.len())));
+        let fresh =
+            self.spares.try_recv().unwrap_or_else(|_| Box::new(Interval::new(self.shared.workload.commands.len())));
         let full = std::mem::replace(&mut self.interval, fresh);
         let second = full.second;
         let _ = self.to_collector.send(Said::Interval(full));
@@ -1050,7 +1146,15 @@ impl Worker {
         let mut rest: Vec<Pending> = self.lanes.iter_mut().flat_map(|l| l.flight.drain(..)).collect();
         rest.extend(self.nodes.iter_mut().flat_map(|n| n.waiting.drain(..)));
         rest.extend(self.homeless.drain(..));
-        rest.extend(self.unclaimed.drain(..).map(|due| Pending { due, seq: 0, caller: 0, command: 0, left: 0, hops: 0, asking: false }));
+        rest.extend(self.unclaimed.drain(..).map(|due| Pending {
+            due,
+            seq: 0,
+            caller: 0,
+            command: 0,
+            left: 0,
+            hops: 0,
+            asking: false,
+        }));
         self.phase = Phase::Over;
         for pending in rest {
             self.interval.error("unfinished", "no answer until the end of the run");
@@ -1102,7 +1206,8 @@ impl Handler for Worker {
         }
         if self.phase == Phase::Draining {
             let stopped = self.shared.stop.load(Ordering::Relaxed);
-            if self.outstanding == 0 && self.unclaimed.is_empty() || now >= self.drain_until || stopped {
+            let heard = self.shared.shape.subscribers == 0 || now > self.last_answer + SECOND / 5;
+            if self.outstanding == 0 && self.unclaimed.is_empty() && heard || now >= self.drain_until || stopped {
                 self.over(now, io);
                 return None;
             }
@@ -1115,24 +1220,31 @@ impl Handler for Worker {
     fn opened(&mut self, io: &mut Io, id: Id) {
         let lane_index = self.lane_of[id.index()];
         let lane = &mut self.lanes[lane_index as usize];
-        let readonly = self.nodes[usize::from(lane.node)].is_replica
-            && self.map.kind == unslow_topology::DeploymentKind::Cluster;
+        let readonly =
+            self.nodes[usize::from(lane.node)].is_replica && self.map.kind == unslow_topology::DeploymentKind::Cluster;
         let (greeting, count) = match readonly {
             true => (&self.greeting_replica, self.greeting_count + 1),
             false => (&self.greeting, self.greeting_count),
         };
         lane.greeting = count;
         lane.progress = now_ns();
-        if count == 0 {
+        let out = io.output(id);
+        out.extend_from_slice(greeting);
+        if lane.subscriber {
+            lane.greeting += 1;
+            write_command(out, &["PSUBSCRIBE", &self.shared.shape.channels]);
+        }
+        if lane.greeting == 0 {
             self.ready(lane_index, io);
-        } else {
-            io.output(id).extend_from_slice(greeting);
         }
     }
 
     fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
         let lane_index = self.lane_of[id.index()];
         self.interval.counts.received += bytes.len() as u64;
+        if self.lanes[lane_index as usize].subscriber {
+            return self.messages(lane_index, bytes, now_ns(), io);
+        }
         let used = self.replies(lane_index, id, bytes, now_ns(), io);
         self.record_alike();
         used

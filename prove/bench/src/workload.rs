@@ -91,7 +91,7 @@ const BUILT_IN: &[(&str, &str)] = &[
     ("zadd", "ZADD {p}zset:{key} {key} {value}"),
     ("zrange", "ZRANGE {p}zset:{key} 0 9"),
     ("xadd", "XADD {p}stream:{key} MAXLEN ~ 1000 * field {value}"),
-    ("publish", "PUBLISH {p}channel:{key} {value}"),
+    ("publish", "PUBLISH {p}channel:{key} {now}{value}"),
     ("ping", "PING"),
 ];
 
@@ -135,7 +135,10 @@ enum Keys {
     Uniform,
     Zipf(Zipf<f64>),
     /// The first `keys` of them get `share` of the requests.
-    Hot { keys: u64, share: f64 },
+    Hot {
+        keys: u64,
+        share: f64,
+    },
     Sequential,
 }
 
@@ -190,7 +193,7 @@ impl Workload {
                 Some((_, template)) => template.clone(),
                 None => built_in(name, spec, &own)?,
             };
-            let key_at = (template.len() > 1 && name != "publish").then_some(1);
+            let key_at = (template.arguments() > 1).then_some(1);
             let is_get = name == "get" && own.iter().all(|(n, _)| n != name);
             commands.push(Command { name: name.clone(), template, key_at, reads: false, is_get, upto });
         }
@@ -403,7 +406,8 @@ impl Keys {
                     (Some(a), Some(b)) if a > 0.0 && a < 1.0 && (0.0..=1.0).contains(&b) => {
                         Ok(Keys::Hot { keys: ((keys as f64 * a) as u64).clamp(1, keys), share: b })
                     }
-                    _ => Err("hot takes two shares, as hot:0.2:0.8 (a fifth of the keys, four fifths of the requests)".into()),
+                    _ => Err("hot takes two shares, as hot:0.2:0.8 (a fifth of the keys, four fifths of the requests)"
+                        .into()),
                 }
             }
             _ => Err(format!(
@@ -443,7 +447,10 @@ impl Sizes {
                 })
             })
         } else {
-            text.split_once('-').and_then(|(a, b)| Some((size(a)?, size(b)?))).filter(|(a, b)| a <= b).map(|(a, b)| Sizes::Range(a, b))
+            text.split_once('-')
+                .and_then(|(a, b)| Some((size(a)?, size(b)?)))
+                .filter(|(a, b)| a <= b)
+                .map(|(a, b)| Sizes::Range(a, b))
         };
         parsed.ok_or(format!(
             "{text:?} is no value size; write bytes (64), a range (16-1024) or sizes with weights (64:0.7,1024:0.3), each at most 512 MiB"
@@ -519,7 +526,12 @@ mod tests {
     fn draws_the_same_from_the_same_seed_and_other_things_from_another() {
         let draws = |seed| {
             let workload = compiled(|s| s.seed = seed);
-            (0..1000).map(|i| { let d = workload.draw(i); (d.command, d.key) }).collect::<Vec<_>>()
+            (0..1000)
+                .map(|i| {
+                    let d = workload.draw(i);
+                    (d.command, d.key)
+                })
+                .collect::<Vec<_>>()
         };
         assert_eq!(draws(7), draws(7));
         assert_ne!(draws(7), draws(8));
@@ -528,7 +540,8 @@ mod tests {
     #[test]
     fn draws_commands_by_their_shares() {
         let workload = compiled(|s| s.mix = BTreeMap::from([("get".into(), 3.0), ("set".into(), 1.0)]));
-        let gets = (0..100_000).filter(|i| workload.commands[usize::from(workload.draw(*i).command)].name == "get").count();
+        let gets =
+            (0..100_000).filter(|i| workload.commands[usize::from(workload.draw(*i).command)].name == "get").count();
         assert!((74_000..76_000).contains(&gets), "{gets}");
     }
 
@@ -537,11 +550,26 @@ mod tests {
         let flat = shares(&compiled(|s| s.keys = 1000), 200_000);
         assert!(flat[0] < 0.0015, "{flat:?}");
         // Zipf with exponent 1 over 1000 keys: the first has 1 / H(1000) = 0.1336, the second half of it.
-        let zipf = shares(&compiled(|s| { s.keys = 1000; s.key_distribution = "zipf:1".into() }), 200_000);
+        let zipf = shares(
+            &compiled(|s| {
+                s.keys = 1000;
+                s.key_distribution = "zipf:1".into()
+            }),
+            200_000,
+        );
         assert!((zipf[0] - 0.1336).abs() < 0.005 && (zipf[1] - 0.0668).abs() < 0.004, "{zipf:?}");
-        let hot = shares(&compiled(|s| { s.keys = 1000; s.key_distribution = "hot:0.01:0.9".into() }), 200_000);
+        let hot = shares(
+            &compiled(|s| {
+                s.keys = 1000;
+                s.key_distribution = "hot:0.01:0.9".into()
+            }),
+            200_000,
+        );
         assert!((hot.iter().sum::<f64>() - 0.9).abs() < 0.01, "{hot:?}");
-        let each = compiled(|s| { s.keys = 10; s.key_distribution = "sequential".into() });
+        let each = compiled(|s| {
+            s.keys = 10;
+            s.key_distribution = "sequential".into()
+        });
         assert_eq!((0..12).map(|i| each.draw(i).key).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]);
     }
 

@@ -1,0 +1,326 @@
+//! Two reports side by side: is the difference one that can be shown?
+//!
+//! Each run gives one figure a metric. The difference of the two sides' means is bootstrapped: runs are drawn again with
+//! replacement ten thousand times, and the middle 95 % of the differences are the interval. Runs made in turn (A B A B)
+//! are drawn as pairs, so that what slowed the machine down for both cancels out. (Efron and Tibshirani, An Introduction
+//! to the Bootstrap, 1993, percentile interval.)
+//!
+//! Of few runs such an interval is far too narrow: of three pairs all three lie on one side of nothing once in four
+//! times. So it is widened as Student's t is wider than the normal distribution (Hesterberg, What Teachers Should Know
+//! About the Bootstrap, 2015). A test counts how often the result holds the truth.
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Report, Run, round};
+
+/// Version of the document.
+pub const SCHEMA: &str = "unslow.compare/1";
+
+/// The comparison.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Comparison {
+    /// `unslow.compare/1`.
+    pub schema: String,
+    /// What A is.
+    pub a: Side,
+    /// What B is.
+    pub b: Side,
+    /// Runs were made in turn.
+    pub interleaved: bool,
+    /// Metric by metric.
+    pub differences: Vec<Difference>,
+    /// What differs in how they were measured, and so may be the cause.
+    pub warnings: Vec<String>,
+    /// The whole in a sentence.
+    pub sentence: String,
+    /// The reports, where the comparison made the runs itself.
+    pub reports: Vec<Report>,
+}
+
+/// One side.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Side {
+    /// Address.
+    pub target: String,
+    /// Name and version of the server.
+    pub version: String,
+    /// How many runs.
+    pub runs: usize,
+    /// Of them invalid.
+    pub invalid: usize,
+}
+
+/// One metric.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Difference {
+    /// As `latency_us_p99`.
+    pub metric: String,
+    /// In words.
+    pub name: String,
+    /// Mean over A's runs.
+    pub a: f64,
+    /// Mean over B's runs.
+    pub b: f64,
+    /// B over A; `None` where A is 0.
+    pub ratio: Option<f64>,
+    /// 95 % interval of B - A; `None` with fewer than three runs a side.
+    pub interval: Option<(f64, f64)>,
+    /// Whether the interval leaves 0 out.
+    pub shown: bool,
+    /// Whether B is better; `None` where no difference can be shown.
+    pub better: Option<bool>,
+    /// In a sentence.
+    pub sentence: String,
+}
+
+type Figure = fn(&Run) -> Option<f64>;
+
+/// Metric, words, unit, whether less is better, and where to find it. The first is the headline.
+const METRICS: &[(&str, &str, Unit, bool, Figure)] = &[
+    ("latency_us_p99", "p99", Unit::Us, true, |r| Some(r.latency.us_p99)),
+    ("latency_us_p50", "p50", Unit::Us, true, |r| Some(r.latency.us_p50)),
+    ("latency_us_p99_9", "p99.9", Unit::Us, true, |r| Some(r.latency.us_p99_9)),
+    ("latency_us_max", "the longest answer", Unit::Us, true, |r| Some(r.latency.us_max)),
+    ("throughput_per_s", "throughput", Unit::PerSecond, false, |r| Some(r.throughput_per_s)),
+    ("failed_share", "the share of failed requests", Unit::Share, true, |r| {
+        Some((r.refused + r.unanswered) as f64 / r.requests.max(1) as f64)
+    }),
+    ("server_cpu_us_per_request", "the servers' CPU a request", Unit::Us, true, |r| r.server_cpu_us_per_request),
+    ("generator_cpu_us_per_request", "the generator's CPU a request", Unit::Us, true, |r| {
+        Some(r.generator.cpu_us_per_request)
+    }),
+];
+
+#[derive(Clone, Copy)]
+enum Unit {
+    Us,
+    PerSecond,
+    Share,
+}
+
+impl Unit {
+    fn text(self, x: f64) -> String {
+        match self {
+            Unit::Us => time(x),
+            Unit::PerSecond => format!("{x:.0}/s"),
+            Unit::Share => format!("{:.2} %", x * 100.0),
+        }
+    }
+}
+
+/// A time in the unit that reads best, three digits: `1.93 s`, `17.4 us`.
+pub fn time(us: f64) -> String {
+    let (x, unit) = match us.abs() {
+        a if a >= 1e6 => (us / 1e6, "s"),
+        a if a >= 1e3 => (us / 1e3, "ms"),
+        _ => (us, "us"),
+    };
+    match x.abs() {
+        a if a >= 99.95 => format!("{x:.0} {unit}"),
+        a if a >= 9.995 => format!("{x:.1} {unit}"),
+        _ => format!("{x:.2} {unit}"),
+    }
+}
+
+/// Compares two reports; `interleaved` says that their runs were made in turn.
+pub fn compare(a: &Report, b: &Report, interleaved: bool) -> Comparison {
+    let differences: Vec<Difference> = METRICS
+        .iter()
+        .filter_map(|(metric, name, unit, less_is_better, figure)| {
+            let figures = |r: &Report| r.runs.iter().map(figure).collect::<Option<Vec<f64>>>();
+            let (x, y) = (figures(a)?, figures(b)?);
+            (!x.is_empty() && !y.is_empty())
+                .then(|| difference(metric, name, *unit, *less_is_better, &x, &y, interleaved))
+        })
+        .collect();
+    let mut warnings = Vec::new();
+    if a.load != b.load {
+        warnings.push("the two were loaded differently (model, connections, rate, threads or timeout)".to_string());
+    }
+    if a.workload != b.workload {
+        warnings.push("the two were asked different things (mix, keys, sizes or seed)".to_string());
+    }
+    for (name, report) in [("A", a), ("B", b)] {
+        let invalid = report.runs.iter().filter(|r| !r.valid).count();
+        if invalid > 0 {
+            warnings.push(format!("{invalid} of {name}'s {} runs are invalid", report.runs.len()));
+        }
+        if report.runs.iter().any(|r| r.doubts.iter().any(|d| d.starts_with("the generator was the bottleneck"))) {
+            warnings.push(format!(
+                "in runs of {name} the generator was the bottleneck: throughput is its own, not the server's"
+            ));
+        }
+    }
+    let few = a.runs.len().min(b.runs.len()) < 3;
+    let shown: Vec<&Difference> =
+        differences.iter().filter(|d| d.shown && !d.metric.starts_with("generator")).collect();
+    let sentence = match (few, shown.first()) {
+        (true, _) => format!(
+            "With {} against {} runs no difference can be shown; make at least three of each: --repeat 5",
+            a.runs.len(),
+            b.runs.len()
+        ),
+        (_, None) => "No difference can be shown.".to_string(),
+        (_, Some(first)) => first.sentence.clone(),
+    };
+    let side = |r: &Report| Side {
+        target: r.target.clone(),
+        version: r.deployment.version.clone(),
+        runs: r.runs.len(),
+        invalid: r.runs.iter().filter(|r| !r.valid).count(),
+    };
+    Comparison {
+        schema: SCHEMA.into(),
+        a: side(a),
+        b: side(b),
+        interleaved,
+        differences,
+        warnings,
+        sentence,
+        reports: Vec::new(),
+    }
+}
+
+fn difference(
+    metric: &str,
+    name: &str,
+    unit: Unit,
+    less_is_better: bool,
+    x: &[f64],
+    y: &[f64],
+    paired: bool,
+) -> Difference {
+    let (a, b) = (mean(x), mean(y));
+    let interval = bootstrap(x, y, paired && x.len() == y.len());
+    let shown = interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0);
+    let sentence = match interval {
+        Some((low, high)) if shown => format!(
+            "{name} {} from {} to {} (95 % interval of the difference {} to {}, {} and {} runs)",
+            if b < a { "fell" } else { "rose" },
+            unit.text(a),
+            unit.text(b),
+            unit.text(low),
+            unit.text(high),
+            x.len(),
+            y.len()
+        ),
+        Some((low, high)) => format!(
+            "{name}: no difference can be shown ({} and {}; 95 % interval of the difference {} to {})",
+            unit.text(a),
+            unit.text(b),
+            unit.text(low),
+            unit.text(high)
+        ),
+        None => format!("{name}: {} and {}, too few runs to say more", unit.text(a), unit.text(b)),
+    };
+    Difference {
+        metric: metric.into(),
+        name: name.into(),
+        a: round(a),
+        b: round(b),
+        ratio: (a != 0.0).then(|| round(b / a)),
+        interval: interval.map(|(l, h)| (round(l), round(h))),
+        shown,
+        better: shown.then_some((b < a) == less_is_better),
+        sentence,
+    }
+}
+
+fn mean(x: &[f64]) -> f64 {
+    x.iter().sum::<f64>() / x.len() as f64
+}
+
+/// The middle 95 % of the resampled differences of means.
+fn bootstrap(x: &[f64], y: &[f64], paired: bool) -> Option<(f64, f64)> {
+    const ROUNDS: usize = 10_000;
+    if x.len().min(y.len()) < 3 {
+        return None;
+    }
+    let mut random = SmallRng::seed_from_u64(1993); // the same reports give the same interval
+    let mut differences: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            if paired {
+                let sum: f64 = (0..x.len()).map(|_| random.random_range(0..x.len())).map(|i| y[i] - x[i]).sum();
+                sum / x.len() as f64
+            } else {
+                let mut draw =
+                    |v: &[f64]| (0..v.len()).map(|_| v[random.random_range(0..v.len())]).sum::<f64>() / v.len() as f64;
+                draw(y) - draw(x)
+            }
+        })
+        .collect();
+    differences.sort_by(f64::total_cmp);
+    let at = |q: f64| differences[(q * (ROUNDS - 1) as f64).round() as usize];
+    let (n, centre) = (x.len().min(y.len()) as f64, mean(y) - mean(x));
+    let freedom = if paired { n - 1.0 } else { 2.0 * (n - 1.0) };
+    let wider = student(freedom as usize) / 1.96 * (n / (n - 1.0)).sqrt();
+    Some((centre - (centre - at(0.025)) * wider, centre + (at(0.975) - centre) * wider))
+}
+
+/// The 97.5 % point of Student's t.
+fn student(freedom: usize) -> f64 {
+    const POINTS: [f64; 20] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086,
+    ];
+    POINTS.get(freedom - 1).copied().unwrap_or(2.042 - 0.082 * (1.0 - 20.0 / freedom as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_what_differs_and_not_what_does_not() {
+        let x = [100.0, 104.0, 98.0, 101.0, 99.0];
+        let slower = x.map(|v| v + 10.0);
+        let d = difference("m", "p99", Unit::Us, true, &x, &slower, false);
+        assert!(d.shown && d.better == Some(false) && d.sentence.contains("rose from 100 us to 110 us"), "{d:?}");
+        let alike = [101.0, 99.0, 103.0, 98.0, 100.5];
+        let d = difference("m", "p99", Unit::Us, true, &x, &alike, false);
+        assert!(!d.shown && d.sentence.contains("no difference can be shown"), "{d:?}");
+    }
+
+    #[test]
+    fn pairs_cancel_what_slowed_both() {
+        // The machine drifts by far more than the two differ.
+        let x = [100.0, 200.0, 300.0, 400.0, 500.0];
+        let y = x.map(|v| v - 5.0);
+        assert!(!difference("m", "p99", Unit::Us, true, &x, &y, false).shown);
+        let paired = difference("m", "p99", Unit::Us, true, &x, &y, true);
+        assert!(paired.shown && paired.better == Some(true), "{paired:?}");
+    }
+
+    #[test]
+    fn the_interval_covers_the_truth_about_as_often_as_it_says() {
+        use rand_distr::{Distribution, Normal};
+        let normal = Normal::new(100.0, 10.0).unwrap();
+        let mut random = SmallRng::seed_from_u64(5);
+        for (runs, paired) in [(3, true), (5, true), (10, true), (3, false), (5, false), (10, false)] {
+            let mut covered = 0;
+            for _ in 0..200 {
+                let mut draw = || (0..runs).map(|_| normal.sample(&mut random)).collect::<Vec<f64>>();
+                let (low, high) = bootstrap(&draw(), &draw(), paired).unwrap();
+                covered += usize::from(low <= 0.0 && high >= 0.0);
+            }
+            // 190 are meant; three standard deviations are 9.
+            assert!((178..=199).contains(&covered), "{runs} runs, paired {paired}: {covered} of 200 intervals hold 0");
+        }
+    }
+
+    #[test]
+    fn too_few_runs_show_nothing() {
+        assert_eq!(bootstrap(&[1.0, 2.0], &[3.0, 4.0, 5.0], false), None);
+    }
+
+    #[test]
+    fn times_have_three_digits() {
+        for (us, text) in
+            [(17.44, "17.4 us"), (1_934_000.0, "1.93 s"), (999.0, "999 us"), (1234.0, "1.23 ms"), (0.5, "0.50 us")]
+        {
+            assert_eq!(time(us), text);
+        }
+    }
+}
