@@ -45,18 +45,23 @@ pub struct Bench {
     /// Open loop: requests per second in all; several rates (10000,20000) are steps of equal length
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',')]
     rate: Vec<f64>,
-    /// How requests arrive at --rate
-    #[arg(long, value_enum, default_value = "constant", value_name = "HOW")]
-    arrivals: ArrivalsFlag,
+    #[arg(
+        long,
+        value_enum,
+        value_name = "HOW",
+        requires = "rate",
+        help = "How requests arrive at --rate [default: constant]"
+    )]
+    arrivals: Option<ArrivalsFlag>,
     /// Length of a run
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     seconds: f64,
     /// End after so many requests
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
-    /// Connections to each server
-    #[arg(short, long, default_value_t = 50, value_name = "N")]
-    connections: usize,
+    /// Connections to each server, for --model own [default: 50]
+    #[arg(short, long, value_name = "N")]
+    connections: Option<usize>,
     /// Requests a connection has under way; a closed loop sends them in one write
     #[arg(short = 'P', long, default_value_t = 1, value_name = "N")]
     pipeline: usize,
@@ -175,13 +180,19 @@ fn short_time(text: &str) -> Result<Duration, String> {
 }
 
 fn mix(text: &str) -> Result<BTreeMap<String, f64>, String> {
-    text.split(',')
-        .map(|part| {
-            let (name, share) = part.split_once('=').unwrap_or((part, "1"));
-            let share = share.trim().parse().map_err(|_| format!("{share:?} is no share; write get=0.9,set=0.1"))?;
-            Ok((name.trim().to_string(), share))
-        })
-        .collect()
+    // Shares for all of them or for none: `get=0.9,set` would give set more than get.
+    if text.contains('=') && text.split(',').any(|part| !part.contains('=')) {
+        return Err("some have a share and some do not; write get=0.9,set=0.1".into());
+    }
+    let mut mix = BTreeMap::new();
+    for part in text.split(',') {
+        let (name, share) = part.split_once('=').unwrap_or((part, "1"));
+        let number = share.trim().parse().map_err(|_| format!("{share:?} is no share; write get=0.9,set=0.1"))?;
+        if mix.insert(name.trim().to_string(), number).is_some() {
+            return Err(format!("{} stands there twice", name.trim()));
+        }
+    }
+    Ok(mix)
 }
 
 impl WorkloadFlags {
@@ -231,6 +242,9 @@ impl Bench {
         if self.workload.speed.is_some_and(|s| !(s > 0.0 && s <= 1e6)) {
             bail!("--speed takes a factor above 0");
         }
+        if self.model != Model::Own && self.connections.is_some() {
+            bail!("--connections belongs to --model own; {} says by itself how many there are", self.model);
+        }
         let options = self.reach.options()?;
         Ok(Settings {
             target: self.reach.target(url)?,
@@ -238,14 +252,14 @@ impl Bench {
             options,
             spec: self.workload.spec()?,
             model: self.model,
-            connections: self.connections,
+            connections: self.connections.unwrap_or(50),
             pipeline: self.pipeline,
             callers: self.callers,
             threads: self.threads,
             rate: (!self.rate.is_empty()).then(|| self.rate.clone()),
             arrivals: match self.arrivals {
-                ArrivalsFlag::Constant => Arrivals::Constant,
-                ArrivalsFlag::Poisson => Arrivals::Poisson,
+                Some(ArrivalsFlag::Poisson) => Arrivals::Poisson,
+                _ => Arrivals::Constant,
             },
             speed: self.workload.speed,
             length: Duration::from_secs_f64(self.seconds),
@@ -264,30 +278,44 @@ impl Bench {
         if self.repeat == 0 || self.repeat > 1000 {
             bail!("--repeat takes 1 to 1000");
         }
-        // Files that cannot be written are said before an hour of load, not after.
-        for path in [&self.save, &self.save_against, &self.html, &self.hgrm].into_iter().flatten() {
-            std::fs::File::create(path).with_context(|| format!("{}: cannot be written", path.display()))?;
+        // Files that cannot be written are said before an hour of load, not after; what stands in them stays until then.
+        let mut files: Vec<&PathBuf> =
+            [&self.save, &self.save_against, &self.html, &self.hgrm, &self.hlog].into_iter().flatten().collect();
+        files.iter().try_for_each(|path| writable(path))?;
+        files.sort();
+        if let Some(pair) = files.windows(2).find(|pair| pair[0] == pair[1] && !pair[0].starts_with("/dev")) {
+            bail!("{} is given for two results; give each a file of its own", pair[0].display());
         }
         let urls: Vec<&String> = [Some(&self.url), self.against.as_ref()].into_iter().flatten().collect();
         let settings = urls.iter().map(|url| self.settings(url)).collect::<anyhow::Result<Vec<_>>>()?;
-        let live = Live { spinner: output.spinner() };
+        let prefix = settings[0].spec.key_prefix.clone();
+        let live = Live { output, prefix, spinner: output.spinner() };
         let mut sessions = settings
             .into_iter()
             .map(|settings| Session::prepare(settings, &mut |p| live.tell(p)))
             .collect::<Result<Vec<_>, _>>()?;
+        if sessions.len() > 1 {
+            // The first to run would pay for what is cold.
+            sessions.iter_mut().try_for_each(Session::warm_up)?;
+        }
         let mut runs: Vec<Vec<Run>> = vec![Vec::new(); sessions.len()];
         let mut total: Option<Histogram<u64>> = None;
         let (ran, logged) = with_log(self.hlog.as_deref(), |log| -> anyhow::Result<()> {
             let mut begun = 0;
-            for _ in 0..self.repeat {
-                for (side, session) in sessions.iter_mut().enumerate() {
-                    let (run, histogram) = session.run(&mut |p| {
+            for round in 0..self.repeat {
+                // A B, B A, A B: neither is always the first.
+                let mut order: Vec<usize> = (0..sessions.len()).collect();
+                order.rotate_left(round % sessions.len());
+                for side in order {
+                    if unslow_bench::interrupted() {
+                        return Ok(());
+                    }
+                    let (run, histogram) = sessions[side].run(&mut |p| {
                         if let (Progress::Second(second, interval), 0) = (&p, side) {
                             log(begun + second.at_s, &interval.all());
                         }
                         live.tell(p);
                     })?;
-                    let interrupted = run.interrupted;
                     if side == 0 {
                         begun += run.timeline.last().map_or(0, |s| s.at_s + 1);
                         match &mut total {
@@ -296,10 +324,6 @@ impl Bench {
                         }
                     }
                     runs[side].push(run);
-                    // What is measured already is written below.
-                    if interrupted {
-                        return Ok(());
-                    }
                 }
             }
             Ok(())
@@ -310,15 +334,27 @@ impl Bench {
             Err(e) if runs[0].is_empty() => return Err(e),
             ran => ran.err(),
         };
-        let reports: Vec<Report> = sessions.iter().zip(runs).map(|(session, runs)| session.report(runs)).collect();
+        if runs[0].is_empty() {
+            bail!("interrupted before the first run; nothing was measured");
+        }
+        // What was not measured on both sides is on neither.
+        let rounds = runs.iter().map(Vec::len).min().unwrap_or(0).max(usize::from(runs.len() == 1));
+        if rounds > 0 {
+            runs.iter_mut().for_each(|r| r.truncate(rounds));
+        }
+        let mut reports: Vec<Report> = sessions.iter().zip(runs).map(|(session, runs)| session.report(runs)).collect();
+        if reports.len() > 1 {
+            let pair = format!("{}-{}", reports[0].at_ms, std::process::id());
+            reports.iter_mut().for_each(|r| r.pair = Some(pair.clone()));
+        }
         let comparison = match &reports[..] {
-            [a, b] => Some(Comparison { reports: reports.clone(), ..compare(a, b, true) }),
+            [a, b] if rounds > 0 => Some(Comparison { reports: reports.clone(), ..compare(a, b) }),
             _ => None,
         };
         let mut trouble: Vec<anyhow::Error> = failed.into_iter().collect();
         let mut keep = |path: &Option<PathBuf>, make: &dyn Fn() -> anyhow::Result<String>| {
             let Some(path) = path else { return };
-            let written = make().and_then(|text| Ok(std::fs::write(path, text)?));
+            let written = make().and_then(|text| replace(path, &text));
             trouble.extend(written.err().map(|e| e.context(format!("{}: could not be written", path.display()))));
         };
         keep(&self.save, &|| Ok(serde_json::to_string_pretty(&reports[0])? + "\n"));
@@ -349,13 +385,20 @@ impl Bench {
 }
 
 /// What is shown while it runs.
-struct Live {
+struct Live<'a> {
+    output: &'a Output,
+    prefix: String,
     spinner: crate::output::Spinner,
 }
 
-impl Live {
+impl Live<'_> {
     fn tell(&self, progress: Progress) {
         match progress {
+            Progress::Preload { done: 0, total } => self.output.note(&format!(
+                "writing {} keys first, {}...; they stay there (--no-preload leaves it out)",
+                count(total as f64),
+                self.prefix
+            )),
             Progress::Preload { done, total } if done < total => {
                 self.spinner.update(&format!(
                     "writing the keys first: {} of {}",
@@ -383,8 +426,8 @@ fn line(second: &Second) -> String {
     if second.waiting > 0 {
         let _ = write!(line, "  waiting {}", count(second.waiting as f64));
     }
-    for (kind, n) in &second.error_kinds {
-        let _ = write!(line, "  {kind} {}", count(*n as f64));
+    for k in &second.error_kinds {
+        let _ = write!(line, "  {} {}", k.kind, count(k.count as f64));
     }
     line
 }
@@ -409,19 +452,25 @@ pub fn text(report: &Report, verbose: bool) -> String {
     } else {
         "closed loop".into()
     };
-    let callers = load.callers.filter(|_| load.model != "own").map_or(String::new(), |n| format!(", {n} callers"));
-    let depth = match load.in_flight_max {
-        Some(n) if n > 1 => format!(" x {n}"),
-        _ => String::new(),
-    };
-    let threads = if load.threads > 1 { format!(", {} threads", load.threads) } else { String::new() };
+    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let mut parts = vec![format!("{} to each server", plural(load.connections, "connection"))];
+    if let Some(n) = load.in_flight_max.filter(|n| *n > 1) {
+        parts.push(format!("{n} requests under way on each"));
+    }
+    if load.model != "own" {
+        parts.push(format!("model {}", load.model));
+    }
+    parts.extend(load.callers.filter(|_| load.model != "own" || load.open_loop).map(|n| plural(n, "caller")));
+    if load.threads > 1 {
+        parts.push(plural(load.threads, "generator thread"));
+    }
     let mut out = format!(
-        "{t}{} {} at {}{t:#}: {how}; {}{depth} connections a server, model {}{callers}{threads}\n",
+        "{t}{} {} at {}{t:#}: {how}; {}\n{}\n",
         report.deployment.version,
         kind.unwrap_or_default(),
         report.target,
-        load.connections,
-        load.model
+        parts.join(", "),
+        asked(report)
     );
     for (i, run) in report.runs.iter().enumerate() {
         out.push('\n');
@@ -438,9 +487,16 @@ pub fn text(report: &Report, verbose: bool) -> String {
         };
         let (low, mid, high) = worst(|r| r.latency.us_p99);
         let (slow, rate, fast) = worst(|r| r.throughput_per_s);
+        let invalid = report.runs.iter().filter(|r| !r.valid).count();
+        let failed: u64 = report.runs.iter().map(|r| r.refused + r.unanswered).sum();
+        let trouble = match (invalid, failed) {
+            (0, 0) => "no errors".to_string(),
+            (0, n) => format!("{} requests failed", count(n as f64)),
+            (i, n) => format!("{i} of the runs INVALID, {} requests failed", count(n as f64)),
+        };
         let _ = writeln!(
             out,
-            "\nOf {} runs: p99 {} (median; {} to {}), {} requests/s ({} to {}).",
+            "\nOf {} runs: p99 {} (median; {} to {}), {} requests/s ({} to {}); {trouble}.",
             report.runs.len(),
             time(mid),
             time(low),
@@ -453,6 +509,41 @@ pub fn text(report: &Report, verbose: bool) -> String {
         let _ = writeln!(out, "\n{}", sentence(run));
     }
     out
+}
+
+/// What was asked, in a line.
+fn asked(report: &Report) -> String {
+    let spec = &report.workload;
+    if let Some(recording) = &report.recording {
+        let left = match recording.left_out {
+            0 => String::new(),
+            n => format!(", {} left out that would change their connection", count(n as f64)),
+        };
+        return format!("a recording of {} commands{left}", count(recording.commands as f64));
+    }
+    let mut names: Vec<String> = report.runs.first().map_or(Vec::new(), |run| {
+        let all: u64 = run.commands.iter().map(|c| c.latency.count).sum();
+        let share = |c: &unslow_bench::CommandRun| percent(c.latency.count as f64 / all.max(1) as f64);
+        run.commands
+            .iter()
+            .map(|c| if run.commands.len() > 1 { format!("{} {}", c.name, share(c)) } else { c.name.clone() })
+            .collect()
+    });
+    if spec.multi > 0 {
+        names = vec![format!(
+            "blocks of {} commands, each a request under the name of its first: {}",
+            spec.multi,
+            names.join(", ")
+        )];
+    }
+    format!(
+        "{}; {} keys {}, values of {} bytes, seed {}",
+        names.join(", "),
+        count(spec.keys as f64),
+        spec.key_distribution,
+        spec.value_size,
+        spec.seed
+    )
 }
 
 fn sentence(run: &Run) -> String {
@@ -476,7 +567,7 @@ fn run_text(run: &Run, verbose: bool) -> String {
     let mut row = |name: &str, l: &Latency| {
         let times = [l.us_mean, l.us_p50, l.us_p90, l.us_p99, l.us_p99_9, l.us_p99_99, l.us_p99_999, l.us_max];
         let mut row = vec![name.to_string(), count(l.count as f64)];
-        row.extend(times.map(time));
+        row.extend(times.map(|t| if l.count == 0 { "-".to_string() } else { time(t) }));
         rows.push(row);
     };
     row(if run.lateness.is_some() { "from due to answered" } else { "latency" }, &run.latency);
@@ -486,7 +577,7 @@ fn run_text(run: &Run, verbose: bool) -> String {
         }
     }
     if let Some(wait) = &run.pool_wait {
-        row("  of it waiting for a connection", wait);
+        row("  of it until a connection was free", wait);
     }
     if let Some(late) = &run.lateness {
         row("generator's lateness", late);
@@ -509,7 +600,7 @@ fn run_text(run: &Run, verbose: bool) -> String {
             let _ = writeln!(out, ", the servers {us:.2} us");
         }
         None => {
-            let _ = writeln!(out, "; the servers' CPU could not be read on all of them");
+            let _ = writeln!(out, "; the servers' CPU could not be read on all of them, or was too little to tell");
         }
     }
     if verbose {
@@ -527,8 +618,16 @@ fn run_text(run: &Run, verbose: bool) -> String {
         let b = style::BAD;
         let _ = writeln!(out, "{b}{}{b:#} {}: {}", count(error.count as f64), error.kind, error.example);
     }
-    let troubled = run.timeline.iter().any(|s| s.errors > 0 || s.waiting > 1000);
-    if verbose || troubled && run.timeline.len() <= 120 {
+    let seen = |us: f64| if us > 0.0 { time(us) } else { "-".to_string() };
+    let troubled = !run.events.is_empty() || run.timeline.iter().any(|s| s.errors > 0 || s.waiting > 1000);
+    if troubled && !verbose && run.timeline.len() > 120 {
+        let _ = writeln!(
+            out,
+            "{} seconds and {} events: -v shows them, --html draws them",
+            run.timeline.len(),
+            run.events.len()
+        );
+    } else if verbose || troubled {
         out += "\n";
         let mut rows = vec![
             ["second", "answered", "errors", "waiting", "p50", "p99", "max", "connections"]
@@ -536,15 +635,16 @@ fn run_text(run: &Run, verbose: bool) -> String {
                 .to_vec(),
         ];
         for s in &run.timeline {
-            let kinds: Vec<String> = s.error_kinds.iter().map(|(k, n)| format!("{k} {}", count(*n as f64))).collect();
+            let kinds: Vec<String> =
+                s.error_kinds.iter().map(|k| format!("{} {}", k.kind, count(k.count as f64))).collect();
             rows.push(vec![
                 s.at_s.to_string(),
                 count(s.answered as f64),
                 if kinds.is_empty() { "0".into() } else { kinds.join(", ") },
                 count(s.waiting as f64),
-                time(s.latency_us_p50),
-                time(s.latency_us_p99),
-                time(s.latency_us_max),
+                seen(s.latency_us_p50),
+                seen(s.latency_us_p99),
+                seen(s.latency_us_max),
                 s.connections.to_string(),
             ]);
         }
@@ -593,11 +693,7 @@ pub struct Compare {
 impl Compare {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         let (a, b) = (read(&self.a)?, read(&self.b)?);
-        // Runs of one command were made in turn: their starts lie within each other.
-        let last = |r: &Report| r.at_ms as f64 + r.runs.iter().map(|r| r.seconds * 1e3).sum::<f64>();
-        let interleaved =
-            a.runs.len() == b.runs.len() && a.runs.len() > 1 && (b.at_ms as f64) < last(&a) && b.at_ms > a.at_ms;
-        let comparison = compare(&a, &b, interleaved);
+        let comparison = compare(&a, &b);
         if output.json() {
             output.print_json(&comparison)?;
         } else {
@@ -605,6 +701,34 @@ impl Compare {
         }
         Ok(0)
     }
+}
+
+/// Whether a file can be written, without touching what is in it.
+fn writable(path: &std::path::Path) -> anyhow::Result<()> {
+    let new = !path.exists();
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .with_context(|| format!("{}: cannot be written", path.display()))?;
+    if new {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
+/// Writes a file beside the old one and puts it in its place: a full disk costs nobody the earlier result.
+fn replace(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
+    if path.exists() && !path.is_file() {
+        return Ok(std::fs::write(path, text)?); // a pipe or a device
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".part");
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    Ok(written?)
 }
 
 fn read(path: &std::path::Path) -> anyhow::Result<Report> {

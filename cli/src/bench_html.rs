@@ -32,13 +32,14 @@ pub fn page(reports: &[Report]) -> anyhow::Result<String> {
         .iter()
         .flat_map(|report| {
             report.runs.iter().enumerate().map(|(i, run)| {
-                let points = run.percentiles.iter().filter(|(q, _)| *q < 1.0).map(|(q, us)| (-(1.0 - q).log10(), *us));
+                let points = run.percentiles.iter().filter(|p| p.share < 1.0).map(|p| (-(1.0 - p.share).log10(), p.us));
                 (format!("{} run {}", report.target, i + 1), points.collect())
             })
         })
         .collect();
     let load = &first.load;
     let how = match load.open_loop {
+        true if load.rate_per_s.is_empty() => "open loop, as recorded".to_string(),
         true => format!(
             "open loop, {} requests/s",
             load.rate_per_s.iter().map(|r| count(*r)).collect::<Vec<_>>().join(", ")
@@ -63,9 +64,9 @@ pub fn page(reports: &[Report]) -> anyhow::Result<String> {
 
 fn view(name: &str, run: &Run) -> anyhow::Result<Value> {
     let at = |s: &unslow_bench::Second| f64::from(s.at_s);
-    // A second without an answer is a gap in the latency, not a zero.
+    // A second without an answer is a gap in the latency, not a zero and not a line across.
     let latency = |f: fn(&unslow_bench::Second) -> f64| {
-        run.timeline.iter().filter(|s| f(s) > 0.0).map(|s| (at(s), f(s))).collect::<Vec<_>>()
+        run.timeline.iter().map(|s| (at(s), if f(s) > 0.0 { f(s) } else { f64::NAN })).collect::<Vec<_>>()
     };
     let marks: Vec<f64> = run.events.iter().map(|e| e.at_s).collect();
     let over_time = vec![
@@ -81,14 +82,14 @@ fn view(name: &str, run: &Run) -> anyhow::Result<Value> {
             run.timeline.iter().map(|s| (at(s), s.waiting as f64)).collect(),
         ),
     ];
-    let mut kinds: Vec<&String> = run.timeline.iter().flat_map(|s| s.error_kinds.iter().map(|(k, _)| k)).collect();
+    let mut kinds: Vec<&String> = run.timeline.iter().flat_map(|s| s.error_kinds.iter().map(|k| &k.kind)).collect();
     kinds.sort();
     kinds.dedup();
     let errors: Lines = kinds
         .iter()
         .map(|kind| {
             let of = |s: &unslow_bench::Second| {
-                s.error_kinds.iter().find(|(k, _)| k == *kind).map_or(0.0, |(_, n)| *n as f64)
+                s.error_kinds.iter().find(|k| k.kind == **kind).map_or(0.0, |k| k.count as f64)
             };
             ((*kind).clone(), run.timeline.iter().map(|s| (at(s), of(s))).collect())
         })
@@ -133,7 +134,7 @@ fn failed(e: impl std::fmt::Display) -> anyhow::Error {
 
 /// Lines over the run's seconds, with a mark where something happened.
 fn timeline(lines: Lines, unit: &str, log: bool, marks: &[f64]) -> anyhow::Result<String> {
-    let points = || lines.iter().flat_map(|(_, p)| p);
+    let points = || lines.iter().flat_map(|(_, p)| p).filter(|p| !p.1.is_nan());
     let right = points().map(|p| p.0).fold(1.0, f64::max);
     let top = points().map(|p| p.1).fold(1.0, f64::max) * 1.2;
     let bottom = points().map(|p| p.1).fold(top, f64::min).max(0.1) * 0.8;
@@ -153,11 +154,21 @@ fn timeline(lines: Lines, unit: &str, log: bool, marks: &[f64]) -> anyhow::Resul
                 }
                 for (i, (name, points)) in lines.into_iter().enumerate() {
                     let colour = Palette99::pick(i).to_rgba();
-                    chart
-                        .draw_series(LineSeries::new(points, colour.stroke_width(2)))
-                        .map_err(failed)?
-                        .label(name)
-                        .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+                    for (part, unbroken) in points.split(|p| p.1.is_nan()).filter(|p| !p.is_empty()).enumerate() {
+                        // A second alone between two gaps is a dot.
+                        let dots = unbroken
+                            .iter()
+                            .filter(|_| unbroken.len() == 1)
+                            .map(|p| Circle::new(*p, 2, colour.filled()));
+                        chart.draw_series(dots).map_err(failed)?;
+                        let line = LineSeries::new(unbroken.iter().copied(), colour.stroke_width(2));
+                        let drawn = chart.draw_series(line).map_err(failed)?;
+                        if part == 0 {
+                            drawn
+                                .label(name.clone())
+                                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+                        }
+                    }
                 }
                 chart
                     .configure_series_labels()

@@ -11,6 +11,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
     sockopt,
 };
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 use crate::tls::Session;
 use crate::{Closed, Handler, Id, Peer, Tls, Waker, now_ns};
@@ -19,8 +20,9 @@ use crate::{Closed, Handler, Id, Peer, Tls, Waker, now_ns};
 const READ: usize = 64 * 1024;
 /// An emptied output keeps this much of its memory.
 const KEEP: usize = 16 * 1024;
-/// Epoll data of the waker; no connection has this index.
+/// Epoll data of the waker and of the alarm; no connection has these indices.
 const WAKER: u64 = u64::MAX;
+const ALARM: u64 = u64::MAX - 1;
 
 /// The event loop of one thread.
 pub struct Reactor {
@@ -33,6 +35,11 @@ pub struct Reactor {
 /// What a [`Handler`] does its work with.
 pub struct Io {
     epoll: OwnedFd,
+    /// Ends a sleep at its time.
+    alarm: OwnedFd,
+    alarm_at: u64,
+    /// Read again since, with bytes left over that nobody will send once more.
+    resumed: Vec<Id>,
     waker: Waker,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -69,6 +76,8 @@ struct Link {
     wire_sent: usize,
     /// Received and not yet used.
     left: Vec<u8>,
+    /// Why writing failed.
+    unwritten: Option<Closed>,
     interest: EventFlags,
     connected: bool,
     opened: bool,
@@ -82,10 +91,13 @@ impl Reactor {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let waker = Waker::new()?;
         epoll::add(&epoll, &*waker.0, EventData::new_u64(WAKER), EventFlags::IN)?;
-        // Sleeps end when they are meant to; where it is not allowed they end up to 50 us later.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        let alarm = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &alarm, EventData::new_u64(ALARM), EventFlags::IN)?;
         let io = Io {
             epoll,
+            alarm,
+            alarm_at: u64::MAX,
+            resumed: Vec::new(),
             waker,
             slots: Vec::new(),
             free: Vec::new(),
@@ -111,8 +123,14 @@ impl Reactor {
         self.io.stopped = false;
         while !self.io.stopped {
             let wake = handler.turn(&mut self.io);
-            self.io.flush_all();
-            self.io.tell_broken(handler);
+            while let Some(id) = self.io.resumed.pop() {
+                self.read(handler, id, EventFlags::IN);
+            }
+            // What a handler does about a broken connection may be to write on others.
+            while !self.io.dirty.is_empty() || !self.io.broken.is_empty() {
+                self.io.flush_all();
+                self.io.tell_broken(handler);
+            }
             if self.io.stopped {
                 break;
             }
@@ -120,12 +138,17 @@ impl Reactor {
                 (Some(a), Some(Reverse((b, ..)))) => Some(a.min(*b)),
                 (a, b) => a.or(b.map(|Reverse((at, ..))| *at)),
             };
-            let timeout = wake.map(|at| {
-                let ns = at.saturating_sub(now_ns());
-                Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as _ }
-            });
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let timeout = match wake {
+                Some(at) if at <= now_ns() => Some(&at_once),
+                Some(at) => {
+                    self.io.set_alarm(at)?;
+                    None
+                }
+                None => None,
+            };
             self.events.clear();
-            match epoll::wait(&self.io.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout.as_ref()) {
+            match epoll::wait(&self.io.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -160,9 +183,11 @@ impl Reactor {
     }
 
     fn event<H: Handler>(&mut self, handler: &mut H, data: u64, flags: EventFlags) {
-        if data == WAKER {
-            self.io.waker.rest();
-            return;
+        match data {
+            WAKER => return self.io.waker.rest(),
+            // Being set anew silences it; one that rang for nobody is set again before the next sleep.
+            ALARM => return self.io.alarm_at = 0,
+            _ => {}
         }
         let id = Id { index: data as u32, generation: (data >> 32) as u32 };
         let Some(link) = self.io.link(id) else { return };
@@ -190,16 +215,18 @@ impl Reactor {
             }
         }
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            self.read(handler, id);
+            self.read(handler, id, flags);
         }
         self.io.tell_broken(handler);
     }
 
-    fn read<H: Handler>(&mut self, handler: &mut H, id: Id) {
+    fn read<H: Handler>(&mut self, handler: &mut H, id: Id, flags: EventFlags) {
         let Some(link) = self.io.link(id) else { return };
         if link.paused {
-            // Nobody asked to read, so the peer is gone both ways: what is unread has no one to answer to.
-            self.io.fail(id, Closed::Peer);
+            // The peer is gone both ways: what is unread has no one to answer to.
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                self.io.fail(id, Closed::Peer);
+            }
             return;
         }
         // What was left over stands in front of what comes.
@@ -227,6 +254,7 @@ impl Reactor {
             Ok(got) => got,
             Err(why) => {
                 self.plain.clear();
+                let why = link.unwritten.take().unwrap_or(why);
                 self.io.fail(id, why);
                 return;
             }
@@ -331,6 +359,7 @@ impl Io {
             wire: Vec::new(),
             wire_sent: 0,
             left: Vec::new(),
+            unwritten: None,
             interest,
             connected: false,
             opened: false,
@@ -374,8 +403,12 @@ impl Io {
     /// Stops or resumes reading.
     pub fn pause(&mut self, id: Id, paused: bool) {
         if let Some(link) = self.link(id) {
+            let resumed = link.paused && !paused && !link.left.is_empty();
             link.paused = paused;
             self.settle_interest(id);
+            if resumed {
+                self.resumed.push(id);
+            }
         }
     }
 
@@ -394,6 +427,17 @@ impl Io {
         self.push_timer(at, Due::Key(key));
     }
 
+    /// Makes sure that the next sleep ends at `at`. Too early does no harm: the next turn sets it again.
+    fn set_alarm(&mut self, at: u64) -> std::io::Result<()> {
+        if at < self.alarm_at || self.alarm_at <= self.now {
+            let time = Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as _ };
+            let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: time };
+            timerfd_settime(&self.alarm, TimerfdTimerFlags::ABSTIME, &once)?;
+            self.alarm_at = at;
+        }
+        Ok(())
+    }
+
     fn push_timer(&mut self, at: u64, due: Due) {
         self.timer_count += 1;
         self.timers.push(Reverse((at, self.timer_count, due)));
@@ -407,8 +451,14 @@ impl Io {
             return;
         }
         if let Err(why) = link.write() {
-            self.fail(id, why);
-            return;
+            // What the peer said before it went is still to be read; the end comes behind it.
+            link.out = Vec::new();
+            (link.wire, link.wire_sent) = (Vec::new(), 0);
+            if let Closed::Tls(_) = why {
+                self.fail(id, why);
+                return;
+            }
+            link.unwritten.get_or_insert(why);
         }
         self.settle_interest(id);
     }
@@ -487,6 +537,14 @@ impl Io {
 
 impl Link {
     fn write(&mut self) -> Result<(), Closed> {
+        if self.unwritten.is_some() {
+            self.out.clear();
+            return Ok(());
+        }
+        // A peer that always leaves some of it would make this grow for ever.
+        if self.wire_sent > READ && self.wire_sent > self.wire.len() / 2 {
+            self.wire.drain(..std::mem::take(&mut self.wire_sent));
+        }
         if let Some(session) = &mut self.session {
             let encrypted = session.send(&self.out).and_then(|()| {
                 self.out.clear();

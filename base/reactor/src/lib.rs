@@ -12,7 +12,9 @@
 //! - Output may be appended to a connection that is not open yet; it goes out behind the connect and the TLS handshake.
 //! - `epoll` is level-triggered with one read per event, so that a busy peer cannot starve the others, and a read that
 //!   empties the socket needs no second one to learn so.
-//! - Sleeps are `epoll_pwait2` with a timer slack of 1 ns: a load generator that wakes 50 us late is no instrument.
+//! - Sleeps end by a timerfd, set anew only when it would ring too late: epoll's own timeout has milliseconds, its
+//!   nanoseconds (`epoll_pwait2`) are missing before Linux 5.11 and forbidden in some containers, and a load generator
+//!   that wakes a millisecond late is no instrument.
 //! - Back-pressure is the owner's: [`Io::unsent`] says how much waits, [`Io::pause`] stops reading a connection, and
 //!   [`Handler::drained`] tells when a blocked output is empty again.
 #![forbid(unsafe_code)]

@@ -30,6 +30,8 @@ pub struct Done {
     pub kind: u8,
     /// `$-1`, `*-1` or `_`.
     pub null: bool,
+    /// An aggregate that holds an error, as EXEC's reply may.
+    pub error_inside: bool,
 }
 
 /// Splits frames that arrive in pieces. Cheap to have one for each of many connections.
@@ -47,6 +49,7 @@ pub struct Splitter {
     /// Type of the frame being split; 0 between frames.
     kind: u8,
     null: bool,
+    error_inside: bool,
 }
 
 impl Default for Splitter {
@@ -58,7 +61,7 @@ impl Default for Splitter {
 impl Splitter {
     /// A splitter at the start of a frame.
     pub fn new(limits: Limits) -> Splitter {
-        Splitter { limits, seen: 0, skip: 0, line_seen: 0, open: Vec::new(), kind: 0, null: false }
+        Splitter { limits, seen: 0, skip: 0, line_seen: 0, open: Vec::new(), kind: 0, null: false, error_inside: false }
     }
 
     /// Looks for the end of the frame that `buf` begins or goes on with.
@@ -77,7 +80,7 @@ impl Splitter {
     #[inline]
     fn whole_scalar(&self, buf: &[u8]) -> Option<Done> {
         let kind = *buf.first()?;
-        let done = |end| Done { end, whole: true, kind, null: false };
+        let done = |end| Done { end, whole: true, kind, null: false, error_inside: false };
         match kind {
             b'$' => {
                 let mut n = 0usize;
@@ -185,6 +188,8 @@ impl Splitter {
             if self.open.is_empty() || self.kind == 0 && self.open.len() == 1 && self.open[0] == 1 {
                 self.kind = if prefix { 0 } else { kind };
                 self.null = null;
+            } else {
+                self.error_inside |= matches!(kind, b'-' | b'!');
             }
             at = next;
             if self.skip > 0 {
@@ -222,8 +227,8 @@ impl Splitter {
     }
 
     fn finish(&mut self, end: usize, whole: bool) -> Done {
-        let done = Done { end, whole, kind: self.kind, null: self.null };
-        (self.seen, self.line_seen, self.kind, self.null) = (0, 0, 0, false);
+        let done = Done { end, whole, kind: self.kind, null: self.null, error_inside: self.error_inside };
+        (self.seen, self.line_seen, self.kind, self.null, self.error_inside) = (0, 0, 0, false, false);
         done
     }
 

@@ -66,7 +66,7 @@ pub struct Difference {
     /// B over A; `None` where A is 0.
     pub ratio: Option<f64>,
     /// 95 % interval of B - A; `None` with fewer than three runs a side.
-    pub interval: Option<(f64, f64)>,
+    pub interval: Option<Bounds>,
     /// Whether the interval leaves 0 out.
     pub shown: bool,
     /// Whether B is better; `None` where no difference can be shown.
@@ -75,9 +75,17 @@ pub struct Difference {
     pub sentence: String,
 }
 
+/// The ends of an interval, in the metric's unit.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+#[allow(missing_docs)] // the names say it
+pub struct Bounds {
+    pub low: f64,
+    pub high: f64,
+}
+
 type Figure = fn(&Run) -> Option<f64>;
 
-/// Metric, words, unit, whether less is better, and where to find it. The first is the headline.
+/// Metric, words, unit, whether less is better, and where to find it.
 const METRICS: &[(&str, &str, Unit, bool, Figure)] = &[
     ("latency_us_p99", "p99", Unit::Us, true, |r| Some(r.latency.us_p99)),
     ("latency_us_p50", "p50", Unit::Us, true, |r| Some(r.latency.us_p50)),
@@ -124,8 +132,9 @@ pub fn time(us: f64) -> String {
     }
 }
 
-/// Compares two reports; `interleaved` says that their runs were made in turn.
-pub fn compare(a: &Report, b: &Report, interleaved: bool) -> Comparison {
+/// Compares two reports. Runs are taken as pairs when the reports say that they were made in turn.
+pub fn compare(a: &Report, b: &Report) -> Comparison {
+    let interleaved = a.pair.is_some() && a.pair == b.pair && a.runs.len() == b.runs.len();
     let differences: Vec<Difference> = METRICS
         .iter()
         .filter_map(|(metric, name, unit, less_is_better, figure)| {
@@ -153,18 +162,35 @@ pub fn compare(a: &Report, b: &Report, interleaved: bool) -> Comparison {
             ));
         }
     }
-    let few = a.runs.len().min(b.runs.len()) < 3;
-    let shown: Vec<&Difference> =
-        differences.iter().filter(|d| d.shown && !d.metric.starts_with("generator")).collect();
-    let sentence = match (few, shown.first()) {
-        (true, _) => format!(
-            "With {} against {} runs no difference can be shown; make at least three of each: --repeat 5",
+    let of = |metric: &str| differences.iter().find(|d| d.metric == metric);
+    // One metric decides: of eight intervals of 95 % every third comparison would have one that is wrong.
+    let headline = if a.load.open_loop { "latency_us_p99" } else { "throughput_per_s" };
+    let mut sentence = match of(headline) {
+        _ if a.runs.len().min(b.runs.len()) < 3 => format!(
+            "With {} against {} runs no difference can be shown; make at least three of each, in turn: --against URL --repeat 5",
             a.runs.len(),
             b.runs.len()
         ),
-        (_, None) => "No difference can be shown.".to_string(),
-        (_, Some(first)) => first.sentence.clone(),
+        Some(d) => d.sentence.clone(),
+        None => "There is nothing to compare.".to_string(),
     };
+    // What fails is not fast.
+    let failed = |r: &Report| {
+        let (failed, all) = r.runs.iter().fold((0, 0), |(f, n), r| (f + r.refused + r.unanswered, n + r.requests));
+        failed as f64 / all.max(1) as f64
+    };
+    let (fa, fb) = (failed(a), failed(b));
+    if fa.max(fb) > 0.001 && (fa - fb).abs() > 0.1 * fa.max(fb) {
+        let (worse, share) = if fa > fb { ("A", fa) } else { ("B", fb) };
+        sentence = format!(
+            "{:.1} % of {worse}'s requests failed, {:.1} % of the other's: the two are not to be compared by their speed. {sentence}",
+            share * 100.0,
+            fa.min(fb) * 100.0
+        );
+    }
+    if a.runs.iter().chain(&b.runs).any(|r| !r.valid) {
+        sentence = format!("Some of the runs are invalid, and so may be what follows. {sentence}");
+    }
     let side = |r: &Report| Side {
         target: r.target.clone(),
         version: r.deployment.version.clone(),
@@ -218,10 +244,10 @@ fn difference(
     Difference {
         metric: metric.into(),
         name: name.into(),
-        a: round(a),
-        b: round(b),
+        a,
+        b,
         ratio: (a != 0.0).then(|| round(b / a)),
-        interval: interval.map(|(l, h)| (round(l), round(h))),
+        interval: interval.map(|(low, high)| Bounds { low, high }),
         shown,
         better: shown.then_some((b < a) == less_is_better),
         sentence,
@@ -265,7 +291,7 @@ fn student(freedom: usize) -> f64 {
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086,
     ];
-    POINTS.get(freedom - 1).copied().unwrap_or(2.042 - 0.082 * (1.0 - 20.0 / freedom as f64))
+    POINTS.get(freedom - 1).copied().unwrap_or(1.96 + 2.5 / freedom as f64)
 }
 
 #[cfg(test)]

@@ -22,12 +22,13 @@ mod worker;
 mod workload;
 
 pub use arrivals::Arrivals;
-pub use compare::{Comparison, Difference, Side, compare, time};
+pub use compare::{Bounds, Comparison, Difference, Side, compare, time};
 pub use export::{percentile_table, with_log};
 pub use hdrhistogram::Histogram;
 pub use report::{
-    CommandRun, Deployment, Errors, Event, Generator, Latency, Load, PubSub, Report, Run, SCHEMA, Second, ServerRun,
+    CommandRun, Deployment, Errors, Event, Generator, KindCount, Latency, Load, Percentile, PubSub, Recorded, Report,
+    Run, SCHEMA, Second, ServerRun,
 };
-pub use run::{Error, Model, Progress, ReadFrom, Session, Settings, interrupt};
+pub use run::{Error, Model, Progress, ReadFrom, Session, Settings, interrupt, interrupted};
 pub use stats::Interval;
 pub use workload::Spec;

@@ -12,7 +12,7 @@ use unslow_topology::slot_of;
 use crate::template::{encode, split_words};
 
 /// Commands that make no sense out of their connection.
-const LEFT_OUT: &[&str] = &[
+pub const LEFT_OUT: &[&str] = &[
     "AUTH",
     "ASKING",
     "CLIENT",
@@ -73,7 +73,6 @@ impl Recording {
     pub fn read(reader: impl BufRead) -> Result<Recording, String> {
         let mut out =
             Recording { bytes: Vec::new(), recorded: Vec::new(), names: Vec::new(), left_out: 0, timed: true };
-        let mut first = None;
         for (i, line) in reader.lines().enumerate() {
             let line = line.map_err(|e| format!("line {}: {e}", i + 1))?;
             let line = line.trim();
@@ -104,17 +103,8 @@ impl Recording {
                     out.names.len() - 1
                 }
             };
-            let due_ns = match (time, first) {
-                (Some(t), Some(first)) => ((t - first) as f64 * 1e3).max(0.0) as u64,
-                (Some(t), None) => {
-                    first = Some(t);
-                    0
-                }
-                (None, _) => {
-                    out.timed = false;
-                    0
-                }
-            };
+            out.timed &= time.is_some();
+            let due_ns = time.map_or(0, |us| us.saturating_mul(1000));
             let encoded = encode(&words);
             let slot = key_of(&name, &words).map(|k| slot_of(k));
             out.recorded.push(Recorded {
@@ -129,6 +119,12 @@ impl Recording {
         if out.recorded.is_empty() {
             return Err("no command in it; expected MONITOR's output or one command a line".into());
         }
+        // Recordings of several nodes may be joined: they become one stream in the order of their times.
+        if out.timed {
+            out.recorded.sort_by_key(|c| c.due_ns);
+        }
+        let first = out.recorded[0].due_ns;
+        out.recorded.iter_mut().for_each(|c| c.due_ns -= first.min(c.due_ns));
         Ok(out)
     }
 
@@ -215,6 +211,9 @@ mod tests {
         let recording = Recording::read(&b"# comment\nHSET h f 'v w'\nEVAL 'return 1' 0\n"[..]).unwrap();
         assert_eq!((recording.names(), recording.timed), (&["HSET".to_string(), "EVAL".to_string()][..], false));
         assert_eq!(recording.slot(1), None);
+        let joined = "1700000002.0 [0 x] \"GET\" \"b\"\n1700000001.0 [0 x] \"GET\" \"a\"\n";
+        let joined = Recording::read(joined.as_bytes()).unwrap();
+        assert_eq!((joined.bytes(0), joined.due_ns(1)), (&b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n"[..], 1_000_000_000));
         assert!(Recording::read(&b"GET a\nGET 'b\n"[..]).unwrap_err().starts_with("line 2"));
         assert!(Recording::read(&b"<html>\n"[..]).unwrap_err().contains("no command name"));
         assert!(Recording::read(&b"\n"[..]).unwrap_err().contains("no command"));

@@ -26,8 +26,23 @@ pub struct Report {
     pub workload: Spec,
     /// How.
     pub load: Load,
+    /// Keys written before the runs, which stay there.
+    pub preloaded_keys: u64,
+    /// The recording that was replayed.
+    pub recording: Option<Recorded>,
+    /// The same in two reports whose runs were made in turn.
+    pub pair: Option<String>,
     /// The runs, in order.
     pub runs: Vec<Run>,
+}
+
+/// A replayed recording.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Recorded {
+    /// Commands in it.
+    pub commands: u64,
+    /// Commands left out: those that would change what their connection is.
+    pub left_out: u64,
 }
 
 /// The servers.
@@ -62,19 +77,33 @@ pub struct Load {
     pub callers: Option<usize>,
     /// Threads of the generator.
     pub threads: usize,
+    /// Length of a run.
+    pub length_s: f64,
+    /// Requests of a run, at most.
+    pub requests_max: Option<u64>,
+    /// Connections that listen.
+    pub subscribers: usize,
+    /// RESP version.
+    pub protocol: u8,
+    /// TLS from the first byte.
+    pub tls: bool,
+    /// A recording's pace, so many times as fast.
+    pub speed: Option<f64>,
     /// Longest wait for an answer.
     pub timeout_s: f64,
     /// Which servers answer reads.
     pub read_from: String,
     /// The run is invalid when a thousandth of the requests was looked at later than this.
-    pub lateness_us_max: f64,
+    pub lateness_us_allowed: f64,
 }
 
 /// One run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Run {
-    /// From the start to the last answer.
+    /// From the start to the last answer, and at least to the end of an open loop's schedule.
     pub seconds: f64,
+    /// Of it behind the end of the load, waiting for answers.
+    pub drain_s: f64,
     /// Requests that were due, or begun.
     pub requests: u64,
     /// Of them answered without an error.
@@ -88,8 +117,8 @@ pub struct Run {
     pub throughput_per_s: f64,
     /// From due (open loop) or begun (closed loop) to answered.
     pub latency: Latency,
-    /// For plots: share of requests, and the latency in us that they stayed under.
-    pub percentiles: Vec<(f64, f64)>,
+    /// For plots: ten points for each nine.
+    pub percentiles: Vec<Percentile>,
     /// The same for each command of the mix.
     pub commands: Vec<CommandRun>,
     /// From due to being put on a connection; where callers share connections, or requests come by a schedule.
@@ -100,9 +129,9 @@ pub struct Run {
     pub refused_latency: Option<Latency>,
     /// Errors by kind: the reply's code word, or one of our own in lower case.
     pub errors: Vec<Errors>,
-    /// Share of answers that were null.
-    pub null_share: f64,
-    /// Replies of `get` that were not what was written (with verify).
+    /// Values of `get` that were compared with what was written (with verify).
+    pub verified_values: u64,
+    /// Of them, those that were something else.
     pub wrong_values: u64,
     /// MOVED answers followed.
     pub moved: u64,
@@ -120,7 +149,7 @@ pub struct Run {
     pub generator: Generator,
     /// What the servers used.
     pub servers: Vec<ServerRun>,
-    /// CPU of all those servers, for each answer.
+    /// CPU of all those servers, for each answer or error reply; `None` where they used too little to tell (0.1 s).
     pub server_cpu_us_per_request: Option<f64>,
     /// Second by second.
     pub timeline: Vec<Second>,
@@ -152,6 +181,26 @@ pub struct CommandRun {
     pub name: String,
     /// Its latency, and how often.
     pub latency: Latency,
+    /// Share of its answers that were null.
+    pub null_share: f64,
+}
+
+/// A point of a distribution.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Percentile {
+    /// Share of the requests.
+    pub share: f64,
+    /// Latency they stayed under.
+    pub us: f64,
+}
+
+/// How many errors of a kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct KindCount {
+    /// As in [`Errors::kind`].
+    pub kind: String,
+    /// How many.
+    pub count: u64,
 }
 
 /// Errors of one kind.
@@ -181,7 +230,9 @@ pub struct ServerRun {
     pub address: String,
     /// `master` or `replica`, at the start.
     pub role: String,
-    /// By INFO's used_cpu_user and used_cpu_sys: seconds of CPU per second.
+    /// By INFO's used_cpu_user and used_cpu_sys, in the run and the moment around it.
+    pub cpu_s: Option<f64>,
+    /// The same as a share of a core.
     pub cpu_share: Option<f64>,
     /// The same by /proc, where the server runs on this machine.
     pub cpu_share_proc: Option<f64>,
@@ -200,7 +251,7 @@ pub struct Second {
     pub answered: u64,
     pub errors: u64,
     /// The kinds of these errors.
-    pub error_kinds: Vec<(String, u64)>,
+    pub error_kinds: Vec<KindCount>,
     pub latency_us_p50: f64,
     pub latency_us_p99: f64,
     pub latency_us_p99_9: f64,
@@ -229,7 +280,7 @@ pub struct PubSub {
     pub subscribers: usize,
     /// Messages that came.
     pub delivered: u64,
-    /// By the replies to PUBLISH, messages the servers passed on.
+    /// Answered PUBLISH, times subscribers.
     pub expected: u64,
     /// From publication to delivery.
     pub latency: Latency,
@@ -262,16 +313,16 @@ pub(crate) fn round(x: f64) -> f64 {
 }
 
 /// Points of the distribution, dense where it is rare: ten for each nine.
-pub(crate) fn points(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
+pub(crate) fn points(histogram: &Histogram<u64>) -> Vec<Percentile> {
     if histogram.is_empty() {
         return Vec::new();
     }
     let most = (histogram.len() as f64).log10().clamp(1.0, 7.0);
-    let mut out: Vec<(f64, f64)> = (0..=(most * 10.0) as u32)
+    let mut out: Vec<Percentile> = (0..=(most * 10.0) as u32)
         .map(|i| 1.0 - 10f64.powf(-f64::from(i) / 10.0))
-        .map(|q| (q, histogram.value_at_quantile(q) as f64 / 1e3))
+        .map(|share| Percentile { share, us: histogram.value_at_quantile(share) as f64 / 1e3 })
         .collect();
-    out.push((1.0, histogram.max() as f64 / 1e3));
+    out.push(Percentile { share: 1.0, us: histogram.max() as f64 / 1e3 });
     out
 }
 
@@ -283,7 +334,7 @@ impl Second {
             at_s: interval.second,
             answered: interval.counts.answered,
             errors: interval.error_count(),
-            error_kinds: interval.errors.iter().map(|k| (k.name.clone(), k.count)).collect(),
+            error_kinds: interval.errors.iter().map(|k| KindCount { kind: k.name.clone(), count: k.count }).collect(),
             latency_us_p50: us(0.5),
             latency_us_p99: us(0.99),
             latency_us_p99_9: us(0.999),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use unslow_client::{Connection, Deployment, Options, Target, address_target, discover};
 use unslow_reactor::Waker;
-use unslow_topology::{ClusterView, DeploymentKind, Role, SLOTS};
+use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS};
 
 /// No node owns it.
 pub const NOBODY: u16 = u16::MAX;
@@ -29,7 +29,7 @@ pub struct Map {
 
 impl Map {
     /// From what discovery found; `dial` gives the address to dial for a member.
-    fn of_group(found: &Deployment, target: &Target) -> Option<Map> {
+    fn of_group(found: &Deployment) -> Option<Map> {
         let dial = |m: &unslow_topology::Member| found.target_of(m).address();
         let master = match found.kind {
             // The server asked for, whatever it is: somebody may want to measure a replica.
@@ -38,7 +38,6 @@ impl Map {
             }
             _ => found.members.iter().find(|m| m.role == Role::Master)?,
         };
-        let _ = target;
         let mut nodes = vec![dial(master)];
         let replicas: Vec<String> =
             found.members.iter().filter(|m| m.role == Role::Replica && m.service == master.service).map(dial).collect();
@@ -47,11 +46,16 @@ impl Map {
         Some(Map { kind: found.kind, nodes, masters: 1, replicas: vec![indices], slots: vec![0; usize::from(SLOTS)] })
     }
 
-    fn of_cluster(view: &ClusterView, dial: &dyn Fn(&str) -> String) -> Map {
+    /// Under TLS nodes are dialled by the names they announce: certificates are made for names.
+    fn of_cluster(view: &ClusterView, tls: bool) -> Map {
+        let dial = |node: &ClusterNode| match (&node.hostname, node.address.rsplit_once(':')) {
+            (Some(name), Some((_, port))) if tls => format!("{name}:{port}"),
+            _ => node.address.clone(),
+        };
         let masters: Vec<_> = view.masters().filter(|m| !m.is("noaddr")).collect();
         let mut map = Map {
             kind: DeploymentKind::Cluster,
-            nodes: masters.iter().map(|m| dial(&m.address)).collect(),
+            nodes: masters.iter().map(|m| dial(m)).collect(),
             masters: masters.len(),
             replicas: vec![Vec::new(); masters.len()],
             slots: vec![NOBODY; usize::from(SLOTS)],
@@ -62,7 +66,7 @@ impl Map {
             }
             for replica in view.replicas_of(&master.id).filter(|r| !r.is_down() && !r.is("noaddr")) {
                 map.replicas[i].push(map.nodes.len() as u16);
-                map.nodes.push(dial(&replica.address));
+                map.nodes.push(dial(replica));
             }
         }
         map
@@ -71,10 +75,9 @@ impl Map {
     /// What changed, as sentences for the time line.
     pub fn differences(&self, newer: &Map) -> Vec<String> {
         let mut moved: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        let name = |map: &'static str| map;
-        let owner = |map: &'_ Map, slot: usize| -> String {
+        let owner = |map: &Map, slot: usize| -> String {
             match map.slots[slot] {
-                NOBODY => name("nobody").to_string(),
+                NOBODY => "nobody".to_string(),
                 i => map.nodes[usize::from(i)].clone(),
             }
         };
@@ -175,7 +178,7 @@ impl Routes {
                 return;
             }
             let old = self.get();
-            if let Some(newer) = look_again(&old, target, &options)
+            if let Some(newer) = look_again(&old, target, &options, &self.ended)
                 && newer != *old
             {
                 tell(old.differences(&newer));
@@ -210,11 +213,8 @@ pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Er
     match found.kind {
         DeploymentKind::Cluster => {
             let mut connection = Connection::open(target, options)?;
-            let seed = connection.peer().to_string();
-            let text = connection.call(&["CLUSTER", "NODES"])?.text().unwrap_or_default();
-            let view = ClusterView::parse(&text)
-                .map_err(|e| unslow_client::Error::new(unslow_client::ErrorKind::NotRedis, e.to_string()))?;
-            let map = Map::of_cluster(&view, &|address| dialled(address, &seed));
+            let view = view_of(&mut connection)?;
+            let map = Map::of_cluster(&view, target.tls);
             if map.masters == 0 {
                 return Err(unslow_client::Error::new(
                     unslow_client::ErrorKind::Reply,
@@ -236,30 +236,43 @@ pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Er
                     ),
                 ));
             }
-            let mut map = Map::of_group(&found, target).ok_or_else(nobody)?;
-            if found.kind != DeploymentKind::Sentinel {
-                // Measured is what was named.
-                map.nodes[0] = match map.nodes.iter().position(|n| *n == target.endpoints[0].to_string()) {
-                    Some(i) if i > 0 => {
-                        map.replicas = vec![Vec::new()];
-                        map.nodes.swap_remove(i)
-                    }
-                    _ => map.nodes[0].clone(),
-                };
-                map.nodes.truncate(1 + map.replicas[0].len());
+            let mut map = Map::of_group(&found).ok_or_else(nobody)?;
+            let named = target.endpoints[0].to_string();
+            let by_sentinel = target.service.is_some()
+                || found.members.iter().any(|m| m.role == Role::Sentinel && m.address == named);
+            if !by_sentinel {
+                // Measured is what was named, be it a replica; and who was only heard of is not followed.
+                map.kind = if map.nodes.len() > 1 { DeploymentKind::MasterReplica } else { DeploymentKind::Standalone };
+                if map.nodes.iter().skip(1).any(|n| *n == named) {
+                    (map.nodes, map.replicas) = (vec![named], vec![Vec::new()]);
+                }
             }
             Ok(map)
         }
     }
 }
 
-/// A node that does not know its own address is the one that was asked.
-fn dialled(address: &str, seed: &str) -> String {
-    if address.starts_with(':') { seed.to_string() } else { address.to_string() }
+/// What a node says of its cluster. A node that does not know its own address is the one that was asked.
+fn view_of(connection: &mut Connection) -> Result<ClusterView, unslow_client::Error> {
+    let text = connection.call(&["CLUSTER", "NODES"])?.text().unwrap_or_default();
+    let mut view = ClusterView::parse(&text)
+        .map_err(|e| unslow_client::Error::new(unslow_client::ErrorKind::NotRedis, e.to_string()))?;
+    for node in &mut view.nodes {
+        if let Some(port) = bare_port(&node.address) {
+            let host = connection.peer().rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
+            node.address = format!("{host}:{port}");
+        }
+    }
+    Ok(view)
+}
+
+/// The port of an address without a host, as `:7001`; `::1:7001` has one.
+pub fn bare_port(address: &str) -> Option<&str> {
+    address.strip_prefix(':').filter(|port| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Asks who still answers. `None` when nobody does, or nobody knows a master.
-fn look_again(old: &Map, target: &Target, options: &Options) -> Option<Map> {
+fn look_again(old: &Map, target: &Target, options: &Options, ended: &AtomicBool) -> Option<Map> {
     if old.kind != DeploymentKind::Cluster {
         return match old.kind {
             DeploymentKind::Sentinel => look(target, options).ok(),
@@ -267,29 +280,29 @@ fn look_again(old: &Map, target: &Target, options: &Options) -> Option<Map> {
         };
     }
     let plain = Target { service: None, ..target.clone() };
-    // A minority's view is outvoted by its epochs: several nodes are asked, from all shards, and merged.
+    // A minority's view is outvoted by its epochs: several nodes are asked and their views merged. Eight at a time, since
+    // each that hangs takes its timeout; replicas first, since they are the ones to be promoted, and have the least to do.
     const ENOUGH: usize = 3;
     let mut views = Vec::new();
-    let mut seed = String::new();
     let mut order: Vec<&String> = old.nodes.iter().collect();
-    // Replicas first: they are the ones to be promoted, and have the least to do.
     order.rotate_left(old.masters);
-    for node in order {
-        let view = address_target(&plain, node)
-            .and_then(|t| Connection::open(&t, options).ok())
-            .and_then(|mut c| c.call(&["CLUSTER", "NODES"]).ok())
-            .and_then(|v| ClusterView::parse(&v.text().unwrap_or_default()).ok());
-        if let Some(view) = view {
-            views.push(view);
-            seed = node.clone();
-        }
-        if views.len() == ENOUGH {
+    for some in order.chunks(8) {
+        if views.len() >= ENOUGH || ended.load(Ordering::Acquire) {
             break;
         }
+        let asked = std::thread::scope(|scope| {
+            let ask = |node: &String| {
+                let target = address_target(&plain, node)?;
+                Connection::open(&target, options).and_then(|mut c| view_of(&mut c)).ok()
+            };
+            let threads: Vec<_> = some.iter().map(|node| scope.spawn(move || ask(node))).collect();
+            threads.into_iter().filter_map(|t| t.join().ok().flatten()).collect::<Vec<_>>()
+        });
+        views.extend(asked);
     }
     if views.is_empty() {
         return look(target, options).ok();
     }
-    let map = Map::of_cluster(&ClusterView::merge(&views), &|address| dialled(address, &seed));
+    let map = Map::of_cluster(&ClusterView::merge(&views), target.tls);
     (map.masters > 0).then_some(map)
 }

@@ -9,19 +9,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hdrhistogram::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use unslow_client::{Connection, ErrorKind, Options, Target, Value, address_target};
+use unslow_client::{Connection, Options, Target, Value, address_target};
 use unslow_reactor::now_ns;
 use unslow_topology::Info;
 
 use crate::arrivals::Arrivals;
 use crate::report::{
-    CommandRun, Deployment, Errors, Event, Generator, Latency, Load, PubSub, Report, Run, SCHEMA, Second, ServerRun,
-    points, round,
+    CommandRun, Deployment, Errors, Event, Generator, Latency, Load, PubSub, Recorded, Report, Run, SCHEMA, Second,
+    ServerRun, points, round,
 };
 use crate::route::{Map, Routes, look};
 use crate::stats::Interval;
 use crate::template::Fill;
-use crate::worker::{Said, Shared, Summary, work};
+use crate::worker::{QUEUE_FULL, Said, Shared, Summary, work};
 use crate::workload::{Spec, Workload};
 
 /// Which servers answer reads.
@@ -108,7 +108,7 @@ pub struct Settings {
     pub timeout: Duration,
     /// Which servers answer reads.
     pub read_from: ReadFrom,
-    /// See [`Load::lateness_us_max`].
+    /// See [`Load::lateness_us_allowed`].
     pub lateness_max: Duration,
     /// Connections that listen to the channels of the built-in `publish`.
     pub subscribers: usize,
@@ -183,13 +183,18 @@ pub enum Progress<'a> {
     Event(&'a Event),
 }
 
-/// Ends the run that is going on, if one is: its results so far are still reported. True the first
-/// time; whoever asks again wants out at once.
+/// Ends the run that is going on: its results so far, and those of the runs before it, are still reported. True the first
+/// time there is a session; whoever asks again wants out at once.
 pub fn interrupt() -> bool {
-    RUNNING.load(Ordering::Acquire) && !INTERRUPTED.swap(true, Ordering::AcqRel)
+    SESSIONS.load(Ordering::Acquire) > 0 && !INTERRUPTED.swap(true, Ordering::AcqRel)
 }
 
-static RUNNING: AtomicBool = AtomicBool::new(false);
+/// Whether [`interrupt`] was called: no further run should begin.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Acquire)
+}
+
+static SESSIONS: AtomicUsize = AtomicUsize::new(0);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// A deployment and a workload that fit each other.
@@ -200,44 +205,58 @@ pub struct Session {
     version: String,
     at_ms: u64,
     load: Load,
+    preloaded: u64,
+    runs: u32,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        SESSIONS.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Settings {
     fn check(&self) -> Result<(), Error> {
+        fn within(flag: &str, found: impl PartialOrd + std::fmt::Display, low: u64, high: u64) -> Result<(), Error> {
+            let text = found.to_string();
+            match text.parse::<f64>() {
+                Ok(x) if x >= low as f64 && x <= high as f64 => Ok(()),
+                _ => Err(Error(format!("{flag} {text}: it takes {low} to {high}"))),
+            }
+        }
         let bad = |text: &str| Err(Error(text.to_string()));
-        if self.threads == 0 || self.threads > 256 {
-            return bad("--threads takes 1 to 256");
-        }
-        if self.connections == 0 || self.connections > 200_000 {
-            return bad("--connections takes 1 to 200000");
-        }
-        if self.pipeline == 0 || self.pipeline > 10_000 {
-            return bad("--pipeline takes 1 to 10000");
-        }
+        within("--threads", self.threads, 1, 256)?;
+        within("--connections", self.connections, 1, 200_000)?;
+        within("--pipeline", self.pipeline, 1, 10_000)?;
+        within("--callers", self.callers.unwrap_or(1), 1, 1_000_000)?;
+        within("--subscribers", self.subscribers, 0, 100_000)?;
+        within("--requests", self.requests.unwrap_or(1), 1, u64::MAX)?;
         if self.model != Model::Own && self.pipeline > 1 {
             return bad(
                 "--pipeline belongs to connections of their own; with --model, the requests under way are as many as the model lets through",
             );
         }
-        if self.callers.is_some_and(|n| n == 0 || n > 1_000_000) {
-            return bad("--callers takes 1 to 1000000");
-        }
         if self.model == Model::Own && self.callers.is_some() && self.rate.is_none() && self.speed.is_none() {
             return bad("--callers needs a model that shares connections: --model pool:8, shared or multiplex:4");
         }
-        if let Some(rates) = &self.rate
-            && (rates.is_empty() || rates.iter().any(|r| !(*r > 0.0 && *r <= 1e8)))
-        {
-            return bad("--rate takes requests per second, more than 0 and at most 100 million");
+        for rate in self.rate.iter().flatten() {
+            if !(*rate > 0.0 && *rate <= 1e8) {
+                return Err(Error(format!(
+                    "--rate {rate}: it takes requests per second, more than 0 and at most 100000000"
+                )));
+            }
         }
         if self.rate.is_some() && self.speed.is_some() {
             return bad("--rate and --speed are two schedules; give one");
         }
         if self.length.is_zero() || self.length > Duration::from_secs(7 * 86_400) {
-            return bad("--seconds takes more than 0 and at most a week");
+            return bad("--seconds takes more than 0 and at most a week (604800)");
         }
         if self.timeout.is_zero() || self.timeout > Duration::from_secs(3600) {
             return bad("--timeout takes seconds, more than 0 and at most 3600");
+        }
+        if self.subscribers > 0 && !self.spec.mix.contains_key("publish") {
+            return bad("--subscribers listen to what the built-in publish sends; add it: --mix publish=1");
         }
         let lanes = self.lanes();
         if self.threads > lanes {
@@ -308,10 +327,22 @@ impl Settings {
             read_from: self.read_from,
             greeting,
             subscribers: self.subscribers,
-            channels: format!("{}channel:*", self.spec.key_prefix),
+            channels: pattern(&self.spec.key_prefix),
             tls,
         })
     }
+}
+
+/// The channels of the built-in `publish`; what has a meaning in a pattern is taken literally.
+fn pattern(prefix: &str) -> String {
+    let mut out = String::new();
+    for c in prefix.chars() {
+        if "*?[]\\".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out + "channel:*"
 }
 
 impl Session {
@@ -322,15 +353,30 @@ impl Session {
         let drafted = Workload::compile(&settings.spec, settings.spec.script.as_ref().map(|_| "0"));
         drafted.map_err(Error)?;
         let map = look(&settings.target, &settings.options)?;
+        // A dead master among several is what some runs are about.
+        let opened: Vec<_> = map.nodes[..map.masters].iter().map(|address| open(&settings, address)).collect();
         let mut masters = Vec::new();
-        for address in &map.nodes[..map.masters] {
-            masters.push(open(&settings, address)?);
+        let mut failed = None;
+        for master in opened {
+            match master {
+                Ok(master) => masters.push(master),
+                Err(e) => failed = Some(e),
+            }
         }
-        let version = masters[0].call(&["INFO", "server"]).map_or("unknown".to_string(), |v| {
-            let info = Info::parse(&v.text().unwrap_or_default());
+        if masters.is_empty() {
+            return Err(failed.unwrap_or(Error("no master is known".into())));
+        }
+        let info = masters[0].call(&["INFO"]).map(|v| Info::parse(&v.text().unwrap_or_default())).ok();
+        let version = info.as_ref().map_or("unknown".to_string(), |info| {
             let (major, minor, patch) = info.version().unwrap_or_default();
             format!("{} {major}.{minor}.{patch}", info.product())
         });
+        if info.as_ref().and_then(|i| i.get("loading")) == Some("1") {
+            return Err(Error(format!(
+                "{}: the server is reading its data set; wait until it has (INFO persistence)",
+                masters[0].peer()
+            )));
+        }
         let sha = match &settings.spec.script {
             Some(path) => {
                 let text = std::fs::read(path).map_err(|e| Error(format!("{}: {e}", path.display())))?;
@@ -348,7 +394,22 @@ impl Session {
             None => None,
         };
         let mut workload = Workload::compile(&settings.spec, sha.as_deref()).map_err(Error)?;
-        ask_about_commands(&mut masters[0], &mut workload)?;
+        let writes = ask_about_commands(&mut masters[0], &mut workload)?;
+        let is_replica = info.as_ref().and_then(Info::role) == Some("slave");
+        if is_replica && let Some(write) = writes {
+            return Err(Error(format!(
+                "{} is a replica, and {write} writes; give its master's address, or a mix that only reads with --no-preload",
+                masters[0].peer()
+            )));
+        }
+        if settings.read_from != ReadFrom::Primary {
+            if map.nodes.len() == map.masters {
+                return Err(Error("no replica is known there that reads could be sent to".into()));
+            }
+            if !(0..workload.commands.len() as u16).any(|c| workload.reads(c)) {
+                return Err(Error("nothing in the mix is a read that replicas may answer (by COMMAND INFO; a block is as much as its worst command)".into()));
+            }
+        }
         if settings.speed.is_some() && !workload.recording.as_ref().is_some_and(|r| r.timed) {
             return Err(Error(
                 "--speed needs a recording with times (--replay of MONITOR's output); use --rate".into(),
@@ -368,31 +429,34 @@ impl Session {
                 .ok()
                 .and_then(|v| v.as_str().map(str::to_string))
                 .unwrap_or_default(),
-            lateness_us_max: settings.lateness_max.as_nanos() as f64 / 1e3,
+            length_s: settings.length.as_secs_f64(),
+            requests_max: settings.requests,
+            subscribers: settings.subscribers,
+            protocol: settings.options.protocol,
+            tls: settings.target.tls,
+            speed: settings.speed,
+            lateness_us_allowed: settings.lateness_max.as_nanos() as f64 / 1e3,
         };
-        let mut session = Session { settings, workload: Arc::new(workload), map, version, at_ms: 0, load };
+        let preload = settings.spec.preload.unwrap_or_else(|| workload.wants_preload() && !is_replica);
+        INTERRUPTED.store(false, Ordering::Release);
+        SESSIONS.fetch_add(1, Ordering::AcqRel);
+        let mut session =
+            Session { settings, workload: Arc::new(workload), map, version, at_ms: 0, load, preloaded: 0, runs: 0 };
         session.probe(&mut masters)?;
         drop(masters);
-        if session.settings.spec.preload.unwrap_or_else(|| session.workload.wants_preload()) {
+        if preload {
             session.preload(observer)?;
         }
         Ok(session)
     }
 
-    /// Sends each kind of request once: what the server refuses it would refuse a million times.
+    /// Sends each kind of read once: what the server refuses it would refuse a million times. Nothing is written.
     fn probe(&self, masters: &mut [Connection]) -> Result<(), Error> {
         if self.workload.recording.is_some() {
             return Ok(());
         }
-        for command in &self.workload.commands {
+        for command in self.workload.commands.iter().filter(|c| c.reads && !c.blocks) {
             let words = command.template.sample(&Fill { key: 0, value: b"x", seq: 0, now: 0 });
-            // Blocking ones would block, and messages would reach subscribers.
-            let name = command.template.name();
-            if name.starts_with('B') && name != "BITCOUNT"
-                || ["PUBLISH", "SPUBLISH", "WAIT", "XREAD", "XREADGROUP"].contains(&name.as_str())
-            {
-                continue;
-            }
             let mut said = None;
             // In a cluster one of the masters has the slot.
             for master in masters.iter_mut() {
@@ -405,17 +469,12 @@ impl Session {
                 }
             }
             let Some(Err(e)) = said else { continue };
-            let refused = ["ERR ", "WRONGTYPE", "NOPERM", "READONLY", "LOADING", "NOSCRIPT", "CROSSSLOT", "NOAUTH"];
-            if e.is_fatal() || refused.iter().any(|w| e.message.contains(w)) || e.kind == ErrorKind::Denied {
-                let hint = match e.message.as_str() {
-                    m if m.contains("WRONGTYPE") => "; keys of another type stand there: give another --key-prefix",
-                    m if m.contains("READONLY") => "; this is a replica: give its master's address",
-                    m if m.contains("LOADING") => "; wait until it has read its data set",
-                    m if m.contains("wrong number of arguments") => "; look at the command's template",
-                    _ => "",
-                };
-                return Err(Error(format!("the server refuses {:?}: {e}{hint}", command.name)));
-            }
+            let hint = match e.message.as_str() {
+                m if m.contains("WRONGTYPE") => "; keys of another type stand there: give another --key-prefix",
+                m if m.contains("CLUSTERDOWN") => continue, // how that goes on is what the run may be about
+                _ => "",
+            };
+            return Err(Error(format!("the server refuses {:?}: {e}{hint}", command.name)));
         }
         Ok(())
     }
@@ -423,10 +482,13 @@ impl Session {
     /// Writes every key once.
     fn preload(&mut self, observer: &mut dyn FnMut(Progress)) -> Result<(), Error> {
         let total = self.settings.spec.keys;
+        observer(Progress::Preload { done: 0, total });
+        // As much at once as goes fast, and no more than some megabytes of it.
+        let pipeline = ((1 << 20) / (self.workload.value_max() + 64)).clamp(1, 64);
         let mut settings = Settings {
             model: Model::Own,
             connections: self.settings.threads * 4,
-            pipeline: 64,
+            pipeline,
             callers: None,
             rate: None,
             speed: None,
@@ -445,7 +507,10 @@ impl Session {
             at_ms: 0,
             load: self.load.clone(),
             settings,
+            preloaded: 0,
+            runs: 0,
         };
+        SESSIONS.fetch_add(1, Ordering::AcqRel);
         let mut done = 0;
         let (run, _) = session.run_once(&mut |progress| {
             if let Progress::Second(second, _) = progress {
@@ -464,6 +529,7 @@ impl Session {
             )));
         }
         observer(Progress::Preload { done: total, total });
+        self.preloaded = total;
         Ok(())
     }
 
@@ -472,7 +538,27 @@ impl Session {
         if self.at_ms == 0 {
             self.at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         }
+        // Masters may be others than before the last run.
+        if self.runs > 0
+            && let Ok(map) = look(&self.settings.target, &self.settings.options)
+        {
+            self.map = map;
+        }
+        self.runs += 1;
         self.run_once(observer)
+    }
+
+    /// A short run that is thrown away: what is cold, on both sides, gets warm.
+    pub fn warm_up(&mut self) -> Result<(), Error> {
+        let settings = Settings {
+            length: self.settings.length.min(Duration::from_secs(1)),
+            requests: None,
+            ..self.settings.clone()
+        };
+        let whole = std::mem::replace(&mut self.settings, settings);
+        let ran = self.run_once(&mut |_| {});
+        self.settings = whole;
+        ran.map(|_| ())
     }
 
     /// The document of these runs.
@@ -489,6 +575,13 @@ impl Session {
             },
             workload: self.settings.spec.clone(),
             load: self.load.clone(),
+            preloaded_keys: self.preloaded,
+            recording: self
+                .workload
+                .recording
+                .as_ref()
+                .map(|r| Recorded { commands: r.commands(), left_out: r.left_out }),
+            pair: None,
             runs,
         }
     }
@@ -504,11 +597,9 @@ impl Session {
             ready: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         });
-        INTERRUPTED.store(false, Ordering::Release);
-        RUNNING.store(true, Ordering::Release);
         let events: Mutex<Vec<(u64, String)>> = Mutex::new(Vec::new());
         let (said, heard) = channel();
-        let run = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let mut spares = Vec::new();
             for index in 0..threads {
                 let (give, take) = channel();
@@ -516,11 +607,14 @@ impl Session {
                     let _ = give.send(Box::new(Interval::new(self.workload.commands.len())));
                 }
                 spares.push(give);
-                let (shared, said) = (shared.clone(), said.clone());
-                std::thread::Builder::new()
-                    .name(format!("load-{index}"))
-                    .spawn_scoped(scope, move || work(shared, index, said, take))
-                    .map_err(|e| Error(format!("no thread: {e}")))?;
+                let said = said.clone();
+                let (own, name) = (shared.clone(), format!("load-{index}"));
+                let begun =
+                    std::thread::Builder::new().name(name).spawn_scoped(scope, move || work(own, index, said, take));
+                if let Err(e) = begun {
+                    shared.stop.store(true, Ordering::Release);
+                    return Err(Error(format!("thread {index} of the generator could not be started: {e}")));
+                }
             }
             drop(said);
             let tell = |sentences: Vec<String>| {
@@ -533,9 +627,7 @@ impl Session {
             shared.stop.store(true, Ordering::Release);
             shared.routes.end();
             run
-        });
-        RUNNING.store(false, Ordering::Release);
-        run
+        })
     }
 
     fn collect(
@@ -649,7 +741,11 @@ impl Session {
         for (_, (_, interval)) in std::mem::take(&mut open) {
             finish(interval, &mut total, observer);
         }
-        let seconds = summaries.iter().map(|s| s.took_ns).max().unwrap_or(0) as f64 / 1e9;
+        let took = summaries.iter().map(|s| s.took_ns).max().unwrap_or(0) as f64 / 1e9;
+        interrupted |= INTERRUPTED.load(Ordering::Acquire);
+        // A schedule lasts as long as it lasts, even where its last request comes before its end.
+        let scheduled = self.load.open_loop && self.settings.requests.is_none() && !interrupted;
+        let seconds = if scheduled { took.max(self.settings.length.as_secs_f64()) } else { took };
         // A last second in which nothing was left to do is no second of the run.
         timeline.retain(|s| f64::from(s.at_s) < seconds || s.answered + s.errors > 0);
         let after = self.look_at_servers();
@@ -680,6 +776,7 @@ impl Session {
         let all = total.all();
         let counts = total.counts;
         let refused = total.refused.len();
+        let drain_s = round((seconds - self.settings.length.as_secs_f64()).max(0.0));
         let requests = counts.answered + refused + counts.unanswered;
         let cpu_ns: u64 = summaries.iter().map(|s| s.cpu_ns).sum();
         let busy: Vec<f64> =
@@ -688,12 +785,12 @@ impl Session {
         let throughput = if seconds > 0.0 { counts.answered as f64 / seconds } else { 0.0 };
         let (mut valid, mut doubts) = (true, Vec::new());
         if let Some(late) = &lateness
-            && late.us_p99_9 > self.load.lateness_us_max
+            && late.us_p99_9 > self.load.lateness_us_allowed
         {
             valid = false;
             doubts.push(format!(
                 "invalid: the generator itself was late (p99.9 {:.0} us, at most {:.0} us are allowed); its latency is in these figures. Give it --threads, a processor of its own, or a lower --rate",
-                late.us_p99_9, self.load.lateness_us_max
+                late.us_p99_9, self.load.lateness_us_allowed
             ));
         }
         if !self.load.open_loop && busy.iter().any(|b| *b > 0.95) {
@@ -704,30 +801,53 @@ impl Session {
             ));
         }
         let asked: f64 = self.load.rate_per_s.iter().sum::<f64>() / self.load.rate_per_s.len().max(1) as f64;
-        if self.load.open_loop && self.settings.speed.is_none() && self.settings.requests.is_none() && !interrupted {
-            let length = self.settings.length.as_secs_f64();
-            let within =
-                timeline.iter().filter(|s| f64::from(s.at_s) + 1.0 <= length.max(1.0)).map(|s| s.answered).sum::<u64>()
-                    as f64
-                    / length.max(1.0).floor();
-            if within < asked * 0.99 {
+        let queue_full = total.errors.iter().any(|k| k.name == QUEUE_FULL);
+        if queue_full {
+            valid = false;
+            doubts.push(
+                "invalid: more requests waited than could be kept; those that were dropped are in no percentile".into(),
+            );
+        }
+        // Who keeps up has answered all but the last ones when the load ends.
+        let behind = drain_s > (self.settings.length.as_secs_f64() * 0.02).max(0.1) || counts.unanswered * 100 > requests;
+        if self.load.open_loop && !interrupted && (behind || queue_full) {
+            let waited = !total.wait.is_empty() && total.wait.mean() > 0.5 * all.mean();
+            let why = match (valid, waited) {
+                (false, _) if !queue_full => "the generator did not keep up",
+                (_, true) => {
+                    "the servers did not keep up on these connections (requests waited for one: --connections)"
+                }
+                _ => "the servers did not keep up",
+            };
+            let asked = if asked > 0.0 {
+                format!("{asked:.0} requests/s were asked for and {throughput:.0}/s answered")
+            } else {
+                "the recording's pace was not kept".into()
+            };
+            doubts.push(format!("{asked}: {why}; {drain_s:.1} s after the end of the load the last answer came"));
+        }
+        for (command, (latency, nulls)) in self.workload.commands.iter().zip(total.latency.iter().zip(&total.nulls)) {
+            let share = *nulls as f64 / latency.len().max(1) as f64;
+            if command.template.name() == "GET" && share > 0.5 {
                 doubts.push(format!(
-                    "{asked:.0} requests/s were asked for and {within:.0} answered: {}",
-                    if valid { "the servers did not keep up" } else { "the generator did not keep up" }
+                    "{:.0} % of {}'s answers were null: the keys are not there (--preload writes them)",
+                    share * 100.0,
+                    command.name
                 ));
             }
         }
-        let null_share = if counts.answered > 0 { counts.null as f64 / counts.answered as f64 } else { 0.0 };
-        let gets = self.workload.commands.iter().any(|c| c.template.name() == "GET");
-        if gets && null_share > 0.5 {
+        if self.workload.verify && counts.verified < counts.answered / 1000 {
             doubts.push(format!(
-                "{:.0} % of the answers were null: the keys are not there (--preload writes them)",
-                null_share * 100.0
+                "only {} values could be compared: values of 64 KiB and more mostly cannot",
+                counts.verified
             ));
         }
         if counts.wrong > 0 {
             valid = false;
-            doubts.push(format!("{} replies were not the value that was written", counts.wrong));
+            doubts.push(format!(
+                "invalid: {} of {} values were not the value that this seed writes (--seed {}); were the keys written by another run?",
+                counts.wrong, counts.verified, self.settings.spec.seed
+            ));
         }
         if counts.unanswered > 0 {
             doubts.push(format!(
@@ -735,14 +855,18 @@ impl Session {
                 counts.unanswered
             ));
         }
-        if requests > 0 && refused == requests {
+        if counts.answered == 0 {
             valid = false;
-            doubts.push("every request was refused: nothing was measured but errors".into());
+            doubts.push(match total.errors.iter().max_by_key(|k| k.count) {
+                Some(kind) => format!("invalid: no request was answered; most went wrong like this: {}", kind.example),
+                None => "invalid: no request was answered".into(),
+            });
         }
         let published: u64 = (self.workload.commands.iter().zip(&total.latency))
             .filter(|(c, _)| c.template.name() == "PUBLISH")
             .map(|(_, h)| h.len())
-            .sum();
+            .sum::<u64>()
+            .saturating_sub(counts.unanswered);
         if self.settings.subscribers > 0 && total.delivered.len() < published * self.settings.subscribers as u64 {
             doubts.push(format!(
                 "of {} messages {} reached a subscriber",
@@ -750,19 +874,17 @@ impl Session {
                 total.delivered.len()
             ));
         }
-        if !self.load.open_loop && all.max() > 100_000_000 && all.max() > 20 * all.value_at_quantile(0.999) {
+        if !self.load.open_loop && all.max() > 100_000_000 && all.max() > 20 * all.value_at_quantile(0.5) {
             doubts.push(format!(
-                "closed loop: while an answer took {:.1} s nothing else was asked, so these percentiles leave that time out; --rate does not",
+                "closed loop: while an answer took {:.1} s its caller asked nothing else, so these percentiles leave out what would have waited; --rate does not",
                 all.max() as f64 / 1e9
             ));
         }
-        let cpu_seconds: Option<f64> = servers
-            .iter()
-            .map(|s| s.cpu_share.or(s.cpu_share_proc))
-            .collect::<Option<Vec<f64>>>()
-            .map(|s| s.iter().sum::<f64>() * seconds);
+        let cpu_s: Option<f64> =
+            servers.iter().map(|s| s.cpu_s).collect::<Option<Vec<f64>>>().map(|s| s.iter().sum()).filter(|s| *s > 0.1);
         Run {
             seconds: round(seconds),
+            drain_s,
             requests,
             answered: counts.answered,
             refused,
@@ -774,8 +896,12 @@ impl Session {
                 .workload
                 .commands
                 .iter()
-                .zip(&total.latency)
-                .map(|(c, h)| CommandRun { name: c.name.clone(), latency: Latency::of(h) })
+                .zip(total.latency.iter().zip(&total.nulls))
+                .map(|(c, (h, nulls))| CommandRun {
+                    name: c.name.clone(),
+                    latency: Latency::of(h),
+                    null_share: round(*nulls as f64 / h.len().max(1) as f64),
+                })
                 .collect(),
             pool_wait: (!total.wait.is_empty()).then(|| Latency::of(&total.wait)),
             lateness,
@@ -789,7 +915,7 @@ impl Session {
                 errors.sort_by(|a, b| b.count.cmp(&a.count));
                 errors
             },
-            null_share: round(null_share),
+            verified_values: counts.verified,
             wrong_values: counts.wrong,
             moved: counts.moved,
             ask: counts.ask,
@@ -801,9 +927,9 @@ impl Session {
                 cpu_us_per_request: round(cpu_ns as f64 / 1e3 / requests.max(1) as f64),
                 thread_busy_share: busy,
             },
-            server_cpu_us_per_request: cpu_seconds
-                .filter(|_| counts.answered > 0)
-                .map(|s| round(s * 1e6 / counts.answered as f64)),
+            server_cpu_us_per_request: cpu_s
+                .filter(|_| counts.answered + refused > 0)
+                .map(|s| round(s * 1e6 / (counts.answered + refused) as f64)),
             servers,
             timeline,
             events,
@@ -881,6 +1007,7 @@ fn servers(before: &[Looked], after: &[Looked]) -> Vec<ServerRun> {
             ServerRun {
                 address: a.address.clone(),
                 role: a.role.into(),
+                cpu_s: cpu,
                 cpu_share: cpu.map(|c| round(c / seconds)),
                 cpu_share_proc: a
                     .proc_ticks
@@ -905,18 +1032,17 @@ fn open(settings: &Settings, address: &str) -> Result<Connection, Error> {
     Ok(Connection::open(&target, &settings.options)?)
 }
 
-/// What the server knows of the commands: whether they exist, where their keys are, whether replicas may answer them.
-fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Result<(), Error> {
-    let names: Vec<String> = workload
-        .commands
-        .iter()
-        .map(|c| if workload.recording.is_some() { c.name.to_uppercase() } else { c.template.name() })
-        .collect();
+/// What the server knows of the commands: whether they exist, how many arguments they take, where their keys are, whether
+/// replicas may answer them. Returns the first that writes.
+fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Result<Option<String>, Error> {
+    let recorded = workload.recording.is_some();
+    let names: Vec<String> =
+        (workload.commands.iter()).map(|c| if recorded { c.name.to_uppercase() } else { c.template.name() }).collect();
     let mut ask = vec!["COMMAND".to_string(), "INFO".to_string()];
     ask.extend(names.iter().cloned());
     // A user who may not ask is believed.
-    let Ok(answer) = master.call(&ask) else { return Ok(()) };
-    let recorded = workload.recording.is_some();
+    let Ok(answer) = master.call(&ask) else { return Ok(None) };
+    let mut writes = None;
     for ((command, name), known) in workload.commands.iter_mut().zip(&names).zip(answer.items()) {
         let fields = known.items();
         if fields.is_empty() {
@@ -927,20 +1053,35 @@ fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Resul
         }
         let flags: Vec<String> =
             fields.get(2).map_or(Vec::new(), |f| f.items().iter().filter_map(Value::text).collect());
-        command.reads = flags.iter().any(|f| f == "readonly");
-        let first = fields.get(3).and_then(Value::integer).unwrap_or(0);
-        if !recorded {
-            command.key_at = match name.as_str() {
-                // Their keys are told by a count in the third argument.
-                "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => {
-                    (command.template.arguments() > 3).then_some(3)
-                }
-                _ if first > 0 => Some(first as usize),
-                _ => None,
-            };
+        let is = |flag: &str| flags.iter().any(|f| f == flag);
+        command.reads = is("readonly");
+        command.blocks = is("blocking") || name.starts_with('B') && name != "BITCOUNT" && name != "BITPOS";
+        if is("write") {
+            writes.get_or_insert(name.clone());
         }
+        if recorded {
+            continue;
+        }
+        let (found, arity) =
+            (command.template.arguments() as i64, fields.get(1).and_then(Value::integer).unwrap_or(-1));
+        if arity > 0 && found != arity || found < -arity {
+            let least = if arity < 0 { "at least " } else { "" };
+            return Err(Error(format!(
+                "{name} takes {least}{} argument(s) and the command {:?} gives it {}; look at its template",
+                arity.abs() - 1,
+                command.name,
+                found - 1
+            )));
+        }
+        let first = fields.get(3).and_then(Value::integer).unwrap_or(0);
+        command.key_at = match name.as_str() {
+            // Their keys are told by a count in the third argument.
+            "EVAL" | "EVALSHA" | "FCALL" | "EVAL_RO" | "EVALSHA_RO" | "FCALL_RO" => (found > 3).then_some(3),
+            _ if first > 0 => Some(first as usize),
+            _ => None,
+        };
     }
-    Ok(())
+    Ok(writes)
 }
 
 /// As many open files as this user may have: connections are files.

@@ -18,6 +18,8 @@ pub struct Interval {
     pub second: u32,
     /// From due to answered (or given up without an answer), for each command.
     pub latency: Vec<Histogram<u64>>,
+    /// Answers that were null, for each command.
+    pub nulls: Vec<u64>,
     /// From due to an error reply.
     pub refused: Histogram<u64>,
     /// From due (and a free caller) to being put on a connection.
@@ -43,9 +45,9 @@ pub struct Counts {
     pub answered: u64,
     /// Requests due (open loop) or begun (closed loop).
     pub begun: u64,
-    /// Replies that were null.
-    pub null: u64,
-    /// Replies to `get` with another value than was written.
+    /// Values compared with what was written.
+    pub verified: u64,
+    /// Of them, those that were something else.
     pub wrong: u64,
     /// MOVED answers followed.
     pub moved: u64,
@@ -80,6 +82,7 @@ impl Interval {
         Interval {
             second: 0,
             latency: (0..commands).map(|_| histogram()).collect(),
+            nulls: vec![0; commands],
             refused: histogram(),
             wait: histogram(),
             lateness: histogram(),
@@ -97,6 +100,7 @@ impl Interval {
         for histogram in used.into_iter().chain(&mut self.latency).filter(|h| !h.is_empty()) {
             histogram.reset();
         }
+        self.nulls.fill(0);
         self.counts = Counts::default();
         self.errors.clear();
         self.lost.clear();
@@ -132,7 +136,7 @@ impl Interval {
         let (a, b) = (&mut self.counts, &other.counts);
         a.answered += b.answered;
         a.begun += b.begun;
-        a.null += b.null;
+        a.verified += b.verified;
         a.wrong += b.wrong;
         a.moved += b.moved;
         a.ask += b.ask;
@@ -141,6 +145,7 @@ impl Interval {
         a.in_flight += b.in_flight;
         a.waiting += b.waiting;
         a.open += b.open;
+        self.nulls.iter_mut().zip(&other.nulls).for_each(|(a, b)| *a += b);
         for kind in &other.errors {
             match self.errors.iter_mut().find(|k| k.name == kind.name) {
                 Some(mine) => mine.count += kind.count,

@@ -20,19 +20,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, Tls, now_ns};
-use unslow_resp::{Done, Frame, Kind, Scan, Scanner, Split, Splitter, write_command};
+use unslow_resp::{Done, Frame, Kind, Limits, Scan, Scanner, Split, Splitter, write_command};
 
 use crate::arrivals::Schedule;
-use crate::route::{Map, NOBODY, Routes};
+use crate::route::{Map, NOBODY, Routes, bare_port};
 use crate::run::{ReadFrom, Shape};
 use crate::stats::{Interval, MOST_NS};
 use crate::workload::{Draw, Workload};
 
 const SECOND: u64 = 1_000_000_000;
+/// Replies are not held, so they may be as large as the servers make them: 512 MiB a value, any number of them.
+const LIMITS: Limits = Limits { frame_bytes_max: 1 << 50, line_bytes_max: 64 << 10, depth_max: 32 };
 /// How often silence, queues and lost connections are looked at.
 const HOUSEKEEPING: u64 = SECOND / 20;
-/// Requests that may wait for one node; beyond it they are counted as `queue_full`. 48 MB.
+/// The kind of error that makes a run invalid: its percentiles lack these requests.
+pub const QUEUE_FULL: &str = "queue_full";
+/// Requests that may wait for one node; beyond it they are counted as [`QUEUE_FULL`]. 64 MB.
 const WAITING_MAX: usize = 2_000_000;
+/// A shared connection takes no more while this many bytes wait to be written on it: what goes on piling up then is the
+/// queue, which holds no bytes.
+const UNSENT_MAX: usize = 64 << 20;
+/// The caller of what no caller asked for: its reply is nobody's answer.
+const NOBODYS: u32 = u32::MAX;
 /// Redirections of one request before it is given up, as clients do.
 const HOPS_MAX: u8 = 16;
 /// Longest wait between attempts to connect again.
@@ -112,6 +121,8 @@ struct Lane {
     listed: bool,
     /// Listens to channels; sends nothing.
     subscriber: bool,
+    /// Its messages are wanted whole.
+    scanner: Scanner,
 }
 
 enum Trouble {
@@ -122,7 +133,13 @@ enum Trouble {
 
 struct Node {
     address: String,
-    peer: Option<Peer>,
+    /// What its name resolved to; the next attempt to connect takes the next one.
+    peers: Vec<Peer>,
+    attempts: usize,
+    /// Not to be resolved again before this time.
+    resolve_at: u64,
+    /// Part of the map, or somebody was sent there.
+    wanted: bool,
     lanes: Vec<u32>,
     /// Lanes with room, the longest idle first.
     free: VecDeque<u32>,
@@ -249,7 +266,7 @@ impl Lane {
             node,
             id: None,
             state: State::Waiting(0),
-            splitter: Splitter::default(),
+            splitter: Splitter::new(LIMITS),
             flight: VecDeque::new(),
             greeting: 0,
             progress: 0,
@@ -257,6 +274,7 @@ impl Lane {
             trouble: None,
             listed: false,
             subscriber,
+            scanner: Scanner::default(),
         }
     }
 }
@@ -365,19 +383,20 @@ impl Worker {
                 continue;
             }
             let node = self.node(address, is_replica, io);
-            self.nodes[usize::from(node)].is_replica = is_replica;
+            let demoted = is_replica && !std::mem::replace(&mut self.nodes[usize::from(node)].is_replica, is_replica);
+            if demoted && map.kind == unslow_topology::DeploymentKind::Cluster {
+                self.say_readonly(node, io);
+            }
             index_of.push(node);
         }
         self.slots = map.slots.iter().map(|&s| if s == NOBODY { NOBODY } else { index_of[usize::from(s)] }).collect();
         self.multi_homed = self.nodes.len() > 1 || map.kind == unslow_topology::DeploymentKind::Cluster;
-        for (n, node) in self.nodes.iter().enumerate() {
-            let wanted = index_of.contains(&(n as u16));
+        for (n, node) in self.nodes.iter_mut().enumerate() {
+            node.wanted = index_of.contains(&(n as u16));
             for &lane in &node.lanes {
                 let lane = &mut self.lanes[lane as usize];
-                match lane.state {
-                    State::Waiting(_) if !wanted => lane.state = State::Retired,
-                    State::Retired if wanted => lane.state = State::Waiting(0),
-                    _ => {}
+                if matches!(lane.state, State::Waiting(_)) && !node.wanted {
+                    lane.state = State::Retired;
                 }
             }
         }
@@ -391,9 +410,38 @@ impl Worker {
         }
     }
 
+    /// A master that became a replica answers reads only to those who say that they know it.
+    fn say_readonly(&mut self, node: u16, io: &mut Io) {
+        for lane in &self.nodes[usize::from(node)].lanes {
+            let lane = &mut self.lanes[*lane as usize];
+            if let (State::Open, Some(id)) = (&lane.state, lane.id) {
+                write_command(io.output(id), &["READONLY"]);
+                let due = now_ns();
+                lane.flight.push_back(Pending {
+                    due,
+                    seq: 0,
+                    caller: NOBODYS,
+                    command: 0,
+                    left: 1,
+                    hops: 0,
+                    asking: false,
+                });
+            }
+        }
+    }
+
     /// The node at `address`, dialled when it is new.
     fn node(&mut self, address: &str, is_replica: bool, io: &mut Io) -> u16 {
         if let Some(i) = self.nodes.iter().position(|n| n.address == address) {
+            if !std::mem::replace(&mut self.nodes[i].wanted, true) {
+                for lane in &self.nodes[i].lanes {
+                    let lane = &mut self.lanes[*lane as usize];
+                    if matches!(lane.state, State::Retired) {
+                        lane.state = State::Waiting(0);
+                    }
+                }
+                self.next_housekeeping = 0;
+            }
             return i as u16;
         }
         let index = self.nodes.len() as u16;
@@ -402,7 +450,10 @@ impl Worker {
         let free = VecDeque::with_capacity(lanes.len());
         self.nodes.push(Node {
             address: address.to_string(),
-            peer: resolve(address),
+            peers: Vec::new(),
+            attempts: 0,
+            resolve_at: 0,
+            wanted: true,
             lanes: lanes.clone(),
             free,
             waiting: VecDeque::new(),
@@ -421,15 +472,20 @@ impl Worker {
     fn dial(&mut self, lane_index: u32, io: &mut Io) {
         let lane = &mut self.lanes[lane_index as usize];
         let node = &mut self.nodes[usize::from(lane.node)];
-        if node.peer.is_none() {
-            node.peer = resolve(&node.address);
+        let now = now_ns();
+        // Asked again when all of its addresses failed, since a name may be given to another server; not more often than
+        // once a second, since asking may take long.
+        if (node.attempts >= node.peers.len() || node.peers.is_empty()) && now >= node.resolve_at {
+            node.peers = resolve(&node.address);
+            (node.attempts, node.resolve_at) = (0, now_ns() + SECOND);
         }
-        let Some(peer) = &node.peer else {
+        if node.peers.is_empty() {
             let address = node.address.clone();
             self.interval.error("unresolved", &format!("{address}: the name does not resolve"));
             self.put_off(lane_index);
             return;
-        };
+        }
+        let peer = node.peers[node.attempts % node.peers.len()].clone();
         let tls = match &self.tls {
             Some((config, name)) => {
                 let host = name.clone().unwrap_or_else(|| host(&node.address).to_string());
@@ -446,7 +502,7 @@ impl Worker {
             None => None,
         };
         let deadline = now_ns() + self.shared.shape.timeout_ns;
-        match io.connect(peer, tls.as_ref(), deadline) {
+        match io.connect(&peer, tls.as_ref(), deadline) {
             Ok(id) => {
                 if self.lane_of.len() <= id.index() {
                     self.lane_of.resize(id.index() + 1, 0);
@@ -455,7 +511,8 @@ impl Worker {
                 let lane = &mut self.lanes[lane_index as usize];
                 lane.id = Some(id);
                 lane.state = State::Connecting;
-                lane.splitter = Splitter::default();
+                lane.splitter = Splitter::new(LIMITS);
+                lane.scanner = Scanner::default();
                 lane.trouble = None;
             }
             Err(e) => {
@@ -485,7 +542,7 @@ impl Worker {
     fn summary(&mut self) -> Summary {
         Summary {
             cpu_ns: thread_cpu_ns().saturating_sub(self.cpu_at_start),
-            took_ns: self.last_answer.max(self.start) - self.start,
+            took_ns: self.last_answer.max(now_ns().min(self.end)).max(self.start) - self.start,
             failed: self.failed.take(),
         }
     }
@@ -506,6 +563,7 @@ impl Worker {
             if self.budget == 0 {
                 return;
             }
+            self.budget -= 1;
             self.callers[caller as usize] += 1;
             self.begin(now, caller, io);
         }
@@ -546,7 +604,6 @@ impl Worker {
     fn begin(&mut self, due: u64, caller: u32, io: &mut Io) {
         let seq = self.seq;
         self.seq += self.seq_step;
-        self.budget -= 1;
         self.outstanding += 1;
         self.interval.counts.begun += 1;
         let draw = self.shared.workload.draw(seq);
@@ -575,9 +632,7 @@ impl Worker {
             self.queue(pending, None);
             return;
         }
-        let node = if self.shared.shape.read_from != ReadFrom::Primary
-            && self.shared.workload.commands[usize::from(pending.command)].reads
-        {
+        let node = if self.shared.shape.read_from != ReadFrom::Primary && self.shared.workload.reads(pending.command) {
             self.reader(slot, owner)
         } else {
             owner
@@ -615,7 +670,7 @@ impl Worker {
                 let Some(lane) = node.free.pop_front() else { break None };
                 let it = &mut self.lanes[lane as usize];
                 it.listed = false;
-                if matches!(it.state, State::Open) {
+                if matches!(it.state, State::Open) && it.flight.len() < self.window {
                     break Some(lane);
                 }
             },
@@ -624,8 +679,13 @@ impl Worker {
                     as usize;
                 let lanes = &node.lanes;
                 (0..lanes.len())
-                    .map(|i| lanes[(from + i) % lanes.len()])
-                    .find(|l| matches!(self.lanes[*l as usize].state, State::Open))
+                    .map(|i| &lanes[(from + i) % lanes.len()])
+                    .find(|l| {
+                        let it = &self.lanes[**l as usize];
+                        let full = it.flight.len() > 1000 && it.id.is_some_and(|id| io.unsent(id) > UNSENT_MAX);
+                        matches!(it.state, State::Open) && !full
+                    })
+                    .copied()
             }
         };
         match lane {
@@ -644,7 +704,7 @@ impl Worker {
             queue.push_back(pending);
         } else {
             // Its caller is not told to go on: it would only fill the queue faster.
-            self.interval.error("queue_full", "two million requests wait for one node already");
+            self.interval.error(QUEUE_FULL, "two million requests wait for one node already");
             self.interval.counts.unanswered += 1;
             self.outstanding -= 1;
         }
@@ -654,7 +714,7 @@ impl Worker {
     fn put(&mut self, mut pending: Pending, draw: Draw, lane_index: u32, io: &mut Io) {
         let lane = &mut self.lanes[lane_index as usize];
         let Some(id) = lane.id else { return };
-        let now = if self.reports_wait { now_ns() } else { pending.due };
+        let now = now_ns();
         if self.reports_wait && pending.hops == 0 {
             self.interval.wait.saturating_record(now.saturating_sub(pending.due));
         }
@@ -678,11 +738,12 @@ impl Worker {
     #[inline]
     fn finished(&mut self, pending: Pending, lane_index: Option<u32>, now: u64, io: &mut Io) {
         self.outstanding -= 1;
-        self.last_answer = now;
-        if let Some(lane_index) = lane_index
-            && self.choice == Choice::Free
-        {
-            self.serve_waiting(lane_index, io);
+        if let Some(lane_index) = lane_index {
+            match self.choice {
+                Choice::Free => self.serve_waiting(lane_index, io),
+                Choice::Shared => self.serve_overflow(lane_index, io),
+                Choice::Own => {}
+            }
         }
         if self.unbounded_callers {
             return;
@@ -715,6 +776,20 @@ impl Worker {
         } else if !lane.listed {
             lane.listed = true;
             node.free.push_back(lane_index);
+        }
+    }
+
+    /// A shared connection that was full takes what waited.
+    fn serve_overflow(&mut self, lane_index: u32, io: &mut Io) {
+        let lane = &self.lanes[lane_index as usize];
+        let node = lane.node;
+        while !self.nodes[usize::from(node)].waiting.is_empty()
+            && let Some(id) = self.lanes[lane_index as usize].id
+            && io.unsent(id) <= UNSENT_MAX / 2
+        {
+            let Some(next) = self.nodes[usize::from(node)].waiting.pop_front() else { return };
+            let draw = self.shared.workload.draw(next.seq);
+            self.put(next, draw, lane_index, io);
         }
     }
 
@@ -764,7 +839,10 @@ impl Worker {
             return;
         }
         let Some(front) = lane.flight.front_mut() else {
-            self.lose(lane_index, "unasked", "a reply that nobody asked for", now, io);
+            // A server that takes no one else says so unasked.
+            let text =
+                if done.whole { String::from_utf8_lossy(Frame::new(frame).text()).into_owned() } else { String::new() };
+            self.lose(lane_index, "unasked", &format!("the server said without being asked: {text:?}"), now, io);
             return;
         };
         front.left -= 1;
@@ -773,12 +851,21 @@ impl Worker {
             if lane.trouble.is_none() || text.starts_with(b"MOVED ") || text.starts_with(b"ASK ") {
                 lane.trouble = Some(trouble(text));
             }
+        } else if done.error_inside && lane.trouble.is_none() {
+            // EXEC answers with an array even where a command in it failed.
+            let first = Frame::new(frame).items().find(|f| f.kind() == Kind::Error).filter(|_| done.whole);
+            lane.trouble = Some(trouble(first.map_or(b"ERR an error inside the reply", |f| f.text())));
         }
         if front.left > 0 {
             return;
         }
         let Some(pending) = lane.flight.pop_front() else { return };
         lane.progress = now;
+        lane.backoff = 0;
+        if pending.caller == NOBODYS {
+            return;
+        }
+        self.last_answer = now;
         if let Some(trouble) = lane.trouble.take() {
             self.troubled(lane_index, pending, trouble, now, io);
             return;
@@ -792,11 +879,12 @@ impl Worker {
             self.alike_count = 1;
         }
         if done.null {
-            self.interval.counts.null += 1;
+            self.interval.nulls[usize::from(pending.command)] += 1;
         } else if self.shared.workload.verify && done.whole && done.kind == b'$' {
             let draw = self.shared.workload.draw(pending.seq);
-            if !self.shared.workload.right(draw, Frame::new(frame).text()) {
-                self.interval.counts.wrong += 1;
+            if let Some(right) = self.shared.workload.right(draw, Frame::new(frame).text()) {
+                self.interval.counts.verified += 1;
+                self.interval.counts.wrong += u64::from(!right);
             }
         }
         self.finished(pending, Some(lane_index), now, io);
@@ -806,8 +894,7 @@ impl Worker {
     fn messages(&mut self, lane_index: u32, bytes: &[u8], now: u64, io: &mut Io) -> usize {
         let mut at = 0;
         loop {
-            // Messages are short, and wanted whole: what has not come is looked at again when it has.
-            let len = match Scanner::default().scan(&bytes[at..]) {
+            let len = match self.lanes[lane_index as usize].scanner.scan(&bytes[at..]) {
                 Ok(Scan::Complete(len)) => len,
                 Ok(Scan::Incomplete) => return at,
                 Err(e) => {
@@ -818,7 +905,9 @@ impl Worker {
             let frame = Frame::new(&bytes[at..at + len]);
             at += len;
             let lane = &mut self.lanes[lane_index as usize];
-            if frame.kind() == Kind::Error {
+            // In the greeting only what `greeted` minds, and the subscription itself, which comes last.
+            let minds = lane.greeting <= 1 || fatal(frame.text()).is_some();
+            if frame.kind() == Kind::Error && minds {
                 let text = String::from_utf8_lossy(frame.text()).into_owned();
                 self.lose(lane_index, "subscribe", &text, now, io);
                 return bytes.len();
@@ -858,11 +947,9 @@ impl Worker {
         let lane = &mut self.lanes[lane_index as usize];
         lane.greeting -= 1;
         if matches!(done.kind, b'-' | b'!') {
-            let text = String::from_utf8_lossy(Frame::new(frame).text()).into_owned();
-            // As `base/client` has it: no password set, no HELLO and no database numbers are no reason to stop.
-            let fatal = ["WRONGPASS", "NOAUTH", "NOPERM", "LOADING", "ERR max number", "ERR invalid password"];
-            if let Some(word) = fatal.iter().find(|w| text.starts_with(**w)) {
-                let name = word.split(' ').next().unwrap_or("ERR");
+            let text = Frame::new(frame).text();
+            if let Some(name) = fatal(text) {
+                let text = String::from_utf8_lossy(text).into_owned();
                 self.lose(lane_index, name, &text, now, io);
                 return;
             }
@@ -876,8 +963,6 @@ impl Worker {
     fn ready(&mut self, lane_index: u32, io: &mut Io) {
         let lane = &mut self.lanes[lane_index as usize];
         lane.state = State::Open;
-        lane.backoff = 0;
-        lane.listed = false;
         if lane.subscriber {
             return;
         }
@@ -946,7 +1031,7 @@ impl Worker {
 
     /// `:7001`, as a node that does not know its own address writes it, is on the host that said so.
     fn whole(&self, to: &str, lane_index: u32) -> String {
-        match to.strip_prefix(':') {
+        match bare_port(to) {
             Some(port) => {
                 let address = &self.nodes[usize::from(self.lanes[lane_index as usize].node)].address;
                 format!("{}:{port}", address.rsplit_once(':').map_or("127.0.0.1", |(h, _)| h))
@@ -962,14 +1047,16 @@ impl Worker {
             io.close(id);
         }
         let was_open = matches!(lane.state, State::Open) && !lane.subscriber;
-        let retired = matches!(lane.state, State::Retired);
+        let retired = !lane.subscriber && !self.nodes[usize::from(lane.node)].wanted;
         lane.greeting = 0;
         lane.trouble = None;
         let flight = std::mem::take(&mut lane.flight);
         let node = &mut self.nodes[usize::from(lane.node)];
         node.open -= usize::from(was_open);
         let address = node.address.clone();
-        if !retired {
+        if retired {
+            self.lanes[lane_index as usize].state = State::Retired;
+        } else {
             self.put_off(lane_index);
         }
         if self.phase == Phase::Running || self.phase == Phase::Draining {
@@ -987,7 +1074,7 @@ impl Worker {
             // Told if no connection comes to stand at all.
             self.interval.error(why, &format!("{address}: {text}"));
         }
-        for pending in flight {
+        for pending in flight.into_iter().filter(|p| p.caller != NOBODYS) {
             self.give_up(pending, why, &format!("{address}: {text}"), now, io);
         }
     }
@@ -1024,14 +1111,24 @@ impl Worker {
             }
         }
         for node in 0..self.nodes.len() {
-            // A busy node may take its time; one without any connection has it only until the timeout.
-            while self.nodes[node].open == 0
-                && let Some(first) = self.nodes[node].waiting.front().copied()
-                && now.saturating_sub(first.due) > timeout
-            {
-                self.nodes[node].waiting.pop_front();
-                let text = format!("{}: no connection within the timeout", self.nodes[node].address);
-                self.give_up(first, "no_connection", &text, now, io);
+            let cut_off = self.nodes[node].open == 0;
+            if cut_off && !self.nodes[node].waiting.is_empty() {
+                self.shared.routes.want();
+            }
+            // A busy node may take its time; one without any connection has it only until the timeout, and so has a
+            // caller whose own connection does not come to stand.
+            if !cut_off && self.choice != Choice::Own {
+                continue;
+            }
+            let late = |p: &Pending| now.saturating_sub(p.due) > timeout;
+            if !self.nodes[node].waiting.iter().any(late) {
+                continue;
+            }
+            let (gone, kept): (VecDeque<Pending>, _) = self.nodes[node].waiting.drain(..).partition(late);
+            self.nodes[node].waiting = kept;
+            let text = format!("{}: no connection within the timeout", self.nodes[node].address);
+            for pending in gone {
+                self.give_up(pending, "no_connection", &text, now, io);
             }
         }
         while let Some(first) = self.homeless.front().copied()
@@ -1052,11 +1149,13 @@ impl Worker {
         let _ = self.to_collector.send(Said::Interval(full));
         self.interval.second = second + 1;
         self.next_second += SECOND;
-        if now > self.next_second {
-            // We were not run for a second: nothing happened in between.
-            let behind = (now - self.next_second) / SECOND;
-            self.interval.second += behind as u32;
-            self.next_second += behind * SECOND;
+        // We were not run for a second: nothing happened in it, and who collects waits for it.
+        while now > self.next_second {
+            let mut empty = Box::new(Interval::new(self.shared.workload.commands.len()));
+            empty.second = self.interval.second;
+            let _ = self.to_collector.send(Said::Interval(empty));
+            self.interval.second += 1;
+            self.next_second += SECOND;
         }
     }
 
@@ -1101,7 +1200,12 @@ impl Worker {
         self.next_second = start + SECOND;
         self.next_housekeeping = start + HOUSEKEEPING;
         self.cpu_at_start = thread_cpu_ns();
+        let missing = self.lanes.iter().filter(|l| !matches!(l.state, State::Open)).count();
+        let why = self.interval.errors.first().map_or(String::new(), |k| format!(": {}", k.example));
         self.interval.reset();
+        if missing > 0 {
+            self.interval.marks.push((0, format!("{missing} of {} connections do not stand{why}", self.lanes.len())));
+        }
         match &mut self.schedule {
             Some(schedule) => self.next_due = schedule.next().map(|d| start + d),
             None => {
@@ -1118,11 +1222,12 @@ impl Worker {
             && due <= now
         {
             self.next_due = self.schedule.as_mut().and_then(Schedule::next).map(|d| self.start + d);
-            self.interval.lateness.saturating_record(now - due);
             if self.budget == 0 {
                 self.next_due = None;
                 return;
             }
+            self.budget -= 1;
+            self.interval.lateness.saturating_record(now - due);
             if self.unbounded_callers {
                 self.begin(due, 0, io);
             } else if let Some(caller) = self.idle_callers.pop() {
@@ -1130,7 +1235,8 @@ impl Worker {
             } else if self.unclaimed.len() < WAITING_MAX {
                 self.unclaimed.push_back(due);
             } else {
-                self.interval.error("queue_full", "two million requests wait for a caller already");
+                self.interval.error(QUEUE_FULL, "two million requests wait for a caller already");
+                self.interval.counts.unanswered += 1;
             }
         }
     }
@@ -1143,7 +1249,8 @@ impl Worker {
 
     fn over(&mut self, now: u64, io: &mut Io) {
         // What is still open is given up at its age.
-        let mut rest: Vec<Pending> = self.lanes.iter_mut().flat_map(|l| l.flight.drain(..)).collect();
+        let mut rest: Vec<Pending> =
+            self.lanes.iter_mut().flat_map(|l| l.flight.drain(..)).filter(|p| p.caller != NOBODYS).collect();
         rest.extend(self.nodes.iter_mut().flat_map(|n| n.waiting.drain(..)));
         rest.extend(self.homeless.drain(..));
         rest.extend(self.unclaimed.drain(..).map(|due| Pending {
@@ -1161,7 +1268,6 @@ impl Worker {
             self.interval.counts.unanswered += 1;
             self.interval.latency[usize::from(pending.command)]
                 .saturating_record(now.saturating_sub(pending.due).max(1));
-            self.last_answer = now;
         }
         self.gauges();
         let full = std::mem::replace(&mut self.interval, Box::new(Interval::new(0)));
@@ -1212,9 +1318,11 @@ impl Handler for Worker {
                 return None;
             }
         }
-        let wake = self.next_second.min(self.next_housekeeping).min(self.end.max(now + 1));
-        let wake = if self.phase == Phase::Draining { wake.max(now + 1).min(self.next_housekeeping) } else { wake };
-        Some(self.next_due.map_or(wake, |d| wake.min(d)))
+        let mut wake = self.next_second.min(self.next_housekeeping);
+        if self.phase == Phase::Running {
+            wake = wake.min(self.end).min(self.next_due.unwrap_or(u64::MAX));
+        }
+        Some(wake)
     }
 
     fn opened(&mut self, io: &mut Io, id: Id) {
@@ -1241,12 +1349,13 @@ impl Handler for Worker {
 
     fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
         let lane_index = self.lane_of[id.index()];
-        self.interval.counts.received += bytes.len() as u64;
-        if self.lanes[lane_index as usize].subscriber {
-            return self.messages(lane_index, bytes, now_ns(), io);
-        }
-        let used = self.replies(lane_index, id, bytes, now_ns(), io);
+        let used = if self.lanes[lane_index as usize].subscriber {
+            self.messages(lane_index, bytes, now_ns(), io)
+        } else {
+            self.replies(lane_index, id, bytes, now_ns(), io)
+        };
         self.record_alike();
+        self.interval.counts.received += used as u64;
         used
     }
 
@@ -1254,6 +1363,9 @@ impl Handler for Worker {
         let lane_index = self.lane_of[id.index()];
         let lane = &mut self.lanes[lane_index as usize];
         lane.id = None;
+        if !matches!(lane.state, State::Open) {
+            self.nodes[usize::from(lane.node)].attempts += 1;
+        }
         let name = match why {
             Closed::Connect(_) => "no_connection",
             Closed::Tls(_) => "tls",
@@ -1263,6 +1375,13 @@ impl Handler for Worker {
     }
 
     fn timer(&mut self, _: &mut Io, _: u64) {}
+}
+
+/// The code word of an error that ends a greeting. As `base/client` has it: no password set, no HELLO and no database
+/// numbers are no reason to stop.
+fn fatal(text: &[u8]) -> Option<&'static str> {
+    const FATAL: [&str; 6] = ["WRONGPASS", "NOAUTH", "NOPERM", "LOADING", "ERR max number", "ERR invalid password"];
+    FATAL.into_iter().find(|w| text.starts_with(w.as_bytes())).map(|w| w.split(' ').next().unwrap_or("ERR"))
 }
 
 /// Sorts an error reply.
@@ -1292,13 +1411,13 @@ fn host(address: &str) -> &str {
     address.rsplit_once(':').map_or(address, |(host, _)| host).trim_start_matches('[').trim_end_matches(']')
 }
 
-/// Numbers at once; names by the system, which may take its time: they are rare, and asked for once.
-fn resolve(address: &str) -> Option<Peer> {
+/// Numbers at once; names by the system, which may take its time.
+fn resolve(address: &str) -> Vec<Peer> {
     if let Some(path) = address.strip_prefix("unix:") {
-        return Some(Peer::Unix(PathBuf::from(path)));
+        return vec![Peer::Unix(PathBuf::from(path))];
     }
-    let (host, port) = address.rsplit_once(':')?;
+    let Some((host, port)) = address.rsplit_once(':') else { return Vec::new() };
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let mut found = (host, port.parse::<u16>().ok()?).to_socket_addrs().ok()?;
-    found.next().map(Peer::Tcp)
+    let found = port.parse::<u16>().ok().and_then(|port| (host, port).to_socket_addrs().ok());
+    found.map_or(Vec::new(), |all| all.map(Peer::Tcp).collect())
 }

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
 
-use crate::replay::Recording;
+use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
 
 /// A workload as a person writes it: flags, or a TOML file with these names.
@@ -106,6 +106,8 @@ pub struct Command {
     pub key_at: Option<usize>,
     /// Whether replicas may answer it.
     pub reads: bool,
+    /// Whether it may wait for others.
+    pub blocks: bool,
     /// Whether its reply is the value that `set` wrote.
     is_get: bool,
     /// Share of requests up to and with this one.
@@ -164,14 +166,47 @@ impl Workload {
     /// Compiles a workload; `sha` is the loaded script's digest. The error says what is wrong and what would be right.
     pub fn compile(spec: &Spec, sha: Option<&str>) -> Result<Workload, String> {
         if spec.keys == 0 || spec.keys > 999_999_999_999 {
-            return Err("the key space has 1 to 999,999,999,999 keys".into());
+            return Err(format!("{} keys; the key space has 1 to 999,999,999,999", spec.keys));
         }
         let recording = spec.replay.as_deref().map(Recording::load).transpose()?;
-        let mut own = Vec::new();
+        if recording.is_some() {
+            let drawn = [
+                (!spec.mix.is_empty(), "a mix"),
+                (!spec.commands.is_empty(), "commands"),
+                (spec.multi > 0, "multi"),
+                (spec.script.is_some(), "a script"),
+                (spec.verify, "verify"),
+                (spec.preload == Some(true), "preload"),
+            ];
+            if let Some((_, what)) = drawn.iter().find(|(given, _)| *given) {
+                return Err(format!(
+                    "a replay sends what was recorded, so {what} has no part in it; leave one of the two out"
+                ));
+            }
+        }
+        if spec.script.is_some() && !spec.commands.iter().any(|c| c.contains("{sha}")) {
+            return Err("the script is not used; call it with --command \"EVALSHA {sha} 1 {key}\"".into());
+        }
+        let mut own: Vec<(String, Template)> = Vec::new();
         for text in &spec.commands {
             let (name, template) = named(text);
             let template = Template::parse(template, sha)?;
-            own.push((name.map_or_else(|| template.name().to_lowercase(), str::to_string), template));
+            let name = name.map_or_else(|| template.name().to_lowercase(), str::to_string);
+            if own.iter().any(|(n, _)| *n == name) {
+                return Err(format!("two commands are called {name:?}; name one of them: --command \"{name}2=...\""));
+            }
+            if !spec.mix.is_empty() && !spec.mix.contains_key(&name) {
+                return Err(format!(
+                    "the mix gives {name:?} no share, so it would never be sent; add it: --mix ...,{name}=0.1"
+                ));
+            }
+            if LEFT_OUT.contains(&template.name().as_str()) {
+                return Err(format!(
+                    "{} changes what its connection is, and the replies behind it; for blocks there is --multi, for messages --subscribers",
+                    template.name()
+                ));
+            }
+            own.push((name, template));
         }
         let mut mix = spec.mix.clone();
         if mix.is_empty() && recording.is_none() {
@@ -195,7 +230,7 @@ impl Workload {
             };
             let key_at = (template.arguments() > 1).then_some(1);
             let is_get = name == "get" && own.iter().all(|(n, _)| n != name);
-            commands.push(Command { name: name.clone(), template, key_at, reads: false, is_get, upto });
+            commands.push(Command { name: name.clone(), template, key_at, reads: false, blocks: false, is_get, upto });
         }
         if let Some(recording) = &recording {
             commands = recording
@@ -206,6 +241,7 @@ impl Workload {
                     template: Template::parse("PING", None).expect("a plain command"),
                     key_at: Some(1),
                     reads: false,
+                    blocks: false,
                     is_get: false,
                     upto: 1.0,
                 })
@@ -216,6 +252,9 @@ impl Workload {
         }
         if spec.multi > 1000 {
             return Err("a MULTI block of at most 1000 commands".into());
+        }
+        if spec.verify && (spec.multi > 0 || !commands.iter().any(|c| c.is_get)) {
+            return Err("verify compares what the built-in `get` brings: it needs get in the mix, and no multi".into());
         }
         let sizes = Sizes::parse(&spec.value_size)?;
         let mut dice = Dice(spec.seed ^ 0x5eed);
@@ -238,18 +277,21 @@ impl Workload {
 
     /// Every key once, with its value: what comes before a run that reads.
     pub fn preload(spec: &Spec) -> Result<Workload, String> {
-        Workload::compile(
+        let mut workload = Workload::compile(
             &Spec {
                 mix: BTreeMap::from([("set".to_string(), 1.0)]),
                 commands: Vec::new(),
                 key_distribution: "sequential".into(),
-                multi: 0,
                 script: None,
                 replay: None,
+                verify: false,
+                preload: None,
                 ..spec.clone()
             },
             None,
-        )
+        )?;
+        workload.multi = 0; // the keys of the blocks, one by one
+        Ok(workload)
     }
 
     /// Seed of all that is drawn.
@@ -342,9 +384,19 @@ impl Workload {
         Some(slot_of(scratch))
     }
 
-    /// Whether the reply of a `get` is a value that this key can have; `true` where nothing can be said.
-    pub fn right(&self, draw: Draw, body: &[u8]) -> bool {
-        !self.commands[usize::from(draw.command)].is_get || self.value(draw.key, body.len()) == body
+    /// Whether the reply of a `get` is a value that this key can have; `None` for other commands.
+    pub fn right(&self, draw: Draw, body: &[u8]) -> Option<bool> {
+        self.commands[usize::from(draw.command)].is_get.then(|| self.value(draw.key, body.len()) == body)
+    }
+
+    /// Whether replicas may answer a request of this kind: a block is as much as its worst command.
+    pub fn reads(&self, command: u16) -> bool {
+        if self.multi > 0 { self.commands.iter().all(|c| c.reads) } else { self.commands[usize::from(command)].reads }
+    }
+
+    /// Longest value.
+    pub fn value_max(&self) -> usize {
+        self.sizes.max()
     }
 
     /// A value of this key. Another length begins with the same bytes.
@@ -367,6 +419,8 @@ fn built_in(name: &str, spec: &Spec, own: &[(String, Template)]) -> Result<Templ
     if prefix.contains(['\'', '"']) || prefix.contains(char::is_whitespace) {
         return Err("--key-prefix has no blanks and no quotes".into());
     }
+    // The commands of a block have one key number, and so that they have one slot it is their hash tag.
+    let template = if spec.multi > 0 { template.replacen("{key}", "{{{key}}}", 1) } else { template.to_string() };
     let mut template = template.replace("{p}", &prefix);
     if name == "set"
         && let Some(seconds) = spec.expire_s
@@ -398,7 +452,7 @@ impl Keys {
             "zipf" => {
                 let exponent = if rest.is_empty() { Some(0.99) } else { number(rest).filter(|x| *x > 0.0) };
                 let zipf = exponent.and_then(|s| Zipf::new(keys as f64, s).ok());
-                zipf.map(Keys::Zipf).ok_or("zipf takes an exponent above 0, as zipf:0.99".into())
+                zipf.map(Keys::Zipf).ok_or(format!("{text:?}: zipf takes an exponent above 0, as zipf:0.99"))
             }
             "hot" => {
                 let (a, b) = rest.split_once(':').unwrap_or(("0.2", "0.8"));
@@ -453,7 +507,7 @@ impl Sizes {
                 .map(|(a, b)| Sizes::Range(a, b))
         };
         parsed.ok_or(format!(
-            "{text:?} is no value size; write bytes (64), a range (16-1024) or sizes with weights (64:0.7,1024:0.3), each at most 512 MiB"
+            "{text:?} is no value size; write bytes without a unit (64, 10240), a range (16-1024) or sizes with weights (64:0.7,1024:0.3), each at most 512 MiB"
         ))
     }
 
@@ -591,8 +645,8 @@ mod tests {
         let workload = compiled(|s| s.mix = BTreeMap::from([("get".into(), 1.0)]));
         let draw = workload.draw(3);
         let value = workload.value(draw.key, 64).to_vec();
-        assert!(workload.right(draw, &value));
-        assert!(!workload.right(draw, workload.value(draw.key + 1, 64)));
+        assert_eq!(workload.right(draw, &value), Some(true));
+        assert_eq!(workload.right(draw, workload.value(draw.key + 1, 64)), Some(false));
     }
 
     #[test]

@@ -1,0 +1,255 @@
+//! The loop against real sockets: what it tells its handler, and when.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::{Receiver, channel};
+
+use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, now_ns};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A handler made of closures: tests say what they want to happen.
+#[derive(Default)]
+struct Script {
+    opened: Vec<Id>,
+    got: HashMap<Id, Vec<u8>>,
+    closed: Vec<(Id, String)>,
+    drained: Vec<Id>,
+    timers: Vec<u64>,
+    on_open: Vec<u8>,
+    /// How many bytes of what comes are used at once; all when `None`.
+    uses: Option<fn(&[u8]) -> usize>,
+    /// The loop ends when this holds.
+    until: Option<fn(&Script) -> bool>,
+    turns: u64,
+    deadline: u64,
+}
+
+impl Handler for Script {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        self.turns += 1;
+        if self.until.is_some_and(|u| u(self)) {
+            io.stop();
+        }
+        assert!(now_ns() < self.deadline, "it never came: opened {:?}, closed {:?}", self.opened, self.closed);
+        Some(self.deadline)
+    }
+    fn opened(&mut self, io: &mut Io, id: Id) {
+        self.opened.push(id);
+        io.output(id).extend_from_slice(&self.on_open);
+    }
+    fn data(&mut self, _: &mut Io, id: Id, bytes: &[u8]) -> usize {
+        let used = self.uses.map_or(bytes.len(), |u| u(bytes));
+        self.got.entry(id).or_default().extend_from_slice(&bytes[..used]);
+        used
+    }
+    fn closed(&mut self, _: &mut Io, id: Id, why: Closed) {
+        self.closed.push((id, why.to_string()));
+    }
+    fn timer(&mut self, _: &mut Io, key: u64) {
+        self.timers.push(key);
+    }
+    fn drained(&mut self, _: &mut Io, id: Id) {
+        self.drained.push(id);
+    }
+}
+
+fn script(until: fn(&Script) -> bool) -> Script {
+    Script { until: Some(until), deadline: now_ns() + 20 * SECOND, ..Script::default() }
+}
+
+/// A listener, and the connections it takes, in order.
+fn listen() -> (Peer, Receiver<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = Peer::Tcp(listener.local_addr().unwrap());
+    let (give, take) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            if give.send(stream).is_err() {
+                return;
+            }
+        }
+    });
+    (peer, take)
+}
+
+#[test]
+fn what_is_appended_before_the_connection_stands_goes_out_behind_it() {
+    let (peer, accepted) = listen();
+    let mut reactor = Reactor::new().unwrap();
+    let io = reactor.io();
+    let id = io.connect(&peer, None, now_ns() + SECOND).unwrap();
+    io.output(id).extend_from_slice(b"early ");
+    std::thread::spawn(move || {
+        let mut stream = accepted.recv().unwrap();
+        let mut buffer = [0; 10];
+        stream.read_exact(&mut buffer).unwrap();
+        stream.write_all(&buffer).unwrap();
+        stream.read_exact(&mut [0; 1]).unwrap_err(); // until the other side is dropped
+    });
+    let mut handler = script(|s| s.got.values().any(|g| g.len() == 10));
+    handler.on_open = b"late".to_vec();
+    reactor.run(&mut handler).unwrap();
+    assert_eq!(handler.got[&id], b"early late");
+    assert_eq!(handler.opened, [id]);
+}
+
+#[test]
+fn speaks_over_unix_sockets() {
+    let dir = std::env::temp_dir().join(format!("unslow-reactor-{}", std::process::id()));
+    let _ = std::fs::remove_file(&dir);
+    let listener = UnixListener::bind(&dir).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"hello").unwrap();
+    });
+    let mut reactor = Reactor::new().unwrap();
+    let id = reactor.io().connect(&Peer::Unix(dir.clone()), None, now_ns() + SECOND).unwrap();
+    let mut handler = script(|s| !s.closed.is_empty());
+    reactor.run(&mut handler).unwrap();
+    std::fs::remove_file(&dir).unwrap();
+    assert_eq!((&handler.got[&id][..], handler.closed.len()), (&b"hello"[..], 1));
+}
+
+#[test]
+fn says_why_a_connection_is_no_more() {
+    let (peer, accepted) = listen();
+    let nobody: SocketAddr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap(); // closed again at once
+    let mut reactor = Reactor::new().unwrap();
+    let io = reactor.io();
+    let refused = io.connect(&Peer::Tcp(nobody), None, now_ns() + SECOND).unwrap();
+    let missing = io.connect(&Peer::Unix("/nowhere/at/all".into()), None, now_ns() + SECOND).unwrap();
+    let left = io.connect(&peer, None, now_ns() + SECOND).unwrap();
+    let mine = io.connect(&peer, None, now_ns() + SECOND).unwrap();
+    io.close(mine);
+    std::thread::spawn(move || drop(accepted.recv().unwrap()));
+    let mut handler = script(|s| s.closed.len() >= 3);
+    reactor.run(&mut handler).unwrap();
+    let why = |id: Id| handler.closed.iter().find(|(i, _)| *i == id).map(|(_, w)| w.as_str()).unwrap_or("nothing");
+    assert!(why(refused).contains("refused"), "{}", why(refused));
+    assert!(why(missing).contains("No such file"), "{}", why(missing));
+    assert!(why(left).contains("the peer closed"), "{}", why(left));
+    assert_eq!(why(mine), "nothing", "who closes knows it");
+}
+
+#[test]
+fn a_peer_that_never_ends_the_handshake_is_given_up_at_the_deadline() {
+    let (peer, accepted) = listen();
+    let mut reactor = Reactor::new().unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let tls = unslow_reactor::Tls { config: config.into(), name: "localhost".try_into().unwrap() };
+    let deadline = now_ns() + SECOND / 5;
+    reactor.io().connect(&peer, Some(&tls), deadline).unwrap();
+    let mut handler = script(|s| !s.closed.is_empty());
+    reactor.run(&mut handler).unwrap();
+    assert!(handler.closed[0].1.contains("not established in time") && now_ns() >= deadline);
+    assert!(handler.opened.is_empty());
+    // Its hello did come.
+    let mut first = [0; 1];
+    accepted.recv().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(first[0], 0x16);
+}
+
+#[test]
+fn what_is_not_used_comes_again_with_more_behind_it() {
+    let (peer, accepted) = listen();
+    let mut reactor = Reactor::new().unwrap();
+    let id = reactor.io().connect(&peer, None, now_ns() + SECOND).unwrap();
+    // Lines of very different length, in pieces that fit nothing.
+    let lines: Vec<u8> = (0..400usize)
+        .flat_map(|i| [vec![b'x'; i * 37 % 1900], vec![b'\n']].concat())
+        .chain([b'x'; 200_000])
+        .chain(*b"\n")
+        .collect();
+    let sent = lines.clone();
+    std::thread::spawn(move || {
+        let mut stream = accepted.recv().unwrap();
+        for piece in sent.chunks(777) {
+            stream.write_all(piece).unwrap();
+        }
+    });
+    let mut handler = script(|s| !s.closed.is_empty());
+    // Whole lines alone.
+    handler.uses = Some(|bytes| bytes.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1));
+    reactor.run(&mut handler).unwrap();
+    assert!(handler.got[&id] == lines, "{} of {} bytes", handler.got[&id].len(), lines.len());
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_waited_for_and_told_of() {
+    let (peer, accepted) = listen();
+    let mut reactor = Reactor::new().unwrap();
+    let id = reactor.io().connect(&peer, None, now_ns() + SECOND).unwrap();
+    const SIZE: usize = 64 << 20; // more than any socket holds
+    let mut handler = script(|s| !s.opened.is_empty());
+    handler.on_open = vec![7; SIZE];
+    reactor.run(&mut handler).unwrap();
+    let unsent = reactor.io().unsent(id);
+    assert!(unsent > 0 && unsent < SIZE, "{unsent} bytes wait");
+    assert!(handler.drained.is_empty());
+    let mut stream = accepted.recv().unwrap();
+    let reader = std::thread::spawn(move || {
+        let (mut sum, mut buffer) = (0, vec![0; 1 << 20]);
+        while sum < SIZE {
+            sum += stream.read(&mut buffer).unwrap();
+        }
+        sum
+    });
+    handler.until = Some(|s| !s.drained.is_empty());
+    reactor.run(&mut handler).unwrap();
+    assert_eq!((reader.join().unwrap(), reactor.io().unsent(id)), (SIZE, 0));
+}
+
+#[test]
+fn a_paused_connection_is_not_read_and_does_not_keep_the_loop_busy() {
+    let (peer, accepted) = listen();
+    let mut reactor = Reactor::new().unwrap();
+    let id = reactor.io().connect(&peer, None, now_ns() + SECOND).unwrap();
+    let mut handler = script(|s| !s.opened.is_empty());
+    reactor.run(&mut handler).unwrap();
+    accepted.recv().unwrap().write_all(b"unread").unwrap(); // and closed
+    reactor.io().pause(id, true);
+    reactor.io().timer(now_ns() + SECOND / 10, 1);
+    handler.until = Some(|s| !s.timers.is_empty());
+    let before = handler.turns;
+    reactor.run(&mut handler).unwrap();
+    assert!(handler.got.is_empty() && handler.turns - before < 10, "{} turns", handler.turns - before);
+    reactor.io().pause(id, false);
+    handler.until = Some(|s| !s.closed.is_empty());
+    reactor.run(&mut handler).unwrap();
+    assert_eq!(handler.got[&id], b"unread");
+}
+
+#[test]
+fn timers_come_in_order_and_not_before_their_time() {
+    let mut reactor = Reactor::new().unwrap();
+    let now = now_ns();
+    for (after_ms, key) in [(30, 3), (10, 1), (20, 2), (10, 11)] {
+        reactor.io().timer(now + after_ms * 1_000_000, key);
+    }
+    let mut handler = script(|s| s.timers.len() == 4);
+    reactor.run(&mut handler).unwrap();
+    assert_eq!(handler.timers, [1, 11, 2, 3]);
+    assert!(now_ns() >= now + 30_000_000);
+}
+
+#[test]
+fn a_waker_ends_the_sleep_from_another_thread() {
+    let mut reactor = Reactor::new().unwrap();
+    let waker = reactor.io().waker();
+    waker.wake();
+    waker.wake();
+    let mut handler = script(|s| s.turns == 2);
+    reactor.run(&mut handler).unwrap();
+    let thread = std::thread::spawn(move || waker.wake());
+    handler.until = Some(|s| s.turns == 4);
+    reactor.run(&mut handler).unwrap(); // or the deadline's assertion says that it never came
+    thread.join().unwrap();
+}
