@@ -36,6 +36,7 @@ enum ReadFromFlag {
 
 #[derive(Args)]
 #[command(
+    args_override_self = true,
     after_help = "Placeholders in commands: {key} {value} {seq} {now} {sha}; {{ and }} are plain braces.\n\nExamples:\n  unslow bench redis://10.0.0.1:6379 --rate 20000 --seconds 30\n  unslow bench localhost:7000 --connections 50 --pipeline 16 --mix get=0.9,set=0.1 --value-size 16-1024\n  unslow bench localhost --model shared --callers 32 --command \"HSET user:{key} f {value}\"\n  unslow bench localhost --replay monitor.txt --speed 2\n  unslow bench redis://a --against redis://b --repeat 5 --save a.json --save-against b.json"
 )]
 pub struct Bench {

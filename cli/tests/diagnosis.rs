@@ -3,20 +3,11 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::process::Command;
 
-use common::{command, engine, ids, report, stderr, stdout, unseen, unslow};
+use common::{browse, command, engine, ids, report, schema, stderr, stdout, tls_server, unseen, unslow};
 use serde_json::Value;
 use unslow_engine::{CATALOG, Deployment, Server, ServerSpec, Shape};
 use unslow_lab::lab::Lab;
-
-fn schema() -> jsonschema::Validator {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema/doctor.json");
-    let schema: Value =
-        serde_json::from_str(&std::fs::read_to_string(path).expect("the schema is kept")).expect("it is JSON");
-    jsonschema::validator_for(&schema).expect("it is a schema")
-}
 
 fn addresses(report: &Value) -> BTreeSet<String> {
     let nodes = report["deployment"]["nodes"].as_array().cloned().unwrap_or_default();
@@ -25,7 +16,7 @@ fn addresses(report: &Value) -> BTreeSet<String> {
 
 #[test]
 fn finds_the_whole_deployment_from_any_address_on_every_engine_and_keeps_to_the_schema() {
-    let schema = schema();
+    let schema = schema("doctor");
     for entry in CATALOG {
         let engine = engine(entry.name);
         for shape in [
@@ -127,37 +118,6 @@ fn speaks_resp2_and_resp3_and_unix_sockets() {
     }
 }
 
-fn openssl(dir: &Path, arguments: &str) {
-    let output = Command::new("openssl")
-        .current_dir(dir)
-        .args(arguments.split(' '))
-        .output()
-        .expect("openssl is installed (make tools)");
-    assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A CA, a certificate for 127.0.0.1, and a server that speaks TLS on `port`.
-fn tls_server(dir: &Path) -> (Server, u16) {
-    openssl(dir, "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.crt -subj /CN=test-ca");
-    openssl(dir, "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost");
-    std::fs::write(dir.join("ext"), "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n").unwrap();
-    openssl(
-        dir,
-        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt",
-    );
-    let port = unslow_engine::free_port("127.0.0.1").unwrap();
-    let file = |n: &str| dir.join(n).display().to_string();
-    let settings = [
-        ("tls-port", port.to_string()),
-        ("tls-cert-file", file("server.crt")),
-        ("tls-key-file", file("server.key")),
-        ("tls-ca-cert-file", file("ca.crt")),
-        ("requirepass", "s3cret".into()),
-    ];
-    let settings = settings.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-    (Server::start(&engine("redis-7.0"), &ServerSpec { settings, ..ServerSpec::default() }).unwrap(), port)
-}
-
 #[test]
 fn speaks_tls_with_client_certificates_and_says_what_is_wrong_with_either_side() {
     let dir = tempfile::tempdir().unwrap();
@@ -249,12 +209,6 @@ fn the_printed_user_sees_everything_and_may_write_nothing_on_every_version() {
 
 #[test]
 fn the_page_opens_in_a_real_browser_with_its_causes_and_plots() {
-    let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
-        .iter()
-        .find(|b| Command::new(b).arg("--version").output().is_ok())
-    else {
-        panic!("no Chromium; make tools installs it");
-    };
     let fault = unslow_lab::faults::find("keys_command").unwrap();
     let lab = Lab::start(&fault.topology_of_six("valkey-9.1")).unwrap();
     let active = fault.inject(&lab, None, None).unwrap();
@@ -263,29 +217,7 @@ fn the_page_opens_in_a_real_browser_with_its_causes_and_plots() {
     let output = unslow(&["doctor", &lab.url(), "--window", "3s", "--quiet", "--html", page.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     drop(active);
-    let text = std::fs::read_to_string(&page).unwrap();
-    for outside in ["http://", "https://", "src=", "<script", "@import"] {
-        let stripped = text.replace("http://www.w3.org/2000/svg", "");
-        assert!(!stripped.contains(outside), "the page is not self-contained: {outside}");
-    }
-    let profile = dir.path().join("profile");
-    let dom = Command::new(browser)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-        ])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .arg("--dump-dom")
-        .arg(format!("file://{}", page.display()))
-        .output()
-        .unwrap();
-    let dom = stdout(&dom);
+    let dom = browse(&page);
     assert!(
         dom.contains("id=\"keys_command\"") && dom.contains("class=\"topology\""),
         "the browser shows another page: {dom:.300}"

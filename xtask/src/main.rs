@@ -37,7 +37,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-topology",
         ],
     ),
-    ("xtask", &["unslow-doctor", "unslow-lab"]),
+    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-lab"]),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -141,6 +141,10 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     all.insert("docs/faults.md".into(), faults());
     let schema = schemars::schema_for!(unslow_lab::daemon::Description);
     all.insert("docs/schema/lab.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    let schema = schemars::schema_for!(unslow_bench::Report);
+    all.insert("docs/schema/bench.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    let schema = schemars::schema_for!(unslow_bench::Comparison);
+    all.insert("docs/schema/compare.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_doctor::Report);
     all.insert("docs/schema/doctor.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     Ok(all)

@@ -1,9 +1,10 @@
 //! What the tests of the binary share.
 #![allow(dead_code)] // each test file uses its part
 
+use std::path::Path;
 use std::process::{Command, Output};
 
-use unslow_engine::{Engine, find};
+use unslow_engine::{Engine, Server, ServerSpec, find};
 
 /// The released binary with these arguments, to its end.
 pub fn unslow(arguments: &[&str]) -> Output {
@@ -49,4 +50,76 @@ pub fn unseen(report: &serde_json::Value) -> Vec<String> {
     all.iter()
         .map(|c| format!("{} [{}]", c["why"].as_str().unwrap_or_default(), c["grant"].as_str().unwrap_or_default()))
         .collect()
+}
+
+pub fn openssl(dir: &Path, arguments: &str) {
+    let output = Command::new("openssl")
+        .current_dir(dir)
+        .args(arguments.split(' '))
+        .output()
+        .expect("openssl is installed (make tools)");
+    assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A CA, a certificate for 127.0.0.1, and a server that speaks TLS on `port`.
+pub fn tls_server(dir: &Path) -> (Server, u16) {
+    openssl(dir, "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.crt -subj /CN=test-ca");
+    openssl(dir, "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost");
+    std::fs::write(dir.join("ext"), "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n").unwrap();
+    openssl(
+        dir,
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt",
+    );
+    let port = unslow_engine::free_port("127.0.0.1").unwrap();
+    let file = |n: &str| dir.join(n).display().to_string();
+    let settings = [
+        ("tls-port", port.to_string()),
+        ("tls-cert-file", file("server.crt")),
+        ("tls-key-file", file("server.key")),
+        ("tls-ca-cert-file", file("ca.crt")),
+        ("requirepass", "s3cret".into()),
+    ];
+    let settings = settings.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
+    (Server::start(&engine("redis-7.0"), &ServerSpec { settings, ..ServerSpec::default() }).unwrap(), port)
+}
+
+/// The committed schema of a document.
+pub fn schema(name: &str) -> jsonschema::Validator {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../docs/schema/{name}.json"));
+    let schema: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("the schema is kept")).expect("it is JSON");
+    jsonschema::validator_for(&schema).expect("it is a schema")
+}
+
+/// What a real browser makes of a page, after a look that the page asks nobody outside for anything.
+pub fn browse(page: &Path) -> String {
+    let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
+        .iter()
+        .find(|b| Command::new(b).arg("--version").output().is_ok())
+    else {
+        panic!("no Chromium; make tools installs it");
+    };
+    let text = std::fs::read_to_string(page).unwrap();
+    for outside in ["http://", "https://", "src=", "<script", "@import"] {
+        let stripped = text.replace("http://www.w3.org/2000/svg", "");
+        assert!(!stripped.contains(outside), "the page is not self-contained: {outside}");
+    }
+    let profile = page.with_extension("profile");
+    let dom = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg("--dump-dom")
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    stdout(&dom)
 }

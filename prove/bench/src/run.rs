@@ -809,7 +809,8 @@ impl Session {
             );
         }
         // Who keeps up has answered all but the last ones when the load ends.
-        let behind = drain_s > (self.settings.length.as_secs_f64() * 0.02).max(0.1) || counts.unanswered * 100 > requests;
+        let behind =
+            drain_s > (self.settings.length.as_secs_f64() * 0.02).max(0.1) || counts.unanswered * 100 > requests;
         if self.load.open_loop && !interrupted && (behind || queue_full) {
             let waited = !total.wait.is_empty() && total.wait.mean() > 0.5 * all.mean();
             let why = match (valid, waited) {
