@@ -25,7 +25,8 @@ test: tools check ## everything CI runs
 	./target/release/unslow engine install
 	cargo test --release --workspace -- --test-threads=1
 
-bench: ## the tables in bench/runs, made anew for every engine
+bench: tools ## the tables in bench/runs, made anew
 	cargo build --release --package unslow
 	./bench/doctor.sh
 	./bench/lab.sh
+	./bench/bench.sh

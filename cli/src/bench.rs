@@ -312,8 +312,8 @@ impl Bench {
                         return Ok(());
                     }
                     let (run, histogram) = sessions[side].run(&mut |p| {
-                        if let (Progress::Second(second, interval), 0) = (&p, side) {
-                            log(begun + second.at_s, &interval.all());
+                        if let (Progress::Second(second, latency), 0) = (&p, side) {
+                            log(begun + second.at_s, latency);
                         }
                         live.tell(p);
                     })?;

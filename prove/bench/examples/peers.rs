@@ -21,12 +21,16 @@ const DEPTHS: [(usize, u64); 3] = [(1, 400_000), (16, 4_000_000), (64, 8_000_000
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
+    if std::env::args().nth(1).as_deref() == Some("gaps") {
+        return gaps();
+    }
     let unslow = arguments.next().map(PathBuf::from).expect("the path of the binary");
     let rounds: usize = arguments.next().map_or(5, |n| n.parse().expect("a number of rounds"));
     let resp_benchmark = arguments.next().map(PathBuf::from).filter(|p| p.exists());
     let server = Server::start(&find("valkey-9.1").expect("installed"), &ServerSpec::default()).expect("a server");
     pin("0", server.pid());
-    let (host, port) = server.address().rsplit_once(':').map(|(h, p)| (h.to_string(), p.to_string())).expect("an address");
+    let (host, port) =
+        server.address().rsplit_once(':').map(|(h, p)| (h.to_string(), p.to_string())).expect("an address");
     let redis_benchmark = cli_dirs().into_iter().map(|d| d.join("redis-benchmark")).find(|p| p.exists());
 
     let pinned = |program: &PathBuf| {
@@ -43,14 +47,31 @@ fn main() {
     quiet(ours(&["--preload", "--requests", "1"]));
     if let Some(program) = &redis_benchmark {
         let mut command = pinned(program);
-        quiet_in(command.args(["-h", &host, "-p", &port, "-t", "set", "-d", "64", "-r", "100000", "-n", "3000000", "-P", "64", "-q"]));
+        quiet_in(command.args([
+            "-h", &host, "-p", &port, "-t", "set", "-d", "64", "-r", "100000", "-n", "3000000", "-P", "64", "-q",
+        ]));
     }
     if let Some(program) = &resp_benchmark {
         let mut command = Command::new(program);
-        quiet_in(command.args(["-h", &host, "-p", &port, "--load", "-P", "32", "-c", "10", "-n", "100000", "SET {key sequence 100000} {value 64}"]));
+        quiet_in(command.args([
+            "-h",
+            &host,
+            "-p",
+            &port,
+            "--load",
+            "-P",
+            "32",
+            "-c",
+            "10",
+            "-n",
+            "100000",
+            "SET {key sequence 100000} {value 64}",
+        ]));
     }
 
-    println!("| depth | tool | CPU us a request, median (least to most) | to unslow | requests/s |\n|---|---|---|---|---|");
+    println!(
+        "| depth | tool | CPU us a request, median (least to most) | to unslow | requests/s |\n|---|---|---|---|---|"
+    );
     for (depth, requests) in DEPTHS {
         let (p, n) = (depth.to_string(), requests.to_string());
         let mut seen: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
@@ -62,12 +83,28 @@ fn main() {
             run("unslow", ours(&["--no-preload", "-c", "50", "-P", &p, "--requests", &n, "--seconds", "600"]));
             if let Some(program) = &redis_benchmark {
                 let mut command = pinned(program);
-                command.args(["-h", &host, "-p", &port, "-t", "get", "-r", "100000", "-c", "50", "-n", &n, "-P", &p, "-q"]);
+                command.args([
+                    "-h", &host, "-p", &port, "-t", "get", "-r", "100000", "-c", "50", "-n", &n, "-P", &p, "-q",
+                ]);
                 run("redis-benchmark", command);
             }
             if let Some(program) = &resp_benchmark {
                 let mut command = Command::new(program); // pins its threads itself
-                command.args(["-h", &host, "-p", &port, "--cores", "1", "-c", "50", "-n", &n, "-P", &p, "GET {key uniform 100000}"]);
+                command.args([
+                    "-h",
+                    &host,
+                    "-p",
+                    &port,
+                    "--cores",
+                    "1",
+                    "-c",
+                    "50",
+                    "-n",
+                    &n,
+                    "-P",
+                    &p,
+                    "GET {key uniform 100000}",
+                ]);
                 run("resp-benchmark", command);
             }
         }
@@ -100,7 +137,21 @@ fn main() {
     if let Some(program) = &resp_benchmark {
         println!("$ resp-benchmark -c 50 -t 20000 -s 10 'GET {{key uniform 100000}}'");
         let mut command = Command::new(program);
-        command.args(["-h", &host, "-p", &port, "--cores", "1", "-c", "50", "-t", "20000", "-s", "10", "GET {key uniform 100000}"]);
+        command.args([
+            "-h",
+            &host,
+            "-p",
+            &port,
+            "--cores",
+            "1",
+            "-c",
+            "50",
+            "-t",
+            "20000",
+            "-s",
+            "10",
+            "GET {key uniform 100000}",
+        ]);
         frozen(command);
     }
     if let Some(program) = &redis_benchmark {
@@ -115,7 +166,33 @@ fn main() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().filter(|l| l.contains("lateness ") || l.contains("busy)")).for_each(|l| println!("{l}"));
     }
-    println!("```");
+    // What the machine itself does to anyone on processor 1 while processor 0 is busy: without it, nobody can tell whose
+    // lateness that is.
+    let mut busy = Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]).spawn().expect("sh");
+    let own = std::env::current_exe().expect("a path");
+    let output = Command::new("taskset").args(["-c", "1"]).arg(own).arg("gaps").output().expect("it runs");
+    let _ = busy.kill();
+    let _ = busy.wait();
+    print!("{}```\n", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Times in which a loop that does nothing but read the clock was not run.
+fn gaps() {
+    let (begun, mut last, mut gaps) = (Instant::now(), Instant::now(), Vec::new());
+    while begun.elapsed() < Duration::from_secs(5) {
+        let now = Instant::now();
+        if now - last > Duration::from_micros(200) {
+            gaps.push((now - last).as_micros());
+        }
+        last = now;
+    }
+    gaps.sort_unstable();
+    println!(
+        "control: a loop on processor 1 that only reads the clock, processor 0 busy, 5 s: {} gaps above 200 us, {} us in all, the longest {:?}",
+        gaps.len(),
+        gaps.iter().sum::<u128>(),
+        gaps.last().copied().unwrap_or(0)
+    );
 }
 
 /// Binds a process to processors.

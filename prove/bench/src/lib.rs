@@ -30,5 +30,4 @@ pub use report::{
     Run, SCHEMA, Second, ServerRun,
 };
 pub use run::{Error, Model, Progress, ReadFrom, Session, Settings, interrupt, interrupted};
-pub use stats::Interval;
 pub use workload::Spec;

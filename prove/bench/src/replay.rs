@@ -106,7 +106,7 @@ impl Recording {
             out.timed &= time.is_some();
             let due_ns = time.map_or(0, |us| us.saturating_mul(1000));
             let encoded = encode(&words);
-            let slot = key_of(&name, &words).map(|k| slot_of(k));
+            let slot = key_of(&name, &words).map(slot_of);
             out.recorded.push(Recorded {
                 at: out.bytes.len(),
                 len: encoded.len() as u32,

@@ -327,8 +327,7 @@ pub(crate) fn points(histogram: &Histogram<u64>) -> Vec<Percentile> {
 }
 
 impl Second {
-    pub(crate) fn of(interval: &Interval) -> Second {
-        let all = interval.all();
+    pub(crate) fn of(interval: &Interval, all: &Histogram<u64>) -> Second {
         let us = |q: f64| if all.is_empty() { 0.0 } else { all.value_at_quantile(q) as f64 / 1e3 };
         Second {
             at_s: interval.second,

@@ -177,10 +177,16 @@ pub enum Progress<'a> {
         /// In all.
         total: u64,
     },
-    /// A second is over.
-    Second(&'a Second, &'a Interval),
+    /// A second is over: what it was like, and the latency of its requests in nanoseconds.
+    Second(&'a Second, &'a Histogram<u64>),
     /// Something happened.
     Event(&'a Event),
+}
+
+/// The same on its way from the thread that collects.
+enum News {
+    Second(Second, Histogram<u64>),
+    Event(Event),
 }
 
 /// Ends the run that is going on: its results so far, and those of the runs before it, are still reported. True the first
@@ -623,20 +629,38 @@ impl Session {
             };
             let (scouted, target, options) = (&shared, &self.settings.target, &self.settings.options);
             scope.spawn(move || scouted.routes.scout(target, options, &tell));
-            let run = self.collect(&shared, &heard, &spares, &events, observer);
-            shared.stop.store(true, Ordering::Release);
-            shared.routes.end();
-            run
+            // Adding up a second takes a millisecond. On a processor that it shares with a generator's thread that would be
+            // a millisecond of lateness, so it is done in what is left over (nice belongs to a thread on Linux).
+            let (tell, told) = channel();
+            let (collected, marked) = (&shared, &events);
+            let collector = scope.spawn(move || {
+                let _ = rustix::process::nice(19);
+                let run = self.collect(collected, heard, &spares, marked, &mut |news| {
+                    let _ = tell.send(news);
+                });
+                collected.stop.store(true, Ordering::Release);
+                collected.routes.end();
+                run
+            });
+            for news in told {
+                observer(match &news {
+                    News::Second(second, latency) => Progress::Second(second, latency),
+                    News::Event(event) => Progress::Event(event),
+                });
+            }
+            collector
+                .join()
+                .unwrap_or_else(|_| Err(Error("the generator's collector died; this is a defect of unslow".into())))
         })
     }
 
     fn collect(
         &self,
         shared: &Shared,
-        heard: &Receiver<Said>,
+        heard: Receiver<Said>,
         spares: &[Sender<Box<Interval>>],
         events: &Mutex<Vec<(u64, String)>>,
-        observer: &mut dyn FnMut(Progress),
+        tell: &mut dyn FnMut(News),
     ) -> Result<(Run, Histogram<u64>), Error> {
         let threads = self.settings.threads;
         let mut summaries: Vec<Summary> = Vec::new();
@@ -655,36 +679,37 @@ impl Session {
             }
         }
         let before = self.look_at_servers();
-        let start = now_ns() + 2_000_000;
+        let mut total = Interval::new(self.workload.commands.len());
+        // Late enough that nobody is still busy with getting ready.
+        let start = now_ns() + 10_000_000;
         shared.start.store(start, Ordering::Release);
         shared.routes.wake_all();
-
-        let mut total = Interval::new(self.workload.commands.len());
         let mut open: BTreeMap<u32, (usize, Box<Interval>)> = BTreeMap::new();
         let mut timeline: Vec<Second> = Vec::new();
         let mut marks: Vec<Event> = Vec::new();
         let mut spare = 0;
-        let mut finish = |interval: Box<Interval>, total: &mut Interval, observer: &mut dyn FnMut(Progress)| {
+        let mut finish = |interval: Box<Interval>, total: &mut Interval, tell: &mut dyn FnMut(News)| {
             let mut interval = interval;
-            let second = Second::of(&interval);
+            let latency = interval.all();
+            let second = Second::of(&interval, &latency);
             for (at, text) in std::mem::take(&mut interval.marks) {
                 let event = Event { at_s: round(at as f64 / 1e9), text };
                 // Every thread has noticed it.
                 if !marks.iter().any(|m: &Event| m.text == event.text && (m.at_s - event.at_s).abs() < 1.0) {
-                    observer(Progress::Event(&event));
+                    tell(News::Event(event.clone()));
                     marks.push(event);
                 }
             }
-            for ((node, why), count) in &interval.lost {
+            for ((node, why), (count, at)) in &interval.lost {
                 let plural = if *count == 1 { "" } else { "s" };
                 let event = Event {
-                    at_s: f64::from(second.at_s),
+                    at_s: round(*at as f64 / 1e9),
                     text: format!("{count} connection{plural} to {node} lost: {why}"),
                 };
-                observer(Progress::Event(&event));
+                tell(News::Event(event.clone()));
                 marks.push(event);
             }
-            observer(Progress::Second(&second, &interval));
+            tell(News::Second(second.clone(), latency));
             total.add(&interval);
             timeline.push(second);
             interval.reset();
@@ -714,7 +739,7 @@ impl Session {
                         && entry.get().0 == threads
                     {
                         let (_, (_, interval)) = open.pop_first().expect("there is a first");
-                        finish(interval, &mut total, observer);
+                        finish(interval, &mut total, tell);
                     }
                 }
                 Ok(Said::Ended(summary)) => {
@@ -728,7 +753,7 @@ impl Session {
             }
             let news = events.lock().expect("no thread panicked");
             for (at, text) in &news[told..] {
-                observer(Progress::Event(&Event { at_s: since(*at, start), text: text.clone() }));
+                tell(News::Event(Event { at_s: since(*at, start), text: text.clone() }));
             }
             told = news.len();
             drop(news);
@@ -739,7 +764,7 @@ impl Session {
             }
         }
         for (_, (_, interval)) in std::mem::take(&mut open) {
-            finish(interval, &mut total, observer);
+            finish(interval, &mut total, tell);
         }
         let took = summaries.iter().map(|s| s.took_ns).max().unwrap_or(0) as f64 / 1e9;
         interrupted |= INTERRUPTED.load(Ordering::Acquire);
@@ -913,7 +938,7 @@ impl Session {
                     .iter()
                     .map(|k| Errors { kind: k.name.clone(), count: k.count, example: k.example.clone() })
                     .collect();
-                errors.sort_by(|a, b| b.count.cmp(&a.count));
+                errors.sort_by_key(|e| std::cmp::Reverse(e.count));
                 errors
             },
             verified_values: counts.verified,

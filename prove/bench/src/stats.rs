@@ -32,8 +32,8 @@ pub struct Interval {
     pub counts: Counts,
     /// Requests that went wrong, by kind.
     pub errors: Vec<Kind>,
-    /// Connections lost: node, why, how many.
-    pub lost: BTreeMap<(String, String), u64>,
+    /// Connections lost: node and why; how many, and the first one's time in ns since the start.
+    pub lost: BTreeMap<(String, String), (u64, u64)>,
     /// Anything else worth a mark on the time line: ns since the start and a sentence.
     pub marks: Vec<(u64, String)>,
 }
@@ -152,8 +152,9 @@ impl Interval {
                 None => self.errors.push(kind.clone()),
             }
         }
-        for (what, count) in &other.lost {
-            *self.lost.entry(what.clone()).or_insert(0) += count;
+        for (what, (count, at)) in &other.lost {
+            let mine = self.lost.entry(what.clone()).or_insert((0, *at));
+            *mine = (mine.0 + count, mine.1.min(*at));
         }
         self.marks.extend(other.marks.iter().cloned());
     }

@@ -1064,7 +1064,8 @@ impl Worker {
             let cut_off = node.open == 0 && !node.down;
             node.down |= cut_off;
             if was_open {
-                *self.interval.lost.entry((address.clone(), text.to_string())).or_insert(0) += 1;
+                let at = now_ns().saturating_sub(self.start);
+                self.interval.lost.entry((address.clone(), text.to_string())).or_insert((0, at)).0 += 1;
             }
             if cut_off {
                 self.mark(format!("{address} has no connection left: {text}"));

@@ -217,7 +217,7 @@ impl Workload {
             }
         }
         let total: f64 = mix.values().sum();
-        if recording.is_none() && (!total.is_finite() || total <= 0.0 || mix.values().any(|w| !(*w >= 0.0))) {
+        if recording.is_none() && (!total.is_finite() || total <= 0.0 || mix.values().any(|w| w.is_nan() || *w < 0.0)) {
             return Err("the shares of the mix are numbers of 0 or more, and one of them is more".into());
         }
         let mut commands = Vec::new();
@@ -525,7 +525,7 @@ struct Dice(u64);
 impl Dice {
     #[inline]
     fn below(&mut self, n: u64) -> u64 {
-        (u128::from(self.next_u64()) * u128::from(n) >> 64) as u64
+        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 
     #[inline]
