@@ -218,4 +218,18 @@ mod tests {
         assert!(Recording::read(&b"<html>\n"[..]).unwrap_err().contains("no command name"));
         assert!(Recording::read(&b"\n"[..]).unwrap_err().contains("no command"));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_at_all_is_read_or_refused(text in "(\\PC|\n|\"|\\\\x|\\[|\\{){0,200}") {
+            if let Ok(recording) = Recording::read(text.as_bytes()) {
+                for seq in 0..recording.commands() * 2 {
+                    let bytes = recording.bytes(seq);
+                    proptest::prop_assert_eq!(unslow_resp::Scanner::default().scan(bytes), Ok(unslow_resp::Scan::Complete(bytes.len())));
+                    let _ = (recording.slot(seq), recording.kind(seq), recording.due_ns(seq));
+                }
+            }
+            let _ = crate::template::Template::parse(&text, None);
+        }
+    }
 }

@@ -173,7 +173,7 @@ fn a_run_goes_on_through_the_death_of_a_cluster_master() {
         assert_eq!(run.latency.count, run.answered + run.unanswered, "{name}");
         assert!(run.answered > 24_000, "{name}: {table:?}");
         let first = &run.timeline[0];
-        assert!(first.answered >= 2990 && first.errors == 0, "{name}: {table:?}");
+        assert!(first.answered >= 2900 && first.errors == 0, "{name}: {table:?}");
         let during = &run.timeline[2];
         assert!(during.answered < 2700 && during.answered > 1000, "{name}: two thirds go on: {table:?}");
         let last = run.timeline.iter().rfind(|s| s.at_s < 12).unwrap();
