@@ -1,5 +1,6 @@
 //! `unslow bench`: load, honest tails.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -290,7 +291,7 @@ impl Bench {
         let urls: Vec<&String> = [Some(&self.url), self.against.as_ref()].into_iter().flatten().collect();
         let settings = urls.iter().map(|url| self.settings(url)).collect::<anyhow::Result<Vec<_>>>()?;
         let prefix = settings[0].spec.key_prefix.clone();
-        let live = Live { output, prefix, spinner: output.spinner() };
+        let live = Live { output, prefix, seen: RefCell::default(), spinner: output.spinner() };
         let mut sessions = settings
             .into_iter()
             .map(|settings| Session::prepare(settings, &mut |p| live.tell(p)))
@@ -389,6 +390,8 @@ impl Bench {
 struct Live<'a> {
     output: &'a Output,
     prefix: String,
+    /// Answers of each second so far.
+    seen: RefCell<Vec<u64>>,
     spinner: crate::output::Spinner,
 }
 
@@ -408,10 +411,25 @@ impl Live<'_> {
                 ));
             }
             Progress::Preload { .. } => {}
-            Progress::Second(second, _) => self.spinner.update(&line(second)),
+            Progress::Second(second, _) => {
+                let mut seen = self.seen.borrow_mut();
+                if second.at_s == 0 {
+                    seen.clear();
+                }
+                seen.push(second.answered);
+                self.spinner.update(&format!("{}  {}", line(second), bars(&seen)));
+            }
             Progress::Event(event) => self.spinner.keep(&format!("{:>6.2} s  {}", event.at_s, event.text)),
         }
     }
+}
+
+/// The last twenty seconds' throughput, drawn.
+fn bars(seen: &[u64]) -> String {
+    const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let last = &seen[seen.len().saturating_sub(20)..];
+    let top = last.iter().copied().max().unwrap_or(0).max(1);
+    last.iter().map(|n| STEPS[(n * 7 / top) as usize]).collect()
 }
 
 fn line(second: &Second) -> String {

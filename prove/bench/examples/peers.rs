@@ -173,7 +173,7 @@ fn main() {
     let output = Command::new("taskset").args(["-c", "1"]).arg(own).arg("gaps").output().expect("it runs");
     let _ = busy.kill();
     let _ = busy.wait();
-    print!("{}```\n", String::from_utf8_lossy(&output.stdout));
+    println!("{}```", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Times in which a loop that does nothing but read the clock was not run.

@@ -492,9 +492,9 @@ impl Worker {
                 match rustls::pki_types::ServerName::try_from(host.clone()) {
                     Ok(name) => Some(Tls { config: config.clone(), name }),
                     Err(_) => {
-                        self.failed =
-                            Some(format!("{host:?} is no name a certificate can have; give one with --server-name"));
-                        io.stop();
+                        let text = format!("{host:?} is no name a certificate can have; give one with --server-name");
+                        self.interval.error("tls", &text);
+                        self.put_off(lane_index);
                         return;
                     }
                 }
