@@ -167,6 +167,8 @@ pub struct Worker {
     map: Arc<Map>,
     version: u64,
     slots: Vec<u16>,
+    /// Replicas of each master of the map, as indices into `nodes`.
+    readers: Vec<Vec<u16>>,
     nodes: Vec<Node>,
     lanes: Vec<Lane>,
     /// Lane of each connection, by [`Id::index`].
@@ -312,6 +314,7 @@ impl Worker {
         Worker {
             version: shared.routes.version(),
             slots: Vec::new(),
+            readers: Vec::new(),
             nodes: Vec::new(),
             lanes: Vec::new(),
             lane_of: Vec::new(),
@@ -390,6 +393,8 @@ impl Worker {
             index_of.push(node);
         }
         self.slots = map.slots.iter().map(|&s| if s == NOBODY { NOBODY } else { index_of[usize::from(s)] }).collect();
+        let own = |replica: &u16| Some(index_of[usize::from(*replica)]).filter(|n| *n != NOBODY);
+        self.readers = map.replicas.iter().map(|all| all.iter().filter_map(own).collect()).collect();
         self.multi_homed = self.nodes.len() > 1 || map.kind == unslow_topology::DeploymentKind::Cluster;
         for (n, node) in self.nodes.iter_mut().enumerate() {
             node.wanted = index_of.contains(&(n as u16));
@@ -643,16 +648,15 @@ impl Worker {
     /// One of the nodes that may answer reads of a slot.
     fn reader(&mut self, slot: u16, owner: u16) -> u16 {
         let master = self.map.slots[usize::from(slot)];
-        let Some(replicas) = self.map.replicas.get(usize::from(master)) else { return owner };
+        let Some(replicas) = self.readers.get(usize::from(master)) else { return owner };
         self.read_turn = self.read_turn.wrapping_add(1);
         let primary_too = usize::from(self.shared.shape.read_from == ReadFrom::Any);
         let choices = replicas.len() + primary_too;
         for i in 0..choices {
             let pick = (self.read_turn + i) % choices;
             let Some(&replica) = replicas.get(pick) else { return owner };
-            let address = &self.map.nodes[usize::from(replica)];
-            if let Some(n) = self.nodes.iter().position(|n| n.address == *address && n.open > 0) {
-                return n as u16;
+            if self.nodes[usize::from(replica)].open > 0 {
+                return replica;
             }
         }
         owner
@@ -863,6 +867,7 @@ impl Worker {
         lane.progress = now;
         lane.backoff = 0;
         if pending.caller == NOBODYS {
+            lane.trouble = None;
             return;
         }
         self.last_answer = now;
