@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The load generator beside its peers. Written to bench/runs/DATE/bench.md.
+# The load generator beside its peers. Written to bench/runs/DATE-HOST/bench.md.
 #
 # What it can show: what a request costs each generator on this machine, in turn and on a processor of its own, and what each
 # says of a server that stands still. What it cannot: what they say over a network. Takes about six minutes; needs two processors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
-out="bench/runs/$(date -u +%F)"
+out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out" "$UNSLOW_CACHE"
 cargo build --release --package unslow
 cargo build --release --package unslow-bench --package unslow-reactor --examples
@@ -26,7 +26,9 @@ test -x "$peer/bin/resp-benchmark" || { python3 -m venv "$peer" && "$peer/bin/pi
     echo "The floor, bare loops that count bytes, on epoll and on io_uring (\`base/reactor/examples/floor.rs\`):"
     echo
     echo '```'
-    lab=$(mktemp -d)/labs
+    dir=$(mktemp -d)
+    lab=$dir/labs
+    trap 'UNSLOW_LABS=$lab ./target/release/unslow lab down --all > /dev/null 2>&1; rm -rf "$dir"' EXIT
     UNSLOW_LABS=$lab ./target/release/unslow lab up --flat --quiet --name floor --kind standalone --zones 1 > /dev/null
     UNSLOW_LABS=$lab ./target/release/unslow lab ls --format json > "$lab.json"
     read -r address pid < <(python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); n=[n for l in d["labs"] for n in l["servers"]][0]; print(n["address"], n["pid"])' "$lab.json")
@@ -34,7 +36,6 @@ test -x "$peer/bin/resp-benchmark" || { python3 -m venv "$peer" && "$peer/bin/pi
     for _ in 1 2 3; do
         for depth in 1 16 64; do taskset -c 1 ./target/release/examples/floor "$address" "$depth" 50 2; done
     done
-    UNSLOW_LABS=$lab ./target/release/unslow lab down floor > /dev/null
     echo '```'
 } > "$out/bench.md.part"
 mv "$out/bench.md.part" "$out/bench.md"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The doctor's two tables for every engine: each fault alone and what was named first; healthy deployments and what was
-# named above risk. Written to bench/runs/DATE/, misses included.
+# named above risk. Written to bench/runs/DATE-HOST/, misses included.
 #
 # What they can show: that the rules tell these faults apart on these servers on this machine. What they cannot: how often
 # these causes happen elsewhere, or two at once. The whole takes about 20 minutes on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
-out="bench/runs/$(date -u +%F)"
+out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out"
 cargo test --release --package unslow --test injected --no-run
 for engine in ${ENGINES:-valkey-9.1 redis-7.0 redis-6.2 redis-5.0}; do

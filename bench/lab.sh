@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# How long labs take up and down, and the wire's own table. Written to bench/runs/DATE/lab.md and wire.md.
+# How long labs take up and down, and the wire's own table. Written to bench/runs/DATE-HOST/lab.md and wire.md.
 #
 # What it can show: whether a lab is at hand in seconds on this machine. What it cannot: the same on a machine that is busy
 # with something else; run it on an idle one. Takes about six minutes on two cores; needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
-out="bench/runs/$(date -u +%F)"
+out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out"
 cargo build --release --package unslow --package unslow-lab --examples --bins
 unslow="$PWD/target/release/unslow"

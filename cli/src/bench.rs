@@ -86,7 +86,7 @@ pub struct Bench {
     /// Runs
     #[arg(long, default_value_t = 1, value_name = "N")]
     repeat: usize,
-    /// A second deployment, measured in turn with the first (A B A B ...), and the two compared
+    /// A second deployment, measured in turn with the first (A B B A ...), and the two compared
     #[arg(long, value_name = "URL")]
     against: Option<String>,
     /// Write the report (JSON), for `unslow compare`
@@ -340,8 +340,9 @@ impl Bench {
             bail!("interrupted before the first run; nothing was measured");
         }
         // What was not measured on both sides is on neither.
-        let rounds = runs.iter().map(Vec::len).min().unwrap_or(0).max(usize::from(runs.len() == 1));
-        if rounds > 0 {
+        let whole = |r: &Vec<Run>| r.iter().take_while(|run| !run.interrupted).count();
+        let rounds = runs.iter().map(whole).min().unwrap_or(0);
+        if runs.len() > 1 && rounds > 0 {
             runs.iter_mut().for_each(|r| r.truncate(rounds));
         }
         let mut reports: Vec<Report> = sessions.iter().zip(runs).map(|(session, runs)| session.report(runs)).collect();
@@ -747,7 +748,11 @@ fn replace(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
     if written.is_err() {
         let _ = std::fs::remove_file(&beside);
     }
-    Ok(written?)
+    match written {
+        // The file may be written, but its directory may not.
+        Err(e) if e.kind() != std::io::ErrorKind::StorageFull => Ok(std::fs::write(path, text)?),
+        other => Ok(other?),
+    }
 }
 
 fn read(path: &std::path::Path) -> anyhow::Result<Report> {

@@ -334,6 +334,9 @@ fn results_that_cannot_be_kept_are_printed_all_the_same() {
 fn bad_orders_get_one_clear_line() {
     let server = server();
     let url = server.url();
+    let dir = tempfile::tempdir().unwrap();
+    let recording = dir.path().join("recorded.txt");
+    std::fs::write(&recording, "GET a\n").unwrap();
     for (more, expected) in [
         (&["--mix", "gett=1"][..], "did you mean \"get\""),
         (&["--mix", "get=0.9,set"], "some have a share"),
@@ -358,7 +361,8 @@ fn bad_orders_get_one_clear_line() {
         (&["--arrivals", "poisson"], "--rate"),
         (&["--requests", "0"], "--requests 0"),
         (&["--replay", "/nowhere"], "/nowhere"),
-        (&["--replay", "/etc/passwd", "--mix", "get=1"], ""),
+        (&["--replay", recording.to_str().unwrap(), "--mix", "get=1"], "a mix has no part in it"),
+        (&["--replay", "/etc/passwd"], "line 1"),
         (&["--speed", "2"], "--replay"),
         (&["--read-from", "replica"], "no replica"),
         (&["--subscribers", "2"], "--mix publish"),

@@ -122,14 +122,16 @@ impl Reactor {
     pub fn run<H: Handler>(&mut self, handler: &mut H) -> std::io::Result<()> {
         self.io.stopped = false;
         while !self.io.stopped {
-            let wake = handler.turn(&mut self.io);
-            while let Some(id) = self.io.resumed.pop() {
-                self.read(handler, id, EventFlags::IN);
-            }
-            // What a handler does about a broken connection may be to write on others.
-            while !self.io.dirty.is_empty() || !self.io.broken.is_empty() {
-                self.io.flush_all();
+            let mut wake = handler.turn(&mut self.io);
+            self.io.flush_all();
+            // What a handler does about these may be to write on others, to break them, or to want another time: there is
+            // another turn before the next sleep.
+            if !self.io.resumed.is_empty() || !self.io.broken.is_empty() {
+                for id in std::mem::take(&mut self.io.resumed) {
+                    self.read(handler, id, EventFlags::IN);
+                }
                 self.io.tell_broken(handler);
+                wake = Some(0);
             }
             if self.io.stopped {
                 break;
@@ -145,7 +147,13 @@ impl Reactor {
                     self.io.set_alarm(at)?;
                     None
                 }
-                None => None,
+                None => {
+                    // One that rang would go on ringing.
+                    if self.io.alarm_at == 0 {
+                        self.io.set_alarm(now_ns() + 3_600_000_000_000)?;
+                    }
+                    None
+                }
             };
             self.events.clear();
             match epoll::wait(&self.io.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout) {
@@ -247,14 +255,20 @@ impl Reactor {
         let got = match recv(&link.fd, &mut self.buffer[from..room], RecvFlags::empty()) {
             Ok((0, _)) => Err(Closed::Peer),
             Ok((n, _)) => Ok(n),
+            // Nothing more to read before the end that writing has found.
+            Err(Errno::AGAIN) if link.unwritten.is_some() => Err(Closed::Peer),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
             Err(e) => Err(Closed::Io(e.into())),
         };
         let got = match got {
             Ok(got) => got,
             Err(why) => {
-                self.plain.clear();
                 let why = link.unwritten.take().unwrap_or(why);
+                // What was left over may be whole messages, of a connection that was paused.
+                if kept > 0 {
+                    handler.data(&mut self.io, id, &self.buffer[..kept]);
+                }
+                self.plain.clear();
                 self.io.fail(id, why);
                 return;
             }
@@ -290,6 +304,9 @@ impl Reactor {
             if rest.len() > self.io.input_max {
                 self.io.fail(id, Closed::TooMuch);
             }
+        }
+        if self.io.link(id).is_some_and(|l| l.unwritten.is_some()) {
+            self.io.resumed.push(id);
         }
         if tls {
             self.plain.clear();
@@ -459,6 +476,8 @@ impl Io {
                 return;
             }
             link.unwritten.get_or_insert(why);
+            link.paused = false;
+            self.resumed.push(id);
         }
         self.settle_interest(id);
     }
@@ -525,8 +544,8 @@ impl Io {
     }
 
     fn tell_broken<H: Handler>(&mut self, handler: &mut H) {
-        // What a handler does about one may break another.
-        while let Some((id, why)) = self.broken.pop() {
+        // Those alone that are known by now: a handler that dials again where nobody listens may break another each time.
+        for (id, why) in std::mem::take(&mut self.broken) {
             if self.link(id).is_some() {
                 self.close(id);
                 handler.closed(self, id, why);

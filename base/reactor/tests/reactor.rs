@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, now_ns};
@@ -238,6 +240,122 @@ fn timers_come_in_order_and_not_before_their_time() {
     reactor.run(&mut handler).unwrap();
     assert_eq!(handler.timers, [1, 11, 2, 3]);
     assert!(now_ns() >= now + 30_000_000);
+}
+
+/// Leaves what comes first, stops reading, and goes on a moment later.
+struct Holding {
+    holds: bool,
+    got: Vec<u8>,
+    closed: bool,
+    id: Option<Id>,
+    enough: fn(&Holding) -> bool,
+    deadline: u64,
+}
+
+impl Handler for Holding {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        if (self.enough)(self) {
+            io.stop();
+        }
+        assert!(now_ns() < self.deadline, "what was left over never came: {:?}", self.got);
+        Some(self.deadline)
+    }
+    fn opened(&mut self, _: &mut Io, _: Id) {}
+    fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
+        if std::mem::take(&mut self.holds) {
+            self.id = Some(id);
+            io.pause(id, true);
+            io.timer(now_ns() + SECOND / 20, 1);
+            return 0;
+        }
+        self.got.extend_from_slice(bytes);
+        bytes.len()
+    }
+    fn closed(&mut self, _: &mut Io, _: Id, _: Closed) {
+        self.closed = true;
+    }
+    fn timer(&mut self, io: &mut Io, _: u64) {
+        io.pause(self.id.unwrap(), false);
+    }
+}
+
+#[test]
+fn what_was_left_over_comes_again_when_reading_goes_on_though_the_peer_sends_no_more() {
+    for closes in [false, true] {
+        let (peer, accepted) = listen();
+        let mut reactor = Reactor::new().unwrap();
+        reactor.io().connect(&peer, None, now_ns() + SECOND).unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut stream = accepted.recv().unwrap();
+            stream.write_all(b"abc").unwrap();
+            (!closes).then_some(stream)
+        });
+        let enough: fn(&Holding) -> bool = if closes { |h| h.closed } else { |h| h.got.len() == 3 };
+        let deadline = now_ns() + 10 * SECOND;
+        let mut handler = Holding { holds: true, got: Vec::new(), closed: false, id: None, enough, deadline };
+        reactor.run(&mut handler).unwrap();
+        assert_eq!((&handler.got[..], handler.closed), (&b"abc"[..], closes));
+        drop(thread.join().unwrap());
+    }
+}
+
+#[test]
+fn what_a_peer_said_before_it_went_is_read_though_writing_to_it_fails() {
+    let (peer, accepted) = listen();
+    let mut reactor = Reactor::new().unwrap();
+    let id = reactor.io().connect(&peer, None, now_ns() + SECOND).unwrap();
+    let mut handler = script(|s| !s.opened.is_empty());
+    reactor.run(&mut handler).unwrap();
+    let mut stream = accepted.recv().unwrap();
+    stream.write_all(b"last words").unwrap();
+    drop(stream);
+    // The first write is answered by a reset, the second finds it; either may come before what was said is read.
+    handler.until = Some(|s| !s.closed.is_empty());
+    reactor.io().output(id).extend_from_slice(b"a");
+    reactor.io().flush(id);
+    reactor.io().output(id).extend_from_slice(b"b");
+    reactor.io().flush(id);
+    reactor.run(&mut handler).unwrap();
+    assert_eq!((&handler.got[&id][..], handler.closed.len()), (&b"last words"[..], 1));
+}
+
+/// Has no time of its own to be woken at.
+struct Idle {
+    turns: u64,
+    woken: Arc<AtomicBool>,
+}
+
+impl Handler for Idle {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        self.turns += 1;
+        if self.woken.load(Ordering::Acquire) {
+            io.stop();
+        }
+        None
+    }
+    fn opened(&mut self, _: &mut Io, _: Id) {}
+    fn data(&mut self, _: &mut Io, _: Id, bytes: &[u8]) -> usize {
+        bytes.len()
+    }
+    fn closed(&mut self, _: &mut Io, _: Id, _: Closed) {}
+    fn timer(&mut self, _: &mut Io, _: u64) {}
+}
+
+#[test]
+fn an_alarm_that_rang_does_not_go_on_ringing() {
+    let mut reactor = Reactor::new().unwrap();
+    reactor.io().timer(now_ns() + 1_000_000, 1);
+    let (waker, woken) = (reactor.io().waker(), Arc::new(AtomicBool::new(false)));
+    let tell = woken.clone();
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        tell.store(true, Ordering::Release);
+        waker.wake();
+    });
+    let mut handler = Idle { turns: 0, woken };
+    reactor.run(&mut handler).unwrap();
+    thread.join().unwrap();
+    assert!(handler.turns < 10, "{} turns with nothing to do", handler.turns);
 }
 
 #[test]

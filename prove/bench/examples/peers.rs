@@ -129,8 +129,10 @@ fn main() {
         server.signal(18); // SIGCONT
         let output = child.wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&output.stdout).replace('\r', "\n");
-        let last: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty() && !l.contains("rps=")).collect();
-        println!("{}\n", last[last.len().saturating_sub(14)..].join("\n"));
+        // Progress that a terminal would write over is left out.
+        let shown = |l: &&str| !l.trim().is_empty() && !l.contains("rps=") && !l.contains("(overall");
+        let lines: Vec<&str> = text.lines().map(|l| l.trim_start_matches("\u{1b}[F\u{1b}[2K")).filter(shown).collect();
+        println!("{}\n", lines.join("\n"));
     };
     println!("$ unslow bench URL --rate 20000 --seconds 10 --connections 50 --mix get=1 --value-size 64");
     frozen(ours(&["--no-preload", "--rate", "20000", "--seconds", "10", "-c", "50"]));

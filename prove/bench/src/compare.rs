@@ -1,7 +1,7 @@
 //! Two reports side by side: is the difference one that can be shown?
 //!
 //! Each run gives one figure a metric. The difference of the two sides' means is bootstrapped: runs are drawn again with
-//! replacement ten thousand times, and the middle 95 % of the differences are the interval. Runs made in turn (A B A B)
+//! replacement ten thousand times, and the middle 95 % of the differences are the interval. Runs made in turn (A B B A)
 //! are drawn as pairs, so that what slowed the machine down for both cancels out. (Efron and Tibshirani, An Introduction
 //! to the Bootstrap, 1993, percentile interval.)
 //!
@@ -155,6 +155,9 @@ pub fn compare(a: &Report, b: &Report) -> Comparison {
         let invalid = report.runs.iter().filter(|r| !r.valid).count();
         if invalid > 0 {
             warnings.push(format!("{invalid} of {name}'s {} runs are invalid", report.runs.len()));
+        }
+        if report.runs.iter().any(|r| r.interrupted) {
+            warnings.push(format!("a run of {name} was ended before its time"));
         }
         if report.runs.iter().any(|r| r.doubts.iter().any(|d| d.starts_with("the generator was the bottleneck"))) {
             warnings.push(format!(

@@ -444,14 +444,18 @@ impl Session {
             lateness_us_allowed: settings.lateness_max.as_nanos() as f64 / 1e3,
         };
         let preload = settings.spec.preload.unwrap_or_else(|| workload.wants_preload() && !is_replica);
-        INTERRUPTED.store(false, Ordering::Release);
-        SESSIONS.fetch_add(1, Ordering::AcqRel);
+        if SESSIONS.fetch_add(1, Ordering::AcqRel) == 0 {
+            INTERRUPTED.store(false, Ordering::Release);
+        }
         let mut session =
             Session { settings, workload: Arc::new(workload), map, version, at_ms: 0, load, preloaded: 0, runs: 0 };
         session.probe(&mut masters)?;
         drop(masters);
         if preload {
             session.preload(observer)?;
+        }
+        if interrupted() {
+            return Err(Error("interrupted before the first run; nothing was measured".into()));
         }
         Ok(session)
     }
@@ -801,7 +805,8 @@ impl Session {
         let all = total.all();
         let counts = total.counts;
         let refused = total.refused.len();
-        let drain_s = round((seconds - self.settings.length.as_secs_f64()).max(0.0));
+        let load_s = summaries.iter().map(|s| s.load_ns).max().unwrap_or(0) as f64 / 1e9;
+        let drain_s = round((seconds - load_s).max(0.0));
         let requests = counts.answered + refused + counts.unanswered;
         let cpu_ns: u64 = summaries.iter().map(|s| s.cpu_ns).sum();
         let busy: Vec<f64> =
@@ -834,8 +839,7 @@ impl Session {
             );
         }
         // Who keeps up has answered all but the last ones when the load ends.
-        let behind =
-            drain_s > (self.settings.length.as_secs_f64() * 0.02).max(0.1) || counts.unanswered * 100 > requests;
+        let behind = drain_s > (load_s * 0.02).max(0.1) || counts.unanswered * 100 > requests;
         if self.load.open_loop && !interrupted && (behind || queue_full) {
             let waited = !total.wait.is_empty() && total.wait.mean() > 0.5 * all.mean();
             let why = match (valid, waited) {

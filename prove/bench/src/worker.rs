@@ -70,6 +70,8 @@ pub struct Summary {
     pub cpu_ns: u64,
     /// From the start to the last answer.
     pub took_ns: u64,
+    /// From the start to the end of the load: behind it nothing was asked.
+    pub load_ns: u64,
     /// Why it could not run.
     pub failed: Option<String>,
 }
@@ -114,6 +116,8 @@ struct Lane {
     greeting: u8,
     /// Last sign of life, or the moment something was first sent after none.
     progress: u64,
+    /// Attempts to connect since it last stood.
+    attempts: usize,
     backoff: u64,
     /// What the reply being read has brought that is no answer.
     trouble: Option<Trouble>,
@@ -133,9 +137,8 @@ enum Trouble {
 
 struct Node {
     address: String,
-    /// What its name resolved to; the next attempt to connect takes the next one.
+    /// What its name resolved to; each connection tries one after the other.
     peers: Vec<Peer>,
-    attempts: usize,
     /// Not to be resolved again before this time.
     resolve_at: u64,
     /// Part of the map, or somebody was sent there.
@@ -203,6 +206,7 @@ pub struct Worker {
     end: u64,
     next_second: u64,
     next_housekeeping: u64,
+    load_end: u64,
     drain_until: u64,
     last_answer: u64,
     cpu_at_start: u64,
@@ -272,6 +276,7 @@ impl Lane {
             flight: VecDeque::new(),
             greeting: 0,
             progress: 0,
+            attempts: 0,
             backoff: 0,
             trouble: None,
             listed: false,
@@ -345,6 +350,7 @@ impl Worker {
             end: 0,
             next_second: 0,
             next_housekeeping: 0,
+            load_end: 0,
             drain_until: 0,
             last_answer: 0,
             cpu_at_start: 0,
@@ -422,6 +428,9 @@ impl Worker {
             if let (State::Open, Some(id)) = (&lane.state, lane.id) {
                 write_command(io.output(id), &["READONLY"]);
                 let due = now_ns();
+                if lane.flight.is_empty() {
+                    lane.progress = due;
+                }
                 lane.flight.push_back(Pending {
                     due,
                     seq: 0,
@@ -456,7 +465,6 @@ impl Worker {
         self.nodes.push(Node {
             address: address.to_string(),
             peers: Vec::new(),
-            attempts: 0,
             resolve_at: 0,
             wanted: true,
             lanes: lanes.clone(),
@@ -480,9 +488,10 @@ impl Worker {
         let now = now_ns();
         // Asked again when all of its addresses failed, since a name may be given to another server; not more often than
         // once a second, since asking may take long.
-        if (node.attempts >= node.peers.len() || node.peers.is_empty()) && now >= node.resolve_at {
+        let tried_all = lane.attempts.is_multiple_of(node.peers.len().max(1));
+        if tried_all && now >= node.resolve_at {
             node.peers = resolve(&node.address);
-            (node.attempts, node.resolve_at) = (0, now_ns() + SECOND);
+            node.resolve_at = now_ns() + SECOND;
         }
         if node.peers.is_empty() {
             let address = node.address.clone();
@@ -490,7 +499,7 @@ impl Worker {
             self.put_off(lane_index);
             return;
         }
-        let peer = node.peers[node.attempts % node.peers.len()].clone();
+        let peer = node.peers[lane.attempts % node.peers.len()].clone();
         let tls = match &self.tls {
             Some((config, name)) => {
                 let host = name.clone().unwrap_or_else(|| host(&node.address).to_string());
@@ -540,6 +549,7 @@ impl Worker {
     fn put_off(&mut self, lane: u32) {
         let lane = &mut self.lanes[lane as usize];
         lane.id = None;
+        lane.attempts += 1;
         lane.backoff = (lane.backoff * 2).clamp(SECOND / 50, BACKOFF_MAX);
         lane.state = State::Waiting(now_ns() + lane.backoff);
     }
@@ -548,6 +558,7 @@ impl Worker {
         Summary {
             cpu_ns: thread_cpu_ns().saturating_sub(self.cpu_at_start),
             took_ns: self.last_answer.max(now_ns().min(self.end)).max(self.start) - self.start,
+            load_ns: self.load_end.saturating_sub(self.start),
             failed: self.failed.take(),
         }
     }
@@ -868,6 +879,11 @@ impl Worker {
         lane.backoff = 0;
         if pending.caller == NOBODYS {
             lane.trouble = None;
+            match self.choice {
+                Choice::Free => self.serve_waiting(lane_index, io),
+                Choice::Shared => self.serve_overflow(lane_index, io),
+                Choice::Own => {}
+            }
             return;
         }
         self.last_answer = now;
@@ -968,6 +984,7 @@ impl Worker {
     fn ready(&mut self, lane_index: u32, io: &mut Io) {
         let lane = &mut self.lanes[lane_index as usize];
         lane.state = State::Open;
+        lane.attempts = 0;
         if lane.subscriber {
             return;
         }
@@ -1175,7 +1192,11 @@ impl Worker {
     }
 
     fn connecting(&mut self, now: u64, io: &mut Io) -> Option<u64> {
-        let settled = |l: &Lane| matches!(l.state, State::Open | State::Retired) || l.backoff > 0;
+        let nodes = &self.nodes;
+        let settled = |l: &Lane| {
+            matches!(l.state, State::Open | State::Retired)
+                || l.attempts >= nodes[usize::from(l.node)].peers.len().max(1)
+        };
         if !self.said_ready && self.lanes.iter().all(settled) {
             if self.nodes.iter().all(|n| n.open == 0) {
                 let why = self.interval.errors.first().map_or("no connection".to_string(), |k| k.example.clone());
@@ -1249,6 +1270,7 @@ impl Worker {
 
     fn end_of_load(&mut self, now: u64) {
         self.phase = Phase::Draining;
+        self.load_end = now;
         self.drain_until = now + self.shared.shape.timeout_ns;
         self.next_due = None;
     }
@@ -1369,9 +1391,6 @@ impl Handler for Worker {
         let lane_index = self.lane_of[id.index()];
         let lane = &mut self.lanes[lane_index as usize];
         lane.id = None;
-        if !matches!(lane.state, State::Open) {
-            self.nodes[usize::from(lane.node)].attempts += 1;
-        }
         let name = match why {
             Closed::Connect(_) => "no_connection",
             Closed::Tls(_) => "tls",
