@@ -80,7 +80,7 @@ pub struct Bench {
     #[arg(long, value_enum, default_value = "primary", value_name = "WHICH")]
     read_from: ReadFromFlag,
     /// The run is invalid when the generator looked at a thousandth of the requests later than this
-    #[arg(long, default_value = "1ms", value_parser = short_time, value_name = "TIME")]
+    #[arg(long, default_value = "5ms", value_parser = short_time, value_name = "TIME")]
     lateness_max: Duration,
 
     /// Runs

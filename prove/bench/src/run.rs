@@ -823,6 +823,15 @@ impl Session {
                 late.us_p99_9, self.load.lateness_us_allowed
             ));
         }
+        if let Some(late) = lateness.as_ref().filter(|_| valid)
+            && late.us_p99_9 > 200.0
+            && late.us_p99_9 > 0.2 * Latency::of(&all).us_p99_9
+        {
+            doubts.push(format!(
+                "the generator itself was up to {:.0} us late at p99.9, which is in the tail above; a busy machine does that",
+                late.us_p99_9
+            ));
+        }
         if !self.load.open_loop && busy.iter().any(|b| *b > 0.95) {
             doubts.push(format!(
                 "the generator was the bottleneck: a thread of it was busy {:.0} % of the time; give it --threads {}",
