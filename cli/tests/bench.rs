@@ -302,6 +302,23 @@ fn ctrl_c_keeps_the_results_so_far() {
 }
 
 #[test]
+fn a_generator_that_is_late_says_so_and_its_run_is_invalid() {
+    let server = server();
+    let url = server.url();
+    let arguments = ["bench", &url, "--rate", "1000", "--seconds", "1", "--keys", "100", "--quiet", "--lateness-max"];
+    // Nobody wakes up within a tenth of a microsecond.
+    let late = command(&arguments).args(["0.1us", "--format", "json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&late.stdout).unwrap();
+    let doubt = report["runs"][0]["doubts"][0].as_str().unwrap();
+    assert_eq!((late.status.code(), &report["runs"][0]["valid"]), (Some(1), &false.into()));
+    assert!(doubt.contains("the generator itself was late") && doubt.contains("--rate"), "{doubt}");
+    let text = stdout(&command(&arguments).args(["0.1us"]).output().unwrap());
+    assert!(text.lines().any(|l| l.starts_with("INVALID: ")), "{text}");
+    let trusted = command(&arguments).args(["1s"]).output().unwrap();
+    assert_eq!(trusted.status.code(), Some(0), "{}", stdout(&trusted));
+}
+
+#[test]
 fn results_that_cannot_be_kept_are_printed_all_the_same() {
     let server = server();
     let url = server.url();

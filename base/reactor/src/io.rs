@@ -319,11 +319,6 @@ impl Reactor {
 }
 
 impl Io {
-    /// When the current turn began.
-    pub fn now(&self) -> u64 {
-        self.now
-    }
-
     /// Ends [`Reactor::run`] after this turn. Connections stay.
     pub fn stop(&mut self) {
         self.stopped = true;
@@ -410,11 +405,6 @@ impl Io {
     /// Bytes that wait to be sent.
     pub fn unsent(&mut self, id: Id) -> usize {
         self.link(id).map_or(0, |l| l.out.len() + l.wire.len() - l.wire_sent)
-    }
-
-    /// Whether the connection is established and not closed.
-    pub fn is_open(&mut self, id: Id) -> bool {
-        self.link(id).is_some_and(|l| l.opened)
     }
 
     /// Stops or resumes reading.

@@ -185,6 +185,23 @@ fn what_is_not_used_comes_again_with_more_behind_it() {
 }
 
 #[test]
+fn more_than_the_limit_without_an_end_closes_the_connection() {
+    let (peer, accepted) = listen();
+    let mut reactor = Reactor::new().unwrap();
+    reactor.io().limit_input(1000);
+    let id = reactor.io().connect(&peer, None, now_ns() + SECOND).unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut stream = accepted.recv().unwrap();
+        while stream.write_all(&[b'x'; 100]).is_ok() {}
+    });
+    let mut handler = script(|s| !s.closed.is_empty());
+    handler.uses = Some(|_| 0);
+    reactor.run(&mut handler).unwrap();
+    thread.join().unwrap();
+    assert_eq!(handler.closed, [(id, "too many bytes without the end of a frame".to_string())]);
+}
+
+#[test]
 fn a_peer_that_does_not_read_is_waited_for_and_told_of() {
     let (peer, accepted) = listen();
     let mut reactor = Reactor::new().unwrap();

@@ -37,7 +37,8 @@ pub fn write_command<A: AsRef<[u8]>>(out: &mut Vec<u8>, args: &[A]) {
     }
 }
 
-fn write_header(out: &mut Vec<u8>, kind: u8, mut n: usize) {
+/// Appends the line in front of a blob (`$`) or an aggregate (`*`): its type, its length, CR LF.
+pub fn write_header(out: &mut Vec<u8>, kind: u8, mut n: usize) {
     let mut digits = [0u8; 20];
     let mut at = digits.len();
     loop {

@@ -38,6 +38,11 @@ fn main() {
         command.arg("-c").arg("1").arg(program);
         command
     };
+    let resp = |program: &PathBuf| {
+        let mut command = Command::new(program); // pins its threads itself
+        command.args(["-h", &host, "-p", &port, "--cores", "1", "-c", "50"]);
+        command
+    };
     let ours = |more: &[&str]| {
         let mut command = pinned(&unslow);
         command.args(["bench", &server.url(), "--mix", "get=1", "--value-size", "64", "--quiet"]).args(more);
@@ -89,22 +94,8 @@ fn main() {
                 run("redis-benchmark", command);
             }
             if let Some(program) = &resp_benchmark {
-                let mut command = Command::new(program); // pins its threads itself
-                command.args([
-                    "-h",
-                    &host,
-                    "-p",
-                    &port,
-                    "--cores",
-                    "1",
-                    "-c",
-                    "50",
-                    "-n",
-                    &n,
-                    "-P",
-                    &p,
-                    "GET {key uniform 100000}",
-                ]);
+                let mut command = resp(program);
+                command.args(["-n", &n, "-P", &p, "GET {key uniform 100000}"]);
                 run("resp-benchmark", command);
             }
         }
@@ -138,22 +129,8 @@ fn main() {
     frozen(ours(&["--no-preload", "--rate", "20000", "--seconds", "10", "-c", "50"]));
     if let Some(program) = &resp_benchmark {
         println!("$ resp-benchmark -c 50 -t 20000 -s 10 'GET {{key uniform 100000}}'");
-        let mut command = Command::new(program);
-        command.args([
-            "-h",
-            &host,
-            "-p",
-            &port,
-            "--cores",
-            "1",
-            "-c",
-            "50",
-            "-t",
-            "20000",
-            "-s",
-            "10",
-            "GET {key uniform 100000}",
-        ]);
+        let mut command = resp(program);
+        command.args(["-t", "20000", "-s", "10", "GET {key uniform 100000}"]);
         frozen(command);
     }
     if let Some(program) = &redis_benchmark {

@@ -7,9 +7,10 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
+use unslow_resp::write_command;
 use unslow_topology::slot_of;
 
-use crate::template::{encode, split_words};
+use crate::template::split_words;
 
 /// Commands that make no sense out of their connection.
 pub const LEFT_OUT: &[&str] = &[
@@ -105,16 +106,10 @@ impl Recording {
             };
             out.timed &= time.is_some();
             let due_ns = time.map_or(0, |us| us.saturating_mul(1000));
-            let encoded = encode(&words);
-            let slot = key_of(&name, &words).map(slot_of);
-            out.recorded.push(Recorded {
-                at: out.bytes.len(),
-                len: encoded.len() as u32,
-                slot,
-                kind: kind as u16,
-                due_ns,
-            });
-            out.bytes.extend_from_slice(&encoded);
+            let (at, slot) = (out.bytes.len(), key_of(&name, &words).map(slot_of));
+            write_command(&mut out.bytes, &words);
+            let len = (out.bytes.len() - at) as u32;
+            out.recorded.push(Recorded { at, len, slot, kind: kind as u16, due_ns });
         }
         if out.recorded.is_empty() {
             return Err("no command in it; expected MONITOR's output or one command a line".into());

@@ -4,7 +4,7 @@
 //! drawn value, `{seq}` the request's own number, `{now}` the monotonic clock in nanoseconds, `{sha}` the script's
 //! digest. `{{` and `}}` are plain braces, so `{{{key}}}` is a hash tag.
 
-use unslow_resp::write_command;
+use unslow_resp::write_header;
 
 /// Digits of a key's number, of a sequence number and of the clock: fixed, so that lengths are known beforehand.
 const KEY_DIGITS: usize = 12;
@@ -99,9 +99,7 @@ impl Template {
                 Op::Seq => digits::<LONG_DIGITS>(out, fill.seq),
                 Op::Now => digits::<LONG_DIGITS>(out, fill.now),
                 Op::Length { fixed, values } => {
-                    out.push(b'$');
-                    number(out, fixed + values * fill.value.len());
-                    out.extend_from_slice(b"\r\n");
+                    write_header(out, b'$', fixed + values * fill.value.len());
                 }
             }
         }
@@ -183,21 +181,6 @@ fn digits<const N: usize>(out: &mut Vec<u8>, mut n: u64) {
         n /= 100;
     }
     out.extend_from_slice(&text);
-}
-
-fn number(out: &mut Vec<u8>, n: usize) {
-    let mut text = [0u8; 20];
-    let mut at = text.len();
-    let mut n = n;
-    loop {
-        at -= 1;
-        text[at] = b'0' + (n % 10) as u8;
-        n /= 10;
-        if n == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&text[at..]);
 }
 
 fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, String> {
@@ -312,13 +295,6 @@ fn escape(bytes: &mut std::iter::Peekable<std::str::Bytes<'_>>) -> u8 {
         Some(other) => other,
         None => b'\\',
     }
-}
-
-/// A command's bytes from plain words.
-pub fn encode(words: &[Vec<u8>]) -> Vec<u8> {
-    let mut out = Vec::new();
-    write_command(&mut out, words);
-    out
 }
 
 #[cfg(test)]

@@ -417,7 +417,8 @@ impl Worker {
         }
         again.sort_unstable_by_key(|p| p.due);
         for pending in again {
-            self.place(pending, io);
+            let draw = self.shared.workload.draw(pending.seq);
+            self.place(pending, draw, io);
         }
     }
 
@@ -625,15 +626,14 @@ impl Worker {
         let draw = self.shared.workload.draw(seq);
         let pending = Pending { due, seq, caller, command: draw.command, left: 1, hops: 0, asking: false };
         if self.multi_homed {
-            self.place(pending, io);
+            self.place(pending, draw, io);
         } else {
             self.place_on(pending, draw, 0, io);
         }
     }
 
     /// Finds the node by the request's slot.
-    fn place(&mut self, pending: Pending, io: &mut Io) {
-        let draw = self.shared.workload.draw(pending.seq);
+    fn place(&mut self, pending: Pending, draw: Draw, io: &mut Io) {
         let mut scratch = std::mem::take(&mut self.scratch);
         // What has no key may go anywhere; it stays with one node for as long as that one owns the slot.
         let slot = self
