@@ -2,27 +2,32 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
-    sockopt,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
+    acceptfrom_with, connect, getsockname, listen, recv, send, shutdown, socket_with, sockopt,
 };
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 use crate::tls::Session;
-use crate::{Closed, Handler, Id, Peer, Tls, Waker, now_ns};
+use crate::{Closed, Handler, Id, Listening, Peer, Tls, Visitor, Waker, now_ns};
 
 /// Bytes read at once, at most; also the largest piece a handler gets, unless it leaves more than half of it unused.
 const READ: usize = 64 * 1024;
-/// An emptied output keeps this much of its memory.
-const KEEP: usize = 16 * 1024;
+/// Connections taken from a listener in one go: those that are open want their turn as well.
+const ACCEPT: usize = 64;
 /// Epoll data of the waker and of the alarm; no connection has these indices.
 const WAKER: u64 = u64::MAX;
 const ALARM: u64 = u64::MAX - 1;
+/// Set in the epoll data of listeners, beside their number.
+const LISTENER: u64 = 1 << 31;
+/// Timer key of listeners that found no descriptor for who came; high enough to be nobody else's.
+const RETRY: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The event loop of one thread.
 pub struct Reactor {
@@ -51,6 +56,10 @@ pub struct Io {
     /// Output of connections that are gone.
     nowhere: Vec<u8>,
     input_max: usize,
+    output_kept: usize,
+    listeners: Vec<Option<Arc<Listening>>>,
+    /// Of the connection that was closed last: how much of its output the socket had not taken.
+    lost: usize,
     stopped: bool,
     now: u64,
 }
@@ -59,6 +68,7 @@ pub struct Io {
 enum Due {
     Key(u64),
     Connect { index: u32, generation: u32 },
+    Listen(usize),
 }
 
 struct Slot {
@@ -78,11 +88,17 @@ struct Link {
     left: Vec<u8>,
     /// Why writing failed.
     unwritten: Option<Closed>,
+    /// Dropped then.
+    lost: usize,
     interest: EventFlags,
     connected: bool,
     opened: bool,
     paused: bool,
     dirty: bool,
+    /// The peer will say no more.
+    ended: bool,
+    /// To be closed when everything is sent.
+    finishing: bool,
 }
 
 impl Reactor {
@@ -107,6 +123,9 @@ impl Reactor {
             broken: Vec::new(),
             nowhere: Vec::new(),
             input_max: 512 << 20,
+            output_kept: 64 * 1024,
+            listeners: Vec::new(),
+            lost: 0,
             stopped: false,
             now: now_ns(),
         };
@@ -185,6 +204,11 @@ impl Reactor {
                         self.io.fail(id, Closed::Connect(late));
                     }
                 }
+                Due::Listen(number) => {
+                    if let Some(Some(listening)) = self.io.listeners.get(number) {
+                        let _ = epoll::modify(&self.io.epoll, &listening.fd, listener_data(number), EventFlags::IN);
+                    }
+                }
             }
         }
         self.io.tell_broken(handler);
@@ -196,6 +220,11 @@ impl Reactor {
             // Being set anew silences it; one that rang for nobody is set again before the next sleep.
             ALARM => return self.io.alarm_at = 0,
             _ => {}
+        }
+        if data & LISTENER != 0 {
+            self.accept(handler, (data & (LISTENER - 1)) as usize);
+            self.io.tell_broken(handler);
+            return;
         }
         let id = Id { index: data as u32, generation: (data >> 32) as u32 };
         let Some(link) = self.io.link(id) else { return };
@@ -228,8 +257,61 @@ impl Reactor {
         self.io.tell_broken(handler);
     }
 
+    fn accept<H: Handler>(&mut self, handler: &mut H, number: usize) {
+        for _ in 0..ACCEPT {
+            let Some(Some(listening)) = self.io.listeners.get(number) else { return };
+            let listening = listening.clone();
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let (fd, from) = match acceptfrom_with(&listening.fd, flags) {
+                Ok(came) => came,
+                Err(Errno::AGAIN) => return,
+                // Gone again before we looked.
+                Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO | Errno::PERM) => continue,
+                Err(_) => {
+                    // No descriptors or no memory: who waits goes on waiting, and we do not spin.
+                    let _ = epoll::modify(&self.io.epoll, &listening.fd, listener_data(number), EventFlags::empty());
+                    self.io.push_timer(now_ns() + RETRY.as_nanos() as u64, Due::Listen(number));
+                    return;
+                }
+            };
+            let ip = |a: Option<SocketAddrAny>| a.and_then(|a| std::net::SocketAddr::try_from(a).ok());
+            let visitor = Visitor { listener: number, from: ip(from), to: ip(getsockname(&fd).ok()) };
+            if visitor.to.is_some() {
+                let _ = sockopt::set_tcp_nodelay(&fd, true);
+                let _ = sockopt::set_socket_keepalive(&fd, true);
+            }
+            let session = match listening.tls.as_ref().map(Session::serve).transpose() {
+                Ok(session) => session.map(Box::new),
+                Err(_) => continue,
+            };
+            let plain = session.is_none();
+            let id = self.io.insert(fd, session, EventFlags::IN);
+            if let Some(link) = self.io.link(id) {
+                link.connected = true;
+                link.opened = plain;
+            }
+            handler.accepted(&mut self.io, id, visitor);
+            if plain && self.io.link(id).is_some() {
+                handler.opened(&mut self.io, id);
+            }
+        }
+    }
+
     fn read<H: Handler>(&mut self, handler: &mut H, id: Id, flags: EventFlags) {
         let Some(link) = self.io.link(id) else { return };
+        if link.ended {
+            // Nothing more is to be read; the peer may be gone both ways by now.
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                self.io.fail(id, Closed::Peer);
+            } else if !link.left.is_empty() {
+                let left = std::mem::take(&mut link.left);
+                let used = handler.data(&mut self.io, id, &left);
+                if let Some(link) = self.io.link(id) {
+                    link.left = left[used.min(left.len())..].to_vec();
+                }
+            }
+            return;
+        }
         if link.paused {
             // The peer is gone both ways: what is unread has no one to answer to.
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
@@ -265,10 +347,16 @@ impl Reactor {
             Err(why) => {
                 let why = link.unwritten.take().unwrap_or(why);
                 // What was left over may be whole messages, of a connection that was paused.
-                if kept > 0 {
-                    handler.data(&mut self.io, id, &self.buffer[..kept]);
-                }
+                let used = if kept > 0 { handler.data(&mut self.io, id, &self.buffer[..kept]) } else { 0 };
                 self.plain.clear();
+                if matches!(why, Closed::Peer) && handler.ended(&mut self.io, id) {
+                    if let Some(link) = self.io.link(id) {
+                        link.ended = true;
+                        link.left.extend_from_slice(&self.buffer[used.min(kept)..kept]);
+                        self.io.settle_interest(id);
+                    }
+                    return;
+                }
                 self.io.fail(id, why);
                 return;
             }
@@ -334,6 +422,73 @@ impl Io {
         self.input_max = bytes;
     }
 
+    /// An emptied output keeps this much memory for the next. Default 64 KiB; less for many connections.
+    pub fn limit_idle_output(&mut self, bytes: usize) {
+        self.output_kept = bytes;
+    }
+
+    /// Takes connections from a listening socket; the number is in each [`Visitor`].
+    pub fn listen(&mut self, listening: &Arc<Listening>) -> std::io::Result<usize> {
+        let number = self.listeners.len();
+        rustix::io::ioctl_fionbio(&listening.fd, true)?;
+        epoll::add(&self.epoll, &listening.fd, listener_data(number), EventFlags::IN)?;
+        self.listeners.push(Some(listening.clone()));
+        Ok(number)
+    }
+
+    /// Takes no more from it. Connections stay, and so do those who wait in its queue as long as somebody has it open.
+    pub fn stop_listening(&mut self, number: usize) {
+        if let Some(listening) = self.listeners.get_mut(number).and_then(Option::take) {
+            let _ = epoll::delete(&self.epoll, &listening.fd);
+        }
+    }
+
+    /// Closes a connection when everything appended to it is sent. What still comes on it is not read.
+    pub fn finish(&mut self, id: Id) {
+        if let Some(link) = self.link(id) {
+            link.finishing = true;
+            link.ended = true;
+            self.mark(id);
+            self.settle_interest(id);
+        }
+    }
+
+    /// Within [`Handler::closed`]: bytes of that connection's output that its socket never took, so that the peer cannot
+    /// have seen them. Under TLS only what was not yet encrypted is counted.
+    pub fn never_sent(&self) -> usize {
+        self.lost
+    }
+
+    fn insert(&mut self, fd: OwnedFd, session: Option<Box<Session>>, interest: EventFlags) -> Id {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, link: None });
+            self.slots.len() as u32 - 1
+        });
+        let id = Id { index, generation: self.slots[index as usize].generation };
+        let added = epoll::add(&self.epoll, &fd, event_data(id), interest);
+        self.slots[index as usize].link = Some(Link {
+            fd,
+            session,
+            out: Vec::new(),
+            wire: Vec::new(),
+            wire_sent: 0,
+            left: Vec::new(),
+            unwritten: None,
+            lost: 0,
+            interest,
+            connected: false,
+            opened: false,
+            paused: false,
+            dirty: false,
+            ended: false,
+            finishing: false,
+        });
+        if let Err(e) = added {
+            self.fail(id, Closed::Connect(e.into()));
+        }
+        id
+    }
+
     /// Begins a connection; [`Handler::opened`] or [`Handler::closed`] follows, the latter at `deadline` at the latest.
     /// Fails when there are no descriptors left.
     pub fn connect(&mut self, peer: &Peer, tls: Option<&Tls>, deadline: u64) -> std::io::Result<Id> {
@@ -356,35 +511,13 @@ impl Io {
             Ok(session) => session.map(Box::new),
             Err(why) => return Err(std::io::Error::other(why)),
         };
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, link: None });
-            self.slots.len() as u32 - 1
-        });
-        let slot = &mut self.slots[index as usize];
-        let id = Id { index, generation: slot.generation };
-        let interest = EventFlags::OUT | EventFlags::IN;
-        let added = epoll::add(&self.epoll, &fd, event_data(id), interest);
-        slot.link = Some(Link {
-            fd,
-            session,
-            out: Vec::new(),
-            wire: Vec::new(),
-            wire_sent: 0,
-            left: Vec::new(),
-            unwritten: None,
-            interest,
-            connected: false,
-            opened: false,
-            paused: false,
-            dirty: false,
-        });
+        let id = self.insert(fd, session, EventFlags::OUT | EventFlags::IN);
         // A refusal on the spot is told like one that came later.
-        match (added, begun) {
-            (Err(e), _) => self.fail(id, Closed::Connect(e.into())),
-            (_, Ok(()) | Err(Errno::INPROGRESS)) => {
-                self.push_timer(deadline, Due::Connect { index, generation: id.generation });
+        match begun {
+            Ok(()) | Err(Errno::INPROGRESS) => {
+                self.push_timer(deadline, Due::Connect { index: id.index, generation: id.generation });
             }
-            (_, Err(e)) => self.fail(id, Closed::Connect(e.into())),
+            Err(e) => self.fail(id, Closed::Connect(e.into())),
         }
         Ok(id)
     }
@@ -410,6 +543,7 @@ impl Io {
     /// Stops or resumes reading.
     pub fn pause(&mut self, id: Id, paused: bool) {
         if let Some(link) = self.link(id) {
+            // What is left over of a peer that has ended is looked at again as well.
             let resumed = link.paused && !paused && !link.left.is_empty();
             link.paused = paused;
             self.settle_interest(id);
@@ -421,7 +555,9 @@ impl Io {
 
     /// Closes without a word to the handler.
     pub fn close(&mut self, id: Id) {
-        if self.link(id).is_some() {
+        if let Some(link) = self.link(id) {
+            let lost = link.lost + link.waiting();
+            self.lost = lost;
             let slot = &mut self.slots[id.index as usize];
             slot.link = None;
             slot.generation = slot.generation.wrapping_add(1);
@@ -452,13 +588,19 @@ impl Io {
 
     /// Writes what waits on a connection, as far as the socket takes it.
     pub fn flush(&mut self, id: Id) {
+        let kept = self.output_kept;
         let Some(link) = self.link(id) else { return };
         link.dirty = false;
         if !link.connected {
             return;
         }
-        if let Err(why) = link.write() {
+        if let Err(why) = link.write(kept) {
+            if link.ended {
+                self.fail(id, why);
+                return;
+            }
             // What the peer said before it went is still to be read; the end comes behind it.
+            link.lost += link.waiting();
             link.out = Vec::new();
             (link.wire, link.wire_sent) = (Vec::new(), 0);
             if let Closed::Tls(_) = why {
@@ -468,6 +610,10 @@ impl Io {
             link.unwritten.get_or_insert(why);
             link.paused = false;
             self.resumed.push(id);
+        } else if link.finishing && link.out.is_empty() && link.wire.is_empty() {
+            let _ = shutdown(&link.fd, Shutdown::Write);
+            self.fail(id, Closed::Peer);
+            return;
         }
         self.settle_interest(id);
     }
@@ -491,7 +637,7 @@ impl Io {
             return;
         }
         let blocked = !link.wire.is_empty();
-        let wanted = match (link.paused, blocked) {
+        let wanted = match (link.paused || link.ended, blocked) {
             (false, false) => EventFlags::IN,
             (false, true) => EventFlags::IN | EventFlags::OUT,
             (true, true) => EventFlags::OUT,
@@ -545,8 +691,14 @@ impl Io {
 }
 
 impl Link {
-    fn write(&mut self) -> Result<(), Closed> {
+    /// Output the peer cannot have seen.
+    fn waiting(&self) -> usize {
+        self.out.len() + if self.session.is_some() { 0 } else { self.wire.len() - self.wire_sent }
+    }
+
+    fn write(&mut self, kept: usize) -> Result<(), Closed> {
         if self.unwritten.is_some() {
+            self.lost += self.out.len();
             self.out.clear();
             return Ok(());
         }
@@ -571,13 +723,13 @@ impl Link {
                 }
                 continue;
             }
-            emptied(&mut self.wire);
+            emptied(&mut self.wire, kept);
             self.wire_sent = 0;
             if self.out.is_empty() {
                 return Ok(());
             }
             match send(&self.fd, &self.out, SendFlags::NOSIGNAL) {
-                Ok(n) if n == self.out.len() => emptied(&mut self.out),
+                Ok(n) if n == self.out.len() => emptied(&mut self.out, kept),
                 Ok(n) => {
                     // The rest moves in front, so that what is appended later finds its place behind it.
                     std::mem::swap(&mut self.wire, &mut self.out);
@@ -594,11 +746,48 @@ impl Link {
     }
 }
 
-fn emptied(buffer: &mut Vec<u8>) {
+fn emptied(buffer: &mut Vec<u8>, kept: usize) {
     buffer.clear();
-    if buffer.capacity() > KEEP * 4 {
-        buffer.shrink_to(KEEP);
+    if buffer.capacity() > kept {
+        buffer.shrink_to(kept / 4);
     }
+}
+
+fn listener_data(number: usize) -> EventData {
+    EventData::new_u64(LISTENER | number as u64)
+}
+
+pub(crate) fn bind(peer: &Peer, shared: bool) -> std::io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = match peer {
+        Peer::Tcp(address) => {
+            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let fd = socket_with(family, SocketType::STREAM, flags, None)?;
+            sockopt::set_socket_reuseaddr(&fd, true)?;
+            sockopt::set_socket_reuseport(&fd, shared)?;
+            rustix::net::bind(&fd, address)?;
+            fd
+        }
+        Peer::Unix(path) => {
+            let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            let address = SocketAddrUnix::new(path.as_path())?;
+            match rustix::net::bind(&fd, &address) {
+                Err(Errno::ADDRINUSE) => {
+                    // Left behind by somebody who ended without a word?
+                    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+                    if connect(&probe, &address) != Err(Errno::CONNREFUSED) {
+                        return Err(Errno::ADDRINUSE.into());
+                    }
+                    std::fs::remove_file(path)?;
+                    rustix::net::bind(&fd, &address)?;
+                }
+                other => other?,
+            }
+            fd
+        }
+    };
+    listen(&fd, 4096)?;
+    Ok(fd)
 }
 
 fn event_data(id: Id) -> EventData {

@@ -62,6 +62,31 @@ pub enum Peer {
     Unix(PathBuf),
 }
 
+/// Where connections are taken, and how; made once and shared by the threads that accept on it.
+pub struct Listening {
+    /// Bound and listening.
+    pub fd: OwnedFd,
+    /// For those who come; in the clear when `None`.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
+}
+
+/// Who came to a listener.
+#[derive(Clone, Debug)]
+pub struct Visitor {
+    /// Number the listener was given by [`Io::listen`].
+    pub listener: usize,
+    /// The peer's address; `None` for unix sockets.
+    pub from: Option<SocketAddr>,
+    /// The address it dialled.
+    pub to: Option<SocketAddr>,
+}
+
+/// A TCP or unix socket that listens. A `shared` TCP address may be bound several times (`SO_REUSEPORT`), so that each
+/// thread has its own queue. A unix path that nobody listens on any more is taken over.
+pub fn bind(peer: &Peer, shared: bool) -> std::io::Result<OwnedFd> {
+    io::bind(peer, shared)
+}
+
 /// How to speak TLS on a connection: the configuration and the name expected in the certificate.
 #[derive(Clone)]
 pub struct Tls {
@@ -110,6 +135,17 @@ pub trait Handler {
     fn closed(&mut self, io: &mut Io, id: Id, why: Closed);
     /// A timer set by [`Io::timer`] is due.
     fn timer(&mut self, io: &mut Io, key: u64);
+    /// Somebody came. [`Handler::opened`] follows, under TLS after the handshake, or [`Handler::closed`].
+    fn accepted(&mut self, io: &mut Io, id: Id, visitor: Visitor) {
+        let _ = (id, visitor);
+        io.close(id);
+    }
+    /// The peer will say no more and may still listen. True keeps the connection for what is to be said to it
+    /// ([`Io::finish`]); else it is closed, and [`Handler::closed`] says so.
+    fn ended(&mut self, io: &mut Io, id: Id) -> bool {
+        let _ = (io, id);
+        false
+    }
     /// An output that the peer had blocked is empty again.
     fn drained(&mut self, io: &mut Io, id: Id) {
         let _ = (io, id);

@@ -2,23 +2,34 @@
 
 use std::io::{Read, Write};
 
-use rustls::ClientConnection;
+use std::sync::Arc;
+
+use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use crate::Tls;
 
 /// One session. Ciphertext goes in and comes out as bytes; the sockets are the loop's.
 pub(crate) struct Session {
-    connection: ClientConnection,
+    connection: Connection,
     /// Set once the handshake is through.
     ready: bool,
 }
 
 impl Session {
     pub fn new(tls: &Tls) -> Result<Session, String> {
-        let mut connection = ClientConnection::new(tls.config.clone(), tls.name.clone()).map_err(|e| e.to_string())?;
+        let connection = ClientConnection::new(tls.config.clone(), tls.name.clone()).map_err(|e| e.to_string())?;
+        Ok(Session::of(connection.into()))
+    }
+
+    /// The other side.
+    pub fn serve(config: &Arc<ServerConfig>) -> Result<Session, String> {
+        Ok(Session::of(ServerConnection::new(config.clone()).map_err(|e| e.to_string())?.into()))
+    }
+
+    fn of(mut connection: Connection) -> Session {
         // The loop asks for what is to be sent as it comes and holds it itself; rustls' own bound of 64 KiB would lose it.
         connection.set_buffer_limit(None);
-        Ok(Session { connection, ready: false })
+        Session { connection, ready: false }
     }
 
     /// Takes ciphertext, appends plaintext. True when the handshake became complete by it.
