@@ -167,7 +167,7 @@ struct WorkloadFlags {
 }
 
 /// `200us`, `1ms`, `0.5s`.
-fn short_time(text: &str) -> Result<Duration, String> {
+pub fn short_time(text: &str) -> Result<Duration, String> {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
     let scale = match unit {
         "us" => 1e-6,

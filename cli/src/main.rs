@@ -13,6 +13,7 @@ mod html;
 mod lab;
 mod output;
 mod text;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -49,6 +50,8 @@ enum Verb {
     Bench(Box<bench::Bench>),
     /// Two saved reports of `bench`: which is faster, and can it be shown?
     Compare(bench::Compare),
+    /// Topology changes as they happen; --publish tells the clients.
+    Watch(Box<watch::WatchArguments>),
     /// The real servers that can be run here.
     Engine(engine::EngineArguments),
 }
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Verb::Lab(lab) => lab.run(&arguments.output),
         Verb::Bench(bench) => bench.run(&arguments.output),
         Verb::Compare(compare) => compare.run(&arguments.output),
+        Verb::Watch(watch) => watch.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };
     match result {

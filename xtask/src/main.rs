@@ -15,7 +15,7 @@ use unslow_doctor::{ALL, Injected};
 /// Layers from the bottom: a crate may depend on its own layer and those below, `doctor` on `base` alone, and so on.
 const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-resp", &[]),
-    ("unslow-topology", &[]),
+    ("unslow-topology", &["unslow-resp"]),
     ("unslow-facts", &["unslow-topology"]),
     ("unslow-client", &["unslow-resp", "unslow-topology"]),
     ("unslow-reactor", &[]),
@@ -23,6 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-doctor", &["unslow-facts", "unslow-topology"]),
     ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
     ("unslow-lab", &["unslow-client", "unslow-engine", "unslow-topology"]),
+    ("unslow-watch", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     ("unslow-bench", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow",
@@ -35,6 +36,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-lab",
             "unslow-probe",
             "unslow-topology",
+            "unslow-watch",
         ],
     ),
     ("xtask", &["unslow-bench", "unslow-doctor", "unslow-lab"]),

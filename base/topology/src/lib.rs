@@ -7,9 +7,14 @@
 mod cluster;
 mod info;
 mod member;
+pub mod messages;
+mod replies;
 mod slots;
+mod topology;
 
 pub use cluster::{ClusterNode, ClusterView, Disagreement, ParseError};
 pub use info::{CommandStat, Info};
 pub use member::{DeploymentKind, Member, Role};
+pub use replies::{RoleReply, SentinelWord, zones_of_shards};
 pub use slots::{SLOTS, SlotSet, slot_of};
+pub use topology::{Change, Health, Node, Topology};

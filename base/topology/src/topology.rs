@@ -1,0 +1,300 @@
+//! What a data plane needs to know of a deployment, whatever its kind, and what changed between two looks at it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS, SlotSet};
+
+/// How a node is, in the eyes of who watches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// It answers.
+    #[default]
+    Up,
+    /// It owes an answer for too long, or its connections broke; others do not call it failed yet.
+    Suspected,
+    /// The deployment itself calls it failed.
+    Failed,
+}
+
+/// One data node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Node {
+    /// Node id in a cluster, else its address.
+    pub id: String,
+    /// `host:port` or `unix:/path`, as it is dialled.
+    pub address: String,
+    /// Master, replica, or unknown where it never answered.
+    pub role: Role,
+    /// Id of the node it follows.
+    pub master: Option<String>,
+    /// Slots it owns; all of them for the master of a deployment without slots.
+    pub slots: SlotSet,
+    /// The epoch they were claimed in; 0 outside clusters.
+    pub config_epoch: u64,
+    /// Whether it answers.
+    pub health: Health,
+    /// Availability zone, where the server says one.
+    pub zone: Option<String>,
+    /// Shortest round trip of the watcher's pings of late, in microseconds.
+    pub rtt_us: Option<u64>,
+    /// Bytes of the replication stream it has not acknowledged; replicas only.
+    pub lag_bytes: Option<u64>,
+    /// Whether it holds its master's data: false while it is loading or has lost its link; true for masters.
+    pub in_sync: bool,
+}
+
+/// The nodes of a deployment and who owns what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Topology {
+    /// How they belong together.
+    pub kind: DeploymentKind,
+    /// Sorted by address.
+    pub nodes: Vec<Node>,
+}
+
+/// One thing that changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Change {
+    /// Slots have another owner, and nobody took over anybody's place.
+    Moved {
+        /// The slots.
+        slots: SlotSet,
+        /// Address of the last owner.
+        from: Option<String>,
+        /// Address of the new one; `None` when nobody owns them now.
+        to: Option<String>,
+    },
+    /// A replica became a master.
+    Promoted {
+        /// Its address.
+        node: String,
+        /// Address of the master it followed.
+        instead_of: Option<String>,
+        /// What it owns now.
+        slots: SlotSet,
+    },
+    /// A master became a replica.
+    Demoted {
+        /// Its address.
+        node: String,
+        /// Address of the master it follows.
+        master: Option<String>,
+    },
+    /// A replica follows another master.
+    Follows {
+        /// Its address.
+        node: String,
+        /// Address of that master.
+        master: Option<String>,
+    },
+    /// A node that was not there.
+    Added {
+        /// Its address.
+        node: String,
+        /// What it does.
+        role: Role,
+    },
+    /// A node that is no more.
+    Removed {
+        /// Its address.
+        node: String,
+    },
+    /// It owes an answer for too long, or its connections broke.
+    Suspected {
+        /// Its address.
+        node: String,
+    },
+    /// The deployment calls it failed.
+    Failed {
+        /// Its address.
+        node: String,
+    },
+    /// It answers again.
+    Back {
+        /// Its address.
+        node: String,
+    },
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |address: &Option<String>| address.clone().unwrap_or_else(|| "nobody".into());
+        let count = |slots: &SlotSet| match slots.len() {
+            1 => format!("slot {slots}"),
+            n => format!("{n} slots ({slots})"),
+        };
+        match self {
+            Change::Moved { slots, from, to } => {
+                write!(f, "{} moved from {} to {}", count(slots), name(from), name(to))
+            }
+            Change::Promoted { node, instead_of: Some(old), slots } if slots.len() < usize::from(SLOTS) => {
+                write!(f, "{node} promoted in place of {old}, with {}", count(slots))
+            }
+            Change::Promoted { node, instead_of: Some(old), .. } => write!(f, "{node} promoted in place of {old}"),
+            Change::Promoted { node, .. } => write!(f, "{node} is a master now"),
+            Change::Demoted { node, master: Some(master) } => write!(f, "{node} demoted, follows {master}"),
+            Change::Demoted { node, .. } => write!(f, "{node} demoted"),
+            Change::Follows { node, master } => write!(f, "{node} follows {} now", name(master)),
+            Change::Added { node, role } => write!(f, "{node} added, a {}", role.word()),
+            Change::Removed { node } => write!(f, "{node} removed"),
+            Change::Suspected { node } => write!(f, "{node} suspected: it does not answer"),
+            Change::Failed { node } => write!(f, "{node} failed, says the deployment"),
+            Change::Back { node } => write!(f, "{node} is back"),
+        }
+    }
+}
+
+impl Topology {
+    /// A cluster as its nodes describe it. Nodes without an address, or still shaking hands, are left out. Under `tls`
+    /// nodes go by the names they announce: certificates are made for names.
+    pub fn of_cluster(view: &ClusterView, tls: bool) -> Topology {
+        let address = |n: &ClusterNode| match (&n.hostname, n.address.rsplit_once(':')) {
+            (Some(name), Some((_, port))) if tls => format!("{name}:{port}"),
+            _ => n.address.clone(),
+        };
+        let usable = |n: &&ClusterNode| !n.is("handshake") && !n.is("noaddr") && !n.host().is_empty();
+        let nodes = view.nodes.iter().filter(usable).map(|n| Node {
+            id: n.id.clone(),
+            address: address(n),
+            role: if n.is("master") { Role::Master } else { Role::Replica },
+            master: n.master_id.clone(),
+            slots: n.slots.clone(),
+            config_epoch: n.config_epoch,
+            health: if n.is("fail") { Health::Failed } else { Health::Up },
+            zone: None,
+            rtt_us: None,
+            lag_bytes: None,
+            in_sync: true,
+        });
+        Topology::new(DeploymentKind::Cluster, nodes.collect())
+    }
+
+    /// Sorts the nodes.
+    pub fn new(kind: DeploymentKind, mut nodes: Vec<Node>) -> Topology {
+        nodes.sort_by(|a, b| a.address.cmp(&b.address));
+        Topology { kind, nodes }
+    }
+
+    /// The node at this address.
+    pub fn at(&self, address: &str) -> Option<&Node> {
+        self.nodes.iter().find(|n| n.address == address)
+    }
+
+    /// The node with this id.
+    pub fn by_id(&self, id: &str) -> Option<&Node> {
+        self.nodes.iter().find(|n| n.id == id)
+    }
+
+    /// Masters that own slots.
+    pub fn masters(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|n| n.role == Role::Master && !n.slots.is_empty())
+    }
+
+    /// Replicas of a node.
+    pub fn replicas_of<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Node> {
+        self.nodes.iter().filter(move |n| n.role == Role::Replica && n.master.as_deref() == Some(id))
+    }
+
+    /// Who owns a slot.
+    pub fn owner(&self, slot: u16) -> Option<&Node> {
+        self.masters().find(|n| n.slots.contains(slot))
+    }
+
+    /// Index of each slot's owner in `nodes`.
+    pub fn owners(&self) -> Vec<Option<u16>> {
+        let mut owners = vec![None; usize::from(SLOTS)];
+        for (i, node) in self.nodes.iter().enumerate().filter(|(_, n)| n.role == Role::Master) {
+            for &(a, b) in node.slots.ranges() {
+                owners[usize::from(a)..=usize::from(b)].fill(Some(i as u16));
+            }
+        }
+        owners
+    }
+
+    /// The same for the same masters, replicas and slots, whoever looked and however the nodes are: FNV-1a, in hex.
+    pub fn digest(&self) -> String {
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        let mut eat = |text: &str| {
+            for byte in text.bytes().chain([b'\n']) {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        };
+        for node in &self.nodes {
+            eat(&node.address);
+            eat(node.role.word());
+            eat(node.master.as_deref().and_then(|id| self.by_id(id)).map_or("", |m| &m.address));
+            eat(&node.slots.to_string());
+        }
+        format!("{hash:016x}")
+    }
+
+    /// What is different in `newer`. None exactly when both have the same [`Topology::digest`] and the same health.
+    pub fn changes(&self, newer: &Topology) -> Vec<Change> {
+        let mut changes = Vec::new();
+        let address = |t: &Topology, id: &Option<String>| -> Option<String> {
+            id.as_deref().and_then(|id| t.by_id(id)).map(|n| n.address.clone())
+        };
+        for node in &newer.nodes {
+            let name = node.address.clone();
+            let Some(old) = self.at(&name) else {
+                changes.push(Change::Added { node: name, role: node.role });
+                continue;
+            };
+            let master = address(newer, &node.master);
+            match (old.role, node.role) {
+                (a, Role::Master) if a != Role::Master => changes.push(Change::Promoted {
+                    node: name.clone(),
+                    instead_of: address(self, &old.master),
+                    slots: node.slots.clone(),
+                }),
+                (Role::Master, b) if b != Role::Master => changes.push(Change::Demoted { node: name.clone(), master }),
+                (a, b) if (a != b || address(self, &old.master) != master) && b != Role::Master => {
+                    changes.push(Change::Follows { node: name.clone(), master });
+                }
+                _ => {}
+            }
+            match (old.health, node.health) {
+                (a, b) if a == b => {}
+                (_, Health::Suspected) => changes.push(Change::Suspected { node: name }),
+                (_, Health::Failed) => changes.push(Change::Failed { node: name }),
+                (_, Health::Up) => changes.push(Change::Back { node: name }),
+            }
+        }
+        for node in self.nodes.iter().filter(|n| newer.at(&n.address).is_none()) {
+            changes.push(Change::Removed { node: node.address.clone() });
+        }
+        let mut moved: BTreeMap<(Option<&str>, Option<&str>), Vec<(u16, u16)>> = BTreeMap::new();
+        let (before, after) = (self.owners(), newer.owners());
+        let name = |t: &'_ Topology, i: Option<u16>| i.map(|i| t.nodes[usize::from(i)].address.clone());
+        // By node, not by slot: names are looked up once for each pair of owners.
+        let mut pairs: BTreeMap<(Option<u16>, Option<u16>), Vec<(u16, u16)>> = BTreeMap::new();
+        for slot in 0..SLOTS {
+            let i = usize::from(slot);
+            pairs.entry((before[i], after[i])).or_default().push((slot, slot));
+        }
+        let named: Vec<_> = pairs
+            .into_iter()
+            .map(|((a, b), s)| (name(self, a), name(newer, b), s))
+            .filter(|(a, b, _)| a != b)
+            .collect();
+        for (from, to, slots) in &named {
+            moved.entry((from.as_deref(), to.as_deref())).or_default().extend(slots);
+        }
+        for ((from, to), slots) in moved {
+            // A promotion says so itself.
+            let promoted = changes.iter().any(
+                |c| matches!(c, Change::Promoted { node, instead_of, .. } if Some(&**node) == to && instead_of.as_deref() == from),
+            );
+            if !promoted {
+                let (from, to) = (from.map(str::to_string), to.map(str::to_string));
+                changes.push(Change::Moved { slots: SlotSet::from_ranges(slots), from, to });
+            }
+        }
+        changes
+    }
+}

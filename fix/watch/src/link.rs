@@ -1,0 +1,189 @@
+//! One connection to one node: what was asked on it, what it heard, and how its node is.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use unslow_client::{Endpoint, Target};
+use unslow_reactor::{Id, Peer, Tls};
+use unslow_resp::Value;
+use unslow_topology::{RoleReply, SLOTS};
+
+/// What a link is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A data node.
+    Node,
+    /// A Sentinel, for questions.
+    Sentinel,
+    /// A subscription, to a Sentinel or a data node.
+    Ear,
+}
+
+/// What the next reply answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    Auth,
+    Hello,
+    Info,
+    Ping(u64),
+    Nodes(u64),
+    /// CLUSTER SLOTS, where CLUSTER NODES is denied.
+    Slots(u64),
+    Shards,
+    Epochs,
+    Role,
+    Subscribe(u16),
+    /// SENTINEL GET-MASTER-ADDR-BY-NAME.
+    Master,
+    /// SENTINEL REPLICAS.
+    Replicas,
+    Publish,
+    Ignore,
+}
+
+/// A set of slots that is asked and changed one by one.
+#[derive(Clone)]
+pub struct Slots(Box<[u64; 256]>);
+
+impl Default for Slots {
+    fn default() -> Self {
+        Slots(Box::new([0; 256]))
+    }
+}
+
+impl Slots {
+    pub fn has(&self, slot: u16) -> bool {
+        self.0[usize::from(slot / 64)] >> (slot % 64) & 1 == 1
+    }
+
+    pub fn set(&mut self, slot: u16, held: bool) {
+        let bit = 1u64 << (slot % 64);
+        let word = &mut self.0[usize::from(slot / 64)];
+        *word = if held { *word | bit } else { *word & !bit };
+    }
+}
+
+/// See the module.
+pub struct Link {
+    pub address: String,
+    pub kind: Kind,
+    pub target: Target,
+    pub connection: Option<Id>,
+    /// Past its greeting.
+    pub ready: bool,
+    pub dial_at: u64,
+    pub backoff: u64,
+    pub asks: VecDeque<Ask>,
+    /// What the peer said last, pushes included.
+    pub heard_at: u64,
+    /// Of the shortest and the longest round trip lately, in ns.
+    pub rtt_min: u64,
+    pub rtt_peak: u64,
+    pub suspected: bool,
+    /// Redis' own numbering.
+    pub level: (u32, u32),
+    pub resp3: bool,
+    /// It tells when slots leave.
+    pub pushes: bool,
+    pub held: Slots,
+    pub subscribing: usize,
+    pub role: Option<RoleReply>,
+    pub role_at: u64,
+    pub zone: Option<String>,
+    pub loading: bool,
+    pub nodes_wanted: bool,
+    pub nodes_due: u64,
+    pub nodes_denied: bool,
+    pub epochs: String,
+    pub pinged_at: u64,
+    /// Said once that something is denied here.
+    pub noted: bool,
+}
+
+impl Link {
+    pub fn new(address: String, kind: Kind, target: Target) -> Link {
+        Link {
+            address,
+            kind,
+            target,
+            connection: None,
+            ready: false,
+            dial_at: 0,
+            backoff: 0,
+            asks: VecDeque::new(),
+            heard_at: 0,
+            rtt_min: u64::MAX,
+            rtt_peak: 0,
+            suspected: false,
+            level: (0, 0),
+            resp3: false,
+            pushes: false,
+            held: Slots::default(),
+            subscribing: 0,
+            role: None,
+            role_at: 0,
+            zone: None,
+            loading: false,
+            nodes_wanted: false,
+            nodes_due: 0,
+            nodes_denied: false,
+            epochs: String::new(),
+            pinged_at: 0,
+            noted: false,
+        }
+    }
+
+    /// Whether this question is under way.
+    pub fn asked(&self, which: impl Fn(&Ask) -> bool) -> bool {
+        self.asks.iter().any(which)
+    }
+
+    /// Forgets the connection, and when to dial next.
+    pub fn lost(&mut self, now: u64) {
+        const MILLISECOND: u64 = 1_000_000;
+        self.connection = None;
+        self.ready = false;
+        self.asks.clear();
+        self.held = Slots::default();
+        self.subscribing = 0;
+        self.role = None;
+        self.backoff = (self.backoff * 2).clamp(20 * MILLISECOND, 1000 * MILLISECOND);
+        self.dial_at = now + self.backoff / 2 + rand::random_range(0..self.backoff / 2 + 1);
+    }
+
+    pub fn slots_missing(&self, wanted: &[(u16, u16)], most: usize) -> Vec<u16> {
+        let all = wanted.iter().flat_map(|&(a, b)| a..=b.min(SLOTS - 1));
+        all.filter(|&slot| !self.held.has(slot)).take(most).collect()
+    }
+}
+
+/// Where a target is, names resolved. `None` when there is no such name.
+pub fn peer_of(target: &Target) -> Option<Peer> {
+    match target.endpoints.first()? {
+        Endpoint::Unix(path) => Some(Peer::Unix(path.into())),
+        Endpoint::Tcp(host, port) => {
+            let all: Vec<SocketAddr> = (host.as_str(), *port).to_socket_addrs().ok()?.collect();
+            all.iter().find(|a| a.is_ipv4()).or(all.first()).map(|a| Peer::Tcp(*a))
+        }
+    }
+}
+
+/// How TLS is spoken with a target.
+pub fn tls_of(
+    target: &Target,
+    config: Option<&std::sync::Arc<rustls::ClientConfig>>,
+    name: Option<&str>,
+) -> Option<Tls> {
+    let host = match (name, target.endpoints.first()?) {
+        (Some(name), _) => name,
+        (None, Endpoint::Tcp(host, _)) => host,
+        (None, Endpoint::Unix(_)) => return None,
+    };
+    Some(Tls { config: config?.clone(), name: host.to_string().try_into().ok()? })
+}
+
+/// The words in front of a push.
+pub fn push_words(value: &Value) -> Option<(String, String)> {
+    let (Value::Push(items) | Value::Array(items)) = value else { return None };
+    Some((items.first()?.text()?, items.get(1)?.text()?))
+}

@@ -1,0 +1,87 @@
+//! Who publishes, when several watchers could: the one whose heartbeat has the smallest name. Nothing is written into the
+//! deployment for it; a watcher listens for three heartbeats before it believes that it is alone.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use unslow_topology::messages::Heartbeat;
+
+use crate::Publish;
+
+const MS: u64 = 1_000_000;
+const EVERY: u64 = 1000 * MS;
+/// Another one that was silent this long is gone.
+const GONE: u64 = 2500 * MS;
+
+/// See the module.
+pub struct Publisher {
+    settings: Publish,
+    /// Begins with the time of the start, so that the oldest stays.
+    name: String,
+    heard_at: u64,
+    beat_at: u64,
+    leads: bool,
+}
+
+impl Publisher {
+    pub fn new(settings: Publish, now: u64) -> Publisher {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis());
+        let name = format!("{started:013x}-{:08x}", rand::random::<u32>());
+        Publisher { settings, name, heard_at: now, beat_at: 0, leads: false }
+    }
+
+    pub fn leads(&self) -> bool {
+        self.leads
+    }
+
+    pub fn master_changed(&self) -> bool {
+        self.settings.master_changed
+    }
+
+    /// A heartbeat of somebody.
+    pub fn heard(&mut self, text: &str, now: u64) {
+        if let Some(other) = Heartbeat::parse(text)
+            && other.watcher < self.name
+        {
+            self.heard_at = now;
+            self.leads = false;
+        }
+    }
+
+    /// Whether a heartbeat is due; who hears no other one leads from here on.
+    pub fn due(&mut self, now: u64) -> bool {
+        self.leads = now > self.heard_at + GONE;
+        self.leads && now >= self.beat_at + EVERY
+    }
+
+    pub fn beat(&mut self, digest: String, sequence: u64, now: u64) -> String {
+        self.beat_at = now;
+        Heartbeat { digest, sequence, watcher: self.name.clone() }.text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_that_hear_each_other_the_older_one_publishes_and_the_other_takes_over() {
+        let (mut a, mut b) = (Publisher::new(Publish::default(), 0), Publisher::new(Publish::default(), 0));
+        (a.name, b.name) = ("1-a".into(), "2-b".into());
+        let mut beats = (0, 0);
+        for now in (0..20_000).map(|ms| ms * MS) {
+            // a is gone from the tenth second on.
+            if now < 10_000 * MS && a.due(now) {
+                let text = a.beat("d".into(), 1, now);
+                b.heard(&text, now);
+                beats.0 += 1;
+            }
+            if b.due(now) {
+                let text = b.beat("d".into(), 1, now);
+                a.heard(&text, now);
+                beats.1 += 1;
+                assert!(now > 10_000 * MS, "two published at {} ms", now / MS);
+            }
+        }
+        assert!((7..=8).contains(&beats.0) && (7..=9).contains(&beats.1), "{beats:?}");
+    }
+}

@@ -1,0 +1,976 @@
+//! The watcher: links to every node, what they say, and the one view made of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustls::ClientConfig;
+use unslow_client::{Deployment, Error, Target, address_target};
+use unslow_reactor::{Closed, Handler, Id, Io, now_ns};
+use unslow_resp::{Frame, Kind as FrameKind, Scan, Scanner, Value, write_command};
+use unslow_topology::{
+    Change, ClusterView, DeploymentKind, Health, Info, Node, Role, RoleReply, SLOTS, SentinelWord, SlotSet, Topology,
+    messages, slot_of, zones_of_shards,
+};
+
+use crate::channels::channel;
+use crate::link::{Ask, Kind, Link, peer_of, push_words, tls_of};
+use crate::publish::Publisher;
+use crate::{Delta, Known, News, Settings, Shared, Sign};
+
+const MS: u64 = 1_000_000;
+/// How often everything is looked over.
+const TICK: u64 = 20 * MS;
+/// The same while somebody is suspected; also how often ROLE is asked then.
+const TICK_BUSY: u64 = 10 * MS;
+/// Without any sign, a view is asked for anyway; pushes can be lost, and some changes have none.
+const POLL: u64 = 5_000 * MS;
+/// On servers without pushes the epochs are asked for; it costs them some 40 us.
+const EPOCHS: u64 = 250 * MS;
+const ROLES: u64 = 1_000 * MS;
+/// Views of this age may stand beside the newest one.
+const FRESH: u64 = 1_000 * MS;
+/// A node spends at most this share of its time on views: one in 20.
+const SHARE: u64 = 20;
+/// Subscriptions under way on a link; more would keep the server from its work for milliseconds.
+const SUBSCRIBING_MAX: usize = 256;
+const SENTINEL_CHANNELS: [&str; 8] =
+    ["+switch-master", "+promoted-slave", "+sdown", "-sdown", "+odown", "-odown", "+slave", "+failover-end"];
+
+/// See the crate.
+pub struct Watcher {
+    settings: Settings,
+    tls: Option<Arc<ClientConfig>>,
+    kind: DeploymentKind,
+    service: Option<String>,
+    links: Vec<Link>,
+    by_connection: HashMap<Id, usize>,
+    /// Last view of each node, and when.
+    views: BTreeMap<String, (u64, ClusterView)>,
+    /// What was made of them.
+    merged: ClusterView,
+    zones: BTreeMap<String, String>,
+    /// Address of the master, outside clusters.
+    master: Option<String>,
+    topology: Option<Arc<Topology>>,
+    sequence: u64,
+    /// When the server took back the subscription in a slot; 0 for long ago.
+    left_at: Vec<u64>,
+    sign: Option<(u64, Sign)>,
+    /// Who takes part in the next round of polling.
+    turn: usize,
+    poll_at: u64,
+    epochs_at: u64,
+    fresh_at: u64,
+    tick_at: u64,
+    ticked_at: u64,
+    publisher: Option<Publisher>,
+    shared: Arc<Shared>,
+    tell: Box<dyn FnMut(News) + Send>,
+}
+
+impl Watcher {
+    pub fn new(
+        settings: Settings,
+        found: &Deployment,
+        shared: Arc<Shared>,
+        tell: Box<dyn FnMut(News) + Send>,
+    ) -> Result<Watcher, Error> {
+        let tls = if settings.target.tls { Some(settings.options.tls.client_config()?) } else { None };
+        let service = settings.target.service.clone().or_else(|| found.members.iter().find_map(|m| m.service.clone()));
+        let publisher = settings.publish.map(|p| Publisher::new(p, now_ns()));
+        let mut watcher = Watcher {
+            tls,
+            kind: found.kind,
+            service,
+            links: Vec::new(),
+            by_connection: HashMap::new(),
+            views: BTreeMap::new(),
+            merged: ClusterView::default(),
+            zones: BTreeMap::new(),
+            master: None,
+            topology: None,
+            sequence: 0,
+            left_at: vec![0; usize::from(SLOTS)],
+            sign: None,
+            turn: 0,
+            poll_at: 0,
+            epochs_at: 0,
+            fresh_at: 0,
+            tick_at: 0,
+            ticked_at: now_ns(),
+            publisher,
+            shared,
+            tell,
+            settings,
+        };
+        for member in &found.members {
+            if watcher.service.is_some() && member.service.is_some() && member.service != watcher.service {
+                continue;
+            }
+            let target = found.target_of(member);
+            let address = plain_address(&target);
+            match member.role {
+                Role::Sentinel => {
+                    watcher.add(address.clone(), Kind::Sentinel, target.clone());
+                    watcher.add(address, Kind::Ear, target);
+                }
+                role => {
+                    if role == Role::Master && watcher.kind != DeploymentKind::Cluster && watcher.master.is_none() {
+                        watcher.master = Some(address.clone());
+                    }
+                    watcher.add(address, Kind::Node, target);
+                }
+            }
+        }
+        Ok(watcher)
+    }
+
+    fn add(&mut self, address: String, kind: Kind, target: Target) {
+        if self.links.iter().all(|l| l.address != address || l.kind != kind) {
+            let mut link = Link::new(address, kind, target);
+            link.heard_at = now_ns();
+            self.links.push(link);
+        }
+    }
+
+    fn link_of(&mut self, address: &str) -> Option<&mut Link> {
+        self.links.iter_mut().find(|l| l.kind == Kind::Node && l.address == address)
+    }
+
+    // What goes out.
+
+    fn ask<A: AsRef<[u8]>>(&mut self, io: &mut Io, at: usize, what: Ask, command: &[A]) {
+        let link = &mut self.links[at];
+        if let Some(connection) = link.connection {
+            write_command(io.output(connection), command);
+            link.asks.push_back(what);
+        }
+    }
+
+    fn dial(&mut self, io: &mut Io, at: usize, now: u64) {
+        let link = &mut self.links[at];
+        let patience = self.settings.options.connect_timeout.as_nanos() as u64;
+        let Some(peer) = peer_of(&link.target) else { return link.lost(now) };
+        let tls = tls_of(&link.target, self.tls.as_ref(), self.settings.options.tls.server_name.as_deref());
+        match io.connect(&peer, tls.as_ref(), now + patience) {
+            Ok(id) => {
+                link.connection = Some(id);
+                self.by_connection.insert(id, at);
+            }
+            Err(_) => link.lost(now),
+        }
+    }
+
+    fn greet(&mut self, io: &mut Io, at: usize) {
+        let target = self.links[at].target.clone();
+        let kind = self.links[at].kind;
+        if target.password.is_some() || target.user.is_some() {
+            let mut auth = vec!["AUTH".to_string()];
+            auth.extend(target.user.clone());
+            auth.push(target.password.as_ref().map_or("", |p| p.reveal()).to_string());
+            self.ask(io, at, Ask::Auth, &auth);
+        }
+        if kind == Kind::Ear {
+            if self.links.iter().any(|l| l.kind == Kind::Sentinel && l.address == self.links[at].address) {
+                for name in SENTINEL_CHANNELS {
+                    self.ask(io, at, Ask::Ignore, &["SUBSCRIBE", name]);
+                }
+            } else {
+                self.ask(io, at, Ask::Ignore, &["SUBSCRIBE", messages::DIGEST]);
+            }
+        } else {
+            self.ask(io, at, Ask::Hello, &["HELLO", "3"]);
+            self.ask(io, at, Ask::Ignore, &["CLIENT", "SETNAME", "unslow-watch"]);
+            self.ask(io, at, Ask::Info, &["INFO", "server"]);
+        }
+    }
+
+    /// CLUSTER NODES, now or when the node has spent little enough of its time on them.
+    fn want_nodes(&mut self, io: &mut Io, at: usize) {
+        let now = now_ns();
+        let link = &mut self.links[at];
+        let under_way = link.asked(|a| matches!(a, Ask::Nodes(_) | Ask::Slots(_)));
+        if !link.ready || under_way || now < link.nodes_due {
+            link.nodes_wanted = true;
+            return;
+        }
+        link.nodes_wanted = false;
+        if link.nodes_denied {
+            self.ask(io, at, Ask::Slots(now), &["CLUSTER", "SLOTS"]);
+        } else {
+            self.ask(io, at, Ask::Nodes(now), &["CLUSTER", "NODES"]);
+        }
+    }
+
+    fn want_role(&mut self, io: &mut Io, at: usize) {
+        if self.links[at].ready && !self.links[at].asked(|a| *a == Ask::Role) {
+            self.links[at].role_at = now_ns();
+            self.ask(io, at, Ask::Role, &["ROLE"]);
+        }
+    }
+
+    /// Subscribes in the slots of the link's shard, some at a time.
+    fn subscribe(&mut self, io: &mut Io, at: usize) {
+        let link = &self.links[at];
+        let (true, Some(topology)) = (link.pushes && link.subscribing < SUBSCRIBING_MAX / 2, self.topology.clone())
+        else {
+            return;
+        };
+        let Some(node) = topology.at(&link.address) else { return };
+        let owner = match node.role {
+            Role::Master => Some(node),
+            _ => node.master.as_deref().and_then(|id| topology.by_id(id)),
+        };
+        let Some(owner) = owner else { return };
+        for slot in link.slots_missing(owner.slots.ranges(), SUBSCRIBING_MAX - link.subscribing) {
+            self.links[at].held.set(slot, true);
+            self.links[at].subscribing += 1;
+            self.ask(io, at, Ask::Subscribe(slot), &["SSUBSCRIBE", channel(slot)]);
+        }
+    }
+
+    // What comes in.
+
+    fn reply(&mut self, io: &mut Io, at: usize, frame: Frame<'_>) {
+        let now = now_ns();
+        let value = Value::from(frame);
+        self.links[at].heard_at = now;
+        if self.links[at].suspected {
+            self.links[at].suspected = false;
+            self.rebuild(io, Sign::Silence);
+        }
+        if self.links[at].kind == Kind::Ear {
+            return self.overheard(io, at, &value);
+        }
+        if let Some((word, name)) = push_words(&value).filter(|_| frame.kind() == FrameKind::Push) {
+            let confirmed = word == "ssubscribe";
+            if confirmed && matches!(self.links[at].asks.front(), Some(Ask::Subscribe(_))) {
+                self.links[at].asks.pop_front();
+                self.links[at].subscribing -= 1;
+                self.subscribe(io, at);
+            } else if word == "sunsubscribe" {
+                let slot = slot_of(name.as_bytes());
+                self.links[at].held.set(slot, false);
+                let left = &mut self.left_at[usize::from(slot)];
+                if *left + 1000 * MS < now {
+                    *left = now;
+                }
+                self.sign.get_or_insert((now, Sign::Sunsubscribe));
+                self.want_nodes(io, at);
+            }
+            return;
+        }
+        let Some(asked) = self.links[at].asks.pop_front() else { return };
+        let error = match &value {
+            Value::Error(text) => Some(text.clone()),
+            _ => None,
+        };
+        if error.as_deref().is_some_and(|e| e.starts_with("LOADING")) {
+            self.links[at].loading = true;
+        } else if !matches!(asked, Ask::Auth | Ask::Hello | Ask::Ignore | Ask::Ping(_)) {
+            self.links[at].loading = false;
+        }
+        match asked {
+            Ask::Auth | Ask::Ignore => {}
+            Ask::Hello => {
+                self.links[at].resp3 = error.is_none();
+                // NOAUTH and the like: nothing that follows will work, and the reason is this.
+                if let Some(why) = error.filter(|e| e.starts_with("NOAUTH") || e.starts_with("NOPERM")) {
+                    self.note(at, &format!("it refuses us: {why}"));
+                }
+            }
+            Ask::Info => self.greeted(io, at, &value),
+            Ask::Ping(sent) => {
+                let link = &mut self.links[at];
+                let took = now.saturating_sub(sent);
+                // Forgets slowly, so that one slow second counts for the next ones.
+                link.rtt_peak = (link.rtt_peak - link.rtt_peak / 64).max(took);
+                link.rtt_min = (link.rtt_min.saturating_add(link.rtt_min / 256)).min(took);
+            }
+            Ask::Nodes(sent) => {
+                self.links[at].nodes_due = now + now.saturating_sub(sent) * SHARE / 2;
+                if let Some(why) = error {
+                    if why.starts_with("NOPERM") {
+                        self.links[at].nodes_denied = true;
+                        self.note(at, "CLUSTER NODES is denied, so epochs are unknown; grant +cluster|nodes");
+                        self.want_nodes(io, at);
+                    }
+                } else if let Some(view) = value.text().and_then(|t| ClusterView::parse(&t).ok()) {
+                    self.viewed(io, at, view);
+                }
+            }
+            Ask::Slots(sent) => {
+                self.links[at].nodes_due = now + now.saturating_sub(sent) * SHARE / 2;
+                if let Some(view) = ClusterView::from_slots(&value) {
+                    self.viewed(io, at, view);
+                }
+            }
+            Ask::Shards => self.zones.extend(zones_of_shards(&value)),
+            Ask::Epochs => {
+                // Everything that changes with the topology and with nothing else; message counts do not.
+                let text = value.text().unwrap_or_default();
+                let told = text.lines().filter(|l| l.starts_with("cluster_") && !l.starts_with("cluster_stats"));
+                let epochs: String = told.collect();
+                if std::mem::replace(&mut self.links[at].epochs, epochs.clone()) != epochs {
+                    self.sign.get_or_insert((now, Sign::Poll));
+                    self.want_nodes(io, at);
+                }
+            }
+            Ask::Role => self.role(io, at, RoleReply::parse(&value)),
+            Ask::Subscribe(slot) => {
+                self.links[at].subscribing -= 1;
+                self.links[at].held.set(slot, false);
+                match error {
+                    // It left meanwhile, or never was here.
+                    Some(why) if why.starts_with("MOVED") || why.starts_with("CLUSTERDOWN") => {
+                        self.sign.get_or_insert((now, Sign::Poll));
+                        self.want_nodes(io, at);
+                    }
+                    Some(why) => {
+                        self.links[at].pushes = false;
+                        self.note(
+                            at,
+                            &format!(
+                                "subscriptions are denied, so it is asked instead; grant +ssubscribe &unslow:* ({why})"
+                            ),
+                        );
+                    }
+                    None => {}
+                }
+            }
+            Ask::Master => {
+                if let [host, port] = value.items()
+                    && let (Some(host), Some(port)) = (host.text(), port.text())
+                {
+                    let host = if host.contains(':') { format!("[{host}]") } else { host };
+                    self.named_master(io, format!("{host}:{port}"));
+                }
+            }
+            Ask::Replicas => {
+                for replica in value.items() {
+                    if let (Some(host), Some(port)) =
+                        (replica.get("ip").and_then(Value::text), replica.get("port").and_then(Value::text))
+                    {
+                        let host = if host.contains(':') { format!("[{host}]") } else { host };
+                        self.heard_of(format!("{host}:{port}"));
+                    }
+                }
+            }
+            Ask::Publish => {
+                if let Some(why) = error {
+                    self.note(at, &format!("nothing can be published there: {why}"));
+                }
+            }
+        }
+    }
+
+    /// Version and zone are known: the link can be used.
+    fn greeted(&mut self, io: &mut Io, at: usize, info: &Value) {
+        let info = Info::parse(&info.text().unwrap_or_default());
+        let cluster = self.kind == DeploymentKind::Cluster;
+        let link = &mut self.links[at];
+        link.level = info.redis_level();
+        link.zone = info.get("availability_zone").filter(|z| !z.is_empty()).map(str::to_string);
+        link.ready = true;
+        link.backoff = 0;
+        link.pushes = cluster && link.kind == Kind::Node && link.resp3 && link.level >= (7, 0);
+        match link.kind {
+            Kind::Sentinel => {
+                if let Some(service) = self.service.clone() {
+                    self.ask(io, at, Ask::Master, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service]);
+                    self.ask(io, at, Ask::Replicas, &["SENTINEL", "SLAVES", &service]);
+                }
+            }
+            _ => {
+                if cluster {
+                    if self.links[at].level >= (7, 0) && self.zones.is_empty() {
+                        self.ask(io, at, Ask::Shards, &["CLUSTER", "SHARDS"]);
+                    }
+                    self.links[at].nodes_due = 0;
+                    self.want_nodes(io, at);
+                }
+                self.want_role(io, at);
+                self.subscribe(io, at);
+            }
+        }
+        if self.topology.is_some() {
+            self.rebuild(io, Sign::Poll);
+        }
+    }
+
+    fn overheard(&mut self, io: &mut Io, at: usize, value: &Value) {
+        let [word, name, text] = value.items() else { return };
+        let (Some(word), Some(name), Some(text)) = (word.text(), name.text(), text.text()) else { return };
+        if word != "message" {
+            self.links[at].ready = true;
+            self.links[at].backoff = 0;
+            return;
+        }
+        let now = now_ns();
+        if name == messages::DIGEST {
+            if let Some(publisher) = &mut self.publisher {
+                publisher.heard(&text, now);
+            }
+            return;
+        }
+        let Some(service) = self.service.clone() else { return };
+        match SentinelWord::parse(&name, &text) {
+            Some(SentinelWord::Switched { service: about, to, .. }) if about == service => {
+                self.sign.get_or_insert((now, Sign::Sentinel));
+                self.named_master(io, to);
+            }
+            Some(SentinelWord::About { service: about, .. }) if about == service => {
+                self.sign.get_or_insert((now, Sign::Sentinel));
+                self.ask_sentinels(io);
+            }
+            _ => {}
+        }
+    }
+
+    fn ask_sentinels(&mut self, io: &mut Io) {
+        let Some(service) = self.service.clone() else { return };
+        for at in 0..self.links.len() {
+            let link = &self.links[at];
+            if link.kind == Kind::Sentinel && link.ready && !link.asked(|a| *a == Ask::Master) {
+                self.ask(io, at, Ask::Master, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service]);
+                self.ask(io, at, Ask::Replicas, &["SENTINEL", "SLAVES", &service]);
+            }
+        }
+    }
+
+    /// A Sentinel says who is master.
+    fn named_master(&mut self, io: &mut Io, address: String) {
+        self.heard_of(address.clone());
+        if self.master.as_ref() != Some(&address) {
+            // One Sentinel alone may be behind: the node itself has to agree, or not be there to ask.
+            let agrees = match self.link_of(&address).and_then(|l| l.role.clone()) {
+                Some(RoleReply::Replica { .. }) => false,
+                Some(RoleReply::Master { .. }) | None => true,
+            };
+            if agrees {
+                self.sign.get_or_insert((now_ns(), Sign::Sentinel));
+                self.master = Some(address.clone());
+                self.rebuild(io, Sign::Sentinel);
+            }
+        }
+        if let Some(at) = self.links.iter().position(|l| l.kind == Kind::Node && l.address == address) {
+            self.want_role(io, at);
+        }
+    }
+
+    /// A data node somebody named.
+    fn heard_of(&mut self, address: String) {
+        if self.links.iter().all(|l| l.kind != Kind::Node || l.address != address)
+            && let Some(target) = address_target(&self.settings.target, &address)
+        {
+            self.add(address, Kind::Node, target);
+        }
+    }
+
+    fn role(&mut self, io: &mut Io, at: usize, role: Option<RoleReply>) {
+        let changed = match (&self.links[at].role, &role) {
+            (Some(RoleReply::Master { .. }), Some(RoleReply::Master { .. })) => false,
+            (Some(RoleReply::Replica { master: a, .. }), Some(RoleReply::Replica { master: b, .. })) => a != b,
+            (None, None) => false,
+            _ => true,
+        };
+        self.links[at].role = role.clone();
+        if self.kind == DeploymentKind::Cluster {
+            let known = self.topology.as_ref().and_then(|t| t.at(&self.links[at].address)).map(|n| n.role);
+            let promoted = matches!(role, Some(RoleReply::Master { .. })) && known == Some(Role::Replica);
+            if promoted {
+                self.sign.get_or_insert((now_ns(), Sign::Role));
+                self.links[at].nodes_due = 0;
+                self.want_nodes(io, at);
+            }
+            return;
+        }
+        if let Some(RoleReply::Master { replicas, .. }) = &role {
+            replicas.clone().into_iter().for_each(|(address, _)| self.heard_of(address));
+        }
+        if let Some(RoleReply::Replica { master, .. }) = &role {
+            self.heard_of(master.clone());
+        }
+        if changed || self.topology.is_none() {
+            if changed {
+                self.sign.get_or_insert((now_ns(), Sign::Role));
+            }
+            if self.kind == DeploymentKind::Sentinel {
+                self.ask_sentinels(io);
+            }
+            self.elect();
+            self.rebuild(io, Sign::Role);
+        }
+    }
+
+    /// Who is master where no Sentinel says so: the one we know as long as it says so itself, or any that does.
+    fn elect(&mut self) {
+        let says = |l: &&Link| l.kind == Kind::Node && matches!(l.role, Some(RoleReply::Master { .. }));
+        let current = self.links.iter().find(|l| l.kind == Kind::Node && Some(&l.address) == self.master.as_ref());
+        let sentinel =
+            self.kind == DeploymentKind::Sentinel && self.links.iter().any(|l| l.kind == Kind::Sentinel && l.ready);
+        let stays = current.is_some_and(|l| !matches!(l.role, Some(RoleReply::Replica { .. })) && !l.suspected);
+        if (!stays && !sentinel || self.master.is_none())
+            && let Some(link) = self.links.iter().filter(says).find(|l| !l.suspected)
+        {
+            self.master = Some(link.address.clone());
+        }
+    }
+
+    fn viewed(&mut self, io: &mut Io, at: usize, mut view: ClusterView) {
+        let address = self.links[at].address.clone();
+        for node in &mut view.nodes {
+            // Who was never told its own address is the one that was asked.
+            if let Some(port) = node.address.strip_prefix(':').filter(|_| node.is("myself")) {
+                let host = address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
+                node.address = if port == "0" { address.clone() } else { format!("{host}:{port}") };
+            }
+        }
+        self.views.insert(address, (now_ns(), view));
+        self.rebuild(io, Sign::Poll);
+    }
+
+    // What is made of it.
+
+    fn rebuild(&mut self, io: &mut Io, sign: Sign) {
+        let now = now_ns();
+        let topology = match self.kind {
+            DeploymentKind::Cluster => match self.cluster(now) {
+                Some(topology) => topology,
+                None => return,
+            },
+            _ => match self.group() {
+                Some(topology) => topology,
+                None => return,
+            },
+        };
+        self.publish_view(io, topology, sign, now);
+    }
+
+    fn cluster(&mut self, now: u64) -> Option<Topology> {
+        let newest = self.views.values().map(|(at, _)| *at).max()?;
+        let mut fresh: Vec<(u64, ClusterView)> =
+            self.views.values().filter(|(at, _)| at + FRESH >= newest).cloned().collect();
+        fresh.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        let mut views: Vec<ClusterView> = fresh.into_iter().map(|(_, v)| v).collect();
+        // What is known stands against a single node's word: it loses to higher epochs, and to a node's word on itself. A
+        // node that none of several fresh views has is no more; one view is enough where there is nobody else to ask.
+        let ready = self.links.iter().filter(|l| l.kind == Kind::Node && l.ready && !l.suspected).count();
+        let enough = views.len() >= 2.min(ready);
+        let mut known = self.merged.clone();
+        known.nodes.retain(|n| !enough || views.iter().any(|v| v.by_id(&n.id).is_some()));
+        views.push(known);
+        self.merged = ClusterView::merge(&views);
+        let topology = Topology::of_cluster(&self.merged, self.settings.target.tls);
+        let addresses: BTreeSet<String> = topology.nodes.iter().map(|n| n.address.clone()).collect();
+        for address in &addresses {
+            self.heard_of(address.clone());
+        }
+        // The seed may be known to the others under another address: it goes when they do not name it.
+        self.views.retain(|address, (at, _)| addresses.contains(address) || *at + FRESH > now);
+        Some(topology)
+    }
+
+    fn group(&mut self) -> Option<Topology> {
+        self.elect();
+        let master = self.master.clone()?;
+        let nodes = self.links.iter().filter(|l| l.kind == Kind::Node).map(|link| {
+            let leads = link.address == master;
+            let follows = match &link.role {
+                Some(RoleReply::Replica { master, .. }) => Some(master.clone()),
+                _ => Some(master.clone()),
+            };
+            Node {
+                id: link.address.clone(),
+                address: link.address.clone(),
+                role: if leads {
+                    Role::Master
+                } else if link.role.is_some() || self.kind != DeploymentKind::Standalone {
+                    Role::Replica
+                } else {
+                    Role::Unknown
+                },
+                master: follows.filter(|_| !leads),
+                slots: if leads { SlotSet::all() } else { SlotSet::default() },
+                config_epoch: 0,
+                health: Health::Up,
+                zone: None,
+                rtt_us: None,
+                lag_bytes: None,
+                in_sync: true,
+            }
+        });
+        Some(Topology::new(self.kind, nodes.collect()))
+    }
+
+    /// Health, zones, round trips and lags, as the links know them.
+    fn dress(&self, topology: &mut Topology) {
+        let offsets: BTreeMap<String, u64> = self
+            .links
+            .iter()
+            .filter_map(|l| match &l.role {
+                Some(RoleReply::Master { offset, .. }) => Some((l.address.clone(), *offset)),
+                _ => None,
+            })
+            .collect();
+        let addresses: BTreeMap<String, String> =
+            topology.nodes.iter().map(|n| (n.id.clone(), n.address.clone())).collect();
+        for node in &mut topology.nodes {
+            let zone = self.zones.get(&node.id).cloned();
+            let Some(link) = self.links.iter().find(|l| l.kind == Kind::Node && l.address == node.address) else {
+                node.zone = zone;
+                continue;
+            };
+            node.zone = link.zone.clone().or(zone);
+            node.rtt_us = (link.rtt_min != u64::MAX).then_some(link.rtt_min / 1000);
+            if link.suspected && node.health == Health::Up {
+                node.health = Health::Suspected;
+            } else if node.health == Health::Failed && link.ready && !link.suspected && node.role != Role::Master {
+                node.health = Health::Up; // it answers us; the others will find out
+            }
+            if node.role != Role::Master {
+                let master = node.master.as_ref().and_then(|id| addresses.get(id));
+                if let Some(RoleReply::Replica { connected, offset, .. }) = &link.role {
+                    node.in_sync = *connected && !link.loading;
+                    node.lag_bytes = master.and_then(|m| offsets.get(m)).map(|theirs| theirs.saturating_sub(*offset));
+                } else {
+                    node.in_sync = !link.loading && link.ready;
+                }
+            }
+        }
+    }
+
+    fn publish_view(&mut self, io: &mut Io, mut topology: Topology, sign: Sign, now: u64) {
+        self.dress(&mut topology);
+        let old = self.topology.clone();
+        let changes = old.as_ref().map(|old| old.changes(&topology)).unwrap_or_default();
+        let topology = Arc::new(topology);
+        if old.is_some() && changes.is_empty() {
+            if self.sign.is_some_and(|(at, _)| at + 2000 * MS < now) {
+                self.sign = None;
+            }
+            return;
+        }
+        self.topology = Some(topology.clone());
+        *self.shared.topology.lock().expect("no thread panicked") = Some(topology.clone());
+        self.shared.first.notify_all();
+        for at in 0..self.links.len() {
+            self.subscribe(io, at);
+        }
+        // Links to nodes that are no more.
+        if self.kind == DeploymentKind::Cluster {
+            let gone = |l: &Link| l.kind == Kind::Node && topology.at(&l.address).is_none();
+            for at in 0..self.links.len() {
+                if gone(&self.links[at]) && !self.views.contains_key(&self.links[at].address) {
+                    if let Some(connection) = self.links[at].connection {
+                        self.by_connection.remove(&connection);
+                        io.close(connection);
+                    }
+                    self.links[at].lost(now);
+                    self.links[at].dial_at = u64::MAX;
+                }
+            }
+        }
+        if changes.is_empty() {
+            return;
+        }
+        let silent = |address: &str| {
+            let link = self.links.iter().find(|l| l.kind == Kind::Node && l.address == address)?;
+            Some(now.saturating_sub(link.heard_at) / MS).filter(|ms| *ms > 100)
+        };
+        let known = |what: Change| {
+            let (seen, silent_ms) = match &what {
+                Change::Moved { slots, .. } => {
+                    let left = slots.ranges().iter().flat_map(|&(a, b)| a..=b).map(|s| self.left_at[usize::from(s)]);
+                    let first = left.filter(|at| *at + 2000 * MS > now).min();
+                    (first.map(|at| (at, Sign::Sunsubscribe)).or(self.sign), None)
+                }
+                Change::Promoted { instead_of, .. } => (self.sign, instead_of.as_deref().and_then(silent)),
+                Change::Suspected { node } => (Some((now, sign)), silent(node)),
+                Change::Failed { node } => (self.sign, silent(node)),
+                _ => (self.sign, None),
+            };
+            let (at, sign) = seen.unwrap_or((now, sign));
+            Known { what, sign, known_us: now.saturating_sub(at) / 1000, silent_ms }
+        };
+        let delta = Delta {
+            sequence: self.sequence + 1,
+            digest: topology.digest(),
+            at_unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),
+            changes: changes.into_iter().map(known).collect(),
+        };
+        self.sequence += 1;
+        self.sign = None;
+        if self.publisher.as_ref().is_some_and(Publisher::leads) {
+            let all: Vec<(&str, String)> = delta.changes.iter().flat_map(|k| messages::messages(&k.what)).collect();
+            let told = !all.is_empty();
+            for (name, text) in all {
+                self.publish(io, name, &text);
+            }
+            if told && self.publisher.as_ref().is_some_and(|p| p.master_changed()) {
+                self.publish(io, messages::MASTER_CHANGED, "*");
+            }
+            if told {
+                self.heartbeat(io, now);
+            }
+        }
+        (self.tell)(News::Delta(delta, topology));
+    }
+
+    fn publish(&mut self, io: &mut Io, name: &str, text: &str) {
+        let Some(topology) = self.topology.clone() else { return };
+        let up = topology.masters().filter(|n| n.health == Health::Up).find_map(|n| {
+            self.links.iter().position(|l| l.kind == Kind::Node && l.ready && !l.suspected && l.address == n.address)
+        });
+        if let Some(at) = up {
+            self.ask(io, at, Ask::Publish, &["PUBLISH", name, text]);
+        }
+    }
+
+    fn heartbeat(&mut self, io: &mut Io, now: u64) {
+        let (Some(topology), Some(publisher)) = (&self.topology, &mut self.publisher) else { return };
+        let text = publisher.beat(topology.digest(), self.sequence, now);
+        self.publish(io, messages::DIGEST, &text);
+    }
+
+    fn note(&mut self, at: usize, text: &str) {
+        if !std::mem::replace(&mut self.links[at].noted, true) {
+            let text = format!("{}: {text}", self.links[at].address);
+            (self.tell)(News::Note(text));
+        }
+    }
+
+    // What is done without being told.
+
+    fn tick(&mut self, io: &mut Io) {
+        let now = now_ns();
+        // We may have been kept from running ourselves: nobody is to blame for the time we were away.
+        let away = now.saturating_sub(self.ticked_at).saturating_sub(2 * TICK);
+        self.ticked_at = now;
+        if away > 0 {
+            self.links.iter_mut().for_each(|l| l.heard_at = (l.heard_at + away).min(now));
+        }
+        let nodes = self.links.len() as u64;
+        let ping_every = (self.settings.ping_every.as_nanos() as u64).max(nodes * MS / 2);
+        let suspect_after = self.settings.suspect_after.as_nanos() as u64;
+        let mut changed = None;
+        for at in 0..self.links.len() {
+            let link = &self.links[at];
+            if link.connection.is_none() {
+                if now >= link.dial_at {
+                    self.dial(io, at, now);
+                }
+            } else if link.ready {
+                let pinging = link.asked(|a| matches!(a, Ask::Ping(_)));
+                if link.kind == Kind::Ear {
+                    if now > link.heard_at + 3000 * MS {
+                        if let Some(connection) = self.links[at].connection {
+                            self.by_connection.remove(&connection);
+                            io.close(connection);
+                        }
+                        self.links[at].lost(now);
+                    } else if now >= link.pinged_at + 1000 * MS {
+                        self.links[at].pinged_at = now;
+                        self.ask(io, at, Ask::Ignore, &["PING"]);
+                        self.links[at].asks.clear();
+                    }
+                } else if !pinging && now >= link.pinged_at + ping_every {
+                    self.links[at].pinged_at = now;
+                    self.ask(io, at, Ask::Ping(now), &["PING"]);
+                }
+                if self.links[at].nodes_wanted {
+                    self.want_nodes(io, at);
+                }
+                self.subscribe(io, at);
+                if self.links[at].kind == Kind::Node && now >= self.links[at].role_at + ROLES {
+                    self.want_role(io, at);
+                }
+            }
+            let link = &mut self.links[at];
+            let patience = suspect_after.max(link.rtt_peak * 4).min(suspect_after * 8);
+            let owes = link.connection.is_none() || !link.asks.is_empty();
+            if link.kind != Kind::Ear
+                && !link.suspected
+                && owes
+                && now > link.heard_at + patience
+                && link.dial_at != u64::MAX
+            {
+                link.suspected = true;
+                changed = Some(if link.connection.is_some() { Sign::Silence } else { Sign::ConnectionLost });
+            }
+        }
+        if let Some(sign) = changed {
+            self.rebuild(io, sign);
+        }
+        let busy = self.chase(io, now);
+        if self.kind == DeploymentKind::Cluster {
+            self.poll(io, now, busy);
+        }
+        if self.shared.doubt.swap(false, Ordering::AcqRel) {
+            self.sign.get_or_insert((now, Sign::Doubt));
+            self.poll_at = 0;
+            self.poll(io, now, busy);
+            self.ask_sentinels(io);
+        }
+        self.keep_publishing(io, now);
+        if now >= self.fresh_at {
+            self.fresh_at = now + 1000 * MS;
+            if let Some(old) = &self.topology {
+                let mut topology = (**old).clone();
+                self.dress(&mut topology);
+                // Whoever became well or ill meanwhile is told as a change, not in passing.
+                for node in &mut topology.nodes {
+                    node.health = old.at(&node.address).map_or(node.health, |n| n.health);
+                }
+                let topology = Arc::new(topology);
+                self.topology = Some(topology.clone());
+                *self.shared.topology.lock().expect("no thread panicked") = Some(topology.clone());
+                (self.tell)(News::Fresh(topology));
+            }
+        }
+        self.tick_at = now + if busy { TICK_BUSY } else { TICK };
+    }
+
+    /// Asks around while masters do not answer. True while there is one.
+    fn chase(&mut self, io: &mut Io, now: u64) -> bool {
+        let Some(topology) = self.topology.clone() else { return false };
+        let ill: Vec<&Node> = topology.masters().filter(|n| n.health != Health::Up).collect();
+        for master in &ill {
+            for replica in topology.replicas_of(&master.id) {
+                let at = self.links.iter().position(|l| l.kind == Kind::Node && l.address == replica.address);
+                if let Some(at) = at.filter(|at| now >= self.links[*at].role_at + TICK_BUSY) {
+                    self.want_role(io, at);
+                }
+            }
+        }
+        if !ill.is_empty() && now >= self.epochs_at + 50 * MS {
+            self.epochs_at = now;
+            self.ask_sentinels(io);
+        }
+        !ill.is_empty()
+    }
+
+    /// The next node in turn is asked for its view, replicas first: they are to be promoted, and have the least to do.
+    fn poll(&mut self, io: &mut Io, now: u64, busy: bool) {
+        let mut order: Vec<usize> =
+            (0..self.links.len()).filter(|&i| self.links[i].kind == Kind::Node && self.links[i].ready).collect();
+        order.retain(|&i| !self.links[i].suspected);
+        if order.is_empty() {
+            return;
+        }
+        let replica = |l: &Link| matches!(l.role, Some(RoleReply::Replica { .. }));
+        order.sort_by_key(|&i| !replica(&self.links[i]));
+        let every = if busy { 100 * MS } else { POLL };
+        if now >= self.poll_at {
+            // Two at a time, so that one view never stands alone.
+            self.poll_at = now + every;
+            for _ in 0..2.min(order.len()) {
+                self.turn += 1;
+                self.want_nodes(io, order[self.turn % order.len()]);
+            }
+        }
+        if !busy && now >= self.epochs_at + EPOCHS {
+            self.epochs_at = now;
+            order.retain(|&i| !self.links[i].pushes);
+            if !order.is_empty() {
+                self.turn += 1;
+                let at = order[self.turn % order.len()];
+                if !self.links[at].asked(|a| *a == Ask::Epochs) {
+                    self.ask(io, at, Ask::Epochs, &["CLUSTER", "INFO"]);
+                }
+            }
+        }
+    }
+
+    fn keep_publishing(&mut self, io: &mut Io, now: u64) {
+        let Some(publisher) = &mut self.publisher else { return };
+        if publisher.due(now) {
+            self.heartbeat(io, now);
+        }
+        // One ear on a node that is up; another one when that is gone.
+        let sentinels: Vec<&String> =
+            self.links.iter().filter(|l| l.kind == Kind::Sentinel).map(|l| &l.address).collect();
+        let listening = self
+            .links
+            .iter()
+            .any(|l| l.kind == Kind::Ear && !sentinels.contains(&&l.address) && (l.ready || l.connection.is_some()));
+        if !listening
+            && let Some(topology) = self.topology.clone()
+            && let Some(link) = topology
+                .masters()
+                .filter(|n| n.health == Health::Up)
+                .find_map(|n| self.links.iter().find(|l| l.kind == Kind::Node && l.ready && l.address == n.address))
+        {
+            let (address, target) = (link.address.clone(), link.target.clone());
+            match self.links.iter_mut().find(|l| l.kind == Kind::Ear && l.address == address) {
+                Some(ear) => ear.dial_at = ear.dial_at.min(now + 100 * MS),
+                None => self.add(address, Kind::Ear, target),
+            }
+        }
+    }
+}
+
+impl Handler for Watcher {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        if self.shared.ended.load(Ordering::Acquire) {
+            io.stop();
+            return None;
+        }
+        if now_ns() >= self.tick_at || self.shared.doubt.load(Ordering::Acquire) {
+            self.tick(io);
+        }
+        Some(self.tick_at)
+    }
+
+    fn opened(&mut self, io: &mut Io, id: Id) {
+        if let Some(&at) = self.by_connection.get(&id) {
+            self.greet(io, at);
+        }
+    }
+
+    fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
+        let Some(&at) = self.by_connection.get(&id) else { return bytes.len() };
+        let mut used = 0;
+        loop {
+            match Scanner::default().scan(&bytes[used..]) {
+                Ok(Scan::Complete(len)) => {
+                    self.reply(io, at, Frame::new(&bytes[used..used + len]));
+                    used += len;
+                }
+                Ok(Scan::Incomplete) => return used,
+                Err(why) => {
+                    self.note(at, &format!("what it says is not RESP: {why}"));
+                    io.close(id);
+                    self.closed(io, id, Closed::Peer);
+                    return bytes.len();
+                }
+            }
+        }
+    }
+
+    fn closed(&mut self, io: &mut Io, id: Id, _: Closed) {
+        let Some(at) = self.by_connection.remove(&id) else { return };
+        let now = now_ns();
+        let was_ready = self.links[at].ready;
+        self.links[at].lost(now);
+        if self.links[at].kind == Kind::Node && was_ready {
+            self.sign.get_or_insert((now, Sign::ConnectionLost));
+            // The first try to come back is at once: a node that closed one connection may well take another.
+            self.links[at].dial_at = now;
+            self.tick_at = now;
+        }
+        let _ = io;
+    }
+
+    fn timer(&mut self, _: &mut Io, _: u64) {}
+}
+
+/// The address others use: names of plain connections are resolved, since servers name each other by address.
+fn plain_address(target: &Target) -> String {
+    match (target.tls, peer_of(target)) {
+        (false, Some(unslow_reactor::Peer::Tcp(address))) => address.to_string(),
+        _ => target.address(),
+    }
+}
