@@ -8,6 +8,7 @@ mod bench_html;
 mod demo;
 mod doctor;
 mod engine;
+mod gateway;
 mod host;
 mod html;
 mod lab;
@@ -50,6 +51,8 @@ enum Verb {
     Bench(Box<bench::Bench>),
     /// Two saved reports of `bench`: which is faster, and can it be shown?
     Compare(bench::Compare),
+    /// The proxy: many clients on few connections, one topology for all, failover without errors.
+    Gateway(Box<gateway::GatewayArguments>),
     /// Topology changes as they happen; --publish tells the clients.
     Watch(Box<watch::WatchArguments>),
     /// The real servers that can be run here.
@@ -79,6 +82,10 @@ fn main() -> ExitCode {
             eprintln!("\nunslow: ending the run; its results so far follow (Ctrl-C again: nothing follows)");
             return;
         }
+        if gateway::interrupt() {
+            eprintln!("\nunslow: letting clients finish (Ctrl-C again: at once)");
+            return;
+        }
         unslow_lab::launch::interrupt();
         unslow_engine::stop_all();
         unslow_lab::place::forget_empty_dir();
@@ -98,6 +105,7 @@ fn main() -> ExitCode {
         Verb::Lab(lab) => lab.run(&arguments.output),
         Verb::Bench(bench) => bench.run(&arguments.output),
         Verb::Compare(compare) => compare.run(&arguments.output),
+        Verb::Gateway(gateway) => gateway.run(&arguments.output),
         Verb::Watch(watch) => watch.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };

@@ -24,6 +24,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
     ("unslow-lab", &["unslow-client", "unslow-engine", "unslow-topology"]),
     ("unslow-watch", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
+    ("unslow-gateway", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology", "unslow-watch"]),
     ("unslow-bench", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow",
@@ -33,6 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-doctor",
             "unslow-engine",
             "unslow-facts",
+            "unslow-gateway",
             "unslow-lab",
             "unslow-probe",
             "unslow-topology",

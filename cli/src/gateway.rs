@@ -1,0 +1,219 @@
+//! `unslow gateway`: the proxy.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, ValueEnum};
+use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Read, Start};
+
+use crate::doctor::Reach;
+use crate::output::Output;
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ReadFlag {
+    Primary,
+    Replica,
+    Nearest,
+    Zone,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FacadeFlag {
+    Node,
+    Cluster,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ClientAuthFlag {
+    Gateway,
+    Server,
+}
+
+#[derive(Args)]
+#[command(
+    args_override_self = true,
+    after_help = "SIGHUP reads the file again; SIGTERM and Ctrl-C let clients finish, a second one does not wait.\n\nExamples:\n  unslow gateway --listen 127.0.0.1:6400 --target redis://10.0.0.1:7000\n  unslow gateway --config gateway.toml            # docs/gateway.toml has every setting\n  redis-cli -p 6400 unslow show topology"
+)]
+pub struct GatewayArguments {
+    /// TOML file; flags win over it. docs/gateway.toml lists every setting
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where clients connect: host:port or unix:/path [default: 127.0.0.1:6400]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<String>,
+    /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, or host:port
+    #[arg(long, value_name = "URL")]
+    target: Option<String>,
+    /// Threads, each with connections of its own to every server [default: 1]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Which servers answer reads [default: primary]
+    #[arg(long, value_enum, value_name = "WHICH")]
+    read: Option<ReadFlag>,
+    /// Our own availability zone, for --read zone
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
+    /// Replicas further behind get no reads
+    #[arg(long, value_name = "BYTES")]
+    max_lag_bytes: Option<u64>,
+    /// What CLUSTER says: one node with every slot, or the cluster with a port of ours for each node [default: node]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    facade: Option<FacadeFlag>,
+    /// As whom clients speak before AUTH: as the gateway, or as nobody [default: gateway]
+    #[arg(long, value_enum, value_name = "WHO")]
+    client_auth: Option<ClientAuthFlag>,
+    /// Refuse MSET over several slots
+    #[arg(long)]
+    strict: bool,
+    /// Serve /metrics, /healthz and /readyz there
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
+    /// Socket through which a newer gateway takes over without losing a client
+    #[arg(long, value_name = "PATH")]
+    handover: Option<String>,
+    /// Certificate for clients (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// CA of the clients' certificates (PEM)
+    #[arg(long, value_name = "FILE")]
+    tls_client_ca: Option<PathBuf>,
+    /// Whoever can connect may act with the password of --target, although --listen is not on loopback
+    #[arg(long)]
+    open: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+static RUNNING: AtomicBool = AtomicBool::new(false);
+static SIGNALS: AtomicU8 = AtomicU8::new(0);
+
+/// Ctrl-C or SIGTERM: true when a gateway runs and is to end politely.
+pub fn interrupt() -> bool {
+    RUNNING.load(Ordering::Acquire) && SIGNALS.fetch_add(1, Ordering::AcqRel) == 0
+}
+
+impl GatewayArguments {
+    fn settings(&self) -> anyhow::Result<Config> {
+        let mut config = match &self.config {
+            Some(path) => {
+                let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+                Config::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))?
+            }
+            None => Config::default(),
+        };
+        if !self.listen.is_empty() {
+            config.listen = self.listen.clone();
+        }
+        if let Some(target) = &self.target {
+            config.target = target.clone();
+        } else if self.config.is_none() {
+            bail!("which deployment? unslow gateway --target redis://host:port, or --config FILE");
+        }
+        config.threads = self.threads.unwrap_or(config.threads);
+        if let Some(read) = self.read {
+            config.read = match read {
+                ReadFlag::Primary => Read::Primary,
+                ReadFlag::Replica => Read::Replica,
+                ReadFlag::Nearest => Read::Nearest,
+                ReadFlag::Zone => Read::Zone,
+            };
+        }
+        config.zone = self.zone.clone().or(config.zone);
+        config.max_lag_bytes = self.max_lag_bytes.or(config.max_lag_bytes);
+        if let Some(facade) = self.facade {
+            config.facade = match facade {
+                FacadeFlag::Node => Facade::Node,
+                FacadeFlag::Cluster => Facade::Cluster,
+            };
+        }
+        if let Some(auth) = self.client_auth {
+            config.client_auth = match auth {
+                ClientAuthFlag::Gateway => ClientAuth::Gateway,
+                ClientAuthFlag::Server => ClientAuth::Server,
+            };
+        }
+        config.strict |= self.strict;
+        config.metrics = self.metrics.clone().unwrap_or(config.metrics);
+        config.handover = self.handover.clone().unwrap_or(config.handover);
+        config.tls_cert = self.tls_cert.clone().or(config.tls_cert);
+        config.tls_key = self.tls_key.clone().or(config.tls_key);
+        config.tls_client_ca = self.tls_client_ca.clone().or(config.tls_client_ca);
+        config.check().map_err(|e| anyhow!("{e}"))?;
+        Ok(config)
+    }
+
+    pub fn run(self, output: &Output) -> anyhow::Result<u8> {
+        let config = self.settings()?;
+        let target = self.reach.target(&config.target)?;
+        let loopback = |a: &String| {
+            a.starts_with("unix:") || a.starts_with("127.") || a.starts_with("localhost:") || a.starts_with("[::1]")
+        };
+        if target.password.is_some()
+            && config.client_auth == ClientAuth::Gateway
+            && !self.open
+            && let Some(wide) = config.listen.iter().find(|a| !loopback(a))
+        {
+            bail!(
+                "{wide} can be reached from elsewhere, and whoever connects would act with the target's password; let clients log in themselves (--client-auth server), listen on loopback, or say --open"
+            );
+        }
+        let json = output.json();
+        let quiet = output.quiet;
+        let log = move |(event, fields): unslow_gateway::Log<'_>| {
+            let at =
+                std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+            if json {
+                let mut line = serde_json::json!({"at_unix_ms": at, "event": event});
+                for (name, value) in fields {
+                    line[*name] = value.clone().into();
+                }
+                eprintln!("{line}");
+            } else if !quiet {
+                let fields: Vec<String> = fields.iter().map(|(n, v)| format!("{n}={v:?}")).collect();
+                eprintln!("{at} {event} {}", fields.join(" "));
+            }
+        };
+        let options = self.reach.options()?;
+        let start = Start { config, target: target.clone(), options, file: self.config.clone(), log: Box::new(log) };
+        let gateway = Gateway::start(start)?;
+        RUNNING.store(true, Ordering::Release);
+        hang_ups()?;
+        for address in &gateway.addresses {
+            output.note(&format!("{address} -> {}", target.url()));
+        }
+        let mut drained = false;
+        while !gateway.ended() {
+            std::thread::sleep(Duration::from_millis(50));
+            if HANG_UP.swap(false, Ordering::AcqRel) {
+                gateway.reload();
+            }
+            match SIGNALS.load(Ordering::Acquire) {
+                0 => {}
+                _ if !drained => {
+                    drained = true;
+                    gateway.drain();
+                }
+                _ => {}
+            }
+        }
+        Ok(0)
+    }
+}
+
+static HANG_UP: AtomicBool = AtomicBool::new(false);
+
+/// SIGHUP sets a flag; the default would end us.
+fn hang_ups() -> anyhow::Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            HANG_UP.store(true, Ordering::Release);
+        }
+    });
+    Ok(())
+}

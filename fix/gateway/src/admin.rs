@@ -1,0 +1,503 @@
+//! What the gateway says of itself: UNSLOW SHOW and the other commands of its operator, CLUSTER as clients should see it, and
+//! the metrics.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use unslow_reactor::Io;
+use unslow_resp::write_header;
+use unslow_topology::{Health, SLOTS, SlotSet, slot_of};
+
+use crate::commands::Plan;
+use crate::config::Facade;
+use crate::request::Range;
+use crate::session::*;
+use crate::shared::{Message, Question, Shared, What};
+use crate::stats::Latency;
+use crate::worker::{MS, Worker, bulk, error};
+
+const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW RELOAD; UNSLOW DRAIN";
+
+impl Worker {
+    /// UNSLOW ...
+    pub fn unslow(&mut self, io: &mut Io, whom: Whom, words: &[String]) {
+        let upper: Vec<String> = words.iter().map(|w| w.to_ascii_uppercase()).collect();
+        let upper: Vec<&str> = upper.iter().map(String::as_str).collect();
+        let ok = b"+OK\r\n".to_vec();
+        let answer = match upper[..] {
+            ["SHOW", "CLIENTS"] => return self.ask_all(io, whom, What::Clients),
+            ["SHOW", "BACKENDS"] => return self.ask_all(io, whom, What::Backends),
+            ["SHOW", "POOLS"] => return self.ask_all(io, whom, What::Pools),
+            ["SHOW", "TOPOLOGY"] => rows(&topology_rows(&self.shared)),
+            ["SHOW", "STATS"] => {
+                self.publish_stats();
+                rows(&stats_rows(&self.shared))
+            }
+            ["SHOW", "TOP"] => {
+                self.publish_stats();
+                rows(&top_rows(&self.shared))
+            }
+            ["SHOW", "CONFIG"] => {
+                let mut out = Vec::new();
+                bulk(
+                    &mut out,
+                    format!("{:#?}", self.config).replace(&self.config.target, &self.shared.target.url()).as_bytes(),
+                );
+                out
+            }
+            ["PAUSE" | "RESUME"] => {
+                for worker in 0..self.shared.workers.len() {
+                    self.shared.post(worker, Message::Halt(upper[0] == "PAUSE"));
+                }
+                ok
+            }
+            ["RELOAD"] => {
+                self.shared.reload.store(true, Ordering::Release);
+                ok
+            }
+            ["DRAIN"] => {
+                self.shared.end.store(true, Ordering::Release);
+                ok
+            }
+            _ => error("ERR", &format!("unslow: {HELP}")),
+        };
+        self.say(io, whom, &answer);
+    }
+
+    /// Every worker says its part; the answer comes when all have.
+    pub fn ask_all(&mut self, _io: &mut Io, whom: Whom, what: What) {
+        let Some(client) = self.client(whom) else { return };
+        client.commands += 1;
+        let seq = client.begin();
+        let workers = self.shared.workers.len();
+        let question = Arc::new(Question {
+            what,
+            asker: (self.number, whom, seq),
+            parts: Mutex::new(Vec::new()),
+            left: AtomicUsize::new(workers),
+        });
+        for worker in 0..workers {
+            self.shared.post(worker, Message::Show(question.clone()));
+        }
+    }
+
+    /// Our part, and the whole if it is the last.
+    pub fn contribute(&mut self, io: &mut Io, question: &Question) {
+        let part = match question.what {
+            What::Clients | What::ClientList => {
+                let all: Vec<Whom> = self.clients.iter().flatten().map(|c| c.whom()).collect();
+                all.into_iter().map(|whom| vec![self.client_line(whom)]).collect()
+            }
+            What::Backends => self.backend_rows(io),
+            What::Pools => self.pool_rows(),
+        };
+        question.parts.lock().expect("no thread panicked").push(part);
+        if question.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let all: Vec<Vec<String>> = question.parts.lock().expect("no thread panicked").drain(..).flatten().collect();
+        let answer = match question.what {
+            What::Clients => {
+                rows(&all.into_iter().map(|r| r[0].split(' ').map(str::to_string).collect()).collect::<Vec<_>>())
+            }
+            What::ClientList => {
+                let mut out = Vec::new();
+                bulk(&mut out, all.into_iter().map(|r| r[0].clone() + "\n").collect::<String>().as_bytes());
+                out
+            }
+            _ => rows(&all),
+        };
+        let (worker, whom, seq) = question.asker;
+        if worker == self.number {
+            self.answer(io, whom, seq, &answer, true);
+        } else {
+            self.shared.post(worker, Message::Answer(whom, seq, answer));
+        }
+    }
+
+    /// A client as CLIENT LIST shows it.
+    pub fn client_line(&mut self, whom: Whom) -> String {
+        let (now, worker) = (self.now, self.number);
+        let Some(client) = self.client(whom) else { return String::new() };
+        let address = |a: &Option<std::net::SocketAddr>| a.map_or("unix:0".into(), |a| a.to_string());
+        let mode = match () {
+            () if client.monitor => "O",
+            () if !client.subs.is_empty() => "P",
+            () if client.multi != Multi::No => "x",
+            () => "N",
+        };
+        let identity = client.identity;
+        let mut line = format!(
+            "id={} addr={} laddr={} name={} age={} idle={} flags={mode} db={} sub={} resp={} pending={} tot-cmds={} own-connections={} worker={worker} lib-name={}",
+            client.number,
+            address(&client.from),
+            address(&client.to),
+            String::from_utf8_lossy(&client.name),
+            now.saturating_sub(client.born) / (1000 * MS),
+            now.saturating_sub(client.seen) / (1000 * MS),
+            client.db,
+            client.channels.len(),
+            client.proto,
+            client.pending.len(),
+            client.commands,
+            u8::from(client.bulky || client.pin != NONE),
+            String::from_utf8_lossy(&client.library).replace([' ', '\n', '\r'], "_"),
+        );
+        let user = self.identities.get(identity as usize).and_then(|i| i.user.clone());
+        let _ = write!(line, " user={}", user.map_or("default".into(), |u| String::from_utf8_lossy(&u).into_owned()));
+        line
+    }
+
+    fn backend_rows(&mut self, io: &mut Io) -> Vec<Vec<String>> {
+        let mut out = Vec::new();
+        for lane in self.lanes.iter().filter(|l| !l.free) {
+            let server = &self.map.servers[usize::from(lane.node)];
+            let set = &self.sets[lane.set as usize];
+            let state = match lane.state {
+                State::Ready if lane.held => "held",
+                State::Ready => "ready",
+                State::Closed(_) if lane.down_since.is_some() => "down",
+                State::Closed(_) => "closed",
+                State::Opening | State::Greeting => "opening",
+            };
+            out.push(vec![
+                format!("worker={}", self.number),
+                format!("node={}", server.address),
+                format!("role={}", server.role.word()),
+                format!("state={state}"),
+                format!(
+                    "use={}",
+                    if lane.owner.is_some() {
+                        "dedicated"
+                    } else if lane.pooled {
+                        "pooled"
+                    } else {
+                        "shared"
+                    }
+                ),
+                format!("db={}", set.db),
+                format!("resp={}", set.proto),
+                format!("in_flight={}", lane.sent),
+                format!("waiting={}", lane.flights.len() - lane.sent),
+                format!("kept_bytes={}", lane.journal.len()),
+                format!("unsent_bytes={}", lane.connection.map_or(0, |c| io.unsent(c))),
+            ]);
+        }
+        out
+    }
+
+    fn pool_rows(&self) -> Vec<Vec<String>> {
+        let row = |((_, db, proto, node), lanes): (&(u32, u32, u8, u16), &Vec<u32>)| {
+            vec![
+                format!("worker={}", self.number),
+                format!("node={}", self.map.servers[usize::from(*node)].address),
+                format!("db={db}"),
+                format!("resp={proto}"),
+                format!("idle={}", lanes.len()),
+                format!("max={}", self.config.pool),
+            ]
+        };
+        self.pool.iter().map(row).collect()
+    }
+
+    /// CLUSTER: by default one node that has every slot; with the facade each node as a port of ours.
+    pub fn cluster_command(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
+        let arg = |i: usize| args.get(i).map(|&(a, b)| &bytes[a as usize..b as usize]);
+        let sub = arg(1).unwrap_or(b"").to_ascii_uppercase();
+        let slot = || arg(2).and_then(|s| std::str::from_utf8(s).ok()?.parse::<u16>().ok()).filter(|s| *s < SLOTS);
+        let Some(client) = self.client(whom) else { return true };
+        let (to, proto) = (client.to, client.proto);
+        let mut out = Vec::new();
+        match sub.as_slice() {
+            b"KEYSLOT" if args.len() == 3 => write_header(&mut out, b':', usize::from(slot_of(arg(2).unwrap_or(b"")))),
+            b"COUNTKEYSINSLOT" | b"GETKEYSINSLOT" if let Some(slot) = slot() => {
+                return self.send(io, whom, bytes, plan, slot, Kind::Reply);
+            }
+            b"MYID" => bulk(&mut out, shown(&self.shared, to).first().map_or("", |n| &n.id).as_bytes()),
+            b"INFO" => {
+                let map = &self.map;
+                let covered = map.slots.iter().filter(|n| **n != crate::map::NOBODY).count();
+                let nodes = shown(&self.shared, to);
+                let text = format!(
+                    "cluster_enabled:1\r\ncluster_state:{}\r\ncluster_slots_assigned:{covered}\r\ncluster_slots_ok:{covered}\r\ncluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{}\r\ncluster_size:{}\r\ncluster_current_epoch:{}\r\ncluster_my_epoch:{}\r\n",
+                    if covered == usize::from(SLOTS) { "ok" } else { "fail" },
+                    nodes.len(),
+                    nodes.iter().filter(|n| n.master.is_none()).count(),
+                    map.version,
+                    map.version
+                );
+                bulk(&mut out, text.as_bytes());
+            }
+            b"NODES" => {
+                let mut text = String::new();
+                for (i, node) in shown(&self.shared, to).iter().enumerate() {
+                    let role = if node.master.is_none() { "master" } else { "slave" };
+                    let myself = if i == 0 { "myself," } else { "" };
+                    let master = node.master.as_deref().unwrap_or("-");
+                    let (host, port) = (&node.host, node.port);
+                    let bus = port.saturating_add(10000);
+                    let _ = write!(
+                        text,
+                        "{} {host}:{port}@{bus} {myself}{role} {master} 0 0 {} connected",
+                        node.id, self.map.version
+                    );
+                    text += &if node.slots.is_empty() { "\n".to_string() } else { format!(" {}\n", node.slots) };
+                }
+                bulk(&mut out, text.as_bytes());
+            }
+            b"SLOTS" => {
+                let nodes = shown(&self.shared, to);
+                let mut ranges: Vec<(u16, u16, &Shown)> =
+                    nodes.iter().flat_map(|n| n.slots.ranges().iter().map(move |&(a, b)| (a, b, n))).collect();
+                ranges.sort_by_key(|r| r.0);
+                write_header(&mut out, b'*', ranges.len());
+                for (a, b, master) in ranges {
+                    let replicas: Vec<&Shown> =
+                        nodes.iter().filter(|n| n.master.as_ref() == Some(&master.id)).collect();
+                    write_header(&mut out, b'*', 3 + replicas.len());
+                    write_header(&mut out, b':', usize::from(a));
+                    write_header(&mut out, b':', usize::from(b));
+                    for node in [master].into_iter().chain(replicas) {
+                        write_header(&mut out, b'*', 4);
+                        bulk(&mut out, node.host.as_bytes());
+                        write_header(&mut out, b':', usize::from(node.port));
+                        bulk(&mut out, node.id.as_bytes());
+                        out.extend_from_slice(b"*0\r\n");
+                    }
+                }
+            }
+            b"SHARDS" => {
+                let nodes = shown(&self.shared, to);
+                let masters: Vec<&Shown> = nodes.iter().filter(|n| n.master.is_none()).collect();
+                let map_header = |out: &mut Vec<u8>, n: usize| match proto {
+                    3 => write_header(out, b'%', n),
+                    _ => write_header(out, b'*', 2 * n),
+                };
+                write_header(&mut out, b'*', masters.len());
+                for master in masters {
+                    map_header(&mut out, 2);
+                    bulk(&mut out, b"slots");
+                    write_header(&mut out, b'*', master.slots.ranges().len() * 2);
+                    for &(a, b) in master.slots.ranges() {
+                        write_header(&mut out, b':', usize::from(a));
+                        write_header(&mut out, b':', usize::from(b));
+                    }
+                    bulk(&mut out, b"nodes");
+                    let members: Vec<&Shown> =
+                        nodes.iter().filter(|n| n.id == master.id || n.master.as_ref() == Some(&master.id)).collect();
+                    write_header(&mut out, b'*', members.len());
+                    for node in members {
+                        map_header(&mut out, 7);
+                        let role = if node.master.is_none() { "master" } else { "replica" };
+                        for (key, value) in [
+                            ("id", node.id.as_str()),
+                            ("ip", &node.host),
+                            ("endpoint", &node.host),
+                            ("role", role),
+                            ("health", "online"),
+                        ] {
+                            bulk(&mut out, key.as_bytes());
+                            bulk(&mut out, value.as_bytes());
+                        }
+                        bulk(&mut out, b"port");
+                        write_header(&mut out, b':', usize::from(node.port));
+                        bulk(&mut out, b"replication-offset");
+                        write_header(&mut out, b':', 0);
+                    }
+                }
+            }
+            _ => {
+                let what = String::from_utf8_lossy(&sub).chars().filter(|c| !c.is_control()).collect::<String>();
+                out = error("ERR", &format!("unslow: CLUSTER {what} is for one node; connect to the node itself"));
+            }
+        }
+        self.say(io, whom, &out);
+        true
+    }
+}
+
+/// A node as clients are to see it.
+struct Shown {
+    id: String,
+    host: String,
+    port: u16,
+    master: Option<String>,
+    slots: SlotSet,
+}
+
+fn shown(shared: &Shared, to: Option<std::net::SocketAddr>) -> Vec<Shown> {
+    let (host, port) = to.map_or(("127.0.0.1".into(), 0), |a| (a.ip().to_string(), a.port()));
+    let map = shared.map();
+    if shared.config().facade == Facade::Node {
+        let id = format!("{:040x}", u128::from(port) | 0x756e_736c_6f77u128 << 64);
+        return vec![Shown { id, host, port, master: None, slots: SlotSet::all() }];
+    }
+    let ports = shared.facade_ports.lock().expect("no thread panicked");
+    let mut nodes: Vec<Shown> = map
+        .topology
+        .nodes
+        .iter()
+        .filter_map(|n| {
+            let port = *ports.get(&n.address)?;
+            let master = n.master.clone().filter(|_| n.role == unslow_topology::Role::Replica);
+            Some(Shown { id: n.id.clone(), host: host.clone(), port, master, slots: n.slots.clone() })
+        })
+        .collect();
+    // The one that was asked stands first, as `myself`.
+    nodes.sort_by_key(|n| n.port != port);
+    nodes
+}
+
+/// An array of lines: a person reads them in redis-cli, a program splits them at blanks and `=`.
+fn rows(rows: &[Vec<String>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_header(&mut out, b'*', rows.len());
+    for row in rows {
+        bulk(&mut out, row.join(" ").as_bytes());
+    }
+    out
+}
+
+fn topology_rows(shared: &Shared) -> Vec<Vec<String>> {
+    let map = shared.map();
+    let node = |n: &unslow_topology::Node| {
+        let number = |n: Option<u64>| n.map_or("-".to_string(), |n| n.to_string());
+        vec![
+            format!("node={}", n.address),
+            format!("role={}", n.role.word()),
+            format!(
+                "health={}",
+                match n.health {
+                    Health::Up => "up",
+                    Health::Suspected => "suspected",
+                    Health::Failed => "failed",
+                }
+            ),
+            format!("master={}", n.master.as_deref().and_then(|id| map.topology.by_id(id)).map_or("-", |m| &m.address)),
+            format!("slots={}", if n.slots.is_empty() { "-".into() } else { n.slots.to_string().replace(' ', ",") }),
+            format!("epoch={}", n.config_epoch),
+            format!("zone={}", n.zone.as_deref().unwrap_or("-")),
+            format!("rtt_us={}", number(n.rtt_us)),
+            format!("lag_bytes={}", number(n.lag_bytes)),
+        ]
+    };
+    map.topology.nodes.iter().map(node).collect()
+}
+
+fn stats_rows(shared: &Shared) -> Vec<Vec<String>> {
+    let stats = shared.stats();
+    let mut out: Vec<Vec<String>> =
+        counters(&stats, shared).into_iter().map(|(name, _, n)| vec![format!("{name}={n}")]).collect();
+    out.extend(stats.errors.iter().map(|(reason, n)| vec![format!("errors_{reason}={n}")]));
+    let latency = |l: &Latency| {
+        vec![
+            format!("count={}", l.count),
+            format!("mean_us={}", l.sum_us.checked_div(l.count).unwrap_or(0)),
+            format!("p50_us_below={}", l.quantile_us(0.5)),
+            format!("p99_us_below={}", l.quantile_us(0.99)),
+        ]
+    };
+    let map = shared.map();
+    for (l, server) in stats.nodes.iter().zip(&map.servers).filter(|(l, _)| l.count > 0) {
+        out.push([vec![format!("node={}", server.address)], latency(l)].concat());
+    }
+    let table = shared.table();
+    for (i, l) in stats.commands_by.iter().enumerate().filter(|(i, l)| l.count > 0 && *i < table.count()) {
+        out.push([vec![format!("command={}", table.get(i as u16).name)], latency(l)].concat());
+    }
+    out
+}
+
+/// The hottest keys of those sampled: share of all keys, and the key or what hides it.
+fn top_rows(shared: &Shared) -> Vec<Vec<String>> {
+    let (stats, config) = (shared.stats(), shared.config());
+    let mut all: Vec<(&Vec<u8>, u64)> = stats.top.counts.iter().map(|(k, n)| (k, *n)).collect();
+    all.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    all.truncate(32);
+    let row = |(key, n): (&Vec<u8>, u64)| {
+        let digest =
+            key.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3));
+        let name = if config.show_keys { key.escape_ascii().to_string() } else { format!("{digest:016x}") };
+        vec![
+            format!("key={name}"),
+            format!("slot={}", slot_of(key)),
+            format!("share={:.4}", n as f64 / stats.top.seen.max(1) as f64),
+            format!("sampled={n}"),
+        ]
+    };
+    all.into_iter().map(row).collect()
+}
+
+/// Name, help and value of every plain counter and gauge.
+fn counters(stats: &crate::stats::Stats, shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
+    vec![
+        ("uptime_seconds", "Seconds since the start", shared.started.elapsed().as_secs()),
+        ("clients", "Clients connected", stats.clients),
+        ("clients_accepted_total", "Clients that came", stats.clients_accepted),
+        ("clients_refused_total", "Clients refused: max_clients, or draining", stats.clients_refused),
+        ("clients_closed_slow_total", "Clients closed because they did not read", stats.clients_closed_slow),
+        ("commands_total", "Commands of clients", stats.commands),
+        ("received_bytes_total", "Bytes of clients' commands", stats.bytes_in),
+        ("sent_bytes_total", "Bytes of answers", stats.bytes_out),
+        ("server_errors_total", "Error replies of servers that clients saw", stats.errors_passed),
+        ("moved_total", "MOVED handled inside", stats.moved),
+        ("ask_total", "ASK handled inside", stats.asked),
+        ("retries_total", "Commands sent again for another reason", stats.again),
+        ("held_total", "Commands that waited for a connection or a node", stats.held),
+        ("server_connections", "Connections to servers", stats.lanes),
+        ("server_connections_opened_total", "Connections to servers opened", stats.lanes_opened),
+        ("server_connections_failed_total", "Connections to servers that could not be opened", stats.lanes_failed),
+    ]
+}
+
+/// Prometheus' text format.
+pub fn metrics(shared: &Shared) -> String {
+    let stats = shared.stats();
+    let mut out = String::new();
+    for (name, help, n) in counters(&stats, shared) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let _ = writeln!(
+            out,
+            "# HELP unslow_gateway_{name} {help}.\n# TYPE unslow_gateway_{name} {kind}\nunslow_gateway_{name} {n}"
+        );
+    }
+    let _ = writeln!(
+        out,
+        "# HELP unslow_gateway_errors_total Errors of the gateway's own.\n# TYPE unslow_gateway_errors_total counter"
+    );
+    for (reason, n) in &stats.errors {
+        let _ = writeln!(out, "unslow_gateway_errors_total{{reason=\"{reason}\"}} {n}");
+    }
+    let map = shared.map();
+    let _ = writeln!(out, "# HELP unslow_gateway_node_up Whether a node answers.\n# TYPE unslow_gateway_node_up gauge");
+    for node in &map.topology.nodes {
+        let up = u8::from(node.health == Health::Up);
+        let _ = writeln!(out, "unslow_gateway_node_up{{node=\"{}\",role=\"{}\"}} {up}", node.address, node.role.word());
+    }
+    let table = shared.table();
+    let nodes = stats.nodes.iter().zip(&map.servers).map(|(l, s)| (format!("node=\"{}\"", s.address), l));
+    let commands = stats
+        .commands_by
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| *i < table.count())
+        .map(|(i, l)| (format!("command=\"{}\"", table.get(i as u16).name), l));
+    histogram(&mut out, "node_latency_seconds", "From a command's arrival to its answer, by node", nodes);
+    histogram(&mut out, "command_latency_seconds", "From a command's arrival to its answer, by command", commands);
+    out
+}
+
+fn histogram<'a>(out: &mut String, name: &str, help: &str, all: impl Iterator<Item = (String, &'a Latency)>) {
+    let _ = writeln!(out, "# HELP unslow_gateway_{name} {help}.\n# TYPE unslow_gateway_{name} histogram");
+    for (label, latency) in all.filter(|(_, l)| l.count > 0) {
+        let mut seen = 0;
+        for (i, n) in latency.buckets.iter().enumerate() {
+            seen += n;
+            let _ = writeln!(out, "unslow_gateway_{name}_bucket{{{label},le=\"{}\"}} {seen}", (1u64 << i) as f64 / 1e6);
+        }
+        let _ = writeln!(out, "unslow_gateway_{name}_bucket{{{label},le=\"+Inf\"}} {}", latency.count);
+        let _ = writeln!(out, "unslow_gateway_{name}_sum{{{label}}} {}", latency.sum_us as f64 / 1e6);
+        let _ = writeln!(out, "unslow_gateway_{name}_count{{{label}}} {}", latency.count);
+    }
+}

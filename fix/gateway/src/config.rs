@@ -1,0 +1,191 @@
+//! The gateway's settings, as its TOML file has them. `docs/gateway.toml` lists every one at its default, with its cost.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// Which servers answer reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Read {
+    /// The master: reads see all writes.
+    #[default]
+    Primary,
+    /// A replica of the shard; the master where none is in sync.
+    Replica,
+    /// Whoever is nearest by round trip.
+    Nearest,
+    /// Somebody in the gateway's own zone, else the nearest.
+    Zone,
+}
+
+/// What cluster-aware clients see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Facade {
+    /// One node that owns every slot.
+    #[default]
+    Node,
+    /// The cluster, each node as a port of the gateway.
+    Cluster,
+}
+
+/// Who logs in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClientAuth {
+    /// Whoever connects is the user of the target's URL until AUTH says otherwise.
+    #[default]
+    Gateway,
+    /// Nobody is anybody until AUTH, whose user and password the server judges.
+    Server,
+}
+
+/// Everything that can be set. Times in milliseconds, sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Addresses to listen on: `host:port` or `unix:/path`.
+    pub listen: Vec<String>,
+    /// The deployment: any URL the other verbs take.
+    pub target: String,
+    /// Threads, each with its own connections to every node.
+    pub threads: usize,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served over HTTP; nowhere when empty.
+    pub metrics: String,
+    /// Socket through which a newer gateway takes over; none when empty.
+    pub handover: String,
+    /// See [`Read`].
+    pub read: Read,
+    /// Our own availability zone.
+    pub zone: Option<String>,
+    /// Zones of nodes that do not tell it themselves: address to zone.
+    pub zones: BTreeMap<String, String>,
+    /// Replicas further behind than this get no reads.
+    pub max_lag_bytes: Option<u64>,
+    /// See [`Facade`].
+    pub facade: Facade,
+    /// See [`ClientAuth`].
+    pub client_auth: ClientAuth,
+    /// Refuse MSET over several slots too.
+    pub strict: bool,
+    /// Commands that may be sent twice when a connection broke and nobody knows whether they ran.
+    pub idempotent: Vec<String>,
+    /// A node that owes the watcher an answer this long is suspected to hang.
+    pub suspect_ms: u64,
+    /// Commands wait this long for a node that can take them.
+    pub hold_ms: u64,
+    /// Bytes that wait for one node, per thread; more and its clients are not read.
+    pub hold_bytes: usize,
+    /// Commands of one client that wait for answers; more and it is not read.
+    pub client_pending: usize,
+    /// Bytes that wait for a client that does not read; more and it is closed.
+    pub client_output_bytes: usize,
+    /// Clients, all threads together; more are refused.
+    pub max_clients: usize,
+    /// A client silent this long is closed; 0 for never.
+    pub client_idle_ms: u64,
+    /// Dedicated server connections kept for the next who needs one, per node and thread.
+    pub pool: usize,
+    /// How long a connection to a server may take to open.
+    pub connect_ms: u64,
+    /// How long clients may take to finish when the gateway is told to end.
+    pub drain_ms: u64,
+    /// One in so many keys is counted for the list of hottest keys; 0 for none.
+    pub key_sample: u32,
+    /// Show key names in that list; else their slot and a digest.
+    pub show_keys: bool,
+    /// Certificate and key (PEM) for clients that come with TLS, and the CA that signs theirs.
+    pub tls_cert: Option<PathBuf>,
+    /// See `tls_cert`.
+    pub tls_key: Option<PathBuf>,
+    /// See `tls_cert`; clients need no certificate when it is missing.
+    pub tls_client_ca: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            listen: vec!["127.0.0.1:6400".into()],
+            target: "redis://127.0.0.1:6379".into(),
+            threads: 1,
+            metrics: String::new(),
+            handover: String::new(),
+            read: Read::Primary,
+            zone: None,
+            zones: BTreeMap::new(),
+            max_lag_bytes: None,
+            facade: Facade::Node,
+            client_auth: ClientAuth::Gateway,
+            strict: false,
+            idempotent: Vec::new(),
+            suspect_ms: 250,
+            hold_ms: 10_000,
+            hold_bytes: 16 << 20,
+            client_pending: 8192,
+            client_output_bytes: 64 << 20,
+            max_clients: 50_000,
+            client_idle_ms: 0,
+            pool: 16,
+            connect_ms: 2000,
+            drain_ms: 10_000,
+            key_sample: 32,
+            show_keys: false,
+            tls_cert: None,
+            tls_key: None,
+            tls_client_ca: None,
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file's text; the error says line and column.
+    pub fn parse(text: &str) -> Result<Config, String> {
+        let config: Config = toml::from_str(text).map_err(|e| e.to_string())?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Whether it makes sense.
+    pub fn check(&self) -> Result<(), String> {
+        let within = |name: &str, n: u64, least: u64, most: u64| match (least..=most).contains(&n) {
+            true => Ok(()),
+            false => Err(format!("{name} = {n}: between {least} and {most} was expected")),
+        };
+        within("threads", self.threads as u64, 1, 64)?;
+        within("suspect_ms", self.suspect_ms, 50, 60_000)?;
+        within("hold_ms", self.hold_ms, 10, 600_000)?;
+        within("hold_bytes", self.hold_bytes as u64, 1 << 20, 4 << 30)?;
+        within("client_pending", self.client_pending as u64, 1, 1 << 20)?;
+        within("client_output_bytes", self.client_output_bytes as u64, 1 << 20, 4 << 30)?;
+        within("max_clients", self.max_clients as u64, 1, 1 << 20)?;
+        within("connect_ms", self.connect_ms, 10, 600_000)?;
+        if self.listen.is_empty() {
+            return Err("listen is empty: nobody could connect; write listen = [\"127.0.0.1:6400\"]".into());
+        }
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            return Err("tls_cert and tls_key belong together: give both or neither".into());
+        }
+        if self.read == Read::Zone && self.zone.is_none() {
+            return Err("read = \"zone\" needs to know our own zone: write zone = \"...\"".into());
+        }
+        Ok(())
+    }
+
+    /// Settings that a running gateway cannot change, where they differ.
+    pub fn fixed_differences(&self, other: &Config) -> Vec<&'static str> {
+        let pairs = [
+            ("listen", self.listen == other.listen),
+            ("target", self.target == other.target),
+            ("threads", self.threads == other.threads),
+            ("metrics", self.metrics == other.metrics),
+            ("handover", self.handover == other.handover),
+            ("facade", self.facade == other.facade),
+            ("suspect_ms", self.suspect_ms == other.suspect_ms),
+            ("tls_cert", self.tls_cert == other.tls_cert && self.tls_key == other.tls_key),
+            ("tls_client_ca", self.tls_client_ca == other.tls_client_ca),
+        ];
+        pairs.iter().filter(|(_, same)| !same).map(|(name, _)| *name).collect()
+    }
+}

@@ -1,0 +1,626 @@
+//! Starting and ending: listeners, workers, the watcher's news, reload, drain, hand-over, and the HTTP endpoints.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use unslow_client::{Connection, Options, Target, address_target};
+use unslow_reactor::{Listening, Peer, Reactor, bind, now_ns};
+use unslow_topology::{Change, Info, Topology};
+use unslow_watch::{News, Settings, Watch};
+
+use crate::admin::metrics;
+use crate::commands::Table;
+use crate::config::{Config, Facade};
+use crate::map::Map;
+use crate::shared::{Mailbox, Message, Shared};
+use crate::worker::Worker;
+
+/// Why a gateway does not start, as a sentence.
+#[derive(Debug)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+fn failed(what: impl fmt::Display, why: impl fmt::Display) -> Error {
+    Error(format!("{what}: {why}"))
+}
+
+/// What a gateway is started with.
+pub struct Start {
+    /// Its settings.
+    pub config: Config,
+    /// The target of the settings, with passwords that stand elsewhere.
+    pub target: Target,
+    /// How to reach servers.
+    pub options: Options,
+    /// The file that is read again on reload.
+    pub file: Option<PathBuf>,
+    /// Hears what an operator should: reloads, changes, what is denied. One line each, already structured.
+    pub log: Box<dyn Fn(Log<'_>) + Send + Sync>,
+}
+
+/// A line for the operator: an event and its fields.
+pub type Log<'a> = (&'a str, &'a [(&'a str, String)]);
+
+/// A running gateway. Dropping it ends it at once; [`Gateway::drain`] ends it politely.
+pub struct Gateway {
+    shared: Arc<Shared>,
+    /// Addresses it listens on, with the ports the system chose.
+    pub addresses: Vec<String>,
+    workers: Vec<JoinHandle<()>>,
+    control: Option<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Gateway {
+    /// Looks at the deployment, listens, serves.
+    pub fn start(start: Start) -> Result<Gateway, Error> {
+        start.config.check().map_err(Error)?;
+        let config = Arc::new(start.config);
+        let target = start.target;
+        let tls =
+            if target.tls { Some(start.options.tls.client_config().map_err(|e| Error(e.to_string()))?) } else { None };
+        let server_tls = server_tls(&config)?;
+        let (send, news) = channel();
+        let mut settings = Settings::new(target.clone(), start.options.clone());
+        settings.suspect_after = Duration::from_millis(config.suspect_ms);
+        let watch = Watch::start(settings, move |n| {
+            let _ = send.send(n); // nobody listens only while it ends
+        })
+        .map_err(|e| Error(e.to_string()))?;
+        let topology = watch.topology();
+        let (table, server) = look_at(&topology, &target, &start.options, &config)?;
+        let name = start.options.tls.server_name.clone();
+        let map = Map::next(None, topology, &config, &target, tls.as_ref(), name.as_deref());
+        let threads = config.threads;
+        let shared = Arc::new(Shared {
+            target,
+            tls,
+            server_name: name,
+            config: Mutex::new(config.clone()),
+            table: Mutex::new(Arc::new(table)),
+            settings_version: AtomicU64::new(1),
+            map_version: AtomicU64::new(map.version),
+            map: Mutex::new(Arc::new(map)),
+            server: Mutex::new(server),
+            workers: (0..threads).map(|_| Mailbox::default()).collect(),
+            clients: AtomicU64::new(0),
+            numbers: AtomicU64::new(0),
+            doubter: OnceLock::new(),
+            reload: AtomicBool::new(false),
+            end: AtomicBool::new(false),
+            drained: AtomicUsize::new(0),
+            started: Instant::now(),
+            facade_ports: Mutex::default(),
+        });
+        let _ = shared.doubter.set(watch.doubter());
+        // Sockets: from the gateway that runs already, or our own.
+        let mut inherited = Vec::new();
+        if !config.handover.is_empty() {
+            inherited = take_over(&config.handover);
+        }
+        let mut addresses = Vec::new();
+        let mut listening: Vec<Vec<Arc<Listening>>> = vec![Vec::new(); threads];
+        if !inherited.is_empty() {
+            for (i, fd) in inherited.into_iter().enumerate() {
+                if let Ok(address) = rustix::net::getsockname(&fd).map(SocketAddr::try_from) {
+                    let address = address.map_or_else(|_| "unix".to_string(), |a| a.to_string());
+                    if !addresses.contains(&address) {
+                        addresses.push(address);
+                    }
+                }
+                listening[i % threads].push(Arc::new(Listening { fd, tls: server_tls.clone() }));
+            }
+        } else {
+            for text in &config.listen {
+                let fds = listen(text, threads)?;
+                addresses.push(name_of(&fds[0], text));
+                for (worker, fd) in fds.into_iter().enumerate() {
+                    listening[worker % threads].push(Arc::new(Listening { fd, tls: server_tls.clone() }));
+                }
+            }
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut workers = Vec::new();
+        let kept: Vec<Arc<Listening>> = listening.iter().flatten().cloned().collect();
+        for (number, sockets) in listening.into_iter().enumerate() {
+            let theirs = shared.clone();
+            let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
+            let thread =
+                thread.spawn(move || work(number, theirs, sockets)).map_err(|e| failed("a worker thread", e))?;
+            workers.push(thread);
+        }
+        if !config.metrics.is_empty() {
+            http(&config.metrics, shared.clone(), stop.clone())?;
+        }
+        let mut control = Control {
+            shared: shared.clone(),
+            watch,
+            news,
+            options: start.options,
+            file: start.file,
+            log: start.log,
+            stop: stop.clone(),
+            table_due: None,
+            server_tls,
+            sockets: kept,
+            addresses: addresses.clone(),
+            sequence: 0,
+        };
+        control.open_facade();
+        if !config.handover.is_empty() {
+            control.offer(&config.handover)?;
+        }
+        let control = std::thread::Builder::new().name("gateway-control".into()).spawn(move || control.run());
+        let control = Some(control.map_err(|e| failed("the control thread", e))?);
+        Ok(Gateway { shared, addresses, workers, control, stop })
+    }
+
+    /// Reads the settings again.
+    pub fn reload(&self) {
+        self.shared.reload.store(true, Ordering::Release);
+    }
+
+    /// Takes no new clients; ends when the last has its answers, or after `drain_ms`.
+    pub fn drain(&self) {
+        self.shared.end.store(true, Ordering::Release);
+    }
+
+    /// Whether the last worker has ended.
+    pub fn ended(&self) -> bool {
+        self.workers.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Waits for the end after [`Gateway::drain`], or for whatever else ends it.
+    pub fn wait(mut self) {
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+
+    /// The metrics' text.
+    pub fn metrics(&self) -> String {
+        metrics(&self.shared)
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        for worker in 0..self.shared.workers.len() {
+            self.shared.post(worker, Message::Drain(0));
+        }
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+        if let Some(control) = self.control.take() {
+            let _ = control.join();
+        }
+    }
+}
+
+fn work(number: usize, shared: Arc<Shared>, sockets: Vec<Arc<Listening>>) {
+    let ran = Reactor::new().and_then(|mut reactor| {
+        let mut worker = Worker::new(number, shared.clone());
+        let io = reactor.io();
+        io.limit_idle_output(4096);
+        io.limit_input(64 << 20);
+        for listening in &sockets {
+            worker.listeners.push(io.listen(listening)?);
+        }
+        drop(sockets);
+        let _ = shared.workers[number].waker.set(io.waker());
+        reactor.run(&mut worker)
+    });
+    if ran.is_err() {
+        shared.end.store(true, Ordering::Release);
+    }
+    shared.drained.fetch_add(1, Ordering::AcqRel);
+}
+
+struct Control {
+    shared: Arc<Shared>,
+    watch: Watch,
+    news: Receiver<News>,
+    options: Options,
+    file: Option<PathBuf>,
+    log: Box<dyn Fn(Log<'_>) + Send + Sync>,
+    stop: Arc<AtomicBool>,
+    /// When the command table is to be looked at again: nodes came or changed, perhaps with another version.
+    table_due: Option<Instant>,
+    server_tls: Option<Arc<rustls::ServerConfig>>,
+    sockets: Vec<Arc<Listening>>,
+    addresses: Vec<String>,
+    /// Of maintenance notifications; begins with the time, so that it grows over restarts.
+    sequence: u64,
+}
+
+impl Control {
+    fn run(&mut self) {
+        let mut draining = false;
+        while !self.stop.load(Ordering::Acquire) {
+            match self.news.recv_timeout(Duration::from_millis(50)) {
+                Ok(News::Delta(delta, topology)) => {
+                    self.remap(topology);
+                    for known in &delta.changes {
+                        (self.log)((
+                            "topology",
+                            &[("change", known.what.to_string()), ("known_us", known.known_us.to_string())],
+                        ));
+                        self.notify(&known.what);
+                        if matches!(known.what, Change::Added { .. } | Change::Back { .. } | Change::Promoted { .. }) {
+                            self.table_due = Some(Instant::now() + Duration::from_secs(1));
+                        }
+                    }
+                }
+                Ok(News::Fresh(topology)) => self.remap(topology),
+                Ok(News::Note(text)) => (self.log)(("note", &[("text", text)])),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if self.table_due.is_some_and(|at| at <= Instant::now()) {
+                self.table_due = None;
+                self.refresh_table();
+            }
+            if self.shared.reload.swap(false, Ordering::AcqRel) {
+                self.reload();
+            }
+            if self.shared.end.load(Ordering::Acquire) && !draining {
+                draining = true;
+                let patience = self.shared.config().drain_ms;
+                (self.log)((
+                    "drain",
+                    &[
+                        ("clients", self.shared.clients.load(Ordering::Relaxed).to_string()),
+                        ("at_most_ms", patience.to_string()),
+                    ],
+                ));
+                let until = now_ns() + patience * 1_000_000;
+                self.sockets.clear();
+                for worker in 0..self.shared.workers.len() {
+                    self.shared.post(worker, Message::Drain(until));
+                }
+            }
+            if self.shared.drained.load(Ordering::Acquire) == self.shared.workers.len() {
+                return;
+            }
+        }
+    }
+
+    fn remap(&mut self, topology: Arc<Topology>) {
+        let shared = &self.shared;
+        let (last, config) = (shared.map(), shared.config());
+        let map = Map::next(Some(&last), topology, &config, &shared.target, shared.tls.as_ref(), shared.server_name());
+        let version = map.version;
+        *shared.map.lock().expect("no thread panicked") = Arc::new(map);
+        shared.map_version.store(version, Ordering::Release);
+        shared.call_all();
+        self.open_facade();
+    }
+
+    fn refresh_table(&mut self) {
+        let config = self.shared.config();
+        match look_at(&self.watch.topology(), &self.shared.target, &self.options, &config) {
+            Ok((table, server)) => {
+                let known = self.shared.server.lock().expect("no thread panicked").clone();
+                if known != server {
+                    (self.log)(("server_version", &[("from", known.1), ("to", server.1.clone())]));
+                }
+                *self.shared.server.lock().expect("no thread panicked") = server;
+                *self.shared.table.lock().expect("no thread panicked") = Arc::new(table);
+                self.shared.settings_version.fetch_add(1, Ordering::AcqRel);
+                self.shared.call_all();
+            }
+            // The nodes it asked are not well: after the next change.
+            Err(e) => (self.log)(("command_table", &[("kept", e.to_string())])),
+        }
+    }
+
+    fn reload(&mut self) {
+        let Some(file) = &self.file else {
+            return (self.log)(("reload", &[("refused", "started without a file; --config FILE gives one".into())]));
+        };
+        let read = std::fs::read_to_string(file).map_err(|e| e.to_string()).and_then(|t| Config::parse(&t));
+        match read {
+            Err(why) => {
+                (self.log)(("reload", &[("refused", format!("{}: {why}; the old settings stay", file.display()))]))
+            }
+            Ok(mut new) => {
+                let old = self.shared.config();
+                let fixed = new.fixed_differences(&old);
+                let stays = |name: &str| fixed.contains(&name);
+                // What needs a restart stays as it is, and is said.
+                if stays("listen") {
+                    new.listen = old.listen.clone();
+                }
+                (new.target, new.threads, new.facade, new.suspect_ms) =
+                    (old.target.clone(), old.threads, old.facade, old.suspect_ms);
+                (new.metrics, new.handover) = (old.metrics.clone(), old.handover.clone());
+                let idempotent = new.idempotent != old.idempotent;
+                *self.shared.config.lock().expect("no thread panicked") = Arc::new(new);
+                self.shared.settings_version.fetch_add(1, Ordering::AcqRel);
+                if idempotent {
+                    self.refresh_table();
+                }
+                let topology = self.shared.map().topology.clone();
+                self.remap(topology);
+                (self.log)(("reload", &[("done", "true".into()), ("need_a_restart", fixed.join(" "))]));
+            }
+        }
+    }
+
+    // The facade.
+
+    /// A port for each node, next to ours.
+    fn open_facade(&mut self) {
+        let config = self.shared.config();
+        if config.facade != Facade::Cluster || !self.shared.map().is_cluster() {
+            return;
+        }
+        let Some(own) = self.addresses.first().and_then(|a| a.parse::<SocketAddr>().ok()) else { return };
+        let nodes: Vec<String> = self.shared.map().topology.nodes.iter().map(|n| n.address.clone()).collect();
+        for node in nodes {
+            let mut ports = self.shared.facade_ports.lock().expect("no thread panicked");
+            if ports.contains_key(&node) {
+                continue;
+            }
+            // Ports of ours go on from our own; one that is taken is passed over.
+            let next = ports.values().copied().max().unwrap_or(own.port());
+            let found = (next.saturating_add(1)..=next.saturating_add(200)).find_map(|port| {
+                let address = SocketAddr::new(own.ip(), port);
+                let fds = sockets(&Peer::Tcp(address), config.threads).ok()?;
+                Some((port, fds))
+            });
+            let Some((port, fds)) = found else {
+                (self.log)(("facade", &[("no_port_for", node)]));
+                continue;
+            };
+            ports.insert(node, port);
+            drop(ports);
+            for (worker, fd) in fds.into_iter().enumerate() {
+                let listening = Arc::new(Listening { fd, tls: self.server_tls.clone() });
+                self.shared.post(worker, Message::Listen(listening));
+            }
+        }
+    }
+
+    /// Tells clients who asked for it (CLIENT MAINT_NOTIFICATIONS ON) what moved, by the addresses they know.
+    fn notify(&mut self, change: &Change) {
+        let (slots, from, to) = match change {
+            Change::Moved { slots, from: Some(from), to: Some(to) } => (slots, from, to),
+            Change::Promoted { node, instead_of: Some(old), slots } if !slots.is_empty() => (slots, old, node),
+            _ => return,
+        };
+        let ports = self.shared.facade_ports.lock().expect("no thread panicked");
+        let (Some(from), Some(to)) = (ports.get(from), ports.get(to)) else { return };
+        let Some(own) = self.addresses.first().and_then(|a| a.parse::<SocketAddr>().ok()) else { return };
+        let started =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+        self.sequence = self.sequence.max(started) + 1;
+        let slots = slots.to_string().replace(' ', ",");
+        let host = own.ip();
+        let mut push = b">3\r\n+SMIGRATED\r\n".to_vec();
+        unslow_resp::write_header(&mut push, b':', self.sequence as usize);
+        push.extend_from_slice(format!("*1\r\n*3\r\n+{host}:{from}\r\n+{host}:{to}\r\n+{slots}\r\n").as_bytes());
+        for worker in 0..self.shared.workers.len() {
+            self.shared.post(worker, Message::Notify(push.clone()));
+        }
+    }
+
+    // Hand-over.
+
+    /// Gives the listening sockets to whoever connects, and ends then.
+    fn offer(&self, path: &str) -> Result<(), Error> {
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::bind(path).map_err(|e| failed(path, e))?;
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .map_err(|e| failed(path, e))?;
+        let (shared, sockets, stop) = (self.shared.clone(), self.sockets.clone(), self.stop.clone());
+        listener.set_nonblocking(true).map_err(|e| failed(path, e))?;
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Acquire) && !shared.end.load(Ordering::Acquire) {
+                let Ok((mut heir, _)) = listener.accept() else {
+                    std::thread::sleep(Duration::from_millis(50));
+                    continue;
+                };
+                let _ = heir.set_nonblocking(false);
+                let _ = heir.set_read_timeout(Some(Duration::from_secs(10)));
+                let fds: Vec<_> = sockets.iter().map(|s| s.fd.as_fd()).collect();
+                let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                let given = fds.len() <= 64 && control.push(SendAncillaryMessage::ScmRights(&fds));
+                let sent = rustix::net::sendmsg(&heir, &[IoSlice::new(b"sockets\n")], &mut control, SendFlags::empty());
+                // It serves: from now on everybody new is its client. What it is not ready for stays ours.
+                let mut word = [0u8; 6];
+                if given && sent.is_ok() && heir.read_exact(&mut word).is_ok() && &word == b"ready\n" {
+                    shared.end.store(true, Ordering::Release);
+                    return;
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// The sockets of the gateway that listens at `path`; none when there is none.
+fn take_over(path: &str) -> Vec<OwnedFd> {
+    let Ok(mut stream) = UnixStream::connect(path) else { return Vec::new() };
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+    let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut word = [0u8; 8];
+    let got = rustix::net::recvmsg(&stream, &mut [IoSliceMut::new(&mut word)], &mut control, RecvFlags::CMSG_CLOEXEC);
+    let mut fds = Vec::new();
+    if got.is_ok() && &word == b"sockets\n" {
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+    }
+    if !fds.is_empty() && stream.write_all(b"ready\n").is_err() {
+        return Vec::new();
+    }
+    fds
+}
+
+/// COMMAND and the version of a node that answers.
+fn look_at(
+    topology: &Topology,
+    target: &Target,
+    options: &Options,
+    config: &Config,
+) -> Result<(Table, (String, String, bool)), Error> {
+    let mut last = failed(target.address(), "no node answered COMMAND");
+    let options = Options { protocol: 2, name: Some("unslow-gateway"), ..options.clone() };
+    let mut nodes: Vec<_> = topology.nodes.iter().collect();
+    nodes.sort_by_key(|n| n.slots.is_empty());
+    for node in nodes {
+        let Some(at) = address_target(target, &node.address) else { continue };
+        let at = if node.address.starts_with("unix:") { target.clone() } else { at };
+        let asked = Connection::open(&at, &options).and_then(|mut c| {
+            let table = c.call(&["COMMAND"])?;
+            let info =
+                c.call(&["INFO", "server"]).map(|v| Info::parse(&v.text().unwrap_or_default())).unwrap_or_default();
+            let hello = c.call(&["HELLO", "3"]).is_ok();
+            Ok((table, info, hello))
+        });
+        match asked {
+            Ok((reply, info, resp3)) => match Table::parse(&reply, &config.idempotent) {
+                Some(table) => {
+                    let version = info.get("valkey_version").or_else(|| info.get("redis_version")).unwrap_or("0.0.0");
+                    return Ok((table, (info.product().to_lowercase(), version.to_string(), resp3)));
+                }
+                None => last = failed(&node.address, "its answer to COMMAND is not a table of commands"),
+            },
+            Err(e) => last = Error(e.to_string()),
+        }
+    }
+    Err(last)
+}
+
+fn listen(text: &str, threads: usize) -> Result<Vec<OwnedFd>, Error> {
+    let peer = match text.strip_prefix("unix:") {
+        Some(path) => Peer::Unix(path.into()),
+        None => {
+            let mut all = text.to_socket_addrs().map_err(|e| {
+                failed(format!("listen {text:?}"), format!("{e}; host:port or unix:/path was expected"))
+            })?;
+            Peer::Tcp(all.next().ok_or_else(|| failed(text, "no such host"))?)
+        }
+    };
+    sockets(&peer, threads).map_err(|e| match e.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            failed(text, "somebody listens there already; choose another with --listen, or see who: ss -ltnp")
+        }
+        _ => failed(text, e),
+    })
+}
+
+/// One socket a thread.
+fn sockets(peer: &Peer, threads: usize) -> std::io::Result<Vec<OwnedFd>> {
+    // Alone first: with SO_REUSEPORT a second gateway would silently take half of the clients.
+    let first = bind(peer, false)?;
+    if threads == 1 {
+        return Ok(vec![first]);
+    }
+    let Peer::Tcp(address) = peer else { return (0..threads).map(|_| first.try_clone()).collect() };
+    let port = TcpListener::from(first.try_clone()?).local_addr()?.port();
+    drop(first);
+    let peer = Peer::Tcp(SocketAddr::new(address.ip(), port));
+    (0..threads).map(|_| bind(&peer, true)).collect()
+}
+
+fn name_of(fd: &OwnedFd, text: &str) -> String {
+    let address = rustix::net::getsockname(fd).ok().and_then(|a| SocketAddr::try_from(a).ok());
+    address.map_or(text.to_string(), |a| a.to_string())
+}
+
+fn server_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, Error> {
+    let (Some(cert), Some(key)) = (&config.tls_cert, &config.tls_key) else { return Ok(None) };
+    let pem = |path: &PathBuf| CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let chain = pem(cert).map_err(|e| failed(cert.display(), format!("{e}; a PEM certificate was expected")))?;
+    let key_der =
+        PrivateKeyDer::from_pem_file(key).map_err(|e| failed(key.display(), format!("{e}; a PEM key was expected")))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| failed("TLS", e))?;
+    let builder = match &config.tls_client_ca {
+        Some(ca) => {
+            let mut roots = rustls::RootCertStore::empty();
+            for cert in pem(ca).map_err(|e| failed(ca.display(), e))? {
+                roots.add(cert).map_err(|e| failed(ca.display(), e))?;
+            }
+            let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            builder.with_client_cert_verifier(verifier.build().map_err(|e| failed(ca.display(), e))?)
+        }
+        None => builder.with_no_client_auth(),
+    };
+    Ok(Some(Arc::new(builder.with_single_cert(chain, key_der).map_err(|e| failed(cert.display(), e))?)))
+}
+
+/// `/metrics`, `/healthz` (it runs) and `/readyz` (every slot has a node that answers).
+fn http(address: &str, shared: Arc<Shared>, stop: Arc<AtomicBool>) -> Result<(), Error> {
+    let listener = TcpListener::bind(address).map_err(|e| failed(format!("metrics at {address}"), e))?;
+    listener.set_nonblocking(true).map_err(|e| failed(address, e))?;
+    std::thread::spawn(move || {
+        while !stop.load(Ordering::Acquire) && shared.drained.load(Ordering::Acquire) < shared.workers.len() {
+            match listener.accept() {
+                Ok((stream, _)) => drop(serve(stream, &shared)),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    });
+    Ok(())
+}
+
+fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(8192)).read_line(&mut line)?;
+    let path = line.split(' ').nth(1).unwrap_or("");
+    let map = shared.map();
+    let ready = map.topology.masters().next().is_some()
+        && map.topology.masters().all(|n| n.health == unslow_topology::Health::Up)
+        && !map.slots.contains(&crate::map::NOBODY)
+        && !shared.end.load(Ordering::Acquire);
+    let (status, kind, body) = match path {
+        "/metrics" => ("200 OK", "text/plain; version=0.0.4", metrics(shared)),
+        "/healthz" => ("200 OK", "text/plain", "ok\n".into()),
+        "/readyz" if ready => ("200 OK", "text/plain", "ready\n".into()),
+        "/readyz" => (
+            "503 Service Unavailable",
+            "text/plain",
+            "some slots have no node that answers, or the gateway drains\n".into(),
+        ),
+        _ => ("404 Not Found", "text/plain", "try /metrics, /healthz or /readyz\n".into()),
+    };
+    let length = body.len();
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}

@@ -1,0 +1,326 @@
+//! Commands that several nodes answer: split by slot or sent to every master, and their answers made one.
+
+use unslow_reactor::Io;
+use unslow_resp::{Frame, Kind as FrameKind, Split, Splitter, write_command, write_header};
+use unslow_topology::slot_of;
+
+use crate::commands::{Divide, Join, Plan};
+use crate::map::NOBODY;
+use crate::request::Range;
+use crate::session::*;
+use crate::worker::Worker;
+
+/// How the parts become an answer.
+pub enum Whole {
+    Join(Join),
+    /// MGET: for each key the part it was asked in.
+    Values(Vec<u16>),
+    /// SCAN on this node.
+    Scan(u16),
+}
+
+/// An answer in the making.
+pub struct Gather {
+    whom: Whom,
+    seq: u32,
+    whole: Whole,
+    parts: Vec<Vec<u8>>,
+    left: usize,
+}
+
+impl Worker {
+    /// DEL, MGET, MSET and the like in a cluster. False when it has to wait.
+    pub fn divide(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan, how: Divide) -> bool {
+        let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
+        let step = if how == Divide::Pairs { 2 } else { 1 };
+        if args.len() < 1 + step || (args.len() - 1) % step != 0 {
+            return self.send(io, whom, bytes, plan, NO_SLOT, Kind::Reply); // the server says what is wrong with it
+        }
+        let keys = || (1..args.len()).step_by(step);
+        let first = slot_of(arg(1));
+        if keys().all(|i| slot_of(arg(i)) == first) {
+            return self.send(io, whom, bytes, plan, first, Kind::Reply);
+        }
+        if how == Divide::Pairs && self.config.strict {
+            let why = "-CROSSSLOT unslow: MSET over several slots is not one command any more, and strict = true; use a hash tag, as {user1}:a\r\n";
+            self.say(io, whom, why.as_bytes());
+            return true;
+        }
+        // One part a slot, in the order of their first keys.
+        let mut parts: Vec<(u16, Vec<usize>)> = Vec::new();
+        let mut order = Vec::with_capacity(args.len());
+        let mut part_of = std::collections::HashMap::new();
+        for i in keys() {
+            let slot = slot_of(arg(i));
+            let part = *part_of.entry(slot).or_insert_with(|| {
+                parts.push((slot, Vec::new()));
+                parts.len() - 1
+            });
+            parts[part].1.push(i);
+            order.push(part as u16);
+        }
+        let whole = match how {
+            Divide::Count => Whole::Join(Join::Sum),
+            Divide::Pairs => Whole::Join(Join::AllSucceed),
+            Divide::Values => Whole::Values(order),
+        };
+        let commands = parts
+            .into_iter()
+            .map(|(slot, keys)| {
+                let mut words = vec![arg(0)];
+                words.extend(keys.iter().flat_map(|&i| (i..i + step).map(arg)));
+                let mut command = Vec::new();
+                write_command(&mut command, &words);
+                (slot, NOBODY, command)
+            })
+            .collect();
+        self.gather(io, whom, plan, whole, commands)
+    }
+
+    /// To every master.
+    pub fn spread(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], plan: &Plan) -> bool {
+        let commands = self.map.masters.iter().map(|node| (NO_SLOT, *node, bytes.to_vec())).collect();
+        self.gather(io, whom, plan, Whole::Join(plan.join), commands)
+    }
+
+    /// SCAN over all masters: the cursor's lowest bits are the node.
+    pub fn scan(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
+        let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
+        let cursor = args.get(1).and_then(|_| std::str::from_utf8(arg(1)).ok()?.parse::<u64>().ok());
+        let Some(cursor) = cursor else {
+            return self.send(io, whom, bytes, plan, NO_SLOT, Kind::Reply);
+        };
+        let mut masters = self.map.masters.clone();
+        masters.sort_unstable();
+        let (mut at, mut node) = (cursor >> NODE_BITS, (cursor & (1 << NODE_BITS) - 1) as u16);
+        if cursor == 0 {
+            let Some(first) = masters.first() else {
+                let answer = self.nobody(NO_SLOT);
+                self.say(io, whom, answer.as_bytes());
+                return true;
+            };
+            node = *first;
+        }
+        if usize::from(node) >= self.map.heir.len() {
+            self.say(io, whom, b"-ERR invalid cursor\r\n");
+            return true;
+        }
+        if !masters.contains(&node) {
+            // Another node does its work now. Cursors are a server's own: its part begins anew, some keys come twice.
+            let heir = self.map.heir[usize::from(node)];
+            (at, node) = if masters.contains(&heir) { (0, heir) } else { (0, *masters.first().unwrap_or(&node)) };
+        }
+        let at = at.to_string();
+        let mut words = vec![arg(0), at.as_bytes()];
+        words.extend((2..args.len()).map(arg));
+        let mut command = Vec::new();
+        write_command(&mut command, &words);
+        self.gather(io, whom, plan, Whole::Scan(node), vec![(NO_SLOT, node, command)])
+    }
+
+    /// `commands`: slot, node where there is no slot, bytes.
+    fn gather(
+        &mut self,
+        io: &mut Io,
+        whom: Whom,
+        plan: &Plan,
+        whole: Whole,
+        commands: Vec<(u16, u16, Vec<u8>)>,
+    ) -> bool {
+        let Some(client) = self.client(whom) else { return true };
+        let set = client.set;
+        let mut lanes = Vec::with_capacity(commands.len());
+        for (slot, node, _) in &commands {
+            let node = if *slot == NO_SLOT { *node } else { self.node_for(*slot, plan.read, whom) };
+            if node == NOBODY {
+                let answer = self.nobody(*slot);
+                self.say(io, whom, answer.as_bytes());
+                return true;
+            }
+            let lane = self.lane_of(set, node);
+            if self.lanes[lane as usize].journal.len() > self.config.hold_bytes {
+                self.stall(io, whom, Stall::Room);
+                return false;
+            }
+            lanes.push(lane);
+        }
+        if lanes.is_empty() {
+            let answer = self.nobody(NO_SLOT);
+            self.say(io, whom, answer.as_bytes());
+            return true;
+        }
+        let Some(client) = self.client(whom) else { return true };
+        let seq = client.begin();
+        client.commands += 1;
+        self.stats.commands += 1;
+        self.gather_number = self.gather_number.wrapping_add(1);
+        let number = self.gather_number;
+        let count = commands.len();
+        self.gathers.insert(number, Gather { whom, seq, whole, parts: vec![Vec::new(); count], left: count });
+        for (part, ((slot, _, bytes), lane)) in commands.into_iter().zip(lanes).enumerate() {
+            let flight = Flight {
+                whom,
+                seq: number,
+                len: bytes.len() as u32,
+                at: self.now,
+                command: plan.number,
+                slot,
+                part: part as u16,
+                kind: Kind::Gather,
+                tries: 0,
+                repeatable: plan.repeatable,
+                read: plan.read,
+            };
+            self.push(io, lane, flight, &bytes);
+        }
+        true
+    }
+
+    /// A part has come.
+    pub fn gathered(&mut self, io: &mut Io, number: u32, part: u16, bytes: &[u8]) {
+        let Some(gather) = self.gathers.get_mut(&number) else { return };
+        let Some(place) = gather.parts.get_mut(usize::from(part)).filter(|p| p.is_empty()) else { return };
+        place.extend_from_slice(bytes);
+        gather.left -= 1;
+        if gather.left > 0 {
+            return;
+        }
+        let Some(gather) = self.gathers.remove(&number) else { return };
+        let answer = match &gather.whole {
+            Whole::Join(join) => joined(*join, &gather.parts),
+            Whole::Values(order) => values(order, &gather.parts),
+            Whole::Scan(node) => self.scanned(*node, &gather.parts[0]),
+        };
+        self.answer(io, gather.whom, gather.seq, &answer, true);
+    }
+
+    /// The reply of one node's SCAN, its cursor made one of ours.
+    fn scanned(&self, node: u16, reply: &[u8]) -> Vec<u8> {
+        let frame = Frame::new(reply);
+        let mut items = frame.items();
+        let cursor = items.next().and_then(|c| std::str::from_utf8(c.text()).ok()?.parse::<u64>().ok());
+        let (Some(cursor), FrameKind::Array) = (cursor, frame.kind()) else { return reply.to_vec() };
+        if cursor >> (64 - NODE_BITS) != 0 {
+            return b"-ERR unslow: this server's cursor leaves no room for the node; scan it directly\r\n".to_vec();
+        }
+        let mut masters = self.map.masters.clone();
+        masters.sort_unstable();
+        let next = match cursor {
+            0 => masters.iter().find(|n| **n > node).map_or(0, |n| u64::from(*n)),
+            c => c << NODE_BITS | u64::from(node),
+        };
+        // `*2`, the old cursor, and everything behind it as it is.
+        let mut rest = elements(reply);
+        rest.next();
+        let mut out = b"*2\r\n".to_vec();
+        crate::worker::bulk(&mut out, next.to_string().as_bytes());
+        rest.for_each(|r| out.extend_from_slice(r));
+        out
+    }
+}
+
+/// Nodes a cursor can name. The node's own cursor has the other bits; a server would need 2^54 buckets to run out of them.
+const NODE_BITS: u32 = 10;
+
+/// The elements of an aggregate as they stand on the wire.
+fn elements(reply: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let from = reply.iter().position(|&b| b == b'\n').map_or(reply.len(), |i| i + 1);
+    let mut rest = if matches!(reply.first(), Some(b'*' | b'~' | b'%' | b'>')) { &reply[from..] } else { &reply[..0] };
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let Ok(Split::Done(done)) = Splitter::default().split(rest) else { return None };
+        let (element, after) = rest.split_at(done.end);
+        rest = after;
+        Some(element)
+    })
+}
+
+fn integer(part: &[u8]) -> Option<i64> {
+    Frame::new(part).integer()
+}
+
+fn failed(part: &[u8]) -> bool {
+    matches!(part.first(), Some(b'-' | b'!'))
+}
+
+fn joined(join: Join, parts: &[Vec<u8>]) -> Vec<u8> {
+    let first = || parts[0].clone();
+    if join == Join::OneSucceeds {
+        return parts.iter().find(|p| !failed(p)).cloned().unwrap_or_else(first);
+    }
+    if let Some(error) = parts.iter().find(|p| failed(p)) {
+        return error.clone();
+    }
+    let number = |n: i64| format!(":{n}\r\n").into_bytes();
+    match join {
+        Join::Sum => match parts.iter().map(|p| integer(p)).collect::<Option<Vec<i64>>>() {
+            Some(all) => number(all.into_iter().fold(0, i64::saturating_add)),
+            None => first(),
+        },
+        Join::Min => parts.iter().filter_map(|p| integer(p)).min().map_or_else(first, number),
+        Join::And => {
+            let rows: Vec<Vec<i64>> = parts.iter().map(|p| elements(p).filter_map(integer).collect()).collect();
+            let mut out = Vec::new();
+            write_header(&mut out, b'*', rows[0].len());
+            for i in 0..rows[0].len() {
+                let all = rows.iter().filter_map(|r| r.get(i)).min().copied().unwrap_or(0);
+                out.extend_from_slice(&number(all));
+            }
+            out
+        }
+        Join::Concat if matches!(parts[0].first(), Some(b'*' | b'~' | b'%')) => {
+            let count = parts.iter().map(|p| elements(p).count()).sum::<usize>();
+            let kind = parts[0][0];
+            let mut out = Vec::with_capacity(parts.iter().map(Vec::len).sum());
+            write_header(&mut out, kind, if kind == b'%' { count / 2 } else { count });
+            parts.iter().flat_map(|p| elements(p)).for_each(|e| out.extend_from_slice(e));
+            out
+        }
+        Join::NotNull => {
+            let some: Vec<&Vec<u8>> = parts.iter().filter(|p| Frame::new(p).kind() != FrameKind::Null).collect();
+            if some.is_empty() { first() } else { some[rand::random_range(0..some.len())].clone() }
+        }
+        Join::Concat | Join::AllSucceed | Join::OneSucceeds => first(),
+    }
+}
+
+/// The values of MGET in the order of its keys.
+fn values(order: &[u16], parts: &[Vec<u8>]) -> Vec<u8> {
+    if let Some(error) = parts.iter().find(|p| failed(p)) {
+        return error.clone();
+    }
+    let mut all: Vec<_> = parts.iter().map(|p| elements(p)).collect();
+    let mut out = Vec::with_capacity(parts.iter().map(Vec::len).sum());
+    write_header(&mut out, b'*', order.len());
+    for part in order {
+        out.extend_from_slice(all[usize::from(*part)].next().unwrap_or(b"$-1\r\n"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn makes_one_answer_of_several() {
+        let parts = |all: &[&str]| all.iter().map(|p| p.as_bytes().to_vec()).collect::<Vec<_>>();
+        for (join, all, expected) in [
+            (Join::Sum, &[":1\r\n", ":2\r\n"][..], ":3\r\n"),
+            (Join::Sum, &[":1\r\n", "-ERR no\r\n"], "-ERR no\r\n"),
+            (Join::Min, &[":4\r\n", ":2\r\n"], ":2\r\n"),
+            (Join::AllSucceed, &["+OK\r\n", "+OK\r\n"], "+OK\r\n"),
+            (Join::OneSucceeds, &["-NOTBUSY\r\n", "+OK\r\n"], "+OK\r\n"),
+            (Join::And, &["*2\r\n:1\r\n:1\r\n", "*2\r\n:0\r\n:1\r\n"], "*2\r\n:0\r\n:1\r\n"),
+            (Join::Concat, &["*1\r\n$1\r\na\r\n", "*0\r\n", "*1\r\n$1\r\nb\r\n"], "*2\r\n$1\r\na\r\n$1\r\nb\r\n"),
+            (Join::Concat, &["%1\r\n+a\r\n:1\r\n", "%1\r\n+b\r\n:2\r\n"], "%2\r\n+a\r\n:1\r\n+b\r\n:2\r\n"),
+            (Join::NotNull, &["$-1\r\n", "$1\r\nx\r\n"], "$1\r\nx\r\n"),
+        ] {
+            assert_eq!(String::from_utf8(joined(join, &parts(all))).unwrap(), expected, "{join:?}");
+        }
+        let all = parts(&["*2\r\n$1\r\na\r\n$-1\r\n", "*1\r\n$1\r\nb\r\n"]);
+        assert_eq!(values(&[0, 1, 0], &all), b"*3\r\n$1\r\na\r\n$1\r\nb\r\n$-1\r\n");
+    }
+}

@@ -1,0 +1,46 @@
+//! The proxy: many clients on few pipelined connections to standalone, Sentinel and Cluster deployments.
+//!
+//! ```text
+//!   watcher (unslow-watch) --topology--> map ----------------+      config, command table
+//!                                                            v         v
+//!   clients --SO_REUSEPORT--> worker 0..n: requests -> slot -> lane -> servers, answers in order
+//!                             control thread: SIGHUP, reload, drain, hand-over, HTTP
+//! ```
+//!
+//! A worker is one thread with its own reactor, clients, and connections to servers; workers share nothing while a command
+//! goes its common way. See DESIGN.md for why, and `worker.rs` for how.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod commands;
+mod config;
+mod control;
+mod gather;
+mod journal;
+mod lanes;
+mod map;
+mod request;
+mod session;
+mod shared;
+mod special;
+mod stats;
+mod worker;
+
+pub use config::{ClientAuth, Config, Facade, Read};
+pub use control::{Error, Gateway, Log, Start};
+
+/// For fuzzing: a client's bytes, as far as they are whole commands.
+pub fn parse_requests(bytes: &[u8]) -> usize {
+    let (mut at, mut args) = (0, Vec::new());
+    while at < bytes.len() {
+        match request::parse(&bytes[at..], &mut args) {
+            request::Request::Whole(n) | request::Request::Nothing(n) => at += n,
+            request::Request::Inline(n) => {
+                args.iter().for_each(|&(a, b)| drop(request::unquote(&bytes[at + a as usize..at + b as usize])));
+                at += n;
+            }
+            request::Request::Incomplete | request::Request::Long | request::Request::Bad(_) => break,
+        }
+    }
+    at
+}

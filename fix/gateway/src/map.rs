@@ -1,0 +1,188 @@
+//! Where commands go: the watcher's topology with every node as a small number that never changes, made once for all
+//! threads.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use unslow_client::{Endpoint, Target, address_target};
+use unslow_reactor::{Peer, Tls};
+use unslow_topology::{DeploymentKind, Health, Role, SLOTS, Topology};
+
+use crate::config::{Config, Read};
+
+/// No node.
+pub const NOBODY: u16 = u16::MAX;
+
+/// A node, by its number.
+#[derive(Clone)]
+pub struct Server {
+    /// `host:port`.
+    pub address: String,
+    /// Where to dial; `None` while its name does not resolve.
+    pub peer: Option<Peer>,
+    pub tls: Option<Tls>,
+    pub role: Role,
+    pub health: Health,
+    /// It owns slots.
+    pub owns: bool,
+    pub zone: Option<String>,
+    pub rtt_us: Option<u64>,
+    pub lag_bytes: Option<u64>,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Map {
+    pub version: u64,
+    pub kind: DeploymentKind,
+    /// All nodes ever seen; numbers are not given twice.
+    pub servers: Vec<Server>,
+    /// Owner of each slot.
+    pub slots: Vec<u16>,
+    /// Masters that own slots.
+    pub masters: Vec<u16>,
+    /// For each node the ones that may answer reads in its place, the best first; empty for "itself".
+    pub readers: Vec<Vec<u16>>,
+    /// For each node the one that does its work now: itself, or its master.
+    pub heir: Vec<u16>,
+    pub topology: Arc<Topology>,
+}
+
+impl Map {
+    /// The next map. Numbers of `last` are kept.
+    pub fn next(
+        last: Option<&Map>,
+        topology: Arc<Topology>,
+        config: &Config,
+        target: &Target,
+        tls: Option<&Arc<rustls::ClientConfig>>,
+        server_name: Option<&str>,
+    ) -> Map {
+        let mut servers: Vec<Server> = last.map(|m| m.servers.clone()).unwrap_or_default();
+        for server in &mut servers {
+            (server.owns, server.health, server.role) = (false, Health::Failed, Role::Unknown);
+        }
+        let mut number_of: BTreeMap<&str, u16> = BTreeMap::new();
+        for node in &topology.nodes {
+            let number = match servers.iter().position(|s| s.address == node.address) {
+                Some(number) => number,
+                None => {
+                    servers.push(server(&node.address, target, tls, server_name));
+                    servers.len() - 1
+                }
+            };
+            let server = &mut servers[number];
+            if server.peer.is_none() {
+                server.peer = peer(&node.address, target);
+            }
+            server.role = node.role;
+            server.health = node.health;
+            server.owns = node.role == Role::Master && !node.slots.is_empty();
+            server.zone = config.zones.get(&node.address).cloned().or_else(|| node.zone.clone());
+            server.rtt_us = node.rtt_us;
+            server.lag_bytes = node.lag_bytes;
+            number_of.insert(&node.id, number as u16);
+        }
+        let mut slots = vec![NOBODY; usize::from(SLOTS)];
+        let mut readers = vec![Vec::new(); servers.len()];
+        let mut heir: Vec<u16> = last.map(|m| m.heir.clone()).unwrap_or_default();
+        heir.extend(heir.len() as u16..servers.len() as u16);
+        let mut masters = Vec::new();
+        for node in topology.masters() {
+            let number = number_of[node.id.as_str()];
+            masters.push(number);
+            heir[usize::from(number)] = number;
+            for &(a, b) in node.slots.ranges() {
+                slots[usize::from(a)..=usize::from(b)].fill(number);
+            }
+            for replica in topology.replicas_of(&node.id) {
+                heir[usize::from(number_of[replica.id.as_str()])] = number;
+            }
+            if config.read == Read::Primary {
+                continue;
+            }
+            let fresh = |n: &&unslow_topology::Node| {
+                n.health == Health::Up
+                    && n.in_sync
+                    && config.max_lag_bytes.is_none_or(|most| n.lag_bytes.is_none_or(|lag| lag <= most))
+            };
+            let replicas = topology.replicas_of(&node.id).filter(fresh).map(|n| number_of[n.id.as_str()]);
+            let mut all: Vec<u16> = replicas.collect();
+            if config.read != Read::Replica && node.health == Health::Up {
+                all.push(number);
+            }
+            let rtt = |n: &u16| servers[usize::from(*n)].rtt_us.unwrap_or(u64::MAX);
+            match config.read {
+                Read::Primary | Read::Replica => {}
+                Read::Nearest => {
+                    // As near as makes no difference: within a tenth of a millisecond, or twice as far.
+                    all.sort_by_key(rtt);
+                    let best = all.first().map_or(0, rtt);
+                    all.retain(|n| rtt(n) <= best.saturating_mul(2).max(best.saturating_add(100)));
+                }
+                Read::Zone => {
+                    let here = |n: &&u16| servers[usize::from(**n)].zone.as_deref() == config.zone.as_deref();
+                    if config.zone.is_some() && all.iter().any(|n| here(&n)) {
+                        all.retain(|n| here(&n));
+                    } else {
+                        all.sort_by_key(rtt);
+                        all.truncate(1);
+                    }
+                }
+            }
+            readers[usize::from(number)] = all;
+        }
+        let version = last.map_or(1, |m| m.version + 1);
+        Map { version, kind: topology.kind, servers, slots, masters, readers, heir, topology }
+    }
+
+    /// Whether routing by slot is needed at all.
+    pub fn is_cluster(&self) -> bool {
+        self.kind == DeploymentKind::Cluster
+    }
+}
+
+/// A node nobody has described yet.
+pub fn server(
+    address: &str,
+    target: &Target,
+    tls: Option<&Arc<rustls::ClientConfig>>,
+    server_name: Option<&str>,
+) -> Server {
+    let name = server_name.map(str::to_string).or_else(|| Some(host(address)?));
+    let tls = tls.and_then(|config| Some(Tls { config: config.clone(), name: name?.try_into().ok()? }));
+    Server {
+        address: address.to_string(),
+        peer: peer(address, target),
+        tls,
+        role: Role::Unknown,
+        health: Health::Up,
+        owns: false,
+        zone: None,
+        rtt_us: None,
+        lag_bytes: None,
+    }
+}
+
+fn host(address: &str) -> Option<String> {
+    Some(address.rsplit_once(':')?.0.trim_matches(['[', ']']).to_string())
+}
+
+fn peer(address: &str, target: &Target) -> Option<Peer> {
+    if let Some(path) = address.strip_prefix("unix:") {
+        return Some(Peer::Unix(path.into()));
+    }
+    match address_target(target, address)?.endpoints.first()? {
+        Endpoint::Unix(path) => Some(Peer::Unix(path.into())),
+        Endpoint::Tcp(host, port) => {
+            if let Ok(ip) = host.parse() {
+                return Some(Peer::Tcp(SocketAddr::new(ip, *port)));
+            }
+            // Names are looked up here, on the thread that makes maps, never on one that serves.
+            let all: Vec<SocketAddr> =
+                std::net::ToSocketAddrs::to_socket_addrs(&(host.as_str(), *port)).ok()?.collect();
+            all.iter().find(|a| a.is_ipv4()).or(all.first()).map(|a| Peer::Tcp(*a))
+        }
+    }
+}

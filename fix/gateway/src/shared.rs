@@ -1,0 +1,167 @@
+//! What the threads of a gateway share: settings, map and table as they are now, and messages from one to another. None
+//! of it is touched while a command goes its common way.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use unslow_client::Target;
+use unslow_reactor::{Listening, Waker};
+use unslow_watch::Doubter;
+
+use crate::commands::Table;
+use crate::config::Config;
+use crate::map::Map;
+use crate::session::{Identity, Whom};
+use crate::stats::Stats;
+
+/// From one thread to another.
+pub enum Message {
+    /// Take nobody new; end when the last is gone, at this time at the latest.
+    Drain(u64),
+    /// UNSLOW PAUSE and RESUME.
+    Halt(bool),
+    Show(Arc<Question>),
+    /// The answer to a command of a client of yours.
+    Answer(Whom, u32, Vec<u8>),
+    /// CLIENT KILL ID.
+    Kill(u64),
+    Listen(Arc<Listening>),
+    /// A push for everyone who wants maintenance notifications.
+    Notify(Vec<u8>),
+}
+
+/// What every worker has to say a part of.
+pub struct Question {
+    pub what: What,
+    /// The worker and the client that asked, and which of its commands.
+    pub asker: (usize, Whom, u32),
+    pub parts: Mutex<Vec<Vec<Vec<String>>>>,
+    pub left: AtomicUsize,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Clients,
+    /// The same in the servers' own format.
+    ClientList,
+    Backends,
+    Pools,
+}
+
+/// See the module.
+pub struct Shared {
+    pub target: Target,
+    pub tls: Option<Arc<rustls::ClientConfig>>,
+    pub server_name: Option<String>,
+    pub config: Mutex<Arc<Config>>,
+    pub table: Mutex<Arc<Table>>,
+    /// Changes with either.
+    pub settings_version: AtomicU64,
+    pub map: Mutex<Arc<Map>>,
+    pub map_version: AtomicU64,
+    /// Server version and whether it speaks RESP3.
+    pub server: Mutex<(String, String, bool)>,
+    pub workers: Vec<Mailbox>,
+    pub clients: AtomicU64,
+    pub numbers: AtomicU64,
+    pub doubter: OnceLock<Doubter>,
+    /// Someone asked for the settings to be read again, or for the end.
+    pub reload: AtomicBool,
+    pub end: AtomicBool,
+    pub drained: AtomicUsize,
+    pub started: std::time::Instant,
+    /// Node listeners of the cluster facade: address of the server to port.
+    pub facade_ports: Mutex<std::collections::BTreeMap<String, u16>>,
+}
+
+/// A worker's.
+#[derive(Default)]
+pub struct Mailbox {
+    called: AtomicBool,
+    messages: Mutex<Vec<Message>>,
+    pub waker: OnceLock<Waker>,
+    pub stats: Mutex<Stats>,
+}
+
+impl Shared {
+    pub fn config(&self) -> Arc<Config> {
+        self.config.lock().expect("no thread panicked").clone()
+    }
+
+    pub fn table(&self) -> Arc<Table> {
+        self.table.lock().expect("no thread panicked").clone()
+    }
+
+    pub fn map(&self) -> Arc<Map> {
+        self.map.lock().expect("no thread panicked").clone()
+    }
+
+    pub fn server_name(&self) -> Option<&str> {
+        self.server_name.as_deref()
+    }
+
+    /// As whom the gateway itself speaks.
+    pub fn own_identity(&self) -> Identity {
+        let password = self.target.password.as_ref().map(|p| p.reveal().as_bytes().to_vec());
+        Identity { user: self.target.user.as_ref().map(|u| u.as_bytes().to_vec()), password }
+    }
+
+    pub fn client_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The map seems wrong.
+    pub fn doubt(&self) {
+        if let Some(doubter) = self.doubter.get() {
+            doubter.doubt();
+        }
+    }
+
+    /// A redirect named a node nobody knows.
+    pub fn heard_of(&self, _address: &str) {
+        self.doubt();
+    }
+
+    pub fn post(&self, worker: usize, message: Message) {
+        let mailbox = &self.workers[worker];
+        mailbox.messages.lock().expect("no thread panicked").push(message);
+        self.call(worker);
+    }
+
+    /// Makes a worker look at settings, map and messages.
+    pub fn call(&self, worker: usize) {
+        let mailbox = &self.workers[worker];
+        mailbox.called.store(true, Ordering::Release);
+        if let Some(waker) = mailbox.waker.get() {
+            waker.wake();
+        }
+    }
+
+    pub fn call_all(&self) {
+        (0..self.workers.len()).for_each(|w| self.call(w));
+    }
+
+    #[inline]
+    pub fn called(&self, worker: usize) -> bool {
+        let called = &self.workers[worker].called;
+        called.load(Ordering::Relaxed) && called.swap(false, Ordering::AcqRel)
+    }
+
+    pub fn take_messages(&self, worker: usize) -> Vec<Message> {
+        std::mem::take(&mut self.workers[worker].messages.lock().expect("no thread panicked"))
+    }
+
+    pub fn publish(&self, worker: usize, stats: &Stats) {
+        self.workers[worker].stats.lock().expect("no thread panicked").clone_from(stats);
+    }
+
+    /// All workers' together, at most a second old.
+    pub fn stats(&self) -> Stats {
+        let mut all = Stats::default();
+        for mailbox in &self.workers {
+            all.merge(&mailbox.stats.lock().expect("no thread panicked"));
+        }
+        all
+    }
+}

@@ -1,0 +1,159 @@
+//! Counts and latencies, kept by each worker alone and published about once a second.
+
+use std::collections::BTreeMap;
+
+/// Latency by powers of two: bucket i counts what took less than 2^i microseconds.
+#[derive(Clone, Debug, Default)]
+pub struct Latency {
+    pub buckets: [u64; 28],
+    pub sum_us: u64,
+    pub count: u64,
+}
+
+impl Latency {
+    #[inline]
+    pub fn add(&mut self, us: u64) {
+        let bucket = (64 - us.leading_zeros() as usize).min(27);
+        self.buckets[bucket] += 1;
+        self.sum_us += us;
+        self.count += 1;
+    }
+
+    pub fn merge(&mut self, other: &Latency) {
+        for (a, b) in self.buckets.iter_mut().zip(other.buckets) {
+            *a += b;
+        }
+        self.sum_us += other.sum_us;
+        self.count += other.count;
+    }
+
+    /// Upper end of the bucket this quantile falls into, in microseconds.
+    pub fn quantile_us(&self, q: f64) -> u64 {
+        let wanted = (self.count as f64 * q).ceil() as u64;
+        let mut seen = 0;
+        for (i, n) in self.buckets.iter().enumerate() {
+            seen += n;
+            if seen >= wanted && seen > 0 {
+                return 1 << i;
+            }
+        }
+        0
+    }
+}
+
+/// What one worker has done so far.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    pub clients: u64,
+    pub clients_accepted: u64,
+    pub clients_refused: u64,
+    pub clients_closed_slow: u64,
+    pub commands: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    /// Errors of servers that clients got to see.
+    pub errors_passed: u64,
+    /// Errors of our own, by reason.
+    pub errors: BTreeMap<&'static str, u64>,
+    /// Redirects handled inside.
+    pub moved: u64,
+    pub asked: u64,
+    /// Commands sent again for another reason.
+    pub again: u64,
+    /// Commands that waited for a node.
+    pub held: u64,
+    pub lanes: u64,
+    pub lanes_opened: u64,
+    pub lanes_failed: u64,
+    /// By node's number.
+    pub nodes: Vec<Latency>,
+    /// By command's number.
+    pub commands_by: Vec<Latency>,
+    pub top: Top,
+}
+
+impl Stats {
+    pub fn merge(&mut self, other: &Stats) {
+        for (a, b) in [
+            (&mut self.clients, other.clients),
+            (&mut self.clients_accepted, other.clients_accepted),
+            (&mut self.clients_refused, other.clients_refused),
+            (&mut self.clients_closed_slow, other.clients_closed_slow),
+            (&mut self.commands, other.commands),
+            (&mut self.bytes_in, other.bytes_in),
+            (&mut self.bytes_out, other.bytes_out),
+            (&mut self.errors_passed, other.errors_passed),
+            (&mut self.moved, other.moved),
+            (&mut self.asked, other.asked),
+            (&mut self.again, other.again),
+            (&mut self.held, other.held),
+            (&mut self.lanes, other.lanes),
+            (&mut self.lanes_opened, other.lanes_opened),
+            (&mut self.lanes_failed, other.lanes_failed),
+        ] {
+            *a += b;
+        }
+        for (reason, n) in &other.errors {
+            *self.errors.entry(reason).or_insert(0) += n;
+        }
+        for (mine, theirs) in [(&mut self.nodes, &other.nodes), (&mut self.commands_by, &other.commands_by)] {
+            if mine.len() < theirs.len() {
+                mine.resize_with(theirs.len(), Latency::default);
+            }
+            mine.iter_mut().zip(theirs).for_each(|(a, b)| a.merge(b));
+        }
+        for (key, n) in &other.top.counts {
+            *self.top.counts.entry(key.clone()).or_insert(0) += n;
+        }
+        self.top.seen += other.top.seen;
+    }
+
+    pub fn error(&mut self, reason: &'static str) {
+        *self.errors.entry(reason).or_insert(0) += 1;
+    }
+
+    #[inline]
+    pub fn took(&mut self, node: u16, command: u16, us: u64) {
+        let (node, command) = (usize::from(node), usize::from(command));
+        if self.nodes.len() <= node {
+            self.nodes.resize_with(node + 1, Latency::default);
+        }
+        if self.commands_by.len() <= command {
+            self.commands_by.resize_with(command + 1, Latency::default);
+        }
+        self.nodes[node].add(us);
+        self.commands_by[command].add(us);
+    }
+}
+
+/// The hottest keys, by the space-saving sketch: at most so many counters; a key that is not among them takes the place of
+/// the coldest and inherits its count, so counts are never too low.
+#[derive(Clone, Debug, Default)]
+pub struct Top {
+    pub counts: BTreeMap<Vec<u8>, u64>,
+    /// Keys counted.
+    pub seen: u64,
+}
+
+impl Top {
+    const COUNTERS: usize = 128;
+    /// Longer keys are cut: they share a counter with others that begin alike.
+    const KEY_MAX: usize = 128;
+
+    pub fn count(&mut self, key: &[u8]) {
+        let key = &key[..key.len().min(Self::KEY_MAX)];
+        self.seen += 1;
+        if let Some(n) = self.counts.get_mut(key) {
+            *n += 1;
+            return;
+        }
+        let mut n = 1;
+        if self.counts.len() >= Self::COUNTERS
+            && let Some((coldest, least)) = self.counts.iter().min_by_key(|(_, n)| **n).map(|(k, n)| (k.clone(), *n))
+        {
+            self.counts.remove(&coldest);
+            n = least + 1;
+        }
+        self.counts.insert(key.to_vec(), n);
+    }
+}
