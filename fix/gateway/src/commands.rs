@@ -469,7 +469,11 @@ impl Table {
             admin: command.admin,
             blocking,
             repeatable: command.repeatable,
-            plain: command.special.is_none() && !blocking && command.spread == Spread::Any && command.divide.is_none(),
+            plain: command.special.is_none()
+                && !command.admin
+                && !blocking
+                && command.spread == Spread::Any
+                && command.divide.is_none(),
             spread: command.spread,
             join: command.join,
             divide: command.divide,
