@@ -137,7 +137,9 @@ impl ClusterView {
         self.nodes.iter().map(|n| n.config_epoch).max().unwrap_or(0)
     }
 
-    /// One view of many: for each node the line with the highest config epoch, and among those the node's own.
+    /// One view of many, the newest first: for each node the line with the highest config epoch, and among those the node's
+    /// own; each slot to the claim with the highest epoch. A claim in the name of a node that itself, at that epoch or a
+    /// later one, does not make it counts for nothing: gossip about a slot given away takes longer than the giving.
     pub fn merge(views: &[ClusterView]) -> ClusterView {
         let mut best: BTreeMap<&str, &ClusterNode> = BTreeMap::new();
         for node in views.iter().flat_map(|v| &v.nodes) {
@@ -150,20 +152,26 @@ impl ClusterView {
                 .or_insert(node);
         }
         let mut nodes: Vec<ClusterNode> = best.into_values().cloned().collect();
-        // A slot claimed twice belongs to the higher epoch, as on the bus.
-        let mut owner: Vec<Option<usize>> = vec![None; usize::from(crate::SLOTS)];
-        for (i, node) in nodes.iter().enumerate() {
+        let place: BTreeMap<String, usize> = nodes.iter().enumerate().map(|(i, n)| (n.id.clone(), i)).collect();
+        let own: BTreeMap<&str, &ClusterNode> =
+            views.iter().filter_map(ClusterView::myself).map(|n| (n.id.as_str(), n)).collect();
+        let mut owner: Vec<Option<(usize, u64)>> = vec![None; usize::from(crate::SLOTS)];
+        for node in views.iter().flat_map(|v| &v.nodes) {
+            let Some(&i) = place.get(&node.id) else { continue };
+            let denied = own.get(node.id.as_str()).filter(|own| own.config_epoch >= node.config_epoch);
             for &(a, b) in node.slots.ranges() {
-                for slot in owner.iter_mut().take(usize::from(b) + 1).skip(usize::from(a)) {
-                    if slot.is_none_or(|held: usize| nodes[held].config_epoch < node.config_epoch) {
-                        *slot = Some(i);
+                for slot in a..=b {
+                    let held = &mut owner[usize::from(slot)];
+                    let claims = denied.is_none_or(|own| own.slots.contains(slot));
+                    if claims && held.is_none_or(|(_, epoch)| epoch < node.config_epoch) {
+                        *held = Some((i, node.config_epoch));
                     }
                 }
             }
         }
         let mut claimed: Vec<Vec<(u16, u16)>> = vec![Vec::new(); nodes.len()];
         for (slot, owner) in owner.iter().enumerate() {
-            if let Some(i) = owner {
+            if let Some((i, _)) = owner {
                 claimed[*i].push((slot as u16, slot as u16));
             }
         }

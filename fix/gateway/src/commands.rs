@@ -47,6 +47,8 @@ pub enum Spread {
     Any,
     /// To every master.
     AllMasters,
+    /// To every node that answers.
+    AllNodes,
 }
 
 /// How the answers of several nodes become one.
@@ -341,7 +343,8 @@ impl Table {
         for tip in &tips {
             match tip.as_str() {
                 "request_policy:all_shards" | "request_policy:all_nodes" => {
-                    command.spread = Spread::AllMasters;
+                    let nodes = tip.ends_with("all_nodes");
+                    command.spread = if nodes { Spread::AllNodes } else { Spread::AllMasters };
                     if !tips.iter().any(|t| t.starts_with("response_policy:")) {
                         // "Nothing said" means: one behind the other for arrays.
                         command.join = Join::Concat;

@@ -186,6 +186,13 @@ impl Gateway {
         self.shared.end.store(true, Ordering::Release);
     }
 
+    /// The opposite of UNSLOW PAUSE.
+    pub fn resume(&self) {
+        for worker in 0..self.shared.workers.len() {
+            self.shared.post(worker, Message::Halt(false));
+        }
+    }
+
     /// Whether the last worker has ended.
     pub fn ended(&self) -> bool {
         self.workers.iter().all(JoinHandle::is_finished)

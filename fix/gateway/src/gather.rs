@@ -2,9 +2,9 @@
 
 use unslow_reactor::Io;
 use unslow_resp::{Frame, Kind as FrameKind, Split, Splitter, write_command, write_header};
-use unslow_topology::slot_of;
+use unslow_topology::{Health, Role, slot_of};
 
-use crate::commands::{Divide, Join, Plan};
+use crate::commands::{Divide, Join, Plan, Spread};
 use crate::map::NOBODY;
 use crate::request::Range;
 use crate::session::*;
@@ -77,9 +77,17 @@ impl Worker {
         self.gather(io, whom, plan, whole, commands)
     }
 
-    /// To every master.
+    /// To every master, or every node.
     pub fn spread(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], plan: &Plan) -> bool {
-        let commands = self.map.masters.iter().map(|node| (NO_SLOT, *node, bytes.to_vec())).collect();
+        let mut nodes = self.map.masters.clone();
+        if plan.spread == Spread::AllNodes {
+            let well = |n: &u16| {
+                let server = &self.map.servers[usize::from(*n)];
+                server.role == Role::Replica && server.health == Health::Up
+            };
+            nodes.extend((0..self.map.servers.len() as u16).filter(well));
+        }
+        let commands = nodes.into_iter().map(|node| (NO_SLOT, node, bytes.to_vec())).collect();
         self.gather(io, whom, plan, Whole::Join(plan.join), commands)
     }
 

@@ -5,7 +5,7 @@
 //! it reads or was declared idempotent; its client gets one error otherwise, because nobody knows whether it ran.
 
 use unslow_reactor::{Closed, Io, now_ns};
-use unslow_resp::{Split, Splitter, write_command};
+use unslow_resp::{Split, write_command};
 use unslow_topology::{Health, Role};
 
 use crate::map::{self, Map};
@@ -20,7 +20,7 @@ const CLOG: usize = 2 << 20;
 /// A client that takes nothing for so long gets its answers from our memory, up to its limit.
 const CLOG_PATIENCE: u64 = 50 * MS;
 /// A reply that is this long in coming makes its client one with connections of its own.
-const BULKY: usize = 1 << 20;
+const BULKY: usize = 256 << 10;
 
 impl Worker {
     pub fn set_of(&mut self, identity: u32, db: u32, proto: u8) -> u32 {
@@ -97,7 +97,7 @@ impl Worker {
             journal: Default::default(),
             sent: 0,
             sent_bytes: 0,
-            splitter: Splitter::default(),
+            splitter: splitter(),
             first: 0,
             part: Vec::new(),
             forwarded: 0,
@@ -227,7 +227,7 @@ impl Worker {
         let l = &mut self.lanes[lane as usize];
         l.connection = None;
         l.greeting.clear();
-        l.splitter = Splitter::default();
+        l.splitter = splitter();
         (l.first, l.forwarded) = (0, 0);
         l.part.clear();
         l.down_since.get_or_insert(now);
@@ -467,6 +467,7 @@ impl Worker {
         let l = &self.lanes[lane as usize];
         let (node, pinned) = (l.node, l.pooled && l.owner.is_some());
         let late = self.now > flight.at + self.config.hold_ms * MS;
+        let mut moved_to = None;
         let again = match word {
             b"MOVED" | b"ASK" => {
                 self.shared.doubt();
@@ -486,10 +487,12 @@ impl Worker {
                     None => address,
                 };
                 let to = self.node_at(&address);
+                moved_to = Some(slot);
                 if word == b"MOVED" {
                     self.stats.moved += 1;
                     let replica = self.map.servers[usize::from(node)].role == Role::Replica && flight.read;
-                    if !replica && self.map.slots[usize::from(slot)] == node {
+                    let owner = self.map.slots[usize::from(slot)];
+                    if !replica && (owner == node || owner == map::NOBODY) {
                         let map = Arc::make_mut(&mut self.map);
                         map.slots[usize::from(slot)] = to;
                         map.readers.resize(map.servers.len(), Vec::new());
@@ -528,13 +531,29 @@ impl Worker {
             _ => None,
         };
         let Some((pause, asking)) = again else { return false };
+        // Behind one that waits, others of the same client may have run already: its error is the answer then, as it would be
+        // without a gateway. (MOVED is different: whoever says it says it to all that follow.)
+        let follows = |f: &Flight| f.whom == flight.whom && (f.slot == flight.slot || f.slot == NO_SLOT);
+        let followed = self.lanes[lane as usize].flights.iter().any(follows);
+        let pause = match moved_to {
+            Some(_) if followed => 0,
+            None if followed && pause > 0 => return false,
+            _ => pause,
+        };
         if flight.len == 0 || pinned || flight.kind == Kind::Auth || flight.kind == Kind::Exec {
             return false;
         }
         let l = &mut self.lanes[lane as usize];
         let bytes = l.journal.front(flight.len as usize).to_vec();
         l.journal.pop(flight.len as usize);
-        let flight = Flight { tries: flight.tries.saturating_add(1), ..*flight };
+        let tries = flight.tries.saturating_add(1);
+        // A command whose key we did not see: the server did.
+        let slot = if flight.slot == NO_SLOT && flight.kind != Kind::Gather {
+            moved_to.unwrap_or(NO_SLOT)
+        } else {
+            flight.slot
+        };
+        let flight = Flight { tries, slot, ..*flight };
         if let Some(client) = self.client(flight.whom) {
             client.barrier = true;
         }
@@ -663,7 +682,7 @@ impl Worker {
         let midway = l.forwarded > 0 || !l.part.is_empty();
         (l.sent, l.sent_bytes, l.first, l.forwarded) = (0, 0, 0, 0);
         l.part.clear();
-        l.splitter = Splitter::default();
+        l.splitter = splitter();
         let mut at = 0;
         for (i, flight) in flights.into_iter().enumerate() {
             let bytes = &journal.all()[at..at + flight.len as usize];

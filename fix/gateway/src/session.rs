@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
 use unslow_reactor::Id;
-use unslow_resp::Splitter;
+use unslow_resp::{Limits, Splitter};
 
 use crate::journal::Journal;
 
@@ -12,6 +12,11 @@ use crate::journal::Journal;
 pub const NONE: u32 = u32::MAX;
 /// A command that has no key.
 pub const NO_SLOT: u16 = u16::MAX;
+
+/// Splits what goes through without being kept: of any length, but not of any depth.
+pub fn splitter() -> Splitter {
+    Splitter::new(Limits { frame_bytes_max: usize::MAX >> 1, ..Limits::default() })
+}
 
 /// A client, as long as it is there: indices are used again, serial numbers are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,11 +107,15 @@ pub struct Client {
     /// Of the map its commands went by.
     pub version: u64,
     pub multi: Multi,
+    /// Commands within MULTI that came before it was known for which node.
+    pub queued: Vec<Vec<u8>>,
     /// SELECT within MULTI.
     pub multi_db: Option<u32>,
     pub watching: bool,
     /// The connection that watched broke: the next EXEC fails, as if a key had changed.
     pub watch_lost: bool,
+    /// Its transaction is on a node that was chosen without a key.
+    pub blind: bool,
     /// Who it says it is, while the server judges; and the protocol it asked for.
     pub claim: Option<Box<(Identity, Option<u8>)>>,
     /// SELECT, while the server judges.
@@ -118,6 +127,8 @@ pub struct Client {
     /// Lanes of subscriptions.
     pub subs: Vec<u32>,
     pub channels: BTreeSet<Channel>,
+    /// Confirmations of unsubscribing that are to come.
+    pub unsubscribing: usize,
     pub name: Vec<u8>,
     pub library: Vec<u8>,
     pub replies: Replies,

@@ -5,7 +5,7 @@ use unslow_reactor::Io;
 use unslow_resp::{Frame, write_command, write_header};
 use unslow_topology::slot_of;
 
-use crate::commands::{Plan, Special, Spread};
+use crate::commands::{Plan, Special, Spread, UNKNOWN};
 use crate::config::{ClientAuth, Facade};
 use crate::map::NOBODY;
 use crate::request::Range;
@@ -13,8 +13,10 @@ use crate::session::*;
 use crate::shared::{Message, What};
 use crate::worker::{Worker, bulk, error, is};
 
+/// Commands without a key that wait in a transaction for one that has one.
+const QUEUED_MAX: usize = 1024;
 /// Commands for the operator of a server that mean no harm on any node of a cluster.
-const HARMLESS: [&str; 24] = [
+const HARMLESS: [&str; 23] = [
     "CONFIG|GET",
     "CONFIG|HELP",
     "SLOWLOG|GET",
@@ -38,7 +40,6 @@ const HARMLESS: [&str; 24] = [
     "MODULE|HELP",
     "LASTSAVE",
     "ACL|HELP",
-    "CONFIG",
 ];
 
 impl Worker {
@@ -55,9 +56,15 @@ impl Worker {
         if client.proto == 2 && !client.subs.is_empty() {
             match plan.special {
                 Some(Special::Subscribe | Special::Ssubscribe | Special::Quit | Special::Reset) => {}
-                Some(Special::Ping) => {
-                    let lane = client.subs[0];
-                    self.push_raw(io, lane, bytes);
+                _ if client.unsubscribing > 0 => {
+                    // Whether it still is a subscriber shows with the next confirmation.
+                    self.stall(io, whom, Stall::Room);
+                    return false;
+                }
+                Some(Special::Ping) if args.len() <= 2 => {
+                    let mut out = b"*2\r\n$4\r\npong\r\n".to_vec();
+                    bulk(&mut out, args.get(1).map_or(b"", |&(a, b)| &bytes[a as usize..b as usize]));
+                    self.say(io, whom, &out);
                     return true;
                 }
                 _ => {
@@ -216,11 +223,16 @@ impl Worker {
         if let Some(how) = plan.divide {
             return self.divide(io, whom, bytes, args, plan, how);
         }
-        if plan.spread == Spread::AllMasters && plan.key.is_none() {
+        if plan.spread != Spread::Any && plan.key.is_none() {
             return self.spread(io, whom, bytes, plan);
         }
         if plan.key.is_none() && plan.admin {
-            let name = self.table.get(plan.number).name.clone();
+            let mut name = self.table.get(plan.number).name.clone();
+            if let (false, Some(&(a, b))) = (name.contains('|'), args.get(1)) {
+                // Servers before 7.0 have no table of subcommands.
+                let second = String::from_utf8_lossy(&bytes[a as usize..b as usize]).to_ascii_uppercase();
+                name += &format!("|{}", second.chars().filter(char::is_ascii_alphabetic).collect::<String>());
+            }
             if !HARMLESS.contains(&name.as_str()) {
                 self.stats.error("for_one_node");
                 let why = format!(
@@ -416,21 +428,26 @@ impl Worker {
     /// Which node a transaction is for shows with its first key.
     fn first_in_transaction(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
         match plan.special {
-            Some(Special::Exec | Special::Discard) => {
+            Some(Special::Exec | Special::Discard)
+                if self.client(whom).is_some_and(|c| c.queued.is_empty()) || is(plan, Special::Discard) =>
+            {
                 if let Some(client) = self.client(whom) {
                     client.multi = Multi::No;
+                    client.queued.clear();
                 }
                 let nothing: &[u8] = if is(plan, Special::Exec) { b"*0\r\n" } else { b"+OK\r\n" };
                 self.say(io, whom, nothing);
                 return true;
             }
-            Some(Special::Multi) => {
-                self.say(io, whom, b"-ERR MULTI calls can not be nested\r\n");
-                return true;
-            }
-            Some(Special::Watch) => {
-                self.say(io, whom, b"-ERR WATCH inside MULTI is not allowed\r\n");
-                return true;
+            None | Some(Special::Ping) if self.cluster && plan.key.is_none() && plan.number != UNKNOWN => {
+                // It names no node; the next one may. What the server would refuse it has to refuse itself.
+                let fits = self.table.get(plan.number).fits(args.len());
+                let Some(client) = self.client(whom) else { return true };
+                if fits && client.queued.len() < QUEUED_MAX {
+                    client.queued.push(bytes.to_vec());
+                    self.say(io, whom, b"+QUEUED\r\n");
+                    return true;
+                }
             }
             _ => {}
         }
@@ -440,6 +457,7 @@ impl Worker {
             return false;
         }
         let slot = self.slot(bytes, args, plan);
+        let cluster = self.cluster;
         let node = self.node_for(slot, false, whom);
         if node == NOBODY {
             let answer = self.nobody(slot);
@@ -453,6 +471,7 @@ impl Worker {
         if let Some(client) = self.client(whom) {
             client.multi = Multi::Open;
             client.multi_db = None;
+            client.blind = cluster && plan.key.is_none();
             // Commands may follow at once: all go to the same connection.
             client.barrier = false;
             client.last_node = node;
@@ -460,6 +479,10 @@ impl Worker {
         let mut multi = Vec::new();
         write_command(&mut multi, &["MULTI"]);
         self.on_lane(io, whom, lane, &multi, plan, slot, Kind::Swallow);
+        let queued = self.client(whom).map(|c| c.queued.clone()).unwrap_or_default();
+        for command in queued {
+            self.on_lane(io, whom, lane, &command, plan, slot, Kind::Swallow);
+        }
         self.in_transaction(io, whom, bytes, args, plan)
     }
 
@@ -486,6 +509,9 @@ impl Worker {
     }
 
     fn in_transaction(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
+        if self.client(whom).is_some_and(|c| c.blind) && !self.sighted(io, whom, bytes, args, plan) {
+            return false;
+        }
         let Some(client) = self.client(whom) else { return true };
         let pin = client.pin;
         let kind = match plan.special {
@@ -502,7 +528,7 @@ impl Worker {
                 Kind::Reply
             }
             Some(Special::Unslow | Special::Replicate) => {
-                self.say_here(io, whom, b"-ERR unslow: not within MULTI\r\n");
+                self.say(io, whom, b"-ERR unslow: not within MULTI\r\n");
                 return true;
             }
             Some(
@@ -523,8 +549,39 @@ impl Worker {
         true
     }
 
-    fn say_here(&mut self, io: &mut Io, whom: Whom, bytes: &[u8]) {
-        self.say(io, whom, bytes);
+    /// A transaction that began on any node, because nothing in it named one, is begun anew on the one its first key
+    /// names. False when it has to wait.
+    fn sighted(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
+        let Some(client) = self.client(whom) else { return true };
+        if plan.key.is_none() {
+            if client.queued.len() < QUEUED_MAX {
+                client.queued.push(bytes.to_vec());
+            }
+            return true;
+        }
+        if !client.pending.is_empty() {
+            self.stall(io, whom, Stall::Answers);
+            return false;
+        }
+        let (pin, queued) = (client.pin, std::mem::take(&mut client.queued));
+        client.blind = false;
+        let slot = self.slot(bytes, args, plan);
+        let node = self.node_for(slot, false, whom);
+        if node == NOBODY || self.lanes[pin as usize].node == node {
+            return true;
+        }
+        client_pin_none(self, whom);
+        self.close_lane(io, pin);
+        let lane = self.dedicate(whom, node);
+        let mut multi = Vec::new();
+        write_command(&mut multi, &["MULTI"]);
+        for command in [multi].into_iter().chain(queued) {
+            self.on_lane(io, whom, lane, &command, plan, slot, Kind::Swallow);
+        }
+        if let Some(client) = self.client(whom) {
+            client.barrier = false;
+        }
+        true
     }
 
     /// EXEC or DISCARD was answered.
@@ -533,6 +590,8 @@ impl Worker {
         if let Some(client) = self.client(whom) {
             client.multi = Multi::No;
             client.watching = false;
+            client.blind = false;
+            client.queued.clear();
             let db = client.multi_db.take();
             let ran = bytes.first() == Some(&b'*') && !bytes.starts_with(b"*-1");
             if let (Some(db), true) = (db, ran) {
@@ -590,7 +649,21 @@ impl Worker {
                 let answer = self.nobody(NO_SLOT);
                 self.say(io, whom, answer.as_bytes());
             }
-            lane => self.push_raw(io, lane, bytes),
+            lane => {
+                let name = &bytes[args[0].0 as usize..args[0].1 as usize];
+                let kind = match name.to_ascii_uppercase().as_slice() {
+                    b"UNSUBSCRIBE" => Some(b'c'),
+                    b"PUNSUBSCRIBE" => Some(b'p'),
+                    b"SUNSUBSCRIBE" => Some(b's'),
+                    _ => None,
+                };
+                if let (Some(kind), Some(client)) = (kind, self.client(whom)) {
+                    // One confirmation for each name; for no name one for each there is, and one at least.
+                    let held = client.channels.iter().filter(|(k, _)| *k == kind).count().max(1);
+                    client.unsubscribing += if args.len() > 1 { args.len() - 1 } else { held };
+                }
+                self.push_raw(io, lane, bytes);
+            }
         }
     }
 
@@ -618,6 +691,9 @@ impl Worker {
         }
         if names.is_empty() {
             return self.subscribe(io, whom, bytes, args, plan);
+        }
+        if ends && let Some(client) = self.client(whom) {
+            client.unsubscribing += names.len();
         }
         for name in names {
             let node = if self.cluster {
@@ -696,6 +772,7 @@ impl Worker {
             return;
         }
         client.channels.remove(&(kind, name));
+        client.unsubscribing = client.unsubscribing.saturating_sub(1);
         let none = client.channels.is_empty();
         self.push_to(io, whom, bytes);
         if none && left == 0 && self.homeless.iter().all(|(w, _)| *w != whom) {
@@ -996,6 +1073,8 @@ impl Worker {
             std::mem::take(&mut client.subs).into_iter().chain([client.pin]).filter(|l| *l != NONE).collect();
         client.pin = NONE;
         client.channels.clear();
+        client.queued.clear();
+        client.unsubscribing = 0;
         (client.multi, client.watching, client.watch_lost, client.monitor) = (Multi::No, false, false, false);
         (client.proto, client.db, client.bulky) = (2, db, false);
         (client.name, client.replies, client.notified) = (Vec::new(), Replies::On, false);

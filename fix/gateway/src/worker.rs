@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use unslow_reactor::{Closed, Handler, Id, Io, Visitor, now_ns};
-use unslow_resp::{Split, Splitter, write_command, write_header};
+use unslow_resp::{Split, write_command, write_header};
 use unslow_topology::slot_of;
 
 use crate::commands::{Plan, Special, Table};
@@ -197,6 +197,10 @@ impl Worker {
                 client.barrier = false;
                 client.version = self.map.version;
             }
+            if client.bulky && waiting == 0 && client.set != NONE && self.sets[client.set as usize].owner.is_none() {
+                self.own_set(io, whom);
+                continue;
+            }
             if waiting >= self.config.client_pending {
                 self.stall(io, whom, Stall::Some);
                 break;
@@ -309,7 +313,9 @@ impl Worker {
     /// The node that answers for a slot, or any for [`NO_SLOT`].
     #[inline]
     pub fn node_for(&mut self, slot: u16, read: bool, whom: Whom) -> u16 {
-        let master = if slot == NO_SLOT {
+        let owner = if slot == NO_SLOT { NOBODY } else { self.map.slots[usize::from(slot)] };
+        // A slot between two owners: any node knows, or says how it is.
+        let master = if owner == NOBODY {
             let masters = &self.map.masters;
             if masters.is_empty() {
                 return NOBODY;
@@ -320,7 +326,7 @@ impl Worker {
             let mut order = masters[at..].iter().chain(&masters[..at]);
             *order.find(|n| well(n)).unwrap_or(&masters[at])
         } else {
-            self.map.slots[usize::from(slot)]
+            owner
         };
         if !read || master == NOBODY {
             return master;
@@ -555,7 +561,7 @@ impl Worker {
         let Some(client) = self.client(whom) else { return true };
         client.commands += 1;
         let seq = client.begin();
-        client.stream = Some(Box::new(Stream { lane, splitter: Splitter::default(), lost: false }));
+        client.stream = Some(Box::new(Stream { lane, splitter: splitter(), lost: false }));
         let flight = Flight {
             whom,
             seq,
@@ -813,15 +819,18 @@ impl Handler for Worker {
             closing: false,
             version: self.map.version,
             multi: Multi::No,
+            queued: Vec::new(),
             multi_db: None,
             watching: false,
             watch_lost: false,
+            blind: false,
             claim: None,
             selecting: None,
             pin: NONE,
             monitor: false,
             subs: Vec::new(),
             channels: Default::default(),
+            unsubscribing: 0,
             name: Vec::new(),
             library: Vec::new(),
             replies: Replies::On,
@@ -870,6 +879,10 @@ impl Handler for Worker {
         // Half closed: what it asked for is still owed.
         let Some(Party::Client) = self.parties.get(id.index()) else { return false };
         let Some(client) = self.clients[id.index()].as_mut() else { return false };
+        if client.pin != NONE {
+            // It blocks, or is within a transaction: what a server does for it from here on it would do for nobody.
+            return false;
+        }
         let stays =
             !client.pending.is_empty() && client.subs.is_empty() && !client.monitor || client.stall != Stall::No;
         client.half_closed = true;
