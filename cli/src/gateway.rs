@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
-use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Read, Start};
+use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Read, Reread, Start};
 
 use crate::doctor::Reach;
 use crate::output::Output;
@@ -147,7 +147,8 @@ impl GatewayArguments {
         Ok(config)
     }
 
-    pub fn run(self, output: &Output) -> anyhow::Result<u8> {
+    /// Settings that may be served.
+    fn checked(&self) -> anyhow::Result<Config> {
         let config = self.settings()?;
         let target = self.reach.target(&config.target)?;
         let loopback = |a: &String| {
@@ -162,6 +163,13 @@ impl GatewayArguments {
                 "{wide} can be reached from elsewhere, and whoever connects would act with the target's password; let clients log in themselves (--client-auth server), listen on loopback, or say --open"
             );
         }
+        Ok(config)
+    }
+
+    pub fn run(self, output: &Output) -> anyhow::Result<u8> {
+        let config = self.checked()?;
+        let target = self.reach.target(&config.target)?;
+        let options = self.reach.options()?;
         let json = output.json();
         let quiet = output.quiet;
         let log = move |(event, fields): unslow_gateway::Log<'_>| {
@@ -178,8 +186,11 @@ impl GatewayArguments {
                 eprintln!("{at} {event} {}", fields.join(" "));
             }
         };
-        let options = self.reach.options()?;
-        let start = Start { config, target: target.clone(), options, file: self.config.clone(), log: Box::new(log) };
+        let from_file = self.config.is_some();
+        // Flags go on winning over the file.
+        let reread: Option<Reread> =
+            from_file.then(|| Box::new(move || self.checked().map_err(|e| format!("{e:#}"))) as Reread);
+        let start = Start { config, target: target.clone(), options, reread, log: Box::new(log) };
         let gateway = Gateway::start(start)?;
         RUNNING.store(true, Ordering::Release);
         hang_ups()?;
@@ -200,6 +211,9 @@ impl GatewayArguments {
                 }
                 _ => {}
             }
+        }
+        if gateway.broken() {
+            bail!("a part of the gateway ended by itself; what it logged says which");
         }
         Ok(0)
     }

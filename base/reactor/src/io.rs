@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{
@@ -26,7 +26,9 @@ const WAKER: u64 = u64::MAX;
 const ALARM: u64 = u64::MAX - 1;
 /// Set in the epoll data of listeners, beside their number.
 const LISTENER: u64 = 1 << 31;
-/// Timer key of listeners that found no descriptor for who came; high enough to be nobody else's.
+/// A visitor has this long for its TLS handshake.
+const HANDSHAKE: std::time::Duration = std::time::Duration::from_secs(10);
+/// A listener that found no descriptor for who came looks again after this.
 const RETRY: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The event loop of one thread.
@@ -290,6 +292,10 @@ impl Reactor {
                 link.connected = true;
                 link.opened = plain;
             }
+            if !plain {
+                let late = now_ns() + HANDSHAKE.as_nanos() as u64;
+                self.io.push_timer(late, Due::Connect { index: id.index, generation: id.generation });
+            }
             handler.accepted(&mut self.io, id, visitor);
             if plain && self.io.link(id).is_some() {
                 handler.opened(&mut self.io, id);
@@ -322,7 +328,8 @@ impl Reactor {
         // What was left over stands in front of what comes.
         let kept = link.left.len();
         if self.buffer.len() < kept + READ / 2 {
-            self.buffer.resize(kept + READ, 0);
+            // Twice what is there: a long message is not copied anew for every piece of it.
+            self.buffer.resize(2 * kept + READ, 0);
         }
         if kept > 0 {
             self.buffer[..kept].copy_from_slice(&link.left);
@@ -563,6 +570,14 @@ impl Io {
             slot.generation = slot.generation.wrapping_add(1);
             self.free.push(id.index);
         }
+    }
+
+    /// Whether the peer has closed its side, also of a connection that is not read.
+    pub fn hung_up(&mut self, id: Id) -> bool {
+        let Some(link) = self.link(id) else { return true };
+        let mut fds = [PollFd::new(&link.fd, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&at_once)).is_ok_and(|n| n > 0)
     }
 
     /// Calls [`Handler::timer`] with `key` at `at` ([`now_ns`]).

@@ -27,6 +27,9 @@ pub struct Node {
     pub id: String,
     /// `host:port` or `unix:/path`, as it is dialled.
     pub address: String,
+    /// The other address it goes by: its ip where `address` has its name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub alias: Option<String>,
     /// Master, replica, or unknown where it never answered.
     pub role: Role,
     /// Id of the node it follows.
@@ -161,6 +164,11 @@ impl Topology {
         let nodes = view.nodes.iter().filter(usable).map(|n| Node {
             id: n.id.clone(),
             address: address(n),
+            alias: match (&n.hostname, n.address.rsplit_once(':')) {
+                (Some(_), _) if tls => Some(n.address.clone()),
+                (Some(name), Some((_, port))) => Some(format!("{name}:{port}")),
+                _ => None,
+            },
             role: if n.is("master") { Role::Master } else { Role::Replica },
             master: n.master_id.clone(),
             slots: n.slots.clone(),

@@ -40,10 +40,8 @@ impl Worker {
             }
             ["SHOW", "CONFIG"] => {
                 let mut out = Vec::new();
-                bulk(
-                    &mut out,
-                    format!("{:#?}", self.config).replace(&self.config.target, &self.shared.target.url()).as_bytes(),
-                );
+                let shown = crate::config::Config { target: self.shared.target.url(), ..(*self.config).clone() };
+                bulk(&mut out, format!("{shown:#?}").as_bytes());
                 out
             }
             ["PAUSE" | "RESUME"] => {

@@ -162,7 +162,9 @@ pub struct Table {
     long: HashMap<Vec<u8>, u16>,
 }
 
-const BUCKETS: usize = 2048;
+const BUCKETS: usize = 4096;
+/// More than ten times as many as any server has; the buckets never fill.
+const COMMANDS_MAX: usize = 3000;
 
 /// What servers before 7.0 do not say.
 struct Fill {
@@ -298,7 +300,10 @@ impl Table {
             long: HashMap::new(),
         };
         let Value::Array(rows) = reply else { return None };
-        for row in rows.iter().filter(|r| !r.items().is_empty()) {
+        // Servers list them in an order of their own; ours is the same for the same commands.
+        let mut rows: Vec<&Value> = rows.iter().filter(|r| !r.items().is_empty()).take(COMMANDS_MAX).collect();
+        rows.sort_by_key(|r| r.items()[0].text());
+        for row in rows {
             table.add(row, None)?;
         }
         // What the gateway answers itself exists whatever the server knows.
@@ -402,7 +407,7 @@ impl Table {
     fn insert(&mut self, command: Command) -> u16 {
         let number = self.commands.len() as u16;
         let name = command.name.to_ascii_lowercase().into_bytes();
-        match pack(&name) {
+        match pack(&name).filter(|_| usize::from(number) < COMMANDS_MAX) {
             Some(packed) => {
                 let mut at = bucket(packed);
                 while self.packed[at].0 != 0 && self.packed[at].0 != packed {
@@ -490,6 +495,12 @@ impl Table {
         &self.commands[usize::from(number)]
     }
 
+    /// Whether numbers mean the same in another table.
+    pub fn same_numbers(&self, other: &Table) -> bool {
+        self.commands.len() == other.commands.len()
+            && self.commands.iter().zip(&other.commands).all(|(a, b)| a.name == b.name)
+    }
+
     /// How many numbers there are.
     pub fn count(&self) -> usize {
         self.commands.len()
@@ -534,5 +545,5 @@ fn pack(name: &[u8]) -> Option<u128> {
 
 fn bucket(packed: u128) -> usize {
     let folded = (packed as u64 ^ (packed >> 64) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (folded >> 53) as usize % BUCKETS
+    (folded >> 52) as usize % BUCKETS
 }

@@ -142,7 +142,12 @@ impl Default for Config {
 impl Config {
     /// Reads a file's text; the error says line and column.
     pub fn parse(text: &str) -> Result<Config, String> {
-        let config: Config = toml::from_str(text).map_err(|e| e.to_string())?;
+        // The offending line is not repeated: it may hold a password.
+        let place = |e: &toml::de::Error| {
+            let at = e.span().map_or(0, |s| s.start);
+            text.get(..at).map_or(1, |t| t.lines().count().max(1))
+        };
+        let config: Config = toml::from_str(text).map_err(|e| format!("near line {}: {}", place(&e), e.message()))?;
         config.check()?;
         Ok(config)
     }
@@ -163,6 +168,9 @@ impl Config {
         within("connect_ms", self.connect_ms, 10, 600_000)?;
         if self.listen.is_empty() {
             return Err("listen is empty: nobody could connect; write listen = [\"127.0.0.1:6400\"]".into());
+        }
+        if self.facade == Facade::Cluster && !self.handover.is_empty() {
+            return Err("facade = \"cluster\" has ports that cannot be handed over; leave handover empty".into());
         }
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return Err("tls_cert and tls_key belong together: give both or neither".into());

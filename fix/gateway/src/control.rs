@@ -19,14 +19,14 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use unslow_client::{Connection, Options, Target, address_target};
 use unslow_reactor::{Listening, Peer, Reactor, bind, now_ns};
-use unslow_topology::{Change, Info, Topology};
+use unslow_topology::{Change, Health, Info, Topology};
 use unslow_watch::{News, Settings, Watch};
 
 use crate::admin::metrics;
 use crate::commands::Table;
 use crate::config::{Config, Facade};
 use crate::map::Map;
-use crate::shared::{Mailbox, Message, Shared};
+use crate::shared::{Mailbox, Message, Notice, Shared};
 use crate::worker::Worker;
 
 /// Why a gateway does not start, as a sentence.
@@ -53,12 +53,14 @@ pub struct Start {
     pub target: Target,
     /// How to reach servers.
     pub options: Options,
-    /// The file that is read again on reload.
-    pub file: Option<PathBuf>,
+    /// Reads the settings again, for reload: from where they came, flags included.
+    pub reread: Option<Reread>,
     /// Hears what an operator should: reloads, changes, what is denied. One line each, already structured.
     pub log: Box<dyn Fn(Log<'_>) + Send + Sync>,
 }
 
+/// See [`Start::reread`].
+pub type Reread = Box<dyn Fn() -> Result<Config, String> + Send>;
 /// A line for the operator: an event and its fields.
 pub type Log<'a> = (&'a str, &'a [(&'a str, String)]);
 
@@ -106,6 +108,7 @@ impl Gateway {
             workers: (0..threads).map(|_| Mailbox::default()).collect(),
             clients: AtomicU64::new(0),
             numbers: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
             doubter: OnceLock::new(),
             reload: AtomicBool::new(false),
             end: AtomicBool::new(false),
@@ -115,10 +118,10 @@ impl Gateway {
         });
         let _ = shared.doubter.set(watch.doubter());
         // Sockets: from the gateway that runs already, or our own.
-        let mut inherited = Vec::new();
-        if !config.handover.is_empty() {
-            inherited = take_over(&config.handover);
-        }
+        let (inherited, predecessor) = match config.handover.as_str() {
+            "" => (Vec::new(), None),
+            path => take_over(path),
+        };
         let mut addresses = Vec::new();
         let mut listening: Vec<Vec<Arc<Listening>>> = vec![Vec::new(); threads];
         if !inherited.is_empty() {
@@ -151,15 +154,15 @@ impl Gateway {
             workers.push(thread);
         }
         if !config.metrics.is_empty() {
-            http(&config.metrics, shared.clone(), stop.clone())?;
+            http(&config.metrics, shared.clone(), stop.clone(), predecessor.is_some())?;
         }
         let mut control = Control {
             shared: shared.clone(),
             watch,
             news,
             options: start.options,
-            file: start.file,
-            log: start.log,
+            reread: start.reread,
+            log: start.log.into(),
             stop: stop.clone(),
             table_due: None,
             server_tls,
@@ -173,6 +176,10 @@ impl Gateway {
         }
         let control = std::thread::Builder::new().name("gateway-control".into()).spawn(move || control.run());
         let control = Some(control.map_err(|e| failed("the control thread", e))?);
+        // Only now: had anything failed, the old gateway would go on.
+        if let Some(mut predecessor) = predecessor {
+            let _ = predecessor.write_all(b"ready\n");
+        }
         Ok(Gateway { shared, addresses, workers, control, stop })
     }
 
@@ -186,23 +193,14 @@ impl Gateway {
         self.shared.end.store(true, Ordering::Release);
     }
 
-    /// The opposite of UNSLOW PAUSE.
-    pub fn resume(&self) {
-        for worker in 0..self.shared.workers.len() {
-            self.shared.post(worker, Message::Halt(false));
-        }
-    }
-
     /// Whether the last worker has ended.
     pub fn ended(&self) -> bool {
         self.workers.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits for the end after [`Gateway::drain`], or for whatever else ends it.
-    pub fn wait(mut self) {
-        for worker in self.workers.drain(..) {
-            let _ = worker.join();
-        }
+    /// Whether a part of it ended by itself.
+    pub fn broken(&self) -> bool {
+        self.shared.broken.load(Ordering::Acquire)
     }
 
     /// The metrics' text.
@@ -226,7 +224,21 @@ impl Drop for Gateway {
     }
 }
 
+/// Says that a worker has ended, and whether by a panic: the others end then as well, politely.
+struct Ended(Arc<Shared>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.broken.store(true, Ordering::Release);
+            self.0.end.store(true, Ordering::Release);
+        }
+        self.0.drained.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 fn work(number: usize, shared: Arc<Shared>, sockets: Vec<Arc<Listening>>) {
+    let _ended = Ended(shared.clone());
     let ran = Reactor::new().and_then(|mut reactor| {
         let mut worker = Worker::new(number, shared.clone());
         let io = reactor.io();
@@ -240,9 +252,9 @@ fn work(number: usize, shared: Arc<Shared>, sockets: Vec<Arc<Listening>>) {
         reactor.run(&mut worker)
     });
     if ran.is_err() {
+        shared.broken.store(true, Ordering::Release);
         shared.end.store(true, Ordering::Release);
     }
-    shared.drained.fetch_add(1, Ordering::AcqRel);
 }
 
 struct Control {
@@ -250,8 +262,8 @@ struct Control {
     watch: Watch,
     news: Receiver<News>,
     options: Options,
-    file: Option<PathBuf>,
-    log: Box<dyn Fn(Log<'_>) + Send + Sync>,
+    reread: Option<Reread>,
+    log: Arc<dyn Fn(Log<'_>) + Send + Sync>,
     stop: Arc<AtomicBool>,
     /// When the command table is to be looked at again: nodes came or changed, perhaps with another version.
     table_due: Option<Instant>,
@@ -283,7 +295,13 @@ impl Control {
                 Ok(News::Fresh(topology)) => self.remap(topology),
                 Ok(News::Note(text)) => (self.log)(("note", &[("text", text)])),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Disconnected) => {
+                    // Without its watcher a gateway would serve a map that ages.
+                    (self.log)(("watcher", &[("ended", "by itself; letting clients finish".into())]));
+                    self.shared.broken.store(true, Ordering::Release);
+                    self.shared.end.store(true, Ordering::Release);
+                    std::thread::sleep(Duration::from_millis(50));
+                }
             }
             if self.table_due.is_some_and(|at| at <= Instant::now()) {
                 self.table_due = None;
@@ -316,42 +334,55 @@ impl Control {
 
     fn remap(&mut self, topology: Arc<Topology>) {
         let shared = &self.shared;
-        let (last, config) = (shared.map(), shared.config());
-        let map = Map::next(Some(&last), topology, &config, &shared.target, shared.tls.as_ref(), shared.server_name());
-        let version = map.version;
-        *shared.map.lock().expect("no thread panicked") = Arc::new(map);
-        shared.map_version.store(version, Ordering::Release);
+        let config = shared.config();
+        // Numbers may be given out meanwhile: again, until nobody did.
+        loop {
+            let last = shared.map();
+            let map = Map::next(
+                Some(&last),
+                topology.clone(),
+                &config,
+                &shared.target,
+                shared.tls.as_ref(),
+                shared.server_name(),
+            );
+            let mut held = shared.map.lock().expect("no thread panicked");
+            if held.servers.len() == last.servers.len() {
+                let version = map.version;
+                *held = Arc::new(map);
+                shared.map_version.store(version, Ordering::Release);
+                break;
+            }
+        }
         shared.call_all();
         self.open_facade();
     }
 
+    /// On a thread of its own: a node that hangs must not keep a failover waiting.
     fn refresh_table(&mut self) {
-        let config = self.shared.config();
-        match look_at(&self.watch.topology(), &self.shared.target, &self.options, &config) {
+        let (shared, options, log) = (self.shared.clone(), self.options.clone(), self.log.clone());
+        let topology = self.watch.topology();
+        std::thread::spawn(move || match look_at(&topology, &shared.target, &options, &shared.config()) {
             Ok((table, server)) => {
-                let known = self.shared.server.lock().expect("no thread panicked").clone();
+                let known = std::mem::replace(&mut *shared.server.lock().expect("no thread panicked"), server.clone());
                 if known != server {
-                    (self.log)(("server_version", &[("from", known.1), ("to", server.1.clone())]));
+                    log(("server_version", &[("from", known.1), ("to", server.1)]));
                 }
-                *self.shared.server.lock().expect("no thread panicked") = server;
-                *self.shared.table.lock().expect("no thread panicked") = Arc::new(table);
-                self.shared.settings_version.fetch_add(1, Ordering::AcqRel);
-                self.shared.call_all();
+                *shared.table.lock().expect("no thread panicked") = Arc::new(table);
+                shared.settings_version.fetch_add(1, Ordering::AcqRel);
+                shared.call_all();
             }
             // The nodes it asked are not well: after the next change.
-            Err(e) => (self.log)(("command_table", &[("kept", e.to_string())])),
-        }
+            Err(e) => log(("command_table", &[("kept", e.to_string())])),
+        });
     }
 
     fn reload(&mut self) {
-        let Some(file) = &self.file else {
+        let Some(reread) = &self.reread else {
             return (self.log)(("reload", &[("refused", "started without a file; --config FILE gives one".into())]));
         };
-        let read = std::fs::read_to_string(file).map_err(|e| e.to_string()).and_then(|t| Config::parse(&t));
-        match read {
-            Err(why) => {
-                (self.log)(("reload", &[("refused", format!("{}: {why}; the old settings stay", file.display()))]))
-            }
+        match reread() {
+            Err(why) => (self.log)(("reload", &[("refused", format!("{why}; the old settings stay"))])),
             Ok(mut new) => {
                 let old = self.shared.config();
                 let fixed = new.fixed_differences(&old);
@@ -420,17 +451,13 @@ impl Control {
         };
         let ports = self.shared.facade_ports.lock().expect("no thread panicked");
         let (Some(from), Some(to)) = (ports.get(from), ports.get(to)) else { return };
-        let Some(own) = self.addresses.first().and_then(|a| a.parse::<SocketAddr>().ok()) else { return };
         let started =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         self.sequence = self.sequence.max(started) + 1;
         let slots = slots.to_string().replace(' ', ",");
-        let host = own.ip();
-        let mut push = b">3\r\n+SMIGRATED\r\n".to_vec();
-        unslow_resp::write_header(&mut push, b':', self.sequence as usize);
-        push.extend_from_slice(format!("*1\r\n*3\r\n+{host}:{from}\r\n+{host}:{to}\r\n+{slots}\r\n").as_bytes());
+        let notice = Arc::new(Notice { sequence: self.sequence, from: *from, to: *to, slots });
         for worker in 0..self.shared.workers.len() {
-            self.shared.post(worker, Message::Notify(push.clone()));
+            self.shared.post(worker, Message::Notify(notice.clone()));
         }
     }
 
@@ -438,7 +465,12 @@ impl Control {
 
     /// Gives the listening sockets to whoever connects, and ends then.
     fn offer(&self, path: &str) -> Result<(), Error> {
-        let _ = std::fs::remove_file(path);
+        use std::os::unix::fs::FileTypeExt;
+        match std::fs::symlink_metadata(path) {
+            Ok(there) if there.file_type().is_socket() => drop(std::fs::remove_file(path)),
+            Ok(_) => return Err(failed(path, "something that is no socket has this name; give --handover another")),
+            Err(_) => {}
+        }
         let listener = UnixListener::bind(path).map_err(|e| failed(path, e))?;
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
             .map_err(|e| failed(path, e))?;
@@ -451,7 +483,7 @@ impl Control {
                     continue;
                 };
                 let _ = heir.set_nonblocking(false);
-                let _ = heir.set_read_timeout(Some(Duration::from_secs(10)));
+                let _ = heir.set_read_timeout(Some(Duration::from_secs(60)));
                 let fds: Vec<_> = sockets.iter().map(|s| s.fd.as_fd()).collect();
                 let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
                 let mut control = SendAncillaryBuffer::new(&mut space);
@@ -469,9 +501,10 @@ impl Control {
     }
 }
 
-/// The sockets of the gateway that listens at `path`; none when there is none.
-fn take_over(path: &str) -> Vec<OwnedFd> {
-    let Ok(mut stream) = UnixStream::connect(path) else { return Vec::new() };
+/// The sockets of the gateway that listens at `path`, and the connection on which to tell it that we serve; none when
+/// there is none.
+fn take_over(path: &str) -> (Vec<OwnedFd>, Option<UnixStream>) {
+    let Ok(stream) = UnixStream::connect(path) else { return (Vec::new(), None) };
     let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -485,10 +518,8 @@ fn take_over(path: &str) -> Vec<OwnedFd> {
             }
         }
     }
-    if !fds.is_empty() && stream.write_all(b"ready\n").is_err() {
-        return Vec::new();
-    }
-    fds
+    let predecessor = (!fds.is_empty()).then_some(stream);
+    (fds, predecessor)
 }
 
 /// COMMAND and the version of a node that answers.
@@ -501,6 +532,7 @@ fn look_at(
     let mut last = failed(target.address(), "no node answered COMMAND");
     let options = Options { protocol: 2, name: Some("unslow-gateway"), ..options.clone() };
     let mut nodes: Vec<_> = topology.nodes.iter().collect();
+    nodes.retain(|n| n.health == Health::Up);
     nodes.sort_by_key(|n| n.slots.is_empty());
     for node in nodes {
         let Some(at) = address_target(target, &node.address) else { continue };
@@ -587,14 +619,35 @@ fn server_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, Erro
     Ok(Some(Arc::new(builder.with_single_cert(chain, key_der).map_err(|e| failed(cert.display(), e))?)))
 }
 
-/// `/metrics`, `/healthz` (it runs) and `/readyz` (every slot has a node that answers).
-fn http(address: &str, shared: Arc<Shared>, stop: Arc<AtomicBool>) -> Result<(), Error> {
-    let listener = TcpListener::bind(address).map_err(|e| failed(format!("metrics at {address}"), e))?;
-    listener.set_nonblocking(true).map_err(|e| failed(address, e))?;
+/// `/metrics`, `/healthz` (it runs) and `/readyz` (every slot has a node that answers). Of an heir the port is free only when
+/// its predecessor has ended.
+fn http(address: &str, shared: Arc<Shared>, stop: Arc<AtomicBool>, heir: bool) -> Result<(), Error> {
+    const AT_ONCE_MAX: usize = 16;
+    let mut listener = TcpListener::bind(address).ok();
+    if listener.is_none() && !heir {
+        TcpListener::bind(address).map_err(|e| failed(format!("metrics at {address}"), e))?;
+    }
+    let address = address.to_string();
+    let open = Arc::new(AtomicUsize::new(0));
     std::thread::spawn(move || {
         while !stop.load(Ordering::Acquire) && shared.drained.load(Ordering::Acquire) < shared.workers.len() {
-            match listener.accept() {
-                Ok((stream, _)) => drop(serve(stream, &shared)),
+            let Some(ready) = &listener else {
+                listener = TcpListener::bind(&address).ok();
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            };
+            let _ = ready.set_nonblocking(true);
+            match ready.accept() {
+                // One that dawdles keeps no other waiting, and many are not let in.
+                Ok((stream, _)) if open.load(Ordering::Acquire) < AT_ONCE_MAX => {
+                    open.fetch_add(1, Ordering::AcqRel);
+                    let (shared, open) = (shared.clone(), open.clone());
+                    std::thread::spawn(move || {
+                        let _ = serve(stream, &shared);
+                        open.fetch_sub(1, Ordering::AcqRel);
+                    });
+                }
+                Ok(_) => {}
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
         }
@@ -611,7 +664,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     let path = line.split(' ').nth(1).unwrap_or("");
     let map = shared.map();
     let ready = map.topology.masters().next().is_some()
-        && map.topology.masters().all(|n| n.health == unslow_topology::Health::Up)
+        && map.topology.masters().all(|n| n.health == Health::Up)
         && !map.slots.contains(&crate::map::NOBODY)
         && !shared.end.load(Ordering::Acquire);
     let (status, kind, body) = match path {

@@ -15,14 +15,14 @@ pub enum Whole {
     Join(Join),
     /// MGET: for each key the part it was asked in.
     Values(Vec<u16>),
-    /// SCAN on this node.
-    Scan(u16),
+    /// SCAN on this node, which has this place in the order.
+    Scan(u16, u16),
 }
 
 /// An answer in the making.
 pub struct Gather {
-    whom: Whom,
-    seq: u32,
+    pub whom: Whom,
+    pub seq: u32,
     whole: Whole,
     parts: Vec<Vec<u8>>,
     left: usize,
@@ -98,11 +98,10 @@ impl Worker {
         let Some(cursor) = cursor else {
             return self.send(io, whom, bytes, plan, NO_SLOT, Kind::Reply);
         };
-        let mut masters = self.map.masters.clone();
-        masters.sort_unstable();
+        let places = self.places();
         let (mut at, mut node) = (cursor >> NODE_BITS, (cursor & (1 << NODE_BITS) - 1) as u16);
         if cursor == 0 {
-            let Some(first) = masters.first() else {
+            let Some(first) = places.first() else {
                 let answer = self.nobody(NO_SLOT);
                 self.say(io, whom, answer.as_bytes());
                 return true;
@@ -113,17 +112,24 @@ impl Worker {
             self.say(io, whom, b"-ERR invalid cursor\r\n");
             return true;
         }
-        if !masters.contains(&node) {
-            // Another node does its work now. Cursors are a server's own: its part begins anew, some keys come twice.
-            let heir = self.map.heir[usize::from(node)];
-            (at, node) = if masters.contains(&heir) { (0, heir) } else { (0, *masters.first().unwrap_or(&node)) };
+        // Cursors are a server's own: where another one does the work of the one that was asked, its part begins anew, and
+        // some keys come twice.
+        let asked = self.map.heir[usize::from(node)];
+        let place = places.iter().copied().find(|p| self.map.heir[usize::from(*p)] == asked);
+        if asked != node {
+            at = 0;
         }
+        let Some(place) = place else {
+            self.say(io, whom, b"-ERR invalid cursor\r\n");
+            return true;
+        };
+        node = asked;
         let at = at.to_string();
         let mut words = vec![arg(0), at.as_bytes()];
         words.extend((2..args.len()).map(arg));
         let mut command = Vec::new();
         write_command(&mut command, &words);
-        self.gather(io, whom, plan, Whole::Scan(node), vec![(NO_SLOT, node, command)])
+        self.gather(io, whom, plan, Whole::Scan(node, place), vec![(NO_SLOT, node, command)])
     }
 
     /// `commands`: slot, node where there is no slot, bytes.
@@ -145,7 +151,9 @@ impl Worker {
                 self.say(io, whom, answer.as_bytes());
                 return true;
             }
-            let lane = self.lane_of(set, node);
+            // A script that is to be killed keeps the connection of its own busy.
+            let kills = self.table.get(plan.number).name.ends_with("|KILL");
+            let lane = if kills { self.take_lane(set, node, whom) } else { self.lane_of(set, node) };
             if self.lanes[lane as usize].journal.len() > self.config.hold_bytes {
                 self.stall(io, whom, Stall::Room);
                 return false;
@@ -165,7 +173,7 @@ impl Worker {
         let number = self.gather_number;
         let count = commands.len();
         self.gathers.insert(number, Gather { whom, seq, whole, parts: vec![Vec::new(); count], left: count });
-        for (part, ((slot, _, bytes), lane)) in commands.into_iter().zip(lanes).enumerate() {
+        for (part, ((slot, node, bytes), lane)) in commands.into_iter().zip(lanes).enumerate() {
             let flight = Flight {
                 whom,
                 seq: number,
@@ -173,6 +181,7 @@ impl Worker {
                 at: self.now,
                 command: plan.number,
                 slot,
+                node,
                 part: part as u16,
                 kind: Kind::Gather,
                 tries: 0,
@@ -197,13 +206,22 @@ impl Worker {
         let answer = match &gather.whole {
             Whole::Join(join) => joined(*join, &gather.parts),
             Whole::Values(order) => values(order, &gather.parts),
-            Whole::Scan(node) => self.scanned(*node, &gather.parts[0]),
+            Whole::Scan(node, place) => self.scanned(*node, *place, &gather.parts[0]),
         };
         self.answer(io, gather.whom, gather.seq, &answer, true);
     }
 
+    /// The order in which masters are scanned: each by the smallest number of all whose work it does, so that a failover
+    /// changes nobody's place.
+    fn places(&self) -> Vec<u16> {
+        let first = |master: &u16| (0..).zip(&self.map.heir).find(|(_, heir)| *heir == master).map(|(n, _)| n);
+        let mut places: Vec<u16> = self.map.masters.iter().filter_map(first).collect();
+        places.sort_unstable();
+        places
+    }
+
     /// The reply of one node's SCAN, its cursor made one of ours.
-    fn scanned(&self, node: u16, reply: &[u8]) -> Vec<u8> {
+    fn scanned(&self, node: u16, place: u16, reply: &[u8]) -> Vec<u8> {
         let frame = Frame::new(reply);
         let mut items = frame.items();
         let cursor = items.next().and_then(|c| std::str::from_utf8(c.text()).ok()?.parse::<u64>().ok());
@@ -211,10 +229,9 @@ impl Worker {
         if cursor >> (64 - NODE_BITS) != 0 {
             return b"-ERR unslow: this server's cursor leaves no room for the node; scan it directly\r\n".to_vec();
         }
-        let mut masters = self.map.masters.clone();
-        masters.sort_unstable();
         let next = match cursor {
-            0 => masters.iter().find(|n| **n > node).map_or(0, |n| u64::from(*n)),
+            // The number of a place is never 0 but for the first, to which nobody goes on.
+            0 => self.places().into_iter().find(|p| *p > place).map_or(0, u64::from),
             c => c << NODE_BITS | u64::from(node),
         };
         // `*2`, the old cursor, and everything behind it as it is.

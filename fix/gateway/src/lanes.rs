@@ -101,7 +101,8 @@ impl Worker {
             first: 0,
             part: Vec::new(),
             forwarded: 0,
-            silent_confirmations: 0,
+            used: false,
+            dialled_at: 0,
             server_number: None,
             failures: 0,
             down_since: None,
@@ -133,7 +134,8 @@ impl Worker {
             }
             None => self.new_lane(if setup { set } else { plain }, node, Some(owner)),
         };
-        self.lanes[lane as usize].pooled = !setup;
+        let l = &mut self.lanes[lane as usize];
+        (l.pooled, l.dirty, l.used) = (true, setup, false);
         lane
     }
 
@@ -205,18 +207,29 @@ impl Worker {
         if l.free || at > now {
             return;
         }
-        let server = &self.map.servers[usize::from(l.node)];
+        let Some(server) = self.map.servers.get(usize::from(l.node)) else { return };
         let dialled = match &server.peer {
             Some(peer) => io.connect(peer, server.tls.as_ref(), now_ns() + self.config.connect_ms * MS),
             None => Err(std::io::Error::other("its name does not resolve")),
         };
         match dialled {
             Ok(id) => {
-                self.lanes[lane as usize].connection = Some(id);
-                self.lanes[lane as usize].state = State::Opening;
+                let l = &mut self.lanes[lane as usize];
+                (l.connection, l.state, l.dialled_at) = (Some(id), State::Opening, now);
                 self.lane_party(id, lane);
             }
-            Err(_) => self.lane_failed(lane),
+            Err(_) => {
+                self.lane_failed(lane);
+                self.rehome(io, lane);
+            }
+        }
+    }
+
+    /// Subscriptions on a lane that does not open go elsewhere.
+    fn rehome(&mut self, io: &mut Io, lane: u32) {
+        let l = &self.lanes[lane as usize];
+        if let (true, Some(owner)) = (l.raw, l.owner) {
+            self.lost_own_lane(io, lane, owner);
         }
     }
 
@@ -389,8 +402,8 @@ impl Worker {
         let Some(what) = l.greeting.pop_front() else { return };
         let refused = bytes.first() == Some(&b'-');
         // An AUTH to a server without passwords is no reason to stay away.
-        let needless = what == Greeting::Auth
-            && bytes.windows(24).any(|w| w == b"without any password con" || w == b"no password is set. Did");
+        let says = |words: &[u8]| bytes.windows(words.len()).any(|w| w == words);
+        let needless = what == Greeting::Auth && (says(b"without any password") || says(b"no password is set"));
         if what == Greeting::Hello && !refused {
             l.server_number = hello_number(bytes);
         }
@@ -411,9 +424,18 @@ impl Worker {
                 let all: Vec<Flight> = l.flights.drain(..).collect();
                 l.journal.clear();
                 (l.sent, l.sent_bytes) = (0, 0);
+                let (owner, pooled, raw) = (l.owner, l.pooled, l.raw);
                 for flight in all {
                     self.stats.error("server_refused");
                     self.fail_flight(io, &flight, bytes);
+                }
+                if let (Some(owner), true) = (owner, pooled) {
+                    if raw {
+                        // Its subscriptions would be refused anywhere.
+                        self.push_to(io, owner, bytes);
+                        self.close_when_answered(io, owner);
+                    }
+                    self.lost_own_lane(io, lane, owner);
                 }
             }
             return;
@@ -431,7 +453,8 @@ impl Worker {
         l.sent -= 1;
         l.sent_bytes -= flight.len as usize;
         l.forwarded = 0;
-        if first == b'-' && flight.kind != Kind::Swallow && self.redirected(io, lane, &flight, bytes) {
+        let fresh = !std::mem::replace(&mut l.used, true);
+        if first == b'-' && flight.kind != Kind::Swallow && self.redirected(io, lane, &flight, bytes, fresh) {
             return;
         }
         let l = &mut self.lanes[lane as usize];
@@ -446,7 +469,13 @@ impl Worker {
         match flight.kind {
             Kind::Reply => self.answer(io, flight.whom, flight.seq, bytes, true),
             Kind::Swallow => {}
-            Kind::Gather => self.gathered(io, flight.seq, flight.part, bytes),
+            Kind::Gather => {
+                self.gathered(io, flight.seq, flight.part, bytes);
+                if self.lanes[lane as usize].pooled && self.lanes[lane as usize].owner.is_some() {
+                    self.return_lane(io, lane);
+                }
+            }
+            Kind::Setup => self.set_up(io, &flight, bytes),
             Kind::Block => {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
                 self.unpin(io, flight.whom, lane);
@@ -462,7 +491,7 @@ impl Worker {
 
     /// Errors that are for the gateway and not for the client. True when the command goes on elsewhere; its bytes are then
     /// taken out of the journal.
-    fn redirected(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8]) -> bool {
+    fn redirected(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8], fresh: bool) -> bool {
         let word = bytes[1..].split(|&b| b == b' ' || b == b'\r').next().unwrap_or(b"");
         let l = &self.lanes[lane as usize];
         let (node, pinned) = (l.node, l.pooled && l.owner.is_some());
@@ -505,7 +534,13 @@ impl Worker {
                     self.stats.asked += 1;
                 }
                 if flight.tries >= REDIRECTS_MAX && late || flight.len == 0 || pinned {
-                    return pinned && self.pinned_moved(io, lane, flight, to);
+                    if flight.len == 0 && !pinned && matches!(flight.kind, Kind::Reply) {
+                        let text =
+                            b"-TRYAGAIN unslow: the slot moved while a long value was on its way; send it again\r\n";
+                        self.answer(io, flight.whom, flight.seq, text, true);
+                        return true;
+                    }
+                    return pinned && self.pinned_moved(io, lane, flight, to, fresh, word == b"ASK");
                 }
                 Some((if flight.tries > 3 { 5 * MS } else { 0 }, (word == b"ASK").then_some(to)))
             }
@@ -524,7 +559,7 @@ impl Worker {
                 self.banned[usize::from(node)] = self.now + 1000 * MS;
                 Some((if replica { 0 } else { 20 * MS }, None))
             }
-            b"UNBLOCKED" if flight.kind == Kind::Block => {
+            b"UNBLOCKED" if flight.kind == Kind::Block && bytes.windows(22).any(|w| w == b"instance state changed") => {
                 self.shared.doubt();
                 return self.blocked_elsewhere(io, lane, flight);
             }
@@ -533,8 +568,12 @@ impl Worker {
         let Some((pause, asking)) = again else { return false };
         // Behind one that waits, others of the same client may have run already: its error is the answer then, as it would be
         // without a gateway. (MOVED is different: whoever says it says it to all that follow.)
-        let follows = |f: &Flight| f.whom == flight.whom && (f.slot == flight.slot || f.slot == NO_SLOT);
-        let followed = self.lanes[lane as usize].flights.iter().any(follows);
+        let seq =
+            if flight.kind == Kind::Gather { self.gathers.get(&flight.seq).map(|g| g.seq) } else { Some(flight.seq) };
+        let followed = match (seq, self.client(flight.whom)) {
+            (Some(seq), Some(client)) => seq.wrapping_sub(client.base) as usize + 1 < client.pending.len(),
+            _ => true,
+        };
         let pause = match moved_to {
             Some(_) if followed => 0,
             None if followed && pause > 0 => return false,
@@ -566,19 +605,21 @@ impl Worker {
         true
     }
 
-    /// The number of the node at an address, which may be new to us.
+    /// The number of the node at an address, which may be new to us; numbers are given out in one place for all threads.
     pub fn node_at(&mut self, address: &str) -> u16 {
-        if let Some(at) = self.map.servers.iter().position(|s| s.address == address) {
+        let known = |s: &map::Server| s.address == address || s.alias.as_deref() == Some(address);
+        if let Some(at) = self.map.servers.iter().position(known) {
             return at as u16;
         }
-        let server = map::server(address, &self.shared.target, self.shared.tls.as_ref(), self.shared.server_name());
-        let map: &mut Map = Arc::make_mut(&mut self.map);
-        map.servers.push(server);
-        map.readers.push(Vec::new());
-        map.heir.push(map.servers.len() as u16 - 1);
-        self.banned.push(0);
-        self.shared.heard_of(address);
-        self.map.servers.len() as u16 - 1
+        let shared = self.shared.number_of(address);
+        let own: &mut Map = Arc::make_mut(&mut self.map);
+        for number in own.servers.len()..=usize::from(shared.1) {
+            own.servers.push(shared.0.servers[number].clone());
+            own.readers.push(Vec::new());
+            own.heir.push(number as u16);
+        }
+        self.banned.resize(own.servers.len(), 0);
+        shared.1
     }
 
     pub fn later(&mut self, again: Again, pause: u64) {
@@ -602,7 +643,18 @@ impl Worker {
         if set == NONE {
             return;
         }
-        let node = asking.unwrap_or_else(|| self.node_for(flight.slot, flight.read, flight.whom));
+        let bound = flight.slot == NO_SLOT && flight.node != map::NOBODY;
+        let node = match asking {
+            Some(node) => node,
+            None if bound => self.map.heir.get(usize::from(flight.node)).copied().unwrap_or(flight.node),
+            None => self.node_for(flight.slot, flight.read, flight.whom),
+        };
+        if bound && node != flight.node && self.is_scan(flight.command) {
+            // Its cursor means nothing to another server.
+            let text =
+                b"-ERR unslow: the node that was being scanned was replaced; the same cursor begins its part anew\r\n";
+            return self.fail_flight(io, &flight, text);
+        }
         if node == map::NOBODY {
             if self.now > flight.at + self.config.hold_ms * MS {
                 let answer = self.nobody(flight.slot);
@@ -612,7 +664,10 @@ impl Worker {
             }
             return;
         }
-        let lane = self.lane_of(set, node);
+        let lane = match flight.kind {
+            Kind::Block => self.dedicate(flight.whom, node),
+            _ => self.lane_of(set, node),
+        };
         if asking.is_some() {
             let mut ask = Vec::new();
             write_command(&mut ask, &["ASKING"]);
@@ -634,8 +689,19 @@ impl Worker {
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
-            Kind::Reply | Kind::Block | Kind::Auth => self.answer(io, flight.whom, flight.seq, bytes, true),
+            Kind::Auth => {
+                if let Some(client) = self.client(flight.whom) {
+                    (client.claim, client.selecting) = (None, None);
+                }
+                self.answer(io, flight.whom, flight.seq, bytes, true);
+            }
+            Kind::Setup => self.set_up(io, flight, bytes),
+            Kind::Reply | Kind::Block => self.answer(io, flight.whom, flight.seq, bytes, true),
         }
+    }
+
+    fn is_scan(&self, command: u16) -> bool {
+        self.table.get(command).special == Some(crate::commands::Special::Scan)
     }
 
     // What breaks.
@@ -654,6 +720,7 @@ impl Worker {
             if was == State::Greeting || self.lanes[lane as usize].owner.is_some() {
                 self.shared.doubt();
             }
+            self.rehome(io, lane);
             return;
         }
         self.shared.doubt();
@@ -689,15 +756,20 @@ impl Worker {
             at += flight.len as usize;
             // A command that was cut is no command: servers run whole ones only.
             let ran_perhaps = at <= seen && flight.kind != Kind::Swallow;
-            let half_told = i == 0 && midway;
-            if half_told
-                && self.lanes[lane as usize].forwarded == 0
-                && flight.kind == Kind::Reply
-                && self.told_in_part(flight.whom, flight.seq)
-            {
+            let half_told = i == 0 && midway && matches!(flight.kind, Kind::Reply | Kind::Block);
+            if half_told && self.told_in_part(flight.whom, flight.seq) {
                 // Half of the answer is with the client: there is no way to end it well.
                 self.drop_client(io, flight.whom);
-            } else if flight.kind == Kind::Swallow {
+                continue;
+            }
+            if half_told && let Some(client) = self.client(flight.whom) {
+                let at = flight.seq.wrapping_sub(client.base) as usize;
+                if let Some(pending) = client.pending.get_mut(at) {
+                    client.parked -= pending.bytes.len();
+                    pending.bytes.clear();
+                }
+            }
+            if flight.kind == Kind::Swallow {
             } else if flight.len > 0 && !pinned && flight.kind != Kind::Auth && (flight.repeatable || !ran_perhaps) {
                 self.stats.again += 1;
                 let tries = flight.tries.saturating_add(1);
@@ -759,6 +831,35 @@ impl Worker {
                 continue;
             }
             let l = &mut self.lanes[lane as usize];
+            if raw && l.state != State::Ready && (ill || !self.map.servers[node].owns) {
+                self.rehome(io, lane);
+                continue;
+            }
+            if !raw
+                && l.pooled
+                && l.owner.is_some()
+                && l.sent == 0
+                && !l.used
+                && !l.flights.is_empty()
+                && l.state != State::Ready
+            {
+                // A dedicated lane on which nothing was said yet can be one to somebody else.
+                let first = l.flights.iter().find(|f| f.slot != NO_SLOT).map(|f| (f.slot, f.whom));
+                let to = first.map_or(map::NOBODY, |(slot, whom)| self.node_for(slot, false, whom));
+                if to != map::NOBODY && usize::from(to) != node {
+                    if let Some(id) = self.lanes[lane as usize].connection.take() {
+                        io.close(id);
+                        self.parties[id.index()] = crate::worker::Party::Nobody;
+                    }
+                    let held = self.map.servers[usize::from(to)].health != Health::Up;
+                    let l = &mut self.lanes[lane as usize];
+                    (l.node, l.state, l.held, l.failures, l.down_since) = (to, State::Closed(self.now), held, 0, None);
+                    l.greeting.clear();
+                    self.dial_if_needed(io, lane);
+                }
+                continue;
+            }
+            let l = &mut self.lanes[lane as usize];
             if !raw && !(l.pooled && l.owner.is_some()) && l.sent < l.flights.len() {
                 let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
                 let bytes = l.journal.all()[l.sent_bytes..].to_vec();
@@ -779,10 +880,11 @@ impl Worker {
                 let mut at = 0;
                 for flight in l.flights.iter_mut() {
                     let end = at + flight.len as usize;
-                    let readers =
-                        self.map.slots.get(usize::from(flight.slot)).map(|m| &self.map.readers[usize::from(*m)]);
+                    let owner = self.map.slots.get(usize::from(flight.slot));
+                    let readers = owner.and_then(|m| self.map.readers.get(usize::from(*m)));
                     let other = readers.is_some_and(|r| r.iter().any(|n| usize::from(*n) != node));
                     if flight.read
+                        && flight.len > 0
                         && other
                         && matches!(flight.kind, Kind::Reply | Kind::Gather)
                         && !l.pooled
@@ -814,6 +916,16 @@ impl Worker {
             if l.free {
                 continue;
             }
+            if l.state == State::Greeting && self.now > l.dialled_at + 2 * self.config.connect_ms * MS {
+                // It takes connections and says nothing.
+                if let Some(id) = self.lanes[lane as usize].connection.take() {
+                    io.close(id);
+                    self.parties[id.index()] = crate::worker::Party::Nobody;
+                }
+                self.lane_failed(lane);
+                self.rehome(io, lane);
+            }
+            let l = &self.lanes[lane as usize];
             let unwritten = l.flights.len() > l.sent;
             let subscribing = l.raw && l.journal.len() > 0 && l.state != State::Ready;
             if unwritten || subscribing {
@@ -837,15 +949,18 @@ impl Worker {
         let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
         let bytes = l.journal.all()[l.sent_bytes..].to_vec();
         l.journal.truncate(l.sent_bytes);
+        let (l_owner, l_pooled) = (l.owner, l.pooled);
         let address = self.map.servers[usize::from(l.node)].address.clone();
         let text = format!(
             "-ERR unslow: {address} took no commands for {} ms and nobody took its place; this one was not sent\r\n",
             self.config.hold_ms
         );
+        // What follows on a dedicated lane belongs to what is given up.
+        let owner = l_owner.filter(|_| l_pooled);
         let mut at = 0;
         for flight in flights {
             let end = at + flight.len as usize;
-            if self.now > flight.at + hold {
+            if self.now > flight.at + hold || owner.is_some() {
                 self.stats.error("held_too_long");
                 self.fail_flight(io, &flight, text.as_bytes());
             } else {
@@ -855,6 +970,9 @@ impl Worker {
             }
             at = end;
         }
+        if let Some(owner) = owner {
+            self.lost_own_lane(io, lane, owner);
+        }
     }
 
     // Clients that do not read.
@@ -862,17 +980,23 @@ impl Worker {
     /// A long reply comes faster than its client takes it: the server is read more slowly for a while.
     fn clogged(&mut self, io: &mut Io, lane: u32, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
-        let id = client.id;
+        let (id, slow) = (client.id, client.slow);
         if io.unsent(id) <= CLOG {
             return;
         }
         io.flush(id);
         let unsent = io.unsent(id);
         if unsent <= CLOG {
+            if let Some(client) = self.client(whom) {
+                client.slow = false;
+            }
             return;
         }
         if unsent > self.config.client_output_bytes {
             return self.close_slow(io, whom);
+        }
+        if slow && self.lanes[lane as usize].owner.is_none() {
+            return;
         }
         if self.clogs.iter().all(|c| c.lane != lane)
             && let Some(connection) = self.lanes[lane as usize].connection
@@ -892,6 +1016,9 @@ impl Worker {
             }
             // On a lane of its own a client may take its time; on a shared one others wait.
             let stuck = !own && self.now > clog.since + CLOG_PATIENCE;
+            if stuck && let Some(client) = self.client(clog.whom) {
+                client.slow = true;
+            }
             if unsent > CLOG / 2 && !stuck {
                 self.clogs.push(clog);
             } else if let Some(connection) = self.lanes[clog.lane as usize].connection {

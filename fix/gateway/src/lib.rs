@@ -27,7 +27,7 @@ mod stats;
 mod worker;
 
 pub use config::{ClientAuth, Config, Facade, Read};
-pub use control::{Error, Gateway, Log, Start};
+pub use control::{Error, Gateway, Log, Reread, Start};
 
 /// For fuzzing: a client's bytes, as far as they are whole commands.
 pub fn parse_requests(bytes: &[u8]) -> usize {

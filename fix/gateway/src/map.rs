@@ -19,8 +19,12 @@ pub const NOBODY: u16 = u16::MAX;
 pub struct Server {
     /// `host:port`.
     pub address: String,
+    /// The address it has beside its name; redirects may use either.
+    pub alias: Option<String>,
     /// Where to dial; `None` while its name does not resolve.
     pub peer: Option<Peer>,
+    /// By a name, not an address.
+    pub named: bool,
     pub tls: Option<Tls>,
     pub role: Role,
     pub health: Health,
@@ -67,13 +71,22 @@ impl Map {
         for node in &topology.nodes {
             let number = match servers.iter().position(|s| s.address == node.address) {
                 Some(number) => number,
+                None if let Some(known) =
+                    node.alias.as_ref().and_then(|a| servers.iter().position(|s| s.address == *a)) =>
+                {
+                    // A redirect named it first, by the other of its two names.
+                    servers[known].address = node.address.clone();
+                    known
+                }
                 None => {
                     servers.push(server(&node.address, target, tls, server_name));
                     servers.len() - 1
                 }
             };
             let server = &mut servers[number];
-            if server.peer.is_none() {
+            server.alias.clone_from(&node.alias);
+            // A name may stand for another address by now, if nobody answers at the old one.
+            if server.peer.is_none() || node.health != Health::Up && server.named {
                 server.peer = peer(&node.address, target);
             }
             server.role = node.role;
@@ -105,7 +118,7 @@ impl Map {
             let fresh = |n: &&unslow_topology::Node| {
                 n.health == Health::Up
                     && n.in_sync
-                    && config.max_lag_bytes.is_none_or(|most| n.lag_bytes.is_none_or(|lag| lag <= most))
+                    && config.max_lag_bytes.is_none_or(|most| n.lag_bytes.is_some_and(|lag| lag <= most))
             };
             let replicas = topology.replicas_of(&node.id).filter(fresh).map(|n| number_of[n.id.as_str()]);
             let mut all: Vec<u16> = replicas.collect();
@@ -154,7 +167,9 @@ pub fn server(
     let tls = tls.and_then(|config| Some(Tls { config: config.clone(), name: name?.try_into().ok()? }));
     Server {
         address: address.to_string(),
+        alias: None,
         peer: peer(address, target),
+        named: host(address).is_some_and(|h| h.parse::<std::net::IpAddr>().is_err()),
         tls,
         role: Role::Unknown,
         health: Health::Up,

@@ -1,6 +1,6 @@
 //! What a worker remembers of a client, of a connection to a server, and of a command between the two.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use unslow_reactor::Id;
@@ -75,6 +75,16 @@ pub struct Stream {
     pub lost: bool,
 }
 
+/// Where a subscription is.
+#[derive(Clone, Copy, Debug)]
+pub struct Subscription {
+    pub lane: u32,
+    /// The server has confirmed it.
+    pub confirmed: bool,
+    /// The client need not hear of that: it was made anew for it.
+    pub silent: bool,
+}
+
 /// A pub/sub subscription: b's' shard channel, b'c' channel, b'p' pattern, and the name.
 pub type Channel = (u8, Vec<u8>);
 
@@ -126,7 +136,9 @@ pub struct Client {
     pub monitor: bool,
     /// Lanes of subscriptions.
     pub subs: Vec<u32>,
-    pub channels: BTreeSet<Channel>,
+    pub channels: BTreeMap<Channel, Subscription>,
+    /// Confirmations of subscribing that the client is to get.
+    pub subscribing: usize,
     /// Confirmations of unsubscribing that are to come.
     pub unsubscribing: usize,
     pub name: Vec<u8>,
@@ -134,6 +146,14 @@ pub struct Client {
     pub replies: Replies,
     /// Got or sent something large: has connections of its own from then on.
     pub bulky: bool,
+    /// It left a server waiting for too long: no more patience until it has caught up.
+    pub slow: bool,
+    /// Bytes of answers before their turn.
+    pub parked: usize,
+    /// A setting of its own connections, while the server judges.
+    pub claimed_setup: Vec<u8>,
+    /// CLIENT TRACKING is on: what it has cached it may have to forget.
+    pub tracking: bool,
     pub stream: Option<Box<Stream>>,
     /// Node of its last command, for WAIT.
     pub last_node: u16,
@@ -184,6 +204,8 @@ pub enum Kind {
     Auth,
     /// One of several: `seq` is the number of the [`Gather`](crate::gather::Gather).
     Gather,
+    /// The client; a setting of its own connections if it is good.
+    Setup,
     /// Nobody.
     Swallow,
 }
@@ -199,6 +221,8 @@ pub struct Flight {
     pub at: u64,
     pub command: u16,
     pub slot: u16,
+    /// Where it has to go when it has no slot; NOBODY for anywhere.
+    pub node: u16,
     pub part: u16,
     pub kind: Kind,
     pub tries: u8,
@@ -259,8 +283,9 @@ pub struct Lane {
     pub part: Vec<u8>,
     /// How much of it was forwarded.
     pub forwarded: usize,
-    /// Confirmations of subscriptions made anew, which the client need not hear.
-    pub silent_confirmations: usize,
+    /// Something was answered on it since it was taken.
+    pub used: bool,
+    pub dialled_at: u64,
     /// The server's CLIENT ID of it.
     pub server_number: Option<u64>,
     pub failures: u32,

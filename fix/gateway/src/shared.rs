@@ -10,7 +10,7 @@ use unslow_watch::Doubter;
 
 use crate::commands::Table;
 use crate::config::Config;
-use crate::map::Map;
+use crate::map::{Map, Server};
 use crate::session::{Identity, Whom};
 use crate::stats::Stats;
 
@@ -26,8 +26,16 @@ pub enum Message {
     /// CLIENT KILL ID.
     Kill(u64),
     Listen(Arc<Listening>),
-    /// A push for everyone who wants maintenance notifications.
-    Notify(Vec<u8>),
+    /// For everyone who wants maintenance notifications.
+    Notify(Arc<Notice>),
+}
+
+/// Slots that moved, by the ports of the facade.
+pub struct Notice {
+    pub sequence: u64,
+    pub from: u16,
+    pub to: u16,
+    pub slots: String,
 }
 
 /// What every worker has to say a part of.
@@ -65,6 +73,8 @@ pub struct Shared {
     pub workers: Vec<Mailbox>,
     pub clients: AtomicU64,
     pub numbers: AtomicU64,
+    /// A worker ended by a panic.
+    pub broken: AtomicBool,
     pub doubter: OnceLock<Doubter>,
     /// Someone asked for the settings to be read again, or for the end.
     pub reload: AtomicBool,
@@ -118,9 +128,21 @@ impl Shared {
         }
     }
 
-    /// A redirect named a node nobody knows.
-    pub fn heard_of(&self, _address: &str) {
+    /// The number of a node at an address that a redirect named, and the map that has it.
+    pub fn number_of(&self, address: &str) -> (Arc<Map>, u16) {
         self.doubt();
+        let mut map = self.map.lock().expect("no thread panicked");
+        let known = |s: &Server| s.address == address || s.alias.as_deref() == Some(address);
+        if let Some(at) = map.servers.iter().position(known) {
+            return (map.clone(), at as u16);
+        }
+        let new = crate::map::server(address, &self.target, self.tls.as_ref(), self.server_name());
+        let number = map.servers.len() as u16;
+        let next = Arc::make_mut(&mut map);
+        next.servers.push(new);
+        next.readers.push(Vec::new());
+        next.heir.push(number);
+        (map.clone(), number)
     }
 
     pub fn post(&self, worker: usize, message: Message) {

@@ -3,7 +3,7 @@
 
 use unslow_reactor::Io;
 use unslow_resp::{Frame, write_command, write_header};
-use unslow_topology::slot_of;
+use unslow_topology::{Health, slot_of};
 
 use crate::commands::{Plan, Special, Spread, UNKNOWN};
 use crate::config::{ClientAuth, Facade};
@@ -13,6 +13,8 @@ use crate::session::*;
 use crate::shared::{Message, What};
 use crate::worker::{Worker, bulk, error, is};
 
+/// Bytes of subscriptions that a server has not been told yet.
+const UNSENT_SUBSCRIPTIONS_MAX: usize = 1 << 20;
 /// Commands without a key that wait in a transaction for one that has one.
 const QUEUED_MAX: usize = 1024;
 /// Commands for the operator of a server that mean no harm on any node of a cluster.
@@ -139,6 +141,13 @@ impl Worker {
                     return true;
                 }
                 let Some(client) = self.client(whom) else { return true };
+                if client.watch_lost && client.pin != NONE {
+                    // Something it watched was lost: what it watches since does not make up for it.
+                    let pin = std::mem::replace(&mut client.pin, NONE);
+                    client.watching = false;
+                    self.close_lane(io, pin);
+                }
+                let Some(client) = self.client(whom) else { return true };
                 if client.pin == NONE {
                     client.multi = if client.watch_lost { Multi::Lost } else { Multi::Said };
                     self.say(io, whom, b"+OK\r\n");
@@ -170,6 +179,11 @@ impl Worker {
                 let Some(client) = self.client(whom) else { return true };
                 let node = client.last_node;
                 let node = if node == NOBODY { self.node_for(NO_SLOT, false, whom) } else { node };
+                if node == NOBODY {
+                    let answer = self.nobody(NO_SLOT);
+                    self.say(io, whom, answer.as_bytes());
+                    return true;
+                }
                 let lane = self.dedicate(whom, node);
                 // The server counts from the connection's last command: a PING makes that now, behind every write of ours.
                 let mut ping = Vec::new();
@@ -181,6 +195,11 @@ impl Worker {
             Some(Special::Ssubscribe) => self.subscribe_sharded(io, whom, bytes, args, plan),
             Some(Special::Monitor) => {
                 let node = self.node_for(NO_SLOT, false, whom);
+                if node == NOBODY {
+                    let answer = self.nobody(NO_SLOT);
+                    self.say(io, whom, answer.as_bytes());
+                    return true;
+                }
                 let lane = self.dedicate(whom, node);
                 self.lanes[lane as usize].raw = true;
                 self.lanes[lane as usize].dirty = true;
@@ -198,6 +217,9 @@ impl Worker {
             Some(Special::Client) => return self.client_command(io, whom, bytes, args, plan),
             Some(Special::Cluster) if self.cluster => return self.cluster_command(io, whom, bytes, args, plan),
             Some(Special::Cluster) => return self.send(io, whom, bytes, plan, 0, Kind::Reply),
+            Some(Special::Unslow) if !self.trusted(whom) => {
+                self.say(io, whom, b"-NOPERM unslow: UNSLOW is for the user the gateway itself logs in as\r\n");
+            }
             Some(Special::Unslow) => {
                 let words: Vec<String> =
                     (1..args.len()).map(|i| String::from_utf8_lossy(arg(i)).into_owned()).collect();
@@ -214,8 +236,27 @@ impl Worker {
         true
     }
 
+    /// Whether the client is who the gateway is.
+    pub fn trusted(&mut self, whom: Whom) -> bool {
+        let identity = self.client(whom).map_or(NONE, |c| c.identity);
+        self.identities.get(identity as usize).is_some_and(|i| *i == self.identities[0])
+    }
+
     /// No state, but not one key and one answer either; or one of those within WATCH.
     fn ordinary(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
+        let second = args.get(1).map_or(&b""[..], |&(a, b)| &bytes[a as usize..b as usize]);
+        let name = &self.table.get(plan.number).name;
+        if name.starts_with("SCRIPT") && second.eq_ignore_ascii_case(b"DEBUG") {
+            self.say(
+                io,
+                whom,
+                b"-ERR unslow: the script debugger takes a connection for itself; connect to the server directly\r\n",
+            );
+            return true;
+        }
+        if name.ends_with("|KILL") && plan.key.is_none() && !self.map.masters.is_empty() {
+            return self.spread(io, whom, bytes, plan);
+        }
         if !self.cluster {
             let slot = if plan.key.is_some() || !self.map.masters.is_empty() { 0 } else { NO_SLOT };
             return self.send(io, whom, bytes, plan, slot, Kind::Reply);
@@ -255,7 +296,7 @@ impl Worker {
     }
 
     /// A lane for this client alone, as its pin.
-    fn dedicate(&mut self, whom: Whom, node: u16) -> u32 {
+    pub fn dedicate(&mut self, whom: Whom, node: u16) -> u32 {
         let Some(client) = self.client(whom) else { return NONE };
         if client.pin != NONE {
             return client.pin;
@@ -283,6 +324,7 @@ impl Worker {
             at: now,
             command: plan.number,
             slot,
+            node: NOBODY,
             part: 0,
             kind,
             tries: 0,
@@ -335,8 +377,9 @@ impl Worker {
             self.fail_flight(io, flight, b"-UNBLOCKED the server has become a replica\r\n");
             return true;
         }
-        if let Some(client) = self.client(whom) {
-            client.pin = NONE;
+        match self.client(whom) {
+            Some(client) if client.pin == lane => client.pin = NONE,
+            _ => return true,
         }
         self.return_lane(io, lane);
         // Where to is only known when the watcher has looked.
@@ -349,24 +392,43 @@ impl Worker {
 
     /// MOVED on a dedicated lane: nothing has happened there yet, so it can be another one, as long as it is the first
     /// command. True when that was done.
-    pub fn pinned_moved(&mut self, io: &mut Io, lane: u32, flight: &Flight, to: u16) -> bool {
+    pub fn pinned_moved(
+        &mut self,
+        io: &mut Io,
+        lane: u32,
+        flight: &Flight,
+        to: u16,
+        fresh: bool,
+        asking: bool,
+    ) -> bool {
         let whom = flight.whom;
         let Some(client) = self.client(whom) else { return false };
-        let first = client.multi == Multi::No && client.pin == lane && flight.len > 0 && flight.tries < 5;
+        let first = client.multi == Multi::No && client.pin == lane && flight.len > 0 && flight.tries < 5 && fresh;
         let alone = self.lanes[lane as usize].flights.is_empty();
-        if !first || !alone || !matches!(flight.kind, Kind::Block | Kind::Reply) {
-            let text = b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n";
-            self.lanes[lane as usize].journal.pop(flight.len as usize);
-            self.lanes[lane as usize].dirty = true;
-            self.answer(io, whom, flight.seq, text, true);
-            return true;
-        }
         let bytes = self.lanes[lane as usize].journal.front(flight.len as usize).to_vec();
         self.lanes[lane as usize].journal.pop(flight.len as usize);
         self.lanes[lane as usize].dirty = true;
+        if !first || !alone || !matches!(flight.kind, Kind::Block | Kind::Reply) {
+            let text = b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n";
+            if flight.kind == Kind::Exec {
+                // The server has discarded it.
+                self.executed(io, lane, flight, text, false);
+                return true;
+            }
+            self.answer(io, whom, flight.seq, text, true);
+            if flight.kind == Kind::Block {
+                self.unpin(io, whom, lane);
+            }
+            return true;
+        }
         client_pin_none(self, whom);
         self.return_lane(io, lane);
         let lane = self.dedicate(whom, to);
+        if asking {
+            let mut ask = Vec::new();
+            write_command(&mut ask, &["ASKING"]);
+            self.push(io, lane, Flight { len: ask.len() as u32, kind: Kind::Swallow, ..*flight }, &ask);
+        }
         self.push(io, lane, Flight { tries: flight.tries + 1, ..*flight }, &bytes);
         true
     }
@@ -376,10 +438,10 @@ impl Worker {
         let Some(client) = self.client(whom) else { return self.close_lane(io, lane) };
         if client.stream.as_ref().is_some_and(|s| s.lane == lane) {
             if let Some(stream) = client.stream.as_mut() {
-                stream.lost = true;
+                (stream.lost, stream.lane) = (true, NONE);
             }
-            return;
         }
+        let Some(client) = self.client(whom) else { return };
         if client.subs.contains(&lane) {
             return self.subscribe_anew(io, whom, lane);
         }
@@ -398,6 +460,15 @@ impl Worker {
             if monitor {
                 self.drop_client(io, whom);
             }
+            return;
+        }
+        let (tracking, proto) = (client.tracking, client.proto);
+        if self.lanes[lane as usize].pooled {
+            return self.close_lane(io, lane);
+        }
+        if tracking && proto == 3 {
+            // The server has forgotten what it promised to tell: everything has to be asked for anew.
+            self.push_to(io, whom, b">2\r\n$10\r\ninvalidate\r\n_\r\n");
         }
         // A lane of its own set is dialled again when needed, its setup said anew.
     }
@@ -591,11 +662,16 @@ impl Worker {
             client.multi = Multi::No;
             client.watching = false;
             client.blind = false;
+            client.watch_lost = false;
             client.queued.clear();
             let db = client.multi_db.take();
             let ran = bytes.first() == Some(&b'*') && !bytes.starts_with(b"*-1");
             if let (Some(db), true) = (db, ran) {
-                self.use_db(whom, db);
+                let pin = self.client(whom).map(|c| std::mem::replace(&mut c.pin, NONE));
+                self.use_db(io, whom, db);
+                if let (Some(client), Some(pin)) = (self.client(whom), pin) {
+                    client.pin = pin;
+                }
             }
         }
         self.answer(io, whom, flight.seq, bytes, true);
@@ -617,6 +693,7 @@ impl Worker {
         }
     }
 
+    /// The lane of a client's subscriptions to a node; of all that need no certain node for `None`.
     fn sub_lane(&mut self, whom: Whom, node: Option<u16>) -> u32 {
         let Some(client) = self.client(whom) else { return NONE };
         let (subs, set) = (client.subs.clone(), client.set);
@@ -628,43 +705,15 @@ impl Worker {
             return *lane;
         }
         let node = node.unwrap_or_else(|| self.node_for(NO_SLOT, false, whom));
-        if node == NOBODY {
+        if node == NOBODY || set == NONE {
             return NONE;
         }
         let lane = self.take_lane(set, node, whom);
-        self.lanes[lane as usize].raw = true;
+        (self.lanes[lane as usize].raw, self.lanes[lane as usize].dirty) = (true, true);
         if let Some(client) = self.client(whom) {
             client.subs.push(lane);
         }
         lane
-    }
-
-    fn subscribe(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) {
-        if !self.table.get(plan.number).fits(args.len()) {
-            self.wrong_arity(io, whom, plan);
-            return;
-        }
-        match self.sub_lane(whom, None) {
-            NONE => {
-                let answer = self.nobody(NO_SLOT);
-                self.say(io, whom, answer.as_bytes());
-            }
-            lane => {
-                let name = &bytes[args[0].0 as usize..args[0].1 as usize];
-                let kind = match name.to_ascii_uppercase().as_slice() {
-                    b"UNSUBSCRIBE" => Some(b'c'),
-                    b"PUNSUBSCRIBE" => Some(b'p'),
-                    b"SUNSUBSCRIBE" => Some(b's'),
-                    _ => None,
-                };
-                if let (Some(kind), Some(client)) = (kind, self.client(whom)) {
-                    // One confirmation for each name; for no name one for each there is, and one at least.
-                    let held = client.channels.iter().filter(|(k, _)| *k == kind).count().max(1);
-                    client.unsubscribing += if args.len() > 1 { args.len() - 1 } else { held };
-                }
-                self.push_raw(io, lane, bytes);
-            }
-        }
     }
 
     fn wrong_arity(&mut self, io: &mut Io, whom: Whom, plan: &Plan) {
@@ -672,45 +721,88 @@ impl Worker {
         self.say(io, whom, &error("ERR", &format!("wrong number of arguments for '{name}' command")));
     }
 
+    fn subscribe(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) {
+        if !self.table.get(plan.number).fits(args.len()) {
+            return self.wrong_arity(io, whom, plan);
+        }
+        let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
+        let (kind, ends) = match arg(0).to_ascii_uppercase().as_slice() {
+            b"SUBSCRIBE" => (b'c', false),
+            b"PSUBSCRIBE" => (b'p', false),
+            b"UNSUBSCRIBE" => (b'c', true),
+            b"PUNSUBSCRIBE" => (b'p', true),
+            _ => (b's', true),
+        };
+        let lane = self.sub_lane(whom, None);
+        if lane == NONE {
+            let answer = self.nobody(NO_SLOT);
+            return self.say(io, whom, answer.as_bytes());
+        }
+        if self.lanes[lane as usize].journal.len() > UNSENT_SUBSCRIPTIONS_MAX {
+            return self.close_slow(io, whom);
+        }
+        let Some(client) = self.client(whom) else { return };
+        if ends {
+            // One confirmation for each name; for no name one for each there is, and one at least.
+            let held = client.channels.keys().filter(|(k, _)| *k == kind).count().max(1);
+            client.unsubscribing += if args.len() > 1 { args.len() - 1 } else { held };
+        } else {
+            for i in 1..args.len() {
+                let subscription = Subscription { lane, confirmed: false, silent: false };
+                client.channels.entry((kind, arg(i).to_vec())).or_insert(subscription);
+                client.subscribing += 1;
+            }
+        }
+        self.push_raw(io, lane, bytes);
+    }
+
     fn subscribe_sharded(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) {
         if !self.table.get(plan.number).fits(args.len()) {
-            self.wrong_arity(io, whom, plan);
-            return;
+            return self.wrong_arity(io, whom, plan);
         }
         let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
         let ends = arg(0).eq_ignore_ascii_case(b"SUNSUBSCRIBE");
         let mut names: Vec<Vec<u8>> = (1..args.len()).map(|i| arg(i).to_vec()).collect();
-        if ends {
+        if ends && names.is_empty() {
             let Some(client) = self.client(whom) else { return };
+            names = client.channels.keys().filter(|(kind, _)| *kind == b's').map(|(_, n)| n.clone()).collect();
             if names.is_empty() {
-                names = client.channels.iter().filter(|(kind, _)| *kind == b's').map(|(_, n)| n.clone()).collect();
+                return self.subscribe(io, whom, bytes, args, plan);
             }
-            for name in &names {
-                client.channels.remove(&(b's', name.clone()));
-            }
-        }
-        if names.is_empty() {
-            return self.subscribe(io, whom, bytes, args, plan);
-        }
-        if ends && let Some(client) = self.client(whom) {
-            client.unsubscribing += names.len();
         }
         for name in names {
-            let node = if self.cluster {
-                match self.map.slots[usize::from(slot_of(&name))] {
-                    NOBODY => {
-                        let answer = self.nobody(slot_of(&name));
-                        self.say(io, whom, answer.as_bytes());
-                        continue;
-                    }
-                    node => Some(node),
-                }
-            } else {
-                None
+            let Some(client) = self.client(whom) else { return };
+            let channel = (b's', name.clone());
+            let held = client.channels.get(&channel).map(|s| s.lane).filter(|l| *l != NONE);
+            if ends {
+                client.channels.remove(&channel);
+                self.homeless.retain(|(w, c)| *w != whom || *c != channel);
+            }
+            let owner = match self.cluster {
+                true => Some(self.map.slots[usize::from(slot_of(&name))]),
+                false => None,
             };
-            let lane = self.sub_lane(whom, node);
+            let lane = match (ends, held, owner) {
+                (true, Some(lane), _) => lane,
+                (_, _, Some(NOBODY)) => {
+                    let answer = self.nobody(slot_of(&name));
+                    self.say(io, whom, answer.as_bytes());
+                    continue;
+                }
+                (_, _, owner) => self.sub_lane(whom, owner),
+            };
             if lane == NONE {
                 continue;
+            }
+            if self.lanes[lane as usize].journal.len() > UNSENT_SUBSCRIPTIONS_MAX {
+                return self.close_slow(io, whom);
+            }
+            let Some(client) = self.client(whom) else { return };
+            if ends {
+                client.unsubscribing += 1;
+            } else {
+                client.channels.entry(channel).or_insert(Subscription { lane, confirmed: false, silent: false });
+                client.subscribing += 1;
             }
             let mut command = Vec::new();
             write_command(&mut command, &[arg(0), &name]);
@@ -727,116 +819,111 @@ impl Worker {
         if client.monitor || !raw {
             return self.push_to(io, whom, bytes);
         }
+        if first == b'-' {
+            if bytes.starts_with(b"-MOVED") {
+                self.shared.doubt();
+                return self.subscribe_anew(io, whom, lane);
+            }
+            // One of its commands was refused: as many confirmations fewer are to come.
+            client.subscribing = client.subscribing.saturating_sub(1);
+            client.unsubscribing = client.unsubscribing.saturating_sub(1);
+            client.channels.retain(|_, s| s.confirmed || s.lane != lane);
+            return self.push_to(io, whom, bytes);
+        }
         let frame = Frame::new(bytes);
         let mut items = frame.items();
         let word = items.next().map(|w| w.text().to_vec()).unwrap_or_default();
-        let kind = match word.as_slice() {
-            b"subscribe" | b"unsubscribe" => b'c',
-            b"psubscribe" | b"punsubscribe" => b'p',
-            b"ssubscribe" | b"sunsubscribe" => b's',
-            _ => {
-                if first == b'-' && bytes.starts_with(b"-MOVED") {
-                    return self.subscribe_anew(io, whom, lane);
-                }
-                return self.push_to(io, whom, bytes);
-            }
+        let (kind, begins) = match word.as_slice() {
+            b"subscribe" => (b'c', true),
+            b"psubscribe" => (b'p', true),
+            b"ssubscribe" => (b's', true),
+            b"unsubscribe" => (b'c', false),
+            b"punsubscribe" => (b'p', false),
+            b"sunsubscribe" => (b's', false),
+            _ => return self.push_to(io, whom, bytes),
         };
-        let name = items.next().map(|n| n.text().to_vec()).unwrap_or_default();
-        let left = items.next().and_then(|n| n.integer()).unwrap_or(0);
-        if !word.windows(2).any(|w| w == b"un") || word.starts_with(b"sub") {
-            client.channels.insert((kind, name));
-            let l = &mut self.lanes[lane as usize];
-            if l.silent_confirmations > 0 {
-                l.silent_confirmations -= 1;
-                return;
-            }
-            return self.push_to(io, whom, bytes);
-        }
-        if kind == b's' && client.channels.contains(&(kind, name.clone())) {
-            // The slot has left this node; the client asked for no such thing. It goes on where the slot is now.
-            self.shared.doubt();
-            let mut command = Vec::new();
-            write_command(&mut command, &[b"SSUBSCRIBE".as_slice(), &name]);
-            let slot = slot_of(&name);
-            let (now, node) = (self.now, self.lanes[lane as usize].node);
-            let _ = now;
-            let to = self.map.slots[usize::from(slot)];
-            if to != NOBODY && to != node {
-                let lane = self.sub_lane(whom, Some(to));
-                self.lanes[lane as usize].silent_confirmations += 1;
-                self.push_raw(io, lane, &command);
-            } else {
-                self.homeless.push((whom, name));
-                self.lanes_waiting += 1;
+        let channel = (kind, items.next().map(|n| n.text().to_vec()).unwrap_or_default());
+        if begins {
+            let new = Subscription { lane, confirmed: true, silent: false };
+            let held = client.channels.entry(channel).or_insert(new);
+            let silent = std::mem::replace(&mut held.silent, false);
+            held.confirmed = true;
+            if !silent {
+                client.subscribing = client.subscribing.saturating_sub(1);
+                self.push_to(io, whom, bytes);
             }
             return;
         }
-        client.channels.remove(&(kind, name));
+        if kind == b's' && client.channels.get(&channel).is_some_and(|s| s.lane == lane) {
+            // The slot has left this node; the client asked for no such thing. It goes on where the slot is now.
+            if let Some(held) = client.channels.get_mut(&channel) {
+                held.lane = NONE;
+            }
+            self.shared.doubt();
+            self.homeless.push((whom, channel));
+            self.lanes_waiting += 1;
+            return;
+        }
+        client.channels.remove(&channel);
         client.unsubscribing = client.unsubscribing.saturating_sub(1);
-        let none = client.channels.is_empty();
+        let over = client.channels.is_empty() && client.unsubscribing == 0 && client.subscribing == 0;
         self.push_to(io, whom, bytes);
-        if none && left == 0 && self.homeless.iter().all(|(w, _)| *w != whom) {
-            let Some(client) = self.client(whom) else { return };
+        if over && let Some(client) = self.client(whom) {
             for lane in std::mem::take(&mut client.subs) {
-                self.lanes[lane as usize].raw = false;
-                self.return_lane(io, lane);
+                self.close_lane(io, lane);
             }
         }
     }
 
-    /// Sharded subscriptions whose new node was not known yet.
+    /// Subscriptions that wait for a node to be on.
     pub fn house(&mut self, io: &mut Io) {
-        for (whom, name) in std::mem::take(&mut self.homeless) {
-            if self.client(whom).is_none_or(|c| !c.channels.contains(&(b's', name.clone()))) {
+        for (whom, channel) in std::mem::take(&mut self.homeless) {
+            let waits = self.client(whom).and_then(|c| c.channels.get(&channel)).is_some_and(|s| s.lane == NONE);
+            if !waits {
                 continue;
             }
-            let to = if self.cluster { self.map.slots[usize::from(slot_of(&name))] } else { NOBODY };
-            let lane = self.sub_lane(whom, (to != NOBODY).then_some(to));
+            let (kind, name) = &channel;
+            let sharded = *kind == b's' && self.cluster;
+            let to = if sharded { Some(self.map.slots[usize::from(slot_of(name))]) } else { None };
+            let ill = to.is_some_and(|n| self.map.servers.get(usize::from(n)).is_none_or(|s| s.health != Health::Up));
+            let lane = if ill { NONE } else { self.sub_lane(whom, to) };
             if lane == NONE {
-                self.homeless.push((whom, name));
+                self.homeless.push((whom, channel));
                 continue;
             }
+            let word = match kind {
+                b's' => "SSUBSCRIBE",
+                b'p' => "PSUBSCRIBE",
+                _ => "SUBSCRIBE",
+            };
             let mut command = Vec::new();
-            write_command(&mut command, &[b"SSUBSCRIBE".as_slice(), &name]);
-            self.lanes[lane as usize].silent_confirmations += 1;
+            write_command(&mut command, &[word.as_bytes(), name]);
+            if let Some(held) = self.client(whom).and_then(|c| c.channels.get_mut(&channel)) {
+                // Who has its confirmation gets no second one.
+                (held.lane, held.silent) = (lane, held.silent || held.confirmed);
+                held.confirmed = false;
+            }
             self.push_raw(io, lane, &command);
         }
     }
 
     /// A lane of subscriptions is gone: all of them again, elsewhere, without the client hearing of it.
     fn subscribe_anew(&mut self, io: &mut Io, whom: Whom, lane: u32) {
-        let node = self.lanes[lane as usize].node;
-        let Some(client) = self.client(whom) else { return };
-        let first = client.subs.first() == Some(&lane);
+        let Some(client) = self.client(whom) else { return self.close_lane(io, lane) };
         client.subs.retain(|l| *l != lane);
-        let channels: Vec<Channel> = client.channels.iter().cloned().collect();
-        let heir = self.map.heir.get(usize::from(node)).copied().unwrap_or(node);
-        self.lanes[lane as usize].owner = None;
-        self.close_lane(io, lane);
-        for (kind, name) in channels {
-            let slot_owner = self.map.slots[usize::from(slot_of(&name))];
-            let command = match kind {
-                b's' => "SSUBSCRIBE",
-                b'p' => "PSUBSCRIBE",
-                _ => "SUBSCRIBE",
-            };
-            let sharded = kind == b's' && self.cluster;
-            if sharded && slot_owner != node && slot_owner != heir || !sharded && !first {
-                continue;
-            }
-            if kind == b's' {
-                self.homeless.push((whom, name));
-                self.lanes_waiting += 1;
-                continue;
-            }
-            let lane = self.sub_lane(whom, None);
-            if lane != NONE {
-                let mut bytes = Vec::new();
-                write_command(&mut bytes, &[command.as_bytes(), &name]);
-                self.lanes[lane as usize].silent_confirmations += 1;
-                self.push_raw(io, lane, &bytes);
-            }
+        if client.unsubscribing > 0 {
+            // Which of its confirmations were lost nobody knows.
+            self.close_lane(io, lane);
+            return self.drop_client(io, whom);
         }
+        let mut moving = Vec::new();
+        for (channel, held) in client.channels.iter_mut().filter(|(_, s)| s.lane == lane) {
+            held.lane = NONE;
+            moving.push((whom, channel.clone()));
+        }
+        self.lanes_waiting += moving.len();
+        self.homeless.extend(moving);
+        self.close_lane(io, lane);
     }
 
     // Who one is.
@@ -870,6 +957,7 @@ impl Worker {
         write_command(&mut bytes, &command);
         if let Some(client) = self.client(whom) {
             client.claim = Some(Box::new((Identity { user, password: Some(password) }, hello)));
+            client.selecting = None;
             client.barrier = true;
         }
         let plan = self.table.plan(&bytes, &[(0, 0)]);
@@ -908,9 +996,13 @@ impl Worker {
     fn settle(&mut self, io: &mut Io, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         let (identity, db, proto, old, bulky) = (client.identity, client.db, client.proto, client.set, client.bulky);
-        if identity == NONE {
-            client.set = NONE;
-            return;
+        let pin = client.pin;
+        if pin != NONE {
+            // It watches as somebody else, or elsewhere: the next EXEC fails.
+            client.pin = NONE;
+            client.watch_lost |= client.watching;
+            client.watching = false;
+            self.close_lane(io, pin);
         }
         let setup = if old == NONE { Vec::new() } else { self.sets[old as usize].setup.clone() };
         if old != NONE && self.sets[old as usize].owner == Some(whom) {
@@ -921,6 +1013,12 @@ impl Worker {
             }
             self.sets[old as usize].identity = NONE;
             self.sets[old as usize].owner = None;
+        }
+        if identity == NONE {
+            if let Some(client) = self.client(whom) {
+                client.set = NONE;
+            }
+            return;
         }
         let set = if bulky || !setup.is_empty() {
             self.add_set(Set { identity, db, proto, owner: Some(whom), lanes: Vec::new(), setup })
@@ -1022,7 +1120,7 @@ impl Worker {
         let (identity, proto, set) = (client.identity, client.proto, client.set);
         let known = self.sets.iter().any(|s| s.identity == identity && s.db == db && s.proto == proto);
         if known || db == 0 {
-            self.use_db(whom, db);
+            self.use_db(io, whom, db);
             return self.say(io, whom, b"+OK\r\n");
         }
         // Whether there is such a database the server knows.
@@ -1035,7 +1133,7 @@ impl Worker {
         let lane = self.take_lane(set, node, whom);
         self.lanes[lane as usize].dirty = true;
         if let Some(client) = self.client(whom) {
-            client.selecting = Some(db);
+            (client.selecting, client.claim) = (Some(db), None);
             client.barrier = true;
         }
         self.on_lane(io, whom, lane, bytes, plan, NO_SLOT, Kind::Auth);
@@ -1045,23 +1143,15 @@ impl Worker {
         let Some(client) = self.client(whom) else { return };
         let db = client.selecting.take();
         if let (Some(db), Some(b'+')) = (db, bytes.first()) {
-            self.use_db(whom, db);
+            self.use_db(io, whom, db);
         }
         self.answer(io, whom, seq, bytes, true);
     }
 
-    fn use_db(&mut self, whom: Whom, db: u32) {
-        let Some(client) = self.client(whom) else { return };
-        client.db = db;
-        let (identity, proto, set) = (client.identity, client.proto, client.set);
-        let new = if set != NONE && self.sets[set as usize].owner == Some(whom) {
-            let setup = self.sets[set as usize].setup.clone();
-            self.add_set(Set { identity, db, proto, owner: Some(whom), lanes: Vec::new(), setup })
-        } else {
-            self.set_of(identity, db, proto)
-        };
+    fn use_db(&mut self, io: &mut Io, whom: Whom, db: u32) {
         if let Some(client) = self.client(whom) {
-            client.set = new;
+            client.db = db;
+            self.settle(io, whom);
         }
     }
 
@@ -1074,10 +1164,11 @@ impl Worker {
         client.pin = NONE;
         client.channels.clear();
         client.queued.clear();
-        client.unsubscribing = 0;
+        (client.subscribing, client.unsubscribing) = (0, 0);
         (client.multi, client.watching, client.watch_lost, client.monitor) = (Multi::No, false, false, false);
         (client.proto, client.db, client.bulky) = (2, db, false);
         (client.name, client.replies, client.notified) = (Vec::new(), Replies::On, false);
+        (client.claim, client.selecting, client.tracking) = (None, None, false);
         client.identity = if anonymous { NONE } else { 0 };
         let set = client.set;
         if set != NONE && self.sets[set as usize].owner == Some(whom) {
@@ -1097,6 +1188,7 @@ impl Worker {
         let sub = arg(1).unwrap_or(b"").to_ascii_uppercase();
         let ok = b"+OK\r\n".to_vec();
         let facade = self.config.facade == Facade::Cluster && self.cluster;
+        let trusted = self.trusted(whom);
         let Some(client) = self.client(whom) else { return true };
         let answer = match (sub.as_slice(), args.len()) {
             (b"ID", 2) => format!(":{}\r\n", client.number).into_bytes(),
@@ -1130,10 +1222,6 @@ impl Worker {
                 bulk(&mut out, line.as_bytes());
                 out
             }
-            (b"LIST", _) => {
-                self.ask_all(io, whom, What::ClientList);
-                return true;
-            }
             (b"REPLY", 3) => {
                 let how = arg(2).unwrap_or(b"").to_ascii_uppercase();
                 match how.as_slice() {
@@ -1153,6 +1241,13 @@ impl Worker {
                     }
                     _ => error("ERR", "syntax error"),
                 }
+            }
+            (b"KILL" | b"LIST", _) if !trusted => {
+                error("NOPERM", "unslow: CLIENT LIST and KILL are for the user the gateway itself logs in as")
+            }
+            (b"LIST", _) => {
+                self.ask_all(io, whom, What::ClientList);
+                return true;
             }
             (b"KILL", 4) if arg(2).is_some_and(|a| a.eq_ignore_ascii_case(b"ID")) => {
                 let number = arg(3).and_then(|n| std::str::from_utf8(n).ok()?.parse::<u64>().ok());
@@ -1221,14 +1316,34 @@ impl Worker {
         let has = |c: &[u8], word: &[u8]| c.windows(word.len()).any(|w| w.eq_ignore_ascii_case(word));
         self.sets[set].setup.retain(|c| !has(c, sub));
         if off {
+            if let (Some(client), b"TRACKING") = (self.client(whom), sub) {
+                client.tracking = false;
+            }
             self.say(io, whom, b"+OK\r\n");
             return true;
         }
-        // Its own connection's answer is the client's: what a server refuses it hears.
+        // Its own connection's answer is the client's, and what the server takes is said on all others.
         let slot = if self.cluster { NO_SLOT } else { 0 };
-        let sent = self.send(io, whom, &command, plan, slot, Kind::Reply);
-        self.sets[set].setup.push(command);
+        let sent = self.send(io, whom, &command, plan, slot, Kind::Setup);
+        if let Some(client) = self.client(whom) {
+            client.barrier = true;
+            client.claimed_setup = command;
+        }
         sent
+    }
+
+    /// The server has taken a setting, or not.
+    pub fn set_up(&mut self, io: &mut Io, flight: &Flight, bytes: &[u8]) {
+        let whom = flight.whom;
+        if let Some(client) = self.client(whom) {
+            let (command, set) = (std::mem::take(&mut client.claimed_setup), client.set);
+            let tracks = command.windows(8).any(|w| w.eq_ignore_ascii_case(b"TRACKING"));
+            if bytes.first() == Some(&b'+') && set != NONE {
+                client.tracking |= tracks;
+                self.sets[set as usize].setup.push(command);
+            }
+        }
+        self.answer(io, whom, flight.seq, bytes, true);
     }
 
     fn unblock(&mut self, io: &mut Io, whom: Whom, number: Option<u64>, how: Option<&[u8]>, plan: &Plan) -> bool {

@@ -22,7 +22,7 @@ use crate::gather::Gather;
 use crate::map::{Map, NOBODY};
 use crate::request::{self, Range, Request};
 use crate::session::*;
-use crate::shared::{Message, Shared};
+use crate::shared::{Message, Notice, Shared};
 use crate::stats::Stats;
 
 pub const MS: u64 = 1_000_000;
@@ -85,7 +85,7 @@ pub struct Worker {
     pub crowded: Vec<Whom>,
     pub clogs: Vec<Clog>,
     /// Sharded subscriptions that wait for their slot to have a node.
-    pub homeless: Vec<(Whom, Vec<u8>)>,
+    pub homeless: Vec<(Whom, Channel)>,
     /// Nodes that were loading: no reads until then.
     pub banned: Vec<u64>,
     pub args: Vec<Range>,
@@ -205,7 +205,7 @@ impl Worker {
                 self.stall(io, whom, Stall::Some);
                 break;
             }
-            if self.halted || io.unsent(client.id) > OUTPUT_HIGH {
+            if io.unsent(client.id) > OUTPUT_HIGH {
                 self.stall(io, whom, Stall::Room);
                 break;
             }
@@ -254,6 +254,10 @@ impl Worker {
     /// One whole command. False when it has to wait: it comes again.
     fn command(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range]) -> bool {
         let plan = self.table.plan(bytes, args);
+        if self.halted && plan.special != Some(Special::Unslow) {
+            self.stall(io, whom, Stall::Room);
+            return false;
+        }
         let Some(client) = self.clients[whom.index as usize].as_mut() else { return true };
         if !plan.plain && !(plan.divide.is_some() && !self.cluster) || !client.plain() {
             return self.special(io, whom, bytes, args, &plan);
@@ -300,6 +304,7 @@ impl Worker {
             at: self.now,
             command: plan.number,
             slot,
+            node: NOBODY,
             part: 0,
             kind,
             tries: 0,
@@ -374,16 +379,21 @@ impl Worker {
         if at > 0 {
             if !pending.mute {
                 pending.bytes.extend_from_slice(bytes);
+                client.parked += bytes.len();
             }
             pending.done = last;
-            if pending.bytes.len() > self.config.client_output_bytes {
+            if client.parked > self.config.client_output_bytes {
                 self.close_slow(io, whom);
             }
             return;
         }
         if !pending.mute {
-            io.output(client.id).extend_from_slice(bytes);
+            let out = io.output(client.id);
+            out.extend_from_slice(bytes);
             self.stats.bytes_out += bytes.len() as u64;
+            if out.len() > self.config.client_output_bytes {
+                return self.close_slow(io, whom);
+            }
         }
         if !last {
             client.midway = true;
@@ -399,6 +409,7 @@ impl Worker {
         while let Some(next) = client.pending.front_mut() {
             if !next.bytes.is_empty() {
                 io.output(client.id).extend_from_slice(&next.bytes);
+                client.parked -= next.bytes.len();
                 self.stats.bytes_out += next.bytes.len() as u64;
                 client.midway = !next.done;
                 next.bytes = Vec::new();
@@ -495,9 +506,10 @@ impl Worker {
         for lane in client.subs.iter().copied().chain([client.pin]).filter(|l| *l != NONE) {
             self.close_lane(io, lane);
         }
-        if let Some(stream) = &client.stream {
+        if let Some(stream) = client.stream.as_ref().filter(|s| s.lane != NONE) {
             self.close_lane(io, stream.lane);
         }
+        self.gathers.retain(|_, g| g.whom != whom);
         if client.set != NONE && self.sets[client.set as usize].owner == Some(whom) {
             for lane in std::mem::take(&mut self.sets[client.set as usize].lanes) {
                 if lane != NONE {
@@ -521,21 +533,26 @@ impl Worker {
             self.stall(io, whom, Stall::Answers);
             return false;
         }
+        let stateful = plan.special.is_some()
+            || plan.blocking
+            || client.monitor
+            || matches!(client.multi, Multi::Lost | Multi::Said)
+            || client.proto == 2 && !client.subs.is_empty();
         let key = match plan.key {
             Some(at) => Some(&bytes[args[at].0 as usize..args[at].1 as usize]),
             None => None,
         };
         let known = !args.is_empty() && (key.is_some() || !cluster);
-        if client.set == NONE || !known || cluster && plan.divide.is_some() {
+        if client.set == NONE || !known || stateful || cluster && plan.divide.is_some() {
             // A part of it would have to be kept that we do not want to keep.
             self.stats.error("too_long");
-            let why = "-ERR unslow: an argument of more than 256 KiB is only taken behind the command's key\r\n";
+            let why = "-ERR unslow: an argument of more than 256 KiB is taken behind the key of an ordinary command only, and in a transaction not as its first\r\n";
             self.say(io, whom, why.as_bytes());
             self.close_when_answered(io, whom);
             return true;
         }
         let slot = if cluster { slot_of(key.unwrap_or(b"")) } else { 0 };
-        let pin = client.pin;
+        let pin = if client.multi == Multi::Open { client.pin } else { NONE };
         if pin == NONE {
             self.own_set(io, whom);
         }
@@ -569,6 +586,7 @@ impl Worker {
             at: now,
             command: plan.number,
             slot,
+            node: NOBODY,
             part: 0,
             kind: Kind::Reply,
             tries: 0,
@@ -595,7 +613,9 @@ impl Worker {
             Err(_) => {
                 // The lane has half a command: nobody else may use it.
                 client.stream = None;
-                self.close_lane(io, lane);
+                if lane != NONE {
+                    self.close_lane(io, lane);
+                }
                 self.drop_client(io, whom);
                 return bytes.len();
             }
@@ -603,7 +623,10 @@ impl Worker {
         if done {
             client.stream = None;
         }
-        if !lost && let Some(connection) = self.lanes[lane as usize].connection {
+        if !lost
+            && lane != NONE
+            && let Some(connection) = self.lanes[lane as usize].connection
+        {
             io.output(connection).extend_from_slice(&bytes[..taken]);
             if io.unsent(connection) > AHEAD {
                 io.flush(connection);
@@ -626,7 +649,7 @@ impl Worker {
                 continue;
             }
             let id = client.id;
-            let lane = client.stream.as_ref().map(|s| s.lane);
+            let lane = client.stream.as_ref().map(|s| s.lane).filter(|l| *l != NONE);
             let ahead = lane.and_then(|l| self.lanes[l as usize].connection).map_or(0, |c| io.unsent(c));
             if halted || io.unsent(id) > OUTPUT_HIGH / 2 || ahead > OUTPUT_HIGH {
                 self.crowded.push(whom);
@@ -641,6 +664,7 @@ impl Worker {
             self.published_at = self.now;
             self.publish_stats();
             self.close_idle(io);
+            self.close_deserted(io);
         }
         if let Some(until) = self.draining {
             self.drain(io, until);
@@ -659,7 +683,11 @@ impl Worker {
         if settings != self.seen_settings {
             self.seen_settings = settings;
             self.config = self.shared.config();
-            self.table = self.shared.table();
+            let table = self.shared.table();
+            if !table.same_numbers(&self.table) {
+                self.stats.commands_by.clear();
+            }
+            self.table = table;
             self.sampled = self.config.key_sample;
         }
         let version = self.shared.map_version.load(Ordering::Acquire);
@@ -667,6 +695,12 @@ impl Worker {
             self.seen_version = version;
             let old = self.map.clone();
             let mut map = (*self.shared.map()).clone();
+            // Nodes that a redirect named are in the next one for all; until then they keep their places.
+            for number in map.servers.len()..old.servers.len() {
+                map.servers.push(old.servers[number].clone());
+                map.readers.push(Vec::new());
+                map.heir.push(number as u16);
+            }
             // Ours may have counted on by redirects: numbers only grow.
             let routes_changed = map.slots != old.slots || map.readers != old.readers;
             map.version = if routes_changed { old.version + 1 } else { old.version };
@@ -697,16 +731,7 @@ impl Worker {
                         self.listeners.push(number);
                     }
                 }
-                Message::Notify(bytes) => {
-                    let all: Vec<Whom> = self
-                        .clients
-                        .iter()
-                        .flatten()
-                        .filter(|c| c.notified && c.proto == 3)
-                        .map(|c| c.whom())
-                        .collect();
-                    all.into_iter().for_each(|whom| self.push_to(io, whom, &bytes));
-                }
+                Message::Notify(notice) => self.notify(io, &notice),
             }
         }
     }
@@ -728,6 +753,31 @@ impl Worker {
         };
         let idle: Vec<Whom> = self.clients.iter().flatten().filter(idle).map(|c| c.whom()).collect();
         idle.into_iter().for_each(|whom| self.drop_client(io, whom));
+    }
+
+    /// Clients that block, are not read because of it, and have gone meanwhile.
+    fn close_deserted(&mut self, io: &mut Io) {
+        let stuck = |c: &&Box<Client>| c.pin != NONE && c.stall != Stall::No;
+        let stuck: Vec<(Whom, Id)> = self.clients.iter().flatten().filter(stuck).map(|c| (c.whom(), c.id)).collect();
+        for (whom, id) in stuck {
+            if io.hung_up(id) {
+                self.drop_client(io, whom);
+            }
+        }
+    }
+
+    /// SMIGRATED, with the addresses by which the client knows us.
+    fn notify(&mut self, io: &mut Io, notice: &Notice) {
+        let all = self.clients.iter().flatten().filter(|c| c.notified && c.proto == 3);
+        let all: Vec<(Whom, Option<std::net::SocketAddr>)> = all.map(|c| (c.whom(), c.to)).collect();
+        for (whom, to) in all {
+            let host = to.map_or("127.0.0.1".into(), |a| a.ip().to_string());
+            let Notice { sequence, from, to, slots } = notice;
+            let push = format!(
+                ">3\r\n+SMIGRATED\r\n:{sequence}\r\n*1\r\n*3\r\n+{host}:{from}\r\n+{host}:{to}\r\n+{slots}\r\n"
+            );
+            self.push_to(io, whom, push.as_bytes());
+        }
     }
 
     /// Told to end: clients between two commands go now, the others when they are answered or the time is up.
@@ -830,12 +880,17 @@ impl Handler for Worker {
             monitor: false,
             subs: Vec::new(),
             channels: Default::default(),
+            subscribing: 0,
             unsubscribing: 0,
             name: Vec::new(),
             library: Vec::new(),
             replies: Replies::On,
             half_closed: false,
             bulky: false,
+            slow: false,
+            parked: 0,
+            claimed_setup: Vec::new(),
+            tracking: false,
             stream: None,
             last_node: NOBODY,
             notified: false,

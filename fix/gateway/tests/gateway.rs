@@ -30,7 +30,11 @@ fn gate(url: &str, change: impl FnOnce(&mut Config)) -> Gateway {
     let mut config = Config { listen: vec!["127.0.0.1:0".into()], target: url.into(), ..Config::default() };
     change(&mut config);
     let target = Target::parse(&config.target).unwrap();
-    Gateway::start(Start { config, target, options: options(3), file: None, log: Box::new(|_| {}) }).unwrap()
+    Gateway::start(Start { config, target, options: options(3), reread: None, log: Box::new(|_| {}) }).unwrap()
+}
+
+fn reread(file: std::path::PathBuf) -> unslow_gateway::Reread {
+    Box::new(move || Config::parse(&std::fs::read_to_string(&file).map_err(|e| e.to_string())?))
 }
 
 fn target(gateway: &Gateway) -> Target {
@@ -1025,8 +1029,14 @@ fn drains_reloads_pauses_and_hands_over_without_losing_a_command() {
         std::fs::write(&file, &text).unwrap();
         let config = Config::parse(&text).unwrap();
         let target = Target::parse(&config.target).unwrap();
-        Gateway::start(Start { config, target, options: options(3), file: Some(file.clone()), log: Box::new(|_| {}) })
-            .unwrap()
+        Gateway::start(Start {
+            config,
+            target,
+            options: options(3),
+            reread: Some(reread(file.clone())),
+            log: Box::new(|_| {}),
+        })
+        .unwrap()
     };
     let old = start("127.0.0.1:0");
     let address = old.addresses[0].clone();
@@ -1084,7 +1094,7 @@ fn drains_reloads_pauses_and_hands_over_without_losing_a_command() {
         begun.elapsed()
     });
     std::thread::sleep(Duration::from_millis(400));
-    new.resume();
+    c.call(&["UNSLOW", "RESUME"]).unwrap();
     assert!(waiting.join().unwrap() > Duration::from_millis(200));
     new.drain();
     wait_for("it to end", Duration::from_secs(10), || Ok(new.ended())).unwrap();

@@ -35,6 +35,8 @@ pub enum Ask {
     Subscribe(u16),
     /// SENTINEL GET-MASTER-ADDR-BY-NAME.
     Master,
+    /// SENTINEL MASTER, for its config epoch.
+    MasterEpoch,
     /// SENTINEL REPLICAS.
     Replicas,
     Publish,
@@ -74,6 +76,16 @@ pub struct Link {
     pub dial_at: u64,
     pub backoff: u64,
     pub asks: VecDeque<Ask>,
+    /// Since when the oldest of them is open.
+    pub owes_since: u64,
+    /// Another node or a Sentinel named it last.
+    pub named_at: u64,
+    /// It may tell us of nodes that are to be sent the password.
+    pub trusted: bool,
+    /// A Sentinel's last word: config epoch and master.
+    pub word: Option<(u64, String)>,
+    /// The same in the making.
+    pub naming: Option<String>,
     /// What the peer said last, pushes included.
     pub heard_at: u64,
     /// Of the shortest and the longest round trip lately, in ns.
@@ -111,6 +123,11 @@ impl Link {
             dial_at: 0,
             backoff: 0,
             asks: VecDeque::new(),
+            owes_since: 0,
+            named_at: 0,
+            trusted: true,
+            word: None,
+            naming: None,
             heard_at: 0,
             rtt_min: u64::MAX,
             rtt_peak: 0,

@@ -47,6 +47,11 @@ impl Publisher {
         }
     }
 
+    /// Nobody can be heard just now: who says that nobody speaks?
+    pub fn deaf(&mut self, now: u64) {
+        self.heard_at = now;
+    }
+
     /// Whether a heartbeat is due; who hears no other one leads from here on.
     pub fn due(&mut self, now: u64) -> bool {
         self.leads = now > self.heard_at + GONE;

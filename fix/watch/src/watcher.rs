@@ -26,9 +26,13 @@ const TICK: u64 = 20 * MS;
 const TICK_BUSY: u64 = 10 * MS;
 /// Without any sign, a view is asked for anyway; pushes can be lost, and some changes have none.
 const POLL: u64 = 5_000 * MS;
+/// A connection that owes an answer this long is given up, whatever becomes of its node.
+const SILENT: u64 = 2_000 * MS;
 /// On servers without pushes the epochs are asked for; it costs them some 40 us.
 const EPOCHS: u64 = 250 * MS;
 const ROLES: u64 = 1_000 * MS;
+/// A node outside clusters that nobody names and that does not answer is forgotten after this.
+const FORGOTTEN: u64 = 60_000 * MS;
 /// Views of this age may stand beside the newest one.
 const FRESH: u64 = 1_000 * MS;
 /// A node spends at most this share of its time on views: one in 20.
@@ -51,8 +55,12 @@ pub struct Watcher {
     /// What was made of them.
     merged: ClusterView,
     zones: BTreeMap<String, String>,
+    /// Addresses behind host names.
+    names: BTreeMap<String, String>,
     /// Address of the master, outside clusters.
     master: Option<String>,
+    /// The config epoch a Sentinel named it with.
+    master_epoch: u64,
     topology: Option<Arc<Topology>>,
     sequence: u64,
     /// When the server took back the subscription in a slot; 0 for long ago.
@@ -89,7 +97,9 @@ impl Watcher {
             views: BTreeMap::new(),
             merged: ClusterView::default(),
             zones: BTreeMap::new(),
+            names: BTreeMap::new(),
             master: None,
+            master_epoch: 0,
             topology: None,
             sequence: 0,
             left_at: vec![0; usize::from(SLOTS)],
@@ -110,7 +120,7 @@ impl Watcher {
                 continue;
             }
             let target = found.target_of(member);
-            let address = plain_address(&target);
+            let address = plain_address(&target, found.kind);
             match member.role {
                 Role::Sentinel => {
                     watcher.add(address.clone(), Kind::Sentinel, target.clone());
@@ -129,14 +139,12 @@ impl Watcher {
 
     fn add(&mut self, address: String, kind: Kind, target: Target) {
         if self.links.iter().all(|l| l.address != address || l.kind != kind) {
+            let own = &self.settings.target;
             let mut link = Link::new(address, kind, target);
-            link.heard_at = now_ns();
+            link.trusted = own.password.is_none() || link.target.password == own.password;
+            (link.heard_at, link.named_at) = (now_ns(), now_ns());
             self.links.push(link);
         }
-    }
-
-    fn link_of(&mut self, address: &str) -> Option<&mut Link> {
-        self.links.iter_mut().find(|l| l.kind == Kind::Node && l.address == address)
     }
 
     // What goes out.
@@ -145,6 +153,9 @@ impl Watcher {
         let link = &mut self.links[at];
         if let Some(connection) = link.connection {
             write_command(io.output(connection), command);
+            if link.asks.is_empty() {
+                link.owes_since = now_ns();
+            }
             link.asks.push_back(what);
         }
     }
@@ -237,6 +248,7 @@ impl Watcher {
         let now = now_ns();
         let value = Value::from(frame);
         self.links[at].heard_at = now;
+        self.links[at].owes_since = now;
         if self.links[at].suspected {
             self.links[at].suspected = false;
             self.rebuild(io, Sign::Silence);
@@ -290,7 +302,7 @@ impl Watcher {
                 link.rtt_min = (link.rtt_min.saturating_add(link.rtt_min / 256)).min(took);
             }
             Ask::Nodes(sent) => {
-                self.links[at].nodes_due = now + now.saturating_sub(sent) * SHARE / 2;
+                self.links[at].nodes_due = now + (now.saturating_sub(sent) * SHARE / 2).min(1000 * MS);
                 if let Some(why) = error {
                     if why.starts_with("NOPERM") {
                         self.links[at].nodes_denied = true;
@@ -302,7 +314,7 @@ impl Watcher {
                 }
             }
             Ask::Slots(sent) => {
-                self.links[at].nodes_due = now + now.saturating_sub(sent) * SHARE / 2;
+                self.links[at].nodes_due = now + (now.saturating_sub(sent) * SHARE / 2).min(1000 * MS);
                 if let Some(view) = ClusterView::from_slots(&value) {
                     self.viewed(io, at, view);
                 }
@@ -345,7 +357,18 @@ impl Watcher {
                     && let (Some(host), Some(port)) = (host.text(), port.text())
                 {
                     let host = if host.contains(':') { format!("[{host}]") } else { host };
-                    self.named_master(io, format!("{host}:{port}"));
+                    let address = self.plain(format!("{host}:{port}"));
+                    self.links[at].naming = Some(address);
+                }
+            }
+            Ask::MasterEpoch => {
+                let epoch = value.get("config-epoch").and_then(Value::integer).and_then(|n| u64::try_from(n).ok());
+                if let (Some(epoch), Some(address)) = (epoch, self.links[at].naming.take()) {
+                    if self.links[at].trusted {
+                        self.heard_of(address.clone());
+                    }
+                    self.links[at].word = Some((epoch, address));
+                    self.named_master(io);
                 }
             }
             Ask::Replicas => {
@@ -354,7 +377,10 @@ impl Watcher {
                         (replica.get("ip").and_then(Value::text), replica.get("port").and_then(Value::text))
                     {
                         let host = if host.contains(':') { format!("[{host}]") } else { host };
-                        self.heard_of(format!("{host}:{port}"));
+                        if self.links[at].trusted {
+                            let address = self.plain(format!("{host}:{port}"));
+                            self.heard_of(address);
+                        }
                     }
                 }
             }
@@ -379,8 +405,7 @@ impl Watcher {
         match link.kind {
             Kind::Sentinel => {
                 if let Some(service) = self.service.clone() {
-                    self.ask(io, at, Ask::Master, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service]);
-                    self.ask(io, at, Ask::Replicas, &["SENTINEL", "SLAVES", &service]);
+                    self.ask_sentinel(io, at, &service);
                 }
             }
             _ => {
@@ -417,11 +442,9 @@ impl Watcher {
         }
         let Some(service) = self.service.clone() else { return };
         match SentinelWord::parse(&name, &text) {
-            Some(SentinelWord::Switched { service: about, to, .. }) if about == service => {
-                self.sign.get_or_insert((now, Sign::Sentinel));
-                self.named_master(io, to);
-            }
-            Some(SentinelWord::About { service: about, .. }) if about == service => {
+            Some(SentinelWord::Switched { service: about, .. } | SentinelWord::About { service: about, .. })
+                if about == service =>
+            {
                 self.sign.get_or_insert((now, Sign::Sentinel));
                 self.ask_sentinels(io);
             }
@@ -434,39 +457,73 @@ impl Watcher {
         for at in 0..self.links.len() {
             let link = &self.links[at];
             if link.kind == Kind::Sentinel && link.ready && !link.asked(|a| *a == Ask::Master) {
-                self.ask(io, at, Ask::Master, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service]);
-                self.ask(io, at, Ask::Replicas, &["SENTINEL", "SLAVES", &service]);
+                self.ask_sentinel(io, at, &service);
             }
         }
     }
 
-    /// A Sentinel says who is master.
-    fn named_master(&mut self, io: &mut Io, address: String) {
-        self.heard_of(address.clone());
-        if self.master.as_ref() != Some(&address) {
-            // One Sentinel alone may be behind: the node itself has to agree, or not be there to ask.
-            let agrees = match self.link_of(&address).and_then(|l| l.role.clone()) {
-                Some(RoleReply::Replica { .. }) => false,
-                Some(RoleReply::Master { .. }) | None => true,
-            };
-            if agrees {
-                self.sign.get_or_insert((now_ns(), Sign::Sentinel));
-                self.master = Some(address.clone());
-                self.rebuild(io, Sign::Sentinel);
-            }
+    fn ask_sentinel(&mut self, io: &mut Io, at: usize, service: &str) {
+        self.ask(io, at, Ask::Master, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]);
+        self.ask(io, at, Ask::MasterEpoch, &["SENTINEL", "MASTER", service]);
+        self.ask(io, at, Ask::Replicas, &["SENTINEL", "SLAVES", service]);
+    }
+
+    /// Who is master, by the Sentinel with the highest config epoch; one that is behind, or alone, does not turn it back.
+    fn named_master(&mut self, io: &mut Io) {
+        let words = self.links.iter().filter(|l| l.kind == Kind::Sentinel).filter_map(|l| l.word.clone());
+        let Some((epoch, address)) = words.max() else { return };
+        if epoch < self.master_epoch {
+            return;
         }
-        if let Some(at) = self.links.iter().position(|l| l.kind == Kind::Node && l.address == address) {
+        self.master_epoch = epoch;
+        let known = self.links.iter().any(|l| l.kind == Kind::Node && l.address == address);
+        if known && self.master.as_ref() != Some(&address) {
+            self.sign.get_or_insert((now_ns(), Sign::Sentinel));
+            self.master = Some(address.clone());
+            self.rebuild(io, Sign::Sentinel);
+        }
+        if let Some(at) = self.links.iter().position(|l| l.kind == Kind::Node && l.address == address)
+            && now_ns() >= self.links[at].role_at + TICK_BUSY
+        {
             self.want_role(io, at);
         }
     }
 
     /// A data node somebody named.
     fn heard_of(&mut self, address: String) {
-        if self.links.iter().all(|l| l.kind != Kind::Node || l.address != address)
-            && let Some(target) = address_target(&self.settings.target, &address)
-        {
-            self.add(address, Kind::Node, target);
+        let now = now_ns();
+        match self.links.iter_mut().find(|l| l.kind == Kind::Node && l.address == address) {
+            Some(link) => {
+                link.named_at = now;
+                // It was gone, and is there again.
+                if link.dial_at == u64::MAX {
+                    (link.dial_at, link.heard_at, link.suspected) = (now, now, false);
+                }
+            }
+            None => {
+                if let Some(target) = address_target(&self.settings.target, &address) {
+                    self.add(address, Kind::Node, target);
+                }
+            }
         }
+    }
+
+    /// Servers may name each other by host names; nodes go by their addresses here, so that one is not taken for two.
+    fn plain(&mut self, address: String) -> String {
+        let host = address.rsplit_once(':').map_or("", |(h, _)| h).trim_matches(['[', ']']);
+        if self.settings.target.tls || host.parse::<std::net::IpAddr>().is_ok() {
+            return address;
+        }
+        if let Some(known) = self.names.get(&address) {
+            return known.clone();
+        }
+        let resolved = address_target(&self.settings.target, &address).and_then(|t| peer_of(&t));
+        let plain = match resolved {
+            Some(unslow_reactor::Peer::Tcp(ip)) => ip.to_string(),
+            _ => return address,
+        };
+        self.names.insert(address, plain.clone());
+        plain
     }
 
     fn role(&mut self, io: &mut Io, at: usize, role: Option<RoleReply>) {
@@ -488,10 +545,17 @@ impl Watcher {
             return;
         }
         if let Some(RoleReply::Master { replicas, .. }) = &role {
-            replicas.clone().into_iter().for_each(|(address, _)| self.heard_of(address));
+            for (address, _) in replicas.clone() {
+                let address = self.plain(address);
+                self.heard_of(address);
+            }
         }
         if let Some(RoleReply::Replica { master, .. }) = &role {
+            let master = self.plain(master.clone());
             self.heard_of(master.clone());
+            if let Some(RoleReply::Replica { master: named, .. }) = &mut self.links[at].role {
+                *named = master;
+            }
         }
         if changed || self.topology.is_none() {
             if changed {
@@ -558,9 +622,17 @@ impl Watcher {
         // What is known stands against a single node's word: it loses to higher epochs, and to a node's word on itself. A
         // node that none of several fresh views has is no more; one view is enough where there is nobody else to ask.
         let ready = self.links.iter().filter(|l| l.kind == Kind::Node && l.ready && !l.suspected).count();
-        let enough = views.len() >= 2.min(ready);
+        let half = self.merged.nodes.len().div_ceil(2);
+        let tellers: BTreeSet<&str> =
+            views.iter().filter(|v| v.nodes.len() >= half).filter_map(|v| v.myself()).map(|n| n.id.as_str()).collect();
+        let enough = tellers.len() >= 2.min(ready.max(1));
         let mut known = self.merged.clone();
-        known.nodes.retain(|n| !enough || views.iter().any(|v| v.by_id(&n.id).is_some()));
+        known.nodes.retain(|n| {
+            let lines: Vec<_> = views.iter().filter_map(|v| v.by_id(&n.id)).collect();
+            // What it is and whom it follows is for fresh views to say, unless they have not heard of slots it has won.
+            let won = !n.slots.is_empty() && lines.iter().all(|l| l.config_epoch < n.config_epoch);
+            if lines.is_empty() { !enough } else { won }
+        });
         views.push(known);
         self.merged = ClusterView::merge(&views);
         let topology = Topology::of_cluster(&self.merged, self.settings.target.tls);
@@ -576,7 +648,8 @@ impl Watcher {
     fn group(&mut self) -> Option<Topology> {
         self.elect();
         let master = self.master.clone()?;
-        let nodes = self.links.iter().filter(|l| l.kind == Kind::Node).map(|link| {
+        let present = |l: &&Link| l.kind == Kind::Node && l.dial_at != u64::MAX;
+        let nodes = self.links.iter().filter(present).map(|link| {
             let leads = link.address == master;
             let follows = match &link.role {
                 Some(RoleReply::Replica { master, .. }) => Some(master.clone()),
@@ -585,6 +658,7 @@ impl Watcher {
             Node {
                 id: link.address.clone(),
                 address: link.address.clone(),
+                alias: None,
                 role: if leads {
                     Role::Master
                 } else if link.role.is_some() || self.kind != DeploymentKind::Standalone {
@@ -632,11 +706,13 @@ impl Watcher {
             }
             if node.role != Role::Master {
                 let master = node.master.as_ref().and_then(|id| addresses.get(id));
-                if let Some(RoleReply::Replica { connected, offset, .. }) = &link.role {
-                    node.in_sync = *connected && !link.loading;
+                if let Some(RoleReply::Replica { connected, offset, master: follows }) = &link.role {
+                    // A cluster's replica names its master by address too, but that may be an alias.
+                    let right = self.kind == DeploymentKind::Cluster || node.master.as_ref() == Some(follows);
+                    node.in_sync = *connected && !link.loading && right;
                     node.lag_bytes = master.and_then(|m| offsets.get(m)).map(|theirs| theirs.saturating_sub(*offset));
                 } else {
-                    node.in_sync = !link.loading && link.ready;
+                    node.in_sync = false;
                 }
             }
         }
@@ -790,15 +866,36 @@ impl Watcher {
             }
             let link = &mut self.links[at];
             let patience = suspect_after.max(link.rtt_peak * 4).min(suspect_after * 8);
-            let owes = link.connection.is_none() || !link.asks.is_empty();
-            if link.kind != Kind::Ear
-                && !link.suspected
-                && owes
-                && now > link.heard_at + patience
-                && link.dial_at != u64::MAX
-            {
+            let owes = link.connection.is_none() || !link.ready || !link.asks.is_empty();
+            let since = if link.ready { link.heard_at.max(link.owes_since) } else { link.heard_at };
+            if link.connection.is_some() && owes && now > since + patience.max(SILENT) && link.dial_at != u64::MAX {
+                // The connection may be dead although the node is well: another one shows.
+                if let Some(connection) = self.links[at].connection {
+                    self.by_connection.remove(&connection);
+                    io.close(connection);
+                }
+                self.links[at].lost(now);
+                self.links[at].dial_at = now;
+                continue;
+            }
+            if link.kind != Kind::Ear && !link.suspected && owes && now > since + patience && link.dial_at != u64::MAX {
                 link.suspected = true;
                 changed = Some(if link.connection.is_some() { Sign::Silence } else { Sign::ConnectionLost });
+            }
+        }
+        if self.kind != DeploymentKind::Cluster {
+            // Nobody names it any more, and it does not answer: it is no more.
+            let master = self.master.clone();
+            let gone = |l: &Link| {
+                l.kind == Kind::Node
+                    && !l.ready
+                    && now > l.heard_at.max(l.named_at) + FORGOTTEN
+                    && Some(&l.address) != master.as_ref()
+                    && l.dial_at != u64::MAX
+            };
+            for link in self.links.iter_mut().filter(|l| gone(l)) {
+                link.dial_at = u64::MAX;
+                changed = Some(Sign::Poll);
             }
         }
         if let Some(sign) = changed {
@@ -811,7 +908,15 @@ impl Watcher {
         if self.shared.doubt.swap(false, Ordering::AcqRel) {
             self.sign.get_or_insert((now, Sign::Doubt));
             self.poll_at = 0;
-            self.poll(io, now, busy);
+            if self.kind == DeploymentKind::Cluster {
+                self.poll(io, now, busy);
+            } else {
+                (0..self.links.len())
+                    .filter(|at| self.links[*at].kind == Kind::Node)
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .for_each(|at| self.want_role(io, at));
+            }
             self.ask_sentinels(io);
         }
         self.keep_publishing(io, now);
@@ -862,7 +967,13 @@ impl Watcher {
         }
         let replica = |l: &Link| matches!(l.role, Some(RoleReply::Replica { .. }));
         order.sort_by_key(|&i| !replica(&self.links[i]));
-        let every = if busy { 100 * MS } else { POLL };
+        // Without pushes a move that no epoch tells of shows in views alone.
+        let pushed = order.iter().all(|&i| self.links[i].pushes);
+        let every = match (busy, pushed) {
+            (true, _) => 100 * MS,
+            (false, true) => POLL,
+            (false, false) => 1000 * MS,
+        };
         if now >= self.poll_at {
             // Two at a time, so that one view never stands alone.
             self.poll_at = now + every;
@@ -908,6 +1019,10 @@ impl Watcher {
                 Some(ear) => ear.dial_at = ear.dial_at.min(now + 100 * MS),
                 None => self.add(address, Kind::Ear, target),
             }
+        }
+        let hears = self.links.iter().any(|l| l.kind == Kind::Ear && l.ready);
+        if let (false, Some(publisher)) = (hears, &mut self.publisher) {
+            publisher.deaf(now);
         }
     }
 }
@@ -968,8 +1083,8 @@ impl Handler for Watcher {
 }
 
 /// The address others use: names of plain connections are resolved, since servers name each other by address.
-fn plain_address(target: &Target) -> String {
-    match (target.tls, peer_of(target)) {
+fn plain_address(target: &Target, kind: DeploymentKind) -> String {
+    match (target.tls || kind == DeploymentKind::Standalone, peer_of(target)) {
         (false, Some(unslow_reactor::Peer::Tcp(address))) => address.to_string(),
         _ => target.address(),
     }

@@ -1,0 +1,216 @@
+//! The gateway beside nutcracker and the direct way: CPU per GET of the proxy and of the server, in turn, in one run.
+//!
+//! ```sh
+//! cargo run --release -p unslow-bench --example proxies -- target/release/unslow 5
+//! ```
+//!
+//! Arguments: the binary, and rounds. nutcracker is Debian's (0.5.0); without it the table has one column less. One server of
+//! Valkey 9.1, GET of 64 B, one gateway thread; every round runs every way at every setting, and the table has medians. CPU is
+//! what the kernel charged to each process while the load ran; ratios are between medians of the same run. What it cannot
+//! show: a network, and more than two processors. Prints Markdown.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use unslow_engine::{Server, ServerSpec, find};
+
+/// Ends with us.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Processor time of a process so far, in nanoseconds, all threads together.
+fn cpu_ns(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    tasks
+        .flatten()
+        .filter_map(|t| fs::read_to_string(t.path().join("schedstat")).ok())
+        .filter_map(|s| s.split(' ').next()?.parse::<u64>().ok())
+        .sum()
+}
+
+/// User time alone, in nanoseconds, by the kernel's ticks of 10 ms.
+fn user_ns(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let rest = stat.rsplit_once(')').expect("a stat line").1;
+    rest.split_whitespace().nth(11).expect("utime").parse::<u64>().expect("a number") * 10_000_000
+}
+
+fn resident_mb(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("a resident size");
+    line.split_whitespace().nth(1).expect("kB").parse::<u64>().expect("a number") / 1024
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+struct Way {
+    name: &'static str,
+    url: String,
+    /// The proxy, if there is one.
+    pid: Option<u32>,
+}
+
+/// What one run told.
+#[derive(Clone, Copy)]
+struct Told {
+    per_s: f64,
+    proxy_us: f64,
+    proxy_user_us: f64,
+    server_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+fn run(unslow: &Path, way: &Way, server: u32, args: &[&str]) -> Told {
+    let before = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let out = Command::new(unslow)
+        .args(["bench", &way.url, "--mix", "get=1", "--keys", "10000", "--no-preload", "--quiet", "--format", "json", "--resp", "2"])
+        .args(["--lateness-max", "1s"])
+        .args(args)
+        .output()
+        .expect("the binary runs");
+    let after = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let text = String::from_utf8_lossy(&out.stdout);
+    let report: serde_json::Value =
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&out.stderr)));
+    let run = &report["runs"][0];
+    assert_eq!(run["errors"].as_object().map_or(0, serde_json::Map::len), 0, "{}: {}", way.name, run["errors"]);
+    let n = run["answered"].as_f64().expect("answers");
+    let us = |a: u64, b: u64| (b - a) as f64 / 1000.0 / n;
+    Told {
+        per_s: run["throughput_per_s"].as_f64().expect("a rate"),
+        proxy_us: us(before.0, after.0),
+        proxy_user_us: us(before.1, after.1),
+        server_us: us(before.2, after.2),
+        p50_us: run["latency"]["us_p50"].as_f64().expect("p50"),
+        p99_us: run["latency"]["us_p99"].as_f64().expect("p99"),
+    }
+}
+
+fn until(what: &str, mut met: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !met() {
+        assert!(Instant::now() < deadline, "waited 20 s for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn port_open(port: u16) -> bool {
+    std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let unslow = arguments.next().map(PathBuf::from).expect("the path of the binary");
+    let rounds: usize = arguments.next().map_or(5, |n| n.parse().expect("a number of rounds"));
+    let server = Server::start(&find("valkey-9.1").expect("installed"), &ServerSpec::default()).expect("a server");
+    let dir = std::env::temp_dir().join(format!("unslow-proxies-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory");
+    let free = || unslow_engine::free_port("127.0.0.1").expect("a port");
+    let mut ways = vec![Way { name: "direct", url: server.address(), pid: None }];
+    let mut running = Vec::new();
+    let port = free();
+    let gateway = Command::new(&unslow)
+        .args(["gateway", "--listen", &format!("127.0.0.1:{port}"), "--target", &server.url(), "--quiet"])
+        .spawn()
+        .expect("the gateway");
+    ways.push(Way { name: "unslow", url: format!("127.0.0.1:{port}"), pid: Some(gateway.id()) });
+    running.push(Running(gateway));
+    until("the gateway", || port_open(port));
+    let port = free();
+    let file = dir.join("nutcracker.yml");
+    let text = format!(
+        "pool:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  auto_eject_hosts: false\n  server_connections: 1\n  servers:\n   - {}:1\n",
+        server.address()
+    );
+    fs::write(&file, text).expect("a configuration");
+    let stats = free();
+    let started = Command::new("nutcracker")
+        .args(["-c", &file.display().to_string(), "-s", &stats.to_string(), "-m", "16384"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    if let Ok(nutcracker) = started {
+        ways.push(Way { name: "nutcracker", url: format!("127.0.0.1:{port}"), pid: Some(nutcracker.id()) });
+        running.push(Running(nutcracker));
+        until("nutcracker", || port_open(port));
+    }
+    let filled = Command::new(&unslow)
+        .args(["bench", &server.url(), "--keys", "10000", "--preload", "--requests", "1", "--quiet"])
+        .stdout(Stdio::null())
+        .status();
+    assert!(filled.is_ok_and(|s| s.success()), "the keys are there");
+
+    println!("| clients | depth | way | proxy CPU us a GET (user) | server CPU us | server to direct | requests/s | p50 us |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (clients, depth) in [(50, 1), (500, 1), (2000, 1), (50, 16)] {
+        let (connections, depth) = (clients.to_string(), depth.to_string());
+        let args = ["--connections", &connections, "-P", &depth, "--seconds", "2"];
+        let mut told: Vec<Vec<Told>> = ways.iter().map(|_| Vec::new()).collect();
+        for round in 0..rounds {
+            for i in 0..ways.len() {
+                let i = (i + round) % ways.len();
+                told[i].push(run(&unslow, &ways[i], server.pid(), &args));
+            }
+        }
+        let of = |i: usize, f: fn(&Told) -> f64| median(&mut told[i].iter().map(f).collect::<Vec<_>>());
+        for (i, way) in ways.iter().enumerate() {
+            let proxy = match way.pid {
+                Some(_) => format!("{:.2} ({:.2})", of(i, |t| t.proxy_us), of(i, |t| t.proxy_user_us)),
+                None => "0".into(),
+            };
+            println!(
+                "| {connections} | {depth} | {} | {proxy} | {:.2} | {:.2} | {:.0} | {:.0} |",
+                way.name,
+                of(i, |t| t.server_us),
+                of(i, |t| t.server_us) / of(0, |t| t.server_us),
+                of(i, |t| t.per_s),
+                of(i, |t| t.p50_us),
+            );
+        }
+    }
+
+    println!("\nAdded latency at 50,000 requests/s in an open loop, 50 connections:\n");
+    println!("| way | p50 us | p99 us |\n|---|---|---|");
+    let mut told: Vec<Vec<Told>> = ways.iter().map(|_| Vec::new()).collect();
+    for _ in 0..rounds {
+        for (i, way) in ways.iter().enumerate() {
+            told[i].push(run(&unslow, way, server.pid(), &["--rate", "50000", "--seconds", "2"]));
+        }
+    }
+    for (way, told) in ways.iter().zip(&told) {
+        let p50 = median(&mut told.iter().map(|t| t.p50_us).collect::<Vec<_>>());
+        let p99 = median(&mut told.iter().map(|t| t.p99_us).collect::<Vec<_>>());
+        println!("| {} | {p50:.0} | {p99:.0} |", way.name);
+    }
+
+    // Each has asked once and stays.
+    let gateway = ways[1].pid.expect("a proxy");
+    let empty = resident_mb(gateway);
+    let mut idle = Vec::new();
+    while idle.len() < 9000 {
+        match std::net::TcpStream::connect(&ways[1].url) {
+            Ok(mut stream) => {
+                use std::io::{Read, Write};
+                stream.write_all(b"GET unslow:1\r\n").expect("written");
+                let _ = stream.read(&mut [0; 256]);
+                idle.push(stream);
+            }
+            Err(_) => break, // the limit of open files
+        }
+    }
+    println!("\n{} clients that have asked once and stay: {} MB resident, {empty} MB without them.", idle.len(), resident_mb(gateway));
+    drop(running);
+    let _ = fs::remove_dir_all(&dir);
+}
