@@ -5,9 +5,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
 use unslow_topology::{Change, DeploymentKind, Health, Role, Topology};
-use unslow_watch::{Delta, Known, News, Publish, Settings, Watch};
+use unslow_watch::{Delta, Known, Line, News, Publish, Settings, Watch};
 
 use crate::bench::short_time;
 use crate::doctor::Reach;
@@ -38,28 +37,6 @@ pub struct WatchArguments {
     changes: Option<u64>,
     #[command(flatten)]
     reach: Reach,
-}
-
-/// A line of `unslow watch --format json`.
-#[derive(Serialize, schemars::JsonSchema)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum Line {
-    /// The first line: what there is.
-    Topology {
-        /// Version of this format, `unslow.watch/1`.
-        schema: String,
-        /// Digest of masters, replicas and slots.
-        digest: String,
-        /// What there is.
-        topology: Topology,
-    },
-    /// Something changed.
-    Delta(Delta),
-    /// What cannot be seen, and why.
-    Note {
-        /// In words.
-        text: String,
-    },
 }
 
 impl WatchArguments {

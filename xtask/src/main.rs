@@ -41,7 +41,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-watch",
         ],
     ),
-    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-lab"]),
+    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-lab", "unslow-watch"]),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -145,6 +145,8 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     all.insert("docs/faults.md".into(), faults());
     let schema = schemars::schema_for!(unslow_lab::daemon::Description);
     all.insert("docs/schema/lab.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    let schema = schemars::schema_for!(unslow_watch::Line);
+    all.insert("docs/schema/watch.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_bench::Report);
     all.insert("docs/schema/bench.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_bench::Comparison);

@@ -127,6 +127,8 @@ pub struct Command {
     pub join: Join,
     pub divide: Option<Divide>,
     pub special: Option<Special>,
+    /// It has keys, and the server does not say where.
+    movable: bool,
     /// May be sent again when nobody knows whether it ran.
     pub repeatable: bool,
     subcommands: Vec<(Vec<u8>, u16)>,
@@ -140,6 +142,8 @@ pub struct Plan {
     pub admin: bool,
     pub blocking: bool,
     pub repeatable: bool,
+    /// It may have keys that we do not see.
+    pub unsure: bool,
     /// One key or none, one answer, no state: the common way.
     pub plain: bool,
     pub spread: Spread,
@@ -190,7 +194,7 @@ const fn blocks(name: &'static str) -> Fill {
     Fill { blocking: true, ..fill(name) }
 }
 
-const FILL: [Fill; 33] = [
+const FILL: [Fill; 36] = [
     counted("EVAL", 2),
     counted("EVALSHA", 2),
     counted("EVAL_RO", 2),
@@ -199,6 +203,9 @@ const FILL: [Fill; 33] = [
     counted("ZINTER", 1),
     counted("ZDIFF", 1),
     Fill { key: Some(KeyAt::Arg(2)), ..fill("MEMORY|USAGE") },
+    Fill { key: Some(KeyAt::Arg(1)), ..fill("ZUNIONSTORE") },
+    Fill { key: Some(KeyAt::Arg(1)), ..fill("ZINTERSTORE") },
+    Fill { key: Some(KeyAt::Arg(3)), ..fill("MIGRATE") },
     Fill { key: Some(KeyAt::Arg(2)), ..fill("OBJECT") },
     Fill { key: Some(KeyAt::Arg(2)), ..fill("XINFO") },
     Fill { key: Some(KeyAt::Arg(2)), ..fill("XGROUP") },
@@ -280,6 +287,7 @@ impl Command {
             join: Join::AllSucceed,
             divide,
             special,
+            movable: false,
             repeatable: false,
             subcommands: Vec::new(),
         }
@@ -328,6 +336,7 @@ impl Table {
                 "readonly" => command.read = true,
                 "admin" => command.admin = true,
                 "blocking" => command.blocking = true,
+                "movablekeys" => command.movable = true,
                 _ => {}
             }
         }
@@ -471,13 +480,16 @@ impl Table {
         let blocking = command.blocking
             && (!matches!(command.key, KeyAt::Behind { .. })
                 || (1..args.len()).any(|i| arg(i).is_some_and(|a| a.eq_ignore_ascii_case(b"BLOCK"))));
+        let unsure = command.key == KeyAt::Nowhere && (command.movable || number == UNKNOWN);
         Plan {
             number,
             read: command.read,
             admin: command.admin,
             blocking,
             repeatable: command.repeatable,
+            unsure,
             plain: command.special.is_none()
+                && !unsure
                 && !command.admin
                 && !blocking
                 && command.spread == Spread::Any

@@ -467,7 +467,12 @@ impl Worker {
             }
         }
         match flight.kind {
-            Kind::Reply => self.answer(io, flight.whom, flight.seq, bytes, true),
+            Kind::Reply => {
+                if self.some_wait {
+                    self.overtakes(&flight);
+                }
+                self.answer(io, flight.whom, flight.seq, bytes, true);
+            }
             Kind::Swallow => {}
             Kind::Gather => {
                 self.gathered(io, flight.seq, flight.part, bytes);
@@ -566,8 +571,8 @@ impl Worker {
             _ => None,
         };
         let Some((pause, asking)) = again else { return false };
-        // Behind one that waits, others of the same client may have run already: its error is the answer then, as it would be
-        // without a gateway. (MOVED is different: whoever says it says it to all that follow.)
+        // Behind one that waits, others of the same client may run: nothing is sent again that would overtake them. (MOVED is
+        // different: whoever says it says it to all that follow.)
         let seq =
             if flight.kind == Kind::Gather { self.gathers.get(&flight.seq).map(|g| g.seq) } else { Some(flight.seq) };
         let followed = match (seq, self.client(flight.whom)) {
@@ -576,12 +581,13 @@ impl Worker {
         };
         let pause = match moved_to {
             Some(_) if followed => 0,
-            None if followed && pause > 0 => return false,
+            None if followed && flight.kind != Kind::Reply => return false,
             _ => pause,
         };
         if flight.len == 0 || pinned || flight.kind == Kind::Auth || flight.kind == Kind::Exec {
             return false;
         }
+        let text = bytes.to_vec();
         let l = &mut self.lanes[lane as usize];
         let bytes = l.journal.front(flight.len as usize).to_vec();
         l.journal.pop(flight.len as usize);
@@ -597,7 +603,15 @@ impl Worker {
             client.barrier = true;
         }
         let again = Again { flight, bytes, asking };
-        if pause == 0 {
+        let whom = flight.whom;
+        let waits = moved_to.is_none() && followed || self.client(whom).is_some_and(|c| !c.waiting.is_empty());
+        if waits && flight.kind == Kind::Reply {
+            if let Some(client) = self.client(whom) {
+                client.waiting.push((again, pause.max(MS), text));
+            }
+            self.some_wait = true;
+            self.settle_waiting(whom);
+        } else if pause == 0 {
             self.resend(io, again);
         } else {
             self.later(again, pause);

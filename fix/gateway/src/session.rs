@@ -7,6 +7,7 @@ use unslow_reactor::Id;
 use unslow_resp::{Limits, Splitter};
 
 use crate::journal::Journal;
+use crate::worker::Again;
 
 /// No lane, set or database.
 pub const NONE: u32 = u32::MAX;
@@ -146,6 +147,10 @@ pub struct Client {
     pub replies: Replies,
     /// Got or sent something large: has connections of its own from then on.
     pub bulky: bool,
+    /// Commands that a server would not take just now, each with the pause it needs and the error it got.
+    pub waiting: Vec<(Again, u64, Vec<u8>)>,
+    /// One behind them, on the same slot, has run.
+    pub overtaken: bool,
     /// It left a server waiting for too long: no more patience until it has caught up.
     pub slow: bool,
     /// Bytes of answers before their turn.

@@ -283,6 +283,15 @@ impl Worker {
                 return true;
             }
         }
+        if plan.unsure && plan.key.is_none() {
+            // The node that is asked may send it elsewhere: nothing of this client may be under way then.
+            let Some(client) = self.client(whom) else { return true };
+            if !client.pending.is_empty() {
+                self.stall(io, whom, Stall::Answers);
+                return false;
+            }
+            client.barrier = true;
+        }
         let slot = plan.key.map_or(NO_SLOT, |at| slot_of(&bytes[args[at].0 as usize..args[at].1 as usize]));
         self.send(io, whom, bytes, plan, slot, Kind::Reply)
     }

@@ -28,6 +28,8 @@ use crate::stats::Stats;
 pub const MS: u64 = 1_000_000;
 /// A client with more unsent output is not read until it has taken some.
 const OUTPUT_HIGH: usize = 1 << 20;
+/// A client that is to go has said nothing for this long.
+const DRAIN_QUIET: u64 = 500 * MS;
 /// Looked over at least this often, while there is something to look over.
 const TICK: u64 = 5 * MS;
 /// And this often while there is nothing.
@@ -86,6 +88,10 @@ pub struct Worker {
     pub clogs: Vec<Clog>,
     /// Sharded subscriptions that wait for their slot to have a node.
     pub homeless: Vec<(Whom, Channel)>,
+    /// Errors that are the answer after all.
+    pub refused: Vec<(Flight, Vec<u8>)>,
+    /// Some client has commands that wait for those behind them.
+    pub some_wait: bool,
     /// Nodes that were loading: no reads until then.
     pub banned: Vec<u64>,
     pub args: Vec<Range>,
@@ -130,6 +136,8 @@ impl Worker {
             crowded: Vec::new(),
             clogs: Vec::new(),
             homeless: Vec::new(),
+            refused: Vec::new(),
+            some_wait: false,
             banned: Vec::new(),
             args: Vec::with_capacity(64),
             stats: Stats::default(),
@@ -382,6 +390,9 @@ impl Worker {
                 client.parked += bytes.len();
             }
             pending.done = last;
+            if last && !client.waiting.is_empty() {
+                return self.settle_waiting(whom);
+            }
             if client.parked > self.config.client_output_bytes {
                 self.close_slow(io, whom);
             }
@@ -430,6 +441,10 @@ impl Worker {
                 io.finish(client.id);
             }
         }
+        if !client.waiting.is_empty() {
+            self.settle_waiting(whom);
+        }
+        let Some(client) = self.clients[whom.index as usize].as_deref_mut() else { return };
         let half = self.config.client_pending / 2;
         let go_on = match client.stall {
             Stall::Answers => client.pending.is_empty(),
@@ -438,6 +453,34 @@ impl Worker {
         };
         if go_on {
             self.resume.push(whom);
+        }
+    }
+
+    /// Commands of a client that a server would not take just now wait until those behind them have their answers too: if none
+    /// of those on the same slot ran, all are sent again in their order, else the first answer counts.
+    pub fn settle_waiting(&mut self, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        let open = client.pending.iter().filter(|p| !p.done).count();
+        if open > client.waiting.len() {
+            return;
+        }
+        let waiting = std::mem::take(&mut client.waiting);
+        let overtaken = std::mem::replace(&mut client.overtaken, false);
+        let pause = waiting.iter().map(|(_, pause, _)| *pause).max().unwrap_or(MS);
+        for (again, _, error) in waiting {
+            if overtaken {
+                self.refused.push((again.flight, error));
+            } else {
+                self.later(again, pause);
+            }
+        }
+    }
+
+    /// A command has its answer: one that waits on the same slot cannot be sent again any more.
+    pub fn overtakes(&mut self, flight: &Flight) {
+        if let Some(client) = self.client(flight.whom) {
+            let same = |slot: u16| slot == flight.slot || slot == NO_SLOT || flight.slot == NO_SLOT;
+            client.overtaken |= client.waiting.iter().any(|(again, ..)| same(again.flight.slot));
         }
     }
 
@@ -659,6 +702,7 @@ impl Worker {
         }
         self.unclog(io);
         self.house(io);
+        self.some_wait = self.some_wait && self.clients.iter().flatten().any(|c| !c.waiting.is_empty());
         self.look_after_lanes(io);
         if self.now > self.published_at + 1000 * MS {
             self.published_at = self.now;
@@ -783,14 +827,17 @@ impl Worker {
     /// Told to end: clients between two commands go now, the others when they are answered or the time is up.
     fn drain(&mut self, io: &mut Io, until: u64) {
         let late = self.now >= until;
-        let going = |c: &&Box<Client>| {
-            late || c.pending.is_empty()
+        let now = self.now;
+        let between = |c: &&Box<Client>| {
+            c.pending.is_empty()
                 && c.multi == Multi::No
                 && c.subs.is_empty()
                 && !c.watching
                 && !c.monitor
                 && c.stream.is_none()
         };
+        // Not at once: who has just come, or just got an answer, is likely to say more.
+        let going = |c: &&Box<Client>| late || between(c) && now > c.seen + DRAIN_QUIET;
         let going: Vec<Whom> = self.clients.iter().flatten().filter(going).map(|c| c.whom()).collect();
         for whom in going {
             if late {
@@ -815,6 +862,9 @@ impl Handler for Worker {
         while let Some(entry) = self.again.first_entry().filter(|e| e.key().0 <= self.now) {
             let again = entry.remove();
             self.resend(io, again);
+        }
+        for (flight, error) in std::mem::take(&mut self.refused) {
+            self.fail_flight(io, &flight, &error);
         }
         for whom in std::mem::take(&mut self.resume) {
             if let Some(client) = self.client(whom) {
@@ -886,6 +936,8 @@ impl Handler for Worker {
             library: Vec::new(),
             replies: Replies::On,
             half_closed: false,
+            waiting: Vec::new(),
+            overtaken: false,
             bulky: false,
             slow: false,
             parked: 0,

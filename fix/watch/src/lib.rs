@@ -135,6 +135,28 @@ pub enum News {
     Note(String),
 }
 
+/// A line of `unslow watch --format json`.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Line {
+    /// The first line: what there is.
+    Topology {
+        /// Version of this format, `unslow.watch/1`.
+        schema: String,
+        /// Digest of masters, replicas and slots.
+        digest: String,
+        /// What there is.
+        topology: Topology,
+    },
+    /// Something changed.
+    Delta(Delta),
+    /// What cannot be seen, and why.
+    Note {
+        /// In words.
+        text: String,
+    },
+}
+
 /// A running watcher; dropping it ends it.
 pub struct Watch {
     shared: Arc<Shared>,

@@ -74,6 +74,7 @@ pub struct Link {
     /// Past its greeting.
     pub ready: bool,
     pub dial_at: u64,
+    pub dialled_at: u64,
     pub backoff: u64,
     pub asks: VecDeque<Ask>,
     /// Since when the oldest of them is open.
@@ -121,6 +122,7 @@ impl Link {
             connection: None,
             ready: false,
             dial_at: 0,
+            dialled_at: 0,
             backoff: 0,
             asks: VecDeque::new(),
             owes_since: 0,

@@ -10,8 +10,8 @@ use unslow_client::{Deployment, Error, Target, address_target};
 use unslow_reactor::{Closed, Handler, Id, Io, now_ns};
 use unslow_resp::{Frame, Kind as FrameKind, Scan, Scanner, Value, write_command};
 use unslow_topology::{
-    Change, ClusterView, DeploymentKind, Health, Info, Node, Role, RoleReply, SLOTS, SentinelWord, SlotSet, Topology,
-    messages, slot_of, zones_of_shards,
+    Change, ClusterNode, ClusterView, DeploymentKind, Health, Info, Node, Role, RoleReply, SLOTS, SentinelWord,
+    SlotSet, Topology, messages, slot_of, zones_of_shards,
 };
 
 use crate::channels::channel;
@@ -31,6 +31,8 @@ const SILENT: u64 = 2_000 * MS;
 /// On servers without pushes the epochs are asked for; it costs them some 40 us.
 const EPOCHS: u64 = 250 * MS;
 const ROLES: u64 = 1_000 * MS;
+/// A slot without an owner is told after this.
+const UNOWNED: u64 = 1_000 * MS;
 /// A node outside clusters that nobody names and that does not answer is forgotten after this.
 const FORGOTTEN: u64 = 60_000 * MS;
 /// Views of this age may stand beside the newest one.
@@ -54,6 +56,8 @@ pub struct Watcher {
     views: BTreeMap<String, (u64, ClusterView)>,
     /// What was made of them.
     merged: ClusterView,
+    /// Since when slots that had an owner have none.
+    unowned_since: Option<u64>,
     zones: BTreeMap<String, String>,
     /// Addresses behind host names.
     names: BTreeMap<String, String>,
@@ -96,6 +100,7 @@ impl Watcher {
             by_connection: HashMap::new(),
             views: BTreeMap::new(),
             merged: ClusterView::default(),
+            unowned_since: None,
             zones: BTreeMap::new(),
             names: BTreeMap::new(),
             master: None,
@@ -167,7 +172,7 @@ impl Watcher {
         let tls = tls_of(&link.target, self.tls.as_ref(), self.settings.options.tls.server_name.as_deref());
         match io.connect(&peer, tls.as_ref(), now + patience) {
             Ok(id) => {
-                link.connection = Some(id);
+                (link.connection, link.dialled_at) = (Some(id), now);
                 self.by_connection.insert(id, at);
             }
             Err(_) => link.lost(now),
@@ -634,7 +639,26 @@ impl Watcher {
             if lines.is_empty() { !enough } else { won }
         });
         views.push(known);
-        self.merged = ClusterView::merge(&views);
+        let mut merged = ClusterView::merge(&views);
+        // Between two owners a slot may have none for a moment, by the views that are there: that is no news yet.
+        let lost = merged.unassigned();
+        let given = |n: &ClusterNode| -> Vec<(u16, u16)> {
+            let slots = lost.ranges().iter().flat_map(|&(a, b)| a..=b).filter(|s| n.slots.contains(*s));
+            slots.map(|s| (s, s)).collect()
+        };
+        let held: Vec<(String, Vec<(u16, u16)>)> =
+            self.merged.nodes.iter().map(|n| (n.id.clone(), given(n))).filter(|(_, s)| !s.is_empty()).collect();
+        if held.is_empty() {
+            self.unowned_since = None;
+        } else if now < *self.unowned_since.get_or_insert(now) + UNOWNED {
+            for (id, slots) in held {
+                if let Some(node) = merged.nodes.iter_mut().find(|n| n.id == id) {
+                    node.slots = SlotSet::from_ranges(node.slots.ranges().iter().copied().chain(slots));
+                }
+            }
+            self.poll_at = self.poll_at.min(now + 20 * MS);
+        }
+        self.merged = merged;
         let topology = Topology::of_cluster(&self.merged, self.settings.target.tls);
         let addresses: BTreeSet<String> = topology.nodes.iter().map(|n| n.address.clone()).collect();
         for address in &addresses {
@@ -868,7 +892,9 @@ impl Watcher {
             let patience = suspect_after.max(link.rtt_peak * 4).min(suspect_after * 8);
             let owes = link.connection.is_none() || !link.ready || !link.asks.is_empty();
             let since = if link.ready { link.heard_at.max(link.owes_since) } else { link.heard_at };
-            if link.connection.is_some() && owes && now > since + patience.max(SILENT) && link.dial_at != u64::MAX {
+            let open_since = if link.ready { since } else { link.dialled_at };
+            if link.connection.is_some() && owes && now > open_since + patience.max(SILENT) && link.dial_at != u64::MAX
+            {
                 // The connection may be dead although the node is well: another one shows.
                 if let Some(connection) = self.links[at].connection {
                     self.by_connection.remove(&connection);

@@ -75,7 +75,20 @@ struct Told {
 fn run(unslow: &Path, way: &Way, server: u32, args: &[&str]) -> Told {
     let before = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
     let out = Command::new(unslow)
-        .args(["bench", &way.url, "--mix", "get=1", "--keys", "10000", "--no-preload", "--quiet", "--format", "json", "--resp", "2"])
+        .args([
+            "bench",
+            &way.url,
+            "--mix",
+            "get=1",
+            "--keys",
+            "10000",
+            "--no-preload",
+            "--quiet",
+            "--format",
+            "json",
+            "--resp",
+            "2",
+        ])
         .args(["--lateness-max", "1s"])
         .args(args)
         .output()
@@ -152,7 +165,9 @@ fn main() {
         .status();
     assert!(filled.is_ok_and(|s| s.success()), "the keys are there");
 
-    println!("| clients | depth | way | proxy CPU us a GET (user) | server CPU us | server to direct | requests/s | p50 us |");
+    println!(
+        "| clients | depth | way | proxy CPU us a GET (user) | server CPU us | server to direct | requests/s | p50 us |"
+    );
     println!("|---|---|---|---|---|---|---|---|");
     for (clients, depth) in [(50, 1), (500, 1), (2000, 1), (50, 16)] {
         let (connections, depth) = (clients.to_string(), depth.to_string());
@@ -210,7 +225,11 @@ fn main() {
             Err(_) => break, // the limit of open files
         }
     }
-    println!("\n{} clients that have asked once and stay: {} MB resident, {empty} MB without them.", idle.len(), resident_mb(gateway));
+    println!(
+        "\n{} clients that have asked once and stay: {} MB resident, {empty} MB without them.",
+        idle.len(),
+        resident_mb(gateway)
+    );
     drop(running);
     let _ = fs::remove_dir_all(&dir);
 }
