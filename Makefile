@@ -14,9 +14,9 @@ check: ## formatting, lints, tidy: no servers needed
 	cargo xtask tidy
 	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 
-tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, util-linux for the lab of an ordinary user
+tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, util-linux for the lab of an ordinary user, Go, Node and Maven for the clients that go through the gateway
 	@missing=""; \
-	for tool in openssl:openssl setpriv:util-linux make:make gcc:gcc; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	for tool in openssl:openssl setpriv:util-linux make:make gcc:gcc go:golang-go node:nodejs npm:npm mvn:maven; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
 	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 
@@ -30,3 +30,4 @@ bench: tools ## the tables in bench/runs, made anew
 	./bench/doctor.sh
 	./bench/lab.sh
 	./bench/bench.sh
+	./bench/gateway.sh

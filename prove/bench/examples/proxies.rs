@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use unslow_engine::{Server, ServerSpec, find};
+use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, info};
 
 /// Ends with us.
 struct Running(Child);
@@ -59,6 +59,32 @@ struct Way {
     url: String,
     /// The proxy, if there is one.
     pid: Option<u32>,
+}
+
+/// The same load on every way, by Debian's redis-benchmark: nutcracker closes connections that ask INFO or CLIENT, which this
+/// project's own generator does.
+fn load(program: &Path, way: &Way, server: u32, clients: usize, depth: usize) -> Told {
+    let (host, port) = way.url.rsplit_once(':').expect("an address");
+    let requests = if depth > 1 { 3_000_000 } else { 400_000 };
+    let before = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let out = Command::new(program)
+        .args(["-h", host, "-p", port, "-t", "get", "-r", "10000", "--csv"])
+        .args(["-n", &requests.to_string(), "-c", &clients.to_string(), "-P", &depth.to_string()])
+        .output()
+        .expect("redis-benchmark runs");
+    let after = (way.pid.map_or(0, cpu_ns), way.pid.map_or(0, user_ns), cpu_ns(server));
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let line = text.lines().find(|l| l.starts_with("\"GET")).unwrap_or_else(|| panic!("{}: {text}", way.name));
+    let fields: Vec<f64> = line.split(',').skip(1).filter_map(|f| f.trim_matches('"').parse().ok()).collect();
+    let us = |a: u64, b: u64| (b - a) as f64 / 1000.0 / requests as f64;
+    Told {
+        per_s: fields[0],
+        proxy_us: us(before.0, after.0),
+        proxy_user_us: us(before.1, after.1),
+        server_us: us(before.2, after.2),
+        p50_us: fields[3] * 1000.0,
+        p99_us: fields[5] * 1000.0,
+    }
 }
 
 /// What one run told.
@@ -125,6 +151,9 @@ fn port_open(port: u16) -> bool {
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
+    if std::env::args().nth(1).as_deref() == Some("storm") {
+        return storm(&std::env::args().nth(2).map(PathBuf::from).expect("the path of the binary"));
+    }
     let unslow = arguments.next().map(PathBuf::from).expect("the path of the binary");
     let rounds: usize = arguments.next().map_or(5, |n| n.parse().expect("a number of rounds"));
     let server = Server::start(&find("valkey-9.1").expect("installed"), &ServerSpec::default()).expect("a server");
@@ -165,18 +194,25 @@ fn main() {
         .status();
     assert!(filled.is_ok_and(|s| s.success()), "the keys are there");
 
+    let dirs = unslow_engine::cli_dirs();
+    let redis_benchmark =
+        dirs.into_iter().map(|d| d.join("redis-benchmark")).find(|p| p.exists()).expect("redis-tools");
+    let (host, port) = ways[0].url.rsplit_once(':').expect("an address");
+    let filled = Command::new(&redis_benchmark)
+        .args(["-h", host, "-p", port, "-t", "set", "-d", "64", "-r", "10000", "-n", "300000", "-P", "32", "-q"])
+        .stdout(Stdio::null())
+        .status();
+    assert!(filled.is_ok_and(|s| s.success()), "the keys are there");
     println!(
         "| clients | depth | way | proxy CPU us a GET (user) | server CPU us | server to direct | requests/s | p50 us |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for (clients, depth) in [(50, 1), (500, 1), (2000, 1), (50, 16)] {
-        let (connections, depth) = (clients.to_string(), depth.to_string());
-        let args = ["--connections", &connections, "-P", &depth, "--seconds", "2"];
         let mut told: Vec<Vec<Told>> = ways.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
             for i in 0..ways.len() {
                 let i = (i + round) % ways.len();
-                told[i].push(run(&unslow, &ways[i], server.pid(), &args));
+                told[i].push(load(&redis_benchmark, &ways[i], server.pid(), clients, depth));
             }
         }
         let of = |i: usize, f: fn(&Told) -> f64| median(&mut told[i].iter().map(f).collect::<Vec<_>>());
@@ -186,7 +222,7 @@ fn main() {
                 None => "0".into(),
             };
             println!(
-                "| {connections} | {depth} | {} | {proxy} | {:.2} | {:.2} | {:.0} | {:.0} |",
+                "| {clients} | {depth} | {} | {proxy} | {:.2} | {:.2} | {:.0} | {:.0} |",
                 way.name,
                 of(i, |t| t.server_us),
                 of(i, |t| t.server_us) / of(0, |t| t.server_us),
@@ -200,11 +236,11 @@ fn main() {
     println!("| way | p50 us | p99 us |\n|---|---|---|");
     let mut told: Vec<Vec<Told>> = ways.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
-        for (i, way) in ways.iter().enumerate() {
+        for (i, way) in ways.iter().enumerate().take(2) {
             told[i].push(run(&unslow, way, server.pid(), &["--rate", "50000", "--seconds", "2"]));
         }
     }
-    for (way, told) in ways.iter().zip(&told) {
+    for (way, told) in ways.iter().zip(&told).take(2) {
         let p50 = median(&mut told.iter().map(|t| t.p50_us).collect::<Vec<_>>());
         let p99 = median(&mut told.iter().map(|t| t.p99_us).collect::<Vec<_>>());
         println!("| {} | {p50:.0} | {p99:.0} |", way.name);
@@ -232,4 +268,71 @@ fn main() {
     );
     drop(running);
     let _ = fs::remove_dir_all(&dir);
+}
+
+/// `proxies storm BINARY`: 4,000 clients that each ask CLUSTER NODES and CLUSTER SLOTS once in ten seconds, as many client libraries
+/// do, at the servers themselves and at a gateway before them; what the servers spend on topology.
+fn storm(unslow: &Path) {
+    const CLIENTS: usize = 4000;
+    const SECONDS: u64 = 20;
+    println!(
+        "| servers | way | topology commands/s, all nodes | of a core, on the node that spends most |\n|---|---|---|---|"
+    );
+    for name in ["valkey-9.1", "redis-5.0"] {
+        let deployment =
+            Deployment::start(&find(name).expect("installed"), &Shape::six_nodes(), &ServerSpec::default())
+                .expect("a cluster");
+        let port = unslow_engine::free_port("127.0.0.1").expect("a port");
+        let gateway = Command::new(unslow)
+            .args(["gateway", "--listen", &format!("127.0.0.1:{port}"), "--target", &deployment.url(), "--quiet"])
+            .spawn()
+            .expect("the gateway");
+        let gateway = Running(gateway);
+        until("the gateway", || port_open(port));
+        for through in [false, true] {
+            // Calls and microseconds of what is about topology, by node.
+            let spent = || -> Vec<(u64, u64)> {
+                let of = |server: &std::sync::Arc<Server>| {
+                    let info = info(&mut server.connect().expect("it is up"), "commandstats").expect("INFO");
+                    let topology =
+                        |n: &str| n.starts_with("cluster") || matches!(n, "ping" | "role" | "ssubscribe" | "hello");
+                    let stats = info.command_stats();
+                    stats.iter().filter(|(n, _)| topology(n)).fold((0, 0), |(c, us), (_, s)| (c + s.calls, us + s.usec))
+                };
+                deployment.nodes.iter().map(of).collect()
+            };
+            let addresses: Vec<String> = match through {
+                true => vec![format!("127.0.0.1:{port}")],
+                false => deployment.nodes.iter().map(|n| n.address()).collect(),
+            };
+            let mut clients: Vec<std::net::TcpStream> = (0..CLIENTS)
+                .map(|i| {
+                    let stream = std::net::TcpStream::connect(&addresses[i % addresses.len()]).expect("a connection");
+                    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+                    stream
+                })
+                .collect();
+            let before = spent();
+            let begun = Instant::now();
+            let mut buffer = vec![0; 1 << 16];
+            for round in 0..SECONDS / 10 {
+                for (i, client) in clients.iter_mut().enumerate() {
+                    use std::io::{Read, Write};
+                    let due = Duration::from_secs(10 * round) + Duration::from_secs(10) * i as u32 / CLIENTS as u32;
+                    std::thread::sleep(due.saturating_sub(begun.elapsed()));
+                    client.write_all(b"CLUSTER NODES\r\nCLUSTER SLOTS\r\n").expect("written");
+                    let _ = client.read(&mut buffer);
+                }
+            }
+            let seconds = begun.elapsed().as_secs_f64();
+            let each: Vec<(u64, u64)> = spent().iter().zip(&before).map(|(a, b)| (a.0 - b.0, a.1 - b.1)).collect();
+            println!(
+                "| {name} | {} | {:.0} | {:.3} % |",
+                if through { "unslow gateway" } else { "direct" },
+                each.iter().map(|e| e.0).sum::<u64>() as f64 / seconds,
+                each.iter().map(|e| e.1).max().unwrap_or(0) as f64 / seconds / 1e4,
+            );
+        }
+        drop(gateway);
+    }
 }
