@@ -92,6 +92,13 @@ pub struct GatewayArguments {
 static RUNNING: AtomicBool = AtomicBool::new(false);
 static SIGNALS: AtomicU8 = AtomicU8::new(0);
 
+/// SIGHUP: true when a gateway runs and is to read its settings again.
+pub fn hang_up() -> bool {
+    let running = RUNNING.load(Ordering::Acquire);
+    HANG_UP.fetch_or(running, Ordering::AcqRel);
+    running
+}
+
 /// Ctrl-C or SIGTERM: true when a gateway runs and is to end politely.
 pub fn interrupt() -> bool {
     RUNNING.load(Ordering::Acquire) && SIGNALS.fetch_add(1, Ordering::AcqRel) == 0
@@ -193,7 +200,6 @@ impl GatewayArguments {
         let start = Start { config, target: target.clone(), options, reread, log: Box::new(log) };
         let gateway = Gateway::start(start)?;
         RUNNING.store(true, Ordering::Release);
-        hang_ups()?;
         for address in &gateway.addresses {
             output.note(&format!("{address} -> {}", target.url()));
         }
@@ -220,14 +226,3 @@ impl GatewayArguments {
 }
 
 static HANG_UP: AtomicBool = AtomicBool::new(false);
-
-/// SIGHUP sets a flag; the default would end us.
-fn hang_ups() -> anyhow::Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGHUP])?;
-    std::thread::spawn(move || {
-        for _ in signals.forever() {
-            HANG_UP.store(true, Ordering::Release);
-        }
-    });
-    Ok(())
-}

@@ -19,6 +19,8 @@ mod watch;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 /// Finds out why a Redis or Valkey deployment is slow.
 #[derive(Parser)]
@@ -74,7 +76,10 @@ fn main() -> ExitCode {
         _ => "nothing is left running",
     };
     // One way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us.
-    let handler = ctrlc::set_handler(move || {
+    let on_signal = move |signal| {
+        if signal == SIGHUP && gateway::hang_up() {
+            return; // it reads its settings again
+        }
         if holds && unslow_lab::launch::stop_serving() {
             return; // it takes its lab down in order
         }
@@ -94,9 +99,10 @@ fn main() -> ExitCode {
         }
         #[allow(clippy::disallowed_methods)] // the one place that may
         std::process::exit(2);
-    });
-    if let Err(e) = handler {
-        eprintln!("unslow: no handler for Ctrl-C: {e}");
+    };
+    match Signals::new([SIGINT, SIGTERM, SIGHUP]) {
+        Ok(mut signals) => drop(std::thread::spawn(move || signals.forever().for_each(on_signal))),
+        Err(e) => eprintln!("unslow: no handler for Ctrl-C: {e}"),
     }
     let result = match arguments.verb {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),

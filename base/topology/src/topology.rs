@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS, SlotSet};
 
+/// First and last.
+type Ranges = Vec<(u16, u16)>;
+
 /// How a node is, in the eyes of who watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -276,30 +279,24 @@ impl Topology {
         for node in self.nodes.iter().filter(|n| newer.at(&n.address).is_none()) {
             changes.push(Change::Removed { node: node.address.clone() });
         }
-        let mut moved: BTreeMap<(Option<&str>, Option<&str>), Vec<(u16, u16)>> = BTreeMap::new();
+        // Slots by their old and new owner.
+        let mut moved: BTreeMap<(Option<u16>, Option<u16>), Ranges> = BTreeMap::new();
         let (before, after) = (self.owners(), newer.owners());
-        let name = |t: &'_ Topology, i: Option<u16>| i.map(|i| t.nodes[usize::from(i)].address.clone());
-        // By node, not by slot: names are looked up once for each pair of owners.
-        let mut pairs: BTreeMap<(Option<u16>, Option<u16>), Vec<(u16, u16)>> = BTreeMap::new();
         for slot in 0..SLOTS {
             let i = usize::from(slot);
-            pairs.entry((before[i], after[i])).or_default().push((slot, slot));
+            moved.entry((before[i], after[i])).or_default().push((slot, slot));
         }
-        let named: Vec<_> = pairs
-            .into_iter()
-            .map(|((a, b), s)| (name(self, a), name(newer, b), s))
-            .filter(|(a, b, _)| a != b)
-            .collect();
-        for (from, to, slots) in &named {
-            moved.entry((from.as_deref(), to.as_deref())).or_default().extend(slots);
-        }
+        let name = |t: &Topology, i: Option<u16>| i.map(|i| t.nodes[usize::from(i)].address.clone());
         for ((from, to), slots) in moved {
+            let (from, to) = (name(self, from), name(newer, to));
+            if from == to {
+                continue;
+            }
             // A promotion says so itself.
             let promoted = changes.iter().any(
-                |c| matches!(c, Change::Promoted { node, instead_of, .. } if Some(&**node) == to && instead_of.as_deref() == from),
+                |c| matches!(c, Change::Promoted { node, instead_of, .. } if Some(node) == to.as_ref() && *instead_of == from),
             );
             if !promoted {
-                let (from, to) = (from.map(str::to_string), to.map(str::to_string));
                 changes.push(Change::Moved { slots: SlotSet::from_ranges(slots), from, to });
             }
         }

@@ -84,7 +84,7 @@ impl Worker {
     pub fn contribute(&mut self, io: &mut Io, question: &Question) {
         let part = match question.what {
             What::Clients | What::ClientList => {
-                let all: Vec<Whom> = self.clients.iter().flatten().map(|c| c.whom()).collect();
+                let all: Vec<Whom> = self.everyone().map(|c| c.whom()).collect();
                 all.into_iter().map(|whom| vec![self.client_line(whom)]).collect()
             }
             What::Backends => self.backend_rows(io),

@@ -638,16 +638,18 @@ fn http(address: &str, shared: Arc<Shared>, stop: Arc<AtomicBool>, heir: bool) -
             };
             let _ = ready.set_nonblocking(true);
             match ready.accept() {
-                // One that dawdles keeps no other waiting, and many are not let in.
-                Ok((stream, _)) if open.load(Ordering::Acquire) < AT_ONCE_MAX => {
-                    open.fetch_add(1, Ordering::AcqRel);
+                // One that dawdles keeps no other waiting, and many wait for each other.
+                Ok((stream, _)) => {
+                    while open.fetch_add(1, Ordering::AcqRel) >= AT_ONCE_MAX {
+                        open.fetch_sub(1, Ordering::AcqRel);
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
                     let (shared, open) = (shared.clone(), open.clone());
                     std::thread::spawn(move || {
                         let _ = serve(stream, &shared);
                         open.fetch_sub(1, Ordering::AcqRel);
                     });
                 }
-                Ok(_) => {}
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
         }
@@ -659,8 +661,14 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    // All of the head is read: closing with something unread would take the answer away.
+    let mut head = BufReader::new((&stream).take(8192));
     let mut line = String::new();
-    BufReader::new((&stream).take(8192)).read_line(&mut line)?;
+    head.read_line(&mut line)?;
+    let mut rest = String::new();
+    while head.read_line(&mut rest)? > 2 {
+        rest.clear();
+    }
     let path = line.split(' ').nth(1).unwrap_or("");
     let map = shared.map();
     let ready = map.topology.masters().next().is_some()

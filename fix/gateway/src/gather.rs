@@ -33,7 +33,7 @@ impl Worker {
     pub fn divide(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan, how: Divide) -> bool {
         let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
         let step = if how == Divide::Pairs { 2 } else { 1 };
-        if args.len() < 1 + step || (args.len() - 1) % step != 0 {
+        if args.len() < 1 + step || !(args.len() - 1).is_multiple_of(step) {
             return self.send(io, whom, bytes, plan, NO_SLOT, Kind::Reply); // the server says what is wrong with it
         }
         let keys = || (1..args.len()).step_by(step);
@@ -99,7 +99,7 @@ impl Worker {
             return self.send(io, whom, bytes, plan, NO_SLOT, Kind::Reply);
         };
         let places = self.places();
-        let (mut at, mut node) = (cursor >> NODE_BITS, (cursor & (1 << NODE_BITS) - 1) as u16);
+        let (mut at, mut node) = (cursor >> NODE_BITS, (cursor & ((1 << NODE_BITS) - 1)) as u16);
         if cursor == 0 {
             let Some(first) = places.first() else {
                 let answer = self.nobody(NO_SLOT);

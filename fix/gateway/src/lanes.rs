@@ -244,7 +244,7 @@ impl Worker {
         (l.first, l.forwarded) = (0, 0);
         l.part.clear();
         l.down_since.get_or_insert(now);
-        let pause = (10 * MS << l.failures.min(7)).min(1000 * MS);
+        let pause = ((10 * MS) << l.failures.min(7)).min(1000 * MS);
         l.failures += 1;
         l.state = State::Closed(now + pause / 2 + rand::random_range(0..pause / 2));
     }
@@ -825,7 +825,7 @@ impl Worker {
                 ill && !server.owns && old.servers.get(node).is_some_and(|s| s.owns || s.health == Health::Up);
             let now_ill = ill && old.servers.get(node).is_some_and(|s| s.health == Health::Up);
             let raw = l.raw;
-            self.lanes[lane as usize].held = ill && server.health == Health::Suspected || ill && server.owns;
+            self.lanes[lane as usize].held = ill && (server.health == Health::Suspected || server.owns);
             if replaced && self.lanes[lane as usize].state == State::Ready {
                 if let Some(id) = self.lanes[lane as usize].connection.take() {
                     io.close(id);
@@ -874,7 +874,8 @@ impl Worker {
                 continue;
             }
             let l = &mut self.lanes[lane as usize];
-            if !raw && !(l.pooled && l.owner.is_some()) && l.sent < l.flights.len() {
+            let dedicated = l.pooled && l.owner.is_some();
+            if !raw && !dedicated && l.sent < l.flights.len() {
                 let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
                 let bytes = l.journal.all()[l.sent_bytes..].to_vec();
                 l.journal.truncate(l.sent_bytes);
@@ -1045,6 +1046,6 @@ impl Worker {
 /// `id` in the reply of HELLO.
 fn hello_number(bytes: &[u8]) -> Option<u64> {
     let at = bytes.windows(7).position(|w| w == b"\r\nid\r\n:")? + 7;
-    let digits = bytes[at..].iter().take_while(|b| b.is_ascii_digit());
-    digits.fold(Some(0u64), |n, d| n?.checked_mul(10)?.checked_add(u64::from(d - b'0')))
+    let mut digits = bytes[at..].iter().take_while(|b| b.is_ascii_digit());
+    digits.try_fold(0u64, |n, d| n.checked_mul(10)?.checked_add(u64::from(d - b'0')))
 }

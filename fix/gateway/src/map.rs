@@ -163,7 +163,7 @@ pub fn server(
     tls: Option<&Arc<rustls::ClientConfig>>,
     server_name: Option<&str>,
 ) -> Server {
-    let name = server_name.map(str::to_string).or_else(|| Some(host(address)?));
+    let name = server_name.map(str::to_string).or_else(|| host(address));
     let tls = tls.and_then(|config| Some(Tls { config: config.clone(), name: name?.try_into().ok()? }));
     Server {
         address: address.to_string(),

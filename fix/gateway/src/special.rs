@@ -445,10 +445,8 @@ impl Worker {
     /// The connection that this client had alone is gone, and with it what the server knew of it.
     pub fn lost_own_lane(&mut self, io: &mut Io, lane: u32, whom: Whom) {
         let Some(client) = self.client(whom) else { return self.close_lane(io, lane) };
-        if client.stream.as_ref().is_some_and(|s| s.lane == lane) {
-            if let Some(stream) = client.stream.as_mut() {
-                (stream.lost, stream.lane) = (true, NONE);
-            }
+        if let Some(stream) = client.stream.as_mut().filter(|s| s.lane == lane) {
+            (stream.lost, stream.lane) = (true, NONE);
         }
         let Some(client) = self.client(whom) else { return };
         if client.subs.contains(&lane) {
@@ -1356,7 +1354,7 @@ impl Worker {
     }
 
     fn unblock(&mut self, io: &mut Io, whom: Whom, number: Option<u64>, how: Option<&[u8]>, plan: &Plan) -> bool {
-        let victim = self.clients.iter().flatten().find(|c| Some(c.number) == number).map(|c| c.pin);
+        let victim = self.everyone().find(|c| Some(c.number) == number).map(|c| c.pin);
         let lane = victim.filter(|l| *l != NONE);
         let target = lane.and_then(|l| Some((self.lanes[l as usize].node, self.lanes[l as usize].server_number?)));
         let Some((node, server_number)) = target else {

@@ -161,6 +161,10 @@ impl Worker {
         self.clients.get_mut(whom.index as usize)?.as_deref_mut().filter(|c| c.serial == whom.serial)
     }
 
+    pub fn everyone(&self) -> impl Iterator<Item = &Client> {
+        self.clients.iter().filter_map(|c| c.as_deref())
+    }
+
     fn party(&mut self, id: Id, party: Party) {
         if self.parties.len() <= id.index() {
             self.parties.resize(id.index() + 64, Party::Nobody);
@@ -267,7 +271,8 @@ impl Worker {
             return false;
         }
         let Some(client) = self.clients[whom.index as usize].as_mut() else { return true };
-        if !plan.plain && !(plan.divide.is_some() && !self.cluster) || !client.plain() {
+        let common = plan.plain || plan.divide.is_some() && !self.cluster;
+        if !common || !client.plain() {
             return self.special(io, whom, bytes, args, &plan);
         }
         let slot = match plan.key {
@@ -581,10 +586,7 @@ impl Worker {
             || client.monitor
             || matches!(client.multi, Multi::Lost | Multi::Said)
             || client.proto == 2 && !client.subs.is_empty();
-        let key = match plan.key {
-            Some(at) => Some(&bytes[args[at].0 as usize..args[at].1 as usize]),
-            None => None,
-        };
+        let key = plan.key.map(|at| &bytes[args[at].0 as usize..args[at].1 as usize]);
         let known = !args.is_empty() && (key.is_some() || !cluster);
         if client.set == NONE || !known || stateful || cluster && plan.divide.is_some() {
             // A part of it would have to be kept that we do not want to keep.
@@ -702,7 +704,7 @@ impl Worker {
         }
         self.unclog(io);
         self.house(io);
-        self.some_wait = self.some_wait && self.clients.iter().flatten().any(|c| !c.waiting.is_empty());
+        self.some_wait = self.some_wait && self.everyone().any(|c| !c.waiting.is_empty());
         self.look_after_lanes(io);
         if self.now > self.published_at + 1000 * MS {
             self.published_at = self.now;
@@ -765,7 +767,7 @@ impl Worker {
                 Message::Show(question) => self.contribute(io, &question),
                 Message::Answer(whom, seq, bytes) => self.answer(io, whom, seq, &bytes, true),
                 Message::Kill(number) => {
-                    let victim = self.clients.iter().flatten().find(|c| c.number == number).map(|c| c.whom());
+                    let victim = self.everyone().find(|c| c.number == number).map(|c| c.whom());
                     if let Some(whom) = victim {
                         self.drop_client(io, whom);
                     }
@@ -792,17 +794,17 @@ impl Worker {
             return;
         }
         let now = self.now;
-        let idle = |c: &&Box<Client>| {
+        let idle = |c: &&Client| {
             c.seen + limit < now && c.pending.is_empty() && c.subs.is_empty() && c.pin == NONE && !c.monitor
         };
-        let idle: Vec<Whom> = self.clients.iter().flatten().filter(idle).map(|c| c.whom()).collect();
+        let idle: Vec<Whom> = self.everyone().filter(idle).map(|c| c.whom()).collect();
         idle.into_iter().for_each(|whom| self.drop_client(io, whom));
     }
 
     /// Clients that block, are not read because of it, and have gone meanwhile.
     fn close_deserted(&mut self, io: &mut Io) {
-        let stuck = |c: &&Box<Client>| c.pin != NONE && c.stall != Stall::No;
-        let stuck: Vec<(Whom, Id)> = self.clients.iter().flatten().filter(stuck).map(|c| (c.whom(), c.id)).collect();
+        let stuck = |c: &&Client| c.pin != NONE && c.stall != Stall::No;
+        let stuck: Vec<(Whom, Id)> = self.everyone().filter(stuck).map(|c| (c.whom(), c.id)).collect();
         for (whom, id) in stuck {
             if io.hung_up(id) {
                 self.drop_client(io, whom);
@@ -812,7 +814,7 @@ impl Worker {
 
     /// SMIGRATED, with the addresses by which the client knows us.
     fn notify(&mut self, io: &mut Io, notice: &Notice) {
-        let all = self.clients.iter().flatten().filter(|c| c.notified && c.proto == 3);
+        let all = self.everyone().filter(|c| c.notified && c.proto == 3);
         let all: Vec<(Whom, Option<std::net::SocketAddr>)> = all.map(|c| (c.whom(), c.to)).collect();
         for (whom, to) in all {
             let host = to.map_or("127.0.0.1".into(), |a| a.ip().to_string());
@@ -828,7 +830,7 @@ impl Worker {
     fn drain(&mut self, io: &mut Io, until: u64) {
         let late = self.now >= until;
         let now = self.now;
-        let between = |c: &&Box<Client>| {
+        let between = |c: &&Client| {
             c.pending.is_empty()
                 && c.multi == Multi::No
                 && c.subs.is_empty()
@@ -837,8 +839,8 @@ impl Worker {
                 && c.stream.is_none()
         };
         // Not at once: who has just come, or just got an answer, is likely to say more.
-        let going = |c: &&Box<Client>| late || between(c) && now > c.seen + DRAIN_QUIET;
-        let going: Vec<Whom> = self.clients.iter().flatten().filter(going).map(|c| c.whom()).collect();
+        let going = |c: &&Client| late || between(c) && now > c.seen + DRAIN_QUIET;
+        let going: Vec<Whom> = self.everyone().filter(going).map(|c| c.whom()).collect();
         for whom in going {
             if late {
                 self.drop_client(io, whom);

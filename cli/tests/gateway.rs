@@ -1,0 +1,255 @@
+//! `unslow watch` and `unslow gateway` as a person starts them: errors, signals, endpoints, TLS on both sides, JSON.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{command, engine, openssl, schema, stderr, tls_server, unslow};
+use unslow_client::{Connection, Options, Target, TlsOptions};
+use unslow_engine::{Deployment, Server, ServerSpec, Shape, free_port, wait_for};
+
+/// Ended with the test, whatever becomes of it.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn signal(&self, signal: i32) {
+        // SAFETY: kill takes numbers only, and the child is ours and not yet waited for.
+        unsafe { libc::kill(self.0.id() as i32, signal) };
+    }
+
+    fn ended(&mut self, within: Duration) -> Option<i32> {
+        let deadline = Instant::now() + within;
+        while Instant::now() < deadline {
+            if let Ok(Some(status)) = self.0.try_wait() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+}
+
+fn start(arguments: &[&str]) -> Running {
+    let child = command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    Running(child)
+}
+
+fn client(port: u16) -> Result<Connection, unslow_client::Error> {
+    let timeout = Duration::from_secs(5);
+    let options = Options { connect_timeout: timeout, command_timeout: timeout, ..Options::default() };
+    Connection::open(&Target::parse(&format!("127.0.0.1:{port}")).unwrap(), &options)
+}
+
+fn ready(port: u16) {
+    wait_for("the gateway to answer", Duration::from_secs(20), || {
+        Ok(client(port).is_ok_and(|mut c| c.call(&["PING"]).is_ok()))
+    })
+    .unwrap();
+}
+
+fn http(port: u16, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn what_cannot_work_is_said_in_one_line() {
+    let server = Server::start(&engine("valkey-9.1"), &ServerSpec::default()).unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let file = |text: &str| {
+        let path = dir.path().join(format!("{}.toml", text.len()));
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let url = server.url();
+    let with_password = format!("redis://:hunter2@{}", server.address());
+    for (arguments, expected) in [
+        (vec!["gateway"], "which deployment?"),
+        (vec!["gateway", "--target", "127.0.0.1:1"], "connection refused"),
+        (vec!["gateway", "--target", &url, "--listen", &taken], "somebody listens there already"),
+        (vec!["gateway", "--target", &url, "--listen", "nonsense"], "host:port or unix:/path"),
+        (vec!["gateway", "--target", &url, "--read", "zone"], "zone = "),
+        (vec!["gateway", "--target", &with_password, "--listen", "0.0.0.0:0"], "--client-auth server"),
+        (vec!["gateway", "--config", &file("hold_ms = \"x\"\ntarget = \"redis://:hunter2@h\"")], "near line 1"),
+        (vec!["gateway", "--config", &file("holdms = 1")], "unknown field"),
+        (vec!["gateway", "--config", &file("target = redis://:hunter2@h")], "near line 1"),
+        (vec!["watch", "127.0.0.1:1"], "connection refused"),
+    ] {
+        let output = unslow(&arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(expected) && !text.contains("hunter2"), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn serves_reloads_and_ends_by_signals_and_says_how_it_is() {
+    let server = Server::start(&engine("valkey-9.1"), &ServerSpec::default()).unwrap();
+    let (port, metrics) = (free_port("127.0.0.1").unwrap(), free_port("127.0.0.1").unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("gateway.toml");
+    let settings = |more: &str| {
+        let text = format!("target = {:?}\nmetrics = \"127.0.0.1:{metrics}\"\ndrain_ms = 3000\n{more}", server.url());
+        std::fs::write(&file, text).unwrap();
+    };
+    settings("");
+    let listen = format!("127.0.0.1:{port}");
+    let mut gateway = start(&[
+        "gateway",
+        "--config",
+        &file.display().to_string(),
+        "--listen",
+        &listen,
+        "--strict",
+        "--format",
+        "json",
+    ]);
+    ready(port);
+    let mut c = client(port).unwrap();
+    c.call(&["SET", "k", "v"]).unwrap();
+    assert!(http(metrics, "/healthz").starts_with("HTTP/1.1 200"));
+    assert!(http(metrics, "/readyz").starts_with("HTTP/1.1 200"));
+    assert!(http(metrics, "/nothing").starts_with("HTTP/1.1 404"));
+    wait_for("metrics", Duration::from_secs(5), || {
+        let text = http(metrics, "/metrics");
+        Ok(text.contains("unslow_gateway_command_latency_seconds_count{command=\"SET\"} 1\n")
+            && text.contains("unslow_gateway_node_up{node="))
+    })
+    .unwrap();
+    settings("hold_ms = 4321\n");
+    gateway.signal(libc::SIGHUP);
+    wait_for("the new setting", Duration::from_secs(5), || {
+        let shown = c.call(&["UNSLOW", "SHOW", "CONFIG"])?.text().unwrap();
+        // Flags go on winning.
+        Ok(shown.contains("hold_ms: 4321") && shown.contains("strict: true"))
+    })
+    .unwrap();
+    server.signal(libc::SIGSTOP);
+    wait_for("it to be not ready", Duration::from_secs(5), || Ok(http(metrics, "/readyz").starts_with("HTTP/1.1 503")))
+        .unwrap();
+    server.signal(libc::SIGCONT);
+    wait_for("it to be ready again", Duration::from_secs(5), || {
+        Ok(http(metrics, "/readyz").starts_with("HTTP/1.1 200"))
+    })
+    .unwrap();
+    assert_eq!(c.call(&["GET", "k"]).unwrap().text().as_deref(), Some("v"));
+    gateway.signal(libc::SIGTERM);
+    assert_eq!(gateway.ended(Duration::from_secs(10)), Some(0));
+    let mut log = String::new();
+    gateway.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    let events: Vec<serde_json::Value> = log.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+    for event in ["topology", "reload", "drain"] {
+        assert!(events.iter().any(|e| e["event"] == event), "{event}: {log}");
+    }
+}
+
+#[test]
+fn speaks_tls_on_both_sides() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, tls_port) = tls_server(dir.path());
+    openssl(dir.path(), "req -newkey rsa:2048 -nodes -keyout client.key -out client.csr -subj /CN=client");
+    openssl(
+        dir.path(),
+        "x509 -req -in client.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out client.crt",
+    );
+    let file = |n: &str| dir.path().join(n).display().to_string();
+    let port = free_port("127.0.0.1").unwrap();
+    let (listen, target) = (format!("127.0.0.1:{port}"), format!("rediss://127.0.0.1:{tls_port}"));
+    let (ca, cert, key) = (file("ca.crt"), file("server.crt"), file("server.key"));
+    let arguments = [
+        "gateway",
+        "--listen",
+        &listen,
+        "--target",
+        &target,
+        "--cacert",
+        &ca,
+        "--cert",
+        &file("client.crt"),
+        "--key",
+        &file("client.key"),
+        "--tls-cert",
+        &cert,
+        "--tls-key",
+        &key,
+        "--tls-client-ca",
+        &ca,
+    ];
+    let child = command(&arguments).env("UNSLOW_PASSWORD", "s3cret").stderr(Stdio::piped()).spawn().unwrap();
+    let mut gateway = Running(child);
+    let tls = |with_cert: bool| TlsOptions {
+        ca: Some(file("ca.crt").into()),
+        cert_and_key: with_cert.then(|| (file("client.crt").into(), file("client.key").into())),
+        ..TlsOptions::default()
+    };
+    let open = |with_cert: bool| {
+        let timeout = Duration::from_secs(2);
+        let options =
+            Options { connect_timeout: timeout, command_timeout: timeout, tls: tls(with_cert), ..Options::default() };
+        Connection::open(&Target::parse(&format!("rediss://127.0.0.1:{port}")).unwrap(), &options)
+            .and_then(|mut c| c.call(&["PING"]).map(|_| c))
+    };
+    wait_for("the gateway to answer", Duration::from_secs(20), || Ok(open(true).is_ok())).unwrap();
+    let mut c = open(true).unwrap();
+    let value = "x".repeat(1 << 20);
+    for i in 0..20 {
+        c.call(&["SET", &format!("k{i}"), &value]).unwrap();
+        assert_eq!(c.call(&["GET", &format!("k{i}")]).unwrap().text().as_deref(), Some(value.as_str()));
+    }
+    assert!(open(false).is_err(), "a client without a certificate is not let in");
+    assert!(client(port).and_then(|mut c| c.call(&["PING"])).is_err(), "nor is one without TLS");
+    assert_eq!(c.call(&["GET", "k1"]).unwrap().text().map(|t| t.len()), Some(1 << 20));
+    drop(server);
+    gateway.signal(libc::SIGTERM);
+    assert!(gateway.ended(Duration::from_secs(20)).is_some());
+}
+
+#[test]
+fn watch_prints_lines_that_fit_the_schema_and_ends_when_it_was_told_to() {
+    let settings = vec![("cluster-node-timeout".to_string(), "2000".to_string())];
+    let spec = ServerSpec { settings, ..ServerSpec::default() };
+    let deployment = Deployment::start(&engine("valkey-9.1"), &Shape::six_nodes(), &spec).unwrap();
+    let url = deployment.url();
+    let mut watch = start(&["watch", &url, "--format", "json", "--changes", "2", "--for", "60s"]);
+    let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
+    let first: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert_eq!((first["event"].as_str(), first["schema"].as_str()), (Some("topology"), Some("unslow.watch/1")));
+    deployment.nodes[3].connect().unwrap().call(&["CLUSTER", "FAILOVER"]).unwrap();
+    let rest: Vec<serde_json::Value> = lines.map(|l| serde_json::from_str(&l.unwrap()).unwrap()).collect();
+    assert_eq!(watch.ended(Duration::from_secs(60)), Some(0));
+    let validator = schema("watch");
+    for line in [&first].into_iter().chain(&rest) {
+        let errors: Vec<String> = validator.iter_errors(line).map(|e| e.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:?}: {line}");
+    }
+    let changes: Vec<&serde_json::Value> = rest.iter().flat_map(|l| l["changes"].as_array().unwrap()).collect();
+    assert!(
+        changes.iter().any(|c| c["change"] == "promoted" && c["node"] == deployment.nodes[3].address()),
+        "{changes:?}"
+    );
+    // Text, and a reader that has had enough.
+    let mut watch = start(&["watch", &url]);
+    let mut out = BufReader::new(watch.0.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert!(line.contains("cluster, 6 nodes"), "{line}");
+    watch.signal(libc::SIGINT);
+    assert_eq!(watch.ended(Duration::from_secs(10)), Some(2));
+    let quick = unslow(&["watch", &url, "--for", "300ms", "--quiet"]);
+    assert_eq!(quick.status.code(), Some(0));
+}
