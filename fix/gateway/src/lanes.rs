@@ -449,6 +449,9 @@ impl Worker {
     #[inline]
     fn reply(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8], error_inside: bool) {
         let l = &mut self.lanes[lane as usize];
+        if l.sent == 0 {
+            return; // nobody asked for it
+        }
         let Some(flight) = l.flights.pop_front() else { return };
         l.sent -= 1;
         l.sent_bytes -= flight.len as usize;
@@ -459,7 +462,7 @@ impl Worker {
         }
         let l = &mut self.lanes[lane as usize];
         l.journal.pop(flight.len as usize);
-        let node = l.node;
+        let (node, l_owner) = (l.node, l.owner);
         if flight.kind != Kind::Swallow {
             self.stats.took(node, flight.command, self.now.saturating_sub(flight.at) / 1000);
             if first == b'-' {
@@ -473,7 +476,19 @@ impl Worker {
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
-            Kind::Swallow => {}
+            Kind::Swallow => {
+                // MULTI is refused to this user: what follows on this lane would run at once.
+                let multi = l_owner.is_some() && flight.seq == MULTI_SEQ && first == b'-';
+                if let (true, Some(owner)) = (multi, l_owner) {
+                    let text = String::from_utf8_lossy(bytes).into_owned();
+                    if let Some(id) = self.lanes[lane as usize].connection.take() {
+                        io.close(id);
+                        self.parties[id.index()] = crate::worker::Party::Nobody;
+                    }
+                    self.break_lane(io, lane, 0, &text);
+                    return self.lost_own_lane(io, lane, owner);
+                }
+            }
             Kind::Gather => {
                 self.gathered(io, flight.seq, flight.part, bytes);
                 if self.lanes[lane as usize].pooled && self.lanes[lane as usize].owner.is_some() {
@@ -679,6 +694,10 @@ impl Worker {
             return;
         }
         let lane = match flight.kind {
+            Kind::Block if self.client(flight.whom).is_some_and(|c| c.closing || c.half_closed) => {
+                // What it would get nobody would read.
+                return self.drop_client(io, flight.whom);
+            }
             Kind::Block => self.dedicate(flight.whom, node),
             _ => self.lane_of(set, node),
         };
@@ -699,7 +718,9 @@ impl Worker {
             Kind::Exec => {
                 if let Some(client) = self.client(flight.whom) {
                     client.multi = Multi::No;
-                    client.watching = false;
+                    (client.watching, client.watch_lost, client.blind) = (false, false, false);
+                    client.multi_db = None;
+                    client.queued.clear();
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
@@ -715,7 +736,8 @@ impl Worker {
     }
 
     fn is_scan(&self, command: u16) -> bool {
-        self.table.get(command).special == Some(crate::commands::Special::Scan)
+        let known = usize::from(command) < self.table.count();
+        known && self.table.get(command).special == Some(crate::commands::Special::Scan)
     }
 
     // What breaks.
@@ -869,6 +891,8 @@ impl Worker {
                     let l = &mut self.lanes[lane as usize];
                     (l.node, l.state, l.held, l.failures, l.down_since) = (to, State::Closed(self.now), held, 0, None);
                     l.greeting.clear();
+                    l.part.clear();
+                    (l.splitter, l.first, l.forwarded, l.server_number) = (splitter(), 0, 0, None);
                     self.dial_if_needed(io, lane);
                 }
                 continue;
@@ -960,22 +984,36 @@ impl Worker {
     /// What has waited too long on a lane gets its error.
     fn give_up(&mut self, io: &mut Io, lane: u32) {
         let hold = self.config.hold_ms * MS;
+        let l = &self.lanes[lane as usize];
+        if let (true, Some(owner)) = (l.pooled, l.owner) {
+            // What was said before on a dedicated lane belongs to what is given up.
+            let address = &self.map.servers[usize::from(l.node)].address;
+            let how = if l.sent == 0 { "this one was not sent" } else { "it may or may not have run" };
+            let text = format!(
+                "-ERR unslow: {address} took no commands for {} ms and nobody took its place; {how}\r\n",
+                self.config.hold_ms
+            );
+            if let Some(id) = self.lanes[lane as usize].connection.take() {
+                io.close(id);
+                self.parties[id.index()] = crate::worker::Party::Nobody;
+            }
+            self.break_lane(io, lane, 0, &text);
+            self.lanes[lane as usize].state = State::Closed(self.now);
+            return self.lost_own_lane(io, lane, owner);
+        }
         let l = &mut self.lanes[lane as usize];
         let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
         let bytes = l.journal.all()[l.sent_bytes..].to_vec();
         l.journal.truncate(l.sent_bytes);
-        let (l_owner, l_pooled) = (l.owner, l.pooled);
         let address = self.map.servers[usize::from(l.node)].address.clone();
         let text = format!(
             "-ERR unslow: {address} took no commands for {} ms and nobody took its place; this one was not sent\r\n",
             self.config.hold_ms
         );
-        // What follows on a dedicated lane belongs to what is given up.
-        let owner = l_owner.filter(|_| l_pooled);
         let mut at = 0;
         for flight in flights {
             let end = at + flight.len as usize;
-            if self.now > flight.at + hold || owner.is_some() {
+            if self.now > flight.at + hold {
                 self.stats.error("held_too_long");
                 self.fail_flight(io, &flight, text.as_bytes());
             } else {
@@ -984,9 +1022,6 @@ impl Worker {
                 l.journal.push(&bytes[at..end]);
             }
             at = end;
-        }
-        if let Some(owner) = owner {
-            self.lost_own_lane(io, lane, owner);
         }
     }
 

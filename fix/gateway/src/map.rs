@@ -165,11 +165,13 @@ pub fn server(
 ) -> Server {
     let name = server_name.map(str::to_string).or_else(|| host(address));
     let tls = tls.and_then(|config| Some(Tls { config: config.clone(), name: name?.try_into().ok()? }));
+    // A name is resolved by the thread that makes maps, never by one that serves.
+    let named = host(address).is_some_and(|h| h.parse::<std::net::IpAddr>().is_err()) && !address.starts_with("unix:");
     Server {
         address: address.to_string(),
         alias: None,
-        peer: peer(address, target),
-        named: host(address).is_some_and(|h| h.parse::<std::net::IpAddr>().is_err()),
+        peer: if named { None } else { peer(address, target) },
+        named,
         tls,
         role: Role::Unknown,
         health: Health::Up,

@@ -9,6 +9,8 @@ use unslow_resp::{Limits, Splitter};
 use crate::journal::Journal;
 use crate::worker::Again;
 
+/// Place of a MULTI that the gateway says for a client: nobody waits for its answer, but it must be good.
+pub const MULTI_SEQ: u32 = 1;
 /// No lane, set or database.
 pub const NONE: u32 = u32::MAX;
 /// A command that has no key.

@@ -15,6 +15,8 @@ use crate::worker::{Worker, bulk, error, is};
 
 /// Bytes of subscriptions that a server has not been told yet.
 const UNSENT_SUBSCRIPTIONS_MAX: usize = 1 << 20;
+/// MULTI, as it is sent.
+const MULTI_BYTES: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
 /// Commands without a key that wait in a transaction for one that has one.
 const QUEUED_MAX: usize = 1024;
 /// Commands for the operator of a server that mean no harm on any node of a cluster.
@@ -54,6 +56,11 @@ impl Worker {
         {
             self.say(io, whom, b"-NOAUTH Authentication required.\r\n");
             return true;
+        }
+        if matches!(plan.special, Some(Special::Subscribe | Special::Ssubscribe)) && client.unsubscribing > 0 {
+            // How many confirmations the next one has depends on those that are to come.
+            self.stall(io, whom, Stall::Room);
+            return false;
         }
         if client.proto == 2 && !client.subs.is_empty() {
             match plan.special {
@@ -141,6 +148,8 @@ impl Worker {
                     return true;
                 }
                 let Some(client) = self.client(whom) else { return true };
+                client.queued.clear();
+                (client.blind, client.multi_db) = (false, None);
                 if client.watch_lost && client.pin != NONE {
                     // Something it watched was lost: what it watches since does not make up for it.
                     let pin = std::mem::replace(&mut client.pin, NONE);
@@ -323,7 +332,10 @@ impl Worker {
     fn on_lane(&mut self, io: &mut Io, whom: Whom, lane: u32, bytes: &[u8], plan: &Plan, slot: u16, kind: Kind) {
         let now = self.now;
         let Some(client) = self.client(whom) else { return };
-        let seq = if kind == Kind::Swallow { 0 } else { client.begin() };
+        let seq = match kind {
+            Kind::Swallow => u32::from(bytes == MULTI_BYTES) * MULTI_SEQ,
+            _ => client.begin(),
+        };
         client.commands += 1;
         self.stats.commands += 1;
         let flight = Flight {
@@ -558,9 +570,7 @@ impl Worker {
         write_command(&mut multi, &["MULTI"]);
         self.on_lane(io, whom, lane, &multi, plan, slot, Kind::Swallow);
         let queued = self.client(whom).map(|c| c.queued.clone()).unwrap_or_default();
-        for command in queued {
-            self.on_lane(io, whom, lane, &command, plan, slot, Kind::Swallow);
-        }
+        self.say_again(io, whom, lane, queued, plan);
         self.in_transaction(io, whom, bytes, args, plan)
     }
 
@@ -572,6 +582,7 @@ impl Worker {
             Some(Special::Exec | Special::Discard) => {
                 client.multi = Multi::No;
                 client.watch_lost = false;
+                client.queued.clear();
                 match (is(plan, Special::Exec), changed) {
                     (false, _) => b"+OK\r\n",
                     // As if a watched key had changed, which nobody knows.
@@ -627,6 +638,16 @@ impl Worker {
         true
     }
 
+    /// What a transaction has said before it had its node; a MULTI among it is the client's own mistake.
+    fn say_again(&mut self, io: &mut Io, whom: Whom, lane: u32, queued: Vec<Vec<u8>>, plan: &Plan) {
+        for command in queued {
+            self.on_lane(io, whom, lane, &command, plan, NO_SLOT, Kind::Swallow);
+            if let Some(flight) = self.lanes[lane as usize].flights.back_mut() {
+                flight.seq = 0;
+            }
+        }
+    }
+
     /// A transaction that began on any node, because nothing in it named one, is begun anew on the one its first key
     /// names. False when it has to wait.
     fn sighted(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
@@ -651,11 +672,12 @@ impl Worker {
         client_pin_none(self, whom);
         self.close_lane(io, pin);
         let lane = self.dedicate(whom, node);
+        // What is said again may be AUTH, SELECT or the like.
+        self.lanes[lane as usize].dirty = true;
         let mut multi = Vec::new();
         write_command(&mut multi, &["MULTI"]);
-        for command in [multi].into_iter().chain(queued) {
-            self.on_lane(io, whom, lane, &command, plan, slot, Kind::Swallow);
-        }
+        self.on_lane(io, whom, lane, &multi, plan, slot, Kind::Swallow);
+        self.say_again(io, whom, lane, queued, plan);
         if let Some(client) = self.client(whom) {
             client.barrier = false;
         }
@@ -785,6 +807,20 @@ impl Worker {
                 client.channels.remove(&channel);
                 self.homeless.retain(|(w, c)| *w != whom || *c != channel);
             }
+            if ends && held.is_none() && !self.client(whom).is_some_and(|c| c.subs.is_empty()) {
+                // It was on its way to another node: nobody has it.
+                let mut said = if self.client(whom).is_some_and(|c| c.proto == 3) {
+                    b">3\r\n".to_vec()
+                } else {
+                    b"*3\r\n".to_vec()
+                };
+                bulk(&mut said, b"sunsubscribe");
+                bulk(&mut said, &name);
+                said.extend_from_slice(b":0\r\n");
+                self.push_to(io, whom, &said);
+                self.perhaps_unsubscribed(io, whom);
+                continue;
+            }
             let owner = match self.cluster {
                 true => Some(self.map.slots[usize::from(slot_of(&name))]),
                 false => None,
@@ -832,10 +868,16 @@ impl Worker {
                 return self.subscribe_anew(io, whom, lane);
             }
             // One of its commands was refused: as many confirmations fewer are to come.
-            client.subscribing = client.subscribing.saturating_sub(1);
-            client.unsubscribing = client.unsubscribing.saturating_sub(1);
+            let before = client.channels.len();
             client.channels.retain(|_, s| s.confirmed || s.lane != lane);
-            return self.push_to(io, whom, bytes);
+            if client.subscribing > 0 {
+                let gone = (before - client.channels.len()).max(1);
+                client.subscribing = client.subscribing.saturating_sub(gone);
+            } else {
+                client.unsubscribing = client.unsubscribing.saturating_sub(1);
+            }
+            self.push_to(io, whom, bytes);
+            return self.perhaps_unsubscribed(io, whom);
         }
         let frame = Frame::new(bytes);
         let mut items = frame.items();
@@ -873,9 +915,14 @@ impl Worker {
         }
         client.channels.remove(&channel);
         client.unsubscribing = client.unsubscribing.saturating_sub(1);
-        let over = client.channels.is_empty() && client.unsubscribing == 0 && client.subscribing == 0;
         self.push_to(io, whom, bytes);
-        if over && let Some(client) = self.client(whom) {
+        self.perhaps_unsubscribed(io, whom);
+    }
+
+    /// Nothing is subscribed or about to be: the client is as any other again.
+    fn perhaps_unsubscribed(&mut self, io: &mut Io, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        if client.channels.is_empty() && client.unsubscribing == 0 && client.subscribing == 0 {
             for lane in std::mem::take(&mut client.subs) {
                 self.close_lane(io, lane);
             }

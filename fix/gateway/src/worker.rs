@@ -615,6 +615,16 @@ impl Worker {
             self.lane_of(set, node)
         };
         if !self.lanes[lane as usize].flows() {
+            let now = self.now;
+            let since = *self.lanes[lane as usize].down_since.get_or_insert(now);
+            if now > since + self.config.hold_ms * MS {
+                self.stats.error("held_too_long");
+                let why =
+                    format!("-ERR unslow: no connection for {} ms; this command was not sent\r\n", self.config.hold_ms);
+                self.say(io, whom, why.as_bytes());
+                self.close_when_answered(io, whom);
+                return true;
+            }
             self.dial_if_needed(io, lane);
             self.stall(io, whom, Stall::Room);
             return false;
@@ -803,7 +813,7 @@ impl Worker {
 
     /// Clients that block, are not read because of it, and have gone meanwhile.
     fn close_deserted(&mut self, io: &mut Io) {
-        let stuck = |c: &&Client| c.pin != NONE && c.stall != Stall::No;
+        let stuck = |c: &&Client| c.pin != NONE && (c.stall != Stall::No || c.half_closed);
         let stuck: Vec<(Whom, Id)> = self.everyone().filter(stuck).map(|c| (c.whom(), c.id)).collect();
         for (whom, id) in stuck {
             if io.hung_up(id) {
@@ -992,8 +1002,9 @@ impl Handler for Worker {
             // It blocks, or is within a transaction: what a server does for it from here on it would do for nobody.
             return false;
         }
-        let stays =
-            !client.pending.is_empty() && client.subs.is_empty() && !client.monitor || client.stall != Stall::No;
+        let quiet = client.subs.is_empty() && !client.monitor;
+        let owed = !client.pending.is_empty() || io.unsent(id) > 0;
+        let stays = owed && quiet || client.stall != Stall::No;
         client.half_closed = true;
         let whom = client.whom();
         if stays && client.stall == Stall::No {
