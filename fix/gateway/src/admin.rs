@@ -26,9 +26,9 @@ impl Worker {
         let upper: Vec<&str> = upper.iter().map(String::as_str).collect();
         let ok = b"+OK\r\n".to_vec();
         let answer = match upper[..] {
-            ["SHOW", "CLIENTS"] => return self.ask_all(io, whom, What::Clients),
-            ["SHOW", "BACKENDS"] => return self.ask_all(io, whom, What::Backends),
-            ["SHOW", "POOLS"] => return self.ask_all(io, whom, What::Pools),
+            ["SHOW", "CLIENTS"] => return self.ask_all(whom, What::Clients),
+            ["SHOW", "BACKENDS"] => return self.ask_all(whom, What::Backends),
+            ["SHOW", "POOLS"] => return self.ask_all(whom, What::Pools),
             ["SHOW", "TOPOLOGY"] => rows(&topology_rows(&self.shared)),
             ["SHOW", "STATS"] => {
                 self.publish_stats();
@@ -64,7 +64,7 @@ impl Worker {
     }
 
     /// Every worker says its part; the answer comes when all have.
-    pub fn ask_all(&mut self, _io: &mut Io, whom: Whom, what: What) {
+    pub fn ask_all(&mut self, whom: Whom, what: What) {
         let Some(client) = self.client(whom) else { return };
         client.commands += 1;
         let seq = client.begin();

@@ -197,3 +197,46 @@ impl Config {
         pairs.iter().filter(|(_, same)| !same).map(|(name, _)| *name).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_has_every_setting_at_its_default() {
+        let sample = include_str!("../../../docs/gateway.toml");
+        let settings = sample.lines().filter_map(|l| l.strip_prefix("# ")).filter(|l| {
+            l.split_once(" = ").is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        });
+        // Examples, since their default is "none".
+        let examples = ["zone", "max_lag_bytes", "tls_cert", "tls_key", "tls_client_ca"];
+        let (shown, set): (Vec<&str>, Vec<&str>) =
+            settings.partition(|l| examples.contains(&l.split(' ').next().unwrap_or("")));
+        assert_eq!(shown.len(), examples.len(), "{shown:?}");
+        assert_eq!(Config::parse(&set.join("\n")).unwrap(), Config::default());
+        let debug = format!("{:#?}", Config::default());
+        let fields = debug.lines().filter_map(|l| l.strip_prefix("    ")?.split_once(": ")).map(|(name, _)| name);
+        for field in fields.filter(|f| !f.starts_with(' ')) {
+            assert!(
+                sample.contains(&format!("# {field} = ")) || sample.contains(&format!("[{field}]")),
+                "{field} is missing"
+            );
+        }
+    }
+
+    #[test]
+    fn a_mistake_is_named_and_no_password_repeated() {
+        for (text, expected) in [
+            ("threads = 0", "between 1 and 64"),
+            ("tls_cert = \"a\"", "belong together"),
+            ("read = \"zone\"", "zone ="),
+            ("listen = []", "nobody could connect"),
+            ("facade = \"cluster\"\nhandover = \"/x\"", "cannot be handed over"),
+            ("target = \"redis://:hunter2@h\"\nthreads = \"two\"", "near line 2"),
+            ("target = redis://:hunter2@h", "near line 1"),
+        ] {
+            let why = Config::parse(text).unwrap_err();
+            assert!(why.contains(expected) && !why.contains("hunter2"), "{text}: {why}");
+        }
+    }
+}

@@ -47,7 +47,7 @@ impl Worker {
     }
 
     /// Gives a client a set of its own, if it has none.
-    pub fn own_set(&mut self, _io: &mut Io, whom: Whom) {
+    pub fn own_set(&mut self, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         client.bulky = true;
         let set = client.set;
@@ -334,7 +334,7 @@ impl Worker {
                 Ok(Split::Done(done)) => {
                     l.first = 0;
                     used += done.end;
-                    self.frame(io, lane, first, &rest[..done.end], done.error_inside);
+                    self.frame(io, lane, first, &rest[..done.end]);
                 }
                 Ok(Split::More { consumed }) => {
                     if consumed > 0 {
@@ -381,10 +381,10 @@ impl Worker {
 
     /// The end of a reply, or all of it.
     #[inline]
-    fn frame(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8], error_inside: bool) {
+    fn frame(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8]) {
         let l = &mut self.lanes[lane as usize];
         if l.state == State::Ready && first != b'>' && !l.raw && l.part.is_empty() {
-            return self.reply(io, lane, first, bytes, error_inside);
+            return self.reply(io, lane, first, bytes);
         }
         let mut whole = std::mem::take(&mut l.part);
         whole.extend_from_slice(bytes);
@@ -394,7 +394,7 @@ impl Worker {
         if first == b'>' || l.raw {
             return self.unasked(io, lane, first, &whole);
         }
-        self.reply(io, lane, first, &whole, error_inside);
+        self.reply(io, lane, first, &whole);
     }
 
     fn greeting_reply(&mut self, io: &mut Io, lane: u32, bytes: &[u8]) {
@@ -447,7 +447,7 @@ impl Worker {
 
     /// The answer to the oldest command of a lane.
     #[inline]
-    fn reply(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8], error_inside: bool) {
+    fn reply(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8]) {
         let l = &mut self.lanes[lane as usize];
         if l.sent == 0 {
             return; // nobody asked for it
@@ -500,7 +500,7 @@ impl Worker {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
                 self.unpin(io, flight.whom, lane);
             }
-            Kind::Exec => self.executed(io, lane, &flight, bytes, error_inside),
+            Kind::Exec => self.executed(io, lane, &flight, bytes),
             Kind::Auth => self.authenticated(io, lane, &flight, bytes),
         }
         let l = &mut self.lanes[lane as usize];

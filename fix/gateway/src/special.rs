@@ -203,12 +203,7 @@ impl Worker {
             Some(Special::Subscribe) => self.subscribe(io, whom, bytes, args, plan),
             Some(Special::Ssubscribe) => self.subscribe_sharded(io, whom, bytes, args, plan),
             Some(Special::Monitor) => {
-                let node = self.node_for(NO_SLOT, false, whom);
-                if node == NOBODY {
-                    let answer = self.nobody(NO_SLOT);
-                    self.say(io, whom, answer.as_bytes());
-                    return true;
-                }
+                let Some(node) = self.master_of(io, whom, NO_SLOT) else { return true };
                 let lane = self.dedicate(whom, node);
                 self.lanes[lane as usize].raw = true;
                 self.lanes[lane as usize].dirty = true;
@@ -305,6 +300,17 @@ impl Worker {
         self.send(io, whom, bytes, plan, slot, Kind::Reply)
     }
 
+    /// Who takes writes for a slot; where nobody does the client has its answer.
+    fn master_of(&mut self, io: &mut Io, whom: Whom, slot: u16) -> Option<u16> {
+        let node = self.node_for(slot, false, whom);
+        if node == NOBODY {
+            let answer = self.nobody(slot);
+            self.say(io, whom, answer.as_bytes());
+            return None;
+        }
+        Some(node)
+    }
+
     fn slot(&self, bytes: &[u8], args: &[Range], plan: &Plan) -> u16 {
         match plan.key {
             Some(at) if self.cluster => slot_of(&bytes[args[at].0 as usize..args[at].1 as usize]),
@@ -373,12 +379,7 @@ impl Worker {
             return false;
         }
         let slot = self.slot(bytes, args, plan);
-        let node = self.node_for(slot, false, whom);
-        if node == NOBODY {
-            let answer = self.nobody(slot);
-            self.say(io, whom, answer.as_bytes());
-            return true;
-        }
+        let Some(node) = self.master_of(io, whom, slot) else { return true };
         let lane = self.dedicate(whom, node);
         if let Some(client) = self.client(whom) {
             client.barrier = true;
@@ -433,7 +434,7 @@ impl Worker {
             let text = b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n";
             if flight.kind == Kind::Exec {
                 // The server has discarded it.
-                self.executed(io, lane, flight, text, false);
+                self.executed(io, lane, flight, text);
                 return true;
             }
             self.answer(io, whom, flight.seq, text, true);
@@ -603,6 +604,11 @@ impl Worker {
         }
         let Some(client) = self.client(whom) else { return true };
         let pin = client.pin;
+        if pin == NONE {
+            client.multi = Multi::Lost;
+            self.lost_transaction(io, whom, plan);
+            return true;
+        }
         let kind = match plan.special {
             Some(Special::Exec | Special::Discard) if args.len() == 1 => {
                 client.barrier = true;
@@ -685,7 +691,7 @@ impl Worker {
     }
 
     /// EXEC or DISCARD was answered.
-    pub fn executed(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8], _error_inside: bool) {
+    pub fn executed(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8]) {
         let whom = flight.whom;
         if let Some(client) = self.client(whom) {
             client.multi = Multi::No;
@@ -989,11 +995,7 @@ impl Worker {
             [user, password] => (Some(user.clone()), password.clone()),
             _ => return self.say(io, whom, b"-ERR wrong number of arguments for 'auth' command\r\n"),
         };
-        let node = self.node_for(NO_SLOT, false, whom);
-        if node == NOBODY {
-            let answer = self.nobody(NO_SLOT);
-            return self.say(io, whom, answer.as_bytes());
-        }
+        let Some(node) = self.master_of(io, whom, NO_SLOT) else { return };
         let nobody = Identity { user: None, password: None };
         let at = match self.identities.iter().skip(1).position(|i| *i == nobody) {
             Some(at) => at + 1,
@@ -1179,11 +1181,7 @@ impl Worker {
         }
         // Whether there is such a database the server knows.
         let slot = if self.cluster { NO_SLOT } else { 0 };
-        let node = self.node_for(slot, false, whom);
-        if node == NOBODY {
-            let answer = self.nobody(slot);
-            return self.say(io, whom, answer.as_bytes());
-        }
+        let Some(node) = self.master_of(io, whom, slot) else { return };
         let lane = self.take_lane(set, node, whom);
         self.lanes[lane as usize].dirty = true;
         if let Some(client) = self.client(whom) {
@@ -1300,7 +1298,7 @@ impl Worker {
                 error("NOPERM", "unslow: CLIENT LIST and KILL are for the user the gateway itself logs in as")
             }
             (b"LIST", _) => {
-                self.ask_all(io, whom, What::ClientList);
+                self.ask_all(whom, What::ClientList);
                 return true;
             }
             (b"KILL", 4) if arg(2).is_some_and(|a| a.eq_ignore_ascii_case(b"ID")) => {
@@ -1356,7 +1354,7 @@ impl Worker {
 
     /// Settings that belong to a connection: the client gets its own, and they are said again on each.
     fn private(&mut self, io: &mut Io, whom: Whom, command: Vec<u8>, sub: &[u8], plan: &Plan) -> bool {
-        self.own_set(io, whom);
+        self.own_set(whom);
         let Some(client) = self.client(whom) else { return true };
         let set = client.set as usize;
         // Whatever is there already has not heard it: they are dialled anew.

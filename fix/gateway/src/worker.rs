@@ -210,7 +210,7 @@ impl Worker {
                 client.version = self.map.version;
             }
             if client.bulky && waiting == 0 && client.set != NONE && self.sets[client.set as usize].owner.is_none() {
-                self.own_set(io, whom);
+                self.own_set(whom);
                 continue;
             }
             if waiting >= self.config.client_pending {
@@ -599,7 +599,7 @@ impl Worker {
         let slot = if cluster { slot_of(key.unwrap_or(b"")) } else { 0 };
         let pin = if client.multi == Multi::Open { client.pin } else { NONE };
         if pin == NONE {
-            self.own_set(io, whom);
+            self.own_set(whom);
         }
         let lane = if pin != NONE {
             pin

@@ -978,6 +978,26 @@ fn reads_go_to_replicas_when_allowed_also_while_the_master_hangs() {
         Ok(after[..3] == before[..3] && (3..6).map(|i| after[i] - before[i]).sum::<u64>() == 100)
     })
     .unwrap();
+    // By zone: who is in ours answers, and who has nobody there is read where it is nearest.
+    let zoned = gate(&deployment.url(), |config| {
+        (config.read, config.zone) = (Read::Zone, Some("here".into()));
+        config.zones = [(deployment.nodes[3].address(), "here".to_string())].into();
+    });
+    let mut near = client(&zoned);
+    let first: Vec<String> =
+        (0..100).map(|i| format!("k{i}")).filter(|k| owner_of(&deployment, slot_of(k.as_bytes())) == 0).collect();
+    wait_for("reads in the zone", Duration::from_secs(10), || {
+        let before = gets(&deployment.nodes[3]);
+        for key in &first {
+            assert_eq!(near.call(&["GET", key])?.text().as_deref(), Some("v"));
+        }
+        Ok(gets(&deployment.nodes[3]) - before == first.len() as u64)
+    })
+    .unwrap();
+    for i in 0..100 {
+        assert_eq!(near.call(&["GET", &format!("k{i}")]).unwrap().text().as_deref(), Some("v"));
+    }
+    drop(zoned);
     let key = (0..).map(|i| format!("k{i}")).find(|k| owner_of(&deployment, slot_of(k.as_bytes())) == 0).unwrap();
     deployment.nodes[0].signal(libc::SIGSTOP);
     let begun = Instant::now();

@@ -1091,7 +1091,7 @@ impl Handler for Watcher {
         }
     }
 
-    fn closed(&mut self, io: &mut Io, id: Id, _: Closed) {
+    fn closed(&mut self, _: &mut Io, id: Id, _: Closed) {
         let Some(at) = self.by_connection.remove(&id) else { return };
         let now = now_ns();
         let was_ready = self.links[at].ready;
@@ -1102,7 +1102,6 @@ impl Handler for Watcher {
             self.links[at].dial_at = now;
             self.tick_at = now;
         }
-        let _ = io;
     }
 
     fn timer(&mut self, _: &mut Io, _: u64) {}
