@@ -13,6 +13,7 @@ mod host;
 mod html;
 mod lab;
 mod output;
+mod sink;
 mod text;
 mod watch;
 
@@ -55,6 +56,8 @@ enum Verb {
     Compare(bench::Compare),
     /// The proxy: many clients on few connections, one topology for all, failover without errors.
     Gateway(Box<gateway::GatewayArguments>),
+    /// Kafka, files and streams into Redis: whole batches in a round trip.
+    Sink(Box<sink::SinkArguments>),
     /// Topology changes as they happen; --publish tells the clients.
     Watch(Box<watch::WatchArguments>),
     /// The real servers that can be run here.
@@ -87,6 +90,10 @@ fn main() -> ExitCode {
             eprintln!("\nunslow: ending the run; its results so far follow (Ctrl-C again: nothing follows)");
             return;
         }
+        if sink::interrupt() {
+            eprintln!("\nunslow: ending when what is under way is done (Ctrl-C again: at once; it comes again)");
+            return;
+        }
         if gateway::interrupt() {
             eprintln!("\nunslow: letting clients finish (Ctrl-C again: at once)");
             return;
@@ -112,6 +119,7 @@ fn main() -> ExitCode {
         Verb::Bench(bench) => bench.run(&arguments.output),
         Verb::Compare(compare) => compare.run(&arguments.output),
         Verb::Gateway(gateway) => gateway.run(&arguments.output),
+        Verb::Sink(sink) => sink.run(&arguments.output),
         Verb::Watch(watch) => watch.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+pub mod commands;
 mod info;
 mod member;
 pub mod messages;

@@ -9,13 +9,13 @@ use unslow_reactor::Io;
 use unslow_resp::write_header;
 use unslow_topology::{Health, SLOTS, SlotSet, slot_of};
 
-use crate::commands::Plan;
 use crate::config::Facade;
 use crate::request::Range;
 use crate::session::*;
 use crate::shared::{Message, Question, Shared, What};
 use crate::stats::Latency;
 use crate::worker::{MS, Worker, bulk, error};
+use unslow_topology::commands::Plan;
 
 const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW RELOAD; UNSLOW DRAIN";
 

@@ -1,8 +1,8 @@
 //! Starting and ending: listeners, workers, the watcher's news, reload, drain, hand-over, and the HTTP endpoints.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -19,15 +19,16 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use unslow_client::{Connection, Options, Target, address_target};
 use unslow_reactor::{Listening, Peer, Reactor, bind, now_ns};
+use unslow_status::Status;
 use unslow_topology::{Change, Health, Info, Topology};
 use unslow_watch::{News, Settings, Watch};
 
 use crate::admin::metrics;
-use crate::commands::Table;
 use crate::config::{Config, Facade};
 use crate::map::Map;
 use crate::shared::{Mailbox, Message, Notice, Shared};
 use crate::worker::Worker;
+use unslow_topology::commands::Table;
 
 /// Why a gateway does not start, as a sentence.
 #[derive(Debug)]
@@ -154,7 +155,10 @@ impl Gateway {
             workers.push(thread);
         }
         if !config.metrics.is_empty() {
-            http(&config.metrics, shared.clone(), stop.clone(), predecessor.is_some())?;
+            // Of an heir the port is free only when its predecessor has ended.
+            let seen = Arc::new(Seen { shared: shared.clone(), stop: stop.clone() });
+            unslow_status::serve(&config.metrics, predecessor.is_some(), seen)
+                .map_err(|e| failed(format!("metrics at {}", config.metrics), e))?;
         }
         let mut control = Control {
             shared: shared.clone(),
@@ -619,76 +623,28 @@ fn server_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, Erro
     Ok(Some(Arc::new(builder.with_single_cert(chain, key_der).map_err(|e| failed(cert.display(), e))?)))
 }
 
-/// `/metrics`, `/healthz` (it runs) and `/readyz` (every slot has a node that answers). Of an heir the port is free only when
-/// its predecessor has ended.
-fn http(address: &str, shared: Arc<Shared>, stop: Arc<AtomicBool>, heir: bool) -> Result<(), Error> {
-    const AT_ONCE_MAX: usize = 16;
-    let mut listener = TcpListener::bind(address).ok();
-    if listener.is_none() && !heir {
-        TcpListener::bind(address).map_err(|e| failed(format!("metrics at {address}"), e))?;
-    }
-    let address = address.to_string();
-    let open = Arc::new(AtomicUsize::new(0));
-    std::thread::spawn(move || {
-        while !stop.load(Ordering::Acquire) && shared.drained.load(Ordering::Acquire) < shared.workers.len() {
-            let Some(ready) = &listener else {
-                listener = TcpListener::bind(&address).ok();
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
-            };
-            let _ = ready.set_nonblocking(true);
-            match ready.accept() {
-                // One that dawdles keeps no other waiting, and many wait for each other.
-                Ok((stream, _)) => {
-                    while open.fetch_add(1, Ordering::AcqRel) >= AT_ONCE_MAX {
-                        open.fetch_sub(1, Ordering::AcqRel);
-                        std::thread::sleep(Duration::from_millis(10));
-                    }
-                    let (shared, open) = (shared.clone(), open.clone());
-                    std::thread::spawn(move || {
-                        let _ = serve(stream, &shared);
-                        open.fetch_sub(1, Ordering::AcqRel);
-                    });
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
-    });
-    Ok(())
+/// What the gateway says of itself over HTTP.
+struct Seen {
+    shared: Arc<Shared>,
+    stop: Arc<AtomicBool>,
 }
 
-fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
-    // All of the head is read: closing with something unread would take the answer away.
-    let mut head = BufReader::new((&stream).take(8192));
-    let mut line = String::new();
-    head.read_line(&mut line)?;
-    let mut rest = String::new();
-    while head.read_line(&mut rest)? > 2 {
-        rest.clear();
+impl Status for Seen {
+    fn metrics(&self) -> String {
+        metrics(&self.shared)
     }
-    let path = line.split(' ').nth(1).unwrap_or("");
-    let map = shared.map();
-    let ready = map.topology.masters().next().is_some()
-        && map.topology.masters().all(|n| n.health == Health::Up)
-        && !map.slots.contains(&crate::map::NOBODY)
-        && !shared.end.load(Ordering::Acquire);
-    let (status, kind, body) = match path {
-        "/metrics" => ("200 OK", "text/plain; version=0.0.4", metrics(shared)),
-        "/healthz" => ("200 OK", "text/plain", "ok\n".into()),
-        "/readyz" if ready => ("200 OK", "text/plain", "ready\n".into()),
-        "/readyz" => (
-            "503 Service Unavailable",
-            "text/plain",
-            "some slots have no node that answers, or the gateway drains\n".into(),
-        ),
-        _ => ("404 Not Found", "text/plain", "try /metrics, /healthz or /readyz\n".into()),
-    };
-    let length = body.len();
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
+
+    /// Every slot has a node that answers.
+    fn ready(&self) -> Result<(), String> {
+        let map = self.shared.map();
+        let ready = map.topology.masters().next().is_some()
+            && map.topology.masters().all(|n| n.health == Health::Up)
+            && !map.slots.contains(&crate::map::NOBODY)
+            && !self.shared.end.load(Ordering::Acquire);
+        if ready { Ok(()) } else { Err("some slots have no node that answers, or the gateway drains".into()) }
+    }
+
+    fn ended(&self) -> bool {
+        self.stop.load(Ordering::Acquire) || self.shared.drained.load(Ordering::Acquire) >= self.shared.workers.len()
+    }
 }

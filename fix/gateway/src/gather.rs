@@ -4,11 +4,11 @@ use unslow_reactor::Io;
 use unslow_resp::{Frame, Kind as FrameKind, Split, Splitter, write_command, write_header};
 use unslow_topology::{Health, Role, slot_of};
 
-use crate::commands::{Divide, Join, Plan, Spread};
 use crate::map::NOBODY;
 use crate::request::Range;
 use crate::session::*;
 use crate::worker::Worker;
+use unslow_topology::commands::{Divide, Join, Plan, Spread};
 
 /// How the parts become an answer.
 pub enum Whole {

@@ -737,7 +737,7 @@ impl Worker {
 
     fn is_scan(&self, command: u16) -> bool {
         let known = usize::from(command) < self.table.count();
-        known && self.table.get(command).special == Some(crate::commands::Special::Scan)
+        known && self.table.get(command).special == Some(unslow_topology::commands::Special::Scan)
     }
 
     // What breaks.

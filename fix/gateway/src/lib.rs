@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-mod commands;
 mod config;
 mod control;
 mod gather;
@@ -43,12 +42,4 @@ pub fn parse_requests(bytes: &[u8]) -> usize {
         }
     }
     at
-}
-
-/// For fuzzing: a server's answer to COMMAND.
-pub fn parse_command_table(reply: &unslow_resp::Value) {
-    if let Some(table) = commands::Table::parse(reply, &[]) {
-        let (bytes, args) = (b"GETk", [(0, 3), (3, 4)]);
-        let _ = table.plan(bytes, &args);
-    }
 }

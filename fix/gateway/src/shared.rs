@@ -8,11 +8,11 @@ use unslow_client::Target;
 use unslow_reactor::{Listening, Waker};
 use unslow_watch::Doubter;
 
-use crate::commands::Table;
 use crate::config::Config;
 use crate::map::{Map, Server};
 use crate::session::{Identity, Whom};
 use crate::stats::Stats;
+use unslow_topology::commands::Table;
 
 /// From one thread to another.
 pub enum Message {

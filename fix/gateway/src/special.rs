@@ -5,13 +5,13 @@ use unslow_reactor::Io;
 use unslow_resp::{Frame, write_command, write_header};
 use unslow_topology::{Health, slot_of};
 
-use crate::commands::{Plan, Special, Spread, UNKNOWN};
 use crate::config::{ClientAuth, Facade};
 use crate::map::NOBODY;
 use crate::request::Range;
 use crate::session::*;
 use crate::shared::{Message, What};
 use crate::worker::{Worker, bulk, error, is};
+use unslow_topology::commands::{Plan, Special, Spread, UNKNOWN};
 
 /// Bytes of subscriptions that a server has not been told yet.
 const UNSENT_SUBSCRIPTIONS_MAX: usize = 1 << 20;

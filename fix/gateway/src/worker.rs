@@ -16,7 +16,6 @@ use unslow_reactor::{Closed, Handler, Id, Io, Visitor, now_ns};
 use unslow_resp::{Split, write_command, write_header};
 use unslow_topology::slot_of;
 
-use crate::commands::{Plan, Special, Table};
 use crate::config::{ClientAuth, Config};
 use crate::gather::Gather;
 use crate::map::{Map, NOBODY};
@@ -24,6 +23,7 @@ use crate::request::{self, Range, Request};
 use crate::session::*;
 use crate::shared::{Message, Notice, Shared};
 use crate::stats::Stats;
+use unslow_topology::commands::{Plan, Special, Table};
 
 pub const MS: u64 = 1_000_000;
 /// A client with more unsent output is not read until it has taken some.

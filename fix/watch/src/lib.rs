@@ -22,6 +22,8 @@ mod link;
 mod publish;
 mod watcher;
 
+pub use link::{peer_of, tls_of};
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;

@@ -11,6 +11,8 @@ const MS: u64 = 1_000_000;
 const EVERY: u64 = 1000 * MS;
 /// Another one that was silent this long is gone.
 const GONE: u64 = 2500 * MS;
+/// Two that start in the same moment both beat once; so long after that the younger has heard the older.
+const CLAIM: u64 = 500 * MS;
 
 /// See the module.
 pub struct Publisher {
@@ -19,6 +21,8 @@ pub struct Publisher {
     name: String,
     heard_at: u64,
     beat_at: u64,
+    /// Since when it beats.
+    claimed_at: Option<u64>,
     leads: bool,
 }
 
@@ -26,7 +30,7 @@ impl Publisher {
     pub fn new(settings: Publish, now: u64) -> Publisher {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis());
         let name = format!("{started:013x}-{:08x}", rand::random::<u32>());
-        Publisher { settings, name, heard_at: now, beat_at: 0, leads: false }
+        Publisher { settings, name, heard_at: now, beat_at: 0, claimed_at: None, leads: false }
     }
 
     pub fn leads(&self) -> bool {
@@ -52,10 +56,15 @@ impl Publisher {
         self.heard_at = now;
     }
 
-    /// Whether a heartbeat is due; who hears no other one leads from here on.
+    /// Whether a heartbeat is due; who hears no other one, before and behind the first of its own, leads from there on.
     pub fn due(&mut self, now: u64) -> bool {
-        self.leads = now > self.heard_at + GONE;
-        self.leads && now >= self.beat_at + EVERY
+        if now <= self.heard_at + GONE {
+            (self.claimed_at, self.leads) = (None, false);
+            return false;
+        }
+        let claimed_at = *self.claimed_at.get_or_insert(now);
+        self.leads = now >= claimed_at + CLAIM;
+        now >= self.beat_at + EVERY
     }
 
     pub fn beat(&mut self, digest: String, sequence: u64, now: u64) -> String {
@@ -88,5 +97,23 @@ mod tests {
             }
         }
         assert!((7..=8).contains(&beats.0) && (7..=9).contains(&beats.1), "{beats:?}");
+    }
+
+    #[test]
+    fn of_two_that_start_in_the_same_moment_the_younger_never_leads() {
+        let (mut a, mut b) = (Publisher::new(Publish::default(), 0), Publisher::new(Publish::default(), 0));
+        (a.name, b.name) = ("1-a".into(), "1-b".into());
+        for now in (0..10_000).map(|ms| ms * MS) {
+            // Neither has heard the other when both say their first word.
+            let (first, second) = (a.due(now), b.due(now));
+            if second {
+                a.heard(&b.beat("d".into(), 1, now), now);
+            }
+            if first {
+                b.heard(&a.beat("d".into(), 1, now), now);
+            }
+            assert!(!b.leads(), "at {} ms", now / MS);
+        }
+        assert!(a.leads());
     }
 }

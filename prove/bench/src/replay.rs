@@ -10,7 +10,7 @@ use std::path::Path;
 use unslow_resp::write_command;
 use unslow_topology::slot_of;
 
-use crate::template::split_words;
+use unslow_resp::split_words;
 
 /// Commands that make no sense out of their connection.
 pub const LEFT_OUT: &[&str] = &[

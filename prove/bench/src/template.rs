@@ -4,7 +4,7 @@
 //! drawn value, `{seq}` the request's own number, `{now}` the monotonic clock in nanoseconds, `{sha}` the script's
 //! digest. `{{` and `}}` are plain braces, so `{{{key}}}` is a hash tag.
 
-use unslow_resp::write_header;
+use unslow_resp::{split_words, write_header};
 
 /// Digits of a key's number, of a sequence number and of the clock: fixed, so that lengths are known beforehand.
 const KEY_DIGITS: usize = 12;
@@ -233,68 +233,6 @@ fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, String> {
         out.push(Piece::Text(text));
     }
     Ok(out)
-}
-
-/// Splits a line as redis-cli and MONITOR write it: blanks between words, `"..."` with escapes, `'...'` without.
-pub fn split_words(line: &str) -> Result<Vec<Vec<u8>>, String> {
-    let mut words = Vec::new();
-    let mut bytes = line.bytes().peekable();
-    loop {
-        while bytes.next_if(|b| b.is_ascii_whitespace()).is_some() {}
-        let Some(&first) = bytes.peek() else { return Ok(words) };
-        let mut word = Vec::new();
-        match first {
-            quote @ (b'"' | b'\'') => {
-                bytes.next();
-                loop {
-                    match bytes.next() {
-                        None => return Err(format!("a quote is not closed in {:?}", shorten(line))),
-                        Some(b) if b == quote => break,
-                        Some(b'\\') if quote == b'"' => word.push(escape(&mut bytes)),
-                        Some(b'\\') if bytes.peek() == Some(&b'\'') => {
-                            bytes.next();
-                            word.push(b'\'');
-                        }
-                        Some(b) => word.push(b),
-                    }
-                }
-                if bytes.peek().is_some_and(|b| !b.is_ascii_whitespace()) {
-                    return Err(format!("a blank is missing behind a closing quote in {:?}", shorten(line)));
-                }
-            }
-            _ => {
-                while let Some(b) = bytes.next_if(|b| !b.is_ascii_whitespace()) {
-                    word.push(b);
-                }
-            }
-        }
-        words.push(word);
-    }
-}
-
-fn shorten(line: &str) -> String {
-    line.chars().take(60).collect()
-}
-
-fn escape(bytes: &mut std::iter::Peekable<std::str::Bytes<'_>>) -> u8 {
-    match bytes.next() {
-        Some(b'n') => b'\n',
-        Some(b'r') => b'\r',
-        Some(b't') => b'\t',
-        Some(b'a') => 7,
-        Some(b'b') => 8,
-        Some(b'x') => {
-            let mut n = 0u8;
-            for _ in 0..2 {
-                if let Some(digit) = bytes.next_if(u8::is_ascii_hexdigit) {
-                    n = n << 4 | (digit as char).to_digit(16).unwrap_or(0) as u8;
-                }
-            }
-            n
-        }
-        Some(other) => other,
-        None => b'\\',
-    }
 }
 
 #[cfg(test)]

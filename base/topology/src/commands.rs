@@ -34,7 +34,8 @@ impl Word {
         Some(Word(word))
     }
 
-    fn is(&self, text: &[u8]) -> bool {
+    /// Whether it is this text, in any case.
+    pub fn is(&self, text: &[u8]) -> bool {
         let len = self.0.iter().position(|b| *b == 0).unwrap_or(16);
         self.0[..len].eq_ignore_ascii_case(text)
     }
@@ -82,7 +83,7 @@ pub enum Divide {
     Pairs,
 }
 
-/// Commands that mean something to the gateway itself.
+/// Commands that change the connection they come on, or that a proxy has to answer itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     Asking,
@@ -122,6 +123,8 @@ pub struct Command {
     pub read: bool,
     pub admin: bool,
     pub blocking: bool,
+    /// Refused inside scripts.
+    pub noscript: bool,
     pub key: KeyAt,
     pub spread: Spread,
     pub join: Join,
@@ -282,6 +285,7 @@ impl Command {
             read: false,
             admin: false,
             blocking: false,
+            noscript: false,
             key: KeyAt::Nowhere,
             spread: Spread::Any,
             join: Join::AllSucceed,
@@ -291,6 +295,11 @@ impl Command {
             repeatable: false,
             subcommands: Vec::new(),
         }
+    }
+
+    /// Whether it has keys of which the server does not say where they are.
+    pub fn unsure(&self) -> bool {
+        self.key == KeyAt::Nowhere && self.movable
     }
 
     /// Whether so many arguments (the name included) can be right.
@@ -336,6 +345,7 @@ impl Table {
                 "readonly" => command.read = true,
                 "admin" => command.admin = true,
                 "blocking" => command.blocking = true,
+                "noscript" => command.noscript = true,
                 "movablekeys" => command.movable = true,
                 _ => {}
             }
@@ -480,7 +490,7 @@ impl Table {
         let blocking = command.blocking
             && (!matches!(command.key, KeyAt::Behind { .. })
                 || (1..args.len()).any(|i| arg(i).is_some_and(|a| a.eq_ignore_ascii_case(b"BLOCK"))));
-        let unsure = command.key == KeyAt::Nowhere && (command.movable || number == UNKNOWN);
+        let unsure = command.unsure() || command.key == KeyAt::Nowhere && number == UNKNOWN;
         Plan {
             number,
             read: command.read,
@@ -511,6 +521,13 @@ impl Table {
     pub fn same_numbers(&self, other: &Table) -> bool {
         self.commands.len() == other.commands.len()
             && self.commands.iter().zip(&other.commands).all(|(a, b)| a.name == b.name)
+    }
+
+    /// The name of the command that is spelled most like this.
+    pub fn near(&self, name: &str) -> Option<&str> {
+        let far = |c: &&Command| strsim::damerau_levenshtein(&c.name, name);
+        let names = self.commands.iter().skip(1).filter(|c| !c.name.contains('|'));
+        names.min_by_key(far).filter(|c| far(c) <= 2).map(|c| c.name.as_str())
     }
 
     /// How many numbers there are.

@@ -1,0 +1,268 @@
+//! `unslow sink`: messages into Redis and Valkey.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use unslow_client::Target;
+use unslow_sink::{Config, Sink, Snapshot, Start, dry_run};
+
+use crate::doctor::Reach;
+use crate::output::Output;
+
+#[derive(Args)]
+#[command(
+    args_override_self = true,
+    after_help = "SIGTERM and Ctrl-C let what is under way end, a second one does not wait.\n\nExamples:\n  unslow sink --map examples/users.toml --from users.ndjson --to redis://10.0.0.1:7000\n  unslow sink --map users.toml --from users.ndjson --dry-run          # what would be sent\n  unslow sink --map users.toml --from kafka://10.0.0.2:9092 --topic users --group writer --to redis://10.0.0.1:7000 --dead-letter topic:users-dead\n  unslow sink --map users.toml --from redis://10.0.0.3 --stream events --to redis://10.0.0.1:7000 --exactly-once"
+)]
+pub struct SinkArguments {
+    /// TOML file with the mapping and other settings; flags win over it. docs/sink.toml lists every setting
+    #[arg(long, value_name = "FILE")]
+    map: PathBuf,
+    /// File, - for standard input, kafka://host:port,host:port, or redis://host:port with --stream [default: -]
+    #[arg(long, value_name = "SOURCE")]
+    from: Option<String>,
+    /// The deployment: redis://, rediss://, valkey://, unix:/path, redis+sentinel://host/service, or host:port
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
+    /// Kafka topic, or a pattern that begins with ^; may be repeated
+    #[arg(long, value_name = "NAME")]
+    topic: Vec<String>,
+    /// Consumer group, of Kafka or of the stream [default: unslow-sink]
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+    /// Setting of librdkafka, such as security.protocol=SASL_SSL; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    kafka: Vec<String>,
+    /// File of such settings, a line each: for passwords
+    #[arg(long, value_name = "FILE")]
+    kafka_config: Option<PathBuf>,
+    /// Stream to read
+    #[arg(long, value_name = "KEY")]
+    stream: Option<String>,
+    /// Our name in the stream's group [default: unslow-sink]
+    #[arg(long, value_name = "NAME")]
+    consumer: Option<String>,
+    /// Lines are {"key": .., "value": .., "topic": .., "headers": {..}}; a value of null is a tombstone
+    #[arg(long)]
+    envelope: bool,
+    /// Keep the place in the file there, and go on from it
+    #[arg(long, value_name = "FILE")]
+    checkpoint: Option<String>,
+    /// End when there is nothing more to read
+    #[arg(long)]
+    until_end: bool,
+    /// Messages that cannot be written go there with the reason: a file, or topic:NAME [default: the first one ends the sink]
+    #[arg(long, value_name = "WHERE")]
+    dead_letter: Option<String>,
+    /// Marks in the servers keep messages that come again from changing anything
+    #[arg(long)]
+    exactly_once: bool,
+    /// Wait until so many replicas have a batch, before its offsets are committed
+    #[arg(long, value_name = "REPLICAS")]
+    wait: Option<u32>,
+    /// Messages of a batch at most [default: 5000]
+    #[arg(long, value_name = "N")]
+    batch: Option<usize>,
+    /// A batch that is not full waits so long for more, in milliseconds [default: 5]
+    #[arg(long, value_name = "MS")]
+    linger_ms: Option<u64>,
+    /// Batches get smaller while they take longer, in milliseconds; 0 for never [default: 100]
+    #[arg(long, value_name = "MS")]
+    batch_latency_ms: Option<u64>,
+    /// Batches under way at once [default: 3]
+    #[arg(long, value_name = "N")]
+    in_flight: Option<usize>,
+    /// Serve /metrics, /healthz and /readyz there
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
+    /// Print what would be sent, and send nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Messages of a dry run
+    #[arg(long, default_value_t = 20, value_name = "N", requires = "dry_run")]
+    messages: usize,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+static RUNNING: AtomicBool = AtomicBool::new(false);
+static SIGNALS: AtomicU8 = AtomicU8::new(0);
+
+/// Ctrl-C or SIGTERM: true when a sink runs and is to end politely.
+pub fn interrupt() -> bool {
+    RUNNING.load(Ordering::Acquire) && SIGNALS.fetch_add(1, Ordering::AcqRel) == 0
+}
+
+impl SinkArguments {
+    fn settings(&self) -> anyhow::Result<Config> {
+        let path = self.map.display();
+        let text = std::fs::read_to_string(&self.map).with_context(|| path.to_string())?;
+        let mut config = Config::parse(&text).map_err(|e| anyhow!("{path}: {e}"))?;
+        let set = |to: &mut String, from: &Option<String>| {
+            if let Some(from) = from {
+                to.clone_from(from);
+            }
+        };
+        set(&mut config.from, &self.from);
+        set(&mut config.to, &self.to);
+        set(&mut config.group, &self.group);
+        set(&mut config.stream, &self.stream);
+        set(&mut config.consumer, &self.consumer);
+        set(&mut config.checkpoint, &self.checkpoint);
+        set(&mut config.dead_letter, &self.dead_letter);
+        set(&mut config.metrics, &self.metrics);
+        if !self.topic.is_empty() {
+            config.topics.clone_from(&self.topic);
+        }
+        let mut properties = self.kafka.clone();
+        if let Some(file) = &self.kafka_config {
+            let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+            let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
+            properties.splice(0..0, lines.map(str::to_string));
+        }
+        for property in properties {
+            // What stands there may be a password, so it is not repeated.
+            let (name, value) = property.split_once('=').context("a setting of Kafka is NAME=VALUE")?;
+            config.kafka.insert(name.trim().into(), value.trim().into());
+        }
+        config.envelope |= self.envelope;
+        config.until_end |= self.until_end;
+        config.exactly_once |= self.exactly_once;
+        config.wait_replicas = self.wait.unwrap_or(config.wait_replicas);
+        config.batch_messages_max = self.batch.unwrap_or(config.batch_messages_max);
+        config.linger_ms = self.linger_ms.unwrap_or(config.linger_ms);
+        config.batch_latency_ms = self.batch_latency_ms.unwrap_or(config.batch_latency_ms);
+        config.in_flight_max = self.in_flight.unwrap_or(config.in_flight_max);
+        config.check().map_err(|e| anyhow!("{path}: {e}"))?;
+        Ok(config)
+    }
+
+    /// The server of the stream, when messages come from one.
+    fn stream(&self, config: &Config) -> anyhow::Result<Option<Target>> {
+        let schemes = ["redis://", "rediss://", "valkey://", "valkeys://", "unix:", "redis+sentinel://"];
+        if !schemes.iter().any(|s| config.from.starts_with(s)) {
+            if let Some((scheme, _)) = config.from.split_once("://").filter(|(s, _)| *s != "kafka") {
+                bail!(
+                    "unknown source {scheme}://; a file, -, kafka://host:port or redis://host:port with --stream was expected"
+                );
+            }
+            return Ok(None);
+        }
+        Ok(Some(self.reach.target(&config.from)?))
+    }
+
+    pub fn run(self, output: &Output) -> anyhow::Result<u8> {
+        let config = self.settings()?;
+        let target = self.reach.target(&config.to)?;
+        let stream = self.stream(&config)?;
+        let options = self.reach.options()?;
+        let bar = if output.quiet || self.dry_run { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+        bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("the template is fixed"));
+        let (quiet, shown) = (output.quiet, bar.clone());
+        let note = move |text: &str| {
+            if !quiet {
+                shown.suspend(|| eprintln!("{text}"));
+            }
+        };
+        let reading = format!("{} -> {}", config.from, target.url());
+        let start = Start { config, target, stream, options, note: Arc::new(note) };
+        if self.dry_run {
+            let mut failed = None;
+            let (_, bad) = dry_run(start, self.messages, |text| match output.print_while_read(&format!("{text}\n")) {
+                Ok(more) => more,
+                Err(e) => {
+                    failed = Some(e);
+                    false
+                }
+            })?;
+            return failed.map_or(Ok(u8::from(bad > 0)), Err);
+        }
+        let sink = Sink::start(start)?;
+        RUNNING.store(true, Ordering::Release);
+        output.note(&reading);
+        if let Some(address) = sink.metrics {
+            output.note(&format!("metrics at http://{address}/metrics"));
+        }
+        let (mut last, mut told) = (sink.snapshot(), Instant::now());
+        while !sink.ended() {
+            std::thread::sleep(Duration::from_millis(20));
+            if SIGNALS.load(Ordering::Acquire) > 0 {
+                sink.stop();
+            }
+            if told.elapsed() >= Duration::from_millis(500) {
+                let now = sink.snapshot();
+                bar.set_message(progress(&now, &last));
+                (last, told) = (now, Instant::now());
+                bar.tick();
+            }
+        }
+        bar.finish_and_clear();
+        let counted = sink.snapshot();
+        let ended = sink.join();
+        let snapshot = ended.as_ref().map_or(counted, Clone::clone);
+        if output.json() {
+            output.print_json(&snapshot.report())?;
+        } else {
+            output.note(&summary(&snapshot));
+        }
+        ended?;
+        Ok(u8::from(snapshot.dead > 0))
+    }
+}
+
+fn progress(now: &Snapshot, last: &Snapshot) -> String {
+    let rate = (now.done - last.done) as f64 / (now.seconds - last.seconds).max(0.001);
+    let mut text =
+        format!("{} messages, {}/s, batch p99 {:.1} ms", now.done, thousands(rate), now.batch_us_p99 as f64 / 1000.0);
+    let lag: i64 = now.lag.values().sum();
+    if !now.lag.is_empty() {
+        text += &format!(", {lag} behind");
+    }
+    if now.dead > 0 {
+        text += &format!(", {} set aside", now.dead);
+    }
+    let retries: u64 = now.retries.values().sum();
+    if retries > 0 {
+        text += &format!(", {retries} sent again");
+    }
+    text
+}
+
+fn thousands(rate: f64) -> String {
+    if rate >= 10_000.0 { format!("{:.0}k", rate / 1000.0) } else { format!("{rate:.0}") }
+}
+
+fn summary(s: &Snapshot) -> String {
+    let mut text = format!(
+        "{} messages in {:.1} s ({}/s), {} commands, {} batches",
+        s.done,
+        s.seconds,
+        thousands(s.done as f64 / s.seconds.max(0.001)),
+        s.commands,
+        s.batches
+    );
+    if s.batches > 0 {
+        text += &format!(
+            " in {} round trips, p50 {:.1} ms, p99 {:.1} ms",
+            s.round_trips,
+            s.batch_us_p50 as f64 / 1000.0,
+            s.batch_us_p99 as f64 / 1000.0
+        );
+    }
+    if s.skipped > 0 {
+        text += &format!("; {} left out", s.skipped);
+    }
+    if s.dead > 0 {
+        text += &format!("; {} set aside", s.dead);
+    }
+    if !s.retries.is_empty() {
+        let each: Vec<String> = s.retries.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
+        text += &format!("; sent again: {}", each.join(", "));
+    }
+    text
+}

@@ -1,0 +1,136 @@
+//! Settings as they are written in TOML. docs/sink.toml has every one with its default and its cost.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::mapping::MapSettings;
+
+/// See docs/sink.toml.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// A file, `-`, `kafka://host:port,host:port`, or the URL of a Redis or Valkey server with a stream.
+    pub from: String,
+    /// The deployment to write to.
+    pub to: String,
+    /// Kafka topics.
+    pub topics: Vec<String>,
+    /// Consumer group, of Kafka or of the stream.
+    pub group: String,
+    /// Key of the stream.
+    pub stream: String,
+    /// Our name in the stream's group.
+    pub consumer: String,
+    /// Lines are `{"key": .., "value": .., "topic": ..}`.
+    pub envelope: bool,
+    /// Where the place in a file is kept.
+    pub checkpoint: String,
+    /// End when there is nothing more to read.
+    pub until_end: bool,
+    /// librdkafka's own settings.
+    pub kafka: BTreeMap<String, String>,
+    /// Messages of a batch at most.
+    pub batch_messages_max: usize,
+    /// Bytes of a batch, about.
+    pub batch_bytes_max: usize,
+    /// A batch that is not full waits so long for more.
+    pub linger_ms: u64,
+    /// Batches get smaller while they take longer; 0: never.
+    pub batch_latency_ms: u64,
+    /// Batches under way at once.
+    pub in_flight_max: usize,
+    /// Bytes of them.
+    pub memory_bytes_max: usize,
+    /// WAIT for so many replicas.
+    pub wait_replicas: u32,
+    /// For so long before it is asked again.
+    pub wait_ms: u64,
+    /// Marks in the servers keep repeated messages from changing anything.
+    pub exactly_once: bool,
+    /// Name of the marks; the group's where it is empty.
+    pub marks: String,
+    /// Where messages go that cannot be written: a file, `topic:NAME`, or nowhere.
+    pub dead_letter: String,
+    /// A server that owes answers and says nothing for so long is dialled anew.
+    pub silence_ms: u64,
+    /// What is under way may take so long when the sink ends.
+    pub drain_ms: u64,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served; nowhere when empty.
+    pub metrics: String,
+    /// What becomes of messages.
+    pub map: Vec<MapSettings>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            from: "-".into(),
+            to: "redis://127.0.0.1:6379".into(),
+            topics: Vec::new(),
+            group: "unslow-sink".into(),
+            stream: String::new(),
+            consumer: "unslow-sink".into(),
+            envelope: false,
+            checkpoint: String::new(),
+            until_end: false,
+            kafka: BTreeMap::new(),
+            batch_messages_max: 5000,
+            batch_bytes_max: 8 << 20,
+            linger_ms: 5,
+            batch_latency_ms: 100,
+            in_flight_max: 3,
+            memory_bytes_max: 256 << 20,
+            wait_replicas: 0,
+            wait_ms: 1000,
+            exactly_once: false,
+            marks: String::new(),
+            dead_letter: String::new(),
+            silence_ms: 10_000,
+            drain_ms: 30_000,
+            metrics: String::new(),
+            map: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads TOML. The error has line and column, and no values.
+    pub fn parse(text: &str) -> Result<Config, String> {
+        toml::from_str(text).map_err(|e| {
+            let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+            let at = line.map_or(String::new(), |n| format!("line {n}: "));
+            format!("{at}{}", e.message())
+        })
+    }
+
+    /// Whether the numbers can work.
+    pub fn check(&self) -> Result<(), String> {
+        let sane = [
+            ("batch_messages_max", self.batch_messages_max as u64, 1, 1_000_000),
+            ("batch_bytes_max", self.batch_bytes_max as u64, 1024, 1 << 30),
+            ("in_flight_max", self.in_flight_max as u64, 1, 1000),
+            ("memory_bytes_max", self.memory_bytes_max as u64, 1 << 20, 1 << 40),
+            ("linger_ms", self.linger_ms, 0, 60_000),
+            ("wait_ms", self.wait_ms, 1, 600_000),
+            ("silence_ms", self.silence_ms, 100, 3_600_000),
+        ];
+        for (name, value, least, most) in sane {
+            if !(least..=most).contains(&value) {
+                return Err(format!("{name} = {value}: it takes {least} to {most}"));
+            }
+        }
+        if self.from.starts_with("kafka://") && self.topics.is_empty() {
+            return Err("which topics? --topic NAME, once for each".into());
+        }
+        if self.from == "-" && self.exactly_once {
+            return Err(
+                "exactly_once knows a message again by its place, and standard input has none; use a file, Kafka or a stream".into(),
+            );
+        }
+        if self.wait_replicas > 0 && self.silence_ms <= self.wait_ms {
+            return Err(format!("silence_ms = {} must be more than wait_ms = {}", self.silence_ms, self.wait_ms));
+        }
+        Ok(())
+    }
+}

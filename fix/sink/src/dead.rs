@@ -1,0 +1,89 @@
+//! Messages that cannot be written, set aside with the reason: in a file as JSON lines, or in a topic.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
+use crate::ledger::Letter;
+use crate::source::kafka::Producer;
+
+/// A value of which this much is kept; longer ones are found again by their offset.
+const KEPT_BYTES: usize = 1 << 20;
+
+/// Where they go.
+pub enum DeadLetters {
+    /// Nowhere: the first one ends the sink.
+    Refuse,
+    /// A file.
+    File(PathBuf, File),
+    /// A topic of the source's brokers.
+    Topic(Box<Producer>),
+}
+
+impl DeadLetters {
+    /// Opens a file to append to.
+    pub fn file(path: &Path) -> Result<DeadLetters, String> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        Ok(DeadLetters::File(path.to_path_buf(), file.map_err(|e| format!("{}: {e}", path.display()))?))
+    }
+
+    /// Sets messages aside; they are there when this returns.
+    pub fn write(&mut self, letters: &[Letter]) -> Result<(), String> {
+        match self {
+            DeadLetters::Refuse => {
+                let letter = &letters[0];
+                Err(format!(
+                    "{} [{}] at {}: {}; nothing behind it is committed. With --dead-letter FILE such messages are set aside and the rest goes on",
+                    letter.origin.topic, letter.origin.partition, letter.offset, letter.reason
+                ))
+            }
+            DeadLetters::File(path, file) => {
+                let mut text = Vec::new();
+                for letter in letters {
+                    serde_json::to_writer(&mut text, &line(letter)).map_err(|e| e.to_string())?;
+                    text.push(b'\n');
+                }
+                file.write_all(&text).and_then(|()| file.sync_data()).map_err(|e| {
+                    format!("{}: {e}; the messages that belong there are not committed and come again", path.display())
+                })
+            }
+            DeadLetters::Topic(producer) => producer.send(letters),
+        }
+    }
+}
+
+fn line(letter: &Letter) -> serde_json::Value {
+    let mut line = serde_json::json!({
+        "topic": letter.origin.topic,
+        "partition": letter.origin.partition,
+        "offset": letter.offset.to_string(),
+        "reason": letter.reason,
+    });
+    if letter.time_ms != 0 {
+        line["time_ms"] = letter.time_ms.into();
+    }
+    for (name, bytes) in [("key", &letter.key), ("value", &letter.value)] {
+        let Some(bytes) = bytes else { continue };
+        put(&mut line, name, bytes);
+    }
+    if !letter.headers.is_empty() {
+        let mut headers = serde_json::json!({});
+        letter.headers.iter().for_each(|(name, value)| put(&mut headers, name, value));
+        line["headers"] = headers;
+    }
+    line
+}
+
+fn put(line: &mut serde_json::Value, name: &str, bytes: &[u8]) {
+    let kept = &bytes[..bytes.len().min(KEPT_BYTES)];
+    if kept.len() < bytes.len() {
+        line[format!("{name}_bytes")] = bytes.len().into();
+    }
+    match std::str::from_utf8(kept) {
+        Ok(text) => line[name] = text.into(),
+        Err(_) => line[format!("{name}_base64")] = BASE64_STANDARD.encode(kept).into(),
+    }
+}

@@ -1,0 +1,317 @@
+//! A message opened: its members found in place, copied only where an escape or a number must be written anew.
+//!
+//! JSON is read one level at a time: members are slices of the message, and what is nested is opened when somebody asks
+//! for something inside. Numbers keep the digits they were written with; identifiers above 2^53 stay what they are.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use rmpv::ValueRef;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// How values are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// A JSON object.
+    #[default]
+    Json,
+    /// Bytes that mean nothing here.
+    Raw,
+    /// A MessagePack map.
+    Msgpack,
+}
+
+/// Names on the way to a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path(Vec<String>);
+
+impl Path {
+    /// Reads `a.b.0`.
+    pub fn parse(text: &str) -> Result<Path, String> {
+        let names: Vec<String> = text.split('.').map(str::to_string).collect();
+        if names.iter().any(String::is_empty) {
+            return Err(format!("{text:?} names no member of a message"));
+        }
+        Ok(Path(names))
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0.join("."))
+    }
+}
+
+/// A member's value.
+#[derive(Clone, Copy, Debug)]
+pub enum Field<'a> {
+    /// As it stands in the message.
+    Json(&'a str),
+    /// Already read.
+    Msgpack(&'a ValueRef<'a>),
+}
+
+/// A message that was opened.
+#[derive(Debug)]
+pub enum Document<'a> {
+    /// Nobody needs what is inside.
+    Closed,
+    /// Members of a JSON object.
+    Json(Members<'a>),
+    /// A MessagePack map.
+    Msgpack(ValueRef<'a>),
+}
+
+type Members<'a> = Vec<(Cow<'a, str>, &'a RawValue)>;
+
+impl<'a> Document<'a> {
+    /// Opens a value. The error is a sentence about it.
+    pub fn open(value: &'a [u8], format: Format) -> Result<Document<'a>, String> {
+        match format {
+            Format::Raw => Ok(Document::Closed),
+            Format::Json => {
+                let mut reader = serde_json::Deserializer::from_slice(value);
+                let members = (&mut reader).deserialize_map(ObjectVisitor).and_then(|m| reader.end().map(|()| m));
+                members.map(Document::Json).map_err(|e| format!("no JSON object: {e}"))
+            }
+            Format::Msgpack => {
+                let mut rest = value;
+                let read = rmpv::decode::read_value_ref(&mut rest).map_err(|e| format!("no MessagePack: {e}"))?;
+                match read {
+                    ValueRef::Map(_) if rest.is_empty() => Ok(Document::Msgpack(read)),
+                    ValueRef::Map(_) => Err(format!("{} bytes behind the end of its MessagePack map", rest.len())),
+                    _ => Err("no MessagePack map".into()),
+                }
+            }
+        }
+    }
+
+    /// The member there; `None` when it is missing or null.
+    pub fn find(&self, path: &Path) -> Option<Field<'_>> {
+        let (first, rest) = path.0.split_first()?;
+        let mut field = match self {
+            Document::Closed => return None,
+            // The last of several of one name, as nearly every reader of JSON has it.
+            Document::Json(members) => Field::Json(members.iter().rev().find(|(name, _)| name == first)?.1.get()),
+            Document::Msgpack(value) => Field::Msgpack(inside(value, first)?),
+        };
+        for name in rest {
+            field = match field {
+                Field::Json(text) => Field::Json(json_inside(text, name)?),
+                Field::Msgpack(value) => Field::Msgpack(inside(value, name)?),
+            };
+        }
+        (!field.is_null()).then_some(field)
+    }
+
+    /// The text of a top-level member that can be had without copying.
+    pub fn plain(&self, path: &Path) -> Option<&[u8]> {
+        self.find(path)?.plain()
+    }
+
+    /// Calls `each` for the members of the object there, with their names, or for the elements of the array there;
+    /// without a path for those of the message. Nulls are left out.
+    pub fn members<'s>(
+        &'s self,
+        path: Option<&Path>,
+        mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let Some(path) = path else {
+            return match self {
+                Document::Closed => Err("raw messages have no members".into()),
+                Document::Json(members) => each_json(members, each),
+                Document::Msgpack(value) => each_msgpack(value, each),
+            };
+        };
+        let nothing = || format!("{path} is no object and no array");
+        match self.find(path).ok_or_else(|| format!("there is no {path} in it, or it is null"))? {
+            Field::Json(text) if text.starts_with('{') => {
+                let members = serde_json::Deserializer::from_str(text).deserialize_map(ObjectVisitor);
+                each_json(&members.map_err(|e| e.to_string())?, each)
+            }
+            Field::Json(text) if text.starts_with('[') => {
+                let elements = serde_json::Deserializer::from_str(text).deserialize_seq(ArrayVisitor);
+                for element in elements.map_err(|e| e.to_string())? {
+                    let field = Field::Json(element.get());
+                    if !field.is_null() {
+                        each(None, field)?;
+                    }
+                }
+                Ok(())
+            }
+            Field::Msgpack(value @ (ValueRef::Map(_) | ValueRef::Array(_))) => each_msgpack(value, each),
+            _ => Err(nothing()),
+        }
+    }
+}
+
+fn each_json(
+    members: &Members<'_>,
+    mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    for (name, value) in members {
+        let field = Field::Json(value.get());
+        if !field.is_null() {
+            each(Some(name), field)?;
+        }
+    }
+    Ok(())
+}
+
+fn each_msgpack(
+    value: &ValueRef<'_>,
+    mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    match value {
+        ValueRef::Map(members) => {
+            for (name, value) in members.iter().filter(|(_, v)| *v != ValueRef::Nil) {
+                let mut text = Vec::new();
+                Field::Msgpack(name).write(&mut text)?;
+                let name = String::from_utf8(text).map_err(|_| "a member's name is no text".to_string())?;
+                each(Some(&name), Field::Msgpack(value))?;
+            }
+        }
+        ValueRef::Array(elements) => {
+            for element in elements.iter().filter(|e| **e != ValueRef::Nil) {
+                each(None, Field::Msgpack(element))?;
+            }
+        }
+        _ => return Err("it is no object and no array".into()),
+    }
+    Ok(())
+}
+
+fn inside<'a>(value: &'a ValueRef<'a>, name: &str) -> Option<&'a ValueRef<'a>> {
+    match value {
+        ValueRef::Map(members) => members
+            .iter()
+            .rev()
+            .find(|(n, _)| matches!(n, ValueRef::String(n) if n.as_str() == Some(name)))
+            .map(|(_, v)| v),
+        ValueRef::Array(elements) => elements.get(name.parse::<usize>().ok()?),
+        _ => None,
+    }
+}
+
+fn json_inside<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    match text.as_bytes().first()? {
+        b'{' => {
+            let members = reader.deserialize_map(ObjectVisitor).ok()?;
+            members.into_iter().rev().find(|(n, _)| n == name).map(|(_, value)| value.get())
+        }
+        b'[' => reader.deserialize_seq(ArrayVisitor).ok()?.get(name.parse::<usize>().ok()?).map(|e| e.get()),
+        _ => None,
+    }
+}
+
+impl<'a> Field<'a> {
+    fn is_null(&self) -> bool {
+        match self {
+            Field::Json(text) => *text == "null",
+            Field::Msgpack(value) => **value == ValueRef::Nil,
+        }
+    }
+
+    /// Its text, where no byte of it has to be changed.
+    pub fn plain(self) -> Option<&'a [u8]> {
+        match self {
+            Field::Json(text) => match text.as_bytes() {
+                [b'"', inner @ .., b'"'] => (!inner.contains(&b'\\')).then_some(inner),
+                other => Some(other),
+            },
+            Field::Msgpack(ValueRef::String(text)) => Some(text.as_bytes()),
+            Field::Msgpack(ValueRef::Binary(bytes)) => Some(bytes),
+            Field::Msgpack(_) => None,
+        }
+    }
+
+    /// Appends its text.
+    pub fn write(self, out: &mut Vec<u8>) -> Result<(), String> {
+        if let Some(plain) = self.plain() {
+            out.extend_from_slice(plain);
+            return Ok(());
+        }
+        match self {
+            Field::Json(text) => {
+                let text: String = serde_json::from_str(text).map_err(|e| format!("a string: {e}"))?;
+                out.extend_from_slice(text.as_bytes());
+            }
+            Field::Msgpack(value) => {
+                serde_json::to_writer(&mut *out, &value.to_owned()).map_err(|e| format!("no JSON for it: {e}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// For conditions.
+    pub fn to_condition(self) -> minijinja::Value {
+        match self {
+            Field::Json(text) => {
+                let value: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+                minijinja::Value::from_serialize(&value)
+            }
+            Field::Msgpack(value) => minijinja::Value::from_serialize(value.to_owned()),
+        }
+    }
+}
+
+struct ObjectVisitor;
+
+impl<'de> Visitor<'de> for ObjectVisitor {
+    type Value = Members<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut members = Vec::with_capacity(16);
+        while let Some((Name(name), value)) = map.next_entry::<Name<'de>, &'de RawValue>()? {
+            members.push((name, value));
+        }
+        Ok(members)
+    }
+}
+
+struct ArrayVisitor;
+
+impl<'de> Visitor<'de> for ArrayVisitor {
+    type Value = Vec<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut elements = Vec::new();
+        while let Some(element) = seq.next_element()? {
+            elements.push(element);
+        }
+        Ok(elements)
+    }
+}
+
+/// A name that is borrowed where it has no escapes; serde's own `Cow` always copies.
+struct Name<'a>(Cow<'a, str>);
+
+impl<'de> serde::Deserialize<'de> for Name<'de> {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        struct NameVisitor;
+        impl<'de> Visitor<'de> for NameVisitor {
+            type Value = Name<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name")
+            }
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Name(Cow::Borrowed(text)))
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Name(Cow::Owned(text.into())))
+            }
+        }
+        reader.deserialize_str(NameVisitor)
+    }
+}

@@ -1,0 +1,390 @@
+//! From messages to calls: the commands of a message that go to one slot, as bytes for the wire.
+//!
+//! With `exactly_once` a call is one EVALSHA of `guard.lua`, which keeps a mark beside the data: in each slot a hash
+//! with, for each origin, the offset of the last message that ran there. Order within a slot is the sink's own promise,
+//! so one mark a slot is enough for all of its keys, however many there are.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use unslow_resp::write_header;
+use unslow_topology::commands::Divide;
+use unslow_topology::{SLOTS, slot_of};
+
+use crate::document::Document;
+use crate::mapping::{Command, Map, Mapping};
+use crate::record::{Batch, Message, Offset, Origin};
+use crate::template::Scratch;
+
+/// The script.
+pub const GUARD: &str = include_str!("guard.lua");
+/// Lua's `unpack` takes less than 8,000.
+const GUARDED_WORDS_MAX: usize = 7000;
+
+/// Commands of one message for one slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// First byte in [`Encoded::bytes`].
+    pub from: usize,
+    /// Behind its last byte.
+    pub to: usize,
+    /// Of [`Batch::records`].
+    pub record: u32,
+    /// Where it goes.
+    pub slot: u16,
+    /// How many replies it brings.
+    pub replies: u16,
+    /// Where in its bytes the offset of its predecessor stands; 0 without a guard.
+    pub before_at: u32,
+}
+
+/// Calls of a batch.
+#[derive(Debug, Default)]
+pub struct Encoded {
+    pub bytes: Vec<u8>,
+    pub calls: Vec<Call>,
+}
+
+/// What became of a message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Became {
+    /// So many calls, at the end of [`Encoded::calls`].
+    Calls(usize),
+    /// No map wants it, or a later one of its batch says all that it says.
+    Nothing,
+    /// It cannot be written, for this reason.
+    Poison(String),
+}
+
+/// Turns messages into calls.
+pub struct Encoder {
+    mapping: Mapping,
+    cluster: bool,
+    guard: Option<Guard>,
+    scratch: Scratch,
+    /// Maps that take an origin.
+    takers: HashMap<Arc<Origin>, Vec<usize>>,
+    /// Records and maps of this batch that a later record makes needless.
+    folded: HashSet<(u32, usize)>,
+}
+
+struct Guard {
+    sha: String,
+    /// For each slot the hash with the marks.
+    keys: Vec<Vec<u8>>,
+    /// The offset that was sent last, by slot and origin.
+    sent: HashMap<(u16, Arc<Origin>), Offset>,
+    /// Calls of the message at work: slot, keys, number of words, commands.
+    parts: Vec<Part>,
+    plain: Vec<u8>,
+}
+
+struct Part {
+    slot: u16,
+    keys: Vec<Vec<u8>>,
+    words: usize,
+    commands: Vec<u8>,
+}
+
+impl Encoder {
+    /// `guard` is the script's digest and the name under which marks are kept.
+    pub fn new(mapping: Mapping, cluster: bool, guard: Option<(String, &str)>) -> Encoder {
+        let guard = guard.map(|(sha, name)| Guard {
+            sha,
+            keys: mark_keys(name),
+            sent: HashMap::new(),
+            parts: Vec::new(),
+            plain: Vec::new(),
+        });
+        let (scratch, takers, folded) = Default::default();
+        Encoder { mapping, cluster, guard, scratch, takers, folded }
+    }
+
+    /// Looks at a whole batch first, for maps that fold.
+    pub fn begin(&mut self, batch: &Batch) {
+        self.folded.clear();
+        if !self.mapping.folds() {
+            return;
+        }
+        let mut later: HashSet<(usize, Vec<u8>)> = HashSet::new();
+        let mut out = Vec::new();
+        for (number, record) in batch.records.iter().enumerate().rev() {
+            let message = batch.message(record);
+            let origin = &batch.origins[record.origin as usize];
+            for i in takers(&mut self.takers, &self.mapping, origin) {
+                let map = &self.mapping.maps[i];
+                if !map.fold {
+                    continue;
+                }
+                out.clear();
+                // Whoever cannot be rendered is told apart when it is its turn.
+                let Ok(document) = open(map, &message) else { continue };
+                if !map.wants(&message, &document).unwrap_or(false) {
+                    continue;
+                }
+                let commands = if message.value.is_some() { &map.commands } else { &map.tombstone };
+                let Some(first) = commands.first() else { continue };
+                if let Ok(Some((a, b))) = first.template.render(&mut out, &message, &document, &mut self.scratch)
+                    && !later.insert((i, out[a..b].to_vec()))
+                {
+                    self.folded.insert((number as u32, i));
+                }
+            }
+        }
+    }
+
+    /// Appends the calls of one message.
+    pub fn encode(&mut self, batch: &Batch, number: u32, encoded: &mut Encoded) -> Became {
+        let record = &batch.records[number as usize];
+        let (bytes, calls) = (encoded.bytes.len(), encoded.calls.len());
+        let message = batch.message(record);
+        let origin = &batch.origins[record.origin as usize];
+        let mut outcome = Ok(());
+        if record.broken {
+            outcome = Err("it cannot be read; see the beginning of its value".to_string());
+        }
+        if let Some(guard) = &mut self.guard {
+            guard.parts.clear();
+        }
+        for i in takers(&mut self.takers, &self.mapping, origin) {
+            if outcome.is_err() || self.folded.contains(&(number, i)) {
+                continue;
+            }
+            let map = &self.mapping.maps[i];
+            outcome = open(map, &message).and_then(|document| {
+                if !map.wants(&message, &document)? {
+                    return Ok(());
+                }
+                let commands = if message.value.is_some() { &map.commands } else { &map.tombstone };
+                for command in commands {
+                    if !command.when.as_ref().map_or(Ok(true), |c| c.holds(&message, &document))? {
+                        continue;
+                    }
+                    match &mut self.guard {
+                        None => {
+                            let scratch = &mut self.scratch;
+                            plain(command, number, &message, &document, self.cluster, encoded, scratch)?
+                        }
+                        Some(guard) => guard.add(command, &message, &document, self.cluster, &mut self.scratch)?,
+                    }
+                }
+                Ok(())
+            });
+        }
+        if let (Ok(()), Some(guard)) = (&outcome, &mut self.guard) {
+            outcome = guard.finish(number, origin, record.offset, encoded);
+        }
+        match outcome {
+            Ok(()) if encoded.calls.len() == calls => Became::Nothing,
+            Ok(()) => Became::Calls(encoded.calls.len() - calls),
+            Err(why) => {
+                encoded.bytes.truncate(bytes);
+                encoded.calls.truncate(calls);
+                Became::Poison(why)
+            }
+        }
+    }
+
+    /// Writes an offset where a call names its predecessor.
+    pub fn set_before(bytes: &mut [u8], call: &Call, before: Option<Offset>) {
+        if call.before_at > 0 {
+            let at = call.from + call.before_at as usize;
+            let text = fixed(before.unwrap_or_default());
+            bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
+        }
+    }
+
+    /// The SHA-1 of the script, as SCRIPT LOAD told it.
+    pub fn script(&self) -> Option<&str> {
+        self.guard.as_ref().map(|g| g.sha.as_str())
+    }
+}
+
+fn takers(known: &mut HashMap<Arc<Origin>, Vec<usize>>, mapping: &Mapping, origin: &Arc<Origin>) -> Vec<usize> {
+    match known.get(origin) {
+        Some(list) => list.clone(),
+        None => {
+            let list: Vec<usize> =
+                mapping.maps.iter().enumerate().filter(|(_, m)| m.takes(&origin.topic)).map(|(i, _)| i).collect();
+            known.insert(origin.clone(), list.clone());
+            list
+        }
+    }
+}
+
+fn open<'a>(map: &Map, message: &Message<'a>) -> Result<Document<'a>, String> {
+    match message.value {
+        Some(value) if map.looks_inside() => Document::open(value, map.format),
+        _ => Ok(Document::Closed),
+    }
+}
+
+fn plain(
+    command: &Command,
+    number: u32,
+    message: &Message<'_>,
+    document: &Document<'_>,
+    cluster: bool,
+    encoded: &mut Encoded,
+    scratch: &mut Scratch,
+) -> Result<(), String> {
+    let from = encoded.bytes.len();
+    let Rendered { slot, expires_at, .. } = render(command, message, document, cluster, &mut encoded.bytes, scratch)?;
+    let to = encoded.bytes.len();
+    let replies = 1 + u16::from(expires_at.is_some());
+    match encoded.calls.last_mut() {
+        Some(last) if last.slot == slot && last.record == number && last.to == from => {
+            (last.to, last.replies) = (to, last.replies + replies);
+        }
+        _ => encoded.calls.push(Call { from, to, record: number, slot, replies, before_at: 0 }),
+    }
+    Ok(())
+}
+
+struct Rendered {
+    slot: u16,
+    /// Where its key stands.
+    key: Option<(usize, usize)>,
+    /// Where the PEXPIRE behind it begins.
+    expires_at: Option<usize>,
+}
+
+/// Appends a command, and its time to live.
+fn render(
+    command: &Command,
+    message: &Message<'_>,
+    document: &Document<'_>,
+    cluster: bool,
+    out: &mut Vec<u8>,
+    scratch: &mut Scratch,
+) -> Result<Rendered, String> {
+    let from = out.len();
+    let key = command.template.render(out, message, document, scratch)?;
+    let slot = match key {
+        Some((a, b)) => slot_of(&out[a..b]),
+        // Without a key it follows its message's key, so that those of one key stay in order.
+        None => message.key.map_or(0, slot_of),
+    };
+    if cluster && command.divide.is_some() {
+        one_slot(&out[from..], command.divide, slot)?;
+    }
+    let mut expires_at = None;
+    if let (Some(ttl), Some((a, b))) = (&command.ttl_ms, key) {
+        expires_at = Some(out.len());
+        out.extend_from_slice(b"*3\r\n$7\r\nPEXPIRE\r\n");
+        write_header(out, b'$', b - a);
+        out.extend_from_within(a..b);
+        out.extend_from_slice(b"\r\n");
+        write_header(out, b'$', ttl.len());
+        out.extend_from_slice(ttl.as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
+    Ok(Rendered { slot, key, expires_at })
+}
+
+/// DEL, MSET and their like: a server refuses keys of several slots, so say it in better words.
+fn one_slot(command: &[u8], divide: Option<Divide>, slot: u16) -> Result<(), String> {
+    let step = if divide == Some(Divide::Pairs) { 2 } else { 1 };
+    let keys = unslow_resp::Frame::new(command).items().skip(1).step_by(step);
+    if keys.into_iter().any(|k| slot_of(k.text()) != slot) {
+        return Err("its keys are in different slots; give them a common {tag}, or a command each".into());
+    }
+    Ok(())
+}
+
+impl Guard {
+    fn add(
+        &mut self,
+        command: &Command,
+        message: &Message<'_>,
+        document: &Document<'_>,
+        cluster: bool,
+        scratch: &mut Scratch,
+    ) -> Result<(), String> {
+        self.plain.clear();
+        let Rendered { slot, key, expires_at } = render(command, message, document, cluster, &mut self.plain, scratch)?;
+        let key = key.map_or(&b""[..], |(a, b)| &self.plain[a..b]).to_vec();
+        let part = match self.parts.iter().position(|p| p.slot == slot) {
+            Some(i) => &mut self.parts[i],
+            None => {
+                self.parts.push(Part { slot, keys: Vec::new(), words: 0, commands: Vec::new() });
+                self.parts.last_mut().expect("just pushed")
+            }
+        };
+        if !part.keys.contains(&key) {
+            part.keys.push(key);
+        }
+        // "*N CR LF words": the number becomes a word, the words stay as they are.
+        let (first, second) = self.plain.split_at(expires_at.unwrap_or(self.plain.len()));
+        for command in [first, second].into_iter().filter(|c| !c.is_empty()) {
+            let line = command.iter().position(|b| *b == b'\r').ok_or("half a command")?;
+            let count = &command[1..line];
+            let words: usize = std::str::from_utf8(count).ok().and_then(|n| n.parse().ok()).ok_or("half a command")?;
+            bulk(&mut part.commands, count);
+            part.commands.extend_from_slice(&command[line + 2..]);
+            part.words += words + 1;
+        }
+        if part.words > GUARDED_WORDS_MAX {
+            return Err(format!("more than {GUARDED_WORDS_MAX} words, which exactly_once cannot send"));
+        }
+        Ok(())
+    }
+
+    fn finish(
+        &mut self,
+        number: u32,
+        origin: &Arc<Origin>,
+        offset: Offset,
+        encoded: &mut Encoded,
+    ) -> Result<(), String> {
+        for part in &self.parts {
+            let from = encoded.bytes.len();
+            let out = &mut encoded.bytes;
+            write_header(out, b'*', 3 + 1 + part.keys.len() + 3 + part.words);
+            bulk(out, b"EVALSHA");
+            bulk(out, self.sha.as_bytes());
+            bulk(out, (1 + part.keys.len()).to_string().as_bytes());
+            bulk(out, &self.keys[usize::from(part.slot)]);
+            part.keys.iter().for_each(|key| bulk(out, key));
+            bulk(out, origin.id.as_bytes());
+            bulk(out, fixed(offset).as_bytes());
+            let before = self.sent.insert((part.slot, origin.clone()), offset);
+            let text = fixed(before.unwrap_or_default());
+            bulk(out, text.as_bytes());
+            let before_at = (out.len() - 2 - text.len() - from) as u32;
+            out.extend_from_slice(&part.commands);
+            let to = out.len();
+            encoded.calls.push(Call { from, to, record: number, slot: part.slot, replies: 1, before_at });
+        }
+        Ok(())
+    }
+}
+
+fn bulk(out: &mut Vec<u8>, text: &[u8]) {
+    write_header(out, b'$', text.len());
+    out.extend_from_slice(text);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Compared as texts by the script: both parts in twenty digits.
+fn fixed(offset: Offset) -> String {
+    format!("{:020}-{:020}", offset.0, offset.1)
+}
+
+/// For each slot a key in it: `unslow:sink:NAME:{TAG}`.
+fn mark_keys(name: &str) -> Vec<Vec<u8>> {
+    let mut keys = vec![Vec::new(); usize::from(SLOTS)];
+    let mut missing = keys.len();
+    for n in 0u64.. {
+        if missing == 0 {
+            break;
+        }
+        let tag = format!("{n:x}");
+        let key = &mut keys[usize::from(slot_of(tag.as_bytes()))];
+        if key.is_empty() {
+            *key = format!("unslow:sink:{name}:{{{tag}}}").into_bytes();
+            missing -= 1;
+        }
+    }
+    keys
+}

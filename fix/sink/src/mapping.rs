@@ -1,0 +1,365 @@
+//! Which messages become which commands: the `[[map]]` parts of the settings, compiled and held against the server's own
+//! table of commands.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use minijinja::value::{Object, Value};
+use minijinja::{Environment, Expression};
+use serde::Deserialize;
+use unslow_topology::commands::{Divide, KeyAt, Spread, Table, UNKNOWN};
+use unslow_topology::slot_of;
+
+use crate::document::{Document, Format, Path};
+use crate::record::Message;
+use crate::template::Template;
+
+/// A `[[map]]` as it is written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MapSettings {
+    /// Topics, file names or streams; `*` stands for anything. Without it: all.
+    pub topic: OneOrMore,
+    /// A Jinja expression over the message's members.
+    pub when: Option<String>,
+    /// How values are written.
+    pub format: Format,
+    /// What a message becomes.
+    pub commands: Vec<CommandSettings>,
+    /// What a message without a value becomes; nothing when empty.
+    pub tombstone: Vec<CommandSettings>,
+    /// Which of several messages of one batch with the same first key are written.
+    pub fold: Fold,
+}
+
+/// A text or a list of texts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMore {
+    /// `topic = "users"`
+    One(String),
+    /// `topic = ["users", "orders"]`
+    More(Vec<String>),
+}
+
+impl Default for OneOrMore {
+    fn default() -> Self {
+        OneOrMore::More(Vec::new())
+    }
+}
+
+impl OneOrMore {
+    fn list(&self) -> Vec<String> {
+        match self {
+            OneOrMore::One(text) => vec![text.clone()],
+            OneOrMore::More(list) => list.clone(),
+        }
+    }
+}
+
+/// A command: its text, or its text with what belongs to it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum CommandSettings {
+    /// `"HSET user:{id} {fields...}"`
+    Plain(String),
+    /// `{ run = "HSET user:{id} {fields...}", ttl = "36h", when = "age > 17" }`
+    Full(FullCommand),
+}
+
+/// See [`CommandSettings::Full`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FullCommand {
+    /// The command.
+    run: String,
+    /// Its key ends so long after it.
+    ttl: Option<String>,
+    /// A Jinja expression; without it: always.
+    when: Option<String>,
+}
+
+/// See [`MapSettings::fold`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fold {
+    /// All of them.
+    #[default]
+    Never,
+    /// The last: each message says all there is to say of its key.
+    Last,
+}
+
+/// The whole mapping, compiled.
+pub struct Mapping {
+    pub maps: Vec<Map>,
+}
+
+/// A compiled `[[map]]`.
+pub struct Map {
+    topics: Vec<String>,
+    when: Option<Condition>,
+    pub format: Format,
+    pub commands: Vec<Command>,
+    pub tombstone: Vec<Command>,
+    pub fold: bool,
+}
+
+/// A compiled command.
+pub struct Command {
+    pub template: Template,
+    /// Milliseconds, as PEXPIRE wants them.
+    pub ttl_ms: Option<String>,
+    pub when: Option<Condition>,
+    /// Where further keys stand whose slot must be the same.
+    pub divide: Option<Divide>,
+}
+
+/// A compiled expression.
+pub struct Condition {
+    text: String,
+    compiled: Expression<'static, 'static>,
+    /// Members it asks for.
+    names: Vec<(Path, String)>,
+}
+
+impl std::fmt::Debug for Condition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Mapping {
+    /// Compiles. `table` is the server's; `cluster` and `once` say what else must hold. The error names the map and the
+    /// command, and what to write instead.
+    pub fn compile(settings: &[MapSettings], table: &Table, cluster: bool, once: bool) -> Result<Mapping, String> {
+        if settings.is_empty() {
+            return Err("no [[map]]: which messages become which commands? docs/sink.md has examples".into());
+        }
+        let mut maps = Vec::new();
+        for (i, map) in settings.iter().enumerate() {
+            let place = |what: &str| format!("map {}: {what}", i + 1);
+            if map.commands.is_empty() && map.tombstone.is_empty() {
+                return Err(place("it has no commands"));
+            }
+            let compile = |list: &[CommandSettings], format| -> Result<Vec<Command>, String> {
+                let compiled = list.iter().map(|c| {
+                    Command::compile(c, table, cluster, once).and_then(|command| {
+                        if command.looks_inside() && format != Some(()) {
+                            let text = command.template.text();
+                            return Err(format!("{text:?} looks into messages that have nothing inside"));
+                        }
+                        Ok(command)
+                    })
+                });
+                compiled.collect::<Result<Vec<_>, _>>().map_err(|e| place(&e))
+            };
+            let inside = (map.format != Format::Raw).then_some(());
+            let when = map.when.as_deref().map(|w| Condition::compile(w)).transpose();
+            maps.push(Map {
+                topics: map.topic.list(),
+                when: when.map_err(|e| place(&e))?,
+                format: map.format,
+                commands: compile(&map.commands, inside)?,
+                tombstone: compile(&map.tombstone, None)?,
+                fold: map.fold == Fold::Last,
+            });
+        }
+        Ok(Mapping { maps })
+    }
+
+    /// Whether any map folds.
+    pub fn folds(&self) -> bool {
+        self.maps.iter().any(|m| m.fold)
+    }
+}
+
+impl Map {
+    /// Whether it takes messages of this topic.
+    pub fn takes(&self, topic: &str) -> bool {
+        self.topics.is_empty() || self.topics.iter().any(|pattern| matches(pattern, topic))
+    }
+
+    /// Whether it needs values opened.
+    pub fn looks_inside(&self) -> bool {
+        self.when.is_some() || self.commands.iter().any(Command::looks_inside)
+    }
+
+    /// Whether this message is meant.
+    pub fn wants(&self, message: &Message<'_>, document: &Document<'_>) -> Result<bool, String> {
+        self.when.as_ref().map_or(Ok(true), |c| c.holds(message, document))
+    }
+}
+
+impl Command {
+    fn looks_inside(&self) -> bool {
+        self.when.is_some() || self.template.needs_document()
+    }
+
+    fn compile(settings: &CommandSettings, table: &Table, cluster: bool, once: bool) -> Result<Command, String> {
+        let (text, ttl, when) = match settings {
+            CommandSettings::Plain(text) => (text, None, None),
+            CommandSettings::Full(full) => (&full.run, full.ttl.as_deref(), full.when.as_deref()),
+        };
+        let bad = |why: String| format!("{text:?}: {why}");
+        let mut template = Template::parse(text).map_err(bad)?;
+        let constants: Vec<Option<&[u8]>> = template.constants().collect();
+        let name = constants[0].unwrap_or_default();
+        let number = table.look_up(name, constants.get(1).copied().flatten());
+        let shown = String::from_utf8_lossy(name).to_uppercase();
+        if number == UNKNOWN {
+            let near = table.near(&shown).map_or(String::new(), |n| format!("; did you mean {n}?"));
+            return Err(bad(format!("the server has no command {shown}{near}")));
+        }
+        let command = table.get(number);
+        let (fewest, open) = template.arguments();
+        if !(command.fits(fewest) || open && command.arity < 0) {
+            let n = command.arity.unsigned_abs();
+            let expected = if command.arity < 0 { format!("at least {n}") } else { n.to_string() };
+            return Err(bad(format!("{shown} takes {expected} words, itself among them; here are {fewest}")));
+        }
+        if command.special.is_some() || command.blocking && !open_to_all(&shown) {
+            return Err(bad(format!("{shown} changes or blocks the connection that all messages share")));
+        }
+        if command.admin {
+            return Err(bad(format!("{shown} is for operators, not for messages")));
+        }
+        if command.spread != Spread::Any {
+            return Err(bad(format!("{shown} is about a whole server or deployment, not about a key")));
+        }
+        if once && command.noscript {
+            return Err(bad(format!("{shown} cannot be sent with exactly_once: servers refuse it inside scripts")));
+        }
+        let numeric = |at: usize| {
+            let text = constants.get(at).copied().flatten().and_then(|n| std::str::from_utf8(n).ok());
+            text.and_then(|n| n.parse::<usize>().ok())
+        };
+        let mut keys = Vec::new();
+        let key = match command.key {
+            KeyAt::Nowhere => None,
+            KeyAt::Arg(at) => Some(at),
+            KeyAt::Counted { count, first } => match numeric(count) {
+                Some(0) => None,
+                Some(n) => {
+                    keys.extend(first..first + n);
+                    Some(first)
+                }
+                None => return Err(bad(format!("the number of keys of {shown} stands in the mapping as a number"))),
+            },
+            KeyAt::Behind { word, from } => {
+                (from..constants.len()).find(|&i| constants[i].is_some_and(|w| word.is(w))).map(|i| i + 1)
+            }
+        };
+        if key.is_none() && command.key != KeyAt::Nowhere && !matches!(command.key, KeyAt::Counted { .. }) {
+            return Err(bad(format!("where is the key of {shown}?")));
+        }
+        if let Some(key) = key
+            && key >= constants.len()
+            && (open || constants.len() <= key)
+        {
+            return Err(bad(format!("the key of {shown} stands before what {{...}} brings")));
+        }
+        if cluster && key.is_none() && command.unsure() {
+            return Err(bad(format!("the server does not say where {shown} has its key, and a cluster needs to know")));
+        }
+        if once && key.is_none() {
+            return Err(bad(format!("{shown} has no key, and exactly_once keeps its mark beside the key")));
+        }
+        // Keys that are the same for all messages can be held against each other now.
+        if cluster {
+            let fixed: Vec<u16> =
+                keys.iter().filter_map(|&k| constants.get(k).copied().flatten()).map(slot_of).collect();
+            if fixed.windows(2).any(|w| w[0] != w[1]) {
+                return Err(bad("its keys are in different slots; give them a common {{tag}}".into()));
+            }
+        }
+        let ttl_ms = match ttl {
+            None => None,
+            Some(_) if key.is_none() => return Err(bad(format!("ttl needs a key, and {shown} has none"))),
+            Some(text) => Some(parse_ttl(text).map_err(bad)?.as_millis().to_string()),
+        };
+        let divide = command.divide;
+        let when = when.map(|w| Condition::compile(w)).transpose().map_err(bad)?;
+        template.key = key;
+        Ok(Command { template, ttl_ms, when, divide })
+    }
+}
+
+/// Commands that may block and do not unless told to.
+fn open_to_all(name: &str) -> bool {
+    matches!(name, "XREAD" | "XREADGROUP")
+}
+
+impl Condition {
+    fn compile(text: &str) -> Result<Condition, String> {
+        let compiled = ENVIRONMENT.compile_expression(String::leak(text.to_string())); // once a condition, for ever
+        let compiled = compiled.map_err(|e| format!("when = {text:?}: {}", e.detail().unwrap_or("no expression")))?;
+        let names = compiled.undeclared_variables(false).into_iter().filter(|n| n != ABOUT);
+        let names = names.map(|name| Ok((Path::parse(&name)?, name))).collect::<Result<Vec<_>, String>>()?;
+        Ok(Condition { text: text.into(), compiled, names })
+    }
+
+    /// Whether it is true for this message; an error of its own (1 < "a") is the message's.
+    pub fn holds(&self, message: &Message<'_>, document: &Document<'_>) -> Result<bool, String> {
+        let members =
+            self.names.iter().filter_map(|(path, name)| Some((name.clone(), document.find(path)?.to_condition())));
+        let about = Value::from_object(About {
+            topic: message.topic.into(),
+            key: message.key.map(|k| String::from_utf8_lossy(k).into_owned()),
+        });
+        let context = members.chain([(ABOUT.to_string(), about)]).collect::<Value>();
+        let held = self.compiled.eval(context).map_err(|e| format!("when = {:?}: {e}", self.text))?;
+        Ok(held.is_true())
+    }
+}
+
+/// The name of [`About`] in conditions.
+const ABOUT: &str = "_meta";
+
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(Environment::new);
+
+/// The message itself, in conditions.
+#[derive(Debug)]
+struct About {
+    topic: String,
+    key: Option<String>,
+}
+
+impl Object for About {
+    fn get_value(self: &Arc<Self>, name: &Value) -> Option<Value> {
+        match name.as_str()? {
+            "topic" => Some(self.topic.clone().into()),
+            "key" => self.key.clone().map(Value::from),
+            _ => None,
+        }
+    }
+}
+
+/// `*` stands for any characters.
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((front, rest)) => {
+            let Some(text) = text.strip_prefix(front) else { return false };
+            rest.is_empty() || (0..=text.len()).any(|i| text.is_char_boundary(i) && matches(rest, &text[i..]))
+        }
+    }
+}
+
+/// `500ms`, `30s`, `15m`, `36h`, `7d`.
+pub fn parse_ttl(text: &str) -> Result<Duration, String> {
+    let bad = || format!("a time like 500ms, 30s, 15m, 36h or 7d was expected, not {text:?}");
+    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+    let n: u64 = text[..split].parse().map_err(|_| bad())?;
+    let unit_ms: u64 = match &text[split..] {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(bad()),
+    };
+    // The servers' own limit for a time to live is the year 2^63 ms; this is safely below.
+    let ms = n.checked_mul(unit_ms).filter(|ms| (1..=1 << 50).contains(ms)).ok_or_else(bad)?;
+    Ok(Duration::from_millis(ms))
+}

@@ -1,0 +1,546 @@
+//! Starting and ending: the source's thread, the writer's thread, the watcher, and what a batch may hold.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use unslow_client::{Connection, Options, Target, address_target};
+use unslow_reactor::{Reactor, Waker};
+use unslow_resp::{Frame, Scan, Scanner, quote_words};
+use unslow_status::Status;
+use unslow_topology::commands::Table;
+use unslow_topology::{DeploymentKind, Health, Info, SLOTS, Topology};
+use unslow_watch::{News, Settings, Watch, peer_of, tls_of};
+
+use crate::config::Config;
+use crate::dead::DeadLetters;
+use crate::encode::{Became, Encoded, Encoder, GUARD};
+use crate::ledger::Ledger;
+use crate::mapping::Mapping;
+use crate::record::Batch;
+use crate::source::kafka::{Kafka, KafkaSettings, Producer};
+use crate::source::lines::Lines;
+use crate::source::stream::{Stream, StreamSettings};
+use crate::source::{Limit, Read, Source};
+use crate::stats::{Snapshot, Stats};
+use crate::writer::{NOBODY, Order, Route, RouteNode, Writer, WriterSettings, WriterShared};
+
+/// Why a sink does not start, or has ended, as a sentence.
+#[derive(Debug)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What a sink is started with.
+pub struct Start {
+    /// Its settings.
+    pub config: Config,
+    /// The deployment to write to, with passwords that stand elsewhere.
+    pub target: Target,
+    /// The server of the stream to read, likewise.
+    pub stream: Option<Target>,
+    /// How to reach servers.
+    pub options: Options,
+    /// Hears what an operator should.
+    pub note: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// A running sink. Dropping it ends it at once; [`Sink::stop`] ends it when what is under way is done.
+pub struct Sink {
+    shared: Arc<WriterShared>,
+    stop: Arc<Stop>,
+    pump: Option<JoinHandle<Result<(), String>>>,
+    writer: Option<JoinHandle<()>>,
+    _watch: Arc<Watch>,
+    waker: Waker,
+    /// Where metrics are served.
+    pub metrics: Option<std::net::SocketAddr>,
+}
+
+#[derive(Default)]
+struct Stop {
+    asked: AtomicBool,
+    over: AtomicBool,
+    silent: AtomicBool,
+}
+
+impl AsRef<Stats> for WriterShared {
+    fn as_ref(&self) -> &Stats {
+        &self.stats
+    }
+}
+
+struct Seen {
+    shared: Arc<WriterShared>,
+    stop: Arc<Stop>,
+}
+
+impl Status for Seen {
+    fn metrics(&self) -> String {
+        self.shared.stats.metrics(self.shared.window.bytes())
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        if self.stop.asked.load(Ordering::Acquire) {
+            return Err("it is ending".into());
+        }
+        if self.stop.silent.load(Ordering::Acquire) {
+            return Err("some slots have no master that answers".into());
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> bool {
+        self.stop.over.load(Ordering::Acquire)
+    }
+}
+
+impl Sink {
+    /// Looks at the deployment and the source, checks the mapping, and begins.
+    pub fn start(start: Start) -> Result<Sink, Error> {
+        let Start { config, target, stream, options, note } = start;
+        config.check().map_err(Error)?;
+        let (send, news) = channel();
+        let watch = Watch::start(Settings::new(target.clone(), options.clone()), move |n| {
+            let _ = send.send(n); // nobody listens only while it ends
+        })
+        .map_err(|e| Error(e.to_string()))?;
+        let watch = Arc::new(watch);
+        let topology = watch.topology();
+        let tls = if target.tls { Some(options.tls.client_config().map_err(|e| Error(e.to_string()))?) } else { None };
+        let router = Router { target: target.clone(), tls, server_name: options.tls.server_name.clone() };
+        let encoder = encoder(&config, &target, &options, &topology)?;
+        let shared = Arc::new(WriterShared {
+            orders: Mutex::new(VecDeque::from([Order::Route(router.route(&topology))])),
+            window: Default::default(),
+            stats: Stats::default(),
+            fatal: Mutex::default(),
+        });
+        let (said, hear) = channel();
+        let dead = match config.dead_letter.as_str() {
+            "" => DeadLetters::Refuse,
+            other => match other.strip_prefix("topic:") {
+                Some(topic) => DeadLetters::Topic(Box::new(Producer::open(&kafka(&config)?, topic).map_err(Error)?)),
+                None => DeadLetters::file(Path::new(other)).map_err(Error)?,
+            },
+        };
+        let ledger = Arc::new(Mutex::new(Ledger::new(hear, dead, shared.clone(), note.clone())));
+        let source = open_source(&config, stream, &options, &ledger, &shared, &note)?;
+        let stop = Arc::new(Stop::default());
+        // The writer's loop is made on its own thread; its waker comes back.
+        let (ready, waker) = channel();
+        let settings = WriterSettings {
+            target,
+            wait: (config.wait_replicas > 0).then_some((config.wait_replicas, config.wait_ms)),
+            silence_ns: config.silence_ms * 1_000_000,
+            connect_ns: options.connect_timeout.as_nanos() as u64,
+        };
+        let doubter = watch.doubter();
+        let mut writer = Writer::new(settings, shared.clone(), encoder, said, Box::new(move || doubter.doubt()));
+        let theirs = shared.clone();
+        let writer = std::thread::Builder::new().name("sink-writer".into()).spawn(move || {
+            let ran = Reactor::new().and_then(|mut reactor| {
+                let _ = ready.send(reactor.io().waker());
+                reactor.run(&mut writer)
+            });
+            if let Err(e) = ran {
+                theirs.fatal.lock().expect("no thread panicked").get_or_insert(format!("the writer's event loop: {e}"));
+            }
+        });
+        let writer = writer.map_err(|e| Error(format!("the writer's thread: {e}")))?;
+        let waker: Waker = waker.recv().map_err(|_| Error("the writer has no event loop".into()))?;
+        // The watcher's news become routes.
+        {
+            let (shared, waker, note, stop) = (shared.clone(), waker.clone(), note.clone(), stop.clone());
+            let thread = std::thread::Builder::new().name("sink-routes".into());
+            let routes = thread.spawn(move || {
+                for news in news {
+                    match news {
+                        News::Delta(delta, topology) => {
+                            delta.changes.iter().for_each(|known| note(&known.what.to_string()));
+                            let silent = topology.masters().any(|n| n.health != Health::Up);
+                            stop.silent.store(silent, Ordering::Release);
+                            shared.order(Order::Route(router.route(&topology)), &waker);
+                        }
+                        News::Note(text) => note(&text),
+                        News::Fresh(_) => {}
+                    }
+                }
+            });
+            drop(routes.map_err(|e| Error(format!("a thread: {e}")))?);
+        }
+        let metrics = match config.metrics.as_str() {
+            "" => None,
+            address => {
+                let seen = Arc::new(Seen { shared: shared.clone(), stop: stop.clone() });
+                unslow_status::serve(address, false, seen).map_err(|e| Error(format!("metrics at {address}: {e}")))?
+            }
+        };
+        let pump = Pump {
+            limit: Limiter::new(&config),
+            config,
+            source,
+            ledger,
+            shared: shared.clone(),
+            waker: waker.clone(),
+            stop: stop.clone(),
+        };
+        let pump = std::thread::Builder::new().name("sink-source".into()).spawn(move || pump.run());
+        let pump = Some(pump.map_err(|e| Error(format!("the source's thread: {e}")))?);
+        Ok(Sink { shared, stop, pump, writer: Some(writer), _watch: watch, waker, metrics })
+    }
+
+    /// Reads no more, and ends when what is under way is done or `drain_ms` are over.
+    pub fn stop(&self) {
+        self.stop.asked.store(true, Ordering::Release);
+    }
+
+    /// Whether it has ended, by itself or asked to.
+    pub fn ended(&self) -> bool {
+        self.pump.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// The counters.
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.stats.snapshot()
+    }
+
+    /// Waits for the end. Fails when it ended by itself before the source did.
+    pub fn join(mut self) -> Result<Snapshot, Error> {
+        let ended = self
+            .pump
+            .take()
+            .map_or(Ok(()), |pump| pump.join().unwrap_or_else(|_| Err("the source's thread broke".into())));
+        self.end();
+        let snapshot = self.snapshot();
+        ended.map(|()| snapshot).map_err(Error)
+    }
+
+    fn end(&mut self) {
+        self.stop.asked.store(true, Ordering::Release);
+        self.stop.over.store(true, Ordering::Release);
+        self.shared.order(Order::Abort, &self.waker);
+        if let Some(pump) = self.pump.take() {
+            let _ = pump.join();
+        }
+        if let Some(writer) = self.writer.take() {
+            let _ = writer.join();
+        }
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl WriterShared {
+    fn order(&self, order: Order, waker: &Waker) {
+        self.orders.lock().expect("no thread panicked").push_back(order);
+        waker.wake();
+    }
+}
+
+struct Router {
+    target: Target,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    server_name: Option<String>,
+}
+
+impl Router {
+    fn route(&self, topology: &Topology) -> Route {
+        let mut slots = vec![NOBODY; usize::from(SLOTS)];
+        for (slot, owner) in topology.owners().into_iter().enumerate() {
+            slots[slot] = owner.unwrap_or(NOBODY);
+        }
+        let nodes = topology.nodes.iter().map(|node| {
+            let target = address_target(&self.target, &node.address).unwrap_or_else(|| self.target.clone());
+            RouteNode {
+                address: node.address.clone(),
+                peer: peer_of(&target),
+                tls: tls_of(&target, self.tls.as_ref(), self.server_name.as_deref()),
+                silent: node.health != Health::Up,
+            }
+        });
+        Route { nodes: nodes.collect(), slots }
+    }
+}
+
+/// Compiles the mapping against what a master says of its commands.
+fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topology) -> Result<Encoder, Error> {
+    let cluster = topology.kind == DeploymentKind::Cluster;
+    let mut last = "no master answers".to_string();
+    for node in topology.masters() {
+        let Some(own) = address_target(target, &node.address) else { continue };
+        let own = if node.address.starts_with("unix:") { target.clone() } else { own };
+        let asked = Connection::open(&own, options).and_then(|mut connection| {
+            let table = connection.call(&["COMMAND"])?;
+            if !config.exactly_once {
+                return Ok((table, None));
+            }
+            let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
+            let _ = info;
+            Ok((table, connection.call(&["SCRIPT", "LOAD", GUARD])?.text()))
+        });
+        match asked {
+            Ok((table, sha)) => {
+                let table = Table::parse(&table, &[])
+                    .ok_or_else(|| Error(format!("{}: no answer of COMMAND; is that a Redis?", node.address)))?;
+                let mapping = Mapping::compile(&config.map, &table, cluster, config.exactly_once).map_err(Error)?;
+                let marks = if config.marks.is_empty() { &config.group } else { &config.marks };
+                let guard = match (config.exactly_once, sha) {
+                    (true, Some(sha)) => Some((sha, marks.as_str())),
+                    _ => None,
+                };
+                return Ok(Encoder::new(mapping, cluster, guard));
+            }
+            Err(e) => last = e.to_string(),
+        }
+    }
+    Err(Error(last))
+}
+
+fn kafka(config: &Config) -> Result<KafkaSettings, Error> {
+    let Some(brokers) = config.from.strip_prefix("kafka://") else {
+        return Err(Error("dead letters can go to a topic only when messages come from Kafka".into()));
+    };
+    Ok(KafkaSettings {
+        brokers: brokers.trim_end_matches('/').to_string(),
+        topics: config.topics.clone(),
+        group: config.group.clone(),
+        properties: config.kafka.clone(),
+        until_end: config.until_end,
+        headers: config.dead_letter.starts_with("topic:") || format!("{:?}", config.map).contains("$header."),
+    })
+}
+
+fn open_source(
+    config: &Config,
+    stream: Option<Target>,
+    options: &Options,
+    ledger: &Arc<Mutex<Ledger>>,
+    shared: &Arc<WriterShared>,
+    note: &Arc<dyn Fn(&str) + Send + Sync>,
+) -> Result<Box<dyn Source>, Error> {
+    if config.from.starts_with("kafka://") {
+        let source = Kafka::open(&kafka(config)?, ledger.clone(), shared.clone(), note.clone());
+        return Ok(Box::new(source.map_err(Error)?));
+    }
+    if let Some(target) = stream {
+        if config.stream.is_empty() {
+            return Err(Error("which stream? --stream KEY".into()));
+        }
+        let settings = StreamSettings {
+            target,
+            options: options.clone(),
+            key: config.stream.clone(),
+            group: config.group.clone(),
+            consumer: config.consumer.clone(),
+            until_end: config.until_end,
+        };
+        return Ok(Box::new(Stream::open(settings, note.clone()).map_err(Error)?));
+    }
+    let checkpoint = (!config.checkpoint.is_empty()).then(|| Path::new(&config.checkpoint));
+    Ok(Box::new(Lines::open(&config.from, config.envelope, checkpoint).map_err(Error)?))
+}
+
+/// How many messages the next batch may hold: fewer while batches take longer than they may, more while they are full.
+struct Limiter {
+    most: usize,
+    now: usize,
+    latency: Option<Duration>,
+}
+
+impl Limiter {
+    const LEAST: usize = 64;
+
+    fn new(config: &Config) -> Limiter {
+        let latency = (config.batch_latency_ms > 0).then(|| Duration::from_millis(config.batch_latency_ms));
+        Limiter { most: config.batch_messages_max, now: config.batch_messages_max, latency }
+    }
+
+    fn learn(&mut self, messages: usize, took: Duration) {
+        let Some(latency) = self.latency else { return };
+        if took > latency {
+            self.now = (self.now * 7 / 10).max(Self::LEAST.min(self.most));
+        } else if messages >= self.now {
+            self.now = (self.now + self.now / 8 + 16).min(self.most);
+        }
+    }
+}
+
+/// The source's thread.
+struct Pump {
+    config: Config,
+    source: Box<dyn Source>,
+    ledger: Arc<Mutex<Ledger>>,
+    shared: Arc<WriterShared>,
+    waker: Waker,
+    stop: Arc<Stop>,
+    limit: Limiter,
+}
+
+impl Pump {
+    fn run(mut self) -> Result<(), String> {
+        let ran = self.read_all();
+        // Also after a failure: what is done is done.
+        let closed = self.source.close();
+        self.shared.order(Order::Abort, &self.waker);
+        let fatal = self.shared.fatal.lock().expect("no thread panicked").clone();
+        ran.map_err(|e| fatal.unwrap_or(e)).and(closed)
+    }
+
+    /// Hears the writer, and gives back what is done.
+    fn settle(&mut self, patience: Duration) -> Result<(), String> {
+        let mut ledger = self.ledger.lock().expect("no thread panicked");
+        let listened = ledger.listen(patience);
+        let commits = ledger.take_commits();
+        for (messages, took) in std::mem::take(&mut ledger.took) {
+            self.limit.learn(messages, took);
+        }
+        let gone = ledger.ended();
+        drop(ledger);
+        self.source.commit(commits)?;
+        listened?;
+        if gone {
+            return Err("the writer has ended".into());
+        }
+        Ok(())
+    }
+
+    fn read_all(&mut self) -> Result<(), String> {
+        let mut number = 0;
+        let mut shut_since: Option<Instant> = None;
+        let linger = Duration::from_millis(self.config.linger_ms);
+        loop {
+            self.settle(Duration::ZERO)?;
+            if self.stop.asked.load(Ordering::Acquire) {
+                break;
+            }
+            let shared = self.shared.clone();
+            if !shared.window.open(self.config.in_flight_max, self.config.memory_bytes_max, Duration::from_millis(20)) {
+                // A group waits minutes for us, and a pause makes a source fetch again what it had fetched: so not at once.
+                let since = *shut_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > Duration::from_secs(2) {
+                    self.source.idle()?;
+                }
+                continue;
+            }
+            shut_since = None;
+            self.shared.stats.batch_limit.store(self.limit.now as u64, Ordering::Relaxed);
+            let mut batch = Batch { number, ..Batch::default() };
+            let limit = Limit {
+                messages: self.limit.now,
+                bytes: self.config.batch_bytes_max,
+                patience: Duration::from_millis(20),
+                linger,
+            };
+            let read = self.source.read(&mut batch, limit)?;
+            if !batch.records.is_empty() {
+                number += 1;
+                self.shared.stats.read.fetch_add(batch.records.len() as u64, Ordering::Relaxed);
+                self.shared.window.took(batch.bytes.len());
+                self.ledger.lock().expect("no thread panicked").sent += 1;
+                batch.ready = Some(Instant::now());
+                self.shared.order(Order::Batch(batch), &self.waker);
+            }
+            if read == Read::End {
+                return self.drain(None);
+            }
+        }
+        self.drain(Some(Duration::from_millis(self.config.drain_ms)))
+    }
+
+    /// Waits for what is under way; at the end of a source as long as it takes.
+    fn drain(&mut self, patience: Option<Duration>) -> Result<(), String> {
+        let mut deadline = patience.map(|p| Instant::now() + p);
+        while self.ledger.lock().expect("no thread panicked").in_flight() > 0 {
+            self.settle(Duration::from_millis(20))?;
+            if self.stop.asked.load(Ordering::Acquire) && deadline.is_none() {
+                deadline = Some(Instant::now() + Duration::from_millis(self.config.drain_ms));
+            }
+            if deadline.is_some_and(|d| d <= Instant::now()) {
+                let left = self.ledger.lock().expect("no thread panicked").in_flight();
+                return Err(format!(
+                    "{left} batches were not acknowledged in time; they are not committed and come again"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What would be sent for the first `messages` messages, a command a line as redis-cli reads it, given to `print`, which
+/// says whether to go on. Returns how many messages there were and how many cannot be written.
+pub fn dry_run(start: Start, messages: usize, mut print: impl FnMut(&str) -> bool) -> Result<(usize, usize), Error> {
+    let Start { config, target, stream, options, note } = start;
+    config.check().map_err(Error)?;
+    if config.from.starts_with("kafka://") || stream.is_some() {
+        return Err(Error("--dry-run reads files and standard input: reading a group would take its messages".into()));
+    }
+    let watch =
+        Watch::start(Settings::new(target.clone(), options.clone()), |_| {}).map_err(|e| Error(e.to_string()))?;
+    // The commands themselves, whatever stands around them on the wire.
+    let mut encoder = encoder(&Config { exactly_once: false, ..config.clone() }, &target, &options, &watch.topology())?;
+    drop(watch);
+    let _ = note;
+    let mut source = Lines::open(&config.from, config.envelope, None).map_err(Error)?;
+    let (mut seen, mut bad) = (0, 0);
+    while seen < messages {
+        let mut batch = Batch::default();
+        let limit = Limit {
+            messages: config.batch_messages_max.min(messages - seen),
+            bytes: config.batch_bytes_max,
+            patience: Duration::from_millis(100),
+            linger: Duration::from_millis(config.linger_ms),
+        };
+        let read = source.read(&mut batch, limit).map_err(Error)?;
+        encoder.begin(&batch);
+        let mut encoded = Encoded::default();
+        for number in 0..batch.records.len() as u32 {
+            seen += 1;
+            let record = &batch.records[number as usize];
+            let text = match encoder.encode(&batch, number, &mut encoded) {
+                Became::Nothing => format!("# {}: no map wants it", record.offset),
+                Became::Poison(why) => {
+                    bad += 1;
+                    format!("# {}: {why}", record.offset)
+                }
+                Became::Calls(n) => {
+                    let calls = &encoded.calls[encoded.calls.len() - n..];
+                    let lines: Vec<String> =
+                        calls.iter().flat_map(|c| commands(&encoded.bytes[c.from..c.to])).collect();
+                    lines.join("\n")
+                }
+            };
+            if !print(&text) {
+                return Ok((seen, bad));
+            }
+        }
+        if read == Read::End {
+            break;
+        }
+    }
+    Ok((seen, bad))
+}
+
+fn commands(mut bytes: &[u8]) -> Vec<String> {
+    let mut lines = Vec::new();
+    while let Ok(Scan::Complete(len)) = Scanner::default().scan(bytes) {
+        lines.push(quote_words(Frame::new(&bytes[..len]).items().map(|f| f.text())));
+        bytes = &bytes[len..];
+    }
+    lines
+}

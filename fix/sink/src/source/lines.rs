@@ -1,0 +1,295 @@
+//! Lines of a file or of standard input: a message each, its place the number of the line.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{Read as _, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::record::{Batch, Offset, Origin, Record};
+use crate::source::{Clock, Limit, Read, Source};
+
+/// A longer line is no message: room for an argument of the servers' own limit, and some.
+const LINE_BYTES_MAX: usize = 600 << 20;
+const CHUNK: usize = 256 << 10;
+
+/// See the module.
+pub struct Lines {
+    input: File,
+    origin: Arc<Origin>,
+    /// Lines are `{"key": .., "value": .., "topic": ..}`.
+    envelope: bool,
+    /// Topics and partitions that envelopes named.
+    named: BTreeMap<(String, i32), Arc<Origin>>,
+    buffer: Vec<u8>,
+    at: usize,
+    /// Looked at from `at` on without a line's end.
+    seen: usize,
+    line: u64,
+    /// Bytes in front of `buffer[at]` in the file.
+    position: u64,
+    /// The rest of a line that was too long is thrown away.
+    skipping: bool,
+    ended: bool,
+    checkpoint: Option<Checkpoint>,
+}
+
+struct Checkpoint {
+    path: PathBuf,
+    /// Lines and the bytes up to their end, at the ends of batches.
+    ends: VecDeque<(u64, u64)>,
+    done: Option<(u64, u64)>,
+    written: Instant,
+}
+
+/// A line of `--envelope`.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow, default)]
+    key: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    value: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    topic: Option<Cow<'a, str>>,
+    #[serde(default)]
+    partition: i32,
+    #[serde(default)]
+    time_ms: i64,
+    #[serde(borrow, default)]
+    headers: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
+}
+
+impl Lines {
+    /// `-` is standard input. With `checkpoint` the place is kept there, and taken up again.
+    pub fn open(path: &str, envelope: bool, checkpoint: Option<&Path>) -> Result<Lines, String> {
+        let mut input = match path {
+            "-" => {
+                let fd = rustix::io::dup(std::io::stdin()).map_err(|e| format!("standard input: {e}"))?;
+                File::from(fd)
+            }
+            path => File::open(path).map_err(|e| format!("{path}: {e}"))?,
+        };
+        if input.metadata().is_ok_and(|m| m.is_dir()) {
+            return Err(format!("{path}: a file with a message a line was expected, this is a directory"));
+        }
+        // Another file under the same name is another origin.
+        let id = match input.metadata() {
+            Ok(m) if path != "-" => format!("file:{}:{}", m.dev(), m.ino()),
+            _ => "stdin".to_string(),
+        };
+        let (mut line, mut position) = (0, 0);
+        if let Some(checkpoint) = checkpoint {
+            if path == "-" {
+                return Err("a checkpoint needs a file to come back to, not standard input".into());
+            }
+            if let Ok(text) = std::fs::read_to_string(checkpoint) {
+                let mut words = text.split_whitespace().map(str::parse);
+                let (Some(Ok(l)), Some(Ok(p))) = (words.next(), words.next()) else {
+                    return Err(format!(
+                        "{}: no checkpoint: a line's number and a byte were expected",
+                        checkpoint.display()
+                    ));
+                };
+                (line, position) = (l, p);
+                input.seek(SeekFrom::Start(position)).map_err(|e| format!("{path}: {e}"))?;
+            }
+        }
+        Ok(Lines {
+            input,
+            origin: Arc::new(Origin { topic: path.to_string(), partition: 0, id }),
+            envelope,
+            named: BTreeMap::new(),
+            buffer: Vec::new(),
+            at: 0,
+            seen: 0,
+            line,
+            position,
+            skipping: false,
+            ended: false,
+            checkpoint: checkpoint.map(|path| Checkpoint {
+                path: path.to_path_buf(),
+                ends: VecDeque::new(),
+                done: None,
+                written: Instant::now(),
+            }),
+        })
+    }
+
+    /// Whether there are bytes to read, within that time.
+    fn readable(&self, patience: Duration) -> bool {
+        let mut fds = [PollFd::new(&self.input, PollFlags::IN)];
+        let time = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        // An interrupted poll is asked again by who waits.
+        poll(&mut fds, Some(&time)).is_ok_and(|n| n > 0)
+    }
+
+    /// Appends what is there to the buffer.
+    fn fetch(&mut self) -> Result<(), String> {
+        if self.at > 0 {
+            self.buffer.drain(..self.at);
+            self.at = 0;
+        }
+        let from = self.buffer.len();
+        self.buffer.resize(from + CHUNK, 0);
+        let read = self.input.read(&mut self.buffer[from..]);
+        let n = match read {
+            Ok(n) => n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {
+                self.buffer.truncate(from);
+                return Ok(());
+            }
+            Err(e) => return Err(format!("{}: {e}", self.origin.topic)),
+        };
+        self.buffer.truncate(from + n);
+        self.ended = n == 0;
+        Ok(())
+    }
+
+    fn add(&mut self, batch: &mut Batch, from: usize, to: usize) {
+        self.line += 1;
+        let text = &self.buffer[from..to];
+        let text = text.strip_suffix(b"\r").unwrap_or(text);
+        if text.iter().all(u8::is_ascii_whitespace) {
+            return;
+        }
+        let mut record = Record {
+            origin: 0,
+            offset: Offset(0, self.line),
+            time_ms: 0,
+            key: None,
+            value: None,
+            headers: (0, 0),
+            broken: false,
+        };
+        if !self.envelope {
+            (record.origin, record.value) = (batch.origin(&self.origin), Some(batch.keep(text)));
+            batch.records.push(record);
+            return;
+        }
+        match serde_json::from_slice::<Envelope<'_>>(text) {
+            Err(_) => {
+                record.broken = true;
+                (record.origin, record.value) = (batch.origin(&self.origin), Some(batch.keep(text)));
+            }
+            Ok(envelope) => {
+                let origin = match &envelope.topic {
+                    None => self.origin.clone(),
+                    // All topics of a file are in the one order of its lines.
+                    Some(topic) => {
+                        let name = (topic.to_string(), envelope.partition);
+                        let id = self.origin.id.clone();
+                        let new = || Arc::new(Origin { topic: name.0.clone(), partition: name.1, id });
+                        self.named.entry(name.clone()).or_insert_with(new).clone()
+                    }
+                };
+                record.origin = batch.origin(&origin);
+                record.time_ms = envelope.time_ms;
+                record.key = envelope.key.as_ref().map(|k| batch.keep(k.as_bytes()));
+                record.value = envelope.value.filter(|v| v.get() != "null").map(|v| {
+                    // A string is its text, anything else the JSON that it is.
+                    match serde_json::from_str::<String>(v.get()) {
+                        Ok(text) => batch.keep(text.as_bytes()),
+                        Err(_) => batch.keep(v.get().as_bytes()),
+                    }
+                });
+                let first = batch.headers.len() as u32;
+                for (name, value) in &envelope.headers {
+                    let pair = (batch.keep(name.as_bytes()), batch.keep(value.as_bytes()));
+                    batch.headers.push(pair);
+                }
+                record.headers = (first, envelope.headers.len() as u32);
+            }
+        }
+        batch.records.push(record);
+    }
+}
+
+impl Source for Lines {
+    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String> {
+        let mut clock = Clock::new(limit);
+        while !limit.full(batch) {
+            let rest = &self.buffer[self.at..];
+            let end = memchr::memchr(b'\n', &rest[self.seen..]).map(|n| self.seen + n);
+            let (len, taken) = match end {
+                Some(end) => (end, end + 1),
+                None if self.ended && !rest.is_empty() => (rest.len(), rest.len()),
+                None if self.ended => break,
+                None if rest.len() > LINE_BYTES_MAX => {
+                    // Enough of it to be recognized; the rest is thrown away up to its end.
+                    if !self.skipping {
+                        let value = batch.keep(&rest[..1024]);
+                        let origin = batch.origin(&self.origin);
+                        let offset = Offset(0, self.line + 1);
+                        let (key, value, headers) = (None, Some(value), (0, 0));
+                        batch.records.push(Record { origin, offset, time_ms: 0, key, value, headers, broken: true });
+                    }
+                    self.skipping = true;
+                    self.position += rest.len() as u64;
+                    (self.at, self.seen) = (self.buffer.len(), 0);
+                    continue;
+                }
+                None => {
+                    self.seen = rest.len();
+                    let Some(left) = clock.left(batch) else { break };
+                    if self.readable(left) {
+                        self.fetch()?;
+                    }
+                    continue;
+                }
+            };
+            let from = self.at;
+            (self.at, self.seen) = (from + taken, 0);
+            self.position += taken as u64;
+            if std::mem::take(&mut self.skipping) {
+                self.line += 1;
+            } else {
+                self.add(batch, from, from + len);
+            }
+        }
+        if let (Some(checkpoint), Some(last)) = (&mut self.checkpoint, batch.records.last()) {
+            checkpoint.ends.push_back((last.offset.1, self.position));
+        }
+        Ok(if self.ended && self.at == self.buffer.len() { Read::End } else { Read::Open })
+    }
+
+    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
+        let Some(checkpoint) = &mut self.checkpoint else { return Ok(()) };
+        let last = ends.iter().map(|(_, end)| end.1).max().unwrap_or(0);
+        while let Some(end) = checkpoint.ends.front().copied().filter(|(line, _)| *line <= last) {
+            checkpoint.done = Some(end);
+            checkpoint.ends.pop_front();
+        }
+        if checkpoint.written.elapsed() >= Duration::from_millis(100) {
+            checkpoint.write()?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), String> {
+        self.checkpoint.as_mut().map_or(Ok(()), Checkpoint::write)
+    }
+}
+
+impl Checkpoint {
+    /// Whole or not at all.
+    fn write(&mut self) -> Result<(), String> {
+        let Some((line, position)) = self.done.take() else { return Ok(()) };
+        let new = self.path.with_extension("new");
+        let write = || {
+            let mut file = File::create(&new)?;
+            file.write_all(format!("{line} {position}\n").as_bytes())?;
+            file.sync_data()?;
+            std::fs::rename(&new, &self.path)
+        };
+        write().map_err(|e| format!("{}: {e}", self.path.display()))?;
+        self.written = Instant::now();
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! A stream of a Redis or Valkey server, read as a consumer of a group: entries become JSON objects of their fields. What
+//! this consumer was given and has not acknowledged comes first.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use unslow_client::{Connection, Error, ErrorKind, Options, Target, Value};
+
+use crate::record::{Batch, Offset, Origin, Record};
+use crate::source::{Clock, Limit, Read, Source};
+
+/// Which stream, as whom.
+#[derive(Clone, Debug)]
+pub struct StreamSettings {
+    /// The server it is on.
+    pub target: Target,
+    /// How to connect.
+    pub options: Options,
+    /// Its key.
+    pub key: String,
+    /// Made when it is missing, from the stream's beginning.
+    pub group: String,
+    /// Our name in it; the same in the next run.
+    pub consumer: String,
+    /// Ends when there is nothing new.
+    pub until_end: bool,
+}
+
+/// See the module.
+pub struct Stream {
+    settings: StreamSettings,
+    connection: Option<Connection>,
+    origin: Arc<Origin>,
+    /// What came last of the entries given to us before; `None` when these are done.
+    old: Option<String>,
+    given: VecDeque<Offset>,
+    pending: Vec<Offset>,
+    retry_at: Instant,
+    note: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Stream {
+    /// Connects, and makes the group where it is missing.
+    pub fn open(settings: StreamSettings, note: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Stream, String> {
+        let id = format!("stream:{}", settings.key);
+        let mut stream = Stream {
+            origin: Arc::new(Origin { topic: settings.key.clone(), partition: 0, id }),
+            settings,
+            connection: None,
+            old: Some("0".into()),
+            given: VecDeque::new(),
+            pending: Vec::new(),
+            retry_at: Instant::now(),
+            note,
+        };
+        stream.connect().map_err(|e| e.to_string())?;
+        Ok(stream)
+    }
+
+    fn connect(&mut self) -> Result<(), Error> {
+        let mut connection = Connection::open(&self.settings.target, &self.settings.options)?;
+        let (key, group) = (self.settings.key.as_str(), self.settings.group.as_str());
+        match connection.call(&["XGROUP", "CREATE", key, group, "0", "MKSTREAM"]) {
+            Ok(_) => {}
+            Err(e) if e.message.contains("BUSYGROUP") => {}
+            Err(e) => return Err(e),
+        }
+        self.connection = Some(connection);
+        // What is given and not acknowledged, from the beginning; what is under way is passed over.
+        self.old = Some("0".into());
+        Ok(())
+    }
+
+    /// Entries, or `None` while the server cannot be asked.
+    fn ask(&mut self, count: usize, block: Duration) -> Result<Option<Vec<(Offset, Value)>>, String> {
+        if self.connection.is_none() {
+            if Instant::now() < self.retry_at {
+                std::thread::sleep(block.min(Duration::from_millis(20)));
+                return Ok(None);
+            }
+            if let Err(e) = self.connect() {
+                self.retry_at = Instant::now() + Duration::from_millis(500);
+                (self.note)(&format!("the stream's server: {e}; trying again"));
+                return Ok(None);
+            }
+        }
+        let connection = self.connection.as_mut().expect("just connected");
+        let (count, block) = (count.to_string(), block.as_millis().max(1).to_string());
+        let from = self.old.clone().unwrap_or(">".into());
+        let s = &self.settings;
+        let reply = connection.call(&[
+            "XREADGROUP",
+            "GROUP",
+            &s.group,
+            &s.consumer,
+            "COUNT",
+            &count,
+            "BLOCK",
+            &block,
+            "STREAMS",
+            &s.key,
+            &from,
+        ]);
+        match reply {
+            Ok(value) => {
+                let entries = entries(&value).ok_or("the stream's server: no answer of XREADGROUP")?;
+                if let Some(old) = &mut self.old {
+                    match entries.last() {
+                        Some((last, _)) => *old = last.to_string_pair(),
+                        None => self.old = None,
+                    }
+                }
+                Ok(Some(entries))
+            }
+            Err(e) if e.is_fatal() || e.kind == ErrorKind::Timeout => {
+                (self.note)(&format!("the stream's server: {e}"));
+                self.connection = None;
+                self.retry_at = Instant::now() + Duration::from_millis(100);
+                Ok(None)
+            }
+            Err(e) if e.message.contains("LOADING") || e.message.contains("NOGROUP") => {
+                self.connection = None;
+                self.retry_at = Instant::now() + Duration::from_millis(500);
+                Ok(None)
+            }
+            Err(e) => Err(format!("{}: {e}", s.key)),
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        while !self.pending.is_empty() {
+            let Some(connection) = &mut self.connection else { return };
+            let some: Vec<Offset> = self.pending.iter().take(1000).copied().collect();
+            let mut command = vec!["XACK".to_string(), self.settings.key.clone(), self.settings.group.clone()];
+            command.extend(some.iter().map(Offset::to_string_pair));
+            match connection.call(&command) {
+                Ok(_) => drop(self.pending.drain(..some.len())),
+                Err(e) => {
+                    (self.note)(&format!("the stream's server: {e}; acknowledged entries are told again"));
+                    if e.is_fatal() {
+                        self.connection = None;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Offset {
+    fn to_string_pair(&self) -> String {
+        format!("{}-{}", self.0, self.1)
+    }
+}
+
+/// `[[stream, [[id, [field, value, ..]], ..]]]`, in RESP3 without the second bracket, or null.
+fn entries(value: &Value) -> Option<Vec<(Offset, Value)>> {
+    let list = match value.items() {
+        [] => return Some(Vec::new()),
+        [one, ..] if !one.items().is_empty() => one.items().get(1)?,
+        streams => streams.get(1)?,
+    };
+    list.items()
+        .iter()
+        .map(|entry| {
+            let id = entry.items().first()?.text()?;
+            let (ms, n) = id.split_once('-')?;
+            let fields = entry.items().get(1).cloned().unwrap_or(Value::Null);
+            Some((Offset(ms.parse().ok()?, n.parse().ok()?), fields))
+        })
+        .collect()
+}
+
+impl Source for Stream {
+    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String> {
+        let mut clock = Clock::new(limit);
+        loop {
+            let room = limit.messages.saturating_sub(batch.records.len());
+            if limit.full(batch) || room == 0 {
+                return Ok(Read::Open);
+            }
+            let Some(left) = clock.left(batch) else { return Ok(Read::Open) };
+            let was_old = self.old.is_some();
+            let Some(found) = self.ask(room, left)? else { continue };
+            if found.is_empty() && !was_old && self.settings.until_end {
+                return Ok(Read::End);
+            }
+            for (id, fields) in found {
+                if was_old && (self.given.contains(&id) || self.pending.contains(&id)) {
+                    continue; // it is under way
+                }
+                self.given.push_back(id);
+                let mut object = serde_json::Map::new();
+                let mut broken = false;
+                for pair in fields.items().chunks(2) {
+                    let [name, value] = pair else { break };
+                    let text = |v: &Value| match v {
+                        Value::Text(bytes) => String::from_utf8(bytes.clone()).ok(),
+                        other => other.text(),
+                    };
+                    match (text(name), text(value)) {
+                        (Some(name), Some(value)) => drop(object.insert(name, value.into())),
+                        _ => broken = true,
+                    }
+                }
+                // An entry deleted from the stream is still owed an acknowledgement; it has no fields, like a tombstone.
+                let value = (!object.is_empty() || broken)
+                    .then(|| batch.keep(serde_json::Value::Object(object).to_string().as_bytes()));
+                let key = Some(batch.keep(id.to_string_pair().as_bytes()));
+                let origin = batch.origin(&self.origin);
+                let time_ms = id.0 as i64;
+                batch.records.push(Record { origin, offset: id, time_ms, key, value, headers: (0, 0), broken });
+            }
+        }
+    }
+
+    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
+        let Some(end) = ends.into_iter().map(|(_, end)| end).max() else { return Ok(()) };
+        while let Some(id) = self.given.front().copied().filter(|id| *id <= end) {
+            self.pending.push(id);
+            self.given.pop_front();
+        }
+        self.acknowledge();
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), String> {
+        self.acknowledge();
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! What the sink counts, and its metrics.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+/// Counters since the start.
+pub struct Stats {
+    pub started: Instant,
+    /// Messages read.
+    pub read: AtomicU64,
+    /// Messages done: acknowledged, left out or set aside.
+    pub done: AtomicU64,
+    /// Messages no map wants, or a later one made needless.
+    pub skipped: AtomicU64,
+    /// Messages set aside.
+    pub dead: AtomicU64,
+    /// Commands sent for the first time.
+    pub commands: AtomicU64,
+    pub batches: AtomicU64,
+    pub round_trips: AtomicU64,
+    pub commits: AtomicU64,
+    /// Messages that the next batch holds at most.
+    pub batch_limit: AtomicU64,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// Microseconds from a batch's hand-over to its last reply.
+    batch_us: Histogram<u64>,
+    messages: Histogram<u64>,
+    /// Commands sent again, by reason.
+    retries: BTreeMap<String, u64>,
+    /// Messages behind, by topic and partition.
+    lag: BTreeMap<(String, i32), i64>,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    pub seconds: f64,
+    pub read: u64,
+    pub done: u64,
+    pub skipped: u64,
+    pub dead: u64,
+    pub commands: u64,
+    pub batches: u64,
+    pub round_trips: u64,
+    pub batch_limit: u64,
+    pub batch_messages_p50: u64,
+    pub batch_us_p50: u64,
+    pub batch_us_p99: u64,
+    pub batch_us_max: u64,
+    pub retries: BTreeMap<String, u64>,
+    pub lag: BTreeMap<(String, i32), i64>,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        let histogram = |most| Histogram::new_with_bounds(1, most, 3).expect("the bounds are in order");
+        Stats {
+            started: Instant::now(),
+            read: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            dead: AtomicU64::new(0),
+            commands: AtomicU64::new(0),
+            batches: AtomicU64::new(0),
+            round_trips: AtomicU64::new(0),
+            commits: AtomicU64::new(0),
+            batch_limit: AtomicU64::new(0),
+            inner: Mutex::new(Inner {
+                batch_us: histogram(3_600_000_000),
+                messages: histogram(100_000_000),
+                retries: BTreeMap::new(),
+                lag: BTreeMap::new(),
+            }),
+        }
+    }
+}
+
+/// What `unslow sink --format json` prints at the end.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Report {
+    /// Version of this format, `unslow.sink/1`.
+    pub schema: String,
+    /// From the start to the end.
+    pub seconds: f64,
+    /// Messages read from the source.
+    pub messages_read: u64,
+    /// Messages acknowledged, left out or set aside.
+    pub messages_done: u64,
+    /// Messages that no map wants, or that a later one made needless.
+    pub messages_skipped: u64,
+    /// Messages set aside with a reason.
+    pub dead_letters: u64,
+    /// Commands made of messages, each counted once.
+    pub commands: u64,
+    /// Batches done.
+    pub batches: u64,
+    /// Round trips of batches; one each in the normal case.
+    pub round_trips: u64,
+    /// Median size of a batch.
+    pub batch_messages_p50: u64,
+    /// From a batch's hand-over to its last reply, microseconds.
+    pub batch_us_p50: u64,
+    /// 99 of 100 took less.
+    pub batch_us_p99: u64,
+    /// The longest.
+    pub batch_us_max: u64,
+    /// Calls sent again, by reason.
+    pub retries: BTreeMap<String, u64>,
+}
+
+impl Snapshot {
+    /// For printing.
+    pub fn report(&self) -> Report {
+        Report {
+            schema: "unslow.sink/1".into(),
+            seconds: self.seconds,
+            messages_read: self.read,
+            messages_done: self.done,
+            messages_skipped: self.skipped,
+            dead_letters: self.dead,
+            commands: self.commands,
+            batches: self.batches,
+            round_trips: self.round_trips,
+            batch_messages_p50: self.batch_messages_p50,
+            batch_us_p50: self.batch_us_p50,
+            batch_us_p99: self.batch_us_p99,
+            batch_us_max: self.batch_us_max,
+            retries: self.retries.clone(),
+        }
+    }
+}
+
+impl Stats {
+    pub fn skip(&self, n: u64) {
+        self.skipped.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// A batch is done.
+    pub fn batch(&self, messages: u64, calls: u64, rounds: u64, took: Duration) {
+        self.done.fetch_add(messages, Ordering::Relaxed);
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.round_trips.fetch_add(if calls == 0 { 0 } else { rounds }, Ordering::Relaxed);
+        let mut inner = self.inner.lock().expect("no thread panicked");
+        inner.batch_us.saturating_record(took.as_micros() as u64);
+        inner.messages.saturating_record(messages);
+    }
+
+    pub fn count_retries(&self, reason: &str, n: u64) {
+        let mut inner = self.inner.lock().expect("no thread panicked");
+        match inner.retries.get_mut(reason) {
+            Some(count) => *count += n,
+            None => drop(inner.retries.insert(reason.to_string(), n)),
+        }
+    }
+
+    /// Messages that a partition is behind.
+    pub fn set_lag(&self, topic: &str, partition: i32, messages: i64) {
+        self.inner.lock().expect("no thread panicked").lag.insert((topic.to_string(), partition), messages);
+    }
+
+    /// A partition is somebody else's now.
+    pub fn forget_lag(&self) {
+        self.inner.lock().expect("no thread panicked").lag.clear();
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        let inner = self.inner.lock().expect("no thread panicked");
+        let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+        Snapshot {
+            seconds: self.started.elapsed().as_secs_f64(),
+            read: get(&self.read),
+            done: get(&self.done),
+            skipped: get(&self.skipped),
+            dead: get(&self.dead),
+            commands: get(&self.commands),
+            batches: get(&self.batches),
+            round_trips: get(&self.round_trips),
+            batch_limit: get(&self.batch_limit),
+            batch_messages_p50: inner.messages.value_at_quantile(0.5),
+            batch_us_p50: inner.batch_us.value_at_quantile(0.5),
+            batch_us_p99: inner.batch_us.value_at_quantile(0.99),
+            batch_us_max: inner.batch_us.max(),
+            retries: inner.retries.clone(),
+            lag: inner.lag.clone(),
+        }
+    }
+
+    /// Prometheus' text format.
+    pub fn metrics(&self, bytes_kept: usize) -> String {
+        let now = self.snapshot();
+        let mut out = String::new();
+        let mut one = |name: &str, kind: &str, help: &str, value: u64| {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        };
+        one("unslow_sink_messages_read_total", "counter", "Messages read from the source.", now.read);
+        one("unslow_sink_messages_done_total", "counter", "Messages acknowledged, left out or set aside.", now.done);
+        one(
+            "unslow_sink_messages_skipped_total",
+            "counter",
+            "Messages that no map wants or that were folded.",
+            now.skipped,
+        );
+        one("unslow_sink_dead_letters_total", "counter", "Messages set aside with a reason.", now.dead);
+        one("unslow_sink_commands_total", "counter", "Commands made of messages, each counted once.", now.commands);
+        one("unslow_sink_batches_total", "counter", "Batches done.", now.batches);
+        one(
+            "unslow_sink_round_trips_total",
+            "counter",
+            "Round trips of batches; one each in the normal case.",
+            now.round_trips,
+        );
+        one(
+            "unslow_sink_commits_total",
+            "counter",
+            "Times offsets were committed.",
+            self.commits.load(Ordering::Relaxed),
+        );
+        one("unslow_sink_batch_messages_max", "gauge", "Messages the next batch holds at most.", now.batch_limit);
+        one("unslow_sink_kept_bytes", "gauge", "Bytes of batches under way.", bytes_kept as u64);
+        let _ = writeln!(
+            out,
+            "# HELP unslow_sink_retries_total Calls sent again, by reason.\n# TYPE unslow_sink_retries_total counter"
+        );
+        for (reason, n) in &now.retries {
+            let _ = writeln!(out, "unslow_sink_retries_total{{reason=\"{reason}\"}} {n}");
+        }
+        let _ = writeln!(
+            out,
+            "# HELP unslow_sink_lag_messages Messages behind the end of the partition.\n# TYPE unslow_sink_lag_messages gauge"
+        );
+        for ((topic, partition), n) in &now.lag {
+            let topic = topic.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = writeln!(out, "unslow_sink_lag_messages{{topic=\"{topic}\",partition=\"{partition}\"}} {n}");
+        }
+        let inner = self.inner.lock().expect("no thread panicked");
+        let _ = writeln!(
+            out,
+            "# HELP unslow_sink_batch_seconds From a batch's hand-over to its last reply.\n# TYPE unslow_sink_batch_seconds histogram"
+        );
+        for ms in [1u64, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000] {
+            let below = inner.batch_us.count_between(0, ms * 1000);
+            let _ = writeln!(out, "unslow_sink_batch_seconds_bucket{{le=\"{}\"}} {below}", ms as f64 / 1000.0);
+        }
+        let count = inner.batch_us.len();
+        let sum = inner.batch_us.mean() * count as f64 / 1e6;
+        let _ = writeln!(
+            out,
+            "unslow_sink_batch_seconds_bucket{{le=\"+Inf\"}} {count}\nunslow_sink_batch_seconds_sum {sum}\nunslow_sink_batch_seconds_count {count}"
+        );
+        out
+    }
+}

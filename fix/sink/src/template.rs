@@ -1,0 +1,306 @@
+//! Command templates: `HSET user:{id} {fields...}`, compiled once and rendered for every message.
+//!
+//! Words are split as redis-cli does (quotes, `\xHH`). In braces stands what the message fills in:
+//!
+//! | written | is |
+//! |---|---|
+//! | `{id}`, `{user.name}`, `{items.0}` | a member of the message; strings without quotes, numbers as they were written, anything nested as JSON |
+//! | `{score\|0}` | the same, or `0` where it is missing or null |
+//! | `{fields...}` | every member of the message and its value, as two arguments each; nulls are left out |
+//! | `{fields...!id,kind}` | the same without these |
+//! | `{user...}`, `{tags...}` | the members of an object, or the elements of an array, inside the message |
+//! | `{$key}` `{$value}` `{$topic}` `{$partition}` `{$offset}` `{$time_ms}` `{$header.NAME}` | the message itself |
+//! | `{{` and `}}` | plain braces, so `{{{id}}}` is a hash tag |
+
+use unslow_resp::{split_words, write_header};
+
+use crate::document::{Document, Path};
+use crate::record::Message;
+
+/// The servers' own limit for one argument (`proto-max-bulk-len`).
+pub const ARGUMENT_BYTES_MAX: usize = 512 << 20;
+
+/// A compiled command.
+#[derive(Clone, Debug)]
+pub struct Template {
+    words: Vec<Word>,
+    /// Index of the first key among the arguments; the name is 0.
+    pub key: Option<usize>,
+    /// Arguments beside those that `...` brings.
+    fixed: usize,
+    text: String,
+}
+
+#[derive(Clone, Debug)]
+enum Word {
+    /// The same for every message, with its header.
+    Constant {
+        encoded: Vec<u8>,
+        bare: Vec<u8>,
+    },
+    Pieces(Vec<Piece>),
+    Members {
+        path: Option<Path>,
+        except: Vec<String>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Piece {
+    Text(Vec<u8>),
+    Member { path: Path, or: Option<Vec<u8>> },
+    Meta(Meta),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Meta {
+    Key,
+    Value,
+    Topic,
+    Partition,
+    Offset,
+    TimeMs,
+    Header(String),
+}
+
+/// What rendering a command needs beside the message.
+#[derive(Default)]
+pub struct Scratch {
+    word: Vec<u8>,
+}
+
+impl Template {
+    /// Compiles `text`. The error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Template, String> {
+        let mut words = Vec::new();
+        for word in split_words(text)? {
+            words.push(parse_word(&word)?);
+        }
+        match words.first() {
+            None => return Err("the command is empty".into()),
+            Some(Word::Constant { .. }) => {}
+            Some(_) => return Err("a command's name stands in the mapping itself, not in the message".into()),
+        }
+        let fixed = words.iter().filter(|w| !matches!(w, Word::Members { .. })).count();
+        Ok(Template { words, key: None, fixed, text: text.to_string() })
+    }
+
+    /// The words as far as they are the same for every message; what is not is empty. `None` behind the first `...`.
+    pub fn constants(&self) -> impl Iterator<Item = Option<&[u8]>> {
+        self.words.iter().take_while(|w| !matches!(w, Word::Members { .. })).map(|w| match w {
+            Word::Constant { bare, .. } => Some(&bare[..]),
+            _ => None,
+        })
+    }
+
+    /// Fewest arguments it renders, and whether there may be more.
+    pub fn arguments(&self) -> (usize, bool) {
+        let open = self.words.len() > self.fixed;
+        // An expansion that brings nothing is refused when it happens.
+        (self.fixed + usize::from(open), open)
+    }
+
+    /// As it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it looks into the message, beyond its key and its bytes.
+    pub fn needs_document(&self) -> bool {
+        self.words.iter().any(|w| match w {
+            Word::Constant { .. } => false,
+            Word::Members { .. } => true,
+            Word::Pieces(pieces) => pieces.iter().any(|p| matches!(p, Piece::Member { .. })),
+        })
+    }
+
+    /// Appends the command. Returns where in `out` its key stands, if it has one. On an error, which is a sentence about
+    /// the message, `out` may have a part of the command.
+    pub fn render(
+        &self,
+        out: &mut Vec<u8>,
+        message: &Message<'_>,
+        document: &Document<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Option<(usize, usize)>, String> {
+        let mut count = self.fixed;
+        if count < self.words.len() {
+            for word in &self.words {
+                let Word::Members { path, except } = word else { continue };
+                let mut brought = 0;
+                document.members(path.as_ref(), |name, _| {
+                    brought += match name {
+                        Some(name) if except.iter().any(|e| e == name) => 0,
+                        Some(_) => 2,
+                        None => 1,
+                    };
+                    Ok(())
+                })?;
+                if brought == 0 {
+                    return Err(match path {
+                        Some(path) => format!("{path} has no members to write"),
+                        None => "the message has no members to write".into(),
+                    });
+                }
+                count += brought;
+            }
+        }
+        write_header(out, b'*', count);
+        let mut key = None;
+        for (i, word) in self.words.iter().enumerate() {
+            let from = out.len();
+            match word {
+                Word::Constant { encoded, .. } => out.extend_from_slice(encoded),
+                Word::Pieces(pieces) => {
+                    if let [Piece::Member { path, or: None }] = &pieces[..]
+                        && let Some(plain) = document.plain(path)
+                    {
+                        bulk(out, plain)?;
+                    } else {
+                        scratch.word.clear();
+                        for piece in pieces {
+                            piece.render(&mut scratch.word, message, document)?;
+                        }
+                        bulk(out, &scratch.word)?;
+                    }
+                }
+                Word::Members { path, except } => document.members(path.as_ref(), |name, field| {
+                    if let Some(name) = name {
+                        if except.iter().any(|e| e == name) {
+                            return Ok(());
+                        }
+                        bulk(out, name.as_bytes())?;
+                    }
+                    match field.plain() {
+                        Some(plain) => bulk(out, plain),
+                        None => {
+                            scratch.word.clear();
+                            field.write(&mut scratch.word)?;
+                            bulk(out, &scratch.word)
+                        }
+                    }
+                })?,
+            }
+            if self.key == Some(i) {
+                // "$N CR LF ... CR LF"
+                let head = out[from..].iter().position(|b| *b == b'\n').map_or(0, |n| n + 1);
+                key = Some((from + head, out.len() - 2));
+            }
+        }
+        Ok(key)
+    }
+}
+
+fn bulk(out: &mut Vec<u8>, text: &[u8]) -> Result<(), String> {
+    if text.len() > ARGUMENT_BYTES_MAX {
+        return Err(format!("an argument of {} bytes; servers take 512 MB", text.len()));
+    }
+    write_header(out, b'$', text.len());
+    out.extend_from_slice(text);
+    out.extend_from_slice(b"\r\n");
+    Ok(())
+}
+
+impl Piece {
+    fn render(&self, out: &mut Vec<u8>, message: &Message<'_>, document: &Document<'_>) -> Result<(), String> {
+        match self {
+            Piece::Text(text) => out.extend_from_slice(text),
+            Piece::Member { path, or } => match (document.find(path), or) {
+                (Some(field), _) => field.write(out)?,
+                (None, Some(or)) => out.extend_from_slice(or),
+                (None, None) => return Err(format!("there is no {path} in it, or it is null")),
+            },
+            Piece::Meta(meta) => match meta {
+                Meta::Key => out.extend_from_slice(message.key.ok_or("the message has no key")?),
+                Meta::Value => out.extend_from_slice(message.value.ok_or("the message has no value")?),
+                Meta::Topic => out.extend_from_slice(message.topic.as_bytes()),
+                Meta::Partition => out.extend_from_slice(message.partition.to_string().as_bytes()),
+                Meta::Offset => out.extend_from_slice(message.offset.to_string().as_bytes()),
+                Meta::TimeMs => out.extend_from_slice(message.time_ms.to_string().as_bytes()),
+                Meta::Header(name) => {
+                    let header = message.headers.iter().rev().find(|(n, _)| n == name);
+                    out.extend_from_slice(header.ok_or_else(|| format!("the message has no header {name:?}"))?.1);
+                }
+            },
+        }
+        Ok(())
+    }
+}
+
+fn parse_word(word: &[u8]) -> Result<Word, String> {
+    let mut pieces = Vec::new();
+    let mut text = Vec::new();
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        match byte {
+            b'{' | b'}' if after.first() == Some(&byte) => {
+                text.push(byte);
+                rest = &after[1..];
+            }
+            b'}' => return Err(format!("a }} without its {{ in {:?}", String::from_utf8_lossy(word))),
+            b'{' => {
+                let end = after.iter().position(|b| *b == b'}');
+                let end = end.ok_or_else(|| format!("a {{ is not closed in {:?}", String::from_utf8_lossy(word)))?;
+                let inside = std::str::from_utf8(&after[..end]).map_err(|_| "a placeholder is no text".to_string())?;
+                rest = &after[end + 1..];
+                if let Some((path, except)) = inside.split_once("...") {
+                    if !pieces.is_empty() || !text.is_empty() || !rest.is_empty() {
+                        return Err(format!("{{{inside}}} stands alone: it becomes several arguments"));
+                    }
+                    let path = match path {
+                        "fields" => None,
+                        path => Some(Path::parse(path)?),
+                    };
+                    let except = match except.strip_prefix('!') {
+                        Some(names) => names.split(',').map(str::to_string).collect(),
+                        None if except.is_empty() => Vec::new(),
+                        None => return Err(format!("{{{inside}}}: behind ... may stand ! and the names to leave out")),
+                    };
+                    return Ok(Word::Members { path, except });
+                }
+                if !text.is_empty() {
+                    pieces.push(Piece::Text(std::mem::take(&mut text)));
+                }
+                pieces.push(match inside.strip_prefix('$') {
+                    Some(meta) => Piece::Meta(parse_meta(meta)?),
+                    None => {
+                        let (path, or) = inside.split_once('|').map_or((inside, None), |(p, or)| (p, Some(or)));
+                        Piece::Member { path: Path::parse(path)?, or: or.map(|or| or.as_bytes().to_vec()) }
+                    }
+                });
+            }
+            _ => {
+                text.push(byte);
+                rest = after;
+            }
+        }
+    }
+    if pieces.is_empty() {
+        let mut encoded = Vec::new();
+        bulk(&mut encoded, &text)?;
+        return Ok(Word::Constant { encoded, bare: text });
+    }
+    if !text.is_empty() {
+        pieces.push(Piece::Text(text));
+    }
+    Ok(Word::Pieces(pieces))
+}
+
+fn parse_meta(name: &str) -> Result<Meta, String> {
+    Ok(match name {
+        "key" => Meta::Key,
+        "value" => Meta::Value,
+        "topic" => Meta::Topic,
+        "partition" => Meta::Partition,
+        "offset" => Meta::Offset,
+        "time_ms" => Meta::TimeMs,
+        _ => match name.strip_prefix("header.") {
+            Some(header) if !header.is_empty() => Meta::Header(header.into()),
+            _ => {
+                return Err(format!(
+                    "no {{${name}}}; there are {{$key}}, {{$value}}, {{$topic}}, {{$partition}}, {{$offset}}, {{$time_ms}} and {{$header.NAME}}"
+                ));
+            }
+        },
+    })
+}

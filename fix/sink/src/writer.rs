@@ -1,0 +1,1063 @@
+//! The thread that writes: batches in, commands out to every node at once, replies matched, acknowledgements back.
+//!
+//! ```text
+//!   batch -> encode a slice -> to its node, or held -> reply -> done        -> batch done -> Ack
+//!                 ^                  ^                   |
+//!                 |                  +--- due, ready <---+ MOVED, LOADING, OOM, connection lost, ...
+//!                 +--- next turn
+//! ```
+//!
+//! Order is kept within a slot, and with it within a key, by two rules. A slot has calls under way at one node only. And a
+//! slot of which one call must be sent again is *held*: what is under way is waited for, and everything from that call on
+//! is sent again in order before anything new. What ran already runs twice then, which is what "at least once" means;
+//! with `exactly_once` the guard in the server sees to it that it changes nothing.
+//!
+//! A connection that broke may have left bytes in its server's socket. They would run after what is sent again on the next
+//! one, so that one first has the server close its predecessor.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use unslow_client::Target;
+use unslow_reactor::{Closed, Handler, Id, Io, Peer, Tls, now_ns};
+use unslow_resp::{Frame, Scan, Scanner, Split, Splitter, Value, write_command};
+use unslow_topology::{Info, SLOTS};
+
+use crate::encode::{Became, Encoded, Encoder, GUARD};
+use crate::ledger::{Ack, Letter};
+use crate::record::{Batch, Offset};
+use crate::stats::Stats;
+use crate::window::Window;
+
+const MILLISECOND: u64 = 1_000_000;
+/// Messages encoded before replies are looked at again.
+const SLICE_MESSAGES: usize = 512;
+/// Bytes after which a node need not wait for the end of the slice.
+const FLUSH_BYTES: usize = 32 << 10;
+/// A node that has not read so much gets no more until it has.
+const UNSENT_MAX: usize = 16 << 20;
+const BACKOFF_MIN: u64 = 20 * MILLISECOND;
+const BACKOFF_MAX: u64 = 1000 * MILLISECOND;
+/// No owner.
+pub const NOBODY: u16 = u16::MAX;
+
+/// Who owns which slot.
+pub struct Route {
+    pub nodes: Vec<RouteNode>,
+    /// Owner of each slot, of `nodes`.
+    pub slots: Vec<u16>,
+}
+
+/// A node to write to.
+pub struct RouteNode {
+    pub address: String,
+    pub peer: Option<Peer>,
+    pub tls: Option<Tls>,
+    /// It does not answer, so what is under way to it is lost once somebody else owns its slots.
+    pub silent: bool,
+}
+
+/// What the writer is told.
+pub enum Order {
+    Batch(Batch),
+    Route(Route),
+    /// End.
+    Abort,
+}
+
+/// How the writer writes.
+pub struct WriterSettings {
+    pub target: Target,
+    /// WAIT: replicas and milliseconds.
+    pub wait: Option<(u32, u64)>,
+    /// A node that owes replies and says nothing for so long is dialled anew.
+    pub silence_ns: u64,
+    pub connect_ns: u64,
+}
+
+/// What other threads share with the writer.
+pub struct WriterShared {
+    pub orders: Mutex<VecDeque<Order>>,
+    pub window: Window,
+    pub stats: Stats,
+    /// Why it ended by itself.
+    pub fatal: Mutex<Option<String>>,
+}
+
+/// What the writer says.
+pub enum Said {
+    Ack(Ack),
+    /// For the operator.
+    Note(String),
+}
+
+/// See the module.
+pub struct Writer {
+    settings: WriterSettings,
+    shared: Arc<WriterShared>,
+    said: Sender<Said>,
+    doubt: Box<dyn Fn() + Send>,
+    encoder: Encoder,
+    nodes: Vec<Node>,
+    owner: Vec<u16>,
+    slots: Vec<Slot>,
+    held: HashMap<u16, Held>,
+    /// Held slots are to be looked at in this turn.
+    look: bool,
+    works: VecDeque<Work>,
+    /// Number of the first of `works`.
+    first: u64,
+    noted: HashMap<String, Instant>,
+    by_connection: HashMap<Id, u16>,
+}
+
+struct Node {
+    address: String,
+    peer: Option<Peer>,
+    tls: Option<Tls>,
+    connection: Option<Id>,
+    greeted: Greeted,
+    dial_at: u64,
+    backoff: u64,
+    flying: VecDeque<Flying>,
+    /// Replied to, and not yet at the replicas.
+    unconfirmed: VecDeque<(u64, u32)>,
+    /// Calls were sent behind the last WAIT.
+    wait_due: bool,
+    splitter: Splitter,
+    scanner: Scanner,
+    heard_at: u64,
+    /// Client id and run id of the last connection.
+    last: Option<(i64, String)>,
+    own: (Option<i64>, String),
+    asked: VecDeque<Greeting>,
+    /// The last failure to reach it was told.
+    told: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum Greeted {
+    No,
+    Asked,
+    Ready,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Greeting {
+    Auth,
+    Name,
+    Select,
+    ClientId,
+    Server,
+    Script,
+    Kill,
+}
+
+/// What the next reply of a node answers.
+enum Flying {
+    Call {
+        work: u64,
+        call: u32,
+        left: u16,
+        trouble: Option<Trouble>,
+    },
+    /// WAIT.
+    Wait,
+    /// SCRIPT LOAD, ASKING.
+    Other,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    flying: u32,
+    node: u16,
+    held: bool,
+    tries: u8,
+}
+
+#[derive(Default)]
+struct Held {
+    /// In their order.
+    queue: VecDeque<(u64, u32)>,
+    due: u64,
+    /// The slot is on its way to this node, and so is the first call's key.
+    asking: Option<u16>,
+    /// One call at a time: some keys are here and some there.
+    migrating: bool,
+}
+
+struct Work {
+    batch: Batch,
+    encoded: Encoded,
+    /// The next record to encode.
+    next: usize,
+    /// Calls not yet done.
+    left: usize,
+    /// Of these in the queues of held slots.
+    parked: usize,
+    rounds: u64,
+    dead: Vec<Letter>,
+    started: Instant,
+    /// Acknowledged; stands until those before it are.
+    done: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Trouble {
+    Moved(u16, String),
+    Ask(String),
+    TryAgain,
+    NoScript,
+    /// A message before it has not run.
+    Gap,
+    /// Will pass: the word in front.
+    Passing(String),
+    Poison(String),
+    /// Nothing that goes on would help.
+    Fatal(String),
+}
+
+impl Writer {
+    pub fn new(
+        settings: WriterSettings,
+        shared: Arc<WriterShared>,
+        encoder: Encoder,
+        said: Sender<Said>,
+        doubt: Box<dyn Fn() + Send>,
+    ) -> Writer {
+        Writer {
+            settings,
+            shared,
+            said,
+            doubt,
+            encoder,
+            nodes: Vec::new(),
+            owner: vec![NOBODY; usize::from(SLOTS)],
+            slots: vec![Slot::default(); usize::from(SLOTS)],
+            held: HashMap::new(),
+            look: false,
+            works: VecDeque::new(),
+            first: 0,
+            noted: HashMap::new(),
+            by_connection: HashMap::new(),
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        // The same once in ten seconds.
+        let now = Instant::now();
+        if self.noted.get(&text).is_some_and(|at| now.duration_since(*at).as_secs() < 10) {
+            return;
+        }
+        self.noted.insert(text.clone(), now);
+        let _ = self.said.send(Said::Note(text)); // nobody listens only while it ends
+    }
+
+    fn fail(&mut self, io: &mut Io, why: String) {
+        self.shared.fatal.lock().expect("no thread panicked").get_or_insert(why);
+        io.stop();
+    }
+
+    fn obey(&mut self, io: &mut Io) {
+        loop {
+            let order = self.shared.orders.lock().expect("no thread panicked").pop_front();
+            match order {
+                None => return,
+                Some(Order::Batch(batch)) => {
+                    self.encoder.begin(&batch);
+                    if self.works.is_empty() {
+                        self.first = batch.number;
+                    }
+                    self.works.push_back(Work {
+                        batch,
+                        encoded: Encoded::default(),
+                        next: 0,
+                        left: 0,
+                        parked: 0,
+                        rounds: 1,
+                        dead: Vec::new(),
+                        started: Instant::now(),
+                        done: false,
+                    });
+                }
+                Some(Order::Route(route)) => self.reroute(io, route),
+                Some(Order::Abort) => io.stop(),
+            }
+        }
+    }
+
+    fn node(&mut self, address: &str) -> Option<u16> {
+        self.nodes.iter().position(|n| n.address == address).map(|n| n as u16)
+    }
+
+    fn add_node(&mut self, address: String, peer: Option<Peer>, tls: Option<Tls>) -> u16 {
+        self.nodes.push(Node {
+            address,
+            peer,
+            tls,
+            connection: None,
+            greeted: Greeted::No,
+            dial_at: 0,
+            backoff: 0,
+            flying: VecDeque::new(),
+            unconfirmed: VecDeque::new(),
+            wait_due: false,
+            splitter: Splitter::default(),
+            scanner: Scanner::default(),
+            heard_at: 0,
+            last: None,
+            own: (None, String::new()),
+            asked: VecDeque::new(),
+            told: false,
+        });
+        self.nodes.len() as u16 - 1
+    }
+
+    fn reroute(&mut self, io: &mut Io, route: Route) {
+        let mut numbers = Vec::new();
+        for node in route.nodes {
+            let number = match self.node(&node.address) {
+                Some(number) => {
+                    let known = &mut self.nodes[usize::from(number)];
+                    known.peer = node.peer.or(known.peer.take());
+                    known.tls = node.tls.or(known.tls.take());
+                    number
+                }
+                None => self.add_node(node.address, node.peer, node.tls),
+            };
+            numbers.push((number, node.silent));
+        }
+        let mut owns = vec![false; self.nodes.len()];
+        for (slot, owner) in route.slots.iter().enumerate() {
+            // A slot that nobody owns for a moment keeps its last owner: that one says best what is to be done.
+            if let Some((number, _)) = numbers.get(usize::from(*owner)) {
+                self.owner[slot] = *number;
+                owns[usize::from(*number)] = true;
+            }
+        }
+        for number in 0..self.nodes.len() {
+            let silent = numbers.iter().find(|(n, _)| usize::from(*n) == number).is_none_or(|(_, silent)| *silent);
+            if silent && !owns[number] {
+                self.lose(io, number as u16, "it was replaced while it did not answer");
+            }
+        }
+        self.look = true;
+    }
+
+    fn dial(&mut self, io: &mut Io, number: u16, now: u64) {
+        let node = &mut self.nodes[usize::from(number)];
+        let Some(peer) = &node.peer else { return };
+        match io.connect(peer, node.tls.as_ref(), now + self.settings.connect_ns) {
+            Ok(id) => {
+                node.connection = Some(id);
+                node.greeted = Greeted::No;
+                node.heard_at = now;
+                self.by_connection.insert(id, number);
+            }
+            Err(e) => {
+                let address = node.address.clone();
+                self.back_off(number, now);
+                self.note(format!("{address}: {e}"));
+            }
+        }
+    }
+
+    fn back_off(&mut self, number: u16, now: u64) {
+        let node = &mut self.nodes[usize::from(number)];
+        node.backoff = (node.backoff * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
+        node.dial_at = now + jittered(node.backoff);
+    }
+
+    /// Who is on the other side, in one round trip.
+    fn greet(&mut self, io: &mut Io, number: u16) {
+        let node = &mut self.nodes[usize::from(number)];
+        let Some(id) = node.connection else { return };
+        let out = io.output(id);
+        let target = &self.settings.target;
+        node.asked.clear();
+        match (&target.user, &target.password) {
+            (Some(user), password) => {
+                write_command(out, &["AUTH", user, password.as_ref().map_or("", |p| p.reveal())]);
+                node.asked.push_back(Greeting::Auth);
+            }
+            (None, Some(password)) => {
+                write_command(out, &["AUTH", password.reveal()]);
+                node.asked.push_back(Greeting::Auth);
+            }
+            (None, None) => {}
+        }
+        write_command(out, &["CLIENT", "SETNAME", "unslow-sink"]);
+        write_command(out, &["CLIENT", "ID"]);
+        write_command(out, &["INFO", "server"]);
+        node.asked.extend([Greeting::Name, Greeting::ClientId, Greeting::Server]);
+        if target.db != 0 {
+            write_command(out, &["SELECT", &target.db.to_string()]);
+            node.asked.push_back(Greeting::Select);
+        }
+        if self.encoder.script().is_some() {
+            write_command(out, &["SCRIPT", "LOAD", GUARD]);
+            node.asked.push_back(Greeting::Script);
+        }
+        node.greeted = Greeted::Asked;
+        node.own = (None, String::new());
+    }
+
+    fn greeting(&mut self, io: &mut Io, number: u16, value: Value) {
+        let node = &mut self.nodes[usize::from(number)];
+        let Some(asked) = node.asked.pop_front() else { return };
+        let address = node.address.clone();
+        match (asked, &value) {
+            (Greeting::Auth, Value::Error(text))
+                if text.contains("without any password") || text.contains("no password is set") => {}
+            // The server's own words may repeat what was sent.
+            (Greeting::Auth, Value::Error(_)) => {
+                return self.fail(io, format!("{address}: password refused; check UNSLOW_PASSWORD or the URL"));
+            }
+            (Greeting::Name | Greeting::Kill | Greeting::Server | Greeting::ClientId, Value::Error(text)) => {
+                // Only what stands in the way of every other command.
+                if text.starts_with("NOAUTH") {
+                    return self.fail(
+                        io,
+                        format!(
+                            "{address}: it wants a password; set UNSLOW_PASSWORD, or use redis://user:password@host"
+                        ),
+                    );
+                }
+                if asked == Greeting::Kill {
+                    self.note(format!("{address}: CLIENT KILL is denied ({text}), so what the last connection left unread may run late; grant client|kill"));
+                }
+            }
+            (Greeting::Select | Greeting::Script, Value::Error(text)) => {
+                if matches!(classify(text), Trouble::Passing(_)) {
+                    return self.lose(io, number, &text.clone());
+                }
+                return self.fail(io, format!("{address}: {text}"));
+            }
+            (Greeting::ClientId, Value::Integer(n)) => node.own.0 = Some(*n),
+            (Greeting::Server, _) => {
+                let info = Info::parse(&value.text().unwrap_or_default());
+                node.own.1 = info.get("run_id").unwrap_or_default().to_string();
+            }
+            _ => {}
+        }
+        let node = &mut self.nodes[usize::from(number)];
+        if !node.asked.is_empty() {
+            return;
+        }
+        if let (Some((last, run)), Some(id)) = (node.last.take(), node.connection)
+            && run == node.own.1
+            && !run.is_empty()
+            && Some(last) != node.own.0
+        {
+            write_command(io.output(id), &["CLIENT", "KILL", "ID", &last.to_string()]);
+            node.asked.push_back(Greeting::Kill);
+            return;
+        }
+        node.greeted = Greeted::Ready;
+        node.backoff = 0;
+        node.splitter = Splitter::default();
+        let back = std::mem::take(&mut node.told);
+        self.look = true;
+        if back {
+            self.note(format!("{address} is back"));
+        }
+    }
+
+    /// The connection is no more: what was under way is to be sent again, in order.
+    fn lose(&mut self, io: &mut Io, number: u16, why: &str) {
+        let node = &mut self.nodes[usize::from(number)];
+        if let Some(id) = node.connection.take() {
+            self.by_connection.remove(&id);
+            io.close(id);
+        }
+        let now = now_ns();
+        let node = &mut self.nodes[usize::from(number)];
+        node.greeted = Greeted::No;
+        node.wait_due = false;
+        if let (Some(id), run) = std::mem::take(&mut node.own) {
+            node.last = Some((id, run));
+        }
+        let told = std::mem::replace(&mut node.told, true);
+        let address = node.address.clone();
+        let mut calls: Vec<(u64, u32)> = node.unconfirmed.drain(..).collect();
+        calls.extend(node.flying.drain(..).filter_map(|f| match f {
+            Flying::Call { work, call, .. } => Some((work, call)),
+            Flying::Wait | Flying::Other => None,
+        }));
+        let lost = calls.len();
+        for (work, call) in calls {
+            let slot = self.call(work, call).slot;
+            self.slots[usize::from(slot)].flying -= 1;
+            self.hold(slot, (work, call), now);
+        }
+        if lost > 0 {
+            self.shared.stats.count_retries("connection", lost as u64);
+        }
+        self.back_off(number, now);
+        self.look = true;
+        (self.doubt)();
+        if !told {
+            self.note(format!("{address}: {why}; {lost} calls will be sent again"));
+        }
+    }
+
+    fn work(&mut self, number: u64) -> &mut Work {
+        &mut self.works[(number - self.first) as usize]
+    }
+
+    fn call(&self, work: u64, call: u32) -> crate::encode::Call {
+        self.works[(work - self.first) as usize].encoded.calls[call as usize]
+    }
+
+    /// Puts a call into the queue of its slot, at its place.
+    fn hold(&mut self, slot: u16, at: (u64, u32), due: u64) {
+        self.work(at.0).parked += 1;
+        self.slots[usize::from(slot)].held = true;
+        let held = self.held.entry(slot).or_default();
+        let place = held.queue.partition_point(|other| *other < at);
+        held.queue.insert(place, at);
+        held.due = held.due.max(due);
+    }
+
+    fn dispatch(&mut self, io: &mut Io, work: u64, call: u32) {
+        let slot = self.call(work, call).slot;
+        let state = self.slots[usize::from(slot)];
+        if !state.held {
+            let owner = self.owner[usize::from(slot)];
+            let ready = self.nodes.get(usize::from(owner)).is_some_and(|n| n.greeted == Greeted::Ready);
+            if ready && (state.flying == 0 || state.node == owner) {
+                return self.send(io, owner, work, call, false);
+            }
+            self.look = true;
+        }
+        self.hold(slot, (work, call), 0);
+    }
+
+    fn send(&mut self, io: &mut Io, number: u16, work: u64, call: u32, asking: bool) {
+        let it = self.call(work, call);
+        let node = &mut self.nodes[usize::from(number)];
+        let Some(id) = node.connection else { return };
+        let bytes = &self.works[(work - self.first) as usize].encoded.bytes[it.from..it.to];
+        if node.flying.is_empty() {
+            node.heard_at = now_ns();
+        }
+        if asking {
+            // ASKING holds for one command.
+            let mut rest = bytes;
+            for _ in 0..it.replies {
+                let Ok(Scan::Complete(len)) = Scanner::default().scan(rest) else { break };
+                let out = io.output(id);
+                out.extend_from_slice(b"*1\r\n$6\r\nASKING\r\n");
+                out.extend_from_slice(&rest[..len]);
+                rest = &rest[len..];
+            }
+        } else {
+            let out = io.output(id);
+            out.extend_from_slice(bytes);
+            if out.len() >= FLUSH_BYTES {
+                io.flush(id);
+            }
+        }
+        let left = if asking { it.replies * 2 } else { it.replies };
+        node.flying.push_back(Flying::Call { work, call, left, trouble: None });
+        node.wait_due = true;
+        let slot = &mut self.slots[usize::from(it.slot)];
+        (slot.node, slot.flying) = (number, slot.flying + 1);
+    }
+
+    /// A reply that answers something under way. `error` is its text when it is one.
+    fn reply(&mut self, io: &mut Io, number: u16, error: Option<&str>, integer: Option<i64>) {
+        let node = &mut self.nodes[usize::from(number)];
+        match node.flying.front_mut() {
+            None => self.lose(io, number, "it answered what nobody asked"),
+            Some(Flying::Other) => {
+                node.flying.pop_front();
+            }
+            Some(Flying::Wait) => {
+                node.flying.pop_front();
+                self.waited(io, number, error.map(str::to_string), integer);
+            }
+            Some(Flying::Call { work, call, left, trouble }) => {
+                if let Some(text) = error {
+                    let new = classify(text);
+                    // What passes weighs more than what does not: the call is sent again, and then it shows.
+                    let heavier = match (&trouble, &new) {
+                        (None, _) | (_, Trouble::Fatal(_)) => true,
+                        (Some(Trouble::Poison(_)), new) => !matches!(new, Trouble::Poison(_)),
+                        _ => false,
+                    };
+                    if heavier {
+                        *trouble = Some(new);
+                    }
+                }
+                *left -= 1;
+                if *left == 0 {
+                    let (work, call, trouble) = (*work, *call, trouble.take());
+                    node.flying.pop_front();
+                    match trouble {
+                        None if self.settings.wait.is_some() => node.unconfirmed.push_back((work, call)),
+                        trouble => self.settle(io, work, call, trouble),
+                    }
+                }
+            }
+        }
+    }
+
+    fn waited(&mut self, io: &mut Io, number: u16, error: Option<String>, integer: Option<i64>) {
+        let Some((replicas, _)) = self.settings.wait else { return };
+        if let Some(error) = error {
+            return self.lose(io, number, &error);
+        }
+        let node = &mut self.nodes[usize::from(number)];
+        let enough = integer.is_some_and(|n| n >= i64::from(replicas));
+        if !enough {
+            node.wait_due = true;
+            let address = node.address.clone();
+            self.shared.stats.count_retries("wait", 1);
+            self.note(format!(
+                "{address}: {} of {replicas} replicas have acknowledged; offsets wait for them",
+                integer.unwrap_or(0)
+            ));
+            return;
+        }
+        // Replies come in order, so all that were answered before this one were sent before it as well.
+        let confirmed: Vec<_> = node.unconfirmed.drain(..).collect();
+        for (work, call) in confirmed {
+            self.settle(io, work, call, None);
+        }
+    }
+
+    /// A call has its answer.
+    fn settle(&mut self, io: &mut Io, work: u64, call: u32, trouble: Option<Trouble>) {
+        let it = self.call(work, call);
+        let now = now_ns();
+        let slot = &mut self.slots[usize::from(it.slot)];
+        slot.flying -= 1;
+        self.look |= slot.held && slot.flying == 0;
+        let at = (work, call);
+        let Some(trouble) = trouble else {
+            slot.tries = 0;
+            // It ran, but one before it did not: again, behind that one.
+            if slot.held && self.held.get(&it.slot).and_then(|h| h.queue.front()).is_some_and(|first| *first < at) {
+                return self.hold(it.slot, at, 0);
+            }
+            return self.done(work);
+        };
+        let (name, delay) = match &trouble {
+            Trouble::Fatal(text) => {
+                let text = format!("{text} ({})", self.place(work, call));
+                return self.fail(io, text);
+            }
+            Trouble::Poison(text) => {
+                let reason = text.clone();
+                self.bury(work, it.record, reason);
+                return self.done(work);
+            }
+            Trouble::Moved(..) => ("moved", 0),
+            Trouble::Ask(_) => ("ask", 0),
+            Trouble::TryAgain => ("tryagain", 10 * MILLISECOND),
+            Trouble::NoScript => ("noscript", 0),
+            Trouble::Gap => ("gap", 0),
+            Trouble::Passing(word) => (word.as_str(), BACKOFF_MIN),
+        };
+        slot.tries = slot.tries.saturating_add(1);
+        let tries = u32::from(slot.tries);
+        self.shared.stats.count_retries(&name.to_lowercase(), 1);
+        // The first redirect costs nothing; whoever is sent in circles waits longer and longer.
+        let delay = match delay {
+            0 if tries <= 3 => 0,
+            delay => jittered((delay.max(MILLISECOND) << (tries - 1).min(8)).min(BACKOFF_MAX)),
+        };
+        let rounds = &mut self.work(work).rounds;
+        *rounds = (*rounds).max(u64::from(tries) + 1);
+        self.hold(it.slot, at, now + delay);
+        let held = self.held.get_mut(&it.slot).expect("just held");
+        match trouble {
+            Trouble::Moved(slot, address) => {
+                let owner = match self.node(&address) {
+                    Some(number) => number,
+                    None => self.add_redirected(address),
+                };
+                if slot < SLOTS {
+                    self.owner[usize::from(slot)] = owner;
+                }
+                (self.doubt)();
+            }
+            Trouble::Ask(address) => {
+                held.migrating = true;
+                // Only the first may follow: those behind it are asked about when it is their turn.
+                if held.queue.front() == Some(&at) {
+                    let number = match self.node(&address) {
+                        Some(number) => number,
+                        None => self.add_redirected(address),
+                    };
+                    self.held.get_mut(&it.slot).expect("just held").asking = Some(number);
+                }
+            }
+            Trouble::TryAgain => held.migrating = true,
+            Trouble::NoScript => {
+                let node = &mut self.nodes[usize::from(self.slots[usize::from(it.slot)].node)];
+                if let Some(id) = node.connection
+                    && !matches!(node.flying.back(), Some(Flying::Other))
+                {
+                    write_command(io.output(id), &["SCRIPT", "LOAD", GUARD]);
+                    node.flying.push_back(Flying::Other);
+                }
+            }
+            Trouble::Passing(word) => {
+                (self.doubt)();
+                let node = usize::from(self.slots[usize::from(it.slot)].node);
+                let address = self.nodes[node].address.clone();
+                self.note(format!("{address} says {word}; waiting until that has passed"));
+            }
+            Trouble::Gap | Trouble::Poison(_) | Trouble::Fatal(_) => {}
+        }
+        self.look = true;
+    }
+
+    /// A node that only a redirect named: numbers alone, names are for the watcher.
+    fn add_redirected(&mut self, address: String) -> u16 {
+        let peer = address.parse().ok().map(Peer::Tcp);
+        self.add_node(address, peer, None)
+    }
+
+    fn place(&self, work: u64, call: u32) -> String {
+        let batch = &self.works[(work - self.first) as usize].batch;
+        let record = &batch.records[self.call(work, call).record as usize];
+        let origin = &batch.origins[record.origin as usize];
+        format!("{} [{}] at {}", origin.topic, origin.partition, record.offset)
+    }
+
+    /// Sets a message aside, with the reason.
+    fn bury(&mut self, work: u64, record: u32, reason: String) {
+        let it = self.work(work);
+        let record = it.batch.records[record as usize];
+        if it
+            .dead
+            .iter()
+            .all(|l| (l.origin.as_ref(), l.offset) != (&*it.batch.origins[record.origin as usize], record.offset))
+        {
+            let letter = Letter::new(&it.batch, &record, reason);
+            it.dead.push(letter);
+        }
+    }
+
+    fn done(&mut self, work: u64) {
+        let it = self.work(work);
+        it.left -= 1;
+        if it.left == 0 && it.next == it.batch.records.len() {
+            self.acknowledge(work);
+        }
+    }
+
+    fn acknowledge(&mut self, work: u64) {
+        let it = self.work(work);
+        it.done = true;
+        let ready = it.batch.ready.unwrap_or(it.started);
+        let took = ready.elapsed();
+        let (calls, records, rounds) = (it.encoded.calls.len(), it.batch.records.len(), it.rounds);
+        let bytes = it.batch.bytes.len() + it.encoded.bytes.len();
+        let ack =
+            Ack { number: it.batch.number, ends: it.batch.ends(), dead: std::mem::take(&mut it.dead), records, took };
+        // Its memory goes now, its place when those before it are done.
+        it.batch.bytes = Vec::new();
+        it.encoded = Encoded::default();
+        self.shared.stats.batch(records as u64, calls as u64, rounds, took);
+        self.shared.window.done(bytes);
+        let _ = self.said.send(Said::Ack(ack)); // nobody listens only while it ends
+        while self.works.front().is_some_and(|w| w.done) {
+            self.works.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Encodes and sends the next messages. True when there are more.
+    fn encode(&mut self, io: &mut Io) -> bool {
+        let Some(i) = self.works.iter().position(|w| !w.done && w.next < w.batch.records.len()) else { return false };
+        let number = self.first + i as u64;
+        if self.nodes.iter().filter_map(|n| n.connection).any(|id| io.unsent(id) > UNSENT_MAX) {
+            return false; // drained() calls again
+        }
+        let mut commands = 0;
+        for _ in 0..SLICE_MESSAGES {
+            let work = &mut self.works[i];
+            if work.next == work.batch.records.len() {
+                break;
+            }
+            let record = work.next as u32;
+            let first = work.encoded.calls.len();
+            let became = self.encoder.encode(&work.batch, record, &mut work.encoded);
+            work.next += 1;
+            match became {
+                Became::Calls(n) => {
+                    work.left += n;
+                    for call in first..first + n {
+                        commands += u64::from(work.encoded.calls[call].replies);
+                    }
+                    for call in first..first + n {
+                        self.dispatch(io, number, call as u32);
+                    }
+                }
+                Became::Nothing => self.shared.stats.skip(1),
+                Became::Poison(reason) => self.bury(number, record, reason),
+            }
+        }
+        self.shared.stats.commands.fetch_add(commands, Ordering::Relaxed);
+        let work = &mut self.works[i];
+        if work.next < work.batch.records.len() {
+            return true;
+        }
+        self.shared.window.grew(work.encoded.bytes.len());
+        if work.left == 0 {
+            self.acknowledge(number);
+        }
+        self.works.iter().any(|w| !w.done && w.next < w.batch.records.len())
+    }
+
+    /// Sends what held slots wait with, where it may go now. Returns when to look again.
+    fn release(&mut self, io: &mut Io, now: u64) -> Option<u64> {
+        self.look = false;
+        let mut next = None;
+        let slots: Vec<u16> = self.held.keys().copied().collect();
+        for slot in slots {
+            let held = &self.held[&slot];
+            if self.slots[usize::from(slot)].flying > 0 {
+                continue; // its reply makes us look again
+            }
+            if held.due > now {
+                next = Some(next.map_or(held.due, |n: u64| n.min(held.due)));
+                continue;
+            }
+            let to = held.asking.unwrap_or(self.owner[usize::from(slot)]);
+            match self.nodes.get(usize::from(to)) {
+                Some(node) if node.greeted == Greeted::Ready => {}
+                _ => {
+                    if let Some(node) = self.nodes.get_mut(usize::from(to))
+                        && node.connection.is_none()
+                    {
+                        next = Some(next.map_or(node.dial_at, |n: u64| n.min(node.dial_at)));
+                    }
+                    continue;
+                }
+            }
+            self.chain(slot);
+            let held = self.held.get_mut(&slot).expect("it is one of the keys");
+            let one_by_one = held.migrating;
+            let asking = held.asking.take().is_some();
+            held.due = 0;
+            let mut queue = std::mem::take(&mut held.queue);
+            let count = if one_by_one { 1.min(queue.len()) } else { queue.len() };
+            let going: Vec<_> = queue.drain(..count).collect();
+            if queue.is_empty() {
+                self.held.remove(&slot);
+                self.slots[usize::from(slot)].held = false;
+            } else {
+                self.held.get_mut(&slot).expect("still there").queue = queue;
+            }
+            for (work, call) in going {
+                self.work(work).parked -= 1;
+                self.send(io, to, work, call, asking);
+            }
+        }
+        next
+    }
+
+    /// Nothing of this slot is under way: each call of its queue follows the one before it, and the first follows nobody.
+    fn chain(&mut self, slot: u16) {
+        if self.encoder.script().is_none() {
+            return;
+        }
+        let queue: Vec<(u64, u32)> = self.held[&slot].queue.iter().copied().collect();
+        let mut before: HashMap<usize, Offset> = HashMap::new();
+        for (work, call) in queue {
+            let first = self.first;
+            let it = &mut self.works[(work - first) as usize];
+            let call = it.encoded.calls[call as usize];
+            let record = &it.batch.records[call.record as usize];
+            let origin = Arc::as_ptr(&it.batch.origins[record.origin as usize]) as usize;
+            let last = before.insert(origin, record.offset);
+            Encoder::set_before(&mut it.encoded.bytes, &call, last);
+        }
+    }
+}
+
+impl Handler for Writer {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        self.obey(io);
+        let now = now_ns();
+        let mut next: Option<u64> = None;
+        let mut at = |t: u64| next = Some(next.map_or(t, |n| n.min(t)));
+        // Twice in a row, because what is encoded may be held, and what is released is to be confirmed.
+        if self.encode(io) {
+            at(now);
+        }
+        let again = if self.look || !self.held.is_empty() { self.release(io, now) } else { None };
+        if let Some(t) = again {
+            at(t);
+        }
+        // Owners are always connected; others only while something is to go to them.
+        let mut wanted = vec![false; self.nodes.len()];
+        let mut last = NOBODY;
+        for owner in &self.owner {
+            if *owner != last && *owner != NOBODY {
+                wanted[usize::from(*owner)] = true;
+                last = *owner;
+            }
+        }
+        for held in self.held.values() {
+            if let Some(n) = held.asking {
+                wanted[usize::from(n)] = true;
+            }
+        }
+        for (number, wanted) in wanted.iter().enumerate() {
+            let node = &self.nodes[number];
+            if node.connection.is_none() && *wanted {
+                if node.dial_at <= now {
+                    self.dial(io, number as u16, now);
+                } else {
+                    at(node.dial_at);
+                }
+            }
+            let node = &self.nodes[number];
+            if node.connection.is_some() && (!node.flying.is_empty() || node.greeted == Greeted::Asked) {
+                let until = node.heard_at + self.settings.silence_ns;
+                if until <= now {
+                    let seconds = self.settings.silence_ns as f64 / 1e9;
+                    self.lose(io, number as u16, &format!("no answer for {seconds:.0} s"));
+                    at(now + BACKOFF_MIN);
+                } else {
+                    at(until);
+                }
+            }
+        }
+        if let Some((replicas, ms)) = self.settings.wait
+            && self.works.iter().all(|w| w.next == w.batch.records.len())
+        {
+            for node in self.nodes.iter_mut().filter(|n| n.wait_due && n.greeted == Greeted::Ready) {
+                let Some(id) = node.connection else { continue };
+                node.wait_due = false;
+                write_command(io.output(id), &["WAIT", &replicas.to_string(), &ms.to_string()]);
+                node.flying.push_back(Flying::Wait);
+            }
+        }
+        let parked = self.works.iter().filter(|w| !w.done && w.parked == w.left && w.next == w.batch.records.len());
+        self.shared.window.parked(parked.count());
+        next
+    }
+
+    fn opened(&mut self, io: &mut Io, id: Id) {
+        if let Some(number) = self.by_connection.get(&id) {
+            self.greet(io, *number);
+        }
+    }
+
+    fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
+        let Some(&number) = self.by_connection.get(&id) else { return bytes.len() };
+        let index = usize::from(number);
+        self.nodes[index].heard_at = now_ns();
+        let mut at = 0;
+        while at < bytes.len() && self.nodes[index].connection == Some(id) {
+            if self.nodes[index].greeted != Greeted::Ready {
+                match self.nodes[index].scanner.scan(&bytes[at..]) {
+                    Ok(Scan::Complete(len)) => {
+                        let value = Value::from(Frame::new(&bytes[at..at + len]));
+                        at += len;
+                        self.greeting(io, number, value);
+                    }
+                    Ok(Scan::Incomplete) => return at,
+                    Err(e) => {
+                        self.lose(io, number, &format!("that is no Redis: {e}"));
+                        return bytes.len();
+                    }
+                }
+                continue;
+            }
+            match self.nodes[index].splitter.split(&bytes[at..]) {
+                Ok(Split::Done(done)) => {
+                    let frame = &bytes[at..at + done.end];
+                    at += done.end;
+                    match done.kind {
+                        b'-' | b'!' => {
+                            let text = String::from_utf8_lossy(Frame::new(frame).text()).into_owned();
+                            self.reply(io, number, Some(&text), None);
+                        }
+                        b':' => self.reply(io, number, None, Frame::new(frame).integer()),
+                        b'>' => {}
+                        _ => self.reply(io, number, None, None),
+                    }
+                }
+                Ok(Split::More { consumed }) => return at + consumed,
+                Err(e) => {
+                    self.lose(io, number, &format!("that is no Redis: {e}"));
+                    return bytes.len();
+                }
+            }
+        }
+        at
+    }
+
+    fn closed(&mut self, io: &mut Io, id: Id, why: Closed) {
+        if let Some(number) = self.by_connection.remove(&id) {
+            self.nodes[usize::from(number)].connection = None;
+            self.lose(io, number, &why.to_string());
+        }
+    }
+
+    fn timer(&mut self, _io: &mut Io, _key: u64) {}
+}
+
+fn jittered(ns: u64) -> u64 {
+    ns / 2 + rand::random_range(0..ns / 2 + 1)
+}
+
+/// What an error reply means for the call it answers.
+fn classify(text: &str) -> Trouble {
+    let mut words = text.split(' ');
+    let first = words.next().unwrap_or_default();
+    match first {
+        "MOVED" => match (words.next().and_then(|s| s.parse().ok()), words.next()) {
+            (Some(slot), Some(address)) if !address.starts_with(':') => Trouble::Moved(slot, address.to_string()),
+            // No host: the one that was asked, under another port; the watcher will know.
+            _ => Trouble::Passing(first.into()),
+        },
+        "ASK" => match words.nth(1) {
+            Some(address) if !address.starts_with(':') => Trouble::Ask(address.to_string()),
+            _ => Trouble::Passing(first.into()),
+        },
+        "TRYAGAIN" => Trouble::TryAgain,
+        "NOSCRIPT" => Trouble::NoScript,
+        "UNSLOWGAP" => Trouble::Gap,
+        "LOADING" | "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" => {
+            Trouble::Passing(first.into())
+        }
+        "NOAUTH" | "NOPERM" | "WRONGPASS" => Trouble::Fatal(text.to_string()),
+        // Scripts put the inner error behind words of their own.
+        _ if text.contains("-UNSLOWGAP") => Trouble::Gap,
+        _ => Trouble::Poison(text.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_what_passes_from_what_does_not() {
+        for (text, passes) in [
+            ("MOVED 3999 127.0.0.1:6381", true),
+            ("ASK 3999 127.0.0.1:6381", true),
+            ("MOVED 3999 :6381", true),
+            ("OOM command not allowed when used memory > 'maxmemory'.", true),
+            ("LOADING Redis is loading the dataset in memory", true),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", false),
+            ("ERR value is not an integer or out of range", false),
+            ("CROSSSLOT Keys in request don't hash to the same slot", false),
+        ] {
+            assert_eq!(!matches!(classify(text), Trouble::Poison(_) | Trouble::Fatal(_)), passes, "{text}");
+        }
+        assert!(matches!(classify("NOPERM this user has no permissions"), Trouble::Fatal(_)));
+    }
+}
