@@ -2,9 +2,12 @@
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use unslow_engine::{CATALOG, find, install, installed, on_path};
+use unslow_engine::{CATALOG, KAFKA_VERSION, find, install, install_kafka, installed, kafka_installed, on_path};
 
 use crate::output::{Output, style};
+
+/// Its name here: not among the servers that `--server` takes.
+const KAFKA: &str = "kafka-4.1";
 
 #[derive(Args)]
 pub struct EngineArguments {
@@ -18,7 +21,7 @@ enum What {
     Ls,
     /// Fetch one, or all of them, into the cache (UNSLOW_CACHE)
     Install {
-        /// valkey-9.1, redis-7.0, redis-6.2, redis-5.0; all when left out
+        /// valkey-9.1, redis-7.0, redis-6.2, redis-5.0, kafka-4.1; all servers when left out
         name: Option<String>,
     },
 }
@@ -40,6 +43,11 @@ impl EngineArguments {
                 let names: Vec<&str> =
                     name.as_deref().map_or_else(|| CATALOG.iter().map(|e| e.name).collect(), |n| vec![n]);
                 for name in names {
+                    if name == KAFKA {
+                        let lib = install_kafka(&mut |step| output.note(&format!("{name}: {step}")))?;
+                        output.note(&format!("{name}: Kafka {KAFKA_VERSION} at {}", lib.display()));
+                        continue;
+                    }
                     let engine = match CATALOG.iter().find(|e| e.name == name) {
                         Some(entry) => install(entry, &mut |step| output.note(&format!("{name}: {step}")))?,
                         None => find(name)?,
@@ -65,6 +73,14 @@ impl EngineArguments {
                 }
             })
             .collect();
+        let kafka = kafka_installed();
+        rows.push(Row {
+            name: KAFKA.into(),
+            installed: kafka.is_some(),
+            version: kafka.as_ref().map(|_| format!("Kafka {KAFKA_VERSION}")),
+            server: kafka.map(|lib| lib.display().to_string()),
+            about: "a broker for trying `unslow sink` (Maven Central, needs Java 17)".into(),
+        });
         rows.extend(on_path().into_iter().map(|e| Row {
             name: "path".into(),
             installed: true,

@@ -173,7 +173,7 @@ fn copy_libraries(from: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 /// Runs a step to its end; on failure the error holds its last line.
-fn run(command: &mut Command) -> Result<(), Error> {
+pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command
         .stdin(Stdio::null())
@@ -183,7 +183,9 @@ fn run(command: &mut Command) -> Result<(), Error> {
         return Ok(());
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let last: Vec<&str> = stderr.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
+    let stdout = String::from_utf8_lossy(&output.stdout); // where Maven says what is wrong
+    let text = if stderr.trim().is_empty() { stdout } else { stderr };
+    let last: Vec<&str> = text.lines().rev().filter(|l| !l.trim().is_empty()).take(3).collect();
     let last: Vec<&str> = last.into_iter().rev().collect();
     Err(Error::new(format!("{name} failed ({}): {}", output.status, last.join(" | "))))
 }

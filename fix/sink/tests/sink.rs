@@ -1,0 +1,623 @@
+//! The sink before real servers: what arrives, in which order, and what becomes of it when servers move, fail and refuse.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use unslow_client::{Connection, Options, Target, Value};
+use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, wait_for};
+use unslow_sink::{Config, Sink, Snapshot, Start};
+
+const ENGINES: [&str; 4] = ["valkey-9.1", "redis-7.0", "redis-6.2", "redis-5.0"];
+
+fn options() -> Options {
+    let timeout = Duration::from_secs(10);
+    Options { connect_timeout: timeout, command_timeout: timeout, ..Options::default() }
+}
+
+fn server(name: &str, settings: &[(&str, &str)]) -> Server {
+    let settings = settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    Server::start(&find(name).unwrap(), &ServerSpec { settings, ..ServerSpec::default() }).unwrap()
+}
+
+fn cluster(name: &str) -> Deployment {
+    let settings = [("cluster-node-timeout", "2000"), ("appendonly", "yes")];
+    let settings = settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    Deployment::start(&find(name).unwrap(), &Shape::six_nodes(), &ServerSpec { settings, ..ServerSpec::default() })
+        .unwrap()
+}
+
+/// Notes of a sink under test.
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<Vec<String>>>);
+
+impl Notes {
+    fn said(&self, word: &str) -> bool {
+        self.0.lock().unwrap().iter().any(|n| n.contains(word))
+    }
+}
+
+fn try_start(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) -> Result<(Sink, Notes), String> {
+    let mut config = Config::parse(map)?;
+    config.from = from.to_string();
+    change(&mut config);
+    let target = Target::parse(to).unwrap();
+    let stream = config.from.starts_with("redis://").then(|| Target::parse(&config.from).unwrap());
+    let notes = Notes::default();
+    let heard = notes.clone();
+    let note = Arc::new(move |text: &str| heard.0.lock().unwrap().push(text.to_string()));
+    let start = Start { config, target, stream, options: options(), note };
+    Ok((Sink::start(start).map_err(|e| e.to_string())?, notes))
+}
+
+fn run(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) -> Result<Snapshot, String> {
+    let (sink, _) = try_start(map, from, to, change)?;
+    sink.join().map_err(|e| e.to_string())
+}
+
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Dir {
+        Dir(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn file(&self, name: &str, text: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.0.path().join(name), text).unwrap();
+        self.path(name)
+    }
+}
+
+/// Lines for a sink for as long as the test wants.
+struct Feed {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    written: Arc<AtomicU64>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Feed {
+    /// At most 40,000 lines a second.
+    fn start(dir: &Dir, mut line: impl FnMut(u64, &mut Vec<u8>) + Send + 'static) -> Feed {
+        let path = PathBuf::from(dir.path("feed"));
+        let name = std::ffi::CString::new(path.display().to_string()).unwrap();
+        // SAFETY: the name is a C string that outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (theirs, count, to) = (stop.clone(), written.clone(), path.clone());
+        let thread = std::thread::spawn(move || {
+            let mut pipe = std::fs::OpenOptions::new().write(true).open(to).unwrap();
+            let mut n = 0;
+            while !theirs.load(Ordering::Acquire) {
+                let mut text = Vec::new();
+                for _ in 0..400 {
+                    line(n, &mut text);
+                    n += 1;
+                }
+                pipe.write_all(&text).unwrap();
+                count.store(n, Ordering::Release);
+                std::thread::sleep(Duration::from_millis(10)); // the pace of the load, nothing is waited for
+            }
+            n
+        });
+        Feed { path, stop, written, thread: Some(thread) }
+    }
+
+    fn path(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn wait(&self, more: u64) {
+        let from = self.written.load(Ordering::Acquire);
+        wait_for("lines to be taken", Duration::from_secs(60), || {
+            Ok(self.written.load(Ordering::Acquire) >= from + more)
+        })
+        .unwrap();
+    }
+
+    fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::Release);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.items().iter().filter_map(Value::text).collect()
+}
+
+fn hash(connection: &mut Connection, key: &str) -> BTreeMap<String, String> {
+    let reply = texts(&connection.call(&["HGETALL", key]).unwrap());
+    reply.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+}
+
+#[test]
+fn a_file_becomes_hashes_that_expire_on_every_server_version() {
+    let dir = Dir::new();
+    let mut lines = String::new();
+    for i in 0..5000 {
+        lines += &format!(
+            r#"{{"id": {i}, "name": "user \"{i}\" \u00e9", "big": 12345678901234567890, "gone": null, "tags": ["a", 1]}}"#
+        );
+        lines += if i % 7 == 0 { "\r\n" } else { "\n" };
+    }
+    let file = dir.file("users.ndjson", lines.trim_end());
+    for name in ENGINES {
+        for once in [false, true] {
+            let server = server(name, &[]);
+            let map = r#"
+                [[map]]
+                commands = [{ run = "HSET user:{id} {fields...!id}", ttl = "36h" }, "SADD {{all}} {id}", { run = "SADD odd {id}", when = "id % 2 == 1" }]
+            "#;
+            let done = run(map, &file, &server.url(), |c| c.exactly_once = once).unwrap();
+            assert_eq!((done.done, done.dead, done.skipped), (5000, 0, 0));
+            let mut c = server.connect().unwrap();
+            let user = hash(&mut c, "user:4999");
+            let expected = [("big", "12345678901234567890"), ("name", "user \"4999\" \u{e9}"), ("tags", r#"["a", 1]"#)];
+            assert_eq!(user, expected.map(|(k, v)| (k.to_string(), v.to_string())).into(), "{name}");
+            let ttl = c.call(&["PTTL", "user:0"]).unwrap().integer().unwrap();
+            assert!((129_500_000..=129_600_000).contains(&ttl), "{ttl}");
+            assert_eq!(c.call(&["SCARD", "{all}"]).unwrap().integer(), Some(5000));
+            assert_eq!(c.call(&["SCARD", "odd"]).unwrap().integer(), Some(2500));
+            // A batch each round trip, nothing sent twice.
+            assert_eq!(done.round_trips, done.batches);
+            assert!(done.retries.is_empty(), "{:?}", done.retries);
+        }
+    }
+}
+
+#[test]
+fn formats_tombstones_headers_and_topics_are_what_the_mapping_says() {
+    let dir = Dir::new();
+    let server = server("valkey-9.1", &[]);
+    let lines = [
+        r#"{"topic": "users", "key": "1", "value": {"name": "Ada"}, "headers": {"kind": "new"}, "time_ms": 77}"#,
+        r#"{"topic": "users", "key": "2", "value": {"name": "Bob", "address": {"city": "Oslo", "lines": ["x", "y"]}}, "headers": {"kind": "old"}}"#,
+        r#"{"topic": "users", "key": "1", "value": null}"#,
+        r#"{"topic": "raw.text", "key": "k", "value": "plain \u0000 text"}"#,
+        r#"{"topic": "elsewhere", "key": "k", "value": "left out"}"#,
+    ];
+    let map = r#"
+        [[map]]
+        topic = "users"
+        commands = [
+            "HSET user:{$key} {fields...!address} kind {$header.kind} at {$time_ms} place {address.city|nowhere} first {address.lines.0|-}",
+            { run = "RPUSH lines:{$key} {address.lines...}", when = "address is defined" },
+        ]
+        tombstone = ["DEL user:{$key}", "INCR deleted"]
+
+        [[map]]
+        topic = ["raw.*"]
+        format = "raw"
+        commands = ["SET {$topic}:{$key} {$value}", "PUBLISH news {$value}"]
+    "#;
+    let file = dir.file("lines", lines.join("\n"));
+    let done = run(map, &file, &server.url(), |c| c.envelope = true).unwrap();
+    assert_eq!((done.done, done.skipped), (5, 1));
+    let mut c = server.connect().unwrap();
+    assert!(hash(&mut c, "user:1").is_empty());
+    let expected = [("name", "Bob"), ("kind", "old"), ("at", "0"), ("place", "Oslo"), ("first", "x")];
+    assert_eq!(hash(&mut c, "user:2"), expected.map(|(k, v)| (k.to_string(), v.to_string())).into());
+    assert_eq!(texts(&c.call(&["LRANGE", "lines:2", "0", "-1"]).unwrap()), ["x", "y"]);
+    assert_eq!(c.call(&["GET", "deleted"]).unwrap().text().as_deref(), Some("1"));
+    assert_eq!(c.call(&["GET", "raw.text:k"]).unwrap().text().as_deref(), Some("plain \0 text"));
+}
+
+#[test]
+fn a_mapping_that_cannot_work_is_refused_at_the_start_and_says_why() {
+    let deployment = cluster("redis-7.0");
+    let single = server("valkey-9.1", &[]);
+    for (map, word, in_cluster) in [
+        ("", "no [[map]]", false),
+        ("[[map]]", "it has no commands", false),
+        ("[[map]]\ncommands = [\"HSETT k f {v}\"]", "did you mean HSET?", false),
+        ("[[map]]\ncommands = [\"SET k\"]", "takes at least 3 words", false),
+        ("[[map]]\ncommands = [\"SET k {v\"]", "not closed", false),
+        ("[[map]]\ncommands = [\"{name} k v\"]", "name stands in the mapping", false),
+        ("[[map]]\ncommands = [\"BLPOP k 0\"]", "blocks the connection", false),
+        ("[[map]]\ncommands = [\"MULTI\"]", "changes or blocks", false),
+        ("[[map]]\ncommands = [\"SUBSCRIBE c\"]", "changes or blocks", false),
+        ("[[map]]\ncommands = [\"FLUSHALL\"]", "whole server", false),
+        ("[[map]]\ncommands = [\"CONFIG SET a b\"]", "operators", false),
+        ("[[map]]\ncommands = [{ run = \"SET k {v}\", ttl = \"soon\" }]", "36h", false),
+        ("[[map]]\ncommands = [{ run = \"SET k {v}\", when = \"v ==\" }]", "when", false),
+        ("[[map]]\nformat = \"raw\"\ncommands = [\"SET k {v}\"]", "nothing inside", false),
+        ("[[map]]\ntombstone = [\"DEL {id}\"]", "nothing inside", false),
+        ("[[map]]\ncommands = [\"SET x{fields...} v\"]", "stands alone", false),
+        ("[[map]]\ncommands = [\"SET {$nokey} v\"]", "{$key}", false),
+        ("[[map]]\ncomands = []", "line 2", false),
+        ("in_flight_max = 0\n[[map]]\ncommands = [\"SET k {v}\"]", "it takes 1 to", false),
+        ("[[map]]\ncommands = [\"EVAL 'return 1' 2 a b {v}\"]", "different slots", true),
+        ("exactly_once = true\n[[map]]\ncommands = [\"PUBLISH c {v}\"]", "has no key", true),
+    ] {
+        let to = if in_cluster { deployment.url() } else { single.url() };
+        let error = try_start(map, "/dev/null", &to, |_| {}).err().unwrap_or_else(|| panic!("{map} was taken"));
+        assert!(error.contains(word), "{map}: {error}");
+    }
+    // What is in one slot is fine in a cluster, and any of it on a single server.
+    let map = "[[map]]\ncommands = [\"EVAL 'return 1' 2 {{a}}1 {{a}}2 {v}\"]";
+    run(map, "/dev/null", &deployment.url(), |_| {}).unwrap();
+    run("[[map]]\ncommands = [\"EVAL 'return 1' 2 a b {v}\"]", "/dev/null", &single.url(), |_| {}).unwrap();
+}
+
+#[test]
+fn poison_is_set_aside_with_its_reason_or_ends_the_sink_before_anything_behind_it_is_committed() {
+    let dir = Dir::new();
+    let server = server("redis-7.0", &[]);
+    server.connect().unwrap().call(&["SET", "user:3", "a string"]).unwrap();
+    let lines = [
+        r#"{"id": 1, "n": 1}"#,
+        "not json at all",
+        r#"{"id": 3, "n": 1}"#,
+        r#"{"n": 4}"#,
+        r#"{"id": 5, "n": "five"}"#,
+        r#"["an", "array"]"#,
+        r#"{"id": null}"#,
+        r#"{"id": 8, "n": 8}"#,
+    ];
+    let file = dir.file("lines", lines.join("\n"));
+    let map = "[[map]]\ncommands = [\"HSET user:{id} n {n|0}\", \"HINCRBY user:{id} n {n|0}\"]";
+    let dead = dir.path("dead.ndjson");
+    for once in [false, true] {
+        let _ = std::fs::remove_file(&dead);
+        let done = run(map, &file, &server.url(), |c| {
+            c.dead_letter = dead.clone();
+            c.exactly_once = once;
+        })
+        .unwrap();
+        assert_eq!((done.done, done.dead), (8, 6), "exactly_once {once}");
+        let letters: Vec<serde_json::Value> =
+            std::fs::read_to_string(&dead).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        let reason = |offset: &str| {
+            let letter =
+                letters.iter().find(|l| l["offset"] == offset).unwrap_or_else(|| panic!("{offset} is missing"));
+            (letter["reason"].as_str().unwrap().to_string(), letter["value"].as_str().unwrap().to_string())
+        };
+        for (offset, word) in [
+            ("2", "no JSON object"),
+            ("3", "WRONGTYPE"),
+            ("4", "no \"id\""),
+            ("5", "not an integer"),
+            ("6", "no JSON object"),
+            ("7", "null"),
+        ] {
+            let (why, value) = reason(offset);
+            assert!(why.contains(word), "{offset}: {why}");
+            assert_eq!(value, lines[offset.parse::<usize>().unwrap() - 1]);
+        }
+        let mut c = server.connect().unwrap();
+        assert_eq!(hash(&mut c, "user:8")["n"], "16");
+        server.connect().unwrap().call(&["DEL", "user:1", "user:5", "user:8"]).unwrap();
+    }
+    // Without a place for it the first one ends the sink.
+    let error = run(map, &file, &server.url(), |_| {}).unwrap_err();
+    assert!(error.contains("no JSON object") && error.contains("--dead-letter"), "{error}");
+    // And so does a full disk.
+    let error = run(map, &file, &server.url(), |c| c.dead_letter = "/dev/full".into()).unwrap_err();
+    assert!(error.contains("No space left") && error.contains("not committed"), "{error}");
+    let error = run(map, &file, &server.url(), |c| c.dead_letter = "/no/such/place".into()).unwrap_err();
+    assert!(error.contains("/no/such/place"), "{error}");
+}
+
+#[test]
+fn what_passes_is_waited_for_in_order_and_nothing_is_lost() {
+    let dir = Dir::new();
+    for name in ENGINES {
+        let server = server(name, &[("maxmemory-policy", "noeviction")]);
+        let mut c = server.connect().unwrap();
+        let feed =
+            Feed::start(&dir, |n, out| out.extend(format!("{{\"k\": {}, \"n\": {}}}\n", n % 50, n / 50).bytes()));
+        let map = "[[map]]\ncommands = [\"RPUSH log:{k} {n}\"]";
+        let (sink, notes) = try_start(map, &feed.path(), &server.url(), |c| c.exactly_once = true).unwrap();
+        feed.wait(2000);
+        // No memory for a while.
+        c.call(&["CONFIG", "SET", "maxmemory", "1mb"]).unwrap();
+        wait_for("the refusal", Duration::from_secs(20), || Ok(notes.said("OOM"))).unwrap();
+        c.call(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+        feed.wait(2000);
+        // Its connections die, its scripts are forgotten.
+        c.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+        feed.wait(2000);
+        c.call(&["SCRIPT", "FLUSH"]).unwrap();
+        feed.wait(2000);
+        // A replica takes no writes.
+        c.call(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
+        wait_for("the refusal", Duration::from_secs(20), || Ok(notes.said("READONLY") || notes.said("demoted")))
+            .unwrap();
+        c.call(&["REPLICAOF", "NO", "ONE"]).unwrap();
+        let fed = feed.end();
+        std::fs::remove_file(dir.path("feed")).unwrap();
+        let done = sink.join().unwrap();
+        assert_eq!((done.done, done.dead), (fed, 0), "{name}");
+        for reason in ["oom", "noscript"] {
+            assert!(done.retries.contains_key(reason), "{name}: {reason} never happened: {:?}", done.retries);
+        }
+        exact(&mut c, fed, 50, name);
+    }
+}
+
+/// Every list holds its numbers once, in order.
+fn exact(c: &mut Connection, fed: u64, keys: u64, what: &str) {
+    for key in 0..keys {
+        let list = texts(&c.call(&["LRANGE", &format!("log:{key}"), "0", "-1"]).unwrap());
+        let expected: Vec<String> = (0..fed / keys + u64::from(key < fed % keys)).map(|n| n.to_string()).collect();
+        assert!(list == expected, "{what}: log:{key} has {} entries, {} were sent", list.len(), expected.len());
+    }
+}
+
+/// The same over the masters of a cluster.
+fn exact_in_cluster(deployment: &Deployment, fed: u64, keys: u64) {
+    let mut lists = BTreeMap::new();
+    for node in deployment.nodes.iter().filter(|n| n.alive()) {
+        let mut c = node.connect().unwrap();
+        let role = texts(&c.call(&["ROLE"]).unwrap())[0].clone();
+        if role != "master" {
+            continue;
+        }
+        for key in texts(&c.call(&["KEYS", "log:*"]).unwrap()) {
+            let list = texts(&c.call(&["LRANGE", &key, "0", "-1"]).unwrap_or(Value::Null));
+            if !list.is_empty() {
+                lists.insert(key, list);
+            }
+        }
+    }
+    let mut wrong = Vec::new();
+    for key in 0..keys {
+        let expected: Vec<String> = (0..fed / keys + u64::from(key < fed % keys)).map(|n| n.to_string()).collect();
+        let list = lists.get(&format!("log:{key}")).cloned().unwrap_or_default();
+        if list != expected {
+            let at = list.iter().zip(&expected).position(|(a, b)| a != b);
+            wrong.push(format!(
+                "log:{key}: {} of {} entries, the first wrong one at {at:?}",
+                list.len(),
+                expected.len()
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{} lists are wrong: {:?}", wrong.len(), &wrong[..wrong.len().min(5)]);
+}
+
+fn numbered(n: u64, out: &mut Vec<u8>) {
+    out.extend(format!("{{\"k\": {}, \"n\": {}}}\n", n % 200, n / 200).bytes());
+}
+
+const LISTS: &str = "[[map]]\ncommands = [\"RPUSH log:{k} {n}\"]";
+
+fn id(server: &Server) -> String {
+    server.connect().unwrap().call(&["CLUSTER", "MYID"]).unwrap().text().unwrap()
+}
+
+#[test]
+fn lists_stay_exact_while_their_slots_move() {
+    for name in ["valkey-9.1", "redis-7.0"] {
+        let dir = Dir::new();
+        let deployment = cluster(name);
+        let feed = Feed::start(&dir, numbered);
+        let (sink, _) = try_start(LISTS, &feed.path(), &deployment.url(), |c| c.exactly_once = true).unwrap();
+        feed.wait(5000);
+        let (from, to) = (&deployment.nodes[0], &deployment.nodes[1]);
+        let (mut source, mut target) = (from.connect().unwrap(), to.connect().unwrap());
+        if name == "valkey-9.1" {
+            source.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", "0", "2000", "NODE", &id(to)]).unwrap();
+            wait_for("the migration", Duration::from_secs(60), || {
+                let view = unslow_engine::view(&mut to.connect()?)?;
+                Ok(view.by_id(&id(to)).is_some_and(|n| n.slots.contains(0) && n.slots.contains(2000)))
+            })
+            .unwrap();
+        }
+        // One after the other with its keys, the classic way.
+        let port = to.port.to_string();
+        for slot in (2001u16..5461).step_by(3).take(400) {
+            let slot = slot.to_string();
+            target.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]).unwrap();
+            source.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to)]).unwrap();
+            loop {
+                let keys = texts(&source.call(&["CLUSTER", "GETKEYSINSLOT", &slot, "1"]).unwrap());
+                let Some(key) = keys.first() else { break };
+                // One key at a time, so that the mark and its list are apart for a moment.
+                source.call(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).unwrap();
+            }
+            target.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(to)]).unwrap();
+            source.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(to)]).unwrap();
+        }
+        feed.wait(5000);
+        let fed = feed.end();
+        let done = sink.join().unwrap();
+        assert_eq!((done.done, done.dead), (fed, 0), "{name}: {:?}", done.retries);
+        println!("{name}: {fed} messages, sent again {:?}", done.retries);
+        assert!(done.retries.contains_key("moved"), "{name}: {:?}", done.retries);
+        exact_in_cluster(&deployment, fed, 200);
+    }
+}
+
+#[test]
+fn lists_stay_exact_while_masters_are_killed_and_hang() {
+    let dir = Dir::new();
+    let deployment = cluster("valkey-9.1");
+    for node in &deployment.nodes {
+        // An empty master is a replica for others to Valkey; here each keeps its place.
+        let _ = node.connect().unwrap().call(&["CONFIG", "SET", "cluster-allow-replica-migration", "no"]);
+    }
+    let feed = Feed::start(&dir, numbered);
+    let (sink, notes) = try_start(LISTS, &feed.path(), &deployment.url(), |c| {
+        c.exactly_once = true;
+        c.wait_replicas = 1;
+    })
+    .unwrap();
+    let master_of = |n: usize| {
+        let reply = deployment.nodes[n].connect().unwrap().call(&["ROLE"]).unwrap();
+        texts(&reply)[0] == "master"
+    };
+    for round in 0..2 {
+        feed.wait(5000);
+        // Nodes 0 and 3 are a shard.
+        let (master, other) = if master_of(0) { (0, 3) } else { (3, 0) };
+        match round {
+            0 => deployment.nodes[master].kill(),
+            _ => deployment.nodes[master].signal(libc::SIGSTOP),
+        }
+        wait_for("the promotion", Duration::from_secs(30), || Ok(master_of(other))).unwrap();
+        match round {
+            0 => deployment.nodes[master].restart().unwrap(),
+            _ => deployment.nodes[master].signal(libc::SIGCONT),
+        }
+        wait_for("a replica in step", Duration::from_secs(60), || {
+            let info = unslow_engine::info(&mut deployment.nodes[master].connect()?, "replication")?;
+            Ok(info.get("master_link_status") == Some("up"))
+        })
+        .unwrap();
+    }
+    feed.wait(5000);
+    let fed = feed.end();
+    let done = sink.join().unwrap();
+    assert_eq!((done.done, done.dead), (fed, 0));
+    println!("{fed} messages, sent again {:?}", done.retries);
+    assert!(notes.said("promoted"), "{:?}", notes.0.lock().unwrap());
+    exact_in_cluster(&deployment, fed, 200);
+}
+
+#[test]
+fn offsets_wait_for_replicas_that_were_asked_for() {
+    let dir = Dir::new();
+    let server = server("redis-7.0", &[]);
+    let file = dir.file("lines", "{\"k\": 1}\n");
+    let (sink, notes) = try_start("[[map]]\ncommands = [\"SET {k} v\"]", &file, &server.url(), |c| {
+        c.wait_replicas = 1;
+        c.wait_ms = 50;
+    })
+    .unwrap();
+    wait_for("the note", Duration::from_secs(10), || Ok(notes.said("0 of 1 replicas"))).unwrap();
+    assert!(!sink.ended());
+    assert_eq!(sink.snapshot().done, 0);
+    let replicaof = format!("127.0.0.1 {}", server.port);
+    let settings = vec![("replicaof".to_string(), replicaof)];
+    let _replica =
+        Server::start(&find("redis-7.0").unwrap(), &ServerSpec { settings, ..ServerSpec::default() }).unwrap();
+    assert_eq!(sink.join().unwrap().done, 1);
+}
+
+#[test]
+fn a_checkpoint_goes_on_where_the_last_run_ended() {
+    let dir = Dir::new();
+    let server = server("valkey-9.1", &[]);
+    let file = dir.path("lines");
+    let append = |from: u64, to: u64| {
+        let mut out = std::fs::OpenOptions::new().create(true).append(true).open(&file).unwrap();
+        (from..to).for_each(|n| writeln!(out, "{{\"n\": {n}}}").unwrap());
+    };
+    let checkpoint = dir.path("place");
+    let with = |c: &mut Config| c.checkpoint = checkpoint.clone();
+    append(0, 12_000);
+    assert_eq!(run("[[map]]\ncommands = [\"RPUSH l {n}\"]", &file, &server.url(), with).unwrap().done, 12_000);
+    append(12_000, 12_010);
+    assert_eq!(run("[[map]]\ncommands = [\"RPUSH l {n}\"]", &file, &server.url(), with).unwrap().done, 10);
+    let list = texts(&server.connect().unwrap().call(&["LRANGE", "l", "0", "-1"]).unwrap());
+    assert!(list.iter().enumerate().all(|(i, n)| *n == i.to_string()) && list.len() == 12_010);
+    std::fs::write(Path::new(&checkpoint), "x").unwrap();
+    let error = run("[[map]]\ncommands = [\"RPUSH l {n}\"]", &file, &server.url(), with).unwrap_err();
+    assert!(error.contains("checkpoint"), "{error}");
+}
+
+#[test]
+fn the_last_message_of_a_key_is_enough_when_asked() {
+    let dir = Dir::new();
+    let server = server("valkey-9.1", &[]);
+    let mut lines: Vec<String> =
+        (0..3000).map(|n| format!("{{\"key\": \"{}\", \"value\": {{\"n\": {n}}}}}", n % 10)).collect();
+    lines.push(r#"{"key": "3", "value": null}"#.into());
+    let file = dir.file("lines", lines.join("\n"));
+    let map = "[[map]]\nfold = \"last\"\ncommands = [\"SET v:{$key} {n}\"]\ntombstone = [\"DEL v:{$key}\"]";
+    let done = run(map, &file, &server.url(), |c| c.envelope = true).unwrap();
+    assert_eq!((done.done, done.commands, done.skipped), (3001, 10, 2991));
+    let mut c = server.connect().unwrap();
+    assert_eq!(c.call(&["GET", "v:9"]).unwrap().text().as_deref(), Some("2999"));
+    assert_eq!(c.call(&["EXISTS", "v:3"]).unwrap().integer(), Some(0));
+}
+
+#[test]
+fn a_stream_is_read_as_a_group_and_acknowledged() {
+    let (from, to) = (server("redis-7.0", &[]), server("valkey-9.1", &[]));
+    let mut c = from.connect().unwrap();
+    for n in 0..3000 {
+        c.call(&["XADD", "events", "*", "user", &(n % 10).to_string(), "n", &n.to_string()]).unwrap();
+    }
+    // Another life of the same consumer was given some of them and died.
+    c.call(&["XGROUP", "CREATE", "events", "unslow-sink", "0"]).unwrap();
+    c.call(&["XREADGROUP", "GROUP", "unslow-sink", "unslow-sink", "COUNT", "500", "STREAMS", "events", ">"]).unwrap();
+    let map = "[[map]]\ntopic = \"events\"\ncommands = [\"RPUSH of:{user} {n}\"]";
+    let stream = |c: &mut Config| {
+        c.stream = "events".into();
+        c.until_end = true;
+        c.exactly_once = true;
+    };
+    let done = run(map, &from.url(), &to.url(), stream).unwrap();
+    assert_eq!(done.done, 3000);
+    let list = texts(&to.connect().unwrap().call(&["LRANGE", "of:7", "0", "-1"]).unwrap());
+    assert_eq!(list, (0..300).map(|n| (n * 10 + 7).to_string()).collect::<Vec<_>>());
+    let pending = c.call(&["XPENDING", "events", "unslow-sink"]).unwrap();
+    assert_eq!(pending.items()[0].integer(), Some(0));
+    assert_eq!(run(map, &from.url(), &to.url(), stream).unwrap().done, 0);
+}
+
+#[test]
+fn arguments_as_large_as_servers_take_them_go_through_and_larger_ones_are_set_aside() {
+    let dir = Dir::new();
+    let server = server("valkey-9.1", &[]);
+    let big = "x".repeat(64 << 20);
+    let too_big = "y".repeat((512 << 20) + 1);
+    let file = dir.file("lines", format!("{{\"k\": \"a\", \"v\": \"{big}\"}}\n{{\"k\": \"{too_big}\", \"v\": \"\"}}\n{{\"k\": \"b\", \"v\": \"2\"}}\n"));
+    let dead = dir.path("dead");
+    let done =
+        run("[[map]]\ncommands = [\"SET {k} {v}\"]", &file, &server.url(), |c| c.dead_letter = dead.clone()).unwrap();
+    assert_eq!((done.done, done.dead), (3, 1));
+    let mut c = server.connect().unwrap();
+    assert_eq!(c.call(&["STRLEN", "a"]).unwrap().integer(), Some(64 << 20));
+    assert_eq!(c.call(&["GET", "b"]).unwrap().text().as_deref(), Some("2"));
+    let letter = std::fs::read_to_string(&dead).unwrap();
+    assert!(letter.contains("servers take 512 MB") && letter.len() < 2 << 20, "{}", letter.len());
+}
+
+#[test]
+fn servers_and_sources_that_are_not_there_are_named() {
+    let server = server("valkey-9.1", &[("requirepass", "secret-word")]);
+    let map = "[[map]]\ncommands = [\"SET {k} v\"]";
+    let error = run(map, "/dev/null", "redis://127.0.0.1:1", |_| {}).unwrap_err();
+    assert!(error.contains("127.0.0.1:1") && error.contains("refused"), "{error}");
+    let error = run(map, "/dev/null", &server.url(), |_| {}).unwrap_err();
+    assert!(error.contains("password"), "{error}");
+    let wrong = format!("redis://:wrong-word@{}", server.address());
+    let error = run(map, "/dev/null", &wrong, |_| {}).unwrap_err();
+    assert!(error.contains("password refused") && !error.contains("wrong-word"), "{error}");
+    let right = format!("redis://:secret-word@{}", server.address());
+    let error = run(map, "/no/such/file", &right, |_| {}).unwrap_err();
+    assert!(error.contains("/no/such/file"), "{error}");
+    let error = run(map, "/tmp", &right, |_| {}).unwrap_err();
+    assert!(error.contains("directory"), "{error}");
+    let error = run(map, "kafka://127.0.0.1:1", &right, |c| c.topics = vec!["t".into()]).unwrap_err();
+    assert!(error.contains("no Kafka broker answers"), "{error}");
+    let error = run(map, "kafka://127.0.0.1:1", &right, |_| {}).unwrap_err();
+    assert!(error.contains("--topic"), "{error}");
+    let error = run(map, "-", &right, |c| c.exactly_once = true).unwrap_err();
+    assert!(error.contains("standard input"), "{error}");
+    let property = |c: &mut Config| {
+        c.topics = vec!["t".into()];
+        c.kafka.insert("sasl.password.typo".into(), "hush".into());
+    };
+    let error = run(map, "kafka://127.0.0.1:1", &right, property).unwrap_err();
+    assert!(error.contains("sasl.password.typo") && !error.contains("hush"), "{error}");
+    // A user who may not write: nothing is skipped, the sink says so and ends.
+    let mut c = Connection::open(&Target::parse(&right).unwrap(), &options()).unwrap();
+    c.call(&["ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@all", "-set"]).unwrap();
+    let dir = Dir::new();
+    let file = dir.file("lines", "{\"k\": 1}\n");
+    let reader = format!("redis://reader:pw@{}", server.address());
+    let error = run(map, &file, &reader, |c| c.dead_letter = dir.path("dead")).unwrap_err();
+    assert!(error.contains("NOPERM") && error.contains("at 1"), "{error}");
+}
