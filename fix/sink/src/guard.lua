@@ -17,9 +17,10 @@ while at <= #ARGV do
     local reply = redis.pcall(unpack(ARGV, at + 1, at + words))
     if type(reply) == 'table' and reply.err then
         -- Nothing has run yet, and this may pass: as if it had never been sent.
-        local kind = string.match(reply.err, '^%-?(%u+)')
+        -- Servers before 7.0 put the script's name in front of the error.
+        local kind = string.match(reply.err, '^%-?(%u+)') or string.match(reply.err, ': %-(%u+)')
         if first and (kind == 'OOM' or kind == 'MISCONF' or kind == 'NOREPLICAS' or kind == 'READONLY' or kind == 'LOADING') then
-            return reply
+            return redis.error_reply(kind .. ' ' .. reply.err)
         end
         bad = bad or reply
     end

@@ -422,7 +422,7 @@ fn lists_stay_exact_while_their_slots_move() {
                 let keys = texts(&source.call(&["CLUSTER", "GETKEYSINSLOT", &slot, "1"]).unwrap());
                 let Some(key) = keys.first() else { break };
                 // One key at a time, so that the mark and its list are apart for a moment.
-                source.call(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).unwrap();
+                source.call(&["MIGRATE", &to.ip, &port, key, "0", "5000"]).unwrap();
             }
             target.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(to)]).unwrap();
             source.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(to)]).unwrap();
