@@ -1,0 +1,240 @@
+//! The sink behind Kafka: a real broker that is killed and comes back, groups whose members come and go, letters to a
+//! topic; and librdkafka's own mock cluster for what needs no Java.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Headers, Message};
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
+use unslow_client::{Connection, Options, Target, Value};
+use unslow_engine::{Kafka, Server, ServerSpec, find, wait_for};
+use unslow_sink::{Config, Sink, Snapshot, Start};
+
+fn server() -> Server {
+    Server::start(&find("valkey-9.1").unwrap(), &ServerSpec::default()).unwrap()
+}
+
+type Notes = Arc<Mutex<Vec<String>>>;
+
+fn start(
+    map: &str,
+    brokers: &str,
+    topic: &str,
+    to: &Server,
+    change: impl FnOnce(&mut Config),
+) -> Result<(Sink, Notes), String> {
+    let mut config = Config::parse(map)?;
+    config.from = format!("kafka://{brokers}");
+    config.topics = vec![topic.to_string()];
+    change(&mut config);
+    let notes = Notes::default();
+    let heard = notes.clone();
+    let note = Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_string()));
+    let timeout = Duration::from_secs(10);
+    let options = Options { connect_timeout: timeout, command_timeout: timeout, ..Options::default() };
+    let start = Start { config, target: Target::parse(&to.url()).unwrap(), stream: None, options, note };
+    Ok((Sink::start(start).map_err(|e| e.to_string())?, notes))
+}
+
+fn run(
+    map: &str,
+    brokers: &str,
+    topic: &str,
+    to: &Server,
+    change: impl FnOnce(&mut Config),
+) -> Result<Snapshot, String> {
+    start(map, brokers, topic, to, |c| {
+        c.until_end = true;
+        change(c);
+    })?
+    .0
+    .join()
+    .map_err(|e| e.to_string())
+}
+
+fn producer(brokers: &str) -> ThreadedProducer<DefaultProducerContext> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", brokers).set("linger.ms", "5").set("enable.idempotence", "true");
+    config.set("queue.buffering.max.messages", "2000000");
+    config.create().unwrap()
+}
+
+/// Numbers from..to, each key's in order; key k is n % 100.
+fn produce(brokers: &str, topic: &str, from: u64, to: u64) {
+    let producer = producer(brokers);
+    for n in from..to {
+        let (key, value) = ((n % 100).to_string(), format!("{{\"k\": {}, \"n\": {}}}", n % 100, n / 100));
+        producer.send(BaseRecord::to(topic).key(&key).payload(&value)).map_err(|(e, _)| e).unwrap();
+    }
+    producer.flush(Duration::from_secs(60)).unwrap();
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.items().iter().filter_map(Value::text).collect()
+}
+
+fn exact(c: &mut Connection, sent: u64) {
+    for key in 0..100 {
+        let list = texts(&c.call(&["LRANGE", &format!("log:{key}"), "0", "-1"]).unwrap());
+        let expected: Vec<String> = (0..sent / 100).map(|n| n.to_string()).collect();
+        assert!(list == expected, "log:{key} has {} entries, {} were sent", list.len(), expected.len());
+    }
+}
+
+const LISTS: &str = "exactly_once = true\n[[map]]\ncommands = [\"RPUSH log:{k} {n}\"]";
+
+#[test]
+fn topics_are_written_once_and_offsets_committed() {
+    let kafka = Kafka::start(&["num.partitions=4"]).unwrap();
+    let (brokers, to) = (kafka.address(), server());
+    produce(&brokers, "numbers", 0, 50_000);
+    let done = run("[[map]]\ncommands = [\"RPUSH log:{k} {n}\"]", &brokers, "numbers", &to, |_| {}).unwrap();
+    assert_eq!((done.done, done.dead), (50_000, 0));
+    let mut c = to.connect().unwrap();
+    exact(&mut c, 50_000);
+    assert_eq!(run(LISTS, &brokers, "numbers", &to, |_| {}).unwrap().read, 0, "it was committed");
+    // Another group reads it all again, and the marks of the first run are not its marks.
+    c.call(&["FLUSHALL"]).unwrap();
+    for _ in 0..2 {
+        run(LISTS, &brokers, "numbers", &to, |c| c.group = "second".into()).unwrap();
+    }
+    exact(&mut c, 50_000);
+    // The same marks under another group: read again, and nothing changes.
+    let again = run(LISTS, &brokers, "numbers", &to, |c| {
+        c.group = "third".into();
+        c.marks = "second".into();
+    });
+    assert_eq!(again.unwrap().read, 50_000);
+    exact(&mut c, 50_000);
+
+    // Tombstones, headers, and letters to a topic.
+    let sender = producer(&brokers);
+    sender
+        .send(BaseRecord::<str, str>::to("users").key("1").payload("{\"name\": \"Ada\"}"))
+        .map_err(|(e, _)| e)
+        .unwrap();
+    sender.send(BaseRecord::<str, str>::to("users").key("1")).map_err(|(e, _)| e).unwrap();
+    sender.send(BaseRecord::<str, str>::to("users").key("2").payload("no json")).map_err(|(e, _)| e).unwrap();
+    sender
+        .send(BaseRecord::<str, [u8]>::to("users").key("3").payload(b"\x81\xa4name\xa3Bob"))
+        .map_err(|(e, _)| e)
+        .unwrap();
+    sender.flush(Duration::from_secs(10)).unwrap();
+    let map =
+        "[[map]]\ncommands = [\"HSET user:{$key} {fields...}\"]\ntombstone = [\"HSET user:{$key} gone {$partition}\"]";
+    let done = run(map, &brokers, "users", &to, |c| c.dead_letter = "topic:users-dead".into()).unwrap();
+    assert_eq!((done.done, done.dead), (4, 2));
+    assert_eq!(c.call(&["HEXISTS", "user:1", "gone"]).unwrap().integer(), Some(1));
+    let dead: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", &brokers)
+        .set("group.id", "reader")
+        .set("auto.offset.reset", "earliest")
+        .create()
+        .unwrap();
+    dead.subscribe(&["users-dead"]).unwrap();
+    let mut letters = Vec::new();
+    wait_for("the letters", Duration::from_secs(20), || {
+        if let Some(Ok(message)) = dead.poll(Duration::from_millis(100)) {
+            let reason = message.headers().unwrap().iter().find(|h| h.key == "unslow-reason").unwrap().value.unwrap();
+            letters.push((String::from_utf8_lossy(reason).into_owned(), message.key().unwrap().to_vec()));
+        }
+        Ok(letters.len() == 2)
+    })
+    .unwrap();
+    assert!(letters.iter().all(|(reason, _)| reason.contains("no JSON object")), "{letters:?}");
+    // The third was MessagePack all along.
+    let msgpack = map.replace("[[map]]", "[[map]]\nformat = \"msgpack\"");
+    let done = run(&msgpack, &brokers, "users", &to, |c| {
+        c.group = "packed".into();
+        c.dead_letter = "topic:users-dead".into();
+    });
+    assert_eq!(done.unwrap().dead, 2);
+    assert_eq!(c.call(&["HGET", "user:3", "name"]).unwrap().text().as_deref(), Some("Bob"));
+    let error = run(map, &brokers, "userz", &to, |_| {}).unwrap_err();
+    assert!(error.contains("no topic \"userz\"") && error.contains("users"), "{error}");
+}
+
+#[test]
+fn members_of_a_group_come_and_go_and_the_broker_dies_and_lists_stay_exact() {
+    let kafka = Kafka::start(&["num.partitions=6"]).unwrap();
+    let (brokers, to) = (kafka.address(), server());
+    produce(&brokers, "numbers", 0, 10_000);
+    let (first, notes) = start(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
+    let read = |sinks: &[&Sink]| sinks.iter().map(|s| s.snapshot().done).sum::<u64>();
+    wait_for("the first to read", Duration::from_secs(60), || Ok(read(&[&first]) >= 10_000)).unwrap();
+    let (second, _) = start(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
+    produce(&brokers, "numbers", 10_000, 100_000);
+    wait_for("both to read all", Duration::from_secs(60), || Ok(read(&[&first, &second]) >= 100_000)).unwrap();
+    produce(&brokers, "numbers", 100_000, 110_000);
+    wait_for("the second to have its share", Duration::from_secs(60), || Ok(second.snapshot().done > 0)).unwrap();
+    kafka.kill();
+    wait_for("the note", Duration::from_secs(30), || Ok(notes.lock().unwrap().iter().any(|n| n.contains("Kafka: "))))
+        .unwrap();
+    kafka.restart().unwrap();
+    produce(&brokers, "numbers", 110_000, 150_000);
+    // One leaves while there is work.
+    second.stop();
+    second.join().unwrap();
+    wait_for("the rest", Duration::from_secs(90), || {
+        let mut c = to.connect()?;
+        Ok((0..100).all(|k| c.call(&["LLEN", &format!("log:{k}")]).is_ok_and(|n| n.integer() == Some(1500))))
+    })
+    .unwrap();
+    first.stop();
+    first.join().unwrap();
+    exact(&mut to.connect().unwrap(), 150_000);
+    let left = run(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
+    println!("{} messages were not committed when the last one left", left.read);
+    exact(&mut to.connect().unwrap(), 150_000);
+}
+
+#[test]
+fn a_broker_that_wants_a_password_gets_it() {
+    let jaas = "listener.name.client.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username=\"broker\" password=\"b\" user_broker=\"b\" user_ann=\"hush\";";
+    let kafka = Kafka::start(&[
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,CLIENT:SASL_PLAINTEXT",
+        "listener.name.client.sasl.enabled.mechanisms=PLAIN",
+        "sasl.mechanism.inter.broker.protocol=PLAIN",
+        "sasl.enabled.mechanisms=PLAIN",
+        jaas,
+    ])
+    .unwrap();
+    let (brokers, to) = (kafka.address(), server());
+    let login = |password: &'static str| {
+        [
+            ("security.protocol", "SASL_PLAINTEXT"),
+            ("sasl.mechanism", "PLAIN"),
+            ("sasl.username", "ann"),
+            ("sasl.password", password),
+        ]
+    };
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", &brokers);
+    for (name, value) in login("hush") {
+        config.set(name, value);
+    }
+    let producer: BaseProducer = config.create().unwrap();
+    producer.send(BaseRecord::<str, str>::to("t").payload("{\"k\": 1}")).map_err(|(e, _)| e).unwrap();
+    producer.flush(Duration::from_secs(30)).unwrap();
+    let with = |password: &'static str| {
+        move |c: &mut Config| c.kafka.extend(login(password).map(|(k, v)| (k.to_string(), v.to_string())))
+    };
+    let map = "[[map]]\ncommands = [\"SET {k} v\"]";
+    assert_eq!(run(map, &brokers, "t", &to, with("hush")).unwrap().done, 1);
+    let error = run(map, &brokers, "t", &to, with("wrong")).unwrap_err();
+    assert!(error.contains("no Kafka broker answers") && !error.contains("wrong"), "{error}");
+}
+
+#[test]
+fn a_mock_cluster_is_read_like_a_real_one() {
+    let mock = MockCluster::new(2).unwrap();
+    mock.create_topic("numbers", 4, 1).unwrap();
+    let (brokers, to) = (mock.bootstrap_servers(), server());
+    produce(&brokers, "numbers", 0, 20_000);
+    let done = run(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
+    assert_eq!((done.done, done.dead), (20_000, 0));
+    exact(&mut to.connect().unwrap(), 20_000);
+}
