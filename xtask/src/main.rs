@@ -50,7 +50,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-watch",
         ],
     ),
-    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-lab", "unslow-watch"]),
+    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-lab", "unslow-sink", "unslow-watch"]),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -155,6 +155,8 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     let schema = schemars::schema_for!(unslow_lab::daemon::Description);
     all.insert("docs/schema/lab.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_watch::Line);
+    let sink = schemars::schema_for!(unslow_sink::Report);
+    all.insert("docs/schema/sink.json".into(), serde_json::to_string_pretty(&sink)? + "\n");
     all.insert("docs/schema/watch.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_bench::Report);
     all.insert("docs/schema/bench.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
