@@ -2,13 +2,19 @@
 export UNSLOW_CACHE ?= $(CURDIR)/.cache
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test check bench tools
+.PHONY: demo test check bench tools compilers
 
-demo: ## the tour, on an embedded six-node cluster
+compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wants OpenSSL
+	@missing=""; \
+	for tool in make:make gcc:gcc g++:g++ pkg-config:pkg-config; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	pkg-config --exists openssl 2> /dev/null || missing="$$missing libssl-dev"; \
+	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
+
+demo: compilers ## the tour, on an embedded six-node cluster
 	cargo build --release --package unslow
 	./target/release/unslow demo $(DEMO)
 
-check: ## formatting, lints, tidy: no servers needed
+check: compilers ## formatting, lints, tidy: no servers needed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo xtask tidy
@@ -16,18 +22,20 @@ check: ## formatting, lints, tidy: no servers needed
 
 tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, util-linux for the lab of an ordinary user, Go, Node and Maven for the clients that go through the gateway
 	@missing=""; \
-	for tool in openssl:openssl setpriv:util-linux make:make gcc:gcc go:golang-go node:nodejs npm:npm mvn:maven; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	for tool in openssl:openssl setpriv:util-linux java:default-jre-headless go:golang-go node:nodejs npm:npm mvn:maven; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
 	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 
-test: tools check ## everything CI runs
+test: tools compilers check ## everything CI runs
 	cargo build --release --package unslow
 	./target/release/unslow engine install
+	./target/release/unslow engine install kafka-4.1
 	cargo test --release --workspace -- --test-threads=1
 
-bench: tools ## the tables in bench/runs, made anew
+bench: tools compilers ## the tables in bench/runs, made anew
 	cargo build --release --package unslow
 	./bench/doctor.sh
 	./bench/lab.sh
 	./bench/bench.sh
 	./bench/gateway.sh
+	./bench/sink.sh

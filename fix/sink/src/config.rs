@@ -134,3 +134,46 @@ impl Config {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_has_every_setting_at_its_default() {
+        let sample = include_str!("../../../docs/sink.toml");
+        let body = sample.split("# [kafka]").next().unwrap();
+        let settings = body.lines().filter_map(|l| l.strip_prefix("# ")).filter(|l| {
+            l.split_once(" = ").is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        });
+        let settings: Vec<&str> = settings.collect();
+        let parsed = Config::parse(&settings.join("\n")).unwrap();
+        assert_eq!(format!("{parsed:?}"), format!("{:?}", Config::default()));
+        let debug = format!("{:#?}", Config::default());
+        let fields = debug.lines().filter_map(|l| l.strip_prefix("    ")?.split_once(": ")).map(|(name, _)| name);
+        for field in fields.filter(|f| !f.starts_with(' ')) {
+            let shown = settings.iter().any(|l| l.starts_with(&format!("{field} = ")))
+                || sample.contains(&format!("[{field}]"));
+            assert!(shown, "{field} is missing");
+        }
+        // The example at its end works as well.
+        let example: Vec<&str> =
+            sample[sample.find("# [[map]]").unwrap()..].lines().filter_map(|l| l.strip_prefix("# ")).collect();
+        assert_eq!(Config::parse(&example.join("\n")).unwrap().map.len(), 1);
+    }
+
+    #[test]
+    fn a_mistake_is_named_and_no_password_repeated() {
+        for (text, expected) in [
+            ("batch_messages_max = 0", "it takes 1 to"),
+            ("batch_mesages_max = 7", "unknown field"),
+            ("\nto = redis://:hunter2@h", "line 2"),
+            ("wait_replicas = 1\nwait_ms = 20000", "must be more than wait_ms"),
+            ("[[map]]\nformat = \"xml\"", "line 2"),
+            ("[[map]]\ncommands = [{ run = \"SET a b\", tll = \"1s\" }]", "line 2"),
+        ] {
+            let why = Config::parse(text).and_then(|c| c.check()).unwrap_err();
+            assert!(why.contains(expected) && !why.contains("hunter2"), "{text}: {why}");
+        }
+    }
+}

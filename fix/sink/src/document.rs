@@ -113,8 +113,8 @@ impl<'a> Document<'a> {
 
     /// Calls `each` for the members of the object there, with their names, or for the elements of the array there;
     /// without a path for those of the message. Nulls are left out.
-    pub fn members<'s>(
-        &'s self,
+    pub fn members(
+        &self,
         path: Option<&Path>,
         mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), String>,
     ) -> Result<(), String> {

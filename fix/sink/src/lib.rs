@@ -33,3 +33,23 @@ pub use document::Format;
 pub use mapping::{CommandSettings, Fold, MapSettings, OneOrMore};
 pub use run::{Error, Sink, Start, dry_run};
 pub use stats::{Report, Snapshot};
+
+/// For fuzzing: a template and a message, as JSON and as MessagePack.
+pub fn fuzz(template: &str, message: &[u8]) {
+    use unslow_resp::{Scan, Scanner};
+    let Ok(template) = template::Template::parse(template) else { return };
+    for format in [Format::Json, Format::Msgpack] {
+        let Ok(document) = document::Document::open(message, format) else { continue };
+        let mut batch = record::Batch::default();
+        let value = Some(batch.keep(message));
+        let id = String::new();
+        let origin = batch.origin(&std::sync::Arc::new(record::Origin { topic: "t".into(), partition: 0, id }));
+        let offset = record::Offset(0, 1);
+        let (time_ms, key, headers, broken) = (0, None, (0, 0), false);
+        let record = record::Record { origin, offset, time_ms, key, value, headers, broken };
+        let mut out = Vec::new();
+        if template.render(&mut out, &batch.message(&record), &document, &mut Default::default()).is_ok() {
+            assert!(matches!(Scanner::default().scan(&out), Ok(Scan::Complete(len)) if len == out.len()));
+        }
+    }
+}

@@ -155,7 +155,7 @@ impl Mapping {
                 compiled.collect::<Result<Vec<_>, _>>().map_err(|e| place(&e))
             };
             let inside = (map.format != Format::Raw).then_some(());
-            let when = map.when.as_deref().map(|w| Condition::compile(w)).transpose();
+            let when = map.when.as_deref().map(Condition::compile).transpose();
             maps.push(Map {
                 topics: map.topic.list(),
                 when: when.map_err(|e| place(&e))?,
@@ -279,7 +279,7 @@ impl Command {
             Some(text) => Some(parse_ttl(text).map_err(bad)?.as_millis().to_string()),
         };
         let divide = command.divide;
-        let when = when.map(|w| Condition::compile(w)).transpose().map_err(bad)?;
+        let when = when.map(Condition::compile).transpose().map_err(bad)?;
         template.key = key;
         Ok(Command { template, ttl_ms, when, divide })
     }

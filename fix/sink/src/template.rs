@@ -304,3 +304,107 @@ fn parse_meta(name: &str) -> Result<Meta, String> {
         },
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use unslow_resp::{Frame, Scan, Scanner, quote_words};
+
+    use super::*;
+    use crate::document::Format;
+    use crate::record::Offset;
+
+    fn render(template: &str, value: &str, format: Format) -> Result<String, String> {
+        let message = Message {
+            topic: "t",
+            partition: 3,
+            offset: Offset(0, 9),
+            time_ms: 5,
+            key: Some(b"key"),
+            value: Some(value.as_bytes()),
+            headers: vec![("h", b"1"), ("h", b"2")],
+        };
+        let document = Document::open(value.as_bytes(), format)?;
+        let mut template = Template::parse(template)?;
+        template.key = Some(1);
+        let mut out = b"before".to_vec();
+        let key = template.render(&mut out, &message, &document, &mut Scratch::default())?;
+        let Ok(Scan::Complete(len)) = Scanner::default().scan(&out[6..]) else { panic!("no whole command: {out:?}") };
+        assert_eq!(len, out.len() - 6, "one command and nothing else");
+        let words: Vec<&[u8]> = Frame::new(&out[6..]).items().map(|f| f.text()).collect();
+        if let (Some((a, b)), Some(word)) = (key, words.get(1)) {
+            assert_eq!(&out[a..b], *word, "the key is where it was said to be");
+        }
+        Ok(quote_words(words))
+    }
+
+    #[test]
+    fn fills_in_what_the_message_has() {
+        let value = r#"{"id": 7, "s": "a\"b\u00e9", "f": 1.50, "big": 18446744073709551616, "t": true, "n": null,
+            "o": {"x": 1, "y": {"z": "deep"}}, "l": ["p", 2, null], "id": 8}"#;
+        for (template, expected) in [
+            ("SET k:{id} {s}", r#"SET k:8 "a\"b\xc3\xa9""#),
+            ("SET {f}{big}{t} {n|none}", "SET 1.5018446744073709551616true none"),
+            ("SET {o.y.z} {o}", r#"SET deep "{\"x\": 1, \"y\": {\"z\": \"deep\"}}""#),
+            ("SADD {l.0} {l...}", "SADD p p 2"),
+            ("HSET {{a}} {o...!y}", "HSET {a} x 1"),
+            ("HSET k {fields...!s,o,l,big}", "HSET k id 7 f 1.50 t true id 8"),
+            ("SET {$key}/{$topic}/{$partition}/{$offset}/{$time_ms} {$header.h}", "SET key/t/3/9/5 2"),
+            ("ECHO ''", "ECHO \"\""),
+        ] {
+            assert_eq!(render(template, value, Format::Json).unwrap(), expected, "{template}");
+        }
+        assert_eq!(render("SET k {$value}", "\u{1}x", Format::Raw).unwrap(), r#"SET k "\x01x""#);
+    }
+
+    #[test]
+    fn says_what_is_missing_or_wrong() {
+        for (template, value, word) in [
+            ("SET {a} 1", "{}", "no \"a\""),
+            ("SET {a.b} 1", r#"{"a": 3}"#, "no \"a.b\""),
+            ("HSET k {fields...!a}", r#"{"a": 3}"#, "no members"),
+            ("HSET k {a...}", r#"{"a": 3}"#, "no object"),
+            ("SET k 1", "[1]", "no JSON object"),
+            ("SET k 1", "{} {}", "no JSON object"),
+            ("SET k 1", r#"{"a": "\ud800"}"#, ""),
+            ("SET k {$header.x}", "{}", "no header"),
+            ("SET k {a", "{}", "not closed"),
+            ("SET k a}", "{}", "without its {"),
+            ("SET k {}", "{}", "no member"),
+        ] {
+            let result = render(template, value, Format::Json);
+            if !word.is_empty() {
+                assert!(result.as_ref().unwrap_err().contains(word), "{template} {value}: {result:?}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_message_is_the_command_is_whole_or_refused(value in "\\PC*", name in "[a-z]{1,3}") {
+            let object = serde_json::json!({ "id": value, &name: [value.clone(), 1], "o": { &name: value } }).to_string();
+            for template in ["SET k:{id} {id}x", "HSET k {fields...}", "HSET k {o...}"] {
+                let line = render(template, &object, Format::Json).unwrap();
+                prop_assert!(line.starts_with(&template[..3]));
+            }
+            let _ = render("SET {id} {a.b.c}", &value, Format::Json);
+            let _ = render("SET {id} {a...}", &value, Format::Msgpack);
+        }
+
+        #[test]
+        fn any_bytes_as_messagepack_or_json_do_not_panic(value in proptest::collection::vec(any::<u8>(), 0..64)) {
+            for format in [Format::Json, Format::Msgpack] {
+                if let Ok(document) = Document::open(&value, format) {
+                    let _ = document.members(None, |_, field| field.write(&mut Vec::new()));
+                }
+            }
+        }
+
+        #[test]
+        fn any_text_as_a_template_is_taken_or_refused_with_a_sentence(text in "\\PC{0,40}") {
+            if let Err(why) = Template::parse(&text) {
+                prop_assert!(!why.is_empty());
+            }
+        }
+    }
+}

@@ -338,10 +338,10 @@ impl Writer {
                 owns[usize::from(*number)] = true;
             }
         }
-        for number in 0..self.nodes.len() {
-            let silent = numbers.iter().find(|(n, _)| usize::from(*n) == number).is_none_or(|(_, silent)| *silent);
-            if silent && !owns[number] {
-                self.lose(io, number as u16, "it was replaced while it did not answer");
+        for (number, owns) in (0u16..).zip(owns) {
+            let silent = numbers.iter().find(|(n, _)| *n == number).is_none_or(|(_, silent)| *silent);
+            if silent && !owns && self.nodes[usize::from(number)].connection.is_some() {
+                self.lose(io, number, "it was replaced while it did not answer");
             }
         }
         self.look = true;
@@ -522,13 +522,18 @@ impl Writer {
         held.due = held.due.max(due);
     }
 
+    /// Whether a node is there and reads what it is sent.
+    fn takes(&self, io: &mut Io, number: u16) -> bool {
+        let node = self.nodes.get(usize::from(number)).filter(|n| n.greeted == Greeted::Ready);
+        node.and_then(|n| n.connection).is_some_and(|id| io.unsent(id) <= UNSENT_MAX)
+    }
+
     fn dispatch(&mut self, io: &mut Io, work: u64, call: u32) {
         let slot = self.call(work, call).slot;
         let state = self.slots[usize::from(slot)];
         if !state.held {
             let owner = self.owner[usize::from(slot)];
-            let ready = self.nodes.get(usize::from(owner)).is_some_and(|n| n.greeted == Greeted::Ready);
-            if ready && (state.flying == 0 || state.node == owner) {
+            if self.takes(io, owner) && (state.flying == 0 || state.node == owner) {
                 return self.send(io, owner, work, call, false);
             }
             self.look = true;
@@ -778,9 +783,6 @@ impl Writer {
     fn encode(&mut self, io: &mut Io) -> bool {
         let Some(i) = self.works.iter().position(|w| !w.done && w.next < w.batch.records.len()) else { return false };
         let number = self.first + i as u64;
-        if self.nodes.iter().filter_map(|n| n.connection).any(|id| io.unsent(id) > UNSENT_MAX) {
-            return false; // drained() calls again
-        }
         let mut commands = 0;
         for _ in 0..SLICE_MESSAGES {
             let work = &mut self.works[i];
@@ -832,16 +834,8 @@ impl Writer {
                 continue;
             }
             let to = held.asking.unwrap_or(self.owner[usize::from(slot)]);
-            match self.nodes.get(usize::from(to)) {
-                Some(node) if node.greeted == Greeted::Ready => {}
-                _ => {
-                    if let Some(node) = self.nodes.get_mut(usize::from(to))
-                        && node.connection.is_none()
-                    {
-                        next = Some(next.map_or(node.dial_at, |n: u64| n.min(node.dial_at)));
-                    }
-                    continue;
-                }
+            if !self.takes(io, to) {
+                continue; // its greeting, or drained(), makes us look again
             }
             self.chain(slot);
             let held = self.held.get_mut(&slot).expect("it is one of the keys");
@@ -1007,6 +1001,10 @@ impl Handler for Writer {
     }
 
     fn timer(&mut self, _io: &mut Io, _key: u64) {}
+
+    fn drained(&mut self, _io: &mut Io, _id: Id) {
+        self.look = true;
+    }
 }
 
 fn jittered(ns: u64) -> u64 {

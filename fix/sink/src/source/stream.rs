@@ -107,7 +107,7 @@ impl Stream {
                 let entries = entries(&value).ok_or("the stream's server: no answer of XREADGROUP")?;
                 if let Some(old) = &mut self.old {
                     match entries.last() {
-                        Some((last, _)) => *old = last.to_string_pair(),
+                        Some((last, _)) => *old = last.pair(),
                         None => self.old = None,
                     }
                 }
@@ -133,7 +133,7 @@ impl Stream {
             let Some(connection) = &mut self.connection else { return };
             let some: Vec<Offset> = self.pending.iter().take(1000).copied().collect();
             let mut command = vec!["XACK".to_string(), self.settings.key.clone(), self.settings.group.clone()];
-            command.extend(some.iter().map(Offset::to_string_pair));
+            command.extend(some.iter().map(|id| id.pair()));
             match connection.call(&command) {
                 Ok(_) => drop(self.pending.drain(..some.len())),
                 Err(e) => {
@@ -149,7 +149,7 @@ impl Stream {
 }
 
 impl Offset {
-    fn to_string_pair(&self) -> String {
+    fn pair(self) -> String {
         format!("{}-{}", self.0, self.1)
     }
 }
@@ -207,7 +207,7 @@ impl Source for Stream {
                 // An entry deleted from the stream is still owed an acknowledgement; it has no fields, like a tombstone.
                 let value = (!object.is_empty() || broken)
                     .then(|| batch.keep(serde_json::Value::Object(object).to_string().as_bytes()));
-                let key = Some(batch.keep(id.to_string_pair().as_bytes()));
+                let key = Some(batch.keep(id.pair().as_bytes()));
                 let origin = batch.origin(&self.origin);
                 let time_ms = id.0 as i64;
                 batch.records.push(Record { origin, offset: id, time_ms, key, value, headers: (0, 0), broken });
