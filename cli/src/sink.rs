@@ -169,7 +169,8 @@ impl SinkArguments {
                 shown.suspend(|| eprintln!("{text}"));
             }
         };
-        let reading = format!("{} -> {}", config.from, target.url());
+        let from = stream.as_ref().map_or_else(|| config.from.clone(), Target::url);
+        let reading = format!("{from} -> {}", target.url());
         let start = Start { config, target, stream, options, note: Arc::new(note) };
         if self.dry_run {
             let mut failed = None;
@@ -259,6 +260,9 @@ fn summary(s: &Snapshot) -> String {
     }
     if s.dead > 0 {
         text += &format!("; {} set aside", s.dead);
+    }
+    if s.repeated > 0 {
+        text += &format!("; {} calls had run before", s.repeated);
     }
     if !s.retries.is_empty() {
         let each: Vec<String> = s.retries.iter().map(|(reason, n)| format!("{reason} {n}")).collect();

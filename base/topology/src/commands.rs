@@ -126,6 +126,10 @@ pub struct Command {
     /// Refused inside scripts.
     pub noscript: bool,
     pub key: KeyAt,
+    /// The last of its keys, where [`KeyAt::Arg`] is the first: an argument, negative from the end.
+    last: i64,
+    /// From one of them to the next.
+    step: usize,
     pub spread: Spread,
     pub join: Join,
     pub divide: Option<Divide>,
@@ -287,6 +291,8 @@ impl Command {
             blocking: false,
             noscript: false,
             key: KeyAt::Nowhere,
+            last: 0,
+            step: 1,
             spread: Spread::Any,
             join: Join::AllSucceed,
             divide,
@@ -300,6 +306,20 @@ impl Command {
     /// Whether it has keys of which the server does not say where they are.
     pub fn unsure(&self) -> bool {
         self.key == KeyAt::Nowhere && self.movable
+    }
+
+    /// Which of so many arguments are keys, as far as the server says it in one range; `counted` is the number that stands
+    /// in front of counted keys.
+    pub fn keys(&self, arguments: usize, counted: Option<usize>) -> impl Iterator<Item = usize> + use<> {
+        let (first, last, step) = match self.key {
+            KeyAt::Arg(first) if self.last < 0 => {
+                (first, arguments.saturating_sub(self.last.unsigned_abs() as usize), self.step)
+            }
+            KeyAt::Arg(first) => (first, (self.last as usize).max(first), self.step),
+            KeyAt::Counted { first, .. } => (first, first + counted.unwrap_or(1).max(1) - 1, 1),
+            KeyAt::Nowhere | KeyAt::Behind { .. } => (1, 0, 1),
+        };
+        (first..=last.min(arguments.saturating_sub(1))).step_by(step)
     }
 
     /// Whether so many arguments (the name included) can be right.
@@ -337,7 +357,7 @@ impl Table {
     }
 
     fn add(&mut self, row: &Value, parent: Option<u16>) -> Option<()> {
-        let [name, arity, flags, first, _last, _step, rest @ ..] = row.items() else { return None };
+        let [name, arity, flags, first, last, step, rest @ ..] = row.items() else { return None };
         let name = name.text()?.to_ascii_uppercase();
         let mut command = Command::new(name.clone(), arity.integer()?);
         for flag in flags.items().iter().filter_map(Value::text) {
@@ -353,6 +373,8 @@ impl Table {
         let tips: Vec<String> = rest.get(1).map_or(&[][..], Value::items).iter().filter_map(Value::text).collect();
         let specs = rest.get(2).map_or(&[][..], Value::items);
         let first = usize::try_from(first.integer()?).unwrap_or(0);
+        command.last = last.integer()?;
+        command.step = usize::try_from(step.integer()?).unwrap_or(1).max(1);
         command.key = match specs.first().and_then(specified) {
             Some(key) => key,
             None if first > 0 => KeyAt::Arg(first),

@@ -8,7 +8,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use unslow_resp::write_header;
-use unslow_topology::commands::Divide;
 use unslow_topology::{SLOTS, slot_of};
 
 use crate::document::Document;
@@ -43,6 +42,8 @@ pub struct Call {
 pub struct Encoded {
     pub bytes: Vec<u8>,
     pub calls: Vec<Call>,
+    /// Records and maps that a later record makes needless.
+    folded: HashSet<(u32, usize)>,
 }
 
 /// What became of a message.
@@ -64,8 +65,6 @@ pub struct Encoder {
     scratch: Scratch,
     /// Maps that take an origin.
     takers: HashMap<Arc<Origin>, Vec<usize>>,
-    /// Records and maps of this batch that a later record makes needless.
-    folded: HashSet<(u32, usize)>,
 }
 
 struct Guard {
@@ -73,7 +72,7 @@ struct Guard {
     /// For each slot the hash with the marks.
     keys: Vec<Vec<u8>>,
     /// The offset that was sent last, by slot and origin.
-    sent: HashMap<(u16, Arc<Origin>), Offset>,
+    sent: HashMap<(u16, Arc<str>), Offset>,
     /// Calls of the message at work: slot, keys, number of words, commands.
     parts: Vec<Part>,
     plain: Vec<u8>,
@@ -96,15 +95,15 @@ impl Encoder {
             parts: Vec::new(),
             plain: Vec::new(),
         });
-        let (scratch, takers, folded) = Default::default();
-        Encoder { mapping, cluster, guard, scratch, takers, folded }
+        let (scratch, takers) = Default::default();
+        Encoder { mapping, cluster, guard, scratch, takers }
     }
 
     /// Looks at a whole batch first, for maps that fold.
-    pub fn begin(&mut self, batch: &Batch) {
-        self.folded.clear();
+    pub fn begin(&mut self, batch: &Batch) -> Encoded {
+        let mut encoded = Encoded::default();
         if !self.mapping.folds() {
-            return;
+            return encoded;
         }
         let mut later: HashSet<(usize, Vec<u8>)> = HashSet::new();
         let mut out = Vec::new();
@@ -123,14 +122,19 @@ impl Encoder {
                     continue;
                 }
                 let commands = if message.value.is_some() { &map.commands } else { &map.tombstone };
-                let Some(first) = commands.first() else { continue };
-                if let Ok(Some((a, b))) = first.template.render(&mut out, &message, &document, &mut self.scratch)
+                // Only one that can be written itself makes others needless.
+                let rendered: Result<Vec<_>, _> = commands
+                    .iter()
+                    .map(|c| c.template.render(&mut out, &message, &document, &mut self.scratch))
+                    .collect();
+                if let Some(Some((a, b))) = rendered.ok().and_then(|keys| keys.first().copied())
                     && !later.insert((i, out[a..b].to_vec()))
                 {
-                    self.folded.insert((number as u32, i));
+                    encoded.folded.insert((number as u32, i));
                 }
             }
         }
+        encoded
     }
 
     /// Appends the calls of one message.
@@ -147,7 +151,7 @@ impl Encoder {
             guard.parts.clear();
         }
         for i in takers(&mut self.takers, &self.mapping, origin) {
-            if outcome.is_err() || self.folded.contains(&(number, i)) {
+            if outcome.is_err() || encoded.folded.contains(&(number, i)) {
                 continue;
             }
             let map = &self.mapping.maps[i];
@@ -265,8 +269,8 @@ fn render(
         // Without a key it follows its message's key, so that those of one key stay in order.
         None => message.key.map_or(0, slot_of),
     };
-    if cluster && command.divide.is_some() {
-        one_slot(&out[from..], command.divide, slot)?;
+    if cluster && !keys_of(command, &out[from..]).all(|k| slot_of(k) == slot) {
+        return Err("its keys are in different slots; give them a common {tag}, or a command each".into());
     }
     let mut expires_at = None;
     if let (Some(ttl), Some((a, b))) = (&command.ttl_ms, key) {
@@ -282,14 +286,20 @@ fn render(
     Ok(Rendered { slot, key, expires_at })
 }
 
-/// DEL, MSET and their like: a server refuses keys of several slots, so say it in better words.
-fn one_slot(command: &[u8], divide: Option<Divide>, slot: u16) -> Result<(), String> {
-    let step = if divide == Some(Divide::Pairs) { 2 } else { 1 };
-    let keys = unslow_resp::Frame::new(command).items().skip(1).step_by(step);
-    if keys.into_iter().any(|k| slot_of(k.text()) != slot) {
-        return Err("its keys are in different slots; give them a common {tag}, or a command each".into());
-    }
-    Ok(())
+/// Keys of a rendered command, when there are several.
+fn keys_of<'a>(command: &Command, bytes: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let arguments = count(bytes);
+    let mut keys = command.known.keys(arguments, command.counted).peekable();
+    let first = keys.next();
+    let several = keys.peek().is_some();
+    let wanted: Vec<usize> = first.into_iter().filter(|_| several).chain(keys).collect();
+    let items = several.then(|| unslow_resp::Frame::new(bytes).items().enumerate());
+    items.into_iter().flatten().filter(move |(i, _)| wanted.contains(i)).map(|(_, f)| f.text())
+}
+
+/// N of `*N CR LF`.
+fn count(bytes: &[u8]) -> usize {
+    bytes[1..].iter().take_while(|b| b.is_ascii_digit()).fold(0, |n, b| n * 10 + usize::from(b - b'0'))
 }
 
 impl Guard {
@@ -303,7 +313,8 @@ impl Guard {
     ) -> Result<(), String> {
         self.plain.clear();
         let Rendered { slot, key, expires_at } = render(command, message, document, cluster, &mut self.plain, scratch)?;
-        let key = key.map_or(&b""[..], |(a, b)| &self.plain[a..b]).to_vec();
+        let first = key.map_or(&b""[..], |(a, b)| &self.plain[a..b]);
+        let keys: Vec<Vec<u8>> = [first].into_iter().chain(keys_of(command, &self.plain)).map(<[u8]>::to_vec).collect();
         let part = match self.parts.iter().position(|p| p.slot == slot) {
             Some(i) => &mut self.parts[i],
             None => {
@@ -311,17 +322,17 @@ impl Guard {
                 self.parts.last_mut().expect("just pushed")
             }
         };
-        if !part.keys.contains(&key) {
-            part.keys.push(key);
+        for key in keys {
+            if !part.keys.contains(&key) {
+                part.keys.push(key);
+            }
         }
         // "*N CR LF words": the number becomes a word, the words stay as they are.
         let (first, second) = self.plain.split_at(expires_at.unwrap_or(self.plain.len()));
         for command in [first, second].into_iter().filter(|c| !c.is_empty()) {
-            let line = command.iter().position(|b| *b == b'\r').ok_or("half a command")?;
-            let count = &command[1..line];
-            let words: usize = std::str::from_utf8(count).ok().and_then(|n| n.parse().ok()).ok_or("half a command")?;
-            bulk(&mut part.commands, count);
-            part.commands.extend_from_slice(&command[line + 2..]);
+            let (words, line) = (count(command), command.iter().position(|b| *b == b'\n').unwrap_or(0));
+            bulk(&mut part.commands, words.to_string().as_bytes());
+            part.commands.extend_from_slice(&command[line + 1..]);
             part.words += words + 1;
         }
         if part.words > GUARDED_WORDS_MAX {
@@ -348,7 +359,7 @@ impl Guard {
             part.keys.iter().for_each(|key| bulk(out, key));
             bulk(out, origin.id.as_bytes());
             bulk(out, fixed(offset).as_bytes());
-            let before = self.sent.insert((part.slot, origin.clone()), offset);
+            let before = self.sent.insert((part.slot, origin.id.clone()), offset);
             let text = fixed(before.unwrap_or_default());
             bulk(out, text.as_bytes());
             let before_at = (out.len() - 2 - text.len() - from) as u32;
@@ -372,7 +383,7 @@ fn fixed(offset: Offset) -> String {
 }
 
 /// For each slot a key in it: `unslow:sink:NAME:{TAG}`.
-fn mark_keys(name: &str) -> Vec<Vec<u8>> {
+pub fn mark_keys(name: &str) -> Vec<Vec<u8>> {
     let mut keys = vec![Vec::new(); usize::from(SLOTS)];
     let mut missing = keys.len();
     for n in 0u64.. {

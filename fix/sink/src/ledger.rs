@@ -111,11 +111,13 @@ impl Ledger {
                 }
             }
         }
-        while let Some(ack) = self.early.remove(&self.settled) {
+        while let Some(ack) = self.early.get(&self.settled) {
             if !ack.dead.is_empty() {
+                // What fails here stays where it is, and fails again for whoever listens next.
                 self.dead.write(&ack.dead)?;
                 (*self.stats).as_ref().dead.fetch_add(ack.dead.len() as u64, Ordering::Relaxed);
             }
+            let Some(ack) = self.early.remove(&self.settled) else { break };
             self.took.push((ack.records, ack.took));
             self.commits.extend(ack.ends);
             self.settled += 1;

@@ -42,7 +42,7 @@ pub fn fuzz(template: &str, message: &[u8]) {
         let Ok(document) = document::Document::open(message, format) else { continue };
         let mut batch = record::Batch::default();
         let value = Some(batch.keep(message));
-        let id = String::new();
+        let id = "".into();
         let origin = batch.origin(&std::sync::Arc::new(record::Origin { topic: "t".into(), partition: 0, id }));
         let offset = record::Offset(0, 1);
         let (time_ms, key, headers, broken) = (0, None, (0, 0), false);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use minijinja::value::{Object, Value};
 use minijinja::{Environment, Expression};
 use serde::Deserialize;
-use unslow_topology::commands::{Divide, KeyAt, Spread, Table, UNKNOWN};
+use unslow_topology::commands::{KeyAt, Spread, Table, UNKNOWN};
 use unslow_topology::slot_of;
 
 use crate::document::{Document, Format, Path};
@@ -111,8 +111,10 @@ pub struct Command {
     /// Milliseconds, as PEXPIRE wants them.
     pub ttl_ms: Option<String>,
     pub when: Option<Condition>,
-    /// Where further keys stand whose slot must be the same.
-    pub divide: Option<Divide>,
+    /// As the server's table has it: where its keys stand.
+    pub known: unslow_topology::commands::Command,
+    /// How many keys it has, where it says so itself.
+    pub counted: Option<usize>,
 }
 
 /// A compiled expression.
@@ -154,6 +156,16 @@ impl Mapping {
                 });
                 compiled.collect::<Result<Vec<_>, _>>().map_err(|e| place(&e))
             };
+            let fold = map.fold == Fold::Last;
+            if fold
+                && map
+                    .commands
+                    .iter()
+                    .chain(&map.tombstone)
+                    .any(|c| matches!(c, CommandSettings::Full(f) if f.when.is_some()))
+            {
+                return Err(place("with fold = \"last\" a condition belongs to the map, not to a command"));
+            }
             let inside = (map.format != Format::Raw).then_some(());
             let when = map.when.as_deref().map(Condition::compile).transpose();
             maps.push(Map {
@@ -162,7 +174,7 @@ impl Mapping {
                 format: map.format,
                 commands: compile(&map.commands, inside)?,
                 tombstone: compile(&map.tombstone, None)?,
-                fold: map.fold == Fold::Last,
+                fold,
             });
         }
         Ok(Mapping { maps })
@@ -234,7 +246,7 @@ impl Command {
             let text = constants.get(at).copied().flatten().and_then(|n| std::str::from_utf8(n).ok());
             text.and_then(|n| n.parse::<usize>().ok())
         };
-        let mut keys = Vec::new();
+        let (mut keys, mut counted) = (Vec::new(), None);
         let key = match command.key {
             KeyAt::Nowhere => None,
             KeyAt::Arg(at) => Some(at),
@@ -242,6 +254,7 @@ impl Command {
                 Some(0) => None,
                 Some(n) => {
                     keys.extend(first..first + n);
+                    counted = Some(n);
                     Some(first)
                 }
                 None => return Err(bad(format!("the number of keys of {shown} stands in the mapping as a number"))),
@@ -278,10 +291,9 @@ impl Command {
             Some(_) if key.is_none() => return Err(bad(format!("ttl needs a key, and {shown} has none"))),
             Some(text) => Some(parse_ttl(text).map_err(bad)?.as_millis().to_string()),
         };
-        let divide = command.divide;
         let when = when.map(Condition::compile).transpose().map_err(bad)?;
         template.key = key;
-        Ok(Command { template, ttl_ms, when, divide })
+        Ok(Command { template, ttl_ms, when, known: command.clone(), counted })
     }
 }
 

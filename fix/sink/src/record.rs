@@ -14,7 +14,7 @@ pub struct Origin {
     /// 0 outside Kafka.
     pub partition: i32,
     /// Under which marks of `exactly_once` are kept: the same for the same messages in another run, never for others.
-    pub id: String,
+    pub id: Arc<str>,
 }
 
 /// Grows with every message of one origin. Kafka: 0 and the offset; files: 0 and the number of the line; streams: both
@@ -122,6 +122,11 @@ impl Batch {
             value: record.value.map(|s| self.slice(s)),
             headers: headers.iter().map(|&(name, value)| (text(name), self.slice(value))).collect(),
         }
+    }
+
+    /// Bytes it keeps.
+    pub fn weight(&self) -> usize {
+        self.bytes.len() + self.records.len() * size_of::<Record>() + self.headers.len() * size_of::<(Span, Span)>()
     }
 
     /// Highest offset of each origin.

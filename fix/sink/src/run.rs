@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -9,12 +10,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use unslow_client::{Connection, Options, Target, address_target};
-use unslow_reactor::{Reactor, Waker};
+use unslow_client::{Connection, Endpoint, Options, Target, address_target};
+use unslow_reactor::{Peer, Reactor, Tls, Waker};
 use unslow_resp::{Frame, Scan, Scanner, quote_words};
 use unslow_status::Status;
 use unslow_topology::commands::Table;
-use unslow_topology::{DeploymentKind, Health, Info, SLOTS, Topology};
+use unslow_topology::{DeploymentKind, Health, SLOTS, Topology};
 use unslow_watch::{News, Settings, Watch, peer_of, tls_of};
 
 use crate::config::Config;
@@ -119,7 +120,7 @@ impl Sink {
         let watch = Arc::new(watch);
         let topology = watch.topology();
         let tls = if target.tls { Some(options.tls.client_config().map_err(|e| Error(e.to_string()))?) } else { None };
-        let router = Router { target: target.clone(), tls, server_name: options.tls.server_name.clone() };
+        let router = Arc::new(Router { target: target.clone(), tls, server_name: options.tls.server_name.clone() });
         let encoder = encoder(&config, &target, &options, &topology)?;
         let shared = Arc::new(WriterShared {
             orders: Mutex::new(VecDeque::from([Order::Route(router.route(&topology))])),
@@ -147,7 +148,9 @@ impl Sink {
             connect_ns: options.connect_timeout.as_nanos() as u64,
         };
         let doubter = watch.doubter();
-        let mut writer = Writer::new(settings, shared.clone(), encoder, said, Box::new(move || doubter.doubt()));
+        let dialer = router.clone();
+        let dial = Box::new(move |address: &str| dialer.dial(address));
+        let mut writer = Writer::new(settings, shared.clone(), encoder, said, Box::new(move || doubter.doubt()), dial);
         let theirs = shared.clone();
         let writer = std::thread::Builder::new().name("sink-writer".into()).spawn(move || {
             let ran = Reactor::new().and_then(|mut reactor| {
@@ -174,7 +177,8 @@ impl Sink {
                             shared.order(Order::Route(router.route(&topology)), &waker);
                         }
                         News::Note(text) => note(&text),
-                        News::Fresh(_) => {}
+                        // The same again: a redirect may have led astray.
+                        News::Fresh(topology) => shared.order(Order::Route(router.route(&topology)), &waker),
                     }
                 }
             });
@@ -260,6 +264,18 @@ struct Router {
 }
 
 impl Router {
+    /// An address that is not of the topology. Names are not looked up: that could take seconds.
+    fn dial(&self, address: &str) -> (Option<Peer>, Option<Tls>) {
+        let Some(target) = address_target(&self.target, address) else { return (None, None) };
+        let peer = match target.endpoints.first() {
+            Some(Endpoint::Tcp(host, port)) => host.parse().ok().map(|ip| Peer::Tcp(SocketAddr::new(ip, *port))),
+            _ => None,
+        };
+        let tls = tls_of(&target, self.tls.as_ref(), self.server_name.as_deref());
+        // Never in the clear where TLS was asked for.
+        (peer.filter(|_| !self.target.tls || tls.is_some()), tls)
+    }
+
     fn route(&self, topology: &Topology) -> Route {
         let mut slots = vec![NOBODY; usize::from(SLOTS)];
         for (slot, owner) in topology.owners().into_iter().enumerate() {
@@ -269,6 +285,7 @@ impl Router {
             let target = address_target(&self.target, &node.address).unwrap_or_else(|| self.target.clone());
             RouteNode {
                 address: node.address.clone(),
+                alias: node.alias.clone(),
                 peer: peer_of(&target),
                 tls: tls_of(&target, self.tls.as_ref(), self.server_name.as_deref()),
                 silent: node.health != Health::Up,
@@ -290,8 +307,6 @@ fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topol
             if !config.exactly_once {
                 return Ok((table, None));
             }
-            let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
-            let _ = info;
             Ok((table, connection.call(&["SCRIPT", "LOAD", GUARD])?.text()))
         });
         match asked {
@@ -322,7 +337,7 @@ fn kafka(config: &Config) -> Result<KafkaSettings, Error> {
         group: config.group.clone(),
         properties: config.kafka.clone(),
         until_end: config.until_end,
-        headers: config.dead_letter.starts_with("topic:") || format!("{:?}", config.map).contains("$header."),
+        headers: !config.dead_letter.is_empty() || format!("{:?}", config.map).contains("$header."),
     })
 }
 
@@ -381,6 +396,9 @@ impl Limiter {
     }
 }
 
+/// Batches read and not yet settled, those included that are done behind one that is not.
+const UNSETTLED_MAX: u64 = 2000;
+
 /// The source's thread.
 struct Pump {
     config: Config,
@@ -430,7 +448,10 @@ impl Pump {
                 break;
             }
             let shared = self.shared.clone();
-            if !shared.window.open(self.config.in_flight_max, self.config.memory_bytes_max, Duration::from_millis(20)) {
+            // Batches that are done wait for those before them; that must end somewhere too.
+            let early = self.ledger.lock().expect("no thread panicked").in_flight() >= UNSETTLED_MAX;
+            let (most, bytes) = (self.config.in_flight_max, self.config.memory_bytes_max);
+            if !shared.window.open(if early { 0 } else { most }, bytes, Duration::from_millis(20)) {
                 // A group waits minutes for us, and a pause makes a source fetch again what it had fetched: so not at once.
                 let since = *shut_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > Duration::from_secs(2) {
@@ -451,7 +472,7 @@ impl Pump {
             if !batch.records.is_empty() {
                 number += 1;
                 self.shared.stats.read.fetch_add(batch.records.len() as u64, Ordering::Relaxed);
-                self.shared.window.took(batch.bytes.len());
+                self.shared.window.took(batch.weight());
                 self.ledger.lock().expect("no thread panicked").sent += 1;
                 batch.ready = Some(Instant::now());
                 self.shared.order(Order::Batch(batch), &self.waker);

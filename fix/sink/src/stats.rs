@@ -19,6 +19,8 @@ pub struct Stats {
     pub skipped: AtomicU64,
     /// Messages set aside.
     pub dead: AtomicU64,
+    /// Calls that the marks said had run.
+    pub repeated: AtomicU64,
     /// Commands sent for the first time.
     pub commands: AtomicU64,
     pub batches: AtomicU64,
@@ -47,6 +49,7 @@ pub struct Snapshot {
     pub done: u64,
     pub skipped: u64,
     pub dead: u64,
+    pub repeated: u64,
     pub commands: u64,
     pub batches: u64,
     pub round_trips: u64,
@@ -68,6 +71,7 @@ impl Default for Stats {
             done: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
             dead: AtomicU64::new(0),
+            repeated: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             batches: AtomicU64::new(0),
             round_trips: AtomicU64::new(0),
@@ -98,6 +102,8 @@ pub struct Report {
     pub messages_skipped: u64,
     /// Messages set aside with a reason.
     pub dead_letters: u64,
+    /// Calls that the marks of `exactly_once` said had run in an earlier run.
+    pub calls_repeated: u64,
     /// Commands made of messages, each counted once.
     pub commands: u64,
     /// Batches done.
@@ -126,6 +132,7 @@ impl Snapshot {
             messages_done: self.done,
             messages_skipped: self.skipped,
             dead_letters: self.dead,
+            calls_repeated: self.repeated,
             commands: self.commands,
             batches: self.batches,
             round_trips: self.round_trips,
@@ -180,6 +187,7 @@ impl Stats {
             done: get(&self.done),
             skipped: get(&self.skipped),
             dead: get(&self.dead),
+            repeated: get(&self.repeated),
             commands: get(&self.commands),
             batches: get(&self.batches),
             round_trips: get(&self.round_trips),
@@ -209,6 +217,7 @@ impl Stats {
             now.skipped,
         );
         one("unslow_sink_dead_letters_total", "counter", "Messages set aside with a reason.", now.dead);
+        one("unslow_sink_calls_repeated_total", "counter", "Calls that the marks said had run before.", now.repeated);
         one("unslow_sink_commands_total", "counter", "Commands made of messages, each counted once.", now.commands);
         one("unslow_sink_batches_total", "counter", "Batches done.", now.batches);
         one(

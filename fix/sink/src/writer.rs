@@ -26,7 +26,7 @@ use unslow_reactor::{Closed, Handler, Id, Io, Peer, Tls, now_ns};
 use unslow_resp::{Frame, Scan, Scanner, Split, Splitter, Value, write_command};
 use unslow_topology::{Info, SLOTS};
 
-use crate::encode::{Became, Encoded, Encoder, GUARD};
+use crate::encode::{Became, Encoded, Encoder, GUARD, mark_keys};
 use crate::ledger::{Ack, Letter};
 use crate::record::{Batch, Offset};
 use crate::stats::Stats;
@@ -54,6 +54,8 @@ pub struct Route {
 /// A node to write to.
 pub struct RouteNode {
     pub address: String,
+    /// The other address it goes by; redirects may use either.
+    pub alias: Option<String>,
     pub peer: Option<Peer>,
     pub tls: Option<Tls>,
     /// It does not answer, so what is under way to it is lost once somebody else owns its slots.
@@ -78,6 +80,9 @@ pub struct WriterSettings {
     pub connect_ns: u64,
 }
 
+/// How an address that only a redirect named is reached.
+pub type Dial = Box<dyn Fn(&str) -> (Option<Peer>, Option<Tls>) + Send>;
+
 /// What other threads share with the writer.
 pub struct WriterShared {
     pub orders: Mutex<VecDeque<Order>>,
@@ -100,7 +105,10 @@ pub struct Writer {
     shared: Arc<WriterShared>,
     said: Sender<Said>,
     doubt: Box<dyn Fn() + Send>,
+    dial: Dial,
     encoder: Encoder,
+    /// For each slot a key of our own, to be written before WAIT.
+    wait_keys: Vec<Vec<u8>>,
     nodes: Vec<Node>,
     owner: Vec<u16>,
     slots: Vec<Slot>,
@@ -116,6 +124,7 @@ pub struct Writer {
 
 struct Node {
     address: String,
+    alias: Option<String>,
     peer: Option<Peer>,
     tls: Option<Tls>,
     connection: Option<Id>,
@@ -127,6 +136,8 @@ struct Node {
     unconfirmed: VecDeque<(u64, u32)>,
     /// Calls were sent behind the last WAIT.
     wait_due: bool,
+    /// This connection has written something that its replicas are sent.
+    wrote: bool,
     splitter: Splitter,
     scanner: Scanner,
     heard_at: u64,
@@ -227,8 +238,11 @@ impl Writer {
         encoder: Encoder,
         said: Sender<Said>,
         doubt: Box<dyn Fn() + Send>,
+        dial: Dial,
     ) -> Writer {
         Writer {
+            wait_keys: if settings.wait.is_some() { mark_keys("wait") } else { Vec::new() },
+            dial,
             settings,
             shared,
             said,
@@ -267,13 +281,13 @@ impl Writer {
             match order {
                 None => return,
                 Some(Order::Batch(batch)) => {
-                    self.encoder.begin(&batch);
+                    let encoded = self.encoder.begin(&batch);
                     if self.works.is_empty() {
                         self.first = batch.number;
                     }
                     self.works.push_back(Work {
                         batch,
-                        encoded: Encoded::default(),
+                        encoded,
                         next: 0,
                         left: 0,
                         parked: 0,
@@ -289,13 +303,15 @@ impl Writer {
         }
     }
 
-    fn node(&mut self, address: &str) -> Option<u16> {
-        self.nodes.iter().position(|n| n.address == address).map(|n| n as u16)
+    fn node(&self, address: &str) -> Option<u16> {
+        let named = |n: &Node| n.address == address || n.alias.as_deref() == Some(address);
+        self.nodes.iter().position(named).map(|n| n as u16)
     }
 
     fn add_node(&mut self, address: String, peer: Option<Peer>, tls: Option<Tls>) -> u16 {
         self.nodes.push(Node {
             address,
+            alias: None,
             peer,
             tls,
             connection: None,
@@ -305,6 +321,7 @@ impl Writer {
             flying: VecDeque::new(),
             unconfirmed: VecDeque::new(),
             wait_due: false,
+            wrote: false,
             splitter: Splitter::default(),
             scanner: Scanner::default(),
             heard_at: 0,
@@ -328,7 +345,11 @@ impl Writer {
                 }
                 None => self.add_node(node.address, node.peer, node.tls),
             };
+            self.nodes[usize::from(number)].alias = node.alias;
             numbers.push((number, node.silent));
+        }
+        for held in self.held.values_mut() {
+            held.asking = None; // asked again, of whoever owns it now
         }
         let mut owns = vec![false; self.nodes.len()];
         for (slot, owner) in route.slots.iter().enumerate() {
@@ -349,7 +370,12 @@ impl Writer {
 
     fn dial(&mut self, io: &mut Io, number: u16, now: u64) {
         let node = &mut self.nodes[usize::from(number)];
-        let Some(peer) = &node.peer else { return };
+        let Some(peer) = &node.peer else {
+            // A name that does not resolve, or that only a redirect said: the watcher will know.
+            let address = node.address.clone();
+            self.back_off(number, now);
+            return self.note(format!("{address}: there is no address for that name yet"));
+        };
         match io.connect(peer, node.tls.as_ref(), now + self.settings.connect_ns) {
             Ok(id) => {
                 node.connection = Some(id);
@@ -402,6 +428,8 @@ impl Writer {
             node.asked.push_back(Greeting::Script);
         }
         node.greeted = Greeted::Asked;
+        node.heard_at = now_ns();
+        node.wrote = false;
         node.own = (None, String::new());
     }
 
@@ -412,6 +440,12 @@ impl Writer {
         match (asked, &value) {
             (Greeting::Auth, Value::Error(text))
                 if text.contains("without any password") || text.contains("no password is set") => {}
+            // Full, or loading: that passes.
+            (Greeting::Auth, Value::Error(text))
+                if !["WRONGPASS", "NOAUTH", "ERR invalid", "ERR wrong"].iter().any(|w| text.starts_with(w)) =>
+            {
+                return self.lose(io, number, "it takes no password just now");
+            }
             // The server's own words may repeat what was sent.
             (Greeting::Auth, Value::Error(_)) => {
                 return self.fail(io, format!("{address}: password refused; check UNSLOW_PASSWORD or the URL"));
@@ -488,6 +522,9 @@ impl Writer {
             Flying::Wait | Flying::Other => None,
         }));
         let lost = calls.len();
+        for held in self.held.values_mut().filter(|h| h.asking == Some(number)) {
+            held.asking = None;
+        }
         for (work, call) in calls {
             let slot = self.call(work, call).slot;
             self.slots[usize::from(slot)].flying -= 1;
@@ -586,6 +623,9 @@ impl Writer {
                 self.waited(io, number, error.map(str::to_string), integer);
             }
             Some(Flying::Call { work, call, left, trouble }) => {
+                if integer == Some(0) && self.encoder.script().is_some() {
+                    self.shared.stats.repeated.fetch_add(1, Ordering::Relaxed);
+                }
                 if let Some(text) = error {
                     let new = classify(text);
                     // What passes weighs more than what does not: the call is sent again, and then it shows.
@@ -614,7 +654,10 @@ impl Writer {
     fn waited(&mut self, io: &mut Io, number: u16, error: Option<String>, integer: Option<i64>) {
         let Some((replicas, _)) = self.settings.wait else { return };
         if let Some(error) = error {
-            return self.lose(io, number, &error);
+            return match classify(&error) {
+                Trouble::Fatal(text) => self.fail(io, format!("WAIT: {text}")),
+                _ => self.lose(io, number, &error),
+            };
         }
         let node = &mut self.nodes[usize::from(number)];
         let enough = integer.is_some_and(|n| n >= i64::from(replicas));
@@ -643,12 +686,13 @@ impl Writer {
         slot.flying -= 1;
         self.look |= slot.held && slot.flying == 0;
         let at = (work, call);
+        // It was answered, but one before it did not run: again, behind that one.
+        let early = slot.held && self.held.get(&it.slot).and_then(|h| h.queue.front()).is_some_and(|first| *first < at);
+        if early && matches!(trouble, None | Some(Trouble::Poison(_))) {
+            return self.hold(it.slot, at, 0);
+        }
         let Some(trouble) = trouble else {
             slot.tries = 0;
-            // It ran, but one before it did not: again, behind that one.
-            if slot.held && self.held.get(&it.slot).and_then(|h| h.queue.front()).is_some_and(|first| *first < at) {
-                return self.hold(it.slot, at, 0);
-            }
             return self.done(work);
         };
         let (name, delay) = match &trouble {
@@ -723,10 +767,10 @@ impl Writer {
         self.look = true;
     }
 
-    /// A node that only a redirect named: numbers alone, names are for the watcher.
+    /// A node that only a redirect named.
     fn add_redirected(&mut self, address: String) -> u16 {
-        let peer = address.parse().ok().map(Peer::Tcp);
-        self.add_node(address, peer, None)
+        let (peer, tls) = (self.dial)(&address);
+        self.add_node(address, peer, tls)
     }
 
     fn place(&self, work: u64, call: u32) -> String {
@@ -764,12 +808,12 @@ impl Writer {
         let ready = it.batch.ready.unwrap_or(it.started);
         let took = ready.elapsed();
         let (calls, records, rounds) = (it.encoded.calls.len(), it.batch.records.len(), it.rounds);
-        let bytes = it.batch.bytes.len() + it.encoded.bytes.len();
+        let bytes = it.batch.weight() + it.encoded.bytes.len();
         let ack =
             Ack { number: it.batch.number, ends: it.batch.ends(), dead: std::mem::take(&mut it.dead), records, took };
         // Its memory goes now, its place when those before it are done.
-        it.batch.bytes = Vec::new();
-        it.encoded = Encoded::default();
+        it.batch = Batch { number: it.batch.number, ..Batch::default() };
+        (it.encoded, it.next) = (Encoded::default(), 0);
         self.shared.stats.batch(records as u64, calls as u64, rounds, took);
         self.shared.window.done(bytes);
         let _ = self.said.send(Said::Ack(ack)); // nobody listens only while it ends
@@ -871,7 +915,7 @@ impl Writer {
             let it = &mut self.works[(work - first) as usize];
             let call = it.encoded.calls[call as usize];
             let record = &it.batch.records[call.record as usize];
-            let origin = Arc::as_ptr(&it.batch.origins[record.origin as usize]) as usize;
+            let origin = Arc::as_ptr(&it.batch.origins[record.origin as usize].id).addr();
             let last = before.insert(origin, record.offset);
             Encoder::set_before(&mut it.encoded.bytes, &call, last);
         }
@@ -930,8 +974,17 @@ impl Handler for Writer {
         if let Some((replicas, ms)) = self.settings.wait
             && self.works.iter().all(|w| w.next == w.batch.records.len())
         {
-            for node in self.nodes.iter_mut().filter(|n| n.wait_due && n.greeted == Greeted::Ready) {
-                let Some(id) = node.connection else { continue };
+            for (number, node) in (0u16..).zip(&mut self.nodes) {
+                let Some(id) = node.connection.filter(|_| node.wait_due && node.greeted == Greeted::Ready) else {
+                    continue;
+                };
+                // WAIT counts from the connection's own last write, and what is sent again may have changed nothing.
+                if !std::mem::replace(&mut node.wrote, true)
+                    && let Some(slot) = self.owner.iter().position(|owner| *owner == number)
+                {
+                    write_command(io.output(id), &[&b"SET"[..], &self.wait_keys[slot], b"", b"PX", b"60000"]);
+                    node.flying.push_back(Flying::Other);
+                }
                 node.wait_due = false;
                 write_command(io.output(id), &["WAIT", &replicas.to_string(), &ms.to_string()]);
                 node.flying.push_back(Flying::Wait);

@@ -165,11 +165,15 @@ fn members_of_a_group_come_and_go_and_the_broker_dies_and_lists_stay_exact() {
     let (first, notes) = start(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
     let read = |sinks: &[&Sink]| sinks.iter().map(|s| s.snapshot().done).sum::<u64>();
     wait_for("the first to read", Duration::from_secs(60), || Ok(read(&[&first]) >= 10_000)).unwrap();
-    let (second, _) = start(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
+    let (second, told) = start(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
     produce(&brokers, "numbers", 10_000, 100_000);
+    wait_for("the second to have its share", Duration::from_secs(60), || {
+        Ok(told.lock().unwrap().iter().any(|n| n.contains("given to us")))
+    })
+    .unwrap();
     wait_for("both to read all", Duration::from_secs(60), || Ok(read(&[&first, &second]) >= 100_000)).unwrap();
     produce(&brokers, "numbers", 100_000, 110_000);
-    wait_for("the second to have its share", Duration::from_secs(60), || Ok(second.snapshot().done > 0)).unwrap();
+    wait_for("the second to write", Duration::from_secs(60), || Ok(second.snapshot().done > 0)).unwrap();
     kafka.kill();
     wait_for("the note", Duration::from_secs(30), || Ok(notes.lock().unwrap().iter().any(|n| n.contains("Kafka: "))))
         .unwrap();

@@ -400,7 +400,9 @@ fn lists_stay_exact_while_their_slots_move() {
         let dir = Dir::new();
         let deployment = cluster(name);
         let feed = Feed::start(&dir, numbered);
-        let (sink, _) = try_start(LISTS, &feed.path(), &deployment.url(), |c| c.exactly_once = true).unwrap();
+        // Several keys of one slot, one of which comes and goes within a message.
+        let map = "[[map]]\ncommands = [\"RPUSH log:{k} {n}\", \"DEL {{log:{k}}}:s\", \"HSET {{log:{k}}}:s n {n}\"]";
+        let (sink, _) = try_start(map, &feed.path(), &deployment.url(), |c| c.exactly_once = true).unwrap();
         feed.wait(5000);
         let (from, to) = (&deployment.nodes[0], &deployment.nodes[1]);
         let (mut source, mut target) = (from.connect().unwrap(), to.connect().unwrap());
@@ -434,6 +436,22 @@ fn lists_stay_exact_while_their_slots_move() {
         println!("{name}: {fed} messages, sent again {:?}", done.retries);
         assert!(done.retries.contains_key("moved"), "{name}: {:?}", done.retries);
         exact_in_cluster(&deployment, fed, 200);
+        let states: u64 = deployment
+            .nodes
+            .iter()
+            .take(3)
+            .map(|node| {
+                let mut c = node.connect().unwrap();
+                let keys = texts(&c.call(&["KEYS", "{log:*:s"]).unwrap());
+                for key in &keys {
+                    let k: u64 = key.trim_start_matches("{log:").split('}').next().unwrap().parse().unwrap();
+                    let last = (fed - 1 - k) / 200;
+                    assert_eq!(hash(&mut c, key)["n"], last.to_string(), "{name}: {key}");
+                }
+                keys.len() as u64
+            })
+            .sum();
+        assert_eq!(states, 200, "{name}");
     }
 }
 
@@ -539,6 +557,54 @@ fn the_last_message_of_a_key_is_enough_when_asked() {
     let mut c = server.connect().unwrap();
     assert_eq!(c.call(&["GET", "v:9"]).unwrap().text().as_deref(), Some("2999"));
     assert_eq!(c.call(&["EXISTS", "v:3"]).unwrap().integer(), Some(0));
+    // Each batch for itself, however many are under way.
+    c.call(&["FLUSHALL"]).unwrap();
+    let done = run(map, &file, &server.url(), |c| {
+        c.envelope = true;
+        c.batch_messages_max = 700;
+    })
+    .unwrap();
+    assert_eq!(done.commands, 50, "ten keys in each of five batches");
+    for key in [0, 1, 2, 4, 5, 6, 7, 8, 9] {
+        let last = c.call(&["GET", &format!("v:{key}")]).unwrap().text().unwrap();
+        assert_eq!(last, (2990 + key).to_string());
+    }
+}
+
+#[test]
+fn poison_that_ended_the_sink_is_not_taken_for_done_when_it_comes_again() {
+    let dir = Dir::new();
+    let server = server("valkey-9.1", &[]);
+    let mut c = server.connect().unwrap();
+    c.call(&["SET", "list", "a string"]).unwrap();
+    let lines: String = (1..=100).map(|n| format!("{{\"n\": {n}}}\n")).collect();
+    let file = dir.file("lines", lines);
+    for (map, runs) in [
+        ("[[map]]\ncommands = [\"RPUSH {{list}}{n} {n}\", { run = \"RPUSH list {n}\", when = \"n == 7\" }]", 1),
+        ("[[map]]\ncommands = [{ run = \"RPUSH list {n}\", when = \"n == 7\" }, \"RPUSH {{list}}{n} {n}\"]", 0),
+    ] {
+        let error = run(map, &file, &server.url(), |c| c.exactly_once = true).unwrap_err();
+        assert!(error.contains("WRONGTYPE"), "{error}");
+        let dead = dir.path("dead");
+        let done = run(map, &file, &server.url(), |c| {
+            c.exactly_once = true;
+            c.dead_letter = dead.clone();
+        })
+        .unwrap();
+        assert_eq!((done.done, done.dead), (100, 1));
+        assert!(done.repeated > 0);
+        let letter = std::fs::read_to_string(&dead).unwrap();
+        assert!(
+            letter.contains("WRONGTYPE") && letter.contains("\"offset\":\"7\"") && letter.lines().count() == 1,
+            "{letter}"
+        );
+        std::fs::remove_file(&dead).unwrap();
+        // What stands in front of the wrong command ran once.
+        assert_eq!(c.call(&["LLEN", "{list}7"]).unwrap().integer(), Some(runs));
+        assert_eq!(c.call(&["LLEN", "{list}8"]).unwrap().integer(), Some(1));
+        c.call(&["FLUSHALL"]).unwrap();
+        c.call(&["SET", "list", "a string"]).unwrap();
+    }
 }
 
 #[test]

@@ -50,8 +50,9 @@ pub struct Kafka {
     headers: bool,
     origins: HashMap<String, HashMap<i32, Arc<Origin>>>,
     ends: BTreeSet<(String, i32)>,
-    pending: HashMap<Arc<Origin>, Offset>,
     committed: Instant,
+    /// The cluster's own name.
+    cluster: String,
     paused: bool,
 }
 
@@ -62,6 +63,10 @@ pub struct Context {
     ledger: Arc<Mutex<Ledger>>,
     stats: Arc<dyn AsRef<Stats> + Send + Sync>,
     note: Note,
+    /// Done with, and not yet committed.
+    pending: Mutex<HashMap<Arc<Origin>, Offset>>,
+    /// Commits under way.
+    sent: Mutex<HashMap<Arc<Origin>, Offset>>,
     /// Partitions taken away since the source looked.
     revoked: Mutex<BTreeSet<(String, i32)>>,
     any_revoked: AtomicBool,
@@ -106,13 +111,14 @@ impl ConsumerContext for Context {
                 break; // told again when the source's own thread listens
             }
         }
-        let commits = ledger.take_commits();
+        self.add(ledger.take_commits());
         if ledger.in_flight() > 0 {
             (self.note)(
                 "Kafka: partitions are taken away while writes to them wait; whoever has them next repeats these",
             );
         }
         drop(ledger);
+        let commits: Vec<_> = self.pending.lock().expect("no thread panicked").drain().collect();
         if let Some(list) = list_of(&commits)
             && let Err(e) = consumer.commit(&list, CommitMode::Sync)
         {
@@ -124,15 +130,41 @@ impl ConsumerContext for Context {
         (*self.stats).as_ref().forget_lag();
     }
 
+    fn post_rebalance(&self, _consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        let (list, word) = match rebalance {
+            Rebalance::Assign(list) => (list, "given to us"),
+            Rebalance::Revoke(list) => (list, "taken away"),
+            Rebalance::Error(e) => return (self.note)(&format!("Kafka: the group: {e}")),
+        };
+        if list.count() > 0 {
+            (self.note)(&format!("Kafka: {} partitions {word}", list.count()));
+        }
+    }
+
     fn commit_callback(&self, result: Result<(), KafkaError>, _offsets: &TopicPartitionList) {
         match result {
             Ok(()) => drop((*self.stats).as_ref().commits.fetch_add(1, Ordering::Relaxed)),
-            Err(e) => (self.note)(&format!("Kafka: offsets are not committed: {e}; they are sent again with the next")),
+            Err(e) => {
+                (self.note)(&format!("Kafka: offsets are not committed: {e}; they are sent again with the next"));
+                let again = self.sent.lock().expect("no thread panicked").clone();
+                self.add(again.into_iter().collect());
+            }
         }
     }
 
     fn main_queue_min_poll_interval(&self) -> rdkafka::util::Timeout {
         rdkafka::util::Timeout::After(Duration::from_millis(100))
+    }
+}
+
+impl Context {
+    /// These are done with. Offsets only grow.
+    fn add(&self, ends: Vec<(Arc<Origin>, Offset)>) {
+        let mut pending = self.pending.lock().expect("no thread panicked");
+        for (origin, end) in ends {
+            let known = pending.entry(origin).or_default();
+            *known = (*known).max(end);
+        }
     }
 }
 
@@ -178,15 +210,13 @@ impl Kafka {
             ledger,
             stats,
             note,
+            pending: Mutex::default(),
+            sent: Mutex::default(),
             revoked: Mutex::default(),
             any_revoked: AtomicBool::new(false),
             topics: settings.topics.clone(),
         };
-        let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(|e| match e {
-            // The value may be a password.
-            KafkaError::ClientConfig(_, why, name, _) => format!("Kafka setting {name}: {why}"),
-            e => e.to_string(),
-        })?;
+        let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(config_error)?;
         let known = consumer.fetch_metadata(None, START_PATIENCE).map_err(|e| {
             format!(
                 "{}: no Kafka broker answers within {} s ({e}); is the address right, and TLS or SASL wanted?",
@@ -202,6 +232,7 @@ impl Kafka {
                 return Err(format!("{}: no topic {topic:?}; there are {names}", settings.brokers));
             }
         }
+        let cluster = consumer.client().fetch_cluster_id(START_PATIENCE).unwrap_or_default();
         let topics: Vec<&str> = consumer.context().topics.iter().map(String::as_str).collect();
         consumer.subscribe(&topics).map_err(|e| format!("topics {}: {e}", topics.join(", ")))?;
         Ok(Kafka {
@@ -210,30 +241,34 @@ impl Kafka {
             headers: settings.headers,
             origins: HashMap::new(),
             ends: BTreeSet::new(),
-            pending: HashMap::new(),
             committed: Instant::now(),
+            cluster,
             paused: false,
         })
     }
 
     /// Forgets what was read and not handed on of partitions that are somebody else's now.
-    fn forget(&mut self, batch: &mut Batch) {
-        if !self.consumer.context().any_revoked.swap(false, Ordering::AcqRel) {
+    fn forget(context: &Context, ends: &mut BTreeSet<(String, i32)>, batch: &mut Batch) {
+        if !context.any_revoked.swap(false, Ordering::AcqRel) {
             return;
         }
-        let revoked = std::mem::take(&mut *self.consumer.context().revoked.lock().expect("no thread panicked"));
+        let revoked = std::mem::take(&mut *context.revoked.lock().expect("no thread panicked"));
         let gone: Vec<bool> = batch.origins.iter().map(|o| revoked.contains(&(o.topic.clone(), o.partition))).collect();
         batch.records.retain(|r| !gone[r.origin as usize]);
-        self.ends.retain(|end| !revoked.contains(end));
-        self.pending.retain(|o, _| !revoked.contains(&(o.topic.clone(), o.partition)));
+        ends.retain(|end| !revoked.contains(end));
     }
 
     /// Some partition of this number has been read to its end; which topic's is not said.
     fn note_end(&mut self, partition: i32) -> Result<(), String> {
         let failed = |e: KafkaError| format!("Kafka: {e}");
+        let assigned = self.consumer.assignment().map_err(failed)?;
+        let elements = assigned.elements();
+        if elements.iter().all(|e| e.topic() == elements[0].topic()) {
+            self.ends.extend(elements.first().map(|e| (e.topic().to_string(), partition)));
+            return Ok(());
+        }
         let position = self.consumer.position().map_err(failed)?;
         let committed = self.consumer.committed(START_PATIENCE).map_err(failed)?;
-        let one_topic = position.elements().iter().all(|e| e.topic() == position.elements()[0].topic());
         for element in position.elements().iter().filter(|e| e.partition() == partition) {
             let topic = element.topic();
             let (low, high) = self.consumer.fetch_watermarks(topic, partition, START_PATIENCE).map_err(failed)?;
@@ -242,7 +277,7 @@ impl Kafka {
                 // Nothing read from it yet.
                 _ => {
                     let committed = committed.find_partition(topic, partition).map(|e| e.offset());
-                    one_topic || low == high || committed == Some(KafkaOffset::Offset(high))
+                    low == high || committed == Some(KafkaOffset::Offset(high))
                 }
             };
             if at_end {
@@ -262,20 +297,16 @@ impl Kafka {
         done.map_err(|e| e.to_string())
     }
 
-    fn send_commits(&mut self, mode: CommitMode) -> Result<(), String> {
-        let all: Vec<_> = self.pending.drain().collect();
+    fn send_commits(&mut self, mode: CommitMode) {
+        let context = self.consumer.context();
+        let all: Vec<_> = context.pending.lock().expect("no thread panicked").drain().collect();
         self.committed = Instant::now();
-        let Some(list) = list_of(&all) else { return Ok(()) };
-        match self.consumer.commit(&list, mode) {
-            Ok(()) => Ok(()),
-            Err(e) => {
-                // Nothing is lost: what is not committed is read again.
-                (self.consumer.context().note)(&format!("Kafka: offsets are not committed: {e}"));
-                for (origin, end) in all {
-                    self.pending.entry(origin).or_insert(end);
-                }
-                Ok(())
-            }
+        let Some(list) = list_of(&all) else { return };
+        *context.sent.lock().expect("no thread panicked") = all.iter().cloned().collect();
+        if let Err(e) = self.consumer.commit(&list, mode) {
+            // Nothing is lost: what is not committed is read again.
+            (context.note)(&format!("Kafka: offsets are not committed: {e}"));
+            context.add(all);
         }
     }
 }
@@ -299,15 +330,10 @@ impl Source for Kafka {
                 let Some(left) = clock.left(batch) else { break };
                 polled = self.consumer.poll(left.min(Duration::from_millis(100)));
             }
+            // What this call brings is of partitions that are ours.
             if self.consumer.context().any_revoked.load(Ordering::Acquire) {
-                // The call that takes partitions away brings no message; should one come all the same, it comes again.
-                let unread = polled.and_then(Result::ok).map(|m| (m.topic().to_string(), m.partition(), m.offset()));
-                self.forget(batch);
+                Kafka::forget(self.consumer.context(), &mut self.ends, batch);
                 last = None;
-                if let Some((topic, partition, offset)) = unread {
-                    let _ = self.consumer.seek(&topic, partition, KafkaOffset::Offset(offset), START_PATIENCE);
-                }
-                continue;
             }
             let message = match polled {
                 None => continue,
@@ -316,6 +342,7 @@ impl Source for Kafka {
                     self.note_end(partition)?;
                     continue;
                 }
+                Some(Err(e @ KafkaError::MessageConsumptionFatal(_))) => return Err(format!("Kafka: {e}")),
                 Some(Err(e)) => match e.rdkafka_error_code() {
                     Some(
                         RDKafkaErrorCode::UnknownTopicOrPartition
@@ -339,7 +366,7 @@ impl Source for Kafka {
                     let origin = match known {
                         Some(origin) => origin.clone(),
                         None => {
-                            let id = format!("{topic}/{partition}");
+                            let id = format!("{}/{topic}/{partition}", self.cluster).into();
                             let origin = Arc::new(Origin { topic: topic.into(), partition, id });
                             self.origins.entry(topic.into()).or_default().insert(partition, origin.clone());
                             origin
@@ -388,21 +415,40 @@ impl Source for Kafka {
                     .seek(&topic, partition, KafkaOffset::Offset(offset), START_PATIENCE)
                     .map_err(|e| format!("{topic} [{partition}]: {e}"))
             }
+            Some(Err(KafkaError::PartitionEOF(partition))) => self.note_end(partition),
             _ => Ok(()),
         }
     }
 
     fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
-        self.pending.extend(ends);
-        if self.committed.elapsed() >= COMMIT_EVERY && !self.pending.is_empty() {
-            self.send_commits(CommitMode::Async)?;
+        let context = self.consumer.context();
+        context.add(ends);
+        if self.committed.elapsed() >= COMMIT_EVERY && !context.pending.lock().expect("no thread panicked").is_empty() {
+            self.send_commits(CommitMode::Async);
         }
         Ok(())
     }
 
     fn close(&mut self) -> Result<(), String> {
-        self.send_commits(CommitMode::Sync)
+        self.send_commits(CommitMode::Sync);
+        Ok(())
     }
+}
+
+/// A value may be a password, so it is not repeated.
+fn config_error(e: KafkaError) -> String {
+    match e {
+        KafkaError::ClientConfig(_, why, name, _) => format!("Kafka setting {name}: {why}"),
+        e => e.to_string(),
+    }
+}
+
+/// Brokers take a megabyte, and a letter that they refuse would end the sink each time it comes again: longer ones go
+/// without their value, which is found by its offset.
+const LETTER_BYTES_MAX: usize = 900_000;
+
+fn letter_fits(letter: &Letter) -> bool {
+    letter.value.as_ref().map_or(0, Vec::len) + letter.key.as_ref().map_or(0, Vec::len) < LETTER_BYTES_MAX
 }
 
 /// Writes letters to a topic.
@@ -442,7 +488,7 @@ impl Producer {
         for (name, value) in settings.properties.iter().filter(|(name, _)| about_reaching(name)) {
             config.set(name, value);
         }
-        let producer = config.create_with_context(Deliveries::default()).map_err(|e| e.to_string())?;
+        let producer = config.create_with_context(Deliveries::default()).map_err(config_error)?;
         Ok(Producer { producer, topic: topic.to_string() })
     }
 
@@ -457,11 +503,15 @@ impl Producer {
             for (name, value) in &letter.headers {
                 headers = headers.insert(Header { key: name, value: Some(value) });
             }
+            let left_out = letter.value.as_ref().map_or(0, Vec::len).to_string();
+            if !letter_fits(letter) {
+                headers = headers.insert(Header { key: "unslow-value-bytes", value: Some(&left_out) });
+            }
             let mut record: BaseRecord<'_, Vec<u8>, Vec<u8>> = BaseRecord::to(&self.topic).headers(headers);
-            if let Some(key) = &letter.key {
+            if let Some(key) = letter.key.as_ref().filter(|k| k.len() < LETTER_BYTES_MAX) {
                 record = record.key(key);
             }
-            if let Some(value) = &letter.value {
+            if let Some(value) = letter.value.as_ref().filter(|_| letter_fits(letter)) {
                 record = record.payload(value);
             }
             loop {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{Read as _, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
 
 use crate::record::{Batch, Offset, Origin, Record};
 use crate::source::{Clock, Limit, Read, Source};
@@ -43,9 +44,11 @@ pub struct Lines {
 
 struct Checkpoint {
     path: PathBuf,
-    /// Lines and the bytes up to their end, at the ends of batches.
-    ends: VecDeque<(u64, u64)>,
+    /// At the ends of batches: the last message's line, the line and the byte where the next one begins.
+    ends: VecDeque<(u64, u64, u64)>,
     done: Option<(u64, u64)>,
+    /// Which file it is.
+    id: Arc<str>,
     written: Instant,
 }
 
@@ -79,28 +82,36 @@ impl Lines {
         if input.metadata().is_ok_and(|m| m.is_dir()) {
             return Err(format!("{path}: a file with a message a line was expected, this is a directory"));
         }
-        // Another file under the same name is another origin.
-        let id = match input.metadata() {
-            Ok(m) if path != "-" => format!("file:{}:{}", m.dev(), m.ino()),
-            _ => "stdin".to_string(),
-        };
+        let id = identity(&input, path);
         let (mut line, mut position) = (0, 0);
         if let Some(checkpoint) = checkpoint {
             if path == "-" {
                 return Err("a checkpoint needs a file to come back to, not standard input".into());
             }
-            if let Ok(text) = std::fs::read_to_string(checkpoint) {
-                let mut words = text.split_whitespace().map(str::parse);
-                let (Some(Ok(l)), Some(Ok(p))) = (words.next(), words.next()) else {
+            let shown = checkpoint.display();
+            let text = match std::fs::read_to_string(checkpoint) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+                text => text.map_err(|e| format!("{shown}: {e}"))?,
+            };
+            if !text.is_empty() {
+                let mut words = text.split_whitespace();
+                let mut number = || words.next().and_then(|w| w.parse().ok());
+                let (Some(l), Some(p)) = (number(), number()) else {
                     return Err(format!(
-                        "{}: no checkpoint: a line's number and a byte were expected",
-                        checkpoint.display()
+                        "{shown}: no checkpoint: a line's number, a byte and a file's identity were expected"
                     ));
                 };
+                let size = input.metadata().map_or(u64::MAX, |m| m.len());
+                if words.next() != Some(&*id) || p > size {
+                    return Err(format!(
+                        "{shown} is the place in another file than {path} is now; remove it to begin anew"
+                    ));
+                }
                 (line, position) = (l, p);
                 input.seek(SeekFrom::Start(position)).map_err(|e| format!("{path}: {e}"))?;
             }
         }
+        let id_of_checkpoint = id.clone();
         Ok(Lines {
             input,
             origin: Arc::new(Origin { topic: path.to_string(), partition: 0, id }),
@@ -114,6 +125,7 @@ impl Lines {
             skipping: false,
             ended: false,
             checkpoint: checkpoint.map(|path| Checkpoint {
+                id: id_of_checkpoint,
                 path: path.to_path_buf(),
                 ends: VecDeque::new(),
                 done: None,
@@ -211,6 +223,21 @@ impl Lines {
     }
 }
 
+/// The same for the same file in another run, and another for another file under its name: its device, its inode, and
+/// what its first line is.
+fn identity(input: &File, path: &str) -> Arc<str> {
+    let Ok(metadata) = input.metadata() else { return "stdin".into() };
+    if path == "-" {
+        return "stdin".into();
+    }
+    let mut head = [0; 4096];
+    // A pipe cannot be read twice.
+    let n = if metadata.is_file() { input.read_at(&mut head, 0).unwrap_or(0) } else { 0 };
+    let line = head[..n].split(|b| *b == b'\n').next().unwrap_or_default();
+    let digest: String = Sha256::digest(line).iter().take(6).map(|b| format!("{b:02x}")).collect();
+    format!("file:{:x}:{:x}:{digest}", metadata.dev(), metadata.ino()).into()
+}
+
 impl Source for Lines {
     fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String> {
         let mut clock = Clock::new(limit);
@@ -219,6 +246,8 @@ impl Source for Lines {
             let end = memchr::memchr(b'\n', &rest[self.seen..]).map(|n| self.seen + n);
             let (len, taken) = match end {
                 Some(end) => (end, end + 1),
+                // With a checkpoint somebody may be about to write the rest of it: the next run reads it.
+                None if self.ended && self.checkpoint.is_some() => break,
                 None if self.ended && !rest.is_empty() => (rest.len(), rest.len()),
                 None if self.ended => break,
                 None if rest.len() > LINE_BYTES_MAX => {
@@ -254,16 +283,18 @@ impl Source for Lines {
             }
         }
         if let (Some(checkpoint), Some(last)) = (&mut self.checkpoint, batch.records.last()) {
-            checkpoint.ends.push_back((last.offset.1, self.position));
+            checkpoint.ends.push_back((last.offset.1, self.line, self.position));
         }
-        Ok(if self.ended && self.at == self.buffer.len() { Read::End } else { Read::Open })
+        let read =
+            self.at == self.buffer.len() || self.checkpoint.is_some() && !self.buffer[self.at..].contains(&b'\n');
+        Ok(if self.ended && read { Read::End } else { Read::Open })
     }
 
     fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
         let Some(checkpoint) = &mut self.checkpoint else { return Ok(()) };
         let last = ends.iter().map(|(_, end)| end.1).max().unwrap_or(0);
-        while let Some(end) = checkpoint.ends.front().copied().filter(|(line, _)| *line <= last) {
-            checkpoint.done = Some(end);
+        while let Some((_, line, byte)) = checkpoint.ends.front().copied().filter(|(end, ..)| *end <= last) {
+            checkpoint.done = Some((line, byte));
             checkpoint.ends.pop_front();
         }
         if checkpoint.written.elapsed() >= Duration::from_millis(100) {
@@ -281,10 +312,11 @@ impl Checkpoint {
     /// Whole or not at all.
     fn write(&mut self) -> Result<(), String> {
         let Some((line, position)) = self.done.take() else { return Ok(()) };
-        let new = self.path.with_extension("new");
+        let mut new = self.path.clone().into_os_string();
+        new.push(".new");
         let write = || {
             let mut file = File::create(&new)?;
-            file.write_all(format!("{line} {position}\n").as_bytes())?;
+            file.write_all(format!("{line} {position} {}\n", self.id).as_bytes())?;
             file.sync_data()?;
             std::fs::rename(&new, &self.path)
         };

@@ -10,6 +10,9 @@ use unslow_client::{Connection, Error, ErrorKind, Options, Target, Value};
 use crate::record::{Batch, Offset, Origin, Record};
 use crate::source::{Clock, Limit, Read, Source};
 
+/// Entries asked for at once: a reply has to fit into memory whole.
+const ENTRIES_MAX: usize = 500;
+
 /// Which stream, as whom.
 #[derive(Clone, Debug)]
 pub struct StreamSettings {
@@ -43,7 +46,8 @@ pub struct Stream {
 impl Stream {
     /// Connects, and makes the group where it is missing.
     pub fn open(settings: StreamSettings, note: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Stream, String> {
-        let id = format!("stream:{}", settings.key);
+        // What one consumer is given comes in order; what two are given does not.
+        let id = format!("stream:{}/{}", settings.key, settings.consumer).into();
         let mut stream = Stream {
             origin: Arc::new(Origin { topic: settings.key.clone(), partition: 0, id }),
             settings,
@@ -86,7 +90,7 @@ impl Stream {
             }
         }
         let connection = self.connection.as_mut().expect("just connected");
-        let (count, block) = (count.to_string(), block.as_millis().max(1).to_string());
+        let (count, block) = (count.min(ENTRIES_MAX).to_string(), block.as_millis().max(1).to_string());
         let from = self.old.clone().unwrap_or(">".into());
         let s = &self.settings;
         let reply = connection.call(&[
@@ -119,7 +123,10 @@ impl Stream {
                 self.retry_at = Instant::now() + Duration::from_millis(100);
                 Ok(None)
             }
-            Err(e) if e.message.contains("LOADING") || e.message.contains("NOGROUP") => {
+            Err(e)
+                if ["LOADING", "NOGROUP", "READONLY", "MOVED", "CLUSTERDOWN"].iter().any(|w| e.message.contains(w)) =>
+            {
+                (self.note)(&format!("the stream's server: {e}; trying again"));
                 self.connection = None;
                 self.retry_at = Instant::now() + Duration::from_millis(500);
                 Ok(None)
@@ -216,16 +223,21 @@ impl Source for Stream {
     }
 
     fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
-        let Some(end) = ends.into_iter().map(|(_, end)| end).max() else { return Ok(()) };
-        while let Some(id) = self.given.front().copied().filter(|id| *id <= end) {
-            self.pending.push(id);
-            self.given.pop_front();
+        if let Some(end) = ends.into_iter().map(|(_, end)| end).max() {
+            while let Some(id) = self.given.front().copied().filter(|id| *id <= end) {
+                self.pending.push(id);
+                self.given.pop_front();
+            }
         }
         self.acknowledge();
         Ok(())
     }
 
     fn close(&mut self) -> Result<(), String> {
+        if self.connection.is_none() && !self.pending.is_empty() {
+            self.connect()
+                .map_err(|e| format!("{e}; {} entries are not acknowledged and come again", self.pending.len()))?;
+        }
         self.acknowledge();
         Ok(())
     }
