@@ -4,29 +4,14 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{command, engine, openssl, schema, stderr, tls_server, unslow};
+use common::{Running, command, engine, openssl, schema, stderr, tls_server, unslow};
 use unslow_client::{Connection, Options, Target, TlsOptions};
 use unslow_engine::{Deployment, Server, ServerSpec, Shape, free_port, wait_for};
 
-/// Ended with the test, whatever becomes of it.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Running {
-    fn signal(&self, signal: i32) {
-        // SAFETY: kill takes numbers only, and the child is ours and not yet waited for.
-        unsafe { libc::kill(self.0.id() as i32, signal) };
-    }
-
     fn ended(&mut self, within: Duration) -> Option<i32> {
         let deadline = Instant::now() + within;
         while Instant::now() < deadline {

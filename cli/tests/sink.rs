@@ -3,12 +3,12 @@
 mod common;
 
 use std::io::Read;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{command, engine, schema, stderr, stdout, unslow};
+use common::{Running, command, engine, schema, stderr, stdout, unslow};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rdkafka::ClientConfig;
@@ -17,24 +17,9 @@ use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, T
 use unslow_client::Value;
 use unslow_engine::{Deployment, Kafka, Server, ServerSpec, Shape, free_port, info, wait_for};
 
-/// Ended with the test, whatever becomes of it.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Running {
     fn start(arguments: &[&str]) -> Running {
         Running(command(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: kill takes numbers only, and the child is ours and not yet waited for.
-        unsafe { libc::kill(self.0.id() as i32, signal) };
     }
 
     /// Its status and what it said on stderr.

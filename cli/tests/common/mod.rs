@@ -123,3 +123,20 @@ pub fn browse(page: &Path) -> String {
         .unwrap();
     stdout(&dom)
 }
+
+/// Ended with the test, whatever becomes of it.
+pub struct Running(pub std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill takes numbers only, and the child is ours and not yet waited for.
+        unsafe { libc::kill(self.0.id() as i32, signal) };
+    }
+}
