@@ -308,6 +308,11 @@ impl Command {
         self.key == KeyAt::Nowhere && self.movable
     }
 
+    /// Whether it may have keys beside those of [`Command::keys`].
+    pub fn hides_keys(&self) -> bool {
+        self.movable && !matches!(self.key, KeyAt::Counted { .. })
+    }
+
     /// Which of so many arguments are keys, as far as the server says it in one range; `counted` is the number that stands
     /// in front of counted keys.
     pub fn keys(&self, arguments: usize, counted: Option<usize>) -> impl Iterator<Item = usize> + use<> {

@@ -46,7 +46,10 @@ impl DeadLetters {
                     serde_json::to_writer(&mut text, &line(letter)).map_err(|e| e.to_string())?;
                     text.push(b'\n');
                 }
+                let length = file.metadata().map_or(0, |m| m.len());
                 file.write_all(&text).and_then(|()| file.sync_data()).map_err(|e| {
+                    let _ = file.set_len(length); // no half a line for the next one to go on with
+
                     format!("{}: {e}; the messages that belong there are not committed and come again", path.display())
                 })
             }

@@ -4,7 +4,7 @@
 //! with, for each origin, the offset of the last message that ran there. Order within a slot is the sink's own promise,
 //! so one mark a slot is enough for all of its keys, however many there are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use unslow_resp::write_header;
@@ -12,7 +12,7 @@ use unslow_topology::{SLOTS, slot_of};
 
 use crate::document::Document;
 use crate::mapping::{Command, Map, Mapping};
-use crate::record::{Batch, Message, Offset, Origin};
+use crate::record::{Batch, Message, Offset, Origin, Record};
 use crate::template::Scratch;
 
 /// The script.
@@ -90,7 +90,7 @@ impl Encoder {
     pub fn new(mapping: Mapping, cluster: bool, guard: Option<(String, &str)>) -> Encoder {
         let guard = guard.map(|(sha, name)| Guard {
             sha,
-            keys: mark_keys(name),
+            keys: mark_keys(&format!("unslow:sink:{name}")),
             sent: HashMap::new(),
             parts: Vec::new(),
             plain: Vec::new(),
@@ -100,41 +100,47 @@ impl Encoder {
     }
 
     /// Looks at a whole batch first, for maps that fold.
+    #[must_use]
     pub fn begin(&mut self, batch: &Batch) -> Encoded {
         let mut encoded = Encoded::default();
         if !self.mapping.folds() {
             return encoded;
         }
         let mut later: HashSet<(usize, Vec<u8>)> = HashSet::new();
-        let mut out = Vec::new();
         for (number, record) in batch.records.iter().enumerate().rev() {
-            let message = batch.message(record);
-            let origin = &batch.origins[record.origin as usize];
-            for i in takers(&mut self.takers, &self.mapping, origin) {
-                let map = &self.mapping.maps[i];
-                if !map.fold {
-                    continue;
-                }
-                out.clear();
-                // Whoever cannot be rendered is told apart when it is its turn.
-                let Ok(document) = open(map, &message) else { continue };
-                if !map.wants(&message, &document).unwrap_or(false) {
-                    continue;
-                }
-                let commands = if message.value.is_some() { &map.commands } else { &map.tombstone };
-                // Only one that can be written itself makes others needless.
-                let rendered: Result<Vec<_>, _> = commands
-                    .iter()
-                    .map(|c| c.template.render(&mut out, &message, &document, &mut self.scratch))
-                    .collect();
-                if let Some(Some((a, b))) = rendered.ok().and_then(|keys| keys.first().copied())
-                    && !later.insert((i, out[a..b].to_vec()))
-                {
-                    encoded.folded.insert((number as u32, i));
+            // Only a message that can be written itself, all of it, makes others needless.
+            let Ok(keys) = self.first_keys(batch, record) else { continue };
+            for (map, key) in keys {
+                if self.mapping.maps[map].fold && !later.insert((map, key)) {
+                    encoded.folded.insert((number as u32, map));
                 }
             }
         }
         encoded
+    }
+
+    /// The maps that want a message, and the first key of each; an error when it cannot be written.
+    fn first_keys(&mut self, batch: &Batch, record: &Record) -> Result<Vec<(usize, Vec<u8>)>, String> {
+        let (message, mut keys, mut words) = (batch.message(record), Vec::new(), 0);
+        if record.broken {
+            return Err("it cannot be read".into());
+        }
+        for i in takers(&mut self.takers, &self.mapping, &batch.origins[record.origin as usize]) {
+            let map = &self.mapping.maps[i];
+            let document = open(map, &message)?;
+            if !map.wants(&message, &document)? {
+                continue;
+            }
+            let mut first = None;
+            for command in if message.value.is_some() { &map.commands } else { &map.tombstone } {
+                let mut out = Vec::new();
+                let rendered = render(command, &message, &document, self.cluster, &mut out, &mut self.scratch)?;
+                words += count(&out) + 5;
+                first = first.or(rendered.key.map(|(a, b)| out[a..b].to_vec()));
+            }
+            keys.extend(first.map(|key| (i, key)));
+        }
+        if self.guard.is_some() && words > GUARDED_WORDS_MAX { Err("too many words".into()) } else { Ok(keys) }
     }
 
     /// Appends the calls of one message.
@@ -289,12 +295,13 @@ fn render(
 /// Keys of a rendered command, when there are several.
 fn keys_of<'a>(command: &Command, bytes: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let arguments = count(bytes);
-    let mut keys = command.known.keys(arguments, command.counted).peekable();
-    let first = keys.next();
-    let several = keys.peek().is_some();
-    let wanted: Vec<usize> = first.into_iter().filter(|_| several).chain(keys).collect();
-    let items = several.then(|| unslow_resp::Frame::new(bytes).items().enumerate());
-    items.into_iter().flatten().filter(move |(i, _)| wanted.contains(i)).map(|(_, f)| f.text())
+    // In the order of the arguments, as these are walked.
+    let mut wanted: VecDeque<usize> = command.known.keys(arguments, command.counted).collect();
+    let items = (wanted.len() > 1).then(|| unslow_resp::Frame::new(bytes).items().enumerate());
+    items.into_iter().flatten().filter_map(move |(i, frame)| {
+        let key = wanted.front() == Some(&i);
+        key.then(|| wanted.pop_front()).map(|_| frame.text())
+    })
 }
 
 /// N of `*N CR LF`.
@@ -382,8 +389,8 @@ fn fixed(offset: Offset) -> String {
     format!("{:020}-{:020}", offset.0, offset.1)
 }
 
-/// For each slot a key in it: `unslow:sink:NAME:{TAG}`.
-pub fn mark_keys(name: &str) -> Vec<Vec<u8>> {
+/// For each slot a key in it: `PREFIX:{TAG}`.
+pub fn mark_keys(prefix: &str) -> Vec<Vec<u8>> {
     let mut keys = vec![Vec::new(); usize::from(SLOTS)];
     let mut missing = keys.len();
     for n in 0u64.. {
@@ -393,7 +400,7 @@ pub fn mark_keys(name: &str) -> Vec<Vec<u8>> {
         let tag = format!("{n:x}");
         let key = &mut keys[usize::from(slot_of(tag.as_bytes()))];
         if key.is_empty() {
-            *key = format!("unslow:sink:{name}:{{{tag}}}").into_bytes();
+            *key = format!("{prefix}:{{{tag}}}").into_bytes();
             missing -= 1;
         }
     }

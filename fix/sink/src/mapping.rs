@@ -275,6 +275,11 @@ impl Command {
         if cluster && key.is_none() && command.unsure() {
             return Err(bad(format!("the server does not say where {shown} has its key, and a cluster needs to know")));
         }
+        if once && cluster && command.hides_keys() {
+            return Err(bad(format!(
+                "the server does not say where all keys of {shown} are, and exactly_once has to name them"
+            )));
+        }
         if once && key.is_none() {
             return Err(bad(format!("{shown} has no key, and exactly_once keeps its mark beside the key")));
         }

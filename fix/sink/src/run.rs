@@ -20,7 +20,7 @@ use unslow_watch::{News, Settings, Watch, peer_of, tls_of};
 
 use crate::config::Config;
 use crate::dead::DeadLetters;
-use crate::encode::{Became, Encoded, Encoder, GUARD};
+use crate::encode::{Became, Encoder, GUARD};
 use crate::ledger::Ledger;
 use crate::mapping::Mapping;
 use crate::record::Batch;
@@ -337,6 +337,7 @@ fn kafka(config: &Config) -> Result<KafkaSettings, Error> {
         group: config.group.clone(),
         properties: config.kafka.clone(),
         until_end: config.until_end,
+        exactly_once: config.exactly_once,
         headers: !config.dead_letter.is_empty() || format!("{:?}", config.map).contains("$header."),
     })
 }
@@ -368,7 +369,7 @@ fn open_source(
         return Ok(Box::new(Stream::open(settings, note.clone()).map_err(Error)?));
     }
     let checkpoint = (!config.checkpoint.is_empty()).then(|| Path::new(&config.checkpoint));
-    Ok(Box::new(Lines::open(&config.from, config.envelope, checkpoint).map_err(Error)?))
+    Ok(Box::new(Lines::open(&config.from, config.envelope, checkpoint, note.clone()).map_err(Error)?))
 }
 
 /// How many messages the next batch may hold: fewer while batches take longer than they may, more while they are full.
@@ -516,8 +517,7 @@ pub fn dry_run(start: Start, messages: usize, mut print: impl FnMut(&str) -> boo
     // The commands themselves, whatever stands around them on the wire.
     let mut encoder = encoder(&Config { exactly_once: false, ..config.clone() }, &target, &options, &watch.topology())?;
     drop(watch);
-    let _ = note;
-    let mut source = Lines::open(&config.from, config.envelope, None).map_err(Error)?;
+    let mut source = Lines::open(&config.from, config.envelope, None, note).map_err(Error)?;
     let (mut seen, mut bad) = (0, 0);
     while seen < messages {
         let mut batch = Batch::default();
@@ -528,8 +528,7 @@ pub fn dry_run(start: Start, messages: usize, mut print: impl FnMut(&str) -> boo
             linger: Duration::from_millis(config.linger_ms),
         };
         let read = source.read(&mut batch, limit).map_err(Error)?;
-        encoder.begin(&batch);
-        let mut encoded = Encoded::default();
+        let mut encoded = encoder.begin(&batch);
         for number in 0..batch.records.len() as u32 {
             seen += 1;
             let record = &batch.records[number as usize];

@@ -177,7 +177,9 @@ enum Flying {
     },
     /// WAIT.
     Wait,
-    /// SCRIPT LOAD, ASKING.
+    /// The write before the first WAIT of a connection.
+    Wrote,
+    /// SCRIPT LOAD.
     Other,
 }
 
@@ -241,7 +243,7 @@ impl Writer {
         dial: Dial,
     ) -> Writer {
         Writer {
-            wait_keys: if settings.wait.is_some() { mark_keys("wait") } else { Vec::new() },
+            wait_keys: if settings.wait.is_some() { mark_keys("unslow:sink-wait") } else { Vec::new() },
             dial,
             settings,
             shared,
@@ -360,7 +362,7 @@ impl Writer {
             }
         }
         for (number, owns) in (0u16..).zip(owns) {
-            let silent = numbers.iter().find(|(n, _)| *n == number).is_none_or(|(_, silent)| *silent);
+            let silent = numbers.iter().find(|(n, _)| *n == number).is_some_and(|(_, silent)| *silent);
             if silent && !owns && self.nodes[usize::from(number)].connection.is_some() {
                 self.lose(io, number, "it was replaced while it did not answer");
             }
@@ -519,7 +521,7 @@ impl Writer {
         let mut calls: Vec<(u64, u32)> = node.unconfirmed.drain(..).collect();
         calls.extend(node.flying.drain(..).filter_map(|f| match f {
             Flying::Call { work, call, .. } => Some((work, call)),
-            Flying::Wait | Flying::Other => None,
+            Flying::Wait | Flying::Wrote | Flying::Other => None,
         }));
         let lost = calls.len();
         for held in self.held.values_mut().filter(|h| h.asking == Some(number)) {
@@ -618,6 +620,10 @@ impl Writer {
             Some(Flying::Other) => {
                 node.flying.pop_front();
             }
+            Some(Flying::Wrote) => {
+                node.flying.pop_front();
+                node.wrote = error.is_none();
+            }
             Some(Flying::Wait) => {
                 node.flying.pop_front();
                 self.waited(io, number, error.map(str::to_string), integer);
@@ -659,7 +665,12 @@ impl Writer {
                 _ => self.lose(io, number, &error),
             };
         }
+        let owns = self.owner.contains(&number);
         let node = &mut self.nodes[usize::from(number)];
+        if !node.wrote && owns {
+            node.wait_due = true; // the write before it was refused: it counted from nothing
+            return;
+        }
         let enough = integer.is_some_and(|n| n >= i64::from(replicas));
         if !enough {
             node.wait_due = true;
@@ -712,13 +723,15 @@ impl Writer {
             Trouble::Gap => ("gap", 0),
             Trouble::Passing(word) => (word.as_str(), BACKOFF_MIN),
         };
-        slot.tries = slot.tries.saturating_add(1);
+        if !matches!(trouble, Trouble::Gap) {
+            slot.tries = slot.tries.saturating_add(1);
+        }
         let tries = u32::from(slot.tries);
         self.shared.stats.count_retries(&name.to_lowercase(), 1);
         // The first redirect costs nothing; whoever is sent in circles waits longer and longer.
         let delay = match delay {
             0 if tries <= 3 => 0,
-            delay => jittered((delay.max(MILLISECOND) << (tries - 1).min(8)).min(BACKOFF_MAX)),
+            delay => jittered((delay.max(MILLISECOND) << tries.saturating_sub(1).min(8)).min(BACKOFF_MAX)),
         };
         let rounds = &mut self.work(work).rounds;
         *rounds = (*rounds).max(u64::from(tries) + 1);
@@ -955,8 +968,9 @@ impl Handler for Writer {
             if node.connection.is_none() && *wanted {
                 if node.dial_at <= now {
                     self.dial(io, number as u16, now);
-                } else {
-                    at(node.dial_at);
+                }
+                if self.nodes[number].connection.is_none() {
+                    at(self.nodes[number].dial_at);
                 }
             }
             let node = &self.nodes[number];
@@ -979,11 +993,14 @@ impl Handler for Writer {
                     continue;
                 };
                 // WAIT counts from the connection's own last write, and what is sent again may have changed nothing.
-                if !std::mem::replace(&mut node.wrote, true)
-                    && let Some(slot) = self.owner.iter().position(|owner| *owner == number)
+                // Any of its slots: one of them may be on its way elsewhere.
+                let from = rand::random_range(0..self.owner.len());
+                if !node.wrote
+                    && let Some(slot) =
+                        (from..).take(self.owner.len()).map(|n| n % SLOTS as usize).find(|n| self.owner[*n] == number)
                 {
                     write_command(io.output(id), &[&b"SET"[..], &self.wait_keys[slot], b"", b"PX", b"60000"]);
-                    node.flying.push_back(Flying::Other);
+                    node.flying.push_back(Flying::Wrote);
                 }
                 node.wait_due = false;
                 write_command(io.output(id), &["WAIT", &replicas.to_string(), &ms.to_string()]);

@@ -573,8 +573,14 @@ fn the_last_message_of_a_key_is_enough_when_asked() {
 
 #[test]
 fn poison_that_ended_the_sink_is_not_taken_for_done_when_it_comes_again() {
+    for name in ENGINES {
+        poison_again(name);
+    }
+}
+
+fn poison_again(name: &str) {
     let dir = Dir::new();
-    let server = server("valkey-9.1", &[]);
+    let server = server(name, &[]);
     let mut c = server.connect().unwrap();
     c.call(&["SET", "list", "a string"]).unwrap();
     let lines: String = (1..=100).map(|n| format!("{{\"n\": {n}}}\n")).collect();
@@ -602,6 +608,18 @@ fn poison_that_ended_the_sink_is_not_taken_for_done_when_it_comes_again() {
         // What stands in front of the wrong command ran once.
         assert_eq!(c.call(&["LLEN", "{list}7"]).unwrap().integer(), Some(runs));
         assert_eq!(c.call(&["LLEN", "{list}8"]).unwrap().integer(), Some(1));
+        // Read again while it is still wrong: told again. Without memory: nothing is mistaken for poison.
+        c.call(&["CONFIG", "SET", "maxmemory", "1mb"]).unwrap();
+        let (sink, notes) = try_start(map, &file, &server.url(), |c| {
+            c.exactly_once = true;
+            c.dead_letter = dead.clone();
+        })
+        .unwrap();
+        wait_for("the refusal", Duration::from_secs(10), || Ok(notes.said("OOM") || sink.ended())).unwrap();
+        c.call(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+        let done = sink.join().unwrap();
+        assert_eq!((done.done, done.dead), (100, 1));
+        std::fs::remove_file(&dead).unwrap();
         c.call(&["FLUSHALL"]).unwrap();
         c.call(&["SET", "list", "a string"]).unwrap();
     }

@@ -39,6 +39,8 @@ pub struct KafkaSettings {
     pub properties: BTreeMap<String, String>,
     /// Ends when every partition has been read to its end.
     pub until_end: bool,
+    /// Whether marks are kept, which need the cluster's own name.
+    pub exactly_once: bool,
     /// Whether a mapping looks at headers.
     pub headers: bool,
 }
@@ -65,8 +67,10 @@ pub struct Context {
     note: Note,
     /// Done with, and not yet committed.
     pending: Mutex<HashMap<Arc<Origin>, Offset>>,
-    /// Commits under way.
+    /// Commits under way, or through.
     sent: Mutex<HashMap<Arc<Origin>, Offset>>,
+    /// Ours just now.
+    assigned: Mutex<BTreeSet<(String, i32)>>,
     /// Partitions taken away since the source looked.
     revoked: Mutex<BTreeSet<(String, i32)>>,
     any_revoked: AtomicBool,
@@ -123,8 +127,14 @@ impl ConsumerContext for Context {
             && let Err(e) = consumer.commit(&list, CommitMode::Sync)
         {
             (self.note)(&format!("Kafka: {e}; what is not committed is read again by whoever has it next"));
+            self.add(commits);
         }
         let names = list.elements().iter().map(|e| (e.topic().to_string(), e.partition())).collect::<Vec<_>>();
+        let gone =
+            |o: &Arc<Origin>| names.iter().any(|(topic, partition)| *topic == o.topic && *partition == o.partition);
+        self.pending.lock().expect("no thread panicked").retain(|o, _| !gone(o));
+        self.sent.lock().expect("no thread panicked").retain(|o, _| !gone(o));
+        self.assigned.lock().expect("no thread panicked").retain(|name| !names.contains(name));
         self.revoked.lock().expect("no thread panicked").extend(names);
         self.any_revoked.store(true, Ordering::Release);
         (*self.stats).as_ref().forget_lag();
@@ -136,18 +146,23 @@ impl ConsumerContext for Context {
             Rebalance::Revoke(list) => (list, "taken away"),
             Rebalance::Error(e) => return (self.note)(&format!("Kafka: the group: {e}")),
         };
+        if let Rebalance::Assign(list) = rebalance {
+            let names = list.elements().iter().map(|e| (e.topic().to_string(), e.partition())).collect::<Vec<_>>();
+            self.assigned.lock().expect("no thread panicked").extend(names);
+        }
         if list.count() > 0 {
             (self.note)(&format!("Kafka: {} partitions {word}", list.count()));
         }
     }
 
-    fn commit_callback(&self, result: Result<(), KafkaError>, _offsets: &TopicPartitionList) {
+    fn commit_callback(&self, result: Result<(), KafkaError>, offsets: &TopicPartitionList) {
         match result {
             Ok(()) => drop((*self.stats).as_ref().commits.fetch_add(1, Ordering::Relaxed)),
             Err(e) => {
                 (self.note)(&format!("Kafka: offsets are not committed: {e}; they are sent again with the next"));
-                let again = self.sent.lock().expect("no thread panicked").clone();
-                self.add(again.into_iter().collect());
+                let failed = |o: &Arc<Origin>| offsets.find_partition(&o.topic, o.partition).is_some();
+                let sent = self.sent.lock().expect("no thread panicked").clone();
+                self.add(sent.into_iter().filter(|(o, _)| failed(o)).collect());
             }
         }
     }
@@ -158,8 +173,12 @@ impl ConsumerContext for Context {
 }
 
 impl Context {
-    /// These are done with. Offsets only grow.
+    /// These are done with. Offsets only grow, and those of partitions that are somebody else's now are not ours to tell.
     fn add(&self, ends: Vec<(Arc<Origin>, Offset)>) {
+        let assigned = self.assigned.lock().expect("no thread panicked").clone();
+        let ours =
+            |o: &Arc<Origin>| assigned.iter().any(|(topic, partition)| *topic == o.topic && *partition == o.partition);
+        let ends = ends.into_iter().filter(|(o, _)| ours(o));
         let mut pending = self.pending.lock().expect("no thread panicked");
         for (origin, end) in ends {
             let known = pending.entry(origin).or_default();
@@ -212,6 +231,7 @@ impl Kafka {
             note,
             pending: Mutex::default(),
             sent: Mutex::default(),
+            assigned: Mutex::default(),
             revoked: Mutex::default(),
             any_revoked: AtomicBool::new(false),
             topics: settings.topics.clone(),
@@ -232,7 +252,14 @@ impl Kafka {
                 return Err(format!("{}: no topic {topic:?}; there are {names}", settings.brokers));
             }
         }
-        let cluster = consumer.client().fetch_cluster_id(START_PATIENCE).unwrap_or_default();
+        let cluster = consumer.client().fetch_cluster_id(START_PATIENCE);
+        if settings.exactly_once && cluster.is_none() {
+            return Err(format!(
+                "{}: Kafka does not say its cluster's id, which the marks of exactly_once need",
+                settings.brokers
+            ));
+        }
+        let cluster = cluster.unwrap_or_default();
         let topics: Vec<&str> = consumer.context().topics.iter().map(String::as_str).collect();
         consumer.subscribe(&topics).map_err(|e| format!("topics {}: {e}", topics.join(", ")))?;
         Ok(Kafka {
@@ -263,8 +290,9 @@ impl Kafka {
         let failed = |e: KafkaError| format!("Kafka: {e}");
         let assigned = self.consumer.assignment().map_err(failed)?;
         let elements = assigned.elements();
-        if elements.iter().all(|e| e.topic() == elements[0].topic()) {
-            self.ends.extend(elements.first().map(|e| (e.topic().to_string(), partition)));
+        let mut candidates = elements.iter().filter(|e| e.partition() == partition);
+        if let (Some(only), None) = (candidates.next(), candidates.next()) {
+            self.ends.insert((only.topic().to_string(), partition));
             return Ok(());
         }
         let position = self.consumer.position().map_err(failed)?;
@@ -302,7 +330,7 @@ impl Kafka {
         let all: Vec<_> = context.pending.lock().expect("no thread panicked").drain().collect();
         self.committed = Instant::now();
         let Some(list) = list_of(&all) else { return };
-        *context.sent.lock().expect("no thread panicked") = all.iter().cloned().collect();
+        context.sent.lock().expect("no thread panicked").extend(all.iter().cloned());
         if let Err(e) = self.consumer.commit(&list, mode) {
             // Nothing is lost: what is not committed is read again.
             (context.note)(&format!("Kafka: offsets are not committed: {e}"));

@@ -23,6 +23,7 @@ const CHUNK: usize = 256 << 10;
 
 /// See the module.
 pub struct Lines {
+    note: Arc<dyn Fn(&str) + Send + Sync>,
     input: File,
     origin: Arc<Origin>,
     /// Lines are `{"key": .., "value": .., "topic": ..}`.
@@ -71,7 +72,12 @@ struct Envelope<'a> {
 
 impl Lines {
     /// `-` is standard input. With `checkpoint` the place is kept there, and taken up again.
-    pub fn open(path: &str, envelope: bool, checkpoint: Option<&Path>) -> Result<Lines, String> {
+    pub fn open(
+        path: &str,
+        envelope: bool,
+        checkpoint: Option<&Path>,
+        note: Arc<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<Lines, String> {
         let mut input = match path {
             "-" => {
                 let fd = rustix::io::dup(std::io::stdin()).map_err(|e| format!("standard input: {e}"))?;
@@ -113,6 +119,7 @@ impl Lines {
         }
         let id_of_checkpoint = id.clone();
         Ok(Lines {
+            note,
             input,
             origin: Arc::new(Origin { topic: path.to_string(), partition: 0, id }),
             envelope,
@@ -285,9 +292,14 @@ impl Source for Lines {
         if let (Some(checkpoint), Some(last)) = (&mut self.checkpoint, batch.records.last()) {
             checkpoint.ends.push_back((last.offset.1, self.line, self.position));
         }
-        let read =
-            self.at == self.buffer.len() || self.checkpoint.is_some() && !self.buffer[self.at..].contains(&b'\n');
-        Ok(if self.ended && read { Read::End } else { Read::Open })
+        let rest = &self.buffer[self.at..];
+        if !self.ended || rest.contains(&b'\n') || !rest.is_empty() && self.checkpoint.is_none() {
+            return Ok(Read::Open);
+        }
+        if !rest.is_empty() {
+            (self.note)(&format!("{}: the last line has no end yet; the next run reads it", self.origin.topic));
+        }
+        Ok(Read::End)
     }
 
     fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {

@@ -47,7 +47,7 @@ impl Stream {
     /// Connects, and makes the group where it is missing.
     pub fn open(settings: StreamSettings, note: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Stream, String> {
         // What one consumer is given comes in order; what two are given does not.
-        let id = format!("stream:{}/{}", settings.key, settings.consumer).into();
+        let id = format!("stream:{}/{}/{}", settings.target.address(), settings.key, settings.consumer).into();
         let mut stream = Stream {
             origin: Arc::new(Origin { topic: settings.key.clone(), partition: 0, id }),
             settings,
