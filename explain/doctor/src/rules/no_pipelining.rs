@@ -9,7 +9,7 @@
 //! Not to be taken for: a server at its limit (then `kernel_bound` tells the same habit's price in CPU), or clients with
 //! nothing to do, or `connection_churn`.
 //!
-//! What to do: pipeline; MGET/HMSET; one shared connection with auto-flush.
+//! What to do: pipeline; MGET/HMSET; one shared connection with auto-flush; for a Kafka consumer `unslow sink`.
 //! Sources: INFO total_commands_processed, total_reads_processed; measured: the quotient reads true depths of 1, 4, 16 and
 //! 50 as 1.00, 4.00, 15.99 and 49.87.
 
@@ -87,6 +87,6 @@ pub fn check(facts: &Facts) -> Verdict {
     .saw(node, "INFO clients", format!("{} connections at work", count(*connections)))
     .saw(node, "PING", format!("round trip {}; {:.0} commands/s x {:.0} us / {} connections = {waiting:.2}", time_us(*rtt_us), ops, rtt_us, connections))
     .not(format!("a busy server: {} of a core", percent(busy)))
-    .fix("Pipeline: send what belongs together in one write", &["Spring: RedisTemplate.executePipelined(...)", "Jedis: jedis.pipelined()", "redis-py: r.pipeline(transaction=False)", "go-redis: rdb.Pipelined(ctx, ...)", "many keys: MGET / MSET / HMGET"], "replies come together; a failed command fails alone", "send one by one again")
+    .fix("Pipeline: send what belongs together in one write", &["Spring: RedisTemplate.executePipelined(...)", "Jedis: jedis.pipelined()", "redis-py: r.pipeline(transaction=False)", "go-redis: rdb.Pipelined(ctx, ...)", "many keys: MGET / MSET / HMGET", "a Kafka consumer: unslow sink --map FILE --from kafka://host:9092 --to redis://host:6379"], "replies come together; a failed command fails alone", "send one by one again")
     .into()
 }
