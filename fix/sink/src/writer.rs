@@ -111,10 +111,14 @@ pub struct Writer {
     wait_keys: Vec<Vec<u8>>,
     nodes: Vec<Node>,
     owner: Vec<u16>,
+    /// Which nodes own slots.
+    owns: Vec<bool>,
     slots: Vec<Slot>,
     held: HashMap<u16, Held>,
-    /// Held slots are to be looked at in this turn.
+    /// Held slots are to be looked at in this turn,
     look: bool,
+    /// or at this time.
+    look_at: u64,
     works: VecDeque<Work>,
     /// Number of the first of `works`.
     first: u64,
@@ -252,9 +256,11 @@ impl Writer {
             encoder,
             nodes: Vec::new(),
             owner: vec![NOBODY; usize::from(SLOTS)],
+            owns: Vec::new(),
             slots: vec![Slot::default(); usize::from(SLOTS)],
             held: HashMap::new(),
             look: false,
+            look_at: u64::MAX,
             works: VecDeque::new(),
             first: 0,
             noted: HashMap::new(),
@@ -265,6 +271,9 @@ impl Writer {
     fn note(&mut self, text: String) {
         // The same once in ten seconds.
         let now = Instant::now();
+        if self.noted.len() > 1000 {
+            self.noted.clear();
+        }
         if self.noted.get(&text).is_some_and(|at| now.duration_since(*at).as_secs() < 10) {
             return;
         }
@@ -353,21 +362,27 @@ impl Writer {
         for held in self.held.values_mut() {
             held.asking = None; // asked again, of whoever owns it now
         }
-        let mut owns = vec![false; self.nodes.len()];
         for (slot, owner) in route.slots.iter().enumerate() {
             // A slot that nobody owns for a moment keeps its last owner: that one says best what is to be done.
             if let Some((number, _)) = numbers.get(usize::from(*owner)) {
                 self.owner[slot] = *number;
-                owns[usize::from(*number)] = true;
             }
         }
-        for (number, owns) in (0u16..).zip(owns) {
+        self.count_owners();
+        for (number, owns) in (0u16..).zip(self.owns.clone()) {
             let silent = numbers.iter().find(|(n, _)| *n == number).is_some_and(|(_, silent)| *silent);
             if silent && !owns && self.nodes[usize::from(number)].connection.is_some() {
                 self.lose(io, number, "it was replaced while it did not answer");
             }
         }
         self.look = true;
+    }
+
+    fn count_owners(&mut self) {
+        self.owns = vec![false; self.nodes.len()];
+        for owner in self.owner.iter().filter(|o| **o != NOBODY) {
+            self.owns[usize::from(*owner)] = true;
+        }
     }
 
     fn dial(&mut self, io: &mut Io, number: u16, now: u64) {
@@ -665,7 +680,7 @@ impl Writer {
                 _ => self.lose(io, number, &error),
             };
         }
-        let owns = self.owner.contains(&number);
+        let owns = self.owns[usize::from(number)];
         let node = &mut self.nodes[usize::from(number)];
         if !node.wrote && owns {
             node.wait_due = true; // the write before it was refused: it counted from nothing
@@ -745,6 +760,7 @@ impl Writer {
                 };
                 if slot < SLOTS {
                     self.owner[usize::from(slot)] = owner;
+                    self.count_owners();
                 }
                 (self.doubt)();
             }
@@ -783,7 +799,9 @@ impl Writer {
     /// A node that only a redirect named.
     fn add_redirected(&mut self, address: String) -> u16 {
         let (peer, tls) = (self.dial)(&address);
-        self.add_node(address, peer, tls)
+        let number = self.add_node(address, peer, tls);
+        self.owns.push(false);
+        number
     }
 
     fn place(&self, work: u64, call: u32) -> String {
@@ -941,31 +959,21 @@ impl Handler for Writer {
         let now = now_ns();
         let mut next: Option<u64> = None;
         let mut at = |t: u64| next = Some(next.map_or(t, |n| n.min(t)));
-        // Twice in a row, because what is encoded may be held, and what is released is to be confirmed.
+        // In this order, because what is encoded may be held.
         if self.encode(io) {
             at(now);
         }
-        let again = if self.look || !self.held.is_empty() { self.release(io, now) } else { None };
-        if let Some(t) = again {
-            at(t);
+        if self.look || self.look_at <= now {
+            self.look_at = self.release(io, now).unwrap_or(u64::MAX);
         }
-        // Owners are always connected; others only while something is to go to them.
-        let mut wanted = vec![false; self.nodes.len()];
-        let mut last = NOBODY;
-        for owner in &self.owner {
-            if *owner != last && *owner != NOBODY {
-                wanted[usize::from(*owner)] = true;
-                last = *owner;
-            }
+        if self.look_at < u64::MAX {
+            at(self.look_at);
         }
-        for held in self.held.values() {
-            if let Some(n) = held.asking {
-                wanted[usize::from(n)] = true;
-            }
-        }
-        for (number, wanted) in wanted.iter().enumerate() {
+        for number in 0..self.nodes.len() {
             let node = &self.nodes[number];
-            if node.connection.is_none() && *wanted {
+            // Owners are always connected; others only while something is to go to them.
+            let wanted = || self.owns[number] || self.held.values().any(|h| h.asking == Some(number as u16));
+            if node.connection.is_none() && wanted() {
                 if node.dial_at <= now {
                     self.dial(io, number as u16, now);
                 }
