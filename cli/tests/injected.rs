@@ -24,12 +24,40 @@ fn engine() -> Engine {
     find(&std::env::var("UNSLOW_ENGINE").unwrap_or_else(|_| "valkey-9.1".into())).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Runs the binary; the report is its JSON.
+/// Share of the processors' time that a hypervisor took since `before`, and the counters of now: /proc/stat's own.
+fn stolen(before: (u64, u64)) -> (f64, (u64, u64)) {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks: Vec<u64> = text.lines().next().unwrap_or("").split(' ').filter_map(|n| n.parse().ok()).collect();
+    let now: (u64, u64) = (ticks.get(7).copied().unwrap_or(0), ticks.iter().take(8).sum());
+    (now.0.saturating_sub(before.0) as f64 / now.1.saturating_sub(before.1).max(1) as f64, now)
+}
+
+/// Runs the binary; the report is its JSON. While the machine's own processors are taken away there are two causes: it is
+/// asked again a little later, and in the end what it rightly says of the hypervisor is left out.
 fn doctor(mut command: Command, url: &str, name: &str) -> Report {
+    const STOLEN_MAX: f64 = 0.03;
     command.args(["doctor", url, "--window", "3s", "--format", "json", "--quiet"]);
     if let Some(dir) = std::env::var_os("UNSLOW_RECORD") {
         command.arg("--save").arg(PathBuf::from(dir).join(format!("{name}.json")));
     }
+    for calm in (0..4).rev() {
+        let (_, before) = stolen((0, 0));
+        let mut report = ask(&mut command, name);
+        let (share, _) = stolen(before);
+        if share <= STOLEN_MAX {
+            return report;
+        }
+        println!("{name}: the hypervisor took {:.0} % of this machine meanwhile", share * 100.0);
+        if calm == 0 {
+            report.findings.retain(|f| f.id != "noisy_neighbour" || !f.title.contains("hypervisor"));
+            return report;
+        }
+        std::thread::sleep(Duration::from_secs(3)); // for a calmer moment, which nobody announces
+    }
+    unreachable!("the last time returns")
+}
+
+fn ask(command: &mut Command, name: &str) -> Report {
     let output = command.output().expect("the binary runs");
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|e| panic!("{name}: {e}; stderr: {}", String::from_utf8_lossy(&output.stderr)))

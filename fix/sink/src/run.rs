@@ -487,9 +487,13 @@ impl Pump {
 
     /// Waits for what is under way; at the end of a source as long as it takes.
     fn drain(&mut self, patience: Option<Duration>) -> Result<(), String> {
-        let mut deadline = patience.map(|p| Instant::now() + p);
+        let begun = Instant::now();
+        let mut deadline = patience.map(|p| begun + p);
         while self.ledger.lock().expect("no thread panicked").in_flight() > 0 {
             self.settle(Duration::from_millis(20))?;
+            if begun.elapsed() > Duration::from_secs(2) {
+                self.source.idle()?; // we stay in the group however long it takes
+            }
             if self.stop.asked.load(Ordering::Acquire) && deadline.is_none() {
                 deadline = Some(Instant::now() + Duration::from_millis(self.config.drain_ms));
             }

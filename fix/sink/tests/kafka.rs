@@ -196,24 +196,41 @@ fn members_of_a_group_come_and_go_and_the_broker_dies_and_lists_stay_exact() {
 }
 
 #[test]
-fn a_broker_that_wants_a_password_gets_it() {
+fn a_broker_behind_tls_that_wants_a_password_gets_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let (key, certificate, both) = (file("key.pem"), file("certificate.pem"), file("both.pem"));
+    let made = std::process::Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=kafka"])
+        .args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", &key, "-out", &certificate])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let pem = |path: &str| std::fs::read_to_string(path).unwrap();
+    std::fs::write(&both, pem(&key) + &pem(&certificate)).unwrap();
     let jaas = "listener.name.client.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username=\"broker\" password=\"b\" user_broker=\"b\" user_ann=\"hush\";";
     let kafka = Kafka::start(&[
-        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,CLIENT:SASL_PLAINTEXT",
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,CLIENT:SASL_SSL",
         "listener.name.client.sasl.enabled.mechanisms=PLAIN",
         "sasl.mechanism.inter.broker.protocol=PLAIN",
         "sasl.enabled.mechanisms=PLAIN",
+        "ssl.keystore.type=PEM",
+        &format!("ssl.keystore.location={both}"),
+        "ssl.truststore.type=PEM",
+        &format!("ssl.truststore.location={certificate}"),
         jaas,
     ])
     .unwrap();
     let (brokers, to) = (kafka.address(), server());
-    let login = |password: &'static str| {
+    let login = |password: &str| {
         [
-            ("security.protocol", "SASL_PLAINTEXT"),
+            ("security.protocol", "SASL_SSL"),
+            ("ssl.ca.location", &certificate),
             ("sasl.mechanism", "PLAIN"),
             ("sasl.username", "ann"),
             ("sasl.password", password),
         ]
+        .map(|(name, value)| (name.to_string(), value.to_string()))
     };
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", &brokers);
@@ -221,15 +238,18 @@ fn a_broker_that_wants_a_password_gets_it() {
         config.set(name, value);
     }
     let producer: BaseProducer = config.create().unwrap();
-    producer.send(BaseRecord::<str, str>::to("t").payload("{\"k\": 1}")).map_err(|(e, _)| e).unwrap();
+    for text in ["{\"k\": 1}", "no json"] {
+        producer.send(BaseRecord::<str, str>::to("t").payload(text)).map_err(|(e, _)| e).unwrap();
+    }
     producer.flush(Duration::from_secs(30)).unwrap();
-    let with = |password: &'static str| {
-        move |c: &mut Config| c.kafka.extend(login(password).map(|(k, v)| (k.to_string(), v.to_string())))
-    };
-    let map = "[[map]]\ncommands = [\"SET {k} v\"]";
-    assert_eq!(run(map, &brokers, "t", &to, with("hush")).unwrap().done, 1);
-    let error = run(map, &brokers, "t", &to, with("wrong")).unwrap_err();
+    let map = "dead_letter = \"topic:dead\"\n[[map]]\ncommands = [\"SET {k} v\"]";
+    let done = run(map, &brokers, "t", &to, |c| c.kafka.extend(login("hush"))).unwrap();
+    assert_eq!((done.done, done.dead), (2, 1));
+    let error = run(map, &brokers, "t", &to, |c| c.kafka.extend(login("wrong"))).unwrap_err();
     assert!(error.contains("no Kafka broker answers") && !error.contains("wrong"), "{error}");
+    // In the clear to a port that speaks TLS.
+    let error = run(map, &brokers, "t", &to, |_| {}).unwrap_err();
+    assert!(error.contains("TLS or SASL wanted"), "{error}");
 }
 
 #[test]

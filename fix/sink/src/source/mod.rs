@@ -20,10 +20,10 @@ pub enum Read {
 
 /// A source of messages, each origin in its order.
 pub trait Source: Send {
-    /// Fills a batch with at most `limit` messages, waiting until `until` for the first one and `linger` for the others.
+    /// Fills a batch up to the limit, and waits no longer than it says.
     fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String>;
 
-    /// Called while nothing may be read, at least every 100 ms.
+    /// Called again and again while nothing may be read for long.
     fn idle(&mut self) -> Result<(), String> {
         Ok(())
     }
