@@ -448,18 +448,28 @@ impl Control {
 
     /// Tells clients who asked for it (CLIENT MAINT_NOTIFICATIONS ON) what moved, by the addresses they know.
     fn notify(&mut self, change: &Change) {
-        let (slots, from, to) = match change {
-            Change::Moved { slots, from: Some(from), to: Some(to) } => (slots, from, to),
-            Change::Promoted { node, instead_of: Some(old), slots } if !slots.is_empty() => (slots, old, node),
+        let map = self.shared.map();
+        let ports = self.shared.facade_ports.lock().expect("no thread panicked");
+        let port = |address: &String| ports.get(address).copied();
+        let (slots, moved) = match change {
+            Change::Moved { slots, from: Some(from), to: Some(to) } => (slots, port(from).zip(port(to))),
+            Change::Promoted { node, instead_of: Some(old), slots } if !slots.is_empty() => {
+                (slots, port(old).zip(port(node)))
+            }
+            Change::Suspected { node } => match map.topology.at(node) {
+                Some(master) if !master.slots.is_empty() => (&master.slots, None),
+                _ => return,
+            },
             _ => return,
         };
-        let ports = self.shared.facade_ports.lock().expect("no thread panicked");
-        let (Some(from), Some(to)) = (ports.get(from), ports.get(to)) else { return };
+        if ports.is_empty() || moved.is_none() && !matches!(change, Change::Suspected { .. }) {
+            return;
+        }
         let started =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         self.sequence = self.sequence.max(started) + 1;
         let slots = slots.to_string().replace(' ', ",");
-        let notice = Arc::new(Notice { sequence: self.sequence, from: *from, to: *to, slots });
+        let notice = Arc::new(Notice { sequence: self.sequence, slots, moved });
         for worker in 0..self.shared.workers.len() {
             self.shared.post(worker, Message::Notify(notice.clone()));
         }

@@ -30,12 +30,13 @@ pub enum Message {
     Notify(Arc<Notice>),
 }
 
-/// Slots that moved, by the ports of the facade.
+/// Slots that move, for clients that asked to be told.
 pub struct Notice {
     pub sequence: u64,
-    pub from: u16,
-    pub to: u16,
     pub slots: String,
+    /// Ports of the facade: from where and to where they have moved. `None` while their master does not answer, so that
+    /// they are about to.
+    pub moved: Option<(u16, u16)>,
 }
 
 /// What every worker has to say a part of.

@@ -822,16 +822,19 @@ impl Worker {
         }
     }
 
-    /// SMIGRATED, with the addresses by which the client knows us.
+    /// SMIGRATING, on which clients are patient, and SMIGRATED, with the addresses by which the client knows us.
     fn notify(&mut self, io: &mut Io, notice: &Notice) {
         let all = self.everyone().filter(|c| c.notified && c.proto == 3);
         let all: Vec<(Whom, Option<std::net::SocketAddr>)> = all.map(|c| (c.whom(), c.to)).collect();
         for (whom, to) in all {
             let host = to.map_or("127.0.0.1".into(), |a| a.ip().to_string());
-            let Notice { sequence, from, to, slots } = notice;
-            let push = format!(
-                ">3\r\n+SMIGRATED\r\n:{sequence}\r\n*1\r\n*3\r\n+{host}:{from}\r\n+{host}:{to}\r\n+{slots}\r\n"
-            );
+            let Notice { sequence, slots, moved } = notice;
+            let push = match moved {
+                None => format!(">3\r\n+SMIGRATING\r\n:{sequence}\r\n+{slots}\r\n"),
+                Some((from, to)) => format!(
+                    ">3\r\n+SMIGRATED\r\n:{sequence}\r\n*1\r\n*3\r\n+{host}:{from}\r\n+{host}:{to}\r\n+{slots}\r\n"
+                ),
+            };
             self.push_to(io, whom, push.as_bytes());
         }
     }

@@ -1193,6 +1193,14 @@ fn cluster_clients_see_a_cluster_of_ports_and_hear_of_moves() {
             || view.masters().all(|n| n.slots.len() != 5461))
     })
     .unwrap();
+    // A master that hangs: be patient, and then where to go.
+    let hung = owner_of(&deployment, slot);
+    deployment.nodes[hung].signal(libc::SIGSTOP);
+    let push = text(&frames(&mut listener, 1)[0]);
+    assert!(push.starts_with(">3\\r\\n+SMIGRATING\\r\\n:"), "{push}");
+    let push = text(&frames(&mut listener, 1)[0]);
+    assert!(push.starts_with(">3\\r\\n+SMIGRATED\\r\\n:"), "{push}");
+    deployment.nodes[hung].signal(libc::SIGCONT);
     // Without the facade it is one node.
     drop(c);
     let one = gate(&deployment.url(), |_| {});

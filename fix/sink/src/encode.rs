@@ -44,6 +44,8 @@ pub struct Encoded {
     pub calls: Vec<Call>,
     /// Records and maps that a later record makes needless.
     folded: HashSet<(u32, usize)>,
+    /// For each of the batch's origins the maps that take it.
+    takers: Vec<Arc<[usize]>>,
 }
 
 /// What became of a message.
@@ -64,7 +66,7 @@ pub struct Encoder {
     guard: Option<Guard>,
     scratch: Scratch,
     /// Maps that take an origin.
-    takers: HashMap<Arc<Origin>, Vec<usize>>,
+    takers: HashMap<Arc<Origin>, Arc<[usize]>>,
 }
 
 struct Guard {
@@ -99,17 +101,18 @@ impl Encoder {
         Encoder { mapping, cluster, guard, scratch, takers }
     }
 
-    /// Looks at a whole batch first, for maps that fold.
+    /// Looks at a whole batch first: which maps take its origins, and what is folded.
     #[must_use]
     pub fn begin(&mut self, batch: &Batch) -> Encoded {
-        let mut encoded = Encoded::default();
+        let takers = batch.origins.iter().map(|origin| self.takers(origin)).collect();
+        let mut encoded = Encoded { takers, ..Encoded::default() };
         if !self.mapping.folds() {
             return encoded;
         }
         let mut later: HashSet<(usize, Vec<u8>)> = HashSet::new();
         for (number, record) in batch.records.iter().enumerate().rev() {
             // Only a message that can be written itself, all of it, makes others needless.
-            let Ok(keys) = self.first_keys(batch, record) else { continue };
+            let Ok(keys) = self.first_keys(batch, record, &encoded.takers) else { continue };
             for (map, key) in keys {
                 if self.mapping.maps[map].fold && !later.insert((map, key)) {
                     encoded.folded.insert((number as u32, map));
@@ -120,12 +123,17 @@ impl Encoder {
     }
 
     /// The maps that want a message, and the first key of each; an error when it cannot be written.
-    fn first_keys(&mut self, batch: &Batch, record: &Record) -> Result<Vec<(usize, Vec<u8>)>, String> {
+    fn first_keys(
+        &mut self,
+        batch: &Batch,
+        record: &Record,
+        takers: &[Arc<[usize]>],
+    ) -> Result<Vec<(usize, Vec<u8>)>, String> {
         let (message, mut keys, mut words) = (batch.message(record), Vec::new(), 0);
         if record.broken {
             return Err("it cannot be read".into());
         }
-        for i in takers(&mut self.takers, &self.mapping, &batch.origins[record.origin as usize]) {
+        for &i in &*takers[record.origin as usize] {
             let map = &self.mapping.maps[i];
             let document = open(map, &message)?;
             if !map.wants(&message, &document)? {
@@ -156,7 +164,7 @@ impl Encoder {
         if let Some(guard) = &mut self.guard {
             guard.parts.clear();
         }
-        for i in takers(&mut self.takers, &self.mapping, origin) {
+        for &i in &*encoded.takers[record.origin as usize].clone() {
             if outcome.is_err() || encoded.folded.contains(&(number, i)) {
                 continue;
             }
@@ -195,6 +203,16 @@ impl Encoder {
         }
     }
 
+    fn takers(&mut self, origin: &Arc<Origin>) -> Arc<[usize]> {
+        if let Some(list) = self.takers.get(origin) {
+            return list.clone();
+        }
+        let all = self.mapping.maps.iter().enumerate();
+        let list: Arc<[usize]> = all.filter(|(_, m)| m.takes(&origin.topic)).map(|(i, _)| i).collect();
+        self.takers.insert(origin.clone(), list.clone());
+        list
+    }
+
     /// Writes an offset where a call names its predecessor.
     pub fn set_before(bytes: &mut [u8], call: &Call, before: Option<Offset>) {
         if call.before_at > 0 {
@@ -207,18 +225,6 @@ impl Encoder {
     /// The SHA-1 of the script, as SCRIPT LOAD told it.
     pub fn script(&self) -> Option<&str> {
         self.guard.as_ref().map(|g| g.sha.as_str())
-    }
-}
-
-fn takers(known: &mut HashMap<Arc<Origin>, Vec<usize>>, mapping: &Mapping, origin: &Arc<Origin>) -> Vec<usize> {
-    match known.get(origin) {
-        Some(list) => list.clone(),
-        None => {
-            let list: Vec<usize> =
-                mapping.maps.iter().enumerate().filter(|(_, m)| m.takes(&origin.topic)).map(|(i, _)| i).collect();
-            known.insert(origin.clone(), list.clone());
-            list
-        }
     }
 }
 

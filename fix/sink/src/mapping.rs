@@ -144,10 +144,10 @@ impl Mapping {
             if map.commands.is_empty() && map.tombstone.is_empty() {
                 return Err(place("it has no commands"));
             }
-            let compile = |list: &[CommandSettings], format| -> Result<Vec<Command>, String> {
+            let compile = |list: &[CommandSettings], inside: bool| -> Result<Vec<Command>, String> {
                 let compiled = list.iter().map(|c| {
                     Command::compile(c, table, cluster, once).and_then(|command| {
-                        if command.looks_inside() && format != Some(()) {
+                        if command.looks_inside() && !inside {
                             let text = command.template.text();
                             return Err(format!("{text:?} looks into messages that have nothing inside"));
                         }
@@ -166,14 +166,14 @@ impl Mapping {
             {
                 return Err(place("with fold = \"last\" a condition belongs to the map, not to a command"));
             }
-            let inside = (map.format != Format::Raw).then_some(());
+            let inside = map.format != Format::Raw;
             let when = map.when.as_deref().map(Condition::compile).transpose();
             maps.push(Map {
                 topics: map.topic.list(),
                 when: when.map_err(|e| place(&e))?,
                 format: map.format,
                 commands: compile(&map.commands, inside)?,
-                tombstone: compile(&map.tombstone, None)?,
+                tombstone: compile(&map.tombstone, false)?,
                 fold,
             });
         }
@@ -230,7 +230,7 @@ impl Command {
             let expected = if command.arity < 0 { format!("at least {n}") } else { n.to_string() };
             return Err(bad(format!("{shown} takes {expected} words, itself among them; here are {fewest}")));
         }
-        if command.special.is_some() || command.blocking && !open_to_all(&shown) {
+        if command.special.is_some() || command.blocking {
             return Err(bad(format!("{shown} changes or blocks the connection that all messages share")));
         }
         if command.admin {
@@ -300,11 +300,6 @@ impl Command {
         template.key = key;
         Ok(Command { template, ttl_ms, when, known: command.clone(), counted })
     }
-}
-
-/// Commands that may block and do not unless told to.
-fn open_to_all(name: &str) -> bool {
-    matches!(name, "XREAD" | "XREADGROUP")
 }
 
 impl Condition {

@@ -19,7 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use unslow_client::Target;
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Tls, now_ns};
@@ -217,7 +217,6 @@ struct Work {
     parked: usize,
     rounds: u64,
     dead: Vec<Letter>,
-    started: Instant,
     /// Acknowledged; stands until those before it are.
     done: bool,
 }
@@ -304,7 +303,6 @@ impl Writer {
                         parked: 0,
                         rounds: 1,
                         dead: Vec::new(),
-                        started: Instant::now(),
                         done: false,
                     });
                 }
@@ -836,8 +834,7 @@ impl Writer {
     fn acknowledge(&mut self, work: u64) {
         let it = self.work(work);
         it.done = true;
-        let ready = it.batch.ready.unwrap_or(it.started);
-        let took = ready.elapsed();
+        let took = it.batch.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
         let (calls, records, rounds) = (it.encoded.calls.len(), it.batch.records.len(), it.rounds);
         let bytes = it.batch.weight() + it.encoded.bytes.len();
         let ack =

@@ -58,7 +58,7 @@ fn run(
 fn producer(brokers: &str) -> ThreadedProducer<DefaultProducerContext> {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers).set("linger.ms", "5").set("enable.idempotence", "true");
-    config.set("queue.buffering.max.messages", "2000000");
+    config.set("queue.buffering.max.messages", "2000000").set("compression.type", "zstd");
     config.create().unwrap()
 }
 

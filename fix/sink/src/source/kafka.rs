@@ -74,7 +74,6 @@ pub struct Context {
     /// Partitions taken away since the source looked.
     revoked: Mutex<BTreeSet<(String, i32)>>,
     any_revoked: AtomicBool,
-    topics: Vec<String>,
 }
 
 impl ClientContext for Context {
@@ -234,7 +233,6 @@ impl Kafka {
             assigned: Mutex::default(),
             revoked: Mutex::default(),
             any_revoked: AtomicBool::new(false),
-            topics: settings.topics.clone(),
         };
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(config_error)?;
         let known = consumer.fetch_metadata(None, START_PATIENCE).map_err(|e| {
@@ -260,7 +258,7 @@ impl Kafka {
             ));
         }
         let cluster = cluster.unwrap_or_default();
-        let topics: Vec<&str> = consumer.context().topics.iter().map(String::as_str).collect();
+        let topics: Vec<&str> = settings.topics.iter().map(String::as_str).collect();
         consumer.subscribe(&topics).map_err(|e| format!("topics {}: {e}", topics.join(", ")))?;
         Ok(Kafka {
             consumer,
