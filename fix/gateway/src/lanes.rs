@@ -8,6 +8,7 @@ use unslow_reactor::{Closed, Io, now_ns};
 use unslow_resp::{Split, write_command};
 use unslow_topology::{Health, Role};
 
+use crate::config::Read;
 use crate::map::{self, Map};
 use crate::session::*;
 use crate::worker::{Again, Clog, MS, Worker};
@@ -92,6 +93,7 @@ impl Worker {
             raw: false,
             held,
             dirty: false,
+            read_only: Some(false),
             greeting: Default::default(),
             flights: Default::default(),
             journal: Default::default(),
@@ -184,6 +186,30 @@ impl Worker {
     /// A command onto a lane: written with this turn, or when the lane can.
     #[inline]
     pub fn push(&mut self, io: &mut Io, lane: u32, flight: Flight, bytes: &[u8]) {
+        if self.cluster && self.config.read != Read::Primary && !self.lanes[lane as usize].pooled {
+            self.set_mode(io, lane, &flight);
+        }
+        self.put(io, lane, flight, bytes);
+    }
+
+    /// Says READONLY before a read of a replica, and READWRITE before what is for a master: a connection that stayed with
+    /// READONLY while its node was promoted and demoted would answer with what a replica still has.
+    fn set_mode(&mut self, io: &mut Io, lane: u32, flight: &Flight) {
+        let l = &self.lanes[lane as usize];
+        let Some(owner) = self.map.slots.get(usize::from(flight.slot)) else { return };
+        let read_only = flight.read && *owner != l.node;
+        if l.read_only == Some(read_only) {
+            return;
+        }
+        let mut command = Vec::new();
+        write_command(&mut command, &[if read_only { "READONLY" } else { "READWRITE" }]);
+        self.lanes[lane as usize].read_only = Some(read_only);
+        let swallow = Flight { len: command.len() as u32, kind: Kind::Swallow, ..*flight };
+        self.put(io, lane, swallow, &command);
+    }
+
+    #[inline]
+    fn put(&mut self, io: &mut Io, lane: u32, flight: Flight, bytes: &[u8]) {
         let l = &mut self.lanes[lane as usize];
         l.flights.push_back(flight);
         l.journal.push(bytes);
@@ -255,7 +281,6 @@ impl Worker {
         let set = &self.sets[l.set as usize];
         let (db, proto, setup) = (set.db, set.proto, set.setup.clone());
         let identity = self.identities.get(set.identity as usize).cloned();
-        let replica = self.map.servers[usize::from(l.node)].role == Role::Replica && self.cluster;
         let l_owned = l.owner.is_some();
         let out = io.output(connection);
         let mut greeting = std::collections::VecDeque::new();
@@ -281,10 +306,6 @@ impl Worker {
         if db != 0 {
             write_command(out, &["SELECT", &db.to_string()]);
             greeting.push_back(Greeting::Select);
-        }
-        if replica {
-            write_command(out, &["READONLY"]);
-            greeting.push_back(Greeting::Ignore);
         }
         for command in &setup {
             out.extend_from_slice(command);
@@ -423,6 +444,7 @@ impl Worker {
                 let l = &mut self.lanes[lane as usize];
                 let all: Vec<Flight> = l.flights.drain(..).collect();
                 l.journal.clear();
+                l.read_only = Some(false);
                 (l.sent, l.sent_bytes) = (0, 0);
                 let (owner, pooled, raw) = (l.owner, l.pooled, l.raw);
                 for flight in all {
@@ -539,9 +561,9 @@ impl Worker {
                 moved_to = Some(slot);
                 if word == b"MOVED" {
                     self.stats.moved += 1;
-                    let replica = self.map.servers[usize::from(node)].role == Role::Replica && flight.read;
                     let owner = self.map.slots[usize::from(slot)];
-                    if !replica && (owner == node || owner == map::NOBODY) {
+                    let replica = flight.read && owner != node && owner != map::NOBODY;
+                    if owner == node || owner == map::NOBODY {
                         let map = Arc::make_mut(&mut self.map);
                         map.slots[usize::from(slot)] = to;
                         map.readers.resize(map.servers.len(), Vec::new());
@@ -786,6 +808,7 @@ impl Worker {
         (l.sent, l.sent_bytes, l.first, l.forwarded) = (0, 0, 0, 0);
         l.part.clear();
         l.splitter = splitter();
+        l.read_only = Some(false);
         let mut at = 0;
         for (i, flight) in flights.into_iter().enumerate() {
             let bytes = &journal.all()[at..at + flight.len as usize];
@@ -903,6 +926,7 @@ impl Worker {
                 let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
                 let bytes = l.journal.all()[l.sent_bytes..].to_vec();
                 l.journal.truncate(l.sent_bytes);
+                l.read_only = None;
                 let mut at = 0;
                 for flight in flights {
                     let end = at + flight.len as usize;
@@ -1005,6 +1029,7 @@ impl Worker {
         let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
         let bytes = l.journal.all()[l.sent_bytes..].to_vec();
         l.journal.truncate(l.sent_bytes);
+        l.read_only = None;
         let address = self.map.servers[usize::from(l.node)].address.clone();
         let text = format!(
             "-ERR unslow: {address} took no commands for {} ms and nobody took its place; this one was not sent\r\n",

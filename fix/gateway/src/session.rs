@@ -277,6 +277,8 @@ pub struct Lane {
     pub held: bool,
     /// Its state is not what the next one expects.
     pub dirty: bool,
+    /// Its connection has said READONLY; None when what was said is not certain.
+    pub read_only: Option<bool>,
     pub greeting: VecDeque<Greeting>,
     pub flights: VecDeque<Flight>,
     pub journal: Journal,
