@@ -33,11 +33,13 @@ const ARROWS: &[(&str, &[&str])] = &[
         "unslow-sink",
         &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-status", "unslow-topology", "unslow-watch"],
     ),
+    ("unslow-bypass", &[]),
     ("unslow-bench", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow",
         &[
             "unslow-bench",
+            "unslow-bypass",
             "unslow-client",
             "unslow-doctor",
             "unslow-engine",

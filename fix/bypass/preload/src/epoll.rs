@@ -1,0 +1,601 @@
+//! epoll for sets that have connections over shared memory in them, beside everything the kernel watches.
+//!
+//! The kernel's own set stays: timers, pipes, plain sockets and listeners are in it as the program put them there. A
+//! connection of ours is in it as well, but only for its end, with a number of ours instead of the program's data; its real
+//! readiness comes from the bits its peer sets. So a turn of a busy loop costs no system call: the kernel is looked at every
+//! 20 us, not every turn.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM};
+use libc::{c_int, epoll_event, sigset_t};
+use unslow_bypass::link::Link;
+use unslow_bypass::local::{Waiter, processor};
+
+use crate::fds::{self, Entry, Place, Registration, Stream, state};
+use crate::{now_ns, real, set_errno, world};
+
+/// How often the kernel is looked at while there is always something to do here.
+const LOOK_NS: u64 = 20_000;
+/// How long an answer is waited for awake, while the other side runs on another processor.
+pub const SPIN_NS: u64 = 200_000;
+
+/// What of ours is in a kernel's set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hidden {
+    /// A connection, for its end.
+    Stream = 0,
+    /// Peers ring it.
+    Doorbell = 1,
+    /// Clients come to it.
+    Rendezvous = 2,
+    /// What they say.
+    Channel = 3,
+}
+
+/// Bits of a hidden event's data: 40 of ours alone, 2 for what it is, 22 for which.
+fn tag() -> u64 {
+    static TAG: AtomicU64 = AtomicU64::new(0);
+    let known = TAG.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let mut random = 0u64;
+    // SAFETY: eight bytes of room.
+    unsafe { libc::syscall(libc::SYS_getrandom, &raw mut random, 8, 0) };
+    let new = (random ^ now_ns().rotate_left(17)) | 1 << 63;
+    let new = new & !0xff_ffff;
+    match TAG.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => new,
+        Err(other) => other,
+    }
+}
+
+/// An epoll set of the program's.
+pub struct Epoll {
+    fd: RawFd,
+    /// How many of ours are in the kernel's set.
+    hidden: AtomicU32,
+    waiter: OnceLock<Waiter>,
+    forgotten: AtomicBool,
+    looked_at: AtomicU64,
+    inside: Mutex<Inside>,
+}
+
+#[derive(Default)]
+struct Inside {
+    /// Pairs of processes with connections here.
+    places: Vec<&'static Place>,
+    /// Connections that may have something.
+    ready: VecDeque<&'static Stream>,
+    /// Those whose offer is not answered yet.
+    pending: Vec<&'static Stream>,
+}
+
+/// A new set of the program's.
+pub fn created(fd: RawFd) {
+    if fd < 0 {
+        return;
+    }
+    let epoll = Epoll {
+        fd,
+        hidden: AtomicU32::new(0),
+        waiter: OnceLock::new(),
+        forgotten: AtomicBool::new(false),
+        looked_at: AtomicU64::new(0),
+        inside: Mutex::new(Inside::default()),
+    };
+    fds::put(fd, Some(Box::leak(Box::new(Entry::Epoll(epoll)))));
+}
+
+/// The set a stream is in.
+pub fn of(stream: &Stream) -> Option<&'static Epoll> {
+    stream.epoll()
+}
+
+impl Epoll {
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// In the child of a fork: the kernel's set is shared with the parent, nothing of it is ours.
+    pub fn forget(&self) {
+        self.forgotten.store(true, Ordering::Release);
+    }
+
+    /// Its waiter, made when it is first needed.
+    pub fn waiter(&'static self) -> Option<&'static Waiter> {
+        if self.forgotten.load(Ordering::Relaxed) {
+            return None;
+        }
+        if let Some(waiter) = self.waiter.get() {
+            return Some(waiter);
+        }
+        let waiter = world::local()?.waiter().ok()?;
+        let doorbell = waiter.doorbell.as_raw_fd();
+        if self.waiter.set(waiter).is_ok() {
+            self.watch(doorbell, Hidden::Doorbell);
+        }
+        self.waiter.get()
+    }
+
+    /// Puts something of ours into the kernel's set.
+    pub fn watch(&self, fd: RawFd, what: Hidden) {
+        let events = EPOLLIN | if what == Hidden::Doorbell { EPOLLET } else { 0 };
+        let mut event = epoll_event { events: events as u32, u64: tag() | (what as u64) << 22 };
+        // SAFETY: a live event.
+        if unsafe { real::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
+            self.hidden.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// A connection in the kernel's set, for its end only.
+    fn watch_end(&self, stream: &Stream, op: c_int) -> c_int {
+        let data = tag() | (Hidden::Stream as u64) << 22 | u64::from(stream.index & 0x3f_ffff);
+        let mut event = epoll_event { events: (EPOLLRDHUP | EPOLLIN | EPOLLET) as u32, u64: data };
+        // SAFETY: a live event.
+        unsafe { real::epoll_ctl(self.fd, op, stream.fd(), &mut event) }
+    }
+
+    /// A thread may sleep in this set while another has changed something.
+    fn wake(&self) {
+        if let Some(waiter) = self.waiter.get()
+            && waiter.word().asleep()
+        {
+            let one = 1u64;
+            // SAFETY: eight bytes to a descriptor of ours.
+            unsafe { libc::syscall(libc::SYS_write, waiter.doorbell.as_raw_fd(), &raw const one, 8) };
+        }
+    }
+}
+
+/// The registration of a stream.
+///
+/// SAFETY of all its uses: the lock of the set the stream is in is held.
+#[allow(clippy::mut_from_ref)]
+fn registration<'a>(stream: &'a Stream, _inside: &'a Inside) -> &'a mut Registration {
+    // SAFETY: see above.
+    unsafe { &mut *stream.registration.get() }
+}
+
+fn queue(inside: &mut Inside, stream: &'static Stream) {
+    let registration = registration(stream, inside);
+    if registration.wanted && !registration.queued {
+        registration.queued = true;
+        inside.ready.push_back(stream);
+    }
+}
+
+/// Something about a connection has changed: its set looks at it.
+pub fn look_again(stream: &'static Stream) {
+    if let Some(epoll) = stream.epoll() {
+        queue(&mut epoll.inside(), stream);
+        epoll.wake();
+    }
+}
+
+/// A connection goes over shared memory from now on.
+pub fn adopt(stream: &'static Stream, place: &'static Place, link: Link) {
+    stream.set_place(place);
+    let Some(epoll) = stream.epoll() else { return stream.set_link(link) };
+    name_waiter(epoll, place, &link);
+    let mut inside = epoll.inside();
+    if !inside.places.iter().any(|p| std::ptr::eq(*p, place)) {
+        inside.places.push(place);
+    }
+    inside.pending.retain(|s| !std::ptr::eq(*s, stream));
+    if stream.state.load(Ordering::Acquire) == state::CANDIDATE {
+        epoll.watch_end(stream, libc::EPOLL_CTL_MOD);
+        epoll.hidden.fetch_add(1, Ordering::AcqRel);
+    }
+    stream.set_link(link);
+    queue(&mut inside, stream);
+    drop(inside);
+    epoll.wake();
+}
+
+fn name_waiter(epoll: &'static Epoll, place: &Place, link: &Link) {
+    if let Some(waiter) = epoll.waiter() {
+        world::introduce(place, waiter);
+        link.set_waiter(waiter.number);
+    }
+}
+
+/// After a thread slept for a connection that is in a set: news go to the set again.
+pub fn restore_waiter(stream: &'static Stream) {
+    if let (Some(epoll), Some(place), Some(link)) = (stream.epoll(), stream.place(), stream.link()) {
+        name_waiter(epoll, place, link);
+        look_again(stream);
+    }
+}
+
+/// A connection whose offer nobody took is the kernel's.
+pub fn to_tcp(stream: &'static Stream) {
+    let Some(epoll) = stream.epoll() else { return };
+    let mut inside = epoll.inside();
+    let registration = registration(stream, &inside);
+    let mut event = epoll_event { events: registration.events, u64: registration.data };
+    let op = if registration.wanted { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL };
+    // SAFETY: a live event.
+    unsafe { real::epoll_ctl(epoll.fd, op, stream.fd(), &mut event) };
+    leave(epoll, &mut inside, stream);
+    drop(inside);
+    epoll.wake();
+}
+
+fn leave(epoll: &Epoll, inside: &mut Inside, stream: &'static Stream) {
+    inside.ready.retain(|s| !std::ptr::eq(*s, stream));
+    inside.pending.retain(|s| !std::ptr::eq(*s, stream));
+    let registration = registration(stream, inside);
+    (registration.queued, registration.wanted) = (false, false);
+    stream.set_epoll(None);
+    epoll.hidden.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// The descriptor of a connection is closed: the kernel's set loses it by itself.
+pub fn closed(stream: &'static Stream) {
+    if let Some(epoll) = stream.epoll()
+        && stream.state.load(Ordering::Acquire) != state::CANDIDATE
+    {
+        leave(epoll, &mut epoll.inside(), stream);
+    }
+}
+
+/// `epoll_ctl`.
+///
+/// # Safety
+/// As of `epoll_ctl`.
+pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
+    // SAFETY: the caller's.
+    let direct = || unsafe { real::epoll_ctl(epoll.fd, op, fd, event) };
+    match fds::get(fd) {
+        Some(Entry::Listener(port)) => {
+            let done = direct();
+            if done == 0 && op == libc::EPOLL_CTL_ADD && !epoll.forgotten.load(Ordering::Relaxed) {
+                world::open_rendezvous(*port, epoll);
+            }
+            done
+        }
+        // SAFETY: the caller's.
+        Some(Entry::Stream(stream)) if stream.link().is_some() => unsafe { ctl_ours(epoll, op, stream, event) },
+        Some(Entry::Stream(stream)) => {
+            // An offer may be taken by another thread just now.
+            let world = world::world();
+            match stream.state.load(Ordering::Acquire) {
+                state::CANDIDATE => {
+                    let done = direct();
+                    if done == 0 {
+                        let other = stream.epoll().is_some_and(|e| !std::ptr::eq(e, epoll));
+                        if other || epoll.forgotten.load(Ordering::Relaxed) {
+                            stream.fixed.store(true, Ordering::Release);
+                        } else if op == libc::EPOLL_CTL_DEL {
+                            stream.set_epoll(None);
+                        } else {
+                            let inside = epoll.inside();
+                            // SAFETY: the kernel has just read it.
+                            let event = unsafe { event.read_unaligned() };
+                            let registration = registration(stream, &inside);
+                            (registration.events, registration.data) = (event.events, event.u64);
+                            registration.wanted = true;
+                            stream.set_epoll(Some(epoll));
+                        }
+                    }
+                    done
+                }
+                state::PENDING | state::LINKED => {
+                    drop(world);
+                    // SAFETY: the caller's.
+                    unsafe { ctl_ours(epoll, op, stream, event) }
+                }
+                _ => direct(),
+            }
+        }
+        _ => direct(),
+    }
+}
+
+unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, event: *mut epoll_event) -> c_int {
+    if stream.epoll().is_some_and(|e| !std::ptr::eq(e, epoll)) && !leave_other(epoll, stream, op) {
+        // In a second set it is watched for its end only; nobody is known to need more.
+        return epoll.watch_end(stream, op);
+    }
+    let new = stream.epoll().is_none();
+    let mut inside = epoll.inside();
+    let entry = registration(stream, &inside);
+    match op {
+        libc::EPOLL_CTL_ADD if !new && entry.wanted => return refuse(libc::EEXIST),
+        libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if new || !entry.wanted => return refuse(libc::ENOENT),
+        libc::EPOLL_CTL_DEL => {
+            entry.wanted = false;
+            return 0;
+        }
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_null() => return refuse(libc::EFAULT),
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {}
+        _ => return refuse(libc::EINVAL),
+    }
+    if new {
+        let done = epoll.watch_end(stream, libc::EPOLL_CTL_ADD);
+        if done != 0 {
+            return done;
+        }
+        epoll.hidden.fetch_add(1, Ordering::AcqRel);
+        stream.set_epoll(Some(epoll));
+        if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
+            name_waiter(epoll, place, link);
+            if !inside.places.iter().any(|p| std::ptr::eq(*p, place)) {
+                inside.places.push(place);
+            }
+        } else {
+            if let (Ok(offers), Some(waiter)) = (stream.offers.lock(), epoll.waiter()) {
+                for offer in offers.iter() {
+                    world::introduce(offer.place, waiter);
+                    if let Some(slot) = offer.place.pair.slot(offer.slot) {
+                        slot.set_waiter(offer.place.pair.side, waiter.number);
+                    }
+                    if !inside.places.iter().any(|p| std::ptr::eq(*p, offer.place)) {
+                        inside.places.push(offer.place);
+                    }
+                }
+            }
+            inside.pending.push(stream);
+        }
+    }
+    // SAFETY: not null; the program's event.
+    let event = unsafe { event.read_unaligned() };
+    let entry = registration(stream, &inside);
+    (entry.wanted, entry.events, entry.data, entry.spent) = (true, event.events, event.u64, false);
+    queue(&mut inside, stream);
+    drop(inside);
+    epoll.wake();
+    0
+}
+
+/// A stream the program took out of one set and puts into another goes there.
+fn leave_other(epoll: &'static Epoll, stream: &'static Stream, op: c_int) -> bool {
+    let Some(other) = stream.epoll().filter(|e| !std::ptr::eq(*e, epoll) && op == libc::EPOLL_CTL_ADD) else {
+        return false;
+    };
+    let mut inside = other.inside();
+    if registration(stream, &inside).wanted {
+        return false;
+    }
+    other.watch_end(stream, libc::EPOLL_CTL_DEL);
+    leave(other, &mut inside, stream);
+    true
+}
+
+fn refuse(errno: c_int) -> c_int {
+    set_errno(errno);
+    -1
+}
+
+/// What is to be said of a connection, of all that epoll and poll can say.
+#[inline]
+pub fn readiness(link: &Link, wanted: u32) -> u32 {
+    let mut events = 0;
+    if wanted & (EPOLLIN | EPOLLRDNORM) as u32 != 0 && link.readable() {
+        events |= (EPOLLIN | EPOLLRDNORM) as u32;
+    }
+    if wanted & (EPOLLOUT | EPOLLWRNORM) as u32 != 0 && link.writable() {
+        events |= (EPOLLOUT | EPOLLWRNORM) as u32;
+    }
+    if link.ended() {
+        events |= EPOLLRDHUP as u32;
+        if link.over() {
+            events |= EPOLLHUP as u32;
+        }
+        if link.broken() {
+            events |= EPOLLERR as u32;
+        }
+    }
+    events & (wanted | (EPOLLERR | EPOLLHUP) as u32)
+}
+
+impl Epoll {
+    /// Events of our connections into `room`; how many.
+    fn collect(&'static self, waiter: &Waiter, room: &mut [epoll_event]) -> usize {
+        let mut inside = self.inside();
+        if !inside.pending.is_empty() {
+            let pending = inside.pending.clone();
+            drop(inside);
+            for stream in pending {
+                world::resolve(stream, false);
+            }
+            inside = self.inside();
+        }
+        let inside = &mut *inside;
+        let Inside { places, ready, .. } = inside;
+        for place in places.iter().copied() {
+            place.pair.take_news(waiter.number, |slot| {
+                if let Some(stream) = place.stream(slot)
+                    && stream.epoll().is_some_and(|e| std::ptr::eq(e, self))
+                {
+                    // SAFETY: the lock of this set is held.
+                    let registration = unsafe { &mut *stream.registration.get() };
+                    if !registration.queued {
+                        registration.queued = true;
+                        ready.push_back(stream);
+                    }
+                }
+            });
+        }
+        let mut n = 0;
+        for _ in 0..ready.len() {
+            if n == room.len() {
+                break;
+            }
+            let Some(stream) = ready.pop_front() else { break };
+            // SAFETY: the lock of this set is held.
+            let registration = unsafe { &mut *stream.registration.get() };
+            let events = match stream.link() {
+                Some(link) if registration.wanted && !registration.spent => readiness(link, registration.events),
+                _ => 0,
+            };
+            if events == 0 {
+                registration.queued = false;
+                continue;
+            }
+            room[n] = epoll_event { events, u64: registration.data };
+            n += 1;
+            if registration.events & EPOLLONESHOT as u32 != 0 {
+                registration.spent = true;
+                registration.queued = false;
+            } else if registration.events & EPOLLET as u32 != 0 {
+                registration.queued = false;
+            } else {
+                ready.push_back(stream);
+            }
+        }
+        n
+    }
+
+    /// Whether anything may be new for us.
+    #[inline]
+    fn news(&self, waiter: &Waiter) -> bool {
+        let inside = self.inside();
+        !inside.ready.is_empty() || inside.places.iter().any(|p| p.pair.news(waiter.number))
+    }
+
+    #[inline]
+    fn hopeful(&self, processor: u32) -> bool {
+        self.inside().places.iter().any(|p| p.pair.hopeful(processor))
+    }
+
+    /// When the first unanswered offer is given up.
+    fn deadline(&self) -> Option<u64> {
+        let inside = self.inside();
+        inside.pending.iter().map(|s| s.deadline.load(Ordering::Relaxed)).min()
+    }
+
+    /// The kernel's events, without ours, which are dealt with.
+    ///
+    /// SAFETY: as of `epoll_pwait`.
+    unsafe fn kernel(&self, room: &mut [epoll_event], timeout_ms: c_int, mask: *const sigset_t) -> c_int {
+        // SAFETY: the caller's; the room is as large as it says.
+        let n = unsafe { real::epoll_pwait(self.fd, room.as_mut_ptr(), room.len() as c_int, timeout_ms, mask) };
+        if n <= 0 {
+            return n;
+        }
+        let (tag, mut kept, mut visitors) = (tag(), 0, false);
+        for i in 0..n as usize {
+            let event = room[i];
+            if event.u64 & !0xff_ffff != tag {
+                room[kept] = event;
+                kept += 1;
+                continue;
+            }
+            match (event.u64 >> 22) & 3 {
+                0 if !self.forgotten.load(Ordering::Relaxed) => {
+                    if let Some(stream) = fds::stream_at((event.u64 & 0x3f_ffff) as u32) {
+                        crate::calls::look_at_tcp(stream);
+                        if stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
+                            queue(&mut self.inside(), stream);
+                        }
+                    }
+                }
+                2 | 3 => visitors = true,
+                _ => {}
+            }
+        }
+        if visitors && !self.forgotten.load(Ordering::Relaxed) {
+            world::attend();
+        }
+        kept as c_int
+    }
+}
+
+/// `epoll_wait` and its kin, with a timeout in nanoseconds (`None` for ever).
+///
+/// # Safety
+/// As of `epoll_pwait`: room for `max` events.
+pub unsafe fn wait(
+    epoll: &'static Epoll,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> c_int {
+    crate::flush();
+    let milliseconds = |left: Option<u64>| left.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
+    if epoll.hidden.load(Ordering::Acquire) == 0 || max <= 0 || events.is_null() {
+        // SAFETY: the caller's.
+        return unsafe { real::epoll_pwait(epoll.fd, events, max, milliseconds(timeout_ns), mask) };
+    }
+    // SAFETY: the caller's.
+    let room = unsafe { std::slice::from_raw_parts_mut(events, max as usize) };
+    let Some(waiter) = epoll.waiter() else {
+        // SAFETY: the caller's.
+        return unsafe { epoll.kernel(room, milliseconds(timeout_ns), mask) };
+    };
+    crate::in_loop(epoll);
+    let begun = now_ns();
+    let until = timeout_ns.map(|t| begun.saturating_add(t));
+    let mut now = begun;
+    loop {
+        let here = processor();
+        waiter.word().awake(here);
+        let n = epoll.collect(waiter, room);
+        if n > 0 || until.is_some_and(|u| now >= u) {
+            let due = now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS;
+            if n < room.len() && (due || n == 0) {
+                epoll.looked_at.store(now, Ordering::Relaxed);
+                // SAFETY: the caller's.
+                let more = unsafe { epoll.kernel(&mut room[n..], 0, mask) };
+                if n == 0 {
+                    // What the kernel's events brought may be for us.
+                    return if more == 0 { epoll.collect(waiter, room) as c_int } else { more };
+                }
+                return n as c_int + more.max(0);
+            }
+            return n as c_int;
+        }
+        // Awake for a while, if an answer may come soon.
+        let spin_until = until.unwrap_or(u64::MAX).min(now + SPIN_NS);
+        let mut found = false;
+        while epoll.hopeful(here) {
+            for _ in 0..32 {
+                std::hint::spin_loop();
+                if epoll.news(waiter) {
+                    found = true;
+                    break;
+                }
+            }
+            now = now_ns();
+            if found || now >= spin_until {
+                break;
+            }
+            if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
+                epoll.looked_at.store(now, Ordering::Relaxed);
+                // SAFETY: the caller's.
+                let n = unsafe { epoll.kernel(room, 0, mask) };
+                if n != 0 {
+                    return n;
+                }
+            }
+        }
+        if found {
+            continue;
+        }
+        waiter.word().sleeps();
+        if epoll.news(waiter) {
+            continue;
+        }
+        now = now_ns();
+        let first = [until, epoll.deadline()].into_iter().flatten().min();
+        // SAFETY: the caller's.
+        let n = unsafe { epoll.kernel(room, milliseconds(first.map(|f| f.saturating_sub(now))), mask) };
+        waiter.word().awake(processor());
+        now = now_ns();
+        epoll.looked_at.store(now, Ordering::Relaxed);
+        if n < 0 {
+            return n;
+        }
+        if n > 0 {
+            let n = n as usize;
+            return (n + epoll.collect(waiter, &mut room[n..])) as c_int;
+        }
+    }
+}

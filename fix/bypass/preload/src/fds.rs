@@ -1,0 +1,310 @@
+//! What we know of the program's descriptors.
+//!
+//! Entries are never freed, only used again, and not before a second after they were given back: a thread that still looks
+//! at one while another closes the descriptor, which is a mistake of the program's that the kernel answers with EBADF, finds
+//! memory of the right type.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use unslow_bypass::link::Link;
+use unslow_bypass::pair::Pair;
+
+use crate::epoll::Epoll;
+
+/// Descriptors from this number on stay with TCP.
+pub const MOST: usize = 1 << 16;
+
+static TABLE: [AtomicPtr<Entry>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
+
+/// A descriptor of the program's that matters to us.
+pub enum Entry {
+    /// Takes TCP connections at a port.
+    Listener(u16),
+    Stream(Stream),
+    Epoll(Epoll),
+}
+
+/// What is known of a descriptor.
+#[inline]
+pub fn get(fd: RawFd) -> Option<&'static Entry> {
+    let place = TABLE.get(fd as u32 as usize)?;
+    let entry = place.load(Ordering::Acquire);
+    // SAFETY: only leaked entries are put in.
+    unsafe { entry.as_ref() }
+}
+
+#[inline]
+pub fn stream(fd: RawFd) -> Option<&'static Stream> {
+    match get(fd)? {
+        Entry::Stream(stream) => Some(stream),
+        _ => None,
+    }
+}
+
+pub fn epoll(fd: RawFd) -> Option<&'static Epoll> {
+    match get(fd)? {
+        Entry::Epoll(epoll) => Some(epoll),
+        _ => None,
+    }
+}
+
+/// Puts an entry in; false when the number is too large.
+pub fn put(fd: RawFd, entry: Option<&'static Entry>) -> bool {
+    let Some(place) = TABLE.get(fd as u32 as usize) else { return false };
+    let pointer = entry.map_or(std::ptr::null_mut(), |e| std::ptr::from_ref(e).cast_mut());
+    place.store(pointer, Ordering::Release);
+    true
+}
+
+/// All descriptors known, for `close_range` and the child of a fork.
+pub fn known(from: usize, to: usize) -> impl Iterator<Item = (RawFd, &'static Entry)> {
+    (from.min(MOST)..to.min(MOST)).filter_map(|fd| Some((fd as RawFd, get(fd as RawFd)?)))
+}
+
+/// How a stream goes.
+pub mod state {
+    /// Accepted from this machine, over TCP; it may still be offered by its client.
+    pub const CANDIDATE: u32 = 0;
+    /// Offered to servers of this machine; none has taken it yet.
+    pub const PENDING: u32 = 1;
+    /// Over shared memory.
+    pub const LINKED: u32 = 2;
+    /// TCP for good.
+    pub const PLAIN: u32 = 3;
+}
+
+/// An offer of ours.
+#[derive(Clone)]
+pub struct Offer {
+    pub place: &'static Place,
+    pub slot: u32,
+    pub generation: u32,
+}
+
+/// A stream in an epoll set. Guarded by that set's lock.
+pub struct Registration {
+    /// The program has it in the set. Our own entry in the kernel's set stays when the program takes it out: loops that
+    /// take a descriptor out and put it in again for each request pay no system call.
+    pub wanted: bool,
+    pub events: u32,
+    pub data: u64,
+    /// In the set's queue of those to be looked at.
+    pub queued: bool,
+    /// EPOLLONESHOT has fired.
+    pub spent: bool,
+}
+
+/// A TCP connection of the program's.
+pub struct Stream {
+    /// Our number of it, for the kernel's events.
+    pub index: u32,
+    pub fd: AtomicU32,
+    pub state: AtomicU32,
+    pub nonblocking: AtomicBool,
+    /// Descriptors that are it.
+    pub names: AtomicU32,
+    /// Threads that sleep for it.
+    pub sleepers: AtomicU32,
+    /// Bytes went over TCP, or it was duplicated: it stays there.
+    pub fixed: AtomicBool,
+    /// Monotonic nanoseconds until which an offer is waited for.
+    pub deadline: AtomicU64,
+    pub offers: Mutex<Vec<Offer>>,
+    link: UnsafeCell<Option<Link>>,
+    pub registration: UnsafeCell<Registration>,
+    epoll: AtomicPtr<Epoll>,
+    place: AtomicPtr<Place>,
+    /// Addresses of both ends of an accepted connection: theirs, ours.
+    pub ends: Mutex<Option<crate::world::Ends>>,
+}
+
+// SAFETY: the link is written before `state` says LINKED and after `retire`'s pause only; the registration is guarded by the
+// lock of its epoll set.
+unsafe impl Sync for Stream {}
+// SAFETY: as above.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    #[inline]
+    pub fn link(&self) -> Option<&Link> {
+        if self.state.load(Ordering::Acquire) != state::LINKED {
+            return None;
+        }
+        // SAFETY: LINKED is said after the link was written, and it stays until the entry is used anew.
+        unsafe { (*self.link.get()).as_ref() }
+    }
+
+    /// From now on over shared memory.
+    pub fn set_link(&self, link: Link) {
+        // SAFETY: not LINKED yet, and one thread at a time decides on an offer (the world's lock).
+        unsafe { *self.link.get() = Some(link) };
+        self.state.store(state::LINKED, Ordering::Release);
+    }
+
+    /// The epoll set it is in.
+    #[inline]
+    pub fn epoll(&self) -> Option<&'static Epoll> {
+        // SAFETY: only leaked sets are put in.
+        unsafe { self.epoll.load(Ordering::Acquire).as_ref() }
+    }
+
+    pub fn set_epoll(&self, epoll: Option<&'static Epoll>) {
+        self.epoll.store(epoll.map_or(std::ptr::null_mut(), |e| std::ptr::from_ref(e).cast_mut()), Ordering::Release);
+    }
+
+    /// The pair of processes its bytes go between.
+    pub fn place(&self) -> Option<&'static Place> {
+        // SAFETY: only leaked places are put in.
+        unsafe { self.place.load(Ordering::Acquire).as_ref() }
+    }
+
+    pub fn set_place(&self, place: &'static Place) {
+        self.place.store(std::ptr::from_ref(place).cast_mut(), Ordering::Release);
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed) as RawFd
+    }
+}
+
+/// A pair of processes, with who is where in it.
+pub struct Place {
+    pub pair: Arc<Pair>,
+    /// The sockets of the server, to find it again.
+    pub path: Option<std::path::PathBuf>,
+    streams: Box<[AtomicPtr<Stream>]>,
+    pub welcome: AtomicBool,
+    pub refused: OnceLock<u32>,
+}
+
+impl Place {
+    pub fn new(pair: Pair, path: Option<std::path::PathBuf>) -> &'static Place {
+        let streams = (0..unslow_bypass::pair::SLOTS).map(|_| AtomicPtr::default()).collect();
+        Box::leak(Box::new(Place {
+            pair: Arc::new(pair),
+            path,
+            streams,
+            welcome: AtomicBool::new(false),
+            refused: OnceLock::new(),
+        }))
+    }
+
+    #[inline]
+    pub fn stream(&self, slot: u32) -> Option<&'static Stream> {
+        let stream = self.streams.get(slot as usize)?.load(Ordering::Acquire);
+        // SAFETY: only leaked streams are put in.
+        unsafe { stream.as_ref() }
+    }
+
+    pub fn set_stream(&self, slot: u32, stream: Option<&'static Stream>) {
+        if let Some(place) = self.streams.get(slot as usize) {
+            place.store(stream.map_or(std::ptr::null_mut(), |s| std::ptr::from_ref(s).cast_mut()), Ordering::Release);
+        }
+    }
+
+    pub fn streams(&self) -> impl Iterator<Item = &'static Stream> {
+        (0..self.streams.len() as u32).filter_map(|slot| self.stream(slot))
+    }
+}
+
+struct Stock {
+    all: Vec<&'static Entry>,
+    resting: VecDeque<(u64, &'static Entry)>,
+}
+
+static STOCK: Mutex<Stock> = Mutex::new(Stock { all: Vec::new(), resting: VecDeque::new() });
+const REST_NS: u64 = 1_000_000_000;
+
+/// The stream of a number the kernel gave back.
+pub fn stream_at(index: u32) -> Option<&'static Stream> {
+    match STOCK.lock().ok()?.all.get(index as usize)? {
+        Entry::Stream(stream) => Some(stream),
+        _ => None,
+    }
+}
+
+/// The entry of such a number.
+pub fn entry_at(index: u32) -> Option<&'static Entry> {
+    STOCK.lock().ok()?.all.get(index as usize).copied()
+}
+
+/// A new stream, known by its descriptor.
+pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static Stream> {
+    if fd < 0 || fd as usize >= MOST {
+        return None;
+    }
+    let mut stock = STOCK.lock().ok()?;
+    let now = crate::now_ns();
+    let ripe = stock.resting.front().is_some_and(|(at, entry)| {
+        let asleep = matches!(entry, Entry::Stream(s) if s.sleepers.load(Ordering::Acquire) > 0);
+        *at + REST_NS < now && !asleep
+    });
+    let rested = if ripe { stock.resting.pop_front() } else { None };
+    let entry = match rested {
+        Some((_, entry)) => entry,
+        None => {
+            let index = stock.all.len() as u32;
+            let entry: &'static Entry = Box::leak(Box::new(Entry::Stream(Stream {
+                index,
+                fd: AtomicU32::new(0),
+                state: AtomicU32::new(0),
+                nonblocking: AtomicBool::new(false),
+                names: AtomicU32::new(0),
+                sleepers: AtomicU32::new(0),
+                fixed: AtomicBool::new(false),
+                deadline: AtomicU64::new(0),
+                offers: Mutex::new(Vec::new()),
+                link: UnsafeCell::new(None),
+                registration: UnsafeCell::new(Registration { wanted: false, events: 0, data: 0, queued: false, spent: false }),
+                epoll: AtomicPtr::default(),
+                place: AtomicPtr::default(),
+                ends: Mutex::new(None),
+            })));
+            stock.all.push(entry);
+            entry
+        }
+    };
+    drop(stock);
+    let Entry::Stream(stream) = entry else { return None };
+    // SAFETY: it has rested: nobody looks at it.
+    unsafe { *stream.link.get() = None };
+    stream.fd.store(fd as u32, Ordering::Relaxed);
+    stream.nonblocking.store(nonblocking, Ordering::Relaxed);
+    stream.names.store(1, Ordering::Relaxed);
+    stream.fixed.store(false, Ordering::Relaxed);
+    stream.set_epoll(None);
+    // SAFETY: as above.
+    unsafe { *stream.registration.get() = Registration { wanted: false, events: 0, data: 0, queued: false, spent: false } };
+    stream.state.store(state, Ordering::Release);
+    put(fd, Some(entry));
+    Some(stream)
+}
+
+/// The descriptor is closed; the entry may be used again later.
+pub fn retire(entry: &'static Entry) {
+    if let (Entry::Stream(stream), Ok(mut stock)) = (entry, STOCK.lock()) {
+        stream.state.store(state::PLAIN, Ordering::Release);
+        stock.resting.push_back((crate::now_ns(), entry));
+    }
+}
+
+/// In the child of a fork: whatever lock another thread held here is held by nobody now.
+///
+/// # Safety
+/// Only while there is one thread.
+pub unsafe fn forget() {
+    let stock: *const Mutex<Stock> = &raw const STOCK;
+    // SAFETY: one thread; what was there is leaked on purpose.
+    unsafe { stock.cast_mut().write(Mutex::new(Stock { all: Vec::new(), resting: VecDeque::new() })) };
+    for (fd, entry) in known(0, MOST) {
+        match entry {
+            Entry::Stream(_) => _ = put(fd, None),
+            Entry::Epoll(epoll) => epoll.forget(),
+            Entry::Listener(_) => {}
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Threads that sleep: poll, select, and calls that block on one connection.
+
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP, c_int, nfds_t, pollfd, sigset_t, timespec};
+use unslow_bypass::local::{Waiter, processor};
+
+use crate::epoll::{self, SPIN_NS};
+use crate::fds::{self, Stream, state};
+use crate::{now_ns, real, set_errno, world};
+
+/// This thread's waiter. In the child of a fork the parent's is forgotten, never dropped.
+struct Mine {
+    waiter: ManuallyDrop<Waiter>,
+    forks: u32,
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        if self.forks == crate::forks() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.waiter) };
+        }
+    }
+}
+
+thread_local! {
+    static MINE: RefCell<Option<Mine>> = const { RefCell::new(None) };
+}
+
+fn with_waiter<R>(work: impl FnOnce(Option<&Waiter>) -> R) -> R {
+    let mut work = Some(work);
+    let done = MINE.try_with(|mine| {
+        let mut mine = mine.try_borrow_mut().ok()?;
+        if mine.as_ref().is_none_or(|m| m.forks != crate::forks()) {
+            let waiter = world::local().and_then(|l| l.waiter().ok());
+            let new = waiter.map(|w| Mine { waiter: ManuallyDrop::new(w), forks: crate::forks() });
+            *mine = new;
+        }
+        let waiter = mine.as_ref().map(|m| &*m.waiter);
+        work.take().map(|work| work(waiter))
+    });
+    match done {
+        Ok(Some(result)) => result,
+        _ => work.take().expect("not called yet")(None),
+    }
+}
+
+/// Streams in a set that are not the kernel's, or may become ours.
+fn ours(fds: &[pollfd]) -> bool {
+    fds.iter().any(|p| p.fd >= 0 && fds::stream(p.fd).is_some_and(|s| is_ours(s)))
+}
+
+#[inline]
+pub fn is_ours(stream: &Stream) -> bool {
+    matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::LINKED)
+}
+
+/// `ppoll`, with a timeout in nanoseconds (`None` for ever).
+///
+/// # Safety
+/// As of `ppoll`.
+pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout_ns: Option<u64>, mask: *const sigset_t) -> c_int {
+    crate::flush();
+    if fds.is_null() || n == 0 {
+        // SAFETY: the caller's.
+        return unsafe { real::ppoll(fds, n, spec(timeout_ns).as_ref().map_or(std::ptr::null(), |t| t), mask) };
+    }
+    // SAFETY: the caller's.
+    let set = unsafe { std::slice::from_raw_parts_mut(fds, n as usize) };
+    if !ours(set) {
+        let spec = spec(timeout_ns);
+        // SAFETY: the caller's.
+        return unsafe { real::ppoll(fds, n, spec.as_ref().map_or(std::ptr::null(), |t| t), mask) };
+    }
+    with_waiter(|waiter| {
+        let result = sleep(set, timeout_ns, mask, waiter);
+        for p in set.iter() {
+            if let Some(stream) = fds::stream(p.fd) {
+                epoll::restore_waiter(stream);
+            }
+        }
+        result
+    })
+}
+
+fn spec(ns: Option<u64>) -> Option<timespec> {
+    ns.map(|ns| timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ })
+}
+
+/// Fills in what is ready of ours; how many, and when the first offer is given up.
+fn look(set: &mut [pollfd]) -> (usize, Option<u64>) {
+    let (mut ready, mut deadline) = (0, None::<u64>);
+    for p in set.iter_mut() {
+        let Some(stream) = (p.fd >= 0).then(|| fds::stream(p.fd)).flatten() else { continue };
+        world::resolve(stream, false);
+        match stream.link() {
+            Some(link) => {
+                // The lower half of poll's events has the values of epoll's.
+                p.revents = epoll::readiness(link, u32::from(p.events as u16)) as i16;
+                ready += usize::from(p.revents != 0);
+            }
+            None if stream.state.load(Ordering::Acquire) == state::PENDING => {
+                p.revents = 0;
+                let until = stream.deadline.load(Ordering::Relaxed);
+                deadline = Some(deadline.map_or(until, |d| d.min(until)));
+            }
+            None => {}
+        }
+    }
+    (ready, deadline)
+}
+
+/// The kernel's view: the program's plain descriptors as they are, ours for their end, and the doorbell.
+fn kernel(
+    set: &mut [pollfd],
+    waiter: Option<&Waiter>,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Result<usize, ()> {
+    let mut all: Vec<pollfd> = set
+        .iter()
+        .map(|p| match fds::stream(p.fd).filter(|s| p.fd >= 0 && is_ours(s)) {
+            Some(stream) => {
+                let watch = stream.link().is_none_or(|l| l.tcp_is_well());
+                pollfd { fd: p.fd, events: if watch { POLLRDHUP } else { 0 }, revents: 0 }
+            }
+            None => pollfd { fd: p.fd, events: p.events, revents: 0 },
+        })
+        .collect();
+    if let Some(waiter) = waiter {
+        all.push(pollfd { fd: waiter.doorbell.as_raw_fd(), events: POLLIN, revents: 0 });
+    }
+    let spec = spec(timeout_ns);
+    let timeout = spec.as_ref().map_or(std::ptr::null(), |t| t);
+    // SAFETY: a live array and timeout.
+    if unsafe { real::ppoll(all.as_mut_ptr(), all.len() as nfds_t, timeout, mask) } < 0 {
+        return Err(());
+    }
+    let mut ready = 0;
+    for (p, seen) in set.iter_mut().zip(&all) {
+        match fds::stream(p.fd).filter(|s| p.fd >= 0 && is_ours(s)) {
+            Some(stream) if seen.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0 => crate::calls::look_at_tcp(stream),
+            Some(_) => {}
+            None => {
+                p.revents = seen.revents;
+                ready += usize::from(seen.revents != 0);
+            }
+        }
+    }
+    if let (Some(waiter), Some(bell)) = (waiter, all.get(set.len()))
+        && bell.revents != 0
+    {
+        waiter.answer();
+    }
+    Ok(ready)
+}
+
+fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, waiter: Option<&Waiter>) -> c_int {
+    let begun = now_ns();
+    let until = timeout_ns.map(|t| begun.saturating_add(t));
+    let plain = set.iter().any(|p| p.fd >= 0 && !fds::stream(p.fd).is_some_and(is_ours));
+    for p in set.iter_mut() {
+        p.revents = 0;
+    }
+    let mut spun = false;
+    loop {
+        let here = processor();
+        if let Some(waiter) = waiter {
+            waiter.word().awake(here);
+        }
+        let (ready, deadline) = look(set);
+        let now = now_ns();
+        if ready > 0 || until.is_some_and(|u| now >= u) {
+            if plain {
+                let Ok(more) = kernel(set, None, Some(0), mask) else { return ready as c_int };
+                return (look(set).0 + more) as c_int;
+            }
+            return ready as c_int;
+        }
+        if !std::mem::replace(&mut spun, true) && spin(set, here, until, plain) {
+            continue;
+        }
+        if let Some(waiter) = waiter {
+            for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
+                name(stream, waiter);
+            }
+            waiter.word().sleeps();
+            let (ready, _) = look(set);
+            if ready > 0 {
+                continue;
+            }
+        }
+        // Without a waiter nobody can wake us: the set is looked at every millisecond.
+        let first = [until, deadline, waiter.is_none().then(|| now_ns() + 1_000_000)].into_iter().flatten().min();
+        let left = first.map(|f| f.saturating_sub(now_ns()));
+        let plain_ready = kernel(set, waiter, left, mask);
+        if let Some(waiter) = waiter {
+            waiter.word().awake(processor());
+        }
+        match plain_ready {
+            Err(()) => return -1,
+            Ok(0) => spun = false,
+            Ok(n) => return (look(set).0 + n) as c_int,
+        }
+    }
+}
+
+fn name(stream: &'static Stream, waiter: &Waiter) {
+    if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
+        world::introduce(place, waiter);
+        link.set_waiter(waiter.number);
+    } else if let Ok(offers) = stream.offers.lock() {
+        for offer in offers.iter() {
+            world::introduce(offer.place, waiter);
+            if let Some(slot) = offer.place.pair.slot(offer.slot) {
+                slot.set_waiter(offer.place.pair.side, waiter.number);
+            }
+        }
+    }
+}
+
+/// Stays awake for a while, if the other side runs on another processor; true when something may have come.
+fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
+    let begun = now_ns();
+    let end = until.unwrap_or(u64::MAX).min(begun + if plain { SPIN_NS / 10 } else { SPIN_NS });
+    loop {
+        let mut hopeful = false;
+        for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
+            hopeful |= stream.place().is_some_and(|p| p.pair.hopeful(here));
+        }
+        if !hopeful {
+            return false;
+        }
+        for _ in 0..32 {
+            std::hint::spin_loop();
+            for p in set {
+                if let Some(link) = fds::stream(p.fd).and_then(|s| s.link())
+                    && epoll::readiness(link, u32::from(p.events as u16)) != 0
+                {
+                    return true;
+                }
+            }
+        }
+        if now_ns() >= end {
+            return false;
+        }
+    }
+}
+
+/// How a wait for one connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    Ready,
+    TimedOut,
+    Interrupted,
+}
+
+/// Waits until a connection can be read or written.
+pub fn wait_for(stream: &'static Stream, events: i16, timeout_ns: Option<u64>) -> Waited {
+    stream.sleepers.fetch_add(1, Ordering::AcqRel);
+    let until = timeout_ns.map(|t| now_ns().saturating_add(t));
+    let waited = loop {
+        let mut set = [pollfd { fd: stream.fd(), events, revents: 0 }];
+        let left = until.map(|u| u.saturating_sub(now_ns()));
+        // SAFETY: a live array of one.
+        match unsafe { poll(set.as_mut_ptr(), 1, left, std::ptr::null()) } {
+            0 => break Waited::TimedOut,
+            n if n > 0 => break Waited::Ready,
+            // The kernel goes on by itself after a handler that asked for it (SA_RESTART); poll never does. Which handler
+            // ran is not told, so it is done when all of them asked for it.
+            _ if timeout_ns.is_none() && all_restart() => {}
+            _ => break Waited::Interrupted,
+        }
+    };
+    stream.sleepers.fetch_sub(1, Ordering::AcqRel);
+    waited
+}
+
+fn all_restart() -> bool {
+    (1..=64).all(|signal| {
+        // SAFETY: all zeros is a valid action, and there is room for the answer.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: as above; nothing is changed.
+        let known = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } == 0;
+        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        !known || !handled || action.sa_flags & libc::SA_RESTART != 0
+    })
+}
+
+/// `pselect`, with a timeout in nanoseconds. `None` when no connection of ours is in the sets.
+///
+/// # Safety
+/// As of `pselect`.
+pub unsafe fn select(
+    n: c_int,
+    sets: [*mut libc::fd_set; 3],
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    use libc::{POLLOUT, POLLPRI};
+    crate::flush();
+    let n = n.clamp(0, libc::FD_SETSIZE as c_int);
+    let mut all: Vec<pollfd> = Vec::new();
+    for fd in 0..n {
+        let mut events = 0;
+        for (set, event) in sets.iter().zip([POLLIN, POLLOUT, POLLPRI]) {
+            // SAFETY: the caller's sets, and a number below FD_SETSIZE.
+            if !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) } {
+                events |= event;
+            }
+        }
+        if events != 0 {
+            all.push(pollfd { fd, events, revents: 0 });
+        }
+    }
+    if !ours(&all) {
+        return None;
+    }
+    // SAFETY: a live array.
+    let ready = unsafe { poll(all.as_mut_ptr(), all.len() as nfds_t, timeout_ns, mask) };
+    if ready < 0 {
+        return Some(ready);
+    }
+    if all.iter().any(|p| p.revents & libc::POLLNVAL != 0) {
+        set_errno(libc::EBADF);
+        return Some(-1);
+    }
+    let mut count = 0;
+    for set in sets.into_iter().filter(|s| !s.is_null()) {
+        // SAFETY: the caller's set.
+        unsafe { libc::FD_ZERO(set) };
+    }
+    for p in &all {
+        let meanings = [
+            (POLLIN, POLLIN | POLLHUP | POLLERR | libc::POLLRDNORM),
+            (POLLOUT, POLLOUT | POLLERR | libc::POLLWRNORM),
+            (POLLPRI, POLLPRI),
+        ];
+        for (set, (asked, means)) in sets.into_iter().zip(meanings) {
+            if p.events & asked != 0 && p.revents & means != 0 {
+                // SAFETY: it was in this set, so the set is there.
+                unsafe { libc::FD_SET(p.fd, set) };
+                count += 1;
+            }
+        }
+    }
+    Some(count)
+}

@@ -1,0 +1,73 @@
+//! The C library's own functions behind our names, found once.
+
+use std::ffi::{CStr, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libc::{epoll_event, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+fn find(cache: &AtomicUsize, name: &CStr) -> usize {
+    let known = cache.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: a terminated name; the next object in the search order has it, or nobody.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize;
+    cache.store(found, Ordering::Relaxed);
+    found
+}
+
+macro_rules! real {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        /// The C library's function of that name.
+        ///
+        /// # Safety
+        /// As that function's.
+        #[inline]
+        pub unsafe fn $name($($arg: $type),*) -> $result {
+            static CACHE: AtomicUsize = AtomicUsize::new(0);
+            let name = const { match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no zero in it"),
+            } };
+            let found = find(&CACHE, name);
+            if found == 0 {
+                crate::set_errno(libc::ENOSYS);
+                return -1;
+            }
+            // SAFETY: the C library's function of that name has this type.
+            let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+            // SAFETY: the caller's.
+            unsafe { function($($arg),*) }
+        }
+    )*};
+}
+
+real! {
+    listen(fd: c_int, backlog: c_int) -> c_int;
+    accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    close(fd: c_int) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    dup(fd: c_int) -> c_int;
+    dup2(old: c_int, new: c_int) -> c_int;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int;
+    ioctl(fd: c_int, request: libc::c_ulong, arg: *mut c_void) -> c_int;
+    read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t;
+    write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t;
+    readv(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t;
+    writev(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t;
+    recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t;
+    send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t;
+    sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t;
+    sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t;
+    sendfile(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t;
+    epoll_create1(flags: c_int) -> c_int;
+    epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    pselect(n: c_int, r: *mut libc::fd_set, w: *mut libc::fd_set, e: *mut libc::fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int;
+}

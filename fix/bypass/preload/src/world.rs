@@ -1,0 +1,581 @@
+//! The other processes: meeting them, offering connections, taking offers.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use unslow_bypass::board::Board;
+use unslow_bypass::channel::{self, Heard, Kind, Message, Rendezvous, Rule};
+use unslow_bypass::link::Link;
+use unslow_bypass::local::{Local, Waiter};
+use unslow_bypass::memory::Memory;
+use unslow_bypass::pair::{DECLINED, OFFERED, Pair, TAKEN};
+
+use crate::epoll::{self, Epoll};
+use crate::fds::{self, Entry, Offer, Place, Stream, state};
+use crate::{now_ns, real};
+
+/// How long a new connection waits for its server to take the offer, before it goes on over TCP.
+const PATIENCE_NS: u64 = 25_000_000;
+/// An offer whose connection was not accepted within this is forgotten; its client has long gone on.
+const EARLY_NS: u64 = 1_000_000_000;
+
+/// What the environment says.
+#[derive(Debug, Default)]
+pub struct Settings {
+    pub server: bool,
+    pub client: bool,
+    pub rule: Rule,
+}
+
+pub static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+pub fn settings() -> &'static Settings {
+    static NONE: Settings =
+        Settings { server: false, client: false, rule: Rule::none() };
+    SETTINGS.get().unwrap_or(&NONE)
+}
+
+/// The addresses of a connection: the client's, the server's.
+pub type Ends = (SocketAddr, SocketAddr);
+
+/// One who came and has not said hello yet.
+struct Guest {
+    channel: OwnedFd,
+    who: libc::ucred,
+}
+
+/// An offer whose connection we have not accepted yet.
+struct Early {
+    place: &'static Place,
+    slot: u32,
+    generation: u32,
+    ends: Ends,
+    since: u64,
+}
+
+#[derive(Default)]
+pub struct World {
+    rendezvous: Vec<(u16, Rendezvous)>,
+    guests: Vec<Guest>,
+    /// Clients of ours, by channel.
+    clients: Vec<(RawFd, &'static Place)>,
+    /// Servers of ours.
+    servers: Vec<&'static Place>,
+    candidates: HashMap<Ends, &'static Stream>,
+    early: Vec<Early>,
+    /// Where channels are watched.
+    watch: Option<&'static Epoll>,
+}
+
+static WORLD: AtomicPtr<Mutex<World>> = AtomicPtr::new(std::ptr::null_mut());
+static LOCAL: AtomicPtr<Local> = AtomicPtr::new(std::ptr::null_mut());
+
+pub fn world() -> MutexGuard<'static, World> {
+    let mut world = WORLD.load(Ordering::Acquire);
+    if world.is_null() {
+        let new = Box::into_raw(Box::new(Mutex::new(World::default())));
+        match WORLD.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => world = new,
+            Err(other) => world = other,
+        }
+    }
+    // SAFETY: leaked, never freed.
+    unsafe { &*world }.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// In the child of a fork: nothing of the parent's is ours.
+pub fn forget() {
+    WORLD.store(std::ptr::null_mut(), Ordering::Release);
+    LOCAL.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+/// Our board; `None` where there can be none.
+pub fn local() -> Option<&'static Local> {
+    let known = LOCAL.load(Ordering::Acquire);
+    if !known.is_null() {
+        // SAFETY: leaked, never freed.
+        return Some(unsafe { &*known });
+    }
+    let _guard = world();
+    if LOCAL.load(Ordering::Acquire).is_null() {
+        match Local::create() {
+            Ok(local) => LOCAL.store(std::ptr::from_ref(local).cast_mut(), Ordering::Release),
+            Err(e) => {
+                crate::step_aside(&format!("no shared memory ({e})"));
+                return None;
+            }
+        }
+    }
+    // SAFETY: as above.
+    Some(unsafe { &*LOCAL.load(Ordering::Acquire) })
+}
+
+/// Lets the other side of a place know a waiter of ours, before it is named in a slot.
+pub fn introduce(place: &Place, waiter: &Waiter) {
+    if !place.pair.tell_once(waiter.number, waiter.serial) {
+        let _ = channel::say(&place.pair.channel, Kind::Waiter, waiter.number, 0, &[waiter.doorbell.as_raw_fd()]);
+    }
+}
+
+/// Rings a waiter of the other side, whose doorbell may still be on its way to us.
+pub fn ring(place: &'static Place, waiter: u32) {
+    if !place.pair.can_ring(waiter) {
+        hear(place);
+    }
+    place.pair.ring(waiter);
+}
+
+/// What the other side of a place has said.
+fn hear(place: &'static Place) -> bool {
+    loop {
+        match channel::hear(&place.pair.channel) {
+            Heard::Message(kind, message, fds) => heard(place, kind, &message, fds),
+            Heard::Nothing => return true,
+            Heard::Gone | Heard::Strange(_) => {
+                place.pair.dead.store(true, Ordering::Release);
+                return false;
+            }
+        }
+    }
+}
+
+fn heard(place: &'static Place, kind: Kind, message: &Message, mut fds: Vec<OwnedFd>) {
+    match (kind, fds.pop()) {
+        (Kind::Welcome, Some(board)) => match Board::of_peer(&board) {
+            Ok(board) => {
+                place.pair.set_board(board);
+                place.welcome.store(true, Ordering::Release);
+            }
+            Err(_) => place.pair.dead.store(true, Ordering::Release),
+        },
+        (Kind::Refused, _) => {
+            if place.refused.set(message.a).is_ok() {
+                crate::tell(&format!("the server refuses this user or version (reason {}): TCP", message.a));
+            }
+        }
+        (Kind::Waiter, Some(doorbell)) => place.pair.set_doorbell(message.a, doorbell),
+        _ => {}
+    }
+}
+
+// The server's side.
+
+/// A listening socket is watched by an epoll set: from now on clients can meet us there.
+pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
+    if !settings().server || local().is_none() {
+        return;
+    }
+    let mut world = world();
+    if world.rendezvous.iter().any(|(p, _)| *p == port) {
+        return;
+    }
+    match Rendezvous::open(port) {
+        Ok(rendezvous) => {
+            watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous);
+            world.watch = Some(watch);
+            world.rendezvous.push((port, rendezvous));
+        }
+        Err(e) => crate::step_aside(&format!("no rendezvous: {e}")),
+    }
+}
+
+/// The listening socket is closed.
+pub fn close_rendezvous(port: u16) {
+    world().rendezvous.retain(|(p, _)| *p != port);
+}
+
+/// At the end of the program: sockets in directories are taken away.
+pub fn leave() {
+    if let Some(world) = std::ptr::NonNull::new(WORLD.load(Ordering::Acquire))
+        // SAFETY: leaked, never freed.
+        && let Ok(mut world) = unsafe { world.as_ref() }.try_lock()
+    {
+        world.rendezvous.clear();
+    }
+}
+
+/// Somebody is at the door, or one of those who are in has said something.
+pub fn attend() {
+    let mut world = world();
+    let world = &mut *world;
+    let watch = world.watch;
+    for (_, rendezvous) in &world.rendezvous {
+        while let Some((channel, who)) = rendezvous.accept() {
+            if !settings().rule.allows(&who) {
+                let _ = channel::say(&channel, Kind::Refused, 1, 0, &[]);
+                continue;
+            }
+            if let Some(watch) = watch {
+                watch.watch(channel.as_raw_fd(), epoll::Hidden::Channel);
+            }
+            world.guests.push(Guest { channel, who });
+        }
+    }
+    let mut at = 0;
+    while at < world.guests.len() {
+        match channel::hear(&world.guests[at].channel) {
+            Heard::Nothing => at += 1,
+            Heard::Gone => drop(world.guests.swap_remove(at)),
+            Heard::Strange(_) => {
+                let guest = world.guests.swap_remove(at);
+                let _ = channel::say(&guest.channel, Kind::Refused, 2, 0, &[]);
+            }
+            Heard::Message(Kind::List, ..) => {
+                let guest = world.guests.swap_remove(at);
+                list(world, &guest.channel);
+            }
+            Heard::Message(Kind::Hello, _, fds) => {
+                let guest = world.guests.swap_remove(at);
+                welcome(world, guest, fds);
+            }
+            Heard::Message(..) => drop(world.guests.swap_remove(at)),
+        }
+    }
+    let mut at = 0;
+    while at < world.clients.len() {
+        let place = world.clients[at].1;
+        let mut gone = false;
+        loop {
+            match channel::hear(&place.pair.channel) {
+                Heard::Message(Kind::Offer, message, fds) => offered(world, place, &message, fds),
+                Heard::Message(kind, message, fds) => heard(place, kind, &message, fds),
+                Heard::Nothing => break,
+                Heard::Gone | Heard::Strange(_) => {
+                    gone = true;
+                    break;
+                }
+            }
+        }
+        if gone {
+            world.clients.swap_remove(at);
+            farewell(place);
+        } else {
+            at += 1;
+        }
+    }
+    let now = now_ns();
+    world.early.retain(|e| e.since + EARLY_NS > now);
+}
+
+fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
+    let Guest { channel, who } = guest;
+    let [memory, board] = match <[OwnedFd; 2]>::try_from(fds) {
+        Ok(fds) => fds,
+        Err(_) => return,
+    };
+    let Some(local) = local_in(world) else { return };
+    let number = channel.as_raw_fd();
+    let pair = Pair::of_client(channel, (who.pid, who.uid), &memory).and_then(|pair| {
+        pair.set_board(Board::of_peer(&board)?);
+        Ok(pair)
+    });
+    match pair {
+        Ok(pair) => {
+            let _ = channel::say(&pair.channel, Kind::Welcome, 0, 0, &[local.board_fd.as_raw_fd()]);
+            world.clients.push((number, Place::new(pair, None)));
+        }
+        Err(e) => crate::tell(&format!("a client's memory is not to be trusted ({e}): it stays with TCP")),
+    }
+}
+
+/// As [`local`], where the world is locked already.
+fn local_in(_world: &World) -> Option<&'static Local> {
+    // SAFETY: leaked, never freed.
+    unsafe { LOCAL.load(Ordering::Acquire).as_ref() }
+}
+
+/// A client process is gone, or became another program.
+fn farewell(place: &'static Place) {
+    place.pair.dead.store(true, Ordering::Release);
+    for stream in place.streams() {
+        if let Some(link) = stream.link() {
+            link.tcp_ended(true);
+            epoll::look_again(stream);
+        }
+    }
+    // The mapping itself goes when the last stream of it is closed and used anew; what is left is one entry.
+}
+
+fn offered(world: &mut World, place: &'static Place, message: &Message, mut fds: Vec<OwnedFd>) {
+    let (slot, generation) = (message.a, message.b);
+    // Whoever has the socket owns the connection; ours is the one with the same ends the other way round.
+    let ends = fds.pop().and_then(|socket| {
+        let fd = socket.as_raw_fd();
+        Some((name(fd, false)?, name(fd, true)?))
+    });
+    let (Some(ends), Some(words)) = (ends, place.pair.slot(slot)) else { return };
+    match world.candidates.remove(&ends) {
+        Some(stream) => take(world, stream, place, slot, generation),
+        None if words.state(generation) == OFFERED => {
+            world.early.push(Early { place, slot, generation, ends, since: now_ns() });
+        }
+        None => {}
+    }
+}
+
+/// The connection of a stream goes over shared memory from now on, if nothing speaks against it.
+fn take(world: &mut World, stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
+    let Some(words) = place.pair.slot(slot) else { return };
+    if stream.fixed.load(Ordering::Acquire) || place.stream(slot).is_some_and(|s| s.link().is_some_and(|l| !l.is_closed())) {
+        words.advance(generation, OFFERED, DECLINED);
+        if let Some(bell) = place.pair.tell(slot, words) {
+            place.pair.ring(bell);
+        }
+        return;
+    }
+    let epoll = epoll::of(stream).or(world.watch);
+    let Some(waiter) = epoll.and_then(|e| e.waiter()) else { return };
+    introduce(place, waiter);
+    words.set_waiter(place.pair.side, waiter.number);
+    if !words.advance(generation, OFFERED, TAKEN) {
+        return;
+    }
+    let link = Link::new(place.pair.clone(), slot, generation);
+    epoll::adopt(stream, place, link);
+    place.set_stream(slot, Some(stream));
+    epoll::look_again(stream);
+    if let Some(bell) = place.pair.tell(slot, words) {
+        ring(place, bell);
+    }
+}
+
+/// A connection was accepted: if it comes from this machine it may be offered, or was already.
+pub fn accepted(fd: RawFd, nonblocking: bool) {
+    let (Some(theirs), Some(ours)) = (name(fd, true), name(fd, false)) else { return };
+    if !same_host(&theirs, &ours) {
+        return;
+    }
+    let mut world = world();
+    if world.rendezvous.is_empty() {
+        return;
+    }
+    let Some(stream) = fds::new_stream(fd, state::CANDIDATE, nonblocking) else { return };
+    if let Ok(mut ends) = stream.ends.lock() {
+        *ends = Some((theirs, ours));
+    }
+    match world.early.iter().position(|e| e.ends == (theirs, ours)) {
+        Some(at) => {
+            let Early { place, slot, generation, .. } = world.early.swap_remove(at);
+            take(&mut world, stream, place, slot, generation);
+        }
+        None => _ = world.candidates.insert((theirs, ours), stream),
+    }
+}
+
+/// A stream is no candidate any more.
+pub fn no_candidate(stream: &'static Stream) {
+    if let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) {
+        world().candidates.remove(&ends);
+    }
+}
+
+fn list(world: &World, to: &OwnedFd) {
+    use std::io::Write;
+    let mut text = Vec::new();
+    for (fd, place) in &world.clients {
+        for stream in place.streams() {
+            let (Some(link), Ok(ends)) = (stream.link(), stream.ends.lock()) else { continue };
+            let (read, written) = link.totals();
+            let (pid, uid) = place.pair.peer;
+            let peer = ends.map(|(theirs, _)| theirs.to_string()).unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "{{\"fd\":{},\"peer\":\"{peer}\",\"client_pid\":{pid},\"client_uid\":{uid},\"read_bytes\":{read},\"written_bytes\":{written},\"waiting_bytes\":{},\"channel\":{fd}}}",
+                stream.fd(),
+                link.waiting(),
+            );
+        }
+    }
+    let size = text.len().max(1);
+    if let Ok((memory, fd)) = Memory::create(c"unslow-bypass-list", size, false) {
+        // SAFETY: `size` bytes of our own new memory.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), memory.base(), text.len()) };
+        let _ = channel::say(to, Kind::Listing, text.len() as u32, world.candidates.len() as u32, &[fd.as_raw_fd()]);
+    }
+}
+
+// The client's side.
+
+/// A TCP connection to somebody on this machine is there, or about to be: offers it to the servers at that port.
+pub fn connected(fd: RawFd) {
+    let (Some(theirs), Some(ours)) = (name(fd, true), name(fd, false)) else { return };
+    if !same_host(&theirs, &ours) {
+        return;
+    }
+    let mut places = Vec::new();
+    for directory in channel::directories() {
+        for (path, port, pid) in channel::servers_in(&directory) {
+            if port == theirs.port() && pid != std::process::id() as i32 {
+                places.extend(server_at(path));
+            }
+        }
+    }
+    if places.is_empty() {
+        return;
+    }
+    // SAFETY: a descriptor of the program's.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+    let nonblocking = flags & libc::O_NONBLOCK != 0;
+    let Some(stream) = fds::new_stream(fd, state::PENDING, nonblocking) else { return };
+    stream.deadline.store(now_ns() + PATIENCE_NS, Ordering::Relaxed);
+    let mut offers = Vec::new();
+    for place in places {
+        let Some((slot, generation)) = place.pair.take_slot() else { continue };
+        place.set_stream(slot, Some(stream));
+        if channel::say(&place.pair.channel, Kind::Offer, slot, generation, &[fd]).is_ok() {
+            offers.push(Offer { place, slot, generation });
+        } else if let Some(words) = place.pair.slot(slot) {
+            words.advance(generation, OFFERED, DECLINED);
+            place.pair.retire(slot, generation, [None; 2]);
+        }
+    }
+    let none = offers.is_empty();
+    if let Ok(mut place) = stream.offers.lock() {
+        *place = offers;
+    }
+    if none {
+        plain(stream);
+    }
+}
+
+fn server_at(path: PathBuf) -> Option<&'static Place> {
+    let local = local()?;
+    let mut world = world();
+    if let Some(place) = world.servers.iter().copied().find(|p| p.path.as_ref() == Some(&path)) {
+        if hear(place) {
+            return place.refused.get().is_none().then_some(place);
+        }
+        world.servers.retain(|p| !std::ptr::eq(*p, place));
+    }
+    let (channel, who) = channel::meet(&path).ok()?;
+    if !settings().rule.allows(&who) {
+        crate::tell(&format!("{} is of user {}, who is not allowed: TCP (--allow uid:{})", path.display(), who.uid, who.uid));
+        return None;
+    }
+    let (pair, memory) = Pair::create(channel, (who.pid, who.uid)).ok()?;
+    let fds = [memory.as_raw_fd(), local.board_fd.as_raw_fd()];
+    channel::say(&pair.channel, Kind::Hello, std::process::id(), 0, &fds).ok()?;
+    let place = Place::new(pair, Some(path));
+    world.servers.push(place);
+    Some(place)
+}
+
+/// Whether it is known by now how a pending connection goes on; decides it when time is up or `now` is said.
+pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
+    if stream.state.load(Ordering::Acquire) != state::PENDING {
+        return true;
+    }
+    let Ok(mut offers) = stream.offers.lock() else { return true };
+    if stream.state.load(Ordering::Acquire) != state::PENDING {
+        return true;
+    }
+    let late = at_once || now_ns() >= stream.deadline.load(Ordering::Relaxed);
+    let mut taken = None;
+    let mut open = 0;
+    for (i, offer) in offers.iter().enumerate() {
+        let Some(words) = offer.place.pair.slot(offer.slot) else { continue };
+        if late {
+            words.advance(offer.generation, OFFERED, DECLINED);
+        }
+        match words.state(offer.generation) {
+            TAKEN if taken.is_none() => taken = Some(i),
+            OFFERED => open += 1,
+            _ => {}
+        }
+    }
+    if taken.is_none() && open > 0 {
+        return false;
+    }
+    let all = std::mem::take(&mut *offers);
+    drop(offers);
+    let mut link = None;
+    for (i, offer) in all.into_iter().enumerate() {
+        let Offer { place, slot, generation } = offer;
+        if taken == Some(i) {
+            hear(place);
+            if place.welcome.load(Ordering::Acquire) {
+                link = Some((place, Link::new(place.pair.clone(), slot, generation)));
+                continue;
+            }
+        }
+        if let Some(words) = place.pair.slot(slot) {
+            words.advance(generation, OFFERED, DECLINED);
+        }
+        place.set_stream(slot, None);
+        place.pair.retire(slot, generation, [None; 2]);
+    }
+    match link {
+        Some((place, link)) => epoll::adopt(stream, place, link),
+        None => plain(stream),
+    }
+    true
+}
+
+/// The stream goes on over TCP.
+fn plain(stream: &'static Stream) {
+    stream.state.store(state::PLAIN, Ordering::Release);
+    epoll::to_tcp(stream);
+    fds::put(stream.fd(), None);
+    if let Some(entry) = entry_of(stream) {
+        fds::retire(entry);
+    }
+}
+
+/// Offers of a stream that is closed before they were answered.
+pub fn withdraw(stream: &'static Stream) {
+    let Ok(mut offers) = stream.offers.lock() else { return };
+    for Offer { place, slot, generation } in offers.drain(..) {
+        if let Some(words) = place.pair.slot(slot) {
+            if !words.advance(generation, OFFERED, DECLINED) && words.state(generation) == TAKEN {
+                // Taken just now: it is closed as any other.
+                let link = Link::new(place.pair.clone(), slot, generation);
+                hear(place);
+                if let Some(bell) = link.close() {
+                    ring(place, bell);
+                }
+                place.set_stream(slot, None);
+                continue;
+            }
+        }
+        place.set_stream(slot, None);
+        place.pair.retire(slot, generation, [None; 2]);
+    }
+}
+
+pub fn entry_of(stream: &'static Stream) -> Option<&'static Entry> {
+    fds::entry_at(stream.index)
+}
+
+// Addresses.
+
+/// The address of one end of a TCP socket, IPv4 as IPv4 however it came.
+fn name(fd: RawFd, of_peer: bool) -> Option<SocketAddr> {
+    let mut bytes = [0u8; 28];
+    let mut len = bytes.len() as libc::socklen_t;
+    let call = if of_peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
+    // SAFETY: room for 28 bytes and their count.
+    if unsafe { libc::syscall(call, fd, bytes.as_mut_ptr(), &raw mut len) } != 0 {
+        return None;
+    }
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    let ip: IpAddr = match i32::from(u16::from_ne_bytes([bytes[0], bytes[1]])) {
+        libc::AF_INET => Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]).into(),
+        libc::AF_INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[8..24]).ok()?).to_canonical(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+/// The port a socket listens at, if it is one of TCP.
+pub fn listening_port(fd: RawFd) -> Option<u16> {
+    name(fd, false).map(|a| a.port())
+}
+
+/// Both ends have one address, or are loopback: the peer is on this machine (the offer is what proves it).
+fn same_host(a: &SocketAddr, b: &SocketAddr) -> bool {
+    a.ip() == b.ip() || a.ip().is_loopback() && b.ip().is_loopback()
+}

@@ -1,0 +1,94 @@
+//! This process among its peers: its board, and the waiters on it with their doorbells.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::board::{Board, WAITERS, Word};
+
+/// What a process shows to its peers, once.
+#[derive(Debug)]
+pub struct Local {
+    board: Board,
+    /// The board's descriptor, to be given to peers.
+    pub board_fd: OwnedFd,
+    free: Mutex<Vec<u32>>,
+    serial: AtomicU32,
+}
+
+/// Something of ours that can sleep: an epoll instance, or a thread.
+#[derive(Debug)]
+pub struct Waiter {
+    /// Its number on the board.
+    pub number: u32,
+    /// No two waiters have the same, not even one after the other.
+    pub serial: u32,
+    /// Rung by peers while it sleeps.
+    pub doorbell: OwnedFd,
+    word: *const Word,
+    local: &'static Local,
+}
+
+// SAFETY: the word is an atomic on a board that lives as long as the process.
+unsafe impl Send for Waiter {}
+// SAFETY: as above.
+unsafe impl Sync for Waiter {}
+
+impl Local {
+    /// Makes the board. It is kept for as long as the process lives.
+    pub fn create() -> io::Result<&'static Local> {
+        let (board, board_fd) = Board::create()?;
+        // Sorted so that small numbers are used first.
+        let free = Mutex::new((0..WAITERS as u32).rev().collect());
+        Ok(Box::leak(Box::new(Local { board, board_fd, free, serial: AtomicU32::new(1) })))
+    }
+
+    /// A new waiter; an error when all are used or no eventfd is to be had.
+    pub fn waiter(&'static self) -> io::Result<Waiter> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just opened.
+        let doorbell = unsafe { OwnedFd::from_raw_fd(fd) };
+        let number = self.free.lock().ok().and_then(|mut free| free.pop());
+        let number = number.ok_or_else(|| io::Error::other("more threads and epoll instances than a board has place for"))?;
+        let word: *const Word = self.board.word(number).expect("only numbers of the board are free");
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        Ok(Waiter { number, serial, doorbell, word, local: self })
+    }
+}
+
+impl Waiter {
+    /// Its word on the board.
+    #[inline]
+    pub fn word(&self) -> &Word {
+        // SAFETY: see the `Send` above.
+        unsafe { &*self.word }
+    }
+
+    /// Empties the doorbell after it rang.
+    pub fn answer(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes of room. Not through libc's `read`, which may be a hook of ours.
+        unsafe { libc::syscall(libc::SYS_read, self.doorbell.as_raw_fd(), &raw mut count, 8) };
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.word().sleeps();
+        if let Ok(mut free) = self.local.free.lock() {
+            free.push(self.number);
+        }
+    }
+}
+
+/// The processor this thread runs on.
+#[inline]
+pub fn processor() -> u32 {
+    // SAFETY: no arguments. Answered by the C library without a system call.
+    unsafe { libc::sched_getcpu() }.max(0) as u32
+}

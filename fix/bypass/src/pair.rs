@@ -1,0 +1,460 @@
+//! The memory between one client process and one server process: slots for connections, their rings, and the bits that say
+//! which connection has news.
+//!
+//! ```text
+//!   header | bits of the client's waiters | bits of the server's | slots | small rings | larger rings, half for each side
+//! ```
+//!
+//! The client makes it and pays for it; pages cost nothing before they are used. No other client can see it, so what one
+//! writes there can hurt its own connections only.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32};
+
+use crate::board::{Board, WAITERS};
+use crate::memory::Memory;
+use crate::ring::{In, LARGER, Out, Rings, SMALL, Which, reset};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Connections a pair of processes may have over it.
+pub const SLOTS: usize = 16 << 10;
+
+const WORDS: usize = SLOTS / 64;
+const SUMMARIES: usize = WORDS / 64;
+/// Summaries in a line of their own, then the words.
+const BITS: usize = 64 + WORDS * 8;
+const BITS_AT: usize = 4096;
+const SLOTS_AT: usize = (BITS_AT + 2 * WAITERS * BITS).next_multiple_of(4096);
+const SMALL_AT: usize = (SLOTS_AT + SLOTS * size_of::<Slot>()).next_multiple_of(4096);
+const LARGER_AT: usize = SMALL_AT + SLOTS * 2 * SMALL;
+
+const fn larger_of_a_side() -> usize {
+    LARGER[0].0 * LARGER[0].1 + LARGER[1].0 * LARGER[1].1
+}
+
+/// Bytes of address space; memory is used as connections use it.
+pub const SIZE: usize = LARGER_AT + 2 * larger_of_a_side();
+
+/// Which end of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one that connects.
+    Client = 0,
+    /// The one that accepts.
+    Server = 1,
+}
+
+impl Side {
+    /// The other one.
+    pub fn other(self) -> Side {
+        if self == Side::Client { Side::Server } else { Side::Client }
+    }
+}
+
+/// Nobody uses the slot.
+pub const FREE: u32 = 0;
+/// The client would like its connection to be carried here.
+pub const OFFERED: u32 = 1;
+/// The server took it: from now on the bytes go here.
+pub const TAKEN: u32 = 2;
+/// It stays with TCP: the client waited long enough, or the server said no.
+pub const DECLINED: u32 = 3;
+
+/// A connection's words in shared memory.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slot {
+    /// In the lower half FREE, OFFERED, TAKEN or DECLINED; above it how often the slot was used, so that an old offer is
+    /// not taken for a new one.
+    phase: AtomicU64,
+    /// Whom to tell, by side.
+    waiter: [AtomicU32; 2],
+    /// The side has closed it.
+    closed: [AtomicU32; 2],
+    /// From client to server, then from server to client.
+    directions: [(Out, In); 2],
+}
+
+impl Slot {
+    /// FREE, OFFERED, TAKEN or DECLINED, if it still is that connection; DECLINED otherwise.
+    #[inline]
+    pub fn state(&self, generation: u32) -> u32 {
+        let phase = self.phase.load(Ordering::Acquire);
+        if (phase >> 32) as u32 == generation { phase as u32 } else { DECLINED }
+    }
+
+    /// From one state to the next; false when it was another, or another connection.
+    pub fn advance(&self, generation: u32, from: u32, to: u32) -> bool {
+        let phase = |state: u32| (u64::from(generation) << 32) | u64::from(state);
+        self.phase.compare_exchange(phase(from), phase(to), Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// What a side writes to, and the other side's position in it.
+    #[inline]
+    pub fn outgoing(&self, side: Side) -> (&Out, &In) {
+        let (out, to) = &self.directions[side as usize];
+        (out, to)
+    }
+
+    /// What a side reads from.
+    #[inline]
+    pub fn incoming(&self, side: Side) -> (&Out, &In) {
+        self.outgoing(side.other())
+    }
+
+    /// Names the waiter of a side.
+    #[inline]
+    pub fn set_waiter(&self, side: Side, waiter: u32) {
+        if self.waiter[side as usize].load(Ordering::Relaxed) != waiter {
+            self.waiter[side as usize].store(waiter, Ordering::SeqCst);
+        }
+    }
+
+    /// The side has closed its end.
+    pub fn close(&self, side: Side) {
+        self.closed[side as usize].store(1, Ordering::SeqCst);
+    }
+
+    /// Whether it has.
+    #[inline]
+    pub fn closed(&self, side: Side) -> bool {
+        self.closed[side as usize].load(Ordering::Acquire) != 0
+    }
+}
+
+/// One end of the memory between two processes.
+#[derive(Debug)]
+pub struct Pair {
+    memory: Memory,
+    /// Which end we are.
+    pub side: Side,
+    /// The unix socket to the other end.
+    pub channel: OwnedFd,
+    /// Process and user at the other end, as the kernel says.
+    pub peer: (i32, u32),
+    board: std::sync::OnceLock<Board>,
+    doorbells: Box<[AtomicI32]>,
+    told: Box<[AtomicU32]>,
+    /// The waiter of theirs we last had something for.
+    hint: AtomicU32,
+    /// The other end is gone.
+    pub dead: AtomicBool,
+    spare: Mutex<Spare>,
+}
+
+/// What nobody uses: a client's slots, and our half of the larger rings.
+#[derive(Debug)]
+struct Spare {
+    slots: Vec<u16>,
+    slots_used: usize,
+    /// Closed by us, perhaps not by them yet, who may still read what we wrote.
+    closing: Vec<Closing>,
+    larger: [Vec<u16>; 2],
+    larger_used: [usize; 2],
+}
+
+#[derive(Debug)]
+struct Closing {
+    slot: u32,
+    generation: u32,
+    larger: [Option<Which>; 2],
+}
+
+impl Pair {
+    fn new(memory: Memory, side: Side, channel: OwnedFd, peer: (i32, u32)) -> Pair {
+        Pair {
+            memory,
+            side,
+            channel,
+            peer,
+            board: std::sync::OnceLock::new(),
+            doorbells: (0..WAITERS).map(|_| AtomicI32::new(-1)).collect(),
+            told: (0..WAITERS).map(|_| AtomicU32::new(0)).collect(),
+            hint: AtomicU32::new(u32::MAX),
+            dead: AtomicBool::new(false),
+            spare: Mutex::new(Spare {
+                slots: Vec::new(),
+                slots_used: 0,
+                closing: Vec::new(),
+                larger: [Vec::new(), Vec::new()],
+                larger_used: [0, 0],
+            }),
+        }
+    }
+
+    /// A client's new memory for one server, and the descriptor to give to it.
+    pub fn create(channel: OwnedFd, peer: (i32, u32)) -> io::Result<(Pair, OwnedFd)> {
+        let (memory, fd) = Memory::create(c"unslow-bypass-rings", SIZE, false)?;
+        Ok((Pair::new(memory, Side::Client, channel, peer), fd))
+    }
+
+    /// A server's view of what a client gave.
+    pub fn of_client(channel: OwnedFd, peer: (i32, u32), fd: &OwnedFd) -> io::Result<Pair> {
+        Ok(Pair::new(Memory::of_peer(fd, SIZE, true)?, Side::Server, channel, peer))
+    }
+
+    /// The page the other end shows us.
+    pub fn set_board(&self, board: Board) {
+        let _ = self.board.set(board);
+    }
+
+    /// A slot by number; `None` for one that cannot be.
+    #[inline]
+    pub fn slot(&self, number: u32) -> Option<&Slot> {
+        if number as usize >= SLOTS {
+            return None;
+        }
+        // SAFETY: inside the mapping, aligned, all of it atomics.
+        Some(unsafe { &*self.memory.base().add(SLOTS_AT + number as usize * size_of::<Slot>()).cast::<Slot>() })
+    }
+
+    /// The larger and small rings for what this side writes in a slot.
+    pub fn outgoing(&self, slot: u32) -> Place<'_> {
+        Place { pair: self, slot, side: self.side }
+    }
+
+    /// The same for what it reads.
+    pub fn incoming(&self, slot: u32) -> Place<'_> {
+        Place { pair: self, slot, side: self.side.other() }
+    }
+
+    /// A slot for a new connection, reset and offered, and its generation; `None` when all are used.
+    pub fn take_slot(&self) -> Option<(u32, u32)> {
+        self.reap();
+        let mut spare = self.spare.lock().ok()?;
+        let number = match spare.slots.pop() {
+            Some(number) => number,
+            None if spare.slots_used < SLOTS => {
+                spare.slots_used += 1;
+                (spare.slots_used - 1) as u16
+            }
+            None => return None,
+        };
+        drop(spare);
+        let slot = self.slot(u32::from(number))?;
+        for (out, to) in &slot.directions {
+            reset(out, to);
+        }
+        slot.closed.iter().chain(&slot.waiter).for_each(|word| word.store(0, Ordering::Relaxed));
+        let generation = ((slot.phase.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1);
+        slot.phase.store((u64::from(generation) << 32) | u64::from(OFFERED), Ordering::Release);
+        Some((u32::from(number), generation))
+    }
+
+    /// We are done with a slot and the rings we wrote to; they are used again once the other side is done as well.
+    pub fn retire(&self, slot: u32, generation: u32, larger: [Option<Which>; 2]) {
+        if let Ok(mut spare) = self.spare.lock() {
+            spare.closing.push(Closing { slot, generation, larger });
+        }
+        self.reap();
+    }
+
+    /// Takes back what the other side is done with.
+    fn reap(&self) {
+        let Ok(mut spare) = self.spare.lock() else { return };
+        let closing = std::mem::take(&mut spare.closing);
+        for one in closing {
+            let Some(slot) = self.slot(one.slot) else { continue };
+            let done = slot.state(one.generation) != TAKEN
+                || slot.closed(self.side.other())
+                || self.dead.load(std::sync::atomic::Ordering::Relaxed);
+            if !done {
+                spare.closing.push(one);
+                continue;
+            }
+            for (class, number) in one.larger.into_iter().flatten().filter_map(Which::parts) {
+                let at = larger_at(self.side, class, number);
+                self.memory.release(at, LARGER[class].0);
+                spare.larger[class].push(number as u16);
+            }
+            if self.side == Side::Client {
+                self.memory.release(SMALL_AT + one.slot as usize * 2 * SMALL, 2 * SMALL);
+                spare.slots.push(one.slot as u16);
+            }
+        }
+    }
+
+    fn bits(&self, side: Side, waiter: u32) -> &Bits {
+        debug_assert!((waiter as usize) < WAITERS);
+        let at = BITS_AT + (side as usize * WAITERS + waiter as usize) * BITS;
+        // SAFETY: inside the mapping for any waiter below `WAITERS`, aligned, all of it atomics.
+        unsafe { &*self.memory.base().add(at).cast::<Bits>() }
+    }
+
+    /// Tells the other side that a connection has news: bytes, space, an end. True when its doorbell has to be rung, of the
+    /// waiter returned.
+    #[inline]
+    pub fn tell(&self, number: u32, slot: &Slot) -> Option<u32> {
+        let other = self.side.other();
+        let waiter = slot.waiter[other as usize].load(Ordering::SeqCst);
+        let word = self.board.get()?.word(waiter)?;
+        self.bits(other, waiter).set(number);
+        if self.hint.load(Ordering::Relaxed) != waiter {
+            self.hint.store(waiter, Ordering::Relaxed);
+        }
+        word.asleep().then_some(waiter)
+    }
+
+    /// Rings, if it still sleeps.
+    pub fn ring(&self, waiter: u32) {
+        let asleep = self.board.get().and_then(|b| b.word(waiter)).is_some_and(|w| w.asleep());
+        if asleep {
+            let fd = self.doorbells.get(waiter as usize).map_or(-1, |fd| fd.load(Ordering::Acquire));
+            if fd >= 0 {
+                let one = 1u64;
+                // SAFETY: eight bytes to a descriptor of ours; a full counter (EAGAIN) has rung already.
+                unsafe { libc::syscall(libc::SYS_write, fd, (&raw const one), 8) };
+            }
+        }
+    }
+
+    /// Whether the other side's doorbell of that waiter is known.
+    pub fn can_ring(&self, waiter: u32) -> bool {
+        self.doorbells.get(waiter as usize).is_some_and(|fd| fd.load(Ordering::Acquire) >= 0)
+    }
+
+    /// Their waiter's doorbell.
+    pub fn set_doorbell(&self, waiter: u32, fd: OwnedFd) {
+        use std::os::fd::IntoRawFd;
+        if let Some(place) = self.doorbells.get(waiter as usize) {
+            let old = place.swap(fd.into_raw_fd(), Ordering::AcqRel);
+            drop(owned(old));
+        }
+    }
+
+    /// Whether a waiter of ours was told to the other side already; it counts as told from now on.
+    pub fn tell_once(&self, waiter: u32, serial: u32) -> bool {
+        self.told.get(waiter as usize).is_none_or(|told| told.swap(serial, Ordering::AcqRel) == serial)
+    }
+
+    /// Whether an answer may come soon: the other side runs, on another processor.
+    #[inline]
+    pub fn hopeful(&self, processor: u32) -> bool {
+        let hint = self.hint.load(Ordering::Relaxed);
+        self.board.get().and_then(|b| b.word(hint)).is_some_and(|w| w.elsewhere(processor))
+    }
+
+    /// Whether anything is new for a waiter of ours.
+    #[inline]
+    pub fn news(&self, waiter: u32) -> bool {
+        self.bits(self.side, waiter).any()
+    }
+
+    /// Takes the numbers of the connections with news for a waiter.
+    #[inline]
+    pub fn take_news(&self, waiter: u32, each: impl FnMut(u32)) {
+        self.bits(self.side, waiter).take(each);
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for doorbell in &self.doorbells {
+            drop(owned(doorbell.load(Ordering::Relaxed)));
+        }
+    }
+}
+
+fn owned(fd: RawFd) -> Option<OwnedFd> {
+    // SAFETY: only descriptors put in by `set_doorbell` are here, each once.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+impl AsRawFd for Pair {
+    fn as_raw_fd(&self) -> RawFd {
+        self.channel.as_raw_fd()
+    }
+}
+
+fn larger_at(side: Side, class: usize, number: usize) -> usize {
+    let before = if class == 0 { 0 } else { LARGER[0].0 * LARGER[0].1 };
+    LARGER_AT + side as usize * larger_of_a_side() + before + number * LARGER[class].0
+}
+
+/// Where the rings of one direction of a connection are.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pair: &'a Pair,
+    slot: u32,
+    /// Who writes.
+    side: Side,
+}
+
+impl Rings for Place<'_> {
+    fn at(&self, which: Which) -> *mut u8 {
+        let at = match which.parts() {
+            None => SMALL_AT + (self.slot as usize * 2 + self.side as usize) * SMALL,
+            Some((class, number)) => larger_at(self.side, class, number),
+        };
+        // SAFETY: `parts` knows only rings that exist, `slot` was checked when the connection was made: inside the mapping.
+        unsafe { self.pair.memory.base().add(at) }
+    }
+
+    fn take(&self, class: usize) -> Option<Which> {
+        let mut spare = self.pair.spare.lock().ok()?;
+        let number = match spare.larger[class].pop() {
+            Some(number) => usize::from(number),
+            None if spare.larger_used[class] < LARGER[class].1 => {
+                spare.larger_used[class] += 1;
+                spare.larger_used[class] - 1
+            }
+            None => return None,
+        };
+        Some(Which::larger(class, number))
+    }
+
+    fn give(&self, which: Which) {
+        let Some((class, number)) = which.parts() else { return };
+        self.pair.memory.release(larger_at(self.side, class, number), LARGER[class].0);
+        if let Ok(mut spare) = self.pair.spare.lock() {
+            spare.larger[class].push(number as u16);
+        }
+    }
+}
+
+/// Which connections have news for one waiter: a bit each, and above them a bit for each word.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Bits {
+    summaries: [AtomicU64; 8],
+    words: [AtomicU64; WORDS],
+}
+
+const _: () = assert!(size_of::<Bits>() == BITS && SUMMARIES <= 8 && SIZE < 2 << 30);
+
+impl Bits {
+    /// A full fence is in it: what was written before is visible before whatever is read after.
+    #[inline]
+    fn set(&self, number: u32) {
+        let (word, bit) = (number as usize / 64, 1u64 << (number % 64));
+        if self.words[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
+            self.summaries[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
+        }
+    }
+
+    #[inline]
+    fn any(&self) -> bool {
+        self.summaries[..SUMMARIES].iter().any(|s| s.load(Ordering::Acquire) != 0)
+    }
+
+    #[inline]
+    fn take(&self, mut each: impl FnMut(u32)) {
+        for (s, summary) in self.summaries[..SUMMARIES].iter().enumerate() {
+            if summary.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut words = summary.swap(0, Ordering::SeqCst);
+            while words != 0 {
+                let word = s * 64 + words.trailing_zeros() as usize;
+                words &= words - 1;
+                let mut bits = self.words[word].swap(0, Ordering::SeqCst);
+                while bits != 0 {
+                    each((word * 64) as u32 + bits.trailing_zeros());
+                    bits &= bits - 1;
+                }
+            }
+        }
+    }
+}
