@@ -5,6 +5,7 @@
 
 mod bench;
 mod bench_html;
+mod bypass;
 mod demo;
 mod doctor;
 mod engine;
@@ -58,6 +59,8 @@ enum Verb {
     Gateway(Box<gateway::GatewayArguments>),
     /// Kafka, files and streams into Redis: whole batches in a round trip.
     Sink(Box<sink::SinkArguments>),
+    /// Run an unmodified server, or client, on shared memory instead of loopback TCP.
+    Bypass(Box<bypass::BypassArguments>),
     /// Topology changes as they happen; --publish tells the clients.
     Watch(Box<watch::WatchArguments>),
     /// The real servers that can be run here.
@@ -120,6 +123,7 @@ fn main() -> ExitCode {
         Verb::Compare(compare) => compare.run(&arguments.output),
         Verb::Gateway(gateway) => gateway.run(&arguments.output),
         Verb::Sink(sink) => sink.run(&arguments.output),
+        Verb::Bypass(bypass) => bypass.run(&arguments.output),
         Verb::Watch(watch) => watch.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };

@@ -165,8 +165,8 @@ impl Rendezvous {
         }
         for (path, _, pid) in servers_in(directory) {
             // SAFETY: signal 0 only asks.
-            let dead = unsafe { libc::kill(pid, 0) } != 0
-                && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+            let dead =
+                unsafe { libc::kill(pid, 0) } != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
             // In containers pids mean something else: nobody listening is what counts.
             if dead && meet(&path).is_err() {
                 let _ = std::fs::remove_file(&path);

@@ -18,6 +18,7 @@
 pub mod board;
 pub mod channel;
 pub mod link;
+pub mod listing;
 pub mod local;
 pub mod memory;
 pub mod pair;

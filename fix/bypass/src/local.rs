@@ -54,7 +54,8 @@ impl Local {
         // SAFETY: just opened.
         let doorbell = unsafe { OwnedFd::from_raw_fd(fd) };
         let number = self.free.lock().ok().and_then(|mut free| free.pop());
-        let number = number.ok_or_else(|| io::Error::other("more threads and epoll instances than a board has place for"))?;
+        let number =
+            number.ok_or_else(|| io::Error::other("more threads and epoll instances than a board has place for"))?;
         let word: *const Word = self.board.word(number).expect("only numbers of the board are free");
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         Ok(Waiter { number, serial, doorbell, word, local: self })

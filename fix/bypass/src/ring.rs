@@ -248,7 +248,6 @@ impl Producer {
         out.ended.store(1, Ordering::SeqCst);
     }
 
-
     /// The larger rings it holds, which may be given back once the consumer has left, too.
     pub fn held(&self) -> [Option<Which>; 2] {
         [self.before, Some(self.which)].map(|which| which.filter(|w| *w != Which::SMALL))

@@ -142,7 +142,13 @@ unsafe fn room<'a>(buf: *mut c_void, n: size_t) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(buf.cast(), n.min(isize::MAX as usize)) }
 }
 
-unsafe fn take_parts(stream: &'static Stream, link: &'static Link, parts: *const iovec, n: usize, flags: c_int) -> ssize_t {
+unsafe fn take_parts(
+    stream: &'static Stream,
+    link: &'static Link,
+    parts: *const iovec,
+    n: usize,
+    flags: c_int,
+) -> ssize_t {
     let mut total = 0;
     for i in 0..n {
         // SAFETY: the program's array of `n` parts.
@@ -221,7 +227,13 @@ unsafe fn bytes<'a>(buf: *const c_void, n: size_t) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(buf.cast(), n.min(isize::MAX as usize)) }
 }
 
-unsafe fn put_parts(stream: &'static Stream, link: &'static Link, parts: *const iovec, n: usize, flags: c_int) -> ssize_t {
+unsafe fn put_parts(
+    stream: &'static Stream,
+    link: &'static Link,
+    parts: *const iovec,
+    n: usize,
+    flags: c_int,
+) -> ssize_t {
     let mut total = 0;
     for i in 0..n {
         // SAFETY: the program's array of `n` parts.
@@ -245,7 +257,13 @@ unsafe fn put_parts(stream: &'static Stream, link: &'static Link, parts: *const 
 }
 
 /// Many small parts are put together first: each write into a ring is seen by the other side at once.
-unsafe fn put_all(stream: &'static Stream, link: &'static Link, parts: *const iovec, n: usize, flags: c_int) -> ssize_t {
+unsafe fn put_all(
+    stream: &'static Stream,
+    link: &'static Link,
+    parts: *const iovec,
+    n: usize,
+    flags: c_int,
+) -> ssize_t {
     const SMALL: usize = 16 << 10;
     // SAFETY: the program's array of `n` parts.
     let total: usize = unsafe { std::slice::from_raw_parts(parts, n) }.iter().map(|p| p.iov_len).sum();
@@ -256,7 +274,10 @@ unsafe fn put_all(stream: &'static Stream, link: &'static Link, parts: *const io
     let mut whole = Vec::with_capacity(total);
     for i in 0..n {
         // SAFETY: as above.
-        whole.extend_from_slice(unsafe { let p = *parts.add(i); bytes(p.iov_base, p.iov_len) });
+        whole.extend_from_slice(unsafe {
+            let p = *parts.add(i);
+            bytes(p.iov_base, p.iov_len)
+        });
     }
     put(stream, link, &whole, flags)
 }
@@ -561,8 +582,7 @@ mod lifecycle {
         let (mut kind, mut len) = (0 as c_int, size_of::<c_int>() as socklen_t);
         let (kind_at, len_at) = (&raw mut kind, &raw mut len);
         // SAFETY: room for the answer and its length.
-        let done =
-            unsafe { libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_TYPE, kind_at, len_at) };
+        let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_TYPE, kind_at, len_at) };
         done == 0 && kind == libc::SOCK_STREAM
     }
 
@@ -891,7 +911,9 @@ mod waiting {
         if let Some(ns) = ns {
             let left = ns.saturating_sub(crate::now_ns() - begun);
             // SAFETY: the program's; Linux writes what is left of the time.
-            unsafe { *timeout = timeval { tv_sec: (left / 1_000_000_000) as _, tv_usec: (left / 1000 % 1_000_000) as _ } };
+            unsafe {
+                *timeout = timeval { tv_sec: (left / 1_000_000_000) as _, tv_usec: (left / 1000 % 1_000_000) as _ }
+            };
         }
         done
     }

@@ -259,7 +259,13 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
                 deadline: AtomicU64::new(0),
                 offers: Mutex::new(Vec::new()),
                 link: UnsafeCell::new(None),
-                registration: UnsafeCell::new(Registration { wanted: false, events: 0, data: 0, queued: false, spent: false }),
+                registration: UnsafeCell::new(Registration {
+                    wanted: false,
+                    events: 0,
+                    data: 0,
+                    queued: false,
+                    spent: false,
+                }),
                 epoll: AtomicPtr::default(),
                 place: AtomicPtr::default(),
                 ends: Mutex::new(None),
@@ -278,7 +284,9 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
     stream.fixed.store(false, Ordering::Relaxed);
     stream.set_epoll(None);
     // SAFETY: as above.
-    unsafe { *stream.registration.get() = Registration { wanted: false, events: 0, data: 0, queued: false, spent: false } };
+    unsafe {
+        *stream.registration.get() = Registration { wanted: false, events: 0, data: 0, queued: false, spent: false }
+    };
     stream.state.store(state, Ordering::Release);
     put(fd, Some(entry));
     Some(stream)

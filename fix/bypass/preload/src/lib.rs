@@ -160,8 +160,14 @@ extern "C" fn begin() {
 }
 
 extern "C" fn end() {
-    if !not_our_process() {
-        world::leave();
+    if not_our_process() {
+        return;
+    }
+    world::leave();
+    let launched = std::env::var("UNSLOW_BYPASS_PID").is_ok_and(|pid| pid == PID.load(Ordering::Relaxed).to_string());
+    let settings = world::settings();
+    if launched && settings.server && !settings.client && !world::was_met() {
+        tell("this program never watched a listening TCP socket with epoll: nothing could be carried");
     }
 }
 

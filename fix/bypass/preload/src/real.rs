@@ -3,7 +3,9 @@
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use libc::{epoll_event, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{
+    epoll_event, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
 
 fn find(cache: &AtomicUsize, name: &CStr) -> usize {
     let known = cache.load(Ordering::Relaxed);

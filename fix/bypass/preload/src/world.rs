@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use unslow_bypass::board::Board;
@@ -34,8 +34,7 @@ pub struct Settings {
 pub static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 pub fn settings() -> &'static Settings {
-    static NONE: Settings =
-        Settings { server: false, client: false, rule: Rule::none() };
+    static NONE: Settings = Settings { server: false, client: false, rule: Rule::none() };
     SETTINGS.get().unwrap_or(&NONE)
 }
 
@@ -176,6 +175,7 @@ pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
     match Rendezvous::open(port) {
         Ok(rendezvous) => {
             watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous);
+            MET.store(true, Ordering::Relaxed);
             world.watch = Some(watch);
             world.rendezvous.push((port, rendezvous));
         }
@@ -186,6 +186,13 @@ pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
 /// The listening socket is closed.
 pub fn close_rendezvous(port: u16) {
     world().rendezvous.retain(|(p, _)| *p != port);
+}
+
+static MET: AtomicBool = AtomicBool::new(false);
+
+/// Whether clients could meet us at any time.
+pub fn was_met() -> bool {
+    MET.load(Ordering::Relaxed)
 }
 
 /// At the end of the program: sockets in directories are taken away.
@@ -320,7 +327,9 @@ fn offered(world: &mut World, place: &'static Place, message: &Message, mut fds:
 /// The connection of a stream goes over shared memory from now on, if nothing speaks against it.
 fn take(world: &mut World, stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
     let Some(words) = place.pair.slot(slot) else { return };
-    if stream.fixed.load(Ordering::Acquire) || place.stream(slot).is_some_and(|s| s.link().is_some_and(|l| !l.is_closed())) {
+    if stream.fixed.load(Ordering::Acquire)
+        || place.stream(slot).is_some_and(|s| s.link().is_some_and(|l| !l.is_closed()))
+    {
         words.advance(generation, OFFERED, DECLINED);
         if let Some(bell) = place.pair.tell(slot, words) {
             place.pair.ring(bell);
@@ -453,7 +462,12 @@ fn server_at(path: PathBuf) -> Option<&'static Place> {
     }
     let (channel, who) = channel::meet(&path).ok()?;
     if !settings().rule.allows(&who) {
-        crate::tell(&format!("{} is of user {}, who is not allowed: TCP (--allow uid:{})", path.display(), who.uid, who.uid));
+        crate::tell(&format!(
+            "{} is of user {}, who is not allowed: TCP (--allow uid:{})",
+            path.display(),
+            who.uid,
+            who.uid
+        ));
         return None;
     }
     let (pair, memory) = Pair::create(channel, (who.pid, who.uid)).ok()?;

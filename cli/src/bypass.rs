@@ -1,0 +1,257 @@
+//! `unslow bypass`: connections of one machine over shared memory.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use comfy_table::Table;
+use serde::{Deserialize, Serialize};
+use unslow_bypass::channel::Rule;
+use unslow_bypass::listing;
+
+use crate::output::{Output, style};
+
+/// What is loaded into the program.
+const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_preload.so"));
+
+#[derive(Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nWho is not preloaded, or is on another machine, uses the same port over TCP, at the same time.\n\nExamples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark -p 7777 -t get -c 50\n  unslow bypass ls"
+)]
+pub struct BypassArguments {
+    #[command(subcommand)]
+    what: Option<What>,
+    /// The program connects to servers that run with `unslow bypass` [default: it is such a server]
+    #[arg(long)]
+    client: bool,
+    /// With --client: it is a server as well
+    #[arg(long)]
+    server: bool,
+    /// Who may be at the other end beside this user and root: uid:NUMBER, gid:NUMBER, or any; may be repeated
+    #[arg(long, value_name = "WHO")]
+    allow: Vec<String>,
+    /// Where servers and clients meet; containers share it as a volume [default: /run/unslow-bypass, else
+    /// /tmp/unslow-bypass]
+    #[arg(long, value_name = "DIRECTORY", env = "UNSLOW_BYPASS_DIR")]
+    dir: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// What goes over shared memory now
+    Ls,
+}
+
+/// A connection, as its server tells of it.
+#[derive(Serialize, Deserialize)]
+struct Row {
+    fd: i32,
+    peer: String,
+    client_pid: i32,
+    client_uid: u32,
+    read_bytes: u64,
+    written_bytes: u64,
+    waiting_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct ServerRow {
+    port: u16,
+    pid: i32,
+    uid: Option<u32>,
+    over_tcp: u32,
+    problem: Option<String>,
+    connections: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    schema: &'static str,
+    servers: Vec<ServerRow>,
+}
+
+impl BypassArguments {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        match &self.what {
+            Some(What::Ls) => ls(output),
+            None => self.launch(output),
+        }
+    }
+
+    fn launch(&self, output: &Output) -> anyhow::Result<u8> {
+        let allow = self.allow.join(",");
+        Rule::parse(&allow).map_err(|why| anyhow::anyhow!("--allow {why}"))?;
+        let (name, arguments) = self.program.split_first().context("no program; put it behind --")?;
+        let program = find(name).with_context(|| {
+            format!("{}: not found; give its path, or put its directory on PATH", name.to_string_lossy())
+        })?;
+        let mut command = Command::new(&program);
+        command.arg0(name).args(arguments);
+        match unfit(&program) {
+            Some(why) => output.note(&format!("{}: {why}: it runs over plain TCP", program.display())),
+            None => {
+                let library = preload()?;
+                let mut preload = library.into_os_string();
+                if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
+                    preload.push(":");
+                    preload.push(others);
+                }
+                let role = match (self.client, self.server) {
+                    (true, true) => "client,server",
+                    (true, false) => "client",
+                    _ => "server",
+                };
+                command.env("LD_PRELOAD", preload).env("UNSLOW_BYPASS", role).env("UNSLOW_BYPASS_ALLOW", allow);
+                // The one process of which it is worth saying that it never was a socket server.
+                command.env("UNSLOW_BYPASS_PID", std::process::id().to_string());
+                if let Some(dir) = &self.dir {
+                    let dir = std::path::absolute(dir)?;
+                    if dir.as_os_str().len() > 80 {
+                        bail!(
+                            "{}: {} bytes; a unix socket in it has to fit into 108, so 80 are the most",
+                            dir.display(),
+                            dir.as_os_str().len()
+                        );
+                    }
+                    command.env("UNSLOW_BYPASS_DIR", dir);
+                }
+                if output.quiet {
+                    command.env("UNSLOW_BYPASS_QUIET", "1");
+                }
+            }
+        }
+        let e = command.exec();
+        Err(e).with_context(|| format!("{} does not start", program.display()))
+    }
+}
+
+fn find(name: &OsStr) -> Option<PathBuf> {
+    let executable = |path: &Path| {
+        use std::os::unix::fs::PermissionsExt;
+        path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    if name.as_encoded_bytes().contains(&b'/') {
+        return Some(PathBuf::from(name)).filter(|p| executable(p));
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|d| d.join(name)).find(|p| executable(p))
+}
+
+/// Why a program cannot be preloaded, as far as its file says.
+fn unfit(program: &Path) -> Option<String> {
+    use std::os::unix::fs::MetadataExt;
+    if PRELOAD.is_empty() {
+        return Some("this unslow was built without its preload".into());
+    }
+    if program.metadata().is_ok_and(|m| m.mode() & 0o6000 != 0) {
+        return Some("set-uid programs take no preload".into());
+    }
+    let bytes = std::fs::read(program).ok()?;
+    if !bytes.starts_with(b"\x7fELF") {
+        return None; // a script: its interpreter is what counts
+    }
+    let class = if cfg!(target_pointer_width = "64") { 2 } else { 1 };
+    let machine = if cfg!(target_arch = "x86_64") { 62u16 } else { 183 };
+    if bytes.get(4) != Some(&class) || bytes.get(18..20) != Some(&machine.to_le_bytes()) {
+        return Some("it is for another kind of processor".into());
+    }
+    // Elf64: the program headers' place, size and count; type 3 names the dynamic loader.
+    let number = |at: usize, n: usize| {
+        let bytes = bytes.get(at..at + n)?;
+        Some(bytes.iter().rev().fold(0usize, |value, byte| (value << 8) | usize::from(*byte)))
+    };
+    let (at, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    let header = (0..count).map(|i| at.saturating_add(i * size)).find(|h| number(*h, 4) == Some(3));
+    let Some(header) = header else { return Some("it is statically linked".into()) };
+    let (start, len) = (number(header + 8, 8)?, number(header + 32, 8)?);
+    let loader = String::from_utf8_lossy(bytes.get(start..start.checked_add(len)?)?).into_owned();
+    loader.contains("musl").then(|| "it is linked with musl".into())
+}
+
+/// The library as a file: in the cache, or where everybody may write.
+fn preload() -> anyhow::Result<PathBuf> {
+    let sum = PRELOAD
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    let directory = unslow_engine::cache_dir();
+    let path = directory.join(format!("libunslow_preload-{sum:016x}.so"));
+    if std::fs::read(&path).is_ok_and(|there| there == PRELOAD) {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(&directory)
+        .with_context(|| format!("{}: no place for the library", directory.display()))?;
+    // Others may be at it: each writes a file of its own and renames it.
+    let mut file = tempfile_in(&directory)?;
+    file.1.write_all(PRELOAD).with_context(|| format!("{}: no place for the library", directory.display()))?;
+    std::fs::rename(&file.0, &path)?;
+    Ok(path)
+}
+
+fn tempfile_in(directory: &Path) -> anyhow::Result<(PathBuf, std::fs::File)> {
+    let path = directory.join(format!("libunslow_preload.{}", std::process::id()));
+    let file = std::fs::File::create(&path)
+        .with_context(|| format!("{} cannot be written; set UNSLOW_CACHE", path.display()))?;
+    Ok((path, file))
+}
+
+fn ls(output: &Output) -> anyhow::Result<u8> {
+    let servers: Vec<ServerRow> = listing::all()
+        .into_iter()
+        .map(|listing| {
+            let (connections, problem) = match listing.connections {
+                Ok(text) => (text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect(), None),
+                Err(why) => (Vec::new(), Some(why)),
+            };
+            let uid = (listing.uid != u32::MAX).then_some(listing.uid);
+            ServerRow { port: listing.port, pid: listing.pid, uid, over_tcp: listing.over_tcp, problem, connections }
+        })
+        .collect();
+    if output.json() {
+        output.print_json(&Listed { schema: "unslow-bypass-ls/1", servers })?;
+        return Ok(0);
+    }
+    if servers.is_empty() {
+        output.note("no server runs with `unslow bypass` here; start one: unslow bypass -- redis-server --port 7777");
+        return Ok(0);
+    }
+    let mut text = String::new();
+    for server in &servers {
+        use std::fmt::Write;
+        let (title, carried, tcp) = (style::TITLE, server.connections.len(), server.over_tcp);
+        write!(text, "{title}port {}{title:#}  pid {}  ", server.port, server.pid)?;
+        match &server.problem {
+            Some(why) => writeln!(text, "{why}")?,
+            None => writeln!(text, "{carried} over shared memory, {tcp} of this machine over TCP")?,
+        }
+        if server.connections.is_empty() {
+            continue;
+        }
+        let mut table = Table::new();
+        table.load_preset(comfy_table::presets::NOTHING);
+        table.set_header(["fd", "peer", "client pid", "uid", "read bytes", "written bytes", "waiting bytes"]);
+        for c in &server.connections {
+            let numbers = [c.read_bytes, c.written_bytes, c.waiting_bytes].map(|n| n.to_string());
+            let [read, written, waiting] = numbers;
+            table.add_row([
+                c.fd.to_string(),
+                c.peer.clone(),
+                c.client_pid.to_string(),
+                c.client_uid.to_string(),
+                read,
+                written,
+                waiting,
+            ]);
+        }
+        writeln!(text, "{table}")?;
+    }
+    output.print(&text)?;
+    Ok(0)
+}
