@@ -248,6 +248,7 @@ impl Bench {
         let options = self.reach.options()?;
         Ok(Settings {
             target: self.reach.target(url)?,
+            rings: unslow_bypass::reactor::url(url).is_some(),
             timeout: options.command_timeout,
             options,
             spec: self.workload.spec()?,

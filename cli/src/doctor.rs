@@ -79,7 +79,16 @@ impl Reach {
 
     /// The URL, completed by flags and environment. The URL's own words win.
     pub fn target(&self, url: &str) -> anyhow::Result<Target> {
-        let mut target = Target::parse(url)?;
+        let shared_memory = unslow_bypass::reactor::url(url);
+        let mut target = Target::parse(shared_memory.as_deref().unwrap_or(url))?;
+        if shared_memory.is_some()
+            && let Some(unslow_client::Endpoint::Tcp(_, port)) = target.endpoints.first()
+            && !unslow_bypass::reactor::is_served(*port)
+        {
+            bail!(
+                "no server at port {port} runs with `unslow bypass` (unslow bypass ls); start it so: unslow bypass -- redis-server --port {port}"
+            );
+        }
         target.user = target.user.or_else(|| self.user.clone());
         if target.password.is_none() {
             target.password = match &self.password_file {

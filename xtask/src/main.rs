@@ -27,14 +27,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-watch", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow-gateway",
-        &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-status", "unslow-topology", "unslow-watch"],
+        &["unslow-bypass", "unslow-client", "unslow-reactor", "unslow-resp", "unslow-status", "unslow-topology", "unslow-watch"],
     ),
     (
         "unslow-sink",
         &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-status", "unslow-topology", "unslow-watch"],
     ),
-    ("unslow-bypass", &[]),
-    ("unslow-bench", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
+    ("unslow-bypass", &["unslow-reactor"]),
+    ("unslow-bench", &["unslow-bypass", "unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow",
         &[

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
@@ -15,7 +15,7 @@ use rustix::net::{
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 use crate::tls::Session;
-use crate::{Closed, Handler, Id, Listening, Peer, Tls, Visitor, Waker, now_ns};
+use crate::{Carrier, Change, Closed, Handler, Id, Listening, Peer, Tls, Visitor, Waker, now_ns};
 
 /// Bytes read at once, at most; also the largest piece a handler gets, unless it leaves more than half of it unused.
 const READ: usize = 64 * 1024;
@@ -37,6 +37,7 @@ pub struct Reactor {
     buffer: Vec<u8>,
     plain: Vec<u8>,
     events: Vec<epoll::Event>,
+    carried: Vec<(u64, u32)>,
 }
 
 /// What a [`Handler`] does its work with.
@@ -64,6 +65,7 @@ pub struct Io {
     lost: usize,
     stopped: bool,
     now: u64,
+    carrier: Option<&'static dyn Carrier>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,6 +103,15 @@ struct Link {
     ended: bool,
     /// To be closed when everything is sent.
     finishing: bool,
+    carrier: Option<&'static dyn Carrier>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(carrier) = self.carrier {
+            carrier.closing(self.fd.as_fd());
+        }
+    }
 }
 
 impl Reactor {
@@ -130,8 +141,16 @@ impl Reactor {
             lost: 0,
             stopped: false,
             now: now_ns(),
+            carrier: None,
         };
-        Ok(Reactor { io, buffer: vec![0; READ], plain: Vec::new(), events: Vec::with_capacity(256) })
+        let events = Vec::with_capacity(256);
+        Ok(Reactor { io, buffer: vec![0; READ], plain: Vec::new(), events, carried: Vec::new() })
+    }
+
+    /// From now on connections go by this carrier, where their peers do as well.
+    pub fn carried_by(&mut self, carrier: &'static dyn Carrier) {
+        carrier.made(self.io.epoll.as_fd());
+        self.io.carrier = Some(carrier);
     }
 
     /// For connections made before the loop runs.
@@ -176,6 +195,21 @@ impl Reactor {
                     None
                 }
             };
+            if let Some(carrier) = self.io.carrier {
+                self.carried.clear();
+                match carrier.wait(self.io.epoll.as_fd(), &mut self.carried, timeout.is_some()) {
+                    Err(e) if e.kind() != std::io::ErrorKind::Interrupted => return Err(e),
+                    _ => {}
+                }
+                self.io.now = now_ns();
+                let events = std::mem::take(&mut self.carried);
+                for (data, flags) in &events {
+                    self.event(handler, *data, EventFlags::from_bits_retain(*flags));
+                }
+                self.carried = events;
+                self.due(handler);
+                continue;
+            }
             self.events.clear();
             match epoll::wait(&self.io.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -341,9 +375,9 @@ impl Reactor {
         if from == 0 && kept > 0 {
             self.plain.extend_from_slice(&self.buffer[..kept]);
         }
-        let got = match recv(&link.fd, &mut self.buffer[from..room], RecvFlags::empty()) {
-            Ok((0, _)) => Err(Closed::Peer),
-            Ok((n, _)) => Ok(n),
+        let got = match link.receive(&mut self.buffer[from..room]) {
+            Ok(0) => Err(Closed::Peer),
+            Ok(n) => Ok(n),
             // Nothing more to read before the end that writing has found.
             Err(Errno::AGAIN) if link.unwritten.is_some() => Err(Closed::Peer),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
@@ -472,7 +506,10 @@ impl Io {
             self.slots.len() as u32 - 1
         });
         let id = Id { index, generation: self.slots[index as usize].generation };
-        let added = epoll::add(&self.epoll, &fd, event_data(id), interest);
+        let added = match self.carrier {
+            None => epoll::add(&self.epoll, &fd, event_data(id), interest).map_err(std::io::Error::from),
+            Some(c) => c.change(self.epoll.as_fd(), fd.as_fd(), Change::Add(event_data(id).u64(), interest.bits())),
+        };
         self.slots[index as usize].link = Some(Link {
             fd,
             session,
@@ -489,9 +526,10 @@ impl Io {
             dirty: false,
             ended: false,
             finishing: false,
+            carrier: self.carrier,
         });
         if let Err(e) = added {
-            self.fail(id, Closed::Connect(e.into()));
+            self.fail(id, Closed::Connect(e));
         }
         id
     }
@@ -506,6 +544,9 @@ impl Io {
                 let fd = socket_with(family, SocketType::STREAM, flags, None)?;
                 sockopt::set_tcp_nodelay(&fd, true)?;
                 let begun = connect(&fd, address);
+                if let (Some(carrier), Ok(()) | Err(Errno::INPROGRESS)) = (self.carrier, begun) {
+                    carrier.connecting(fd.as_fd());
+                }
                 (fd, begun)
             }
             Peer::Unix(path) => {
@@ -626,6 +667,9 @@ impl Io {
             link.paused = false;
             self.resumed.push(id);
         } else if link.finishing && link.out.is_empty() && link.wire.is_empty() {
+            if let Some(carrier) = link.carrier {
+                carrier.ending(link.fd.as_fd());
+            }
             let _ = shutdown(&link.fd, Shutdown::Write);
             self.fail(id, Closed::Peer);
             return;
@@ -660,8 +704,15 @@ impl Io {
         };
         if wanted != link.interest {
             link.interest = wanted;
-            if let Err(e) = epoll::modify(&self.epoll, &link.fd, event_data(id), wanted) {
-                self.broken.push((id, Closed::Io(e.into())));
+            let changed = match self.carrier {
+                None => epoll::modify(&self.epoll, &link.fd, event_data(id), wanted).map_err(std::io::Error::from),
+                Some(c) => {
+                    let change = Change::Modify(event_data(id).u64(), wanted.bits());
+                    c.change(self.epoll.as_fd(), link.fd.as_fd(), change)
+                }
+            };
+            if let Err(e) = changed {
+                self.broken.push((id, Closed::Io(e)));
             }
         }
     }
@@ -705,7 +756,27 @@ impl Io {
     }
 }
 
+#[inline]
+fn sent(carrier: Option<&'static dyn Carrier>, fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+    match carrier {
+        None => send(fd, bytes, SendFlags::NOSIGNAL),
+        Some(carrier) => carrier.send(fd.as_fd(), bytes).map_err(errno),
+    }
+}
+
+fn errno(e: std::io::Error) -> Errno {
+    e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
 impl Link {
+    #[inline]
+    fn receive(&self, room: &mut [u8]) -> Result<usize, Errno> {
+        match self.carrier {
+            None => recv(&self.fd, room, RecvFlags::empty()).map(|(n, _)| n),
+            Some(carrier) => carrier.receive(self.fd.as_fd(), room).map_err(errno),
+        }
+    }
+
     /// Output the peer cannot have seen.
     fn waiting(&self) -> usize {
         self.out.len() + if self.session.is_some() { 0 } else { self.wire.len() - self.wire_sent }
@@ -730,7 +801,7 @@ impl Link {
         }
         loop {
             if self.wire_sent < self.wire.len() {
-                match send(&self.fd, &self.wire[self.wire_sent..], SendFlags::NOSIGNAL) {
+                match sent(self.carrier, &self.fd, &self.wire[self.wire_sent..]) {
                     Ok(n) => self.wire_sent += n,
                     Err(Errno::AGAIN) => return Ok(()),
                     Err(Errno::INTR) => {}
@@ -743,7 +814,7 @@ impl Link {
             if self.out.is_empty() {
                 return Ok(());
             }
-            match send(&self.fd, &self.out, SendFlags::NOSIGNAL) {
+            match sent(self.carrier, &self.fd, &self.out) {
                 Ok(n) if n == self.out.len() => emptied(&mut self.out, kept),
                 Ok(n) => {
                     // The rest moves in front, so that what is appended later finds its place behind it.

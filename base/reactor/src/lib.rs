@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::time::{ClockId, clock_gettime};
 
 pub use crate::io::{Io, Reactor};
@@ -85,6 +85,38 @@ pub struct Visitor {
 /// thread has its own queue. A unix path that nobody listens on any more is taken over.
 pub fn bind(peer: &Peer, shared: bool) -> std::io::Result<OwnedFd> {
     io::bind(peer, shared)
+}
+
+/// A change of what an epoll set watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A descriptor comes in, with the data and flags of its events.
+    Add(u64, u32),
+    /// It gets others.
+    Modify(u64, u32),
+    /// It goes.
+    Remove,
+}
+
+/// Another way for the bytes of TCP connections than through the kernel. A loop that was given one
+/// ([`Reactor::carried_by`]) asks it whatever it would ask the kernel of a descriptor; answers and errors are the kernel's.
+pub trait Carrier: Sync {
+    /// The loop's own epoll set.
+    fn made(&self, epoll: BorrowedFd<'_>);
+    /// A connection to somebody has begun; it may be carried from now on.
+    fn connecting(&self, fd: BorrowedFd<'_>);
+    /// `epoll_ctl`.
+    fn change(&self, epoll: BorrowedFd<'_>, fd: BorrowedFd<'_>, change: Change) -> std::io::Result<()>;
+    /// `epoll_wait`: events as data and flags; `at_once` does not sleep.
+    fn wait(&self, epoll: BorrowedFd<'_>, events: &mut Vec<(u64, u32)>, at_once: bool) -> std::io::Result<()>;
+    /// `recv`.
+    fn receive(&self, fd: BorrowedFd<'_>, room: &mut [u8]) -> std::io::Result<usize>;
+    /// `send`, without a signal.
+    fn send(&self, fd: BorrowedFd<'_>, bytes: &[u8]) -> std::io::Result<usize>;
+    /// Before `shutdown` of the writing side.
+    fn ending(&self, fd: BorrowedFd<'_>);
+    /// Before `close`.
+    fn closing(&self, fd: BorrowedFd<'_>);
 }
 
 /// How to speak TLS on a connection: the configuration and the name expected in the certificate.

@@ -22,5 +22,8 @@ pub mod listing;
 pub mod local;
 pub mod memory;
 pub mod pair;
+#[cfg(feature = "reactor")]
+pub mod reactor;
 pub mod ring;
+pub mod sockets;
 mod sync;

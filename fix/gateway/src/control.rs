@@ -245,6 +245,9 @@ fn work(number: usize, shared: Arc<Shared>, sockets: Vec<Arc<Listening>>) {
     let _ended = Ended(shared.clone());
     let ran = Reactor::new().and_then(|mut reactor| {
         let mut worker = Worker::new(number, shared.clone());
+        if unslow_bypass::reactor::url(&shared.config().target).is_some() {
+            reactor.carried_by(unslow_bypass::reactor::rings());
+        }
         let io = reactor.io();
         io.limit_idle_output(4096);
         io.limit_input(64 << 20);

@@ -112,6 +112,8 @@ pub struct Settings {
     pub lateness_max: Duration,
     /// Connections that listen to the channels of the built-in `publish`.
     pub subscribers: usize,
+    /// Over shared memory, where the server runs with `unslow bypass`.
+    pub rings: bool,
 }
 
 /// The same, for the threads.
@@ -122,6 +124,8 @@ pub struct Shape {
     pub connections: usize,
     /// Whether a caller keeps to its own connection.
     pub own: bool,
+    /// See [`Settings::rings`].
+    pub rings: bool,
     /// Requests under way on a connection, at most.
     pub window: Option<usize>,
     /// Application threads.
@@ -321,6 +325,7 @@ impl Settings {
         Ok(Shape {
             threads: self.threads,
             connections: lanes,
+            rings: self.rings,
             own: self.model == Model::Own && !open,
             window,
             callers,

@@ -233,6 +233,9 @@ enum Phase {
 pub fn work(shared: Arc<Shared>, index: usize, said: Sender<Said>, spares: Receiver<Box<Interval>>) {
     let summary = match Reactor::new() {
         Ok(mut reactor) => {
+            if shared.shape.rings {
+                reactor.carried_by(unslow_bypass::reactor::rings());
+            }
             shared.routes.wakes(reactor.io().waker());
             let mut worker = Worker::new(shared.clone(), index, said.clone(), spares);
             worker.connect_all(reactor.io());

@@ -36,6 +36,7 @@ fn settings(target: Target) -> Settings {
         // The machine's other work must not fail a test.
         lateness_max: Duration::from_secs(1),
         subscribers: 0,
+        rings: false,
     }
 }
 

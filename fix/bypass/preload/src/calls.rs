@@ -1,286 +1,20 @@
 //! The calls of the C library that we stand in for. Each finds out whether the descriptor is ours and passes on what is not.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
 
-use libc::{EPOLLIN, EPOLLOUT, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, MSG_WAITALL, POLLIN, POLLOUT};
+use libc::{EPOLLIN, EPOLLOUT, MSG_NOSIGNAL, MSG_OOB, POLLIN, POLLOUT};
 use libc::{
     c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
     size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
-use unslow_bypass::link::{Bell, Link, Read, Written};
+use std::sync::atomic::Ordering;
+use unslow_bypass::sockets::fds::{self, Entry};
+use unslow_bypass::sockets::streams::{
+    before_close, bytes, carried, fail, named, put, put_all, ring, room, take, take_parts, went_over_tcp,
+};
+use unslow_bypass::sockets::{epoll, errno, now_ns, poll, set_errno, wanted, world};
 
-use crate::fds::{self, Entry, Stream, state};
-use crate::poll::{Waited, wait_for};
-use crate::{epoll, poll, real, set_errno, world};
-
-fn fail(errno: c_int) -> ssize_t {
-    set_errno(errno);
-    -1
-}
-
-/// Rings now, or at the end of this turn of the program's loop.
-#[inline]
-fn ring(stream: &'static Stream, bell: Bell) {
-    if let (Some(waiter), Some(place)) = (bell, stream.place()) {
-        crate::ring(stream, place, waiter);
-    }
-}
-
-/// What the kernel says of the TCP connection beside one of ours.
-pub fn look_at_tcp(stream: &'static Stream) {
-    let Some(link) = stream.link() else { return };
-    let mut byte = 0u8;
-    let flags = MSG_PEEK | MSG_DONTWAIT;
-    let null = std::ptr::null_mut::<u8>();
-    // SAFETY: room for one byte, no address asked for.
-    let n = unsafe { libc::syscall(libc::SYS_recvfrom, stream.fd(), &raw mut byte, 1, flags, null, null) };
-    match n {
-        0 => link.tcp_ended(false),
-        n if n < 0 && !matches!(crate::errno(), libc::EAGAIN | libc::EINTR) => link.tcp_ended(true),
-        _ => {}
-    }
-}
-
-/// A stream whose bytes are ours to carry, once that is decided; `None` when they are the kernel's.
-#[inline]
-fn carried(fd: RawFd) -> Option<(&'static Stream, &'static Link)> {
-    let stream = fds::stream(fd)?;
-    if let Some(link) = stream.link() {
-        return Some((stream, link));
-    }
-    settle(stream)
-}
-
-#[cold]
-fn settle(stream: &'static Stream) -> Option<(&'static Stream, &'static Link)> {
-    while !world::resolve(stream, false) {
-        let pause = timespec { tv_sec: 0, tv_nsec: 20_000 };
-        // SAFETY: a live timespec.
-        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0) };
-    }
-    Some((stream, stream.link()?))
-}
-
-/// The kernel carried bytes of a connection that might have been offered: it stays there.
-fn went_over_tcp(fd: RawFd) {
-    if let Some(Entry::Stream(stream)) = fds::get(fd)
-        && stream.state.load(Ordering::Acquire) == state::CANDIDATE
-    {
-        let saved = crate::errno();
-        stay(stream);
-        set_errno(saved);
-    }
-}
-
-fn stay(stream: &'static Stream) {
-    stream.fixed.store(true, Ordering::Release);
-    world::no_candidate(stream);
-    // Taken in the meantime: then it is too late to stay.
-    if stream.state.load(Ordering::Acquire) == state::CANDIDATE {
-        fds::put(stream.fd(), None);
-        if let Some(entry) = world::entry_of(stream) {
-            fds::retire(entry);
-        }
-    }
-}
-
-fn timeout_of(fd: RawFd, which: c_int) -> Option<u64> {
-    // SAFETY: all zeros is a valid time.
-    let mut time: timeval = unsafe { std::mem::zeroed() };
-    let mut len = size_of::<timeval>() as socklen_t;
-    let (time_at, len_at) = (&raw mut time, &raw mut len);
-    // SAFETY: room for the answer and its length.
-    unsafe { libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, which, time_at, len_at) };
-    let ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
-    (ns > 0).then_some(ns)
-}
-
-// Reading.
-
-#[inline]
-fn take(stream: &'static Stream, link: &'static Link, room: &mut [u8], flags: c_int) -> ssize_t {
-    let mut done = 0;
-    let mut timeout = None;
-    loop {
-        let (read, bell) = link.read(&mut room[done..], flags & MSG_PEEK != 0);
-        ring(stream, bell);
-        match read {
-            Read::Bytes(n) => {
-                done += n;
-                if flags & MSG_WAITALL == 0 || flags & MSG_PEEK != 0 || done == room.len() {
-                    return done as ssize_t;
-                }
-            }
-            Read::End => return done as ssize_t,
-            Read::Reset if done > 0 => return done as ssize_t,
-            Read::Reset => return fail(libc::ECONNRESET),
-            Read::Empty => {
-                if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {
-                    return if done > 0 { done as ssize_t } else { fail(libc::EAGAIN) };
-                }
-                let limit = *timeout.get_or_insert_with(|| timeout_of(stream.fd(), libc::SO_RCVTIMEO));
-                match wait_for(stream, POLLIN, limit) {
-                    _ if stream.link().is_none() => return if done > 0 { done as ssize_t } else { 0 },
-                    Waited::Ready => {}
-                    _ if done > 0 => return done as ssize_t,
-                    Waited::TimedOut => return fail(libc::EAGAIN),
-                    Waited::Interrupted => return fail(libc::EINTR),
-                }
-            }
-        }
-    }
-}
-
-// SAFETY of the callers: the program's buffer of `n` bytes.
-#[inline]
-unsafe fn room<'a>(buf: *mut c_void, n: size_t) -> &'a mut [u8] {
-    if buf.is_null() || n == 0 {
-        return &mut [];
-    }
-    // SAFETY: see above; more than isize::MAX is never there.
-    unsafe { std::slice::from_raw_parts_mut(buf.cast(), n.min(isize::MAX as usize)) }
-}
-
-unsafe fn take_parts(
-    stream: &'static Stream,
-    link: &'static Link,
-    parts: *const iovec,
-    n: usize,
-    flags: c_int,
-) -> ssize_t {
-    let mut total = 0;
-    for i in 0..n {
-        // SAFETY: the program's array of `n` parts.
-        let part = unsafe { *parts.add(i) };
-        // SAFETY: the program's buffer.
-        let room = unsafe { room(part.iov_base, part.iov_len) };
-        if room.is_empty() {
-            continue;
-        }
-        // Only the first byte is waited for.
-        let flags = if total > 0 && flags & MSG_WAITALL == 0 { flags | MSG_DONTWAIT } else { flags };
-        let len = room.len();
-        match take(stream, link, room, flags) {
-            got if got < 0 => return if total > 0 { total } else { got },
-            got => {
-                total += got;
-                if (got as usize) < len || flags & MSG_PEEK != 0 {
-                    break;
-                }
-            }
-        }
-    }
-    total
-}
-
-// Writing.
-
-#[inline]
-fn put(stream: &'static Stream, link: &'static Link, bytes: &[u8], flags: c_int) -> ssize_t {
-    let mut done = 0;
-    let mut timeout = None;
-    loop {
-        let (written, bell) = link.write(&bytes[done..]);
-        ring(stream, bell);
-        match written {
-            Written::Bytes(n) => {
-                done += n;
-                if done == bytes.len() {
-                    return done as ssize_t;
-                }
-            }
-            Written::Gone if done > 0 => return done as ssize_t,
-            Written::Gone => {
-                if flags & MSG_NOSIGNAL == 0 {
-                    // SAFETY: as the kernel does for a pipe nobody reads.
-                    unsafe { libc::raise(libc::SIGPIPE) };
-                }
-                return fail(libc::EPIPE);
-            }
-            Written::Full => {
-                if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {
-                    // The other side tells of space from here on.
-                    if link.writable() {
-                        continue;
-                    }
-                    return if done > 0 { done as ssize_t } else { fail(libc::EAGAIN) };
-                }
-                let limit = *timeout.get_or_insert_with(|| timeout_of(stream.fd(), libc::SO_SNDTIMEO));
-                match wait_for(stream, POLLOUT, limit) {
-                    _ if stream.link().is_none() => return if done > 0 { done as ssize_t } else { fail(libc::EPIPE) },
-                    Waited::Ready => {}
-                    _ if done > 0 => return done as ssize_t,
-                    Waited::TimedOut => return fail(libc::EAGAIN),
-                    Waited::Interrupted => return fail(libc::EINTR),
-                }
-            }
-        }
-    }
-}
-
-unsafe fn bytes<'a>(buf: *const c_void, n: size_t) -> &'a [u8] {
-    if buf.is_null() || n == 0 {
-        return &[];
-    }
-    // SAFETY: the program's buffer of `n` bytes.
-    unsafe { std::slice::from_raw_parts(buf.cast(), n.min(isize::MAX as usize)) }
-}
-
-unsafe fn put_parts(
-    stream: &'static Stream,
-    link: &'static Link,
-    parts: *const iovec,
-    n: usize,
-    flags: c_int,
-) -> ssize_t {
-    let mut total = 0;
-    for i in 0..n {
-        // SAFETY: the program's array of `n` parts.
-        let part = unsafe { *parts.add(i) };
-        // SAFETY: the program's buffer.
-        let bytes = unsafe { bytes(part.iov_base, part.iov_len) };
-        if bytes.is_empty() {
-            continue;
-        }
-        match put(stream, link, bytes, flags) {
-            sent if sent < 0 => return if total > 0 { total } else { sent },
-            sent => {
-                total += sent;
-                if (sent as usize) < bytes.len() {
-                    break;
-                }
-            }
-        }
-    }
-    total
-}
-
-/// Many small parts are put together first: each write into a ring is seen by the other side at once.
-unsafe fn put_all(
-    stream: &'static Stream,
-    link: &'static Link,
-    parts: *const iovec,
-    n: usize,
-    flags: c_int,
-) -> ssize_t {
-    const SMALL: usize = 16 << 10;
-    // SAFETY: the program's array of `n` parts.
-    let total: usize = unsafe { std::slice::from_raw_parts(parts, n) }.iter().map(|p| p.iov_len).sum();
-    if n == 1 || total > SMALL {
-        // SAFETY: the caller's.
-        return unsafe { put_parts(stream, link, parts, n, flags) };
-    }
-    let mut whole = Vec::with_capacity(total);
-    for i in 0..n {
-        // SAFETY: as above.
-        whole.extend_from_slice(unsafe {
-            let p = *parts.add(i);
-            bytes(p.iov_base, p.iov_len)
-        });
-    }
-    put(stream, link, &whole, flags)
-}
+use crate::real;
 
 /// Calls that carry bytes.
 #[allow(clippy::missing_safety_doc)]
@@ -563,7 +297,7 @@ mod lifecycle {
     pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         // SAFETY: the program's.
         let done = unsafe { real::connect(fd, addr, len) };
-        let errno = crate::errno();
+        let errno = errno();
         let under_way = done != 0 && errno == libc::EINPROGRESS;
         if !world::settings().client || !(done == 0 || under_way) || addr.is_null() {
             return done;
@@ -584,47 +318,6 @@ mod lifecycle {
         // SAFETY: room for the answer and its length.
         let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_TYPE, kind_at, len_at) };
         done == 0 && kind == libc::SOCK_STREAM
-    }
-
-    /// The descriptor will be gone: whatever is behind it ends, if it was the last name of it.
-    pub fn before_close(fd: RawFd) {
-        let Some(entry) = fds::get(fd) else { return };
-        if crate::not_our_process() {
-            return;
-        }
-        match entry {
-            Entry::Listener(port) => world::close_rendezvous(*port),
-            Entry::Epoll(_) => {}
-            Entry::Stream(stream) => {
-                if stream.names.fetch_sub(1, Ordering::AcqRel) > 1 {
-                    // Another name of it stays.
-                    fds::put(fd, None);
-                    if stream.fd() == fd
-                        && let Some((other, _)) = fds::known(0, fds::MOST)
-                            .find(|(_, e)| matches!(e, Entry::Stream(s) if std::ptr::eq(s, stream)))
-                    {
-                        stream.fd.store(other as u32, Ordering::Relaxed);
-                    }
-                    return;
-                }
-                match stream.state.load(Ordering::Acquire) {
-                    state::CANDIDATE => world::no_candidate(stream),
-                    state::PENDING => world::withdraw(stream),
-                    _ => {}
-                }
-                epoll::closed(stream);
-                if let Some(link) = stream.link() {
-                    ring(stream, link.close());
-                    if let Some(place) = stream.place() {
-                        place.set_stream(link.number, None);
-                    }
-                }
-                fds::put(fd, None);
-                fds::retire(entry);
-                return;
-            }
-        }
-        fds::put(fd, None);
     }
 
     #[unsafe(no_mangle)]
@@ -665,27 +358,6 @@ mod lifecycle {
         }
         // SAFETY: the program's.
         unsafe { real::shutdown(fd, how) }
-    }
-
-    /// Another number for what a descriptor is.
-    fn named(old: RawFd, new: RawFd) {
-        if new < 0 || old == new {
-            return;
-        }
-        match fds::get(old) {
-            Some(entry @ Entry::Stream(stream)) => match stream.state.load(Ordering::Acquire) {
-                state::LINKED => {
-                    stream.names.fetch_add(1, Ordering::AcqRel);
-                    fds::put(new, Some(entry));
-                }
-                // Not decided yet: what has two names stays with TCP.
-                state::CANDIDATE => stay(stream),
-                _ => _ = world::resolve(stream, true),
-            },
-            // A listener's second number is the first's business; a set's second number is the same set.
-            Some(entry @ Entry::Epoll(_)) => _ = fds::put(new, Some(entry)),
-            _ => {}
-        }
     }
 
     #[unsafe(no_mangle)]
@@ -783,7 +455,7 @@ mod waiting {
     pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
         // SAFETY: no pointers.
         let fd = unsafe { real::epoll_create1(flags) };
-        if crate::wanted() {
+        if wanted() {
             epoll::created(fd);
         }
         fd
@@ -793,7 +465,7 @@ mod waiting {
     pub unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         match fds::epoll(epfd) {
             // SAFETY: the program's.
-            Some(epoll) => unsafe { crate::epoll::ctl(epoll, op, fd, event) },
+            Some(epoll) => unsafe { epoll::ctl(epoll, op, fd, event) },
             // SAFETY: the program's.
             None => unsafe { real::epoll_ctl(epfd, op, fd, event) },
         }
@@ -817,7 +489,7 @@ mod waiting {
             Some(epoll) => {
                 let ns = (timeout >= 0).then_some(timeout as u64 * 1_000_000);
                 // SAFETY: the program's.
-                unsafe { crate::epoll::wait(epoll, events, max, ns, mask) }
+                unsafe { epoll::wait(epoll, events, max, ns, mask) }
             }
             // SAFETY: the program's.
             None => unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) },
@@ -845,7 +517,7 @@ mod waiting {
         let ns = unsafe { ns_of(timeout) };
         match fds::epoll(epfd) {
             // SAFETY: the program's.
-            Some(epoll) => unsafe { crate::epoll::wait(epoll, events, max, ns, mask) },
+            Some(epoll) => unsafe { epoll::wait(epoll, events, max, ns, mask) },
             None => {
                 let size = size_of::<u64>();
                 // SAFETY: the program's.
@@ -856,9 +528,14 @@ mod waiting {
 
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
+        // SAFETY: the program's.
+        if unsafe { !super::poll::concerns(fds, n) } {
+            // SAFETY: the program's.
+            return unsafe { real::poll(fds, n, timeout) };
+        }
         let ns = (timeout >= 0).then_some(timeout as u64 * 1_000_000);
         // SAFETY: the program's.
-        unsafe { crate::poll::poll(fds, n, ns, std::ptr::null()) }
+        unsafe { super::poll::poll(fds, n, ns, std::ptr::null()) }
     }
 
     #[unsafe(no_mangle)]
@@ -875,7 +552,12 @@ mod waiting {
         mask: *const sigset_t,
     ) -> c_int {
         // SAFETY: the program's.
-        unsafe { crate::poll::poll(fds, n, ns_of(timeout), mask) }
+        if unsafe { !super::poll::concerns(fds, n) } {
+            // SAFETY: the program's.
+            return unsafe { real::ppoll(fds, n, timeout, mask) };
+        }
+        // SAFETY: the program's.
+        unsafe { super::poll::poll(fds, n, ns_of(timeout), mask) }
     }
 
     #[unsafe(no_mangle)]
@@ -901,7 +583,7 @@ mod waiting {
         // SAFETY: the program's.
         let time = (!timeout.is_null()).then(|| unsafe { *timeout });
         let ns = time.map(|t| t.tv_sec.max(0) as u64 * 1_000_000_000 + t.tv_usec.max(0) as u64 * 1000);
-        let begun = crate::now_ns();
+        let begun = now_ns();
         // SAFETY: the program's.
         let done = unsafe { super::poll::select(n, [r, w, e], ns, std::ptr::null()) }.unwrap_or_else(|| {
             let spec = ns.map(|ns| timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ });
@@ -909,7 +591,7 @@ mod waiting {
             unsafe { real::pselect(n, r, w, e, spec.as_ref().map_or(std::ptr::null(), |s| s), std::ptr::null()) }
         });
         if let Some(ns) = ns {
-            let left = ns.saturating_sub(crate::now_ns() - begun);
+            let left = ns.saturating_sub(now_ns() - begun);
             // SAFETY: the program's; Linux writes what is left of the time.
             unsafe {
                 *timeout = timeval { tv_sec: (left / 1_000_000_000) as _, tv_usec: (left / 1000 % 1_000_000) as _ }
@@ -929,8 +611,7 @@ mod waiting {
     ) -> c_int {
         // SAFETY: the program's.
         unsafe {
-            super::poll::select(n, [r, w, e], ns_of(timeout), mask)
-                .unwrap_or_else(|| real::pselect(n, r, w, e, timeout, mask))
+            poll::select(n, [r, w, e], ns_of(timeout), mask).unwrap_or_else(|| real::pselect(n, r, w, e, timeout, mask))
         }
     }
 }

@@ -1,173 +1,35 @@
 //! Stands between a program and the C library (LD_PRELOAD), so that its TCP connections to the same machine are carried
-//! over shared memory. `unslow bypass` sets it up; the transport itself is the crate above.
-//!
-//! ```text
-//!   calls.rs   the C library's names: ours or the kernel's?
-//!   fds.rs     what a descriptor is        epoll.rs, poll.rs   who waits for what
-//!   world.rs   the other processes: offers, takes
-//! ```
+//! over shared memory. `unslow bypass` sets it up; everything it does is in the crate above, here are the C library's names.
 //!
 //! What surprises: it runs in somebody else's process. It never prints more than a line, never ends the program, installs no
 //! signal handler, starts no thread; where anything is missing everything passes through to TCP as if it were not there.
-//! A child of fork forgets all of it, and connections that were its parent's are silent TCP connections to it.
 
 mod calls;
-mod epoll;
-mod fds;
-mod poll;
 mod real;
-mod world;
-
-use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use unslow_bypass::channel::Rule;
-
-use crate::fds::{Place, Stream};
-use crate::world::{SETTINGS, Settings};
-
-static PID: AtomicI32 = AtomicI32::new(0);
-static FORKS: AtomicU32 = AtomicU32::new(0);
-static ASIDE: AtomicBool = AtomicBool::new(false);
-static QUIET: AtomicBool = AtomicBool::new(false);
-
-pub fn errno() -> i32 {
-    // SAFETY: the thread's own.
-    unsafe { *libc::__errno_location() }
-}
-
-pub fn set_errno(errno: i32) {
-    // SAFETY: the thread's own.
-    unsafe { *libc::__errno_location() = errno };
-}
-
-/// Nanoseconds of the monotonic clock.
-#[inline]
-pub fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for the answer.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// A line on standard error.
-pub fn tell(what: &str) {
-    if QUIET.load(Ordering::Relaxed) {
-        return;
-    }
-    let line = format!("unslow bypass: {what}\n");
-    // SAFETY: a live line; not through `write`, which is ours.
-    unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
-}
-
-/// Something is missing: said once, and everything goes over TCP.
-pub fn step_aside(why: &str) {
-    if !ASIDE.swap(true, Ordering::AcqRel) {
-        tell(&format!("{why}; everything goes over TCP"));
-    }
-}
-
-/// Whether there is anything for us to do in this process.
-pub fn wanted() -> bool {
-    SETTINGS.get().is_some() && !ASIDE.load(Ordering::Relaxed)
-}
-
-/// How often this process is the child of a fork since the library came.
-pub fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
-}
-
-/// Whether this is the child of a vfork, which runs in its parent's memory.
-pub fn not_our_process() -> bool {
-    // SAFETY: no arguments.
-    let pid = unsafe { libc::syscall(libc::SYS_getpid) } as i32;
-    pid != PID.load(Ordering::Relaxed)
-}
-
-// Doorbells are rung once a turn of a program's loop, by the thread whose loop it is.
-
-thread_local! {
-    static LOOP: Cell<*const epoll::Epoll> = const { Cell::new(std::ptr::null()) };
-    static BELLS: RefCell<Vec<(&'static Place, u32)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// This thread runs a loop over such a set.
-pub fn in_loop(epoll: &'static epoll::Epoll) {
-    let _ = LOOP.try_with(|at| at.set(epoll));
-}
-
-/// Rings a waiter of the other side, at the end of the turn if this thread's loop has the connection.
-pub fn ring(stream: &'static Stream, place: &'static Place, waiter: u32) {
-    let own = stream.epoll().is_some_and(|e| LOOP.try_with(|at| std::ptr::eq(at.get(), e)).unwrap_or(false));
-    let later = own
-        && BELLS
-            .try_with(|bells| {
-                let Ok(mut bells) = bells.try_borrow_mut() else { return false };
-                if !bells.iter().any(|(p, w)| std::ptr::eq(*p, place) && *w == waiter) {
-                    bells.push((place, waiter));
-                }
-                true
-            })
-            .unwrap_or(false);
-    if !later {
-        world::ring(place, waiter);
-    }
-}
-
-/// Rings what was put off.
-#[inline]
-pub fn flush() {
-    let _ = BELLS.try_with(|bells| {
-        let Ok(mut bells) = bells.try_borrow_mut() else { return };
-        for (place, waiter) in bells.drain(..) {
-            world::ring(place, waiter);
-        }
-    });
-}
-
-extern "C" fn before_fork() {
-    flush();
-}
-
-extern "C" fn in_child() {
-    // SAFETY: no arguments.
-    PID.store(unsafe { libc::syscall(libc::SYS_getpid) } as i32, Ordering::Relaxed);
-    FORKS.fetch_add(1, Ordering::Relaxed);
-    world::forget();
-    // SAFETY: the child of a fork has one thread.
-    unsafe { fds::forget() };
-    let _ = LOOP.try_with(|at| at.set(std::ptr::null()));
-}
+use unslow_bypass::sockets::{self, world};
 
 extern "C" fn begin() {
-    // SAFETY: no arguments.
-    PID.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     let Some(role) = std::env::var_os("UNSLOW_BYPASS") else { return };
-    QUIET.store(std::env::var_os("UNSLOW_BYPASS_QUIET").is_some(), Ordering::Relaxed);
+    let quiet = std::env::var_os("UNSLOW_BYPASS_QUIET").is_some();
     let role = role.to_string_lossy().into_owned();
     let has = |word: &str| role.split(',').any(|w| w == word);
-    let rule = match Rule::parse(&std::env::var("UNSLOW_BYPASS_ALLOW").unwrap_or_default()) {
-        Ok(rule) => rule,
-        Err(why) => return step_aside(&format!("UNSLOW_BYPASS_ALLOW: {why}")),
-    };
-    let settings = Settings { server: has("server"), client: has("client"), rule };
-    if !settings.server && !settings.client {
-        return;
+    match Rule::parse(&std::env::var("UNSLOW_BYPASS_ALLOW").unwrap_or_default()) {
+        Ok(rule) => sockets::begin(world::Settings { server: has("server"), client: has("client"), rule }, quiet),
+        Err(why) => sockets::step_aside(&format!("UNSLOW_BYPASS_ALLOW: {why}")),
     }
-    let _ = SETTINGS.set(settings);
-    // SAFETY: functions of ours that stay.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
 }
 
 extern "C" fn end() {
-    if not_our_process() {
+    if sockets::not_our_process() {
         return;
     }
     world::leave();
-    let launched = std::env::var("UNSLOW_BYPASS_PID").is_ok_and(|pid| pid == PID.load(Ordering::Relaxed).to_string());
+    let launched = std::env::var("UNSLOW_BYPASS_PID").is_ok_and(|pid| pid == std::process::id().to_string());
     let settings = world::settings();
     if launched && settings.server && !settings.client && !world::was_met() {
-        tell("this program never watched a listening TCP socket with epoll: nothing could be carried");
+        sockets::tell("this program never watched a listening TCP socket with epoll: nothing could be carried");
     }
 }
 

@@ -33,7 +33,7 @@ macro_rules! real {
             } };
             let found = find(&CACHE, name);
             if found == 0 {
-                crate::set_errno(libc::ENOSYS);
+                unslow_bypass::sockets::set_errno(libc::ENOSYS);
                 return -1;
             }
             // SAFETY: the C library's function of that name has this type.
@@ -69,6 +69,7 @@ real! {
     epoll_create1(flags: c_int) -> c_int;
     epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
     ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     pselect(n: c_int, r: *mut libc::fd_set, w: *mut libc::fd_set, e: *mut libc::fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int;

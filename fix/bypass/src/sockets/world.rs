@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use unslow_bypass::board::Board;
-use unslow_bypass::channel::{self, Heard, Kind, Message, Rendezvous, Rule};
-use unslow_bypass::link::Link;
-use unslow_bypass::local::{Local, Waiter};
-use unslow_bypass::memory::Memory;
-use unslow_bypass::pair::{DECLINED, OFFERED, Pair, TAKEN};
+use crate::board::Board;
+use crate::channel::{self, Heard, Kind, Message, Rendezvous, Rule};
+use crate::link::Link;
+use crate::local::{Local, Waiter};
+use crate::memory::Memory;
+use crate::pair::{DECLINED, OFFERED, Pair, TAKEN};
 
-use crate::epoll::{self, Epoll};
-use crate::fds::{self, Entry, Offer, Place, Stream, state};
-use crate::{now_ns, real};
+use super::epoll::{self, Epoll};
+use super::fds::{self, Entry, Offer, Place, Stream, state};
+use super::{kernel, now_ns};
 
 /// How long a new connection waits for its server to take the offer, before it goes on over TCP.
 const PATIENCE_NS: u64 = 25_000_000;
@@ -104,7 +104,7 @@ pub fn local() -> Option<&'static Local> {
         match Local::create() {
             Ok(local) => LOCAL.store(std::ptr::from_ref(local).cast_mut(), Ordering::Release),
             Err(e) => {
-                crate::step_aside(&format!("no shared memory ({e})"));
+                super::step_aside(&format!("no shared memory ({e})"));
                 return None;
             }
         }
@@ -153,7 +153,7 @@ fn heard(place: &'static Place, kind: Kind, message: &Message, mut fds: Vec<Owne
         },
         (Kind::Refused, _) => {
             if place.refused.set(message.a).is_ok() {
-                crate::tell(&format!("the server refuses this user or version (reason {}): TCP", message.a));
+                super::tell(&format!("the server refuses this user or version (reason {}): TCP", message.a));
             }
         }
         (Kind::Waiter, Some(doorbell)) => place.pair.set_doorbell(message.a, doorbell),
@@ -179,7 +179,7 @@ pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
             world.watch = Some(watch);
             world.rendezvous.push((port, rendezvous));
         }
-        Err(e) => crate::step_aside(&format!("no rendezvous: {e}")),
+        Err(e) => super::step_aside(&format!("no rendezvous: {e}")),
     }
 }
 
@@ -285,7 +285,7 @@ fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
             let _ = channel::say(&pair.channel, Kind::Welcome, 0, 0, &[local.board_fd.as_raw_fd()]);
             world.clients.push((number, Place::new(pair, None)));
         }
-        Err(e) => crate::tell(&format!("a client's memory is not to be trusted ({e}): it stays with TCP")),
+        Err(e) => super::tell(&format!("a client's memory is not to be trusted ({e}): it stays with TCP")),
     }
 }
 
@@ -426,9 +426,7 @@ pub fn connected(fd: RawFd) {
     if places.is_empty() {
         return;
     }
-    // SAFETY: a descriptor of the program's.
-    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
-    let nonblocking = flags & libc::O_NONBLOCK != 0;
+    let nonblocking = kernel::flags(fd) & libc::O_NONBLOCK != 0;
     let Some(stream) = fds::new_stream(fd, state::PENDING, nonblocking) else { return };
     stream.deadline.store(now_ns() + PATIENCE_NS, Ordering::Relaxed);
     let mut offers = Vec::new();
@@ -462,7 +460,7 @@ fn server_at(path: PathBuf) -> Option<&'static Place> {
     }
     let (channel, who) = channel::meet(&path).ok()?;
     if !settings().rule.allows(&who) {
-        crate::tell(&format!(
+        super::tell(&format!(
             "{} is of user {}, who is not allowed: TCP (--allow uid:{})",
             path.display(),
             who.uid,

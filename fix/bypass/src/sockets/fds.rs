@@ -10,10 +10,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use unslow_bypass::link::Link;
-use unslow_bypass::pair::Pair;
+use crate::link::Link;
+use crate::pair::Pair;
 
-use crate::epoll::Epoll;
+use super::epoll::Epoll;
 
 /// Descriptors from this number on stay with TCP.
 pub const MOST: usize = 1 << 16;
@@ -119,7 +119,7 @@ pub struct Stream {
     epoll: AtomicPtr<Epoll>,
     place: AtomicPtr<Place>,
     /// Addresses of both ends of an accepted connection: theirs, ours.
-    pub ends: Mutex<Option<crate::world::Ends>>,
+    pub ends: Mutex<Option<super::world::Ends>>,
 }
 
 // SAFETY: the link is written before `state` says LINKED and after `retire`'s pause only; the registration is guarded by the
@@ -183,7 +183,7 @@ pub struct Place {
 
 impl Place {
     pub fn new(pair: Pair, path: Option<std::path::PathBuf>) -> &'static Place {
-        let streams = (0..unslow_bypass::pair::SLOTS).map(|_| AtomicPtr::default()).collect();
+        let streams = (0..crate::pair::SLOTS).map(|_| AtomicPtr::default()).collect();
         Box::leak(Box::new(Place {
             pair: Arc::new(pair),
             path,
@@ -238,7 +238,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
         return None;
     }
     let mut stock = STOCK.lock().ok()?;
-    let now = crate::now_ns();
+    let now = super::now_ns();
     let ripe = stock.resting.front().is_some_and(|(at, entry)| {
         let asleep = matches!(entry, Entry::Stream(s) if s.sleepers.load(Ordering::Acquire) > 0);
         *at + REST_NS < now && !asleep
@@ -296,7 +296,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
 pub fn retire(entry: &'static Entry) {
     if let (Entry::Stream(stream), Ok(mut stock)) = (entry, STOCK.lock()) {
         stream.state.store(state::PLAIN, Ordering::Release);
-        stock.resting.push_back((crate::now_ns(), entry));
+        stock.resting.push_back((super::now_ns(), entry));
     }
 }
 

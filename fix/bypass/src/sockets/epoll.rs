@@ -10,13 +10,13 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use crate::link::Link;
+use crate::local::{Waiter, processor};
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM};
 use libc::{c_int, epoll_event, sigset_t};
-use unslow_bypass::link::Link;
-use unslow_bypass::local::{Waiter, processor};
 
-use crate::fds::{self, Entry, Place, Registration, Stream, state};
-use crate::{now_ns, real, set_errno, world};
+use super::fds::{self, Entry, Place, Registration, Stream, state};
+use super::{kernel, now_ns, set_errno, world};
 
 /// How often the kernel is looked at while there is always something to do here.
 const LOOK_NS: u64 = 20_000;
@@ -127,7 +127,7 @@ impl Epoll {
         let events = EPOLLIN | if what == Hidden::Doorbell { EPOLLET } else { 0 };
         let mut event = epoll_event { events: events as u32, u64: tag() | (what as u64) << 22 };
         // SAFETY: a live event.
-        if unsafe { real::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
+        if unsafe { kernel::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
             self.hidden.fetch_add(1, Ordering::AcqRel);
         }
     }
@@ -137,7 +137,7 @@ impl Epoll {
         let data = tag() | (Hidden::Stream as u64) << 22 | u64::from(stream.index & 0x3f_ffff);
         let mut event = epoll_event { events: (EPOLLRDHUP | EPOLLIN | EPOLLET) as u32, u64: data };
         // SAFETY: a live event.
-        unsafe { real::epoll_ctl(self.fd, op, stream.fd(), &mut event) }
+        unsafe { kernel::epoll_ctl(self.fd, op, stream.fd(), &mut event) }
     }
 
     /// A thread may sleep in this set while another has changed something.
@@ -220,7 +220,7 @@ pub fn to_tcp(stream: &'static Stream) {
     let mut event = epoll_event { events: registration.events, u64: registration.data };
     let op = if registration.wanted { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL };
     // SAFETY: a live event.
-    unsafe { real::epoll_ctl(epoll.fd, op, stream.fd(), &mut event) };
+    unsafe { kernel::epoll_ctl(epoll.fd, op, stream.fd(), &mut event) };
     leave(epoll, &mut inside, stream);
     drop(inside);
     epoll.wake();
@@ -250,7 +250,7 @@ pub fn closed(stream: &'static Stream) {
 /// As of `epoll_ctl`.
 pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
     // SAFETY: the caller's.
-    let direct = || unsafe { real::epoll_ctl(epoll.fd, op, fd, event) };
+    let direct = || unsafe { kernel::epoll_ctl(epoll.fd, op, fd, event) };
     match fds::get(fd) {
         Some(Entry::Listener(port)) => {
             let done = direct();
@@ -473,9 +473,9 @@ impl Epoll {
     /// The kernel's events, without ours, which are dealt with.
     ///
     /// SAFETY: as of `epoll_pwait`.
-    unsafe fn kernel(&self, room: &mut [epoll_event], timeout_ms: c_int, mask: *const sigset_t) -> c_int {
+    unsafe fn ask_kernel(&self, room: &mut [epoll_event], timeout_ms: c_int, mask: *const sigset_t) -> c_int {
         // SAFETY: the caller's; the room is as large as it says.
-        let n = unsafe { real::epoll_pwait(self.fd, room.as_mut_ptr(), room.len() as c_int, timeout_ms, mask) };
+        let n = unsafe { kernel::epoll_pwait(self.fd, room.as_mut_ptr(), room.len() as c_int, timeout_ms, mask) };
         if n <= 0 {
             return n;
         }
@@ -490,7 +490,7 @@ impl Epoll {
             match (event.u64 >> 22) & 3 {
                 0 if !self.forgotten.load(Ordering::Relaxed) => {
                     if let Some(stream) = fds::stream_at((event.u64 & 0x3f_ffff) as u32) {
-                        crate::calls::look_at_tcp(stream);
+                        super::streams::look_at_tcp(stream);
                         if stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
                             queue(&mut self.inside(), stream);
                         }
@@ -518,19 +518,19 @@ pub unsafe fn wait(
     timeout_ns: Option<u64>,
     mask: *const sigset_t,
 ) -> c_int {
-    crate::flush();
+    super::flush();
     let milliseconds = |left: Option<u64>| left.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
     if epoll.hidden.load(Ordering::Acquire) == 0 || max <= 0 || events.is_null() {
         // SAFETY: the caller's.
-        return unsafe { real::epoll_pwait(epoll.fd, events, max, milliseconds(timeout_ns), mask) };
+        return unsafe { kernel::epoll_pwait(epoll.fd, events, max, milliseconds(timeout_ns), mask) };
     }
     // SAFETY: the caller's.
     let room = unsafe { std::slice::from_raw_parts_mut(events, max as usize) };
     let Some(waiter) = epoll.waiter() else {
         // SAFETY: the caller's.
-        return unsafe { epoll.kernel(room, milliseconds(timeout_ns), mask) };
+        return unsafe { epoll.ask_kernel(room, milliseconds(timeout_ns), mask) };
     };
-    crate::in_loop(epoll);
+    super::in_loop(epoll);
     let begun = now_ns();
     let until = timeout_ns.map(|t| begun.saturating_add(t));
     let mut now = begun;
@@ -543,7 +543,7 @@ pub unsafe fn wait(
             if n < room.len() && (due || n == 0) {
                 epoll.looked_at.store(now, Ordering::Relaxed);
                 // SAFETY: the caller's.
-                let more = unsafe { epoll.kernel(&mut room[n..], 0, mask) };
+                let more = unsafe { epoll.ask_kernel(&mut room[n..], 0, mask) };
                 if n == 0 {
                     // What the kernel's events brought may be for us.
                     return if more == 0 { epoll.collect(waiter, room) as c_int } else { more };
@@ -570,7 +570,7 @@ pub unsafe fn wait(
             if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
                 epoll.looked_at.store(now, Ordering::Relaxed);
                 // SAFETY: the caller's.
-                let n = unsafe { epoll.kernel(room, 0, mask) };
+                let n = unsafe { epoll.ask_kernel(room, 0, mask) };
                 if n != 0 {
                     return n;
                 }
@@ -586,7 +586,7 @@ pub unsafe fn wait(
         now = now_ns();
         let first = [until, epoll.deadline()].into_iter().flatten().min();
         // SAFETY: the caller's.
-        let n = unsafe { epoll.kernel(room, milliseconds(first.map(|f| f.saturating_sub(now))), mask) };
+        let n = unsafe { epoll.ask_kernel(room, milliseconds(first.map(|f| f.saturating_sub(now))), mask) };
         waiter.word().awake(processor());
         now = now_ns();
         epoll.looked_at.store(now, Ordering::Relaxed);

@@ -5,12 +5,12 @@ use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
+use crate::local::{Waiter, processor};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP, c_int, nfds_t, pollfd, sigset_t, timespec};
-use unslow_bypass::local::{Waiter, processor};
 
-use crate::epoll::{self, SPIN_NS};
-use crate::fds::{self, Stream, state};
-use crate::{now_ns, real, set_errno, world};
+use super::epoll::{self, SPIN_NS};
+use super::fds::{self, Stream, state};
+use super::{kernel, now_ns, set_errno, world};
 
 /// This thread's waiter. In the child of a fork the parent's is forgotten, never dropped.
 struct Mine {
@@ -20,7 +20,7 @@ struct Mine {
 
 impl Drop for Mine {
     fn drop(&mut self) {
-        if self.forks == crate::forks() {
+        if self.forks == super::forks() {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.waiter) };
         }
@@ -35,9 +35,9 @@ fn with_waiter<R>(work: impl FnOnce(Option<&Waiter>) -> R) -> R {
     let mut work = Some(work);
     let done = MINE.try_with(|mine| {
         let mut mine = mine.try_borrow_mut().ok()?;
-        if mine.as_ref().is_none_or(|m| m.forks != crate::forks()) {
+        if mine.as_ref().is_none_or(|m| m.forks != super::forks()) {
             let waiter = world::local().and_then(|l| l.waiter().ok());
-            let new = waiter.map(|w| Mine { waiter: ManuallyDrop::new(w), forks: crate::forks() });
+            let new = waiter.map(|w| Mine { waiter: ManuallyDrop::new(w), forks: super::forks() });
             *mine = new;
         }
         let waiter = mine.as_ref().map(|m| &*m.waiter);
@@ -59,22 +59,32 @@ pub fn is_ours(stream: &Stream) -> bool {
     matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::LINKED)
 }
 
+/// Whether any of these is carried, or may be: others are better left to the C library, which knows of cancelled threads.
+///
+/// # Safety
+/// As of `ppoll`.
+pub unsafe fn concerns(fds: *const pollfd, n: nfds_t) -> bool {
+    super::flush();
+    // SAFETY: the caller's.
+    !fds.is_null() && n > 0 && ours(unsafe { std::slice::from_raw_parts(fds, n as usize) })
+}
+
 /// `ppoll`, with a timeout in nanoseconds (`None` for ever).
 ///
 /// # Safety
 /// As of `ppoll`.
 pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout_ns: Option<u64>, mask: *const sigset_t) -> c_int {
-    crate::flush();
+    super::flush();
     if fds.is_null() || n == 0 {
         // SAFETY: the caller's.
-        return unsafe { real::ppoll(fds, n, spec(timeout_ns).as_ref().map_or(std::ptr::null(), |t| t), mask) };
+        return unsafe { kernel::ppoll(fds, n, spec(timeout_ns).as_ref().map_or(std::ptr::null(), |t| t), mask) };
     }
     // SAFETY: the caller's.
     let set = unsafe { std::slice::from_raw_parts_mut(fds, n as usize) };
     if !ours(set) {
         let spec = spec(timeout_ns);
         // SAFETY: the caller's.
-        return unsafe { real::ppoll(fds, n, spec.as_ref().map_or(std::ptr::null(), |t| t), mask) };
+        return unsafe { kernel::ppoll(fds, n, spec.as_ref().map_or(std::ptr::null(), |t| t), mask) };
     }
     with_waiter(|waiter| {
         let result = sleep(set, timeout_ns, mask, waiter);
@@ -115,7 +125,7 @@ fn look(set: &mut [pollfd]) -> (usize, Option<u64>) {
 }
 
 /// The kernel's view: the program's plain descriptors as they are, ours for their end, and the doorbell.
-fn kernel(
+fn ask_kernel(
     set: &mut [pollfd],
     waiter: Option<&Waiter>,
     timeout_ns: Option<u64>,
@@ -137,13 +147,13 @@ fn kernel(
     let spec = spec(timeout_ns);
     let timeout = spec.as_ref().map_or(std::ptr::null(), |t| t);
     // SAFETY: a live array and timeout.
-    if unsafe { real::ppoll(all.as_mut_ptr(), all.len() as nfds_t, timeout, mask) } < 0 {
+    if unsafe { kernel::ppoll(all.as_mut_ptr(), all.len() as nfds_t, timeout, mask) } < 0 {
         return Err(());
     }
     let mut ready = 0;
     for (p, seen) in set.iter_mut().zip(&all) {
         match fds::stream(p.fd).filter(|s| p.fd >= 0 && is_ours(s)) {
-            Some(stream) if seen.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0 => crate::calls::look_at_tcp(stream),
+            Some(stream) if seen.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0 => super::streams::look_at_tcp(stream),
             Some(_) => {}
             None => {
                 p.revents = seen.revents;
@@ -176,7 +186,7 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
         let now = now_ns();
         if ready > 0 || until.is_some_and(|u| now >= u) {
             if plain {
-                let Ok(more) = kernel(set, None, Some(0), mask) else { return ready as c_int };
+                let Ok(more) = ask_kernel(set, None, Some(0), mask) else { return ready as c_int };
                 return (look(set).0 + more) as c_int;
             }
             return ready as c_int;
@@ -197,7 +207,7 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
         // Without a waiter nobody can wake us: the set is looked at every millisecond.
         let first = [until, deadline, waiter.is_none().then(|| now_ns() + 1_000_000)].into_iter().flatten().min();
         let left = first.map(|f| f.saturating_sub(now_ns()));
-        let plain_ready = kernel(set, waiter, left, mask);
+        let plain_ready = ask_kernel(set, waiter, left, mask);
         if let Some(waiter) = waiter {
             waiter.word().awake(processor());
         }
@@ -302,7 +312,7 @@ pub unsafe fn select(
     mask: *const sigset_t,
 ) -> Option<c_int> {
     use libc::{POLLOUT, POLLPRI};
-    crate::flush();
+    super::flush();
     let n = n.clamp(0, libc::FD_SETSIZE as c_int);
     let mut all: Vec<pollfd> = Vec::new();
     for fd in 0..n {

@@ -1,0 +1,150 @@
+//! Sockets, as far as they are carried over shared memory: descriptors, epoll sets, sleeping threads, other processes.
+//!
+//! The preload calls this from behind the C library's names; programs of ours call it themselves (feature `reactor`).
+//!
+//! ```text
+//!   streams.rs  bytes of a descriptor: ours or the kernel's?    fds.rs     what a descriptor is
+//!   epoll.rs, poll.rs  who waits for what                       world.rs   other processes: offers, takes
+//! ```
+//!
+//! A child of fork forgets all of it: connections that were its parent's are silent TCP connections to it.
+
+pub mod epoll;
+pub mod fds;
+mod kernel;
+pub mod poll;
+pub mod streams;
+pub mod world;
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use self::fds::{Place, Stream};
+use self::world::{SETTINGS, Settings};
+
+static PID: AtomicI32 = AtomicI32::new(0);
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static ASIDE: AtomicBool = AtomicBool::new(false);
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// The thread's last error.
+pub fn errno() -> i32 {
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets it.
+pub fn set_errno(errno: i32) {
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Nanoseconds of the monotonic clock.
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A line on standard error.
+pub fn tell(what: &str) {
+    if QUIET.load(Ordering::Relaxed) {
+        return;
+    }
+    let line = format!("unslow bypass: {what}\n");
+    // SAFETY: a live line; not through `write`, which is ours.
+    unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
+}
+
+/// Something is missing: said once, and everything goes over TCP.
+pub fn step_aside(why: &str) {
+    if !ASIDE.swap(true, Ordering::AcqRel) {
+        tell(&format!("{why}; everything goes over TCP"));
+    }
+}
+
+/// Whether there is anything for us to do in this process.
+pub fn wanted() -> bool {
+    SETTINGS.get().is_some() && !ASIDE.load(Ordering::Relaxed)
+}
+
+/// How often this process is the child of a fork since the library came.
+pub fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Whether this is the child of a vfork, which runs in its parent's memory.
+pub fn not_our_process() -> bool {
+    // SAFETY: no arguments.
+    let pid = unsafe { libc::syscall(libc::SYS_getpid) } as i32;
+    pid != PID.load(Ordering::Relaxed)
+}
+
+// Doorbells are rung once a turn of a program's loop, by the thread whose loop it is.
+
+thread_local! {
+    static LOOP: Cell<*const epoll::Epoll> = const { Cell::new(std::ptr::null()) };
+    static BELLS: RefCell<Vec<(&'static Place, u32)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// This thread runs a loop over such a set.
+pub fn in_loop(epoll: &'static epoll::Epoll) {
+    let _ = LOOP.try_with(|at| at.set(epoll));
+}
+
+/// Rings a waiter of the other side, at the end of the turn if this thread's loop has the connection.
+pub fn ring(stream: &'static Stream, place: &'static Place, waiter: u32) {
+    let own = stream.epoll().is_some_and(|e| LOOP.try_with(|at| std::ptr::eq(at.get(), e)).unwrap_or(false));
+    let later = own
+        && BELLS
+            .try_with(|bells| {
+                let Ok(mut bells) = bells.try_borrow_mut() else { return false };
+                if !bells.iter().any(|(p, w)| std::ptr::eq(*p, place) && *w == waiter) {
+                    bells.push((place, waiter));
+                }
+                true
+            })
+            .unwrap_or(false);
+    if !later {
+        world::ring(place, waiter);
+    }
+}
+
+/// Rings what was put off.
+#[inline]
+pub fn flush() {
+    let _ = BELLS.try_with(|bells| {
+        let Ok(mut bells) = bells.try_borrow_mut() else { return };
+        for (place, waiter) in bells.drain(..) {
+            world::ring(place, waiter);
+        }
+    });
+}
+
+extern "C" fn before_fork() {
+    flush();
+}
+
+extern "C" fn in_child() {
+    // SAFETY: no arguments.
+    PID.store(unsafe { libc::syscall(libc::SYS_getpid) } as i32, Ordering::Relaxed);
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    world::forget();
+    // SAFETY: the child of a fork has one thread.
+    unsafe { fds::forget() };
+    let _ = LOOP.try_with(|at| at.set(std::ptr::null()));
+}
+
+/// Begins: once in a process, before it makes sockets. Without it everything is the kernel's.
+pub fn begin(settings: Settings, quiet: bool) {
+    // SAFETY: no arguments.
+    PID.store(unsafe { libc::syscall(libc::SYS_getpid) } as i32, Ordering::Relaxed);
+    QUIET.store(quiet, Ordering::Relaxed);
+    if !(settings.server || settings.client) || SETTINGS.set(settings).is_err() {
+        return;
+    }
+    // SAFETY: functions of ours that stay.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+}

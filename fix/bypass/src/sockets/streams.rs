@@ -1,0 +1,342 @@
+//! Bytes of descriptors that are carried over shared memory, with the answers the kernel gives for a TCP socket.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL, POLLIN, POLLOUT};
+use libc::{c_int, c_void, iovec, size_t, socklen_t, ssize_t, timespec, timeval};
+
+use super::fds::{self, Entry, Stream, state};
+use super::poll::{Waited, wait_for};
+use super::{epoll, errno, set_errno, world};
+use crate::link::{Bell, Link, Read, Written};
+
+pub fn fail(errno: c_int) -> ssize_t {
+    set_errno(errno);
+    -1
+}
+
+/// Rings now, or at the end of this turn of the program's loop.
+#[inline]
+pub fn ring(stream: &'static Stream, bell: Bell) {
+    if let (Some(waiter), Some(place)) = (bell, stream.place()) {
+        super::ring(stream, place, waiter);
+    }
+}
+
+/// What the kernel says of the TCP connection beside one of ours.
+pub fn look_at_tcp(stream: &'static Stream) {
+    let Some(link) = stream.link() else { return };
+    let mut byte = 0u8;
+    let flags = MSG_PEEK | MSG_DONTWAIT;
+    let null = std::ptr::null_mut::<u8>();
+    // SAFETY: room for one byte, no address asked for.
+    let n = unsafe { libc::syscall(libc::SYS_recvfrom, stream.fd(), &raw mut byte, 1, flags, null, null) };
+    match n {
+        0 => link.tcp_ended(false),
+        n if n < 0 && !matches!(errno(), libc::EAGAIN | libc::EINTR) => link.tcp_ended(true),
+        _ => {}
+    }
+}
+
+/// A stream whose bytes are ours to carry, once that is decided; `None` when they are the kernel's.
+#[inline]
+pub fn carried(fd: RawFd) -> Option<(&'static Stream, &'static Link)> {
+    let stream = fds::stream(fd)?;
+    if let Some(link) = stream.link() {
+        return Some((stream, link));
+    }
+    settle(stream)
+}
+
+#[cold]
+fn settle(stream: &'static Stream) -> Option<(&'static Stream, &'static Link)> {
+    while !world::resolve(stream, false) {
+        let pause = timespec { tv_sec: 0, tv_nsec: 20_000 };
+        // SAFETY: a live timespec.
+        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0) };
+    }
+    Some((stream, stream.link()?))
+}
+
+/// The kernel carried bytes of a connection that might have been offered: it stays there.
+pub fn went_over_tcp(fd: RawFd) {
+    if let Some(Entry::Stream(stream)) = fds::get(fd)
+        && stream.state.load(Ordering::Acquire) == state::CANDIDATE
+    {
+        let saved = errno();
+        stay(stream);
+        set_errno(saved);
+    }
+}
+
+fn stay(stream: &'static Stream) {
+    stream.fixed.store(true, Ordering::Release);
+    world::no_candidate(stream);
+    // Taken in the meantime: then it is too late to stay.
+    if stream.state.load(Ordering::Acquire) == state::CANDIDATE {
+        fds::put(stream.fd(), None);
+        if let Some(entry) = world::entry_of(stream) {
+            fds::retire(entry);
+        }
+    }
+}
+
+fn timeout_of(fd: RawFd, which: c_int) -> Option<u64> {
+    // SAFETY: all zeros is a valid time.
+    let mut time: timeval = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<timeval>() as socklen_t;
+    let (time_at, len_at) = (&raw mut time, &raw mut len);
+    // SAFETY: room for the answer and its length.
+    unsafe { libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, which, time_at, len_at) };
+    let ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
+    (ns > 0).then_some(ns)
+}
+
+// Reading.
+
+#[inline]
+pub fn take(stream: &'static Stream, link: &'static Link, room: &mut [u8], flags: c_int) -> ssize_t {
+    let mut done = 0;
+    let mut timeout = None;
+    loop {
+        let (read, bell) = link.read(&mut room[done..], flags & MSG_PEEK != 0);
+        ring(stream, bell);
+        match read {
+            Read::Bytes(n) => {
+                done += n;
+                if flags & MSG_WAITALL == 0 || flags & MSG_PEEK != 0 || done == room.len() {
+                    return done as ssize_t;
+                }
+            }
+            Read::End => return done as ssize_t,
+            Read::Reset if done > 0 => return done as ssize_t,
+            Read::Reset => return fail(libc::ECONNRESET),
+            Read::Empty => {
+                if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {
+                    return if done > 0 { done as ssize_t } else { fail(libc::EAGAIN) };
+                }
+                let limit = *timeout.get_or_insert_with(|| timeout_of(stream.fd(), libc::SO_RCVTIMEO));
+                match wait_for(stream, POLLIN, limit) {
+                    _ if stream.link().is_none() => return if done > 0 { done as ssize_t } else { 0 },
+                    Waited::Ready => {}
+                    _ if done > 0 => return done as ssize_t,
+                    Waited::TimedOut => return fail(libc::EAGAIN),
+                    Waited::Interrupted => return fail(libc::EINTR),
+                }
+            }
+        }
+    }
+}
+
+// SAFETY of the callers: the program's buffer of `n` bytes.
+#[inline]
+pub unsafe fn room<'a>(buf: *mut c_void, n: size_t) -> &'a mut [u8] {
+    if buf.is_null() || n == 0 {
+        return &mut [];
+    }
+    // SAFETY: see above; more than isize::MAX is never there.
+    unsafe { std::slice::from_raw_parts_mut(buf.cast(), n.min(isize::MAX as usize)) }
+}
+
+pub unsafe fn take_parts(
+    stream: &'static Stream,
+    link: &'static Link,
+    parts: *const iovec,
+    n: usize,
+    flags: c_int,
+) -> ssize_t {
+    let mut total = 0;
+    for i in 0..n {
+        // SAFETY: the program's array of `n` parts.
+        let part = unsafe { *parts.add(i) };
+        // SAFETY: the program's buffer.
+        let room = unsafe { room(part.iov_base, part.iov_len) };
+        if room.is_empty() {
+            continue;
+        }
+        // Only the first byte is waited for.
+        let flags = if total > 0 && flags & MSG_WAITALL == 0 { flags | MSG_DONTWAIT } else { flags };
+        let len = room.len();
+        match take(stream, link, room, flags) {
+            got if got < 0 => return if total > 0 { total } else { got },
+            got => {
+                total += got;
+                if (got as usize) < len || flags & MSG_PEEK != 0 {
+                    break;
+                }
+            }
+        }
+    }
+    total
+}
+
+// Writing.
+
+#[inline]
+pub fn put(stream: &'static Stream, link: &'static Link, bytes: &[u8], flags: c_int) -> ssize_t {
+    let mut done = 0;
+    let mut timeout = None;
+    loop {
+        let (written, bell) = link.write(&bytes[done..]);
+        ring(stream, bell);
+        match written {
+            Written::Bytes(n) => {
+                done += n;
+                if done == bytes.len() {
+                    return done as ssize_t;
+                }
+            }
+            Written::Gone if done > 0 => return done as ssize_t,
+            Written::Gone => {
+                if flags & MSG_NOSIGNAL == 0 {
+                    // SAFETY: as the kernel does for a pipe nobody reads.
+                    unsafe { libc::raise(libc::SIGPIPE) };
+                }
+                return fail(libc::EPIPE);
+            }
+            Written::Full => {
+                if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {
+                    // The other side tells of space from here on.
+                    if link.writable() {
+                        continue;
+                    }
+                    return if done > 0 { done as ssize_t } else { fail(libc::EAGAIN) };
+                }
+                let limit = *timeout.get_or_insert_with(|| timeout_of(stream.fd(), libc::SO_SNDTIMEO));
+                match wait_for(stream, POLLOUT, limit) {
+                    _ if stream.link().is_none() => return if done > 0 { done as ssize_t } else { fail(libc::EPIPE) },
+                    Waited::Ready => {}
+                    _ if done > 0 => return done as ssize_t,
+                    Waited::TimedOut => return fail(libc::EAGAIN),
+                    Waited::Interrupted => return fail(libc::EINTR),
+                }
+            }
+        }
+    }
+}
+
+pub unsafe fn bytes<'a>(buf: *const c_void, n: size_t) -> &'a [u8] {
+    if buf.is_null() || n == 0 {
+        return &[];
+    }
+    // SAFETY: the program's buffer of `n` bytes.
+    unsafe { std::slice::from_raw_parts(buf.cast(), n.min(isize::MAX as usize)) }
+}
+
+pub unsafe fn put_parts(
+    stream: &'static Stream,
+    link: &'static Link,
+    parts: *const iovec,
+    n: usize,
+    flags: c_int,
+) -> ssize_t {
+    let mut total = 0;
+    for i in 0..n {
+        // SAFETY: the program's array of `n` parts.
+        let part = unsafe { *parts.add(i) };
+        // SAFETY: the program's buffer.
+        let bytes = unsafe { bytes(part.iov_base, part.iov_len) };
+        if bytes.is_empty() {
+            continue;
+        }
+        match put(stream, link, bytes, flags) {
+            sent if sent < 0 => return if total > 0 { total } else { sent },
+            sent => {
+                total += sent;
+                if (sent as usize) < bytes.len() {
+                    break;
+                }
+            }
+        }
+    }
+    total
+}
+
+/// Many small parts are put together first: each write into a ring is seen by the other side at once.
+pub unsafe fn put_all(
+    stream: &'static Stream,
+    link: &'static Link,
+    parts: *const iovec,
+    n: usize,
+    flags: c_int,
+) -> ssize_t {
+    const SMALL: usize = 16 << 10;
+    // SAFETY: the program's array of `n` parts.
+    let total: usize = unsafe { std::slice::from_raw_parts(parts, n) }.iter().map(|p| p.iov_len).sum();
+    if n == 1 || total > SMALL {
+        // SAFETY: the caller's.
+        return unsafe { put_parts(stream, link, parts, n, flags) };
+    }
+    let mut whole = Vec::with_capacity(total);
+    for i in 0..n {
+        // SAFETY: as above.
+        whole.extend_from_slice(unsafe {
+            let p = *parts.add(i);
+            bytes(p.iov_base, p.iov_len)
+        });
+    }
+    put(stream, link, &whole, flags)
+}
+
+/// The descriptor will be gone: whatever is behind it ends, if it was the last name of it.
+pub fn before_close(fd: RawFd) {
+    let Some(entry) = fds::get(fd) else { return };
+    if super::not_our_process() {
+        return;
+    }
+    match entry {
+        Entry::Listener(port) => world::close_rendezvous(*port),
+        Entry::Epoll(_) => {}
+        Entry::Stream(stream) => {
+            if stream.names.fetch_sub(1, Ordering::AcqRel) > 1 {
+                // Another name of it stays.
+                fds::put(fd, None);
+                if stream.fd() == fd
+                    && let Some((other, _)) =
+                        fds::known(0, fds::MOST).find(|(_, e)| matches!(e, Entry::Stream(s) if std::ptr::eq(s, stream)))
+                {
+                    stream.fd.store(other as u32, Ordering::Relaxed);
+                }
+                return;
+            }
+            match stream.state.load(Ordering::Acquire) {
+                state::CANDIDATE => world::no_candidate(stream),
+                state::PENDING => world::withdraw(stream),
+                _ => {}
+            }
+            epoll::closed(stream);
+            if let Some(link) = stream.link() {
+                ring(stream, link.close());
+                if let Some(place) = stream.place() {
+                    place.set_stream(link.number, None);
+                }
+            }
+            fds::put(fd, None);
+            fds::retire(entry);
+            return;
+        }
+    }
+    fds::put(fd, None);
+}
+
+/// Another number for what a descriptor is.
+pub fn named(old: RawFd, new: RawFd) {
+    if new < 0 || old == new {
+        return;
+    }
+    match fds::get(old) {
+        Some(entry @ Entry::Stream(stream)) => match stream.state.load(Ordering::Acquire) {
+            state::LINKED => {
+                stream.names.fetch_add(1, Ordering::AcqRel);
+                fds::put(new, Some(entry));
+            }
+            // Not decided yet: what has two names stays with TCP.
+            state::CANDIDATE => stay(stream),
+            _ => _ = world::resolve(stream, true),
+        },
+        // A listener's second number is the first's business; a set's second number is the same set.
+        Some(entry @ Entry::Epoll(_)) => _ = fds::put(new, Some(entry)),
+        _ => {}
+    }
+}
