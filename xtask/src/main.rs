@@ -27,7 +27,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-watch", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow-gateway",
-        &["unslow-bypass", "unslow-client", "unslow-reactor", "unslow-resp", "unslow-status", "unslow-topology", "unslow-watch"],
+        &[
+            "unslow-bypass",
+            "unslow-client",
+            "unslow-reactor",
+            "unslow-resp",
+            "unslow-status",
+            "unslow-topology",
+            "unslow-watch",
+        ],
     ),
     (
         "unslow-sink",

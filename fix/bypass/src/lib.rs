@@ -22,6 +22,7 @@ pub mod listing;
 pub mod local;
 pub mod memory;
 pub mod pair;
+pub mod patience;
 #[cfg(feature = "reactor")]
 pub mod reactor;
 pub mod ring;

@@ -7,11 +7,12 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::link::Link;
 use crate::local::{Waiter, processor};
+use crate::patience::Patience;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM};
 use libc::{c_int, epoll_event, sigset_t};
 
@@ -20,8 +21,6 @@ use super::{kernel, now_ns, set_errno, world};
 
 /// How often the kernel is looked at while there is always something to do here.
 const LOOK_NS: u64 = 20_000;
-/// How long an answer is waited for awake, while the other side runs on another processor.
-pub const SPIN_NS: u64 = 200_000;
 
 /// What of ours is in a kernel's set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +55,13 @@ fn tag() -> u64 {
 
 /// An epoll set of the program's.
 pub struct Epoll {
-    fd: RawFd,
+    fd: AtomicI32,
     /// How many of ours are in the kernel's set.
     hidden: AtomicU32,
     waiter: OnceLock<Waiter>,
     forgotten: AtomicBool,
     looked_at: AtomicU64,
+    patience: Patience,
     inside: Mutex<Inside>,
 }
 
@@ -75,20 +75,88 @@ struct Inside {
     pending: Vec<&'static Stream>,
 }
 
+/// Closed ones, to be used again.
+static SPARE: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+/// All sets there are.
+static SETS: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
+
+/// No set looks for news from there any more.
+pub fn forget_place(place: &'static Place) {
+    for epoll in SETS.lock().iter().flat_map(|sets| sets.iter()) {
+        epoll.inside().places.retain(|p| !std::ptr::eq(*p, place));
+    }
+}
+
+impl Inside {
+    fn lacks(&self, place: &'static Place) -> bool {
+        !place.pair().dead.load(Ordering::Acquire) && !self.places.iter().any(|p| std::ptr::eq(*p, place))
+    }
+}
+
 /// A new set of the program's.
 pub fn created(fd: RawFd) {
-    if fd < 0 {
+    if fd < 0 || fd as usize >= fds::MOST {
+        return;
+    }
+    if let Some(entry) = SPARE.lock().ok().and_then(|mut spare| spare.pop())
+        && let Entry::Epoll(epoll) = entry
+    {
+        epoll.fd.store(fd, Ordering::Release);
+        if let Some(waiter) = epoll.waiter.get() {
+            epoll.watch(waiter.doorbell.as_raw_fd(), Hidden::Doorbell);
+        }
+        if let Ok(mut sets) = SETS.lock() {
+            sets.push(epoll);
+        }
+        fds::put(fd, Some(entry));
         return;
     }
     let epoll = Epoll {
-        fd,
+        fd: AtomicI32::new(fd),
         hidden: AtomicU32::new(0),
         waiter: OnceLock::new(),
         forgotten: AtomicBool::new(false),
         looked_at: AtomicU64::new(0),
+        patience: Patience::default(),
         inside: Mutex::new(Inside::default()),
     };
-    fds::put(fd, Some(Box::leak(Box::new(Entry::Epoll(epoll)))));
+    let entry: &'static Entry = Box::leak(Box::new(Entry::Epoll(epoll)));
+    if let (Entry::Epoll(epoll), Ok(mut sets)) = (entry, SETS.lock()) {
+        sets.push(epoll);
+    }
+    fds::put(fd, Some(entry));
+}
+
+/// The last descriptor of a set is closed.
+pub fn ended(entry: &'static Entry) {
+    let Entry::Epoll(epoll) = entry else { return };
+    for (_, other) in fds::known(0, fds::MOST) {
+        if let Entry::Stream(stream) = other
+            && stream.epoll().is_some_and(|e| std::ptr::eq(e, epoll))
+        {
+            leave(epoll, &mut epoll.inside(), stream);
+        }
+    }
+    *epoll.inside() = Inside::default();
+    epoll.hidden.store(0, Ordering::Release);
+    world::no_watch(epoll);
+    if let Ok(mut sets) = SETS.lock() {
+        sets.retain(|s| !std::ptr::eq(*s, epoll));
+    }
+    if let Ok(mut spare) = SPARE.lock() {
+        spare.push(entry);
+    }
+}
+
+/// In the child of a fork: no set is ours.
+///
+/// # Safety
+/// Only while there is one thread.
+pub unsafe fn forget() {
+    // SAFETY: one thread; what was there is leaked on purpose.
+    unsafe { (&raw const SETS).cast_mut().write(Mutex::new(Vec::new())) };
+    // SAFETY: as above.
+    unsafe { (&raw const SPARE).cast_mut().write(Mutex::new(Vec::new())) };
 }
 
 /// The set a stream is in.
@@ -97,6 +165,10 @@ pub fn of(stream: &Stream) -> Option<&'static Epoll> {
 }
 
 impl Epoll {
+    fn fd(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+
     fn inside(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -127,8 +199,16 @@ impl Epoll {
         let events = EPOLLIN | if what == Hidden::Doorbell { EPOLLET } else { 0 };
         let mut event = epoll_event { events: events as u32, u64: tag() | (what as u64) << 22 };
         // SAFETY: a live event.
-        if unsafe { kernel::epoll_ctl(self.fd, libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
+        if unsafe { kernel::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
             self.hidden.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Takes it out again.
+    pub fn unwatch(&self, fd: RawFd) {
+        // SAFETY: no event is needed.
+        if unsafe { kernel::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) } == 0 {
+            self.hidden.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -137,7 +217,7 @@ impl Epoll {
         let data = tag() | (Hidden::Stream as u64) << 22 | u64::from(stream.index & 0x3f_ffff);
         let mut event = epoll_event { events: (EPOLLRDHUP | EPOLLIN | EPOLLET) as u32, u64: data };
         // SAFETY: a live event.
-        unsafe { kernel::epoll_ctl(self.fd, op, stream.fd(), &mut event) }
+        unsafe { kernel::epoll_ctl(self.fd(), op, stream.fd(), &mut event) }
     }
 
     /// A thread may sleep in this set while another has changed something.
@@ -183,7 +263,7 @@ pub fn adopt(stream: &'static Stream, place: &'static Place, link: Link) {
     let Some(epoll) = stream.epoll() else { return stream.set_link(link) };
     name_waiter(epoll, place, &link);
     let mut inside = epoll.inside();
-    if !inside.places.iter().any(|p| std::ptr::eq(*p, place)) {
+    if inside.lacks(place) {
         inside.places.push(place);
     }
     inside.pending.retain(|s| !std::ptr::eq(*s, stream));
@@ -220,7 +300,7 @@ pub fn to_tcp(stream: &'static Stream) {
     let mut event = epoll_event { events: registration.events, u64: registration.data };
     let op = if registration.wanted { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_DEL };
     // SAFETY: a live event.
-    unsafe { kernel::epoll_ctl(epoll.fd, op, stream.fd(), &mut event) };
+    unsafe { kernel::epoll_ctl(epoll.fd(), op, stream.fd(), &mut event) };
     leave(epoll, &mut inside, stream);
     drop(inside);
     epoll.wake();
@@ -250,7 +330,7 @@ pub fn closed(stream: &'static Stream) {
 /// As of `epoll_ctl`.
 pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
     // SAFETY: the caller's.
-    let direct = || unsafe { kernel::epoll_ctl(epoll.fd, op, fd, event) };
+    let direct = || unsafe { kernel::epoll_ctl(epoll.fd(), op, fd, event) };
     match fds::get(fd) {
         Some(Entry::Listener(port)) => {
             let done = direct();
@@ -325,17 +405,17 @@ unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, ev
         stream.set_epoll(Some(epoll));
         if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
             name_waiter(epoll, place, link);
-            if !inside.places.iter().any(|p| std::ptr::eq(*p, place)) {
+            if inside.lacks(place) {
                 inside.places.push(place);
             }
         } else {
             if let (Ok(offers), Some(waiter)) = (stream.offers.lock(), epoll.waiter()) {
                 for offer in offers.iter() {
                     world::introduce(offer.place, waiter);
-                    if let Some(slot) = offer.place.pair.slot(offer.slot) {
-                        slot.set_waiter(offer.place.pair.side, waiter.number);
+                    if let Some(slot) = offer.place.pair().slot(offer.slot) {
+                        slot.set_waiter(offer.place.pair().side, waiter.number);
                     }
-                    if !inside.places.iter().any(|p| std::ptr::eq(*p, offer.place)) {
+                    if inside.lacks(offer.place) {
                         inside.places.push(offer.place);
                     }
                 }
@@ -409,7 +489,7 @@ impl Epoll {
         let inside = &mut *inside;
         let Inside { places, ready, .. } = inside;
         for place in places.iter().copied() {
-            place.pair.take_news(waiter.number, |slot| {
+            place.pair().take_news(waiter.number, |slot| {
                 if let Some(stream) = place.stream(slot)
                     && stream.epoll().is_some_and(|e| std::ptr::eq(e, self))
                 {
@@ -456,12 +536,12 @@ impl Epoll {
     #[inline]
     fn news(&self, waiter: &Waiter) -> bool {
         let inside = self.inside();
-        !inside.ready.is_empty() || inside.places.iter().any(|p| p.pair.news(waiter.number))
+        !inside.ready.is_empty() || inside.places.iter().any(|p| p.pair().news(waiter.number))
     }
 
     #[inline]
     fn hopeful(&self, processor: u32) -> bool {
-        self.inside().places.iter().any(|p| p.pair.hopeful(processor))
+        self.inside().places.iter().any(|p| p.pair().hopeful(processor))
     }
 
     /// When the first unanswered offer is given up.
@@ -475,7 +555,7 @@ impl Epoll {
     /// SAFETY: as of `epoll_pwait`.
     unsafe fn ask_kernel(&self, room: &mut [epoll_event], timeout_ms: c_int, mask: *const sigset_t) -> c_int {
         // SAFETY: the caller's; the room is as large as it says.
-        let n = unsafe { kernel::epoll_pwait(self.fd, room.as_mut_ptr(), room.len() as c_int, timeout_ms, mask) };
+        let n = unsafe { kernel::epoll_pwait(self.fd(), room.as_mut_ptr(), room.len() as c_int, timeout_ms, mask) };
         if n <= 0 {
             return n;
         }
@@ -522,7 +602,7 @@ pub unsafe fn wait(
     let milliseconds = |left: Option<u64>| left.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
     if epoll.hidden.load(Ordering::Acquire) == 0 || max <= 0 || events.is_null() {
         // SAFETY: the caller's.
-        return unsafe { kernel::epoll_pwait(epoll.fd, events, max, milliseconds(timeout_ns), mask) };
+        return unsafe { kernel::epoll_pwait(epoll.fd(), events, max, milliseconds(timeout_ns), mask) };
     }
     // SAFETY: the caller's.
     let room = unsafe { std::slice::from_raw_parts_mut(events, max as usize) };
@@ -553,9 +633,11 @@ pub unsafe fn wait(
             return n as c_int;
         }
         // Awake for a while, if an answer may come soon.
-        let spin_until = until.unwrap_or(u64::MAX).min(now + SPIN_NS);
-        let mut found = false;
-        while epoll.hopeful(here) {
+        let limit = epoll.patience.limit();
+        let spin_until = until.unwrap_or(u64::MAX).min(now + limit);
+        let (mut found, spun_from, mut spun) = (false, now, false);
+        while limit > 0 && epoll.hopeful(here) {
+            spun = true;
             for _ in 0..32 {
                 std::hint::spin_loop();
                 if epoll.news(waiter) {
@@ -575,6 +657,9 @@ pub unsafe fn wait(
                     return n;
                 }
             }
+        }
+        if spun {
+            epoll.patience.learn(now - spun_from, found);
         }
         if found {
             continue;

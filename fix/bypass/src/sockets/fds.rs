@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use crate::link::Link;
 use crate::pair::Pair;
@@ -172,25 +172,76 @@ impl Stream {
 }
 
 /// A pair of processes, with who is where in it.
+///
+/// Never freed but used again for the next pair, once it has rested as entries do.
 pub struct Place {
-    pub pair: Arc<Pair>,
-    /// The sockets of the server, to find it again.
-    pub path: Option<std::path::PathBuf>,
+    /// Replaced only when nobody can have it any more.
+    pair: UnsafeCell<Arc<Pair>>,
+    /// The socket of the server, to find it again.
+    pub path: Mutex<Option<std::path::PathBuf>>,
     streams: Box<[AtomicPtr<Stream>]>,
+    /// How many of them there are.
+    count: AtomicU32,
     pub welcome: AtomicBool,
-    pub refused: OnceLock<u32>,
+    /// Why the server does not want us; 0 when it does.
+    pub refused: AtomicU32,
 }
+
+// SAFETY: see `pair`; everything else is atomic or locked.
+unsafe impl Sync for Place {}
+// SAFETY: as above.
+unsafe impl Send for Place {}
+
+/// Places whose other end is gone, and since when.
+static DEAD: Mutex<Vec<(u64, &'static Place)>> = Mutex::new(Vec::new());
 
 impl Place {
     pub fn new(pair: Pair, path: Option<std::path::PathBuf>) -> &'static Place {
+        if let Some(place) = Place::rested() {
+            // SAFETY: it has rested without a stream: nobody looks at it.
+            unsafe { *place.pair.get() = Arc::new(pair) };
+            if let Ok(mut old) = place.path.lock() {
+                *old = path;
+            }
+            place.welcome.store(false, Ordering::Release);
+            place.refused.store(0, Ordering::Release);
+            return place;
+        }
         let streams = (0..crate::pair::SLOTS).map(|_| AtomicPtr::default()).collect();
         Box::leak(Box::new(Place {
-            pair: Arc::new(pair),
-            path,
+            pair: UnsafeCell::new(Arc::new(pair)),
+            path: Mutex::new(path),
             streams,
+            count: AtomicU32::new(0),
             welcome: AtomicBool::new(false),
-            refused: OnceLock::new(),
+            refused: AtomicU32::new(0),
         }))
+    }
+
+    fn rested() -> Option<&'static Place> {
+        let now = super::now_ns();
+        let mut dead = DEAD.lock().ok()?;
+        let at = dead.iter().position(|(since, p)| since + REST_NS < now && p.count.load(Ordering::Acquire) == 0)?;
+        Some(dead.swap_remove(at).1)
+    }
+
+    #[inline]
+    pub fn pair(&self) -> &Pair {
+        // SAFETY: see `pair` above.
+        unsafe { &*self.pair.get() }
+    }
+
+    pub fn arc(&self) -> Arc<Pair> {
+        // SAFETY: as above.
+        unsafe { (*self.pair.get()).clone() }
+    }
+
+    /// The other end is gone: to be used for another pair later.
+    pub fn bury(&'static self) {
+        self.pair().dead.store(true, Ordering::Release);
+        if let Ok(mut dead) = DEAD.lock() {
+            dead.push((super::now_ns(), self));
+        }
     }
 
     #[inline]
@@ -202,7 +253,13 @@ impl Place {
 
     pub fn set_stream(&self, slot: u32, stream: Option<&'static Stream>) {
         if let Some(place) = self.streams.get(slot as usize) {
-            place.store(stream.map_or(std::ptr::null_mut(), |s| std::ptr::from_ref(s).cast_mut()), Ordering::Release);
+            let new = stream.map_or(std::ptr::null_mut(), |s| std::ptr::from_ref(s).cast_mut());
+            let old = place.swap(new, Ordering::AcqRel);
+            match (old.is_null(), new.is_null()) {
+                (true, false) => _ = self.count.fetch_add(1, Ordering::AcqRel),
+                (false, true) => _ = self.count.fetch_sub(1, Ordering::AcqRel),
+                _ => {}
+            }
         }
     }
 
@@ -214,10 +271,39 @@ impl Place {
 struct Stock {
     all: Vec<&'static Entry>,
     resting: VecDeque<(u64, &'static Entry)>,
+    rested: Vec<&'static Entry>,
 }
 
-static STOCK: Mutex<Stock> = Mutex::new(Stock { all: Vec::new(), resting: VecDeque::new() });
+static STOCK: Mutex<Stock> = Mutex::new(Stock::new());
 const REST_NS: u64 = 1_000_000_000;
+
+impl Stock {
+    const fn new() -> Stock {
+        Stock { all: Vec::new(), resting: VecDeque::new(), rested: Vec::new() }
+    }
+
+    /// Entries that nobody looks at any more let go of their memory and may be used again.
+    fn settle(&mut self) {
+        let now = super::now_ns();
+        while let Some((at, entry)) = self.resting.front()
+            && *at + REST_NS < now
+            && let Entry::Stream(stream) = entry
+            && stream.sleepers.load(Ordering::Acquire) == 0
+        {
+            // SAFETY: it has rested.
+            unsafe { *stream.link.get() = None };
+            self.rested.push(entry);
+            self.resting.pop_front();
+        }
+    }
+}
+
+/// Lets go of what has rested.
+pub fn settle() {
+    if let Ok(mut stock) = STOCK.lock() {
+        stock.settle();
+    }
+}
 
 /// The stream of a number the kernel gave back.
 pub fn stream_at(index: u32) -> Option<&'static Stream> {
@@ -238,14 +324,9 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
         return None;
     }
     let mut stock = STOCK.lock().ok()?;
-    let now = super::now_ns();
-    let ripe = stock.resting.front().is_some_and(|(at, entry)| {
-        let asleep = matches!(entry, Entry::Stream(s) if s.sleepers.load(Ordering::Acquire) > 0);
-        *at + REST_NS < now && !asleep
-    });
-    let rested = if ripe { stock.resting.pop_front() } else { None };
-    let entry = match rested {
-        Some((_, entry)) => entry,
+    stock.settle();
+    let entry = match stock.rested.pop() {
+        Some(entry) => entry,
         None => {
             let index = stock.all.len() as u32;
             let entry: &'static Entry = Box::leak(Box::new(Entry::Stream(Stream {
@@ -276,8 +357,6 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
     };
     drop(stock);
     let Entry::Stream(stream) = entry else { return None };
-    // SAFETY: it has rested: nobody looks at it.
-    unsafe { *stream.link.get() = None };
     stream.fd.store(fd as u32, Ordering::Relaxed);
     stream.nonblocking.store(nonblocking, Ordering::Relaxed);
     stream.names.store(1, Ordering::Relaxed);
@@ -297,6 +376,7 @@ pub fn retire(entry: &'static Entry) {
     if let (Entry::Stream(stream), Ok(mut stock)) = (entry, STOCK.lock()) {
         stream.state.store(state::PLAIN, Ordering::Release);
         stock.resting.push_back((super::now_ns(), entry));
+        stock.settle();
     }
 }
 
@@ -307,7 +387,10 @@ pub fn retire(entry: &'static Entry) {
 pub unsafe fn forget() {
     let stock: *const Mutex<Stock> = &raw const STOCK;
     // SAFETY: one thread; what was there is leaked on purpose.
-    unsafe { stock.cast_mut().write(Mutex::new(Stock { all: Vec::new(), resting: VecDeque::new() })) };
+    unsafe { stock.cast_mut().write(Mutex::new(Stock::new())) };
+    let dead: *const Mutex<Vec<(u64, &'static Place)>> = &raw const DEAD;
+    // SAFETY: as above.
+    unsafe { dead.cast_mut().write(Mutex::new(Vec::new())) };
     for (fd, entry) in known(0, MOST) {
         match entry {
             Entry::Stream(_) => _ = put(fd, None),

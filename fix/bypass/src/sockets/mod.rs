@@ -134,6 +134,8 @@ extern "C" fn in_child() {
     world::forget();
     // SAFETY: the child of a fork has one thread.
     unsafe { fds::forget() };
+    // SAFETY: as above.
+    unsafe { epoll::forget() };
     let _ = LOOP.try_with(|at| at.set(std::ptr::null()));
 }
 

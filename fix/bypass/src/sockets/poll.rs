@@ -6,9 +6,10 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use crate::local::{Waiter, processor};
+use crate::patience::Patience;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP, c_int, nfds_t, pollfd, sigset_t, timespec};
 
-use super::epoll::{self, SPIN_NS};
+use super::epoll;
 use super::fds::{self, Stream, state};
 use super::{kernel, now_ns, set_errno, world};
 
@@ -28,6 +29,7 @@ impl Drop for Mine {
 }
 
 thread_local! {
+    static PATIENCE: Patience = const { Patience::new() };
     static MINE: RefCell<Option<Mine>> = const { RefCell::new(None) };
 }
 
@@ -226,8 +228,8 @@ fn name(stream: &'static Stream, waiter: &Waiter) {
     } else if let Ok(offers) = stream.offers.lock() {
         for offer in offers.iter() {
             world::introduce(offer.place, waiter);
-            if let Some(slot) = offer.place.pair.slot(offer.slot) {
-                slot.set_waiter(offer.place.pair.side, waiter.number);
+            if let Some(slot) = offer.place.pair().slot(offer.slot) {
+                slot.set_waiter(offer.place.pair().side, waiter.number);
             }
         }
     }
@@ -236,11 +238,17 @@ fn name(stream: &'static Stream, waiter: &Waiter) {
 /// Stays awake for a while, if the other side runs on another processor; true when something may have come.
 fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
     let begun = now_ns();
-    let end = until.unwrap_or(u64::MAX).min(begun + if plain { SPIN_NS / 10 } else { SPIN_NS });
+    let limit = PATIENCE.try_with(Patience::limit).unwrap_or(0);
+    let limit = if plain { limit / 10 } else { limit };
+    if limit == 0 {
+        return false;
+    }
+    let end = until.unwrap_or(u64::MAX).min(begun + limit);
+    let learn = |came| _ = PATIENCE.try_with(|p| p.learn(now_ns() - begun, came));
     loop {
         let mut hopeful = false;
         for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
-            hopeful |= stream.place().is_some_and(|p| p.pair.hopeful(here));
+            hopeful |= stream.place().is_some_and(|p| p.pair().hopeful(here));
         }
         if !hopeful {
             return false;
@@ -251,11 +259,13 @@ fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
                 if let Some(link) = fds::stream(p.fd).and_then(|s| s.link())
                     && epoll::readiness(link, u32::from(p.events as u16)) != 0
                 {
+                    learn(true);
                     return true;
                 }
             }
         }
         if now_ns() >= end {
+            learn(false);
             return false;
         }
     }

@@ -287,6 +287,9 @@ pub fn before_close(fd: RawFd) {
     }
     match entry {
         Entry::Listener(port) => world::close_rendezvous(*port),
+        Entry::Epoll(_) if fds::known(0, fds::MOST).filter(|(_, e)| std::ptr::eq(*e, entry)).count() < 2 => {
+            epoll::ended(entry);
+        }
         Entry::Epoll(_) => {}
         Entry::Stream(stream) => {
             if stream.names.fetch_sub(1, Ordering::AcqRel) > 1 {

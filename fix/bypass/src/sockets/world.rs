@@ -115,27 +115,27 @@ pub fn local() -> Option<&'static Local> {
 
 /// Lets the other side of a place know a waiter of ours, before it is named in a slot.
 pub fn introduce(place: &Place, waiter: &Waiter) {
-    if !place.pair.tell_once(waiter.number, waiter.serial) {
-        let _ = channel::say(&place.pair.channel, Kind::Waiter, waiter.number, 0, &[waiter.doorbell.as_raw_fd()]);
+    if !place.pair().tell_once(waiter.number, waiter.serial) {
+        let _ = channel::say(&place.pair().channel, Kind::Waiter, waiter.number, 0, &[waiter.doorbell.as_raw_fd()]);
     }
 }
 
 /// Rings a waiter of the other side, whose doorbell may still be on its way to us.
 pub fn ring(place: &'static Place, waiter: u32) {
-    if !place.pair.can_ring(waiter) {
+    if !place.pair().can_ring(waiter) {
         hear(place);
     }
-    place.pair.ring(waiter);
+    place.pair().ring(waiter);
 }
 
 /// What the other side of a place has said.
 fn hear(place: &'static Place) -> bool {
     loop {
-        match channel::hear(&place.pair.channel) {
+        match channel::hear(&place.pair().channel) {
             Heard::Message(kind, message, fds) => heard(place, kind, &message, fds),
             Heard::Nothing => return true,
             Heard::Gone | Heard::Strange(_) => {
-                place.pair.dead.store(true, Ordering::Release);
+                place.pair().dead.store(true, Ordering::Release);
                 return false;
             }
         }
@@ -146,17 +146,17 @@ fn heard(place: &'static Place, kind: Kind, message: &Message, mut fds: Vec<Owne
     match (kind, fds.pop()) {
         (Kind::Welcome, Some(board)) => match Board::of_peer(&board) {
             Ok(board) => {
-                place.pair.set_board(board);
+                place.pair().set_board(board);
                 place.welcome.store(true, Ordering::Release);
             }
-            Err(_) => place.pair.dead.store(true, Ordering::Release),
+            Err(_) => place.pair().dead.store(true, Ordering::Release),
         },
         (Kind::Refused, _) => {
-            if place.refused.set(message.a).is_ok() {
+            if place.refused.swap(message.a.max(1), Ordering::AcqRel) == 0 {
                 super::tell(&format!("the server refuses this user or version (reason {}): TCP", message.a));
             }
         }
-        (Kind::Waiter, Some(doorbell)) => place.pair.set_doorbell(message.a, doorbell),
+        (Kind::Waiter, Some(doorbell)) => place.pair().set_doorbell(message.a, doorbell),
         _ => {}
     }
 }
@@ -247,7 +247,7 @@ pub fn attend() {
         let place = world.clients[at].1;
         let mut gone = false;
         loop {
-            match channel::hear(&place.pair.channel) {
+            match channel::hear(&place.pair().channel) {
                 Heard::Message(Kind::Offer, message, fds) => offered(world, place, &message, fds),
                 Heard::Message(kind, message, fds) => heard(place, kind, &message, fds),
                 Heard::Nothing => break,
@@ -259,11 +259,12 @@ pub fn attend() {
         }
         if gone {
             world.clients.swap_remove(at);
-            farewell(place);
+            farewell(place, watch);
         } else {
             at += 1;
         }
     }
+    fds::settle();
     let now = now_ns();
     world.early.retain(|e| e.since + EARLY_NS > now);
 }
@@ -296,15 +297,18 @@ fn local_in(_world: &World) -> Option<&'static Local> {
 }
 
 /// A client process is gone, or became another program.
-fn farewell(place: &'static Place) {
-    place.pair.dead.store(true, Ordering::Release);
+fn farewell(place: &'static Place, watch: Option<&'static Epoll>) {
+    if let Some(watch) = watch {
+        watch.unwatch(place.pair().channel.as_raw_fd());
+    }
+    place.bury();
+    epoll::forget_place(place);
     for stream in place.streams() {
         if let Some(link) = stream.link() {
             link.tcp_ended(true);
             epoll::look_again(stream);
         }
     }
-    // The mapping itself goes when the last stream of it is closed and used anew; what is left is one entry.
 }
 
 fn offered(world: &mut World, place: &'static Place, message: &Message, mut fds: Vec<OwnedFd>) {
@@ -314,7 +318,7 @@ fn offered(world: &mut World, place: &'static Place, message: &Message, mut fds:
         let fd = socket.as_raw_fd();
         Some((name(fd, false)?, name(fd, true)?))
     });
-    let (Some(ends), Some(words)) = (ends, place.pair.slot(slot)) else { return };
+    let (Some(ends), Some(words)) = (ends, place.pair().slot(slot)) else { return };
     match world.candidates.remove(&ends) {
         Some(stream) => take(world, stream, place, slot, generation),
         None if words.state(generation) == OFFERED => {
@@ -326,28 +330,28 @@ fn offered(world: &mut World, place: &'static Place, message: &Message, mut fds:
 
 /// The connection of a stream goes over shared memory from now on, if nothing speaks against it.
 fn take(world: &mut World, stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
-    let Some(words) = place.pair.slot(slot) else { return };
+    let Some(words) = place.pair().slot(slot) else { return };
     if stream.fixed.load(Ordering::Acquire)
         || place.stream(slot).is_some_and(|s| s.link().is_some_and(|l| !l.is_closed()))
     {
         words.advance(generation, OFFERED, DECLINED);
-        if let Some(bell) = place.pair.tell(slot, words) {
-            place.pair.ring(bell);
+        if let Some(bell) = place.pair().tell(slot, words) {
+            place.pair().ring(bell);
         }
         return;
     }
     let epoll = epoll::of(stream).or(world.watch);
     let Some(waiter) = epoll.and_then(|e| e.waiter()) else { return };
     introduce(place, waiter);
-    words.set_waiter(place.pair.side, waiter.number);
+    words.set_waiter(place.pair().side, waiter.number);
     if !words.advance(generation, OFFERED, TAKEN) {
         return;
     }
-    let link = Link::new(place.pair.clone(), slot, generation);
+    let link = Link::new(place.arc(), slot, generation);
     epoll::adopt(stream, place, link);
     place.set_stream(slot, Some(stream));
     epoll::look_again(stream);
-    if let Some(bell) = place.pair.tell(slot, words) {
+    if let Some(bell) = place.pair().tell(slot, words) {
         ring(place, bell);
     }
 }
@@ -375,6 +379,15 @@ pub fn accepted(fd: RawFd, nonblocking: bool) {
     }
 }
 
+/// A set is closed in which rendezvous and channels were watched: clients cannot meet us until a listener is watched again.
+pub fn no_watch(set: &Epoll) {
+    let mut world = world();
+    if world.watch.is_some_and(|w| std::ptr::eq(w, set)) {
+        world.watch = None;
+        world.rendezvous.clear();
+    }
+}
+
 /// A stream is no candidate any more.
 pub fn no_candidate(stream: &'static Stream) {
     if let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) {
@@ -389,7 +402,7 @@ fn list(world: &World, to: &OwnedFd) {
         for stream in place.streams() {
             let (Some(link), Ok(ends)) = (stream.link(), stream.ends.lock()) else { continue };
             let (read, written) = link.totals();
-            let (pid, uid) = place.pair.peer;
+            let (pid, uid) = place.pair().peer;
             let peer = ends.map(|(theirs, _)| theirs.to_string()).unwrap_or_default();
             let _ = writeln!(
                 text,
@@ -431,13 +444,13 @@ pub fn connected(fd: RawFd) {
     stream.deadline.store(now_ns() + PATIENCE_NS, Ordering::Relaxed);
     let mut offers = Vec::new();
     for place in places {
-        let Some((slot, generation)) = place.pair.take_slot() else { continue };
+        let Some((slot, generation)) = place.pair().take_slot() else { continue };
         place.set_stream(slot, Some(stream));
-        if channel::say(&place.pair.channel, Kind::Offer, slot, generation, &[fd]).is_ok() {
+        if channel::say(&place.pair().channel, Kind::Offer, slot, generation, &[fd]).is_ok() {
             offers.push(Offer { place, slot, generation });
-        } else if let Some(words) = place.pair.slot(slot) {
+        } else if let Some(words) = place.pair().slot(slot) {
             words.advance(generation, OFFERED, DECLINED);
-            place.pair.retire(slot, generation, [None; 2]);
+            place.pair().retire(slot, generation, [None; 2]);
         }
     }
     let none = offers.is_empty();
@@ -452,11 +465,13 @@ pub fn connected(fd: RawFd) {
 fn server_at(path: PathBuf) -> Option<&'static Place> {
     let local = local()?;
     let mut world = world();
-    if let Some(place) = world.servers.iter().copied().find(|p| p.path.as_ref() == Some(&path)) {
+    if let Some(place) = world.servers.iter().copied().find(|p| p.path.lock().is_ok_and(|p| p.as_ref() == Some(&path)))
+    {
         if hear(place) {
-            return place.refused.get().is_none().then_some(place);
+            return (place.refused.load(Ordering::Acquire) == 0).then_some(place);
         }
         world.servers.retain(|p| !std::ptr::eq(*p, place));
+        farewell(place, None);
     }
     let (channel, who) = channel::meet(&path).ok()?;
     if !settings().rule.allows(&who) {
@@ -489,7 +504,7 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     let mut taken = None;
     let mut open = 0;
     for (i, offer) in offers.iter().enumerate() {
-        let Some(words) = offer.place.pair.slot(offer.slot) else { continue };
+        let Some(words) = offer.place.pair().slot(offer.slot) else { continue };
         if late {
             words.advance(offer.generation, OFFERED, DECLINED);
         }
@@ -510,15 +525,15 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
         if taken == Some(i) {
             hear(place);
             if place.welcome.load(Ordering::Acquire) {
-                link = Some((place, Link::new(place.pair.clone(), slot, generation)));
+                link = Some((place, Link::new(place.arc(), slot, generation)));
                 continue;
             }
         }
-        if let Some(words) = place.pair.slot(slot) {
+        if let Some(words) = place.pair().slot(slot) {
             words.advance(generation, OFFERED, DECLINED);
         }
         place.set_stream(slot, None);
-        place.pair.retire(slot, generation, [None; 2]);
+        place.pair().retire(slot, generation, [None; 2]);
     }
     match link {
         Some((place, link)) => epoll::adopt(stream, place, link),
@@ -541,10 +556,10 @@ fn plain(stream: &'static Stream) {
 pub fn withdraw(stream: &'static Stream) {
     let Ok(mut offers) = stream.offers.lock() else { return };
     for Offer { place, slot, generation } in offers.drain(..) {
-        if let Some(words) = place.pair.slot(slot) {
+        if let Some(words) = place.pair().slot(slot) {
             if !words.advance(generation, OFFERED, DECLINED) && words.state(generation) == TAKEN {
                 // Taken just now: it is closed as any other.
-                let link = Link::new(place.pair.clone(), slot, generation);
+                let link = Link::new(place.arc(), slot, generation);
                 hear(place);
                 if let Some(bell) = link.close() {
                     ring(place, bell);
@@ -554,7 +569,7 @@ pub fn withdraw(stream: &'static Stream) {
             }
         }
         place.set_stream(slot, None);
-        place.pair.retire(slot, generation, [None; 2]);
+        place.pair().retire(slot, generation, [None; 2]);
     }
 }
 
