@@ -287,6 +287,9 @@ mod lifecycle {
     pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
         // SAFETY: the program's.
         let new = unsafe { real::accept4(fd, addr, len, flags) };
+        if new >= 0 && fds::get(new).is_some() {
+            before_close(new); // it was closed behind our back
+        }
         if new >= 0 && matches!(fds::get(fd), Some(Entry::Listener(_))) {
             world::accepted(new, flags & libc::SOCK_NONBLOCK != 0);
         }
@@ -304,7 +307,9 @@ mod lifecycle {
         }
         // SAFETY: the kernel has just read it.
         let family = c_int::from(unsafe { (*addr).sa_family });
-        if matches!(family, libc::AF_INET | libc::AF_INET6) && fds::get(fd).is_none() && is_tcp(fd) {
+        if matches!(family, libc::AF_INET | libc::AF_INET6) && is_tcp(fd) {
+            // The kernel would have refused to connect what is connected: it was closed behind our back.
+            before_close(fd);
             // Over loopback the handshake is over before connect says that it has begun.
             world::connected(fd);
         }
@@ -325,6 +330,55 @@ mod lifecycle {
         before_close(fd);
         // SAFETY: the program's.
         unsafe { real::close(fd) }
+    }
+
+    /// libuv closes descriptors so.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn syscall(
+        number: c_long,
+        a: c_long,
+        b: c_long,
+        c: c_long,
+        d: c_long,
+        e: c_long,
+        f: c_long,
+    ) -> c_long {
+        if number == libc::SYS_close {
+            before_close(a as RawFd);
+        }
+        // SAFETY: the program's.
+        let result = unsafe { raw_syscall(number, [a, b, c, d, e, f]) };
+        if (-4095..0).contains(&result) {
+            set_errno(-result as c_int);
+            return -1;
+        }
+        result
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn raw_syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
+        let result;
+        // SAFETY: the caller's; the kernel keeps all registers but these.
+        unsafe {
+            std::arch::asm!(
+                "syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+                in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack)
+            );
+        }
+        result
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    unsafe fn raw_syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
+        let result;
+        // SAFETY: the caller's; the kernel keeps all registers but the first.
+        unsafe {
+            std::arch::asm!(
+                "svc 0", inlateout("x0") a => result, in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+                in("x8") number, options(nostack)
+            );
+        }
+        result
     }
 
     #[unsafe(no_mangle)]
