@@ -292,7 +292,7 @@ pub fn hear(from: &OwnedFd) -> Heard {
     let mut fds = Vec::new();
     // SAFETY: the kernel wrote the control messages; each SCM_RIGHTS holds descriptors that are now ours.
     unsafe {
-        let mut at = if n > 0 { libc::CMSG_FIRSTHDR(&header) } else { std::ptr::null_mut() };
+        let mut at = if n >= 0 { libc::CMSG_FIRSTHDR(&header) } else { std::ptr::null_mut() };
         while !at.is_null() {
             if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
                 let bytes = (*at).cmsg_len as usize - libc::CMSG_LEN(0) as usize;

@@ -89,6 +89,7 @@ pub struct Link {
     read_shut: AtomicBool,
     write_shut: AtomicBool,
     closed: AtomicBool,
+    told_gone: AtomicBool,
 }
 
 impl Link {
@@ -104,6 +105,7 @@ impl Link {
             read_shut: AtomicBool::new(false),
             write_shut: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            told_gone: AtomicBool::new(false),
         }
     }
 
@@ -137,9 +139,6 @@ impl Link {
         let slot = self.slot();
         let (out, to) = slot.incoming(self.side());
         let rings = self.pair.incoming(self.number);
-        if self.read_shut.load(Ordering::Relaxed) {
-            return (Read::End, None);
-        }
         let (first, wanted) = self.consumer.with(|c| {
             let read = c.read(&rings, out, to, to_fill, peek);
             (read, !peek && c.wanted(out))
@@ -152,6 +151,9 @@ impl Link {
                 self.tcp.store(BROKEN, Ordering::Release);
                 return (Read::Reset, bell);
             }
+        }
+        if self.read_shut.load(Ordering::Relaxed) {
+            return (Read::End, bell);
         }
         let Some(end) = self.end_of_reading(slot) else { return (Read::Empty, bell) };
         // It may have written between our look and its end.
@@ -186,6 +188,12 @@ impl Link {
         let slot = self.slot();
         let (out, to) = slot.outgoing(self.side());
         if self.unwritable(slot) {
+            // As with TCP: the first write after the other side has closed finds that out, and the next one is told.
+            let silent = self.closed.load(Ordering::Relaxed) || self.write_shut.load(Ordering::Relaxed);
+            let clean = !silent && self.ours(slot) && !self.tcp_is_over(slot);
+            if clean && !self.told_gone.swap(true, Ordering::Relaxed) {
+                return (Written::Bytes(bytes.len()), None);
+            }
             return (Written::Gone, None);
         }
         if bytes.is_empty() {
@@ -201,10 +209,21 @@ impl Link {
         }
     }
 
+    /// The other process is gone without a word. After a half-close, which says so here first, it is not.
+    #[inline]
+    fn tcp_is_over(&self, slot: &Slot) -> bool {
+        match self.tcp.load(Ordering::Relaxed) {
+            WELL => false,
+            ENDED => !self.consumer.with(|c| c.over(slot.incoming(self.side()).0)),
+            _ => true,
+        }
+    }
+
     #[inline]
     fn unwritable(&self, slot: &Slot) -> bool {
         self.write_shut.load(Ordering::Relaxed)
-            || self.tcp.load(Ordering::Relaxed) == BROKEN
+            || self.closed.load(Ordering::Relaxed)
+            || self.tcp_is_over(slot)
             || slot.closed(self.side().other())
             || !self.ours(slot)
             || slot.outgoing(self.side()).1.is_left()

@@ -50,7 +50,8 @@ pub fn all() -> Vec<Listing> {
 
 fn ask(path: &Path) -> io::Result<(libc::ucred, Result<String, String>, u32)> {
     let (channel, who) = channel::meet(path)?;
-    channel::say(&channel, Kind::List, 0, 0, &[])?;
+    // Who does not want us may have said so and closed already.
+    let _ = channel::say(&channel, Kind::List, 0, 0, &[]);
     let until = Instant::now() + PATIENCE;
     loop {
         match channel::hear(&channel) {

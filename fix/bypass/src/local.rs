@@ -1,6 +1,7 @@
 //! This process among its peers: its board, and the waiters on it with their doorbells.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,8 +14,9 @@ pub struct Local {
     board: Board,
     /// The board's descriptor, to be given to peers.
     pub board_fd: OwnedFd,
-    free: Mutex<Vec<u32>>,
-    serial: AtomicU32,
+    /// Numbers with their doorbells: peers keep the doorbell of a number, so it stays the same.
+    free: Mutex<Vec<(u32, OwnedFd)>>,
+    used: AtomicU32,
 }
 
 /// Something of ours that can sleep: an epoll instance, or a thread.
@@ -22,10 +24,8 @@ pub struct Local {
 pub struct Waiter {
     /// Its number on the board.
     pub number: u32,
-    /// No two waiters have the same, not even one after the other.
-    pub serial: u32,
     /// Rung by peers while it sleeps.
-    pub doorbell: OwnedFd,
+    pub doorbell: ManuallyDrop<OwnedFd>,
     word: *const Word,
     local: &'static Local,
 }
@@ -39,26 +39,31 @@ impl Local {
     /// Makes the board. It is kept for as long as the process lives.
     pub fn create() -> io::Result<&'static Local> {
         let (board, board_fd) = Board::create()?;
-        // Sorted so that small numbers are used first.
-        let free = Mutex::new((0..WAITERS as u32).rev().collect());
-        Ok(Box::leak(Box::new(Local { board, board_fd, free, serial: AtomicU32::new(1) })))
+        let (free, used) = (Mutex::new(Vec::new()), AtomicU32::new(0));
+        Ok(Box::leak(Box::new(Local { board, board_fd, free, used })))
     }
 
     /// A new waiter; an error when all are used or no eventfd is to be had.
     pub fn waiter(&'static self) -> io::Result<Waiter> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just opened.
-        let doorbell = unsafe { OwnedFd::from_raw_fd(fd) };
-        let number = self.free.lock().ok().and_then(|mut free| free.pop());
-        let number =
-            number.ok_or_else(|| io::Error::other("more threads and epoll instances than a board has place for"))?;
-        let word: *const Word = self.board.word(number).expect("only numbers of the board are free");
-        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-        Ok(Waiter { number, serial, doorbell, word, local: self })
+        let known = self.free.lock().ok().and_then(|mut free| free.pop());
+        let (number, doorbell) = match known {
+            Some(known) => known,
+            None => {
+                // SAFETY: no pointers.
+                let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+                if fd < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // SAFETY: just opened.
+                let doorbell = unsafe { OwnedFd::from_raw_fd(fd) };
+                (self.used.fetch_add(1, Ordering::Relaxed), doorbell)
+            }
+        };
+        let Some(word) = self.board.word(number) else {
+            self.used.store(WAITERS as u32, Ordering::Relaxed);
+            return Err(io::Error::other("more threads and epoll instances than a board has place for"));
+        };
+        Ok(Waiter { number, doorbell: ManuallyDrop::new(doorbell), word, local: self })
     }
 }
 
@@ -81,8 +86,10 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         self.word().sleeps();
+        // SAFETY: taken once, here.
+        let doorbell = unsafe { ManuallyDrop::take(&mut self.doorbell) };
         if let Ok(mut free) = self.local.free.lock() {
-            free.push(self.number);
+            free.push((self.number, doorbell));
         }
     }
 }

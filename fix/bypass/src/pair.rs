@@ -8,6 +8,7 @@
 //! The client makes it and pays for it; pages cost nothing before they are used. No other client can see it, so what one
 //! writes there can hurt its own connections only.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
@@ -150,7 +151,7 @@ struct Spare {
     slots: Vec<u16>,
     slots_used: usize,
     /// Closed by us, perhaps not by them yet, who may still read what we wrote.
-    closing: Vec<Closing>,
+    closing: VecDeque<Closing>,
     larger: [Vec<u16>; 2],
     larger_used: [usize; 2],
 }
@@ -177,7 +178,7 @@ impl Pair {
             spare: Mutex::new(Spare {
                 slots: Vec::new(),
                 slots_used: 0,
-                closing: Vec::new(),
+                closing: VecDeque::new(),
                 larger: [Vec::new(), Vec::new()],
                 larger_used: [0, 0],
             }),
@@ -193,6 +194,11 @@ impl Pair {
     /// A server's view of what a client gave.
     pub fn of_client(channel: OwnedFd, peer: (i32, u32), fd: &OwnedFd) -> io::Result<Pair> {
         Ok(Pair::new(Memory::of_peer(fd, SIZE, true)?, Side::Server, channel, peer))
+    }
+
+    /// Nobody uses it any more, and it is kept for its place only: its pages go back to the kernel.
+    pub fn release(&self) {
+        self.memory.release(0, SIZE);
     }
 
     /// The page the other end shows us.
@@ -246,7 +252,7 @@ impl Pair {
     /// We are done with a slot and the rings we wrote to; they are used again once the other side is done as well.
     pub fn retire(&self, slot: u32, generation: u32, larger: [Option<Which>; 2]) {
         if let Ok(mut spare) = self.spare.lock() {
-            spare.closing.push(Closing { slot, generation, larger });
+            spare.closing.push_back(Closing { slot, generation, larger });
         }
         self.reap();
     }
@@ -254,14 +260,15 @@ impl Pair {
     /// Takes back what the other side is done with.
     fn reap(&self) {
         let Ok(mut spare) = self.spare.lock() else { return };
-        let closing = std::mem::take(&mut spare.closing);
-        for one in closing {
+        // A few at a time, in turn: thousands may wait for a slow peer.
+        for _ in 0..spare.closing.len().min(8) {
+            let Some(one) = spare.closing.pop_front() else { return };
             let Some(slot) = self.slot(one.slot) else { continue };
             let done = slot.state(one.generation) != TAKEN
                 || slot.closed(self.side.other())
                 || self.dead.load(std::sync::atomic::Ordering::Relaxed);
             if !done {
-                spare.closing.push(one);
+                spare.closing.push_back(one);
                 continue;
             }
             for (class, number) in one.larger.into_iter().flatten().filter_map(Which::parts) {
@@ -288,9 +295,22 @@ impl Pair {
     #[inline]
     pub fn tell(&self, number: u32, slot: &Slot) -> Option<u32> {
         let other = self.side.other();
-        let waiter = slot.waiter[other as usize].load(Ordering::SeqCst);
-        let word = self.board.get()?.word(waiter)?;
+        let mut waiter = slot.waiter[other as usize].load(Ordering::SeqCst);
+        let board = self.board.get()?;
+        board.word(waiter)?;
         self.bits(other, waiter).set(number);
+        // The bit's lock is a full fence: whoever named another waiter before looking at what we wrote is seen now. A peer
+        // that does so without end hears of it by the last.
+        for _ in 0..8 {
+            let named = slot.waiter[other as usize].load(Ordering::SeqCst);
+            if named == waiter {
+                break;
+            }
+            board.word(named)?;
+            waiter = named;
+            self.bits(other, waiter).set(number);
+        }
+        let word = board.word(waiter)?;
         if self.hint.load(Ordering::Relaxed) != waiter {
             self.hint.store(waiter, Ordering::Relaxed);
         }
@@ -319,14 +339,25 @@ impl Pair {
     pub fn set_doorbell(&self, waiter: u32, fd: OwnedFd) {
         use std::os::fd::IntoRawFd;
         if let Some(place) = self.doorbells.get(waiter as usize) {
-            let old = place.swap(fd.into_raw_fd(), Ordering::AcqRel);
-            drop(owned(old));
+            // A waiter's number keeps its doorbell for good: a second one is not taken, so that nobody writes to a
+            // descriptor that another thread has just closed.
+            let fd = fd.into_raw_fd();
+            if place.compare_exchange(-1, fd, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                drop(owned(fd));
+            }
         }
     }
 
-    /// Whether a waiter of ours was told to the other side already; it counts as told from now on.
-    pub fn tell_once(&self, waiter: u32, serial: u32) -> bool {
-        self.told.get(waiter as usize).is_none_or(|told| told.swap(serial, Ordering::AcqRel) == serial)
+    /// Whether a waiter of ours was told to the other side.
+    pub fn told(&self, waiter: u32) -> bool {
+        self.told.get(waiter as usize).is_none_or(|told| told.load(Ordering::Acquire) != 0)
+    }
+
+    /// It was.
+    pub fn set_told(&self, waiter: u32) {
+        if let Some(told) = self.told.get(waiter as usize) {
+            told.store(1, Ordering::Release);
+        }
     }
 
     /// Whether an answer may come soon: the other side runs, on another processor.
@@ -403,6 +434,11 @@ impl Rings for Place<'_> {
             None => return None,
         };
         Some(Which::larger(class, number))
+    }
+
+    fn has(&self, class: usize) -> bool {
+        let has = |spare: &Spare| !spare.larger[class].is_empty() || spare.larger_used[class] < LARGER[class].1;
+        self.pair.spare.lock().is_ok_and(|spare| has(&spare))
     }
 
     fn give(&self, which: Which) {

@@ -83,6 +83,8 @@ pub trait Rings {
     fn at(&self, which: Which) -> *mut u8;
     /// A larger ring of a class nobody uses, for the producer.
     fn take(&self, class: usize) -> Option<Which>;
+    /// Whether [`Rings::take`] would have one.
+    fn has(&self, class: usize) -> bool;
     /// It is not used any more.
     fn give(&self, which: Which);
 }
@@ -103,6 +105,8 @@ pub struct Producer {
     /// The fullest it was since the ring was last looked at for being too large, and when that was.
     fullest: usize,
     looked_at: u64,
+    /// Its rings are somebody else's soon.
+    closed: bool,
 }
 
 // SAFETY: the pointer is into a mapping that outlives the session, and one thread at a time holds the producer.
@@ -122,6 +126,7 @@ impl Producer {
             changes: 0,
             fullest: 0,
             looked_at: 0,
+            closed: false,
         }
     }
 
@@ -143,6 +148,9 @@ impl Producer {
     /// Writes what fits, growing when it must, and returns how much that was. 0 is "not now".
     #[inline]
     pub fn write(&mut self, rings: &impl Rings, out: &Out, to: &In, bytes: &[u8]) -> Result<usize, Lie> {
+        if self.closed {
+            return Ok(0);
+        }
         let mut space = self.space(to, bytes.len())?;
         if space < bytes.len() {
             if self.grow(rings, out, to, bytes.len())? {
@@ -181,7 +189,9 @@ impl Producer {
         let own = self.which.parts().map_or(0, |(class, _)| class + 1);
         let fits = LARGER.iter().position(|(size, _)| *size >= bytes).unwrap_or(LARGER.len() - 1);
         let wanted = fits.max(own);
-        let Some(which) = (own..=wanted.min(LARGER.len() - 1)).rev().find_map(|class| rings.take(class)) else {
+        let wanted = wanted.min(LARGER.len() - 1);
+        let order = (own..=wanted).rev().chain(wanted + 1..LARGER.len());
+        let Some(which) = order.into_iter().find_map(|class| rings.take(class)) else {
             return Ok(false);
         };
         self.change(rings, out, which);
@@ -230,11 +240,12 @@ impl Producer {
     pub fn writable(&mut self, rings: &impl Rings, to: &In) -> Result<bool, Lie> {
         let space = self.space(to, self.size / 3)?;
         // Beyond a full ring there is a larger one.
-        Ok(space >= self.size / 3 || (space > 0 || self.settled(rings, to)?) && self.may_grow())
+        Ok(space >= self.size / 3 || self.settled(rings, to)? && self.may_grow(rings))
     }
 
-    fn may_grow(&self) -> bool {
-        self.which.parts().is_none_or(|(class, _)| class + 1 < LARGER.len()) && self.before.is_none()
+    fn may_grow(&self, rings: &impl Rings) -> bool {
+        let own = self.which.parts().map_or(0, |(class, _)| class + 1);
+        !self.closed && (own..LARGER.len()).any(|class| rings.has(class))
     }
 
     /// Says that it waits for space; look at [`Producer::writable`] once more before sleeping.
@@ -248,9 +259,10 @@ impl Producer {
         out.ended.store(1, Ordering::SeqCst);
     }
 
-    /// The larger rings it holds, which may be given back once the consumer has left, too.
-    pub fn held(&self) -> [Option<Which>; 2] {
-        [self.before, Some(self.which)].map(|which| which.filter(|w| *w != Which::SMALL))
+    /// The larger rings it holds, which may be given back once the consumer has left, too. It writes nothing any more.
+    pub fn held(&mut self) -> [Option<Which>; 2] {
+        self.closed = true;
+        [self.before.take(), Some(self.which)].map(|which| which.filter(|w| *w != Which::SMALL))
     }
 
     /// Bytes written since the beginning.

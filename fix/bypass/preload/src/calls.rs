@@ -12,7 +12,7 @@ use unslow_bypass::sockets::fds::{self, Entry};
 use unslow_bypass::sockets::streams::{
     before_close, bytes, carried, fail, named, put, put_all, ring, room, take, take_parts, went_over_tcp,
 };
-use unslow_bypass::sockets::{epoll, errno, now_ns, poll, set_errno, wanted, world};
+use unslow_bypass::sockets::{epoll, errno, flush, now_ns, poll, set_errno, wanted, world};
 
 use crate::real;
 
@@ -27,6 +27,7 @@ mod data {
             // SAFETY: the program's.
             return take(stream, link, unsafe { room(buf, n) }, 0);
         }
+        flush();
         // SAFETY: the program's.
         let got = unsafe { real::read(fd, buf, n) };
         if got > 0 {
@@ -47,7 +48,10 @@ mod data {
             // SAFETY: the program's.
             return put(stream, link, unsafe { bytes(buf, n) }, 0);
         }
-        went_over_tcp(fd);
+        if went_over_tcp(fd) {
+            // SAFETY: the program's; it is carried now.
+            return unsafe { write(fd, buf, n) };
+        }
         // SAFETY: the program's.
         unsafe { real::write(fd, buf, n) }
     }
@@ -61,6 +65,7 @@ mod data {
             // SAFETY: the program's.
             return unsafe { take_parts(stream, link, parts, n as usize, 0) };
         }
+        flush();
         // SAFETY: the program's.
         let got = unsafe { real::readv(fd, parts, n) };
         if got > 0 {
@@ -78,7 +83,10 @@ mod data {
             // SAFETY: the program's.
             return unsafe { put_all(stream, link, parts, n as usize, 0) };
         }
-        went_over_tcp(fd);
+        if went_over_tcp(fd) {
+            // SAFETY: the program's; it is carried now.
+            return unsafe { writev(fd, parts, n) };
+        }
         // SAFETY: the program's.
         unsafe { real::writev(fd, parts, n) }
     }
@@ -91,6 +99,7 @@ mod data {
             // SAFETY: the program's.
             return take(stream, link, unsafe { room(buf, n) }, flags);
         }
+        flush();
         // SAFETY: the program's.
         let got = unsafe { real::recv(fd, buf, n, flags) };
         if got > 0 {
@@ -113,7 +122,10 @@ mod data {
             // SAFETY: the program's.
             return put(stream, link, unsafe { bytes(buf, n) }, flags);
         }
-        went_over_tcp(fd);
+        if went_over_tcp(fd) {
+            // SAFETY: the program's; it is carried now.
+            return unsafe { send(fd, buf, n, flags) };
+        }
         // SAFETY: the program's.
         unsafe { real::send(fd, buf, n, flags) }
     }
@@ -137,6 +149,7 @@ mod data {
             // SAFETY: the program's.
             return take(stream, link, unsafe { room(buf, n) }, flags);
         }
+        flush();
         // SAFETY: the program's.
         let got = unsafe { real::recvfrom(fd, buf, n, flags, addr, len) };
         if got > 0 {
@@ -174,7 +187,10 @@ mod data {
             // SAFETY: the program's.
             return put(stream, link, unsafe { bytes(buf, n) }, flags);
         }
-        went_over_tcp(fd);
+        if went_over_tcp(fd) {
+            // SAFETY: the program's; it is carried now.
+            return unsafe { sendto(fd, buf, n, flags, addr, len) };
+        }
         // SAFETY: the program's.
         unsafe { real::sendto(fd, buf, n, flags, addr, len) }
     }
@@ -191,6 +207,7 @@ mod data {
             // SAFETY: the program's parts.
             return unsafe { take_parts(stream, link, header.msg_iov, header.msg_iovlen as usize, flags) };
         }
+        flush();
         // SAFETY: the program's.
         let got = unsafe { real::recvmsg(fd, header, flags) };
         if got > 0 {
@@ -208,7 +225,10 @@ mod data {
             // SAFETY: the program's header and parts.
             return unsafe { put_all(stream, link, (*header).msg_iov, (*header).msg_iovlen as usize, flags) };
         }
-        went_over_tcp(fd);
+        if went_over_tcp(fd) {
+            // SAFETY: the program's; it is carried now.
+            return unsafe { sendmsg(fd, header, flags) };
+        }
         // SAFETY: the program's.
         unsafe { real::sendmsg(fd, header, flags) }
     }
@@ -273,6 +293,7 @@ mod lifecycle {
             && let Some(port) = world::listening_port(fd)
         {
             fds::put(fd, Some(Box::leak(Box::new(Entry::Listener(port)))));
+            world::prepare_rendezvous(port);
         }
         done
     }
@@ -307,8 +328,12 @@ mod lifecycle {
         }
         // SAFETY: the kernel has just read it.
         let family = c_int::from(unsafe { (*addr).sa_family });
-        if matches!(family, libc::AF_INET | libc::AF_INET6) && is_tcp(fd) {
-            // The kernel would have refused to connect what is connected: it was closed behind our back.
+        if matches!(family, libc::AF_INET | libc::AF_INET6) && !fds::is_in_set(fd) && is_tcp(fd) {
+            // Asked again while the first one was under way; else it was closed behind our back and is another one.
+            if fds::stream(fd).is_some_and(|s| world::is_still(s, fd)) {
+                set_errno(errno);
+                return done;
+            }
             before_close(fd);
             // Over loopback the handshake is over before connect says that it has begun.
             world::connected(fd);
@@ -343,8 +368,14 @@ mod lifecycle {
         e: c_long,
         f: c_long,
     ) -> c_long {
-        if number == libc::SYS_close {
-            before_close(a as RawFd);
+        match number {
+            libc::SYS_close => before_close(a as RawFd),
+            // Programs that can do without it do; what goes past the C library could not be followed.
+            libc::SYS_io_uring_setup if wanted() => {
+                set_errno(libc::ENOSYS);
+                return -1;
+            }
+            _ => {}
         }
         // SAFETY: the program's.
         let result = unsafe { raw_syscall(number, [a, b, c, d, e, f]) };
@@ -498,6 +529,33 @@ mod waiting {
     use super::*;
 
     const _: () = assert!(EPOLLIN == POLLIN as c_int && EPOLLOUT == POLLOUT as c_int);
+
+    /// What was put off to the end of a turn does not wait for a sleep.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
+        flush();
+        // SAFETY: the program's.
+        unsafe { real::nanosleep(time, left) }
+    }
+
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn clock_nanosleep(
+        clock: libc::clockid_t,
+        flags: c_int,
+        time: *const timespec,
+        left: *mut timespec,
+    ) -> c_int {
+        flush();
+        // SAFETY: the program's.
+        unsafe { real::clock_nanosleep(clock, flags, time, left) }
+    }
+
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn usleep(microseconds: c_uint) -> c_int {
+        flush();
+        // SAFETY: no pointers.
+        unsafe { real::usleep(microseconds) }
+    }
 
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn epoll_create(_size: c_int) -> c_int {

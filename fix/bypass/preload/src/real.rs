@@ -66,6 +66,9 @@ real! {
     recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t;
     sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t;
     sendfile(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t;
+    nanosleep(time: *const timespec, left: *mut timespec) -> c_int;
+    clock_nanosleep(clock: libc::clockid_t, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int;
+    usleep(microseconds: libc::c_uint) -> c_int;
     epoll_create1(flags: c_int) -> c_int;
     epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;

@@ -22,6 +22,9 @@ use super::{kernel, now_ns, set_errno, world};
 /// How often the kernel is looked at while there is always something to do here.
 const LOOK_NS: u64 = 20_000;
 
+/// No thread has this number.
+const SHARED: u64 = u64::MAX;
+
 /// What of ours is in a kernel's set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hidden {
@@ -60,6 +63,12 @@ pub struct Epoll {
     hidden: AtomicU32,
     waiter: OnceLock<Waiter>,
     forgotten: AtomicBool,
+    /// The thread that waits in it, as a number; SHARED once a second one did.
+    owner: AtomicU64,
+    /// It is watched itself, by another set or by poll.
+    nested: AtomicBool,
+    /// Threads that sleep in it: the word on the board says so as long as one does.
+    sleeping: AtomicU32,
     looked_at: AtomicU64,
     patience: Patience,
     inside: Mutex<Inside>,
@@ -116,6 +125,9 @@ pub fn created(fd: RawFd) {
         hidden: AtomicU32::new(0),
         waiter: OnceLock::new(),
         forgotten: AtomicBool::new(false),
+        owner: AtomicU64::new(0),
+        nested: AtomicBool::new(false),
+        sleeping: AtomicU32::new(0),
         looked_at: AtomicU64::new(0),
         patience: Patience::default(),
         inside: Mutex::new(Inside::default()),
@@ -159,12 +171,49 @@ pub unsafe fn forget() {
     unsafe { (&raw const SPARE).cast_mut().write(Mutex::new(Vec::new())) };
 }
 
-/// The set a stream is in.
-pub fn of(stream: &Stream) -> Option<&'static Epoll> {
-    stream.epoll()
-}
-
 impl Epoll {
+    /// Another number of it, when the one we know is closed.
+    pub fn renamed(&self, old: RawFd, new: RawFd) {
+        let _ = self.fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Whether one thread alone waits in it, so that what it writes can wait for the end of its turn.
+    #[inline]
+    pub fn is_of(&self, thread: u64) -> bool {
+        self.owner.load(Ordering::Relaxed) == thread
+    }
+
+    fn entered_by(&self, thread: u64) {
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner == thread || owner == SHARED {
+            return;
+        }
+        let new = if owner == 0 { thread } else { SHARED };
+        self.owner.store(new, Ordering::Relaxed);
+    }
+
+    /// Somebody watches the set itself: between two waits it is as if asleep, so that news make the kernel's set ready.
+    pub fn watched_itself(&'static self) {
+        self.nested.store(true, Ordering::Release);
+        self.leave_word();
+    }
+
+    fn leave_word(&'static self) {
+        if let Some(waiter) = self.waiter.get()
+            && !self.is_forgotten()
+        {
+            waiter.word().sleeps();
+            if self.news(waiter) {
+                self.wake();
+            }
+        }
+    }
+
+    /// Whether it is of the parent of this process.
+    pub fn is_forgotten(&self) -> bool {
+        self.forgotten.load(Ordering::Relaxed)
+    }
+
     fn fd(&self) -> RawFd {
         self.fd.load(Ordering::Relaxed)
     }
@@ -222,6 +271,9 @@ impl Epoll {
 
     /// A thread may sleep in this set while another has changed something.
     fn wake(&self) {
+        if self.forgotten.load(Ordering::Relaxed) {
+            return;
+        }
         if let Some(waiter) = self.waiter.get()
             && waiter.word().asleep()
         {
@@ -260,7 +312,10 @@ pub fn look_again(stream: &'static Stream) {
 /// A connection goes over shared memory from now on.
 pub fn adopt(stream: &'static Stream, place: &'static Place, link: Link) {
     stream.set_place(place);
-    let Some(epoll) = stream.epoll() else { return stream.set_link(link) };
+    let Some(epoll) = stream.epoll() else {
+        stream.set_link(link);
+        return settle_in(stream);
+    };
     name_waiter(epoll, place, &link);
     let mut inside = epoll.inside();
     if inside.lacks(place) {
@@ -277,19 +332,32 @@ pub fn adopt(stream: &'static Stream, place: &'static Place, link: Link) {
     epoll.wake();
 }
 
-fn name_waiter(epoll: &'static Epoll, place: &Place, link: &Link) {
-    if let Some(waiter) = epoll.waiter() {
-        world::introduce(place, waiter);
-        link.set_waiter(waiter.number);
+/// A connection that came into a set while it was decided how it goes on.
+fn settle_in(stream: &'static Stream) {
+    let (Some(epoll), Some(place), Some(link)) = (stream.epoll(), stream.place(), stream.link()) else { return };
+    name_waiter(epoll, place, link);
+    let mut inside = epoll.inside();
+    if inside.lacks(place) {
+        inside.places.push(place);
+    }
+    inside.pending.retain(|s| !std::ptr::eq(*s, stream));
+    queue(&mut inside, stream);
+    drop(inside);
+    epoll.wake();
+}
+
+fn name_waiter(epoll: &'static Epoll, place: &'static Place, link: &Link) {
+    match epoll.waiter() {
+        Some(waiter) if world::introduce(place, waiter) => link.set_waiter(waiter.number),
+        // Nobody could wake us for it.
+        _ => link.tcp_ended(true),
     }
 }
 
-/// After a thread slept for a connection that is in a set: news go to the set again.
-pub fn restore_waiter(stream: &'static Stream) {
-    if let (Some(epoll), Some(place), Some(link)) = (stream.epoll(), stream.place(), stream.link()) {
-        name_waiter(epoll, place, link);
-        look_again(stream);
-    }
+/// Whether a set is told of a connection's news.
+pub fn watches(stream: &Stream) -> bool {
+    let Some(epoll) = stream.epoll() else { return false };
+    registration(stream, &epoll.inside()).wanted
 }
 
 /// A connection whose offer nobody took is the kernel's.
@@ -307,7 +375,9 @@ pub fn to_tcp(stream: &'static Stream) {
 }
 
 fn leave(epoll: &Epoll, inside: &mut Inside, stream: &'static Stream) {
-    inside.ready.retain(|s| !std::ptr::eq(*s, stream));
+    if registration(stream, inside).queued {
+        inside.ready.retain(|s| !std::ptr::eq(*s, stream));
+    }
     inside.pending.retain(|s| !std::ptr::eq(*s, stream));
     let registration = registration(stream, inside);
     (registration.queued, registration.wanted) = (false, false);
@@ -331,10 +401,19 @@ pub fn closed(stream: &'static Stream) {
 pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll_event) -> c_int {
     // SAFETY: the caller's.
     let direct = || unsafe { kernel::epoll_ctl(epoll.fd(), op, fd, event) };
+    if epoll.forgotten.load(Ordering::Relaxed) {
+        if let Some(Entry::Stream(stream)) = fds::get(fd) {
+            // In a set that is the parent's as well nothing can be hidden.
+            while !world::resolve(stream, true) {
+                world::pause(20_000);
+            }
+        }
+        return direct();
+    }
     match fds::get(fd) {
         Some(Entry::Listener(port)) => {
             let done = direct();
-            if done == 0 && op == libc::EPOLL_CTL_ADD && !epoll.forgotten.load(Ordering::Relaxed) {
+            if done == 0 && op == libc::EPOLL_CTL_ADD {
                 world::open_rendezvous(*port, epoll);
             }
             done
@@ -343,13 +422,13 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
         Some(Entry::Stream(stream)) if stream.link().is_some() => unsafe { ctl_ours(epoll, op, stream, event) },
         Some(Entry::Stream(stream)) => {
             // An offer may be taken by another thread just now.
-            let world = world::world();
+            let mut world = world::world();
             match stream.state.load(Ordering::Acquire) {
                 state::CANDIDATE => {
                     let done = direct();
                     if done == 0 {
                         let other = stream.epoll().is_some_and(|e| !std::ptr::eq(e, epoll));
-                        if other || epoll.forgotten.load(Ordering::Relaxed) {
+                        if other {
                             stream.fixed.store(true, Ordering::Release);
                         } else if op == libc::EPOLL_CTL_DEL {
                             stream.set_epoll(None);
@@ -361,11 +440,13 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
                             (registration.events, registration.data) = (event.events, event.u64);
                             registration.wanted = true;
                             stream.set_epoll(Some(epoll));
+                            drop(inside);
+                            world::watched(&mut world, stream);
                         }
                     }
                     done
                 }
-                state::PENDING | state::LINKED => {
+                state::PENDING | state::SETTLING | state::LINKED => {
                     drop(world);
                     // SAFETY: the caller's.
                     unsafe { ctl_ours(epoll, op, stream, event) }
@@ -373,14 +454,30 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
                 _ => direct(),
             }
         }
-        _ => direct(),
+        Some(Entry::Epoll(inner)) => {
+            inner.watched_itself();
+            direct()
+        }
+        _ => {
+            let done = direct();
+            if done == 0 && op != libc::EPOLL_CTL_MOD {
+                fds::set_in_set(fd, op == libc::EPOLL_CTL_ADD);
+            }
+            done
+        }
     }
 }
 
 unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, event: *mut epoll_event) -> c_int {
     if stream.epoll().is_some_and(|e| !std::ptr::eq(e, epoll)) && !leave_other(epoll, stream, op) {
         // In a second set it is watched for its end only; nobody is known to need more.
-        return epoll.watch_end(stream, op);
+        let done = epoll.watch_end(stream, op);
+        match op {
+            libc::EPOLL_CTL_ADD if done == 0 => _ = epoll.hidden.fetch_add(1, Ordering::AcqRel),
+            libc::EPOLL_CTL_DEL if done == 0 => _ = epoll.hidden.fetch_sub(1, Ordering::AcqRel),
+            _ => {}
+        }
+        return done;
     }
     let new = stream.epoll().is_none();
     let mut inside = epoll.inside();
@@ -411,8 +508,9 @@ unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, ev
         } else {
             if let (Ok(offers), Some(waiter)) = (stream.offers.lock(), epoll.waiter()) {
                 for offer in offers.iter() {
-                    world::introduce(offer.place, waiter);
-                    if let Some(slot) = offer.place.pair().slot(offer.slot) {
+                    if world::introduce(offer.place, waiter)
+                        && let Some(slot) = offer.place.pair().slot(offer.slot)
+                    {
                         slot.set_waiter(offer.place.pair().side, waiter.number);
                     }
                     if inside.lacks(offer.place) {
@@ -429,6 +527,9 @@ unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, ev
     (entry.wanted, entry.events, entry.data, entry.spent) = (true, event.events, event.u64, false);
     queue(&mut inside, stream);
     drop(inside);
+    if (new || op == libc::EPOLL_CTL_ADD) && stream.link().is_some() {
+        settle_in(stream);
+    }
     epoll.wake();
     0
 }
@@ -485,6 +586,7 @@ impl Epoll {
                 world::resolve(stream, false);
             }
             inside = self.inside();
+            inside.pending.retain(|s| world::is_open(s));
         }
         let inside = &mut *inside;
         let Inside { places, ready, .. } = inside;
@@ -576,6 +678,13 @@ impl Epoll {
                         }
                     }
                 }
+                1 => {
+                    if let Some(waiter) = self.waiter.get()
+                        && !self.forgotten.load(Ordering::Relaxed)
+                    {
+                        waiter.answer();
+                    }
+                }
                 2 | 3 => visitors = true,
                 _ => {}
             }
@@ -598,28 +707,72 @@ pub unsafe fn wait(
     timeout_ns: Option<u64>,
     mask: *const sigset_t,
 ) -> c_int {
+    // SAFETY: the caller's.
+    let n = unsafe { wait_here(epoll, events, max, timeout_ns, mask) };
+    if epoll.nested.load(Ordering::Relaxed) {
+        epoll.leave_word();
+    }
+    n
+}
+
+unsafe fn wait_here(
+    epoll: &'static Epoll,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> c_int {
     super::flush();
     let milliseconds = |left: Option<u64>| left.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
-    if epoll.hidden.load(Ordering::Acquire) == 0 || max <= 0 || events.is_null() {
-        // SAFETY: the caller's.
+    if max <= 0 || events.is_null() {
+        // SAFETY: the caller's; the kernel says what is wrong with it.
         return unsafe { kernel::epoll_pwait(epoll.fd(), events, max, milliseconds(timeout_ns), mask) };
     }
     // SAFETY: the caller's.
     let room = unsafe { std::slice::from_raw_parts_mut(events, max as usize) };
-    let Some(waiter) = epoll.waiter() else {
-        // SAFETY: the caller's.
-        return unsafe { epoll.ask_kernel(room, milliseconds(timeout_ns), mask) };
-    };
-    super::in_loop(epoll);
     let begun = now_ns();
     let until = timeout_ns.map(|t| begun.saturating_add(t));
-    let mut now = begun;
+    if epoll.hidden.load(Ordering::Acquire) == 0 || epoll.forgotten.load(Ordering::Relaxed) {
+        // SAFETY: the caller's.
+        let n = unsafe { epoll.ask_kernel(room, milliseconds(timeout_ns), mask) };
+        let late = until.is_some_and(|u| now_ns() >= u);
+        // What another thread has put in meanwhile may have ended the sleep, and is not the program's.
+        if n != 0 || late || epoll.hidden.load(Ordering::Acquire) == 0 && timeout_ns.is_some() {
+            return n;
+        }
+    }
+    let Some(waiter) = epoll.waiter() else {
+        loop {
+            let left = until.map(|u| u.saturating_sub(now_ns()));
+            // SAFETY: the caller's.
+            let n = unsafe { epoll.ask_kernel(room, milliseconds(left), mask) };
+            if n != 0 || left == Some(0) {
+                return n;
+            }
+        }
+    };
+    epoll.entered_by(super::thread());
     loop {
+        world::attend_parked();
+        let mut now = now_ns();
         let here = processor();
-        waiter.word().awake(here);
-        let n = epoll.collect(waiter, room);
-        if n > 0 || until.is_some_and(|u| now >= u) {
-            let due = now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS;
+        if epoll.sleeping.load(Ordering::Acquire) == 0 {
+            waiter.word().awake(here);
+        }
+        let due = now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS;
+        if due && room.len() == 1 {
+            epoll.looked_at.store(now, Ordering::Relaxed);
+            // SAFETY: the caller's.
+            let n = unsafe { epoll.ask_kernel(room, 0, mask) };
+            if n != 0 {
+                return n;
+            }
+        }
+        // The kernel's events have a place of their own, however much there is of ours.
+        let ours = if due && room.len() > 1 { room.len() - 1 } else { room.len() };
+        let n = epoll.collect(waiter, &mut room[..ours]);
+        let late = until.is_some_and(|u| now >= u);
+        if n > 0 || late {
             if n < room.len() && (due || n == 0) {
                 epoll.looked_at.store(now, Ordering::Relaxed);
                 // SAFETY: the caller's.
@@ -664,17 +817,27 @@ pub unsafe fn wait(
         if found {
             continue;
         }
+        epoll.sleeping.fetch_add(1, Ordering::AcqRel);
         waiter.word().sleeps();
-        if epoll.news(waiter) {
-            continue;
+        let n = if epoll.news(waiter) {
+            if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
+                epoll.looked_at.store(now, Ordering::Relaxed);
+                // SAFETY: the caller's.
+                unsafe { epoll.ask_kernel(room, 0, mask) }
+            } else {
+                0
+            }
+        } else {
+            let first = [until, epoll.deadline()].into_iter().flatten().min();
+            let left = first.map(|f| f.saturating_sub(now_ns()));
+            // SAFETY: the caller's.
+            let n = unsafe { epoll.ask_kernel(room, milliseconds(left), mask) };
+            epoll.looked_at.store(now_ns(), Ordering::Relaxed);
+            n
+        };
+        if epoll.sleeping.fetch_sub(1, Ordering::AcqRel) == 1 {
+            waiter.word().awake(processor());
         }
-        now = now_ns();
-        let first = [until, epoll.deadline()].into_iter().flatten().min();
-        // SAFETY: the caller's.
-        let n = unsafe { epoll.ask_kernel(room, milliseconds(first.map(|f| f.saturating_sub(now))), mask) };
-        waiter.word().awake(processor());
-        now = now_ns();
-        epoll.looked_at.store(now, Ordering::Relaxed);
         if n < 0 {
             return n;
         }

@@ -75,6 +75,8 @@ pub mod state {
     pub const LINKED: u32 = 2;
     /// TCP for good.
     pub const PLAIN: u32 = 3;
+    /// A thread is just deciding how it goes on.
+    pub const SETTLING: u32 = 4;
 }
 
 /// An offer of ours.
@@ -109,16 +111,18 @@ pub struct Stream {
     pub names: AtomicU32,
     /// Threads that sleep for it.
     pub sleepers: AtomicU32,
+    /// The thread that is told of its news; 0 for none, else the number of its waiter plus one.
+    pub told: AtomicU32,
     /// Bytes went over TCP, or it was duplicated: it stays there.
     pub fixed: AtomicBool,
-    /// Monotonic nanoseconds until which an offer is waited for.
+    /// Monotonic nanoseconds until which an offer is waited for; later when the kernel was last asked about it.
     pub deadline: AtomicU64,
     pub offers: Mutex<Vec<Offer>>,
     link: UnsafeCell<Option<Link>>,
     pub registration: UnsafeCell<Registration>,
     epoll: AtomicPtr<Epoll>,
     place: AtomicPtr<Place>,
-    /// Addresses of both ends of an accepted connection: theirs, ours.
+    /// Addresses of both ends: the client's, the server's.
     pub ends: Mutex<Option<super::world::Ends>>,
 }
 
@@ -166,6 +170,16 @@ impl Stream {
         self.place.store(std::ptr::from_ref(place).cast_mut(), Ordering::Release);
     }
 
+    /// Whether the kernel was last asked about it a millisecond ago; it counts as asked now.
+    pub fn is_due(&self, now: u64) -> bool {
+        let last = self.deadline.load(Ordering::Relaxed);
+        let due = now.saturating_sub(last) > 1_000_000;
+        if due {
+            self.deadline.store(now, Ordering::Relaxed);
+        }
+        due
+    }
+
     pub fn fd(&self) -> RawFd {
         self.fd.load(Ordering::Relaxed) as RawFd
     }
@@ -183,6 +197,10 @@ pub struct Place {
     /// How many of them there are.
     count: AtomicU32,
     pub welcome: AtomicBool,
+    /// One thread at a time hears what the other side says; offers that one of another purpose heard wait here.
+    pub heard: Mutex<Vec<(u32, u32, Option<std::os::fd::OwnedFd>)>>,
+    /// The set that watches its channel, of a server's client.
+    pub watch: Mutex<Option<&'static Epoll>>,
     /// Why the server does not want us; 0 when it does.
     pub refused: AtomicU32,
 }
@@ -193,7 +211,19 @@ unsafe impl Sync for Place {}
 unsafe impl Send for Place {}
 
 /// Places whose other end is gone, and since when.
-static DEAD: Mutex<Vec<(u64, &'static Place)>> = Mutex::new(Vec::new());
+static DEAD: Mutex<Vec<Buried>> = Mutex::new(Vec::new());
+
+struct Buried {
+    since: u64,
+    place: &'static Place,
+    released: bool,
+}
+
+impl Buried {
+    fn has_rested(&self, now: u64) -> bool {
+        self.since + REST_NS < now && self.place.count.load(Ordering::Acquire) == 0
+    }
+}
 
 impl Place {
     pub fn new(pair: Pair, path: Option<std::path::PathBuf>) -> &'static Place {
@@ -205,6 +235,9 @@ impl Place {
             }
             place.welcome.store(false, Ordering::Release);
             place.refused.store(0, Ordering::Release);
+            if let Ok(mut heard) = place.heard.lock() {
+                heard.clear();
+            }
             return place;
         }
         let streams = (0..crate::pair::SLOTS).map(|_| AtomicPtr::default()).collect();
@@ -214,6 +247,8 @@ impl Place {
             streams,
             count: AtomicU32::new(0),
             welcome: AtomicBool::new(false),
+            heard: Mutex::new(Vec::new()),
+            watch: Mutex::new(None),
             refused: AtomicU32::new(0),
         }))
     }
@@ -221,8 +256,8 @@ impl Place {
     fn rested() -> Option<&'static Place> {
         let now = super::now_ns();
         let mut dead = DEAD.lock().ok()?;
-        let at = dead.iter().position(|(since, p)| since + REST_NS < now && p.count.load(Ordering::Acquire) == 0)?;
-        Some(dead.swap_remove(at).1)
+        let at = dead.iter().position(|b| b.has_rested(now))?;
+        Some(dead.swap_remove(at).place)
     }
 
     #[inline]
@@ -240,7 +275,7 @@ impl Place {
     pub fn bury(&'static self) {
         self.pair().dead.store(true, Ordering::Release);
         if let Ok(mut dead) = DEAD.lock() {
-            dead.push((super::now_ns(), self));
+            dead.push(Buried { since: super::now_ns(), place: self, released: false });
         }
     }
 
@@ -257,7 +292,14 @@ impl Place {
             let old = place.swap(new, Ordering::AcqRel);
             match (old.is_null(), new.is_null()) {
                 (true, false) => _ = self.count.fetch_add(1, Ordering::AcqRel),
-                (false, true) => _ = self.count.fetch_sub(1, Ordering::AcqRel),
+                (false, true) => {
+                    self.count.fetch_sub(1, Ordering::AcqRel);
+                    // It rests from now, if it is buried.
+                    if let Ok(mut dead) = DEAD.lock() {
+                        let ours = dead.iter_mut().filter(|b| std::ptr::eq(b.place, self));
+                        ours.for_each(|b| b.since = super::now_ns());
+                    }
+                }
                 _ => {}
             }
         }
@@ -300,6 +342,13 @@ impl Stock {
 
 /// Lets go of what has rested.
 pub fn settle() {
+    if let Ok(mut dead) = DEAD.lock() {
+        let now = super::now_ns();
+        for buried in dead.iter_mut().filter(|b| !b.released && b.has_rested(now)) {
+            buried.place.pair().release();
+            buried.released = true;
+        }
+    }
     if let Ok(mut stock) = STOCK.lock() {
         stock.settle();
     }
@@ -318,8 +367,8 @@ pub fn entry_at(index: u32) -> Option<&'static Entry> {
     STOCK.lock().ok()?.all.get(index as usize).copied()
 }
 
-/// A new stream, known by its descriptor.
-pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static Stream> {
+/// A new stream; [`put`] makes it known by its descriptor.
+pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static Stream, &'static Entry)> {
     if fd < 0 || fd as usize >= MOST {
         return None;
     }
@@ -336,6 +385,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
                 nonblocking: AtomicBool::new(false),
                 names: AtomicU32::new(0),
                 sleepers: AtomicU32::new(0),
+                told: AtomicU32::new(0),
                 fixed: AtomicBool::new(false),
                 deadline: AtomicU64::new(0),
                 offers: Mutex::new(Vec::new()),
@@ -362,13 +412,14 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<&'static S
     stream.names.store(1, Ordering::Relaxed);
     stream.fixed.store(false, Ordering::Relaxed);
     stream.set_epoll(None);
-    // SAFETY: as above.
+    stream.place.store(std::ptr::null_mut(), Ordering::Release);
+    // SAFETY: it has rested: nobody looks at it.
     unsafe {
         *stream.registration.get() = Registration { wanted: false, events: 0, data: 0, queued: false, spent: false }
     };
+    stream.told.store(0, Ordering::Relaxed);
     stream.state.store(state, Ordering::Release);
-    put(fd, Some(entry));
-    Some(stream)
+    Some((stream, entry))
 }
 
 /// The descriptor is closed; the entry may be used again later.
@@ -388,7 +439,7 @@ pub unsafe fn forget() {
     let stock: *const Mutex<Stock> = &raw const STOCK;
     // SAFETY: one thread; what was there is leaked on purpose.
     unsafe { stock.cast_mut().write(Mutex::new(Stock::new())) };
-    let dead: *const Mutex<Vec<(u64, &'static Place)>> = &raw const DEAD;
+    let dead: *const Mutex<Vec<Buried>> = &raw const DEAD;
     // SAFETY: as above.
     unsafe { dead.cast_mut().write(Mutex::new(Vec::new())) };
     for (fd, entry) in known(0, MOST) {
@@ -398,4 +449,21 @@ pub unsafe fn forget() {
             Entry::Listener(_) => {}
         }
     }
+}
+
+/// Descriptors unknown to us that are in an epoll set: what is connected later and was put into a set before stays with TCP.
+static IN_SET: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
+
+pub fn set_in_set(fd: RawFd, is: bool) {
+    let Some(word) = IN_SET.get(fd as u32 as usize / 64) else { return };
+    let bit = 1u64 << (fd as u32 % 64);
+    if is {
+        word.fetch_or(bit, Ordering::Relaxed);
+    } else if word.load(Ordering::Relaxed) & bit != 0 {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+pub fn is_in_set(fd: RawFd) -> bool {
+    IN_SET.get(fd as u32 as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) & (1 << (fd as u32 % 64)) != 0)
 }

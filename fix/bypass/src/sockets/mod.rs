@@ -17,7 +17,7 @@ pub mod streams;
 pub mod world;
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use self::fds::{Place, Stream};
 use self::world::{SETTINGS, Settings};
@@ -85,18 +85,26 @@ pub fn not_our_process() -> bool {
 // Doorbells are rung once a turn of a program's loop, by the thread whose loop it is.
 
 thread_local! {
-    static LOOP: Cell<*const epoll::Epoll> = const { Cell::new(std::ptr::null()) };
+    static THREAD: Cell<u64> = const { Cell::new(0) };
     static BELLS: RefCell<Vec<(&'static Place, u32)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// This thread runs a loop over such a set.
-pub fn in_loop(epoll: &'static epoll::Epoll) {
-    let _ = LOOP.try_with(|at| at.set(epoll));
+/// A number of this thread's own.
+#[inline]
+pub fn thread() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let known = THREAD.try_with(Cell::get).unwrap_or(0);
+    if known != 0 {
+        return known;
+    }
+    let new = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    let _ = THREAD.try_with(|t| t.set(new));
+    new
 }
 
 /// Rings a waiter of the other side, at the end of the turn if this thread's loop has the connection.
 pub fn ring(stream: &'static Stream, place: &'static Place, waiter: u32) {
-    let own = stream.epoll().is_some_and(|e| LOOP.try_with(|at| std::ptr::eq(at.get(), e)).unwrap_or(false));
+    let own = stream.epoll().is_some_and(|e| e.is_of(thread()));
     let later = own
         && BELLS
             .try_with(|bells| {
@@ -136,7 +144,6 @@ extern "C" fn in_child() {
     unsafe { fds::forget() };
     // SAFETY: as above.
     unsafe { epoll::forget() };
-    let _ = LOOP.try_with(|at| at.set(std::ptr::null()));
 }
 
 /// Begins: once in a process, before it makes sockets. Without it everything is the kernel's.

@@ -53,12 +53,21 @@ fn with_waiter<R>(work: impl FnOnce(Option<&Waiter>) -> R) -> R {
 
 /// Streams in a set that are not the kernel's, or may become ours.
 fn ours(fds: &[pollfd]) -> bool {
+    for set in fds.iter().filter_map(|p| fds::epoll(p.fd)) {
+        set.watched_itself();
+    }
+    for stream in fds.iter().filter_map(|p| fds::stream(p.fd)) {
+        // A thread that sleeps in the kernel for it could not be told that it goes another way now.
+        if stream.state.load(Ordering::Acquire) == state::CANDIDATE {
+            super::streams::stay(stream);
+        }
+    }
     fds.iter().any(|p| p.fd >= 0 && fds::stream(p.fd).is_some_and(|s| is_ours(s)))
 }
 
 #[inline]
 pub fn is_ours(stream: &Stream) -> bool {
-    matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::LINKED)
+    matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::SETTLING | state::LINKED)
 }
 
 /// Whether any of these is carried, or may be: others are better left to the C library, which knows of cancelled threads.
@@ -90,9 +99,9 @@ pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout_ns: Option<u64>, mask: *
     }
     with_waiter(|waiter| {
         let result = sleep(set, timeout_ns, mask, waiter);
-        for p in set.iter() {
-            if let Some(stream) = fds::stream(p.fd) {
-                epoll::restore_waiter(stream);
+        if let Some(waiter) = waiter {
+            for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
+                let _ = stream.told.compare_exchange(waiter.number + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         }
         result
@@ -115,9 +124,9 @@ fn look(set: &mut [pollfd]) -> (usize, Option<u64>) {
                 p.revents = epoll::readiness(link, u32::from(p.events as u16)) as i16;
                 ready += usize::from(p.revents != 0);
             }
-            None if stream.state.load(Ordering::Acquire) == state::PENDING => {
+            None if is_ours(stream) => {
                 p.revents = 0;
-                let until = stream.deadline.load(Ordering::Relaxed);
+                let until = stream.deadline.load(Ordering::Relaxed).max(now_ns() + 1_000_000);
                 deadline = Some(deadline.map_or(until, |d| d.min(until)));
             }
             None => {}
@@ -178,7 +187,7 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
     for p in set.iter_mut() {
         p.revents = 0;
     }
-    let mut spun = false;
+    let (mut spun, mut shared) = (false, waiter.is_none());
     loop {
         let here = processor();
         if let Some(waiter) = waiter {
@@ -187,7 +196,8 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
         let (ready, deadline) = look(set);
         let now = now_ns();
         if ready > 0 || until.is_some_and(|u| now >= u) {
-            if plain {
+            // Also who never sleeps has to see that the other side is gone.
+            if plain || ready == 0 {
                 let Ok(more) = ask_kernel(set, None, Some(0), mask) else { return ready as c_int };
                 return (look(set).0 + more) as c_int;
             }
@@ -197,17 +207,19 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
             continue;
         }
         if let Some(waiter) = waiter {
+            let mut all = true;
             for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
-                name(stream, waiter);
+                all &= name(stream, waiter);
             }
+            shared = !all;
             waiter.word().sleeps();
             let (ready, _) = look(set);
             if ready > 0 {
                 continue;
             }
         }
-        // Without a waiter nobody can wake us: the set is looked at every millisecond.
-        let first = [until, deadline, waiter.is_none().then(|| now_ns() + 1_000_000)].into_iter().flatten().min();
+        // Where nobody can wake us, or somebody else is the one who is told, the set is looked at every millisecond.
+        let first = [until, deadline, shared.then(|| now_ns() + 1_000_000)].into_iter().flatten().min();
         let left = first.map(|f| f.saturating_sub(now_ns()));
         let plain_ready = ask_kernel(set, waiter, left, mask);
         if let Some(waiter) = waiter {
@@ -221,18 +233,33 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
     }
 }
 
-fn name(stream: &'static Stream, waiter: &Waiter) {
-    if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
-        world::introduce(place, waiter);
-        link.set_waiter(waiter.number);
-    } else if let Ok(offers) = stream.offers.lock() {
-        for offer in offers.iter() {
-            world::introduce(offer.place, waiter);
-            if let Some(slot) = offer.place.pair().slot(offer.slot) {
-                slot.set_waiter(offer.place.pair().side, waiter.number);
-            }
-        }
+/// Makes this thread the one that is told of a connection's news. False when it is another's: of a set's, or of a thread
+/// that was here before.
+fn name(stream: &'static Stream, waiter: &Waiter) -> bool {
+    if epoll::watches(stream) {
+        return false;
     }
+    let mine = waiter.number + 1;
+    match stream.told.compare_exchange(0, mine, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {}
+        Err(other) if other == mine => {}
+        Err(_) => return false,
+    }
+    if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
+        let known = world::introduce(place, waiter);
+        if known {
+            link.set_waiter(waiter.number);
+        }
+        return known;
+    }
+    let Ok(offers) = stream.offers.lock() else { return false };
+    offers.iter().all(|offer| {
+        let known = world::introduce(offer.place, waiter);
+        if known && let Some(slot) = offer.place.pair().slot(offer.slot) {
+            slot.set_waiter(offer.place.pair().side, waiter.number);
+        }
+        known
+    })
 }
 
 /// Stays awake for a while, if the other side runs on another processor; true when something may have come.

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL, POLLIN, POLLOUT};
-use libc::{c_int, c_void, iovec, size_t, socklen_t, ssize_t, timespec, timeval};
+use libc::{c_int, c_void, iovec, size_t, socklen_t, ssize_t, timeval};
 
 use super::fds::{self, Entry, Stream, state};
 use super::poll::{Waited, wait_for};
@@ -51,26 +51,34 @@ pub fn carried(fd: RawFd) -> Option<(&'static Stream, &'static Link)> {
 
 #[cold]
 fn settle(stream: &'static Stream) -> Option<(&'static Stream, &'static Link)> {
+    super::flush();
     while !world::resolve(stream, false) {
-        let pause = timespec { tv_sec: 0, tv_nsec: 20_000 };
-        // SAFETY: a live timespec.
-        unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0) };
+        world::pause(20_000);
+    }
+    // A thread that sleeps in the kernel for it could not be told that it goes another way now.
+    let candidate = stream.state.load(Ordering::Acquire) == state::CANDIDATE;
+    if candidate && !stream.nonblocking.load(Ordering::Relaxed) {
+        stay(stream);
     }
     Some((stream, stream.link()?))
 }
 
-/// The kernel carried bytes of a connection that might have been offered: it stays there.
-pub fn went_over_tcp(fd: RawFd) {
+/// The kernel carries bytes of a connection that might have been offered: it stays there. True when it is too late for
+/// that, because the offer was taken just now.
+pub fn went_over_tcp(fd: RawFd) -> bool {
     if let Some(Entry::Stream(stream)) = fds::get(fd)
         && stream.state.load(Ordering::Acquire) == state::CANDIDATE
     {
         let saved = errno();
         stay(stream);
         set_errno(saved);
+        return stream.link().is_some();
     }
+    false
 }
 
-fn stay(stream: &'static Stream) {
+/// A stream that was not taken so far never will be.
+pub fn stay(stream: &'static Stream) {
     stream.fixed.store(true, Ordering::Release);
     world::no_candidate(stream);
     // Taken in the meantime: then it is too late to stay.
@@ -114,7 +122,17 @@ pub fn take(stream: &'static Stream, link: &'static Link, room: &mut [u8], flags
             Read::Reset => return fail(libc::ECONNRESET),
             Read::Empty => {
                 if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {
-                    return if done > 0 { done as ssize_t } else { fail(libc::EAGAIN) };
+                    if done > 0 {
+                        return done as ssize_t;
+                    }
+                    // Who never sleeps has to see here that the other side is gone.
+                    if stream.epoll().is_none() && stream.is_due(super::now_ns()) {
+                        look_at_tcp(stream);
+                        if link.readable() {
+                            continue;
+                        }
+                    }
+                    return fail(libc::EAGAIN);
                 }
                 let limit = *timeout.get_or_insert_with(|| timeout_of(stream.fd(), libc::SO_RCVTIMEO));
                 match wait_for(stream, POLLIN, limit) {
@@ -175,14 +193,14 @@ pub unsafe fn take_parts(
 
 #[inline]
 pub fn put(stream: &'static Stream, link: &'static Link, bytes: &[u8], flags: c_int) -> ssize_t {
-    let mut done = 0;
+    let (mut done, mut looked) = (0, false);
     let mut timeout = None;
     loop {
         let (written, bell) = link.write(&bytes[done..]);
         ring(stream, bell);
         match written {
             Written::Bytes(n) => {
-                done += n;
+                (done, looked) = (done + n, false);
                 if done == bytes.len() {
                     return done as ssize_t;
                 }
@@ -198,7 +216,7 @@ pub fn put(stream: &'static Stream, link: &'static Link, bytes: &[u8], flags: c_
             Written::Full => {
                 if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {
                     // The other side tells of space from here on.
-                    if link.writable() {
+                    if !std::mem::replace(&mut looked, true) && link.writable() {
                         continue;
                     }
                     return if done > 0 { done as ssize_t } else { fail(libc::EAGAIN) };
@@ -281,16 +299,22 @@ pub unsafe fn put_all(
 
 /// The descriptor will be gone: whatever is behind it ends, if it was the last name of it.
 pub fn before_close(fd: RawFd) {
+    fds::set_in_set(fd, false);
     let Some(entry) = fds::get(fd) else { return };
     if super::not_our_process() {
         return;
     }
     match entry {
         Entry::Listener(port) => world::close_rendezvous(*port),
+        Entry::Epoll(set) if set.is_forgotten() => {}
         Entry::Epoll(_) if fds::known(0, fds::MOST).filter(|(_, e)| std::ptr::eq(*e, entry)).count() < 2 => {
             epoll::ended(entry);
         }
-        Entry::Epoll(_) => {}
+        Entry::Epoll(set) => {
+            if let Some((other, _)) = fds::known(0, fds::MOST).find(|(n, e)| *n != fd && std::ptr::eq(*e, entry)) {
+                set.renamed(fd, other);
+            }
+        }
         Entry::Stream(stream) => {
             if stream.names.fetch_sub(1, Ordering::AcqRel) > 1 {
                 // Another name of it stays.
@@ -303,6 +327,9 @@ pub fn before_close(fd: RawFd) {
                 }
                 return;
             }
+            while stream.state.load(Ordering::Acquire) == state::SETTLING {
+                world::pause(20_000);
+            }
             match stream.state.load(Ordering::Acquire) {
                 state::CANDIDATE => world::no_candidate(stream),
                 state::PENDING => world::withdraw(stream),
@@ -310,10 +337,11 @@ pub fn before_close(fd: RawFd) {
             }
             epoll::closed(stream);
             if let Some(link) = stream.link() {
-                ring(stream, link.close());
+                // Before the slot may be another's.
                 if let Some(place) = stream.place() {
                     place.set_stream(link.number, None);
                 }
+                ring(stream, link.close());
             }
             fds::put(fd, None);
             fds::retire(entry);
@@ -325,19 +353,26 @@ pub fn before_close(fd: RawFd) {
 
 /// Another number for what a descriptor is.
 pub fn named(old: RawFd, new: RawFd) {
-    if new < 0 || old == new {
+    if new < 0 || old == new || fds::get(old).is_none() || super::not_our_process() {
         return;
     }
     match fds::get(old) {
-        Some(entry @ Entry::Stream(stream)) => match stream.state.load(Ordering::Acquire) {
-            state::LINKED => {
+        Some(entry @ Entry::Stream(stream)) => {
+            match stream.state.load(Ordering::Acquire) {
+                // Not decided yet: what has two names stays with TCP.
+                state::CANDIDATE => stay(stream),
+                state::PENDING | state::SETTLING => {
+                    while !world::resolve(stream, true) {
+                        world::pause(20_000);
+                    }
+                }
+                _ => {}
+            }
+            if stream.link().is_some() {
                 stream.names.fetch_add(1, Ordering::AcqRel);
                 fds::put(new, Some(entry));
             }
-            // Not decided yet: what has two names stays with TCP.
-            state::CANDIDATE => stay(stream),
-            _ => _ = world::resolve(stream, true),
-        },
+        }
         // A listener's second number is the first's business; a set's second number is the same set.
         Some(entry @ Entry::Epoll(_)) => _ = fds::put(new, Some(entry)),
         _ => {}

@@ -18,10 +18,13 @@ use super::epoll::{self, Epoll};
 use super::fds::{self, Entry, Offer, Place, Stream, state};
 use super::{kernel, now_ns};
 
-/// How long a new connection waits for its server to take the offer, before it goes on over TCP.
-const PATIENCE_NS: u64 = 25_000_000;
+/// How long a new connection waits for its server to take the offer, before it goes on over TCP. A server that is busy for
+/// longer would not have answered over TCP either; one that cannot take it costs its clients this once.
+const PATIENCE_NS: u64 = 150_000_000;
 /// An offer whose connection was not accepted within this is forgotten; its client has long gone on.
 const EARLY_NS: u64 = 1_000_000_000;
+/// Messages of one peer, and guests, that are dealt with in one go.
+const AT_ONCE: usize = 64;
 
 /// What the environment says.
 #[derive(Debug, Default)]
@@ -45,6 +48,7 @@ pub type Ends = (SocketAddr, SocketAddr);
 struct Guest {
     channel: OwnedFd,
     who: libc::ucred,
+    watch: Option<&'static Epoll>,
 }
 
 /// An offer whose connection we have not accepted yet.
@@ -58,16 +62,18 @@ struct Early {
 
 #[derive(Default)]
 pub struct World {
-    rendezvous: Vec<(u16, Rendezvous)>,
+    rendezvous: Vec<(u16, Rendezvous, &'static Epoll)>,
+    /// Those of sockets that listen and are in no set yet.
+    prepared: Vec<(u16, Rendezvous)>,
     guests: Vec<Guest>,
+    /// The last who were sent away.
+    refused: Vec<OwnedFd>,
     /// Clients of ours, by channel.
-    clients: Vec<(RawFd, &'static Place)>,
+    clients: Vec<&'static Place>,
     /// Servers of ours.
     servers: Vec<&'static Place>,
     candidates: HashMap<Ends, &'static Stream>,
     early: Vec<Early>,
-    /// Where channels are watched.
-    watch: Option<&'static Epoll>,
 }
 
 static WORLD: AtomicPtr<Mutex<World>> = AtomicPtr::new(std::ptr::null_mut());
@@ -113,11 +119,30 @@ pub fn local() -> Option<&'static Local> {
     Some(unsafe { &*LOCAL.load(Ordering::Acquire) })
 }
 
-/// Lets the other side of a place know a waiter of ours, before it is named in a slot.
-pub fn introduce(place: &Place, waiter: &Waiter) {
-    if !place.pair().tell_once(waiter.number, waiter.serial) {
-        let _ = channel::say(&place.pair().channel, Kind::Waiter, waiter.number, 0, &[waiter.doorbell.as_raw_fd()]);
+/// Lets the other side of a place know a waiter of ours, before it is named in a slot. False when it could not be told:
+/// then nobody can wake this waiter.
+pub fn introduce(place: &'static Place, waiter: &Waiter) -> bool {
+    if place.pair().told(waiter.number) {
+        return true;
     }
+    // One at a time: nobody names a waiter that is still being told.
+    let Ok(_guard) = place.heard.lock() else { return false };
+    if place.pair().told(waiter.number) {
+        return true;
+    }
+    let fds = [waiter.doorbell.as_raw_fd()];
+    for _ in 0..50 {
+        match channel::say(&place.pair().channel, Kind::Waiter, waiter.number, 0, &fds) {
+            Ok(()) => {
+                place.pair().set_told(waiter.number);
+                return true;
+            }
+            // It has not read what was said before.
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => pause(200_000),
+            Err(_) => return false,
+        }
+    }
+    false
 }
 
 /// Rings a waiter of the other side, whose doorbell may still be on its way to us.
@@ -128,10 +153,29 @@ pub fn ring(place: &'static Place, waiter: u32) {
     place.pair().ring(waiter);
 }
 
-/// What the other side of a place has said.
+/// Offers that were heard on the way to something else wait for [`attend`].
+static PARKED: AtomicBool = AtomicBool::new(false);
+
+/// Deals with them, if there are any.
+#[inline]
+pub fn attend_parked() {
+    if PARKED.load(Ordering::Relaxed) && PARKED.swap(false, Ordering::AcqRel) {
+        attend();
+    }
+}
+
+/// What the other side of a place has said; false when it is gone. Offers are kept for [`attend`].
 fn hear(place: &'static Place) -> bool {
-    loop {
+    let Ok(mut inbox) = place.heard.lock() else { return false };
+    // A peer that talks without end has its turn again later.
+    for _ in 0..AT_ONCE {
         match channel::hear(&place.pair().channel) {
+            Heard::Message(Kind::Offer, message, mut fds) => {
+                if inbox.len() < AT_ONCE {
+                    inbox.push((message.a, message.b, fds.pop()));
+                    PARKED.store(true, Ordering::Release);
+                }
+            }
             Heard::Message(kind, message, fds) => heard(place, kind, &message, fds),
             Heard::Nothing => return true,
             Heard::Gone | Heard::Strange(_) => {
@@ -140,6 +184,7 @@ fn hear(place: &'static Place) -> bool {
             }
         }
     }
+    true
 }
 
 fn heard(place: &'static Place, kind: Kind, message: &Message, mut fds: Vec<OwnedFd>) {
@@ -156,12 +201,49 @@ fn heard(place: &'static Place, kind: Kind, message: &Message, mut fds: Vec<Owne
                 super::tell(&format!("the server refuses this user or version (reason {}): TCP", message.a));
             }
         }
-        (Kind::Waiter, Some(doorbell)) => place.pair().set_doorbell(message.a, doorbell),
+        (Kind::Waiter, Some(doorbell)) if is_eventfd(&doorbell) => {
+            place.pair().set_doorbell(message.a, doorbell);
+            // Whoever wanted to ring it before could not.
+            place.pair().ring(message.a);
+        }
         _ => {}
     }
 }
 
+/// Doorbells are eventfds: writing to anything else of a peer's could block, or raise a signal.
+fn is_eventfd(fd: &OwnedFd) -> bool {
+    // SAFETY: all zeros is a valid `stat`.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a descriptor of ours and room for the answer.
+    let known = unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } == 0;
+    // Neither file nor pipe nor socket: of what is left none blocks when it was opened so.
+    known && stat.st_mode & libc::S_IFMT == 0 && kernel::flags(fd.as_raw_fd()) & libc::O_NONBLOCK != 0
+}
+
+/// Sleeps for so many nanoseconds.
+pub fn pause(ns: i64) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: ns };
+    // SAFETY: a live timespec.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0) };
+}
+
 // The server's side.
+
+/// A socket listens: its clients find us from now on, before they could connect.
+pub fn prepare_rendezvous(port: u16) {
+    if !settings().server || local().is_none() {
+        return;
+    }
+    let mut world = world();
+    // One for the port, on however many addresses it listens.
+    if world.prepared.iter().any(|(p, _)| *p == port) || world.rendezvous.iter().any(|(p, ..)| *p == port) {
+        return;
+    }
+    match Rendezvous::open(port) {
+        Ok(rendezvous) => world.prepared.push((port, rendezvous)),
+        Err(e) => super::step_aside(&format!("no rendezvous: {e}")),
+    }
+}
 
 /// A listening socket is watched by an epoll set: from now on clients can meet us there.
 pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
@@ -169,15 +251,16 @@ pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
         return;
     }
     let mut world = world();
-    if world.rendezvous.iter().any(|(p, _)| *p == port) {
+    if world.rendezvous.iter().any(|(p, ..)| *p == port) {
         return;
     }
-    match Rendezvous::open(port) {
+    let prepared = world.prepared.iter().position(|(p, _)| *p == port).map(|at| world.prepared.swap_remove(at).1);
+    // In a worker that was forked since, the socket is its parent's.
+    match prepared.map_or_else(|| Rendezvous::open(port), Ok) {
         Ok(rendezvous) => {
             watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous);
             MET.store(true, Ordering::Relaxed);
-            world.watch = Some(watch);
-            world.rendezvous.push((port, rendezvous));
+            world.rendezvous.push((port, rendezvous, watch));
         }
         Err(e) => super::step_aside(&format!("no rendezvous: {e}")),
     }
@@ -185,7 +268,9 @@ pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
 
 /// The listening socket is closed.
 pub fn close_rendezvous(port: u16) {
-    world().rendezvous.retain(|(p, _)| *p != port);
+    let mut world = world();
+    world.rendezvous.retain(|(p, ..)| *p != port);
+    world.prepared.retain(|(p, _)| *p != port);
 }
 
 static MET: AtomicBool = AtomicBool::new(false);
@@ -202,6 +287,7 @@ pub fn leave() {
         && let Ok(mut world) = unsafe { world.as_ref() }.try_lock()
     {
         world.rendezvous.clear();
+        world.prepared.clear();
     }
 }
 
@@ -209,17 +295,20 @@ pub fn leave() {
 pub fn attend() {
     let mut world = world();
     let world = &mut *world;
-    let watch = world.watch;
-    for (_, rendezvous) in &world.rendezvous {
-        while let Some((channel, who)) = rendezvous.accept() {
+    for (_, rendezvous, watch) in &world.rendezvous {
+        for _ in 0..AT_ONCE {
+            let Some((channel, who)) = rendezvous.accept() else { break };
             if !settings().rule.allows(&who) {
                 let _ = channel::say(&channel, Kind::Refused, 1, 0, &[]);
+                // Closed at once, with something of theirs unread, they would see a reset instead.
+                if world.refused.len() >= 16 {
+                    world.refused.remove(0);
+                }
+                world.refused.push(channel);
                 continue;
             }
-            if let Some(watch) = watch {
-                watch.watch(channel.as_raw_fd(), epoll::Hidden::Channel);
-            }
-            world.guests.push(Guest { channel, who });
+            watch.watch(channel.as_raw_fd(), epoll::Hidden::Channel);
+            world.guests.push(Guest { channel, who, watch: Some(watch) });
         }
     }
     let mut at = 0;
@@ -244,39 +333,33 @@ pub fn attend() {
     }
     let mut at = 0;
     while at < world.clients.len() {
-        let place = world.clients[at].1;
-        let mut gone = false;
-        loop {
-            match channel::hear(&place.pair().channel) {
-                Heard::Message(Kind::Offer, message, fds) => offered(world, place, &message, fds),
-                Heard::Message(kind, message, fds) => heard(place, kind, &message, fds),
-                Heard::Nothing => break,
-                Heard::Gone | Heard::Strange(_) => {
-                    gone = true;
-                    break;
-                }
-            }
+        let place = world.clients[at];
+        let there = hear(place);
+        let offers = place.heard.lock().map(|mut inbox| std::mem::take(&mut *inbox)).unwrap_or_default();
+        for (slot, generation, socket) in offers {
+            offered(world, place, slot, generation, socket);
         }
-        if gone {
-            world.clients.swap_remove(at);
-            farewell(place, watch);
-        } else {
+        if there {
             at += 1;
+        } else {
+            world.clients.swap_remove(at);
+            world.early.retain(|e| !std::ptr::eq(e.place, place));
+            farewell(place);
         }
     }
     fds::settle();
     let now = now_ns();
-    world.early.retain(|e| e.since + EARLY_NS > now);
+    let open = |e: &Early| e.place.pair().slot(e.slot).is_some_and(|s| s.state(e.generation) == OFFERED);
+    world.early.retain(|e| e.since + EARLY_NS > now && open(e));
 }
 
 fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
-    let Guest { channel, who } = guest;
+    let Guest { channel, who, watch: guest_watch } = guest;
     let [memory, board] = match <[OwnedFd; 2]>::try_from(fds) {
         Ok(fds) => fds,
         Err(_) => return,
     };
     let Some(local) = local_in(world) else { return };
-    let number = channel.as_raw_fd();
     let pair = Pair::of_client(channel, (who.pid, who.uid), &memory).and_then(|pair| {
         pair.set_board(Board::of_peer(&board)?);
         Ok(pair)
@@ -284,7 +367,11 @@ fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
     match pair {
         Ok(pair) => {
             let _ = channel::say(&pair.channel, Kind::Welcome, 0, 0, &[local.board_fd.as_raw_fd()]);
-            world.clients.push((number, Place::new(pair, None)));
+            let place = Place::new(pair, None);
+            if let Ok(mut watch) = place.watch.lock() {
+                *watch = guest_watch;
+            }
+            world.clients.push(place);
         }
         Err(e) => super::tell(&format!("a client's memory is not to be trusted ({e}): it stays with TCP")),
     }
@@ -297,30 +384,33 @@ fn local_in(_world: &World) -> Option<&'static Local> {
 }
 
 /// A client process is gone, or became another program.
-fn farewell(place: &'static Place, watch: Option<&'static Epoll>) {
-    if let Some(watch) = watch {
+fn farewell(place: &'static Place) {
+    if let Some(watch) = place.watch.lock().ok().and_then(|mut w| w.take()) {
         watch.unwatch(place.pair().channel.as_raw_fd());
     }
     place.bury();
     epoll::forget_place(place);
     for stream in place.streams() {
         if let Some(link) = stream.link() {
-            link.tcp_ended(true);
+            super::streams::look_at_tcp(stream);
+            link.tcp_ended(false);
             epoll::look_again(stream);
         }
     }
 }
 
-fn offered(world: &mut World, place: &'static Place, message: &Message, mut fds: Vec<OwnedFd>) {
-    let (slot, generation) = (message.a, message.b);
+fn offered(world: &mut World, place: &'static Place, slot: u32, generation: u32, socket: Option<OwnedFd>) {
     // Whoever has the socket owns the connection; ours is the one with the same ends the other way round.
-    let ends = fds.pop().and_then(|socket| {
+    let ends = socket.and_then(|socket| {
         let fd = socket.as_raw_fd();
         Some((name(fd, false)?, name(fd, true)?))
     });
     let (Some(ends), Some(words)) = (ends, place.pair().slot(slot)) else { return };
-    match world.candidates.remove(&ends) {
-        Some(stream) => take(world, stream, place, slot, generation),
+    match world.candidates.get(&ends).copied().filter(|s| s.epoll().is_some()) {
+        Some(stream) => {
+            world.candidates.remove(&ends);
+            take(world, stream, place, slot, generation);
+        }
         None if words.state(generation) == OFFERED => {
             world.early.push(Early { place, slot, generation, ends, since: now_ns() });
         }
@@ -329,20 +419,27 @@ fn offered(world: &mut World, place: &'static Place, message: &Message, mut fds:
 }
 
 /// The connection of a stream goes over shared memory from now on, if nothing speaks against it.
-fn take(world: &mut World, stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
+/// No.
+fn decline(place: &'static Place, slot: u32, generation: u32) {
+    let Some(words) = place.pair().slot(slot) else { return };
+    words.advance(generation, OFFERED, DECLINED);
+    if let Some(bell) = place.pair().tell(slot, words) {
+        place.pair().ring(bell);
+    }
+}
+
+fn take(_world: &mut World, stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
     let Some(words) = place.pair().slot(slot) else { return };
     if stream.fixed.load(Ordering::Acquire)
         || place.stream(slot).is_some_and(|s| s.link().is_some_and(|l| !l.is_closed()))
     {
-        words.advance(generation, OFFERED, DECLINED);
-        if let Some(bell) = place.pair().tell(slot, words) {
-            place.pair().ring(bell);
-        }
+        return decline(place, slot, generation);
+    }
+    let epoll = stream.epoll();
+    let Some(waiter) = epoll.and_then(|e| e.waiter()) else { return };
+    if !introduce(place, waiter) {
         return;
     }
-    let epoll = epoll::of(stream).or(world.watch);
-    let Some(waiter) = epoll.and_then(|e| e.waiter()) else { return };
-    introduce(place, waiter);
     words.set_waiter(place.pair().side, waiter.number);
     if !words.advance(generation, OFFERED, TAKEN) {
         return;
@@ -366,39 +463,52 @@ pub fn accepted(fd: RawFd, nonblocking: bool) {
     if world.rendezvous.is_empty() {
         return;
     }
-    let Some(stream) = fds::new_stream(fd, state::CANDIDATE, nonblocking) else { return };
+    let Some((stream, entry)) = fds::new_stream(fd, state::CANDIDATE, nonblocking) else { return };
     if let Ok(mut ends) = stream.ends.lock() {
         *ends = Some((theirs, ours));
     }
-    match world.early.iter().position(|e| e.ends == (theirs, ours)) {
-        Some(at) => {
-            let Early { place, slot, generation, .. } = world.early.swap_remove(at);
-            take(&mut world, stream, place, slot, generation);
-        }
-        None => _ = world.candidates.insert((theirs, ours), stream),
+    fds::put(fd, Some(entry));
+    world.candidates.insert((theirs, ours), stream);
+}
+
+/// An accepted connection came into a set: from now on it can be taken, and perhaps it was offered already.
+pub fn watched(world: &mut World, stream: &'static Stream) {
+    let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) else { return };
+    if let Some(at) = world.early.iter().position(|e| e.ends == ends) {
+        let Early { place, slot, generation, .. } = world.early.swap_remove(at);
+        world.candidates.remove(&ends);
+        take(world, stream, place, slot, generation);
     }
 }
 
 /// A set is closed in which rendezvous and channels were watched: clients cannot meet us until a listener is watched again.
 pub fn no_watch(set: &Epoll) {
     let mut world = world();
-    if world.watch.is_some_and(|w| std::ptr::eq(w, set)) {
-        world.watch = None;
-        world.rendezvous.clear();
+    world.rendezvous.retain(|(_, _, watch)| !std::ptr::eq(*watch, set));
+    for place in &world.clients {
+        if let Ok(mut watch) = place.watch.lock()
+            && watch.is_some_and(|w| std::ptr::eq(w, set))
+        {
+            *watch = None;
+        }
     }
 }
 
 /// A stream is no candidate any more.
 pub fn no_candidate(stream: &'static Stream) {
-    if let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) {
-        world().candidates.remove(&ends);
+    let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) else { return };
+    let mut world = world();
+    world.candidates.remove(&ends);
+    if let Some(at) = world.early.iter().position(|e| e.ends == ends) {
+        let Early { place, slot, generation, .. } = world.early.swap_remove(at);
+        decline(place, slot, generation);
     }
 }
 
 fn list(world: &World, to: &OwnedFd) {
     use std::io::Write;
     let mut text = Vec::new();
-    for (fd, place) in &world.clients {
+    for place in &world.clients {
         for stream in place.streams() {
             let (Some(link), Ok(ends)) = (stream.link(), stream.ends.lock()) else { continue };
             let (read, written) = link.totals();
@@ -406,7 +516,7 @@ fn list(world: &World, to: &OwnedFd) {
             let peer = ends.map(|(theirs, _)| theirs.to_string()).unwrap_or_default();
             let _ = writeln!(
                 text,
-                "{{\"fd\":{},\"peer\":\"{peer}\",\"client_pid\":{pid},\"client_uid\":{uid},\"read_bytes\":{read},\"written_bytes\":{written},\"waiting_bytes\":{},\"channel\":{fd}}}",
+                "{{\"fd\":{},\"peer\":\"{peer}\",\"client_pid\":{pid},\"client_uid\":{uid},\"read_bytes\":{read},\"written_bytes\":{written},\"waiting_bytes\":{}}}",
                 stream.fd(),
                 link.waiting(),
             );
@@ -440,7 +550,10 @@ pub fn connected(fd: RawFd) {
         return;
     }
     let nonblocking = kernel::flags(fd) & libc::O_NONBLOCK != 0;
-    let Some(stream) = fds::new_stream(fd, state::PENDING, nonblocking) else { return };
+    let Some((stream, entry)) = fds::new_stream(fd, state::PENDING, nonblocking) else { return };
+    if let Ok(mut ends) = stream.ends.lock() {
+        *ends = Some((ours, theirs));
+    }
     stream.deadline.store(now_ns() + PATIENCE_NS, Ordering::Relaxed);
     let mut offers = Vec::new();
     for place in places {
@@ -450,16 +563,23 @@ pub fn connected(fd: RawFd) {
             offers.push(Offer { place, slot, generation });
         } else if let Some(words) = place.pair().slot(slot) {
             words.advance(generation, OFFERED, DECLINED);
+            place.set_stream(slot, None);
             place.pair().retire(slot, generation, [None; 2]);
         }
     }
-    let none = offers.is_empty();
+    if offers.is_empty() {
+        return fds::retire(entry);
+    }
     if let Ok(mut place) = stream.offers.lock() {
         *place = offers;
     }
-    if none {
-        plain(stream);
-    }
+    fds::put(fd, Some(entry));
+}
+
+/// Whether a descriptor is still the connection that is known by it.
+pub fn is_still(stream: &Stream, fd: RawFd) -> bool {
+    let now = name(fd, false).zip(name(fd, true));
+    now.is_some() && stream.ends.lock().is_ok_and(|ends| *ends == now)
 }
 
 fn server_at(path: PathBuf) -> Option<&'static Place> {
@@ -471,7 +591,7 @@ fn server_at(path: PathBuf) -> Option<&'static Place> {
             return (place.refused.load(Ordering::Acquire) == 0).then_some(place);
         }
         world.servers.retain(|p| !std::ptr::eq(*p, place));
-        farewell(place, None);
+        farewell(place);
     }
     let (channel, who) = channel::meet(&path).ok()?;
     if !settings().rule.allows(&who) {
@@ -491,14 +611,20 @@ fn server_at(path: PathBuf) -> Option<&'static Place> {
     Some(place)
 }
 
+/// Whether it is not known yet how a connection of ours goes on.
+pub fn is_open(stream: &Stream) -> bool {
+    matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::SETTLING)
+}
+
 /// Whether it is known by now how a pending connection goes on; decides it when time is up or `now` is said.
 pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
-    if stream.state.load(Ordering::Acquire) != state::PENDING {
+    if !is_open(stream) {
         return true;
     }
     let Ok(mut offers) = stream.offers.lock() else { return true };
-    if stream.state.load(Ordering::Acquire) != state::PENDING {
-        return true;
+    match stream.state.load(Ordering::Acquire) {
+        state::PENDING => {}
+        settling => return settling != state::SETTLING,
     }
     let late = at_once || now_ns() >= stream.deadline.load(Ordering::Relaxed);
     let mut taken = None;
@@ -517,17 +643,29 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     if taken.is_none() && open > 0 {
         return false;
     }
+    if let Some(offer) = taken.and_then(|i| offers.get(i)) {
+        hear(offer.place);
+        if !offer.place.welcome.load(Ordering::Acquire) && !late {
+            return false;
+        }
+    }
     let all = std::mem::take(&mut *offers);
+    // Others find it settling until it is decided for all of them.
+    stream.state.store(state::SETTLING, Ordering::Release);
     drop(offers);
     let mut link = None;
     for (i, offer) in all.into_iter().enumerate() {
         let Offer { place, slot, generation } = offer;
         if taken == Some(i) {
-            hear(place);
+            let new = Link::new(place.arc(), slot, generation);
             if place.welcome.load(Ordering::Acquire) {
-                link = Some((place, Link::new(place.arc(), slot, generation)));
+                link = Some((place, new));
                 continue;
             }
+            // The server has it, and we do not know how to wake the server.
+            place.set_stream(slot, None);
+            new.close();
+            continue;
         }
         if let Some(words) = place.pair().slot(slot) {
             words.advance(generation, OFFERED, DECLINED);
@@ -544,8 +682,8 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
 
 /// The stream goes on over TCP.
 fn plain(stream: &'static Stream) {
-    stream.state.store(state::PLAIN, Ordering::Release);
     epoll::to_tcp(stream);
+    stream.state.store(state::PLAIN, Ordering::Release);
     fds::put(stream.fd(), None);
     if let Some(entry) = entry_of(stream) {
         fds::retire(entry);
@@ -561,10 +699,10 @@ pub fn withdraw(stream: &'static Stream) {
                 // Taken just now: it is closed as any other.
                 let link = Link::new(place.arc(), slot, generation);
                 hear(place);
+                place.set_stream(slot, None);
                 if let Some(bell) = link.close() {
                     ring(place, bell);
                 }
-                place.set_stream(slot, None);
                 continue;
             }
         }

@@ -1,0 +1,457 @@
+//! `unslow bypass` as a person starts it: real servers and clients, crashes, forks, and what cannot be carried.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{Running, command, engine, stderr, stdout, unslow};
+use serde_json::Value as Json;
+use unslow_client::{Connection, Options, Target};
+use unslow_engine::{cache_dir, free_port, info, wait_for};
+
+/// Where servers and clients of one test meet.
+struct Meeting(tempfile::TempDir);
+
+impl Meeting {
+    fn new() -> Meeting {
+        Meeting(tempfile::tempdir().unwrap())
+    }
+
+    fn unslow(&self, arguments: &[&str]) -> Command {
+        let mut command = command(arguments);
+        command.env("UNSLOW_BYPASS_DIR", self.0.path());
+        command
+    }
+
+    /// A program under `unslow bypass`, to its end; it has a minute.
+    fn client(&self, program: &[&str]) -> Output {
+        let mut command = self.unslow(&[&["bypass", "--client", "--", "timeout", "60"], program].concat());
+        command.output().unwrap()
+    }
+
+    fn server(&self, name: &str, more: &[&str]) -> Carried {
+        let port = free_port("127.0.0.1").unwrap();
+        self.server_at(port, name, more)
+    }
+
+    fn server_at(&self, port: u16, name: &str, more: &[&str]) -> Carried {
+        let dir = tempfile::tempdir().unwrap();
+        let program = engine(name).server.display().to_string();
+        let (port_text, dir_text) = (port.to_string(), dir.path().display().to_string());
+        let basics = ["bypass", "--", &program, "--port", &port_text, "--save", "", "--dir", &dir_text];
+        let mut command = self.unslow(&[&basics[..], more].concat());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let server = Carried { child: Running(child), port, _dir: dir };
+        wait_for("it to answer", Duration::from_secs(20), || {
+            Ok(server.connect().is_ok_and(|mut c| c.call(&["PING"]).is_ok()))
+        })
+        .unwrap();
+        server
+    }
+
+    fn listed(&self) -> Vec<Json> {
+        let output = self.unslow(&["bypass", "ls", "--format", "json"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let json: Json = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json["schema"], "unslow-bypass-ls/1");
+        json["servers"].as_array().unwrap().clone()
+    }
+}
+
+struct Carried {
+    child: Running,
+    port: u16,
+    _dir: tempfile::TempDir,
+}
+
+impl Carried {
+    fn pid(&self) -> i32 {
+        self.child.0.id() as i32
+    }
+
+    /// Over TCP, as everybody who is not preloaded.
+    fn connect(&self) -> Result<Connection, unslow_client::Error> {
+        let target = Target::parse(&format!("127.0.0.1:{}", self.port)).unwrap();
+        let limit = Duration::from_secs(20);
+        Connection::open(&target, &Options { connect_timeout: limit, command_timeout: limit, ..Options::default() })
+    }
+
+    fn say(&self, words: &[&str]) -> unslow_client::Value {
+        self.connect().unwrap().call(words).unwrap()
+    }
+
+    fn clients(&self) -> u64 {
+        let info = info(&mut self.connect().unwrap(), "clients").unwrap();
+        info.number("connected_clients").unwrap() as u64 - 1
+    }
+}
+
+fn kill(pid: i32, signal: i32) {
+    // SAFETY: a process this test started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+fn here(path: &str) -> String {
+    format!("{}/tests/{path}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// redis-py in the cache.
+fn redis_py() -> PathBuf {
+    let library = cache_dir().join("clients/python/library");
+    if !library.join("redis").exists() {
+        let to = library.display().to_string();
+        let pip = ["-m", "pip", "install", "--quiet", "--target", &to, "redis==6.4.0"];
+        let output = Command::new("python3").args(pip).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    library
+}
+
+/// A suite of the gateway's clients, with what it needs installed.
+fn suite(name: &str, needs: &str, install: &[&str]) -> PathBuf {
+    let dir = cache_dir().join("clients").join(name);
+    std::fs::create_dir_all(&dir).unwrap();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fix/gateway/tests/clients").join(name);
+    let copied = Command::new("cp").arg("-r").arg(from.join(".")).arg(&dir).status().unwrap();
+    assert!(copied.success());
+    if !dir.join(needs).exists() {
+        let output = Command::new(install[0]).current_dir(&dir).args(&install[1..]).output().unwrap();
+        assert!(output.status.success(), "{install:?}: {} {}", stdout(&output), stderr(&output));
+    }
+    dir
+}
+
+#[test]
+fn redis_py_gets_the_same_answers_over_tcp_and_over_shared_memory() {
+    let library = redis_py().display().to_string();
+    for name in ["redis-7.0", "valkey-9.1"] {
+        let meeting = Meeting::new();
+        let server = meeting.server(name, &[]);
+        let (script, port) = (here("bypass/smoke.py"), server.port.to_string());
+        let run = |command: &mut Command| {
+            let output = command.env("PYTHONPATH", &library).output().unwrap();
+            let said = stdout(&output);
+            assert!(said.ends_with("all good\n"), "{name}: {said}{}", stderr(&output));
+        };
+        run(Command::new("timeout").args(["100", "python3", &script, &port]));
+        assert_eq!(server.clients(), 0);
+        run(&mut meeting.unslow(&["bypass", "--client", "--", "timeout", "100", "python3", &script, &port]));
+        wait_for("its connections to be gone", Duration::from_secs(10), || Ok(server.clients() == 0)).unwrap();
+    }
+}
+
+#[test]
+fn jedis_lettuce_and_node_redis_go_over_shared_memory() {
+    let meeting = Meeting::new();
+    let server = meeting.server("valkey-9.1", &[]);
+    let port = server.port.to_string();
+    let maven = ["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"];
+    let npm = ["npm", "install", "--silent", "--no-audit", "--no-fund"];
+    let java = suite("java", "target/dependency", &maven);
+    let node = suite("node", "node_modules/redis", &npm);
+    let run = |dir: &Path, program: &[&str]| {
+        let all =
+            [&["bypass", "--client", "--", "timeout", "100"], program, &["127.0.0.1", &port, "standalone"]].concat();
+        let output = meeting.unslow(&all).current_dir(dir).output().unwrap();
+        assert!(output.status.success(), "{program:?}: {} {}", stdout(&output), stderr(&output));
+    };
+    run(&java, &["java", "-cp", "target/classes:target/dependency/*", "Smoke"]);
+    run(&node, &["node", "smoke.mjs"]);
+}
+
+#[test]
+fn who_is_preloaded_is_carried_and_others_use_the_same_port() {
+    let meeting = Meeting::new();
+    let server = meeting.server("redis-7.0", &[]);
+    let port = server.port.to_string();
+    let mut plain = server.connect().unwrap();
+    plain.call(&["SET", "k", "v"]).unwrap();
+    let script = "import socket,sys,time\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\ns.sendall(b'GET k\\r\\n')\nprint(s.recv(100),flush=True)\nsys.stdin.read()";
+    let mut child = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", script, &port]);
+    let child = Running(child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut servers = Vec::new();
+    wait_for("it to be carried", Duration::from_secs(10), || {
+        servers = meeting.listed();
+        Ok(servers.first().is_some_and(|s| s["connections"][0]["read_bytes"] == 7))
+    })
+    .unwrap();
+    let connection = &servers[0]["connections"][0];
+    assert_eq!(servers[0]["port"], server.port);
+    assert_eq!(servers[0]["pid"], server.pid());
+    assert_eq!(connection["client_pid"], child.0.id());
+    assert_eq!(connection["written_bytes"], 7, "$1 v");
+    let list = plain.call(&["CLIENT", "LIST"]).unwrap().text().unwrap();
+    assert!(list.contains(&format!("addr={} ", connection["peer"].as_str().unwrap())), "{list}");
+    // A crash of the client is noticed at once.
+    kill(child.0.id() as i32, libc::SIGKILL);
+    wait_for("the server to notice", Duration::from_secs(10), || Ok(server.clients() == 1)).unwrap();
+    assert!(meeting.listed()[0]["connections"].as_array().unwrap().is_empty());
+    let text = meeting.unslow(&["bypass", "ls"]).output().unwrap();
+    assert!(stdout(&text).contains(&format!("port {port}")), "{}", stdout(&text));
+}
+
+#[test]
+fn a_killed_server_is_seen_at_once_and_the_next_one_at_its_port_is_met() {
+    let meeting = Meeting::new();
+    let port = free_port("127.0.0.1").unwrap();
+    let server = meeting.server_at(port, "redis-7.0", &[]);
+    let script = "import socket,sys\np=int(sys.argv[1])\nfor line in sys.stdin:\n    try:\n        s=socket.create_connection(('127.0.0.1',p),5)\n        s.settimeout(20)\n        s.sendall(b'PING\\r\\n'); print(s.recv(100),flush=True)\n        print(s.recv(100),flush=True)\n    except OSError as e: print('broken',type(e).__name__,flush=True)";
+    let port_text = port.to_string();
+    let mut child = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", script, &port_text]);
+    let mut child = Running(child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut said = std::io::BufRead::lines(std::io::BufReader::new(child.0.stdout.take().unwrap()));
+    let mut ask = child.0.stdin.take().unwrap();
+    let mut server = Some(server);
+    for round in 0..3 {
+        std::io::Write::write_all(&mut ask, b"go\n").unwrap();
+        assert_eq!(said.next().unwrap().unwrap(), "b'+PONG\\r\\n'", "round {round}");
+        assert_eq!(meeting.listed()[0]["connections"].as_array().unwrap().len(), 1, "round {round}");
+        kill(server.as_ref().unwrap().pid(), libc::SIGKILL);
+        let end = said.next().unwrap().unwrap();
+        assert!(end == "b''" || end.starts_with("broken Conn"), "round {round}: {end}");
+        drop(server.take());
+        server = Some(meeting.server_at(port, "redis-7.0", &[]));
+    }
+    let left: Vec<_> = std::fs::read_dir(meeting.0.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "what killed servers left is taken away by the next: {left:?}");
+}
+
+/// Forks all the time, under a load whose every answer is checked; UNSLOW_STRESS_S makes it longer, with kills of clients.
+#[test]
+fn forks_under_load_disturb_nothing() {
+    let seconds: u64 = std::env::var("UNSLOW_STRESS_S").ok().and_then(|s| s.parse().ok()).unwrap_or(4);
+    let meeting = Meeting::new();
+    let server = meeting.server("redis-7.0", &["--appendonly", "yes"]);
+    let (url, length) = (format!("shm:{}", server.port), seconds.to_string());
+    let load =
+        ["bench", &url, "--connections", "20", "--seconds", &length, "--mix", "get=0.5,set=0.5", "--keys", "2000"];
+    let load = [&load[..], &["--verify", "--format", "json", "--quiet"]].concat();
+    let bench = meeting.unslow(&load).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut bench = Running(bench);
+    let mut forks = server.connect().unwrap();
+    let redis_benchmark = engine("redis-7.0").server.with_file_name("redis-benchmark").display().to_string();
+    let (mut count, mut kills) = (0, 0);
+    let until = std::time::Instant::now() + Duration::from_secs(seconds);
+    while std::time::Instant::now() < until {
+        let command = if count % 2 == 0 { "BGSAVE" } else { "BGREWRITEAOF" };
+        count += u64::from(forks.call(&[command]).is_ok());
+        if count % 20 == 5 {
+            // Somebody who dies in the middle.
+            let port = server.port.to_string();
+            let arguments =
+                ["bypass", "--client", "--", &redis_benchmark, "-p", &port, "-c", "10", "-n", "100000000", "-q"];
+            let mut doomed = meeting.unslow(&arguments);
+            let doomed = Running(doomed.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+            let pid = doomed.0.id();
+            let _ = wait_for("it to be carried", Duration::from_secs(5), || {
+                let servers = meeting.listed();
+                let all = servers[0]["connections"].as_array().cloned().unwrap_or_default();
+                Ok(all.iter().any(|c| c["client_pid"] == pid))
+            });
+            kills += 1;
+        }
+        std::thread::sleep(Duration::from_millis(10)); // the rate of forks asked for
+    }
+    let output = {
+        let mut said = String::new();
+        std::io::Read::read_to_string(bench.0.stdout.as_mut().unwrap(), &mut said).unwrap();
+        assert_eq!(bench.0.wait().unwrap().code(), Some(0));
+        said
+    };
+    let json: Json = serde_json::from_str(&output).unwrap();
+    let run = &json["runs"][0];
+    println!("{count} forks, {kills} kills: {} requests", run["requests"]);
+    assert!(count >= seconds, "{count} forks");
+    assert_eq!(run["errors"].as_array().map_or(0, Vec::len), 0, "{}", run["errors"]);
+    wait_for("the dead to be gone", Duration::from_secs(10), || Ok(server.clients() == 1)).unwrap();
+    // Whoever was killed keeps no memory of the server's for long.
+    let resident = || {
+        let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", server.pid())).unwrap();
+        let rings = smaps.split("memfd:unslow-bypass-rings").skip(1);
+        let rss = |part: &str| part.lines().find_map(|l| l.strip_prefix("Rss:")?.trim().strip_suffix(" kB")?.parse().ok());
+        rings.map(|part| rss(part).unwrap_or(0u64)).sum::<u64>()
+    };
+    wait_for("the memory of the dead to be given back", Duration::from_secs(20), || {
+        drop(meeting.listed());
+        Ok(resident() < 64)
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_gateway_speaks_to_servers_over_rings_and_survives_their_restart() {
+    let meeting = Meeting::new();
+    let port = free_port("127.0.0.1").unwrap();
+    let server = meeting.server_at(port, "valkey-9.1", &[]);
+    let listen = format!("127.0.0.1:{}", free_port("127.0.0.1").unwrap());
+    let target = format!("shm:{port}");
+    let gateway = meeting.unslow(&["gateway", "--listen", &listen, "--target", &target]).stderr(Stdio::null()).spawn();
+    let _gateway = Running(gateway.unwrap());
+    let limit = Duration::from_secs(20);
+    let options = Options { connect_timeout: limit, command_timeout: limit, ..Options::default() };
+    let to = Target::parse(&listen).unwrap();
+    let mut client = None;
+    wait_for("the gateway", Duration::from_secs(20), || {
+        client = Connection::open(&to, &options).ok();
+        Ok(client.is_some())
+    })
+    .unwrap();
+    let mut client = client.unwrap();
+    client.call(&["SET", "k", &"x".repeat(1 << 20)]).unwrap();
+    assert_eq!(client.call(&["GET", "k"]).unwrap().text().unwrap().len(), 1 << 20);
+    let carried = |n: usize| {
+        let servers = meeting.listed();
+        servers.first().is_some_and(|s| s["connections"].as_array().is_some_and(|c| c.len() >= n))
+    };
+    assert!(carried(1), "{:?}", meeting.listed());
+    kill(server.pid(), libc::SIGKILL);
+    drop(server);
+    let _server = meeting.server_at(port, "valkey-9.1", &[]);
+    wait_for("the gateway to find it again", Duration::from_secs(20), || Ok(client.call(&["GET", "k"]).is_ok())).unwrap();
+    wait_for("rings again", Duration::from_secs(20), || Ok(client.call(&["GET", "k"]).is_ok() && carried(1))).unwrap();
+}
+
+#[test]
+fn replicas_transactions_and_tls_work_between_preloaded_and_plain() {
+    let meeting = Meeting::new();
+    let master = meeting.server("redis-7.0", &[]);
+    let replica = meeting.server("valkey-9.1", &[]);
+    let plain = unslow_engine::Server::start(&engine("redis-7.0"), &Default::default()).unwrap();
+    for other in [replica.connect().unwrap(), plain.connect().unwrap()] {
+        let mut other = other;
+        // Valkey cannot follow a newer RDB, and Redis 7.0 not Valkey's.
+        other.call(&["REPLICAOF", "127.0.0.1", &master.port.to_string()]).unwrap();
+        wait_for("the copy", Duration::from_secs(20), || {
+            master.say(&["SET", "k", "v"]);
+            Ok(other.call(&["GET", "k"])?.text().as_deref() == Some("v"))
+        })
+        .unwrap();
+    }
+    let connections = meeting.listed();
+    assert!(
+        connections.iter().all(|s| s["connections"].as_array().unwrap().is_empty()),
+        "links between servers are TCP's"
+    );
+}
+
+#[test]
+fn what_cannot_be_carried_is_said_and_goes_over_tcp() {
+    let meeting = Meeting::new();
+    let run = |arguments: &[&str]| meeting.unslow(arguments).stdin(Stdio::null()).output().unwrap();
+    let none = run(&["bypass"]);
+    assert_eq!(none.status.code(), Some(2));
+    let missing = run(&["bypass", "--", "no-such-program"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(stderr(&missing).contains("no-such-program: not found"), "{}", stderr(&missing));
+    let rule = run(&["bypass", "--allow", "root", "--", "true"]);
+    assert!(stderr(&rule).contains("expected uid:NUMBER"), "{}", stderr(&rule));
+    let none = run(&["bypass", "--", "true"]);
+    assert_eq!(none.status.code(), Some(0));
+    assert!(stderr(&none).contains("never watched a listening TCP socket"), "{}", stderr(&none));
+    let quiet = run(&["bypass", "-q", "--", "true"]);
+    assert_eq!(stderr(&quiet), "");
+    let status = run(&["bypass", "--client", "--", "sh", "-c", "exit 7"]);
+    assert_eq!(status.status.code(), Some(7), "the program's own");
+    assert!(meeting.listed().is_empty());
+    let text = run(&["bypass", "ls"]);
+    assert!(stderr(&text).contains("no server runs with"), "{}", stderr(&text));
+    let long = run(&["bypass", "--dir", &format!("/tmp/{}", "x".repeat(90)), "--", "true"]);
+    assert!(stderr(&long).contains("80 are the most"), "{}", stderr(&long));
+    let nobody = unslow(&["bench", "shm:1", "--seconds", "1"]);
+    assert!(stderr(&nobody).contains("runs with `unslow bypass`"), "{}", stderr(&nobody));
+
+    // A static program, made here.
+    let source = meeting.0.path().join("s.c");
+    std::fs::write(&source, "int main(){return 3;}").unwrap();
+    let program = meeting.0.path().join("s");
+    let made = Command::new("gcc").args(["-static", "-o"]).arg(&program).arg(&source).status().unwrap();
+    assert!(made.success());
+    let output = run(&["bypass", "--", &program.display().to_string()]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(stderr(&output).contains("statically linked: it runs over plain TCP"), "{}", stderr(&output));
+
+    // No descriptors left for a memfd: served all the same.
+    let server = meeting.server("redis-7.0", &[]);
+    let cli = engine("redis-7.0").server.with_file_name("redis-cli").display().to_string();
+    let port = server.port.to_string();
+    let few = format!("ulimit -n 5; exec {cli} -p {port} ping");
+    let output = meeting.client(&["sh", "-c", &few]);
+    assert_eq!(stdout(&output), "PONG\n", "{}", stderr(&output));
+    // No place to meet.
+    let output =
+        meeting.unslow(&["bypass", "--client", "--dir", "/nonexistent", "--", &cli, "-p", &port, "ping"]).output();
+    assert_eq!(stdout(&output.unwrap()), "PONG\n");
+    // A server of another version, and one that says nonsense.
+    for word in [&b"nonsense"[..], &[0x6c, 0x73, 0x6e, 0x75, 9, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]] {
+        let path = meeting.0.path().join(format!("{port}.999999"));
+        let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);s.bind(sys.argv[1]);s.listen()\nprint('up',flush=True)\nall=[]\nwhile 1:\n    c,_=s.accept();all.append(c);c.send(bytes.fromhex(sys.argv[2]))";
+        let hex: String = word.iter().map(|b| format!("{b:02x}")).collect();
+        let mut liar = Command::new("python3")
+            .args(["-c", script, &path.display().to_string(), &hex])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut up = [0; 3];
+        std::io::Read::read_exact(liar.stdout.as_mut().unwrap(), &mut up).unwrap();
+        let liar = Running(liar);
+        let output = meeting.client(&[&cli, "-p", &port, "ping"]);
+        assert_eq!(stdout(&output), "PONG\n", "{}", stderr(&output));
+        drop(liar);
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn another_user_stays_with_tcp_unless_allowed() {
+    use std::os::unix::fs::PermissionsExt;
+    let meeting = Meeting::new();
+    std::fs::set_permissions(meeting.0.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let server = meeting.server("redis-7.0", &[]);
+    let redis = engine("redis-7.0").server;
+    // Where that user can read it.
+    let cli = meeting.0.path().join("redis-cli");
+    std::fs::copy(redis.with_file_name("redis-cli"), &cli).unwrap();
+    let binary = meeting.0.path().join("unslow");
+    std::fs::copy(env!("CARGO_BIN_EXE_unslow"), &binary).unwrap();
+    let port = server.port.to_string();
+    let as_nobody = |arguments: &[&str]| {
+        Command::new("setpriv")
+            .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+            .arg(&binary)
+            .args(arguments)
+            .env("UNSLOW_BYPASS_DIR", meeting.0.path())
+            .env("UNSLOW_CACHE", meeting.0.path().join("cache-of-nobody"))
+            .output()
+            .unwrap()
+    };
+    let cli = cli.display().to_string();
+    let output = as_nobody(&["bypass", "--client", "--", &cli, "-p", &port, "ping"]);
+    assert_eq!(stdout(&output), "PONG\n", "{}", stderr(&output));
+    assert!(stderr(&output).contains("refuses this user") || stderr(&output).is_empty(), "{}", stderr(&output));
+    let listed = as_nobody(&["bypass", "ls"]);
+    assert!(stdout(&listed).contains("does not answer this user"), "{} {}", stdout(&listed), stderr(&listed));
+    let listed = &meeting.listed()[0];
+    assert_eq!(listed["problem"], Json::Null);
+}
+
+#[test]
+fn servers_with_threads_and_with_workers_are_carried() {
+    let meeting = Meeting::new();
+    let python = |script: &str, port: u16| {
+        let output = meeting.client(&["python3", "-c", script, &port.to_string()]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    // memcached: one thread accepts, four serve.
+    let port = free_port("127.0.0.1").unwrap();
+    let port_text = port.to_string();
+    let mut memcached =
+        meeting.unslow(&["bypass", "--", "memcached", "-u", "nobody", "-l", "127.0.0.1", "-t", "4", "-p", &port_text]);
+    let _memcached = Running(memcached.stderr(Stdio::null()).spawn().unwrap());
+    wait_for("memcached", Duration::from_secs(20), || Ok(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()))
+        .unwrap();
+    let script = "import socket,sys\nss=[socket.create_connection(('127.0.0.1',int(sys.argv[1])),5) for _ in range(40)]\nfor n in range(50):\n    for i,s in enumerate(ss):\n        v=('v%d.%d'%(i,n)).encode(); s.sendall(b'set k%d 0 0 %d\\r\\n%s\\r\\n'%(i,len(v),v)); assert s.recv(100)==b'STORED\\r\\n'\n        s.sendall(b'get k%d\\r\\n'%i); got=b''\n        while not got.endswith(b'END\\r\\n'): got+=s.recv(4096)\n        assert v in got,got\nprint('good')";
+    assert_eq!(python(script, port), "good\n");
+}
