@@ -17,12 +17,14 @@ demo: compilers ## the tour, on an embedded six-node cluster
 check: compilers ## formatting, lints, tidy: no servers needed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo fmt --manifest-path fix/bypass/preload/Cargo.toml --check
+	cargo clippy --release --manifest-path fix/bypass/preload/Cargo.toml --target-dir target/preload -- -D warnings
 	cargo xtask tidy
 	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 
-tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, util-linux for the lab of an ordinary user, Go, Node and Maven for the clients that go through the gateway
+tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, util-linux for the lab of an ordinary user, Go, Node and Maven for the clients that go through the gateway, memcached for the bypass
 	@missing=""; \
-	for tool in openssl:openssl setpriv:util-linux java:default-jre-headless go:golang-go node:nodejs npm:npm mvn:maven; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	for tool in openssl:openssl setpriv:util-linux memcached:memcached java:default-jre-headless go:golang-go node:nodejs npm:npm mvn:maven; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
 	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 
@@ -39,3 +41,4 @@ bench: tools compilers ## the tables in bench/runs, made anew
 	./bench/bench.sh
 	./bench/gateway.sh
 	./bench/sink.sh
+	./bench/bypass.sh

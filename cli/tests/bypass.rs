@@ -270,7 +270,8 @@ fn forks_under_load_disturb_nothing() {
     let resident = || {
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", server.pid())).unwrap();
         let rings = smaps.split("memfd:unslow-bypass-rings").skip(1);
-        let rss = |part: &str| part.lines().find_map(|l| l.strip_prefix("Rss:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let rss =
+            |part: &str| part.lines().find_map(|l| l.strip_prefix("Rss:")?.trim().strip_suffix(" kB")?.parse().ok());
         rings.map(|part| rss(part).unwrap_or(0u64)).sum::<u64>()
     };
     wait_for("the memory of the dead to be given back", Duration::from_secs(20), || {
@@ -309,7 +310,8 @@ fn the_gateway_speaks_to_servers_over_rings_and_survives_their_restart() {
     kill(server.pid(), libc::SIGKILL);
     drop(server);
     let _server = meeting.server_at(port, "valkey-9.1", &[]);
-    wait_for("the gateway to find it again", Duration::from_secs(20), || Ok(client.call(&["GET", "k"]).is_ok())).unwrap();
+    wait_for("the gateway to find it again", Duration::from_secs(20), || Ok(client.call(&["GET", "k"]).is_ok()))
+        .unwrap();
     wait_for("rings again", Duration::from_secs(20), || Ok(client.call(&["GET", "k"]).is_ok() && carried(1))).unwrap();
 }
 

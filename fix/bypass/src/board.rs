@@ -1,10 +1,10 @@
 //! Who is awake, and where: a page each process shows to its peers.
 //!
-//! A *waiter* is what can sleep: an epoll instance, or a thread that blocks. Its word says 0 while it sleeps in the kernel,
-//! else the number of its processor plus one. A peer that has something for it rings its doorbell (an eventfd) only when
-//! the word is 0; and spins for an answer only while the word names another processor than its own.
+//! A *waiter* is what can sleep: an epoll instance, or a thread that blocks. Its word is the number of its processor plus one,
+//! with a bit set while it sleeps in the kernel, and 0 before it ever ran. A peer that has something for it rings its doorbell
+//! (an eventfd) only when it sleeps; and stays awake for an answer only where the word names another processor than its own.
 //!
-//! The order that makes it safe: a sleeper writes 0, then looks for work once more, then sleeps. A sender makes the work
+//! The order that makes it safe: a sleeper writes that it sleeps, then looks for work once more, then sleeps. A sender makes the work
 //! visible, then reads the word. Both have a full fence between the two steps.
 
 use std::io;
@@ -16,6 +16,7 @@ use crate::sync::{AtomicU32, Ordering, fence};
 /// Waiters a process may have.
 pub const WAITERS: usize = 1024;
 const STRIDE: usize = 64;
+const ASLEEP: u32 = 1 << 31;
 /// Bytes of a board.
 pub const SIZE: usize = WAITERS * STRIDE;
 
@@ -35,21 +36,29 @@ impl Word {
     /// It is about to sleep: look for work once more after this, then sleep.
     #[inline]
     pub fn sleeps(&self) {
-        self.0.store(0, Ordering::SeqCst);
+        self.0.store(self.0.load(Ordering::Relaxed) | ASLEEP, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Whether it has to be woken. What it is to be woken for must be visible before, by a locked instruction or a fence.
     #[inline]
     pub fn asleep(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == 0
+        let word = self.0.load(Ordering::SeqCst);
+        word == 0 || word & ASLEEP != 0
     }
 
     /// Whether it runs on another processor than this one: then an answer may come soon.
     #[inline]
     pub fn elsewhere(&self, processor: u32) -> bool {
         let word = self.0.load(Ordering::Relaxed);
-        word != 0 && word != processor + 1
+        word != 0 && word & ASLEEP == 0 && word != processor + 1
+    }
+
+    /// The same of where it ran last, asleep or not.
+    #[inline]
+    pub fn last_elsewhere(&self, processor: u32) -> bool {
+        let last = self.0.load(Ordering::Relaxed) & !ASLEEP;
+        last != 0 && last != processor + 1
     }
 }
 

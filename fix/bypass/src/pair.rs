@@ -360,11 +360,14 @@ impl Pair {
         }
     }
 
-    /// Whether an answer may come soon: the other side runs, on another processor.
+    /// Whether an answer may come soon: the other side runs, on another processor. For a `probe` it may just be waking up.
     #[inline]
-    pub fn hopeful(&self, processor: u32) -> bool {
+    pub fn hopeful(&self, processor: u32, probe: bool) -> bool {
         let hint = self.hint.load(Ordering::Relaxed);
-        self.board.get().and_then(|b| b.word(hint)).is_some_and(|w| w.elsewhere(processor))
+        self.board
+            .get()
+            .and_then(|b| b.word(hint))
+            .is_some_and(|w| if probe { w.last_elsewhere(processor) } else { w.elsewhere(processor) })
     }
 
     /// Whether anything is new for a waiter of ours.

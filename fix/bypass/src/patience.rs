@@ -28,15 +28,16 @@ impl Patience {
         Patience { usual_ns: AtomicU64::new(0), waits: AtomicU32::new(0) }
     }
 
-    /// How long to stay awake for the wait that begins.
+    /// How long to stay awake for the wait that begins, and whether that is a probe: where both sides sleep, each finds the
+    /// other just waking up.
     #[inline]
-    pub fn limit(&self) -> u64 {
+    pub fn limit(&self) -> (u64, bool) {
         let usual = self.usual_ns.load(Ordering::Relaxed);
         if usual < SLEEP_NS {
-            return (8 * usual + SLEEP_NS).min(MOST_NS);
+            return ((8 * usual + SLEEP_NS).min(MOST_NS), false);
         }
         let waits = self.waits.fetch_add(1, Ordering::Relaxed);
-        if waits % PROBE == PROBE - 1 { SLEEP_NS } else { 0 }
+        if waits % PROBE == PROBE - 1 { (SLEEP_NS, true) } else { (0, false) }
     }
 
     /// It stayed awake so long, and the answer came or did not.
@@ -56,23 +57,23 @@ mod tests {
     fn stays_awake_where_answers_come_soon_and_sleeps_where_they_do_not() {
         let patience = Patience::default();
         for _ in 0..100 {
-            assert!(patience.limit() >= SLEEP_NS);
+            assert!(patience.limit().0 >= SLEEP_NS);
             patience.learn(2_000, true);
         }
         for _ in 0..40 {
-            let limit = patience.limit();
+            let (limit, _) = patience.limit();
             if limit > 0 {
                 patience.learn(limit, false);
             }
         }
-        let awake = (0..PROBE * 10).filter(|_| patience.limit() > 0).count();
+        let awake = (0..PROBE * 10).filter(|_| patience.limit().0 > 0).count();
         assert_eq!(awake, 10, "only the probes");
         // And comes back when they come soon again.
         for _ in 0..PROBE * 40 {
-            if patience.limit() > 0 {
+            if patience.limit().0 > 0 {
                 patience.learn(1_000, true);
             }
         }
-        assert!((0..PROBE).all(|_| patience.limit() > 0));
+        assert!((0..PROBE).all(|_| patience.limit().0 > 0));
     }
 }

@@ -205,7 +205,7 @@ mod data {
             let header = unsafe { &mut *header };
             (header.msg_flags, header.msg_namelen, header.msg_controllen) = (0, 0, 0);
             // SAFETY: the program's parts.
-            return unsafe { take_parts(stream, link, header.msg_iov, header.msg_iovlen as usize, flags) };
+            return unsafe { take_parts(stream, link, header.msg_iov, header.msg_iovlen, flags) };
         }
         flush();
         // SAFETY: the program's.
@@ -223,7 +223,7 @@ mod data {
             && !header.is_null()
         {
             // SAFETY: the program's header and parts.
-            return unsafe { put_all(stream, link, (*header).msg_iov, (*header).msg_iovlen as usize, flags) };
+            return unsafe { put_all(stream, link, (*header).msg_iov, (*header).msg_iovlen, flags) };
         }
         if went_over_tcp(fd) {
             // SAFETY: the program's; it is carried now.

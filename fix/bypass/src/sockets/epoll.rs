@@ -590,7 +590,7 @@ impl Epoll {
         }
         let inside = &mut *inside;
         let Inside { places, ready, .. } = inside;
-        for place in places.iter().copied() {
+        for place in places.iter() {
             place.pair().take_news(waiter.number, |slot| {
                 if let Some(stream) = place.stream(slot)
                     && stream.epoll().is_some_and(|e| std::ptr::eq(e, self))
@@ -642,8 +642,8 @@ impl Epoll {
     }
 
     #[inline]
-    fn hopeful(&self, processor: u32) -> bool {
-        self.inside().places.iter().any(|p| p.pair().hopeful(processor))
+    fn hopeful(&self, processor: u32, probe: bool) -> bool {
+        self.inside().places.iter().any(|p| p.pair().hopeful(processor, probe))
     }
 
     /// When the first unanswered offer is given up.
@@ -786,10 +786,10 @@ unsafe fn wait_here(
             return n as c_int;
         }
         // Awake for a while, if an answer may come soon.
-        let limit = epoll.patience.limit();
+        let (limit, probe) = epoll.patience.limit();
         let spin_until = until.unwrap_or(u64::MAX).min(now + limit);
         let (mut found, spun_from, mut spun) = (false, now, false);
-        while limit > 0 && epoll.hopeful(here) {
+        while limit > 0 && epoll.hopeful(here, probe) {
             spun = true;
             for _ in 0..32 {
                 std::hint::spin_loop();

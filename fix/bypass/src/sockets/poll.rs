@@ -62,7 +62,7 @@ fn ours(fds: &[pollfd]) -> bool {
             super::streams::stay(stream);
         }
     }
-    fds.iter().any(|p| p.fd >= 0 && fds::stream(p.fd).is_some_and(|s| is_ours(s)))
+    fds.iter().any(|p| p.fd >= 0 && fds::stream(p.fd).is_some_and(is_ours))
 }
 
 #[inline]
@@ -265,7 +265,7 @@ fn name(stream: &'static Stream, waiter: &Waiter) -> bool {
 /// Stays awake for a while, if the other side runs on another processor; true when something may have come.
 fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
     let begun = now_ns();
-    let limit = PATIENCE.try_with(Patience::limit).unwrap_or(0);
+    let (limit, probe) = PATIENCE.try_with(Patience::limit).unwrap_or((0, false));
     let limit = if plain { limit / 10 } else { limit };
     if limit == 0 {
         return false;
@@ -275,7 +275,7 @@ fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
     loop {
         let mut hopeful = false;
         for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
-            hopeful |= stream.place().is_some_and(|p| p.pair().hopeful(here));
+            hopeful |= stream.place().is_some_and(|p| p.pair().hopeful(here, probe));
         }
         if !hopeful {
             return false;

@@ -147,7 +147,10 @@ pub fn take(stream: &'static Stream, link: &'static Link, room: &mut [u8], flags
     }
 }
 
-// SAFETY of the callers: the program's buffer of `n` bytes.
+/// The program's buffer of `n` bytes.
+///
+/// # Safety
+/// It is one.
 #[inline]
 pub unsafe fn room<'a>(buf: *mut c_void, n: size_t) -> &'a mut [u8] {
     if buf.is_null() || n == 0 {
@@ -157,6 +160,10 @@ pub unsafe fn room<'a>(buf: *mut c_void, n: size_t) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(buf.cast(), n.min(isize::MAX as usize)) }
 }
 
+/// Reads into several parts; the kernel's answer.
+///
+/// # Safety
+/// The program's array of `n` parts.
 pub unsafe fn take_parts(
     stream: &'static Stream,
     link: &'static Link,
@@ -234,6 +241,10 @@ pub fn put(stream: &'static Stream, link: &'static Link, bytes: &[u8], flags: c_
     }
 }
 
+/// The program's bytes.
+///
+/// # Safety
+/// `n` of them.
 pub unsafe fn bytes<'a>(buf: *const c_void, n: size_t) -> &'a [u8] {
     if buf.is_null() || n == 0 {
         return &[];
@@ -242,6 +253,10 @@ pub unsafe fn bytes<'a>(buf: *const c_void, n: size_t) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(buf.cast(), n.min(isize::MAX as usize)) }
 }
 
+/// Writes several parts; the kernel's answer.
+///
+/// # Safety
+/// The program's array of `n` parts.
 pub unsafe fn put_parts(
     stream: &'static Stream,
     link: &'static Link,
@@ -271,7 +286,10 @@ pub unsafe fn put_parts(
     total
 }
 
-/// Many small parts are put together first: each write into a ring is seen by the other side at once.
+/// The same; many small parts are put together first, since each write into a ring is seen by the other side at once.
+///
+/// # Safety
+/// The program's array of `n` parts.
 pub unsafe fn put_all(
     stream: &'static Stream,
     link: &'static Link,

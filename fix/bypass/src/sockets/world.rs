@@ -196,10 +196,8 @@ fn heard(place: &'static Place, kind: Kind, message: &Message, mut fds: Vec<Owne
             }
             Err(_) => place.pair().dead.store(true, Ordering::Release),
         },
-        (Kind::Refused, _) => {
-            if place.refused.swap(message.a.max(1), Ordering::AcqRel) == 0 {
-                super::tell(&format!("the server refuses this user or version (reason {}): TCP", message.a));
-            }
+        (Kind::Refused, _) if place.refused.swap(message.a.max(1), Ordering::AcqRel) == 0 => {
+            super::tell(&format!("the server refuses this user or version (reason {}): TCP", message.a));
         }
         (Kind::Waiter, Some(doorbell)) if is_eventfd(&doorbell) => {
             place.pair().set_doorbell(message.a, doorbell);
@@ -694,17 +692,18 @@ fn plain(stream: &'static Stream) {
 pub fn withdraw(stream: &'static Stream) {
     let Ok(mut offers) = stream.offers.lock() else { return };
     for Offer { place, slot, generation } in offers.drain(..) {
-        if let Some(words) = place.pair().slot(slot) {
-            if !words.advance(generation, OFFERED, DECLINED) && words.state(generation) == TAKEN {
-                // Taken just now: it is closed as any other.
-                let link = Link::new(place.arc(), slot, generation);
-                hear(place);
-                place.set_stream(slot, None);
-                if let Some(bell) = link.close() {
-                    ring(place, bell);
-                }
-                continue;
+        if let Some(words) = place.pair().slot(slot)
+            && !words.advance(generation, OFFERED, DECLINED)
+            && words.state(generation) == TAKEN
+        {
+            // Taken just now: it is closed as any other.
+            let link = Link::new(place.arc(), slot, generation);
+            hear(place);
+            place.set_stream(slot, None);
+            if let Some(bell) = link.close() {
+                ring(place, bell);
             }
+            continue;
         }
         place.set_stream(slot, None);
         place.pair().retire(slot, generation, [None; 2]);

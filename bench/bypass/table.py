@@ -1,0 +1,179 @@
+"""Pairs of adjacent windows over TCP, a unix socket and shared memory; prints the table. See bench/bypass.sh.
+
+table.py UNSLOW BENCHMARK NAME=SERVER...   (rounds: ROUNDS, seconds a window: WINDOW)
+"""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+unslow, benchmark = sys.argv[1:3]
+servers = [a.split("=", 1) for a in sys.argv[3:]]
+ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("WINDOW", "1"))
+PORT = 17777
+
+
+def cpu_ns(pid):
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/schedstat") as f:
+            total += int(f.read().split()[0])
+    return total
+
+
+def pin(pid, cpus):
+    for task in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(task), cpus)
+
+
+class Server:
+    def __init__(self, program):
+        self.dir = tempfile.mkdtemp()
+        self.unix = f"{self.dir}/s"
+        command = [unslow, "bypass", "--", program, "--port", str(PORT), "--unixsocket", self.unix, "--save", "", "--dir", self.dir]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(200):
+            time.sleep(0.05)
+            if os.path.exists(self.unix) and self.ready():
+                return
+        raise SystemExit(f"{program} does not answer")
+
+    def ready(self):
+        import socket
+
+        try:
+            with socket.create_connection(("127.0.0.1", PORT), 1) as s:
+                s.sendall(b"PING\r\n")
+                return s.recv(10).startswith(b"+PONG")
+        except OSError:
+            return False
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+def window(url, server, connections, depth, keys, size, cpus=None):
+    """One run of unslow bench: requests a second, p50 us, server and client us of CPU a request."""
+    command = [unslow, "bench", url, "--connections", str(connections), "--pipeline", str(depth), "--keys", str(keys)]
+    command += ["--value-size", str(size), "--mix", "get=1", "--seconds", str(SECONDS), "--no-preload", "--verify", "--format", "json", "-q"]
+    if cpus:
+        command = ["taskset", "-c", ",".join(map(str, cpus))] + command
+    before = cpu_ns(server.process.pid)
+    output = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    spent = cpu_ns(server.process.pid) - before
+    run = json.loads(output.stdout)["runs"][0]
+    assert not run["errors"] and not run["wrong_values"], run["errors"]
+    return run, spent
+
+
+def preload(server, keys, size):
+    command = [unslow, "bench", f"127.0.0.1:{PORT}", "--keys", str(keys), "--value-size", str(size), "--mix", "get=1", "--requests", "1", "--preload", "--verify", "--format", "json", "-q"]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)
+
+
+def hogs(n):
+    return [subprocess.Popen(["taskset", "-c", str(c), "sh", "-c", "while :; do :; done"]) for c in range(n)]
+
+
+def row(name, server, connections=50, depth=1, keys=1, size=3, server_cpus=None, client_cpus=None, unix=False, hog=False):
+    preload(server, keys, size)
+    pin(server.process.pid, server_cpus or {0, 1})
+    busy = hogs(2) if hog else []
+    paths = {"tcp": f"127.0.0.1:{PORT}", "shm": f"shm:{PORT}"}
+    if unix:
+        paths["unix"] = f"unix:{server.unix}"
+    rates = {p: [] for p in paths}
+    p50 = {p: [] for p in paths}
+    cost = {p: [] for p in paths}
+    own = {p: [] for p in paths}
+    try:
+        for i in range(ROUNDS):
+            order = list(paths) if i % 2 == 0 else list(paths)[::-1]
+            for p in order:
+                run, spent = window(paths[p], server, connections, depth, keys, size, client_cpus)
+                done = run["answered"]
+                rates[p].append(run["throughput_per_s"])
+                p50[p].append(run["latency"]["us_p50"])
+                cost[p].append(spent / 1000 / done)
+                own[p].append(run["generator"]["cpu_us_per_request"])
+    finally:
+        for h in busy:
+            h.kill()
+            h.wait()
+        pin(server.process.pid, {0, 1})
+    m = statistics.median
+    ratio = m([b / a for a, b in zip(rates["tcp"], rates["shm"])])
+    lower = 1 - m([b / a for a, b in zip(p50["tcp"], p50["shm"])])
+    cells = [name, f"{m(rates['tcp']) / 1000:.0f}", f"{m(rates['unix']) / 1000:.0f}" if unix else "", f"{m(rates['shm']) / 1000:.0f}"]
+    cells += [f"{ratio:.2f}", f"{m(p50['tcp']):.1f}", f"{m(p50['shm']):.1f}", f"{lower * 100:.0f} %"]
+    cells += [f"{m(cost['tcp']):.2f}", f"{m(cost['shm']):.2f}", f"{m(own['tcp']):.2f}", f"{m(own['shm']):.2f}"]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+HEAD = "| what | TCP k/s | unix k/s | shm k/s | shm : TCP | TCP p50 us | shm p50 us | lower | server us TCP | shm | client us TCP | shm |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+
+
+def redis_benchmark(server, connections):
+    base = [benchmark, "-p", str(PORT), "-t", "get", "-c", str(connections), "-q"]
+    paths = {"tcp": (base, "300000"), "shm": ([unslow, "bypass", "--client", "-q", "--"] + base, "1500000")}
+    rates, p50 = {p: [] for p in paths}, {p: [] for p in paths}
+    for _ in range(ROUNDS):
+        for p, (command, n) in paths.items():
+            said = subprocess.run(command + ["-n", n], capture_output=True, text=True, timeout=120).stdout
+            found = re.findall(r"([\d.]+) requests per second, p50=([\d.]+)", said)[-1]
+            rates[p].append(float(found[0]))
+            p50[p].append(float(found[1]) * 1000)
+    m = statistics.median
+    ratio = m([b / a for a, b in zip(rates["tcp"], rates["shm"])])
+    print(f"| {connections} connections | {m(rates['tcp']) / 1000:.0f} | {m(rates['shm']) / 1000:.0f} | {ratio:.2f} | {m(p50['tcp']):.0f} | {m(p50['shm']):.0f} |", flush=True)
+
+
+def gateway(server):
+    command = [unslow, "gateway", "--listen", "127.0.0.1:16400", "--target", f"shm:{PORT}", "-q"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(1.5)
+        paths = {"direct over TCP": f"127.0.0.1:{PORT}", "through the gateway over rings": "127.0.0.1:16400"}
+        seen = {p: [] for p in paths}
+        for i in range(ROUNDS):
+            for p in list(paths) if i % 2 == 0 else list(paths)[::-1]:
+                before = cpu_ns(process.pid)
+                run, spent = window(paths[p], server, 50, 1, 1, 3)
+                done = run["answered"]
+                seen[p].append((run["throughput_per_s"] / 1000, run["latency"]["us_p50"], spent / 1000 / done, (cpu_ns(process.pid) - before) / 1000 / done))
+        for p in paths:
+            a, b, c, d = (statistics.median(x) for x in zip(*seen[p]))
+            print(f"| {p} | {a:.0f} | {b:.0f} | {c:.2f} | {d if 'gateway' in p else 0:.2f} |", flush=True)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+for name, program in servers:
+    server = Server(program)
+    try:
+        print(f"\n## {name}\n\n{HEAD}")
+        row("hot key, 50 connections", server, unix=True)
+        row("the same, pinned to a processor each", server, server_cpus={1}, client_cpus=[0], unix=True)
+        row("both on one processor", server, server_cpus={0}, client_cpus=[0], unix=True)
+        row("a busy neighbour on each processor", server, hog=True)
+        row("both on one processor, busy neighbours", server, server_cpus={0}, client_cpus=[0], hog=True)
+        row("depth 16", server, depth=16, unix=True)
+        for n in (1, 10, 200):
+            row(f"{n} connections", server, connections=n)
+        for size in (100, 1024, 8192):
+            row(f"values of {size} B", server, size=size)
+        row("1,000,000 keys of 100 B", server, keys=1_000_000, size=100)
+        print("\nredis-benchmark (the client is what saturates):\n\n| | TCP k/s | shm k/s | ratio | TCP p50 us | shm p50 us |\n|---|---|---|---|---|---|")
+        for n in (1, 50):
+            redis_benchmark(server, n)
+        print("\nRemote clients (TCP to the gateway; all on two processors):\n\n| | k/s | p50 us | server us | gateway us |\n|---|---|---|---|---|")
+        gateway(server)
+    finally:
+        server.end()

@@ -1,0 +1,221 @@
+//! Both ends of a pair in one process: what is written is what is read, whatever the sizes; lies end one connection only.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use unslow_bypass::board::Board;
+use unslow_bypass::link::{Link, Read, Written};
+use unslow_bypass::local::Local;
+use unslow_bypass::pair::{DECLINED, OFFERED, Pair, SLOTS, TAKEN};
+
+/// A socket pair in place of the meeting, and the memory seen from both sides.
+fn pair() -> (Arc<Pair>, Arc<Pair>) {
+    let mut fds = [0; 2];
+    // SAFETY: room for two descriptors.
+    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, fds.as_mut_ptr()) }, 0);
+    // SAFETY: just opened, ours.
+    let [a, b] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let (client, memory) = Pair::create(a, (1, 2)).unwrap();
+    let server = Pair::of_client(b, (3, 4), &memory).unwrap();
+    // Each sees the other's board; one process has both here.
+    for (mine, theirs) in [(&client, Local::create().unwrap()), (&server, Local::create().unwrap())] {
+        mine.set_board(Board::of_peer(&theirs.board_fd).unwrap());
+    }
+    (Arc::new(client), Arc::new(server))
+}
+
+fn link(client: &Arc<Pair>, server: &Arc<Pair>) -> (Link, Link) {
+    let (slot, generation) = client.take_slot().unwrap();
+    assert!(server.slot(slot).unwrap().advance(generation, OFFERED, TAKEN));
+    (Link::new(client.clone(), slot, generation), Link::new(server.clone(), slot, generation))
+}
+
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// Writes and reads of these sizes in turn; every byte is compared.
+fn stream(from: &Link, to: &Link, sizes: &[(usize, usize)]) {
+    let (mut written, mut read) = (0u64, 0u64);
+    let mut room = vec![0; 3 << 20];
+    for (write, take) in sizes {
+        let bytes: Vec<u8> = (written..written + *write as u64).map(byte).collect();
+        match from.write(&bytes).0 {
+            Written::Bytes(n) => written += n as u64,
+            Written::Full => assert!(written > read, "full and empty at once"),
+            Written::Gone => panic!("gone"),
+        }
+        assert_eq!(to.waiting(), written - read);
+        match to.read(&mut room[..*take], false).0 {
+            Read::Bytes(n) => {
+                assert!(room[..n].iter().zip(read..).all(|(b, at)| *b == byte(at)), "at {read}");
+                read += n as u64;
+            }
+            Read::Empty => assert!(written == read || *take == 0),
+            other => panic!("{other:?}"),
+        }
+    }
+    while read < written {
+        let Read::Bytes(n) = to.read(&mut room, false).0 else { panic!("{} bytes are missing", written - read) };
+        assert!(room[..n].iter().zip(read..).all(|(b, at)| *b == byte(at)), "at {read}");
+        read += n as u64;
+    }
+    assert_eq!(to.read(&mut room, false).0, Read::Empty);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_written_is_read_in_order(
+        there in prop::collection::vec((prop_oneof![1..100usize, 4000..20_000usize, 100_000..3_000_000usize], prop_oneof![0..200usize, 1..3_000_000usize]), 1..60),
+        back in prop::collection::vec((1..20_000usize, 0..20_000usize), 1..60),
+    ) {
+        let (client, server) = pair();
+        let (c, s) = link(&client, &server);
+        stream(&c, &s, &there);
+        stream(&s, &c, &back);
+    }
+}
+
+#[test]
+fn a_ring_that_was_large_becomes_small_again_and_is_given_back() {
+    let (client, server) = pair();
+    let (c, s) = link(&client, &server);
+    // More often than there are larger rings.
+    for _ in 0..200 {
+        stream(&c, &s, &[(2 << 20, 0), (1 << 20, 3 << 20)]);
+        stream(&c, &s, &vec![(10, 10); 3000]);
+    }
+}
+
+#[test]
+fn writes_are_partial_when_all_larger_rings_are_taken_and_nobody_spins() {
+    let (client, server) = pair();
+    let links: Vec<_> = (0..2000).map(|_| link(&client, &server)).collect();
+    let big = vec![7; 3 << 20];
+    let mut full = 0;
+    for (c, _) in &links {
+        let mut sent = 0;
+        while let Written::Bytes(n) = c.write(&big).0 {
+            sent += n;
+        }
+        assert!(sent >= 8 << 10);
+        if !c.writable() {
+            full += 1;
+        }
+    }
+    assert_eq!(full, 2000, "what is full says so");
+    for (c, s) in &links {
+        let mut room = vec![0; 3 << 20];
+        while let Read::Bytes(n) = s.read(&mut room, false).0 {
+            assert!(room[..n].iter().all(|b| *b == 7));
+        }
+        assert!(c.writable());
+    }
+}
+
+#[test]
+fn ends_come_behind_the_bytes() {
+    let (client, server) = pair();
+    let mut room = [0; 100];
+    // Half-close: the other direction goes on.
+    let (c, s) = link(&client, &server);
+    c.write(b"last");
+    c.shut_write();
+    assert_eq!(s.read(&mut room, true).0, Read::Bytes(4), "a peek");
+    assert_eq!(s.read(&mut room, false).0, Read::Bytes(4));
+    assert_eq!(s.read(&mut room, false).0, Read::End);
+    assert_eq!(s.write(b"answer").0, Written::Bytes(6));
+    assert_eq!(c.read(&mut room, false).0, Read::Bytes(6));
+    assert_eq!(c.write(b"x").0, Written::Gone, "it said that it ends");
+    // Close: one write goes nowhere, as with TCP, then it is told.
+    c.close();
+    assert_eq!(s.write(b"x").0, Written::Bytes(1));
+    assert_eq!(s.write(b"x").0, Written::Gone);
+    // A close with something unread is a reset.
+    let (c, s) = link(&client, &server);
+    c.write(b"unread");
+    s.close();
+    assert_eq!(c.read(&mut room, false).0, Read::Reset);
+    // A crash: what TCP says counts, behind the bytes.
+    let (c, s) = link(&client, &server);
+    s.write(b"before");
+    c.tcp_ended(false);
+    assert_eq!(c.read(&mut room, false).0, Read::Bytes(6));
+    assert_eq!(c.read(&mut room, false).0, Read::End);
+    assert_eq!(c.write(b"x").0, Written::Gone);
+}
+
+#[test]
+fn slots_are_used_again_when_both_are_done_and_old_offers_count_for_nothing() {
+    let (client, server) = pair();
+    let (slot, generation) = client.take_slot().unwrap();
+    let words = server.slot(slot).unwrap();
+    assert!(words.advance(generation, OFFERED, DECLINED));
+    assert!(!words.advance(generation, OFFERED, TAKEN), "too late");
+    client.retire(slot, generation, [None; 2]);
+    let (again, newer) = client.take_slot().unwrap();
+    assert_eq!(again, slot);
+    assert!(!words.advance(generation, OFFERED, TAKEN), "an old offer");
+    assert_eq!(words.state(generation), DECLINED);
+    assert!(words.advance(newer, OFFERED, TAKEN));
+    let (c, s) = (Link::new(client.clone(), again, newer), Link::new(server.clone(), again, newer));
+    c.close();
+    assert_ne!(client.take_slot().unwrap().0, slot, "the server is not done");
+    s.close();
+    let mut seen = false;
+    for _ in 0..SLOTS {
+        let Some((number, _)) = client.take_slot() else { break };
+        seen |= number == slot;
+    }
+    assert!(seen);
+    assert!(client.take_slot().is_none(), "no more than there are");
+    assert!(server.slot(SLOTS as u32).is_none());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// A peer that writes anything anywhere hurts its own connection only: nothing panics, hangs, or reads outside.
+    #[test]
+    fn lies_end_one_connection_only(lies in prop::collection::vec((0..48usize, any::<u64>(), 0..6u8, 0..9000usize), 1..60)) {
+        let (client, server) = pair();
+        let (c, s) = link(&client, &server);
+        let (good_c, good_s) = link(&client, &server);
+        let words = std::ptr::from_ref(client.slot(c.number).unwrap()).cast::<std::sync::atomic::AtomicU64>();
+        let mut room = vec![0; 9000];
+        for (word, value, what, n) in lies {
+            let value = match what { 0 => value, 1 => value % 10_000, 2 => value % (1 << 33), _ => u64::from(what) << (value % 60) };
+            if what < 5 {
+                // SAFETY: a slot is 320 bytes, 40 words; those behind belong to nobody's memory but this pair's.
+                unsafe { (*words.add(word.min(39))).store(value, std::sync::atomic::Ordering::SeqCst) };
+            }
+            for link in [&s, &c] {
+                let _ = link.write(&room[..n]);
+                let _ = link.read(&mut room, n % 2 == 0);
+                let _ = (link.readable(), link.writable(), link.ended(), link.over(), link.broken(), link.waiting());
+            }
+        }
+        stream(&good_c, &good_s, &[(5000, 5000), (20_000, 100_000)]);
+        c.close();
+        s.close();
+    }
+}
+
+#[test]
+fn memory_that_is_not_sealed_is_refused() {
+    // SAFETY: a terminated name.
+    let fd = unsafe { libc::memfd_create(c"open".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: just opened.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: ours.
+    unsafe { libc::ftruncate(fd.as_raw_fd(), unslow_bypass::pair::SIZE as i64) };
+    let channel = fd.try_clone().unwrap();
+    let why = Pair::of_client(channel, (0, 0), &fd).unwrap_err().to_string();
+    assert!(why.contains("not sealed"), "{why}");
+    assert!(Board::of_peer(&fd).unwrap_err().to_string().contains("not sealed"));
+    let (_, sealed) = unslow_bypass::memory::Memory::create(c"small", 4096, false).unwrap();
+    assert!(Board::of_peer(&sealed).unwrap_err().to_string().contains("not as large"));
+}
