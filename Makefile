@@ -33,6 +33,7 @@ test: tools compilers check ## everything CI runs
 	./target/release/unslow engine install
 	./target/release/unslow engine install kafka-4.1
 	cargo test --release --workspace -- --test-threads=1
+	RUSTFLAGS="--cfg loom" cargo test --release --package unslow-bypass --test loom --target-dir target/loom
 
 bench: tools compilers ## the tables in bench/runs, made anew
 	cargo build --release --package unslow

@@ -20,10 +20,10 @@ use crate::ring::{In, LARGER, Out, Rings, SMALL, Which, reset};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Connections a pair of processes may have over it.
-pub const SLOTS: usize = 16 << 10;
+pub const SLOTS: usize = if cfg!(loom) { 64 } else { 16 << 10 };
 
 const WORDS: usize = SLOTS / 64;
-const SUMMARIES: usize = WORDS / 64;
+const SUMMARIES: usize = WORDS.div_ceil(64);
 /// Summaries in a line of their own, then the words.
 const BITS: usize = 64 + WORDS * 8;
 const BITS_AT: usize = 4096;
@@ -461,25 +461,37 @@ pub struct Bits {
     words: [AtomicU64; WORDS],
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Bits>() == BITS && SUMMARIES <= 8 && SIZE < 2 << 30);
+
+impl Default for Bits {
+    fn default() -> Bits {
+        let none = |_| AtomicU64::new(0);
+        Bits { summaries: std::array::from_fn(none), words: std::array::from_fn(none) }
+    }
+}
 
 impl Bits {
     /// A full fence is in it: what was written before is visible before whatever is read after.
     #[inline]
-    fn set(&self, number: u32) {
+    pub fn set(&self, number: u32) {
         let (word, bit) = (number as usize / 64, 1u64 << (number % 64));
         if self.words[word].fetch_or(bit, Ordering::SeqCst) & bit == 0 {
             self.summaries[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
         }
+        #[cfg(loom)] // which takes SeqCst accesses for acquire and release
+        crate::sync::fence(Ordering::SeqCst);
     }
 
+    /// Whether there may be any.
     #[inline]
-    fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.summaries[..SUMMARIES].iter().any(|s| s.load(Ordering::Acquire) != 0)
     }
 
+    /// Takes them.
     #[inline]
-    fn take(&self, mut each: impl FnMut(u32)) {
+    pub fn take(&self, mut each: impl FnMut(u32)) {
         for (s, summary) in self.summaries[..SUMMARIES].iter().enumerate() {
             if summary.load(Ordering::Relaxed) == 0 {
                 continue;

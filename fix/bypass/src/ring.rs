@@ -370,6 +370,8 @@ impl Consumer {
             self.tail += n as u64;
             // One locked store: it is also the fence between our position and the producer's wish for space.
             to.tail.swap(self.tail, Ordering::SeqCst);
+            #[cfg(loom)] // which takes SeqCst accesses for acquire and release
+            fence(Ordering::SeqCst);
             if done == to_fill.len() {
                 return Ok(done);
             }
@@ -383,7 +385,7 @@ impl Consumer {
     /// Whether the producer waits for space that there now is enough of; it is told once.
     #[inline]
     pub fn wanted(&self, from: &Out) -> bool {
-        if from.waits.load(Ordering::Relaxed) == 0 {
+        if from.waits.load(Ordering::SeqCst) == 0 {
             return false;
         }
         let left = from.head.load(Ordering::Acquire).saturating_sub(self.tail);

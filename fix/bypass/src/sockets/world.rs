@@ -407,7 +407,7 @@ fn offered(world: &mut World, place: &'static Place, slot: u32, generation: u32,
     match world.candidates.get(&ends).copied().filter(|s| s.epoll().is_some()) {
         Some(stream) => {
             world.candidates.remove(&ends);
-            take(world, stream, place, slot, generation);
+            take(stream, place, slot, generation);
         }
         None if words.state(generation) == OFFERED => {
             world.early.push(Early { place, slot, generation, ends, since: now_ns() });
@@ -426,7 +426,7 @@ fn decline(place: &'static Place, slot: u32, generation: u32) {
     }
 }
 
-fn take(_world: &mut World, stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
+fn take(stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
     let Some(words) = place.pair().slot(slot) else { return };
     if stream.fixed.load(Ordering::Acquire)
         || place.stream(slot).is_some_and(|s| s.link().is_some_and(|l| !l.is_closed()))
@@ -475,7 +475,7 @@ pub fn watched(world: &mut World, stream: &'static Stream) {
     if let Some(at) = world.early.iter().position(|e| e.ends == ends) {
         let Early { place, slot, generation, .. } = world.early.swap_remove(at);
         world.candidates.remove(&ends);
-        take(world, stream, place, slot, generation);
+        take(stream, place, slot, generation);
     }
 }
 
