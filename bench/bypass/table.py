@@ -155,6 +155,42 @@ def gateway(server):
         process.wait()
 
 
+def attached():
+    command = [unslow, "bypass", "--sockmap", "--port", str(PORT)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said = process.stderr.readline()
+    assert "bypass TCP from now on" in said, said
+    return process
+
+
+def sockmap(server):
+    def ours():
+        run, spent = window(f"127.0.0.1:{PORT}", server, 50, 1, 1, 3)
+        return run["throughput_per_s"] / 1000, run["latency"]["us_p50"], spent / 1000 / run["answered"]
+
+    def theirs():
+        before = cpu_ns(server.process.pid)
+        command = [benchmark, "-p", str(PORT), "-t", "get", "-c", "50", "-q", "-n", "300000"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        found = re.findall(r"([\d.]+) requests per second, p50=([\d.]+)", said)[-1]
+        return float(found[0]) / 1000, float(found[1]) * 1000, (cpu_ns(server.process.pid) - before) / 1000 / 300_000
+
+    for name, measure in (("unslow bench", ours), ("redis-benchmark", theirs)):
+        seen = {"TCP": [], "sockmap": []}
+        for i in range(ROUNDS):
+            for way in ("TCP", "sockmap") if i % 2 == 0 else ("sockmap", "TCP"):
+                process = attached() if way == "sockmap" else None
+                seen[way].append(measure())
+                if process:
+                    process.terminate()
+                    process.wait()
+        m = statistics.median
+        gain = m([b[0] / a[0] for a, b in zip(seen["TCP"], seen["sockmap"])]) - 1
+        lower = 1 - m([b[1] / a[1] for a, b in zip(seen["TCP"], seen["sockmap"])])
+        cells = [f"{m([x[i] for x in seen[w]]):.{d}f}" for i, d in ((0, 0), (1, 0), (2, 2)) for w in ("TCP", "sockmap")]
+        print(f"| {name} | {cells[0]} | {cells[1]} | {gain * 100:+.0f} % | {cells[2]} | {cells[3]} | {lower * -100:+.0f} % | {cells[4]} | {cells[5]} |", flush=True)
+
+
 for name, program in servers:
     server = Server(program)
     try:
@@ -175,5 +211,8 @@ for name, program in servers:
             redis_benchmark(server, n)
         print("\nRemote clients (TCP to the gateway; all on two processors):\n\n| | k/s | p50 us | server us | gateway us |\n|---|---|---|---|---|")
         gateway(server)
+        if os.geteuid() == 0:
+            print("\neBPF sockmap under the same TCP sockets (50 connections, hot key):\n\n| client | TCP k/s | sockmap k/s | | TCP p50 us | sockmap p50 us | | server us TCP | sockmap |\n|---|---|---|---|---|---|---|---|---|")
+            sockmap(server)
     finally:
         server.end()

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -12,6 +13,7 @@ use comfy_table::Table;
 use serde::{Deserialize, Serialize};
 use unslow_bypass::channel::Rule;
 use unslow_bypass::listing;
+use unslow_bypass::sockmap::Sockmap;
 
 use crate::output::{Output, style};
 
@@ -22,7 +24,7 @@ const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_prelo
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nWho is not preloaded, or is on another machine, uses the same port over TCP, at the same time.\n\nExamples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark -p 7777 -t get -c 50\n  unslow bypass ls"
+    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nWho is not preloaded, or is on another machine, uses the same port over TCP, at the same time.\n\nExamples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark -p 7777 -t get -c 50\n  unslow bypass ls\n  sudo unslow bypass --sockmap --port 6379      # programs that cannot be preloaded"
 )]
 pub struct BypassArguments {
     #[command(subcommand)]
@@ -40,8 +42,15 @@ pub struct BypassArguments {
     /// /tmp/unslow-bypass]
     #[arg(long, value_name = "DIRECTORY", env = "UNSLOW_BYPASS_DIR")]
     dir: Option<PathBuf>,
+    /// No program: eBPF hands bytes over between the sockets of this machine until Ctrl-C; for connections made from then on,
+    /// IPv4, of whatever program. Needs root
+    #[arg(long, conflicts_with_all = ["client", "server", "allow", "dir", "program"])]
+    sockmap: bool,
+    /// With --sockmap: only connections to this port; may be repeated
+    #[arg(long, value_name = "PORT", requires = "sockmap")]
+    port: Vec<u16>,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(last = true, required_unless_present = "sockmap", value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -49,6 +58,14 @@ pub struct BypassArguments {
 enum What {
     /// What goes over shared memory now
     Ls,
+}
+
+/// The programs are in the kernel, until somebody says that it is enough.
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+
+/// Ends `--sockmap`; false when none runs.
+pub fn interrupt() -> bool {
+    ATTACHED.swap(false, Ordering::AcqRel)
 }
 
 /// A connection, as its server tells of it.
@@ -83,8 +100,28 @@ impl BypassArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         match &self.what {
             Some(What::Ls) => ls(output),
+            None if self.sockmap => self.sockmap(output),
             None => self.launch(output),
         }
+    }
+
+    fn sockmap(&self, output: &Output) -> anyhow::Result<u8> {
+        if self.port.len() > 1000 {
+            bail!("{} ports; 1000 are the most. Without --port all of this machine's are taken", self.port.len());
+        }
+        let attached = Sockmap::attach(&self.port).map_err(|e| anyhow::anyhow!("--sockmap: {e}"))?;
+        ATTACHED.store(true, Ordering::Release);
+        let ports: Vec<String> = self.port.iter().map(u16::to_string).collect();
+        let which = if ports.is_empty() { "any port".into() } else { format!("port {}", ports.join(", ")) };
+        output.note(&format!(
+            "connections within this machine to {which} bypass TCP from now on, older ones do not; Ctrl-C ends it"
+        ));
+        while ATTACHED.load(Ordering::Acquire) {
+            std::thread::park_timeout(std::time::Duration::from_millis(200));
+        }
+        drop(attached);
+        output.note("detached; connections go on over TCP");
+        Ok(0)
     }
 
     fn launch(&self, output: &Output) -> anyhow::Result<u8> {

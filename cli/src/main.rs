@@ -97,6 +97,9 @@ fn main() -> ExitCode {
             eprintln!("\nunslow: ending when what is under way is done (Ctrl-C again: at once; it comes again)");
             return;
         }
+        if bypass::interrupt() {
+            return; // it detaches
+        }
         if gateway::interrupt() {
             eprintln!("\nunslow: letting clients finish (Ctrl-C again: at once)");
             return;

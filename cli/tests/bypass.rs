@@ -405,6 +405,22 @@ fn what_cannot_be_carried_is_said_and_goes_over_tcp() {
     }
 }
 
+/// The binary where any user can read it.
+fn for_everybody() -> (tempfile::TempDir, PathBuf) {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let binary = dir.path().join("unslow");
+    std::fs::copy(env!("CARGO_BIN_EXE_unslow"), &binary).unwrap();
+    (dir, binary)
+}
+
+fn as_nobody(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program);
+    command
+}
+
 #[test]
 fn another_user_stays_with_tcp_unless_allowed() {
     use std::os::unix::fs::PermissionsExt;
@@ -412,16 +428,12 @@ fn another_user_stays_with_tcp_unless_allowed() {
     std::fs::set_permissions(meeting.0.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
     let server = meeting.server("redis-7.0", &[]);
     let redis = engine("redis-7.0").server;
-    // Where that user can read it.
-    let cli = meeting.0.path().join("redis-cli");
+    let (dir, binary) = for_everybody();
+    let cli = dir.path().join("redis-cli");
     std::fs::copy(redis.with_file_name("redis-cli"), &cli).unwrap();
-    let binary = meeting.0.path().join("unslow");
-    std::fs::copy(env!("CARGO_BIN_EXE_unslow"), &binary).unwrap();
     let port = server.port.to_string();
     let as_nobody = |arguments: &[&str]| {
-        Command::new("setpriv")
-            .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-            .arg(&binary)
+        as_nobody(&binary)
             .args(arguments)
             .env("UNSLOW_BYPASS_DIR", meeting.0.path())
             .env("UNSLOW_CACHE", meeting.0.path().join("cache-of-nobody"))
@@ -436,6 +448,64 @@ fn another_user_stays_with_tcp_unless_allowed() {
     assert!(stdout(&listed).contains("does not answer this user"), "{} {}", stdout(&listed), stderr(&listed));
     let listed = &meeting.listed()[0];
     assert_eq!(listed["problem"], Json::Null);
+}
+
+/// Packets the loopback device has carried.
+fn loopback_packets() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/dev").unwrap();
+    let line = text.lines().find(|l| l.trim_start().starts_with("lo:")).unwrap();
+    line.split_whitespace().nth(2).unwrap().parse().unwrap()
+}
+
+#[test]
+fn sockets_hand_their_bytes_over_below_tcp() {
+    let server = unslow_engine::Server::start(&engine("redis-7.0"), &Default::default()).unwrap();
+    let (host, port) = server.address().rsplit_once(':').map(|(h, p)| (h.to_string(), p.to_string())).unwrap();
+    let benchmark = engine("redis-7.0").server.with_file_name("redis-benchmark");
+    let packets = |n: &str| {
+        let before = loopback_packets();
+        let ended = Command::new("timeout")
+            .arg("60")
+            .arg(&benchmark)
+            .args(["-h", &host, "-p", &port, "-t", "get", "-c", "5", "-q", "-n", n])
+            .output()
+            .unwrap();
+        assert!(ended.status.success(), "{}", stderr(&ended));
+        loopback_packets() - before
+    };
+    let mut old = server.connect().unwrap();
+    let plain = packets("20000");
+    assert!(plain > 20_000, "{plain} packets");
+    let child = command(&["bypass", "--sockmap", "--port", &port]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut attached = Running(child);
+    let mut said = std::io::BufReader::new(attached.0.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    if line.contains("the kernel does not take") {
+        println!("{line}"); // a kernel without it says so, and that is all
+        return;
+    }
+    assert!(line.contains("bypass TCP from now on"), "{line}");
+    let handed = packets("20000");
+    assert!(handed < plain / 10, "{handed} packets instead of {plain}");
+    // Whoever was there before goes on over TCP, and large values go both ways.
+    let mut new = server.connect().unwrap();
+    for client in [&mut old, &mut new] {
+        let value = "0123456789".repeat(3_000_000);
+        client.call(&["SET", "large", &value]).unwrap();
+        assert!(client.call(&["GET", "large"]).unwrap().text().unwrap() == value);
+    }
+    attached.signal(libc::SIGTERM);
+    assert_eq!(attached.0.wait().unwrap().code(), Some(0));
+    for client in [&mut old, &mut new] {
+        assert_eq!(client.call(&["PING"]).unwrap().text().unwrap(), "PONG", "after the end");
+    }
+    assert!(packets("2000") > 2000, "detached");
+    // Somebody who may not.
+    let (_dir, binary) = for_everybody();
+    let refused = as_nobody(&binary).args(["bypass", "--sockmap"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("needs root"), "{}", stderr(&refused));
 }
 
 #[test]

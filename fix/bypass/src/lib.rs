@@ -27,4 +27,6 @@ pub mod patience;
 pub mod reactor;
 pub mod ring;
 pub mod sockets;
+#[cfg(feature = "sockmap")]
+pub mod sockmap;
 mod sync;
