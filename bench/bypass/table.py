@@ -191,28 +191,56 @@ def sockmap(server):
         print(f"| {name} | {cells[0]} | {cells[1]} | {gain * 100:+.0f} % | {cells[2]} | {cells[3]} | {lower * -100:+.0f} % | {cells[4]} | {cells[5]} |", flush=True)
 
 
+def idle(server, connections):
+    """Connections that say something once and then nothing: memory of the rings, and CPU of both sides."""
+    script = "import socket,sys,time,os\nss=[]\nfor i in range(int(sys.argv[2])):\n    s=socket.create_connection(('127.0.0.1',int(sys.argv[1])));s.sendall(b'PING\\r\\n');s.recv(100);ss.append(s)\nprint('up',flush=True)\nsys.stdin.read()"
+    command = [unslow, "bypass", "--client", "--", "python3", "-c", script, str(PORT), str(connections)]
+    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert client.stdout.readline() == "up\n"
+        time.sleep(1)
+        rings = 0
+        for part in open(f"/proc/{server.process.pid}/smaps").read().split("memfd:unslow-bypass-rings")[1:]:
+            rings += int(re.search(r"Rss:\s+(\d+) kB", part)[1])
+        before = cpu_ns(server.process.pid), cpu_ns(client.pid)
+        time.sleep(5)
+        spent = [(b - a) / 5e7 for a, b in zip(before, (cpu_ns(server.process.pid), cpu_ns(client.pid)))]
+        print(f"\n{connections} idle connections of one client: {rings / 1024:.0f} MB of rings; server {spent[0]:.2f} % of a processor, client {spent[1]:.2f} %", flush=True)
+    finally:
+        client.kill()
+        client.wait()
+
+
+PARTS = os.environ.get("PARTS", "rows benchmark gateway sockmap idle").split()
+
 for name, program in servers:
     server = Server(program)
     try:
-        print(f"\n## {name}\n\n{HEAD}")
-        row("hot key, 50 connections", server, unix=True)
-        row("the same, pinned to a processor each", server, server_cpus={1}, client_cpus=[0], unix=True)
-        row("both on one processor", server, server_cpus={0}, client_cpus=[0], unix=True)
-        row("a busy neighbour on each processor", server, hog=True)
-        row("both on one processor, busy neighbours", server, server_cpus={0}, client_cpus=[0], hog=True)
-        row("depth 16", server, depth=16, unix=True)
-        for n in (1, 10, 200):
-            row(f"{n} connections", server, connections=n)
-        for size in (100, 1024, 8192):
-            row(f"values of {size} B", server, size=size)
-        row("1,000,000 keys of 100 B", server, keys=1_000_000, size=100)
-        print("\nredis-benchmark (the client is what saturates):\n\n| | TCP k/s | shm k/s | ratio | TCP p50 us | shm p50 us |\n|---|---|---|---|---|---|")
-        for n in (1, 50):
-            redis_benchmark(server, n)
-        print("\nRemote clients (TCP to the gateway; all on two processors):\n\n| | k/s | p50 us | server us | gateway us |\n|---|---|---|---|---|")
-        gateway(server)
-        if os.geteuid() == 0:
+        print(f"\n## {name}")
+        if "rows" in PARTS:
+            print(f"\n{HEAD}")
+            row("hot key, 50 connections", server, unix=True)
+            row("the same, pinned to a processor each", server, server_cpus={1}, client_cpus=[0], unix=True)
+            row("both on one processor", server, server_cpus={0}, client_cpus=[0], unix=True)
+            row("a busy neighbour on each processor", server, hog=True)
+            row("both on one processor, busy neighbours", server, server_cpus={0}, client_cpus=[0], hog=True)
+            row("depth 16", server, depth=16, unix=True)
+            for n in (1, 10, 200):
+                row(f"{n} connections", server, connections=n)
+            for size in (100, 1024, 8192):
+                row(f"values of {size} B", server, size=size)
+            row("1,000,000 keys of 100 B", server, keys=1_000_000, size=100)
+        if "benchmark" in PARTS:
+            print("\nredis-benchmark (the client is what saturates):\n\n| | TCP k/s | shm k/s | ratio | TCP p50 us | shm p50 us |\n|---|---|---|---|---|---|")
+            for n in (1, 50):
+                redis_benchmark(server, n)
+        if "gateway" in PARTS:
+            print("\nRemote clients (TCP to the gateway; all on two processors):\n\n| | k/s | p50 us | server us | gateway us |\n|---|---|---|---|---|")
+            gateway(server)
+        if "sockmap" in PARTS and os.geteuid() == 0:
             print("\neBPF sockmap under the same TCP sockets (50 connections, hot key):\n\n| client | TCP k/s | sockmap k/s | | TCP p50 us | sockmap p50 us | | server us TCP | sockmap |\n|---|---|---|---|---|---|---|---|---|")
             sockmap(server)
+        if "idle" in PARTS:
+            idle(server, 9000)
     finally:
         server.end()

@@ -44,7 +44,7 @@ pub struct BypassArguments {
     dir: Option<PathBuf>,
     /// No program: eBPF hands bytes over between the sockets of this machine until Ctrl-C; for connections made from then on,
     /// IPv4, of whatever program. Needs root
-    #[arg(long, conflicts_with_all = ["client", "server", "allow", "dir", "program"])]
+    #[arg(long, conflicts_with_all = ["client", "server", "allow", "program"])]
     sockmap: bool,
     /// With --sockmap: only connections to this port; may be repeated
     #[arg(long, value_name = "PORT", requires = "sockmap")]
