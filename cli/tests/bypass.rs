@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -17,6 +18,14 @@ struct Meeting(tempfile::TempDir);
 impl Meeting {
     fn new() -> Meeting {
         Meeting(tempfile::tempdir().unwrap())
+    }
+
+    /// For servers and clients of any user.
+    fn for_all() -> Meeting {
+        use std::os::unix::fs::PermissionsExt;
+        let meeting = Meeting::new();
+        std::fs::set_permissions(meeting.0.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+        meeting
     }
 
     fn unslow(&self, arguments: &[&str]) -> Command {
@@ -49,6 +58,20 @@ impl Meeting {
         })
         .unwrap();
         server
+    }
+
+    /// Runs a Python client that says "good" and waits; how many of its connections are carried then.
+    fn carried_while(&self, script: &str, port: u16) -> usize {
+        let port = port.to_string();
+        let bypass = ["bypass", "--client", "--allow", "uid:65534", "--"];
+        let words = [&bypass[..], &["timeout", "60", "python3", "-c", script, &port]].concat();
+        let child = self.unslow(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Running(child);
+        let mut said = String::new();
+        let mut out = std::io::BufReader::new(child.0.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut out, &mut said).unwrap();
+        assert_eq!(said, "good\n");
+        self.listed().iter().map(|s| s["connections"].as_array().map_or(0, Vec::len)).sum()
     }
 
     fn listed(&self) -> Vec<Json> {
@@ -289,7 +312,7 @@ fn the_gateway_speaks_to_servers_over_rings_and_survives_their_restart() {
     let listen = format!("127.0.0.1:{}", free_port("127.0.0.1").unwrap());
     let target = format!("shm:{port}");
     let gateway = meeting.unslow(&["gateway", "--listen", &listen, "--target", &target]).stderr(Stdio::null()).spawn();
-    let _gateway = Running(gateway.unwrap());
+    let gateway = Running(gateway.unwrap());
     let limit = Duration::from_secs(20);
     let options = Options { connect_timeout: limit, command_timeout: limit, ..Options::default() };
     let to = Target::parse(&listen).unwrap();
@@ -309,14 +332,16 @@ fn the_gateway_speaks_to_servers_over_rings_and_survives_their_restart() {
     assert!(carried(1), "{:?}", meeting.listed());
     kill(server.pid(), libc::SIGKILL);
     drop(server);
-    let _server = meeting.server_at(port, "valkey-9.1", &[]);
+    let server = meeting.server_at(port, "valkey-9.1", &[]);
     wait_for("the gateway to find it again", Duration::from_secs(20), || Ok(client.call(&["GET", "k"]).is_ok()))
         .unwrap();
     wait_for("rings again", Duration::from_secs(20), || Ok(client.call(&["GET", "k"]).is_ok() && carried(1))).unwrap();
+    kill(gateway.0.id() as i32, libc::SIGKILL);
+    wait_for("the server to notice", Duration::from_secs(10), || Ok(server.clients() == 0 && !carried(1))).unwrap();
 }
 
 #[test]
-fn replicas_transactions_and_tls_work_between_preloaded_and_plain() {
+fn replication_goes_over_tcp_between_preloaded_and_plain_servers() {
     let meeting = Meeting::new();
     let master = meeting.server("redis-7.0", &[]);
     let replica = meeting.server("valkey-9.1", &[]);
@@ -423,9 +448,7 @@ fn as_nobody(program: &Path) -> Command {
 
 #[test]
 fn another_user_stays_with_tcp_unless_allowed() {
-    use std::os::unix::fs::PermissionsExt;
-    let meeting = Meeting::new();
-    std::fs::set_permissions(meeting.0.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let meeting = Meeting::for_all();
     let server = meeting.server("redis-7.0", &[]);
     let redis = engine("redis-7.0").server;
     let (dir, binary) = for_everybody();
@@ -509,14 +532,9 @@ fn sockets_hand_their_bytes_over_below_tcp() {
 }
 
 #[test]
-fn servers_with_threads_and_with_workers_are_carried() {
-    let meeting = Meeting::new();
-    let python = |script: &str, port: u16| {
-        let output = meeting.client(&["python3", "-c", script, &port.to_string()]);
-        assert!(output.status.success(), "{}", stderr(&output));
-        stdout(&output)
-    };
-    // memcached: one thread accepts, four serve.
+fn a_server_whose_threads_have_sets_of_their_own_is_carried() {
+    let meeting = Meeting::for_all();
+    // memcached: one thread accepts, four serve, as another user than the client's.
     let port = free_port("127.0.0.1").unwrap();
     let port_text = port.to_string();
     let mut memcached =
@@ -524,6 +542,58 @@ fn servers_with_threads_and_with_workers_are_carried() {
     let _memcached = Running(memcached.stderr(Stdio::null()).spawn().unwrap());
     wait_for("memcached", Duration::from_secs(20), || Ok(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()))
         .unwrap();
-    let script = "import socket,sys\nss=[socket.create_connection(('127.0.0.1',int(sys.argv[1])),5) for _ in range(40)]\nfor n in range(50):\n    for i,s in enumerate(ss):\n        v=('v%d.%d'%(i,n)).encode(); s.sendall(b'set k%d 0 0 %d\\r\\n%s\\r\\n'%(i,len(v),v)); assert s.recv(100)==b'STORED\\r\\n'\n        s.sendall(b'get k%d\\r\\n'%i); got=b''\n        while not got.endswith(b'END\\r\\n'): got+=s.recv(4096)\n        assert v in got,got\nprint('good')";
-    assert_eq!(python(script, port), "good\n");
+    let script = "import socket,sys\nss=[socket.create_connection(('127.0.0.1',int(sys.argv[1])),5) for _ in range(40)]\nfor n in range(50):\n    for i,s in enumerate(ss):\n        v=('v%d.%d'%(i,n)).encode(); s.sendall(b'set k%d 0 0 %d\\r\\n%s\\r\\n'%(i,len(v),v)); assert s.recv(100)==b'STORED\\r\\n'\n        s.sendall(b'get k%d\\r\\n'%i); got=b''\n        while not got.endswith(b'END\\r\\n'): got+=s.recv(4096)\n        assert v in got,got\nprint('good',flush=True)\nsys.stdin.read()";
+    assert_eq!(meeting.carried_while(script, port), 40);
+}
+
+#[test]
+fn workers_that_are_forked_are_met_themselves() {
+    let meeting = Meeting::new();
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port("127.0.0.1").unwrap();
+    let at = dir.path().display();
+    // Beyond every ring, by sendfile.
+    std::fs::write(dir.path().join("large"), "0123456789".repeat(500_000)).unwrap();
+    std::fs::create_dir(dir.path().join("logs")).unwrap();
+    let config = format!(
+        "daemon off; worker_processes 2; user root; pid {at}/pid; error_log {at}/err; events {{ worker_connections 100; }}\nhttp {{ access_log off; server {{ listen 127.0.0.1:{port}; root {at}; location / {{ return 200 hello; }} location /large {{ sendfile on; }} }} }}"
+    );
+    let file = dir.path().join("nginx.conf");
+    std::fs::write(&file, config).unwrap();
+    let (prefix, file) = (at.to_string(), file.display().to_string());
+    let mut nginx = meeting.unslow(&["bypass", "--", "nginx", "-p", &prefix, "-c", &file]);
+    let nginx = nginx.stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
+    let mut nginx = Family(nginx);
+    wait_for("nginx", Duration::from_secs(20), || Ok(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()))
+        .unwrap();
+    let script = "import http.client,sys\ncs=[http.client.HTTPConnection('127.0.0.1',int(sys.argv[1]),timeout=20) for _ in range(8)]\nfor c in cs:\n    for _ in range(20):\n        c.request('GET','/'); assert c.getresponse().read()==b'hello'\n    c.request('GET','/large'); assert c.getresponse().read()==b'0123456789'*500000\nprint('good',flush=True)\nsys.stdin.read()";
+    assert_eq!(meeting.carried_while(script, port), 8);
+    let listed = meeting.listed();
+    assert!(!listed.is_empty() && listed.iter().all(|s| s["pid"] != nginx.0.id()), "workers serve, not the master");
+    kill(nginx.0.id() as i32, libc::SIGTERM);
+    assert_eq!(nginx.0.wait().unwrap().code(), Some(0));
+    let mut said = String::new();
+    std::io::Read::read_to_string(nginx.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+    assert_eq!(said, "");
+}
+
+/// A process group of its own, ended as a whole: workers outlive a master that is killed.
+struct Family(std::process::Child);
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        kill(-(self.0.id() as i32), libc::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn large_values_sleeping_servers_and_full_ones_look_as_over_tcp() {
+    let library = redis_py().display().to_string();
+    let meeting = Meeting::new();
+    let server = meeting.server("redis-7.0", &["--maxclients", "10", "--enable-debug-command", "yes"]);
+    let (script, port) = (here("bypass/limits.py"), server.port.to_string());
+    let mut command = meeting.unslow(&["bypass", "--client", "--", "timeout", "100", "python3", &script, &port]);
+    let output = command.env("PYTHONPATH", &library).output().unwrap();
+    assert_eq!(stdout(&output), "all good\n", "{}", stderr(&output));
 }

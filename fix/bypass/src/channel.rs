@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Goes up whenever the memory's layout or the meaning of a message changes: ends of different versions stay with TCP.
 pub const VERSION: u32 = 1;
@@ -102,11 +103,13 @@ impl Rule {
 }
 
 /// Where servers can be met: `UNSLOW_BYPASS_DIR`, else /run/unslow-bypass and /tmp/unslow-bypass.
-pub fn directories() -> Vec<PathBuf> {
-    match std::env::var_os("UNSLOW_BYPASS_DIR").filter(|d| !d.is_empty()) {
+/// As it was when first asked: nginx empties the environment of its workers.
+pub fn directories() -> &'static [PathBuf] {
+    static DIRECTORIES: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    DIRECTORIES.get_or_init(|| match std::env::var_os("UNSLOW_BYPASS_DIR").filter(|d| !d.is_empty()) {
         Some(dir) => vec![dir.into()],
         None => vec!["/run/unslow-bypass".into(), "/tmp/unslow-bypass".into()],
-    }
+    })
 }
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -149,7 +152,7 @@ impl Rendezvous {
     pub fn open(port: u16) -> io::Result<Rendezvous> {
         let mut last = io::Error::other("no directory");
         for directory in directories() {
-            match Rendezvous::open_in(&directory, port) {
+            match Rendezvous::open_in(directory, port) {
                 Ok(rendezvous) => return Ok(rendezvous),
                 Err(e) => last = io::Error::new(e.kind(), format!("{}: {e}", directory.display())),
             }
@@ -206,6 +209,13 @@ impl Drop for Rendezvous {
         if std::process::id() == self.pid {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Takes away another process's: a parent's, whose socket its children serve.
+pub fn withdraw(port: u16, pid: i32) {
+    for directory in directories() {
+        let _ = std::fs::remove_file(directory.join(format!("{port}.{pid}")));
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Listing {
 pub fn all() -> Vec<Listing> {
     let mut listings = Vec::new();
     for directory in channel::directories() {
-        for (path, port, pid) in channel::servers_in(&directory) {
+        for (path, port, pid) in channel::servers_in(directory) {
             match ask(&path) {
                 Ok((who, connections, over_tcp)) => {
                     listings.push(Listing { port, pid: who.pid, uid: who.uid, connections, over_tcp });

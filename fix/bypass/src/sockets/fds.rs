@@ -115,8 +115,10 @@ pub struct Stream {
     pub told: AtomicU32,
     /// Bytes went over TCP, or it was duplicated: it stays there.
     pub fixed: AtomicBool,
-    /// Monotonic nanoseconds until which an offer is waited for; later when the kernel was last asked about it.
+    /// Monotonic nanoseconds until which an offer is waited for.
     pub deadline: AtomicU64,
+    /// When the kernel was last asked about it by a thread that never sleeps.
+    asked_at: AtomicU64,
     pub offers: Mutex<Vec<Offer>>,
     link: UnsafeCell<Option<Link>>,
     pub registration: UnsafeCell<Registration>,
@@ -172,10 +174,10 @@ impl Stream {
 
     /// Whether the kernel was last asked about it a millisecond ago; it counts as asked now.
     pub fn is_due(&self, now: u64) -> bool {
-        let last = self.deadline.load(Ordering::Relaxed);
+        let last = self.asked_at.load(Ordering::Relaxed);
         let due = now.saturating_sub(last) > 1_000_000;
         if due {
-            self.deadline.store(now, Ordering::Relaxed);
+            self.asked_at.store(now, Ordering::Relaxed);
         }
         due
     }
@@ -388,6 +390,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
                 told: AtomicU32::new(0),
                 fixed: AtomicBool::new(false),
                 deadline: AtomicU64::new(0),
+                asked_at: AtomicU64::new(0),
                 offers: Mutex::new(Vec::new()),
                 link: UnsafeCell::new(None),
                 registration: UnsafeCell::new(Registration {

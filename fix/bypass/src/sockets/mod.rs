@@ -133,6 +133,7 @@ pub fn flush() {
 
 extern "C" fn before_fork() {
     flush();
+    world::before_fork();
 }
 
 extern "C" fn in_child() {
@@ -154,6 +155,8 @@ pub fn begin(settings: Settings, quiet: bool) {
     if !(settings.server || settings.client) || SETTINGS.set(settings).is_err() {
         return;
     }
+    // Before the program can change its environment.
+    crate::channel::directories();
     // SAFETY: functions of ours that stay.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
 }

@@ -1,6 +1,6 @@
 //! The other processes: meeting them, offering connections, taking offers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -72,6 +72,8 @@ pub struct World {
     clients: Vec<&'static Place>,
     /// Servers of ours.
     servers: Vec<&'static Place>,
+    /// Servers of users who are not allowed.
+    strangers: HashSet<PathBuf>,
     candidates: HashMap<Ends, &'static Stream>,
     early: Vec<Early>,
 }
@@ -90,6 +92,14 @@ pub fn world() -> MutexGuard<'static, World> {
     }
     // SAFETY: leaked, never freed.
     unsafe { &*world }.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// What is asked of the world where nobody may wait for it: in signal handlers, at the end.
+fn if_free<T>(ask: impl FnOnce(&mut World) -> T) -> Option<T> {
+    let world = std::ptr::NonNull::new(WORLD.load(Ordering::Acquire))?;
+    // SAFETY: leaked, never freed.
+    let mut world = unsafe { world.as_ref() }.try_lock().ok()?;
+    Some(ask(&mut world))
 }
 
 /// In the child of a fork: nothing of the parent's is ours.
@@ -254,8 +264,13 @@ pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
     }
     let prepared = world.prepared.iter().position(|(p, _)| *p == port).map(|at| world.prepared.swap_remove(at).1);
     // In a worker that was forked since, the socket is its parent's.
+    let of_parent = prepared.is_none() && PARENT_LISTENS.load(Ordering::Relaxed);
     match prepared.map_or_else(|| Rendezvous::open(port), Ok) {
         Ok(rendezvous) => {
+            if of_parent {
+                // SAFETY: no arguments.
+                channel::withdraw(port, unsafe { libc::getppid() });
+            }
             watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous);
             MET.store(true, Ordering::Relaxed);
             world.rendezvous.push((port, rendezvous, watch));
@@ -273,20 +288,27 @@ pub fn close_rendezvous(port: u16) {
 
 static MET: AtomicBool = AtomicBool::new(false);
 
-/// Whether clients could meet us at any time.
+/// Whether clients could meet us at any time; or our children, who watch what we listen at.
 pub fn was_met() -> bool {
     MET.load(Ordering::Relaxed)
 }
 
+/// The parent listens and watches nothing of that itself, as nginx's master.
+static PARENT_LISTENS: AtomicBool = AtomicBool::new(false);
+
+/// What listens here may be watched in the child.
+pub fn before_fork() {
+    let Some(only_listens) = if_free(|world| world.rendezvous.is_empty() && !world.prepared.is_empty()) else { return };
+    MET.fetch_or(only_listens, Ordering::Relaxed);
+    PARENT_LISTENS.store(only_listens, Ordering::Relaxed);
+}
+
 /// At the end of the program: sockets in directories are taken away.
 pub fn leave() {
-    if let Some(world) = std::ptr::NonNull::new(WORLD.load(Ordering::Acquire))
-        // SAFETY: leaked, never freed.
-        && let Ok(mut world) = unsafe { world.as_ref() }.try_lock()
-    {
+    if_free(|world| {
         world.rendezvous.clear();
         world.prepared.clear();
-    }
+    });
 }
 
 /// Somebody is at the door, or one of those who are in has said something.
@@ -538,7 +560,7 @@ pub fn connected(fd: RawFd) {
     }
     let mut places = Vec::new();
     for directory in channel::directories() {
-        for (path, port, pid) in channel::servers_in(&directory) {
+        for (path, port, pid) in channel::servers_in(directory) {
             if port == theirs.port() && pid != std::process::id() as i32 {
                 places.extend(server_at(path));
             }
@@ -593,12 +615,12 @@ fn server_at(path: PathBuf) -> Option<&'static Place> {
     }
     let (channel, who) = channel::meet(&path).ok()?;
     if !settings().rule.allows(&who) {
-        super::tell(&format!(
-            "{} is of user {}, who is not allowed: TCP (--allow uid:{})",
-            path.display(),
-            who.uid,
-            who.uid
-        ));
+        let (at, uid) = (path.display(), who.uid);
+        let said = format!("{at} is of user {uid}, who is not allowed: TCP (--allow uid:{uid})");
+        // Once, not for every connection.
+        if world.strangers.insert(path) {
+            super::tell(&said);
+        }
         return None;
     }
     let (pair, memory) = Pair::create(channel, (who.pid, who.uid)).ok()?;
