@@ -547,6 +547,19 @@ fn a_server_whose_threads_have_sets_of_their_own_is_carried() {
 }
 
 #[test]
+fn tls_goes_over_rings() {
+    let meeting = Meeting::new();
+    let dir = tempfile::tempdir().unwrap();
+    let (settings, port) = common::tls_settings(dir.path());
+    let words: Vec<String> = settings.into_iter().flat_map(|(k, v)| [format!("--{k}"), v]).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).chain(["--tls-auth-clients", "no"]).collect();
+    let _server = meeting.server("redis-7.0", &words);
+    let ca = dir.path().join("ca.crt").display().to_string();
+    let script = "import socket,ssl,sys\nc=ssl.create_default_context(cafile='CA')\nss=[c.wrap_socket(socket.create_connection(('127.0.0.1',int(sys.argv[1])),5),server_hostname='localhost') for _ in range(5)]\nv=b'0123456789'*300000\nfor s in ss:\n    s.sendall(b'*3\\r\\n$3\\r\\nSET\\r\\n$1\\r\\nk\\r\\n$%d\\r\\n%s\\r\\n'%(len(v),v)); assert s.recv(100)==b'+OK\\r\\n'\n    s.sendall(b'GET k\\r\\n'); got=b''\n    while len(got)<len(v)+12: got+=s.recv(65536)\n    assert v in got\nprint('good',flush=True)\nsys.stdin.read()";
+    assert_eq!(meeting.carried_while(&script.replace("CA", &ca), port), 5);
+}
+
+#[test]
 fn workers_that_are_forked_are_met_themselves() {
     let meeting = Meeting::new();
     let dir = tempfile::tempdir().unwrap();

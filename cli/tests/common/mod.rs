@@ -61,8 +61,8 @@ pub fn openssl(dir: &Path, arguments: &str) {
     assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A CA, a certificate for 127.0.0.1, and a server that speaks TLS on `port`.
-pub fn tls_server(dir: &Path) -> (Server, u16) {
+/// A CA, a certificate for 127.0.0.1, and the settings of a server that speaks TLS on a port.
+pub fn tls_settings(dir: &Path) -> (Vec<(&'static str, String)>, u16) {
     openssl(dir, "req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ca.key -out ca.crt -subj /CN=test-ca");
     openssl(dir, "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost");
     std::fs::write(dir.join("ext"), "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n").unwrap();
@@ -77,8 +77,14 @@ pub fn tls_server(dir: &Path) -> (Server, u16) {
         ("tls-cert-file", file("server.crt")),
         ("tls-key-file", file("server.key")),
         ("tls-ca-cert-file", file("ca.crt")),
-        ("requirepass", "s3cret".into()),
     ];
+    (settings.to_vec(), port)
+}
+
+/// A server that speaks TLS on `port`.
+pub fn tls_server(dir: &Path) -> (Server, u16) {
+    let (mut settings, port) = tls_settings(dir);
+    settings.push(("requirepass", "s3cret".into()));
     let settings = settings.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
     (Server::start(&engine("redis-7.0"), &ServerSpec { settings, ..ServerSpec::default() }).unwrap(), port)
 }

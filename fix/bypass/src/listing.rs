@@ -31,7 +31,7 @@ pub fn all() -> Vec<Listing> {
     let mut listings = Vec::new();
     for directory in channel::directories() {
         for (path, port, pid) in channel::servers_in(directory) {
-            match ask(&path) {
+            match ask(&path, port) {
                 Ok((who, connections, over_tcp)) => {
                     listings.push(Listing { port, pid: who.pid, uid: who.uid, connections, over_tcp });
                 }
@@ -48,10 +48,10 @@ pub fn all() -> Vec<Listing> {
     listings
 }
 
-fn ask(path: &Path) -> io::Result<(libc::ucred, Result<String, String>, u32)> {
+fn ask(path: &Path, port: u16) -> io::Result<(libc::ucred, Result<String, String>, u32)> {
     let (channel, who) = channel::meet(path)?;
     // Who does not want us may have said so and closed already.
-    let _ = channel::say(&channel, Kind::List, 0, 0, &[]);
+    let _ = channel::say(&channel, Kind::List, u32::from(port), 0, &[]);
     let until = Instant::now() + PATIENCE;
     loop {
         match channel::hear(&channel) {

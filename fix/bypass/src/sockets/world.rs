@@ -340,9 +340,9 @@ pub fn attend() {
                 let guest = world.guests.swap_remove(at);
                 let _ = channel::say(&guest.channel, Kind::Refused, 2, 0, &[]);
             }
-            Heard::Message(Kind::List, ..) => {
+            Heard::Message(Kind::List, message, _) => {
                 let guest = world.guests.swap_remove(at);
-                list(world, &guest.channel);
+                list(world, message.a, &guest.channel);
             }
             Heard::Message(Kind::Hello, _, fds) => {
                 let guest = world.guests.swap_remove(at);
@@ -525,12 +525,17 @@ pub fn no_candidate(stream: &'static Stream) {
     }
 }
 
-fn list(world: &World, to: &OwnedFd) {
+/// What came to a port of ours.
+fn list(world: &World, port: u32, to: &OwnedFd) {
     use std::io::Write;
+    let at_port = |ends: &Ends| u32::from(ends.1.port()) == port;
     let mut text = Vec::new();
     for place in &world.clients {
         for stream in place.streams() {
             let (Some(link), Ok(ends)) = (stream.link(), stream.ends.lock()) else { continue };
+            if !ends.as_ref().is_some_and(at_port) {
+                continue;
+            }
             let (read, written) = link.totals();
             let (pid, uid) = place.pair().peer;
             let peer = ends.map(|(theirs, _)| theirs.to_string()).unwrap_or_default();
@@ -546,7 +551,8 @@ fn list(world: &World, to: &OwnedFd) {
     if let Ok((memory, fd)) = Memory::create(c"unslow-bypass-list", size, false) {
         // SAFETY: `size` bytes of our own new memory.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), memory.base(), text.len()) };
-        let _ = channel::say(to, Kind::Listing, text.len() as u32, world.candidates.len() as u32, &[fd.as_raw_fd()]);
+        let over_tcp = world.candidates.keys().filter(|ends| at_port(ends)).count() as u32;
+        let _ = channel::say(to, Kind::Listing, text.len() as u32, over_tcp, &[fd.as_raw_fd()]);
     }
 }
 
