@@ -62,17 +62,10 @@ pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
         .context("the page could not be rendered")
 }
 
-/// `2026-11-21 02:31:52Z` (days to civil date after Howard Hinnant's published algorithm).
+/// `2026-11-21 02:31:52Z`.
 pub fn date(at_ms: u64) -> String {
-    let days = (at_ms / 86_400_000) as i64 + 719_468;
-    let era = days.div_euclid(146_097);
-    let doe = days.rem_euclid(146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    let year = yoe + era * 400 + i64::from(month <= 2);
-    format!("{year}-{month:02}-{:02} {}", doy - (153 * mp + 2) / 5 + 1, clock(at_ms))
+    let (year, month, day) = unslow_facts::civil_date(at_ms);
+    format!("{year}-{month:02}-{day:02} {}", clock(at_ms))
 }
 
 #[derive(Serialize)]

@@ -8,6 +8,8 @@ mod bench_html;
 mod bypass;
 mod demo;
 mod doctor;
+mod drill;
+mod drill_html;
 mod engine;
 mod gateway;
 mod host;
@@ -63,6 +65,8 @@ enum Verb {
     Bypass(Box<bypass::BypassArguments>),
     /// Topology changes as they happen; --publish tells the clients.
     Watch(Box<watch::WatchArguments>),
+    /// Failovers, hangs, partitions, resharding, locks: is it safe, is it up? Checked, not watched.
+    Drill(drill::DrillArguments),
     /// The real servers that can be run here.
     Engine(engine::EngineArguments),
 }
@@ -91,6 +95,10 @@ fn main() -> ExitCode {
         }
         if unslow_bench::interrupt() {
             eprintln!("\nunslow: ending the run; its results so far follow (Ctrl-C again: nothing follows)");
+            return;
+        }
+        if unslow_drill::run::interrupt() {
+            eprintln!("\nunslow: healing and undoing; what was seen so far is kept (Ctrl-C again: at once)");
             return;
         }
         if sink::interrupt() {
@@ -128,6 +136,7 @@ fn main() -> ExitCode {
         Verb::Sink(sink) => sink.run(&arguments.output),
         Verb::Bypass(bypass) => bypass.run(&arguments.output),
         Verb::Watch(watch) => watch.run(&arguments.output),
+        Verb::Drill(drill) => drill.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };
     match result {

@@ -44,12 +44,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-bypass", &["unslow-reactor"]),
     ("unslow-bench", &["unslow-bypass", "unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
+        "unslow-drill",
+        &["unslow-client", "unslow-engine", "unslow-facts", "unslow-lab", "unslow-probe", "unslow-topology"],
+    ),
+    (
         "unslow",
         &[
             "unslow-bench",
             "unslow-bypass",
             "unslow-client",
             "unslow-doctor",
+            "unslow-drill",
             "unslow-engine",
             "unslow-facts",
             "unslow-gateway",

@@ -155,3 +155,15 @@ impl Facts {
         self.hosts.iter().find_map(|h| Some((h, h.processes.iter().find(|p| p.addresses.contains(&node.address))?)))
     }
 }
+
+/// Year, month and day (UTC) of so many milliseconds since 1970, after Howard Hinnant's published algorithm.
+pub fn civil_date(at_ms: u64) -> (i64, i64, i64) {
+    let days = (at_ms / 86_400_000) as i64 + 719_468;
+    let era = days.div_euclid(146_097);
+    let doe = days.rem_euclid(146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
+}

@@ -170,6 +170,8 @@ pub struct DeploymentSpec {
     pub masters: usize,
     /// Of each master.
     pub replicas: usize,
+    /// With `kind = "standalone"`: servers that know nothing of each other, as Redlock wants five.
+    pub independent: usize,
     /// Only with `kind = "sentinel"`.
     pub sentinels: usize,
     /// More than half of the Sentinels when left out.
@@ -189,6 +191,7 @@ impl Default for DeploymentSpec {
             kind: Kind::Cluster,
             masters: 3,
             replicas: 1,
+            independent: 1,
             sentinels: 3,
             quorum: None,
             server: "valkey-9.1".into(),
@@ -299,6 +302,9 @@ impl Topology {
         if d.quorum.is_some_and(|q| q == 0 || q > d.sentinels) {
             return whole(format!("a quorum between 1 and {} Sentinels was expected", d.sentinels));
         }
+        if d.independent == 0 || d.independent > SERVERS_MAX || (d.independent > 1 && d.kind != Kind::Standalone) {
+            return whole(format!("independent = {}: kind = \"standalone\" takes 1 to {SERVERS_MAX}", d.independent));
+        }
         let servers = d.masters.saturating_mul(d.replicas.saturating_add(1)).saturating_add(d.sentinels);
         if servers > SERVERS_MAX {
             return whole(format!("{servers} servers: at most {SERVERS_MAX} were expected"));
@@ -375,7 +381,7 @@ impl Topology {
         let d = &self.deployment;
         match d.kind {
             Kind::None => 0,
-            Kind::Standalone => 1,
+            Kind::Standalone => d.independent,
             Kind::MasterReplica | Kind::Sentinel => 1 + d.replicas,
             Kind::Cluster => d.masters * (1 + d.replicas),
         }
@@ -386,6 +392,7 @@ impl Topology {
         match self.deployment.kind {
             Kind::None => 0,
             Kind::Cluster => self.deployment.masters,
+            Kind::Standalone => self.deployment.independent,
             _ => 1,
         }
     }

@@ -1,0 +1,299 @@
+//! `unslow drill`: is it safe, is it up? Faults on a time line against a lab of one's own, and checkers instead of eyes.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde::Serialize;
+use unslow_doctor::measure::count;
+use unslow_drill::check::Verdict;
+use unslow_drill::run::{self, How, Outcome};
+use unslow_drill::spec::{self, Drill};
+
+use crate::drill_html;
+use crate::output::{Output, style, table};
+
+#[derive(Args)]
+#[command(
+    after_help = "Exit status: 0 every check passed, 1 a check failed, 2 a run is unknown or could not begin.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html drill.html\n  unslow drill cluster_failover --fault failover --i-own-this redis://staging:6379"
+)]
+pub struct DrillArguments {
+    /// A drill that comes with unslow (see --list), or a file of your own
+    #[arg(required_unless_present = "list")]
+    name: Option<String>,
+    #[arg(hide = true)]
+    url: Option<String>,
+    /// Only this fault of those the drill has
+    #[arg(long, value_name = "NAME")]
+    fault: Option<String>,
+    /// Only this variant; may be given again
+    #[arg(long, value_name = "NAME")]
+    variant: Vec<String>,
+    /// So many times each
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    repeat: u32,
+    /// Seed of jitter, loss and keys
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Another engine than the drill's: valkey-9.1, redis-7.0, redis-6.2, path, or a server executable
+    #[arg(long, value_name = "NAME")]
+    engine: Option<String>,
+    /// Where the evidence of each run is kept
+    #[arg(long, default_value = "store", value_name = "DIRECTORY")]
+    store: PathBuf,
+    /// Keep the report as a page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Against this deployment instead of a lab: it gets the load, and faults by its own commands (failover, or none)
+    #[arg(long, value_name = "URL")]
+    i_own_this: Option<String>,
+    /// List the drills, their faults and variants
+    #[arg(long)]
+    list: bool,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    runs: &'a [Outcome],
+}
+
+impl DrillArguments {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        if self.list {
+            return list(output);
+        }
+        let name = self.name.as_deref().context("a drill's name was expected; try: unslow drill --list")?;
+        if let Some(url) = &self.url {
+            bail!(
+                "a drill breaks what it is pointed at: {url} needs your word for it; try: unslow drill {name} --fault failover --i-own-this {url}"
+            );
+        }
+        let drill = spec::find(name)?;
+        let runs = self.chosen(&drill)?;
+        let seed = self.seed.unwrap_or_else(|| rand::random::<u32>().into());
+        let mut outcomes: Vec<Outcome> = Vec::new();
+        let many = runs.len() * self.repeat as usize;
+        for repeat in 0..self.repeat {
+            for (fault, label) in &runs {
+                if run::interrupted() {
+                    break;
+                }
+                let plan = drill.variants.iter().find(|(l, _)| l == label).map(|(_, p)| p).context("a variant")?;
+                let how = How {
+                    engine: self.engine.clone(),
+                    seed: seed + u64::from(repeat),
+                    store: self.store.clone(),
+                    url: self.i_own_this.clone(),
+                    facts: true,
+                };
+                let at = outcomes.len() + 1;
+                let head = format!("{at}/{many} {}: {fault}, {label}", drill.name);
+                let spinner = output.spinner();
+                let outcome = run::run(&drill, label, plan, fault, &how, &mut |what| {
+                    spinner.update(&format!("{head}: {what}"));
+                })?;
+                drop(spinner);
+                output.note(&line(&head, &outcome));
+                outcomes.push(outcome);
+            }
+        }
+        if let Some(path) = &self.html {
+            let page = drill_html::page(&drill, &outcomes)?;
+            std::fs::write(path, page).with_context(|| path.display().to_string())?;
+        }
+        if output.json() {
+            output.print_json(&Document { schema: run::SCHEMA, runs: &outcomes })?;
+        } else {
+            output.print(&text(&drill, &outcomes, output.verbose))?;
+        }
+        Ok(match outcomes.iter().map(|o| o.verdict).max() {
+            Some(Verdict::Passed) => 0,
+            _ if outcomes.iter().any(|o| o.verdict == Verdict::Failed) => 1,
+            _ => 2,
+        })
+    }
+
+    /// Fault and variant of each run.
+    fn chosen(&self, drill: &Drill) -> anyhow::Result<Vec<(String, String)>> {
+        let labels: Vec<&str> = drill.variants.iter().map(|(l, _)| l.as_str()).collect();
+        if let Some(unknown) = self.variant.iter().find(|v| !labels.contains(&v.as_str())) {
+            bail!("drill {} has no variant {unknown:?}; there are {}", drill.name, labels.join(", "));
+        }
+        let foreign = self.i_own_this.is_some();
+        if foreign && self.fault.is_none() {
+            bail!("a deployment of your own: say which fault, --fault failover, or --fault none and cause it yourself");
+        }
+        let mut runs = Vec::new();
+        for (label, plan) in &drill.variants {
+            if !self.variant.is_empty() && !self.variant.contains(label) {
+                continue;
+            }
+            let mut faults: Vec<&str> = plan.alternatives();
+            if faults.is_empty() {
+                faults.push("none");
+            }
+            match &self.fault {
+                Some(fault) if foreign => runs.push((fault.clone(), label.clone())),
+                Some(fault) => {
+                    runs.extend(faults.iter().filter(|f| *f == fault).map(|f| (f.to_string(), label.clone())))
+                }
+                None => runs.extend(faults.iter().map(|f| (f.to_string(), label.clone()))),
+            }
+        }
+        if foreign {
+            // Variants are other settings: those of a deployment of one's own are what they are.
+            runs.truncate(1);
+        }
+        if runs.is_empty() {
+            let fault = self.fault.as_deref().unwrap_or_default();
+            bail!("drill {} has no fault {fault:?}; there are {}", drill.name, drill.alternatives().join(", "));
+        }
+        // A fault's variants beside each other.
+        let order = drill.alternatives();
+        runs.sort_by_key(|(fault, _)| order.iter().position(|o| o == fault));
+        Ok(runs)
+    }
+}
+
+fn list(output: &Output) -> anyhow::Result<u8> {
+    for (name, text) in spec::BUILT_IN {
+        let drill = Drill::parse(name, text)?;
+        let variants: Vec<&str> = drill.variants.iter().map(|(l, _)| l.as_str()).collect();
+        output.print(&format!(
+            "{name:<20} {}\n{:<20} faults: {}; variants: {}\n",
+            drill.about,
+            "",
+            drill.alternatives().join(", "),
+            variants.join(", ")
+        ))?;
+    }
+    Ok(0)
+}
+
+/// `2.31 s`, `45 ms`.
+pub fn time(us: u64) -> String {
+    match us {
+        0..10_000 => format!("{:.1} ms", us as f64 / 1e3),
+        10_000..1_000_000 => format!("{} ms", us / 1000),
+        _ => format!("{:.2} s", us as f64 / 1e6),
+    }
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Passed => "passed",
+        Verdict::Unknown => "unknown",
+        Verdict::Failed => "failed",
+    }
+}
+
+fn line(head: &str, outcome: &Outcome) -> String {
+    let colour = match outcome.verdict {
+        Verdict::Passed => style::GOOD,
+        Verdict::Unknown => style::WARN,
+        Verdict::Failed => style::BAD,
+    };
+    format!("{head}: {colour}{}{colour:#} ({:.0} s)", word(outcome.verdict), outcome.seconds)
+}
+
+/// Columns and a row for each run.
+pub fn rows(outcomes: &[Outcome]) -> Vec<Vec<String>> {
+    let locks = outcomes.iter().any(|o| o.figures.locks.is_some());
+    let replicas = outcomes.iter().any(|o| o.figures.reads_replicas.answered > 0);
+    let stays = outcomes.iter().any(|o| o.figures.writes_stays.acknowledged > 0);
+    let mut head = vec!["fault", "variant", "verdict", "promoted", "window", "other shards", "redundant"];
+    if locks {
+        head.extend(["locks taken", "two holders", "for", "late uses", "fenced"]);
+    } else {
+        head.extend(["acknowledged", "lost", "unknown", "registers wrong"]);
+        if stays {
+            head.extend(["stays: acknowledged", "stays: lost"]);
+        }
+    }
+    if replicas {
+        head.extend(["stale reads", "by at most", "time travel"]);
+    }
+    let mut all = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
+    let maybe = |us: Option<u64>| us.map_or("-".into(), time);
+    for outcome in outcomes {
+        let f = &outcome.figures;
+        let shards = f.windows.iter().map(|w| w.shard).max().unwrap_or(0);
+        let mut row = vec![
+            outcome.fault.clone(),
+            outcome.variant.clone(),
+            word(outcome.verdict).into(),
+            maybe(f.promoted_after_us),
+            time(f.window_us_max),
+            if shards > 0 { time(f.other_shards_window_us_max) } else { "-".into() },
+            maybe(f.redundant_after_us),
+        ];
+        if locks {
+            let l = f.locks.clone().unwrap_or_default();
+            row.extend([
+                count(l.taken as f64),
+                count(l.double_holders as f64),
+                time(l.double_us),
+                count(l.late_uses as f64),
+                count(l.late_uses_fenced as f64),
+            ]);
+        } else {
+            row.extend([
+                count(f.writes.acknowledged as f64),
+                count(f.writes.lost as f64),
+                count(f.writes.unknown as f64),
+                format!("{} of {}", f.registers.wrong, f.registers.checked),
+            ]);
+            if stays {
+                row.extend([count(f.writes_stays.acknowledged as f64), count(f.writes_stays.lost as f64)]);
+            }
+        }
+        if replicas {
+            let r = &f.reads_replicas;
+            let share = format!("{} of {}", count(r.stale as f64), count(r.answered as f64));
+            row.extend([share, time(r.stale_us_max), count(r.time_travel as f64)]);
+        }
+        all.push(row);
+    }
+    all
+}
+
+fn text(drill: &Drill, outcomes: &[Outcome], verbose: bool) -> String {
+    let mut out = format!("{}\n\n", drill.about);
+    out += &table(&rows(outcomes));
+    let (bad, faint) = (style::BAD, style::FAINT);
+    for outcome in outcomes {
+        let shown: Vec<_> = outcome.checks.iter().filter(|c| verbose || c.verdict != Verdict::Passed).collect();
+        if shown.is_empty() {
+            continue;
+        }
+        let _ = writeln!(out, "\n{}, {}:", outcome.fault, outcome.variant);
+        for check in shown {
+            let colour = if check.verdict == Verdict::Failed { bad } else { style::WARN };
+            let _ = writeln!(out, "  {colour}{}{colour:#} {}: {}", word(check.verdict), check.name, check.text);
+            for line in &check.evidence {
+                let _ = writeln!(out, "    {faint}{line}{faint:#}");
+            }
+        }
+        let _ = writeln!(out, "  {faint}evidence: {}{faint:#}", outcome.folder);
+    }
+    out + "\n" + &closing(drill, outcomes) + "\n"
+}
+
+/// A sentence a person can repeat.
+pub fn closing(drill: &Drill, outcomes: &[Outcome]) -> String {
+    let with = |v| outcomes.iter().filter(|o| o.verdict == v).count();
+    let (passed, failed, unknown) = (with(Verdict::Passed), with(Verdict::Failed), with(Verdict::Unknown));
+    let mut out = format!("{}: {passed} passed, {failed} failed, {unknown} unknown", drill.name);
+    let lost: u64 = outcomes.iter().map(|o| o.figures.writes.lost + o.figures.writes_stays.lost).sum();
+    let window = outcomes.iter().map(|o| o.figures.window_us_max).max().unwrap_or(0);
+    if outcomes.iter().any(|o| o.figures.locks.is_some()) {
+        let double: u64 = outcomes.iter().filter_map(|o| o.figures.locks.as_ref()).map(|l| l.double_holders).sum();
+        let _ = write!(out, "; two clients held the same lock {double} times");
+    } else {
+        let _ =
+            write!(out, "; {lost} acknowledged writes lost, nobody that follows waited longer than {}", time(window));
+    }
+    out + "."
+}

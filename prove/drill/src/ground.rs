@@ -1,0 +1,303 @@
+//! Where a drill takes place: the servers, how to find the master among them, and where clients run.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use unslow_client::{Connection, Options, Target};
+use unslow_engine::{Error, Seat, Server, info, view};
+use unslow_lab::lab::Lab;
+use unslow_topology::{ClusterView, DeploymentKind, Member, Role, slot_of};
+
+/// How a client learns who is master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// CLUSTER NODES of any node.
+    Cluster,
+    /// SENTINEL GET-MASTER-ADDR-BY-NAME.
+    Sentinel,
+    /// It does not: the first server.
+    Alone,
+}
+
+/// A server.
+pub struct Place {
+    /// What it is called in reports.
+    pub name: String,
+    /// How to dial it.
+    pub target: Target,
+    /// Its address, as cluster and Sentinels say it.
+    pub address: String,
+    /// Where an observer sits beside it; `None` where there is no wire.
+    beside: Option<Arc<Seat>>,
+}
+
+impl Place {
+    fn of(server: &Arc<Server>) -> Place {
+        Place {
+            name: server.name().into(),
+            target: server.target(),
+            address: server.address(),
+            beside: server.seat().cloned(),
+        }
+    }
+
+    /// A connection made beside it: whatever is cut, this is not.
+    pub fn beside(&self, options: &Options) -> Result<Connection, Error> {
+        let open = || Connection::open(&self.target, options);
+        Ok(match &self.beside {
+            Some(seat) => seat.run(open).map_err(|e| Error::new(format!("{}: {e}", self.name)))??,
+            None => open()?,
+        })
+    }
+}
+
+/// Where clients run.
+pub struct Home {
+    /// Name of the zone.
+    pub zone: String,
+    /// Its network; `None` is this machine's.
+    pub seat: Option<Arc<Seat>>,
+}
+
+/// The servers and the clients' homes.
+pub struct Ground {
+    /// How a client learns who is master.
+    pub way: Way,
+    /// Data nodes.
+    pub nodes: Vec<Place>,
+    /// Sentinels.
+    pub sentinels: Vec<Place>,
+    /// The Sentinels' name for the master.
+    pub service: String,
+    /// Where clients run, a zone each.
+    pub homes: Vec<Home>,
+    /// Zone of each node.
+    pub zones: Vec<usize>,
+    /// Masters there shall be: of independent servers all.
+    pub masters: usize,
+}
+
+/// A key's home: the shard by number, and a hash tag that belongs to it.
+#[derive(Clone, Debug)]
+pub struct Shard {
+    /// Number of the node that is its master now.
+    pub master: usize,
+    /// A slot of it, among its lowest: those move first when it is resharded.
+    pub slot: u16,
+    /// A hash tag with that slot.
+    pub tag: String,
+}
+
+fn brief() -> Options {
+    let short = Duration::from_millis(500);
+    Options { connect_timeout: short, command_timeout: short, ..Options::default() }
+}
+
+impl Ground {
+    /// Of a lab.
+    pub fn of(lab: &Lab) -> Result<Ground, Error> {
+        let nodes: Vec<Place> = lab.deployment.nodes.iter().map(Place::of).collect();
+        let sentinels: Vec<Place> = lab.deployment.sentinels.iter().map(Place::of).collect();
+        let first = nodes.first().ok_or_else(|| Error::new("this lab has no servers"))?;
+        let cluster = info(&mut first.beside(&brief())?, "cluster")?.get("cluster_enabled") == Some("1");
+        let way = match (cluster, sentinels.is_empty()) {
+            (true, _) => Way::Cluster,
+            (false, false) => Way::Sentinel,
+            _ => Way::Alone,
+        };
+        let homes = (0..lab.zones.len())
+            .filter_map(|z| {
+                let host = lab.hosts.iter().find(|h| h.client && h.zone == z)?;
+                Some(Home { zone: lab.zones[z].clone(), seat: host.seat.clone() })
+            })
+            .collect::<Vec<_>>();
+        if homes.is_empty() {
+            return Err(Error::new("this lab has no hosts for clients (clients = 0 in every zone)"));
+        }
+        let zones = lab.places.iter().map(|p| lab.hosts[*p].zone).collect();
+        Ok(Ground { way, nodes, sentinels, service: "mymaster".into(), homes, zones, masters: lab.deployment.masters })
+    }
+
+    /// Of a deployment that is not ours.
+    pub fn foreign(url: &str) -> Result<Ground, Error> {
+        let target = Target::parse(url)?;
+        let options = Options::default();
+        let found = unslow_client::discover(&target, &options)?;
+        let place = |m: &Member| Place {
+            name: m.address.clone(),
+            target: found.target_of(m),
+            address: m.address.clone(),
+            beside: None,
+        };
+        let (sentinels, nodes): (Vec<_>, Vec<_>) = found.members.iter().partition(|m| m.role == Role::Sentinel);
+        let masters = nodes.iter().filter(|m| m.role == Role::Master).count();
+        let way = match found.kind {
+            DeploymentKind::Cluster => Way::Cluster,
+            _ if !sentinels.is_empty() => Way::Sentinel,
+            _ => Way::Alone,
+        };
+        Ok(Ground {
+            way,
+            zones: vec![0; nodes.len()],
+            nodes: nodes.into_iter().map(place).collect(),
+            sentinels: sentinels.into_iter().map(place).collect(),
+            service: target.service.clone().unwrap_or_else(|| "mymaster".into()),
+            homes: vec![Home { zone: "here".into(), seat: None }],
+            masters: masters.max(1),
+        })
+    }
+
+    /// Number of the node with this address.
+    pub fn at(&self, address: &str) -> Option<usize> {
+        self.nodes.iter().position(|n| n.address == address)
+    }
+
+    /// The first node that answers, asked beside it.
+    fn view(&self) -> Result<ClusterView, Error> {
+        let mut last = Error::new("no node answers");
+        for node in &self.nodes {
+            match node.beside(&brief()).and_then(|mut c| view(&mut c)) {
+                Ok(view) => return Ok(view),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// The shards as they are now, in the order of their masters' numbers. Tags differ by `seed`.
+    pub fn shards(&self, seed: u64) -> Result<Vec<Shard>, Error> {
+        if self.way != Way::Cluster {
+            let master = self
+                .nodes
+                .iter()
+                .position(|n| {
+                    let role = n.beside(&brief()).and_then(|mut c| info(&mut c, "replication"));
+                    role.is_ok_and(|i| i.get("role") == Some("master"))
+                })
+                .ok_or_else(|| Error::new("no server says that it is master"))?;
+            return Ok(vec![Shard { master, slot: 0, tag: format!("{{{seed:x}}}") }]);
+        }
+        let view = self.view()?;
+        let mut shards: Vec<Shard> = view
+            .masters()
+            .filter_map(|m| {
+                let lowest: Vec<u16> = (0..16_384u16).filter(|s| m.slots.contains(*s)).take(50).collect();
+                let tag =
+                    (0u64..).map(|i| format!("{{{seed:x}{i:x}}}")).find(|t| lowest.contains(&slot_of(t.as_bytes())));
+                let tag = tag.filter(|_| !lowest.is_empty())?;
+                Some(Shard { master: self.at(&m.address)?, slot: slot_of(tag.as_bytes()), tag })
+            })
+            .collect();
+        if shards.is_empty() {
+            return Err(Error::new("no master of this cluster owns slots"));
+        }
+        shards.sort_by_key(|s| s.master);
+        Ok(shards)
+    }
+}
+
+/// Finds the master of a slot for one client, from where the client is.
+pub struct Finder<'a> {
+    ground: &'a Ground,
+    slot: u16,
+    options: Options,
+    /// Those it asks: nodes of a cluster, or Sentinels.
+    sources: Vec<Option<Connection>>,
+    /// When each last failed to answer.
+    silent: Vec<Option<Instant>>,
+    turn: usize,
+    dialled: Vec<Option<Instant>>,
+}
+
+/// A source that did not answer is left alone for this long.
+const REST: Duration = Duration::from_millis(300);
+/// The master that failed is tried again as often.
+const AGAIN: Duration = Duration::from_millis(100);
+
+impl<'a> Finder<'a> {
+    /// For a client that waits `timeout` for answers.
+    pub fn new(ground: &'a Ground, slot: u16, turn: usize) -> Finder<'a> {
+        let short = Duration::from_millis(60);
+        let sources = if ground.way == Way::Sentinel { ground.sentinels.len() } else { ground.nodes.len() };
+        Finder {
+            ground,
+            slot,
+            options: Options { connect_timeout: short, command_timeout: short, ..Options::default() },
+            sources: (0..sources).map(|_| None).collect(),
+            silent: vec![None; sources],
+            turn,
+            dialled: vec![None; ground.nodes.len()],
+        }
+    }
+
+    /// Asks one source; the node it names as master, and its replicas.
+    fn ask(&mut self) -> Option<(usize, Vec<usize>)> {
+        if self.ground.way == Way::Alone {
+            return Some((0, (1..self.ground.nodes.len()).collect()));
+        }
+        let n = self.sources.len();
+        let source = (0..n)
+            .map(|i| (self.turn + i) % n)
+            .find(|s| self.silent[*s].is_none_or(|at| at.elapsed() > REST))
+            .unwrap_or(self.turn % n);
+        self.turn = source + 1;
+        let places = if self.ground.way == Way::Sentinel { &self.ground.sentinels } else { &self.ground.nodes };
+        if self.sources[source].is_none() {
+            self.sources[source] = Connection::open(&places[source].target, &self.options).ok();
+        }
+        let answer = self.sources[source].as_mut().and_then(|c| match self.ground.way {
+            Way::Sentinel => {
+                let reply = c.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.ground.service]).ok()?;
+                let address: Vec<String> = reply.items().iter().filter_map(|v| v.text()).collect();
+                let master = self.ground.at(&address.join(":"))?;
+                Some((master, (0..self.ground.nodes.len()).filter(|i| *i != master).collect()))
+            }
+            _ => {
+                let view = view(c).ok()?;
+                let owner = view.masters().find(|m| m.slots.contains(self.slot))?;
+                let replicas = view.replicas_of(&owner.id).filter(|r| !r.is_down());
+                let replicas = replicas.filter_map(|r| self.ground.at(&r.address)).collect();
+                Some((self.ground.at(&owner.address)?, replicas))
+            }
+        });
+        if answer.is_none() {
+            self.sources[source] = None;
+            self.silent[source] = Some(Instant::now());
+        }
+        answer
+    }
+
+    /// A connection to the master, or `None` when this attempt found none. `failed` is left alone for a while.
+    pub fn master(&mut self, failed: Option<usize>, options: &Options) -> Option<(usize, Connection)> {
+        let (master, _) = self.ask()?;
+        if failed == Some(master) && self.dialled[master].is_some_and(|at| at.elapsed() < AGAIN) {
+            return None;
+        }
+        self.dialled[master] = Some(Instant::now());
+        let mut connection = self.dial(master, options)?;
+        if self.ground.way == Way::Sentinel {
+            // As Sentinel's own documentation asks of clients.
+            let role = connection.call(&["ROLE"]).ok()?;
+            if role.items().first().and_then(|v| v.text()).as_deref() != Some("master") {
+                return None;
+            }
+        }
+        Some((master, connection))
+    }
+
+    /// A connection to one of the master's replicas.
+    pub fn replica(&mut self, turn: usize, options: &Options) -> Option<(usize, Connection)> {
+        let (_, replicas) = self.ask()?;
+        let replica = *replicas.get(turn % replicas.len().max(1))?;
+        let mut connection = self.dial(replica, options)?;
+        if self.ground.way == Way::Cluster {
+            connection.call(&["READONLY"]).ok()?;
+        }
+        Some((replica, connection))
+    }
+
+    fn dial(&self, node: usize, options: &Options) -> Option<Connection> {
+        let first = Options { connect_timeout: self.options.connect_timeout, ..options.clone() };
+        Connection::open(&self.ground.nodes[node].target, &first).ok()
+    }
+}

@@ -1,0 +1,124 @@
+//! An observer beside every server: who is master, who follows, who is silent, and when that changed.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use unslow_client::{Connection, Options};
+use unslow_engine::info;
+
+use crate::ground::Ground;
+
+/// How often each server is asked.
+const EVERY: Duration = Duration::from_millis(20);
+
+/// Something that happened, on the drill's time line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Event {
+    /// Microseconds since the run began.
+    pub at_us: u64,
+    /// Whom it is about: a server, or the drill.
+    pub who: String,
+    /// What happened.
+    pub text: String,
+}
+
+/// What a server is at the moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// `master`, `slave`; empty while it does not answer.
+    pub role: String,
+    /// Of a replica: whether its link is up.
+    pub linked: bool,
+    /// Of a replica: its master's address.
+    pub master: String,
+}
+
+impl State {
+    fn words(&self) -> String {
+        match (self.role.as_str(), self.linked) {
+            ("", _) => "does not answer".into(),
+            ("slave", true) => format!("replica of {}", self.master),
+            ("slave", false) => format!("replica of {}, link down", self.master),
+            (role, _) => role.into(),
+        }
+    }
+}
+
+/// What is known of all servers.
+pub struct Observer {
+    begun: Instant,
+    events: Mutex<Vec<Event>>,
+    states: Mutex<BTreeMap<usize, State>>,
+}
+
+impl Observer {
+    /// Nothing known yet; times count from `begun`.
+    pub fn new(begun: Instant) -> Observer {
+        Observer { begun, events: Mutex::default(), states: Mutex::default() }
+    }
+
+    /// Watches every node until `stop`.
+    pub fn watch<'s>(&'s self, ground: &'s Ground, scope: &'s Scope<'s, '_>, stop: &'s AtomicBool) {
+        for (i, node) in ground.nodes.iter().enumerate() {
+            scope.spawn(move || {
+                let short = Duration::from_millis(150);
+                let options = Options { connect_timeout: short, command_timeout: short, ..Options::default() };
+                let mut connection: Option<Connection> = None;
+                while !stop.load(Ordering::Relaxed) {
+                    let round = Instant::now();
+                    if connection.is_none() {
+                        connection = node.beside(&options).ok();
+                    }
+                    let section = connection.as_mut().and_then(|c| info(c, "replication").ok());
+                    if section.is_none() {
+                        connection = None;
+                    }
+                    let state = section.map_or(State::default(), |s| State {
+                        role: s.get("role").unwrap_or_default().into(),
+                        linked: s.get("master_link_status") == Some("up"),
+                        master: format!(
+                            "{}:{}",
+                            s.get("master_host").unwrap_or_default(),
+                            s.get("master_port").unwrap_or_default()
+                        ),
+                    });
+                    self.saw(i, &node.name, state);
+                    std::thread::sleep(EVERY.saturating_sub(round.elapsed()));
+                }
+            });
+        }
+    }
+
+    fn saw(&self, node: usize, name: &str, state: State) {
+        let mut states = self.states.lock().unwrap_or_else(|e| e.into_inner());
+        if states.get(&node) != Some(&state) {
+            self.say(name, &state.words());
+            states.insert(node, state);
+        }
+    }
+
+    /// Puts something on the time line.
+    pub fn say(&self, who: &str, text: &str) {
+        let at_us = self.begun.elapsed().as_micros() as u64;
+        let event = Event { at_us, who: who.into(), text: text.into() };
+        self.events.lock().unwrap_or_else(|e| e.into_inner()).push(event);
+    }
+
+    /// Everything so far.
+    pub fn events(&self) -> Vec<Event> {
+        self.events.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Whether there are `masters` masters and everybody else follows one, linked.
+    pub fn redundant(&self, nodes: usize, masters: usize) -> bool {
+        let states = self.states.lock().unwrap_or_else(|e| e.into_inner());
+        let now_masters = states.values().filter(|s| s.role == "master").count();
+        let linked = states.values().filter(|s| s.role == "slave" && s.linked).count();
+        states.len() == nodes && now_masters == masters && linked == nodes - masters
+    }
+}

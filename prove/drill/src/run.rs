@@ -1,0 +1,723 @@
+//! One run of a drill: a variant of it with one of its faults, against real servers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use unslow_client::{Connection, Options};
+use unslow_engine::{Error, info, view, wait_for};
+use unslow_lab::faults::{self, Active};
+use unslow_lab::lab::Lab;
+
+use crate::check::availability::{Window, windows};
+use crate::check::exclusion::{Locks, locks};
+use crate::check::linearizable::{self, Answer};
+use crate::check::lost_writes::{Writes, writes};
+use crate::check::stale_reads::{Reads, reads};
+use crate::check::{Check, Verdict};
+use crate::ground::{Ground, Way};
+use crate::history::{History, Model, Op};
+use crate::load::{self, Run};
+use crate::observe::{Event, Observer};
+use crate::spec::{Drill, FaultSpec, Kind, Plan};
+use crate::store::Folder;
+use crate::verify::Proof;
+
+/// How to run it, beside what the drill says.
+#[derive(Clone, Debug)]
+pub struct How {
+    /// Another engine than the drill's.
+    pub engine: Option<String>,
+    /// Of jitter, loss and keys.
+    pub seed: u64,
+    /// Where the evidence goes.
+    pub store: PathBuf,
+    /// A deployment of the user's instead of a lab.
+    pub url: Option<String>,
+    /// Look at the deployment before, during and after, as the doctor does.
+    pub facts: bool,
+}
+
+/// Schema of an [`Outcome`].
+pub const SCHEMA: &str = "unslow.drill/1";
+
+/// Whether linearizable registers were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Registers {
+    /// Registers that many wrote.
+    pub checked: u64,
+    /// Of those, not linearizable.
+    pub wrong: u64,
+    /// Of those, too hard to say.
+    pub unknown: u64,
+    /// Operations on them.
+    pub operations: u64,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub struct Figures {
+    /// When the first fault was at work.
+    pub fault_from_us: u64,
+    /// When the last was over.
+    pub fault_until_us: u64,
+    /// From the fault until a server became master that was not.
+    pub promoted_after_us: Option<u64>,
+    /// Each client's longest time without an acknowledged operation.
+    pub windows: Vec<Window>,
+    /// The longest of clients that follow, of the shard that was hit.
+    pub window_us_max: u64,
+    /// Of the other shards.
+    pub other_shards_window_us_max: u64,
+    /// From the end of the fault until every shard has its master and all replicas.
+    pub redundant_after_us: Option<u64>,
+    /// Operations in all.
+    pub operations: u64,
+    /// Writes of clients that follow.
+    pub writes: Writes,
+    /// Writes of clients that stay.
+    pub writes_stays: Writes,
+    /// Reads from masters, of clients that follow.
+    pub reads: Reads,
+    /// Reads of clients that stay.
+    pub reads_stays: Reads,
+    /// Reads from replicas.
+    pub reads_replicas: Reads,
+    /// Registers that many write.
+    pub registers: Registers,
+    /// Locks, where the load is about them.
+    pub locks: Option<Locks>,
+}
+
+/// A run's outcome.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Outcome {
+    /// `unslow.drill/1`.
+    pub schema: &'static str,
+    /// Name of the drill.
+    pub drill: String,
+    /// Name of the variant.
+    pub variant: String,
+    /// The fault; of several on the time line, the one that has alternatives.
+    pub fault: String,
+    /// The seed.
+    pub seed: u64,
+    /// Which server.
+    pub engine: String,
+    /// Failed when a check failed, else unknown when one is, else passed.
+    pub verdict: Verdict,
+    /// Each check.
+    pub checks: Vec<Check>,
+    /// What was measured.
+    pub figures: Figures,
+    /// The time line.
+    pub events: Vec<Event>,
+    /// Where the evidence is.
+    pub folder: String,
+    /// How long it all took.
+    pub seconds: f64,
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static RUNNING: AtomicBool = AtomicBool::new(false);
+
+/// Ends a run under way: everything is healed, the evidence is kept. `false` when there is none, or when it was asked before.
+pub fn interrupt() -> bool {
+    RUNNING.load(Ordering::SeqCst) && !INTERRUPTED.swap(true, Ordering::SeqCst)
+}
+
+/// Whether somebody has ended it.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody.
+const FOREIGN: [&str; 2] = ["failover", "none"];
+
+/// Runs a variant with one of its faults.
+pub fn run(
+    drill: &Drill,
+    label: &str,
+    plan: &Plan,
+    fault: &str,
+    how: &How,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Outcome, Error> {
+    let begun = Instant::now();
+    let folder = Folder::make(&how.store, &drill.name, &format!("{fault}-{label}"))?;
+    folder.keep("drill.toml", &drill.text)?;
+    RUNNING.store(true, Ordering::SeqCst);
+    let result = match &how.url {
+        Some(url) => {
+            let ground = Ground::foreign(url)?;
+            played(drill, label, plan, fault, how, &folder, None, &ground, url.clone(), progress)
+        }
+        None => in_lab(drill, label, plan, fault, how, &folder, progress),
+    };
+    RUNNING.store(false, Ordering::SeqCst);
+    let mut outcome = result?;
+    outcome.seconds = begun.elapsed().as_secs_f64();
+    let text = serde_json::to_string_pretty(&outcome).map_err(|e| Error::new(e.to_string()))?;
+    folder.keep("outcome.json", &text)?;
+    Ok(outcome)
+}
+
+fn in_lab(
+    drill: &Drill,
+    label: &str,
+    plan: &Plan,
+    fault: &str,
+    how: &How,
+    folder: &Folder,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Outcome, Error> {
+    let mut topology = plan.topology.clone().ok_or_else(|| Error::new("a drill without a lab"))?;
+    topology.seed = how.seed;
+    if let Some(engine) = &how.engine {
+        topology.deployment.server = engine.clone();
+    }
+    for spec in &plan.faults {
+        if let Some(needs) = faults::find(name_in(spec, fault)) {
+            for (key, value) in needs.settings {
+                topology
+                    .deployment
+                    .settings
+                    .entry(key.to_string())
+                    .or_insert_with(|| unslow_lab::topology::Setting::Text(value.to_string()));
+            }
+        }
+    }
+    progress("bringing the lab up");
+    let lab = Lab::start(&topology)?;
+    for sentinel in &lab.deployment.sentinels {
+        let mut connection = sentinel.connect()?;
+        for (key, value) in &plan.sentinel {
+            let value = value.as_str().map_or_else(|| value.to_string(), String::from);
+            connection.call(&["SENTINEL", "SET", "mymaster", key, &value])?;
+        }
+    }
+    let ground = Ground::of(&lab)?;
+    let engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
+    let outcome = played(drill, label, plan, fault, how, folder, Some(&lab), &ground, engine, progress);
+    for (server, _) in lab.servers() {
+        let _ = folder.keep(&format!("{}.log", server.name()), &server.log_tail(2000));
+    }
+    outcome
+}
+
+/// What this run does at a place of the time line.
+fn name_in<'a>(spec: &'a FaultSpec, fault: &'a str) -> &'a str {
+    if spec.names().iter().any(|n| n == fault) { fault } else { &spec.names()[0] }
+}
+
+/// Sleeps until a moment; `false` when somebody ended the run.
+fn sleep_until(at: Instant) -> bool {
+    while Instant::now() < at {
+        if interrupted() {
+            return false;
+        }
+        std::thread::sleep(at.saturating_duration_since(Instant::now()).min(Duration::from_millis(20)));
+    }
+    !interrupted()
+}
+
+/// What the time line left to be judged.
+#[derive(Default)]
+struct Played {
+    checks: Vec<Check>,
+    from_us: u64,
+    until_us: u64,
+    healed_us: u64,
+    redundant_us: Option<u64>,
+}
+
+#[allow(clippy::too_many_arguments)] // one call each, from `run` and `in_lab`
+fn played(
+    drill: &Drill,
+    label: &str,
+    plan: &Plan,
+    fault: &str,
+    how: &How,
+    folder: &Folder,
+    lab: Option<&Lab>,
+    ground: &Ground,
+    engine: String,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Outcome, Error> {
+    let shards = ground.shards(how.seed)?;
+    let (stop, unwatch) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (run, clients) = Run::new(ground, &shards, &plan.load, &stop);
+    let observer = Observer::new(run.begun);
+    let (played, history) = std::thread::scope(|scope| {
+        observer.watch(ground, scope, &unwatch);
+        let threads = run.start(scope, &clients);
+        let played = time_line(plan, fault, how, folder, lab, ground, &run, &observer, progress);
+        stop.store(true, Ordering::SeqCst);
+        let history = load::collect(clients.clone(), threads);
+        unwatch.store(true, Ordering::SeqCst);
+        (played, history)
+    });
+    folder.history(&history)?;
+    folder.events(&observer.events())?;
+    let mut played = played?;
+    progress("reading what is there");
+    let finals = if plan.load.kind == Kind::Writes { Some(load::finals(&run, &clients)) } else { None };
+    if lab.is_none() {
+        load::sweep(&run, &clients);
+    }
+    progress("checking");
+    let events = observer.events();
+    let mut figures = measure(&history, &played, &events);
+    let mut checks = std::mem::take(&mut played.checks);
+    match finals {
+        Some(Ok(finals)) => {
+            let (follows, lost) = writes(&history, Model::Follows, &finals);
+            let (stays, lost_stays) = writes(&history, Model::Stays, &finals);
+            (figures.writes, figures.writes_stays) = (follows, stays);
+            checks.extend(of_writes(plan, &figures, &lost, &lost_stays));
+        }
+        Some(Err(e)) => checks.push(Check::unknown("lost_writes", e.to_string())),
+        None => {}
+    }
+    checks.extend(judge(plan, &history, &mut figures));
+    let verdict = checks.iter().map(|c| c.verdict).max().unwrap_or(Verdict::Unknown);
+    Ok(Outcome {
+        schema: SCHEMA,
+        drill: drill.name.clone(),
+        variant: label.into(),
+        fault: fault.into(),
+        seed: how.seed,
+        engine,
+        verdict,
+        checks,
+        figures,
+        events,
+        folder: folder.path().display().to_string(),
+        seconds: 0.0,
+    })
+}
+
+/// Something the time line does.
+enum Act {
+    Begin(usize),
+    End(usize),
+}
+
+#[allow(clippy::too_many_arguments)] // the whole of a run meets here
+fn time_line(
+    plan: &Plan,
+    fault: &str,
+    how: &How,
+    folder: &Folder,
+    lab: Option<&Lab>,
+    ground: &Ground,
+    run: &Run<'_>,
+    observer: &Observer,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Played, Error> {
+    let mut played = Played::default();
+    progress("waiting for every client to get through");
+    let through = || run.progress.iter().filter(|p| p.load(Ordering::Relaxed) > 0).count();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // Locks are taken by one at a time: somebody is enough.
+    let wanted = if plan.load.kind == Kind::Locks { 1 } else { run.progress.len() };
+    while through() < wanted && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if through() < wanted {
+        let text = format!("{} of {} clients had an answer within 20 s", through(), run.progress.len());
+        played.checks.push(Check::unknown("load", text));
+        return Ok(played);
+    }
+    let clock = Instant::now();
+    observer.say("drill", "every client gets through");
+    facts(how, folder, ground, "before");
+    let mut acts: Vec<(Duration, Act)> = Vec::new();
+    for (i, spec) in plan.faults.iter().enumerate() {
+        acts.push((spec.at, Act::Begin(i)));
+        acts.extend(spec.lasts.map(|lasts| (spec.at + lasts, Act::End(i))));
+    }
+    acts.sort_by_key(|(at, _)| *at);
+    let mut active: BTreeMap<usize, (Active, Proof)> = BTreeMap::new();
+    let mut result = Ok(());
+    let mut shift = Duration::ZERO;
+    for (at, act) in acts {
+        if !sleep_until(clock + at + shift) {
+            break;
+        }
+        let spec = match act {
+            Act::Begin(i) | Act::End(i) => &plan.faults[i],
+        };
+        let name = name_in(spec, fault);
+        match (act, lab) {
+            (Act::Begin(i), Some(lab)) => {
+                progress(&format!("{name} {}", spec.who.as_deref().unwrap_or_default()));
+                let before = Instant::now();
+                let began = begin(lab, name, spec, observer, ground);
+                // A failover takes its time; the rest of the time line waits for it.
+                shift += before.elapsed().saturating_sub(Duration::from_millis(500));
+                match began {
+                    Ok(Some((started, proof))) => {
+                        let now = run.now_us();
+                        played.from_us = if played.from_us == 0 { now } else { played.from_us };
+                        observer.say("drill", &format!("{name}: {}", started.subject));
+                        played.checks.push(proved(&proof, lab, name, "at its beginning"));
+                        active.insert(i, (started, proof));
+                        if spec.lasts.is_some_and(|l| l >= Duration::from_secs(3)) {
+                            facts(how, folder, ground, "during");
+                        }
+                    }
+                    Ok(None) => {
+                        played.from_us = if played.from_us == 0 { run.now_us() } else { played.from_us };
+                        played.until_us = run.now_us();
+                    }
+                    Err(e) => result = Err(e),
+                }
+            }
+            (Act::Begin(_), None) => {
+                played.from_us = run.now_us();
+                observer.say("drill", name);
+                progress(name);
+                result = foreign(ground, name);
+                played.until_us = run.now_us();
+            }
+            (Act::End(i), Some(lab)) => {
+                if let Some((mut ending, proof)) = active.remove(&i) {
+                    played.checks.push(proved(&proof, lab, name, "at its end"));
+                    played.until_us = run.now_us();
+                    observer.say("drill", &format!("{name} ends"));
+                    result = ending.heal();
+                    if let Err(found) = proof.healed(lab) {
+                        played.checks.push(Check::unknown("fault", format!("{name} could not be undone: {found}")));
+                    }
+                }
+            }
+            (Act::End(_), None) => {}
+        }
+        if result.is_err() {
+            break;
+        }
+    }
+    // Last in, first out; whatever happened above.
+    while let Some((_, (mut ending, _))) = active.pop_last() {
+        played.until_us = run.now_us();
+        result = result.and(ending.heal());
+    }
+    played.healed_us = run.now_us();
+    result?;
+    if plan.faults.is_empty() {
+        sleep_until(Instant::now() + plan.after);
+        (played.from_us, played.until_us) = (1, run.now_us());
+    }
+    if interrupted() {
+        played
+            .checks
+            .push(Check::unknown("load", "interrupted: everything was healed, and what was seen so far is kept"));
+        return Ok(played);
+    }
+    progress("waiting for full redundancy");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < deadline && !interrupted() {
+        if observer.redundant(ground.nodes.len(), ground.masters) {
+            played.redundant_us = Some(run.now_us());
+            observer.say("drill", "every shard has its master and its replicas");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    sleep_until(Instant::now() + plan.after);
+    facts(how, folder, ground, "after");
+    if plan.faults.iter().any(|f| f.names().iter().any(|n| n != "none")) && played.from_us == 0 {
+        played.checks.push(Check::unknown("fault", "no fault was at work"));
+    }
+    Ok(played)
+}
+
+fn proved(proof: &Proof, lab: &Lab, name: &str, when: &str) -> Check {
+    match proof.holds(lab) {
+        Ok(found) => Check::of("fault", true, format!("{name} was at work {when}: {found}")),
+        Err(found) => Check::unknown("fault", format!("{name} was not at work {when}: {found}")),
+    }
+}
+
+/// Begins a fault; `None` for one that is over when it returns.
+fn begin(
+    lab: &Lab,
+    name: &str,
+    spec: &FaultSpec,
+    observer: &Observer,
+    ground: &Ground,
+) -> Result<Option<(Active, Proof)>, Error> {
+    if name == "rolling_restart" {
+        rolling_restart(lab, spec.value.as_deref() == Some("failover"), observer, ground)?;
+        return Ok(None);
+    }
+    let before = Proof::new(lab, name, spec.who.as_deref().unwrap_or_default());
+    let active = faults::named(name)?.inject(lab, spec.who.as_deref(), spec.value.as_deref())?;
+    let proof = if name == "restart" { before } else { Proof::new(lab, name, &active.subject) };
+    Ok(Some((active, proof)))
+}
+
+fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Ground) -> Result<(), Error> {
+    let (restart, failover) = (faults::named("restart")?, faults::named("failover")?);
+    for node in &lab.deployment.nodes {
+        if interrupted() {
+            return Ok(());
+        }
+        let master = info(&mut node.connect()?, "replication")?.get("role") == Some("master");
+        if master && fail_over {
+            observer.say("drill", &format!("failover of {}", node.name()));
+            // It stays so: the next restart finds it a replica.
+            failover.inject(lab, Some(node.name()), None)?.forget();
+        }
+        observer.say("drill", &format!("restart of {}", node.name()));
+        restart.inject(lab, Some(node.name()), None)?;
+        // The observer first has to see that it was gone.
+        std::thread::sleep(Duration::from_millis(200));
+        wait_for("full redundancy after a restart", Duration::from_secs(60), || {
+            Ok(interrupted() || observer.redundant(ground.nodes.len(), ground.masters))
+        })?;
+    }
+    Ok(())
+}
+
+/// A fault of somebody else's deployment, by its own commands.
+fn foreign(ground: &Ground, name: &str) -> Result<(), Error> {
+    match (name, ground.way) {
+        ("none", _) => Ok(()),
+        ("failover", Way::Sentinel) => {
+            let sentinel = ground.sentinels.first().ok_or_else(|| Error::new("no Sentinel is known"))?;
+            sentinel.beside(&Options::default())?.call(&["SENTINEL", "FAILOVER", &ground.service])?;
+            Ok(())
+        }
+        ("failover", Way::Cluster) => {
+            for node in &ground.nodes {
+                let mut c: Connection = node.beside(&Options::default())?;
+                let now = view(&mut c)?;
+                let follows = now.myself().and_then(|me| me.master_id.clone());
+                let first = now.masters().filter(|m| !m.slots.is_empty()).min_by_key(|m| ground.at(&m.address));
+                if follows.is_some() && follows == first.map(|m| m.id.clone()) {
+                    c.call(&["CLUSTER", "FAILOVER"])?;
+                    return Ok(());
+                }
+            }
+            Err(Error::new("the first shard has no replica that could take over"))
+        }
+        _ => Err(Error::new(format!(
+            "{name} cannot be done to a deployment of your own from here; there are {} (with none you cause it yourself \
+             while the drill measures)",
+            FOREIGN.join(", ")
+        ))),
+    }
+}
+
+/// Facts as the doctor takes them, beside the history. A look that fails is no reason to stop.
+fn facts(how: &How, folder: &Folder, ground: &Ground, when: &str) {
+    let Some(node) = ground.nodes.last().filter(|_| how.facts) else { return };
+    let second = Duration::from_secs(1);
+    let options = Options { connect_timeout: second, command_timeout: second, ..Options::default() };
+    if let Ok(found) = unslow_client::discover(&node.target, &options) {
+        let settings = unslow_probe::Settings {
+            window: Duration::from_millis(500),
+            options,
+            show_keys: false,
+            host: false,
+            hosts: Vec::new(),
+            url: node.target.url(),
+        };
+        let seen = unslow_probe::run(&found, &settings);
+        if let Ok(text) = serde_json::to_string(&seen) {
+            let _ = folder.keep(&format!("facts-{when}.json"), &text);
+        }
+    }
+}
+
+fn measure(history: &History, played: &Played, events: &[Event]) -> Figures {
+    let from = played.from_us;
+    let all = windows(history, from, u64::MAX);
+    // The shard that was hit is the one whose clients waited longest; it is the first unless the drill said otherwise.
+    let follows = || all.iter().filter(|w| w.model == Model::Follows);
+    let worst = follows().max_by_key(|w| w.length_us).map(|w| w.shard).unwrap_or(0);
+    let longest = |same: bool| follows().filter(|w| (w.shard == worst) == same).map(|w| w.length_us).max().unwrap_or(0);
+    let promoted = events.iter().find(|e| e.at_us > from && e.who != "drill" && e.text == "master" && from > 0);
+    Figures {
+        fault_from_us: from,
+        fault_until_us: played.until_us,
+        promoted_after_us: promoted.map(|e| e.at_us - from),
+        window_us_max: longest(true),
+        other_shards_window_us_max: longest(false),
+        windows: all,
+        redundant_after_us: played.redundant_us.map(|at| at.saturating_sub(played.until_us)),
+        operations: history.ops.len() as u64,
+        reads: reads(history, Model::Follows).0,
+        reads_stays: reads(history, Model::Stays).0,
+        reads_replicas: reads(history, Model::ReadsReplicas).0,
+        ..Figures::default()
+    }
+}
+
+fn ms(us: u64) -> String {
+    if us >= 10_000_000 { format!("{:.1} s", us as f64 / 1e6) } else { format!("{:.0} ms", us as f64 / 1e3) }
+}
+
+fn told(op: &Op) -> String {
+    serde_json::to_string(op).unwrap_or_default()
+}
+
+fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op]) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let shown = |lost: &[Op]| lost.iter().take(5).map(told).collect::<Vec<_>>();
+    let expect = &plan.expect;
+    let both = [
+        ("lost_writes", expect.lost_writes, &figures.writes, lost),
+        ("lost_writes_stays", expect.lost_writes_stays, &figures.writes_stays, lost_stays),
+    ];
+    for (name, most, seen, lost) in both {
+        if let Some(most) = most {
+            let text = format!(
+                "{} of {} acknowledged writes lost; at most {most} were expected",
+                seen.lost, seen.acknowledged
+            );
+            checks.push(Check::of(name, seen.lost <= most, text).because(shown(lost)));
+        }
+        // These hold whatever a drill expects.
+        let text = format!(
+            "{} refused writes are there all the same, {} were never written by anybody",
+            seen.refused_and_there, seen.invented
+        );
+        if seen.refused_and_there + seen.invented > 0 {
+            checks.push(Check::of(name, false, text));
+        }
+    }
+    if let Some(least) = expect.lost_writes_at_least {
+        let all = figures.writes.lost + figures.writes_stays.lost;
+        let text = format!("{all} acknowledged writes lost; at least {least} were expected to be found");
+        checks.push(Check::of("lost_writes_at_least", all >= least, text));
+    }
+    if let Some(bound) = expect.lost_within {
+        let limit = figures.fault_from_us + bound.as_micros() as u64;
+        let late: Vec<Op> = lost.iter().chain(lost_stays).filter(|op| op.ended_us > limit).copied().collect();
+        let text = format!(
+            "{} writes lost that were acknowledged later than {} after the fault began; none was expected",
+            late.len(),
+            ms(bound.as_micros() as u64)
+        );
+        checks.push(Check::of("lost_within", late.is_empty(), text).because(shown(&late)));
+    }
+    checks
+}
+
+fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
+    let expect = &plan.expect;
+    let mut checks = Vec::new();
+    if let Some(most) = expect.window {
+        let most = most.as_micros() as u64;
+        let open = figures.windows.iter().any(|w| w.model == Model::Follows && !w.closed && w.length_us > most);
+        let text = format!(
+            "clients that follow were without an answer for {} at most{}; {} were allowed",
+            ms(figures.window_us_max),
+            if open { " and to the end" } else { "" },
+            ms(most)
+        );
+        checks.push(Check::of("window", figures.window_us_max <= most, text));
+    }
+    let mut wrong = Vec::new();
+    for (register, ops) in linearizable::registers(history) {
+        figures.registers.checked += 1;
+        figures.registers.operations += ops.len() as u64;
+        match linearizable::check(&ops, linearizable::STATES_MAX) {
+            Answer::Yes => {}
+            Answer::GaveUp => figures.registers.unknown += 1,
+            Answer::No(shown) => {
+                figures.registers.wrong += 1;
+                wrong.push(format!("register {register}:"));
+                wrong.extend(shown.iter().map(told));
+            }
+        }
+    }
+    let seen = &figures.registers;
+    if expect.linearizable == Some(true) {
+        let text = format!("{} of {} registers are not linearizable", seen.wrong, seen.checked);
+        checks.push(if seen.wrong == 0 && (seen.unknown > 0 || seen.checked == 0) {
+            Check::unknown(
+                "linearizable",
+                format!("{} of {} registers were too hard to judge", seen.unknown, seen.checked),
+            )
+        } else {
+            Check::of("linearizable", seen.wrong == 0, text).because(wrong)
+        });
+    } else if seen.wrong > 0 {
+        checks.push(
+            Check::of(
+                "registers",
+                true,
+                format!("{} of {} registers are not linearizable (told, not judged)", seen.wrong, seen.checked),
+            )
+            .because(wrong),
+        );
+    }
+    let from_replicas = &figures.reads_replicas;
+    if let Some(most) = expect.stale {
+        let text = format!(
+            "reads of replicas were up to {} too late; {} were allowed",
+            ms(from_replicas.stale_us_max),
+            ms(most.as_micros() as u64)
+        );
+        let check = Check::of("stale", from_replicas.stale_us_max <= most.as_micros() as u64, text);
+        checks.push(if from_replicas.answered == 0 {
+            Check::unknown("stale", "no replica answered a read")
+        } else {
+            check
+        });
+    }
+    if let Some(most) = expect.time_travel {
+        let text = format!(
+            "{} reads went back behind an earlier one of the same client; at most {most} were expected",
+            from_replicas.time_travel
+        );
+        checks.push(Check::of("time_travel", from_replicas.time_travel <= most, text));
+    }
+    if plan.load.kind == Kind::Locks {
+        let (seen, pairs) = locks(history);
+        if let Some(most) = expect.double_holders {
+            let text = format!(
+                "{} times two clients held a lock at once, of {} times it was taken; at most {most} were expected",
+                seen.double_holders, seen.taken
+            );
+            let shown = pairs.iter().take(3).flat_map(|(a, b)| [told(a), told(b)]).collect();
+            let check = Check::of("double_holders", seen.double_holders <= most, text).because(shown);
+            checks.push(if seen.taken == 0 {
+                Check::unknown("double_holders", "nobody ever got a lock")
+            } else {
+                check
+            });
+        }
+        if let Some(most) = expect.late_uses_taken {
+            let taken = seen.late_uses - seen.late_uses_fenced;
+            let text = format!(
+                "{taken} of {} uses after the holder's time were taken; at most {most} were expected",
+                seen.late_uses
+            );
+            checks.push(Check::of("late_uses_taken", taken <= most, text));
+        }
+        figures.locks = Some(seen);
+    }
+    if let Some(most) = expect.redundant {
+        checks.push(match figures.redundant_after_us {
+            Some(us) => Check::of(
+                "redundant",
+                us <= most.as_micros() as u64,
+                format!(
+                    "{} after the fault every shard had its replicas again; {} were allowed",
+                    ms(us),
+                    ms(most.as_micros() as u64)
+                ),
+            ),
+            None => Check::of("redundant", false, "a shard without its replicas a minute after the fault"),
+        });
+    }
+    checks
+}
