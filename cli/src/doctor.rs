@@ -139,6 +139,9 @@ pub struct Doctor {
     /// Compare with an earlier report (--format json)
     #[arg(long, value_name = "FILE")]
     diff: Option<PathBuf>,
+    /// Print the remedies as a script: what can be run as it stands is run, the rest are comments
+    #[arg(long)]
+    fix_plan: bool,
     /// Show key names in place of hashes
     #[arg(long)]
     show_keys: bool,
@@ -201,7 +204,9 @@ impl Doctor {
             fs::write(path, page).with_context(|| format!("{}: the page could not be written", path.display()))?;
             output.note(&format!("page written to {}", path.display()));
         }
-        if output.json() {
+        if self.fix_plan {
+            output.print(&text::fix_plan(&report))?;
+        } else if output.json() {
             output.print_json(&report)?;
         } else {
             output.print(&text::report(&report, output.verbose))?;

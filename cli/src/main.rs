@@ -6,6 +6,8 @@
 mod bench;
 mod bench_html;
 mod bypass;
+mod case;
+mod case_html;
 mod demo;
 mod doctor;
 mod drill;
@@ -67,6 +69,8 @@ enum Verb {
     Watch(Box<watch::WatchArguments>),
     /// Failovers, hangs, partitions, resharding, locks: is it safe, is it up? Checked, not watched.
     Drill(drill::DrillArguments),
+    /// The five incidents, end to end: broken, diagnosed, mended, measured.
+    Case(case::CaseArguments),
     /// The real servers that can be run here.
     Engine(engine::EngineArguments),
 }
@@ -136,6 +140,7 @@ fn main() -> ExitCode {
         Verb::Sink(sink) => sink.run(&arguments.output),
         Verb::Bypass(bypass) => bypass.run(&arguments.output),
         Verb::Watch(watch) => watch.run(&arguments.output),
+        Verb::Case(case) => case.run(&arguments.output),
         Verb::Drill(drill) => drill.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };

@@ -173,3 +173,25 @@ fn wrap(text: &str, indent: usize) -> String {
     let width = textwrap::termwidth().clamp(60, 140).saturating_sub(indent);
     textwrap::wrap(text, textwrap::Options::new(width).break_words(false)).join(&format!("\n{}", " ".repeat(indent)))
 }
+
+/// The remedies as a script for `sh`: a line that names its server is run, anything that needs a choice is a comment.
+pub fn fix_plan(report: &Report) -> String {
+    let mut out = format!("# unslow doctor {}: read it before you run it\n", report.deployment.url);
+    let mut seen = std::collections::BTreeSet::new();
+    for (i, finding) in report.findings.iter().enumerate() {
+        let _ = writeln!(out, "\n# {}. {} ({})", i + 1, finding.title, finding.id);
+        for remedy in &finding.remedies {
+            let _ = writeln!(out, "#    {}; risk: {}; way back: {}", remedy.text, remedy.risk, remedy.rollback);
+            for command in &remedy.commands {
+                let runs =
+                    command.starts_with("redis-cli -h ") && !command.contains(['<', '>', ';', '|', '&', '`', '$']);
+                if runs && seen.insert(command.clone()) {
+                    let _ = writeln!(out, "{command}");
+                } else if !runs {
+                    let _ = writeln!(out, "#      {command}");
+                }
+            }
+        }
+    }
+    out
+}

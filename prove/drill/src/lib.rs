@@ -3,6 +3,7 @@
 //! [`spec::Drill`] is the data, [`run::run`] plays one variant of it against real servers and judges what the clients saw.
 //! A drill verifies its own fault and its own load: what cannot be shown to have happened is `unknown`, never passed.
 
+pub mod case;
 pub mod check;
 pub mod ground;
 pub mod history;

@@ -716,6 +716,7 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
                     ms(most.as_micros() as u64)
                 ),
             ),
+            None if interrupted() => Check::unknown("redundant", "interrupted before it could be seen"),
             None => Check::of("redundant", false, "a shard without its replicas a minute after the fault"),
         });
     }

@@ -1,0 +1,148 @@
+//! `unslow case`: the five incidents end to end, each with its before and after on one page.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use unslow_drill::case::{self, Case, Report};
+use unslow_drill::check::Verdict;
+
+use crate::case_html;
+use crate::output::{Output, style, table};
+
+#[derive(Args)]
+pub struct CaseArguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The cases
+    List,
+    /// Break it, diagnose it, mend it, measure it
+    Run {
+        /// Which; --all for every one
+        #[arg(required_unless_present = "all")]
+        name: Vec<String>,
+        /// Every case
+        #[arg(long, conflicts_with = "name")]
+        all: bool,
+        /// So many times each, with one seed after another
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        repeat: u32,
+        /// Seed of keys and jitter
+        #[arg(long, value_name = "N")]
+        seed: Option<u64>,
+        /// Where the evidence is kept
+        #[arg(long, default_value = "store", value_name = "DIRECTORY")]
+        store: PathBuf,
+        /// Keep the report as a page
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
+    },
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    cases: &'a [Report],
+}
+
+impl CaseArguments {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        let What::Run { name, all, repeat, seed, store, html } = &self.what else { return list(output) };
+        let cases: Vec<&Case> = if *all {
+            case::ALL.iter().collect()
+        } else {
+            name.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
+        };
+        let binary = std::env::current_exe().context("the path of this program")?;
+        let seed = seed.unwrap_or_else(|| rand::random::<u32>().into());
+        let mut reports: Vec<Report> = Vec::new();
+        let many = cases.len() * *repeat as usize;
+        for n in 0..u64::from(*repeat) {
+            for case in &cases {
+                let head = format!("{}/{many} {}", reports.len() + 1, case.name);
+                let spinner = output.spinner();
+                let report = case.run(&binary, store, seed + n, &mut |what| {
+                    spinner.update(&format!("{head}: {what}"));
+                });
+                drop(spinner);
+                let report = report.with_context(|| format!("case {}", case.name))?;
+                let (mark, word) = verdict(&report);
+                output.note(&format!("{head}: {mark}{word}{mark:#} ({:.0} s)", report.seconds));
+                if !output.json() {
+                    output.print(&text(&report))?;
+                }
+                reports.push(report);
+            }
+        }
+        if let Some(path) = html {
+            let page = case_html::page(&reports)?;
+            std::fs::write(path, page).with_context(|| path.display().to_string())?;
+            output.note(&format!("page written to {}", path.display()));
+        }
+        if output.json() {
+            output.print_json(&Document { schema: case::SCHEMA, cases: &reports })?;
+        } else if reports.len() > 1 {
+            let right = reports.iter().filter(|r| r.verdict == Verdict::Passed).count();
+            let seconds: f64 = reports.iter().map(|r| r.seconds).sum();
+            output.print(&format!("{right} of {} cases passed, in {seconds:.0} s.\n", reports.len()))?;
+        }
+        Ok(u8::from(reports.iter().any(|r| r.verdict != Verdict::Passed)))
+    }
+}
+
+fn list(output: &Output) -> anyhow::Result<u8> {
+    for case in case::ALL {
+        let story = case.story()?;
+        output.print(&format!("{:<24} {}  {}\n", case.name, story.incident, story.title))?;
+    }
+    Ok(0)
+}
+
+fn verdict(report: &Report) -> (anstyle::Style, &'static str) {
+    match report.verdict {
+        Verdict::Passed => (style::GOOD, "passed"),
+        Verdict::Unknown => (style::WARN, "unknown"),
+        Verdict::Failed => (style::BAD, "failed"),
+    }
+}
+
+/// Columns and rows, the first column being what it was measured with.
+pub fn rows(report: &Report) -> Vec<Vec<String>> {
+    let mut all = vec![report.columns.clone()];
+    all.extend(report.rows.iter().map(|r| std::iter::once(r.name.clone()).chain(r.cells.iter().cloned()).collect()));
+    all
+}
+
+fn text(report: &Report) -> String {
+    let (title, faint, bad) = (style::TITLE, style::FAINT, style::BAD);
+    let mut out = format!("\n{title}{}{title:#} ({}, incident {})\n", report.title, report.case, report.incident);
+    let options = textwrap::Options::with_termwidth();
+    let _ = writeln!(out, "{}", textwrap::fill(&report.about, &options));
+    if let Some(d) = &report.diagnosis {
+        let (mark, word) = if d.right { (style::GOOD, "right") } else { (bad, "wrong") };
+        let _ = writeln!(out, "\ndoctor: {mark}{}{mark:#} ({word}): {}", d.found, d.sentence);
+        if !d.chain.is_empty() {
+            let _ = writeln!(out, "        then {}", d.chain.join(", "));
+        }
+    }
+    out += "\n";
+    out += &table(&rows(report));
+    for note in &report.notes {
+        let _ = writeln!(out, "{faint}{note}{faint:#}");
+    }
+    for picture in &report.pictures {
+        let _ = writeln!(out, "{faint}{}: {}{faint:#}", picture.title, picture.file);
+    }
+    for why in &report.failed {
+        let _ = writeln!(out, "{bad}failed{bad:#} {why}");
+    }
+    let _ = writeln!(out, "{faint}evidence: {}{faint:#}", report.folder);
+    let _ = writeln!(out, "\n{}\n", report.closing);
+    out
+}

@@ -1,0 +1,40 @@
+//! The cases' report as a page: each with its diagnosis, its before and after, and its drawings.
+
+use anyhow::Context;
+use minijinja::{Environment, context};
+use serde::Serialize;
+use unslow_drill::case::Report;
+
+use crate::case::rows;
+
+#[derive(Serialize)]
+struct CasePage<'a> {
+    report: &'a Report,
+    head: Vec<String>,
+    rows: Vec<Vec<String>>,
+    pictures: Vec<(String, String)>,
+}
+
+/// The whole page: nothing in it is fetched from elsewhere.
+pub fn page(reports: &[Report]) -> anyhow::Result<String> {
+    let mut environment = Environment::new();
+    environment.add_template("case.html", include_str!("../templates/case.html")).context("the page's template")?;
+    let mut cases = Vec::new();
+    for report in reports {
+        let mut all = rows(report);
+        let head = all.remove(0);
+        let mut pictures = Vec::new();
+        for picture in &report.pictures {
+            let svg = std::fs::read_to_string(&picture.file).with_context(|| picture.file.clone())?;
+            // Inside a page an SVG has no XML head.
+            let svg = svg.find("<svg").map_or(svg.clone(), |at| svg[at..].to_string());
+            pictures.push((picture.title.clone(), svg));
+        }
+        cases.push(CasePage { report, head, rows: all, pictures });
+    }
+    let seconds: f64 = reports.iter().map(|r| r.seconds).sum();
+    environment
+        .get_template("case.html")?
+        .render(context! { cases, seconds => format!("{seconds:.0}") })
+        .context("the page could not be rendered")
+}

@@ -1,0 +1,229 @@
+//! I1: every client asks every node who owns what, and in Redis 5 the answer is dear.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use unslow_client::{Connection, Options};
+use unslow_engine::{Error, Server, free_port, info, wait_for};
+use unslow_lab::faults;
+use unslow_lab::lab::Lab;
+
+use super::{Background, Context, Played, Row, cpu_of, number, percent, time};
+
+/// Clients that refresh: so many a second to each node, each on a connection of its own, as Lettuce does.
+struct Storm {
+    stop: Arc<AtomicBool>,
+    asked: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Storm {
+    fn begin(nodes: &[Arc<Server>], per_s: f64) -> Storm {
+        let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let threads = nodes
+            .iter()
+            .map(|node| {
+                let (target, stop, asked) = (node.target(), stop.clone(), asked.clone());
+                std::thread::spawn(move || {
+                    let patience = Duration::from_secs(2);
+                    let options = Options {
+                        connect_timeout: patience,
+                        command_timeout: patience,
+                        name: Some("lettuce#ClusterTopologyRefresh"),
+                        ..Options::default()
+                    };
+                    // A few at a time stay for a moment, so that CLIENT LIST shows them.
+                    let mut open = std::collections::VecDeque::new();
+                    let mut due = Instant::now();
+                    while !stop.load(Ordering::Relaxed) {
+                        due += Duration::from_secs_f64(1.0 / per_s);
+                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                        if let Ok(mut client) = Connection::open(&target, &options) {
+                            let answered = client.call(&["CLUSTER", "NODES"]).is_ok() && client.call(&["INFO"]).is_ok();
+                            asked.fetch_add(u64::from(answered), Ordering::Relaxed);
+                            open.push_back(client);
+                        }
+                        if open.len() > 8 {
+                            open.pop_front();
+                        }
+                    }
+                })
+            })
+            .collect();
+        Storm { stop, asked, threads }
+    }
+}
+
+impl Drop for Storm {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A cluster whose nodes each remember `ghosts` nodes more.
+fn haunted(engine: &str, ghosts: u64) -> Result<(Lab, Vec<faults::Active>), Error> {
+    let fault = faults::named("ghost_nodes")?;
+    let lab = Lab::start_flat(&fault.topology(engine))?;
+    let ghosts = ghosts.to_string();
+    let mut active = Vec::new();
+    for node in &lab.deployment.nodes {
+        active.push(fault.inject(&lab, Some(node.name()), Some(&ghosts))?);
+    }
+    Ok((lab, active))
+}
+
+/// Time spent on CLUSTER subcommands so far, and calls: before 7.0 they are counted together.
+fn spent(server: &Server) -> Result<(f64, f64), Error> {
+    let section = info(&mut server.connect()?, "commandstats")?;
+    let (mut us, mut calls) = (0.0, 0.0);
+    for (name, stat) in section.command_stats() {
+        if name == "cluster|nodes" || name == "cluster" {
+            us += stat.usec as f64;
+            calls += stat.calls as f64;
+        }
+    }
+    Ok((us, calls))
+}
+
+struct Seen {
+    each_us: f64,
+    masters: f64,
+    replicas: f64,
+    p50: f64,
+    p999: f64,
+    asked_per_s: f64,
+}
+
+/// The application's latency and the nodes' time on CLUSTER NODES, for some seconds.
+fn measure(cx: &Context<'_>, lab: &Lab, url: &str, storm: Option<&Storm>) -> Result<Seen, Error> {
+    let (rate, seconds) = (cx.story.number("rate_per_s")?.to_string(), cx.story.number("seconds")?.to_string());
+    let nodes = &lab.deployment.nodes;
+    let masters = lab.deployment.masters;
+    let before = nodes.iter().map(|n| Ok((spent(n)?, cpu_of(n)?))).collect::<Result<Vec<_>, Error>>()?;
+    let asked = storm.map_or(0, |s| s.asked.load(Ordering::Relaxed));
+    let begun = Instant::now();
+    let run = cx.bench(
+        None,
+        url,
+        &["--rate", &rate, "--seconds", &seconds, "--connections", "4", "--mix", "get=0.9,set=0.1", "--keys", "10000"],
+    )?;
+    let length = begun.elapsed().as_secs_f64();
+    let asked = storm.map_or(0, |s| s.asked.load(Ordering::Relaxed)) - asked;
+    let (mut us, mut calls, mut shares) = (0.0, 0.0, [0.0f64; 2]);
+    for (i, (node, ((us_before, calls_before), _))) in nodes.iter().zip(&before).enumerate() {
+        let (us_now, calls_now) = spent(node)?;
+        us += us_now - us_before;
+        calls += calls_now - calls_before;
+        let share = (us_now - us_before) / 1e6 / length;
+        let place = &mut shares[usize::from(i >= masters)];
+        *place = place.max(share);
+    }
+    Ok(Seen {
+        each_us: us / calls,
+        masters: shares[0],
+        replicas: shares[1],
+        p50: number(&run["latency"]["us_p50"]),
+        p999: number(&run["latency"]["us_p99_9"]),
+        asked_per_s: asked as f64 / length,
+    })
+}
+
+fn row(name: &str, seen: &Seen) -> Row {
+    let cells = vec![
+        format!("{:.0}/s", seen.asked_per_s),
+        time(seen.each_us),
+        percent(seen.masters),
+        percent(seen.replicas),
+        time(seen.p50),
+        time(seen.p999),
+    ];
+    Row { name: name.into(), cells }
+}
+
+pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
+    let (clients, ghosts) = (cx.story.number("clients")?, cx.story.number("ghosts")?);
+    let per_s = clients as f64 / 60.0;
+    let mut played = Played {
+        columns: vec![
+            "what",
+            "refreshes",
+            "CLUSTER NODES each",
+            "of a master's core",
+            "of a replica's core",
+            "p50",
+            "p99.9",
+        ],
+        ..Played::default()
+    };
+    cx.say("Redis 5.0: six nodes that each remember a big cluster");
+    let (lab, ghosts_there) = haunted("redis-5.0", ghosts)?;
+    let nodes = lab.deployment.nodes.clone();
+    let storm = Storm::begin(&nodes, per_s);
+    std::thread::sleep(Duration::from_secs(1));
+    let diagnosis = cx.diagnose(&lab, 0)?;
+    cx.say("Redis 5.0: measuring");
+    let before = measure(cx, &lab, &lab.url(), Some(&storm))?;
+    drop(storm);
+    played.rows.push(row("Redis 5.0, every client asks every node", &before));
+
+    cx.say("Redis 5.0: refresh from replicas only");
+    let storm = Storm::begin(&nodes[lab.deployment.masters..], per_s);
+    let replicas = measure(cx, &lab, &lab.url(), Some(&storm))?;
+    drop(storm);
+    played.rows.push(row("Redis 5.0, clients ask replicas only", &replicas));
+
+    cx.say("Redis 5.0: behind unslow gateway, clients ask nobody");
+    let listen = format!("127.0.0.1:{}", free_port("127.0.0.1")?);
+    let gateway: Background = cx.background(None, &["gateway", "--listen", &listen, "--target", &lab.url()], &[])?;
+    let target = unslow_client::Target::parse(&listen)?;
+    wait_for("the gateway", Duration::from_secs(20), || {
+        Ok(Connection::open(&target, &Options::default()).is_ok_and(|mut c| c.call(&["GET", "k"]).is_ok()))
+    })?;
+    let behind = measure(cx, &lab, &listen, None)?;
+    drop(gateway);
+    played.rows.push(row("Redis 5.0, unslow gateway asks for all", &behind));
+    drop((ghosts_there, lab));
+
+    let mut newest = None;
+    for (engine, name) in [("redis-7.0", "Redis 7.0"), ("valkey-9.1", "Valkey 9.1")] {
+        cx.say(&format!("{name}: the same storm"));
+        let (lab, _ghosts) = haunted(engine, ghosts)?;
+        let storm = Storm::begin(&lab.deployment.nodes, per_s);
+        std::thread::sleep(Duration::from_millis(500));
+        let seen = measure(cx, &lab, &lab.url(), Some(&storm))?;
+        drop(storm);
+        played.rows.push(row(&format!("{name}, every client asks every node"), &seen));
+        newest = newest.or(Some(seen));
+    }
+    let upgraded = newest.ok_or_else(|| Error::new("no newer engine was measured"))?;
+    played.held.push((
+        upgraded.each_us * 3.0 < before.each_us,
+        "CLUSTER NODES of Redis 7.0 was not three times as cheap as of 5.0".into(),
+    ));
+    played.held.push((
+        replicas.masters < before.masters / 10.0,
+        "masters still answer CLUSTER NODES when clients ask replicas".into(),
+    ));
+    played
+        .held
+        .push((behind.masters < before.masters / 10.0, "behind the gateway masters still answer CLUSTER NODES".into()));
+    played.notes.push(format!(
+        "{clients} clients that refresh every 60 s are {per_s:.0} refreshes a second for each node; {ghosts} ghosts make each answer as long as in a cluster of {} nodes",
+        ghosts + 6
+    ));
+    played.closing = format!(
+        "CLUSTER NODES took {} of each Redis 5.0 master's core at {} a call; asked of replicas only it takes {} of a master's, behind the gateway {}, and Redis 7.0 answers in {}.",
+        percent(before.masters),
+        time(before.each_us),
+        percent(replicas.masters),
+        percent(behind.masters),
+        time(upgraded.each_us)
+    );
+    played.diagnosis = Some(diagnosis);
+    Ok(played)
+}

@@ -1,0 +1,205 @@
+//! I5: a nightly save forks, the fork outlasts the node timeout, and two masters live on one host from then on.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use unslow_client::{Connection, Options, Target};
+use unslow_engine::{Error, view, wait_for};
+use unslow_lab::faults;
+use unslow_lab::lab::Lab;
+use unslow_lab::topology::Setting;
+
+use super::{Context, Played, Row, time};
+use crate::check::availability::windows;
+use crate::ground::Ground;
+use crate::load::{self, Run};
+use crate::spec::Load;
+
+/// Masters now: number of the node, and its host.
+fn masters(lab: &Lab) -> Result<Vec<(usize, String)>, Error> {
+    let nodes = &lab.deployment.nodes;
+    let mut last = Error::new("no node answers");
+    for node in nodes {
+        let short = Options { command_timeout: Duration::from_secs(1), ..Options::default() };
+        match node.connect_with(&short).map_err(Error::from).and_then(|mut c| view(&mut c)) {
+            Ok(view) => {
+                let of = |m: &unslow_topology::ClusterNode| {
+                    let at = nodes.iter().position(|n| n.address() == m.address)?;
+                    Some((at, lab.hosts[lab.places[at]].name.clone()))
+                };
+                return Ok(view.masters().filter(|m| !m.slots.is_empty() && !m.is_down()).filter_map(of).collect());
+            }
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+/// The most masters that share a host.
+fn crowd(lab: &Lab) -> Result<usize, Error> {
+    let mut hosts: BTreeMap<String, usize> = BTreeMap::new();
+    for (_, host) in masters(lab)? {
+        *hosts.entry(host).or_default() += 1;
+    }
+    Ok(hosts.values().copied().max().unwrap_or(0))
+}
+
+/// Writers of every shard work while `body` runs; the longest time one of them had to wait, in microseconds.
+fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, Error>) -> Result<(T, f64), Error> {
+    let ground = Ground::of(lab)?;
+    let shards = ground.shards(cx.seed)?;
+    let load = Load { follows: 1, stays: 0, rate_per_s: 200.0, ..Load::default() };
+    let stop = AtomicBool::new(false);
+    let (run, clients) = Run::new(&ground, &shards, &load, &stop);
+    std::thread::scope(|scope| {
+        let threads = run.start(scope, &clients);
+        let through = wait_for("every writer to get through", Duration::from_secs(20), || {
+            Ok(run.progress.iter().all(|p| p.load(Ordering::Relaxed) > 0))
+        });
+        let begun = run.now_us();
+        let done = through.and_then(|()| body());
+        std::thread::sleep(Duration::from_millis(500));
+        stop.store(true, Ordering::SeqCst);
+        let history = load::collect(clients.clone(), threads);
+        let longest = windows(&history, begun, u64::MAX).iter().map(|w| w.length_us).max().unwrap_or(0);
+        Ok((done?, longest as f64))
+    })
+}
+
+/// A command line of the plan, `redis-cli -h HOST -p PORT WORDS...`, done with a connection of ours.
+fn apply(line: &str) -> Result<(), Error> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let ["redis-cli", "-h", host, "-p", port, command @ ..] = &words[..] else {
+        return Err(Error::new(format!("not a line of redis-cli -h HOST -p PORT: {line}")));
+    };
+    let command: Vec<String> = command.iter().map(|w| w.trim_matches('"').to_string()).collect();
+    let patient = Options { command_timeout: Duration::from_secs(10), ..Options::default() };
+    Connection::open(&Target::parse(&format!("{host}:{port}"))?, &patient)?.call(&command)?;
+    Ok(())
+}
+
+pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
+    let fork = format!("{}ms", cx.story.number("fork_ms")?);
+    let patient = cx.story.number("patient_timeout_ms")?.to_string();
+    let stall = Duration::from_millis(cx.story.number("fork_ms")?);
+    let fault = faults::named("fork_stall")?;
+    let mut topology = fault.topology_of_six("valkey-9.1");
+    let timeout = Setting::Number(cx.story.number("node_timeout_ms")? as i64);
+    topology.deployment.settings.insert("cluster-node-timeout".into(), timeout);
+    topology.seed = cx.seed;
+    cx.say("three hosts, a master and a replica of another shard on each");
+    let lab = Lab::start(&topology)?;
+    let nodes = lab.deployment.nodes.clone();
+    let id = |n: usize| -> Result<String, Error> {
+        Ok(nodes[n].connect()?.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default())
+    };
+    let (old, replica) = (id(0)?, id(3)?);
+    let crowd_before = crowd(&lab)?;
+
+    cx.say("the nightly save");
+    let (active, before) = under_load(cx, &lab, || {
+        let active = fault.inject(&lab, Some("node-1"), Some(&fork))?;
+        let mut other = nodes[1].connect()?;
+        wait_for("the failover, and the old master's return", Duration::from_secs(60), || {
+            let view = view(&mut other)?;
+            let returned = view.by_id(&old).is_some_and(|n| n.master_id.as_deref() == Some(&replica) && !n.is_down());
+            Ok(view.masters().any(|m| m.id == replica) && returned)
+        })?;
+        Ok(active)
+    })?;
+    drop(active);
+    let crowd_after = crowd(&lab)?;
+    let diagnosis = cx.diagnose(&lab, 0)?;
+    let mut played = Played {
+        columns: vec!["what", "longest without a write", "failover", "masters on one host"],
+        ..Played::default()
+    };
+    let mut told = |name: &str, longest: f64, failover: bool, crowd: usize| {
+        let cells = vec![time(longest), if failover { "yes" } else { "no" }.into(), crowd.to_string()];
+        played.rows.push(Row { name: name.into(), cells });
+    };
+    told("the save, as it was", before, true, crowd_after);
+
+    cx.say("doctor --fix-plan");
+    let host = &lab.hosts[lab.places[0]];
+    let plan = cx.text(Some((&lab, host)), &["doctor", &lab.url(), "--window", "1s", "--fix-plan", "--quiet"], &[])?;
+    cx.folder.keep("fix-plan.sh", &plan)?;
+    let lines: Vec<String> = plan.lines().filter(|l| l.starts_with("redis-cli ")).map(String::from).collect();
+    let failover: Vec<String> = lines.iter().filter(|l| l.ends_with("CLUSTER FAILOVER")).cloned().collect();
+    let timeouts: Vec<String> = lines.iter().filter(|l| l.contains("cluster-node-timeout")).cloned().collect();
+    let reach = |line: &str| match &lab.client_in(0).and_then(|h| h.seat.clone()) {
+        Some(seat) => seat.run(|| apply(line)).map_err(|e| Error::new(e.to_string()))?,
+        None => apply(line),
+    };
+    cx.say("applying the failover it names");
+    let (_, planned) = under_load(cx, &lab, || {
+        for line in &failover {
+            reach(line)?;
+        }
+        wait_for("masters apart from each other", Duration::from_secs(30), || Ok(crowd(&lab)? == 1))
+    })?;
+    told("the failover of --fix-plan, applied", planned, true, crowd(&lab)?);
+
+    // The master of that shard is wherever the plan put it.
+    let at = |lab: &Lab| -> Result<usize, Error> {
+        let now = masters(lab)?;
+        now.iter().map(|(n, _)| *n).find(|n| [0, 3].contains(n)).ok_or_else(|| Error::new("that shard has no master"))
+    };
+    let slow = at(&lab)?;
+    cx.say("the same save, with the plan's longer node timeout");
+    for line in &timeouts {
+        reach(line)?;
+    }
+    let (stalled, longer) = under_load(cx, &lab, || {
+        let active = fault.inject(&lab, Some(nodes[slow].name()), Some(&fork))?;
+        std::thread::sleep(stall + Duration::from_secs(1)); // what is waited for is that nothing happens
+        Ok(active)
+    })?;
+    drop(stalled);
+    let stayed = at(&lab)? == slow;
+    told("the same save, node timeout as the plan says", longer, !stayed, crowd(&lab)?);
+
+    cx.say("the same save, on the replica");
+    let other = if slow == 0 { 3 } else { 0 };
+    let (on_replica, calm) = under_load(cx, &lab, || {
+        let active = fault.inject(&lab, Some(nodes[other].name()), Some(&fork))?;
+        std::thread::sleep(stall + Duration::from_secs(1));
+        Ok(active)
+    })?;
+    drop(on_replica);
+    let stayed_again = at(&lab)? == slow;
+    told("the same save, made by the replica", calm, !stayed_again, crowd(&lab)?);
+
+    let chain = diagnosis.chain.iter().any(|l| l == "masters_share_host")
+        && diagnosis.chain.iter().any(|l| l == "failover_flapping");
+    played.held = vec![
+        (
+            crowd_before == 1 && crowd_after == 2,
+            format!("masters on one host went from {crowd_before} to {crowd_after}, not from 1 to 2"),
+        ),
+        (
+            chain,
+            format!(
+                "the chain was {}; a failover and two masters on one host were expected in it",
+                diagnosis.chain.join(", ")
+            ),
+        ),
+        (!failover.is_empty(), "the plan held no failover".into()),
+        (
+            !timeouts.is_empty() && timeouts.iter().all(|l| l.ends_with(&patient)),
+            format!("the plan did not set the node timeout to {patient} on every node"),
+        ),
+        (stayed && stayed_again, "the master left again".into()),
+        (calm < before / 4.0, "a save on the replica still held writers up".into()),
+    ];
+    played.closing = format!(
+        "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the same save then held nobody up for longer than {} on the replica ({} on the master, without a failover).",
+        time(stall.as_secs_f64() * 1e6),
+        failover.first().map_or("nothing", |l| l.as_str()),
+        time(calm),
+        time(longer)
+    );
+    played.diagnosis = Some(diagnosis);
+    Ok(played)
+}

@@ -1,0 +1,383 @@
+//! The incidents, end to end: break it, let the doctor look without telling it, apply what helps, measure again.
+//!
+//! What a case is about stands in `cases/NAME.toml`, with its numbers; what it does, in a file beside this one. Doctor,
+//! bench, gateway, sink and bypass run as the released binary that users run.
+
+mod cluster_nodes_storm;
+mod cross_zone_round_trips;
+mod drills;
+mod flames;
+mod fork_stall;
+mod syscall_bound;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use unslow_engine::{Error, Server, spawn_bound};
+use unslow_lab::lab::{Host, Lab};
+use unslow_lab::topology::near;
+
+use crate::check::Verdict;
+use crate::store::Folder;
+
+/// Schema of a [`Report`].
+pub const SCHEMA: &str = "unslow.case/1";
+
+/// What `cases/NAME.toml` says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Story {
+    /// What happened, as a title.
+    pub title: String,
+    /// Which of the five incidents.
+    pub incident: String,
+    /// What is done, as sentences.
+    pub about: String,
+    /// The rule that the doctor must name first; empty where it is not asked.
+    #[serde(default)]
+    pub finding: String,
+    /// Figures of the experiment.
+    #[serde(default)]
+    numbers: toml::Table,
+}
+
+impl Story {
+    /// A whole number of the experiment.
+    fn number(&self, name: &str) -> Result<u64, Error> {
+        let value = self.numbers.get(name).and_then(toml::Value::as_integer).and_then(|n| u64::try_from(n).ok());
+        value.ok_or_else(|| Error::new(format!("{name}: a number under [numbers] was expected")))
+    }
+}
+
+/// A case.
+pub struct Case {
+    /// What a person types.
+    pub name: &'static str,
+    text: &'static str,
+    play: fn(&mut Context<'_>) -> Result<Played, Error>,
+}
+
+/// Every case, the quick ones first.
+pub const ALL: &[Case] = &[
+    Case {
+        name: "cross-zone-round-trips",
+        text: include_str!("../../../../cases/cross-zone-round-trips.toml"),
+        play: cross_zone_round_trips::play,
+    },
+    Case {
+        name: "syscall-bound",
+        text: include_str!("../../../../cases/syscall-bound.toml"),
+        play: syscall_bound::play,
+    },
+    Case { name: "fork-stall", text: include_str!("../../../../cases/fork-stall.toml"), play: fork_stall::play },
+    Case {
+        name: "cluster-nodes-storm",
+        text: include_str!("../../../../cases/cluster-nodes-storm.toml"),
+        play: cluster_nodes_storm::play,
+    },
+    Case { name: "lock-drill", text: include_str!("../../../../cases/lock-drill.toml"), play: drills::locks },
+    Case {
+        name: "sentinel-drill",
+        text: include_str!("../../../../cases/sentinel-drill.toml"),
+        play: drills::sentinel,
+    },
+];
+
+/// The case of this name.
+pub fn find(name: &str) -> Result<&'static Case, Error> {
+    let names: Vec<&str> = ALL.iter().map(|c| c.name).collect();
+    ALL.iter()
+        .find(|c| c.name == name || c.name.replace('-', "_") == name)
+        .ok_or_else(|| Error::new(format!("no case {name:?}{}", near(name, &names))))
+}
+
+/// What the doctor said.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub struct Diagnosis {
+    /// The rule that had to come first.
+    pub expected: String,
+    /// The rule that came first.
+    pub found: String,
+    /// Its sentence.
+    pub sentence: String,
+    /// Its consequences, where it is a chain.
+    pub chain: Vec<String>,
+    /// Whether they are the same.
+    pub right: bool,
+}
+
+/// A measurement: before, or with a remedy.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Row {
+    /// What it was measured with.
+    pub name: String,
+    /// A text for each column.
+    pub cells: Vec<String>,
+}
+
+/// A drawing that is kept beside the report.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Picture {
+    /// What it shows.
+    pub title: String,
+    /// The file, SVG.
+    pub file: String,
+}
+
+/// What a case's own file gives back.
+#[derive(Default)]
+pub struct Played {
+    diagnosis: Option<Diagnosis>,
+    columns: Vec<&'static str>,
+    rows: Vec<Row>,
+    pictures: Vec<Picture>,
+    notes: Vec<String>,
+    /// What must hold beside the diagnosis.
+    held: Vec<(bool, String)>,
+    closing: String,
+}
+
+/// A case's outcome.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// `unslow.case/1`.
+    pub schema: &'static str,
+    /// Name of the case.
+    pub case: String,
+    /// What happened.
+    pub title: String,
+    /// Which incident.
+    pub incident: String,
+    /// What was done.
+    pub about: String,
+    /// The seed.
+    pub seed: u64,
+    /// Passed when the diagnosis was right and what had to hold held.
+    pub verdict: Verdict,
+    /// What the doctor said, where it was asked.
+    pub diagnosis: Option<Diagnosis>,
+    /// Names of the columns.
+    pub columns: Vec<String>,
+    /// Before, and with each remedy.
+    pub rows: Vec<Row>,
+    /// Drawings.
+    pub pictures: Vec<Picture>,
+    /// What could not be done here, and what must be known to read the figures.
+    pub notes: Vec<String>,
+    /// What had to hold, and did not.
+    pub failed: Vec<String>,
+    /// A sentence a person can repeat.
+    pub closing: String,
+    /// Where the evidence is.
+    pub folder: String,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What a case has to work with.
+pub struct Context<'a> {
+    story: Story,
+    /// The released binary.
+    binary: &'a Path,
+    seed: u64,
+    store: PathBuf,
+    folder: Folder,
+    progress: &'a mut dyn FnMut(&str),
+}
+
+impl Case {
+    /// What its file says.
+    pub fn story(&self) -> Result<Story, Error> {
+        toml::from_str(self.text).map_err(|e| Error::new(format!("cases/{}.toml: {e}", self.name)))
+    }
+
+    /// Plays it.
+    pub fn run(&self, binary: &Path, store: &Path, seed: u64, progress: &mut dyn FnMut(&str)) -> Result<Report, Error> {
+        let begun = Instant::now();
+        let story = self.story()?;
+        let folder = Folder::make(store, self.name, &format!("seed-{seed}"))?;
+        let path = folder.path().display().to_string();
+        let mut context = Context { story: story.clone(), binary, seed, store: store.to_path_buf(), folder, progress };
+        let played = (self.play)(&mut context)?;
+        let mut failed: Vec<String> = played.held.into_iter().filter(|(held, _)| !held).map(|(_, text)| text).collect();
+        if let Some(wrong) = played.diagnosis.as_ref().filter(|d| !d.right) {
+            failed.insert(0, format!("the doctor named {} first; {} is the cause", wrong.found, wrong.expected));
+        }
+        let report = Report {
+            schema: SCHEMA,
+            case: self.name.into(),
+            title: story.title,
+            incident: story.incident,
+            about: story.about,
+            seed,
+            verdict: if failed.is_empty() { Verdict::Passed } else { Verdict::Failed },
+            diagnosis: played.diagnosis,
+            columns: played.columns.into_iter().map(String::from).collect(),
+            rows: played.rows,
+            pictures: played.pictures,
+            notes: played.notes,
+            failed,
+            closing: played.closing,
+            folder: path,
+            seconds: begun.elapsed().as_secs_f64(),
+        };
+        let text = serde_json::to_string_pretty(&report).map_err(|e| Error::new(e.to_string()))?;
+        context.folder.keep("report.json", &text)?;
+        Ok(report)
+    }
+}
+
+impl Context<'_> {
+    fn say(&mut self, what: &str) {
+        (self.progress)(what);
+    }
+
+    /// The binary with arguments, on a host of the lab or on this machine.
+    fn command(&self, on: Option<(&Lab, &Host)>, arguments: &[&str]) -> Result<Command, Error> {
+        let mut command = Command::new(self.binary);
+        command.args(arguments).stdin(Stdio::null());
+        if let Some((lab, host)) = on {
+            lab.place(host, &mut command)?;
+        }
+        Ok(command)
+    }
+
+    /// Runs it to its end; its JSON. Exit status 1 is a finding, not a failure.
+    fn json(&self, on: Option<(&Lab, &Host)>, arguments: &[&str]) -> Result<Json, Error> {
+        let text = self.text(on, &[arguments, &["--format", "json", "--quiet"]].concat(), &[])?;
+        serde_json::from_str(&text).map_err(|e| Error::new(format!("unslow {}: {e}", arguments.join(" "))))
+    }
+
+    /// Runs it to its end; what it printed.
+    fn text(
+        &self,
+        on: Option<(&Lab, &Host)>,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<String, Error> {
+        let mut command = self.command(on, arguments)?;
+        command.envs(environment.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let failed = |e: &dyn std::fmt::Display| Error::new(format!("unslow {}: {e}", arguments.join(" ")));
+        let child = spawn_bound(command).map_err(|e| failed(&e))?;
+        let output = child.wait_with_output().map_err(|e| failed(&e))?;
+        match output.status.code() {
+            Some(0 | 1) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            _ => Err(failed(&String::from_utf8_lossy(&output.stderr).trim())),
+        }
+    }
+
+    /// The binary as something that goes on until it is dropped.
+    fn background(
+        &self,
+        on: Option<(&Lab, &Host)>,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Background, Error> {
+        let mut command = self.command(on, arguments)?;
+        command.envs(environment.iter().copied()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = spawn_bound(command).map_err(|e| Error::new(format!("unslow {}: {e}", arguments.join(" "))))?;
+        Ok(Background(child))
+    }
+
+    /// The doctor, on the host of a server as somebody who is logged in there, given one address and nothing else.
+    fn diagnose(&mut self, lab: &Lab, beside: usize) -> Result<Diagnosis, Error> {
+        self.say("diagnosing; the doctor gets one address and nothing else");
+        let host = &lab.hosts[lab.places[beside]];
+        let report = self.json(Some((lab, host)), &["doctor", &lab.url(), "--window", "3s"])?;
+        self.folder.keep("diagnosis.json", &report.to_string())?;
+        let severe = |f: &&Json| !matches!(f["severity"].as_str(), Some("info" | "risk"));
+        let findings = report["findings"].as_array().map_or(&[][..], |f| f);
+        let first = findings.iter().find(severe).or(findings.first());
+        let text = |v: &Json| v.as_str().unwrap_or_default().to_string();
+        let found = first.map_or("nothing".into(), |f| text(&f["id"]));
+        Ok(Diagnosis {
+            right: found == self.story.finding,
+            expected: self.story.finding.clone(),
+            sentence: first.map_or(String::new(), |f| text(&f["title"])),
+            chain: first
+                .and_then(|f| f["chain"].as_array())
+                .map_or(Vec::new(), |c| c.iter().map(|l| text(&l["id"])).collect()),
+            found,
+        })
+    }
+
+    /// A closed loop of the load generator against `url`; its first run.
+    fn bench(&self, on: Option<(&Lab, &Host)>, url: &str, more: &[&str]) -> Result<Json, Error> {
+        let report = self.json(on, &[&["bench", url], more].concat())?;
+        Ok(report["runs"][0].clone())
+    }
+}
+
+/// A process of ours: ended with SIGTERM, then for good, when dropped.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // SAFETY: a process we started and have not waited for.
+        unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
+        let until = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < until {
+            if self.0.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server's CPU time so far, of all its threads.
+fn cpu_of(server: &Server) -> Result<Duration, Error> {
+    let info = unslow_engine::info(&mut server.connect()?, "cpu")?;
+    let seconds = |field: &str| info.number(field).unwrap_or(0.0);
+    Ok(Duration::from_secs_f64(seconds("used_cpu_sys") + seconds("used_cpu_user")))
+}
+
+fn number(value: &Json) -> f64 {
+    value.as_f64().unwrap_or(f64::NAN)
+}
+
+/// `12.3k/s`.
+fn rate(per_s: f64) -> String {
+    if per_s >= 10_000.0 { format!("{:.0}k/s", per_s / 1e3) } else { format!("{per_s:.0}/s") }
+}
+
+/// `12 us`, `3.4 ms`, `2.1 s`.
+fn time(us: f64) -> String {
+    match us {
+        _ if us.is_nan() => "-".into(),
+        _ if us < 1000.0 => format!("{us:.0} us"),
+        _ if us < 1e6 => format!("{:.1} ms", us / 1e3),
+        _ => format!("{:.2} s", us / 1e6),
+    }
+}
+
+fn percent(share: f64) -> String {
+    if share.is_nan() { "-".into() } else { format!("{:.1} %", share * 100.0) }
+}
+
+/// The middle one.
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_has_its_story() {
+        for case in ALL {
+            let story = case.story().unwrap();
+            assert!(!story.title.is_empty() && story.incident.starts_with('I'), "{}", case.name);
+        }
+        assert!(find("fork_stall").is_ok());
+        assert!(find("fork-stal").err().unwrap().to_string().contains("did you mean \"fork-stall\""));
+    }
+}
