@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use serde::Serialize;
-use unslow_drill::case::{self, Case, Report};
+use unslow_drill::case::{self, Case, Document, Report};
 use unslow_drill::check::Verdict;
 
 use crate::case_html;
@@ -45,12 +44,6 @@ enum What {
     },
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    cases: &'a [Report],
-}
-
 impl CaseArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         let What::Run { name, all, repeat, seed, store, html } = &self.what else { return list(output) };
@@ -85,14 +78,15 @@ impl CaseArguments {
             std::fs::write(path, page).with_context(|| path.display().to_string())?;
             output.note(&format!("page written to {}", path.display()));
         }
+        let status = u8::from(reports.iter().any(|r| r.verdict != Verdict::Passed));
         if output.json() {
-            output.print_json(&Document { schema: case::SCHEMA, cases: &reports })?;
+            output.print_json(&Document { schema: case::SCHEMA, cases: reports })?;
         } else if reports.len() > 1 {
             let right = reports.iter().filter(|r| r.verdict == Verdict::Passed).count();
             let seconds: f64 = reports.iter().map(|r| r.seconds).sum();
             output.print(&format!("{right} of {} cases passed, in {seconds:.0} s.\n", reports.len()))?;
         }
-        Ok(u8::from(reports.iter().any(|r| r.verdict != Verdict::Passed)))
+        Ok(status)
     }
 }
 

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use serde::Serialize;
 use unslow_doctor::measure::count;
 use unslow_drill::check::Verdict;
-use unslow_drill::run::{self, How, Outcome};
+use unslow_drill::run::{self, Document, How, Outcome};
+use unslow_drill::shootout;
 use unslow_drill::spec::{self, Drill};
 
 use crate::drill_html;
@@ -30,6 +30,9 @@ pub struct DrillArguments {
     /// Only this variant; may be given again
     #[arg(long, value_name = "NAME")]
     variant: Vec<String>,
+    /// Of client_recovery: only this client; may be given again
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(shootout::names()))]
+    client: Vec<String>,
     /// So many times each
     #[arg(long, default_value_t = 1, value_name = "N")]
     repeat: u32,
@@ -53,12 +56,6 @@ pub struct DrillArguments {
     list: bool,
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    runs: &'a [Outcome],
-}
-
 impl DrillArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         if self.list {
@@ -71,6 +68,9 @@ impl DrillArguments {
             );
         }
         let drill = spec::find(name)?;
+        if drill.name == spec::CLIENT_RECOVERY {
+            return self.clients(&drill, output);
+        }
         let runs = self.chosen(&drill)?;
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>().into());
         let mut outcomes: Vec<Outcome> = Vec::new();
@@ -103,16 +103,42 @@ impl DrillArguments {
             let page = drill_html::page(&drill, &outcomes)?;
             std::fs::write(path, page).with_context(|| path.display().to_string())?;
         }
+        let status = match outcomes.iter().map(|o| o.verdict).max() {
+            Some(Verdict::Passed) => 0,
+            Some(Verdict::Failed) => 1,
+            _ => 2,
+        };
         if output.json() {
-            output.print_json(&Document { schema: run::SCHEMA, runs: &outcomes })?;
+            output.print_json(&Document { schema: run::SCHEMA, runs: outcomes })?;
         } else {
             output.print(&text(&drill, &outcomes, output.verbose))?;
         }
-        Ok(match outcomes.iter().map(|o| o.verdict).max() {
-            Some(Verdict::Passed) => 0,
-            _ if outcomes.iter().any(|o| o.verdict == Verdict::Failed) => 1,
-            _ => 2,
-        })
+        Ok(status)
+    }
+
+    /// The clients that applications use, side by side.
+    fn clients(&self, drill: &Drill, output: &Output) -> anyhow::Result<u8> {
+        if self.i_own_this.is_some() || self.html.is_some() || self.repeat > 1 || !self.variant.is_empty() {
+            bail!("client_recovery takes --fault, --client, --engine, --seed and --store");
+        }
+        let how = How {
+            engine: self.engine.clone(),
+            seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
+            store: self.store.clone(),
+            url: None,
+            facts: false,
+        };
+        let binary = std::env::current_exe().context("the path of this program")?;
+        let spinner = output.spinner();
+        let say = &mut |what: &str| spinner.update(what);
+        let document = shootout::run(drill, &self.client, self.fault.as_deref(), &how, &binary, say)?;
+        drop(spinner);
+        if output.json() {
+            output.print_json(&document)?;
+        } else {
+            output.print(&clients_text(&document))?;
+        }
+        Ok(if document.unknown.is_empty() && !run::interrupted() { 0 } else { 2 })
     }
 
     /// Fault and variant of each run.
@@ -225,8 +251,9 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Vec<String>> {
             outcome.variant.clone(),
             word(outcome.verdict).into(),
             maybe(f.promoted_after_us),
-            time(f.window_us_max),
-            if shards > 0 { time(f.other_shards_window_us_max) } else { "-".into() },
+            // Who fights for a lock waits for others, not for a master.
+            if locks { "-".into() } else { time(f.window_us_max) },
+            if shards > 0 && !locks { time(f.other_shards_window_us_max) } else { "-".into() },
             maybe(f.redundant_after_us),
         ];
         if locks {
@@ -296,4 +323,72 @@ pub fn closing(drill: &Drill, outcomes: &[Outcome]) -> String {
             write!(out, "; {lost} acknowledged writes lost, nobody that follows waited longer than {}", time(window));
     }
     out + "."
+}
+
+/// Clients down, faults across: how long until an answer, the share of slow commands, the errors.
+fn clients_text(document: &shootout::Document) -> String {
+    let mut faults: Vec<&str> = Vec::new();
+    let mut clients: Vec<&str> = Vec::new();
+    for seen in &document.clients {
+        if !faults.contains(&seen.fault.as_str()) {
+            faults.push(&seen.fault);
+        }
+        if !clients.contains(&seen.client.as_str()) {
+            clients.push(&seen.client);
+        }
+    }
+    let mut head = vec!["client".to_string()];
+    head.extend(faults.iter().map(|f| f.to_string()));
+    let mut all = vec![head];
+    let mut notes = Vec::new();
+    for client in clients {
+        let mut row = vec![client.to_string()];
+        for fault in &faults {
+            let seen = document.clients.iter().find(|s| s.client == client && s.fault == *fault);
+            let cell = match seen {
+                None => "-".into(),
+                Some(shootout::Seen { missing: Some(why), .. }) => {
+                    notes.push(format!("{client} did not run ({fault}): {why}"));
+                    "not run".into()
+                }
+                Some(seen) => {
+                    let time = seen.recovery_us.map_or("-".into(), time);
+                    let never = if seen.never { "never, " } else { "" };
+                    let errors = count(seen.errors as f64);
+                    format!("{never}{time}; {:.1} % slow, {errors} errors", seen.slow_share * 100.0)
+                }
+            };
+            row.push(cell);
+        }
+        let version = document.clients.iter().find(|s| s.client == client && !s.version.is_empty()).map(|s| &s.version);
+        if let Some(version) = version {
+            row[0] = if version.starts_with(client) { version.clone() } else { format!("{client} ({version})") };
+        }
+        all.push(row);
+    }
+    let mut out = format!(
+        "{}; longest time without an answer from the fault on, commands over 30 ms, failed commands\n\n",
+        document.engine
+    );
+    out += &table(&all);
+    for note in notes.iter().chain(&document.unknown) {
+        let _ = writeln!(out, "{note}");
+    }
+    let answered = |s: &&shootout::Seen| s.missing.is_none() && s.recovery_us.is_some();
+    let best = document.clients.iter().filter(answered).min_by_key(|s| s.recovery_us);
+    let worst = document.clients.iter().filter(answered).max_by_key(|s| (s.never, s.recovery_us));
+    if let (Some(best), Some(worst)) = (best, worst) {
+        let _ = writeln!(
+            out,
+            "\nShortest: {} after {}, {}; longest: {} after {}, {}{}.",
+            best.client,
+            best.fault,
+            time(best.recovery_us.unwrap_or(0)),
+            worst.client,
+            worst.fault,
+            time(worst.recovery_us.unwrap_or(0)),
+            if worst.never { " and not over when the run ended" } else { "" }
+        );
+    }
+    out
 }

@@ -65,7 +65,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-watch",
         ],
     ),
-    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-lab", "unslow-sink", "unslow-watch"]),
+    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-drill", "unslow-lab", "unslow-sink", "unslow-watch"]),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -177,6 +177,12 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     all.insert("docs/schema/bench.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_bench::Comparison);
     all.insert("docs/schema/compare.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    let schema = schemars::schema_for!(unslow_drill::run::Document);
+    all.insert("docs/schema/drill.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    let schema = schemars::schema_for!(unslow_drill::shootout::Document);
+    all.insert("docs/schema/clients.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    let schema = schemars::schema_for!(unslow_drill::case::Document);
+    all.insert("docs/schema/case.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_doctor::Report);
     all.insert("docs/schema/doctor.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     Ok(all)

@@ -11,6 +11,7 @@ pub mod load;
 mod locks;
 pub mod observe;
 pub mod run;
+pub mod shootout;
 pub mod spec;
 pub mod store;
 mod verify;

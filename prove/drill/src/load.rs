@@ -42,8 +42,10 @@ impl<'a> Run<'a> {
         stop: &'a AtomicBool,
     ) -> (Run<'a>, Vec<Client>) {
         let mut clients: Vec<Client> = Vec::new();
+        let allowed = |h: &&crate::ground::Home| load.zones.is_empty() || load.zones.contains(&h.zone);
+        let homes: Vec<&crate::ground::Home> = ground.homes.iter().filter(allowed).collect();
         let mut add = |model, shard: usize, home: usize| {
-            let zone = ground.homes[home % ground.homes.len()].zone.clone();
+            let zone = homes.get(home % homes.len().max(1)).map_or("here".into(), |h| h.zone.clone());
             clients.push(Client { client: clients.len() as u32, model, shard: shard as u32, zone });
         };
         let home_of = |shard: usize| ground.zones.get(shards[shard].master).copied().unwrap_or(0);

@@ -121,6 +121,15 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
+/// What `unslow drill --format json` prints.
+#[derive(Serialize, JsonSchema)]
+pub struct Document {
+    /// `unslow.drill/1`.
+    pub schema: &'static str,
+    /// Each run.
+    pub runs: Vec<Outcome>,
+}
+
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -355,7 +364,7 @@ fn time_line(
         match (act, lab) {
             (Act::Begin(i), Some(lab)) => {
                 progress(&format!("{name} {}", spec.who.as_deref().unwrap_or_default()));
-                let before = Instant::now();
+                let (before, before_us) = (Instant::now(), run.now_us());
                 let began = begin(lab, name, spec, observer, ground);
                 // A failover takes its time; the rest of the time line waits for it.
                 shift += before.elapsed().saturating_sub(Duration::from_millis(500));
@@ -371,7 +380,7 @@ fn time_line(
                         }
                     }
                     Ok(None) => {
-                        played.from_us = if played.from_us == 0 { run.now_us() } else { played.from_us };
+                        played.from_us = if played.from_us == 0 { before_us } else { played.from_us };
                         played.until_us = run.now_us();
                     }
                     Err(e) => result = Err(e),

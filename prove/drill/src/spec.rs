@@ -62,6 +62,8 @@ pub struct Load {
     pub stays: usize,
     /// Clients of each shard that read from its replicas.
     pub reads_replicas: usize,
+    /// Where clients run: names of zones; all when left out.
+    pub zones: Vec<String>,
     /// Operations of each client.
     pub rate_per_s: f64,
     /// How long a client waits for an answer.
@@ -91,6 +93,7 @@ impl Default for Load {
             follows: 2,
             stays: 1,
             reads_replicas: 0,
+            zones: Vec::new(),
             rate_per_s: 250.0,
             timeout: Duration::from_millis(200),
             wait: 0,
@@ -294,6 +297,7 @@ impl Plan {
         if load.follows + load.stays + load.reads_replicas == 0 || load.follows > 64 || load.stays > 64 {
             return Err("a load of 1 to 64 clients of each kind was expected".into());
         }
+        let zones = load.zones.clone();
         let mut lab = plan.lab.clone();
         lab.entry("zone").or_insert_with(|| {
             let zones = ["zone-a", "zone-b", "zone-c"];
@@ -304,7 +308,12 @@ impl Plan {
                 .into()
         });
         let text = toml::to_string(&lab).map_err(|e| e.to_string())?;
-        plan.topology = Some(Topology::parse(&text).map_err(|e| format!("[lab]: {e}"))?);
+        let topology = Topology::parse(&text).map_err(|e| format!("[lab]: {e}"))?;
+        let names: Vec<&str> = topology.zones.iter().map(|z| z.name.as_str()).collect();
+        if let Some(zone) = zones.iter().find(|z| !names.contains(&z.as_str())) {
+            return Err(format!("load.zones: no zone {zone:?}{}", near(zone, &names)));
+        }
+        plan.topology = Some(topology);
         Ok(plan)
     }
 
@@ -338,6 +347,9 @@ fn optional_duration<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Duration>
     duration(d).map(Some)
 }
 
+/// The drill of real clients: [`crate::shootout`] runs it.
+pub const CLIENT_RECOVERY: &str = "client_recovery";
+
 /// Drills that come with unslow: those of the folder `drills/`.
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("cluster_failover", include_str!("../../../drills/cluster_failover.toml")),
@@ -348,6 +360,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("zone_loss", include_str!("../../../drills/zone_loss.toml")),
     ("lock_safety", include_str!("../../../drills/lock_safety.toml")),
     ("replica_reads", include_str!("../../../drills/replica_reads.toml")),
+    (CLIENT_RECOVERY, include_str!("../../../drills/client_recovery.toml")),
 ];
 
 /// The drill of this name, or in this file.

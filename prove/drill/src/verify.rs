@@ -25,27 +25,39 @@ fn words(subject: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Proof {
-    /// Before the fault; `subject` is what the lab says it is done to, where that is known already.
+    /// `subject` is what the lab says it is done to.
     pub fn new(lab: &Lab, fault: &str, subject: &str) -> Proof {
-        let named: Vec<&str> = words(subject).collect();
-        let inside: Vec<usize> = (0..lab.hosts.len())
-            .filter(|h| {
-                named.contains(&lab.hosts[*h].name.as_str()) || named.contains(&lab.zones[lab.hosts[*h].zone].as_str())
-            })
-            .collect();
+        let cut = fault == "partition";
+        // Hosts that a text names: by themselves, by a server of theirs, by their zone.
+        let named = |text: &str| -> Vec<usize> {
+            let all: Vec<&str> = words(text).collect();
+            let is = |h: &usize| {
+                let host = &lab.hosts[*h];
+                let server = lab.servers().any(|(s, _)| all.contains(&s.name()) && lab.host_of(s) == *h);
+                server || all.contains(&host.name.as_str()) || all.contains(&lab.zones[host.zone].as_str())
+            };
+            (0..lab.hosts.len()).filter(is).collect()
+        };
+        let ends = ["<->", "->", ":"].iter().find_map(|arrow| subject.split_once(arrow)).filter(|_| cut);
+        let (inside, outside) = match ends {
+            Some((a, b)) => (named(b), named(a)),
+            None => {
+                let inside = named(subject);
+                let outside = (0..lab.hosts.len()).filter(|h| !inside.contains(h)).collect();
+                (inside, outside)
+            }
+        };
+        let all: Vec<&str> = words(subject).collect();
         let servers: Vec<Arc<Server>> = lab
             .servers()
-            .filter(|(s, _)| named.contains(&s.name()) || (fault == "partition" && inside.contains(&lab.host_of(s))))
+            .filter(|(s, _)| if cut { inside.contains(&lab.host_of(s)) } else { all.contains(&s.name()) })
             .map(|(s, _)| s.clone())
             .collect();
         let mut paths = Vec::new();
-        if fault == "partition" {
-            let outside = (0..lab.hosts.len()).filter(|h| !inside.contains(h)).collect::<Vec<_>>();
-            for server in servers.iter().take(2) {
-                let from = outside.iter().filter(|h| lab.hosts[**h].seat.is_some()).take(3);
-                if let Ok(address) = server.address().parse() {
-                    paths.extend(from.map(|h| (*h, address)));
-                }
+        for server in servers.iter().take(if cut { 2 } else { 0 }) {
+            let from = outside.iter().filter(|h| lab.hosts[**h].seat.is_some()).take(3);
+            if let Ok(address) = server.address().parse() {
+                paths.extend(from.map(|h| (*h, address)));
             }
         }
         Proof { fault: fault.into(), pids: servers.iter().map(|s| s.pid()).collect(), servers, paths }

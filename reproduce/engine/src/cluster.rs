@@ -119,7 +119,7 @@ impl Deployment {
                 ];
                 let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
                 spec.settings.splice(0..0, own);
-            } else if i > 0 {
+            } else if i >= plan.masters {
                 spec.settings.push(("replicaof".into(), format!("{} {}", nodes[0].ip, nodes[0].port)));
             }
             // The first one too: it follows another after a failover.

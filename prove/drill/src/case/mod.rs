@@ -178,6 +178,15 @@ pub struct Report {
     pub seconds: f64,
 }
 
+/// What `unslow case run --format json` prints.
+#[derive(Serialize, JsonSchema)]
+pub struct Document {
+    /// `unslow.case/1`.
+    pub schema: &'static str,
+    /// Each case.
+    pub cases: Vec<Report>,
+}
+
 /// What a case has to work with.
 pub struct Context<'a> {
     story: Story,

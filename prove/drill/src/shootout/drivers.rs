@@ -1,0 +1,208 @@
+//! The drivers: carried as sources, given their libraries in the cache directory by each language's own tools.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use unslow_engine::cache_dir;
+
+use super::{SLOW_US, Seen};
+use crate::store::Folder;
+
+/// A language: files, and what gives them their libraries.
+struct Language {
+    name: &'static str,
+    files: &'static [(&'static str, &'static str)],
+    /// What makes it ready, a command after the other.
+    make: &'static [&'static [&'static str]],
+}
+
+const JAVA: Language = Language {
+    name: "java",
+    files: &[
+        ("pom.xml", include_str!("../../drivers/java/pom.xml")),
+        ("src/main/java/Driver.java", include_str!("../../drivers/java/src/main/java/Driver.java")),
+    ],
+    make: &[&["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"]],
+};
+const PYTHON: Language = Language {
+    name: "python",
+    files: &[("driver.py", include_str!("../../drivers/python/driver.py"))],
+    make: &[&["python3", "-m", "pip", "install", "--quiet", "--target", "library", "redis==8.1.0"]],
+};
+const NODE: Language = Language {
+    name: "node",
+    files: &[
+        ("package.json", include_str!("../../drivers/node/package.json")),
+        ("driver.mjs", include_str!("../../drivers/node/driver.mjs")),
+    ],
+    make: &[&["npm", "install", "--silent", "--no-audit", "--no-fund"]],
+};
+const GO: Language = Language {
+    name: "go",
+    files: &[
+        ("go.mod", include_str!("../../drivers/go/go.mod")),
+        ("main.go", include_str!("../../drivers/go/main.go")),
+    ],
+    make: &[&["go", "mod", "tidy"], &["go", "build", "-o", "driver", "."]],
+};
+
+/// Every client, and the language of its driver; `None` for models of `unslow bench`.
+const ALL: &[(&str, Option<&Language>)] = &[
+    ("jedis", Some(&JAVA)),
+    ("lettuce", Some(&JAVA)),
+    ("lettuce-refreshing", Some(&JAVA)),
+    ("redis-py", Some(&PYTHON)),
+    ("go-redis", Some(&GO)),
+    ("node-redis", Some(&NODE)),
+    ("bench-pool", None),
+    ("bench-shared", None),
+];
+
+/// What can be asked for.
+pub fn names() -> Vec<&'static str> {
+    ALL.iter().map(|(name, _)| *name).collect()
+}
+
+/// A client that can be started.
+pub struct Prepared {
+    name: &'static str,
+    dir: PathBuf,
+    binary: PathBuf,
+}
+
+/// What a driver is told.
+pub struct Facts {
+    /// A node of the cluster.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Threads.
+    pub threads: usize,
+    /// Commands of each.
+    pub rate_per_s: f64,
+    /// Of a command.
+    pub timeout: Duration,
+    /// A key of the shard that is hit, and one of another.
+    pub keys: [String; 2],
+    /// How long `bench` runs; drivers run until their input ends.
+    pub length: Duration,
+}
+
+/// Its sources in the cache directory, with their libraries; made anew when they have changed.
+pub fn prepare(name: &str, binary: &Path) -> Result<Prepared, String> {
+    let (name, language) = ALL.iter().find(|(n, _)| *n == name).ok_or_else(|| format!("no client {name:?}"))?;
+    let Some(language) = language else {
+        return Ok(Prepared { name, dir: PathBuf::new(), binary: binary.to_path_buf() });
+    };
+    let dir = cache_dir().join("drivers").join(language.name);
+    let all: String = language.files.iter().map(|(_, text)| *text).collect();
+    let mark = dir.join("made");
+    if std::fs::read_to_string(&mark).is_ok_and(|made| made == all) {
+        return Ok(Prepared { name, dir, binary: binary.to_path_buf() });
+    }
+    for (file, text) in language.files {
+        let path = dir.join(file);
+        let parent = path.parent().unwrap_or(&dir);
+        std::fs::create_dir_all(parent)
+            .and_then(|()| std::fs::write(&path, text))
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    for command in language.make {
+        let output = Command::new(command[0]).args(&command[1..]).current_dir(&dir).stdin(Stdio::null()).output();
+        let output = output.map_err(|e| format!("{} does not start ({e}); it is needed once", command[0]))?;
+        if !output.status.success() {
+            let said = [output.stderr, output.stdout].concat();
+            let said = String::from_utf8_lossy(&said);
+            return Err(format!("{}: {}", command.join(" "), said.trim().lines().next_back().unwrap_or("failed")));
+        }
+    }
+    std::fs::write(&mark, all).map_err(|e| format!("{}: {e}", mark.display()))?;
+    Ok(Prepared { name, dir, binary: binary.to_path_buf() })
+}
+
+impl Prepared {
+    /// How it is started.
+    pub fn command(&self, facts: &Facts) -> Command {
+        let at = |file: &str| self.dir.join(file);
+        let every_us = (1e6 / facts.rate_per_s) as u64;
+        let (port, threads) = (facts.port.to_string(), facts.threads.to_string());
+        let (every, timeout) = (every_us.to_string(), facts.timeout.as_millis().to_string());
+        let keys = facts.keys.join(",");
+        let words = [facts.host.as_str(), &port, &threads, &every, &timeout, &keys];
+        let mut command = match self.name {
+            "redis-py" => {
+                let mut command = Command::new("python3");
+                command.arg(at("driver.py")).env("PYTHONPATH", at("library"));
+                command
+            }
+            "node-redis" => {
+                let mut command = Command::new("node");
+                command.arg(at("driver.mjs"));
+                command
+            }
+            "go-redis" => Command::new(at("driver")),
+            model if model.starts_with("bench") => {
+                let mut command = Command::new(&self.binary);
+                let model = if model == "bench-shared" { "shared" } else { "pool:8" };
+                let rate = facts.rate_per_s * facts.threads as f64;
+                command.args(["bench", &format!("{}:{}", facts.host, facts.port), "--model", model]);
+                command.args(["--callers", &threads, "--rate", &rate.to_string()]);
+                command.args(["--seconds", &facts.length.as_secs().to_string(), "--format", "json", "--quiet"]);
+                command.args(["--command", &format!("SET {} {{value}}", braced(&facts.keys[0]))]);
+                return command;
+            }
+            java => {
+                let mut command = Command::new("java");
+                let classes = format!("{}:{}/*", at("target/classes").display(), at("target/dependency").display());
+                command.args(["-Xmx256m", "-cp", &classes, "Driver", java]);
+                command
+            }
+        };
+        command.args(words);
+        command
+    }
+}
+
+/// Braces of a hash tag in a template of `unslow bench`.
+fn braced(key: &str) -> String {
+    key.replace('{', "{{").replace('}', "}}")
+}
+
+/// What a run of `unslow bench` says of the fault: its schedule goes on during the outage, so its longest latency is the
+/// time until it was answered again.
+pub fn bench_seen(name: &str, fault: &str, folder: &Folder) -> Seen {
+    let text = std::fs::read_to_string(folder.path().join(format!("{name}.json"))).unwrap_or_default();
+    let report: Json = serde_json::from_str(&text).unwrap_or_default();
+    let run = &report["runs"][0];
+    let number = |v: &Json| v.as_f64().unwrap_or(0.0);
+    let Some(percentiles) = run["percentiles"].as_array() else {
+        return Seen {
+            client: name.into(),
+            fault: fault.into(),
+            missing: Some("it ended without a report".into()),
+            ..Seen::default()
+        };
+    };
+    let fast = percentiles.iter().filter(|p| number(&p["us"]) <= SLOW_US as f64).map(|p| number(&p["share"]));
+    let kinds = run["errors"].as_array().map_or(&[][..], |e| e);
+    Seen {
+        client: name.into(),
+        version: format!("unslow {}", env!("CARGO_PKG_VERSION")),
+        fault: fault.into(),
+        missing: None,
+        commands: number(&run["requests"]) as u64,
+        errors: kinds.iter().map(|k| number(&k["count"]) as u64).sum(),
+        error_kinds: kinds
+            .iter()
+            .map(|k| format!("{} {}", k["count"], k["kind"].as_str().unwrap_or_default()))
+            .collect(),
+        slow_share: 1.0 - fast.fold(0.0, f64::max),
+        latency_us_p50: number(&run["latency"]["us_p50"]) as u64,
+        latency_us_p99: number(&run["latency"]["us_p99"]) as u64,
+        recovery_us: Some(number(&run["latency"]["us_max"]) as u64),
+        never: false,
+        other_shard_us: None,
+    }
+}

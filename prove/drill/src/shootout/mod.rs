@@ -1,0 +1,364 @@
+//! `client_recovery`: the clients that applications use, side by side through the same fault.
+//!
+//! All of them run at once, so they share the fault and the machine. Half of each client's threads use a key of the shard
+//! that is hit (slot 42), half a key of another.
+
+mod drivers;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use unslow_engine::{Error, spawn_bound};
+use unslow_lab::faults;
+use unslow_lab::lab::Lab;
+use unslow_topology::slot_of;
+
+use crate::run::{How, interrupted};
+use crate::spec::{Drill, Plan};
+use crate::store::Folder;
+use crate::verify::Proof;
+
+pub use drivers::names;
+
+/// Schema of a [`Document`].
+pub const SCHEMA: &str = "unslow.drill.clients/1";
+
+/// A command that took longer is slow, as in the account.
+const SLOW_US: u64 = 30_000;
+/// The slot that is hit: of the first master, and among those that move.
+const SLOT: u16 = 42;
+
+/// One client through one fault.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub struct Seen {
+    /// The client, as asked for.
+    pub client: String,
+    /// What it says of itself.
+    pub version: String,
+    /// The fault.
+    pub fault: String,
+    /// Why it did not run.
+    pub missing: Option<String>,
+    /// Commands.
+    pub commands: u64,
+    /// Of those, failed.
+    pub errors: u64,
+    /// By the library's own name, most first.
+    pub error_kinds: Vec<String>,
+    /// Share of commands, failed ones included, that took longer than 30 ms.
+    pub slow_share: f64,
+    /// Median of answered commands, in microseconds.
+    pub latency_us_p50: u64,
+    /// 99th percentile.
+    pub latency_us_p99: u64,
+    /// Longest time a thread of the shard that was hit was without an answer, from the fault on.
+    pub recovery_us: Option<u64>,
+    /// Whether it never recovered before the run ended.
+    pub never: bool,
+    /// The same of threads of another shard.
+    pub other_shard_us: Option<u64>,
+}
+
+/// What it prints as JSON.
+#[derive(Serialize, JsonSchema)]
+pub struct Document {
+    /// `unslow.drill.clients/1`.
+    pub schema: &'static str,
+    /// Which server.
+    pub engine: String,
+    /// Each client through each fault.
+    pub clients: Vec<Seen>,
+    /// Faults that could not be shown to have been at work: their figures mean nothing.
+    pub unknown: Vec<String>,
+    /// Where the evidence is.
+    pub folders: Vec<String>,
+}
+
+/// An operation, as a driver told it.
+struct Told {
+    ended_us: u64,
+    latency_us: u64,
+    hit: bool,
+    outcome: Option<String>,
+}
+
+/// A driver at work.
+struct Driver {
+    name: String,
+    child: Child,
+    version: Arc<Mutex<String>>,
+    told: Arc<Mutex<Vec<Told>>>,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // SAFETY: a process group we started.
+        unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
+        let _ = self.child.wait();
+    }
+}
+
+fn unix_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}
+
+/// A key of the slot that is hit, and one of another master.
+fn keys() -> (String, String) {
+    let with = |want: &dyn Fn(u16) -> bool| {
+        let tag = (0u32..).map(|i| format!("{{c{i}}}")).find(|t| want(slot_of(t.as_bytes())));
+        format!("drill:{}", tag.unwrap_or_default())
+    };
+    (with(&|s| s == SLOT), with(&|s| s > 12_000))
+}
+
+fn begin(lab: &Lab, name: &str, mut command: Command, folder: &Folder) -> Result<Driver, Error> {
+    // In another zone than the master's: that is where most clients are.
+    let zone = (lab.hosts[lab.places[0]].zone + 1) % lab.zones.len();
+    let host = lab.client_in(zone).ok_or_else(|| Error::new("the lab has no host for clients"))?;
+    lab.place(host, &mut command)?;
+    let log = folder.path().join(format!("{name}.stderr"));
+    let log = std::fs::File::create(&log).map_err(|e| Error::new(format!("{}: {e}", log.display())))?;
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
+    if name.starts_with("bench") {
+        // It reports at its end.
+        let report = folder.path().join(format!("{name}.json"));
+        let file = std::fs::File::create(&report).map_err(|e| Error::new(format!("{}: {e}", report.display())))?;
+        command.stdout(file);
+    }
+    let mut child = spawn_bound(command).map_err(|e| Error::new(format!("{name}: {e}")))?;
+    let (version, told) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<Told>>>::default());
+    if let Some(out) = child.stdout.take() {
+        let (version, told) = (version.clone(), told.clone());
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                let words: Vec<&str> = line.split(' ').collect();
+                if let ["ready", rest @ ..] = &words[..] {
+                    *version.lock().unwrap_or_else(|e| e.into_inner()) = rest.join(" ");
+                } else if let [ended, latency, key, outcome] = &words[..]
+                    && let (Ok(ended_us), Ok(latency_us)) = (ended.parse(), latency.parse())
+                {
+                    let outcome = (*outcome != "ok").then(|| outcome.to_string());
+                    let op = Told { ended_us, latency_us, hit: *key == "0", outcome };
+                    told.lock().unwrap_or_else(|e| e.into_inner()).push(op);
+                }
+            }
+        });
+    }
+    Ok(Driver { name: name.into(), child, version, told })
+}
+
+/// The longest time without an answer, from `from` on, over the threads of a key. Threads are not told apart: what counts
+/// is when the key was answered.
+fn longest(ops: &[&Told], from: u64, until: u64) -> (Option<u64>, bool) {
+    let mut times: Vec<u64> = ops.iter().filter(|o| o.outcome.is_none()).map(|o| o.ended_us).collect();
+    times.sort_unstable();
+    let Some(before) = times.iter().rev().find(|t| **t <= from).copied() else { return (None, true) };
+    let mut last = before;
+    let mut most = 0;
+    for at in times.into_iter().filter(|t| *t > from && *t <= until) {
+        most = most.max(at - last);
+        last = at;
+    }
+    let open = until - last;
+    if open > most.max(2_000_000) { (Some(open), true) } else { (Some(most), false) }
+}
+
+fn judge(driver: &Driver, fault: &str, from: u64, until: u64) -> Seen {
+    let told = driver.told.lock().unwrap_or_else(|e| e.into_inner());
+    let of = |hit: bool| -> Vec<&Told> { told.iter().filter(|o| o.hit == hit).collect() };
+    let (recovery_us, never) = longest(&of(true), from, until);
+    let (other_shard_us, _) = longest(&of(false), from, until);
+    let mut answered: Vec<u64> = told.iter().filter(|o| o.outcome.is_none()).map(|o| o.latency_us).collect();
+    answered.sort_unstable();
+    let at = |share: f64| answered.get((answered.len() as f64 * share) as usize).copied().unwrap_or(0);
+    let mut kinds: std::collections::BTreeMap<&str, u64> = Default::default();
+    for kind in told.iter().filter_map(|o| o.outcome.as_deref()) {
+        *kinds.entry(kind).or_default() += 1;
+    }
+    let mut kinds: Vec<(&str, u64)> = kinds.into_iter().collect();
+    kinds.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    let slow = told.iter().filter(|o| o.latency_us > SLOW_US).count();
+    Seen {
+        client: driver.name.clone(),
+        version: driver.version.lock().unwrap_or_else(|e| e.into_inner()).clone(),
+        fault: fault.into(),
+        missing: None,
+        commands: told.len() as u64,
+        errors: told.iter().filter(|o| o.outcome.is_some()).count() as u64,
+        error_kinds: kinds.iter().map(|(kind, n)| format!("{n} {kind}")).collect(),
+        slow_share: slow as f64 / told.len().max(1) as f64,
+        latency_us_p50: at(0.5),
+        latency_us_p99: at(0.99),
+        recovery_us,
+        never,
+        other_shard_us,
+    }
+}
+
+/// Runs every client that can be had (or those named) through every fault (or the one named).
+pub fn run(
+    drill: &Drill,
+    only: &[String],
+    fault: Option<&str>,
+    how: &How,
+    binary: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Document, Error> {
+    let mut document = Document {
+        schema: SCHEMA,
+        engine: String::new(),
+        clients: Vec::new(),
+        unknown: Vec::new(),
+        folders: Vec::new(),
+    };
+    let mut begun = false;
+    for (label, plan) in &drill.variants {
+        for name in plan.alternatives() {
+            if fault.is_some_and(|f| f != name) || interrupted() {
+                continue;
+            }
+            begun = true;
+            one(drill, label, plan, name, only, how, binary, &mut document, progress)?;
+        }
+    }
+    if !begun {
+        let names = drill.alternatives().join(", ");
+        return Err(Error::new(format!("no fault {:?}; there are {names}", fault.unwrap_or_default())));
+    }
+    Ok(document)
+}
+
+#[allow(clippy::too_many_arguments)] // one caller
+fn one(
+    drill: &Drill,
+    label: &str,
+    plan: &Plan,
+    fault: &str,
+    only: &[String],
+    how: &How,
+    binary: &Path,
+    document: &mut Document,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    let folder = Folder::make(&how.store, &drill.name, &format!("{fault}-{label}"))?;
+    folder.keep("drill.toml", &drill.text)?;
+    document.folders.push(folder.path().display().to_string());
+    let mut topology = plan.topology.clone().ok_or_else(|| Error::new("a drill without a lab"))?;
+    topology.seed = how.seed;
+    if let Some(engine) = &how.engine {
+        topology.deployment.server = engine.clone();
+    }
+    let (hit, other) = keys();
+    let mut ready: Vec<(String, Result<drivers::Prepared, String>)> = Vec::new();
+    for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
+        progress(&format!("{fault}: {name} and its library"));
+        ready.push((name.to_string(), drivers::prepare(name, binary)));
+    }
+    progress(&format!("{fault}: bringing the lab up"));
+    let lab = Lab::start(&topology)?;
+    document.engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
+    // A node that no fault of this drill hits.
+    let seed = lab.deployment.nodes.get(1).ok_or_else(|| Error::new("a cluster was expected"))?;
+    let length = plan.end() + plan.after + Duration::from_secs(5);
+    let (mut running, mut benches) = (Vec::new(), Vec::new());
+    for (name, prepared) in ready {
+        let started = prepared.and_then(|prepared| {
+            let facts = drivers::Facts {
+                host: seed.ip.clone(),
+                port: seed.port,
+                threads: plan.load.follows,
+                rate_per_s: plan.load.rate_per_s,
+                timeout: plan.load.timeout,
+                keys: [hit.clone(), other.clone()],
+                length,
+            };
+            let command = prepared.command(&facts);
+            begin(&lab, &name, command, &folder).map_err(|e| e.to_string())
+        });
+        match started {
+            Ok(driver) if name.starts_with("bench") => benches.push(driver),
+            Ok(driver) => running.push(driver),
+            Err(why) => {
+                document.clients.push(Seen { client: name, fault: fault.into(), missing: Some(why), ..Seen::default() })
+            }
+        }
+    }
+    progress(&format!("{fault}: waiting for every client to get through"));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let through = |d: &Driver| d.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()));
+    while !running.iter().all(through) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    running.retain_mut(|driver| {
+        let there = through(driver);
+        if !there {
+            let mut why = String::new();
+            let log = folder.path().join(format!("{}.stderr", driver.name));
+            let _ = std::fs::File::open(log).and_then(|mut f| f.read_to_string(&mut why));
+            document.clients.push(Seen {
+                client: driver.name.clone(),
+                fault: fault.into(),
+                missing: Some(format!("no answer within 30 s; {}", why.lines().last().unwrap_or("it says nothing"))),
+                ..Seen::default()
+            });
+        }
+        there
+    });
+    let clock = Instant::now();
+    let spec = plan.faults.first().ok_or_else(|| Error::new("client_recovery without a fault"))?;
+    let wait = |until: Instant| {
+        while Instant::now() < until && !interrupted() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    progress(&format!("{fault}: before"));
+    wait(clock + spec.at);
+    // What came before was every client's start.
+    for driver in &running {
+        driver.told.lock().unwrap_or_else(|e| e.into_inner()).retain(|o| o.ended_us + 1_000_000 > unix_us());
+    }
+    progress(&format!("{fault}: now"));
+    let from = unix_us();
+    let mut active = faults::named(fault)?.inject(&lab, spec.who.as_deref(), spec.value.as_deref())?;
+    let proof = Proof::new(&lab, fault, &active.subject);
+    if let Err(found) = proof.holds(&lab) {
+        document.unknown.push(format!("{fault} was not at work at its beginning: {found}"));
+    }
+    wait(clock + spec.at + spec.lasts.unwrap_or_default());
+    if let Err(found) = proof.holds(&lab) {
+        document.unknown.push(format!("{fault} was not at work at its end: {found}"));
+    }
+    active.heal()?;
+    progress(&format!("{fault}: after"));
+    wait(clock + plan.end() + plan.after);
+    let until = unix_us();
+    for driver in &running {
+        document.clients.push(judge(driver, fault, from, until));
+        let told = driver.told.lock().unwrap_or_else(|e| e.into_inner());
+        let lines: String = told
+            .iter()
+            .map(|o| {
+                format!(
+                    "{} {} {} {}\n",
+                    o.ended_us,
+                    o.latency_us,
+                    u8::from(!o.hit),
+                    o.outcome.as_deref().unwrap_or("ok")
+                )
+            })
+            .collect();
+        folder.keep(&format!("{}.txt", driver.name), &lines)?;
+    }
+    for mut bench in benches {
+        progress(&format!("{fault}: {}", bench.name));
+        let _ = bench.child.wait();
+        document.clients.push(drivers::bench_seen(&bench.name, fault, &folder));
+    }
+    let text = serde_json::to_string_pretty(&document.clients).map_err(|e| Error::new(e.to_string()))?;
+    folder.keep("clients.json", &text)
+}
