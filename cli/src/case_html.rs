@@ -26,9 +26,7 @@ pub fn page(reports: &[Report]) -> anyhow::Result<String> {
         let mut pictures = Vec::new();
         for picture in &report.pictures {
             let svg = std::fs::read_to_string(&picture.file).with_context(|| picture.file.clone())?;
-            // Inside a page an SVG has no XML head.
-            let svg = svg.find("<svg").map_or(svg.clone(), |at| svg[at..].to_string());
-            pictures.push((picture.title.clone(), svg));
+            pictures.push((picture.title.clone(), embedded(&svg)));
         }
         cases.push(CasePage { report, head, rows: all, pictures });
     }
@@ -37,4 +35,32 @@ pub fn page(reports: &[Report]) -> anyhow::Result<String> {
         .get_template("case.html")?
         .render(context! { cases, seconds => format!("{seconds:.0}") })
         .context("the page could not be rendered")
+}
+
+/// An SVG as a part of a page: without its head, its script, its comments, and names of other namespaces.
+fn embedded(svg: &str) -> String {
+    let mut text = svg.find("<svg").map_or(svg, |at| &svg[at..]).to_string();
+    let parts = [
+        ("<!--", "-->"),
+        ("<script", "</script>"),
+        (" xmlns:xlink=\"", "\""),
+        (" xmlns:fg=\"", "\""),
+        (" onload=\"", "\""),
+    ];
+    for (open, close) in parts {
+        while let Some(from) = text.find(open) {
+            let Some(length) = text[from + open.len()..].find(close) else { break };
+            text.replace_range(from..from + open.len() + length + close.len(), "");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_drawing_brings_nothing_with_it() {
+        let svg = "<?xml version=\"1.0\"?><!DOCTYPE svg \"http://x\"><svg width=\"1\" onload=\"init(evt)\" xmlns:xlink=\"http://y\"><!--z--><script>1</script><rect/></svg>";
+        assert_eq!(super::embedded(svg), "<svg width=\"1\"><rect/></svg>");
+    }
 }

@@ -360,7 +360,7 @@ fn time_line(
         let spec = match act {
             Act::Begin(i) | Act::End(i) => &plan.faults[i],
         };
-        let name = name_in(spec, fault);
+        let name = if lab.is_some() { name_in(spec, fault) } else { fault };
         match (act, lab) {
             (Act::Begin(i), Some(lab)) => {
                 progress(&format!("{name} {}", spec.who.as_deref().unwrap_or_default()));
