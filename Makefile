@@ -43,3 +43,4 @@ bench: tools compilers ## the tables in bench/runs, made anew
 	./bench/gateway.sh
 	./bench/sink.sh
 	./bench/bypass.sh
+	./bench/drills.sh
