@@ -353,7 +353,9 @@ fn time_line(
     let mut active: BTreeMap<usize, (Active, Proof)> = BTreeMap::new();
     let mut result = Ok(());
     let mut shift = Duration::ZERO;
-    for (at, act) in acts {
+    let times: Vec<Duration> = acts.iter().map(|(at, _)| *at).collect();
+    for (i, (at, act)) in acts.into_iter().enumerate() {
+        let calm = times.get(i + 1).is_none_or(|next| *next >= at + Duration::from_secs(2));
         if !sleep_until(clock + at + shift) {
             break;
         }
@@ -375,7 +377,7 @@ fn time_line(
                         observer.say("drill", &format!("{name}: {}", started.subject));
                         played.checks.push(proved(&proof, lab, name, "at its beginning"));
                         active.insert(i, (started, proof));
-                        if spec.lasts.is_some_and(|l| l >= Duration::from_secs(3)) {
+                        if calm {
                             facts(how, folder, ground, "during");
                         }
                     }
