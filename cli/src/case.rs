@@ -30,9 +30,9 @@ enum What {
         #[arg(long, conflicts_with = "name")]
         all: bool,
         /// So many times each, with one seed after another
-        #[arg(long, default_value_t = 1, value_name = "N")]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
         repeat: u32,
-        /// Seed of keys and jitter
+        /// Seed of the lab's jitter and loss
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
         /// Where the evidence is kept
@@ -58,13 +58,20 @@ impl CaseArguments {
         let many = cases.len() * *repeat as usize;
         for n in 0..u64::from(*repeat) {
             for case in &cases {
+                if unslow_drill::run::interrupted() {
+                    break;
+                }
                 let head = format!("{}/{many} {}", reports.len() + 1, case.name);
                 let spinner = output.spinner();
                 let report = case.run(&binary, store, seed + n, &mut |what| {
                     spinner.update(&format!("{head}: {what}"));
                 });
                 drop(spinner);
-                let report = report.with_context(|| format!("case {}", case.name))?;
+                let report = match report {
+                    // One that ended badly takes nothing from those that did not.
+                    Err(e) if many > 1 => Report::crashed(case, seed + n, &e),
+                    other => other.with_context(|| format!("case {}", case.name))?,
+                };
                 let (mark, word) = verdict(&report);
                 output.note(&format!("{head}: {mark}{word}{mark:#} ({:.0} s)", report.seconds));
                 if !output.json() {
@@ -78,7 +85,11 @@ impl CaseArguments {
             std::fs::write(path, page).with_context(|| path.display().to_string())?;
             output.note(&format!("page written to {}", path.display()));
         }
-        let status = u8::from(reports.iter().any(|r| r.verdict != Verdict::Passed));
+        let status = match reports.iter().map(|r| r.verdict).max() {
+            Some(Verdict::Failed) => 1,
+            Some(Verdict::Passed) if !unslow_drill::run::interrupted() => 0,
+            _ => 2,
+        };
         if output.json() {
             output.print_json(&Document { schema: case::SCHEMA, cases: reports })?;
         } else if reports.len() > 1 {

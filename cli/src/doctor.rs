@@ -139,8 +139,8 @@ pub struct Doctor {
     /// Compare with an earlier report (--format json)
     #[arg(long, value_name = "FILE")]
     diff: Option<PathBuf>,
-    /// Print the remedies as a script: what can be run as it stands is run, the rest are comments
-    #[arg(long)]
+    /// Print the remedies as a script: what needs no choice is run, the rest are comments
+    #[arg(long, conflicts_with = "diff")]
     fix_plan: bool,
     /// Show key names in place of hashes
     #[arg(long)]
@@ -180,6 +180,9 @@ impl Doctor {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         if let Some(version) = &self.print_acl {
             return self.acl(version, output);
+        }
+        if self.fix_plan && output.json() {
+            bail!("--fix-plan prints a script; the remedies stand in --format json as well, without it");
         }
         let facts = match &self.from {
             Some(path) => {

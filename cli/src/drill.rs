@@ -5,12 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use unslow_client::Target;
 use unslow_doctor::measure::count;
 use unslow_drill::check::Verdict;
 use unslow_drill::run::{self, Document, How, Outcome};
 use unslow_drill::shootout;
 use unslow_drill::spec::{self, Drill};
 
+use crate::doctor::Reach;
 use crate::drill_html;
 use crate::output::{Output, style, table};
 
@@ -34,9 +36,9 @@ pub struct DrillArguments {
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(shootout::names()))]
     client: Vec<String>,
     /// So many times each
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
     repeat: u32,
-    /// Seed of jitter, loss and keys
+    /// Seed of the lab's jitter and loss
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Another engine than the drill's: valkey-9.1, redis-7.0, redis-6.2, path, or a server executable
@@ -54,6 +56,8 @@ pub struct DrillArguments {
     /// List the drills, their faults and variants
     #[arg(long)]
     list: bool,
+    #[command(flatten)]
+    reach: Reach,
 }
 
 impl DrillArguments {
@@ -63,6 +67,8 @@ impl DrillArguments {
         }
         let name = self.name.as_deref().context("a drill's name was expected; try: unslow drill --list")?;
         if let Some(url) = &self.url {
+            // Without its password.
+            let url = Target::parse(url).map_or("it".into(), |t| t.url());
             bail!(
                 "a drill breaks what it is pointed at: {url} needs your word for it; try: unslow drill {name} --fault failover --i-own-this {url}"
             );
@@ -72,6 +78,11 @@ impl DrillArguments {
             return self.clients(&drill, output);
         }
         let runs = self.chosen(&drill)?;
+        let own = match &self.i_own_this {
+            Some(url) => Some((self.reach.target(url)?, self.reach.options()?.tls)),
+            None => None,
+        };
+        self.store_is_there()?;
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>().into());
         let mut outcomes: Vec<Outcome> = Vec::new();
         let many = runs.len() * self.repeat as usize;
@@ -85,7 +96,7 @@ impl DrillArguments {
                     engine: self.engine.clone(),
                     seed: seed + u64::from(repeat),
                     store: self.store.clone(),
-                    url: self.i_own_this.clone(),
+                    own: own.clone(),
                     facts: true,
                 };
                 let at = outcomes.len() + 1;
@@ -93,8 +104,13 @@ impl DrillArguments {
                 let spinner = output.spinner();
                 let outcome = run::run(&drill, label, plan, fault, &how, &mut |what| {
                     spinner.update(&format!("{head}: {what}"));
-                })?;
+                });
                 drop(spinner);
+                let outcome = match outcome {
+                    // One that ended badly takes nothing from those that did not.
+                    Err(e) if many > 1 => Outcome::crashed(&drill, label, fault, how.seed, &e),
+                    other => other?,
+                };
                 output.note(&line(&head, &outcome));
                 outcomes.push(outcome);
             }
@@ -104,8 +120,8 @@ impl DrillArguments {
             std::fs::write(path, page).with_context(|| path.display().to_string())?;
         }
         let status = match outcomes.iter().map(|o| o.verdict).max() {
-            Some(Verdict::Passed) => 0,
             Some(Verdict::Failed) => 1,
+            Some(Verdict::Passed) if !run::interrupted() => 0,
             _ => 2,
         };
         if output.json() {
@@ -114,6 +130,12 @@ impl DrillArguments {
             output.print(&text(&drill, &outcomes, output.verbose))?;
         }
         Ok(status)
+    }
+
+    /// Before anything is started for it.
+    fn store_is_there(&self) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.store)
+            .with_context(|| format!("{}: another place: --store DIRECTORY", self.store.display()))
     }
 
     /// The clients that applications use, side by side.
@@ -125,9 +147,10 @@ impl DrillArguments {
             engine: self.engine.clone(),
             seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
             store: self.store.clone(),
-            url: None,
+            own: None,
             facts: false,
         };
+        self.store_is_there()?;
         let binary = std::env::current_exe().context("the path of this program")?;
         let spinner = output.spinner();
         let say = &mut |what: &str| spinner.update(what);
@@ -138,7 +161,8 @@ impl DrillArguments {
         } else {
             output.print(&clients_text(&document))?;
         }
-        Ok(if document.unknown.is_empty() && !run::interrupted() { 0 } else { 2 })
+        let ran = document.clients.iter().any(|s| s.missing.is_none());
+        Ok(if document.unknown.is_empty() && ran && !run::interrupted() { 0 } else { 2 })
     }
 
     /// Fault and variant of each run.
@@ -148,6 +172,12 @@ impl DrillArguments {
             bail!("drill {} has no variant {unknown:?}; there are {}", drill.name, labels.join(", "));
         }
         let foreign = self.i_own_this.is_some();
+        if let Some(fault) = self.fault.as_deref().filter(|f| foreign && !run::FOREIGN.contains(f)) {
+            bail!(
+                "{fault} cannot be done to a deployment of your own from here; there are {} (with none you cause it yourself while the drill measures)",
+                run::FOREIGN.join(", ")
+            );
+        }
         if foreign && self.fault.is_none() {
             bail!("a deployment of your own: say which fault, --fault failover, or --fault none and cause it yourself");
         }

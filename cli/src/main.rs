@@ -68,7 +68,7 @@ enum Verb {
     /// Topology changes as they happen; --publish tells the clients.
     Watch(Box<watch::WatchArguments>),
     /// Failovers, hangs, partitions, resharding, locks: is it safe, is it up? Checked, not watched.
-    Drill(drill::DrillArguments),
+    Drill(Box<drill::DrillArguments>),
     /// The five incidents, end to end: broken, diagnosed, mended, measured.
     Case(case::CaseArguments),
     /// The real servers that can be run here.

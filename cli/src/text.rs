@@ -174,24 +174,72 @@ fn wrap(text: &str, indent: usize) -> String {
     textwrap::wrap(text, textwrap::Options::new(width).break_words(false)).join(&format!("\n{}", " ".repeat(indent)))
 }
 
-/// The remedies as a script for `sh`: a line that names its server is run, anything that needs a choice is a comment.
+/// The remedies as a script for `sh`: what needs no choice is run, everything else is a comment. Words of servers stand in it:
+/// none may end a comment, and a line that is run has nothing but plain words.
 pub fn fix_plan(report: &Report) -> String {
-    let mut out = format!("# unslow doctor {}: read it before you run it\n", report.deployment.url);
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let said = |text: &str| text.chars().map(plain).collect::<String>();
+    let url = &report.deployment.url;
+    let mut out = format!("# unslow doctor {}: read it before you run it\n", said(url));
+    out +=
+        "# REDISCLI_AUTH=... in the environment where there is a password; redis-cli's --user where there are users\n";
+    let tls = if url.starts_with("rediss:") || url.starts_with("valkeys:") { " --tls" } else { "" };
     let mut seen = std::collections::BTreeSet::new();
     for (i, finding) in report.findings.iter().enumerate() {
-        let _ = writeln!(out, "\n# {}. {} ({})", i + 1, finding.title, finding.id);
+        let _ = writeln!(out, "\n# {}. {} ({})", i + 1, said(&finding.title), said(&finding.id));
         for remedy in &finding.remedies {
-            let _ = writeln!(out, "#    {}; risk: {}; way back: {}", remedy.text, remedy.risk, remedy.rollback);
+            let (text, risk, rollback) = (said(&remedy.text), said(&remedy.risk), said(&remedy.rollback));
+            let _ = writeln!(out, "#    {text}; risk: {risk}; way back: {rollback}");
             for command in &remedy.commands {
-                let runs =
-                    command.starts_with("redis-cli -h ") && !command.contains(['<', '>', ';', '|', '&', '`', '$']);
-                if runs && seen.insert(command.clone()) {
-                    let _ = writeln!(out, "{command}");
-                } else if !runs {
-                    let _ = writeln!(out, "#      {command}");
+                let word = |c: char| c.is_ascii_alphanumeric() || " ._:-".contains(c);
+                let rest = command.strip_prefix("redis-cli -h ").filter(|_| remedy.exact && command.chars().all(word));
+                match rest {
+                    Some(rest) if seen.insert(command.clone()) => {
+                        let _ = writeln!(out, "redis-cli{tls} -h {rest}");
+                    }
+                    Some(_) => {}
+                    None => {
+                        let _ = writeln!(out, "#      {}", said(command));
+                    }
                 }
             }
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_server_cannot_leave_their_comment() {
+        let text =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../explain/doctor/tests/facts/big_key.json"))
+                .unwrap();
+        let facts = unslow_facts::Facts::from_json(&text).unwrap();
+        let mut report = unslow_doctor::diagnose(&facts, &[]);
+        assert!(!report.findings.is_empty());
+        report.deployment.url = "redis://a\ntouch /tmp/url".into();
+        for finding in &mut report.findings {
+            finding.title = "x\ntouch /tmp/title".into();
+            for remedy in &mut finding.remedies {
+                remedy.rollback = "y\r\ntouch /tmp/way-back".into();
+                remedy.exact = true;
+                remedy.commands = [
+                    "h; touch /tmp/a",
+                    "h\ntouch /tmp/b",
+                    "h `touch /tmp/c`",
+                    "h $(touch /tmp/d)",
+                    "h 'x' PING",
+                    "good -p 1 PING",
+                ]
+                .map(|rest| format!("redis-cli -h {rest}"))
+                .to_vec();
+            }
+        }
+        let plan = fix_plan(&report);
+        let run: Vec<&str> = plan.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).collect();
+        assert_eq!(run, ["redis-cli -h good -p 1 PING"], "{plan}");
+    }
 }

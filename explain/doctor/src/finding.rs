@@ -105,6 +105,9 @@ pub struct Remedy {
     pub risk: String,
     /// How to go back.
     pub rollback: String,
+    /// Whether the commands can be run as they stand, without a choice: `doctor --fix-plan` runs no others.
+    #[serde(default)]
+    pub exact: bool,
 }
 
 /// One cause with its evidence, its price and its fix.
@@ -276,7 +279,16 @@ impl Finding {
             commands: commands.iter().map(ToString::to_string).collect(),
             risk: risk.into(),
             rollback: rollback.into(),
+            exact: false,
         });
+        self
+    }
+
+    /// The last way out needs no choice: its commands name their servers and can be run as they stand.
+    pub fn exact(mut self) -> Finding {
+        if let Some(remedy) = self.remedies.last_mut() {
+            remedy.exact = true;
+        }
         self
     }
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// Goes up whenever the memory's layout or the meaning of a message changes: ends of different versions stay with TCP.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const MAGIC: u32 = 0x756e_736c;
 /// Descriptors a message may carry.
 const FDS: usize = 2;
@@ -209,13 +209,6 @@ impl Drop for Rendezvous {
         if std::process::id() == self.pid {
             let _ = std::fs::remove_file(&self.path);
         }
-    }
-}
-
-/// Takes away another process's: a parent's, whose socket its children serve.
-pub fn withdraw(port: u16, pid: i32) {
-    for directory in directories() {
-        let _ = std::fs::remove_file(directory.join(format!("{port}.{pid}")));
     }
 }
 

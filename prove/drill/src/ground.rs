@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unslow_client::{Connection, Options, Target};
+use unslow_client::{Connection, Options, Target, TlsOptions};
 use unslow_engine::{Error, Seat, Server, info, view};
 use unslow_lab::lab::Lab;
 use unslow_topology::{ClusterView, DeploymentKind, Member, Role, slot_of};
@@ -73,6 +73,8 @@ pub struct Ground {
     pub homes: Vec<Home>,
     /// Zone of each node.
     pub zones: Vec<usize>,
+    /// How servers of the user's own are reached.
+    pub tls: TlsOptions,
     /// Masters there shall be: of independent servers all.
     pub masters: usize,
 }
@@ -88,18 +90,18 @@ pub struct Shard {
     pub tag: String,
 }
 
-fn brief() -> Options {
-    let short = Duration::from_millis(500);
-    Options { connect_timeout: short, command_timeout: short, ..Options::default() }
-}
-
 impl Ground {
+    fn brief(&self) -> Options {
+        let short = Duration::from_millis(500);
+        Options { connect_timeout: short, command_timeout: short, tls: self.tls.clone(), ..Options::default() }
+    }
+
     /// Of a lab.
     pub fn of(lab: &Lab) -> Result<Ground, Error> {
         let nodes: Vec<Place> = lab.deployment.nodes.iter().map(Place::of).collect();
         let sentinels: Vec<Place> = lab.deployment.sentinels.iter().map(Place::of).collect();
         let first = nodes.first().ok_or_else(|| Error::new("this lab has no servers"))?;
-        let cluster = info(&mut first.beside(&brief())?, "cluster")?.get("cluster_enabled") == Some("1");
+        let cluster = info(&mut first.beside(&Options::default())?, "cluster")?.get("cluster_enabled") == Some("1");
         let way = match (cluster, sentinels.is_empty()) {
             (true, _) => Way::Cluster,
             (false, false) => Way::Sentinel,
@@ -115,14 +117,22 @@ impl Ground {
             return Err(Error::new("this lab has no hosts for clients (clients = 0 in every zone)"));
         }
         let zones = lab.places.iter().map(|p| lab.hosts[*p].zone).collect();
-        Ok(Ground { way, nodes, sentinels, service: "mymaster".into(), homes, zones, masters: lab.deployment.masters })
+        Ok(Ground {
+            way,
+            nodes,
+            sentinels,
+            service: "mymaster".into(),
+            homes,
+            zones,
+            tls: TlsOptions::default(),
+            masters: lab.deployment.masters,
+        })
     }
 
     /// Of a deployment that is not ours.
-    pub fn foreign(url: &str) -> Result<Ground, Error> {
-        let target = Target::parse(url)?;
-        let options = Options::default();
-        let found = unslow_client::discover(&target, &options)?;
+    pub fn foreign(target: &Target, tls: &TlsOptions) -> Result<Ground, Error> {
+        let options = Options { tls: tls.clone(), ..Options::default() };
+        let found = unslow_client::discover(target, &options)?;
         let place = |m: &Member| Place {
             name: m.address.clone(),
             target: found.target_of(m),
@@ -136,13 +146,30 @@ impl Ground {
             _ if !sentinels.is_empty() => Way::Sentinel,
             _ => Way::Alone,
         };
+        let mut services: Vec<&String> = found.members.iter().filter_map(|m| m.service.as_ref()).collect();
+        services.sort();
+        services.dedup();
+        let service = match (&target.service, &services[..]) {
+            (Some(service), _) => service.clone(),
+            (None, [one]) => one.to_string(),
+            (None, []) => "mymaster".into(),
+            (None, several) => {
+                let names: Vec<&str> = several.iter().map(|s| s.as_str()).collect();
+                return Err(Error::new(format!(
+                    "these Sentinels watch {}; say which: redis+sentinel://HOST:PORT/{}",
+                    names.join(", "),
+                    names[0]
+                )));
+            }
+        };
         Ok(Ground {
             way,
             zones: vec![0; nodes.len()],
             nodes: nodes.into_iter().map(place).collect(),
             sentinels: sentinels.into_iter().map(place).collect(),
-            service: target.service.clone().unwrap_or_else(|| "mymaster".into()),
+            service,
             homes: vec![Home { zone: "here".into(), seat: None }],
+            tls: tls.clone(),
             masters: masters.max(1),
         })
     }
@@ -156,7 +183,7 @@ impl Ground {
     fn view(&self) -> Result<ClusterView, Error> {
         let mut last = Error::new("no node answers");
         for node in &self.nodes {
-            match node.beside(&brief()).and_then(|mut c| view(&mut c)) {
+            match node.beside(&self.brief()).and_then(|mut c| view(&mut c)) {
                 Ok(view) => return Ok(view),
                 Err(e) => last = e,
             }
@@ -171,7 +198,7 @@ impl Ground {
                 .nodes
                 .iter()
                 .position(|n| {
-                    let role = n.beside(&brief()).and_then(|mut c| info(&mut c, "replication"));
+                    let role = n.beside(&self.brief()).and_then(|mut c| info(&mut c, "replication"));
                     role.is_ok_and(|i| i.get("role") == Some("master"))
                 })
                 .ok_or_else(|| Error::new("no server says that it is master"))?;
@@ -200,6 +227,8 @@ impl Ground {
 pub struct Finder<'a> {
     ground: &'a Ground,
     slot: u16,
+    /// The master when the run began: where nobody can be asked it stays so.
+    first: usize,
     options: Options,
     /// Those it asks: nodes of a cluster, or Sentinels.
     sources: Vec<Option<Connection>>,
@@ -215,14 +244,21 @@ const REST: Duration = Duration::from_millis(300);
 const AGAIN: Duration = Duration::from_millis(100);
 
 impl<'a> Finder<'a> {
-    /// For a client that waits `timeout` for answers.
-    pub fn new(ground: &'a Ground, slot: u16, turn: usize) -> Finder<'a> {
-        let short = Duration::from_millis(60);
+    /// For a client of this shard; `turn` says whom it asks first.
+    pub fn new(ground: &'a Ground, shard: &Shard, turn: usize) -> Finder<'a> {
+        // In a lab an answer takes two milliseconds; somewhere else nobody knows.
+        let short = Duration::from_millis(if ground.nodes.iter().any(|n| n.beside.is_some()) { 60 } else { 500 });
         let sources = if ground.way == Way::Sentinel { ground.sentinels.len() } else { ground.nodes.len() };
         Finder {
             ground,
-            slot,
-            options: Options { connect_timeout: short, command_timeout: short, ..Options::default() },
+            slot: shard.slot,
+            first: shard.master,
+            options: Options {
+                connect_timeout: short,
+                command_timeout: short,
+                tls: ground.tls.clone(),
+                ..Options::default()
+            },
             sources: (0..sources).map(|_| None).collect(),
             silent: vec![None; sources],
             turn,
@@ -233,7 +269,7 @@ impl<'a> Finder<'a> {
     /// Asks one source; the node it names as master, and its replicas.
     fn ask(&mut self) -> Option<(usize, Vec<usize>)> {
         if self.ground.way == Way::Alone {
-            return Some((0, (1..self.ground.nodes.len()).collect()));
+            return Some((self.first, (0..self.ground.nodes.len()).filter(|n| *n != self.first).collect()));
         }
         let n = self.sources.len();
         let source = (0..n)

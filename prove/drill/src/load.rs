@@ -109,10 +109,17 @@ impl<'a> Run<'a> {
 }
 
 /// Joins what the clients saw into one history.
-pub fn collect(clients: Vec<Client>, threads: Vec<ScopedJoinHandle<'_, Vec<Op>>>) -> History {
-    let mut ops: Vec<Op> = threads.into_iter().filter_map(|t| t.join().ok()).flatten().collect();
-    ops.sort_by_key(|op| (op.begun_us, op.client));
-    History { clients, ops }
+/// With it comes how many clients died.
+pub fn collect(clients: Vec<Client>, threads: Vec<ScopedJoinHandle<'_, Vec<Op>>>) -> (History, usize) {
+    let (mut ops, mut died) = (Vec::new(), 0);
+    for thread in threads {
+        match thread.join() {
+            Ok(seen) => ops.extend(seen),
+            Err(_) => died += 1,
+        }
+    }
+    ops.sort_by_key(|op: &Op| (op.begun_us, op.client));
+    (History { clients, ops }, died)
 }
 
 /// One client.
@@ -128,6 +135,8 @@ pub struct Caller<'a> {
     connection: Option<(usize, Connection)>,
     failed: Option<usize>,
     options: Options,
+    /// When it gives up looking for a server.
+    patience: Option<Instant>,
 }
 
 /// An answer, with the node that gave it or should have.
@@ -150,14 +159,19 @@ const BETWEEN_DIALS: Duration = Duration::from_millis(50);
 impl<'a> Caller<'a> {
     fn new(run: &'a Run<'a>, client: &Client) -> Caller<'a> {
         let shard = &run.shards[client.shard as usize];
-        let options =
-            Options { connect_timeout: run.load.timeout, command_timeout: run.load.timeout, ..Options::default() };
+        let options = Options {
+            connect_timeout: run.load.timeout,
+            command_timeout: run.load.timeout,
+            tls: run.ground.tls.clone(),
+            ..Options::default()
+        };
         Caller {
             run,
             client: client.clone(),
             ops: Vec::new(),
             shard,
-            finder: Finder::new(run.ground, shard.slot, client.client as usize),
+            finder: Finder::new(run.ground, shard, client.client as usize),
+            patience: None,
             connection: None,
             failed: None,
             options,
@@ -198,7 +212,7 @@ impl<'a> Caller<'a> {
     /// Until there is a connection; `false` when the run ended before.
     pub fn connect(&mut self) -> bool {
         while self.connection.is_none() {
-            if self.stopped() {
+            if self.stopped() || self.patience.is_some_and(|at| Instant::now() > at) {
                 return false;
             }
             let (found, pause) = match self.client.model {
@@ -368,7 +382,8 @@ pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSe
             let mut caller = Caller::new(&reader, &Client { model: Model::Follows, ..client.clone() });
             let key = caller.key(&format!("set:{}", client.client));
             let until = Instant::now() + Duration::from_secs(20);
-            while Instant::now() < until {
+            caller.patience = Some(until);
+            while Instant::now() < until && !crate::run::interrupted() {
                 match caller.ask(&["SMEMBERS", &key], 0) {
                     Some(Answer { outcome: Outcome::Acknowledged, value, .. }) => {
                         return Some(value.items().iter().filter_map(|v| v.integer()).map(|n| n as u64).collect());
@@ -390,15 +405,21 @@ pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSe
     Ok(all)
 }
 
-/// Takes away what the run has written.
+/// Takes away what the run has written, as far as servers answer within some seconds.
 pub fn sweep(run: &Run<'_>, clients: &[Client]) {
     let never = AtomicBool::new(false);
-    let (reader, _) = Run::new(run.ground, run.shards, run.load, &never);
+    let patient = Load { timeout: Duration::from_secs(2), wait: 0, ..run.load.clone() };
+    let (reader, _) = Run::new(run.ground, run.shards, &patient, &never);
     for client in clients {
         let mut caller = Caller::new(&reader, &Client { model: Model::Follows, ..client.clone() });
-        for name in [format!("set:{}", client.client), format!("register:{}", client.client), "shared".into()] {
+        caller.patience = Some(Instant::now() + Duration::from_secs(5));
+        let mut names = vec![format!("set:{}", client.client), format!("register:{}", client.client), "shared".into()];
+        names.extend((0..run.load.locks).flat_map(|n| [format!("lock:{n}"), format!("token:{n}")]));
+        for name in names {
             let key = caller.key(&name);
-            let _ = caller.ask(&["DEL", &key], 0);
+            if caller.ask(&["DEL", &key], 0).is_none() {
+                break;
+            }
         }
     }
 }

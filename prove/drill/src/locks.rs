@@ -44,7 +44,7 @@ fn work(caller: &mut Caller<'_>, holder: &Holder, count: u64) {
         caller.note(now, Outcome::Acknowledged, holder.node, what);
     };
     touch(caller);
-    if !load.pause.is_zero() && count % PAUSES == 0 {
+    if !load.pause.is_zero() && count.is_multiple_of(PAUSES) {
         // It does not look at the clock when it goes on: neither does a process that was stopped.
         caller.pause(load.pause);
         touch(caller);

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use unslow_client::{Connection, Options};
+use unslow_client::{Connection, Options, Target, TlsOptions};
 use unslow_engine::{Error, info, view, wait_for};
 use unslow_lab::faults::{self, Active};
 use unslow_lab::lab::Lab;
@@ -24,7 +24,7 @@ use crate::load::{self, Run};
 use crate::observe::{Event, Observer};
 use crate::spec::{Drill, FaultSpec, Kind, Plan};
 use crate::store::Folder;
-use crate::verify::Proof;
+use crate::verify::{Before, Proof};
 
 /// How to run it, beside what the drill says.
 #[derive(Clone, Debug)]
@@ -35,8 +35,8 @@ pub struct How {
     pub seed: u64,
     /// Where the evidence goes.
     pub store: PathBuf,
-    /// A deployment of the user's instead of a lab.
-    pub url: Option<String>,
+    /// A deployment of the user's instead of a lab, and how to reach it.
+    pub own: Option<(Target, TlsOptions)>,
     /// Look at the deployment before, during and after, as the doctor does.
     pub facts: bool,
 }
@@ -144,7 +144,40 @@ pub fn interrupted() -> bool {
 }
 
 /// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody.
-const FOREIGN: [&str; 2] = ["failover", "none"];
+pub const FOREIGN: [&str; 2] = ["failover", "none"];
+
+/// Runs `body` so that [`interrupt`] asks it to end in order.
+pub(crate) fn while_running<T>(body: impl FnOnce() -> T) -> T {
+    struct Over;
+    impl Drop for Over {
+        fn drop(&mut self) {
+            RUNNING.store(false, Ordering::SeqCst);
+        }
+    }
+    RUNNING.store(true, Ordering::SeqCst);
+    let _over = Over;
+    body()
+}
+
+impl Outcome {
+    /// A run that ended with an error: unknown, beside those that did not.
+    pub fn crashed(drill: &Drill, label: &str, fault: &str, seed: u64, error: &Error) -> Outcome {
+        Outcome {
+            schema: SCHEMA,
+            drill: drill.name.clone(),
+            variant: label.into(),
+            fault: fault.into(),
+            seed,
+            engine: String::new(),
+            verdict: Verdict::Unknown,
+            checks: vec![Check::unknown("load", error.to_string())],
+            figures: Figures::default(),
+            events: Vec::new(),
+            folder: String::new(),
+            seconds: 0.0,
+        }
+    }
+}
 
 /// Runs a variant with one of its faults.
 pub fn run(
@@ -158,16 +191,11 @@ pub fn run(
     let begun = Instant::now();
     let folder = Folder::make(&how.store, &drill.name, &format!("{fault}-{label}"))?;
     folder.keep("drill.toml", &drill.text)?;
-    RUNNING.store(true, Ordering::SeqCst);
-    let result = match &how.url {
-        Some(url) => {
-            let ground = Ground::foreign(url)?;
-            played(drill, label, plan, fault, how, &folder, None, &ground, url.clone(), progress)
-        }
+    let mut outcome = while_running(|| match &how.own {
+        Some((target, tls)) => Ground::foreign(target, tls)
+            .and_then(|ground| played(drill, label, plan, fault, how, &folder, None, &ground, target.url(), progress)),
         None => in_lab(drill, label, plan, fault, how, &folder, progress),
-    };
-    RUNNING.store(false, Ordering::SeqCst);
-    let mut outcome = result?;
+    })?;
     outcome.seconds = begun.elapsed().as_secs_f64();
     let text = serde_json::to_string_pretty(&outcome).map_err(|e| Error::new(e.to_string()))?;
     folder.keep("outcome.json", &text)?;
@@ -239,8 +267,18 @@ struct Played {
     checks: Vec<Check>,
     from_us: u64,
     until_us: u64,
-    healed_us: u64,
     redundant_us: Option<u64>,
+    /// Whether it was so before the fault, as far as the observer could see.
+    redundant_before: bool,
+}
+
+/// Ends the clients' work whatever happens: a scope waits for its threads even when it is left by a panic.
+struct Ends<'a>(&'a [&'a AtomicBool]);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|stop| stop.store(true, Ordering::SeqCst));
+    }
 }
 
 #[allow(clippy::too_many_arguments)] // one call each, from `run` and `in_lab`
@@ -256,26 +294,31 @@ fn played(
     engine: String,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Outcome, Error> {
-    let shards = ground.shards(how.seed)?;
+    // Keys of this run alone: what an earlier one left behind is nobody's.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let shards = ground.shards(how.seed ^ now.as_micros() as u64)?;
     let (stop, unwatch) = (AtomicBool::new(false), AtomicBool::new(false));
     let (run, clients) = Run::new(ground, &shards, &plan.load, &stop);
     let observer = Observer::new(run.begun);
-    let (played, history) = std::thread::scope(|scope| {
+    let (played, (history, died)) = std::thread::scope(|scope| {
+        let _ends = Ends(&[&stop, &unwatch]);
         observer.watch(ground, scope, &unwatch);
         let threads = run.start(scope, &clients);
         let played = time_line(plan, fault, how, folder, lab, ground, &run, &observer, progress);
         stop.store(true, Ordering::SeqCst);
-        let history = load::collect(clients.clone(), threads);
-        unwatch.store(true, Ordering::SeqCst);
-        (played, history)
+        (played, load::collect(clients.clone(), threads))
     });
+    progress("reading what is there");
+    let wanted = plan.load.kind == Kind::Writes && played.is_ok();
+    let finals = wanted.then(|| load::finals(&run, &clients));
+    if lab.is_none() {
+        load::sweep(&run, &clients);
+    }
     folder.history(&history)?;
     folder.events(&observer.events())?;
     let mut played = played?;
-    progress("reading what is there");
-    let finals = if plan.load.kind == Kind::Writes { Some(load::finals(&run, &clients)) } else { None };
-    if lab.is_none() {
-        load::sweep(&run, &clients);
+    if died > 0 {
+        played.checks.push(Check::unknown("load", format!("{died} clients died in the middle")));
     }
     progress("checking");
     let events = observer.events();
@@ -291,7 +334,8 @@ fn played(
         Some(Err(e)) => checks.push(Check::unknown("lost_writes", e.to_string())),
         None => {}
     }
-    checks.extend(judge(plan, &history, &mut figures));
+    checks.extend(judge(plan, &history, &mut figures, &played));
+    doubt(&mut checks);
     let verdict = checks.iter().map(|c| c.verdict).max().unwrap_or(Verdict::Unknown);
     Ok(Outcome {
         schema: SCHEMA,
@@ -307,6 +351,17 @@ fn played(
         folder: folder.path().display().to_string(),
         seconds: 0.0,
     })
+}
+
+/// What was seen of a run whose fault or load is in doubt is no failure, unless the histories themselves show it.
+fn doubt(checks: &mut [Check]) {
+    const SHOWN: [&str; 3] = ["double_holders", "linearizable", "redundant"];
+    let own = |c: &Check| ["load", "fault", "redundancy"].contains(&c.name.as_str());
+    if checks.iter().any(|c| own(c) && c.verdict == Verdict::Unknown) {
+        for check in checks.iter_mut().filter(|c| c.verdict == Verdict::Failed && !SHOWN.contains(&c.name.as_str())) {
+            check.verdict = Verdict::Unknown;
+        }
+    }
 }
 
 /// Something the time line does.
@@ -341,9 +396,18 @@ fn time_line(
         played.checks.push(Check::unknown("load", text));
         return Ok(played);
     }
-    let clock = Instant::now();
     observer.say("drill", "every client gets through");
+    let whole = || observer.redundant(ground.nodes.len(), ground.masters);
+    let patience = Instant::now() + Duration::from_secs(2);
+    while !whole() && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    played.redundant_before = whole();
     facts(how, folder, ground, "before");
+    let (clock, start_us) = (Instant::now(), run.now_us());
+    if lab.is_none() {
+        return own_time_line(plan, fault, ground, run, observer, played, progress);
+    }
     let mut acts: Vec<(Duration, Act)> = Vec::new();
     for (i, spec) in plan.faults.iter().enumerate() {
         acts.push((spec.at, Act::Begin(i)));
@@ -362,7 +426,7 @@ fn time_line(
         let spec = match act {
             Act::Begin(i) | Act::End(i) => &plan.faults[i],
         };
-        let name = if lab.is_some() { name_in(spec, fault) } else { fault };
+        let name = name_in(spec, fault);
         match (act, lab) {
             (Act::Begin(i), Some(lab)) => {
                 progress(&format!("{name} {}", spec.who.as_deref().unwrap_or_default()));
@@ -382,18 +446,12 @@ fn time_line(
                         }
                     }
                     Ok(None) => {
+                        played.checks.push(Check::of("fault", true, format!("{name}: every server has a new process")));
                         played.from_us = if played.from_us == 0 { before_us } else { played.from_us };
                         played.until_us = run.now_us();
                     }
                     Err(e) => result = Err(e),
                 }
-            }
-            (Act::Begin(_), None) => {
-                played.from_us = run.now_us();
-                observer.say("drill", name);
-                progress(name);
-                result = foreign(ground, name);
-                played.until_us = run.now_us();
             }
             (Act::End(i), Some(lab)) => {
                 if let Some((mut ending, proof)) = active.remove(&i) {
@@ -406,29 +464,51 @@ fn time_line(
                     }
                 }
             }
-            (Act::End(_), None) => {}
+            (_, None) => {}
         }
         if result.is_err() {
             break;
         }
     }
+    // What has no end of its own lasts until here.
+    if result.is_ok() && !active.is_empty() {
+        sleep_until(Instant::now() + plan.after);
+    }
     // Last in, first out; whatever happened above.
-    while let Some((_, (mut ending, _))) = active.pop_last() {
+    while let Some((i, (mut ending, proof))) = active.pop_last() {
+        let name = name_in(&plan.faults[i], fault);
+        if let Some(lab) = lab.filter(|_| result.is_ok()) {
+            played.checks.push(proved(&proof, lab, name, "at its end"));
+        }
         played.until_us = run.now_us();
         result = result.and(ending.heal());
+        if let Some(lab) = lab.filter(|_| result.is_ok())
+            && let Err(found) = proof.healed(lab)
+        {
+            played.checks.push(Check::unknown("fault", format!("{name} could not be undone: {found}")));
+        }
     }
-    played.healed_us = run.now_us();
     result?;
     if plan.faults.is_empty() {
         sleep_until(Instant::now() + plan.after);
-        (played.from_us, played.until_us) = (1, run.now_us());
+        (played.from_us, played.until_us) = (start_us, run.now_us());
+    } else if played.from_us == 0 {
+        played.checks.push(Check::unknown("fault", "no fault was at work"));
     }
-    if interrupted() {
-        played
-            .checks
-            .push(Check::unknown("load", "interrupted: everything was healed, and what was seen so far is kept"));
-        return Ok(played);
-    }
+    aftermath(plan, ground, run, observer, &mut played, progress);
+    facts(how, folder, ground, "after");
+    Ok(played)
+}
+
+/// From the end of the fault until everything is as it was, and a little longer.
+fn aftermath(
+    plan: &Plan,
+    ground: &Ground,
+    run: &Run<'_>,
+    observer: &Observer,
+    played: &mut Played,
+    progress: &mut dyn FnMut(&str),
+) {
     progress("waiting for full redundancy");
     let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline && !interrupted() {
@@ -439,12 +519,62 @@ fn time_line(
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    sleep_until(Instant::now() + plan.after);
-    facts(how, folder, ground, "after");
-    if plan.faults.iter().any(|f| f.names().iter().any(|n| n != "none")) && played.from_us == 0 {
-        played.checks.push(Check::unknown("fault", "no fault was at work"));
+    if played.redundant_us.is_none() && !interrupted() {
+        let text = "a shard without its master or its replicas a minute after the fault";
+        played.checks.push(Check::unknown("redundancy", text));
     }
+    sleep_until(Instant::now() + plan.after);
+    if interrupted() {
+        let text = "interrupted: everything was healed, and what was seen so far is kept";
+        played.checks.push(Check::unknown("load", text));
+    }
+}
+
+/// The same for a deployment of the user's: one fault, by its own commands.
+fn own_time_line(
+    plan: &Plan,
+    fault: &str,
+    ground: &Ground,
+    run: &Run<'_>,
+    observer: &Observer,
+    mut played: Played,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Played, Error> {
+    sleep_until(Instant::now() + Duration::from_secs(2));
+    played.from_us = run.now_us();
+    observer.say("drill", fault);
+    progress(fault);
+    let result = foreign(ground, fault);
+    if fault == "none" {
+        sleep_until(Instant::now() + plan.end().max(Duration::from_secs(10)));
+    } else if result.is_ok() {
+        // The command returns before anything has happened.
+        let until = Instant::now() + Duration::from_secs(60);
+        while promoted(&observer.events(), played.from_us).is_none() && Instant::now() < until && !interrupted() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        played.checks.push(match promoted(&observer.events(), played.from_us) {
+            Some(_) => Check::of("fault", true, "a replica was promoted"),
+            None => Check::unknown("fault", "nobody was promoted within a minute of the command"),
+        });
+    }
+    played.until_us = run.now_us();
+    result?;
+    aftermath(plan, ground, run, observer, &mut played, progress);
     Ok(played)
+}
+
+/// When, from `from` on, a server became master that was a replica.
+fn promoted(events: &[Event], from: u64) -> Option<u64> {
+    let mut replicas: std::collections::BTreeSet<&str> = Default::default();
+    for event in events.iter().filter(|e| e.who != "drill") {
+        match event.text.as_str() {
+            "master" if replicas.remove(event.who.as_str()) && event.at_us > from => return Some(event.at_us),
+            text if text.starts_with("replica of ") => drop(replicas.insert(&event.who)),
+            _ => {}
+        }
+    }
+    None
 }
 
 fn proved(proof: &Proof, lab: &Lab, name: &str, when: &str) -> Check {
@@ -466,9 +596,9 @@ fn begin(
         rolling_restart(lab, spec.value.as_deref() == Some("failover"), observer, ground)?;
         return Ok(None);
     }
-    let before = Proof::new(lab, name, spec.who.as_deref().unwrap_or_default());
+    let before = Before::look(lab);
     let active = faults::named(name)?.inject(lab, spec.who.as_deref(), spec.value.as_deref())?;
-    let proof = if name == "restart" { before } else { Proof::new(lab, name, &active.subject) };
+    let proof = Proof::new(lab, name, &active.subject, before);
     Ok(Some((active, proof)))
 }
 
@@ -485,7 +615,11 @@ fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Gro
             failover.inject(lab, Some(node.name()), None)?.forget();
         }
         observer.say("drill", &format!("restart of {}", node.name()));
+        let pid = node.pid();
         restart.inject(lab, Some(node.name()), None)?;
+        if node.pid() == pid {
+            return Err(Error::new(format!("{} was to be restarted and has its old process", node.name())));
+        }
         // The observer first has to see that it was gone.
         std::thread::sleep(Duration::from_millis(200));
         wait_for("full redundancy after a restart", Duration::from_secs(60), || {
@@ -517,11 +651,7 @@ fn foreign(ground: &Ground, name: &str) -> Result<(), Error> {
             }
             Err(Error::new("the first shard has no replica that could take over"))
         }
-        _ => Err(Error::new(format!(
-            "{name} cannot be done to a deployment of your own from here; there are {} (with none you cause it yourself \
-             while the drill measures)",
-            FOREIGN.join(", ")
-        ))),
+        _ => Err(Error::new(format!("{name} cannot be done here; there are {}", FOREIGN.join(", ")))),
     }
 }
 
@@ -553,11 +683,10 @@ fn measure(history: &History, played: &Played, events: &[Event]) -> Figures {
     let follows = || all.iter().filter(|w| w.model == Model::Follows);
     let worst = follows().max_by_key(|w| w.length_us).map(|w| w.shard).unwrap_or(0);
     let longest = |same: bool| follows().filter(|w| (w.shard == worst) == same).map(|w| w.length_us).max().unwrap_or(0);
-    let promoted = events.iter().find(|e| e.at_us > from && e.who != "drill" && e.text == "master" && from > 0);
     Figures {
         fault_from_us: from,
         fault_until_us: played.until_us,
-        promoted_after_us: promoted.map(|e| e.at_us - from),
+        promoted_after_us: promoted(events, from).map(|at| at - from),
         window_us_max: longest(true),
         other_shards_window_us_max: longest(false),
         windows: all,
@@ -578,6 +707,11 @@ fn told(op: &Op) -> String {
     serde_json::to_string(op).unwrap_or_default()
 }
 
+/// A check that had nothing to look at is unknown.
+fn known(check: Check, seen: u64, why: &str) -> Check {
+    if seen == 0 { Check::unknown(&check.name, why) } else { check }
+}
+
 fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op]) -> Vec<Check> {
     let mut checks = Vec::new();
     let shown = |lost: &[Op]| lost.iter().take(5).map(told).collect::<Vec<_>>();
@@ -592,7 +726,8 @@ fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op]) -> 
                 "{} of {} acknowledged writes lost; at most {most} were expected",
                 seen.lost, seen.acknowledged
             );
-            checks.push(Check::of(name, seen.lost <= most, text).because(shown(lost)));
+            let check = Check::of(name, seen.lost <= most, text).because(shown(lost));
+            checks.push(known(check, seen.acknowledged, "no write was acknowledged"));
         }
         // These hold whatever a drill expects.
         let text = format!(
@@ -616,12 +751,14 @@ fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op]) -> 
             late.len(),
             ms(bound.as_micros() as u64)
         );
-        checks.push(Check::of("lost_within", late.is_empty(), text).because(shown(&late)));
+        let all = figures.writes.acknowledged + figures.writes_stays.acknowledged;
+        let check = Check::of("lost_within", late.is_empty(), text).because(shown(&late));
+        checks.push(known(check, all, "no write was acknowledged"));
     }
     checks
 }
 
-fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
+fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played) -> Vec<Check> {
     let expect = &plan.expect;
     let mut checks = Vec::new();
     if let Some(most) = expect.window {
@@ -633,7 +770,9 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
             if open { " and to the end" } else { "" },
             ms(most)
         );
-        checks.push(Check::of("window", figures.window_us_max <= most, text));
+        let follow = history.with(Model::Follows).count() as u64;
+        let check = Check::of("window", figures.window_us_max <= most, text);
+        checks.push(known(check, follow, "no client follows"));
     }
     let mut wrong = Vec::new();
     for (register, ops) in linearizable::registers(history) {
@@ -678,18 +817,15 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
             ms(most.as_micros() as u64)
         );
         let check = Check::of("stale", from_replicas.stale_us_max <= most.as_micros() as u64, text);
-        checks.push(if from_replicas.answered == 0 {
-            Check::unknown("stale", "no replica answered a read")
-        } else {
-            check
-        });
+        checks.push(known(check, from_replicas.answered, "no replica answered a read"));
     }
     if let Some(most) = expect.time_travel {
         let text = format!(
             "{} reads went back behind an earlier one of the same client; at most {most} were expected",
             from_replicas.time_travel
         );
-        checks.push(Check::of("time_travel", from_replicas.time_travel <= most, text));
+        let check = Check::of("time_travel", from_replicas.time_travel <= most, text);
+        checks.push(known(check, from_replicas.answered, "no replica answered a read"));
     }
     if plan.load.kind == Kind::Locks {
         let (seen, pairs) = locks(history);
@@ -700,11 +836,7 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
             );
             let shown = pairs.iter().take(3).flat_map(|(a, b)| [told(a), told(b)]).collect();
             let check = Check::of("double_holders", seen.double_holders <= most, text).because(shown);
-            checks.push(if seen.taken == 0 {
-                Check::unknown("double_holders", "nobody ever got a lock")
-            } else {
-                check
-            });
+            checks.push(known(check, seen.taken, "nobody ever got a lock"));
         }
         if let Some(most) = expect.late_uses_taken {
             let taken = seen.late_uses - seen.late_uses_fenced;
@@ -712,7 +844,8 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
                 "{taken} of {} uses after the holder's time were taken; at most {most} were expected",
                 seen.late_uses
             );
-            checks.push(Check::of("late_uses_taken", taken <= most, text));
+            let check = Check::of("late_uses_taken", taken <= most, text);
+            checks.push(known(check, seen.late_uses, "nobody used the resource late"));
         }
         figures.locks = Some(seen);
     }
@@ -728,6 +861,10 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures) -> Vec<Check> {
                 ),
             ),
             None if interrupted() => Check::unknown("redundant", "interrupted before it could be seen"),
+            None if !played.redundant_before => Check::unknown(
+                "redundant",
+                "the observer never saw every shard with its replicas, not before the fault either",
+            ),
             None => Check::of("redundant", false, "a shard without its replicas a minute after the fault"),
         });
     }

@@ -294,6 +294,10 @@ impl Plan {
         if !(0.1..=10_000.0).contains(&load.rate_per_s) {
             return Err(format!("rate_per_s = {}: 0.1 to 10000 were expected", load.rate_per_s));
         }
+        let shortest = Duration::from_millis(100);
+        if load.kind == Kind::Locks && (load.locks == 0 || load.ttl < shortest) {
+            return Err("locks = 1 or more and a ttl of 100ms or more were expected".into());
+        }
         if load.follows + load.stays + load.reads_replicas == 0 || load.follows > 64 || load.stays > 64 {
             return Err("a load of 1 to 64 clients of each kind was expected".into());
         }

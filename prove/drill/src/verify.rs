@@ -3,16 +3,44 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use unslow_client::Options;
 use unslow_engine::Server;
 use unslow_lab::lab::Lab;
+
+/// What was before a fault.
+pub struct Before {
+    pids: Vec<(String, u32)>,
+    owners: Vec<(String, String)>,
+}
+
+impl Before {
+    /// Every server's process, and who owns which slots.
+    pub fn look(lab: &Lab) -> Before {
+        Before { pids: lab.servers().map(|(s, _)| (s.name().into(), s.pid())).collect(), owners: owners(lab) }
+    }
+}
+
+/// Masters of a cluster with their slots, as the first node that answers says.
+fn owners(lab: &Lab) -> Vec<(String, String)> {
+    let short = Duration::from_millis(500);
+    let options = Options { connect_timeout: short, command_timeout: short, ..Options::default() };
+    let ask = |server: &Arc<Server>| {
+        let mut connection = server.connect_with(&options).ok()?;
+        let view = unslow_engine::view(&mut connection).ok()?;
+        let mut all: Vec<_> = view.masters().map(|m| (m.address.clone(), m.slots.to_string())).collect();
+        all.sort();
+        Some(all)
+    };
+    lab.deployment.nodes.iter().find_map(ask).unwrap_or_default()
+}
 
 /// A fault whose effect can be looked at.
 pub struct Proof {
     fault: String,
     servers: Vec<Arc<Server>>,
-    pids: Vec<u32>,
+    before: Before,
     /// Paths that a partition must cut: from a host's network to an address.
     paths: Vec<(usize, SocketAddr)>,
 }
@@ -25,8 +53,8 @@ fn words(subject: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Proof {
-    /// `subject` is what the lab says it is done to.
-    pub fn new(lab: &Lab, fault: &str, subject: &str) -> Proof {
+    /// `subject` is what the lab says it is done to; `before` was looked at before that.
+    pub fn new(lab: &Lab, fault: &str, subject: &str, before: Before) -> Proof {
         let cut = fault == "partition";
         // Hosts that a text names: by themselves, by a server of theirs, by their zone.
         let named = |text: &str| -> Vec<usize> {
@@ -60,7 +88,7 @@ impl Proof {
                 paths.extend(from.map(|h| (*h, address)));
             }
         }
-        Proof { fault: fault.into(), pids: servers.iter().map(|s| s.pid()).collect(), servers, paths }
+        Proof { fault: fault.into(), servers, before, paths }
     }
 
     /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive.
@@ -92,10 +120,28 @@ impl Proof {
                 None if self.paths.is_empty() => Err("no path was cut that could be tried".into()),
                 None => Ok(format!("{} paths into {} tried, none connects", self.paths.len(), names())),
             },
-            "restart" => match self.servers.iter().zip(&self.pids).find(|(s, pid)| s.pid() == **pid) {
-                Some((same, _)) => Err(format!("{} was to be restarted and has its old process", same.name())),
-                None => Ok(format!("{}: new processes", names())),
+            "restart" => {
+                let old = |s: &&Arc<Server>| self.before.pids.iter().any(|(n, pid)| n == s.name() && *pid == s.pid());
+                match self.servers.iter().find(old) {
+                    Some(same) => Err(format!("{} was to be restarted and has its old process", same.name())),
+                    None if self.servers.is_empty() => Err("nobody was restarted".into()),
+                    None => Ok(format!("{}: new processes", names())),
+                }
+            }
+            "reshard" | "reshard_atomic" | "move_slot" | "failover" => match owners(lab) {
+                now if now.is_empty() && self.before.owners.is_empty() => Ok("as the lab says".into()),
+                now if now == self.before.owners => Err("every slot still has the owner it had".into()),
+                _ => Ok("slots have another owner".into()),
             },
+            "clock_jump" => {
+                let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
+                let there = |s: &Arc<Server>| s.connect().ok()?.call(&["TIME"]).ok()?.items().first()?.integer();
+                match self.servers.iter().find(|s| there(s).is_none_or(|at| (at - here).abs() < 2)) {
+                    Some(right) => Err(format!("the clock of {} is right", right.name())),
+                    None if self.servers.is_empty() => Err("nobody's clock was changed".into()),
+                    None => Ok(format!("{}: TIME is wrong", names())),
+                }
+            }
             other => Ok(format!("{other}: as the lab says")),
         }
     }

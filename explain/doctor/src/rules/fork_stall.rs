@@ -70,7 +70,7 @@ pub fn check(facts: &Facts) -> Verdict {
         let wanted = us / 1000.0 * 2.5;
         let commands: Vec<String> = facts.live().filter_map(|n| n.address.rsplit_once(':')).map(|(h, p)| format!("redis-cli -h {h} -p {p} CONFIG SET cluster-node-timeout {wanted:.0}")).collect();
         let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-        finding = finding.fix("Now: let the failure detector outlast the stall, on every node", &commands, "a really dead master is noticed later", &format!("CONFIG SET cluster-node-timeout {ms:.0}"));
+        finding = finding.fix("Now: let the failure detector outlast the stall, on every node", &commands, "a really dead master is noticed later", &format!("CONFIG SET cluster-node-timeout {ms:.0}")).exact();
     }
     finding
         .fix("Save where it hurts nobody: on replicas", &["CONFIG SET save \"\"   (on the master)", "CONFIG SET save \"3600 1\"   (on a replica)"], "the master's own disk is then no backup; and a master that is restarted empty by itself empties its replicas too: no automatic restart", &format!("CONFIG SET save \"{}\"", node.setting("save").unwrap_or("")))

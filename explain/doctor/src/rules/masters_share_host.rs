@@ -55,7 +55,7 @@ pub fn check(facts: &Facts) -> Verdict {
     finding = if commands.is_empty() {
         finding.fix("Give one of them a replica elsewhere, then fail over to it", &["CLUSTER REPLICATE <master-id>   (on a node of another machine)", "CLUSTER FAILOVER   (there, once its link is up)"], "a second without writes to that shard", "CLUSTER FAILOVER on the old master")
     } else {
-        finding.fix("Promote the replica that stands on another machine", &commands, "a second without writes to that shard", "CLUSTER FAILOVER on the old master")
+        finding.fix("Promote the replica that stands on another machine", &commands, "a second without writes to that shard", "CLUSTER FAILOVER on the old master").exact()
     };
     finding.into()
 }

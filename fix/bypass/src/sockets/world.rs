@@ -264,13 +264,8 @@ pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
     }
     let prepared = world.prepared.iter().position(|(p, _)| *p == port).map(|at| world.prepared.swap_remove(at).1);
     // In a worker that was forked since, the socket is its parent's.
-    let of_parent = prepared.is_none() && PARENT_LISTENS.load(Ordering::Relaxed);
     match prepared.map_or_else(|| Rendezvous::open(port), Ok) {
         Ok(rendezvous) => {
-            if of_parent {
-                // SAFETY: no arguments.
-                channel::withdraw(port, unsafe { libc::getppid() });
-            }
             watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous);
             MET.store(true, Ordering::Relaxed);
             world.rendezvous.push((port, rendezvous, watch));
@@ -293,14 +288,13 @@ pub fn was_met() -> bool {
     MET.load(Ordering::Relaxed)
 }
 
-/// The parent listens and watches nothing of that itself, as nginx's master.
-static PARENT_LISTENS: AtomicBool = AtomicBool::new(false);
-
-/// What listens here may be watched in the child.
+/// What listens here and is watched by nobody yet may be watched in the child, as with nginx: it meets its clients itself.
+/// Whoever comes back to it here opens it again.
 pub fn before_fork() {
-    let Some(only_listens) = if_free(|world| world.rendezvous.is_empty() && !world.prepared.is_empty()) else { return };
-    MET.fetch_or(only_listens, Ordering::Relaxed);
-    PARENT_LISTENS.store(only_listens, Ordering::Relaxed);
+    if_free(|world| {
+        MET.fetch_or(!world.prepared.is_empty(), Ordering::Relaxed);
+        world.prepared.clear();
+    });
 }
 
 /// At the end of the program: sockets in directories are taken away.

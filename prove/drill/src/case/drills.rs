@@ -12,9 +12,12 @@ fn played(cx: &mut Context<'_>, drill: &str, runs: &[(&str, &str)]) -> Result<Ve
     let drill = spec::find(drill)?;
     let mut all = Vec::new();
     for (fault, label) in runs {
+        if run::interrupted() {
+            return Err(Error::new("interrupted"));
+        }
         let plan = drill.variants.iter().find(|(l, _)| l == label).map(|(_, p)| p);
         let plan = plan.ok_or_else(|| Error::new(format!("drill {} has no variant {label:?}", drill.name)))?;
-        let how = How { engine: None, seed: cx.seed, store: cx.store.clone(), url: None, facts: false };
+        let how = How { engine: None, seed: cx.seed, store: cx.store.clone(), own: None, facts: false };
         cx.say(&format!("{}: {fault}, {label}", drill.name));
         all.push(run::run(&drill, label, plan, fault, &how, &mut *cx.progress)?);
     }
@@ -100,12 +103,60 @@ pub fn sentinel(cx: &mut Context<'_>) -> Result<Played, Error> {
     }
     let lost = |i: usize| outcomes[i].figures.writes.lost + outcomes[i].figures.writes_stays.lost;
     played.closing = format!(
-        "Sentinel promoted a replica {} after a kill, and nobody lost a write; a master that hung and went on lost {} acknowledged writes, one that was cut off with its clients {}, with min-replicas-to-write 1 {}, with WAIT 1 {}.",
+        "Sentinel promoted a replica {} after a kill: clients that asked it lost {} acknowledged writes, those that stayed {}. A master that hung and went on lost {}, one that was cut off with its clients {}, with min-replicas-to-write 1 {}, with WAIT 1 {}.",
         outcomes[0].figures.promoted_after_us.map_or("-".into(), |us| time(us as f64)),
+        outcomes[0].figures.writes.lost,
+        outcomes[0].figures.writes_stays.lost,
         lost(1),
         lost(3),
         lost(4),
         lost(5)
+    );
+    Ok(played)
+}
+
+/// Which client is it? Three faults, every client at once.
+pub fn clients(cx: &mut Context<'_>) -> Result<Played, Error> {
+    let drill = spec::find(spec::CLIENT_RECOVERY)?;
+    let how = How { engine: None, seed: cx.seed, store: cx.store.clone(), own: None, facts: false };
+    let faults = ["kill", "hang", "move_slot"];
+    let mut seen = Vec::new();
+    for fault in faults {
+        let document = crate::shootout::run(&drill, &[], Some(fault), &how, cx.binary, &mut *cx.progress)?;
+        seen.extend(document.clients);
+        if let Some(why) = document.unknown.into_iter().next() {
+            return Err(Error::new(why));
+        }
+    }
+    let mut played = Played { columns: vec!["client", "kill", "hang", "a slot moves"], ..Played::default() };
+    for name in crate::shootout::names() {
+        let cell = |fault: &&str| match seen.iter().find(|s| s.client == name && s.fault == **fault) {
+            Some(s) if s.missing.is_none() => {
+                let never = if s.never { "never, " } else { "" };
+                let time = s.recovery_us.map_or("-".into(), |us| time(us as f64));
+                format!("{never}{time}; {:.1} % slow, {} errors", s.slow_share * 100.0, s.errors)
+            }
+            _ => "not run".into(),
+        };
+        let version = seen.iter().find(|s| s.client == name && !s.version.is_empty());
+        let name = version.map_or(name, |s| s.version.as_str()).to_string();
+        played.rows.push(Row { name, cells: faults.iter().map(cell).collect() });
+    }
+    played
+        .notes
+        .extend(seen.iter().filter_map(|s| Some(format!("{}, {}: {}", s.client, s.fault, s.missing.as_ref()?))));
+    let ran = || seen.iter().filter(|s| s.missing.is_none() && s.recovery_us.is_some());
+    let worst = |fault: &str| ran().filter(|s| s.fault == fault).max_by_key(|s| s.recovery_us);
+    played.held.push((ran().count() >= 3, "no client could be run".into()));
+    let told = |fault: &str| {
+        worst(fault)
+            .map_or("nobody ran".into(), |s| format!("{} {}", s.client, time(s.recovery_us.unwrap_or(0) as f64)))
+    };
+    played.closing = format!(
+        "The longest without an answer after a kill: {}; after a hang: {}; after a slot moved: {}.",
+        told("kill"),
+        told("hang"),
+        told("move_slot")
     );
     Ok(played)
 }

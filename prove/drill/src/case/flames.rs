@@ -43,7 +43,9 @@ pub fn of_process(pid: u32, title: &str, dir: &Path, name: &str) -> Result<(f64,
 }
 
 fn run(arguments: &[&str]) -> Result<Vec<u8>, String> {
-    let output = Command::new("perf").args(arguments).stdin(Stdio::null()).output();
+    let mut command = Command::new("perf");
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = unslow_engine::spawn_bound(command).and_then(std::process::Child::wait_with_output);
     let output = output.map_err(|e| format!("perf does not start ({e}); Debian: apt install linux-perf"))?;
     if output.status.success() {
         return Ok(output.stdout);

@@ -22,6 +22,15 @@ pub struct Window {
     pub closed: bool,
 }
 
+/// Reads do not end the wait of who wants to write.
+fn counts(model: Model, what: &What) -> bool {
+    match what {
+        What::Use { .. } => false,
+        What::Read { .. } | What::SharedRead { .. } => model == Model::ReadsReplicas,
+        _ => true,
+    }
+}
+
 /// One for each client; `from_us` and `until_us` say when the fault and its aftermath were.
 pub fn windows(history: &History, from_us: u64, until_us: u64) -> Vec<Window> {
     let end = history.ops.iter().map(|op| op.ended_us).max().unwrap_or(0);
@@ -31,7 +40,7 @@ pub fn windows(history: &History, from_us: u64, until_us: u64) -> Vec<Window> {
         .map(|client| {
             let mut times: Vec<u64> = history
                 .of(client.client)
-                .filter(|op| op.outcome == Outcome::Acknowledged && !matches!(op.what, What::Use { .. }))
+                .filter(|op| op.outcome == Outcome::Acknowledged && counts(client.model, &op.what))
                 .map(|op| op.ended_us)
                 .collect();
             times.sort_unstable();

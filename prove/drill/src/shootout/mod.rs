@@ -18,10 +18,10 @@ use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_topology::slot_of;
 
-use crate::run::{How, interrupted};
+use crate::run::{How, interrupted, while_running};
 use crate::spec::{Drill, Plan};
 use crate::store::Folder;
-use crate::verify::Proof;
+use crate::verify::{Before, Proof};
 
 pub use drivers::names;
 
@@ -216,17 +216,17 @@ pub fn run(
         unknown: Vec::new(),
         folders: Vec::new(),
     };
-    let mut begun = false;
+    let mut any = false;
     for (label, plan) in &drill.variants {
         for name in plan.alternatives() {
             if fault.is_some_and(|f| f != name) || interrupted() {
                 continue;
             }
-            begun = true;
-            one(drill, label, plan, name, only, how, binary, &mut document, progress)?;
+            any = true;
+            while_running(|| one(drill, label, plan, name, only, how, binary, &mut document, progress))?;
         }
     }
-    if !begun {
+    if !any {
         let names = drill.alternatives().join(", ");
         return Err(Error::new(format!("no fault {:?}; there are {names}", fault.unwrap_or_default())));
     }
@@ -265,29 +265,34 @@ fn one(
     // A node that no fault of this drill hits.
     let seed = lab.deployment.nodes.get(1).ok_or_else(|| Error::new("a cluster was expected"))?;
     let length = plan.end() + plan.after + Duration::from_secs(5);
-    let (mut running, mut benches) = (Vec::new(), Vec::new());
-    for (name, prepared) in ready {
-        let started = prepared.and_then(|prepared| {
-            let facts = drivers::Facts {
-                host: seed.ip.clone(),
-                port: seed.port,
-                threads: plan.load.follows,
-                rate_per_s: plan.load.rate_per_s,
-                timeout: plan.load.timeout,
-                keys: [hit.clone(), other.clone()],
-                length,
-            };
-            let command = prepared.command(&facts);
-            begin(&lab, &name, command, &folder).map_err(|e| e.to_string())
+    let start = |name: &str, prepared: Result<drivers::Prepared, String>| {
+        let prepared = prepared?;
+        let command = prepared.command(&drivers::Facts {
+            host: seed.ip.clone(),
+            port: seed.port,
+            threads: plan.load.follows,
+            rate_per_s: plan.load.rate_per_s,
+            timeout: plan.load.timeout,
+            keys: [hit.clone(), other.clone()],
+            length,
         });
-        match started {
-            Ok(driver) if name.starts_with("bench") => benches.push(driver),
-            Ok(driver) => running.push(driver),
-            Err(why) => {
-                document.clients.push(Seen { client: name, fault: fault.into(), missing: Some(why), ..Seen::default() })
+        begin(&lab, name, command, &folder).map_err(|e| e.to_string())
+    };
+    type Ready = Vec<(String, Result<drivers::Prepared, String>)>;
+    let begun = |all: Ready, clients: &mut Vec<Seen>| -> Vec<Driver> {
+        let mut running = Vec::new();
+        for (name, prepared) in all {
+            match start(&name, prepared) {
+                Ok(driver) => running.push(driver),
+                Err(why) => {
+                    clients.push(Seen { client: name, fault: fault.into(), missing: Some(why), ..Seen::default() })
+                }
             }
         }
-    }
+        running
+    };
+    let (models, libraries): (Vec<_>, Vec<_>) = ready.into_iter().partition(|(name, _)| name.starts_with("bench"));
+    let mut running = begun(libraries, &mut document.clients);
     progress(&format!("{fault}: waiting for every client to get through"));
     let deadline = Instant::now() + Duration::from_secs(30);
     let through = |d: &Driver| d.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()));
@@ -309,6 +314,8 @@ fn one(
         }
         there
     });
+    // These run for a time of their own: from now on.
+    let benches = begun(models, &mut document.clients);
     let clock = Instant::now();
     let spec = plan.faults.first().ok_or_else(|| Error::new("client_recovery without a fault"))?;
     let wait = |until: Instant| {
@@ -324,8 +331,9 @@ fn one(
     }
     progress(&format!("{fault}: now"));
     let from = unix_us();
+    let before = Before::look(&lab);
     let mut active = faults::named(fault)?.inject(&lab, spec.who.as_deref(), spec.value.as_deref())?;
-    let proof = Proof::new(&lab, fault, &active.subject);
+    let proof = Proof::new(&lab, fault, &active.subject, before);
     if let Err(found) = proof.holds(&lab) {
         document.unknown.push(format!("{fault} was not at work at its beginning: {found}"));
     }
