@@ -561,15 +561,18 @@ fn tls_goes_over_rings() {
 
 #[test]
 fn workers_that_are_forked_are_met_themselves() {
-    let meeting = Meeting::new();
+    use std::os::unix::fs::PermissionsExt;
+    // The master listens as root, the workers serve as somebody else.
+    let meeting = Meeting::for_all();
     let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let port = free_port("127.0.0.1").unwrap();
     let at = dir.path().display();
     // Beyond every ring, by sendfile.
     std::fs::write(dir.path().join("large"), "0123456789".repeat(500_000)).unwrap();
     std::fs::create_dir(dir.path().join("logs")).unwrap();
     let config = format!(
-        "daemon off; worker_processes 2; user root; pid {at}/pid; error_log {at}/err; events {{ worker_connections 100; }}\nhttp {{ access_log off; server {{ listen 127.0.0.1:{port}; root {at}; location / {{ return 200 hello; }} location /large {{ sendfile on; }} }} }}"
+        "daemon off; worker_processes 2; user nobody nogroup; pid {at}/pid; error_log {at}/err; events {{ worker_connections 100; }}\nhttp {{ access_log off; server {{ listen 127.0.0.1:{port}; root {at}; location / {{ return 200 hello; }} location /large {{ sendfile on; }} }} }}"
     );
     let file = dir.path().join("nginx.conf");
     std::fs::write(&file, config).unwrap();
