@@ -45,7 +45,7 @@ if [[ $parts == *" diagnoses "* ]]; then
             echo
             echo "## $name"
             echo
-            "$unslow" case run "$name" --repeat "${SEEDS:-10}" --seed 1 --store "$store" --quiet --format json |
+            "$unslow" case run "$name" --diagnosis-only --repeat "${SEEDS:-10}" --seed 1 --store "$store" --quiet --format json |
                 python3 -c 'import json,sys
 for c in json.load(sys.stdin)["cases"]:
     d = c["diagnosis"]

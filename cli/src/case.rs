@@ -32,6 +32,9 @@ enum What {
         /// So many times each, with one seed after another
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
         repeat: u32,
+        /// Break it and ask the doctor, no more: for many seeds
+        #[arg(long)]
+        diagnosis_only: bool,
         /// Seed of the lab's jitter and loss
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
@@ -46,7 +49,9 @@ enum What {
 
 impl CaseArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        let What::Run { name, all, repeat, seed, store, html } = &self.what else { return list(output) };
+        let What::Run { name, all, repeat, diagnosis_only, seed, store, html } = &self.what else {
+            return list(output);
+        };
         let cases: Vec<&Case> = if *all {
             case::ALL.iter().collect()
         } else {
@@ -63,7 +68,7 @@ impl CaseArguments {
                 }
                 let head = format!("{}/{many} {}", reports.len() + 1, case.name);
                 let spinner = output.spinner();
-                let report = case.run(&binary, store, seed + n, &mut |what| {
+                let report = case.run(&binary, store, seed + n, *diagnosis_only, &mut |what| {
                     spinner.update(&format!("{head}: {what}"));
                 });
                 drop(spinner);

@@ -91,9 +91,10 @@ impl Proof {
         Proof { fault: fault.into(), servers, before, paths }
     }
 
-    /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive.
+    /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive, the first slot longer.
     pub fn holds(&self, lab: &Lab) -> Result<String, String> {
-        let until = Instant::now() + Duration::from_millis(300);
+        let patience = if self.fault.starts_with("reshard") { 3000 } else { 300 };
+        let until = Instant::now() + Duration::from_millis(patience);
         loop {
             match self.look(lab) {
                 Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),

@@ -173,6 +173,9 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let storm = Storm::begin(targets(&nodes), per_s);
     std::thread::sleep(Duration::from_secs(1));
     let diagnosis = cx.diagnose(&lab, 0)?;
+    if cx.diagnosis_only {
+        return Ok(Played::diagnosed(diagnosis));
+    }
     cx.say("Redis 5.0: measuring");
     let before = measure(cx, &lab, &lab.url(), Some(&storm))?;
     drop(storm);

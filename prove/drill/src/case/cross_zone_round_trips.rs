@@ -52,6 +52,9 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let active = fault.inject(&lab, None, None)?;
     std::thread::sleep(Duration::from_millis(300));
     let diagnosis = cx.diagnose(&lab, 0)?;
+    if cx.diagnosis_only {
+        return Ok(Played::diagnosed(diagnosis));
+    }
     drop(active);
     let home = lab.hosts[lab.places[0]].zone;
     let clients = |far: bool| lab.hosts.iter().find(|h| h.client && (h.zone != home) == far);

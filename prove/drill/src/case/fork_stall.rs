@@ -110,6 +110,18 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     drop(active);
     let crowd_after = crowd(&lab)?;
     let diagnosis = cx.diagnose(&lab, 0)?;
+    let chain = diagnosis.chain.iter().any(|l| l == "masters_share_host")
+        && diagnosis.chain.iter().any(|l| l == "failover_flapping");
+    let chain = (
+        chain,
+        format!(
+            "the chain was {}; a failover and two masters on one host were expected in it",
+            diagnosis.chain.join(", ")
+        ),
+    );
+    if cx.diagnosis_only {
+        return Ok(Played { held: vec![chain], ..Played::diagnosed(diagnosis) });
+    }
     let mut played = Played {
         columns: vec!["what", "longest without a write", "failover", "masters on one host"],
         ..Played::default()
@@ -180,19 +192,11 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         let ms: Option<u64> = line.rsplit(' ').next().and_then(|n| n.parse().ok());
         ms.is_some_and(|ms| u128::from(ms) > stall.as_millis())
     };
-    let chain = diagnosis.chain.iter().any(|l| l == "masters_share_host")
-        && diagnosis.chain.iter().any(|l| l == "failover_flapping");
     played.held = vec![
+        chain,
         (
             crowd_before == 1 && crowd_after == 2,
             format!("masters on one host went from {crowd_before} to {crowd_after}, not from 1 to 2"),
-        ),
-        (
-            chain,
-            format!(
-                "the chain was {}; a failover and two masters on one host were expected in it",
-                diagnosis.chain.join(", ")
-            ),
         ),
         (!failover.is_empty(), "the plan held no failover".into()),
         (

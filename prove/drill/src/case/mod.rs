@@ -146,6 +146,14 @@ pub struct Played {
     closing: String,
 }
 
+impl Played {
+    /// What there is when nothing but the diagnosis was asked for.
+    fn diagnosed(diagnosis: Diagnosis) -> Played {
+        let closing = format!("The doctor named {} first.", diagnosis.found);
+        Played { diagnosis: Some(diagnosis), closing, ..Played::default() }
+    }
+}
+
 /// A case's outcome.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Report {
@@ -198,6 +206,8 @@ pub struct Context<'a> {
     /// The released binary.
     binary: &'a Path,
     seed: u64,
+    /// It ends with the diagnosis: nothing is mended or measured.
+    diagnosis_only: bool,
     store: PathBuf,
     folder: Folder,
     progress: &'a mut dyn FnMut(&str),
@@ -209,13 +219,24 @@ impl Case {
         toml::from_str(self.text).map_err(|e| Error::new(format!("cases/{}.toml: {e}", self.name)))
     }
 
-    /// Plays it.
-    pub fn run(&self, binary: &Path, store: &Path, seed: u64, progress: &mut dyn FnMut(&str)) -> Result<Report, Error> {
+    /// Plays it; with `diagnosis_only` until the doctor has spoken.
+    pub fn run(
+        &self,
+        binary: &Path,
+        store: &Path,
+        seed: u64,
+        diagnosis_only: bool,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Report, Error> {
         let begun = Instant::now();
         let story = self.story()?;
+        if diagnosis_only && story.finding.is_empty() {
+            return Err(Error::new("this case asks the doctor nothing: its drills are the answer"));
+        }
         let folder = Folder::make(store, self.name, &format!("seed-{seed}"))?;
         let path = folder.path().display().to_string();
-        let mut context = Context { story: story.clone(), binary, seed, store: store.to_path_buf(), folder, progress };
+        let store = store.to_path_buf();
+        let mut context = Context { story: story.clone(), binary, seed, diagnosis_only, store, folder, progress };
         let played = (self.play)(&mut context)?;
         let mut failed: Vec<String> = played.held.into_iter().filter(|(held, _)| !held).map(|(_, text)| text).collect();
         if let Some(wrong) = played.diagnosis.as_ref().filter(|d| !d.right) {

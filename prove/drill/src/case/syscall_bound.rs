@@ -69,6 +69,9 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let active = fault.inject(&lab, None, None)?;
     std::thread::sleep(Duration::from_millis(300));
     let diagnosis = cx.diagnose(&lab, 0)?;
+    if cx.diagnosis_only {
+        return Ok(Played::diagnosed(diagnosis));
+    }
     drop(active);
 
     let engine = lab.deployment.nodes[0].engine().clone();
