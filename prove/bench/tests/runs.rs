@@ -250,7 +250,8 @@ fn move_slots(deployment: &Deployment, keys: u64) {
         a.call(&["MIGRATE", &host, &port, &key, "0", "5000"]).unwrap();
         // Long enough to be asked for in between.
         std::thread::sleep(Duration::from_millis(30));
-        for node in &deployment.nodes[..3] {
+        // The new owner first, as redis-cli: otherwise both send clients to each other until the second one hears of it.
+        for node in [to, from, &deployment.nodes[2]] {
             node.connect().unwrap().call(&["CLUSTER", "SETSLOT", &s, "NODE", &b_id]).unwrap();
         }
     }
