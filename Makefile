@@ -16,7 +16,7 @@ demo: compilers ## the tour, on an embedded six-node cluster
 
 check: compilers ## formatting, lints, tidy: no servers needed
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --release --workspace --all-targets -- -D warnings # --release: librdkafka and macros are built once
 	cargo fmt --manifest-path fix/bypass/preload/Cargo.toml --check
 	cargo clippy --release --manifest-path fix/bypass/preload/Cargo.toml --target-dir target/preload -- -D warnings
 	cargo xtask tidy
@@ -33,6 +33,7 @@ test: tools compilers check ## everything CI runs
 	./target/release/unslow engine install
 	./target/release/unslow engine install kafka-4.1
 	cargo test --release --workspace -- --test-threads=1
+	cd fix/lettuce && mvn -B --no-transfer-progress verify
 	RUSTFLAGS="--cfg loom" cargo test --release --package unslow-bypass --test loom --target-dir target/loom
 
 bench: tools compilers ## the tables in bench/runs, made anew

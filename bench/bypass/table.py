@@ -155,6 +155,69 @@ def gateway(server):
         process.wait()
 
 
+def pair(program):
+    """Two masters of a cluster behind one gateway, at a rate that leaves processors over: each alone, then both."""
+    import socket
+
+    def say(port, *words):
+        with socket.create_connection(("127.0.0.1", port), 2) as s:
+            s.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in map(str, words)))
+            return s.recv(4096).decode()
+
+    def waited(what):
+        for _ in range(200):
+            try:
+                if what():
+                    return
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise SystemExit("the two servers of the pair do not get ready")
+
+    # Hash tags whose slots lie in the first and the second half.
+    ports, tags, halves = (17801, 17802), ("{bar}", "{foo}"), ((0, 8191), (8192, 16383))
+    processes = []
+    try:
+        for port in ports:
+            command = [unslow, "bypass", "-q", "--", program, "--port", str(port), "--cluster-enabled", "yes", "--save", "", "--dir", tempfile.mkdtemp()]
+            processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        for port, half in zip(ports, halves):
+            waited(lambda: "PONG" in say(port, "PING"))
+            assert "OK" in say(port, "CLUSTER", "ADDSLOTSRANGE", *half)
+        say(ports[0], "CLUSTER", "MEET", "127.0.0.1", ports[1])
+        for port in ports:
+            waited(lambda: "cluster_state:ok" in say(port, "CLUSTER", "INFO") and "known_nodes:2" in say(port, "CLUSTER", "INFO"))
+        command = [unslow, "gateway", "--listen", "127.0.0.1:16400", "--target", f"shm:127.0.0.1:{ports[0]}", "-q"]
+        processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        waited(lambda: "PONG" in say(16400, "PING"))
+
+        def load(tag):
+            command = [unslow, "bench", "127.0.0.1:16400", "--rate", "40000", "--connections", "50", "--keys", "1000", "--value-size", "3", "--key-prefix", tag]
+            command += ["--mix", "get=1", "--seconds", str(2 * SECONDS), "--preload", "--verify", "--format", "json", "-q"]
+            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+        def measured(indices):
+            running = [(i, load(tags[i])) for i in indices]
+            for i, p in running:
+                run = json.loads(p.communicate(timeout=120)[0])["runs"][0]
+                assert not run["errors"] and not run["wrong_values"], run["errors"]
+                where = "first" if i == 0 else "second"
+                seen.setdefault((where, len(indices)), []).append((run["throughput_per_s"] / 1000, run["latency"]["us_p50"], run["latency"]["us_p99"]))
+
+        seen = {}
+        for _ in range(ROUNDS):
+            measured([0])
+            measured([1])
+            measured([0, 1])
+        for (where, n), runs in sorted(seen.items()):
+            a, b, c = (statistics.median(x) for x in zip(*runs))
+            print(f"| {where}, {'alone' if n == 1 else 'with the other'} | {a:.0f} | {b:.0f} | {c:.0f} |", flush=True)
+    finally:
+        for p in reversed(processes):
+            p.terminate()
+            p.wait()
+
+
 def attached():
     command = [unslow, "bypass", "--sockmap", "--port", str(PORT)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -211,7 +274,7 @@ def idle(server, connections):
         client.wait()
 
 
-PARTS = os.environ.get("PARTS", "rows benchmark gateway sockmap idle").split()
+PARTS = os.environ.get("PARTS", "rows benchmark gateway pair many sockmap idle").split()
 
 for name, program in servers:
     server = Server(program)
@@ -237,6 +300,12 @@ for name, program in servers:
         if "gateway" in PARTS:
             print("\nRemote clients (TCP to the gateway; all on two processors):\n\n| | k/s | p50 us | server us | gateway us |\n|---|---|---|---|---|")
             gateway(server)
+        if "pair" in PARTS:
+            print("\nTwo servers behind one gateway, 40,000 GET/s each, open loop:\n\n| | k/s | p50 us | p99 us |\n|---|---|---|---|")
+            pair(program)
+        if "many" in PARTS:
+            print(f"\n{HEAD}")
+            row("9,500 connections", server, connections=9500)
         if "sockmap" in PARTS and os.geteuid() == 0:
             print("\neBPF sockmap under the same TCP sockets (50 connections, hot key):\n\n| client | TCP k/s | sockmap k/s | | TCP p50 us | sockmap p50 us | | server us TCP | sockmap |\n|---|---|---|---|---|---|---|---|---|")
             sockmap(server)

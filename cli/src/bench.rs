@@ -16,7 +16,7 @@ use unslow_doctor::measure::{count, percent};
 
 use crate::bench_html;
 use crate::doctor::Reach;
-use crate::output::{Output, style, table};
+use crate::output::{Output, style, table, writable};
 
 /// How requests arrive in an open loop. (Documented at the flag: documented values make all of the help twice as long.)
 #[derive(Clone, Copy, ValueEnum)]
@@ -720,20 +720,6 @@ impl Compare {
         }
         Ok(0)
     }
-}
-
-/// Whether a file can be written, without touching what is in it.
-fn writable(path: &std::path::Path) -> anyhow::Result<()> {
-    let new = !path.exists();
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)
-        .with_context(|| format!("{}: cannot be written", path.display()))?;
-    if new {
-        let _ = std::fs::remove_file(path);
-    }
-    Ok(())
 }
 
 /// Writes a file beside the old one and puts it in its place: a full disk costs nobody the earlier result.

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use serde_json::json;
 use unslow_drill::case::{self, Case, Document, Report};
 use unslow_drill::check::Verdict;
 
 use crate::case_html;
-use crate::output::{Output, style, table};
+use crate::output::{Output, style, table, writable};
 
 #[derive(Args)]
 pub struct CaseArguments {
@@ -57,6 +58,7 @@ impl CaseArguments {
         } else {
             name.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
         };
+        html.as_deref().map_or(Ok(()), writable)?;
         let binary = std::env::current_exe().context("the path of this program")?;
         let seed = seed.unwrap_or_else(|| rand::random::<u32>().into());
         let mut reports: Vec<Report> = Vec::new();
@@ -85,11 +87,7 @@ impl CaseArguments {
                 reports.push(report);
             }
         }
-        if let Some(path) = html {
-            let page = case_html::page(&reports)?;
-            std::fs::write(path, page).with_context(|| path.display().to_string())?;
-            output.note(&format!("page written to {}", path.display()));
-        }
+        let page = html.as_ref().map(|path| Ok::<_, anyhow::Error>((path, case_html::page(&reports)?))).transpose()?;
         let status = match reports.iter().map(|r| r.verdict).max() {
             Some(Verdict::Failed) => 1,
             Some(Verdict::Passed) if !unslow_drill::run::interrupted() => 0,
@@ -102,11 +100,24 @@ impl CaseArguments {
             let seconds: f64 = reports.iter().map(|r| r.seconds).sum();
             output.print(&format!("{right} of {} cases passed, in {seconds:.0} s.\n", reports.len()))?;
         }
+        if let Some((path, page)) = page {
+            std::fs::write(path, page).with_context(|| path.display().to_string())?;
+            output.note(&format!("page written to {}", path.display()));
+        }
         Ok(status)
     }
 }
 
 fn list(output: &Output) -> anyhow::Result<u8> {
+    if output.json() {
+        let one = |case: &Case| {
+            let story = case.story()?;
+            Ok(json!({"name": case.name, "incident": story.incident, "title": story.title, "about": story.about}))
+        };
+        let cases = case::ALL.iter().map(one).collect::<anyhow::Result<Vec<_>>>()?;
+        output.print_json(&json!({ "cases": cases }))?;
+        return Ok(0);
+    }
     for case in case::ALL {
         let story = case.story()?;
         output.print(&format!("{:<24} {}  {}\n", case.name, story.incident, story.title))?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use serde_json::json;
 use unslow_client::Target;
 use unslow_doctor::measure::count;
 use unslow_drill::check::Verdict;
@@ -14,15 +15,14 @@ use unslow_drill::spec::{self, Drill};
 
 use crate::doctor::Reach;
 use crate::drill_html;
-use crate::output::{Output, style, table};
+use crate::output::{Output, style, table, writable};
 
 #[derive(Args)]
 #[command(
-    after_help = "Exit status: 0 every check passed, 1 a check failed, 2 a run is unknown or could not begin.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html drill.html\n  unslow drill cluster_failover --fault failover --i-own-this redis://staging:6379"
+    after_help = "Exit status: 0 every check passed, 1 a check failed (whatever else is unknown), 2 a run is unknown or could not begin.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html drill.html\n  unslow drill cluster_failover --fault failover --i-own-this redis://staging:6379"
 )]
 pub struct DrillArguments {
     /// A drill that comes with unslow (see --list), or a file of your own
-    #[arg(required_unless_present = "list")]
     name: Option<String>,
     #[arg(hide = true)]
     url: Option<String>,
@@ -65,6 +65,9 @@ impl DrillArguments {
         if self.list {
             return list(output);
         }
+        if self.seed.is_some_and(|s| s.checked_add(u64::from(self.repeat)).is_none()) {
+            bail!("--seed with --repeat goes beyond the largest number there is");
+        }
         let name = self.name.as_deref().context("a drill's name was expected; try: unslow drill --list")?;
         if let Some(url) = &self.url {
             // Without its password.
@@ -74,15 +77,20 @@ impl DrillArguments {
             );
         }
         let drill = spec::find(name)?;
-        if drill.name == spec::CLIENT_RECOVERY {
+        if name == spec::CLIENT_RECOVERY {
             return self.clients(&drill, output);
+        }
+        if !self.client.is_empty() {
+            bail!("--client is for unslow drill {}", spec::CLIENT_RECOVERY);
         }
         let runs = self.chosen(&drill)?;
         let own = match &self.i_own_this {
             Some(url) => Some((self.reach.target(url)?, self.reach.options()?.tls)),
             None => None,
         };
+        self.engine.as_deref().map_or(Ok(()), |name| unslow_engine::find(name).map(drop))?;
         self.store_is_there()?;
+        self.html.as_deref().map_or(Ok(()), writable)?;
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>().into());
         let mut outcomes: Vec<Outcome> = Vec::new();
         let many = runs.len() * self.repeat as usize;
@@ -91,7 +99,8 @@ impl DrillArguments {
                 if run::interrupted() {
                     break;
                 }
-                let plan = drill.variants.iter().find(|(l, _)| l == label).map(|(_, p)| p).context("a variant")?;
+                let plan = drill.variants.iter().find(|(l, _)| l == label).map(|(_, p)| p);
+                let plan = plan.or(drill.base.as_ref()).context("a variant")?;
                 let how = How {
                     engine: self.engine.clone(),
                     seed: seed + u64::from(repeat),
@@ -108,17 +117,15 @@ impl DrillArguments {
                 drop(spinner);
                 let outcome = match outcome {
                     // One that ended badly takes nothing from those that did not.
-                    Err(e) if many > 1 => Outcome::crashed(&drill, label, fault, how.seed, &e),
-                    other => other?,
+                    Err(e) if many > 1 => Outcome::crashed(&drill, label, fault, how.seed, "", &e),
+                    other => other.with_context(|| format!("drill {}, {fault}, {label}", drill.name))?,
                 };
                 output.note(&line(&head, &outcome));
                 outcomes.push(outcome);
             }
         }
-        if let Some(path) = &self.html {
-            let page = drill_html::page(&drill, &outcomes)?;
-            std::fs::write(path, page).with_context(|| path.display().to_string())?;
-        }
+        let page = self.html.as_ref().map(|path| Ok::<_, anyhow::Error>((path, drill_html::page(&drill, &outcomes)?)));
+        let page = page.transpose()?;
         let status = match outcomes.iter().map(|o| o.verdict).max() {
             Some(Verdict::Failed) => 1,
             Some(Verdict::Passed) if !run::interrupted() => 0,
@@ -128,6 +135,9 @@ impl DrillArguments {
             output.print_json(&Document { schema: run::SCHEMA, runs: outcomes })?;
         } else {
             output.print(&text(&drill, &outcomes, output.verbose))?;
+        }
+        if let Some((path, page)) = page {
+            std::fs::write(path, page).with_context(|| path.display().to_string())?;
         }
         Ok(status)
     }
@@ -140,8 +150,16 @@ impl DrillArguments {
 
     /// The clients that applications use, side by side.
     fn clients(&self, drill: &Drill, output: &Output) -> anyhow::Result<u8> {
-        if self.i_own_this.is_some() || self.html.is_some() || self.repeat > 1 || !self.variant.is_empty() {
-            bail!("client_recovery takes --fault, --client, --engine, --seed and --store");
+        let wrong = [
+            ("--i-own-this", self.i_own_this.is_some()),
+            ("--html", self.html.is_some()),
+            ("--repeat", self.repeat > 1),
+            ("--variant", !self.variant.is_empty()),
+        ];
+        if let Some((option, _)) = wrong.iter().find(|(_, given)| *given) {
+            bail!(
+                "client_recovery takes no {option}; it takes --fault, --client, --engine, --seed, --store and --format"
+            );
         }
         let how = How {
             engine: self.engine.clone(),
@@ -161,7 +179,8 @@ impl DrillArguments {
         } else {
             output.print(&clients_text(&document))?;
         }
-        let ran = document.clients.iter().any(|s| s.missing.is_none());
+        // A client that was asked for and could not run leaves its row open.
+        let ran = !document.clients.is_empty() && document.clients.iter().all(|s| s.missing.is_none());
         Ok(if document.unknown.is_empty() && ran && !run::interrupted() { 0 } else { 2 })
     }
 
@@ -169,7 +188,8 @@ impl DrillArguments {
     fn chosen(&self, drill: &Drill) -> anyhow::Result<Vec<(String, String)>> {
         let labels: Vec<&str> = drill.variants.iter().map(|(l, _)| l.as_str()).collect();
         if let Some(unknown) = self.variant.iter().find(|v| !labels.contains(&v.as_str())) {
-            bail!("drill {} has no variant {unknown:?}; there are {}", drill.name, labels.join(", "));
+            let labels: Vec<String> = labels.iter().map(|l| format!("{l:?}")).collect();
+            bail!("drill {} has no variant {unknown:?}; its variants: {}", drill.name, labels.join(", "));
         }
         let foreign = self.i_own_this.is_some();
         if let Some(fault) = self.fault.as_deref().filter(|f| foreign && !run::FOREIGN.contains(f)) {
@@ -186,6 +206,15 @@ impl DrillArguments {
             if !self.variant.is_empty() && !self.variant.contains(label) {
                 continue;
             }
+            // Other settings of the servers: those of a deployment of one's own are what they are.
+            if foreign && self.variant.is_empty() {
+                continue;
+            }
+            if foreign && plan.changes_servers {
+                bail!(
+                    "variant {label:?} changes settings of the servers; yours run as they are: leave --variant out, or set them yourself"
+                );
+            }
             let mut faults: Vec<&str> = plan.alternatives();
             if faults.is_empty() {
                 faults.push("none");
@@ -198,9 +227,17 @@ impl DrillArguments {
                 None => runs.extend(faults.iter().map(|f| (f.to_string(), label.clone()))),
             }
         }
-        if foreign {
-            // Variants are other settings: those of a deployment of one's own are what they are.
-            runs.truncate(1);
+        if let (true, true, Some(fault)) = (foreign, self.variant.is_empty(), &self.fault) {
+            runs.push((fault.clone(), "as it is".into()));
+        }
+        if let Some(fault) = self.fault.as_deref().filter(|f| runs.is_empty() && run::FOREIGN.contains(f)) {
+            bail!(
+                "{fault} is for a deployment of your own: --i-own-this URL; in a lab there are {}",
+                drill.alternatives().join(", ")
+            );
+        }
+        if runs.is_empty() && drill.alternatives().is_empty() {
+            bail!("drill {} has no faults: leave --fault out", drill.name);
         }
         if runs.is_empty() {
             let fault = self.fault.as_deref().unwrap_or_default();
@@ -214,15 +251,24 @@ impl DrillArguments {
 }
 
 fn list(output: &Output) -> anyhow::Result<u8> {
-    for (name, text) in spec::BUILT_IN {
-        let drill = Drill::parse(name, text)?;
+    let drills = spec::BUILT_IN.iter().map(|(name, text)| Drill::parse(name, text)).collect::<Result<Vec<_>, _>>()?;
+    if output.json() {
+        let one = |d: &Drill| {
+            let variants: Vec<&str> = d.variants.iter().map(|(l, _)| l.as_str()).collect();
+            json!({"name": d.name, "about": d.about, "faults": d.alternatives(), "variants": variants})
+        };
+        output.print_json(&json!({"drills": drills.iter().map(one).collect::<Vec<_>>()}))?;
+        return Ok(0);
+    }
+    for drill in &drills {
+        let name = &drill.name;
         let variants: Vec<&str> = drill.variants.iter().map(|(l, _)| l.as_str()).collect();
         output.print(&format!(
             "{name:<20} {}\n{:<20} faults: {}; variants: {}\n",
             drill.about,
             "",
             drill.alternatives().join(", "),
-            variants.join(", ")
+            variants.join("; ")
         ))?;
     }
     Ok(0)
@@ -261,7 +307,16 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Vec<String>> {
     let stays = outcomes.iter().any(|o| o.figures.writes_stays.acknowledged > 0);
     let mut head = vec!["fault", "variant", "verdict", "promoted", "window", "other shards", "redundant"];
     if locks {
-        head.extend(["locks taken", "two holders", "for", "late uses", "fenced"]);
+        head.extend([
+            "locks taken",
+            "two holders",
+            "for",
+            "uses of two",
+            "fenced",
+            "late uses",
+            "fenced",
+            "tokens given twice",
+        ]);
     } else {
         head.extend(["acknowledged", "lost", "unknown", "registers wrong"]);
         if stays {
@@ -282,7 +337,11 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Vec<String>> {
             word(outcome.verdict).into(),
             maybe(f.promoted_after_us),
             // Who fights for a lock waits for others, not for a master.
-            if locks { "-".into() } else { time(f.window_us_max) },
+            match f.operations {
+                0 => "-".into(),
+                _ if locks => "-".into(),
+                _ => format!("{}{}", if f.window_open { "> " } else { "" }, time(f.window_us_max)),
+            },
             if shards > 0 && !locks { time(f.other_shards_window_us_max) } else { "-".into() },
             maybe(f.redundant_after_us),
         ];
@@ -292,18 +351,22 @@ pub fn rows(outcomes: &[Outcome]) -> Vec<Vec<String>> {
                 count(l.taken as f64),
                 count(l.double_holders as f64),
                 time(l.double_us),
+                count(l.contested_uses as f64),
+                count(l.contested_uses_fenced as f64),
                 count(l.late_uses as f64),
                 count(l.late_uses_fenced as f64),
+                count(l.tokens_not_rising as f64),
             ]);
         } else {
+            let judged = |n: u64| if f.writes_judged { count(n as f64) } else { "-".into() };
             row.extend([
-                count(f.writes.acknowledged as f64),
-                count(f.writes.lost as f64),
-                count(f.writes.unknown as f64),
+                judged(f.writes.acknowledged),
+                judged(f.writes.lost),
+                judged(f.writes.unknown),
                 format!("{} of {}", f.registers.wrong, f.registers.checked),
             ]);
             if stays {
-                row.extend([count(f.writes_stays.acknowledged as f64), count(f.writes_stays.lost as f64)]);
+                row.extend([judged(f.writes_stays.acknowledged), judged(f.writes_stays.lost)]);
             }
         }
         if replicas {
@@ -325,7 +388,7 @@ fn text(drill: &Drill, outcomes: &[Outcome], verbose: bool) -> String {
         if shown.is_empty() {
             continue;
         }
-        let _ = writeln!(out, "\n{}, {}:", outcome.fault, outcome.variant);
+        let _ = writeln!(out, "\n{}, {} (seed {}):", outcome.fault, outcome.variant, outcome.seed);
         for check in shown {
             let colour = if check.verdict == Verdict::Failed { bad } else { style::WARN };
             let _ = writeln!(out, "  {colour}{}{colour:#} {}: {}", word(check.verdict), check.name, check.text);
@@ -333,7 +396,9 @@ fn text(drill: &Drill, outcomes: &[Outcome], verbose: bool) -> String {
                 let _ = writeln!(out, "    {faint}{line}{faint:#}");
             }
         }
-        let _ = writeln!(out, "  {faint}evidence: {}{faint:#}", outcome.folder);
+        if !outcome.folder.is_empty() {
+            let _ = writeln!(out, "  {faint}evidence: {}{faint:#}", outcome.folder);
+        }
     }
     out + "\n" + &closing(drill, outcomes) + "\n"
 }
@@ -348,9 +413,13 @@ pub fn closing(drill: &Drill, outcomes: &[Outcome]) -> String {
     if outcomes.iter().any(|o| o.figures.locks.is_some()) {
         let double: u64 = outcomes.iter().filter_map(|o| o.figures.locks.as_ref()).map(|l| l.double_holders).sum();
         let _ = write!(out, "; two clients held the same lock {double} times");
-    } else {
-        let _ =
-            write!(out, "; {lost} acknowledged writes lost, nobody that follows waited longer than {}", time(window));
+    } else if outcomes.iter().any(|o| o.figures.writes_judged) {
+        let _ = write!(out, "; {lost} acknowledged writes lost");
+        if outcomes.iter().any(|o| o.figures.window_open) {
+            let _ = write!(out, ", and a client that follows was still without an answer at the end of a run");
+        } else {
+            let _ = write!(out, ", nobody that follows waited longer than {}", time(window));
+        }
     }
     out + "."
 }

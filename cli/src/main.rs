@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());
     let last_word = match &arguments.verb {
         Verb::Lab(lab) if !lab.begins() => "the lab goes on",
-        _ => "nothing is left running",
+        _ => "everything that was started has been ended",
     };
     // One way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us.
     let on_signal = move |signal| {

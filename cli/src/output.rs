@@ -1,9 +1,11 @@
 //! How things are printed: text or JSON on stdout, everything else on stderr.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anstyle::{AnsiColor, Style};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -107,6 +109,20 @@ impl Output {
         });
         Countdown(Some(bar))
     }
+}
+
+/// Whether a file can be written, without touching what is in it.
+pub fn writable(path: &Path) -> anyhow::Result<()> {
+    let new = !path.exists();
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .with_context(|| format!("{}: cannot be written", path.display()))?;
+    if new {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
 }
 
 /// Columns that line up, the first row in bold; as wide as they need to be, so that a pipe keeps every word.

@@ -259,7 +259,11 @@ fn ctrl_c_ends_a_demo_with_everything_it_started() {
         unsafe { libc::kill(pid as i32, signal) };
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        assert!(stderr(&output).contains("interrupted; nothing is left running"), "{}", stderr(&output));
+        assert!(
+            stderr(&output).contains("interrupted; everything that was started has been ended"),
+            "{}",
+            stderr(&output)
+        );
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().map(|e| e.file_name()).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
     }

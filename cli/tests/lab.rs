@@ -217,7 +217,7 @@ fn ctrl_c_in_the_middle_of_up_undoes_everything() {
         assert!(Command::new("kill").args(["-INT", &up.id().to_string()]).status().expect("kill runs").success());
         let rest: Vec<String> = lines.map_while(Result::ok).collect();
         assert_eq!(up.wait().expect("ended").code(), Some(2), "{rest:?}");
-        assert!(rest.iter().any(|l| l.contains("nothing is left running")), "{moment}: {rest:?}");
+        assert!(rest.iter().any(|l| l.contains("everything that was started has been ended")), "{moment}: {rest:?}");
         labs.assert_nothing(&[], "stopped");
     }
 }

@@ -171,6 +171,14 @@ fn knows_of_nodes_that_come_and_go() {
     expect(&deltas, "its end", |k| k.what == Change::Removed { node: server.address() });
 }
 
+/// The configuration epoch of a Sentinel's master: 0 at first, and higher after every failover.
+fn epoch_of_master(sentinel: &Server) -> usize {
+    let reply = sentinel.connect().unwrap().call(&["SENTINEL", "MASTER", "mymaster"]).unwrap();
+    let words: Vec<String> = reply.items().iter().filter_map(Value::text).collect();
+    let at = words.iter().position(|w| w == "config-epoch").unwrap();
+    words[at + 1].parse().unwrap()
+}
+
 #[test]
 fn follows_sentinels_and_plain_replication() {
     let _alone = alone();
@@ -198,10 +206,18 @@ fn follows_sentinels_and_plain_replication() {
         }
         let (known, _) = expect(&deltas, "the new master", |k| matches!(&k.what, Change::Promoted { .. }));
         println!("sentinels {sentinels}: {known:?}");
-        // Nobody turns it back.
+        // Nobody turns it back, and nothing is told that the servers did not do: Sentinels on a busy machine may fail over once
+        // more, each time with a higher epoch.
         let after: Vec<Delta> = std::iter::from_fn(|| deltas.recv_timeout(Duration::from_secs(3)).ok()).collect();
-        let again = after.iter().flat_map(|d| &d.changes).filter(|k| matches!(k.what, Change::Promoted { .. })).count();
-        assert_eq!(again, 0, "{after:?}");
+        let again: Vec<&Change> = after
+            .iter()
+            .flat_map(|d| &d.changes)
+            .map(|k| &k.what)
+            .filter(|c| matches!(c, Change::Promoted { .. }))
+            .collect();
+        let failovers = deployment.sentinels.iter().map(epoch_of_master).max().unwrap_or(1);
+        assert!(again.len() < failovers, "{failovers} failovers, but then {again:?} in {after:?}");
+        assert!(!again.iter().any(|c| matches!(c, Change::Promoted { node, .. } if *node == master)), "{after:?}");
         assert_ne!(watch.topology().masters().next().unwrap().address, master);
     }
 }

@@ -405,8 +405,9 @@ pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSe
     Ok(all)
 }
 
-/// Takes away what the run has written, as far as servers answer within some seconds.
-pub fn sweep(run: &Run<'_>, clients: &[Client]) {
+/// Takes away what the run has written, as far as servers answer within some seconds; what could not be.
+pub fn sweep(run: &Run<'_>, clients: &[Client]) -> Vec<String> {
+    let mut left = Vec::new();
     let never = AtomicBool::new(false);
     let patient = Load { timeout: Duration::from_secs(2), wait: 0, ..run.load.clone() };
     let (reader, _) = Run::new(run.ground, run.shards, &patient, &never);
@@ -414,12 +415,35 @@ pub fn sweep(run: &Run<'_>, clients: &[Client]) {
         let mut caller = Caller::new(&reader, &Client { model: Model::Follows, ..client.clone() });
         caller.patience = Some(Instant::now() + Duration::from_secs(5));
         let mut names = vec![format!("set:{}", client.client), format!("register:{}", client.client), "shared".into()];
-        names.extend((0..run.load.locks).flat_map(|n| [format!("lock:{n}"), format!("token:{n}")]));
+        // Locks are numbered through all shards.
+        let first = client.shard * run.load.locks;
+        let locks = first..first + if run.load.kind == Kind::Locks { run.load.locks } else { 0 };
+        names.extend(locks.flat_map(|n| [format!("lock:{n}"), format!("token:{n}")]));
         for name in names {
             let key = caller.key(&name);
-            if caller.ask(&["DEL", &key], 0).is_none() {
-                break;
+            match caller.ask(&["DEL", &key], 0) {
+                Some(Answer { outcome: Outcome::Acknowledged, .. }) => {}
+                Some(_) => left.push(key),
+                None => {
+                    left.push(format!("drill:{}:*", caller.shard.tag));
+                    break;
+                }
             }
         }
     }
+    if run.load.kind == Kind::Locks && run.load.redlock {
+        let options = Options { tls: run.ground.tls.clone(), ..Options::default() };
+        for node in &run.ground.nodes {
+            let names = (0..run.load.locks * run.shards.len() as u32)
+                .flat_map(|n| [format!("drill:lock:{n}"), format!("drill:token:{n}")]);
+            let words: Vec<String> = std::iter::once("DEL".to_string()).chain(names).collect();
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            if Connection::open(&node.target, &options).and_then(|mut c| c.call(&words)).is_err() {
+                left.push(format!("drill:lock:* and drill:token:* of {}", node.name));
+            }
+        }
+    }
+    left.sort();
+    left.dedup();
+    left
 }

@@ -99,8 +99,12 @@ pub fn one_master(caller: &mut Caller<'_>) {
 /// Redlock: more than half of all servers, within the time to live less some drift of the clocks.
 pub fn redlock(caller: &mut Caller<'_>) {
     let load = caller.run.load.clone();
-    let options =
-        Options { connect_timeout: load.timeout / 4, command_timeout: load.timeout / 4, ..Options::default() };
+    let options = Options {
+        connect_timeout: load.timeout / 4,
+        command_timeout: load.timeout / 4,
+        tls: caller.run.ground.tls.clone(),
+        ..Options::default()
+    };
     let mut servers: Vec<Option<Connection>> = caller.run.ground.nodes.iter().map(|_| None).collect();
     let most = servers.len() / 2 + 1;
     let ttl = load.ttl.as_millis().to_string();

@@ -14,7 +14,7 @@ use unslow_engine::info;
 use crate::ground::Ground;
 
 /// How often each server is asked.
-const EVERY: Duration = Duration::from_millis(20);
+const EVERY: Duration = Duration::from_millis(5);
 
 /// Something that happened, on the drill's time line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -67,7 +67,8 @@ impl Observer {
         for (i, node) in ground.nodes.iter().enumerate() {
             scope.spawn(move || {
                 let short = Duration::from_millis(150);
-                let options = Options { connect_timeout: short, command_timeout: short, ..Options::default() };
+                let tls = ground.tls.clone();
+                let options = Options { connect_timeout: short, command_timeout: short, tls, ..Options::default() };
                 let mut connection: Option<Connection> = None;
                 while !stop.load(Ordering::Relaxed) {
                     let round = Instant::now();

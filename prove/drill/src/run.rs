@@ -1,6 +1,7 @@
 //! One run of a drill: a variant of it with one of its faults, against real servers.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -74,8 +75,12 @@ pub struct Figures {
     pub other_shards_window_us_max: u64,
     /// From the end of the fault until every shard has its master and all replicas.
     pub redundant_after_us: Option<u64>,
+    /// Whether one of those clients, of the shard that was hit, was still without an answer when the run ended.
+    pub window_open: bool,
     /// Operations in all.
     pub operations: u64,
+    /// Whether what is there was compared with what was acknowledged.
+    pub writes_judged: bool,
     /// Writes of clients that follow.
     pub writes: Writes,
     /// Writes of clients that stay.
@@ -148,20 +153,20 @@ pub const FOREIGN: [&str; 2] = ["failover", "none"];
 
 /// Runs `body` so that [`interrupt`] asks it to end in order.
 pub(crate) fn while_running<T>(body: impl FnOnce() -> T) -> T {
-    struct Over;
+    /// Whether something around it was running already: a case plays drills.
+    struct Over(bool);
     impl Drop for Over {
         fn drop(&mut self) {
-            RUNNING.store(false, Ordering::SeqCst);
+            RUNNING.store(self.0, Ordering::SeqCst);
         }
     }
-    RUNNING.store(true, Ordering::SeqCst);
-    let _over = Over;
+    let _over = Over(RUNNING.swap(true, Ordering::SeqCst));
     body()
 }
 
 impl Outcome {
-    /// A run that ended with an error: unknown, beside those that did not.
-    pub fn crashed(drill: &Drill, label: &str, fault: &str, seed: u64, error: &Error) -> Outcome {
+    /// A run that ended with an error: unknown, beside those that did not. `folder` is where its evidence is, if it has any.
+    pub fn crashed(drill: &Drill, label: &str, fault: &str, seed: u64, folder: &str, error: &Error) -> Outcome {
         Outcome {
             schema: SCHEMA,
             drill: drill.name.clone(),
@@ -173,7 +178,7 @@ impl Outcome {
             checks: vec![Check::unknown("load", error.to_string())],
             figures: Figures::default(),
             events: Vec::new(),
-            folder: String::new(),
+            folder: folder.into(),
             seconds: 0.0,
         }
     }
@@ -195,6 +200,11 @@ pub fn run(
         Some((target, tls)) => Ground::foreign(target, tls)
             .and_then(|ground| played(drill, label, plan, fault, how, &folder, None, &ground, target.url(), progress)),
         None => in_lab(drill, label, plan, fault, how, &folder, progress),
+    })
+    .inspect_err(|e| {
+        let path = folder.path().display().to_string();
+        let crashed = Outcome::crashed(drill, label, fault, how.seed, &path, e);
+        let _ = folder.keep("outcome.json", &serde_json::to_string_pretty(&crashed).unwrap_or_default());
     })?;
     outcome.seconds = begun.elapsed().as_secs_f64();
     let text = serde_json::to_string_pretty(&outcome).map_err(|e| Error::new(e.to_string()))?;
@@ -270,6 +280,10 @@ struct Played {
     redundant_us: Option<u64>,
     /// Whether it was so before the fault, as far as the observer could see.
     redundant_before: bool,
+    /// When the clients were told to stop.
+    ended_us: u64,
+    /// From a restart until everything was redundant again, where there were several: the longest.
+    between_us: Option<u64>,
 }
 
 /// Ends the clients' work whatever happens: a scope waits for its threads even when it is left by a panic.
@@ -305,36 +319,57 @@ fn played(
         observer.watch(ground, scope, &unwatch);
         let threads = run.start(scope, &clients);
         let played = time_line(plan, fault, how, folder, lab, ground, &run, &observer, progress);
+        let ended_us = run.now_us();
         stop.store(true, Ordering::SeqCst);
+        let played = played.map(|p| Played { ended_us, ..p });
         (played, load::collect(clients.clone(), threads))
     });
     progress("reading what is there");
     let wanted = plan.load.kind == Kind::Writes && played.is_ok();
     let finals = wanted.then(|| load::finals(&run, &clients));
-    if lab.is_none() {
-        load::sweep(&run, &clients);
-    }
+    let left = lab.is_none().then(|| {
+        let left = load::sweep(&run, &clients);
+        let text = format!("left behind in your deployment, delete them: {}", left.join(" "));
+        (!left.is_empty()).then(|| Check::unknown("keys", text))
+    });
     folder.history(&history)?;
     folder.events(&observer.events())?;
-    let mut played = played?;
+    let mut played = match played {
+        Ok(played) => played,
+        Err(e) => {
+            let folder = folder.path().display().to_string();
+            let crashed = Outcome::crashed(drill, label, fault, how.seed, &folder, &e);
+            return Ok(Outcome { engine, events: observer.events(), ..crashed });
+        }
+    };
+    played.checks.extend(left.flatten());
     if died > 0 {
         played.checks.push(Check::unknown("load", format!("{died} clients died in the middle")));
     }
     progress("checking");
     let events = observer.events();
-    let mut figures = measure(&history, &played, &events);
     let mut checks = std::mem::take(&mut played.checks);
-    match finals {
-        Some(Ok(finals)) => {
-            let (follows, lost) = writes(&history, Model::Follows, &finals);
-            let (stays, lost_stays) = writes(&history, Model::Stays, &finals);
-            (figures.writes, figures.writes_stays) = (follows, stays);
-            checks.extend(of_writes(plan, &figures, &lost, &lost_stays));
+    let judged = catch_unwind(AssertUnwindSafe(|| {
+        let mut figures = measure(&history, &played, &events);
+        let mut checks = Vec::new();
+        match finals {
+            Some(Ok(finals)) => {
+                let (follows, lost) = writes(&history, Model::Follows, &finals);
+                let (stays, lost_stays) = writes(&history, Model::Stays, &finals);
+                (figures.writes, figures.writes_stays, figures.writes_judged) = (follows, stays, true);
+                checks.extend(of_writes(plan, &figures, &lost, &lost_stays));
+            }
+            Some(Err(e)) => checks.push(Check::unknown("lost_writes", e.to_string())),
+            None => {}
         }
-        Some(Err(e)) => checks.push(Check::unknown("lost_writes", e.to_string())),
-        None => {}
-    }
-    checks.extend(judge(plan, &history, &mut figures, &played));
+        checks.extend(judge(plan, &history, &mut figures, &played));
+        (figures, checks)
+    }));
+    let (figures, more) = judged.unwrap_or_else(|_| {
+        let text = "a checker ended in the middle: nothing was judged; the history is kept";
+        (Figures::default(), vec![Check::unknown("checker", text)])
+    });
+    checks.extend(more);
     doubt(&mut checks);
     let verdict = checks.iter().map(|c| c.verdict).max().unwrap_or(Verdict::Unknown);
     Ok(Outcome {
@@ -388,7 +423,7 @@ fn time_line(
     let deadline = Instant::now() + Duration::from_secs(20);
     // Locks are taken by one at a time: somebody is enough.
     let wanted = if plan.load.kind == Kind::Locks { 1 } else { run.progress.len() };
-    while through() < wanted && Instant::now() < deadline {
+    while through() < wanted && Instant::now() < deadline && !interrupted() {
         std::thread::sleep(Duration::from_millis(10));
     }
     if through() < wanted {
@@ -435,18 +470,19 @@ fn time_line(
                 // A failover takes its time; the rest of the time line waits for it.
                 shift += before.elapsed().saturating_sub(Duration::from_millis(500));
                 match began {
-                    Ok(Some((started, proof))) => {
+                    Ok(Begun::On(started, proof)) => {
                         let now = run.now_us();
                         played.from_us = if played.from_us == 0 { now } else { played.from_us };
                         observer.say("drill", &format!("{name}: {}", started.subject));
                         played.checks.push(proved(&proof, lab, name, "at its beginning"));
-                        active.insert(i, (started, proof));
+                        active.insert(i, (started, *proof));
                         if calm {
                             facts(how, folder, ground, "during");
                         }
                     }
-                    Ok(None) => {
-                        played.checks.push(Check::of("fault", true, format!("{name}: every server has a new process")));
+                    Ok(Begun::Over { redundant_us, checks }) => {
+                        played.checks.extend(checks);
+                        played.between_us = Some(redundant_us);
                         played.from_us = if played.from_us == 0 { before_us } else { played.from_us };
                         played.until_us = run.now_us();
                     }
@@ -547,6 +583,12 @@ fn own_time_line(
     let result = foreign(ground, fault);
     if fault == "none" {
         sleep_until(Instant::now() + plan.end().max(Duration::from_secs(10)));
+        let seen = |e: &Event| e.at_us > played.from_us && e.who != "drill";
+        let first = observer.events().into_iter().find(seen);
+        played.checks.push(match first {
+            Some(event) => Check::of("fault", true, format!("{} {} meanwhile", event.who, event.text)),
+            None => Check::unknown("fault", "no server was silent and none changed its role: nothing happened to see"),
+        });
     } else if result.is_ok() {
         // The command returns before anything has happened.
         let until = Instant::now() + Duration::from_secs(60);
@@ -554,7 +596,7 @@ fn own_time_line(
             std::thread::sleep(Duration::from_millis(20));
         }
         played.checks.push(match promoted(&observer.events(), played.from_us) {
-            Some(_) => Check::of("fault", true, "a replica was promoted"),
+            Some(_) => Check::of("fault", true, "a replica was promoted; it stays master until you fail over again"),
             None => Check::unknown("fault", "nobody was promoted within a minute of the command"),
         });
     }
@@ -584,29 +626,36 @@ fn proved(proof: &Proof, lab: &Lab, name: &str, when: &str) -> Check {
     }
 }
 
-/// Begins a fault; `None` for one that is over when it returns.
-fn begin(
-    lab: &Lab,
-    name: &str,
-    spec: &FaultSpec,
-    observer: &Observer,
-    ground: &Ground,
-) -> Result<Option<(Active, Proof)>, Error> {
+/// A fault that was begun.
+enum Begun {
+    /// It is at work until it is healed.
+    On(Active, Box<Proof>),
+    /// It was several, one after another, and is over.
+    Over {
+        /// The longest from one of them until everything was redundant again.
+        redundant_us: u64,
+        checks: Vec<Check>,
+    },
+}
+
+/// Begins a fault.
+fn begin(lab: &Lab, name: &str, spec: &FaultSpec, observer: &Observer, ground: &Ground) -> Result<Begun, Error> {
     if name == "rolling_restart" {
-        rolling_restart(lab, spec.value.as_deref() == Some("failover"), observer, ground)?;
-        return Ok(None);
+        return rolling_restart(lab, spec.value.as_deref() == Some("failover"), observer, ground);
     }
     let before = Before::look(lab);
     let active = faults::named(name)?.inject(lab, spec.who.as_deref(), spec.value.as_deref())?;
     let proof = Proof::new(lab, name, &active.subject, before);
-    Ok(Some((active, proof)))
+    Ok(Begun::On(active, Box::new(proof)))
 }
 
-fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Ground) -> Result<(), Error> {
+fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Ground) -> Result<Begun, Error> {
     let (restart, failover) = (faults::named("restart")?, faults::named("failover")?);
+    let mut redundant_us = 0;
+    let over = |redundant_us, check| Ok(Begun::Over { redundant_us, checks: vec![check] });
     for node in &lab.deployment.nodes {
         if interrupted() {
-            return Ok(());
+            return over(redundant_us, Check::unknown("fault", "interrupted between two restarts"));
         }
         let master = info(&mut node.connect()?, "replication")?.get("role") == Some("master");
         if master && fail_over {
@@ -621,26 +670,33 @@ fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Gro
             return Err(Error::new(format!("{} was to be restarted and has its old process", node.name())));
         }
         // The observer first has to see that it was gone.
+        let restarted = Instant::now();
         std::thread::sleep(Duration::from_millis(200));
-        wait_for("full redundancy after a restart", Duration::from_secs(60), || {
+        let whole = wait_for("full redundancy after a restart", Duration::from_secs(60), || {
             Ok(interrupted() || observer.redundant(ground.nodes.len(), ground.masters))
-        })?;
+        });
+        redundant_us = redundant_us.max(restarted.elapsed().as_micros() as u64);
+        if whole.is_err() {
+            let text = format!("a minute after the restart of {} a shard is without its replicas", node.name());
+            return over(redundant_us, Check::of("redundant", false, text));
+        }
     }
-    Ok(())
+    over(redundant_us, Check::of("fault", true, "rolling_restart: every server has a new process"))
 }
 
 /// A fault of somebody else's deployment, by its own commands.
 fn foreign(ground: &Ground, name: &str) -> Result<(), Error> {
+    let options = Options { tls: ground.tls.clone(), ..Options::default() };
     match (name, ground.way) {
         ("none", _) => Ok(()),
         ("failover", Way::Sentinel) => {
             let sentinel = ground.sentinels.first().ok_or_else(|| Error::new("no Sentinel is known"))?;
-            sentinel.beside(&Options::default())?.call(&["SENTINEL", "FAILOVER", &ground.service])?;
+            sentinel.beside(&options)?.call(&["SENTINEL", "FAILOVER", &ground.service])?;
             Ok(())
         }
         ("failover", Way::Cluster) => {
             for node in &ground.nodes {
-                let mut c: Connection = node.beside(&Options::default())?;
+                let mut c: Connection = node.beside(&options)?;
                 let now = view(&mut c)?;
                 let follows = now.myself().and_then(|me| me.master_id.clone());
                 let first = now.masters().filter(|m| !m.slots.is_empty()).min_by_key(|m| ground.at(&m.address));
@@ -651,6 +707,9 @@ fn foreign(ground: &Ground, name: &str) -> Result<(), Error> {
             }
             Err(Error::new("the first shard has no replica that could take over"))
         }
+        ("failover", Way::Alone) => {
+            Err(Error::new("a failover needs a cluster, or a redis+sentinel:// URL; here there is --fault none"))
+        }
         _ => Err(Error::new(format!("{name} cannot be done here; there are {}", FOREIGN.join(", ")))),
     }
 }
@@ -659,7 +718,8 @@ fn foreign(ground: &Ground, name: &str) -> Result<(), Error> {
 fn facts(how: &How, folder: &Folder, ground: &Ground, when: &str) {
     let Some(node) = ground.nodes.last().filter(|_| how.facts) else { return };
     let second = Duration::from_secs(1);
-    let options = Options { connect_timeout: second, command_timeout: second, ..Options::default() };
+    let tls = ground.tls.clone();
+    let options = Options { connect_timeout: second, command_timeout: second, tls, ..Options::default() };
     if let Ok(found) = unslow_client::discover(&node.target, &options) {
         let settings = unslow_probe::Settings {
             window: Duration::from_millis(500),
@@ -678,7 +738,7 @@ fn facts(how: &How, folder: &Folder, ground: &Ground, when: &str) {
 
 fn measure(history: &History, played: &Played, events: &[Event]) -> Figures {
     let from = played.from_us;
-    let all = windows(history, from, u64::MAX);
+    let all = windows(history, from, played.ended_us);
     // The shard that was hit is the one whose clients waited longest; it is the first unless the drill said otherwise.
     let follows = || all.iter().filter(|w| w.model == Model::Follows);
     let worst = follows().max_by_key(|w| w.length_us).map(|w| w.shard).unwrap_or(0);
@@ -689,8 +749,11 @@ fn measure(history: &History, played: &Played, events: &[Event]) -> Figures {
         promoted_after_us: promoted(events, from).map(|at| at - from),
         window_us_max: longest(true),
         other_shards_window_us_max: longest(false),
+        window_open: follows().any(|w| w.shard == worst && !w.closed && w.length_us > 1_000_000),
         windows: all,
-        redundant_after_us: played.redundant_us.map(|at| at.saturating_sub(played.until_us)),
+        redundant_after_us: played
+            .redundant_us
+            .map(|at| at.saturating_sub(played.until_us).max(played.between_us.unwrap_or(0))),
         operations: history.ops.len() as u64,
         reads: reads(history, Model::Follows).0,
         reads_stays: reads(history, Model::Stays).0,
@@ -700,7 +763,11 @@ fn measure(history: &History, played: &Played, events: &[Event]) -> Figures {
 }
 
 fn ms(us: u64) -> String {
-    if us >= 10_000_000 { format!("{:.1} s", us as f64 / 1e6) } else { format!("{:.0} ms", us as f64 / 1e3) }
+    match us {
+        0..10_000 => format!("{:.1} ms", us as f64 / 1e3),
+        10_000..10_000_000 => format!("{:.0} ms", us as f64 / 1e3),
+        _ => format!("{:.1} s", us as f64 / 1e6),
+    }
 }
 
 fn told(op: &Op) -> String {
@@ -744,15 +811,15 @@ fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op]) -> 
         checks.push(Check::of("lost_writes_at_least", all >= least, text));
     }
     if let Some(bound) = expect.lost_within {
-        let limit = figures.fault_from_us + bound.as_micros() as u64;
+        let (limit, most) = (figures.fault_from_us + bound.as_micros() as u64, expect.lost_later.unwrap_or(0));
         let late: Vec<Op> = lost.iter().chain(lost_stays).filter(|op| op.ended_us > limit).copied().collect();
         let text = format!(
-            "{} writes lost that were acknowledged later than {} after the fault began; none was expected",
+            "{} writes lost that were acknowledged later than {} after the fault began; at most {most} were expected",
             late.len(),
             ms(bound.as_micros() as u64)
         );
         let all = figures.writes.acknowledged + figures.writes_stays.acknowledged;
-        let check = Check::of("lost_within", late.is_empty(), text).because(shown(&late));
+        let check = Check::of("lost_within", late.len() as u64 <= most, text).because(shown(&late));
         checks.push(known(check, all, "no write was acknowledged"));
     }
     checks
@@ -770,9 +837,8 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
             if open { " and to the end" } else { "" },
             ms(most)
         );
-        let follow = history.with(Model::Follows).count() as u64;
         let check = Check::of("window", figures.window_us_max <= most, text);
-        checks.push(known(check, follow, "no client follows"));
+        checks.push(known(check, figures.writes.acknowledged, "no write of a client that follows was acknowledged"));
     }
     let mut wrong = Vec::new();
     for (register, ops) in linearizable::registers(history) {

@@ -107,7 +107,7 @@ impl Default for Load {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a fault's name, or several as a list, was expected")]
 enum OneOrMore {
     One(String),
     More(Vec<String>),
@@ -161,6 +161,8 @@ pub struct Expect {
     /// No write that was acknowledged later than this after the fault began is lost, of any client.
     #[serde(deserialize_with = "optional_duration")]
     pub lost_within: Option<Duration>,
+    /// But for so many.
+    pub lost_later: Option<u64>,
     /// At least so many are lost: a drill that shows a loss must find it.
     pub lost_writes_at_least: Option<u64>,
     /// Whether registers that many write are linearizable for clients that follow.
@@ -177,6 +179,42 @@ pub struct Expect {
     /// From the end of the fault until every shard has its master and its replicas again.
     #[serde(deserialize_with = "optional_duration")]
     pub redundant: Option<Duration>,
+}
+
+/// A history of so many takes some gigabytes.
+const OPERATIONS_MAX: f64 = 30e6;
+
+impl Expect {
+    /// Whether every expectation can be judged with such a load: one that is never looked at would pass.
+    fn fits(&self, kind: Kind) -> Result<(), String> {
+        let of_writes = [
+            ("window", self.window.is_some()),
+            ("lost_writes", self.lost_writes.is_some()),
+            ("lost_writes_stays", self.lost_writes_stays.is_some()),
+            ("lost_within", self.lost_within.is_some()),
+            ("lost_later", self.lost_later.is_some()),
+            ("lost_writes_at_least", self.lost_writes_at_least.is_some()),
+            ("linearizable", self.linearizable.is_some()),
+            ("stale", self.stale.is_some()),
+            ("time_travel", self.time_travel.is_some()),
+        ];
+        let of_locks =
+            [("double_holders", self.double_holders.is_some()), ("late_uses_taken", self.late_uses_taken.is_some())];
+        let (wrong, load) = match kind {
+            Kind::Writes => (&of_locks[..], "writes"),
+            Kind::Locks => (&of_writes[..], "locks"),
+        };
+        if let Some((name, _)) = wrong.iter().find(|(_, is)| *is) {
+            return Err(format!("expect.{name}: a load of kind {load:?} cannot show it"));
+        }
+        if self.lost_later.is_some() && self.lost_within.is_none() {
+            return Err("expect.lost_later without lost_within: later than what?".into());
+        }
+        if self.linearizable == Some(false) {
+            return Err("expect.linearizable = false: true was expected, or nothing (it is told all the same)".into());
+        }
+        Ok(())
+    }
 }
 
 /// A drill with a variant merged in: what one run needs.
@@ -205,6 +243,9 @@ pub struct Plan {
     /// The lab that `lab` describes.
     #[serde(skip)]
     pub topology: Option<Topology>,
+    /// Whether its variant changes the servers: then it says nothing of a deployment that runs as it is.
+    #[serde(skip)]
+    pub changes_servers: bool,
 }
 
 fn two_seconds() -> Duration {
@@ -220,6 +261,8 @@ pub struct Drill {
     pub about: String,
     /// Each with its name.
     pub variants: Vec<(String, Plan)>,
+    /// What its variants are merged over: how it is played against a deployment that is what it is.
+    pub base: Option<Plan>,
     /// The text it was read from.
     pub text: String,
 }
@@ -240,6 +283,7 @@ impl Drill {
                 .collect::<Result<_, _>>()?,
             Some(_) => return Err(failed("variants are written as [[variant]]".into())),
         };
+        let whole = Plan::read(base.clone()).ok();
         let mut plans = Vec::new();
         for mut variant in variants {
             let Some(Value::String(label)) = variant.remove("name") else {
@@ -250,16 +294,18 @@ impl Drill {
                 let lab = Table::from_iter([("deployment".to_string(), Value::Table(under))]);
                 merge(&mut variant, Table::from_iter([("lab".to_string(), Value::Table(lab))]));
             }
+            let changes_servers = ["lab", "sentinel"].iter().any(|key| variant.contains_key(*key));
             let mut whole = base.clone();
             merge(&mut whole, variant);
-            let plan = Plan::read(whole).map_err(|e| failed(format!("variant {label:?}: {e}")))?;
+            let mut plan = Plan::read(whole).map_err(|e| failed(format!("variant {label:?}: {e}")))?;
+            plan.changes_servers = changes_servers;
             if plans.iter().any(|(l, _)| *l == label) {
                 return Err(failed(format!("two variants are named {label:?}")));
             }
             plans.push((label, plan));
         }
         let about = plans.first().map_or(String::new(), |(_, p): &(String, Plan)| p.about.clone());
-        Ok(Drill { name: name.into(), about, variants: plans, text: text.into() })
+        Ok(Drill { name: name.into(), about, variants: plans, base: whole, text: text.into() })
     }
 
     /// The alternatives of its faults over all variants: `kill`, `hang`, and so on.
@@ -295,11 +341,19 @@ impl Plan {
             return Err(format!("rate_per_s = {}: 0.1 to 10000 were expected", load.rate_per_s));
         }
         let shortest = Duration::from_millis(100);
-        if load.kind == Kind::Locks && (load.locks == 0 || load.ttl < shortest) {
-            return Err("locks = 1 or more and a ttl of 100ms or more were expected".into());
+        if load.kind == Kind::Locks && (!(1..=1000).contains(&load.locks) || load.ttl < shortest) {
+            return Err("locks = 1 to 1000 and a ttl of 100ms or more were expected".into());
         }
-        if load.follows + load.stays + load.reads_replicas == 0 || load.follows > 64 || load.stays > 64 {
+        let clients = [load.follows, load.stays, load.reads_replicas];
+        if clients.iter().all(|n| *n == 0) || clients.iter().any(|n| *n > 64) {
             return Err("a load of 1 to 64 clients of each kind was expected".into());
+        }
+        plan.expect.fits(load.kind)?;
+        let unknown = |f: &&FaultSpec| f.names().iter().any(|n| n == "rolling_restart");
+        if let Some(value) =
+            plan.faults.iter().filter(unknown).filter_map(|f| f.value.as_deref()).find(|v| *v != "failover")
+        {
+            return Err(format!("rolling_restart with value = {value:?}: \"failover\" or none was expected"));
         }
         let zones = load.zones.clone();
         let mut lab = plan.lab.clone();
@@ -316,6 +370,16 @@ impl Plan {
         let names: Vec<&str> = topology.zones.iter().map(|z| z.name.as_str()).collect();
         if let Some(zone) = zones.iter().find(|z| !names.contains(&z.as_str())) {
             return Err(format!("load.zones: no zone {zone:?}{}", near(zone, &names)));
+        }
+        // What is seen of every operation stays in memory until it is judged.
+        let shards = topology.deployment.masters.max(1) as f64;
+        let seconds = (plan.end() + plan.after).as_secs_f64() + 60.0;
+        let operations = shards * clients.iter().sum::<usize>() as f64 * plan.load.rate_per_s * seconds;
+        if operations > OPERATIONS_MAX {
+            return Err(format!(
+                "up to {operations:.0} operations: fewer clients, a lower rate_per_s or a shorter drill was expected, \
+                 {OPERATIONS_MAX:.0} at most"
+            ));
         }
         plan.topology = Some(topology);
         Ok(plan)
@@ -367,6 +431,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     (CLIENT_RECOVERY, include_str!("../../../drills/client_recovery.toml")),
 ];
 
+/// No drill is longer.
+const FILE_MAX: u64 = 1 << 20;
+
 /// The drill of this name, or in this file.
 pub fn find(name: &str) -> Result<Drill, Error> {
     if let Some((name, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) {
@@ -374,12 +441,19 @@ pub fn find(name: &str) -> Result<Drill, Error> {
     }
     let path = std::path::Path::new(name);
     if name.ends_with(".toml") || path.is_file() {
+        let long = std::fs::metadata(path).is_ok_and(|m| m.len() > FILE_MAX);
+        if long {
+            return Err(Error::new(format!("{name}: longer than {FILE_MAX} bytes: this is no drill")));
+        }
         let text = std::fs::read_to_string(path).map_err(|e| Error::new(format!("{name}: {e}")))?;
         let stem = path.file_stem().map_or(name.to_string(), |s| s.to_string_lossy().into_owned());
         return Drill::parse(&stem, &text);
     }
     let names: Vec<&str> = BUILT_IN.iter().map(|(n, _)| *n).collect();
-    Err(Error::new(format!("no drill {name:?}{}; a file of your own ends in .toml", near(name, &names))))
+    Err(Error::new(format!(
+        "no drill {name:?}{}; a file of your own ends in .toml",
+        near(&name.to_lowercase(), &names)
+    )))
 }
 
 #[cfg(test)]
@@ -420,6 +494,15 @@ mod tests {
         assert!(time.contains("is no time"), "{time}");
         let lab = error("about = \"x\"\n[lab.deployment]\nkind = \"cluser\"\n");
         assert!(lab.contains("[lab]") && lab.contains("cluser"), "{lab}");
+        let unfit = error("about = \"x\"\n[load]\nkind = \"locks\"\n[expect]\nlost_writes = 0\n");
+        assert!(unfit.contains("expect.lost_writes") && unfit.contains("locks"), "{unfit}");
+        let many = error("about = \"x\"\n[load]\nreads_replicas = 100000000\n");
+        assert!(many.contains("1 to 64"), "{many}");
+        let locks = error("about = \"x\"\n[load]\nkind = \"locks\"\nlocks = 4294967295\n");
+        assert!(locks.contains("1 to 1000"), "{locks}");
+        let memory =
+            error("about = \"x\"\n[load]\nfollows = 64\nrate_per_s = 10000\n[[fault]]\nat = \"1h\"\ndo = \"kill\"\n");
+        assert!(memory.contains("operations"), "{memory}");
         let name = find("cluster_failovr").unwrap_err().to_string();
         assert!(name.contains("did you mean \"cluster_failover\""), "{name}");
     }

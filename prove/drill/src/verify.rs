@@ -1,6 +1,7 @@
 //! Whether a fault really happened, and really ended. A partition that leaks gives wrong figures, not small ones: a drill
 //! whose fault cannot be shown is `unknown`.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,16 +14,27 @@ use unslow_lab::lab::Lab;
 pub struct Before {
     pids: Vec<(String, u32)>,
     owners: Vec<(String, String)>,
+    /// How long a connection took from a host's network to a server; only those that were made.
+    paths: BTreeMap<(usize, SocketAddr), Duration>,
 }
 
 impl Before {
-    /// Every server's process, and who owns which slots.
+    /// Every server's process, who owns which slots, and who reaches whom.
     pub fn look(lab: &Lab) -> Before {
-        Before { pids: lab.servers().map(|(s, _)| (s.name().into(), s.pid())).collect(), owners: owners(lab) }
+        let mut paths = BTreeMap::new();
+        for host in (0..lab.hosts.len()).filter(|h| lab.hosts[*h].seat.is_some()) {
+            for address in lab.servers().filter_map(|(s, _)| s.address().parse().ok()) {
+                if let Ok(Some(took)) = connects(lab, host, address) {
+                    paths.insert((host, address), took);
+                }
+            }
+        }
+        let pids = lab.servers().map(|(s, _)| (s.name().into(), s.pid())).collect();
+        Before { pids, owners: owners(lab), paths }
     }
 }
 
-/// Masters of a cluster with their slots, as the first node that answers says.
+/// Masters with their slots, as the first node of a cluster that answers says; without a cluster, who calls itself master.
 fn owners(lab: &Lab) -> Vec<(String, String)> {
     let short = Duration::from_millis(500);
     let options = Options { connect_timeout: short, command_timeout: short, ..Options::default() };
@@ -33,7 +45,14 @@ fn owners(lab: &Lab) -> Vec<(String, String)> {
         all.sort();
         Some(all)
     };
-    lab.deployment.nodes.iter().find_map(ask).unwrap_or_default()
+    let is_master = |server: &&Arc<Server>| {
+        let says = |s: &Server| unslow_engine::info(&mut s.connect_with(&options).ok()?, "replication").ok();
+        says(server).is_some_and(|section| section.get("role") == Some("master"))
+    };
+    let nodes = &lab.deployment.nodes;
+    nodes.iter().find_map(ask).unwrap_or_else(|| {
+        nodes.iter().filter(is_master).map(|s| (s.name().to_string(), "master".to_string())).collect()
+    })
 }
 
 /// A fault whose effect can be looked at.
@@ -56,6 +75,7 @@ impl Proof {
     /// `subject` is what the lab says it is done to; `before` was looked at before that.
     pub fn new(lab: &Lab, fault: &str, subject: &str, before: Before) -> Proof {
         let cut = fault == "partition";
+        let wire = cut || fault == "delay";
         // Hosts that a text names: by themselves, by a server of theirs, by their zone.
         let named = |text: &str| -> Vec<usize> {
             let all: Vec<&str> = words(text).collect();
@@ -66,7 +86,7 @@ impl Proof {
             };
             (0..lab.hosts.len()).filter(is).collect()
         };
-        let ends = ["<->", "->", ":"].iter().find_map(|arrow| subject.split_once(arrow)).filter(|_| cut);
+        let ends = ["<->", "->", ":"].iter().find_map(|arrow| subject.split_once(arrow)).filter(|_| wire);
         let (inside, outside) = match ends {
             Some((a, b)) => (named(b), named(a)),
             None => {
@@ -78,14 +98,15 @@ impl Proof {
         let all: Vec<&str> = words(subject).collect();
         let servers: Vec<Arc<Server>> = lab
             .servers()
-            .filter(|(s, _)| if cut { inside.contains(&lab.host_of(s)) } else { all.contains(&s.name()) })
+            .filter(|(s, _)| if wire { inside.contains(&lab.host_of(s)) } else { all.contains(&s.name()) })
             .map(|(s, _)| s.clone())
             .collect();
         let mut paths = Vec::new();
-        for server in servers.iter().take(if cut { 2 } else { 0 }) {
-            let from = outside.iter().filter(|h| lab.hosts[**h].seat.is_some()).take(3);
+        for server in servers.iter().take(if wire { 2 } else { 0 }) {
             if let Ok(address) = server.address().parse() {
-                paths.extend(from.map(|h| (*h, address)));
+                // A path that was no path before proves nothing.
+                let from = outside.iter().filter(|h| before.paths.contains_key(&(**h, address)));
+                paths.extend(from.take(3).map(|h| (*h, address)));
             }
         }
         Proof { fault: fault.into(), servers, before, paths }
@@ -116,11 +137,34 @@ impl Proof {
                 None if self.servers.is_empty() => Err("nobody was stopped".into()),
                 None => Ok(format!("{}: state T in /proc", names())),
             },
-            "partition" => match self.paths.iter().find(|(host, to)| reaches(lab, *host, *to)) {
-                Some((host, to)) => Err(format!("{} still reaches {to}", lab.hosts[*host].name)),
-                None if self.paths.is_empty() => Err("no path was cut that could be tried".into()),
-                None => Ok(format!("{} paths into {} tried, none connects", self.paths.len(), names())),
-            },
+            "partition" => {
+                for (host, to) in &self.paths {
+                    if connects(lab, *host, *to)?.is_some() {
+                        return Err(format!("{} still reaches {to}", lab.hosts[*host].name));
+                    }
+                }
+                match self.paths.is_empty() {
+                    true => Err("no path was cut that could be tried".into()),
+                    false => Ok(format!("{} paths into {} tried, none connects", self.paths.len(), names())),
+                }
+            }
+            "delay" => {
+                for (host, to) in &self.paths {
+                    let before = self.before.paths[&(*host, *to)];
+                    // The quickest of three: a busy machine only ever adds.
+                    let mut now = None;
+                    for _ in 0..3 {
+                        now = connects(lab, *host, *to)?.or(Some(REACH)).min(now.or(Some(REACH)));
+                    }
+                    if now.is_none_or(|now| now < before + before / 2 + Duration::from_millis(1)) {
+                        return Err(format!("{} reaches {to} as quickly as before", lab.hosts[*host].name));
+                    }
+                }
+                match self.paths.is_empty() {
+                    true => Err("no path was made longer that could be tried".into()),
+                    false => Ok(format!("{} paths into {} take longer", self.paths.len(), names())),
+                }
+            }
             "restart" => {
                 let old = |s: &&Arc<Server>| self.before.pids.iter().any(|(n, pid)| n == s.name() && *pid == s.pid());
                 match self.servers.iter().find(old) {
@@ -130,9 +174,9 @@ impl Proof {
                 }
             }
             "reshard" | "reshard_atomic" | "move_slot" | "failover" => match owners(lab) {
-                now if now.is_empty() && self.before.owners.is_empty() => Ok("as the lab says".into()),
-                now if now == self.before.owners => Err("every slot still has the owner it had".into()),
-                _ => Ok("slots have another owner".into()),
+                now if now.is_empty() || self.before.owners.is_empty() => Err("nobody says who is master".into()),
+                now if now == self.before.owners => Err("every master is what it was".into()),
+                _ => Ok("another node is master, or owns the slots".into()),
             },
             "clock_jump" => {
                 let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
@@ -143,7 +187,7 @@ impl Proof {
                     None => Ok(format!("{}: TIME is wrong", names())),
                 }
             }
-            other => Ok(format!("{other}: as the lab says")),
+            other => Err(format!("whether {other} is at work cannot be shown from outside yet")),
         }
     }
 
@@ -158,10 +202,14 @@ impl Proof {
                 Some(stopped) => Err(format!("{} is still stopped", stopped.name())),
                 None => Ok(()),
             },
-            "partition" => match self.paths.iter().find(|(host, to)| !reaches(lab, *host, *to)) {
-                Some((host, to)) => Err(format!("{} still does not reach {to}", lab.hosts[*host].name)),
-                None => Ok(()),
-            },
+            "partition" => {
+                for (host, to) in &self.paths {
+                    if connects(lab, *host, *to)?.is_none() {
+                        return Err(format!("{} still does not reach {to}", lab.hosts[*host].name));
+                    }
+                }
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -173,10 +221,14 @@ fn state_of(pid: u32) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
-fn reaches(lab: &Lab, host: usize, to: SocketAddr) -> bool {
-    let dial = || TcpStream::connect_timeout(&to, REACH).is_ok();
+/// How long a connection takes; `None` when there is none. An error is of the network it is tried from.
+fn connects(lab: &Lab, host: usize, to: SocketAddr) -> Result<Option<Duration>, String> {
+    let dial = || {
+        let begun = Instant::now();
+        TcpStream::connect_timeout(&to, REACH).ok().map(|_| begun.elapsed())
+    };
     match &lab.hosts[host].seat {
-        Some(seat) => seat.run(dial).unwrap_or(false),
-        None => dial(),
+        Some(seat) => seat.run(dial).map_err(|e| format!("the network of {}: {e}", lab.hosts[host].name)),
+        None => Ok(dial()),
     }
 }

@@ -194,6 +194,10 @@ impl Lab {
 
     fn unnamed(topology: &Topology, how: Up) -> Result<Lab, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
+        // Nobody will ever start a lab of such a name again: what a killed process left goes here or never.
+        for dead in crate::daemon::all().into_iter().filter(|f| f.holder.is_none() && is_unnamed(&f.name)) {
+            dead.clean()?;
+        }
         let mut topology = topology.clone();
         topology.name = format!("t{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         Lab::up(&topology, how, &mut |_| {})
@@ -472,4 +476,10 @@ pub fn host<'a>(lab: &'a Lab, name: &str) -> Result<&'a Host, Error> {
         let names: Vec<&str> = lab.hosts.iter().map(|h| h.name.as_str()).collect();
         Error::new(format!("no host {name:?} in lab {}{}", lab.name, near(name, &names)))
     })
+}
+
+/// Whether it is a name that [`Lab::start`] gave: `tPID-NUMBER`.
+fn is_unnamed(name: &str) -> bool {
+    let parts = name.strip_prefix('t').and_then(|rest| rest.split_once('-'));
+    parts.is_some_and(|(pid, n)| pid.parse::<u32>().is_ok() && n.parse::<u32>().is_ok())
 }

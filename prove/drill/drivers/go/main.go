@@ -41,7 +41,8 @@ func main() {
 	var lock sync.Mutex
 	step := time.Duration(every) * time.Microsecond
 	for i := 0; i < threads; i++ {
-		go func(key int) {
+		go func(thread int) {
+			key := keys[thread%len(keys)]
 			due := time.Now()
 			for n := 0; ; n++ {
 				due = due.Add(step)
@@ -52,9 +53,9 @@ func main() {
 				begun := time.Now()
 				var err error
 				if n%2 == 0 {
-					err = client.Set(ctx, keys[key], n, 0).Err()
+					err = client.Set(ctx, key, n, 0).Err()
 				} else {
-					err = client.Get(ctx, keys[key]).Err()
+					err = client.Get(ctx, key).Err()
 				}
 				outcome := "ok"
 				if err != nil && err != redis.Nil {
@@ -62,10 +63,10 @@ func main() {
 				}
 				end := time.Now()
 				lock.Lock()
-				fmt.Println(end.UnixMicro(), end.Sub(begun).Microseconds(), key, outcome)
+				fmt.Println(end.UnixMicro(), end.Sub(begun).Microseconds(), thread, outcome)
 				lock.Unlock()
 			}
-		}(i % len(keys))
+		}(i)
 	}
 	io.Copy(io.Discard, os.Stdin)
 }

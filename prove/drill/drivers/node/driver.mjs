@@ -25,7 +25,8 @@ const work = async (number) => {
     const begun = performance.now();
     let outcome = "ok";
     try {
-      const command = n % 2 === 0 ? cluster.set(names[number], `v${n}`) : cluster.get(names[number]);
+      const name = names[number % names.length];
+      const command = n % 2 === 0 ? cluster.set(name, `v${n}`) : cluster.get(name);
       await Promise.race([command, late(Number(timeout))]);
     } catch (e) {
       outcome = (e.constructor.name === "Error" ? e.message.split(" ")[0] : e.constructor.name) || "Error";
@@ -34,7 +35,7 @@ const work = async (number) => {
     say(`${end} ${Math.round((performance.now() - begun) * 1000)} ${number} ${outcome}`);
   }
 };
-for (let i = 0; i < Number(threads); i++) work(i % names.length);
+for (let i = 0; i < Number(threads); i++) work(i);
 process.on("unhandledRejection", () => {});
 process.stdin.resume();
 process.stdin.on("end", () => process.exit(0));

@@ -27,7 +27,8 @@ def work(number):
         time.sleep(max(0, due - time.monotonic()))
         begun, outcome = time.monotonic(), "ok"
         try:
-            client.set(keys[number], f"v{n}") if n % 2 == 0 else client.get(keys[number])
+            key = keys[number % len(keys)]
+            client.set(key, f"v{n}") if n % 2 == 0 else client.get(key)
         except Exception as e:
             outcome = type(e).__name__
         say(f"{time.time_ns() // 1000} {int((time.monotonic() - begun) * 1e6)} {number} {outcome}")
@@ -36,6 +37,6 @@ def work(number):
 
 say(f"ready redis-py {redis.__version__}")
 for i in range(int(threads)):
-    threading.Thread(target=work, args=(i % len(keys),), daemon=True).start()
+    threading.Thread(target=work, args=(i,), daemon=True).start()
 sys.stdin.read()
 stopped = True

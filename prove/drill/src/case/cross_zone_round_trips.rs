@@ -45,7 +45,9 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let (messages, count) = (cx.story.number("messages")?, cx.story.number("batches")?);
     let fault = faults::named("unpipelined")?;
     cx.say("two zones a millisecond apart, and a client in the far one");
-    let lab = Lab::start(&fault.topology("valkey-9.1"))?;
+    let mut topology = fault.topology("valkey-9.1");
+    topology.seed = cx.seed;
+    let lab = Lab::start(&topology)?;
     if lab.zones.len() < 2 || lab.wire().is_err() {
         return Err(Error::new("this case needs zones with a round trip between them: root, or user namespaces"));
     }

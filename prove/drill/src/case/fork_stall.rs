@@ -61,8 +61,8 @@ fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, E
         let done = through.and_then(|()| body());
         std::thread::sleep(Duration::from_millis(500));
         stop.store(true, Ordering::SeqCst);
-        let (history, _) = load::collect(clients.clone(), threads);
-        let longest = windows(&history, begun, u64::MAX).iter().map(|w| w.length_us).max().unwrap_or(0);
+        let (ended, (history, _)) = (run.now_us(), load::collect(clients.clone(), threads));
+        let longest = windows(&history, begun, ended).iter().map(|w| w.length_us).max().unwrap_or(0);
         Ok((done?, longest as f64))
     })
 }

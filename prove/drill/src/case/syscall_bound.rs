@@ -65,7 +65,9 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let (pairs, seconds) = (cx.story.number("pairs")?, cx.story.number("seconds")?.to_string());
     let fault = faults::named("kernel_bound")?;
     cx.say("a server and fifty connections with a command in flight each");
-    let lab = Lab::start_flat(&fault.topology("redis-7.0"))?;
+    let mut topology = fault.topology("redis-7.0");
+    topology.seed = cx.seed;
+    let lab = Lab::start_flat(&topology)?;
     let active = fault.inject(&lab, None, None)?;
     std::thread::sleep(Duration::from_millis(300));
     let diagnosis = cx.diagnose(&lab, 0)?;

@@ -31,9 +31,9 @@ fn counts(model: Model, what: &What) -> bool {
     }
 }
 
-/// One for each client; `from_us` and `until_us` say when the fault and its aftermath were.
-pub fn windows(history: &History, from_us: u64, until_us: u64) -> Vec<Window> {
-    let end = history.ops.iter().map(|op| op.ended_us).max().unwrap_or(0);
+/// One for each client; `from_us` says when the fault began, `end_us` when the clients were told to stop: who finds no
+/// server writes down nothing, and waits all the same.
+pub fn windows(history: &History, from_us: u64, end_us: u64) -> Vec<Window> {
     history
         .clients
         .iter()
@@ -45,9 +45,9 @@ pub fn windows(history: &History, from_us: u64, until_us: u64) -> Vec<Window> {
                 .collect();
             times.sort_unstable();
             let last = times.last().copied().unwrap_or(0);
-            let gaps = times.windows(2).map(|pair| (pair[0], pair[1], true)).chain([(last, end.max(last), false)]);
+            let gaps = times.windows(2).map(|pair| (pair[0], pair[1], true)).chain([(last, end_us.max(last), false)]);
             let longest = gaps
-                .filter(|(begin, end, _)| *end > from_us && *begin < until_us)
+                .filter(|(_, end, _)| *end > from_us)
                 .max_by_key(|(begin, end, _)| end - begin)
                 .unwrap_or((from_us, from_us, true));
             Window {
@@ -84,21 +84,23 @@ mod tests {
     fn refused_and_unknown_operations_do_not_end_a_window() {
         use Outcome::*;
         let all = [(10, Acknowledged), (20, Acknowledged), (50, Refused), (90, Unknown), (120, Acknowledged)];
-        let window = &windows(&history(&all), 30, 100)[0];
+        let window = &windows(&history(&all), 30, 125)[0];
         assert_eq!((window.from_us, window.length_us, window.closed), (20, 100, true));
     }
 
     #[test]
     fn who_never_comes_back_has_an_open_window() {
         use Outcome::*;
-        let window = &windows(&history(&[(10, Acknowledged), (90, Unknown)]), 30, 100)[0];
-        assert_eq!((window.length_us, window.closed), (80, false));
+        let window = &windows(&history(&[(10, Acknowledged), (40, Unknown)]), 30, 100)[0];
+        assert_eq!((window.length_us, window.closed), (90, false));
+        // Nor does one that never wrote another word.
+        assert_eq!(windows(&history(&[(10, Acknowledged)]), 30, 100)[0].length_us, 90);
     }
 
     #[test]
     fn gaps_elsewhere_do_not_count() {
         use Outcome::*;
         let all = [(10, Acknowledged), (500, Acknowledged), (510, Acknowledged), (520, Acknowledged)];
-        assert_eq!(windows(&history(&all), 505, 515)[0].length_us, 10);
+        assert_eq!(windows(&history(&all), 505, 521)[0].length_us, 10);
     }
 }

@@ -21,11 +21,15 @@ pub struct Locks {
     pub double_us: u64,
     /// Uses of the resource in all.
     pub uses: u64,
+    /// Uses by one of two holders at the same time.
+    pub contested_uses: u64,
+    /// Of those, turned away by the resource because of an old token: what fencing is for.
+    pub contested_uses_fenced: u64,
     /// Uses after the user's own time was over, while another held the lock.
     pub late_uses: u64,
     /// Of those, turned away by the resource because of an old token.
     pub late_uses_fenced: u64,
-    /// Uses by the newer of two holders or by the only one that the resource turned away: its token was not larger.
+    /// Uses by the only holder that the resource turned away: its token was not larger.
     pub fenced_wrongly: u64,
     /// Tokens that were given twice or went back: fencing cannot work with them.
     pub tokens_not_rising: u64,
@@ -75,7 +79,10 @@ pub fn locks(history: &History) -> (Locks, Vec<(Op, Op)>) {
         if !own && others().next().is_some() {
             seen.late_uses += 1;
             seen.late_uses_fenced += u64::from(!taken);
-        } else if own && !taken && others().all(|h| h.from < at) {
+        } else if own && others().next().is_some() {
+            seen.contested_uses += 1;
+            seen.contested_uses_fenced += u64::from(!taken);
+        } else if own && !taken {
             seen.fenced_wrongly += 1;
         }
     }
@@ -117,6 +124,15 @@ mod tests {
         let (seen, pairs) = locks(&history(vec![(0, 10, hold(5, 50)), (1, 20, hold(5, 90))]));
         assert_eq!((seen.double_holders, seen.double_us, seen.tokens_not_rising), (1, 30, 1));
         assert_eq!((pairs[0].0.client, pairs[0].1.client), (0, 1));
+    }
+
+    #[test]
+    fn of_two_holders_the_one_with_the_old_token_is_fenced() {
+        let used = |token, taken| What::Use { lock: 0, token, taken };
+        let both = vec![(0, 10, hold(5, 50)), (1, 20, hold(6, 90)), (1, 30, used(6, true)), (0, 40, used(5, false))];
+        let (seen, _) = locks(&history(both));
+        assert_eq!((seen.double_holders, seen.contested_uses, seen.contested_uses_fenced), (1, 2, 1));
+        assert_eq!((seen.late_uses, seen.fenced_wrongly), (0, 0));
     }
 
     #[test]

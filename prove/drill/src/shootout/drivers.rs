@@ -18,11 +18,36 @@ struct Language {
     make: &'static [&'static [&'static str]],
 }
 
+/// A source of our extension of Lettuce, compiled with its driver: it is in no registry yet.
+macro_rules! extension {
+    ($name:literal) => {
+        (
+            concat!("src/main/java/io/github/unslow/lettuce/", $name),
+            include_str!(concat!("../../../../fix/lettuce/core/src/main/java/io/github/unslow/lettuce/", $name)),
+        )
+    };
+}
+
 const JAVA: Language = Language {
     name: "java",
     files: &[
         ("pom.xml", include_str!("../../drivers/java/pom.xml")),
         ("src/main/java/Driver.java", include_str!("../../drivers/java/src/main/java/Driver.java")),
+        extension!("Announcement.java"),
+        extension!("ClusterNodesReply.java"),
+        extension!("Failures.java"),
+        extension!("HungNodes.java"),
+        extension!("NetAddresses.java"),
+        extension!("NodeLinks.java"),
+        extension!("PushChannels.java"),
+        extension!("ShardChannels.java"),
+        extension!("SilenceWatch.java"),
+        extension!("Topology.java"),
+        extension!("TopologyAgent.java"),
+        extension!("TopologyOptions.java"),
+        extension!("TopologyStatus.java"),
+        extension!("UnslowRedisClusterClient.java"),
+        extension!("ViewMerge.java"),
     ],
     make: &[&["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"]],
 };
@@ -53,6 +78,7 @@ const ALL: &[(&str, Option<&Language>)] = &[
     ("jedis", Some(&JAVA)),
     ("lettuce", Some(&JAVA)),
     ("lettuce-refreshing", Some(&JAVA)),
+    ("lettuce-unslow", Some(&JAVA)),
     ("redis-py", Some(&PYTHON)),
     ("go-redis", Some(&GO)),
     ("node-redis", Some(&NODE)),

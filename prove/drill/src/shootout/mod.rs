@@ -83,6 +83,7 @@ pub struct Document {
 struct Told {
     ended_us: u64,
     latency_us: u64,
+    thread: u32,
     hit: bool,
     outcome: Option<String>,
 }
@@ -139,11 +140,13 @@ fn begin(lab: &Lab, name: &str, mut command: Command, folder: &Folder) -> Result
                 let words: Vec<&str> = line.split(' ').collect();
                 if let ["ready", rest @ ..] = &words[..] {
                     *version.lock().unwrap_or_else(|e| e.into_inner()) = rest.join(" ");
-                } else if let [ended, latency, key, outcome] = &words[..]
-                    && let (Ok(ended_us), Ok(latency_us)) = (ended.parse(), latency.parse())
+                } else if let [ended, latency, thread, outcome] = &words[..]
+                    && let (Ok(ended_us), Ok(latency_us), Ok(thread)) =
+                        (ended.parse(), latency.parse(), thread.parse::<u32>())
                 {
                     let outcome = (*outcome != "ok").then(|| outcome.to_string());
-                    let op = Told { ended_us, latency_us, hit: *key == "0", outcome };
+                    // Threads take the two keys in turn.
+                    let op = Told { ended_us, latency_us, thread, hit: thread.is_multiple_of(2), outcome };
                     told.lock().unwrap_or_else(|e| e.into_inner()).push(op);
                 }
             }
@@ -152,9 +155,16 @@ fn begin(lab: &Lab, name: &str, mut command: Command, folder: &Folder) -> Result
     Ok(Driver { name: name.into(), child, version, told })
 }
 
-/// The longest time without an answer, from `from` on, over the threads of a key. Threads are not told apart: what counts
-/// is when the key was answered.
+/// The longest time a thread was without an answer, from `from` on: one that is stuck behind others that are not is what
+/// users of a pool notice.
 fn longest(ops: &[&Told], from: u64, until: u64) -> (Option<u64>, bool) {
+    let threads: std::collections::BTreeSet<u32> = ops.iter().map(|o| o.thread).collect();
+    let of = |thread: u32| -> Vec<&Told> { ops.iter().filter(|o| o.thread == thread).copied().collect() };
+    let all: Vec<_> = threads.into_iter().map(|t| longest_of_one(&of(t), from, until)).collect();
+    (all.iter().filter_map(|(us, _)| *us).max(), all.is_empty() || all.iter().any(|(_, never)| *never))
+}
+
+fn longest_of_one(ops: &[&Told], from: u64, until: u64) -> (Option<u64>, bool) {
     let mut times: Vec<u64> = ops.iter().filter(|o| o.outcome.is_none()).map(|o| o.ended_us).collect();
     times.sort_unstable();
     let Some(before) = times.iter().rev().find(|t| **t <= from).copied() else { return (None, true) };
@@ -256,6 +266,9 @@ fn one(
     let (hit, other) = keys();
     let mut ready: Vec<(String, Result<drivers::Prepared, String>)> = Vec::new();
     for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
+        if interrupted() {
+            return Ok(());
+        }
         progress(&format!("{fault}: {name} and its library"));
         ready.push((name.to_string(), drivers::prepare(name, binary)));
     }
@@ -296,7 +309,7 @@ fn one(
     progress(&format!("{fault}: waiting for every client to get through"));
     let deadline = Instant::now() + Duration::from_secs(30);
     let through = |d: &Driver| d.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()));
-    while !running.iter().all(through) && Instant::now() < deadline {
+    while !running.iter().all(through) && Instant::now() < deadline && !interrupted() {
         std::thread::sleep(Duration::from_millis(20));
     }
     running.retain_mut(|driver| {
@@ -316,6 +329,9 @@ fn one(
     });
     // These run for a time of their own: from now on.
     let benches = begun(models, &mut document.clients);
+    if interrupted() {
+        return Ok(());
+    }
     let clock = Instant::now();
     let spec = plan.faults.first().ok_or_else(|| Error::new("client_recovery without a fault"))?;
     let wait = |until: Instant| {
@@ -342,6 +358,9 @@ fn one(
         document.unknown.push(format!("{fault} was not at work at its end: {found}"));
     }
     active.heal()?;
+    if let Err(found) = proof.healed(&lab) {
+        document.unknown.push(format!("{fault} could not be undone: {found}"));
+    }
     progress(&format!("{fault}: after"));
     wait(clock + plan.end() + plan.after);
     let until = unix_us();
@@ -350,21 +369,15 @@ fn one(
         let told = driver.told.lock().unwrap_or_else(|e| e.into_inner());
         let lines: String = told
             .iter()
-            .map(|o| {
-                format!(
-                    "{} {} {} {}\n",
-                    o.ended_us,
-                    o.latency_us,
-                    u8::from(!o.hit),
-                    o.outcome.as_deref().unwrap_or("ok")
-                )
-            })
+            .map(|o| format!("{} {} {} {}\n", o.ended_us, o.latency_us, o.thread, o.outcome.as_deref().unwrap_or("ok")))
             .collect();
         folder.keep(&format!("{}.txt", driver.name), &lines)?;
     }
     for mut bench in benches {
         progress(&format!("{fault}: {}", bench.name));
-        let _ = bench.child.wait();
+        while !interrupted() && bench.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         document.clients.push(drivers::bench_seen(&bench.name, fault, &folder));
     }
     let text = serde_json::to_string_pretty(&document.clients).map_err(|e| Error::new(e.to_string()))?;

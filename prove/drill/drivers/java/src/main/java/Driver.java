@@ -1,3 +1,4 @@
+import io.github.unslow.lettuce.UnslowRedisClusterClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.SocketOptions;
 import io.lettuce.core.TimeoutOptions;
@@ -44,8 +45,8 @@ public class Driver {
     }
     out.println("ready " + library + " " + of.getProperty("version", "of unknown version"));
     for (int i = 0; i < threads; i++) {
-      int number = i % keys.length;
-      Thread thread = new Thread(() -> work(commands, keys[number], number, every, out));
+      int number = i;
+      Thread thread = new Thread(() -> work(commands, keys[number % keys.length], number, every, out));
       thread.setDaemon(true);
       thread.start();
     }
@@ -97,13 +98,16 @@ public class Driver {
 
   static Commands lettuce(String library, String host, int port, int timeout) {
     Duration patience = Duration.ofMillis(timeout);
-    RedisClusterClient client =
-        RedisClusterClient.create(RedisURI.builder().withHost(host).withPort(port).withTimeout(patience).build());
+    RedisURI uri = RedisURI.builder().withHost(host).withPort(port).withTimeout(patience).build();
+    boolean ours = library.equals("lettuce-unslow");
+    RedisClusterClient client = ours ? UnslowRedisClusterClient.create(uri) : RedisClusterClient.create(uri);
     ClusterClientOptions.Builder options =
         ClusterClientOptions.builder()
             .socketOptions(SocketOptions.builder().connectTimeout(patience).build())
             .timeoutOptions(TimeoutOptions.enabled(patience));
-    if (library.equals("lettuce-refreshing")) {
+    if (ours) {
+      options.topologyRefreshOptions(UnslowRedisClusterClient.refreshOptions());
+    } else if (library.equals("lettuce-refreshing")) {
       options.topologyRefreshOptions(
           ClusterTopologyRefreshOptions.builder()
               .enableAllAdaptiveRefreshTriggers()

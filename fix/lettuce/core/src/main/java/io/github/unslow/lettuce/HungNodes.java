@@ -1,0 +1,249 @@
+package io.github.unslow.lettuce;
+
+import io.github.unslow.lettuce.Topology.Node;
+import io.netty.util.internal.logging.InternalLogger;
+import io.netty.util.internal.logging.InternalLoggerFactory;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/**
+ * Nodes that owe an answer, or whose connections closed: they are asked whether they live. While a master does not say so,
+ * the replicas of its shard are asked whether one of them is master now, and the one that is, for its view. Replicas that
+ * do not answer, or came back and do not hold their master's data yet, are not read from.
+ */
+final class HungNodes {
+
+    private static final InternalLogger logger = InternalLoggerFactory.getInstance(HungNodes.class);
+
+    /** How often connections are looked at. */
+    private static final long TICK_MS = 50;
+
+    /** All clients of a cluster together ask replicas so often a second while a master is silent, as far as is known. */
+    private static final int ROLES_PER_S = 4000;
+
+    private static final Duration ROLE_PATIENCE = Duration.ofMillis(250);
+
+    private final TopologyAgent agent;
+
+    private final SilenceWatch silence;
+
+    /** Nodes that do not answer. */
+    private final Set<String> hung = new HashSet<>();
+
+    /** Replicas that do not hold their master's data: they load, or their link is down. */
+    private final Set<String> unready = new HashSet<>();
+
+    /** Nodes that were asked and live, and when they may be asked again; blocking commands are silent too. */
+    private final Map<String, Quiet> quiet = new HashMap<>();
+
+    private final Set<String> asked = new HashSet<>();
+
+    /** How many clients there are, as far as a server has told; 0 while none has. */
+    private long crowd;
+
+    private boolean roleRefused;
+
+    private record Quiet(long until, long lengthMs) {
+    }
+
+    HungNodes(TopologyAgent agent, SilenceWatch silence) {
+        this.agent = agent;
+        this.silence = silence;
+    }
+
+    /** They come back one after another when a node restarts: it falls slowly. */
+    void crowd(long clients) {
+        crowd = Math.max(Math.min(clients, 1_000_000), crowd * 9 / 10);
+    }
+
+    long crowd() {
+        return crowd;
+    }
+
+    boolean isHung(String id) {
+        return hung.contains(id);
+    }
+
+    /** Ids of replicas that must not be read from: unready ones, and hung ones of a shard where another one is well. */
+    Set<String> left(Topology known) {
+        Set<String> left = new HashSet<>(unready);
+        for (String id : hung) {
+            Node node = known.byId(id);
+            if (node != null && !node.master() && known.replicasOf(node.masterId()).stream()
+                    .anyMatch(other -> !hung.contains(other.id()) && !unready.contains(other.id()) && !other.failed())) {
+                left.add(id);
+            }
+        }
+        return left;
+    }
+
+    void start() {
+        if (agent.options.getHungAfter().isZero()) {
+            return;
+        }
+        silence.onClosed(address -> agent.execute(() -> suspect(address)));
+        tick();
+    }
+
+    private void tick() {
+        silence.silent(System.nanoTime(), agent.options.getHungAfter()).forEach(this::suspect);
+        agent.schedule(TICK_MS, this::tick);
+    }
+
+    private void suspect(String address) {
+        Node node = agent.known().at(address);
+        if (node == null || hung.contains(node.id()) || !asked.add(node.id())) {
+            return;
+        }
+        Quiet before = quiet.get(node.id());
+        long now = System.nanoTime();
+        if (before != null && now < before.until()) {
+            asked.remove(node.id());
+            return;
+        }
+        Duration patience = agent.links.isWarm(agent.uri(node)) ? warm() : TopologyAgent.PATIENCE;
+        answers(node, patience, alive -> {
+            asked.remove(node.id());
+            // Much later than it should have been: we ourselves stood still, and know nothing.
+            boolean late = System.nanoTime() - now > patience.plusMillis(150).toNanos();
+            if (!alive && late) {
+                return;
+            }
+            if (alive) {
+                boolean again = before != null && now - before.until() < Duration.ofSeconds(10).toNanos();
+                long length = again ? Math.min(before.lengthMs() * 2, 5000) : 200;
+                quiet.put(node.id(), new Quiet(System.nanoTime() + Duration.ofMillis(length).toNanos(), length));
+            } else {
+                silent(node);
+            }
+        });
+    }
+
+    private Duration warm() {
+        Duration after = agent.options.getHungAfter();
+        return after.toMillis() < 100 ? Duration.ofMillis(100) : after;
+    }
+
+    private interface Answer {
+
+        void is(boolean alive);
+
+    }
+
+    /** An error reply is a sign of life as well. */
+    private void answers(Node node, Duration patience, Answer answer) {
+        agent.links.ask(agent.uri(node), patience, commands -> commands.ping()).whenCompleteAsync((ok, error) -> {
+            if (!agent.isClosed()) {
+                answer.is(error == null || Failures.isReply(error));
+            }
+        }, agent.loop);
+    }
+
+    private void silent(Node node) {
+        Node now = agent.known().byId(node.id());
+        if (now == null || !hung.add(node.id())) {
+            return;
+        }
+        logger.info("Node {} does not answer; {}", node.address(),
+                now.master() ? "asking its replicas who is master" : "not reading from it");
+        if (!now.master()) {
+            agent.apply();
+        }
+        chase(node.id(), 0);
+    }
+
+    /** Until it answers, or is gone. */
+    private void chase(String id, int times) {
+        Node node = agent.known().byId(id);
+        if (node == null || !hung.contains(id)) {
+            hung.remove(id);
+            return;
+        }
+        answers(node, TopologyAgent.PATIENCE, alive -> {
+            if (alive && hung.remove(id)) {
+                logger.info("Node {} answers again", node.address());
+                agent.apply();
+                settle(id, 0);
+            }
+        });
+        boolean lead = node.master() && !node.slots().isEmpty();
+        if (lead) {
+            agent.known().replicasOf(id).forEach(this::askRole);
+        }
+        // Nobody has told how many we are: as many as there may be, then, after the first seconds.
+        long few = Math.max(40, 1000L * crowd / ROLES_PER_S);
+        long many = Math.min(1000, 40L << Math.min(times / 16, 5));
+        long period = Math.min(1000, crowd > 0 ? few : many);
+        period = lead ? period : Math.min(30_000, 500L << Math.min(times / 4, 6));
+        agent.schedule(period / 2 + agent.random.nextLong(period), () -> chase(id, times + 1));
+    }
+
+    /** A master that was replaced hears of it some time after it is back, and tells nobody. */
+    private void settle(String id, int times) {
+        agent.request("a node that answers again", List.of(), Duration.ofMillis(300));
+        agent.schedule(500L << Math.min(times, 6), () -> {
+            Node node = agent.known().byId(id);
+            if (node != null && node.master() && node.slots().isEmpty() && times < 10) {
+                settle(id, times + 1);
+            }
+        });
+    }
+
+    private void askRole(Node replica) {
+        if (roleRefused) {
+            agent.request("a master that is silent", List.of(replica.address()), Duration.ofMillis(200));
+            return;
+        }
+        agent.links.ask(agent.uri(replica), ROLE_PATIENCE, commands -> commands.role()).whenCompleteAsync((role, error) -> {
+            if (error != null && Failures.isRefusal(error)) {
+                roleRefused = true;
+                agent.logOnce("role", "This user may not ask for ROLE (ACL: +role): CLUSTER NODES is asked instead");
+            }
+            Node now = agent.known().byId(replica.id());
+            if (error == null && !role.isEmpty() && "master".equals(role.get(0)) && now != null && !now.master()) {
+                agent.refresh(List.of(replica.address()));
+            }
+        }, agent.loop);
+    }
+
+    /** Replicas that were not there, or not up, or masters until now. */
+    void changed(Topology before, Topology now) {
+        hung.removeIf(id -> now.byId(id) == null);
+        unready.removeIf(id -> now.byId(id) == null || now.byId(id).master());
+        quiet.keySet().removeIf(id -> now.byId(id) == null);
+        if (before.isEmpty()) {
+            return;
+        }
+        for (Node node : now.nodes()) {
+            Node old = before.byId(node.id());
+            boolean back = old == null || old.failed() || old.master();
+            if (!node.master() && !node.failed() && back && !roleRefused && unready.add(node.id())) {
+                whenReady(node.id(), 0);
+            }
+        }
+    }
+
+    /** Reads from a replica again once its link to its master is up: until then it is loading, or serves old data. */
+    private void whenReady(String id, int times) {
+        Node node = agent.known().byId(id);
+        if (node == null || !unready.contains(id)) {
+            return;
+        }
+        agent.links.ask(agent.uri(node), TopologyAgent.PATIENCE, commands -> commands.role()).whenCompleteAsync((role, error) -> {
+            boolean ready = error == null && role.size() > 3 && "slave".equals(role.get(0)) && "connected".equals(role.get(3));
+            if (ready || (error != null && Failures.isRefusal(error))) {
+                if (unready.remove(id)) {
+                    agent.apply();
+                }
+            } else {
+                long wait = Math.min(5000, 250L << Math.min(times, 5));
+                agent.schedule(wait / 2 + agent.random.nextLong(wait), () -> whenReady(id, times + 1));
+            }
+        }, agent.loop);
+    }
+
+}

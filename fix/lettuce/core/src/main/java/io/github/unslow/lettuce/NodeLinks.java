@@ -1,0 +1,138 @@
+package io.github.unslow.lettuce;
+
+import io.lettuce.core.ClientOptions;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisException;
+import io.lettuce.core.RedisFuture;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.TimeoutOptions;
+import io.lettuce.core.api.StatefulConnection;
+import io.lettuce.core.api.StatefulRedisConnection;
+import io.lettuce.core.api.async.RedisAsyncCommands;
+import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import io.lettuce.core.resource.ClientResources;
+import java.time.Duration;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
+import java.util.function.Supplier;
+
+/**
+ * Connections of our own to nodes, kept from one question to the next. None of them reconnects by itself: a link that
+ * breaks is news, and is made again when it is needed.
+ */
+final class NodeLinks {
+
+    /** A handshake of ours takes no longer, however patient the application is. */
+    private static final Duration HANDSHAKE = Duration.ofSeconds(2);
+
+    private final RedisClient client;
+
+    private final Supplier<ClientOptions> options;
+
+    private final Map<String, CompletableFuture<StatefulRedisConnection<String, String>>> links = new ConcurrentHashMap<>();
+
+    private volatile boolean closed;
+
+    /**
+     * @param options of the application's connections: TLS, protocol and sockets are taken from them
+     */
+    NodeLinks(ClientResources resources, Supplier<ClientOptions> options) {
+        this.client = RedisClient.create(resources);
+        this.options = options;
+    }
+
+    /** Whether there is a connection to this node already: a question is answered sooner then. */
+    boolean isWarm(RedisURI uri) {
+        CompletableFuture<StatefulRedisConnection<String, String>> link = links.get(address(uri));
+        return link != null && link.isDone() && !link.isCompletedExceptionally() && link.join().isOpen();
+    }
+
+    /**
+     * Asks a node something.
+     *
+     * @param uri the node
+     * @param patience for the answer, and for the connection where there is none yet
+     */
+    <T> CompletableFuture<T> ask(RedisURI uri, Duration patience,
+            Function<RedisAsyncCommands<String, String>, RedisFuture<T>> question) {
+        if (closed) {
+            return CompletableFuture.failedFuture(new RedisException("The client is shut down"));
+        }
+        String address = address(uri);
+        CompletableFuture<StatefulRedisConnection<String, String>> before = links.get(address);
+        if (before != null && before.isDone() && (before.isCompletedExceptionally() || !before.join().isOpen())) {
+            forget(address, before); // closed by the server, idle perhaps
+        }
+        CompletableFuture<StatefulRedisConnection<String, String>> link = links.computeIfAbsent(address,
+                a -> open(() -> client.connectAsync(StringCodec.UTF8, own(uri))));
+        CompletableFuture<T> answer = link.thenCompose(connection -> question.apply(connection.async()))
+                .orTimeout(patience.toMillis(), TimeUnit.MILLISECONDS);
+        return answer.whenComplete((ok, error) -> {
+            // An error reply is an answer, and a connection that is still being made may yet be one.
+            if (error != null && link.isDone() && !Failures.isReply(error)) {
+                forget(address, link);
+            }
+        });
+    }
+
+    /** A connection that listens; its owner closes it. */
+    CompletableFuture<StatefulRedisPubSubConnection<String, String>> listen(RedisURI uri, Duration patience) {
+        if (closed) {
+            return CompletableFuture.failedFuture(new RedisException("The client is shut down"));
+        }
+        CompletableFuture<StatefulRedisPubSubConnection<String, String>> opened = open(
+                () -> client.connectPubSubAsync(StringCodec.UTF8, own(uri)));
+        CompletableFuture<StatefulRedisPubSubConnection<String, String>> timely = opened.copy()
+                .orTimeout(patience.toMillis(), TimeUnit.MILLISECONDS);
+        timely.whenComplete((ok, error) -> {
+            if (error != null) {
+                opened.thenAccept(StatefulConnection::closeAsync);
+            }
+        });
+        return timely;
+    }
+
+    /** Drops the link to a node that is not asked any more. */
+    void forget(String address) {
+        forget(address, links.get(address));
+    }
+
+    private void forget(String address, CompletableFuture<StatefulRedisConnection<String, String>> link) {
+        if (link != null && links.remove(address, link)) {
+            link.thenAccept(StatefulConnection::closeAsync);
+        }
+    }
+
+    private static String address(RedisURI uri) {
+        return uri.getHost() + ":" + uri.getPort();
+    }
+
+    private static RedisURI own(RedisURI uri) {
+        Duration patience = uri.getTimeout().isZero() || uri.getTimeout().compareTo(HANDSHAKE) > 0 ? HANDSHAKE : uri.getTimeout();
+        return RedisURI.builder(uri).withTimeout(patience).build();
+    }
+
+    private <T> CompletableFuture<T> open(Supplier<CompletionStage<T>> connect) {
+        ClientOptions own = options.get();
+        client.setOptions(ClientOptions.builder().autoReconnect(false).protocolVersion(own.getConfiguredProtocolVersion())
+                .sslOptions(own.getSslOptions()).socketOptions(own.getSocketOptions())
+                .timeoutOptions(TimeoutOptions.create()).build());
+        try {
+            return connect.get().toCompletableFuture();
+        } catch (RuntimeException e) {
+            return CompletableFuture.failedFuture(e);
+        }
+    }
+
+    CompletableFuture<Void> close() {
+        closed = true;
+        links.clear();
+        return client.shutdownAsync(0, 2, TimeUnit.SECONDS);
+    }
+
+}

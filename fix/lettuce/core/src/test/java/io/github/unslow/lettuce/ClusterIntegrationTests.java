@@ -1,0 +1,257 @@
+package io.github.unslow.lettuce;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.github.unslow.lettuce.TopologyStatus.Source;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.cluster.SlotHash;
+import io.lettuce.core.cluster.api.sync.RedisAdvancedClusterCommands;
+import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
+import java.time.Duration;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Situations of incident I1 on real clusters; plain Lettuce stands beside where it makes the difference plain. */
+class ClusterIntegrationTests {
+
+    private static final int SLOT = 42;
+
+    private Lab lab;
+
+    private RedisClusterClient client;
+
+    private RedisClusterClient plain;
+
+    private RedisAdvancedClusterCommands<String, String> commands;
+
+    private UnslowRedisClusterClient open(TopologyOptions.Builder options) {
+        RedisURI uri = lab.node(2);
+        uri.setTimeout(Duration.ofSeconds(1));
+        UnslowRedisClusterClient opened = UnslowRedisClusterClient.create(uri, options.seed(7).build());
+        client = opened;
+        commands = opened.connect().sync();
+        return opened;
+    }
+
+    @AfterEach
+    void close() {
+        for (RedisClusterClient each : new RedisClusterClient[] { client, plain }) {
+            if (each != null) {
+                each.shutdown(0, 1, TimeUnit.SECONDS);
+            }
+        }
+        if (lab != null) {
+            lab.close();
+        }
+    }
+
+    private static String owner(RedisClusterClient client, int slot) {
+        RedisClusterNode node = client.getPartitions().getMasterBySlot(slot);
+        return node == null ? null : node.getUri().getHost() + ":" + node.getUri().getPort();
+    }
+
+    private static String key(int slot) {
+        for (int n = 0;; n++) {
+            if (SlotHash.getSlot("{k" + n + "}") == slot) {
+                return "{k" + n + "}";
+            }
+        }
+    }
+
+    private static void awaitSource(UnslowRedisClusterClient client, Source source) {
+        Lab.await("topology told by " + source, () -> client.getTopologyStatus().source() == source
+                && client.getTopologyStatus().complete());
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = { "valkey-9.1", "redis-7.0" })
+    void aSlotThatMovesIsKnownWithoutACommand(String server) {
+        lab = Lab.cluster(server, 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.SERVERS));
+        plain = RedisClusterClient.create(lab.node(2));
+        plain.connect().sync().set(key(SLOT), "v");
+        awaitSource(ours, Source.SERVERS);
+        String before = owner(ours, SLOT);
+        lab.fault("move_slot", "node-3", "" + SLOT);
+        Lab.await("the slot's new owner", () -> lab.address(3).equals(owner(ours, SLOT)));
+        assertEquals(before, owner(plain, SLOT), "plain Lettuce learns of it by its next command");
+        commands.set(key(SLOT), "after");
+        assertEquals("after", commands.get(key(SLOT)));
+        // One after another, and back: everything is heard, not only the first.
+        lab.fault("reshard", "node-1", "30");
+        Lab.await("every route as the servers have it", () -> routesAgree(ours));
+        awaitSource(ours, Source.SERVERS);
+    }
+
+    /** Whether each slot's owner is the one that its node names. */
+    private boolean routesAgree(RedisClusterClient of) {
+        Topology.Node[] owners = lab.view(2).owners();
+        for (int slot = 0; slot < owners.length; slot++) {
+            if (!owners[slot].address().equals(owner(of, slot))) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    @Test
+    void slotsThatMoveAtOnceAreKnown() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.SERVERS));
+        awaitSource(ours, Source.SERVERS);
+        lab.fault("reshard_atomic", "node-1", "200");
+        Lab.await("every route as the servers have it", () -> routesAgree(ours));
+        assertNotEquals(lab.address(1), owner(ours, 0));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = { "hang", "kill" })
+    void aMasterThatDoesNotAnswerIsLeft(String fault) {
+        lab = Lab.cluster("redis-7.0", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder());
+        commands.set(key(SLOT), "before");
+        String before = owner(ours, SLOT);
+        lab.fault(fault, "node-1");
+        Lab.await("a write of the shard that was hit", () -> "OK".equals(commands.set(key(SLOT), "after")));
+        assertNotEquals(before, owner(ours, SLOT));
+        lab.heal();
+        // The old master returns as a replica: it must not be written to, and be read from only with its data.
+        Lab.await("the old master as a replica that is ready", () -> ours.getPartitions().getPartitions().size() == 6
+                && ours.getPartitions().stream().anyMatch(n -> before.equals(n.getUri().getHost() + ":" + n.getUri().getPort())
+                        && n.is(RedisClusterNode.NodeFlag.REPLICA)));
+        assertEquals("after", commands.get(key(SLOT)));
+    }
+
+    @Test
+    void aFailoverOnPurposeIsFollowed() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.SERVERS));
+        awaitSource(ours, Source.SERVERS);
+        String before = owner(ours, SLOT);
+        lab.fault("failover", "node-1");
+        Lab.await("the promoted replica as the owner", () -> !before.equals(owner(ours, SLOT)));
+        awaitSource(ours, Source.SERVERS);
+        commands.set(key(SLOT), "v");
+    }
+
+    @Test
+    void aWatcherIsListenedToAndMissedWhenItGoes() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        Process watcher = lab.watch();
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder());
+        awaitSource(ours, Source.WATCHER);
+        // A second one listens to the first, and is ready when that goes.
+        Process second = lab.start("watch", lab.address(2), "--publish");
+        long refreshes = ours.getTopologyStatus().refreshes();
+        lab.fault("move_slot", "node-3", "" + SLOT);
+        Lab.await("the slot's new owner", () -> lab.address(3).equals(owner(ours, SLOT)));
+        long heard = ours.getTopologyStatus().announcements();
+        Lab.await("a heartbeat after it", () -> ours.getTopologyStatus().announcements() > heard + 1);
+        assertEquals(refreshes, ours.getTopologyStatus().refreshes(), "nobody was asked");
+        // What anybody publishes.
+        for (String nonsense : new String[] { "", "42", "99999 1.2.3.4:5", "42 1.2.3.4:5", "42 " + lab.address(1) }) {
+            lab.publish(Announcement.MOVED, nonsense);
+        }
+        lab.publish(Announcement.DIGEST, "00e1b2c3d4f5a697 7 somebody");
+        // The last but one was a replay: where the slot had been. The nodes themselves are asked, and believed.
+        Lab.await("every route as the servers have it", () -> routesAgree(ours));
+        watcher.destroy();
+        long since = ours.getTopologyStatus().announcements();
+        Lab.await("the second watcher", () -> ours.getTopologyStatus().announcements() > since + 2);
+        assertEquals(Source.WATCHER, ours.getTopologyStatus().source());
+        second.destroy();
+        awaitSource(ours, Source.SERVERS);
+        lab.fault("move_slot", "node-2", "" + (SLOT + 1));
+        Lab.await("the slot's new owner", () -> lab.address(2).equals(owner(ours, SLOT + 1)));
+    }
+
+    @Test
+    void aClusterWithoutReplicasIsAskedAtItsMasters() {
+        lab = Lab.cluster("redis-7.0", 0);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder());
+        commands.set(key(SLOT), "v");
+        awaitSource(ours, Source.SERVERS);
+        assertEquals(3, ours.getPartitions().size());
+    }
+
+    @Test
+    void oldServersArePolled() {
+        lab = Lab.cluster("redis-6.2", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.SERVERS)
+                .refreshPeriod(Duration.ofSeconds(1)));
+        Lab.await("polling", () -> ours.getTopologyStatus().source() == Source.POLLING);
+        lab.fault("move_slot", "node-3", "" + SLOT);
+        Lab.await("the slot's new owner", () -> lab.address(3).equals(owner(ours, SLOT)));
+    }
+
+    @Test
+    void aNodeThatIsAddedIsKnownWithItsFirstSlot() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.SERVERS));
+        awaitSource(ours, Source.SERVERS);
+        String added = lab.grow("valkey-9.1");
+        lab.give(SLOT, added);
+        Lab.await("the new node as the slot's owner", () -> added.equals(owner(ours, SLOT)));
+        commands.set(key(SLOT), "v");
+        Lab.await("its own subscriptions", () -> ours.getTopologyStatus().complete());
+        assertEquals(7, ours.getPartitions().size());
+    }
+
+    @Test
+    void anotherClusterBehindTheSeedIsTakenForWhatItIs() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.NONE)
+                .refreshPeriod(Duration.ofSeconds(1)));
+        String before = ours.getPartitions().getMasterBySlot(SLOT).getNodeId();
+        // A node that was emptied knows nobody: it replaces nothing.
+        int replica = lab.replicaOf(1);
+        lab.reset(replica);
+        long refreshes = ours.getTopologyStatus().refreshes();
+        Lab.await("two refreshes more", () -> ours.getTopologyStatus().refreshes() > refreshes + 2);
+        assertEquals(before, ours.getPartitions().getMasterBySlot(SLOT).getNodeId());
+        // Everybody emptied, and other masters under the same addresses.
+        lab.remake();
+        Lab.await("the other cluster", () -> {
+            RedisClusterNode owner = ours.getPartitions().getMasterBySlot(SLOT);
+            return owner != null && !owner.getNodeId().equals(before) && routesAgree(ours);
+        });
+        Lab.await("a write to it", () -> "OK".equals(commands.set(key(SLOT), "v")));
+    }
+
+    @Test
+    void theClientStartsWhileANodeIsDown() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        lab.fault("kill", "node-1");
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder());
+        Lab.await("a write of the shard that was hit", () -> "OK".equals(commands.set(key(SLOT), "v")));
+        assertEquals(6, ours.getPartitions().size());
+    }
+
+    @Test
+    void aClientThatIsShutDownEndsEverything() {
+        lab = Lab.cluster("valkey-9.1", 0);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.SERVERS));
+        awaitSource(ours, Source.SERVERS);
+        client = null;
+        ours.shutdown(0, 1, TimeUnit.SECONDS);
+        assertTrue(ours.refreshPartitionsAsync().toCompletableFuture().isCompletedExceptionally());
+        Lab.await("no connection of it", () -> lab.clients(2) <= 1);
+    }
+
+    @Test
+    void aBlockingCommandIsNoHungNode() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder());
+        long refreshes = ours.getTopologyStatus().refreshes();
+        assertEquals(null, commands.blpop(0.9, key(SLOT)));
+        assertTrue(ours.getTopologyStatus().refreshes() <= refreshes + 2, "it was asked whether it lives, no more");
+        assertEquals(6, ours.getPartitions().size());
+    }
+
+}
