@@ -153,11 +153,19 @@ final class HungNodes {
         if (!now.master()) {
             agent.apply();
         }
-        chase(node.id(), 0);
+        chase(node.id(), isLead(now), 0);
     }
 
-    /** Until it answers, or is gone. */
-    private void chase(String id, int times) {
+    private static boolean isLead(Node node) {
+        return node.master() && !node.slots().isEmpty();
+    }
+
+    /**
+     * Until it answers, or is gone.
+     *
+     * @param times since it became what it is: while a master has no successor it is urgent, later on no more
+     */
+    private void chase(String id, boolean wasLead, int times) {
         Node node = agent.known().byId(id);
         if (node == null || !hung.contains(id)) {
             hung.remove(id);
@@ -170,16 +178,17 @@ final class HungNodes {
                 settle(id, 0);
             }
         });
-        boolean lead = node.master() && !node.slots().isEmpty();
+        boolean lead = isLead(node);
+        int now = lead == wasLead ? times : 0;
         if (lead) {
             agent.known().replicasOf(id).forEach(this::askRole);
         }
         // Nobody has told how many we are: as many as there may be, then, after the first seconds.
         long few = Math.max(40, 1000L * crowd / ROLES_PER_S);
-        long many = Math.min(1000, 40L << Math.min(times / 16, 5));
+        long many = Math.min(1000, 40L << Math.min(now / 16, 5));
         long period = Math.min(1000, crowd > 0 ? few : many);
-        period = lead ? period : Math.min(30_000, 500L << Math.min(times / 4, 6));
-        agent.schedule(period / 2 + agent.random.nextLong(period), () -> chase(id, times + 1));
+        period = lead ? period : Math.min(30_000, 500L << Math.min(now / 4, 6));
+        agent.schedule(period / 2 + agent.random.nextLong(period), () -> chase(id, lead, now + 1));
     }
 
     /** A master that was replaced hears of it some time after it is back, and tells nobody. */

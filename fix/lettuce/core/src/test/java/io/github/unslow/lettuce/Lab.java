@@ -233,6 +233,12 @@ public final class Lab implements AutoCloseable {
                 }
             });
             await("it to be known", () -> view(2).nodes().stream().anyMatch(n -> n.port() == port));
+            // A node that has just started takes no writes for two seconds.
+            await("it to be ready", () -> {
+                try (StatefulRedisConnection<String, String> connection = client.connect(added)) {
+                    return connection.sync().clusterInfo().contains("cluster_state:ok");
+                }
+            });
             return "127.0.0.1:" + port;
         } catch (IOException e) {
             throw new UncheckedIOException(e);
