@@ -4,8 +4,9 @@ import io.lettuce.core.protocol.CommandHandler;
 import io.lettuce.core.resource.NettyCustomizer;
 import io.netty.bootstrap.Bootstrap;
 import io.netty.channel.Channel;
+import io.netty.channel.ChannelDuplexHandler;
 import io.netty.channel.ChannelHandlerContext;
-import io.netty.channel.ChannelInboundHandlerAdapter;
+import io.netty.channel.ChannelPromise;
 import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 import java.time.Duration;
@@ -36,7 +37,7 @@ final class SilenceWatch implements NettyCustomizer {
         this.next = next;
     }
 
-    /** @param closed is told the address of each connection that its node, or the network, closed */
+    /** @param closed is told the address of each connection that its node, or the network, closed or did not accept */
     void onClosed(Consumer<String> closed) {
         this.closed = closed;
     }
@@ -67,7 +68,7 @@ final class SilenceWatch implements NettyCustomizer {
         return addresses;
     }
 
-    private final class Watched extends ChannelInboundHandlerAdapter {
+    private final class Watched extends ChannelDuplexHandler {
 
         private volatile long readAt;
 
@@ -91,11 +92,26 @@ final class SilenceWatch implements NettyCustomizer {
         }
 
         @Override
+        public void connect(ChannelHandlerContext context, SocketAddress remote, SocketAddress local, ChannelPromise promise)
+                throws Exception {
+            promise.addListener(done -> {
+                if (!done.isSuccess() && !done.isCancelled() && remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
+                    closed.accept(address(inet));
+                }
+            });
+            super.connect(context, remote, local, promise);
+        }
+
+        private static String address(InetSocketAddress inet) {
+            return inet.getAddress().getHostAddress() + ":" + inet.getPort();
+        }
+
+        @Override
         public void channelActive(ChannelHandlerContext context) throws Exception {
             SocketAddress remote = context.channel().remoteAddress();
             if (remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
                 readAt = System.nanoTime();
-                address = inet.getAddress().getHostAddress() + ":" + inet.getPort();
+                address = address(inet);
                 commands = context.pipeline().get(CommandHandler.class);
                 channels.add(this);
             }
