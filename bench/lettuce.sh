@@ -23,7 +23,7 @@ parts=" ${PARTS:-moves failovers cpu latency} "
         echo
         echo "## $server"
         if [[ $parts == *" moves "* ]]; then
-            printf '\nA slot moves (SETSLOT), known after:\n\n| client | median | 99th | longest | not in 7 s |\n|---|---|---|---|---|\n'
+            printf '\nA slot moves (SETSLOT), known after (three moves before are not counted: a JVM loads its classes):\n\n| client | median | 99th | longest | not in 7 s |\n|---|---|---|---|---|\n'
             measure moves "${MOVES:-100}"
         fi
         if [[ $parts == *" failovers "* ]]; then

@@ -819,9 +819,14 @@ impl Watcher {
         (self.tell)(News::Delta(delta, topology));
     }
 
+    /// In a cluster through a replica where there is one: a master that was just given a slot has broadcast that, and its next
+    /// words wait up to 40 ms for the acknowledgement (cluster links are opened without TCP_NODELAY: valkey-io/valkey#1758).
     fn publish(&mut self, io: &mut Io, name: &str, text: &str) {
         let Some(topology) = self.topology.clone() else { return };
-        let up = topology.masters().filter(|n| n.health == Health::Up).find_map(|n| {
+        let replicas = self.kind == DeploymentKind::Cluster;
+        let (masters, others): (Vec<&Node>, Vec<&Node>) = topology.nodes.iter().partition(|n| n.role == Role::Master);
+        let ways = others.into_iter().filter(|_| replicas).chain(masters);
+        let up = ways.filter(|n| n.health == Health::Up).find_map(|n| {
             self.links.iter().position(|l| l.kind == Kind::Node && l.ready && !l.suspected && l.address == n.address)
         });
         if let Some(at) = up {

@@ -95,7 +95,8 @@ final class SilenceWatch implements NettyCustomizer {
         public void connect(ChannelHandlerContext context, SocketAddress remote, SocketAddress local, ChannelPromise promise)
                 throws Exception {
             promise.addListener(done -> {
-                if (!done.isSuccess() && !done.isCancelled() && remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
+                boolean refused = !done.isSuccess() && !done.isCancelled();
+                if (refused && remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
                     closed.accept(address(inet));
                 }
             });

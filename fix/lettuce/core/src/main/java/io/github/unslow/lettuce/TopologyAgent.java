@@ -496,6 +496,9 @@ final class TopologyAgent {
             watchers.keySet().retainAll(Set.of(heartbeat.watcher()));
         }
         Watcher watcher = watchers.computeIfAbsent(heartbeat.watcher(), name -> new Watcher(heartbeat.sequence()));
+        if (heartbeat.sequence() == watcher.sequence - 1) {
+            return; // overtaken on its way through another node
+        }
         boolean gap = heartbeat.sequence() > watcher.sequence + 1;
         watcher.sequence = heartbeat.sequence();
         watcher.digest = heartbeat.digest();

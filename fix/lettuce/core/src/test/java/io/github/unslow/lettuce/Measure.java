@@ -30,6 +30,9 @@ public final class Measure {
 
     private static final String SERVER = System.getProperty("server", "valkey-9.1");
 
+    /** Moves that are not counted: a JVM loads its classes. */
+    private static final int WARM_UP = 3;
+
     private Measure() {
     }
 
@@ -153,17 +156,20 @@ public final class Measure {
         RedisClient client = RedisClient.create();
         List<StatefulRedisConnection<String, String>> masters = new ArrayList<>();
         List<String> ids = new ArrayList<>();
+        List<String> addresses = new ArrayList<>();
         for (int n = 1; n <= 3; n++) {
             StatefulRedisConnection<String, String> connection = client.connect(lab.node(n));
             masters.add(connection);
             ids.add(connection.sync().clusterMyId());
+            addresses.add(lab.address(n));
         }
         candidates.values().forEach(candidate -> use(candidate, key(42)));
         Map<String, List<Double>> times = new LinkedHashMap<>();
         Map<String, Integer> never = new LinkedHashMap<>();
         candidates.keySet().forEach(name -> times.put(name, new ArrayList<>()));
         int at = 0;
-        for (int n = 0; n < count; n++) {
+        for (int n = -WARM_UP; n < count; n++) {
+            boolean counts = n >= 0;
             int from = at;
             int to = (at + 1) % 3;
             at = to;
@@ -171,24 +177,26 @@ public final class Measure {
             RedisCommands<String, String> target = masters.get(to).sync();
             target.clusterSetSlotImporting(42, ids.get(from));
             source.clusterSetSlotMigrating(42, ids.get(to));
-            source.migrate(lab.node(to + 1).getHost(), lab.node(to + 1).getPort(), 0, 1000,
+            String[] address = addresses.get(to).split(":");
+            source.migrate(address[0], Integer.parseInt(address[1]), 0, 1000,
                     io.lettuce.core.MigrateArgs.Builder.keys(key(42)).replace());
             long begun = System.nanoTime();
             target.clusterSetSlotNode(42, ids.get(to));
             source.clusterSetSlotNode(42, ids.get(to));
-            String address = lab.address(to + 1);
             Map<String, Candidate> open = new LinkedHashMap<>(candidates);
             while (!open.isEmpty() && System.nanoTime() - begun < TimeUnit.SECONDS.toNanos(7)) {
                 open.values().removeIf(candidate -> {
-                    boolean known = address.equals(owner(candidate.client(), 42));
-                    if (known) {
+                    boolean known = addresses.get(to).equals(owner(candidate.client(), 42));
+                    if (known && counts) {
                         times.get(candidate.name()).add(millis(begun, System.nanoTime()));
                     }
                     return known;
                 });
                 pause(1);
             }
-            open.keySet().forEach(name -> never.merge(name, 1, Integer::sum));
+            if (counts) {
+                open.keySet().forEach(name -> never.merge(name, 1, Integer::sum));
+            }
             pause(1500);
         }
         times.forEach((name, all) -> System.out.println(row(name, all, never.getOrDefault(name, 0))));
