@@ -68,16 +68,10 @@ final class HungNodes {
         return hung.contains(id);
     }
 
-    /** Ids of replicas that must not be read from: unready ones, and hung ones of a shard where another one is well. */
-    Set<String> left(Topology known) {
+    /** Ids of nodes that must not be read from, where they are replicas. */
+    Set<String> left() {
         Set<String> left = new HashSet<>(unready);
-        for (String id : hung) {
-            Node node = known.byId(id);
-            if (node != null && !node.master() && known.replicasOf(node.masterId()).stream()
-                    .anyMatch(other -> !hung.contains(other.id()) && !unready.contains(other.id()) && !other.failed())) {
-                left.add(id);
-            }
-        }
+        left.addAll(hung);
         return left;
     }
 
@@ -85,7 +79,10 @@ final class HungNodes {
         if (agent.options.getHungAfter().isZero()) {
             return;
         }
-        silence.onClosed(address -> agent.execute(() -> suspect(address)));
+        silence.onClosed(address -> agent.execute(() -> {
+            suspect(address);
+            restarted(address);
+        }));
         tick();
     }
 
@@ -121,6 +118,33 @@ final class HungNodes {
                 silent(node);
             }
         });
+    }
+
+    /** A replica that closed connections may have restarted, and load. */
+    private void restarted(String address) {
+        Node node = agent.known().at(address);
+        if (node == null || node.master() || roleRefused || hung.contains(node.id()) || unready.contains(node.id())) {
+            return;
+        }
+        agent.links.ask(agent.uri(node), TopologyAgent.PATIENCE, commands -> commands.role()).whenCompleteAsync((role, error) -> {
+            Node now = agent.known().byId(node.id());
+            boolean says = error == null ? !isReady(role, null) : Failures.isReply(error) && !Failures.isRefusal(error);
+            if (says && now != null && !now.master() && !hung.contains(node.id())) {
+                leave(node.id());
+            }
+        }, agent.loop);
+    }
+
+    /** Not read from until it is ready. */
+    private void leave(String id) {
+        if (unready.add(id)) {
+            agent.apply();
+            whenReady(id, 0);
+        }
+    }
+
+    private static boolean isReady(List<Object> role, Throwable error) {
+        return error == null && role.size() > 3 && "slave".equals(role.get(0)) && "connected".equals(role.get(3));
     }
 
     private Duration warm() {
@@ -174,7 +198,11 @@ final class HungNodes {
         answers(node, TopologyAgent.PATIENCE, alive -> {
             if (alive && hung.remove(id)) {
                 logger.info("Node {} answers again", node.address());
-                agent.apply();
+                if (node.master() || roleRefused) {
+                    agent.apply();
+                } else {
+                    leave(id); // it may have restarted
+                }
                 settle(id, 0);
             }
         });
@@ -243,8 +271,7 @@ final class HungNodes {
             return;
         }
         agent.links.ask(agent.uri(node), TopologyAgent.PATIENCE, commands -> commands.role()).whenCompleteAsync((role, error) -> {
-            boolean ready = error == null && role.size() > 3 && "slave".equals(role.get(0)) && "connected".equals(role.get(3));
-            if (ready || (error != null && Failures.isRefusal(error))) {
+            if (isReady(role, error) || (error != null && Failures.isRefusal(error))) {
                 if (unready.remove(id)) {
                     agent.apply();
                 }

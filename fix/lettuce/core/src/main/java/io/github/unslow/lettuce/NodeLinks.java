@@ -18,6 +18,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
 import java.util.function.Supplier;
 
@@ -30,11 +31,17 @@ final class NodeLinks {
     /** A handshake of ours takes no longer, however patient the application is. */
     private static final Duration HANDSHAKE = Duration.ofSeconds(2);
 
+    /** A link that has not answered for so long is made anew: its path may be gone. */
+    private static final Duration SILENT = Duration.ofSeconds(5);
+
     private final RedisClient client;
 
     private final Supplier<ClientOptions> options;
 
     private final Map<String, CompletableFuture<StatefulRedisConnection<String, String>>> links = new ConcurrentHashMap<>();
+
+    /** Since when a link has not answered; one that is slow is not made slower by new connections. */
+    private final Map<String, Long> silentSince = new ConcurrentHashMap<>();
 
     private volatile boolean closed;
 
@@ -73,8 +80,15 @@ final class NodeLinks {
         CompletableFuture<T> answer = link.thenCompose(connection -> question.apply(connection.async()))
                 .orTimeout(patience.toMillis(), TimeUnit.MILLISECONDS);
         return answer.whenComplete((ok, error) -> {
-            // An error reply is an answer, and a connection that is still being made may yet be one.
-            if (error != null && link.isDone() && !Failures.isReply(error)) {
+            if (error == null || Failures.isReply(error)) {
+                silentSince.remove(address);
+                return;
+            }
+            boolean slow = Failures.cause(error) instanceof TimeoutException;
+            long since = silentSince.computeIfAbsent(address, a -> System.nanoTime());
+            // A connection that is still being made may yet be one.
+            if (link.isDone() && (!slow || System.nanoTime() - since > SILENT.toNanos())) {
+                silentSince.remove(address);
                 forget(address, link);
             }
         });

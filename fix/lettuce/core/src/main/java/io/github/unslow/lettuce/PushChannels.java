@@ -153,6 +153,9 @@ final class PushChannels {
         }, this::watcherLinkClosed).whenCompleteAsync((connection, error) -> {
             opening = false;
             if (error != null || !connection.isOpen()) {
+                if (error == null) {
+                    connection.closeAsync();
+                }
                 watcherLinkClosed(null);
                 return;
             }
@@ -165,6 +168,7 @@ final class PushChannels {
             connection.async().subscribe(CHANNELS).whenCompleteAsync((ok, refused) -> {
                 if (refused == null) {
                     failures = 0;
+                    agent.schedule(agent.random.nextLong(QUIET.toMillis()), () -> listenToSilence(connection));
                 } else if (Failures.isRefusal(refused)) {
                     agent.logOnce("watcher", "This user may not listen to __cluster__:* (ACL: &__cluster__:* +subscribe): "
                             + "a watcher will not be heard");
@@ -175,11 +179,32 @@ final class PushChannels {
         }, agent.loop);
     }
 
+    /** A path that was forgotten on the way says nothing for ever, and who left the cluster hears nothing any more. */
+    private void listenToSilence(StatefulRedisPubSubConnection<String, String> which) {
+        if (which != watcherLink) {
+            return;
+        }
+        if (agent.known().at(watcherAt) == null) {
+            watcherLinkClosed(which);
+            return;
+        }
+        which.async().ping().toCompletableFuture().orTimeout(2, TimeUnit.SECONDS).whenCompleteAsync((ok, error) -> {
+            if (error != null && !Failures.isReply(error)) {
+                watcherLinkClosed(which);
+            } else {
+                agent.schedule(QUIET.toMillis(), () -> listenToSilence(which));
+            }
+        }, agent.loop);
+    }
+
     private void watcherLinkClosed(StatefulRedisPubSubConnection<?, ?> which) {
         if (which != null && which != watcherLink) {
             return;
         }
         watcherLink = null;
+        if (which != null) {
+            which.closeAsync(); // also one that the server closed: Lettuce keeps it until then
+        }
         failures = Math.min(failures + 1, 30);
         agent.schedule(Math.min(REOPEN_MAX_MS, 100L << Math.min(failures, 10)), this::openWatcherLink);
         if (which != null) {
@@ -209,13 +234,16 @@ final class PushChannels {
         if (node == null) {
             return;
         }
-        agent.links.ask(agent.uri(node), TopologyAgent.PATIENCE, commands -> commands.pubsubNumsub(Announcement.DIGEST))
+        agent.links.ask(agent.uri(node), TopologyAgent.PATIENCE, commands -> commands.pubsubNumsub(Announcement.DIGEST,
+                Announcement.MOVED))
                 .whenCompleteAsync((counts, error) -> {
                     Long listeners = error == null ? counts.get(Announcement.DIGEST) : null;
-                    if (listeners == null) {
+                    Long all = error == null ? counts.get(Announcement.MOVED) : null;
+                    if (listeners == null || all == null) {
                         return;
                     }
-                    agent.crowd(listeners * Math.max(1, agent.known().nodes().size() / 2));
+                    // Clients of many do not listen to heartbeats all the time, but to moves.
+                    agent.crowd(all * Math.max(1, agent.known().nodes().size() / 2));
                     if (listeners > agent.options.getHeartbeatListenersMax() && watcherLink != null && !deaf) {
                         deaf = true;
                         watcherLink.async().unsubscribe(Announcement.DIGEST);
@@ -240,7 +268,7 @@ final class PushChannels {
                 checking = false;
                 watched = false;
                 beats = 0;
-                agent.logOnce("gone", "The watcher is silent; " + (push == Push.AUTO ? "listening to the servers themselves"
+                agent.logOnce("gone", "No watcher is heard whose view is ours; " + (push == Push.AUTO ? "listening to the servers themselves"
                         : "polling"));
                 agent.request("a watcher that is silent", List.of(), Duration.ofMillis(500));
                 if (push == Push.AUTO) {
@@ -384,6 +412,11 @@ final class PushChannels {
                 open();
                 return;
             }
+            Node node = agent.known().at(at);
+            if (node == null || (!node.id().equals(master) && !master.equals(node.masterId()))) {
+                broken(connection); // it belongs to another shard now
+                return;
+            }
             BitSet missing = wanted();
             missing.andNot(subscribed);
             if (!missing.isEmpty()) {
@@ -417,11 +450,13 @@ final class PushChannels {
 
             }, this::broken).whenCompleteAsync((opened, error) -> {
                 busy = false;
+                if (opened != null && (closed || !opened.isOpen())) {
+                    opened.closeAsync();
+                }
                 if (closed) {
-                    if (opened != null) {
-                        opened.closeAsync();
-                    }
-                } else if (error != null || !opened.isOpen()) {
+                    return;
+                }
+                if (error != null || !opened.isOpen()) {
                     broken(null);
                 } else {
                     connection = opened;
@@ -441,7 +476,6 @@ final class PushChannels {
             }
             which.async().ping().toCompletableFuture().orTimeout(2, TimeUnit.SECONDS).whenCompleteAsync((ok, error) -> {
                 if (error != null && !Failures.isReply(error)) {
-                    which.closeAsync();
                     broken(which);
                 } else {
                     agent.schedule(QUIET.toMillis(), () -> listenToSilence(which));
@@ -463,8 +497,23 @@ final class PushChannels {
                 if (closed || link != connection) {
                     return;
                 }
-                link.async().pubsubShardNumsub(channel).whenCompleteAsync((counts, error) -> {
-                    long others = error == null ? counts.getOrDefault(channel, 1L) - 1 : 0;
+                Node node = agent.known().at(at);
+                if (node == null) {
+                    return;
+                }
+                agent.links.ask(agent.uri(node), TopologyAgent.PATIENCE, commands -> commands.pubsubShardNumsub(channel))
+                        .whenCompleteAsync((counts, error) -> {
+                    if (closed || link != connection) {
+                        return;
+                    }
+                    if (error != null) {
+                        // How many there are is not known: one slot, as if there were many.
+                        agent.logOnce("shardnumsub", "Cannot count who listens to a shard (" + Failures.words(error)
+                                + "; ACL: +pubsub|shardnumsub): listening to one slot of each");
+                        judge();
+                        return;
+                    }
+                    long others = counts.getOrDefault(channel, 1L) - 1;
                     agent.crowd(others + 1);
                     one = others >= agent.options.getSubscribersMax();
                     judge();
@@ -549,6 +598,9 @@ final class PushChannels {
                 return;
             }
             connection = null;
+            if (which != null) {
+                which.closeAsync(); // also one that the server closed: Lettuce keeps it until then
+            }
             subscribed.clear();
             busy = true;
             failed++;

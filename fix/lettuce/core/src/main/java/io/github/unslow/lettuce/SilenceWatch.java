@@ -79,6 +79,9 @@ final class SilenceWatch implements NettyCustomizer {
 
         private volatile CommandHandler commands;
 
+        /** By ourselves: it says nothing of the node. */
+        private volatile boolean ended;
+
         private boolean isSilent(long now, long after) {
             CommandHandler handler = commands;
             if (handler == null || handler.getStack().isEmpty()) {
@@ -97,14 +100,10 @@ final class SilenceWatch implements NettyCustomizer {
             promise.addListener(done -> {
                 boolean refused = !done.isSuccess() && !done.isCancelled();
                 if (refused && remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
-                    closed.accept(address(inet));
+                    closed.accept(NetAddresses.of(inet));
                 }
             });
             super.connect(context, remote, local, promise);
-        }
-
-        private static String address(InetSocketAddress inet) {
-            return inet.getAddress().getHostAddress() + ":" + inet.getPort();
         }
 
         @Override
@@ -112,7 +111,7 @@ final class SilenceWatch implements NettyCustomizer {
             SocketAddress remote = context.channel().remoteAddress();
             if (remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
                 readAt = System.nanoTime();
-                address = address(inet);
+                address = NetAddresses.of(inet);
                 commands = context.pipeline().get(CommandHandler.class);
                 channels.add(this);
             }
@@ -126,8 +125,14 @@ final class SilenceWatch implements NettyCustomizer {
         }
 
         @Override
+        public void close(ChannelHandlerContext context, ChannelPromise promise) throws Exception {
+            ended = true;
+            super.close(context, promise);
+        }
+
+        @Override
         public void channelInactive(ChannelHandlerContext context) throws Exception {
-            if (channels.remove(this)) {
+            if (channels.remove(this) && !ended) {
                 closed.accept(address);
             }
             super.channelInactive(context);

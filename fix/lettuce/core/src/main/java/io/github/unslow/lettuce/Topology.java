@@ -225,17 +225,19 @@ final class Topology {
     List<RedisClusterNode> toPartitions(RedisURI settings, Set<String> left, Comparator<Node> order) {
         List<RedisClusterNode> nodes = new ArrayList<>(byId.size());
         for (Node node : byId.values().stream().sorted(order).toList()) {
-            if (!node.master() && left.contains(node.id())) {
-                continue;
-            }
             Set<NodeFlag> flags = EnumSet.of(node.master() ? NodeFlag.UPSTREAM : NodeFlag.REPLICA);
             if (node.failed()) {
                 flags.add(NodeFlag.FAIL);
             } else if (node.suspected()) {
                 flags.add(NodeFlag.EVENTUAL_FAIL);
             }
-            nodes.add(new RedisClusterNode(uri(settings, node.host(), node.port()), node.id(), node.connected(),
-                    node.masterId(), 0, 0, node.epoch(), node.slots().stream().boxed().toList(), flags));
+            RedisClusterNode one = new RedisClusterNode(uri(settings, node.host(), node.port()), node.id(), node.connected(),
+                    node.masterId(), 0, 0, node.epoch(), node.slots().stream().boxed().toList(), flags);
+            if (!node.master() && left.contains(node.id())) {
+                // Lettuce does not read from it then, and leaves its connections and what is under way on them alone.
+                one.setReplOffset(0);
+            }
+            nodes.add(one);
         }
         return nodes;
     }

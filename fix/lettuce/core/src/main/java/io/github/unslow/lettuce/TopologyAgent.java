@@ -16,7 +16,6 @@ import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.Deque;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -115,6 +114,9 @@ final class TopologyAgent {
     /** The refresh that waits for its time. */
     private CompletableFuture<Void> triggered;
 
+    /** Announcements that could not be true, since the last change. */
+    private int doubts;
+
     /** Since when what is known has outranked every view; 0 when it does not. */
     private long unconfirmedSince;
 
@@ -209,7 +211,7 @@ final class TopologyAgent {
 
     /** Nodes and routes as Lettuce wants them. */
     private List<RedisClusterNode> partitions() {
-        return known.toPartitions(settings(), hung.left(known), order());
+        return known.toPartitions(settings(), hung.left(), order());
     }
 
     private CompletableFuture<Void> opened() {
@@ -294,7 +296,8 @@ final class TopologyAgent {
         refreshes++;
         Map<String, RedisURI> candidates = new LinkedHashMap<>();
         Stream.concat(first.stream(), told.stream()).limit(4).forEach(address -> add(candidates, address));
-        int wanted = candidates.isEmpty() ? options.getSampleSize() : candidates.size();
+        boolean hinted = !candidates.isEmpty();
+        int wanted = hinted ? candidates.size() : options.getSampleSize();
         told.clear();
         sources().forEach(node -> add(candidates, node.address()));
         for (RedisURI seed : client.seeds()) {
@@ -309,6 +312,10 @@ final class TopologyAgent {
                 return;
             }
             List<Topology> ours = views.stream().filter(view -> !ViewMerge.isOther(known, view)).toList();
+            if (ours.isEmpty() && hinted) {
+                begin(List.of()); // whoever was named has left
+                return;
+            }
             if (ours.isEmpty()) {
                 replaced(candidates, done);
                 return;
@@ -338,15 +345,16 @@ final class TopologyAgent {
                 return;
             }
             List<Topology> ours = views.stream().filter(view -> !ViewMerge.isOther(known, view)).toList();
-            boolean bySeed = client.seeds().stream()
-                    .anyMatch(seed -> everybody.answered.contains(seed.getHost() + ":" + seed.getPort()));
-            Topology other = ViewMerge.merge(Topology.EMPTY, views);
+            // What a seed says, and those that are in the same cluster as it: addresses may have gone to several.
+            Topology bySeed = client.seeds().stream().map(seed -> everybody.answered.get(seed.getHost() + ":" + seed.getPort()))
+                    .filter(view -> view != null && view.covered() > 0).findFirst().orElse(Topology.EMPTY);
+            Topology other = bySeed.isEmpty() ? bySeed : ViewMerge.merge(Topology.EMPTY,
+                    views.stream().filter(view -> !ViewMerge.isOther(bySeed, view)).toList());
             if (!ours.isEmpty()) {
                 merge(ours);
-            } else if (bySeed && other.covered() > 0) {
+            } else if (!other.isEmpty()) {
                 logger.warn("None of the known nodes is in the cluster that answers at their addresses: taking it for another "
                         + "one that has replaced it");
-                known.nodes().forEach(node -> links.forget(node.address()));
                 change(other);
             } else {
                 logOnce("other", "Ignoring a node that knows none of the others: it was emptied, or has another's address");
@@ -423,7 +431,7 @@ final class TopologyAgent {
         } else if (unconfirmedSince == 0) {
             unconfirmedSince = System.nanoTime();
             schedule(UNCONFIRMED_MAX.toMillis() + 1000, () -> request("what nobody confirms", List.of(), Duration.ofSeconds(1)));
-        } else if (System.nanoTime() - unconfirmedSince > UNCONFIRMED_MAX.toNanos() && said.covered() >= known.covered()) {
+        } else if (System.nanoTime() - unconfirmedSince > UNCONFIRMED_MAX.toNanos() && said.covered() * 2 > known.covered()) {
             logOnce("unconfirmed", "Nobody confirms what was known for a minute: epochs went back; believing the nodes");
             unconfirmedSince = 0;
             merged = said;
@@ -435,6 +443,10 @@ final class TopologyAgent {
         Topology before = known;
         boolean changed = now.differsFrom(before);
         known = now;
+        before.nodes().stream().filter(node -> now.at(node.address()) == null).forEach(node -> links.forget(node.address()));
+        if (changed) {
+            doubts = 0;
+        }
         hung.changed(before, now);
         if (changed && !before.isEmpty()) {
             apply();
@@ -457,20 +469,17 @@ final class TopologyAgent {
         try {
             announcement = Announcement.parse(channel, text);
         } catch (IllegalArgumentException e) {
-            logOnce(channel, "Ignoring a message on " + channel + " that is no announcement; looking myself");
-            request("a message that is no announcement", List.of(), Duration.ofMillis(500));
+            doubt("Ignoring a message on " + channel + " that is no announcement; looking myself");
             return;
         }
         announcements++;
         logger.debug("Announced: {}", announcement);
         if (announcement instanceof Heartbeat heartbeat) {
-            push.heartbeat();
             compare(heartbeat);
         } else if (announcement instanceof Moved moved) {
             Node to = known.at(moved.address());
             if (to == null || !to.master()) {
-                logOnce("unknown", "An announcement names a master that is not known; looking myself");
-                request("an announcement that cannot be", List.of(), Duration.ofMillis(200));
+                doubt("An announcement names a master that is not known; looking myself");
             } else {
                 told.add(to.address());
                 change(known.moved(moved.slots(), to));
@@ -482,13 +491,18 @@ final class TopologyAgent {
                 return; // known already
             }
             if (old == null || !old.slots().equals(promoted.slots())) {
-                logOnce("unknown", "An announcement promotes a node that is no replica of those slots' master; looking myself");
-                request("an announcement that cannot be", List.of(), Duration.ofMillis(200));
+                doubt("An announcement promotes a node that is no replica of those slots' master; looking myself");
             } else {
                 told.add(to.address());
                 change(known.promoted(promoted.slots(), to));
             }
         }
+    }
+
+    /** Nodes are asked; the longer after the more of it came to nothing. */
+    private void doubt(String text) {
+        logOnce("doubt", text);
+        request("an announcement that cannot be", List.of(), Duration.ofMillis(200L << Math.min(doubts++, 8)));
     }
 
     private void compare(Heartbeat heartbeat) {
@@ -504,6 +518,7 @@ final class TopologyAgent {
         watcher.digest = heartbeat.digest();
         if (watcher.digest.equals(digest())) {
             watcher.disagreements = 0;
+            push.heartbeat(); // one whose topology is another one tells us nothing
             return;
         }
         // A watcher that names nodes otherwise than we do differs for ever; what it told and we missed is asked for at once.
@@ -558,7 +573,7 @@ final class TopologyAgent {
             return;
         }
         requested = true;
-        long delay = spread.isZero() ? 0 : random.nextLong(spread.toMillis() + 1);
+        long delay = random.nextLong(Math.max(spread.toMillis(), spread().toMillis()) + 1);
         schedule(delay + spend(), () -> {
             requested = false;
             List<String> addresses = List.copyOf(requestedFirst);
@@ -649,7 +664,7 @@ final class TopologyAgent {
 
         private final List<Topology> views = new ArrayList<>();
 
-        private final Set<String> answered = new HashSet<>();
+        private final Map<String, Topology> answered = new HashMap<>();
 
         private int asking;
 
@@ -681,8 +696,9 @@ final class TopologyAgent {
                     asking--;
                     try {
                         if (error == null) {
-                            views.add(ClusterNodesReply.parse(text, uri.getHost(), uri.getPort()));
-                            answered.add(uri.getHost() + ":" + uri.getPort());
+                            Topology view = ClusterNodesReply.parse(text, uri.getHost(), uri.getPort());
+                            views.add(view);
+                            answered.put(uri.getHost() + ":" + uri.getPort(), view);
                         } else {
                             last = error;
                         }

@@ -70,6 +70,60 @@ public class UnslowRedisClusterClient extends RedisClusterClient {
     /**
      * Creates a client with resources of its own, which are shut down with it.
      *
+     * @param uri a node of the cluster ({@code redis://host:port}), with the credentials and TLS settings of all
+     * @return a new client.
+     */
+    public static UnslowRedisClusterClient create(String uri) {
+        return create(RedisURI.create(uri));
+    }
+
+    /**
+     * Creates a client with resources of its own, which are shut down with it.
+     *
+     * @param uris nodes of the cluster; the first has the credentials and TLS settings of all
+     * @return a new client.
+     */
+    public static UnslowRedisClusterClient create(Iterable<RedisURI> uris) {
+        return create((ClientResources) null, uris, TopologyOptions.create());
+    }
+
+    /**
+     * Creates a client.
+     *
+     * @param resources shared resources, which stay with their owner
+     * @param uri a node of the cluster ({@code redis://host:port}), with the credentials and TLS settings of all
+     * @return a new client.
+     */
+    public static UnslowRedisClusterClient create(ClientResources resources, String uri) {
+        return create(resources, RedisURI.create(uri));
+    }
+
+    /**
+     * Creates a client.
+     *
+     * @param resources shared resources, which stay with their owner
+     * @param uri a node of the cluster, with the credentials and TLS settings of all
+     * @return a new client.
+     */
+    public static UnslowRedisClusterClient create(ClientResources resources, RedisURI uri) {
+        return create(resources, List.of(uri));
+    }
+
+    /**
+     * Creates a client.
+     *
+     * @param resources shared resources, which stay with their owner
+     * @param uris nodes of the cluster; the first has the credentials and TLS settings of all
+     * @return a new client.
+     */
+    public static UnslowRedisClusterClient create(ClientResources resources, Iterable<RedisURI> uris) {
+        LettuceAssert.notNull(resources, "ClientResources must not be null");
+        return create(resources, uris, TopologyOptions.create());
+    }
+
+    /**
+     * Creates a client with resources of its own, which are shut down with it.
+     *
      * @param uri a node of the cluster, with the credentials and TLS settings of all
      * @param options how it learns of the cluster
      * @return a new client.
@@ -232,7 +286,7 @@ public class UnslowRedisClusterClient extends RedisClusterClient {
         agent.close();
         return links.close().handle((ok, error) -> null).thenCompose(ok -> super.shutdownAsync(quietPeriod, timeout, timeUnit))
                 .whenComplete((ok, error) -> {
-                    if (ownResources != null) {
+                    if (ownResources != null) { // not waited for: this may be one of its threads
                         ownResources.shutdown(quietPeriod, timeout, timeUnit);
                     }
                 });

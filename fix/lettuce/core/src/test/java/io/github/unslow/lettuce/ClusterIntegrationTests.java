@@ -2,12 +2,16 @@ package io.github.unslow.lettuce;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.unslow.lettuce.TopologyStatus.Source;
+import io.lettuce.core.ReadFrom;
+import io.lettuce.core.RedisCommandTimeoutException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.SlotHash;
+import io.lettuce.core.cluster.api.StatefulRedisClusterConnection;
 import io.lettuce.core.cluster.api.sync.RedisAdvancedClusterCommands;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import java.time.Duration;
@@ -126,6 +130,37 @@ class ClusterIntegrationTests {
                 && ours.getPartitions().stream().anyMatch(n -> before.equals(n.getUri().getHost() + ":" + n.getUri().getPort())
                         && n.is(RedisClusterNode.NodeFlag.REPLICA)));
         assertEquals("after", commands.get(key(SLOT)));
+    }
+
+    @Test
+    void aReplicaThatHangsIsNotReadFromUntilItIsBack() {
+        lab = Lab.cluster("redis-7.0", 1);
+        UnslowRedisClusterClient ours = open(TopologyOptions.builder());
+        commands.set(key(SLOT), "v");
+        commands.waitForReplication(1, 1000);
+        RedisAdvancedClusterCommands<String, String> readers = readers(ours);
+        plain = RedisClusterClient.create(ours.getPartitions().getMasterBySlot(SLOT).getUri());
+        RedisAdvancedClusterCommands<String, String> plainReaders = readers(plain);
+        assertEquals("v", readers.get(key(SLOT)));
+        assertEquals("v", plainReaders.get(key(SLOT)));
+        String replica = "node-" + lab.replicaOf(1);
+        lab.fault("hang", replica);
+        Lab.await("a read", () -> "v".equals(readers.get(key(SLOT))));
+        for (int n = 0; n < 50; n++) {
+            assertEquals("v", readers.get(key(SLOT)), "the master answers");
+        }
+        assertThrows(RedisCommandTimeoutException.class, () -> plainReaders.get(key(SLOT)));
+        lab.heal();
+        Lab.await("a replica to read from", () -> ours.getPartitions().stream()
+                .filter(n -> n.is(RedisClusterNode.NodeFlag.REPLICA)).allMatch(n -> n.getReplOffset() != 0));
+        assertEquals("v", readers.get(key(SLOT)));
+    }
+
+    private static RedisAdvancedClusterCommands<String, String> readers(RedisClusterClient of) {
+        StatefulRedisClusterConnection<String, String> connection = of.connect();
+        connection.setReadFrom(ReadFrom.REPLICA_PREFERRED);
+        connection.setTimeout(Duration.ofSeconds(1));
+        return connection.sync();
     }
 
     @Test

@@ -8,6 +8,9 @@ import io.lettuce.core.RedisURI;
 import io.lettuce.core.cluster.SlotHash;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import java.util.BitSet;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.UnknownHostException;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Set;
@@ -50,13 +53,22 @@ class TopologyUnitTests {
     }
 
     @Test
-    void replicasThatAreLeftAloneAreNotGivenToLettuce() {
+    void fromReplicasThatAreLeftAloneLettuceDoesNotRead() {
         List<RedisClusterNode> nodes = TOPOLOGY.toPartitions(RedisURI.create("redis://user:secret@seed:9"), Set.of("c", "a"),
                 Comparator.comparing(Topology.Node::id));
-        assertEquals(List.of("a", "b", "d"), nodes.stream().map(RedisClusterNode::getNodeId).toList(), "masters stay");
+        assertEquals(List.of("a", "b", "c", "d"), nodes.stream().map(RedisClusterNode::getNodeId).toList());
+        assertEquals(List.of("c"), nodes.stream().filter(n -> n.getReplOffset() == 0).map(RedisClusterNode::getNodeId).toList(),
+                "masters are never left alone");
         assertEquals("a", nodes.get(0).getUri().getHost());
         assertEquals(100, nodes.get(0).getSlots().size());
         assertTrue(nodes.get(0).is(RedisClusterNode.NodeFlag.UPSTREAM));
+    }
+
+    @Test
+    void addressesOfSocketsAreWrittenAsTheClusterDoes() throws UnknownHostException {
+        InetAddress six = InetAddress.getByName("2001:db8:0:0:0:0:0:1");
+        assertEquals("2001:db8::1:6379", NetAddresses.of(new InetSocketAddress(six, 6379)));
+        assertEquals("10.0.0.1:7000", NetAddresses.of(new InetSocketAddress(InetAddress.getByName("10.0.0.1"), 7000)));
     }
 
     @Test

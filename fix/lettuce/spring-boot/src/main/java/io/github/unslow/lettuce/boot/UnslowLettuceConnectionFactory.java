@@ -7,7 +7,9 @@ import io.lettuce.core.ClientOptions;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.cluster.ClusterClientOptions;
 import io.lettuce.core.cluster.ClusterTopologyRefreshOptions;
+import io.lettuce.core.cluster.ClusterTopologyRefreshOptions.RefreshTrigger;
 import java.util.List;
+import java.util.Set;
 import org.springframework.data.redis.connection.RedisClusterConfiguration;
 import org.springframework.data.redis.connection.RedisNode;
 import org.springframework.data.redis.connection.lettuce.LettuceClientConfiguration;
@@ -69,13 +71,28 @@ public class UnslowLettuceConnectionFactory extends LettuceConnectionFactory {
         if (cluster.getMaxRedirects() != null) {
             options.maxRedirects(cluster.getMaxRedirects());
         }
-        ClusterTopologyRefreshOptions refresh = options.build().getTopologyRefreshOptions();
-        boolean chosen = settings.getClientOptions().isPresent() && !refresh.getAdaptiveRefreshTriggers().isEmpty();
-        if (chosen) {
-            return options.build();
-        }
-        // Spring Boot leaves every trigger off; a refresh of ours is cheap.
-        return options.topologyRefreshOptions(UnslowRedisClusterClient.refreshOptions()).build();
+        return options.topologyRefreshOptions(refreshOptions(options.build().getTopologyRefreshOptions())).build();
+    }
+
+    /**
+     * What was chosen stays. Triggers that were left off (Spring Boot's default), and the long wait between two refreshes that
+     * is for a refresh of Lettuce's own, become ours.
+     */
+    private static ClusterTopologyRefreshOptions refreshOptions(ClusterTopologyRefreshOptions chosen) {
+        ClusterTopologyRefreshOptions ours = UnslowRedisClusterClient.refreshOptions();
+        Set<RefreshTrigger> triggers = chosen.getAdaptiveRefreshTriggers().isEmpty() ? ours.getAdaptiveRefreshTriggers()
+                : chosen.getAdaptiveRefreshTriggers();
+        boolean wait = !chosen.getAdaptiveRefreshTimeout()
+                .equals(ClusterTopologyRefreshOptions.DEFAULT_ADAPTIVE_REFRESH_TIMEOUT_DURATION);
+        boolean attempts = chosen.getRefreshTriggersReconnectAttempts()
+                != ClusterTopologyRefreshOptions.DEFAULT_REFRESH_TRIGGERS_RECONNECT_ATTEMPTS;
+        return ClusterTopologyRefreshOptions.builder()
+                .enablePeriodicRefresh(chosen.getRefreshPeriod()).enablePeriodicRefresh(chosen.isPeriodicRefreshEnabled())
+                .enableAdaptiveRefreshTrigger(triggers.toArray(new RefreshTrigger[0]))
+                .adaptiveRefreshTriggersTimeout((wait ? chosen : ours).getAdaptiveRefreshTimeout())
+                .refreshTriggersReconnectAttempts((attempts ? chosen : ours).getRefreshTriggersReconnectAttempts())
+                .closeStaleConnections(chosen.isCloseStaleConnections())
+                .dynamicRefreshSources(chosen.useDynamicRefreshSources()).build();
     }
 
 }
