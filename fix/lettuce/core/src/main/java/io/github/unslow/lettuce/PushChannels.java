@@ -52,7 +52,7 @@ final class PushChannels {
     private static final int BEATS = 10;
 
     /** A link that says nothing for so long is asked whether it lives. */
-    private static final Duration QUIET = Duration.ofSeconds(60);
+    private static final Duration QUIET = Duration.ofMinutes(5);
 
     /** A user or a server may be another one by then. */
     private static final Duration DENIED = Duration.ofHours(1);

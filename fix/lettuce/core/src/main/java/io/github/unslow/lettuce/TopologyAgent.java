@@ -605,7 +605,11 @@ final class TopologyAgent {
         }
         if (running == null && System.nanoTime() - refreshedAt > TimeUnit.MILLISECONDS.toNanos(periodMs)) {
             periodMs = (long) (base * (0.9 + 0.2 * random.nextDouble()));
-            refresh(List.of());
+            List<Node> sources = sources();
+            // While we are told it is a check, of one node at a time.
+            refresh(push.isTold() && !sources.isEmpty()
+                    ? List.of(sources.get((int) (refreshes % Math.min(options.getSampleSize(), sources.size()))).address())
+                    : List.of());
         }
         schedule(1000, this::periodically);
     }

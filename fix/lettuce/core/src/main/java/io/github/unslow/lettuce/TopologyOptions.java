@@ -143,7 +143,7 @@ public final class TopologyOptions {
 
     /**
      * @return from so many listeners at a node on, a client hears the watcher's heartbeat every five minutes instead of
-     *         every second. Default: 100.
+     *         every second. Default: 25.
      */
     public int getHeartbeatListenersMax() {
         return heartbeatListenersMax;
@@ -175,7 +175,7 @@ public final class TopologyOptions {
 
         private int subscribersMax = 200;
 
-        private int heartbeatListenersMax = 100;
+        private int heartbeatListenersMax = 25;
 
         private long seed = ThreadLocalRandom.current().nextLong();
 

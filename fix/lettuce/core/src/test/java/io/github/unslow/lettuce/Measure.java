@@ -279,27 +279,34 @@ public final class Measure {
             }
         }
         pause(15_000); // their beginning
-        double before = used(lab);
+        double[] before = used(lab);
         pause(seconds * 1000L);
-        System.out.printf("| %s | %.2f ms/s |%n", name, (used(lab) - before) * 1000 / seconds);
+        double[] after = used(lab);
+        System.out.printf("| %s | %.2f ms/s | %.1f | %.1f | %.1f kB/s |%n", name, (after[0] - before[0]) * 1000 / seconds,
+                (after[1] - before[1]) / seconds, (after[2] - before[2]) / seconds, (after[3] - before[3]) / 1000 / seconds);
         all.forEach(client -> client.shutdownAsync(0, 1, TimeUnit.SECONDS));
         pause(3000);
     }
 
-    private static double used(Lab lab) {
+    /** CPU seconds, commands, connections and bytes sent, of all servers. */
+    private static double[] used(Lab lab) {
         RedisClient client = RedisClient.create();
-        double sum = 0;
+        double[] sums = new double[4];
+        Map<String, Integer> fields = Map.of("used_cpu_sys", 0, "used_cpu_user", 0, "total_commands_processed", 1,
+                "total_connections_received", 2, "total_net_output_bytes", 3);
         for (int n = 1; n <= 6; n++) {
             try (StatefulRedisConnection<String, String> connection = client.connect(lab.node(n))) {
-                for (String line : connection.sync().info("cpu").split("\r\n")) {
-                    if (line.startsWith("used_cpu_sys:") || line.startsWith("used_cpu_user:")) {
-                        sum += Double.parseDouble(line.substring(line.indexOf(':') + 1));
+                for (String line : connection.sync().info().split("\r\n")) {
+                    String[] words = line.split(":", 2);
+                    Integer at = fields.get(words[0]);
+                    if (at != null) {
+                        sums[at] += Double.parseDouble(words[1]);
                     }
                 }
             }
         }
         client.shutdown(0, 1, TimeUnit.SECONDS);
-        return sum;
+        return sums;
     }
 
     /** GET of one thread, in windows side by side. */

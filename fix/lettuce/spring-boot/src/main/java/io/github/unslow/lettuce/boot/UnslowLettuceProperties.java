@@ -15,7 +15,7 @@ import org.springframework.boot.context.properties.ConfigurationProperties;
  * @param refreshPeriodWithPush the same while somebody does; default 10 min
  * @param hungAfter a node that owes an answer this long is asked whether it lives; default 200 ms, zero never asks
  * @param subscribersMax from so many subscribers of a slot on, a client subscribes to one slot a shard; default 200
- * @param heartbeatListenersMax from so many listeners at a node on, a client hears the heartbeat now and then; default 100
+ * @param heartbeatListenersMax from so many listeners at a node on, a client hears the heartbeat now and then; default 25
  */
 @ConfigurationProperties("unslow.lettuce")
 public record UnslowLettuceProperties(Boolean enabled, TopologyOptions.Sources sources, Integer sampleSize,
