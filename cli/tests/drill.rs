@@ -263,6 +263,28 @@ fn what_cannot_be_run_is_said_before_anything_starts() {
     assert!(stdout(&list).contains("lock_safety") && list.status.success());
 }
 
+/// A real client and the same with our extension, each on a host of its own, while the master's path is cut.
+#[test]
+fn clients_are_told_apart_by_a_partition() {
+    let store = tempfile::tempdir().unwrap();
+    let folder = store.path().display().to_string();
+    let arguments =
+        ["drill", "client_recovery", "--fault", "partition", "--client", "lettuce", "--client", "lettuce-unslow"];
+    let output = unslow(&[&arguments[..], &["--store", &folder, "--format", "json", "--quiet"]].concat());
+    let json: Json = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
+    assert!(schema("clients").is_valid(&json));
+    assert_eq!(json["unknown"], Json::Array(Vec::new()), "{}", stderr(&output));
+    let [plain, ours] = &json["clients"].as_array().unwrap()[..] else { panic!("{json:#}") };
+    assert_eq!((&plain["client"], &ours["client"]), (&"lettuce".into(), &"lettuce-unslow".into()));
+    for seen in [plain, ours] {
+        assert!(seen["missing"].is_null() && seen["commands"].as_u64() > Some(1000), "{seen:#}");
+    }
+    // The election takes two seconds and more; plain Lettuce waits for TCP, or for the fault's end.
+    assert_eq!(ours["never"], false, "{ours:#}");
+    let (waited, plain) = (ms(&ours["recovery_us"]), ms(&plain["recovery_us"]));
+    assert!(waited > 1900.0 && waited < plain, "{waited} {plain}");
+}
+
 /// Incidents I5, I2 and I3 from their fault to their proof. I1 takes a minute and a half and is left to `make bench`.
 #[test]
 fn incidents_are_diagnosed_mended_and_proven() {

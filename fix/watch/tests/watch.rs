@@ -215,7 +215,7 @@ fn follows_sentinels_and_plain_replication() {
             .map(|k| &k.what)
             .filter(|c| matches!(c, Change::Promoted { .. }))
             .collect();
-        let failovers = deployment.sentinels.iter().map(epoch_of_master).max().unwrap_or(1);
+        let failovers = deployment.sentinels.iter().map(|s| epoch_of_master(s)).max().unwrap_or(1);
         assert!(again.len() < failovers, "{failovers} failovers, but then {again:?} in {after:?}");
         assert!(!again.iter().any(|c| matches!(c, Change::Promoted { node, .. } if *node == master)), "{after:?}");
         assert_ne!(watch.topology().masters().next().unwrap().address, master);
