@@ -90,7 +90,10 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let (port_text, dir_text) = (port.to_string(), dir.display().to_string());
     let program = engine.server.display().to_string();
     let arguments = ["bypass", "--", &program, "--port", &port_text, "--save", "", "--dir", &dir_text];
-    let carried = cx.background(None, &arguments, &environment)?;
+    let libraries = engine.libraries.as_ref().map(|dir| dir.display().to_string());
+    let with_libraries: Vec<_> =
+        environment.into_iter().chain(libraries.as_deref().map(|dir| ("LD_LIBRARY_PATH", dir))).collect();
+    let carried = cx.background(None, &arguments, &with_libraries)?;
     let target = unslow_client::Target::parse(&format!("127.0.0.1:{port}"))?;
     wait_for("the server under the bypass", Duration::from_secs(20), || {
         Ok(unslow_client::Connection::open(&target, &Default::default()).is_ok_and(|mut c| c.call(&["PING"]).is_ok()))
