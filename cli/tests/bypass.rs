@@ -31,6 +31,9 @@ impl Meeting {
     fn unslow(&self, arguments: &[&str]) -> Command {
         let mut command = command(arguments);
         command.env("UNSLOW_BYPASS_DIR", self.0.path());
+        if let Some(libraries) = &engine("redis-7.0").libraries {
+            command.env("LD_LIBRARY_PATH", libraries); // of the server, and of its own client programs
+        }
         command
     }
 
