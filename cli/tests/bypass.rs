@@ -457,12 +457,17 @@ fn another_user_stays_with_tcp_unless_allowed() {
     let (dir, binary) = for_everybody();
     let cli = dir.path().join("redis-cli");
     std::fs::copy(redis.with_file_name("redis-cli"), &cli).unwrap();
+    for library in engine("redis-7.0").libraries.iter().flat_map(|from| std::fs::read_dir(from).unwrap()) {
+        let library = library.unwrap();
+        std::fs::copy(library.path(), dir.path().join(library.file_name())).unwrap();
+    }
     let port = server.port.to_string();
     let as_nobody = |arguments: &[&str]| {
         as_nobody(&binary)
             .args(arguments)
             .env("UNSLOW_BYPASS_DIR", meeting.0.path())
             .env("UNSLOW_CACHE", meeting.0.path().join("cache-of-nobody"))
+            .env("LD_LIBRARY_PATH", dir.path())
             .output()
             .unwrap()
     };
@@ -491,6 +496,7 @@ fn sockets_hand_their_bytes_over_below_tcp() {
     let packets = |n: &str| {
         let before = loopback_packets();
         let ended = Command::new("timeout")
+            .envs(engine("redis-7.0").libraries.map(|dir| ("LD_LIBRARY_PATH", dir)))
             .arg("60")
             .arg(&benchmark)
             .args(["-h", &host, "-p", &port, "-t", "get", "-c", "5", "-q", "-n", n])
