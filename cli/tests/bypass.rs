@@ -459,6 +459,9 @@ fn another_user_stays_with_tcp_unless_allowed() {
     std::fs::copy(redis.with_file_name("redis-cli"), &cli).unwrap();
     for library in engine("redis-7.0").libraries.iter().flat_map(|from| std::fs::read_dir(from).unwrap()) {
         let library = library.unwrap();
+        if !library.path().is_file() {
+            continue;
+        }
         std::fs::copy(library.path(), dir.path().join(library.file_name())).unwrap();
     }
     let port = server.port.to_string();
