@@ -79,13 +79,16 @@ struct Application {
 impl Application {
     fn start(lab: &Lab) -> Application {
         let stop = Arc::new(AtomicBool::new(false));
-        let client = lab.client_in(0).expect("a client's host");
+        let seat = lab.client_in(0).and_then(|h| h.seat.clone()).expect("a client's host");
         let options = unslow_client::Options { command_timeout: Duration::from_secs(10), ..Default::default() };
         let threads = (0..8)
             .map(|_| {
-                let stop = stop.clone();
-                let mut c = lab.connect(client, &lab.deployment.nodes[0], &options).expect("a connection");
+                let (stop, seat, options) = (stop.clone(), seat.clone(), options.clone());
+                let target = lab.deployment.nodes[0].target();
                 std::thread::spawn(move || {
+                    // The thread stays there, as a client's does: the doctor tells it by its namespace.
+                    seat.enter().expect("the client's host");
+                    let mut c = unslow_client::Connection::open(&target, &options).expect("a connection");
                     let value = "x".repeat(100);
                     while !stop.load(Ordering::Relaxed) {
                         let _ = c.pipeline(&vec![vec!["SET", "{t2}", &value]; 10]);

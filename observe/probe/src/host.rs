@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use unslow_facts::{Disk, Host, Neighbour, Node, PeerSockets, Process, Rtt, Seen, Tcp};
 
@@ -247,10 +247,9 @@ impl Watch {
     /// The busiest other processes, and whether they are clients of the servers here.
     fn neighbours(&self, host: &mut Host, sockets: &[TcpSocket]) {
         const MOST: usize = 5;
+        /// Connections that last shorter than a look are met by looking again; not for longer than this.
+        const LOOK: Duration = Duration::from_millis(200);
         let servers: BTreeSet<u32> = host.processes.iter().map(|p| p.pid).collect();
-        let ports: BTreeSet<u16> = host.processes.iter().flat_map(|p| &p.addresses).map(|a| port_of(a)).collect();
-        let inodes: BTreeSet<u32> =
-            sockets.iter().filter(|s| !s.listening && ports.contains(&s.peer.1)).map(|s| s.inode).collect();
         let mut all: Vec<Neighbour> = tasks()
             .into_iter()
             .filter(|(pid, _)| !servers.contains(pid) && *pid != std::process::id())
@@ -263,11 +262,75 @@ impl Watch {
             .collect();
         all.sort_by(|a, b| b.cpu_share.total_cmp(&a.cpu_share));
         all.truncate(MOST);
-        for neighbour in &mut all {
-            neighbour.client = socket_inodes(neighbour.pid).iter().any(|i| inodes.contains(i));
+        let ports = host.processes.iter().flat_map(|p| &p.addresses).map(|a| port_of(a)).collect();
+        let ours = Ours { ports, local: local_ips() };
+        let mut inodes = ours.connections(sockets);
+        let until = Instant::now() + LOOK;
+        let waited = host.processes.iter().any(|p| p.run_delay_share.is_some_and(|d| d > 0.01));
+        loop {
+            for neighbour in all.iter_mut().filter(|n| !n.client) {
+                let open = socket_inodes(neighbour.pid);
+                neighbour.client = open.iter().any(|i| inodes.contains(i))
+                    || ours.connections_of(neighbour.pid).iter().any(|i| open.contains(i));
+            }
+            // It matters only where a server had to wait for them.
+            if !waited || all.iter().all(|n| n.client) || Instant::now() > until {
+                break;
+            }
+            inodes = ours.connections(&sockets::all().unwrap_or_default());
         }
         host.neighbours = all;
     }
+}
+
+/// Where the servers of this host are reached.
+struct Ours {
+    ports: BTreeSet<u16>,
+    local: BTreeSet<IpAddr>,
+}
+
+impl Ours {
+    /// Inodes of the clients' ends, of sockets in this network namespace.
+    fn connections(&self, sockets: &[TcpSocket]) -> BTreeSet<u32> {
+        sockets.iter().filter(|s| !s.listening && self.ports.contains(&s.peer.1)).map(|s| s.inode).collect()
+    }
+
+    /// The same in the other network namespaces of a process and its threads: a client in a container is one too.
+    fn connections_of(&self, pid: u32) -> Vec<u32> {
+        let mut seen: BTreeSet<PathBuf> = fs::read_link("/proc/self/ns/net").into_iter().collect();
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let mut found = Vec::new();
+        for thread in threads.map(|t| t.path()) {
+            if !fs::read_link(thread.join("ns/net")).is_ok_and(|ns| seen.insert(ns)) {
+                continue;
+            }
+            for table in ["net/tcp", "net/tcp6"] {
+                let text = fs::read_to_string(thread.join(table)).unwrap_or_default();
+                let clients = text.lines().filter_map(peer_and_inode).filter(|((ip, port), _)| {
+                    // Its loopback is not ours.
+                    self.ports.contains(port) && self.local.contains(ip) && !ip.is_loopback()
+                });
+                found.extend(clients.map(|(_, inode)| inode));
+            }
+        }
+        found
+    }
+}
+
+/// The peer and the inode of a line of /proc/net/tcp or tcp6: addresses are words of 32 bits in the machine's order.
+fn peer_and_inode(line: &str) -> Option<((IpAddr, u16), u32)> {
+    let mut words = line.split_whitespace();
+    let (ip, port) = words.nth(2)?.split_once(':')?;
+    let bytes: Vec<u8> = (0..ip.len() / 8)
+        .filter_map(|i| u32::from_str_radix(ip.get(i * 8..i * 8 + 8)?, 16).ok())
+        .flat_map(u32::to_ne_bytes)
+        .collect();
+    let ip = match bytes.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
+        16 => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical(),
+        _ => return None,
+    };
+    Some(((ip, u16::from_str_radix(port, 16).ok()?), words.nth(6)?.parse().ok()?))
 }
 
 /// Gives the processes of a `unslow host` file the addresses of the nodes they serve: same port, and an address the
@@ -627,4 +690,27 @@ fn by_peer(sockets: &[TcpSocket], ips: &[IpAddr], port: u16) -> Vec<PeerSockets>
     all.sort_by_key(|p| std::cmp::Reverse(p.sockets));
     all.truncate(500);
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_lines_of_the_tables_of_sockets() {
+        let word = |octets: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(octets));
+        let rest = "01 00000000:00000000 00:00000000 00000000     0        0 15201 1 0 20 4 30 10 -1";
+        let v4 = format!("   1: {}:E2D4 {}:18EB {rest}", word([10, 0, 0, 2]), word([10, 0, 0, 1]));
+        assert_eq!(peer_and_inode(&v4), Some((([10, 0, 0, 1].into(), 6379), 15201)));
+        let ten = word([10, 0, 0, 1]);
+        let mapped = format!("{0}{0}{1}{ten}", word([0; 4]), word([0, 0, 255, 255]));
+        assert_eq!(
+            peer_and_inode(&format!("   1: {mapped}:E2D4 {mapped}:18EB {rest}")),
+            Some((([10, 0, 0, 1].into(), 6379), 15201))
+        );
+        for odd in ["", "  sl  local_address rem_address   st tx_queue", "1: 0:1 2", "   1: é:1 éé:18EB 01 0 0 0 0 0 7"]
+        {
+            assert_eq!(peer_and_inode(odd), None, "{odd}");
+        }
+    }
 }

@@ -122,17 +122,21 @@ pub fn kernel_bound(at: &At<'_>) -> Result<Active, Error> {
 
 /// Work with small replies, so that neither the path nor the kernel is what is full.
 pub fn main_thread_saturated(at: &At<'_>) -> Result<Active, Error> {
-    const BYTES: usize = 200_000;
+    const BYTES: usize = 800_000;
     let target = at.node()?.target();
     let key = format!("bits:{}", at.tag()?);
     at.node()?.connect()?.call(&["SET", &key, &"x".repeat(BYTES)])?;
     let one = format!("*2\r\n$8\r\nBITCOUNT\r\n${}\r\n{key}\r\n", key.len());
-    // Four bits of each x: ":800000\r\n".
+    // Four bits of each x: ":3200000\r\n".
     let reply = format!(":{}\r\n", BYTES * 4).len();
     let batch = one.repeat(16);
-    Ok(at
-        .active("fewer bytes a count")
-        .work(move |flags| one_in_flight(&target, 4, batch.as_bytes(), flags, reply * 16)))
+    // Two clients: while one writes, the other's commands are there.
+    let mut active = at.active("fewer bytes a count");
+    for _ in 0..2 {
+        let (target, batch) = (target.clone(), batch.clone());
+        active = active.work(move |flags| one_in_flight(&target, 2, batch.as_bytes(), flags, reply * 16));
+    }
+    Ok(active)
 }
 
 pub fn connection_churn(at: &At<'_>) -> Result<Active, Error> {
