@@ -45,3 +45,4 @@ bench: tools compilers ## the tables in bench/runs, made anew
 	./bench/sink.sh
 	./bench/bypass.sh
 	./bench/drills.sh
+	./bench/lettuce.sh

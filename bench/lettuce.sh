@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The extension of Lettuce: how soon a client knows of slots that move and masters that are replaced, what topology costs the
-# servers, whether commands take longer; plain Lettuce beside it in the same run. Written to bench/runs/DATE-HOST/lettuce.md.
+# servers, whether commands take longer; plain Lettuce beside it in the same run. Written to bench/runs/DATE-HOST/lettuce-PART.md.
 #
-# What it can show: times on loopback, CPU of servers for the same number of refreshes. What it cannot: thousands of processes; the
-# clients of one table share a JVM and two processors. Takes about twenty minutes. PARTS: moves failovers cpu latency.
+# What it can show: times on loopback, CPU of servers under thousands of clients. What it cannot: thousands of processes; the clients of
+# one table share a JVM and two processors. Takes about an hour. PARTS: moves failovers cpu latency.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
@@ -12,33 +12,47 @@ mkdir -p "$out"
 cargo build --release --package unslow
 classes=fix/lettuce/core/target
 (cd fix/lettuce && mvn -q -B -pl core test-compile dependency:build-classpath -Dmdep.outputFile="$PWD/core/target/classpath")
-measure() { java -Xmx2g -Dserver="$server" -Dunslow.binary="$PWD/target/release/unslow" -Dorg.slf4j.simpleLogger.defaultLogLevel=error \
+measure() { java -Xmx10g -Dserver="$server" -Dunslow.binary="$PWD/target/release/unslow" -Dorg.slf4j.simpleLogger.defaultLogLevel=error \
     -cp "$classes/classes:$classes/test-classes:$(cat $classes/classpath)" io.github.unslow.lettuce.Measure "$@"; }
-parts=" ${PARTS:-moves failovers cpu latency} "
-{
-    echo "# Lettuce"
-    echo
-    echo "\`bench/lettuce.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). Three masters, a replica each, on loopback; node timeout 2 s; each client writes a key of the slot every millisecond."
-    for server in ${SERVERS:-valkey-9.1 redis-7.0}; do
+moves=${MOVES:-40} failovers=${FAILOVERS:-10} seconds=${SECONDS_EACH:-60} windows=${WINDOWS:-10}
+ulimit -n 100000 2> /dev/null || ulimit -n "$(ulimit -Hn)"
+most=$(($(ulimit -n) / 8)) # a client here has up to seven connections
+clients=${CLIENTS:-$((most < 4000 ? most : 4000))}
+table() { printf '\n%s\n\n' "$1"; printf '|%s\n' "$2" "${2//[!|]/-}" | sed 's/--*/---/g'; }
+for part in ${PARTS:-moves failovers cpu latency}; do
+    {
+        echo "# Lettuce: $part"
         echo
-        echo "## $server"
-        if [[ $parts == *" moves "* ]]; then
-            printf '\nA slot moves (SETSLOT), known after (three moves before are not counted: a JVM loads its classes):\n\n| client | median | 99th | longest | not in 7 s |\n|---|---|---|---|---|\n'
-            measure moves "${MOVES:-100}"
-        fi
-        if [[ $parts == *" failovers "* ]]; then
-            for fault in kill hang; do
-                printf '\nA master: %s; known after the promotion (less than 0: before it says so itself):\n\n| client | median | 99th | longest | not in 12 s |\n|---|---|---|---|---|\n' "$fault"
-                measure failovers "$fault" "${FAILOVERS:-10}"
-            done
-        fi
-        if [[ $parts == *" cpu "* ]]; then
-            printf '\nCPU of all six servers, %s clients that do nothing; ten times as many refreshes as they make by default, so that they stand for ten times as many (their open connections are not more for it):\n\n| clients | CPU | commands a second | connections a second | sent |\n|---|---|---|---|---|\n' "${CLIENTS:-400}"
-            measure cpu "${CLIENTS:-400}" "${SECONDS_EACH:-60}"
-        fi
-        if [[ $parts == *" latency "* ]]; then
-            printf '\nGET, one thread, medians of %s windows of 20,000 side by side:\n\n| client | p50 | p99 |\n|---|---|---|\n' "${WINDOWS:-10}"
-            measure latency "${WINDOWS:-10}"
-        fi
-    done
-} | tee "$out/lettuce.md"
+        echo "\`PARTS=$part bench/lettuce.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). Three masters, a replica each, on loopback; node timeout 2 s."
+        for server in ${SERVERS:-valkey-9.1 redis-7.0}; do
+            echo
+            echo "## $server"
+            case $part in
+            moves)
+                for pause in 6000 1000; do
+                    table "A slot moves (SETSLOT) $moves times, each $pause ms after every client knew of the one before; each client writes a key of the slot every millisecond. Known after (three moves before are not counted: a JVM loads its classes):" " client | median | 99th | longest | not in 7 s |"
+                    measure moves "$moves" $pause
+                done
+                ;;
+            failovers)
+                for fault in kill hang; do
+                    table "A master ($fault) $failovers times, each client writing every millisecond; known after the promotion:" " client | median | 99th | longest | not in 12 s |"
+                    measure failovers $fault "$failovers"
+                done
+                ;;
+            cpu)
+                table "CPU of all six servers under $clients clients in one JVM, each with one connection that does nothing ($seconds s each):" " clients | CPU | commands a second | connections a second | sent |"
+                measure cpu "$clients" "$seconds"
+                ;;
+            latency)
+                table "GET, one thread, medians of $windows windows of 20,000 side by side:" " client | p50 | p99 |"
+                measure latency "$windows"
+                ;;
+            *)
+                echo "no part $part; there are moves, failovers, cpu, latency" >&2
+                exit 2
+                ;;
+            esac
+        done
+    } | tee "$out/lettuce-$part.md"
+done

@@ -252,7 +252,7 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
         })
         .collect();
     if output.json() {
-        output.print_json(&Listed { schema: "unslow-bypass-ls/1", servers })?;
+        output.print_json(&Listed { schema: "unslow.bypass_ls/1", servers })?;
         return Ok(0);
     }
     if servers.is_empty() {

@@ -54,7 +54,8 @@ impl CaseArguments {
             return list(output);
         };
         let cases: Vec<&Case> = if *all {
-            case::ALL.iter().collect()
+            // The drills ask the doctor nothing.
+            case::ALL.iter().filter(|c| !*diagnosis_only || c.asks()).collect()
         } else {
             name.iter().map(|n| case::find(n)).collect::<Result<_, _>>()?
         };

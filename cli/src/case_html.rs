@@ -1,11 +1,12 @@
 //! The cases' report as a page: each with its diagnosis, its before and after, and its drawings.
 
 use anyhow::Context;
-use minijinja::{Environment, context};
+use minijinja::context;
 use serde::Serialize;
 use unslow_drill::case::Report;
 
 use crate::case::rows;
+use crate::drill_html::environment;
 
 #[derive(Serialize)]
 struct CasePage<'a> {
@@ -17,8 +18,6 @@ struct CasePage<'a> {
 
 /// The whole page: nothing in it is fetched from elsewhere.
 pub fn page(reports: &[Report]) -> anyhow::Result<String> {
-    let mut environment = Environment::new();
-    environment.add_template("case.html", include_str!("../templates/case.html")).context("the page's template")?;
     let mut cases = Vec::new();
     for report in reports {
         let mut all = rows(report);
@@ -31,7 +30,7 @@ pub fn page(reports: &[Report]) -> anyhow::Result<String> {
         cases.push(CasePage { report, head, rows: all, pictures });
     }
     let seconds: f64 = reports.iter().map(|r| r.seconds).sum();
-    environment
+    environment("case.html", include_str!("../templates/case.html"))?
         .get_template("case.html")?
         .render(context! { cases, seconds => format!("{seconds:.0}") })
         .context("the page could not be rendered")

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use serde::Serialize;
 use serde_json::json;
 use unslow_client::Target;
 use unslow_doctor::measure::count;
@@ -152,13 +153,12 @@ impl DrillArguments {
     fn clients(&self, drill: &Drill, output: &Output) -> anyhow::Result<u8> {
         let wrong = [
             ("--i-own-this", self.i_own_this.is_some()),
-            ("--html", self.html.is_some()),
             ("--repeat", self.repeat > 1),
             ("--variant", !self.variant.is_empty()),
         ];
         if let Some((option, _)) = wrong.iter().find(|(_, given)| *given) {
             bail!(
-                "client_recovery takes no {option}; it takes --fault, --client, --engine, --seed, --store and --format"
+                "client_recovery takes no {option}; it takes --fault, --client, --engine, --seed, --store, --html and --format"
             );
         }
         let how = How {
@@ -169,15 +169,21 @@ impl DrillArguments {
             facts: false,
         };
         self.store_is_there()?;
+        self.html.as_deref().map_or(Ok(()), writable)?;
         let binary = std::env::current_exe().context("the path of this program")?;
         let spinner = output.spinner();
         let say = &mut |what: &str| spinner.update(what);
         let document = shootout::run(drill, &self.client, self.fault.as_deref(), &how, &binary, say)?;
         drop(spinner);
+        let table = clients_table(&document);
+        if let Some(path) = &self.html {
+            std::fs::write(path, drill_html::clients_page(drill, &document, &table)?)
+                .with_context(|| path.display().to_string())?;
+        }
         if output.json() {
             output.print_json(&document)?;
         } else {
-            output.print(&clients_text(&document))?;
+            output.print(&table.text())?;
         }
         // A client that was asked for and could not run leaves its row open.
         let ran = !document.clients.is_empty() && document.clients.iter().all(|s| s.missing.is_none());
@@ -425,7 +431,28 @@ pub fn closing(drill: &Drill, outcomes: &[Outcome]) -> String {
 }
 
 /// Clients down, faults across: how long until an answer, the share of slow commands, the errors.
-fn clients_text(document: &shootout::Document) -> String {
+#[derive(Serialize)]
+pub struct ClientsTable {
+    pub about: String,
+    pub rows: Vec<Vec<String>>,
+    pub notes: Vec<String>,
+    pub closing: String,
+}
+
+impl ClientsTable {
+    fn text(&self) -> String {
+        let mut out = format!("{}\n\n{}", self.about, table(&self.rows));
+        for note in &self.notes {
+            let _ = writeln!(out, "{note}");
+        }
+        if !self.closing.is_empty() {
+            let _ = writeln!(out, "\n{}", self.closing);
+        }
+        out
+    }
+}
+
+fn clients_table(document: &shootout::Document) -> ClientsTable {
     let mut faults: Vec<&str> = Vec::new();
     let mut clients: Vec<&str> = Vec::new();
     for seen in &document.clients {
@@ -465,21 +492,13 @@ fn clients_text(document: &shootout::Document) -> String {
         }
         all.push(row);
     }
-    let mut out = format!(
-        "{}; longest time without an answer from the fault on, commands over 30 ms, failed commands\n\n",
-        document.engine
-    );
-    out += &table(&all);
-    for note in notes.iter().chain(&document.unknown) {
-        let _ = writeln!(out, "{note}");
-    }
+    notes.extend(document.unknown.iter().cloned());
     let answered = |s: &&shootout::Seen| s.missing.is_none() && s.recovery_us.is_some();
     let best = document.clients.iter().filter(answered).min_by_key(|s| s.recovery_us);
     let worst = document.clients.iter().filter(answered).max_by_key(|s| (s.never, s.recovery_us));
-    if let (Some(best), Some(worst)) = (best, worst) {
-        let _ = writeln!(
-            out,
-            "\nShortest: {} after {}, {}; longest: {} after {}, {}{}.",
+    let closing = best.zip(worst).map_or(String::new(), |(best, worst)| {
+        format!(
+            "Shortest: {} after {}, {}; longest: {} after {}, {}{}.",
             best.client,
             best.fault,
             time(best.recovery_us.unwrap_or(0)),
@@ -487,7 +506,17 @@ fn clients_text(document: &shootout::Document) -> String {
             worst.fault,
             time(worst.recovery_us.unwrap_or(0)),
             if worst.never { " and not over when the run ended" } else { "" }
-        );
-    }
-    out
+        )
+    });
+    let models = document.clients.iter().any(|s| s.client.starts_with("bench") && s.missing.is_none());
+    let about = format!(
+        "{}; longest time without an answer from the fault on, commands over 30 ms, failed commands{}",
+        document.engine,
+        if models {
+            "\nModels of unslow bench: silences to the second; every request that was due counts, not those they began"
+        } else {
+            ""
+        }
+    );
+    ClientsTable { about, rows: all, notes, closing }
 }

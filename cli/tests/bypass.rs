@@ -81,7 +81,7 @@ impl Meeting {
         let output = self.unslow(&["bypass", "ls", "--format", "json"]).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let json: Json = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(json["schema"], "unslow-bypass-ls/1");
+        assert_eq!(json["schema"], "unslow.bypass_ls/1");
         json["servers"].as_array().unwrap().clone()
     }
 }

@@ -223,6 +223,10 @@ fn a_deployment_of_ones_own_is_drilled_by_its_own_commands() {
     let run = &json["runs"][0];
     assert_eq!((status, run["verdict"].as_str()), (Some(0), Some("passed")), "{}", run["checks"]);
     assert!(run["figures"]["promoted_after_us"].as_u64().is_some(), "{}", run["events"]);
+    for when in ["before", "during", "after"] {
+        let facts = Path::new(run["folder"].as_str().unwrap()).join(format!("facts-{when}.json"));
+        assert!(facts.metadata().is_ok_and(|m| m.len() > 0), "{when}");
+    }
     let role = |n: usize| cluster.nodes[n].connect().unwrap().call(&["ROLE"]).unwrap().items()[0].text();
     assert_eq!((0..3).filter(|n| role(*n).as_deref() == Some("slave")).count(), 1, "one master stepped back");
     assert_eq!(
@@ -270,7 +274,10 @@ fn clients_are_told_apart_by_a_partition() {
     let folder = store.path().display().to_string();
     let arguments =
         ["drill", "client_recovery", "--fault", "partition", "--client", "lettuce", "--client", "lettuce-unslow"];
-    let output = unslow(&[&arguments[..], &["--store", &folder, "--format", "json", "--quiet"]].concat());
+    let page = store.path().join("clients.html");
+    let html = page.display().to_string();
+    let rest = ["--store", &folder, "--html", &html, "--format", "json", "--quiet"];
+    let output = unslow(&[&arguments[..], &rest].concat());
     let json: Json = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
     assert!(schema("clients").is_valid(&json));
     assert_eq!(json["unknown"], Json::Array(Vec::new()), "{}", stderr(&output));
@@ -283,6 +290,14 @@ fn clients_are_told_apart_by_a_partition() {
     assert_eq!(ours["never"], false, "{ours:#}");
     let (waited, plain) = (ms(&ours["recovery_us"]), ms(&plain["recovery_us"]));
     assert!(waited > 1900.0 && waited < plain, "{waited} {plain}");
+    // Drawn as it was: the longest silence is the recovery, and the fault lay in it.
+    let during = &json["faults"][0];
+    assert!((11_900.0..14_000.0).contains(&ms(&during["lasted_us"])), "{during}");
+    let longest = &ours["silences"][0];
+    assert_eq!(longest["hit"], true, "{longest}");
+    assert!(ms(&longest["from_us"]) < 2000.0 && ms(&longest["until_us"]) <= waited + 2000.0, "{longest} {waited}");
+    let dom = browse(&page);
+    assert!(dom.contains("time line of partition") && dom.matches("lettuce-unslow").count() > 2, "{dom}");
 }
 
 /// Incidents I5, I2 and I3 from their fault to their proof. I1 takes a minute and a half and is left to `make bench`.

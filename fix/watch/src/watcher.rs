@@ -821,16 +821,21 @@ impl Watcher {
 
     /// In a cluster through a replica where there is one: a master that was just given a slot has broadcast that, and its next
     /// words wait up to 40 ms for the acknowledgement (cluster links are opened without TCP_NODELAY: valkey-io/valkey#1758).
+    /// Heartbeats go through another one than news, which would wait for them.
     fn publish(&mut self, io: &mut Io, name: &str, text: &str) {
         let Some(topology) = self.topology.clone() else { return };
-        let replicas = self.kind == DeploymentKind::Cluster;
-        let (masters, others): (Vec<&Node>, Vec<&Node>) = topology.nodes.iter().partition(|n| n.role == Role::Master);
-        let ways = others.into_iter().filter(|_| replicas).chain(masters);
-        let up = ways.filter(|n| n.health == Health::Up).find_map(|n| {
-            self.links.iter().position(|l| l.kind == Kind::Node && l.ready && !l.suspected && l.address == n.address)
-        });
-        if let Some(at) = up {
-            self.ask(io, at, Ask::Publish, &["PUBLISH", name, text]);
+        let ways = |role: Role| -> Vec<usize> {
+            let nodes = topology.nodes.iter().filter(|n| n.role == role && n.health == Health::Up);
+            let ready = |l: &Link| l.kind == Kind::Node && l.ready && !l.suspected;
+            nodes.filter_map(|n| self.links.iter().position(|l| ready(l) && l.address == n.address)).collect()
+        };
+        let mut all = if self.kind == DeploymentKind::Cluster { ways(Role::Replica) } else { Vec::new() };
+        if all.is_empty() {
+            all = ways(Role::Master);
+        }
+        let way = if name == messages::DIGEST { all.last() } else { all.first() };
+        if let Some(at) = way {
+            self.ask(io, *at, Ask::Publish, &["PUBLISH", name, text]);
         }
     }
 

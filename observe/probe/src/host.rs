@@ -249,6 +249,7 @@ impl Watch {
         const MOST: usize = 5;
         /// Connections that last shorter than a look are met by looking again; not for longer than this.
         const LOOK: Duration = Duration::from_millis(200);
+        const PAUSE: Duration = Duration::from_millis(5);
         let servers: BTreeSet<u32> = host.processes.iter().map(|p| p.pid).collect();
         let mut all: Vec<Neighbour> = tasks()
             .into_iter()
@@ -265,18 +266,20 @@ impl Watch {
         let ports = host.processes.iter().flat_map(|p| &p.addresses).map(|a| port_of(a)).collect();
         let ours = Ours { ports, local: local_ips() };
         let mut inodes = ours.connections(sockets);
+        let tables: Vec<Vec<PathBuf>> = all.iter().map(|n| tables_elsewhere(n.pid)).collect();
         let until = Instant::now() + LOOK;
         let waited = host.processes.iter().any(|p| p.run_delay_share.is_some_and(|d| d > 0.01));
         loop {
-            for neighbour in all.iter_mut().filter(|n| !n.client) {
+            for (neighbour, tables) in all.iter_mut().zip(&tables).filter(|(n, _)| !n.client) {
                 let open = socket_inodes(neighbour.pid);
                 neighbour.client = open.iter().any(|i| inodes.contains(i))
-                    || ours.connections_of(neighbour.pid).iter().any(|i| open.contains(i));
+                    || ours.connections_in(tables).iter().any(|i| open.contains(i));
             }
             // It matters only where a server had to wait for them.
             if !waited || all.iter().all(|n| n.client) || Instant::now() > until {
                 break;
             }
+            std::thread::sleep(PAUSE);
             inodes = ours.connections(&sockets::all().unwrap_or_default());
         }
         host.neighbours = all;
@@ -292,29 +295,33 @@ struct Ours {
 impl Ours {
     /// Inodes of the clients' ends, of sockets in this network namespace.
     fn connections(&self, sockets: &[TcpSocket]) -> BTreeSet<u32> {
-        sockets.iter().filter(|s| !s.listening && self.ports.contains(&s.peer.1)).map(|s| s.inode).collect()
+        let here = |ip: &IpAddr| ip.is_loopback() || self.local.contains(ip);
+        let clients = sockets.iter().filter(|s| !s.listening && self.ports.contains(&s.peer.1) && here(&s.peer.0));
+        clients.map(|s| s.inode).collect()
     }
 
-    /// The same in the other network namespaces of a process and its threads: a client in a container is one too.
-    fn connections_of(&self, pid: u32) -> Vec<u32> {
-        let mut seen: BTreeSet<PathBuf> = fs::read_link("/proc/self/ns/net").into_iter().collect();
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let mut found = Vec::new();
-        for thread in threads.map(|t| t.path()) {
-            if !fs::read_link(thread.join("ns/net")).is_ok_and(|ns| seen.insert(ns)) {
-                continue;
-            }
-            for table in ["net/tcp", "net/tcp6"] {
-                let text = fs::read_to_string(thread.join(table)).unwrap_or_default();
-                let clients = text.lines().filter_map(peer_and_inode).filter(|((ip, port), _)| {
-                    // Its loopback is not ours.
-                    self.ports.contains(port) && self.local.contains(ip) && !ip.is_loopback()
-                });
-                found.extend(clients.map(|(_, inode)| inode));
-            }
-        }
-        found
+    /// The same from tables of other network namespaces: a client in a container is one too.
+    fn connections_in(&self, tables: &[PathBuf]) -> Vec<u32> {
+        let text = |table: &PathBuf| fs::read_to_string(table).unwrap_or_default();
+        let lines: Vec<String> = tables.iter().map(text).collect();
+        let all = lines.iter().flat_map(|t| t.lines()).filter_map(peer_and_inode);
+        // Its loopback is not ours.
+        let ours = |ip: &IpAddr, port: &u16| self.ports.contains(port) && self.local.contains(ip) && !ip.is_loopback();
+        all.filter(|((ip, port), _)| ours(ip, port)).map(|(_, inode)| inode).collect()
     }
+}
+
+/// Tables of sockets of the network namespaces that a process and its threads are in and we are not.
+fn tables_elsewhere(pid: u32) -> Vec<PathBuf> {
+    const MOST: usize = 200;
+    let mut seen: BTreeSet<PathBuf> = fs::read_link("/proc/self/ns/net").into_iter().collect();
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads
+        .take(MOST)
+        .map(|t| t.path())
+        .filter(|t| fs::read_link(t.join("ns/net")).is_ok_and(|ns| seen.insert(ns)))
+        .flat_map(|t| [t.join("net/tcp"), t.join("net/tcp6")])
+        .collect()
 }
 
 /// The peer and the inode of a line of /proc/net/tcp or tcp6: addresses are words of 32 bits in the machine's order.

@@ -139,7 +139,20 @@ impl Ground {
             address: m.address.clone(),
             beside: None,
         };
-        let (sentinels, nodes): (Vec<_>, Vec<_>) = found.members.iter().partition(|m| m.role == Role::Sentinel);
+        let (sentinels, all): (Vec<&Member>, Vec<&Member>) =
+            found.members.iter().partition(|m| m.role == Role::Sentinel);
+        // The address that was typed, and the one that others call the same server by: the later one is kept.
+        let mut nodes: Vec<(String, &Member)> = Vec::new();
+        for member in all {
+            let connection = Connection::open(&found.target_of(member), &options).ok();
+            let section = connection.and_then(|mut c| info(&mut c, "server").ok());
+            let run_id = section.and_then(|s| s.get("run_id").map(String::from));
+            // One that does not answer is itself.
+            let run_id = run_id.unwrap_or_else(|| member.address.clone());
+            nodes.retain(|(known, _)| *known != run_id);
+            nodes.push((run_id, member));
+        }
+        let nodes: Vec<&Member> = nodes.into_iter().map(|(_, member)| member).collect();
         let masters = nodes.iter().filter(|m| m.role == Role::Master).count();
         let way = match found.kind {
             DeploymentKind::Cluster => Way::Cluster,
@@ -335,5 +348,21 @@ impl<'a> Finder<'a> {
     fn dial(&self, node: usize, options: &Options) -> Option<Connection> {
         let first = Options { connect_timeout: self.options.connect_timeout, ..options.clone() };
         Connection::open(&self.ground.nodes[node].target, &first).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unslow_engine::{Deployment, ServerSpec, Shape, find};
+
+    #[test]
+    fn a_server_under_two_names_is_one() {
+        let engine = find("valkey-9.1").unwrap();
+        let pair = Deployment::start(&engine, &Shape::MasterReplica { replicas: 1 }, &ServerSpec::default()).unwrap();
+        let typed = Target::parse(&format!("localhost:{}", pair.nodes[0].port)).unwrap();
+        let ground = Ground::foreign(&typed, &TlsOptions::default()).unwrap();
+        let names: Vec<&str> = ground.nodes.iter().map(|n| n.address.as_str()).collect();
+        assert_eq!((names.len(), ground.masters), (2, 1), "{names:?}");
     }
 }

@@ -371,18 +371,23 @@ impl Plan {
         if let Some(zone) = zones.iter().find(|z| !names.contains(&z.as_str())) {
             return Err(format!("load.zones: no zone {zone:?}{}", near(zone, &names)));
         }
-        // What is seen of every operation stays in memory until it is judged.
-        let shards = topology.deployment.masters.max(1) as f64;
-        let seconds = (plan.end() + plan.after).as_secs_f64() + 60.0;
-        let operations = shards * clients.iter().sum::<usize>() as f64 * plan.load.rate_per_s * seconds;
+        plan.fits(topology.deployment.masters.max(1) as usize)?;
+        plan.topology = Some(topology);
+        Ok(plan)
+    }
+
+    /// What is seen of every operation stays in memory until it is judged.
+    pub fn fits(&self, shards: usize) -> Result<(), String> {
+        let clients = self.load.follows + self.load.stays + self.load.reads_replicas;
+        let seconds = (self.end() + self.after).as_secs_f64() + 60.0;
+        let operations = (shards * clients) as f64 * self.load.rate_per_s * seconds;
         if operations > OPERATIONS_MAX {
             return Err(format!(
                 "up to {operations:.0} operations: fewer clients, a lower rate_per_s or a shorter drill was expected, \
                  {OPERATIONS_MAX:.0} at most"
             ));
         }
-        plan.topology = Some(topology);
-        Ok(plan)
+        Ok(())
     }
 
     /// The names of the fault that has several.

@@ -232,7 +232,7 @@ pub fn hold() -> Result<bool, Error> {
 }
 
 /// As many descriptors as allowed: every host takes three, every client of a fault one.
-fn raise_descriptors() {
+pub fn raise_descriptors() {
     // SAFETY: a live struct for the kernel to fill, then to read.
     unsafe {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -51,17 +51,19 @@ pub struct Owner {
     pub pid: u32,
     started: String,
     boot: String,
+    /// Where the number means this process: containers share directories, and count their own processes.
+    namespace: String,
 }
 
 impl Owner {
     fn own() -> Owner {
         let pid = std::process::id();
-        Owner { pid, started: started_at(pid).unwrap_or_default(), boot: boot() }
+        Owner { pid, started: started_at(pid).unwrap_or_default(), boot: boot(), namespace: namespace() }
     }
 
-    /// Whether it still lives.
+    /// Whether it still lives; one that cannot be seen from here may.
     pub fn lives(&self) -> bool {
-        self.boot == boot() && started_at(self.pid).as_ref() == Some(&self.started)
+        self.boot == boot() && (self.namespace != namespace() || started_at(self.pid).as_ref() == Some(&self.started))
     }
 
     /// Whether the machine has not been started again since.
@@ -76,12 +78,19 @@ impl Owner {
         let text = fs::read_to_string(dir.join("owner")).ok()?;
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
-            [MAGIC, pid, started, boot] => {
-                Some(Owner { pid: pid.parse().ok()?, started: started.into(), boot: boot.into() })
-            }
+            [MAGIC, pid, started, boot, namespace] => Some(Owner {
+                pid: pid.parse().ok()?,
+                started: started.into(),
+                boot: boot.into(),
+                namespace: namespace.into(),
+            }),
             _ => None,
         }
     }
+}
+
+fn namespace() -> String {
+    fs::read_link("/proc/self/ns/pid").map_or("unknown".into(), |link| link.display().to_string())
 }
 
 fn boot() -> String {
@@ -146,7 +155,7 @@ impl Directory {
             }
         };
         let own = Owner::own();
-        let text = format!("{MAGIC} {} {} {}\n", own.pid, own.started, own.boot);
+        let text = format!("{MAGIC} {} {} {} {}\n", own.pid, own.started, own.boot, own.namespace);
         let dir = base.join(name);
         let taken = || {
             Error::new(format!(

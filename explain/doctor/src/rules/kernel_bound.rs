@@ -9,7 +9,7 @@
 //! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS.
 //!
 //! What to do: pipeline or batch; for clients on the server's machine `unslow bypass` (measured: a GET costs the server 0.6 us
-//! instead of 3.3); a multiplexing proxy; io-threads where there are cores.
+//! instead of 3.4); a multiplexing proxy; io-threads where there are cores.
 //! Sources: INFO cpu (main thread since 6.2), commandstats; measured fit: us per command = 0.28 + 2.36 / depth.
 
 use super::prelude::*;

@@ -14,6 +14,7 @@ use super::{Context, Played, Row, time};
 use crate::check::availability::windows;
 use crate::ground::Ground;
 use crate::load::{self, Run};
+use crate::run::Ends;
 use crate::spec::Load;
 
 /// Masters now: number of the node, and its host.
@@ -53,6 +54,7 @@ fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, E
     let stop = AtomicBool::new(false);
     let (run, clients) = Run::new(&ground, &shards, &load, &stop);
     std::thread::scope(|scope| {
+        let _ends = Ends(&[&stop]);
         let threads = run.start(scope, &clients);
         let through = wait_for("every writer to get through", Duration::from_secs(20), || {
             Ok(run.progress.iter().all(|p| p.load(Ordering::Relaxed) > 0))

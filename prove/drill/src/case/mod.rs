@@ -222,6 +222,11 @@ impl Case {
         toml::from_str(self.text).map_err(|e| Error::new(format!("cases/{}.toml: {e}", self.name)))
     }
 
+    /// Whether the doctor has something to find in it.
+    pub fn asks(&self) -> bool {
+        self.story().is_ok_and(|story| !story.finding.is_empty())
+    }
+
     /// Plays it; with `diagnosis_only` until the doctor has spoken.
     pub fn run(
         &self,

@@ -175,6 +175,7 @@ impl Prepared {
                 let rate = facts.rate_per_s * facts.threads as f64;
                 command.args(["bench", &format!("{}:{}", facts.host, facts.port), "--model", model]);
                 command.args(["--callers", &threads, "--rate", &rate.to_string()]);
+                command.args(["--timeout", &facts.timeout.as_secs_f64().to_string()]);
                 command.args(["--seconds", &facts.length.as_secs().to_string(), "--format", "json", "--quiet"]);
                 command.args(["--command", &format!("SET {} {{value}}", braced(&facts.keys[0]))]);
                 return command;
@@ -196,8 +197,8 @@ fn braced(key: &str) -> String {
     key.replace('{', "{{").replace('}', "}}")
 }
 
-/// What a run of `unslow bench` says of the fault: its schedule goes on during the outage, so its longest latency is the
-/// time until it was answered again.
+/// What a run of `unslow bench` says of the fault, to the second: the longest time without an answer, or the longest
+/// latency where that is shorter. Its schedule goes on during an outage: each request that was due then is a slow one.
 pub fn bench_seen(name: &str, fault: &str, folder: &Folder) -> Seen {
     let text = std::fs::read_to_string(folder.path().join(format!("{name}.json"))).unwrap_or_default();
     let report: Json = serde_json::from_str(&text).unwrap_or_default();
@@ -211,7 +212,21 @@ pub fn bench_seen(name: &str, fault: &str, folder: &Folder) -> Seen {
             ..Seen::default()
         };
     };
-    let fast = percentiles.iter().filter(|p| number(&p["us"]) <= SLOW_US as f64).map(|p| number(&p["share"]));
+    // Between two points of the distribution it is taken for a line.
+    let points: Vec<(f64, f64)> = percentiles.iter().map(|p| (number(&p["us"]), number(&p["share"]))).collect();
+    let at = points.partition_point(|(us, _)| *us <= SLOW_US as f64);
+    let fast = match (at.checked_sub(1).map(|i| points[i]), points.get(at)) {
+        (Some((us, share)), Some((next_us, next))) => {
+            share + (next - share) * (SLOW_US as f64 - us) / (next_us - us).max(1.0)
+        }
+        (Some((_, share)), None) => share,
+        (None, _) => 0.0,
+    };
+    let (mut silent, mut longest) = (0, 0);
+    for second in run["timeline"].as_array().map_or(&[][..], |t| t) {
+        silent = if number(&second["answered"]) == 0.0 { silent + 1_000_000 } else { 0 };
+        longest = longest.max(silent);
+    }
     let kinds = run["errors"].as_array().map_or(&[][..], |e| e);
     Seen {
         client: name.into(),
@@ -224,11 +239,11 @@ pub fn bench_seen(name: &str, fault: &str, folder: &Folder) -> Seen {
             .iter()
             .map(|k| format!("{} {}", k["count"], k["kind"].as_str().unwrap_or_default()))
             .collect(),
-        slow_share: 1.0 - fast.fold(0.0, f64::max),
+        slow_share: 1.0 - fast,
         latency_us_p50: number(&run["latency"]["us_p50"]) as u64,
         latency_us_p99: number(&run["latency"]["us_p99"]) as u64,
-        recovery_us: Some(number(&run["latency"]["us_max"]) as u64),
-        never: false,
-        other_shard_us: None,
+        recovery_us: Some(longest.max(number(&run["latency"]["us_max"]) as u64)),
+        never: silent > 2_000_000,
+        ..Seen::default()
     }
 }

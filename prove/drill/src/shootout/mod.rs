@@ -5,7 +5,8 @@
 
 mod drivers;
 
-use std::io::{BufRead, BufReader, Read};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -30,6 +31,8 @@ pub const SCHEMA: &str = "unslow.drill.clients/1";
 
 /// A command that took longer is slow, as in the account.
 const SLOW_US: u64 = 30_000;
+/// So many silences of a client are kept of each fault.
+const SILENCES: usize = 200;
 /// The slot that is hit: of the first master, and among those that move.
 const SLOT: u16 = 42;
 
@@ -44,7 +47,7 @@ pub struct Seen {
     pub fault: String,
     /// Why it did not run.
     pub missing: Option<String>,
-    /// Commands.
+    /// Commands, from the fault on.
     pub commands: u64,
     /// Of those, failed.
     pub errors: u64,
@@ -62,6 +65,32 @@ pub struct Seen {
     pub never: bool,
     /// The same of threads of another shard.
     pub other_shard_us: Option<u64>,
+    /// When its threads had no answer for over 30 ms, the longest ones. None of models of `unslow bench`.
+    pub silences: Vec<Silence>,
+}
+
+/// A time in which a thread had no answer.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Silence {
+    /// Which thread of the client.
+    pub thread: u32,
+    /// Whether its key is of the shard that was hit.
+    pub hit: bool,
+    /// From the fault's beginning; before it is 0.
+    pub from_us: u64,
+    /// Until the next answer, or the end.
+    pub until_us: u64,
+}
+
+/// When a fault was at work.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct During {
+    /// The fault.
+    pub fault: String,
+    /// From its beginning until it was healed.
+    pub lasted_us: u64,
+    /// From its beginning until the last answer that was looked at.
+    pub watched_us: u64,
 }
 
 /// What it prints as JSON.
@@ -71,6 +100,8 @@ pub struct Document {
     pub schema: &'static str,
     /// Which server.
     pub engine: String,
+    /// Each fault that was run.
+    pub faults: Vec<During>,
     /// Each client through each fault.
     pub clients: Vec<Seen>,
     /// Faults that could not be shown to have been at work: their figures mean nothing.
@@ -155,58 +186,101 @@ fn begin(lab: &Lab, name: &str, mut command: Command, folder: &Folder) -> Result
     Ok(Driver { name: name.into(), child, version, told })
 }
 
-/// The longest time a thread was without an answer, from `from` on: one that is stuck behind others that are not is what
-/// users of a pool notice.
-fn longest(ops: &[&Told], from: u64, until: u64) -> (Option<u64>, bool) {
-    let threads: std::collections::BTreeSet<u32> = ops.iter().map(|o| o.thread).collect();
-    let of = |thread: u32| -> Vec<&Told> { ops.iter().filter(|o| o.thread == thread).copied().collect() };
-    let all: Vec<_> = threads.into_iter().map(|t| longest_of_one(&of(t), from, until)).collect();
+/// The last line a driver wrote on standard error.
+fn last_words(folder: &Folder, name: &str) -> String {
+    let text = std::fs::read(folder.path().join(format!("{name}.stderr"))).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it says nothing").to_string()
+}
+
+/// Silences of a thread, from the one that `from` is in on; the last is open, up to `until`. None of one that never had an
+/// answer.
+fn silences(ops: &[&Told], from: u64, until: u64) -> Option<Vec<(u64, u64)>> {
+    let answered = ops.iter().filter(|o| o.outcome.is_none() && o.ended_us <= until);
+    let mut times: Vec<u64> = answered.map(|o| o.ended_us).collect();
+    times.sort_unstable();
+    let first = times.partition_point(|t| *t <= from).checked_sub(1)?;
+    times.push(until);
+    Some(times[first..].windows(2).map(|w| (w[0], w[1])).collect())
+}
+
+/// The longest of a thread's silences, and whether it had not ended: then it is longer than those that had, and than what
+/// the end of a run looks like.
+fn longest(silences: &[(u64, u64)]) -> (Option<u64>, bool) {
+    let Some(((last, end), closed)) = silences.split_last() else { return (None, true) };
+    let most = closed.iter().map(|(a, b)| b - a).max().unwrap_or(0);
+    let open = end - last;
+    if open > most.max(2_000_000) { (Some(open), true) } else { (Some(most), false) }
+}
+
+/// The longest that any of these threads was without an answer: one that is stuck behind others that are not is what users
+/// of a pool notice.
+fn longest_of_all(threads: &[&Quiet]) -> (Option<u64>, bool) {
+    let all: Vec<_> = threads.iter().map(|q| longest(&q.silences)).collect();
     (all.iter().filter_map(|(us, _)| *us).max(), all.is_empty() || all.iter().any(|(_, never)| *never))
 }
 
-fn longest_of_one(ops: &[&Told], from: u64, until: u64) -> (Option<u64>, bool) {
-    let mut times: Vec<u64> = ops.iter().filter(|o| o.outcome.is_none()).map(|o| o.ended_us).collect();
-    times.sort_unstable();
-    let Some(before) = times.iter().rev().find(|t| **t <= from).copied() else { return (None, true) };
-    let mut last = before;
-    let mut most = 0;
-    for at in times.into_iter().filter(|t| *t > from && *t <= until) {
-        most = most.max(at - last);
-        last = at;
-    }
-    let open = until - last;
-    if open > most.max(2_000_000) { (Some(open), true) } else { (Some(most), false) }
+/// When a thread had no answers.
+struct Quiet {
+    thread: u32,
+    hit: bool,
+    silences: Vec<(u64, u64)>,
 }
 
 fn judge(driver: &Driver, fault: &str, from: u64, until: u64) -> Seen {
     let told = driver.told.lock().unwrap_or_else(|e| e.into_inner());
-    let of = |hit: bool| -> Vec<&Told> { told.iter().filter(|o| o.hit == hit).collect() };
-    let (recovery_us, never) = longest(&of(true), from, until);
-    let (other_shard_us, _) = longest(&of(false), from, until);
-    let mut answered: Vec<u64> = told.iter().filter(|o| o.outcome.is_none()).map(|o| o.latency_us).collect();
+    let mut of: BTreeMap<u32, Vec<&Told>> = BTreeMap::new();
+    told.iter().for_each(|o| of.entry(o.thread).or_default().push(o));
+    let quiet: Vec<Quiet> = of
+        .into_iter()
+        .map(|(thread, ops)| {
+            let silences = silences(&ops, from, until).unwrap_or_default();
+            Quiet { thread, hit: ops.iter().any(|o| o.hit), silences }
+        })
+        .collect();
+    let threads = |hit: bool| -> Vec<&Quiet> { quiet.iter().filter(|q| q.hit == hit).collect() };
+    let (recovery_us, never) = longest_of_all(&threads(true));
+    let (other_shard_us, _) = longest_of_all(&threads(false));
+    let mut silences: Vec<Silence> = quiet
+        .iter()
+        .flat_map(|q| {
+            q.silences.iter().filter(|(a, b)| b - a > SLOW_US).map(|(a, b)| Silence {
+                thread: q.thread,
+                hit: q.hit,
+                from_us: a.saturating_sub(from),
+                until_us: b.saturating_sub(from),
+            })
+        })
+        .collect();
+    silences.sort_by_key(|s| std::cmp::Reverse(s.until_us - s.from_us));
+    silences.truncate(SILENCES);
+    // What came before is there for the silences.
+    let counted: Vec<&Told> = told.iter().filter(|o| o.ended_us > from && o.ended_us <= until).collect();
+    let mut answered: Vec<u64> = counted.iter().filter(|o| o.outcome.is_none()).map(|o| o.latency_us).collect();
     answered.sort_unstable();
     let at = |share: f64| answered.get((answered.len() as f64 * share) as usize).copied().unwrap_or(0);
-    let mut kinds: std::collections::BTreeMap<&str, u64> = Default::default();
-    for kind in told.iter().filter_map(|o| o.outcome.as_deref()) {
+    let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+    for kind in counted.iter().filter_map(|o| o.outcome.as_deref()) {
         *kinds.entry(kind).or_default() += 1;
     }
     let mut kinds: Vec<(&str, u64)> = kinds.into_iter().collect();
     kinds.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let slow = told.iter().filter(|o| o.latency_us > SLOW_US).count();
+    let slow = counted.iter().filter(|o| o.latency_us > SLOW_US).count();
     Seen {
         client: driver.name.clone(),
         version: driver.version.lock().unwrap_or_else(|e| e.into_inner()).clone(),
         fault: fault.into(),
         missing: None,
-        commands: told.len() as u64,
-        errors: told.iter().filter(|o| o.outcome.is_some()).count() as u64,
+        commands: counted.len() as u64,
+        errors: counted.iter().filter(|o| o.outcome.is_some()).count() as u64,
         error_kinds: kinds.iter().map(|(kind, n)| format!("{n} {kind}")).collect(),
-        slow_share: slow as f64 / told.len().max(1) as f64,
+        slow_share: slow as f64 / counted.len().max(1) as f64,
         latency_us_p50: at(0.5),
         latency_us_p99: at(0.99),
         recovery_us,
         never,
         other_shard_us,
+        silences,
     }
 }
 
@@ -222,6 +296,7 @@ pub fn run(
     let mut document = Document {
         schema: SCHEMA,
         engine: String::new(),
+        faults: Vec::new(),
         clients: Vec::new(),
         unknown: Vec::new(),
         folders: Vec::new(),
@@ -233,7 +308,12 @@ pub fn run(
                 continue;
             }
             any = true;
-            while_running(|| one(drill, label, plan, name, only, how, binary, &mut document, progress))?;
+            let ran = while_running(|| one(drill, label, plan, name, only, how, binary, &mut document, progress));
+            match ran {
+                // One that ended badly takes nothing from those that did not.
+                Err(e) if fault.is_none() => document.unknown.push(format!("{name}: {e}")),
+                other => other?,
+            }
         }
     }
     if !any {
@@ -315,13 +395,10 @@ fn one(
     running.retain_mut(|driver| {
         let there = through(driver);
         if !there {
-            let mut why = String::new();
-            let log = folder.path().join(format!("{}.stderr", driver.name));
-            let _ = std::fs::File::open(log).and_then(|mut f| f.read_to_string(&mut why));
             document.clients.push(Seen {
                 client: driver.name.clone(),
                 fault: fault.into(),
-                missing: Some(format!("no answer within 30 s; {}", why.lines().last().unwrap_or("it says nothing"))),
+                missing: Some(format!("no answer within 30 s; {}", last_words(&folder, &driver.name))),
                 ..Seen::default()
             });
         }
@@ -341,6 +418,10 @@ fn one(
     };
     progress(&format!("{fault}: before"));
     wait(clock + spec.at);
+    if interrupted() {
+        document.unknown.push(format!("interrupted before {fault}"));
+        return Ok(());
+    }
     // What came before was every client's start.
     for driver in &running {
         driver.told.lock().unwrap_or_else(|e| e.into_inner()).retain(|o| o.ended_us + 1_000_000 > unix_us());
@@ -357,15 +438,31 @@ fn one(
     if let Err(found) = proof.holds(&lab) {
         document.unknown.push(format!("{fault} was not at work at its end: {found}"));
     }
-    active.heal()?;
-    if let Err(found) = proof.healed(&lab) {
-        document.unknown.push(format!("{fault} could not be undone: {found}"));
+    match active.heal().map(|()| proof.healed(&lab)) {
+        Ok(Ok(())) => {}
+        Ok(Err(found)) => document.unknown.push(format!("{fault} could not be undone: {found}")),
+        Err(e) => document.unknown.push(format!("{fault} could not be undone: {e}")),
     }
+    let healed = unix_us();
     progress(&format!("{fault}: after"));
     wait(clock + plan.end() + plan.after);
     let until = unix_us();
-    for driver in &running {
-        document.clients.push(judge(driver, fault, from, until));
+    if interrupted() {
+        document.unknown.push(format!("interrupted during {fault}: its figures end there"));
+    }
+    document.faults.push(During {
+        fault: fault.into(),
+        lasted_us: healed.saturating_sub(from),
+        watched_us: until.saturating_sub(from),
+    });
+    for driver in &mut running {
+        let ended = driver.child.try_wait().is_ok_and(|status| status.is_some());
+        document.clients.push(if ended {
+            let why = format!("its driver ended in the middle; {}", last_words(&folder, &driver.name));
+            Seen { client: driver.name.clone(), fault: fault.into(), missing: Some(why), ..Seen::default() }
+        } else {
+            judge(driver, fault, from, until)
+        });
         let told = driver.told.lock().unwrap_or_else(|e| e.into_inner());
         let lines: String = told
             .iter()
@@ -382,4 +479,26 @@ fn one(
     }
     let text = serde_json::to_string_pretty(&document.clients).map_err(|e| Error::new(e.to_string()))?;
     folder.keep("clients.json", &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(ended_us: u64, ok: bool) -> Told {
+        Told { ended_us, latency_us: 1, thread: 0, hit: true, outcome: (!ok).then(|| "RedisException".into()) }
+    }
+
+    #[test]
+    fn silences_begin_before_the_fault_and_may_not_end() {
+        let ops = [told(100, true), told(900, true), told(1500, false), told(4000, true), told(4100, true)];
+        let ops: Vec<&Told> = ops.iter().collect();
+        let all = silences(&ops, 1000, 5000).expect("it had answers");
+        assert_eq!(all, [(900, 4000), (4000, 4100), (4100, 5000)]);
+        assert_eq!(longest(&all), (Some(3100), false));
+        let open = silences(&ops, 1000, 9_000_000).expect("it had answers");
+        assert_eq!(longest(&open), (Some(8_995_900), true));
+        assert_eq!(silences(&ops, 50, 5000), None, "no answer before the fault");
+        assert_eq!(longest(&[]), (None, true));
+    }
 }

@@ -223,11 +223,16 @@ impl Fault {
 
     fn prepare(&self, mut topology: Topology, engine: &str) -> Topology {
         topology.deployment.server = engine.into();
-        let old = unslow_engine::find(engine).is_ok_and(|e| !e.is_valkey() && e.level() < (7, 0));
-        for (key, value) in self.settings.iter().filter(|(key, _)| !(old && *key == DEBUG)) {
+        for (key, value) in self.settings_for(engine) {
             topology.deployment.settings.insert(key.to_string(), crate::topology::Setting::Text(value.to_string()));
         }
         topology
+    }
+
+    /// The settings it needs that this engine knows.
+    pub fn settings_for(&self, engine: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let old = unslow_engine::find(engine).is_ok_and(|e| !e.is_valkey() && e.level() < (7, 0));
+        self.settings.iter().copied().filter(move |(key, _)| !(old && *key == DEBUG))
     }
 
     /// Begins it on a lab. Without a target it takes the first that fits, without a value its own.

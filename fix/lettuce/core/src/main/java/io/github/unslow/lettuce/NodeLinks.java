@@ -5,11 +5,13 @@ import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisException;
 import io.lettuce.core.RedisFuture;
 import io.lettuce.core.RedisURI;
+import io.lettuce.core.StatefulRedisConnectionImpl;
 import io.lettuce.core.TimeoutOptions;
 import io.lettuce.core.api.StatefulConnection;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.api.async.RedisAsyncCommands;
 import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.protocol.ProtocolVersion;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
 import io.lettuce.core.resource.ClientResources;
 import java.time.Duration;
@@ -23,7 +25,7 @@ import java.util.function.Function;
 import java.util.function.Supplier;
 
 /**
- * Connections of our own to nodes, kept from one question to the next. None of them reconnects by itself: a link that
+ * Connections of our own to nodes, kept from one question to the next; where one listens, it is asked. None of them reconnects by itself: a link that
  * breaks is news, and is made again when it is needed.
  */
 final class NodeLinks {
@@ -43,6 +45,11 @@ final class NodeLinks {
     /** Since when a link has not answered; one that is slow is not made slower by new connections. */
     private final Map<String, Long> silentSince = new ConcurrentHashMap<>();
 
+    /** Those that listen and answer questions as well: RESP3 tells messages and replies apart. */
+    private final Map<String, StatefulRedisConnection<String, String>> listening = new ConcurrentHashMap<>();
+
+    private final Map<String, Long> askedAt = new ConcurrentHashMap<>();
+
     private volatile boolean closed;
 
     /**
@@ -56,7 +63,7 @@ final class NodeLinks {
     /** Whether there is a connection to this node already: a question is answered sooner then. */
     boolean isWarm(RedisURI uri) {
         CompletableFuture<StatefulRedisConnection<String, String>> link = links.get(address(uri));
-        return link != null && link.isDone() && !link.isCompletedExceptionally() && link.join().isOpen();
+        return listening(address(uri)) != null || link != null && link.isDone() && !link.isCompletedExceptionally() && link.join().isOpen();
     }
 
     /**
@@ -71,12 +78,9 @@ final class NodeLinks {
             return CompletableFuture.failedFuture(new RedisException("The client is shut down"));
         }
         String address = address(uri);
-        CompletableFuture<StatefulRedisConnection<String, String>> before = links.get(address);
-        if (before != null && before.isDone() && (before.isCompletedExceptionally() || !before.join().isOpen())) {
-            forget(address, before); // closed by the server, idle perhaps
-        }
-        CompletableFuture<StatefulRedisConnection<String, String>> link = links.computeIfAbsent(address,
-                a -> open(() -> client.connectAsync(StringCodec.UTF8, own(uri))));
+        StatefulRedisConnection<String, String> ear = listening(address);
+        CompletableFuture<StatefulRedisConnection<String, String>> link = ear == null ? link(address, uri)
+                : CompletableFuture.completedFuture(ear);
         CompletableFuture<T> answer = link.thenCompose(connection -> question.apply(connection.async()))
                 .orTimeout(patience.toMillis(), TimeUnit.MILLISECONDS);
         return answer.whenComplete((ok, error) -> {
@@ -89,6 +93,39 @@ final class NodeLinks {
             // A connection that is still being made may yet be one.
             if (link.isDone() && (!slow || System.nanoTime() - since > SILENT.toNanos())) {
                 silentSince.remove(address);
+                if (ear == null) {
+                    forget(address, link);
+                } else {
+                    listening.remove(address, ear); // whoever listens finds out for itself
+                }
+            }
+        });
+    }
+
+    private CompletableFuture<StatefulRedisConnection<String, String>> link(String address, RedisURI uri) {
+        CompletableFuture<StatefulRedisConnection<String, String>> before = links.get(address);
+        if (before != null && before.isDone() && (before.isCompletedExceptionally() || !before.join().isOpen())) {
+            forget(address, before); // closed by the server, idle perhaps
+        }
+        askedAt.put(address, System.nanoTime());
+        return links.computeIfAbsent(address, a -> open(() -> client.connectAsync(StringCodec.UTF8, own(uri))));
+    }
+
+    /** Who listens at a node and may be asked, or null. */
+    private StatefulRedisConnection<String, String> listening(String address) {
+        StatefulRedisConnection<String, String> ear = listening.get(address);
+        if (ear != null && !ear.isOpen()) {
+            listening.remove(address, ear);
+            return null;
+        }
+        return ear;
+    }
+
+    /** Closes links that nobody has asked anything for so long. */
+    void closeIdle(Duration idle) {
+        links.forEach((address, link) -> {
+            Long asked = askedAt.get(address);
+            if (asked != null && link.isDone() && System.nanoTime() - asked > idle.toNanos()) {
                 forget(address, link);
             }
         });
@@ -106,6 +143,9 @@ final class NodeLinks {
         timely.whenComplete((ok, error) -> {
             if (error != null) {
                 opened.thenAccept(StatefulConnection::closeAsync);
+            } else if (ok instanceof StatefulRedisConnectionImpl<?, ?> made
+                    && made.getConnectionState().getNegotiatedProtocolVersion() == ProtocolVersion.RESP3) {
+                listening.put(address(uri), ok);
             }
         });
         return timely;
@@ -113,11 +153,13 @@ final class NodeLinks {
 
     /** Drops the link to a node that is not asked any more. */
     void forget(String address) {
+        listening.remove(address);
         forget(address, links.get(address));
     }
 
     private void forget(String address, CompletableFuture<StatefulRedisConnection<String, String>> link) {
         if (link != null && links.remove(address, link)) {
+            askedAt.remove(address);
             link.thenAccept(StatefulConnection::closeAsync);
         }
     }
@@ -146,6 +188,7 @@ final class NodeLinks {
     CompletableFuture<Void> close() {
         closed = true;
         links.clear();
+        listening.clear();
         return client.shutdownAsync(0, 2, TimeUnit.SECONDS);
     }
 

@@ -20,6 +20,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.function.BooleanSupplier;
 
 /**
  * Who tells of changes. A watcher's messages reach every node of the cluster, so one connection hears them all; where
@@ -42,9 +43,12 @@ final class PushChannels {
     private static final Duration CHECK = Duration.ofMinutes(5);
 
     /** Subscriptions that are made at a time, and how long before the next. */
-    private static final int BATCH = 256;
+    private static final int BATCH = 64;
 
-    private static final long BATCH_PAUSE_MS = 10;
+    private static final long BATCH_PAUSE_MS = 20;
+
+    /** A server that did not say how many listen is asked again. */
+    private static final long COUNT_AGAIN_MS = 5000;
 
     private static final long REOPEN_MAX_MS = 10_000;
 
@@ -168,7 +172,7 @@ final class PushChannels {
             connection.async().subscribe(CHANNELS).whenCompleteAsync((ok, refused) -> {
                 if (refused == null) {
                     failures = 0;
-                    agent.schedule(agent.random.nextLong(QUIET.toMillis()), () -> listenToSilence(connection));
+                    checkNowAndThen(connection, node.address(), () -> connection == watcherLink, this::watcherLinkClosed);
                 } else if (Failures.isRefusal(refused)) {
                     agent.logOnce("watcher", "This user may not listen to __cluster__:* (ACL: &__cluster__:* +subscribe): "
                             + "a watcher will not be heard");
@@ -176,24 +180,6 @@ final class PushChannels {
                     connection.closeAsync();
                 }
             }, agent.loop);
-        }, agent.loop);
-    }
-
-    /** A path that was forgotten on the way says nothing for ever, and who left the cluster hears nothing any more. */
-    private void listenToSilence(StatefulRedisPubSubConnection<String, String> which) {
-        if (which != watcherLink) {
-            return;
-        }
-        if (agent.known().at(watcherAt) == null) {
-            watcherLinkClosed(which);
-            return;
-        }
-        which.async().ping().toCompletableFuture().orTimeout(2, TimeUnit.SECONDS).whenCompleteAsync((ok, error) -> {
-            if (error != null && !Failures.isReply(error)) {
-                watcherLinkClosed(which);
-            } else {
-                agent.schedule(QUIET.toMillis(), () -> listenToSilence(which));
-            }
         }, agent.loop);
     }
 
@@ -450,10 +436,11 @@ final class PushChannels {
 
             }, this::broken).whenCompleteAsync((opened, error) -> {
                 busy = false;
-                if (opened != null && (closed || !opened.isOpen())) {
+                boolean late = closed || connection != null;
+                if (opened != null && (late || !opened.isOpen())) {
                     opened.closeAsync();
                 }
-                if (closed) {
+                if (late) {
                     return;
                 }
                 if (error != null || !opened.isOpen()) {
@@ -464,21 +451,7 @@ final class PushChannels {
                     counted = false;
                     one = true;
                     update();
-                    agent.schedule(agent.random.nextLong(QUIET.toMillis()), () -> listenToSilence(opened));
-                }
-            }, agent.loop);
-        }
-
-        /** A path that was forgotten on the way says nothing for ever. */
-        private void listenToSilence(StatefulRedisPubSubConnection<String, String> which) {
-            if (closed || which != connection) {
-                return;
-            }
-            which.async().ping().toCompletableFuture().orTimeout(2, TimeUnit.SECONDS).whenCompleteAsync((ok, error) -> {
-                if (error != null && !Failures.isReply(error)) {
-                    broken(which);
-                } else {
-                    agent.schedule(QUIET.toMillis(), () -> listenToSilence(which));
+                    checkNowAndThen(opened, at, () -> opened == connection, this::broken);
                 }
             }, agent.loop);
         }
@@ -506,6 +479,15 @@ final class PushChannels {
                     if (closed || link != connection) {
                         return;
                     }
+                    if (error != null && !Failures.isReply(error)) {
+                        judge();
+                        agent.schedule(COUNT_AGAIN_MS, () -> {
+                            if (link == connection) {
+                                count();
+                            }
+                        });
+                        return;
+                    }
                     if (error != null) {
                         // How many there are is not known: one slot, as if there were many.
                         agent.logOnce("shardnumsub", "Cannot count who listens to a shard (" + Failures.words(error)
@@ -526,21 +508,27 @@ final class PushChannels {
             StatefulRedisPubSubConnection<String, String> link = connection;
             List<CompletableFuture<?>> batch = new ArrayList<>();
             int slot = missing.nextSetBit(from);
-            for (; slot >= 0 && batch.size() < BATCH; slot = missing.nextSetBit(slot + 1)) {
-                int number = slot;
-                RedisFuture<Void> future = link.async().ssubscribe(ShardChannels.of(slot));
-                batch.add(future.toCompletableFuture().thenRunAsync(() -> {
-                    if (link == connection) {
-                        subscribed.set(number);
-                    }
-                }, agent.loop));
+            // One write for all: the event loop is the application's.
+            link.setAutoFlushCommands(false);
+            try {
+                for (; slot >= 0 && batch.size() < BATCH; slot = missing.nextSetBit(slot + 1)) {
+                    int number = slot;
+                    RedisFuture<Void> future = link.async().ssubscribe(ShardChannels.of(slot));
+                    batch.add(future.toCompletableFuture().thenRunAsync(() -> {
+                        if (link == connection) {
+                            subscribed.set(number);
+                        }
+                    }, agent.loop));
+                }
+            } finally {
+                link.setAutoFlushCommands(true);
+                link.flushCommands();
             }
             int rest = slot;
             CompletableFuture.allOf(batch.toArray(new CompletableFuture<?>[0])).orTimeout(5, TimeUnit.SECONDS)
                     .whenCompleteAsync((ok, error) -> {
                         if (closed || link != connection) {
-                            busy = false;
-                            return;
+                            return; // whoever broke the link goes on from there
                         }
                         if (error != null && Failures.isRefusal(error)) {
                             deny(error);
@@ -554,7 +542,11 @@ final class PushChannels {
                             agent.request("a subscription that failed", List.of(at), Duration.ofMillis(200));
                             agent.schedule(500, this::update);
                         } else if (rest >= 0) {
-                            agent.schedule(BATCH_PAUSE_MS, () -> subscribe(missing, rest));
+                            agent.schedule(BATCH_PAUSE_MS, () -> {
+                                if (link == connection) {
+                                    subscribe(missing, rest);
+                                }
+                            });
                         } else {
                             busy = false;
                             failed = 0;
@@ -635,6 +627,27 @@ final class PushChannels {
                     valkey = info.contains("valkey_version");
                     return valkey;
                 }, agent.loop);
+    }
+
+    /** A path that was forgotten on the way says nothing for ever, and who left the cluster hears nothing any more. */
+    private void checkNowAndThen(StatefulRedisPubSubConnection<String, String> link, String at, BooleanSupplier used,
+            Closed broken) {
+        agent.schedule(agent.random.nextLong(2 * QUIET.toMillis()), () -> {
+            if (!used.getAsBoolean()) {
+                return;
+            }
+            if (agent.known().at(at) == null) {
+                broken.of(link);
+                return;
+            }
+            link.async().ping().toCompletableFuture().orTimeout(2, TimeUnit.SECONDS).whenCompleteAsync((ok, error) -> {
+                if (error != null && !Failures.isReply(error)) {
+                    broken.of(link);
+                } else {
+                    checkNowAndThen(link, at, used, broken);
+                }
+            }, agent.loop);
+        });
     }
 
     private abstract static class Listener extends RedisPubSubAdapter<String, String> {

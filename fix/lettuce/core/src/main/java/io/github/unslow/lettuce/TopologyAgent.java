@@ -60,6 +60,9 @@ final class TopologyAgent {
     /** What is known outranks older views for so long without anybody who confirms it. */
     private static final Duration UNCONFIRMED_MAX = Duration.ofSeconds(60);
 
+    /** Links that are not needed are closed after it. */
+    private static final Duration IDLE = Duration.ofSeconds(30);
+
     /** Watchers whose heartbeats are told apart. */
     private static final int WATCHERS = 8;
 
@@ -99,7 +102,13 @@ final class TopologyAgent {
     /** Addresses that announcements named since the last refresh: they know best whether it was true. */
     private final Set<String> told = new LinkedHashSet<>();
 
-    private boolean requested;
+    /** The refresh that is requested: one that is due earlier takes its place. */
+    private Object requested;
+
+    private long requestedFor;
+
+    /** When the budget has one for it. */
+    private long affordable;
 
     private final Set<String> requestedFirst = new LinkedHashSet<>();
 
@@ -197,8 +206,12 @@ final class TopologyAgent {
                 triggered = null;
                 triggeredAt = System.nanoTime();
                 refresh(List.of()).whenCompleteAsync((ok, error) -> {
-                    triggerMs = known.differsFrom(before) ? TRIGGER_MS : Math.min(TRIGGER_MAX_MS, triggerMs * 2);
+                    boolean changed = known.differsFrom(before);
+                    triggerMs = changed ? TRIGGER_MS : Math.min(TRIGGER_MAX_MS, triggerMs * 2);
                     if (error == null) {
+                        if (!changed) {
+                            apply(); // Lettuce may have kept a connection that it looked up while a route changed
+                        }
                         waited.complete(null);
                     } else {
                         waited.completeExceptionally(Failures.cause(error));
@@ -569,13 +582,26 @@ final class TopologyAgent {
     void request(String why, List<String> first, Duration spread) {
         logger.debug("Refreshing because of {}", why);
         requestedFirst.addAll(first);
-        if (requested || closed) {
+        if (closed) {
             return;
         }
-        requested = true;
-        long delay = random.nextLong(Math.max(spread.toMillis(), spread().toMillis()) + 1);
-        schedule(delay + spend(), () -> {
-            requested = false;
+        long now = System.nanoTime();
+        long wish = now + TimeUnit.MILLISECONDS.toNanos(random.nextLong(Math.max(spread.toMillis(), spread().toMillis()) + 1));
+        if (requested == null) {
+            affordable = now + TimeUnit.MILLISECONDS.toNanos(spend());
+        }
+        long due = wish - affordable > 0 ? wish : affordable;
+        if (requested != null && requestedFor - due <= 0) {
+            return;
+        }
+        Object mine = new Object();
+        requested = mine;
+        requestedFor = due;
+        schedule(Math.max(0, TimeUnit.NANOSECONDS.toMillis(due - now)), () -> {
+            if (requested != mine) {
+                return;
+            }
+            requested = null;
             List<String> addresses = List.copyOf(requestedFirst);
             requestedFirst.clear();
             refresh(addresses);
@@ -611,6 +637,8 @@ final class TopologyAgent {
                     ? List.of(sources.get((int) (refreshes % Math.min(options.getSampleSize(), sources.size()))).address())
                     : List.of());
         }
+        // Told, nodes that are not listened to are asked once in a while; polled, in each period.
+        links.closeIdle(push.isTold() ? IDLE : Duration.ofMillis(base * 3 / 2).plus(IDLE));
         schedule(1000, this::periodically);
     }
 

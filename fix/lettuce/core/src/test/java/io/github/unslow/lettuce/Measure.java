@@ -40,7 +40,7 @@ public final class Measure {
         try (Lab lab = Lab.cluster(SERVER, 1)) {
             switch (arguments[0]) {
                 case "moves":
-                    moves(lab, Integer.parseInt(arguments[1]));
+                    moves(lab, Integer.parseInt(arguments[1]), Long.parseLong(arguments[2]));
                     break;
                 case "failovers":
                     failovers(lab, arguments[1], Integer.parseInt(arguments[2]));
@@ -149,8 +149,12 @@ public final class Measure {
                 sorted[Math.min(sorted.length - 1, (int) Math.ceil(sorted.length * 0.99) - 1)], sorted[sorted.length - 1], never);
     }
 
-    /** From SETSLOT at the new owner until each client's route has changed. */
-    private static void moves(Lab lab, int count) {
+    /**
+     * From SETSLOT at the new owner until each client's route has changed.
+     *
+     * @param pauseMs after everybody knows a move, until the next: Lettuce refreshes by itself every 5 s at most
+     */
+    private static void moves(Lab lab, int count, long pauseMs) {
         lab.start("watch", lab.address(1), "--publish");
         Map<String, Candidate> candidates = candidates(lab, true);
         RedisClient client = RedisClient.create();
@@ -197,7 +201,7 @@ public final class Measure {
             if (counts) {
                 open.keySet().forEach(name -> never.merge(name, 1, Integer::sum));
             }
-            pause(1500);
+            pause(pauseMs);
         }
         times.forEach((name, all) -> System.out.println(row(name, all, never.getOrDefault(name, 0))));
     }
@@ -243,29 +247,32 @@ public final class Measure {
         times.forEach((name, all) -> System.out.println(row(name, all, never.getOrDefault(name, 0))));
     }
 
-    /** CPU time of all servers while so many clients do nothing. */
+    /** CPU time of all servers while so many clients, each with one connection that does nothing, keep their topology. */
     private static void cpu(Lab lab, int clients, int seconds) {
         ClientResources resources = ClientResources.create();
         spend("nobody", lab, 1, seconds, () -> null);
-        // As many refreshes in a second as of ten times the clients once a minute.
-        spend("Lettuce, every 60 s from all nodes", lab, clients, seconds, () -> {
-            RedisClusterClient client = RedisClusterClient.create(resources, uri(lab));
-            client.setOptions(ClusterClientOptions.builder().topologyRefreshOptions(periodic(Duration.ofSeconds(6))).build());
-            client.connect();
-            return client;
-        });
+        ClusterTopologyRefreshOptions never = ClusterTopologyRefreshOptions.builder().enablePeriodicRefresh(false).build();
+        spend("Lettuce, never again", lab, clients, seconds, () -> plain(lab, resources, never));
+        spend("Lettuce, every 60 s from all nodes", lab, clients, seconds,
+                () -> plain(lab, resources, periodic(Duration.ofSeconds(60))));
         spend("unslow, polling", lab, clients, seconds, () -> one(lab, resources, TopologyOptions.Push.NONE));
         spend("unslow, servers", lab, clients, seconds, () -> one(lab, resources, TopologyOptions.Push.SERVERS));
         lab.start("watch", lab.address(1), "--publish");
         pause(2000);
-        spend("unslow watch alone", lab, 1, seconds, () -> null);
+        spend("nobody but unslow watch", lab, 1, seconds, () -> null);
         spend("unslow, watcher", lab, clients, seconds, () -> one(lab, resources, TopologyOptions.Push.WATCHER));
+    }
+
+    private static RedisClusterClient plain(Lab lab, ClientResources resources, ClusterTopologyRefreshOptions refresh) {
+        RedisClusterClient client = RedisClusterClient.create(resources, uri(lab));
+        client.setOptions(ClusterClientOptions.builder().topologyRefreshOptions(refresh).build());
+        client.connect();
+        return client;
     }
 
     private static RedisClusterClient one(Lab lab, ClientResources resources, TopologyOptions.Push push) {
         RedisClusterClient client = UnslowRedisClusterClient.create(resources, List.of(uri(lab)),
-                TopologyOptions.builder().push(push).refreshPeriod(Duration.ofSeconds(6))
-                        .refreshPeriodWithPush(Duration.ofSeconds(60)).build());
+                TopologyOptions.builder().push(push).build());
         client.connect();
         return client;
     }
@@ -278,14 +285,14 @@ public final class Measure {
                 all.add(client);
             }
         }
-        pause(15_000); // their beginning
+        pause(45_000); // their beginning, and what that needed
         double[] before = used(lab);
         pause(seconds * 1000L);
         double[] after = used(lab);
         System.out.printf("| %s | %.2f ms/s | %.1f | %.1f | %.1f kB/s |%n", name, (after[0] - before[0]) * 1000 / seconds,
                 (after[1] - before[1]) / seconds, (after[2] - before[2]) / seconds, (after[3] - before[3]) / 1000 / seconds);
         all.forEach(client -> client.shutdownAsync(0, 1, TimeUnit.SECONDS));
-        pause(3000);
+        pause(10_000);
     }
 
     /** CPU seconds, commands, connections and bytes sent, of all servers. */
