@@ -558,6 +558,42 @@ fn a_server_whose_threads_have_sets_of_their_own_is_carried() {
     assert_eq!(meeting.carried_while(script, port), 40);
 }
 
+/// Threads that read and write connections for the main one: every value comes back as it was.
+const WRITES_AND_READS: &str = r#"
+import os, socket, sys, threading
+
+def command(*words):
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
+
+def work(i):
+    s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 20)
+    open_for_good.append(s)
+    f = s.makefile("rb")
+    for n in range(50):
+        values = [os.urandom(1 + (n * 37 + j * 911) % 9000) for j in range(8)]
+        s.sendall(b"".join(command(b"SET", b"%d.%d" % (i, j), v) + command(b"GET", b"%d.%d" % (i, j)) for j, v in enumerate(values)))
+        for v in values:
+            assert f.readline() == b"+OK\r\n"
+            assert f.read(int(f.readline()[1:]) + 2) == v + b"\r\n"
+    right.append(i)
+
+open_for_good, right = [], []
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print("good" if len(right) == 8 else "wrong", flush=True)
+sys.stdin.read()
+"#;
+
+#[test]
+fn servers_with_io_threads_are_carried() {
+    for (name, reads) in [("valkey-9.1", &[][..]), ("redis-7.0", &["--io-threads-do-reads", "yes"])] {
+        let meeting = Meeting::new();
+        let server = meeting.server(name, &[&["--io-threads", "3"], reads].concat());
+        assert_eq!(meeting.carried_while(WRITES_AND_READS, server.port), 8, "{name}");
+    }
+}
+
 #[test]
 fn tls_goes_over_rings() {
     let meeting = Meeting::new();
