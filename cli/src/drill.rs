@@ -493,7 +493,9 @@ fn clients_table(document: &shootout::Document) -> ClientsTable {
         all.push(row);
     }
     notes.extend(document.unknown.iter().cloned());
-    let answered = |s: &&shootout::Seen| s.missing.is_none() && s.recovery_us.is_some();
+    // Figures of a fault that was not at work, or that were cut off, are no record.
+    let certain = document.unknown.is_empty();
+    let answered = |s: &&shootout::Seen| certain && s.missing.is_none() && s.recovery_us.is_some();
     let best = document.clients.iter().filter(answered).min_by_key(|s| s.recovery_us);
     let worst = document.clients.iter().filter(answered).max_by_key(|s| (s.never, s.recovery_us));
     let closing = best.zip(worst).map_or(String::new(), |(best, worst)| {

@@ -177,7 +177,7 @@ fn fault_page<'a>(during: &'a During, document: &'a Document) -> FaultPage<'a> {
 /// What a page is made with.
 pub fn environment(name: &'static str, template: &'static str) -> anyhow::Result<Environment<'static>> {
     let mut environment = Environment::new();
-    environment.add_template("style.css", include_str!("../templates/style.css")).context("the pages' style")?;
+    environment.add_template("page.html", include_str!("../templates/page.html")).context("the pages' frame")?;
     environment.add_template(name, template).context("the page's template")?;
     Ok(environment)
 }
