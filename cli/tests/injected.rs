@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use unslow_doctor::{Report, Severity};
+use unslow_doctor::{Finding, Report, Severity};
 use unslow_engine::{Deployment, Engine, ServerSpec, Shape, find};
 use unslow_lab::faults::{self, Fault, Takes};
 use unslow_lab::lab::Lab;
@@ -44,12 +44,14 @@ fn doctor(mut command: Command, url: &str, name: &str) -> Report {
         let (_, before) = stolen((0, 0));
         let mut report = ask(&mut command, name);
         let (share, _) = stolen(before);
-        if share <= STOLEN_MAX {
+        // Its window is a part of the time measured here, and may have had all of it.
+        let hypervisor = |f: &Finding| f.id == "noisy_neighbour" && f.title.contains("hypervisor");
+        if share <= STOLEN_MAX && !report.findings.iter().any(hypervisor) {
             return report;
         }
         println!("{name}: the hypervisor took {:.0} % of this machine meanwhile", share * 100.0);
         if calm == 0 {
-            report.findings.retain(|f| f.id != "noisy_neighbour" || !f.title.contains("hypervisor"));
+            report.findings.retain(|f| !hypervisor(f));
             return report;
         }
         std::thread::sleep(Duration::from_secs(3)); // for a calmer moment, which nobody announces
@@ -174,6 +176,7 @@ fn names_every_injected_fault_first() {
             if named == rule {
                 break;
             }
+            println!("  {}", report.findings.first().map_or("nothing found", |f| f.title.as_str()));
             if attempt == TRIES {
                 wrong.push(line);
             }

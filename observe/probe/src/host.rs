@@ -265,22 +265,28 @@ impl Watch {
         all.truncate(MOST);
         let ports = host.processes.iter().flat_map(|p| &p.addresses).map(|a| port_of(a)).collect();
         let ours = Ours { ports, local: local_ips() };
-        let mut inodes = ours.connections(sockets);
+        let here = ours.connections(sockets);
+        // What was open and what led to a server are read one after the other and compared over all looks: tables are long
+        // under short connections, and one may begin and end between two readings. Inodes are not used again so soon.
         let tables: Vec<Vec<PathBuf>> = all.iter().map(|n| tables_elsewhere(n.pid)).collect();
+        let mut open: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); all.len()];
+        let mut led: Vec<BTreeSet<u32>> = vec![here; all.len()];
         let until = Instant::now() + LOOK;
         let waited = host.processes.iter().any(|p| p.run_delay_share.is_some_and(|d| d > 0.01));
         loop {
-            for (neighbour, tables) in all.iter_mut().zip(&tables).filter(|(n, _)| !n.client) {
-                let open = socket_inodes(neighbour.pid);
-                neighbour.client = open.iter().any(|i| inodes.contains(i))
-                    || ours.connections_in(tables).iter().any(|i| open.contains(i));
+            for (i, neighbour) in all.iter_mut().enumerate().filter(|(_, n)| !n.client) {
+                open[i].extend(socket_inodes(neighbour.pid));
+                led[i].extend(ours.connections_in(&tables[i]));
+                open[i].extend(socket_inodes(neighbour.pid));
+                neighbour.client = !open[i].is_disjoint(&led[i]);
             }
             // It matters only where a server had to wait for them.
             if !waited || all.iter().all(|n| n.client) || Instant::now() > until {
                 break;
             }
             std::thread::sleep(PAUSE);
-            inodes = ours.connections(&sockets::all().unwrap_or_default());
+            let here = ours.connections(&sockets::all().unwrap_or_default());
+            led.iter_mut().for_each(|l| l.extend(&here));
         }
         host.neighbours = all;
     }
