@@ -2,7 +2,7 @@
 export UNSLOW_CACHE ?= $(CURDIR)/.cache
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test check bench tools compilers
+.PHONY: demo test check bench fuzz tools compilers
 
 compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wants OpenSSL
 	@missing=""; \
@@ -35,6 +35,12 @@ test: tools compilers check ## everything CI runs
 	cargo test --release --workspace -- --test-threads=1
 	cd fix/lettuce && mvn -B --no-transfer-progress verify
 	RUSTFLAGS="--cfg loom" cargo test --release --package unslow-bypass --test loom --target-dir target/loom
+
+FUZZ_S ?= 120
+fuzz: compilers ## every parser of foreign bytes under libFuzzer, FUZZ_S seconds each; stable Rust will do
+	command -v cargo-fuzz > /dev/null || cargo install --locked cargo-fuzz
+	cd fuzz && for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do \
+		RUSTC_BOOTSTRAP=1 cargo fuzz run $$target -- -max_total_time=$(FUZZ_S) -rss_limit_mb=4096 -print_final_stats=1 || exit 1; done
 
 bench: tools compilers ## the tables in bench/runs, made anew
 	cargo build --release --package unslow

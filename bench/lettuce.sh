@@ -30,7 +30,7 @@ for part in ${PARTS:-moves failovers cpu latency}; do
             case $part in
             moves)
                 for pause in 6000 1000; do
-                    table "A slot moves (SETSLOT) $moves times, each $pause ms after every client knew of the one before; each client writes a key of the slot every millisecond. Known after (three moves before are not counted: a JVM loads its classes):" " client | median | 99th | longest | not in 7 s |"
+                    table "A slot moves (SETSLOT) $moves times for each client in its turn, each $pause ms after the client knew of the one before; it writes a key of the slot every millisecond, the others are idle. Known after (three moves before are not counted: a JVM loads its classes):" " client | median | 99th | longest | not in 7 s |"
                     measure moves "$moves" $pause
                 done
                 ;;

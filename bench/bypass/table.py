@@ -32,10 +32,10 @@ def pin(pid, cpus):
 
 
 class Server:
-    def __init__(self, program):
+    def __init__(self, program, *flags):
         self.dir = tempfile.mkdtemp()
         self.unix = f"{self.dir}/s"
-        command = [unslow, "bypass", "--", program, "--port", str(PORT), "--unixsocket", self.unix, "--save", "", "--dir", self.dir]
+        command = [unslow, "bypass", *flags, "--", program, "--port", str(PORT), "--unixsocket", self.unix, "--save", "", "--dir", self.dir, "--maxclients", "20000"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(200):
             time.sleep(0.05)
@@ -254,6 +254,42 @@ def sockmap(server):
         print(f"| {name} | {cells[0]} | {cells[1]} | {gain * 100:+.0f} % | {cells[2]} | {cells[3]} | {lower * -100:+.0f} % | {cells[4]} | {cells[5]} |", flush=True)
 
 
+SHMEM = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+
+def huge_pages(program):
+    """Rings in small pages and in huge ones, a server each time."""
+    with open(SHMEM) as f:
+        before = re.search(r"\[(\w+)\]", f.read())[1]
+
+    def setting(value):
+        with open(SHMEM, "w") as f:
+            f.write(value)
+
+    m = statistics.median
+    try:
+        setting("advise")
+        for connections in (50, 2000, 9500):
+            seen = {"small": [], "huge": []}
+            for i in range(ROUNDS):
+                for pages in ("small", "huge") if i % 2 == 0 else ("huge", "small"):
+                    os.environ["UNSLOW_BYPASS_HUGE_PAGES"] = "1" if pages == "huge" else ""
+                    server = Server(program, *(["--huge-pages"] if pages == "huge" else []))
+                    try:
+                        run, spent = window(f"shm:{PORT}", server, connections, 1, 1000, 3)
+                        with open(f"/proc/{server.process.pid}/status") as f:
+                            rss = int(re.search(r"RssShmem:\s+(\d+) kB", f.read())[1]) / 1024
+                        seen[pages].append((run["throughput_per_s"] / 1000, spent / 1000 / run["answered"], run["generator"]["cpu_us_per_request"], rss))
+                    finally:
+                        server.end()
+            ratio = m([h[1] / s[1] for s, h in zip(seen["small"], seen["huge"])])
+            cells = [f"{m([x[i] for x in seen[p]]):.{d}f}" for i, d in ((0, 0), (1, 2), (2, 2), (3, 0)) for p in ("small", "huge")]
+            print(f"| {connections} | " + " | ".join(cells) + f" | {ratio:.2f} |", flush=True)
+    finally:
+        del os.environ["UNSLOW_BYPASS_HUGE_PAGES"]
+        setting(before)
+
+
 def idle(server, connections):
     """Connections that say something once and then nothing: memory of the rings, and CPU of both sides."""
     script = "import socket,sys,time,os\nss=[]\nfor i in range(int(sys.argv[2])):\n    s=socket.create_connection(('127.0.0.1',int(sys.argv[1])));s.sendall(b'PING\\r\\n');s.recv(100);ss.append(s)\nprint('up',flush=True)\nsys.stdin.read()"
@@ -274,7 +310,7 @@ def idle(server, connections):
         client.wait()
 
 
-PARTS = os.environ.get("PARTS", "rows benchmark gateway pair many sockmap idle").split()
+PARTS = os.environ.get("PARTS", "rows benchmark gateway pair many sockmap idle huge").split()
 
 for name, program in servers:
     server = Server(program)
@@ -313,3 +349,6 @@ for name, program in servers:
             idle(server, 9000)
     finally:
         server.end()
+    if "huge" in PARTS and os.geteuid() == 0 and os.path.exists(SHMEM):
+        print("\nRings in small and in huge pages, 1,000 keys; memory is the server's part of the rings:\n\n| connections | small k/s | huge k/s | server us small | huge | client us small | huge | MB small | huge | server us, huge : small |\n|---|---|---|---|---|---|---|---|---|---|")
+        huge_pages(program)

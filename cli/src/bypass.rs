@@ -42,9 +42,12 @@ pub struct BypassArguments {
     /// /tmp/unslow-bypass]
     #[arg(long, value_name = "DIRECTORY", env = "UNSLOW_BYPASS_DIR")]
     dir: Option<PathBuf>,
+    /// Huge pages for the shared memory, on both sides: for thousands of connections; megabytes more a client
+    #[arg(long)]
+    huge_pages: bool,
     /// No program: eBPF hands bytes over between the sockets of this machine until Ctrl-C; for connections made from then on,
-    /// IPv4, of whatever program. Needs root
-    #[arg(long, conflicts_with_all = ["client", "server", "allow", "program"])]
+    /// of whatever program. Needs root
+    #[arg(long, conflicts_with_all = ["client", "server", "allow", "huge_pages", "program"])]
     sockmap: bool,
     /// With --sockmap: only connections to this port; may be repeated
     #[arg(long, value_name = "PORT", requires = "sockmap")]
@@ -161,6 +164,12 @@ impl BypassArguments {
                     }
                     command.env("UNSLOW_BYPASS_DIR", dir);
                 }
+                if self.huge_pages {
+                    command.env("UNSLOW_BYPASS_HUGE_PAGES", "1");
+                    if let Some(why) = no_huge_pages() {
+                        output.note(&why);
+                    }
+                }
                 if output.quiet {
                     command.env("UNSLOW_BYPASS_QUIET", "1");
                 }
@@ -168,6 +177,20 @@ impl BypassArguments {
         }
         let e = command.exec();
         Err(e).with_context(|| format!("{} does not start", program.display()))
+    }
+}
+
+/// Why this machine has no huge pages for shared memory, and what to do.
+fn no_huge_pages() -> Option<String> {
+    const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let text = std::fs::read_to_string(SETTING).unwrap_or_default();
+    let chosen = text.split_once('[').and_then(|(_, rest)| Some(rest.split_once(']')?.0));
+    match chosen {
+        Some("never" | "deny") => {
+            Some(format!("--huge-pages: this machine has none for shared memory; as root: echo advise > {SETTING}"))
+        }
+        Some(_) => None,
+        None => Some(format!("--huge-pages: this kernel has none for shared memory (no {SETTING})")),
     }
 }
 

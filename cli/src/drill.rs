@@ -175,6 +175,9 @@ impl DrillArguments {
         let say = &mut |what: &str| spinner.update(what);
         let document = shootout::run(drill, &self.client, self.fault.as_deref(), &how, &binary, say)?;
         drop(spinner);
+        if document.clients.is_empty() && !output.json() {
+            bail!("nothing was run: {}", document.unknown.join("; "));
+        }
         let table = clients_table(&document);
         if let Some(path) = &self.html {
             std::fs::write(path, drill_html::clients_page(drill, &document, &table)?)

@@ -491,38 +491,52 @@ fn loopback_packets() -> u64 {
     line.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
+/// `--sockmap` for a port, at work. None on a kernel without it, which says so.
+fn sockmap(port: u16) -> Option<Running> {
+    let args = ["bypass", "--sockmap", "--port", &port.to_string()];
+    let mut attached = Running(command(&args).stderr(Stdio::piped()).spawn().unwrap());
+    let mut said = std::io::BufReader::new(attached.0.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    if line.contains("the kernel does not take") {
+        println!("{line}");
+        return None;
+    }
+    assert!(line.contains("bypass TCP from now on"), "{line}");
+    attached.0.stderr = Some(said.into_inner());
+    Some(attached)
+}
+
 #[test]
 fn sockets_hand_their_bytes_over_below_tcp() {
     let server = unslow_engine::Server::start(&engine("redis-7.0"), &Default::default()).unwrap();
     let (host, port) = server.address().rsplit_once(':').map(|(h, p)| (h.to_string(), p.to_string())).unwrap();
+    let host = host.as_str();
     let benchmark = engine("redis-7.0").server.with_file_name("redis-benchmark");
-    let packets = |n: &str| {
+    let packets = |host: &str, n: &str| {
         let before = loopback_packets();
         let ended = Command::new("timeout")
             .envs(engine("redis-7.0").libraries.map(|dir| ("LD_LIBRARY_PATH", dir)))
             .arg("60")
             .arg(&benchmark)
-            .args(["-h", &host, "-p", &port, "-t", "get", "-c", "5", "-q", "-n", n])
+            .args(["-h", host, "-p", &port, "-t", "get", "-c", "5", "-q", "-n", n])
             .output()
             .unwrap();
         assert!(ended.status.success(), "{}", stderr(&ended));
         loopback_packets() - before
     };
     let mut old = server.connect().unwrap();
-    let plain = packets("20000");
+    let plain = packets(host, "20000");
     assert!(plain > 20_000, "{plain} packets");
-    let child = command(&["bypass", "--sockmap", "--port", &port]).stderr(Stdio::piped()).spawn().unwrap();
-    let mut attached = Running(child);
-    let mut said = std::io::BufReader::new(attached.0.stderr.take().unwrap());
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
-    if line.contains("the kernel does not take") {
-        println!("{line}"); // a kernel without it says so, and that is all
-        return;
-    }
-    assert!(line.contains("bypass TCP from now on"), "{line}");
-    let handed = packets("20000");
+    let Some(mut attached) = sockmap(port.parse().unwrap()) else { return };
+    let handed = packets(host, "20000");
     assert!(handed < plain / 10, "{handed} packets instead of {plain}");
+    // Over IPv6.
+    assert!(std::net::TcpListener::bind("[::1]:0").is_ok(), "this machine has no IPv6");
+    let bound = server.connect().unwrap().call(&["CONFIG", "SET", "bind", &format!("{host} ::1")]).unwrap();
+    assert_eq!(bound.text().as_deref(), Some("OK"));
+    let handed = packets("::1", "20000");
+    assert!(handed < plain / 10, "{handed} packets instead of {plain} over IPv6");
     // Whoever was there before goes on over TCP, and large values go both ways.
     let mut new = server.connect().unwrap();
     for client in [&mut old, &mut new] {
@@ -535,12 +549,30 @@ fn sockets_hand_their_bytes_over_below_tcp() {
     for client in [&mut old, &mut new] {
         assert_eq!(client.call(&["PING"]).unwrap().text().unwrap(), "PONG", "after the end");
     }
-    assert!(packets("2000") > 2000, "detached");
+    assert!(packets(host, "2000") > 2000, "detached");
     // Somebody who may not.
     let (_dir, binary) = for_everybody();
     let refused = as_nobody(&binary).args(["bypass", "--sockmap"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("needs root"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_server_that_sees_ipv4_clients_as_ipv6_is_handed_their_bytes() {
+    let (port, script) = (
+        free_port("127.0.0.1").unwrap(),
+        "import socket,sys\nl=socket.create_server(('::',int(sys.argv[1])),family=socket.AF_INET6,dualstack_ipv6=True)\nc=socket.create_connection(('127.0.0.1',int(sys.argv[1])),5); s,peer=l.accept()\nassert peer[0]=='::ffff:127.0.0.1',peer\nfor n in range(5000):\n    c.sendall(b'q%d'%n); assert s.recv(99)==b'q%d'%n; s.sendall(b'a%d'%n); assert c.recv(99)==b'a%d'%n",
+    );
+    let packets = || {
+        let before = loopback_packets();
+        let ended = Command::new("timeout").args(["60", "python3", "-c", script, &port.to_string()]).output().unwrap();
+        assert!(ended.status.success(), "{}", stderr(&ended));
+        loopback_packets() - before
+    };
+    let plain = packets();
+    let Some(_attached) = sockmap(port) else { return };
+    let handed = packets();
+    assert!(handed < plain / 10, "{handed} packets instead of {plain}");
 }
 
 #[test]
@@ -592,6 +624,51 @@ fn servers_with_io_threads_are_carried() {
         let server = meeting.server(name, &[&["--io-threads", "3"], reads].concat());
         assert_eq!(meeting.carried_while(WRITES_AND_READS, server.port), 8, "{name}");
     }
+}
+
+#[test]
+fn rings_lie_in_huge_pages_where_they_are_asked_for() {
+    const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    struct Before(String);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            std::fs::write(SETTING, &self.0).unwrap();
+        }
+    }
+    let meeting = Meeting::new();
+    let launched = || {
+        let output = meeting.unslow(&["bypass", "--huge-pages", "--", "true"]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output).lines().find(|l| l.contains("--huge-pages")).map(String::from)
+    };
+    let Ok(text) = std::fs::read_to_string(SETTING) else {
+        assert!(launched().unwrap().contains("this kernel has none"));
+        return;
+    };
+    let chosen = text.split(['[', ']']).nth(1).unwrap().to_string();
+    let _before = Before(chosen);
+    std::fs::write(SETTING, "never").unwrap();
+    assert!(launched().unwrap().contains("as root: echo advise"));
+    std::fs::write(SETTING, "advise").unwrap();
+    assert_eq!(launched(), None);
+    let bytes = |flag: &[&str]| {
+        let program = engine("valkey-9.1").server.display().to_string();
+        let port = free_port("127.0.0.1").unwrap();
+        let port_text = port.to_string();
+        let words = [&["bypass"], flag, &["--", &program, "--port", &port_text, "--save", ""]].concat();
+        let server = Running(meeting.unslow(&words).stdout(Stdio::null()).spawn().unwrap());
+        wait_for("it to answer", Duration::from_secs(20), || {
+            Ok(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok())
+        })
+        .unwrap();
+        assert_eq!(meeting.carried_while(WRITES_AND_READS, port), 8);
+        let maps = std::fs::read_to_string(format!("/proc/{}/smaps", server.0.id())).unwrap();
+        let rings = maps.split("memfd:unslow-bypass-rings").nth(1).expect("its rings");
+        let line = rings.lines().find(|l| l.starts_with("ShmemPmdMapped:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(bytes(&[]), 0);
+    assert!(bytes(&["--huge-pages"]) >= 2048);
 }
 
 #[test]

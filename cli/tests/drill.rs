@@ -208,6 +208,32 @@ fn an_interrupted_drill_heals_undoes_and_keeps_what_it_saw() {
 }
 
 #[test]
+fn clients_that_are_being_prepared_end_with_the_drill() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    // A package manager that takes for ever, and starts what it needs.
+    let (program, started) = (dir.path().join("python3"), dir.path().join("started"));
+    let script = format!("#!/bin/sh\nsleep 1000 &\necho $$ $! > {0}.new; mv {0}.new {0}\nwait\n", started.display());
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let store = dir.path().join("store").display().to_string();
+    let mut drill =
+        command(&["drill", "client_recovery", "--fault", "kill", "--client", "redis-py", "--store", &store]);
+    drill.env("UNSLOW_CACHE", dir.path().join("cache")).env("PATH", format!("{}:/bin:/usr/bin", dir.path().display()));
+    let mut child = Running(drill.stderr(Stdio::piped()).spawn().unwrap());
+    wait_for("the package manager", Duration::from_secs(20), || Ok(started.exists())).unwrap();
+    child.signal(libc::SIGINT);
+    let mut said = String::new();
+    std::io::Read::read_to_string(child.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+    assert_eq!(child.0.wait().unwrap().code(), Some(2), "{said}");
+    assert!(said.contains("nothing was run: interrupted before kill"), "{said}");
+    let pids = std::fs::read_to_string(&started).unwrap();
+    let stat = |pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let over = |pid: &str| stat(pid).is_empty() || stat(pid).contains(") Z");
+    wait_for("its processes to end", Duration::from_secs(10), || Ok(pids.split_whitespace().all(over))).unwrap();
+}
+
+#[test]
 fn a_deployment_of_ones_own_is_drilled_by_its_own_commands() {
     let spec = ServerSpec { settings: vec![("cluster-node-timeout".into(), "2000".into())], ..ServerSpec::default() };
     let cluster = Deployment::start(&find("valkey-9.1").unwrap(), &Shape::six_nodes(), &spec).unwrap();

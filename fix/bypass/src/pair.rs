@@ -188,12 +188,13 @@ impl Pair {
     /// A client's new memory for one server, and the descriptor to give to it.
     pub fn create(channel: OwnedFd, peer: (i32, u32)) -> io::Result<(Pair, OwnedFd)> {
         let (memory, fd) = Memory::create(c"unslow-bypass-rings", SIZE, false)?;
-        Ok((Pair::new(memory, Side::Client, channel, peer), fd))
+        Ok((Pair::new(memory.prefer_huge_pages(), Side::Client, channel, peer), fd))
     }
 
     /// A server's view of what a client gave.
     pub fn of_client(channel: OwnedFd, peer: (i32, u32), fd: &OwnedFd) -> io::Result<Pair> {
-        Ok(Pair::new(Memory::of_peer(fd, SIZE, true)?, Side::Server, channel, peer))
+        let memory = Memory::of_peer(fd, SIZE, true)?;
+        Ok(Pair::new(memory.prefer_huge_pages(), Side::Server, channel, peer))
     }
 
     /// Nobody uses it any more, and it is kept for its place only: its pages go back to the kernel.

@@ -5,7 +5,9 @@
 //! (`sk_msg`), turns the addresses round, and hands the message to the socket it finds there. Sockets that are not in the map,
 //! because they are older or of another machine, go on over TCP by themselves.
 //!
-//! The programs are forty instructions and are written here as such: a compiler for them (clang) is five hundred megabytes.
+//! IPv4 addresses are kept as IPv6 writes them (`::ffff:127.0.0.1`): a server that listens on `::` sees its IPv4 clients so.
+//!
+//! The programs are a hundred instructions and are written here as such: a compiler for them (clang) is five hundred megabytes.
 //! They become an ELF object, as a compiler would have made it, and the library loads that.
 //!
 //! Needs root (CAP_BPF, CAP_NET_ADMIN), CONFIG_CGROUP_BPF, CONFIG_BPF_STREAM_PARSER and Linux 5.15, which knows the network
@@ -53,7 +55,7 @@ impl Sockmap {
         let step = |what: &'static str| move |e: &dyn fmt::Display| Error(format!("{what}: {e}"));
         let mut loaded = Ebpf::load(&object(ports)).map_err(|e| step("the map cannot be made")(&chain(&e)))?;
         let map = loaded.map("SOCKETS").ok_or_else(|| Error("no map".into()))?;
-        let map: SockHash<_, [u8; 24]> = SockHash::try_from(map).map_err(|e| step("the map")(&e))?;
+        let map: SockHash<_, [u8; KEY_BYTES]> = SockHash::try_from(map).map_err(|e| step("the map")(&e))?;
         let map = map.fd().try_clone().map_err(|e| step("the map")(&e))?;
         let program = loaded.program_mut("hand_over").ok_or_else(|| Error("no program".into()))?;
         let program: &mut SkMsg = program.try_into().map_err(|e| step("sk_msg")(&e))?;
@@ -151,8 +153,13 @@ const GET_NETNS_COOKIE: i32 = 122;
 /// As if it had come from the network.
 const BPF_F_INGRESS: i32 = 1;
 
-/// A key on the stack: namespace (8 bytes), own address, peer's address, own port, peer's port (4 each, ports as numbers).
-const KEY: i16 = -24;
+/// A key on the stack: namespace (8 bytes), own address, peer's address (16 each), own port, peer's port (4 each, as numbers).
+const KEY_BYTES: usize = 48;
+const KEY: i16 = -(KEY_BYTES as i16);
+const OWN: i16 = KEY + 8;
+const PEER: i16 = KEY + 24;
+const OWN_PORT: i16 = KEY + 40;
+const PEER_PORT: i16 = KEY + 44;
 
 /// Instructions being put together; jumps go to labels that are filled in at the end.
 #[derive(Default)]
@@ -215,6 +222,19 @@ impl Program {
         self.out.push(self.code.len());
         self.push(0x05, 0, 0, 0, 0);
     }
+    /// To where it `lands`, if a register is this.
+    fn jump_if(&mut self, register: u8, value: i32) -> usize {
+        self.push(0x15, register, 0, 0, value);
+        self.code.len() - 1
+    }
+    fn jump(&mut self) -> usize {
+        self.push(0x05, 0, 0, 0, 0);
+        self.code.len() - 1
+    }
+    fn land(&mut self, jump: usize) {
+        let distance = (self.code.len() - jump - 1) as u16;
+        self.code[jump] |= u64::from(distance) << 16;
+    }
     /// Over `n` instructions, if a register is this.
     fn skip_if(&mut self, register: u8, value: i32, n: i16) {
         self.push(0x15, register, 0, n, value);
@@ -231,11 +251,37 @@ impl Program {
         self.set(R4, flags);
         self.call(helper);
     }
+    /// The peer's address and one's own, from where the context (R6) has them, into the key. To the end if they are neither
+    /// IPv4 nor IPv6. Uses R1 and R2.
+    fn addresses(&mut self, context: &Context, own: i16, peer: i16) {
+        self.load(R1, R6, context.family);
+        let six = self.jump_if(R1, AF_INET6);
+        self.out_unless(R1, AF_INET);
+        self.set(R2, 0);
+        for at in [own, own + 4, peer, peer + 4] {
+            self.store(at, R2);
+        }
+        self.set(R2, 0xffff_u32.to_be() as i32);
+        self.store(own + 8, R2);
+        self.store(peer + 8, R2);
+        for (to, from) in [(own, context.local_ip4), (peer, context.remote_ip4)] {
+            self.load(R2, R6, from);
+            self.store(to + 12, R2);
+        }
+        let done = self.jump();
+        self.land(six);
+        for (to, from) in [(own, context.local_ip6), (peer, context.remote_ip6)] {
+            for word in [0, 4, 8, 12] {
+                self.load(R2, R6, from + word);
+                self.store(to + word, R2);
+            }
+        }
+        self.land(done);
+    }
     /// The end, where 1 is "go on".
     fn end(mut self) -> (Vec<u8>, Vec<usize>) {
         for jump in std::mem::take(&mut self.out) {
-            let distance = (self.code.len() - jump - 1) as u16;
-            self.code[jump] |= u64::from(distance) << 16;
+            self.land(jump);
         }
         self.set(R0, 1);
         self.push(0x95, 0, 0, 0, 0);
@@ -244,8 +290,43 @@ impl Program {
 }
 
 const AF_INET: i32 = 2;
+const AF_INET6: i32 = 10;
 
-/// `struct bpf_sock_ops`: op 0, family 20, remote_ip4 24, local_ip4 28, remote_port 64 (network order), local_port 68.
+/// Where a program's context has what.
+struct Context {
+    family: i16,
+    remote_ip4: i16,
+    local_ip4: i16,
+    remote_ip6: i16,
+    local_ip6: i16,
+    /// In the network's order.
+    remote_port: i16,
+    local_port: i16,
+}
+
+/// `struct bpf_sock_ops`; `op` is its first word.
+const SOCK_OPS: Context = Context {
+    family: 20,
+    remote_ip4: 24,
+    local_ip4: 28,
+    remote_ip6: 32,
+    local_ip6: 48,
+    remote_port: 64,
+    local_port: 68,
+};
+
+/// `struct sk_msg_md`.
+const SK_MSG: Context = Context {
+    family: 16,
+    remote_ip4: 20,
+    local_ip4: 24,
+    remote_ip6: 28,
+    local_ip6: 44,
+    remote_port: 60,
+    local_port: 64,
+};
+
+/// A socket of a connection that was just made goes into the map, if both ends are here.
 fn put_in(ports: &[u16]) -> Program {
     let mut p = Program::default();
     p.copy(R6, R1);
@@ -253,14 +334,15 @@ fn put_in(ports: &[u16]) -> Program {
     // BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB and BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB.
     p.skip_if(R1, 4, 1);
     p.out_unless(R1, 5);
-    p.load(R1, R6, 20);
-    p.out_unless(R1, AF_INET);
-    p.load(R2, R6, 24);
-    p.load(R3, R6, 28);
+    p.addresses(&SOCK_OPS, OWN, PEER);
     // Both ends have one address: within this machine.
-    p.out_unless_same(R2, R3);
-    p.load(R4, R6, 68);
-    p.load(R5, R6, 64);
+    for word in [0, 4, 8, 12] {
+        p.load(R2, FRAME, OWN + word);
+        p.load(R3, FRAME, PEER + word);
+        p.out_unless_same(R2, R3);
+    }
+    p.load(R4, R6, SOCK_OPS.local_port);
+    p.load(R5, R6, SOCK_OPS.remote_port);
     p.swap(R5);
     if !ports.is_empty() {
         let left = |i: usize| (2 * (ports.len() - i) - 1) as i16;
@@ -270,29 +352,22 @@ fn put_in(ports: &[u16]) -> Program {
         }
         p.out();
     }
-    p.store(KEY + 8, R3);
-    p.store(KEY + 12, R2);
-    p.store(KEY + 16, R4);
-    p.store(KEY + 20, R5);
+    p.store(OWN_PORT, R4);
+    p.store(PEER_PORT, R5);
     p.with_key(SOCK_HASH_UPDATE, 0);
     p
 }
 
-/// `struct sk_msg_md`: family 16, remote_ip4 20, local_ip4 24, remote_port 60 (network order), local_port 64.
+/// A message goes to the socket whose own address is this one's peer's.
 fn hand_over() -> Program {
     let mut p = Program::default();
     p.copy(R6, R1);
-    p.load(R1, R6, 16);
-    p.out_unless(R1, AF_INET);
-    p.load(R2, R6, 20);
-    p.load(R3, R6, 24);
-    p.load(R4, R6, 60);
+    p.addresses(&SK_MSG, PEER, OWN);
+    p.load(R4, R6, SK_MSG.remote_port);
     p.swap(R4);
-    p.load(R5, R6, 64);
-    p.store(KEY + 8, R2);
-    p.store(KEY + 12, R3);
-    p.store(KEY + 16, R4);
-    p.store(KEY + 20, R5);
+    p.load(R5, R6, SK_MSG.local_port);
+    p.store(OWN_PORT, R4);
+    p.store(PEER_PORT, R5);
     p.with_key(MSG_REDIRECT_HASH, BPF_F_INGRESS);
     // Whatever it says: who is not in the map goes on over TCP.
     p
@@ -305,7 +380,8 @@ fn object(ports: &[u16]) -> Vec<u8> {
     object.append_section_data(licence, b"GPL\0", 1);
     let maps = object.add_section(Vec::new(), b"maps".to_vec(), SectionKind::Data);
     // struct bpf_map_def: type (BPF_MAP_TYPE_SOCKHASH), bytes of a key and of a value, entries, flags.
-    let definition: Vec<u8> = [18u32, 24, 4, SOCKETS, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let definition: Vec<u8> =
+        [18u32, KEY_BYTES as u32, 4, SOCKETS, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
     let at = object.append_section_data(maps, &definition, 8);
     let symbol = |name: &str, kind, value, size, section| Symbol {
         name: name.as_bytes().to_vec(),
@@ -345,12 +421,17 @@ mod tests {
             assert_eq!(words[end] & 0xff, 0xb7);
             assert_eq!(map.len(), 1);
             assert_eq!(words[map[0]] & 0xff, 0x18);
-            for (at, word) in words.iter().enumerate().filter(|(_, w)| matches!(*w & 0xff, 0x55 | 0x5d | 0x05)) {
-                assert_eq!(at + 1 + (word >> 16 & 0xffff) as usize, end, "{ports:?}: {at}");
+            let (op, target) = (|w: u64| w & 0xff, |at: usize| at + 1 + (words[at] >> 16 & 0xffff) as usize);
+            let compared = words.iter().rposition(|w| op(*w) == 0x5d).unwrap();
+            for (at, word) in words.iter().enumerate() {
+                // What ends early; the jump before is from one family's addresses over the other's.
+                if matches!(op(*word), 0x55 | 0x5d) || op(*word) == 0x05 && at > compared {
+                    assert_eq!(target(at), end, "{ports:?}: {at}");
+                }
             }
-            let stores = words.iter().position(|w| w & 0xff == 0x63).unwrap();
-            let jumps = words.iter().enumerate().filter(|(at, w)| *at > 4 && **w & 0xff == 0x15);
-            let targets: Vec<usize> = jumps.map(|(at, w)| at + 1 + (w >> 16 & 0xffff) as usize).collect();
+            let stores = words.iter().position(|w| op(*w) == 0x63 && (*w >> 16) as i16 == OWN_PORT).unwrap();
+            let jumps = (compared..words.len()).filter(|at| op(words[*at]) == 0x15);
+            let targets: Vec<usize> = jumps.map(target).collect();
             assert_eq!(targets, vec![stores; 2 * ports.len()], "{ports:?}");
         }
     }

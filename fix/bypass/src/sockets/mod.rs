@@ -157,6 +157,7 @@ pub fn begin(settings: Settings, quiet: bool) {
     }
     // Before the program can change its environment.
     crate::channel::directories();
+    crate::memory::huge_pages();
     // SAFETY: functions of ours that stay.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
 }

@@ -1,13 +1,15 @@
 //! The drivers: carried as sources, given their libraries in the cache directory by each language's own tools.
 
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value as Json;
-use unslow_engine::cache_dir;
+use unslow_engine::{cache_dir, spawn_bound};
 
-use super::{SLOW_US, Seen};
+use super::{Group, SLOW_US, Seen};
+use crate::run::interrupted;
 use crate::store::Folder;
 
 /// A language: files, and what gives them their libraries.
@@ -136,16 +138,34 @@ pub fn prepare(name: &str, binary: &Path) -> Result<Prepared, String> {
             .map_err(|e| format!("{}: {e}", path.display()))?;
     }
     for command in language.make {
-        let output = Command::new(command[0]).args(&command[1..]).current_dir(&dir).stdin(Stdio::null()).output();
-        let output = output.map_err(|e| format!("{} does not start ({e}); it is needed once", command[0]))?;
-        if !output.status.success() {
-            let said = [output.stderr, output.stdout].concat();
-            let said = String::from_utf8_lossy(&said);
-            return Err(format!("{}: {}", command.join(" "), said.trim().lines().next_back().unwrap_or("failed")));
-        }
+        run_through(command, &dir)?;
     }
     std::fs::write(&mark, all).map_err(|e| format!("{}: {e}", mark.display()))?;
     Ok(Prepared { name, dir, binary: binary.to_path_buf() })
+}
+
+/// Runs a command to its end, or to Ctrl-C.
+fn run_through(words: &[&str], dir: &Path) -> Result<(), String> {
+    let mut log = tempfile::tempfile().map_err(|e| format!("a temporary file: {e}"))?;
+    let out = || log.try_clone().map_err(|e| format!("a temporary file: {e}"));
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).current_dir(dir).stdin(Stdio::null()).stdout(out()?).stderr(out()?);
+    let child = spawn_bound(command).map_err(|e| format!("{} does not start ({e}); it is needed once", words[0]))?;
+    let mut group = Group(child);
+    let status = loop {
+        match group.0.try_wait().map_err(|e| format!("{}: {e}", words[0]))? {
+            Some(status) => break status,
+            None if interrupted() => return Err("interrupted".into()),
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut said = Vec::new();
+    let _ = log.rewind().and_then(|()| log.read_to_end(&mut said));
+    let said = String::from_utf8_lossy(&said);
+    Err(format!("{}: {}", words.join(" "), said.trim().lines().next_back().unwrap_or("failed")))
 }
 
 impl Prepared {

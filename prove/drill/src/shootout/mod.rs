@@ -122,16 +122,25 @@ struct Told {
 /// A driver at work.
 struct Driver {
     name: String,
-    child: Child,
+    process: Group,
     version: Arc<Mutex<String>>,
     told: Arc<Mutex<Vec<Told>>>,
 }
 
-impl Drop for Driver {
+/// A process and all it starts, which end with this.
+struct Group(Child);
+
+impl Drop for Group {
     fn drop(&mut self) {
         // SAFETY: a process group we started.
-        unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
-        let _ = self.child.wait();
+        unsafe { libc::kill(-(self.0.id() as i32), libc::SIGKILL) };
+        let _ = self.0.wait();
+    }
+}
+
+impl Group {
+    fn running(&mut self) -> bool {
+        self.0.try_wait().is_ok_and(|ended| ended.is_none())
     }
 }
 
@@ -183,7 +192,7 @@ fn begin(lab: &Lab, name: &str, mut command: Command, folder: &Folder) -> Result
             }
         });
     }
-    Ok(Driver { name: name.into(), child, version, told })
+    Ok(Driver { name: name.into(), process: Group(child), version, told })
 }
 
 /// The last line a driver wrote on standard error.
@@ -346,11 +355,12 @@ fn one(
     let (hit, other) = keys();
     let mut ready: Vec<(String, Result<drivers::Prepared, String>)> = Vec::new();
     for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
-        if interrupted() {
-            return Ok(());
-        }
         progress(&format!("{fault}: {name} and its library"));
         ready.push((name.to_string(), drivers::prepare(name, binary)));
+        if interrupted() {
+            document.unknown.push(format!("interrupted before {fault}"));
+            return Ok(());
+        }
     }
     progress(&format!("{fault}: bringing the lab up"));
     let lab = Lab::start(&topology)?;
@@ -456,7 +466,7 @@ fn one(
         watched_us: until.saturating_sub(from),
     });
     for driver in &mut running {
-        let ended = driver.child.try_wait().is_ok_and(|status| status.is_some());
+        let ended = !driver.process.running();
         document.clients.push(if ended {
             let why = format!("its driver ended in the middle; {}", last_words(&folder, &driver.name));
             Seen { client: driver.name.clone(), fault: fault.into(), missing: Some(why), ..Seen::default() }
@@ -472,7 +482,7 @@ fn one(
     }
     for mut bench in benches {
         progress(&format!("{fault}: {}", bench.name));
-        while !interrupted() && bench.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+        while !interrupted() && bench.process.running() {
             std::thread::sleep(Duration::from_millis(20));
         }
         document.clients.push(drivers::bench_seen(&bench.name, fault, &folder));

@@ -18,6 +18,8 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.BooleanSupplier;
 import java.util.function.Supplier;
 
 /**
@@ -88,18 +90,18 @@ public final class Measure {
         return ClusterTopologyRefreshOptions.builder().enableAllAdaptiveRefreshTriggers().enablePeriodicRefresh(period).build();
     }
 
-    /** A client that is measured, with a thread that uses a key of the slot all the time where it is told so. */
-    private record Candidate(String name, RedisClusterClient client, boolean used) {
+    /** A client that is measured. */
+    private record Candidate(String name, RedisClusterClient client) {
     }
 
-    private static Map<String, Candidate> candidates(Lab lab, boolean used) {
+    private static Map<String, Candidate> candidates(Lab lab) {
         Map<String, Candidate> all = new LinkedHashMap<>();
-        for (Candidate each : List.of(new Candidate("unslow, watcher", ours(lab, TopologyOptions.Push.WATCHER), used),
-                new Candidate("unslow, servers", ours(lab, TopologyOptions.Push.SERVERS), used),
+        for (Candidate each : List.of(new Candidate("unslow, watcher", ours(lab, TopologyOptions.Push.WATCHER)),
+                new Candidate("unslow, servers", ours(lab, TopologyOptions.Push.SERVERS)),
                 new Candidate("unslow, polling", UnslowRedisClusterClient.create(uri(lab),
-                        TopologyOptions.builder().push(TopologyOptions.Push.NONE).build()), used),
-                new Candidate("Lettuce", plain(lab), used),
-                new Candidate("Lettuce, adaptive and every 60 s", refreshing(lab), used))) {
+                        TopologyOptions.builder().push(TopologyOptions.Push.NONE).build())),
+                new Candidate("Lettuce", plain(lab)),
+                new Candidate("Lettuce, adaptive and every 60 s", refreshing(lab)))) {
             all.put(each.name(), each);
         }
         return all;
@@ -113,12 +115,15 @@ public final class Measure {
         }
     }
 
-    private static void use(Candidate candidate, String key) {
+    /** Writes every millisecond, while {@code now} says so. */
+    private static void use(Candidate candidate, String key, BooleanSupplier now) {
         RedisAdvancedClusterCommands<String, String> commands = candidate.client().connect().sync();
         Thread thread = new Thread(() -> {
             while (true) {
                 try {
-                    commands.set(key, "v");
+                    if (now.getAsBoolean()) {
+                        commands.set(key, "v");
+                    }
                     Thread.sleep(1);
                 } catch (InterruptedException e) {
                     return;
@@ -150,13 +155,14 @@ public final class Measure {
     }
 
     /**
-     * From SETSLOT at the new owner until each client's route has changed.
+     * From SETSLOT at the new owner until a client's route has changed, one client after the other: together they would wait for
+     * each other's refreshes on these processors.
      *
-     * @param pauseMs after everybody knows a move, until the next: Lettuce refreshes by itself every 5 s at most
+     * @param pauseMs after a client knows a move, until the next: Lettuce refreshes by itself every 5 s at most
      */
     private static void moves(Lab lab, int count, long pauseMs) {
         lab.start("watch", lab.address(1), "--publish");
-        Map<String, Candidate> candidates = candidates(lab, true);
+        Map<String, Candidate> candidates = candidates(lab);
         RedisClient client = RedisClient.create();
         List<StatefulRedisConnection<String, String>> masters = new ArrayList<>();
         List<String> ids = new ArrayList<>();
@@ -167,43 +173,45 @@ public final class Measure {
             ids.add(connection.sync().clusterMyId());
             addresses.add(lab.address(n));
         }
-        candidates.values().forEach(candidate -> use(candidate, key(42)));
-        Map<String, List<Double>> times = new LinkedHashMap<>();
-        Map<String, Integer> never = new LinkedHashMap<>();
-        candidates.keySet().forEach(name -> times.put(name, new ArrayList<>()));
+        AtomicReference<Candidate> writes = new AtomicReference<>();
+        candidates.values().forEach(candidate -> use(candidate, key(42), () -> writes.get() == candidate));
         int at = 0;
-        for (int n = -WARM_UP; n < count; n++) {
-            boolean counts = n >= 0;
-            int from = at;
-            int to = (at + 1) % 3;
-            at = to;
-            RedisCommands<String, String> source = masters.get(from).sync();
-            RedisCommands<String, String> target = masters.get(to).sync();
-            target.clusterSetSlotImporting(42, ids.get(from));
-            source.clusterSetSlotMigrating(42, ids.get(to));
-            String[] address = addresses.get(to).split(":");
-            source.migrate(address[0], Integer.parseInt(address[1]), 0, 1000,
-                    io.lettuce.core.MigrateArgs.Builder.keys(key(42)).replace());
-            long begun = System.nanoTime();
-            target.clusterSetSlotNode(42, ids.get(to));
-            source.clusterSetSlotNode(42, ids.get(to));
-            Map<String, Candidate> open = new LinkedHashMap<>(candidates);
-            while (!open.isEmpty() && System.nanoTime() - begun < TimeUnit.SECONDS.toNanos(7)) {
-                open.values().removeIf(candidate -> {
-                    boolean known = addresses.get(to).equals(owner(candidate.client(), 42));
-                    if (known && counts) {
-                        times.get(candidate.name()).add(millis(begun, System.nanoTime()));
+        for (Candidate candidate : candidates.values()) {
+            candidate.client().refreshPartitions();
+            writes.set(candidate);
+            pause(7000); // what it began with is over
+            List<Double> times = new ArrayList<>();
+            int never = 0;
+            for (int n = -WARM_UP; n < count; n++) {
+                int from = at;
+                int to = (at + 1) % 3;
+                at = to;
+                RedisCommands<String, String> source = masters.get(from).sync();
+                RedisCommands<String, String> target = masters.get(to).sync();
+                target.clusterSetSlotImporting(42, ids.get(from));
+                source.clusterSetSlotMigrating(42, ids.get(to));
+                String[] address = addresses.get(to).split(":");
+                source.migrate(address[0], Integer.parseInt(address[1]), 0, 1000,
+                        io.lettuce.core.MigrateArgs.Builder.keys(key(42)).replace());
+                long begun = System.nanoTime();
+                target.clusterSetSlotNode(42, ids.get(to));
+                source.clusterSetSlotNode(42, ids.get(to));
+                boolean known = false;
+                while (!known && System.nanoTime() - begun < TimeUnit.SECONDS.toNanos(7)) {
+                    known = addresses.get(to).equals(owner(candidate.client(), 42));
+                    if (!known) {
+                        pause(1);
                     }
-                    return known;
-                });
-                pause(1);
+                }
+                if (n >= 0 && known) {
+                    times.add(millis(begun, System.nanoTime()));
+                } else if (n >= 0) {
+                    never++;
+                }
+                pause(pauseMs);
             }
-            if (counts) {
-                open.keySet().forEach(name -> never.merge(name, 1, Integer::sum));
-            }
-            pause(pauseMs);
+            System.out.println(row(candidate.name(), times, never));
         }
-        times.forEach((name, all) -> System.out.println(row(name, all, never.getOrDefault(name, 0))));
     }
 
     /** From the promotion, as the replica itself says it, until each client's route has changed. */
@@ -211,9 +219,9 @@ public final class Measure {
         lab.start("watch", lab.address(1), "--publish");
         Map<String, List<Double>> times = new LinkedHashMap<>();
         Map<String, Integer> never = new LinkedHashMap<>();
-        Map<String, Candidate> candidates = candidates(lab, true);
+        Map<String, Candidate> candidates = candidates(lab);
         candidates.keySet().forEach(name -> times.put(name, new ArrayList<>()));
-        candidates.values().forEach(candidate -> use(candidate, key(42)));
+        candidates.values().forEach(candidate -> use(candidate, key(42), () -> true));
         RedisClient client = RedisClient.create();
         for (int n = 0; n < count; n++) {
             Topology view = lab.view(2);
