@@ -228,7 +228,7 @@ fn clients_that_are_being_prepared_end_with_the_drill() {
     assert_eq!(child.0.wait().unwrap().code(), Some(2), "{said}");
     assert!(said.contains("nothing was run: interrupted before kill"), "{said}");
     let pids = std::fs::read_to_string(&started).unwrap();
-    let stat = |pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let over = |pid: &str| stat(pid).is_empty() || stat(pid).contains(") Z");
     wait_for("its processes to end", Duration::from_secs(10), || Ok(pids.split_whitespace().all(over))).unwrap();
 }
