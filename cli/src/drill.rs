@@ -51,7 +51,7 @@ pub struct DrillArguments {
     /// Keep the report as a page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Against this deployment instead of a lab: it gets the load, and faults by its own commands (failover, or none)
+    /// Against this deployment instead of a lab: it gets the load, and faults by its own commands (failover, hang, or none)
     #[arg(long, value_name = "URL")]
     i_own_this: Option<String>,
     /// List the drills, their faults and variants
@@ -241,7 +241,8 @@ impl DrillArguments {
         }
         if let Some(fault) = self.fault.as_deref().filter(|f| runs.is_empty() && run::FOREIGN.contains(f)) {
             bail!(
-                "{fault} is for a deployment of your own: --i-own-this URL; in a lab there are {}",
+                "{fault} is no fault of {} in a lab, there are {}; for a deployment of your own: --i-own-this URL",
+                drill.name,
                 drill.alternatives().join(", ")
             );
         }

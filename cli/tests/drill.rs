@@ -235,14 +235,16 @@ fn clients_that_are_being_prepared_end_with_the_drill() {
 
 #[test]
 fn a_deployment_of_ones_own_is_drilled_by_its_own_commands() {
-    let spec = ServerSpec { settings: vec![("cluster-node-timeout".into(), "2000".into())], ..ServerSpec::default() };
+    let settings = [("cluster-node-timeout", "2000"), ("enable-debug-command", "yes")];
+    let settings = settings.map(|(k, v)| (k.to_string(), v.to_string())).to_vec();
+    let spec = ServerSpec { settings, ..ServerSpec::default() };
     let cluster = Deployment::start(&find("valkey-9.1").unwrap(), &Shape::six_nodes(), &spec).unwrap();
     let store = tempfile::tempdir().unwrap();
     let refused = unslow(&["drill", "cluster_failover", &cluster.url()]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("--i-own-this"), "{}", stderr(&refused));
-    let none = unslow(&["drill", "cluster_failover", "--fault", "hang", "--i-own-this", &cluster.url()]);
-    assert!(stderr(&none).contains("failover, none"), "{}", stderr(&none));
+    let none = unslow(&["drill", "cluster_failover", "--fault", "kill", "--i-own-this", &cluster.url()]);
+    assert!(stderr(&none).contains("failover, hang, none"), "{}", stderr(&none));
     let before = cluster.nodes[0].connect().unwrap().call(&["DBSIZE"]).unwrap();
     let (status, json) =
         drill(store.path(), &["cluster_failover", "--fault", "failover", "--i-own-this", &cluster.url()]);
@@ -255,11 +257,23 @@ fn a_deployment_of_ones_own_is_drilled_by_its_own_commands() {
     }
     let role = |n: usize| cluster.nodes[n].connect().unwrap().call(&["ROLE"]).unwrap().items()[0].text();
     assert_eq!((0..3).filter(|n| role(*n).as_deref() == Some("slave")).count(), 1, "one master stepped back");
+    // Its replica is promoted while it sleeps, and it wakes by itself.
+    let (_, json) = drill(store.path(), &["cluster_failover", "--fault", "hang", "--i-own-this", &cluster.url()]);
+    let run = &json["runs"][0];
+    let checks = run["checks"].to_string();
+    assert!(checks.contains("did not answer (DEBUG SLEEP 8)"), "{checks}");
+    let promoted = ms(&run["figures"]["promoted_after_us"]);
+    assert!((1900.0..8000.0).contains(&promoted), "{promoted}");
+    assert!(run["figures"]["redundant_after_us"].as_u64().is_some(), "{}", run["figures"]);
     assert_eq!(
         cluster.nodes[0].connect().unwrap().call(&["DBSIZE"]).unwrap(),
         before,
         "nothing of the drill's is left"
     );
+    let refusing = Deployment::start(&find("valkey-9.1").unwrap(), &Shape::Standalone, &ServerSpec::default()).unwrap();
+    let (status, json) = drill(store.path(), &["cluster_failover", "--fault", "hang", "--i-own-this", &refusing.url()]);
+    let checks = json["runs"][0]["checks"].to_string();
+    assert!(status == Some(2) && checks.contains("enable-debug-command yes"), "{checks}");
 }
 
 #[test]

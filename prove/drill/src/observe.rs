@@ -16,6 +16,9 @@ use crate::ground::Ground;
 /// How often each server is asked.
 const EVERY: Duration = Duration::from_millis(5);
 
+/// What is said of a server that does not answer.
+pub const SILENT: &str = "does not answer";
+
 /// Something that happened, on the drill's time line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Event {
@@ -41,7 +44,7 @@ pub struct State {
 impl State {
     fn words(&self) -> String {
         match (self.role.as_str(), self.linked) {
-            ("", _) => "does not answer".into(),
+            ("", _) => SILENT.into(),
             ("slave", true) => format!("replica of {}", self.master),
             ("slave", false) => format!("replica of {}, link down", self.master),
             (role, _) => role.into(),

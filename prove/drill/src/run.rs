@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use unslow_client::{Options, Target, TlsOptions};
+use unslow_client::{Options, Target, TlsOptions, Value};
 use unslow_engine::{Error, info, view, wait_for};
 use unslow_lab::faults::{self, Active};
 use unslow_lab::lab::Lab;
@@ -22,7 +22,7 @@ use crate::check::{Check, Verdict};
 use crate::ground::{Ground, Way};
 use crate::history::{History, Model, Op};
 use crate::load::{self, Run};
-use crate::observe::{Event, Observer};
+use crate::observe::{Event, Observer, SILENT};
 use crate::spec::{Drill, FaultSpec, Kind, Plan};
 use crate::store::Folder;
 use crate::verify::{Before, Proof};
@@ -148,8 +148,8 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
-/// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody.
-pub const FOREIGN: [&str; 2] = ["failover", "none"];
+/// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody; a hang ends by itself.
+pub const FOREIGN: [&str; 3] = ["failover", "hang", "none"];
 
 /// Runs `body` so that [`interrupt`] asks it to end in order.
 pub(crate) fn while_running<T>(body: impl FnOnce() -> T) -> T {
@@ -587,9 +587,20 @@ fn own_time_line(
     played.from_us = run.now_us();
     observer.say("drill", fault);
     progress(fault);
-    let result = foreign(ground, fault);
+    let begun = Instant::now();
+    let lasts = plan.hang();
+    let result = foreign(ground, fault, lasts);
     facts(how, folder, ground, "during");
-    if fault == "none" {
+    if let Ok(Some(hangs)) = &result {
+        sleep_until(begun + lasts);
+        let silent = |e: &Event| e.at_us >= played.from_us && e.who == *hangs && e.text == SILENT;
+        played.checks.push(match observer.events().into_iter().find(silent) {
+            Some(_) => {
+                Check::of("fault", true, format!("{hangs} did not answer (DEBUG SLEEP {})", lasts.as_secs_f64()))
+            }
+            None => Check::unknown("fault", format!("{hangs} answered all the time, DEBUG SLEEP or not")),
+        });
+    } else if fault == "none" {
         sleep_until(Instant::now() + plan.end().max(Duration::from_secs(10)));
         let seen = |e: &Event| e.at_us > played.from_us && e.who != "drill";
         let first = observer.events().into_iter().find(seen);
@@ -694,15 +705,29 @@ fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Gro
     over(redundant_us, Check::of("fault", true, "rolling_restart: every server has a new process"))
 }
 
-/// A fault of somebody else's deployment, by its own commands.
-fn foreign(ground: &Ground, name: &str) -> Result<(), Error> {
+/// A fault of somebody else's deployment, by its own commands. Whom it stops for a while, if anybody.
+fn foreign(ground: &Ground, name: &str, lasts: Duration) -> Result<Option<String>, Error> {
     let options = Options { tls: ground.tls.clone(), ..Options::default() };
     match (name, ground.way) {
-        ("none", _) => Ok(()),
+        ("none", _) => Ok(None),
+        ("hang", _) => {
+            let first = ground.shards(0)?.into_iter().next().ok_or_else(|| Error::new("no shard is known"))?;
+            let node = &ground.nodes[first.master];
+            let mut c = node.beside(&options)?;
+            c.send(&["DEBUG", "SLEEP", &lasts.as_secs_f64().to_string()])?;
+            // Refused at once, or no word before it is over.
+            match c.receive(Duration::from_millis(500)) {
+                Ok(Value::Error(said)) => Err(Error::new(format!(
+                    "{} does not take DEBUG SLEEP ({said}); put enable-debug-command yes into its configuration and restart it, or take --fault none and stop it yourself",
+                    node.name
+                ))),
+                _ => Ok(Some(node.name.clone())),
+            }
+        }
         ("failover", Way::Sentinel) => {
             let sentinel = ground.sentinels.first().ok_or_else(|| Error::new("no Sentinel is known"))?;
             sentinel.beside(&options)?.call(&["SENTINEL", "FAILOVER", &ground.service])?;
-            Ok(())
+            Ok(None)
         }
         ("failover", Way::Cluster) => {
             for node in &ground.nodes {
@@ -713,14 +738,14 @@ fn foreign(ground: &Ground, name: &str) -> Result<(), Error> {
                 let first = now.masters().filter(|m| !m.slots.is_empty()).min_by_key(|m| ground.at(&m.address));
                 if follows.is_some() && follows == first.map(|m| m.id.clone()) {
                     c.call(&["CLUSTER", "FAILOVER"])?;
-                    return Ok(());
+                    return Ok(None);
                 }
             }
             Err(Error::new("the first shard has no replica that could take over"))
         }
-        ("failover", Way::Alone) => {
-            Err(Error::new("a failover needs a cluster, or a redis+sentinel:// URL; here there is --fault none"))
-        }
+        ("failover", Way::Alone) => Err(Error::new(
+            "a failover needs a cluster, or a redis+sentinel:// URL; here there are --fault hang and none",
+        )),
         _ => Err(Error::new(format!("{name} cannot be done here; there are {}", FOREIGN.join(", ")))),
     }
 }

@@ -321,6 +321,12 @@ impl Drill {
 }
 
 impl Plan {
+    /// How long a hang of this drill lasts; eight seconds where it has none with an end.
+    pub fn hang(&self) -> Duration {
+        let hangs = |f: &&FaultSpec| f.names().iter().any(|n| n == "hang");
+        self.faults.iter().filter(hangs).find_map(|f| f.lasts).unwrap_or(Duration::from_secs(8))
+    }
+
     fn read(table: Table) -> Result<Plan, String> {
         let mut plan: Plan = table.try_into().map_err(|e: toml::de::Error| e.to_string())?;
         for fault in &plan.faults {
