@@ -90,7 +90,7 @@ fn number(bytes: &[u8], mut at: usize) -> Number {
     loop {
         match bytes.get(at) {
             None => return if at - begin > 20 { Number::Not } else { Number::Unfinished },
-            Some(digit @ b'0'..=b'9') if at - begin < 19 => n = n * 10 + i64::from(digit - b'0'),
+            Some(digit @ b'0'..=b'9') if at - begin < 18 => n = n * 10 + i64::from(digit - b'0'),
             Some(b'\r') if at > begin + usize::from(negative) => {
                 return match bytes.get(at + 1) {
                     Some(b'\n') => Number::Is(if negative { -n } else { n }, at + 2),
@@ -213,6 +213,7 @@ mod tests {
             b"*1\r\n$-1\r\n",
             b"*1\r\n$99999999999\r\n",
             b"*1\r\n$1\r\nkk\r\n",
+            b"*9999999999999999999\r\n", // more than an i64
             b"*9999999999999999999999\r\n",
             b"*2000000\r\n",
             b"GET \"k\r\n",
