@@ -19,6 +19,9 @@ export UNSLOW_BYPASS_DIR="$dir"
 ulimit -n "$(ulimit -Hn)"
 trap 'rm -rf "$dir"' EXIT
 redis=$(server redis-7.0)
+# Its package was unpacked, not installed: its libraries lie beside it.
+libraries=$(find "$(dirname "$redis")/../.." -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
+export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 {
     echo "# The bypass"
     echo
