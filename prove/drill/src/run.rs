@@ -562,7 +562,7 @@ fn aftermath(
     }
     sleep_until(Instant::now() + plan.after);
     if interrupted() {
-        let text = "interrupted: everything was healed, and what was seen so far is kept";
+        let text = "interrupted: what was seen so far is kept";
         played.checks.push(Check::unknown("load", text));
     }
 }
@@ -592,7 +592,11 @@ fn own_time_line(
     let result = foreign(ground, fault, lasts);
     facts(how, folder, ground, "during");
     if let Ok(Some(hangs)) = &result {
-        sleep_until(begun + lasts);
+        if !sleep_until(begun + lasts) {
+            let text =
+                format!("interrupted: {hangs} wakes by itself, {} s after it was put to sleep", lasts.as_secs_f64());
+            played.checks.push(Check::unknown("load", text));
+        }
         let silent = |e: &Event| e.at_us >= played.from_us && e.who == *hangs && e.text == SILENT;
         played.checks.push(match observer.events().into_iter().find(silent) {
             Some(_) => {
