@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use unslow_client::{Connection, Options, Target, Value};
-use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, wait_for};
+use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, migrate_slots, wait_for};
 use unslow_sink::{Config, Sink, Snapshot, Start};
 
 const ENGINES: [&str; 4] = ["valkey-9.1", "redis-7.0", "redis-6.2", "redis-5.0"];
@@ -407,12 +407,7 @@ fn lists_stay_exact_while_their_slots_move() {
         let (from, to) = (&deployment.nodes[0], &deployment.nodes[1]);
         let (mut source, mut target) = (from.connect().unwrap(), to.connect().unwrap());
         if name == "valkey-9.1" {
-            source.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", "0", "2000", "NODE", &id(to)]).unwrap();
-            wait_for("the migration", Duration::from_secs(60), || {
-                let view = unslow_engine::view(&mut to.connect()?)?;
-                Ok(view.by_id(&id(to)).is_some_and(|n| n.slots.contains(0) && n.slots.contains(2000)))
-            })
-            .unwrap();
+            migrate_slots(&mut source, 0, 2000, &id(to)).unwrap();
         }
         // One after the other with its keys, the classic way.
         let port = to.port.to_string();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options, Target, Value};
-use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, wait_for};
+use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, migrate_slots, wait_for};
 use unslow_topology::messages::{DIGEST, FAILOVER, Heartbeat, MASTER_CHANGED, MOVED};
 use unslow_topology::{Change, Health, Role, SlotSet};
 use unslow_watch::{Delta, Known, News, Publish, Settings, Watch};
@@ -106,7 +106,7 @@ fn tells_of_moved_slots_by_push_on_new_servers_and_by_polling_on_old_ones() {
             // Ranges at once.
             let to = id(&deployment.nodes[1]);
             let mut source = deployment.nodes[0].connect().unwrap();
-            source.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", "1000", "1099", "NODE", &to]).unwrap();
+            migrate_slots(&mut source, 1000, 1099, &to).unwrap();
             let all = SlotSet::from_ranges([(1000, 1099)]);
             let (known, _) =
                 expect(&deltas, "the atomic move", |k| matches!(&k.what, Change::Moved { slots, .. } if *slots == all));

@@ -198,6 +198,47 @@ pub fn wait_for(what: &str, patience: Duration, mut met: impl FnMut() -> Result<
     }
 }
 
+/// How often a migration the servers gave up is begun again.
+const MIGRATIONS: usize = 10;
+
+/// Moves slots at once (CLUSTER MIGRATESLOTS, Valkey 9.0) from the master at `source` to the master with this id, and waits
+/// until they are there. Servers give migrations up (a failover, a fork that fails, a write in the wrong moment:
+/// valkey-io/valkey#4545), say so in their list of migrations only, and leave it to who asked to begin again.
+pub fn migrate_slots(source: &mut Connection, first: u16, last: u16, destination: &str) -> Result<(), Error> {
+    let range = format!("{first}-{last}");
+    let (first, last_slot) = (first.to_string(), last.to_string());
+    let (mut begun, mut told) = (0, String::new());
+    wait_for(&format!("slots {range} to arrive"), Duration::from_secs(120), || {
+        if view(source)?.by_id(destination).is_some_and(|n| n.slots.contains(last)) {
+            return Ok(true);
+        }
+        if begun > 0 {
+            let migrations = source.call(&["CLUSTER", "GETSLOTMIGRATIONS"])?;
+            let text = |job: &Value, field| job.get(field).and_then(Value::text).unwrap_or_default();
+            let ours = |job: &&Value| text(job, "slot_ranges") == range && text(job, "target_node") == destination;
+            // The newest comes first.
+            let Some(job) = migrations.items().iter().find(ours) else { return Ok(false) };
+            let state = text(job, "state");
+            told = format!("{state} {}", text(job, "message")).trim_end().to_string();
+            if state != "failed" && state != "cancelled" {
+                return Ok(false);
+            }
+            if begun == MIGRATIONS {
+                return Err(Error::new(format!("the migration of slots {range} was given up {begun} times")));
+            }
+            // The other side takes a moment to forget what was given up.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        source.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &first, &last_slot, "NODE", destination])?;
+        begun += 1;
+        Ok(false)
+    })
+    .map_err(|e| match told.is_empty() {
+        true => e,
+        false => Error::new(format!("{e}; CLUSTER GETSLOTMIGRATIONS says: {told}")),
+    })
+}
+
 /// A section of INFO.
 pub fn info(connection: &mut Connection, section: &str) -> Result<Info, Error> {
     Ok(Info::parse(&connection.call(&["INFO", section])?.text().unwrap_or_default()))

@@ -11,7 +11,7 @@ mod seat;
 mod server;
 
 pub use catalog::{CATALOG, Engine, Entry, Origin, cli_dirs, find, installed, on_path};
-pub use cluster::{Deployment, Member, Plan, Shape, info, view, wait_for};
+pub use cluster::{Deployment, Member, Plan, Shape, info, migrate_slots, view, wait_for};
 pub use install::{cache_dir, install};
 pub use kafka::{KAFKA_VERSION, Kafka, install_kafka, kafka_installed};
 pub use seat::Seat;

@@ -220,6 +220,25 @@ fn slots_move_with_their_keys_and_back() {
 }
 
 #[test]
+fn a_migration_the_servers_give_up_is_begun_again() {
+    let lab = start("reshard_atomic");
+    let mut hang = inject(&lab, "hang", Some("node-2"), None);
+    std::thread::scope(|scope| {
+        let moving = scope.spawn(|| inject(&lab, "reshard_atomic", Some("node-1"), Some("60")));
+        let mut source = connect(node(&lab, 1));
+        let mut states = || -> Vec<String> {
+            let jobs = source.call(&["CLUSTER", "GETSLOTMIGRATIONS"]).expect("listed");
+            jobs.items().iter().filter_map(|j| j.get("state")?.text()).collect()
+        };
+        wait_for("a migration", Duration::from_secs(30), || Ok(!states().is_empty())).unwrap_or_else(|e| panic!("{e}"));
+        connect(node(&lab, 1)).call(&["CLUSTER", "CANCELSLOTMIGRATIONS"]).expect("cancelled");
+        wait_for("a second one", Duration::from_secs(30), || Ok(states().len() > 1)).unwrap_or_else(|e| panic!("{e}"));
+        hang.heal().expect("healed");
+        moving.join().expect("moved").heal().expect("moved back");
+    });
+}
+
+#[test]
 fn sentinels_fail_over_and_back() {
     let mut topology = (faults::named("kill").expect("a fault").shape)();
     topology.deployment = Default::default();

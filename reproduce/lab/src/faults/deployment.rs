@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use unslow_client::Connection;
-use unslow_engine::{Error, Server, info, view, wait_for};
+use unslow_engine::{Error, Server, info, migrate_slots, view, wait_for};
 use unslow_topology::ClusterView;
 
 use super::at::{beside, id_of};
@@ -253,28 +253,15 @@ pub fn reshard_atomic(at: &At<'_>) -> Result<Active, Error> {
     let slots = slots_of(at, &from, at.count(16_384)?)?;
     // The first run of neighbours.
     let run = slots.iter().zip(slots[0]..).take_while(|(s, n)| **s == *n).count();
-    let (first, last) = (slots[0].to_string(), slots[run - 1].to_string());
+    let (first, last) = (slots[0], slots[run - 1]);
     let mut active = at.active("the slots move back");
     at.claim(&mut active, &from, "slots")?;
     let active = active.undo_with({
-        let (from, to, first, last) = (from.clone(), to.clone(), first.clone(), last.clone());
-        move || migrate(&to, &from, &first, &last)
+        let (from, to) = (from.clone(), to.clone());
+        move || migrate_slots(&mut beside(&to)?, first, last, &id_of(&from)?)
     });
-    migrate(&from, &to, &first, &last)?;
+    migrate_slots(&mut beside(&from)?, first, last, &id_of(&to)?)?;
     Ok(active)
-}
-
-fn migrate(from: &Arc<Server>, to: &Arc<Server>, first: &str, last: &str) -> Result<(), Error> {
-    let destination = id_of(to)?;
-    let mut c = beside(from)?;
-    let slot: u16 = last.parse().unwrap_or(0);
-    if view(&mut c)?.by_id(&destination).is_some_and(|n| n.slots.contains(slot)) {
-        return Ok(());
-    }
-    c.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", first, last, "NODE", &destination])?;
-    wait_for("the slots to arrive", Duration::from_secs(120), || {
-        Ok(view(&mut c)?.by_id(&destination).is_some_and(|n| n.slots.contains(slot)))
-    })
 }
 
 pub fn ghost_nodes(at: &At<'_>) -> Result<Active, Error> {
