@@ -92,7 +92,7 @@ final class HungNodes {
     }
 
     private void suspect(String address) {
-        Node node = agent.known().at(address);
+        Node node = silence.node(agent.known(), address);
         if (node == null || hung.contains(node.id()) || !asked.add(node.id())) {
             return;
         }
@@ -122,7 +122,7 @@ final class HungNodes {
 
     /** A replica that closed connections may have restarted, and load. */
     private void restarted(String address) {
-        Node node = agent.known().at(address);
+        Node node = silence.node(agent.known(), address);
         if (node == null || node.master() || roleRefused || hung.contains(node.id()) || unready.contains(node.id())) {
             return;
         }

@@ -1,7 +1,10 @@
 package io.github.unslow.lettuce;
 
+import io.github.unslow.lettuce.Topology.Node;
+import io.lettuce.core.RedisURI;
 import io.lettuce.core.protocol.CommandHandler;
 import io.lettuce.core.resource.NettyCustomizer;
+import io.lettuce.core.resource.SocketAddressResolver;
 import io.netty.bootstrap.Bootstrap;
 import io.netty.channel.Channel;
 import io.netty.channel.ChannelDuplexHandler;
@@ -11,6 +14,7 @@ import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 import java.time.Duration;
 import java.util.HashSet;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
@@ -27,6 +31,9 @@ final class SilenceWatch implements NettyCustomizer {
 
     private final Set<Watched> channels = ConcurrentHashMap.newKeySet();
 
+    /** Names of nodes by the address that the application's resolver leads to, where that is another one. */
+    private final Map<String, String> mapped = new ConcurrentHashMap<>();
+
     private volatile Consumer<String> closed = address -> {
     };
 
@@ -35,6 +42,49 @@ final class SilenceWatch implements NettyCustomizer {
      */
     SilenceWatch(NettyCustomizer next) {
         this.next = next;
+    }
+
+    /**
+     * Connections may lead elsewhere than to the address that CLUSTER NODES has: through a tunnel, to a published port.
+     *
+     * @param resolver the application's own
+     */
+    SocketAddressResolver mapping(SocketAddressResolver resolver) {
+        return new SocketAddressResolver() {
+
+            @Override
+            public SocketAddress resolve(RedisURI uri) {
+                SocketAddress resolved = resolver.resolve(uri);
+                if (uri.getHost() != null && resolved instanceof InetSocketAddress inet) {
+                    String name = NetAddresses.normal(uri.getHost()) + ":" + uri.getPort();
+                    String address = inet.isUnresolved() ? named(inet) : NetAddresses.of(inet);
+                    if (name.equals(address)) {
+                        mapped.remove(address);
+                    } else {
+                        mapped.put(address, name);
+                    }
+                }
+                return resolved;
+            }
+
+        };
+    }
+
+    private static String named(InetSocketAddress inet) {
+        return inet.getHostString() + ":" + inet.getPort();
+    }
+
+    /** Where a connection leads: a name, where one was mapped to that, or a numeric address. */
+    private String address(InetSocketAddress inet) {
+        String name = named(inet);
+        return inet.isUnresolved() || mapped.containsKey(name) ? name : NetAddresses.of(inet);
+    }
+
+    /** The node of this topology to which connections to this address lead, or {@code null}. */
+    Node node(Topology topology, String address) {
+        String name = mapped.get(address);
+        Node node = name == null ? null : topology.at(name);
+        return node == null ? topology.at(address) : node;
     }
 
     /** @param closed is told the address of each connection that its node, or the network, closed or did not accept */
@@ -75,6 +125,7 @@ final class SilenceWatch implements NettyCustomizer {
         /** Since when there was something to answer, as the ticks saw it; 0 for nothing. */
         private long busySince;
 
+        /** {@code null} until it is known, and of what has no port: a socket of this machine. */
         private volatile String address;
 
         private volatile CommandHandler commands;
@@ -97,21 +148,21 @@ final class SilenceWatch implements NettyCustomizer {
         @Override
         public void connect(ChannelHandlerContext context, SocketAddress remote, SocketAddress local, ChannelPromise promise)
                 throws Exception {
-            promise.addListener(done -> {
-                boolean refused = !done.isSuccess() && !done.isCancelled();
-                if (refused && remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
-                    closed.accept(NetAddresses.of(inet));
-                }
-            });
+            if (remote instanceof InetSocketAddress inet && !inet.isUnresolved()) {
+                address = address(inet);
+                promise.addListener(done -> {
+                    if (!done.isSuccess() && !done.isCancelled()) {
+                        closed.accept(address);
+                    }
+                });
+            }
             super.connect(context, remote, local, promise);
         }
 
         @Override
         public void channelActive(ChannelHandlerContext context) throws Exception {
-            SocketAddress remote = context.channel().remoteAddress();
-            if (remote instanceof InetSocketAddress inet && inet.getAddress() != null) {
+            if (address != null) {
                 readAt = System.nanoTime();
-                address = NetAddresses.of(inet);
                 commands = context.pipeline().get(CommandHandler.class);
                 channels.add(this);
             }

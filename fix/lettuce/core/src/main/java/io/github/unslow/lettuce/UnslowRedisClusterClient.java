@@ -12,6 +12,7 @@ import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.cluster.topology.ClusterTopologyRefresh;
 import io.lettuce.core.internal.LettuceAssert;
 import io.lettuce.core.resource.ClientResources;
+import io.lettuce.core.resource.SocketAddressResolver;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
 import java.time.Duration;
@@ -178,12 +179,16 @@ public class UnslowRedisClusterClient extends RedisClusterClient {
         setOptions(ClusterClientOptions.builder().topologyRefreshOptions(refreshOptions()).build());
     }
 
-    /** The same resources with our customizer: a copy by {@code mutate()} would have event loops of its own. */
+    /** The same resources with our customizer and resolver: a copy by {@code mutate()} would have event loops of its own. */
     private static ClientResources watched(ClientResources base, SilenceWatch silence) {
+        SocketAddressResolver resolver = silence.mapping(base.socketAddressResolver());
         return (ClientResources) Proxy.newProxyInstance(UnslowRedisClusterClient.class.getClassLoader(),
                 new Class<?>[] { ClientResources.class }, (proxy, method, arguments) -> {
                     if (method.getName().equals("nettyCustomizer")) {
                         return silence;
+                    }
+                    if (method.getName().equals("socketAddressResolver")) {
+                        return resolver;
                     }
                     try {
                         return method.invoke(base, arguments);

@@ -14,7 +14,17 @@ import io.lettuce.core.cluster.SlotHash;
 import io.lettuce.core.cluster.api.StatefulRedisClusterConnection;
 import io.lettuce.core.cluster.api.sync.RedisAdvancedClusterCommands;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
+import io.lettuce.core.internal.HostAndPort;
+import io.lettuce.core.resource.ClientResources;
+import io.lettuce.core.resource.DnsResolver;
+import io.lettuce.core.resource.MappingSocketAddressResolver;
+import java.io.IOException;
+import java.net.InetAddress;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -50,8 +60,11 @@ class ClusterIntegrationTests {
                 each.shutdown(0, 1, TimeUnit.SECONDS);
             }
         }
+        client = null;
+        plain = null;
         if (lab != null) {
             lab.close();
+            lab = null;
         }
     }
 
@@ -130,6 +143,41 @@ class ClusterIntegrationTests {
                 && ours.getPartitions().stream().anyMatch(n -> before.equals(n.getUri().getHost() + ":" + n.getUri().getPort())
                         && n.is(RedisClusterNode.NodeFlag.REPLICA)));
         assertEquals("after", commands.get(key(SLOT)));
+    }
+
+    /** As through a tunnel: no connection leads where CLUSTER NODES says. */
+    @ParameterizedTest
+    @ValueSource(booleans = { false, true })
+    void aHungMasterBehindMappedAddressesIsLeft(boolean names) throws IOException {
+        lab = Lab.cluster("redis-7.0", 1);
+        Map<HostAndPort, HostAndPort> ports = new HashMap<>();
+        List<Tunnel> tunnels = new ArrayList<>();
+        for (int n = 1; n <= 6; n++) {
+            Tunnel tunnel = new Tunnel(lab.node(n));
+            tunnels.add(tunnel);
+            ports.put(HostAndPort.parse(lab.address(n)), HostAndPort.of(names ? "localhost" : "127.0.0.1", tunnel.port()));
+        }
+        DnsResolver dns = names ? host -> new InetAddress[0] : InetAddress::getAllByName;
+        ClientResources resources = ClientResources.builder()
+                .socketAddressResolver(MappingSocketAddressResolver.create(dns, to -> ports.getOrDefault(to, to))).build();
+        try {
+            RedisURI uri = lab.node(2);
+            uri.setTimeout(Duration.ofSeconds(1));
+            UnslowRedisClusterClient ours = UnslowRedisClusterClient.create(resources, List.of(uri),
+                    TopologyOptions.builder().push(TopologyOptions.Push.NONE).build());
+            client = ours;
+            commands = ours.connect().sync();
+            commands.set(key(SLOT), "before");
+            String before = owner(ours, SLOT);
+            lab.fault("hang", "node-1");
+            Lab.await("a write of the shard that was hit", () -> "OK".equals(commands.set(key(SLOT), "after")));
+            assertNotEquals(before, owner(ours, SLOT));
+            assertTrue(tunnels.get(0).used(), "connections are mapped");
+        } finally {
+            close(); // the clients before their resources
+            tunnels.forEach(Tunnel::close);
+            resources.shutdown(0, 1, TimeUnit.SECONDS);
+        }
     }
 
     @Test

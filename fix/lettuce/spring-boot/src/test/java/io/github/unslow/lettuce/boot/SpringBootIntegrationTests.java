@@ -9,17 +9,25 @@ import io.github.unslow.lettuce.Lab;
 import io.github.unslow.lettuce.TopologyOptions;
 import io.github.unslow.lettuce.TopologyStatus.Source;
 import io.github.unslow.lettuce.UnslowRedisClusterClient;
+import java.util.stream.Stream;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.springframework.boot.autoconfigure.AutoConfigurations;
-import org.springframework.boot.autoconfigure.data.redis.RedisAutoConfiguration;
 import org.springframework.boot.test.context.runner.ApplicationContextRunner;
 import org.springframework.data.redis.connection.lettuce.LettuceConnectionFactory;
 import org.springframework.data.redis.core.StringRedisTemplate;
+import org.springframework.util.ClassUtils;
 
 /** An application of Spring Boot on a real cluster. */
 class SpringBootIntegrationTests {
+
+    /** Spring Boot's own, of 3 or of 4. */
+    private static final Class<?> SPRINGS = Stream
+            .of("org.springframework.boot.autoconfigure.data.redis.RedisAutoConfiguration",
+                    "org.springframework.boot.data.redis.autoconfigure.DataRedisAutoConfiguration")
+            .filter(name -> ClassUtils.isPresent(name, null)).map(name -> ClassUtils.resolveClassName(name, null)).findFirst()
+            .orElseThrow();
 
     private static Lab lab;
 
@@ -35,7 +43,7 @@ class SpringBootIntegrationTests {
 
     private static ApplicationContextRunner application() {
         return new ApplicationContextRunner()
-                .withConfiguration(AutoConfigurations.of(RedisAutoConfiguration.class, UnslowLettuceAutoConfiguration.class))
+                .withConfiguration(AutoConfigurations.of(SPRINGS, UnslowLettuceAutoConfiguration.class))
                 .withPropertyValues("spring.data.redis.cluster.nodes=" + lab.address(2), "spring.data.redis.timeout=2s");
     }
 
@@ -79,7 +87,7 @@ class SpringBootIntegrationTests {
         application().withPropertyValues("unslow.lettuce.enabled=false").run(context -> assertEquals(
                 LettuceConnectionFactory.class, context.getBean(LettuceConnectionFactory.class).getClass()));
         new ApplicationContextRunner()
-                .withConfiguration(AutoConfigurations.of(RedisAutoConfiguration.class, UnslowLettuceAutoConfiguration.class))
+                .withConfiguration(AutoConfigurations.of(SPRINGS, UnslowLettuceAutoConfiguration.class))
                 .run(context -> assertFalse(
                         context.getBean(LettuceConnectionFactory.class) instanceof UnslowLettuceConnectionFactory));
     }
