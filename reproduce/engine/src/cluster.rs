@@ -207,30 +207,31 @@ const MIGRATIONS: usize = 10;
 pub fn migrate_slots(source: &mut Connection, first: u16, last: u16, destination: &str) -> Result<(), Error> {
     let range = format!("{first}-{last}");
     let (first, last_slot) = (first.to_string(), last.to_string());
-    let (mut begun, mut told) = (0, String::new());
+    let (mut begun, mut under_way, mut told) = (0, false, String::new());
     wait_for(&format!("slots {range} to arrive"), Duration::from_secs(120), || {
         if view(source)?.by_id(destination).is_some_and(|n| n.slots.contains(last)) {
             return Ok(true);
         }
-        if begun > 0 {
-            let migrations = source.call(&["CLUSTER", "GETSLOTMIGRATIONS"])?;
-            let text = |job: &Value, field| job.get(field).and_then(Value::text).unwrap_or_default();
-            let ours = |job: &&Value| text(job, "slot_ranges") == range && text(job, "target_node") == destination;
-            // The newest comes first.
-            let Some(job) = migrations.items().iter().find(ours) else { return Ok(false) };
-            let state = text(job, "state");
-            told = format!("{state} {}", text(job, "message")).trim_end().to_string();
-            if state != "failed" && state != "cancelled" {
-                return Ok(false);
-            }
+        if !under_way {
+            source.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &first, &last_slot, "NODE", destination])?;
+            (begun, under_way) = (begun + 1, true);
+            return Ok(false);
+        }
+        let migrations = source.call(&["CLUSTER", "GETSLOTMIGRATIONS"])?;
+        let text = |job: &Value, field| job.get(field).and_then(Value::text).unwrap_or_default();
+        let ours = |job: &&Value| text(job, "slot_ranges") == range && text(job, "target_node") == destination;
+        // The newest comes first.
+        let Some(job) = migrations.items().iter().find(ours) else { return Ok(false) };
+        let state = text(job, "state");
+        told = format!("{state} {}", text(job, "message")).trim_end().to_string();
+        if state == "failed" || state == "cancelled" {
             if begun == MIGRATIONS {
                 return Err(Error::new(format!("the migration of slots {range} was given up {begun} times")));
             }
-            // The other side takes a moment to forget what was given up.
+            // The other side takes a moment to forget it, and slots may yet arrive: looked at before the next one.
             std::thread::sleep(Duration::from_millis(100));
+            under_way = false;
         }
-        source.call(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &first, &last_slot, "NODE", destination])?;
-        begun += 1;
         Ok(false)
     })
     .map_err(|e| match told.is_empty() {

@@ -12,8 +12,10 @@ import java.util.Set;
 
 /**
  * Nodes that owe an answer, or whose connections closed: they are asked whether they live. While a master does not say so,
- * the replicas of its shard are asked whether one of them is master now, and the one that is, for its view. Replicas that
- * do not answer, or came back and do not hold their master's data yet, are not read from.
+ * the replicas of its shard are asked whether one of them is master now, and the one that is, for its view. Then what the
+ * old master was sent and has not answered fails, what waits for its connection to come back goes to the new one, and its
+ * connections are closed. Replicas that do not answer, or came back and do not hold their master's data yet, are not read
+ * from.
  */
 final class HungNodes {
 
@@ -27,12 +29,21 @@ final class HungNodes {
 
     private static final Duration ROLE_PATIENCE = Duration.ofMillis(250);
 
+    /** So long after it lost its slots a node that does not answer counts as replaced. */
+    private static final Duration DEPOSED = Duration.ofSeconds(60);
+
     private final TopologyAgent agent;
 
     private final SilenceWatch silence;
 
     /** Nodes that do not answer. */
     private final Set<String> hung = new HashSet<>();
+
+    /** Those of them that were replaced: Lettuce does not know them meanwhile. */
+    private final Set<String> replaced = new HashSet<>();
+
+    /** Masters that have lost their slots, and when. */
+    private final Map<String, Long> deposed = new HashMap<>();
 
     /** Replicas that do not hold their master's data: they load, or their link is down. */
     private final Set<String> unready = new HashSet<>();
@@ -66,6 +77,14 @@ final class HungNodes {
 
     boolean isHung(String id) {
         return hung.contains(id);
+    }
+
+    /**
+     * Whether a node does not answer and another has its place. Taken from Lettuce's nodes, its connections are closed, and
+     * what waits for one of them to come back goes where the slots are.
+     */
+    boolean isReplaced(String id) {
+        return replaced.contains(id);
     }
 
     /** Ids of nodes that must not be read from, where they are replicas. */
@@ -114,6 +133,7 @@ final class HungNodes {
                 boolean again = before != null && now - before.until() < Duration.ofSeconds(10).toNanos();
                 long length = again ? Math.min(before.lengthMs() * 2, 5000) : 200;
                 quiet.put(node.id(), new Quiet(System.nanoTime() + Duration.ofMillis(length).toNanos(), length));
+                deposed.remove(node.id());
             } else {
                 silent(node);
             }
@@ -135,12 +155,14 @@ final class HungNodes {
         }, agent.loop);
     }
 
-    /** Not read from until it is ready. */
-    private void leave(String id) {
-        if (unready.add(id)) {
-            agent.apply();
-            whenReady(id, 0);
+    /** Not read from until it is ready. False where that was so before. */
+    private boolean leave(String id) {
+        if (!unready.add(id)) {
+            return false;
         }
+        agent.apply();
+        whenReady(id, 0);
+        return true;
     }
 
     private static boolean isReady(List<Object> role, Throwable error) {
@@ -174,7 +196,7 @@ final class HungNodes {
         }
         logger.info("Node {} does not answer; {}", node.address(),
                 now.master() ? "asking its replicas who is master" : "not reading from it");
-        if (!now.master()) {
+        if (replace(now) || !now.master()) {
             agent.apply();
         }
         chase(node.id(), isLead(now), 0);
@@ -195,17 +217,7 @@ final class HungNodes {
             hung.remove(id);
             return;
         }
-        answers(node, TopologyAgent.PATIENCE, alive -> {
-            if (alive && hung.remove(id)) {
-                logger.info("Node {} answers again", node.address());
-                if (node.master() || roleRefused) {
-                    agent.apply();
-                } else {
-                    leave(id); // it may have restarted
-                }
-                settle(id, 0);
-            }
-        });
+        knock(node);
         boolean lead = isLead(node);
         int now = lead == wasLead ? times : 0;
         if (lead) {
@@ -217,6 +229,39 @@ final class HungNodes {
         long period = Math.min(1000, crowd > 0 ? few : many);
         period = lead ? period : Math.min(30_000, 500L << Math.min(now / 4, 6));
         agent.schedule(period / 2 + agent.random.nextLong(period), () -> chase(id, lead, now + 1));
+    }
+
+    /** Asks a node that did not answer whether it is back. */
+    private void knock(Node node) {
+        String id = node.id();
+        answers(node, TopologyAgent.PATIENCE, alive -> {
+            if (alive && hung.remove(id)) {
+                logger.info("Node {} answers again", node.address());
+                boolean missing = replaced.remove(id);
+                deposed.remove(id);
+                if (node.master() || roleRefused) {
+                    agent.apply();
+                } else if (!leave(id) && missing) { // it may have restarted
+                    agent.apply();
+                }
+                settle(id, 0);
+            }
+        });
+    }
+
+    /** Whether this node is replaced from now on; nodes have to be applied then. */
+    private boolean replace(Node node) {
+        Long since = deposed.get(node.id());
+        // One that has given its last slot away is still a master, and well.
+        boolean another = since != null && System.nanoTime() - since < DEPOSED.toNanos() && (!node.master() || node.failed());
+        if (!another || !replaced.add(node.id())) {
+            return false;
+        }
+        silence.giveUp(agent.known(), node, "Node " + node.address()
+                + " does not answer and has lost its slots; whether it executed this command is not known");
+        // Once Lettuce does not know it any more: it would connect to it again.
+        agent.execute(() -> silence.close(agent.known(), node));
+        return true;
     }
 
     /** A master that was replaced hears of it some time after it is back, and tells nobody. */
@@ -247,13 +292,35 @@ final class HungNodes {
         }, agent.loop);
     }
 
-    /** Replicas that were not there, or not up, or masters until now. */
-    void changed(Topology before, Topology now) {
+    /**
+     * Looks for masters that were replaced, and for replicas that were not there, or not up, or masters until now.
+     *
+     * @param now what is known already
+     * @return whether nodes have to be applied even if they are the same as before.
+     */
+    boolean changed(Topology before, Topology now) {
         hung.removeIf(id -> now.byId(id) == null);
+        replaced.removeIf(id -> !hung.contains(id) || isLead(now.byId(id)));
+        deposed.keySet().removeIf(id -> now.byId(id) == null || isLead(now.byId(id)));
+        for (Node old : before.nodes()) {
+            Node node = now.byId(old.id());
+            if (node != null && isLead(old) && !isLead(node)) {
+                deposed.put(node.id(), System.nanoTime());
+                quiet.remove(node.id());
+            }
+            boolean back = node != null && (old.failed() && !node.failed() || !old.connected() && node.connected());
+            if (back && hung.contains(node.id())) {
+                knock(node);
+            }
+        }
+        boolean left = false;
+        for (String id : hung) {
+            left |= replace(now.byId(id));
+        }
         unready.removeIf(id -> now.byId(id) == null || now.byId(id).master());
         quiet.keySet().removeIf(id -> now.byId(id) == null);
         if (before.isEmpty()) {
-            return;
+            return false;
         }
         for (Node node : now.nodes()) {
             Node old = before.byId(node.id());
@@ -262,6 +329,7 @@ final class HungNodes {
                 whenReady(node.id(), 0);
             }
         }
+        return left;
     }
 
     /** Reads from a replica again once its link to its master is up: until then it is loading, or serves old data. */

@@ -1,6 +1,7 @@
 package io.github.unslow.lettuce;
 
 import io.github.unslow.lettuce.Topology.Node;
+import io.lettuce.core.RedisCommandTimeoutException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.protocol.CommandHandler;
 import io.lettuce.core.resource.NettyCustomizer;
@@ -14,14 +15,15 @@ import java.net.InetSocketAddress;
 import java.net.SocketAddress;
 import java.time.Duration;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
 
 /**
- * Which nodes owe the application an answer, and for how long. Costs a reading of the clock for each read of a socket;
- * nothing is done for a command.
+ * Which nodes owe the application an answer, and for how long; ends the waiting where none will come. Costs a reading of the
+ * clock for each read of a socket; nothing is done for a command.
  *
  * <p>A node that is silent is not yet hung: a blocking command waits too. It is asked then.
  */
@@ -31,7 +33,7 @@ final class SilenceWatch implements NettyCustomizer {
 
     private final Set<Watched> channels = ConcurrentHashMap.newKeySet();
 
-    /** Names of nodes by the address that the application's resolver leads to, where that is another one. */
+    /** Names of nodes by the address, or name, that the application's resolver led to. */
     private final Map<String, String> mapped = new ConcurrentHashMap<>();
 
     private volatile Consumer<String> closed = address -> {
@@ -57,12 +59,7 @@ final class SilenceWatch implements NettyCustomizer {
                 SocketAddress resolved = resolver.resolve(uri);
                 if (uri.getHost() != null && resolved instanceof InetSocketAddress inet) {
                     String name = NetAddresses.normal(uri.getHost()) + ":" + uri.getPort();
-                    String address = inet.isUnresolved() ? named(inet) : NetAddresses.of(inet);
-                    if (name.equals(address)) {
-                        mapped.remove(address);
-                    } else {
-                        mapped.put(address, name);
-                    }
+                    mapped.put(inet.isUnresolved() ? named(inet) : NetAddresses.of(inet), name);
                 }
                 return resolved;
             }
@@ -71,13 +68,17 @@ final class SilenceWatch implements NettyCustomizer {
     }
 
     private static String named(InetSocketAddress inet) {
-        return inet.getHostString() + ":" + inet.getPort();
+        return NetAddresses.normal(inet.getHostString()) + ":" + inet.getPort();
     }
 
-    /** Where a connection leads: a name, where one was mapped to that, or a numeric address. */
+    /** Where a connection leads. What was resolved just now belongs to who asked for its name. */
     private String address(InetSocketAddress inet) {
-        String name = named(inet);
-        return inet.isUnresolved() || mapped.containsKey(name) ? name : NetAddresses.of(inet);
+        String address = NetAddresses.of(inet);
+        String name = mapped.get(named(inet));
+        if (name != null) {
+            mapped.put(address, name);
+        }
+        return address;
     }
 
     /** The node of this topology to which connections to this address lead, or {@code null}. */
@@ -118,6 +119,28 @@ final class SilenceWatch implements NettyCustomizer {
         return addresses;
     }
 
+    /**
+     * Commands that a node was sent and has not answered fail, as if their time were over.
+     *
+     * @param why the exception's message
+     */
+    void giveUp(Topology topology, Node node, String why) {
+        for (Watched watched : channels) {
+            if (node.equals(node(topology, watched.address))) {
+                watched.giveUp(why);
+            }
+        }
+    }
+
+    /** Closes what leads to a node: Lettuce connects again, to one that it knows. */
+    void close(Topology topology, Node node) {
+        for (Watched watched : channels) {
+            if (node.equals(node(topology, watched.address))) {
+                watched.channel.close();
+            }
+        }
+    }
+
     private final class Watched extends ChannelDuplexHandler {
 
         private volatile long readAt;
@@ -129,6 +152,8 @@ final class SilenceWatch implements NettyCustomizer {
         private volatile String address;
 
         private volatile CommandHandler commands;
+
+        private volatile Channel channel;
 
         /** By ourselves: it says nothing of the node. */
         private volatile boolean ended;
@@ -143,6 +168,15 @@ final class SilenceWatch implements NettyCustomizer {
                 busySince = now;
             }
             return now - Math.max(readAt, busySince) > after;
+        }
+
+        /** They stay where they are, as those whose time is over do: an answer may yet come, and must find its place. */
+        private void giveUp(String why) {
+            CommandHandler handler = commands;
+            if (handler != null) {
+                channel.eventLoop().execute(() -> List.copyOf(handler.getStack()).stream().filter(command -> !command.isDone())
+                        .forEach(command -> command.completeExceptionally(new RedisCommandTimeoutException(why))));
+            }
         }
 
         @Override
@@ -163,6 +197,7 @@ final class SilenceWatch implements NettyCustomizer {
         public void channelActive(ChannelHandlerContext context) throws Exception {
             if (address != null) {
                 readAt = System.nanoTime();
+                channel = context.channel();
                 commands = context.pipeline().get(CommandHandler.class);
                 channels.add(this);
             }

@@ -224,7 +224,8 @@ final class TopologyAgent {
 
     /** Nodes and routes as Lettuce wants them. */
     private List<RedisClusterNode> partitions() {
-        return known.toPartitions(settings(), hung.left(), order());
+        return known.toPartitions(settings(), hung.left(), order()).stream().filter(node -> !hung.isReplaced(node.getNodeId()))
+                .toList();
     }
 
     private CompletableFuture<Void> opened() {
@@ -460,8 +461,7 @@ final class TopologyAgent {
         if (changed) {
             doubts = 0;
         }
-        hung.changed(before, now);
-        if (changed && !before.isEmpty()) {
+        if ((hung.changed(before, now) || changed) && !before.isEmpty()) {
             apply();
         }
         if (started) {

@@ -1,20 +1,26 @@
 package io.github.unslow.lettuce;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.unslow.lettuce.TopologyStatus.Source;
 import io.lettuce.core.ReadFrom;
 import io.lettuce.core.RedisCommandTimeoutException;
+import io.lettuce.core.RedisFuture;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.SlotHash;
 import io.lettuce.core.cluster.api.StatefulRedisClusterConnection;
+import io.lettuce.core.cluster.api.async.RedisAdvancedClusterAsyncCommands;
 import io.lettuce.core.cluster.api.sync.RedisAdvancedClusterCommands;
 import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
+import io.lettuce.core.cluster.pubsub.StatefulRedisClusterPubSubConnection;
 import io.lettuce.core.internal.HostAndPort;
+import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.resource.ClientResources;
 import io.lettuce.core.resource.DnsResolver;
 import io.lettuce.core.resource.MappingSocketAddressResolver;
@@ -25,7 +31,9 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -40,7 +48,8 @@ class ClusterIntegrationTests {
 
     private RedisClusterClient client;
 
-    private RedisClusterClient plain;
+    /** A second one. */
+    private RedisClusterClient beside;
 
     private RedisAdvancedClusterCommands<String, String> commands;
 
@@ -55,13 +64,13 @@ class ClusterIntegrationTests {
 
     @AfterEach
     void close() {
-        for (RedisClusterClient each : new RedisClusterClient[] { client, plain }) {
+        for (RedisClusterClient each : new RedisClusterClient[] { client, beside }) {
             if (each != null) {
                 each.shutdown(0, 1, TimeUnit.SECONDS);
             }
         }
         client = null;
-        plain = null;
+        beside = null;
         if (lab != null) {
             lab.close();
             lab = null;
@@ -91,13 +100,13 @@ class ClusterIntegrationTests {
     void aSlotThatMovesIsKnownWithoutACommand(String server) {
         lab = Lab.cluster(server, 1);
         UnslowRedisClusterClient ours = open(TopologyOptions.builder().push(TopologyOptions.Push.SERVERS));
-        plain = RedisClusterClient.create(lab.node(2));
-        plain.connect().sync().set(key(SLOT), "v");
+        beside = RedisClusterClient.create(lab.node(2));
+        beside.connect().sync().set(key(SLOT), "v");
         awaitSource(ours, Source.SERVERS);
         String before = owner(ours, SLOT);
         lab.fault("move_slot", "node-3", "" + SLOT);
         Lab.await("the slot's new owner", () -> lab.address(3).equals(owner(ours, SLOT)));
-        assertEquals(before, owner(plain, SLOT), "plain Lettuce learns of it by its next command");
+        assertEquals(before, owner(beside, SLOT), "plain Lettuce learns of it by its next command");
         commands.set(key(SLOT), "after");
         assertEquals("after", commands.get(key(SLOT)));
         // One after another, and back: everything is heard, not only the first.
@@ -129,13 +138,28 @@ class ClusterIntegrationTests {
 
     @ParameterizedTest
     @ValueSource(strings = { "hang", "kill" })
-    void aMasterThatDoesNotAnswerIsLeft(String fault) {
+    void aMasterThatDoesNotAnswerIsLeft(String fault) throws Exception {
         lab = Lab.cluster("redis-7.0", 1);
         UnslowRedisClusterClient ours = open(TopologyOptions.builder());
         commands.set(key(SLOT), "before");
         String before = owner(ours, SLOT);
+        RedisURI uri = lab.node(2);
+        uri.setTimeout(Duration.ofMinutes(5));
+        beside = UnslowRedisClusterClient.create(uri);
+        RedisAdvancedClusterAsyncCommands<String, String> patient = beside.connect().async();
+        assertEquals("before", patient.get(key(SLOT)).get());
         lab.fault(fault, "node-1");
+        RedisFuture<String> underWay = patient.get(key(SLOT));
         Lab.await("a write of the shard that was hit", () -> "OK".equals(commands.set(key(SLOT), "after")));
+        Lab.await("the end of what was under way", underWay::isDone);
+        if (fault.equals("hang")) {
+            RedisCommandTimeoutException given = assertInstanceOf(RedisCommandTimeoutException.class,
+                    assertThrows(ExecutionException.class, underWay::get).getCause());
+            assertTrue(given.getMessage().contains("has lost its slots"), given.getMessage());
+        } else {
+            // It waited for the connection to come back, and went to the new master.
+            assertNotNull(underWay.get());
+        }
         assertNotEquals(before, owner(ours, SLOT));
         lab.heal();
         // The old master returns as a replica: it must not be written to, and be read from only with its data.
@@ -143,6 +167,52 @@ class ClusterIntegrationTests {
                 && ours.getPartitions().stream().anyMatch(n -> before.equals(n.getUri().getHost() + ":" + n.getUri().getPort())
                         && n.is(RedisClusterNode.NodeFlag.REPLICA)));
         assertEquals("after", commands.get(key(SLOT)));
+    }
+
+    @Test
+    void subscriptionsLeaveAHungMaster() {
+        lab = Lab.cluster("valkey-9.1", 1);
+        List<Integer> masters = List.of(1, 2, 3);
+        int master = 0;
+        StatefulRedisClusterPubSubConnection<String, String> listener = null;
+        // Each client begins with another node.
+        for (int seed = 0; master == 0; seed++) {
+            if (client != null) {
+                client.shutdown(0, 1, TimeUnit.SECONDS);
+            }
+            client = UnslowRedisClusterClient.create(lab.node(2), TopologyOptions.builder().seed(seed).build());
+            listener = client.connectPubSub();
+            String id = listener.sync().clusterMyId();
+            master = masters.stream().filter(n -> lab.view(n).at(lab.address(n)).id().equals(id)).findFirst().orElse(0);
+        }
+        AtomicInteger heard = new AtomicInteger();
+        listener.addListener(new RedisPubSubAdapter<>() {
+
+            @Override
+            public void message(String channel, String message) {
+                heard.incrementAndGet();
+            }
+
+        });
+        listener.sync().subscribe("news");
+        int other = master % 3 + 1;
+        Lab.await("a message", () -> {
+            lab.publish(other, "news", "before");
+            return heard.get() > 0;
+        });
+        // Somebody must owe an answer.
+        commands = client.connect().sync();
+        RedisAdvancedClusterAsyncCommands<String, String> waiting = client.connect().async();
+        int hung = master;
+        int slot = lab.view(other).at(lab.address(hung)).slots().nextSetBit(0);
+        commands.set(key(slot), "v");
+        lab.fault("hang", "node-" + hung);
+        heard.set(0);
+        waiting.get(key(slot));
+        Lab.await("a message after the hung master was left", () -> {
+            lab.publish(other, "news", "after");
+            return heard.get() > 0;
+        });
     }
 
     /** As through a tunnel: no connection leads where CLUSTER NODES says. */
@@ -164,7 +234,7 @@ class ClusterIntegrationTests {
             RedisURI uri = lab.node(2);
             uri.setTimeout(Duration.ofSeconds(1));
             UnslowRedisClusterClient ours = UnslowRedisClusterClient.create(resources, List.of(uri),
-                    TopologyOptions.builder().push(TopologyOptions.Push.NONE).build());
+                    TopologyOptions.builder().push(TopologyOptions.Push.NONE).refreshPeriod(Duration.ofHours(1)).build());
             client = ours;
             commands = ours.connect().sync();
             commands.set(key(SLOT), "before");
@@ -186,8 +256,8 @@ class ClusterIntegrationTests {
         UnslowRedisClusterClient ours = open(TopologyOptions.builder());
         commands.set(key(SLOT), "v");
         RedisAdvancedClusterCommands<String, String> readers = readers(ours);
-        plain = RedisClusterClient.create(ours.getPartitions().getMasterBySlot(SLOT).getUri());
-        RedisAdvancedClusterCommands<String, String> plainReaders = readers(plain);
+        beside = RedisClusterClient.create(ours.getPartitions().getMasterBySlot(SLOT).getUri());
+        RedisAdvancedClusterCommands<String, String> plainReaders = readers(beside);
         Lab.await("the value at the replica", () -> "v".equals(readers.get(key(SLOT))));
         assertEquals("v", plainReaders.get(key(SLOT)));
         String replica = "node-" + lab.replicaOf(1);
@@ -312,7 +382,9 @@ class ClusterIntegrationTests {
         lab.fault("kill", "node-1");
         UnslowRedisClusterClient ours = open(TopologyOptions.builder());
         Lab.await("a write of the shard that was hit", () -> "OK".equals(commands.set(key(SLOT), "v")));
-        assertEquals(6, ours.getPartitions().size());
+        Lab.await("the dead node to be left out", () -> ours.getPartitions().size() == 5);
+        lab.heal();
+        Lab.await("it to be back", () -> ours.getPartitions().size() == 6);
     }
 
     @Test

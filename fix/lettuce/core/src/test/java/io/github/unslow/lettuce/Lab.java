@@ -269,7 +269,11 @@ public final class Lab implements AutoCloseable {
 
     /** Publishes as anybody could. */
     void publish(String channel, String text) {
-        try (StatefulRedisConnection<String, String> connection = client.connect(node(1))) {
+        publish(1, channel, text);
+    }
+
+    void publish(int number, String channel, String text) {
+        try (StatefulRedisConnection<String, String> connection = client.connect(node(number))) {
             connection.sync().publish(channel, text);
         }
     }

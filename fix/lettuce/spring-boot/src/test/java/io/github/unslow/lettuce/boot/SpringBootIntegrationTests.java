@@ -13,6 +13,7 @@ import java.util.stream.Stream;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.springframework.boot.SpringBootVersion;
 import org.springframework.boot.autoconfigure.AutoConfigurations;
 import org.springframework.boot.test.context.runner.ApplicationContextRunner;
 import org.springframework.data.redis.connection.lettuce.LettuceConnectionFactory;
@@ -33,6 +34,7 @@ class SpringBootIntegrationTests {
 
     @BeforeAll
     static void up() {
+        assertEquals(System.getProperty("spring-boot.wanted"), SpringBootVersion.getVersion());
         lab = Lab.cluster("valkey-9.1", 1);
     }
 
