@@ -259,8 +259,6 @@ final class HungNodes {
         }
         silence.giveUp(agent.known(), node, "Node " + node.address()
                 + " does not answer and has lost its slots; whether it executed this command is not known");
-        // Once Lettuce does not know it any more: it would connect to it again.
-        agent.execute(() -> silence.close(agent.known(), node));
         return true;
     }
 

@@ -132,15 +132,6 @@ final class SilenceWatch implements NettyCustomizer {
         }
     }
 
-    /** Closes what leads to a node: Lettuce connects again, to one that it knows. */
-    void close(Topology topology, Node node) {
-        for (Watched watched : channels) {
-            if (node.equals(node(topology, watched.address))) {
-                watched.channel.close();
-            }
-        }
-    }
-
     private final class Watched extends ChannelDuplexHandler {
 
         private volatile long readAt;

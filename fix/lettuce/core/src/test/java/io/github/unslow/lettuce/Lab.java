@@ -267,6 +267,13 @@ public final class Lab implements AutoCloseable {
         }
     }
 
+    /** Whether somebody listens to a channel at this node. */
+    boolean isSubscribed(int number, String channel) {
+        try (StatefulRedisConnection<String, String> connection = client.connect(node(number))) {
+            return connection.sync().pubsubNumsub(channel).get(channel) > 0;
+        }
+    }
+
     /** Publishes as anybody could. */
     void publish(String channel, String text) {
         publish(1, channel, text);
