@@ -4,7 +4,7 @@
 #
 # What it can show: what a fault costs with one setting and with another, in one run on one machine. What it cannot: how long the
 # same takes over real distances, or under a load that fills the servers. Takes over an hour on two cores; needs root.
-# PARTS: drills repeat clients cases diagnoses. REPEAT and SEEDS: how often.
+# PARTS: drills repeat clients cases diagnoses. REPEAT and SEEDS: how often. STORE: a folder that keeps the evidence.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
@@ -12,8 +12,11 @@ out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out"
 [[ -n "${UNSLOW:-}" ]] || cargo build --release --package unslow
 unslow="${UNSLOW:-$PWD/target/release/unslow}"
-store=$(mktemp -d)
-trap 'rm -rf "$store"' EXIT
+store="${STORE:-}"
+if [[ -z $store ]]; then
+    store=$(mktemp -d)
+    trap 'rm -rf "$store"' EXIT
+fi
 head() { echo "# $1"; echo; echo "\`bench/drills.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F)."; }
 # A drill that found something ends with 1: that is what it is for. 2 is unknown, and stands in its table.
 run() { echo; echo '```'; echo "\$ unslow $*" | sed "s| --store [^ ]*||"; "$unslow" "$@" --quiet 2>&1 | sed "s|$store|store|g" || true; echo '```'; }
