@@ -19,7 +19,8 @@ check: compilers ## formatting, lints, tidy: no servers needed
 	cargo clippy --release --workspace --all-targets -- -D warnings # --release: librdkafka and macros are built once
 	cargo fmt --manifest-path fix/bypass/preload/Cargo.toml --check
 	cargo clippy --release --manifest-path fix/bypass/preload/Cargo.toml --target-dir target/preload -- -D warnings
-	cargo xtask tidy
+	cargo build --release --workspace --all-targets # all at once: one package alone has other features, and is compiled again
+	./target/release/xtask tidy
 	@if command -v cargo-deny > /dev/null; then cargo deny --offline check bans licenses sources; else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 
 tools: ## what the tests need beside Rust: Chromium for the page, openssl for certificates, util-linux for the lab of an ordinary user, Go, Node and Maven for the clients that go through the gateway, memcached and nginx for the bypass
@@ -29,7 +30,6 @@ tools: ## what the tests need beside Rust: Chromium for the page, openssl for ce
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 
 test: tools compilers check ## everything CI runs
-	cargo build --release --package unslow
 	./target/release/unslow engine install
 	./target/release/unslow engine install kafka-4.1
 	cargo test --release --workspace -- --test-threads=1

@@ -32,8 +32,11 @@ fn finds_the_whole_deployment_from_any_address_on_every_engine_and_keeps_to_the_
             // The first, the last (a replica, where there are any), and a Sentinel.
             let mut seeds = vec![deployment.nodes[0].url(), deployment.nodes[deployment.nodes.len() - 1].url()];
             seeds.extend(deployment.sentinels.first().map(|s| format!("redis+sentinel://{}/mymaster", s.address())));
-            for seed in seeds {
-                let report = report(&seed, &[]);
+            let reports: Vec<_> = std::thread::scope(|scope| {
+                let asked: Vec<_> = seeds.iter().map(|seed| scope.spawn(|| report(seed, &[]))).collect();
+                asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            for (seed, report) in seeds.iter().zip(reports) {
                 let what = format!("{} {shape:?} from {seed}", entry.name);
                 let errors: Vec<String> = schema.iter_errors(&report).map(|e| e.to_string()).collect();
                 assert!(errors.is_empty(), "{what}: {errors:?}");

@@ -23,6 +23,13 @@ fn every_engine_runs_in_every_shape_and_leaves_nothing() {
             let pids: Vec<u32> = deployment.nodes.iter().chain(&deployment.sentinels).map(|s| s.pid()).collect();
             let dirs: Vec<_> = deployment.nodes.iter().map(|s| s.dir().to_path_buf()).collect();
             assert!(pids.iter().all(|p| alive(*p)));
+            for node in deployment.nodes.iter().filter(|_| matches!(shape, Shape::Cluster { .. })) {
+                let mut connection = node.connect().unwrap();
+                for (name, own) in [("cluster-node-timeout", "15000"), ("cluster-slave-no-failover", "no")] {
+                    let now = connection.call(&["CONFIG", "GET", name]).unwrap().get(name).and_then(|v| v.text());
+                    assert_eq!(now.as_deref(), Some(own), "{} {name}: what hurries the start is gone", entry.name);
+                }
+            }
             drop(deployment);
             assert!(pids.iter().all(|p| !alive(*p)), "a server outlived its guard");
             assert!(dirs.iter().all(|d| !d.exists()), "a directory outlived its guard");
