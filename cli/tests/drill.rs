@@ -52,6 +52,8 @@ fn a_failover_is_measured_and_its_evidence_kept() {
     for file in kept {
         assert!(folder.join(file).metadata().is_ok_and(|m| m.len() > 0), "{file}");
     }
+    let log = std::fs::read_to_string(folder.join("node-1.log")).unwrap();
+    assert!(log.lines().count() > 10, "as the server wrote it: {log}");
     let dom = browse(&page);
     assert!(dom.contains("cluster_failover") && dom.contains("time line of kill"));
 }

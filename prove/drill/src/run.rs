@@ -250,7 +250,7 @@ fn in_lab(
     let engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
     let outcome = played(drill, label, plan, fault, how, folder, Some(&lab), &ground, engine, progress);
     for (server, _) in lab.servers() {
-        let _ = folder.keep(&format!("{}.log", server.name()), &server.log_tail(2000));
+        let _ = folder.keep(&format!("{}.log", server.name()), &server.log());
     }
     outcome
 }

@@ -360,10 +360,15 @@ impl Server {
         &self.dir
     }
 
+    /// Its log, and what it said beside it.
+    pub fn log(&self) -> String {
+        let read = |name: &str| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+        read("server.log") + &read("stderr.log")
+    }
+
     /// The last lines of its log, in one line.
     pub fn log_tail(&self, lines: usize) -> String {
-        let read = |name: &str| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
-        let text = read("server.log") + &read("stderr.log");
+        let text = self.log();
         let all: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
         let tail = all[all.len().saturating_sub(lines)..].join(" | ");
         if tail.is_empty() { "(empty)".into() } else { tail }
