@@ -126,3 +126,46 @@ impl Observer {
         states.len() == nodes && now_masters == masters && linked == nodes - masters
     }
 }
+
+/// Which servers of one shard were masters at once, and for how long: what is written to the one is lost when it follows the
+/// other.
+pub fn masters_at_once(events: &[Event]) -> Vec<String> {
+    let end = events.last().map_or(0, |e| e.at_us);
+    let mut reigns: Vec<(&str, u64, u64)> = Vec::new();
+    for (i, event) in events.iter().enumerate().filter(|(_, e)| e.text == "master") {
+        let over = events[i + 1..].iter().find(|e| e.who == event.who).map_or(end, |e| e.at_us);
+        reigns.push((&event.who, event.at_us, over));
+    }
+    let mut both = Vec::new();
+    for (i, (first, _, until)) in reigns.iter().enumerate() {
+        for (second, from, over) in reigns[i + 1..].iter().filter(|(who, from, _)| who != first && from < until) {
+            let (from, until) = (*from as f64 / 1e6, *until.min(over) as f64 / 1e6);
+            both.push(format!("{first} and {second} were masters at once from {from:.2} s to {until:.2} s"));
+        }
+    }
+    both
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What Sentinel did to a deployment of ours: killed, replaced, replaced again.
+    #[test]
+    fn a_master_that_stays_one_beside_its_successor_is_seen() {
+        let event =
+            |(at_us, who, text): &(u64, &str, &str)| Event { at_us: *at_us, who: (*who).into(), text: (*text).into() };
+        let seen = [
+            (1, "node-1", "master"),
+            (2, "node-2", "replica of node-1"),
+            (5_000_000, "node-1", SILENT),
+            (6_450_000, "node-3", "master"),
+            (8_570_000, "node-2", "master"),
+            (9_000_000, "drill", "kill ends"),
+            (19_510_000, "node-3", "replica of node-2"),
+        ];
+        let events: Vec<Event> = seen.iter().map(event).collect();
+        assert_eq!(masters_at_once(&events), ["node-3 and node-2 were masters at once from 8.57 s to 19.51 s"]);
+        assert!(masters_at_once(&events[..4]).is_empty(), "one after the other is no harm");
+    }
+}

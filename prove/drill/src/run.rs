@@ -22,7 +22,7 @@ use crate::check::{Check, Verdict};
 use crate::ground::{Ground, Way};
 use crate::history::{History, Model, Op};
 use crate::load::{self, Run};
-use crate::observe::{Event, Observer, SILENT};
+use crate::observe::{Event, Observer, SILENT, masters_at_once};
 use crate::spec::{Drill, FaultSpec, Kind, Plan};
 use crate::store::Folder;
 use crate::verify::{Before, Proof};
@@ -358,7 +358,8 @@ fn played(
                 let (follows, lost) = writes(&history, Model::Follows, &finals);
                 let (stays, lost_stays) = writes(&history, Model::Stays, &finals);
                 (figures.writes, figures.writes_stays, figures.writes_judged) = (follows, stays, true);
-                checks.extend(of_writes(plan, &figures, &lost, &lost_stays));
+                let at_once = if ground.masters == 1 { masters_at_once(&events) } else { Vec::new() };
+                checks.extend(of_writes(plan, &figures, &lost, &lost_stays, &at_once));
             }
             Some(Err(e)) => checks.push(Check::unknown("lost_writes", e.to_string())),
             None => {}
@@ -819,7 +820,7 @@ fn known(check: Check, seen: u64, why: &str) -> Check {
     if seen == 0 && check.verdict == Verdict::Passed { Check::unknown(&check.name, why) } else { check }
 }
 
-fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op]) -> Vec<Check> {
+fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op], at_once: &[String]) -> Vec<Check> {
     let mut checks = Vec::new();
     let shown = |lost: &[Op]| lost.iter().take(5).map(told).collect::<Vec<_>>();
     let expect = &plan.expect;
@@ -833,7 +834,9 @@ fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op]) -> 
                 "{} of {} acknowledged writes lost; at most {most} were expected",
                 seen.lost, seen.acknowledged
             );
-            let check = Check::of(name, seen.lost <= most, text).because(shown(lost));
+            let why = if seen.lost > 0 { at_once } else { &[] };
+            let evidence = why.iter().cloned().chain(shown(lost)).collect();
+            let check = Check::of(name, seen.lost <= most, text).because(evidence);
             checks.push(known(check, seen.acknowledged, "no write was acknowledged"));
         }
         // These hold whatever a drill expects.

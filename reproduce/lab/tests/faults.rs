@@ -107,13 +107,35 @@ fn every_fault_of_one_server_is_undone() {
     topology.deployment.kind = unslow_lab::topology::Kind::MasterReplica;
     topology.deployment.settings.insert("requirepass".into(), Setting::Text("s3cret".into()));
     topology.deployment.settings.insert("enable-debug-command".into(), Setting::Switch(true));
-    // Of a cluster, or shown below.
-    let cluster = ["node_timeout_margin", "failover_flapping", "failover", "expire_storm", "aof_fsync_stall"];
+    // Of a cluster or of Sentinels, or shown below.
+    let others = [
+        "node_timeout_margin",
+        "sentinel_down_after",
+        "failover_flapping",
+        "failover",
+        "expire_storm",
+        "aof_fsync_stall",
+    ];
     all_on(&topology, |f| {
         let six = (f.shape)().masters() > 1;
         let general = matches!(f.takes, Takes::Path | Takes::Processes) || f.name == "kill" || f.name == "restart";
-        (!six || general) && !cluster.contains(&f.name)
+        (!six || general) && !others.contains(&f.name)
     });
+}
+
+#[test]
+fn sentinels_lose_their_patience_and_get_it_back() {
+    let lab = start("sentinel_down_after");
+    let patience = || -> Vec<String> {
+        let ask = |s: &Arc<Server>| connect(s).call(&["SENTINEL", "MASTER", "mymaster"]).expect("a master");
+        let ms = |s| ask(s).get("down-after-milliseconds").and_then(|v| v.text()).expect("a time");
+        lab.deployment.sentinels.iter().map(ms).collect()
+    };
+    assert_eq!(patience(), ["5000"; 3]);
+    let mut active = inject(&lab, "sentinel_down_after", None, None);
+    assert_eq!(patience(), ["500"; 3]);
+    active.heal().expect("healed");
+    assert_eq!(patience(), ["5000"; 3]);
 }
 
 #[test]

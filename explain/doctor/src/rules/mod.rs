@@ -56,6 +56,7 @@ rules![
     main_thread_saturated,
     // deployment
     node_timeout_margin,
+    sentinel_down_after,
     failover_flapping,
     masters_share_host,
     replica_shares_host,

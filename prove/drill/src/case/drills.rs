@@ -77,7 +77,7 @@ pub fn sentinel(cx: &mut Context<'_>) -> Result<Played, Error> {
     let mut outcomes = played(
         cx,
         "sentinel_failover",
-        &[("kill", "down-after 1 s"), ("hang", "down-after 1 s"), ("hang", "min-replicas 1")],
+        &[("kill", "down-after 2 s"), ("hang", "down-after 2 s"), ("hang", "min-replicas 1")],
     )?;
     outcomes.extend(played(
         cx,

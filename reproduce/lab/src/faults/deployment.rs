@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use unslow_client::Connection;
+use unslow_client::{Connection, Value};
 use unslow_engine::{Error, Server, info, migrate_slots, view, wait_for};
 use unslow_topology::ClusterView;
 
@@ -78,6 +78,26 @@ pub fn take_over(at: &At<'_>, master: Arc<Server>, replica: &Arc<Server>) -> Res
         move || fail_over(&nodes, &master)
     });
     fail_over(&nodes, replica)?;
+    Ok(active)
+}
+
+/// Less than the second a Sentinel lets pass between two connections.
+pub fn sentinel_down_after(at: &At<'_>) -> Result<Active, Error> {
+    let sentinels = at.lab.deployment.sentinels.clone();
+    if sentinels.is_empty() {
+        return Err(Error::new("a deployment with Sentinels is needed: kind = \"sentinel\""));
+    }
+    let set = |sentinel: &Arc<Server>, ms: &str| -> Result<(), Error> {
+        beside(sentinel)?.call(&["SENTINEL", "SET", "mymaster", "down-after-milliseconds", ms])?;
+        Ok(())
+    };
+    let mut active = at.active("a second more of patience");
+    for sentinel in sentinels {
+        let says = beside(&sentinel)?.call(&["SENTINEL", "MASTER", "mymaster"])?;
+        let before = says.get("down-after-milliseconds").and_then(Value::text).unwrap_or_else(|| "5000".into());
+        set(&sentinel, "500")?;
+        active = active.undo_with(move || set(&sentinel, &before));
+    }
     Ok(active)
 }
 

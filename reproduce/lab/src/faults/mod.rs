@@ -445,6 +445,11 @@ fn pair() -> Topology {
     topology
 }
 
+/// A master with two replicas on three hosts, and a Sentinel on each.
+fn sentinel() -> Topology {
+    zones(Kind::Sentinel, 1, 2)
+}
+
 /// Three masters with a replica each on three hosts, no replica beside its master.
 fn six_nodes() -> Topology {
     zones(Kind::Cluster, 3, 1)
@@ -689,6 +694,14 @@ pub const ALL: &[Fault] = &[
     )
     .settings(&[("cluster-node-timeout", "2000"), (DEBUG, "yes")])
     .rule("node_timeout_margin"),
+    fault(
+        "sentinel_down_after",
+        "every Sentinel takes a master for dead after half a second",
+        Deployment,
+        sentinel,
+        deployment::sentinel_down_after,
+    )
+    .rule("sentinel_down_after"),
     fault(
         "failover_flapping",
         "a master hangs for longer than the node timeout and comes back",
