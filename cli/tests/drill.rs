@@ -347,17 +347,31 @@ fn clients_are_told_apart_by_a_partition() {
 fn incidents_are_diagnosed_mended_and_proven() {
     let store = tempfile::tempdir().unwrap();
     let (folder, page) = (store.path().display().to_string(), store.path().join("cases.html"));
-    let names = ["fork-stall", "cross-zone-round-trips", "syscall-bound"];
     let html = page.display().to_string();
-    let arguments =
-        [&["case", "run"], &names[..], &["--store", &folder, "--html", &html, "--format", "json", "--quiet"]];
-    let output = unslow(&arguments.concat());
-    let json: Json = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
-    assert!(schema("case").is_valid(&json));
-    for (case, name) in json["cases"].as_array().unwrap().iter().zip(names) {
-        assert_eq!((case["case"].as_str(), case["verdict"].as_str()), (Some(name), Some("passed")), "{case:#}");
-        assert_eq!(case["diagnosis"]["right"], true);
+    let mut names = vec!["fork-stall", "cross-zone-round-trips", "syscall-bound"];
+    for last in [false, true] {
+        let arguments =
+            [&["case", "run"], &names[..], &["--store", &folder, "--html", &html, "--format", "json", "--quiet"]];
+        let output = unslow(&arguments.concat());
+        let json: Json = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
+        assert!(schema("case").is_valid(&json));
+        let (cases, mut missed) = (json["cases"].as_array().unwrap(), Vec::new());
+        for (case, name) in cases.iter().zip(&names) {
+            assert_eq!(case["case"], *name);
+            if case["verdict"] != "passed" || case["diagnosis"]["right"] != true {
+                // A machine that others share may have had no processor for it: once more.
+                assert!(!last, "{case:#}");
+                println!("{case:#}");
+                missed.push(*name);
+            }
+        }
+        assert_eq!((cases.len(), output.status.success()), (names.len(), missed.is_empty()));
+        if !last {
+            assert!(browse(&page).contains("The master that left every night at one"));
+        }
+        names = missed;
+        if names.is_empty() {
+            return;
+        }
     }
-    assert_eq!(output.status.code(), Some(0));
-    assert!(browse(&page).contains("The master that left every night at one"));
 }
