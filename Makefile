@@ -2,7 +2,7 @@
 export UNSLOW_CACHE ?= $(CURDIR)/.cache
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test check bench fuzz tools compilers
+.PHONY: demo test test-long check bench fuzz tools compilers
 
 compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wants OpenSSL
 	@missing=""; \
@@ -10,14 +10,14 @@ compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wan
 	pkg-config --exists openssl 2> /dev/null || missing="$$missing libssl-dev"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 
-demo: compilers ## the tour, on an embedded six-node cluster
-	cargo build --release --package unslow
+demo: compilers ## the tour, on an embedded six-node cluster; without Kafka and eBPF, which it does not need
+	cargo build --release --package unslow --no-default-features
 	./target/release/unslow demo $(DEMO)
 
 check: compilers ## formatting, lints, tidy: no servers needed
 	cargo fmt --all --check
-	cargo clippy --release --workspace --all-targets -- -D warnings # --release: librdkafka and macros are built once
 	cargo fmt --manifest-path fix/bypass/preload/Cargo.toml --check
+	cargo clippy --release --workspace --all-targets -- -D warnings # --release: librdkafka and macros are built once
 	cargo clippy --release --manifest-path fix/bypass/preload/Cargo.toml --target-dir target/preload -- -D warnings
 	cargo build --release --workspace --all-targets # all at once: one package alone has other features, and is compiled again
 	./target/release/xtask tidy
@@ -29,19 +29,28 @@ tools: ## what the tests need beside Rust: Chromium for the page, openssl for ce
 	test -n "$(CHROMIUM)" || missing="$$missing chromium"; \
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 
-test: tools compilers check ## everything CI runs
+LOOM := RUSTFLAGS="--cfg loom" cargo test --release --package unslow-bypass --test loom --target-dir target/loom
+
+test: tools compilers check ## everything CI runs; tests.toml says what runs beside what
 	./target/release/unslow engine install
 	./target/release/unslow engine install kafka-4.1
-	cargo test --release --workspace -- --test-threads=1
-	cd fix/lettuce && mvn -B --no-transfer-progress verify
-	RUSTFLAGS="--cfg loom" cargo test --release --package unslow-bypass --test loom --target-dir target/loom
+	@failed=0; \
+	./target/release/xtask test || failed=1; \
+	cargo test --release --doc --package unslow-resp || failed=1; \
+	$(LOOM) || failed=1; \
+	exit $$failed # each runs, whatever became of the others
+
+test-long: tools compilers ## what is long by nature: soaks, thousands of connections, every fault on every engine; before a release
+	cargo build --release --workspace --all-targets
+	./target/release/unslow engine install
+	./target/release/unslow engine install kafka-4.1
+	./bench/test-long.sh
 
 FUZZ_S ?= 120
 fuzz: compilers ## every parser of foreign bytes under libFuzzer, FUZZ_S seconds each; stable Rust will do
 	command -v cargo-fuzz > /dev/null || cargo install --locked cargo-fuzz
 	cd fuzz && for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do \
-		with="--sanitizer address"; test $$target != sink || with="--sanitizer none --features sink"; \
-		RUSTC_BOOTSTRAP=1 cargo fuzz run $$with $$target -- -max_total_time=$(FUZZ_S) -rss_limit_mb=4096 -print_final_stats=1 || exit 1; done
+		RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer address $$target -- -max_total_time=$(FUZZ_S) -rss_limit_mb=4096 -print_final_stats=1 || exit 1; done
 
 bench: tools compilers ## the tables in bench/runs, made anew
 	cargo build --release --package unslow

@@ -1,16 +1,20 @@
 //! What keeps the tree honest.
 //!
+//! `cargo xtask test` runs the tests, as `make test` does.
 //! `cargo xtask tidy` checks: the arrows between crates, that every rule has its page, recorded facts and fault (or says
 //! why not), that generated documents are fresh, links in documents, and reasons beside dependencies.
 //! `cargo xtask docs` writes the generated documents: `docs/rules/*.md`, `docs/faults.md`, `docs/schema/*.json`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, bail};
-use cargo_metadata::{DependencyKind, MetadataCommand};
+use serde::Deserialize;
 use unslow_doctor::{ALL, Injected};
+
+mod test;
 
 /// Layers from the bottom: a crate may depend on its own layer and those below, `doctor` on `base` alone, and so on.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -65,6 +69,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-watch",
         ],
     ),
+    ("unslow-testkit", &["unslow-client", "unslow-engine", "unslow-topology"]),
     ("xtask", &["unslow-bench", "unslow-doctor", "unslow-drill", "unslow-lab", "unslow-sink", "unslow-watch"]),
 ];
 
@@ -80,13 +85,15 @@ fn main() -> anyhow::Result<()> {
             }
             Ok(())
         }
-        _ => bail!("cargo xtask tidy | docs"),
+        Some("test") => test::main(&root, &std::env::args().skip(2).collect::<Vec<_>>()),
+        _ => bail!("cargo xtask tidy | docs | test"),
     }
 }
 
 fn tidy(root: &Path) -> anyhow::Result<()> {
     let mut wrong = Vec::new();
-    arrows(&mut wrong)?;
+    arrows(root, &mut wrong)?;
+    features(root, &mut wrong)?;
     rules(root, &mut wrong);
     for (path, text) in generated()? {
         if fs::read_to_string(root.join(&path)).ok().as_deref() != Some(&text) {
@@ -103,9 +110,76 @@ fn tidy(root: &Path) -> anyhow::Result<()> {
     bail!("{} things are not tidy:\n  {}", wrong.len(), wrong.join("\n  "))
 }
 
-fn arrows(wrong: &mut Vec<String>) -> anyhow::Result<()> {
-    let metadata = MetadataCommand::new().no_deps().exec()?;
-    for package in metadata.workspace_packages() {
+/// What `cargo metadata` says of the workspace, as far as it is looked at here.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    manifest_path: PathBuf,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// None for those of the library or program itself.
+    kind: Option<String>,
+}
+
+impl Metadata {
+    fn read(root: &Path) -> anyhow::Result<Metadata> {
+        let output = cargo(root).args(["metadata", "--format-version", "1", "--no-deps"]).output()?;
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+/// The cargo that runs this.
+fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    command
+}
+
+/// Crates are built once: with the same features for the program alone (`make demo`) and for everything (`make test`).
+fn features(root: &Path, wrong: &mut Vec<String>) -> anyhow::Result<()> {
+    let tree = |which: &[&str]| -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+        let shape = ["--prefix", "none", "--no-dedupe", "--format", "{p} {f}"];
+        let output = cargo(root).arg("tree").args(which).args(shape).output()?;
+        if !output.status.success() {
+            bail!("cargo tree {}: {}", which.join(" "), String::from_utf8_lossy(&output.stderr));
+        }
+        let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            // "name v1.2.3 (where it lies or what it is) a,b": nothing is said in brackets of most.
+            let mut words = line.split(' ').filter(|w| !w.starts_with('('));
+            let (Some(name), Some(version)) = (words.next(), words.next()) else { continue };
+            let features = words.next_back().unwrap_or("").split(',').filter(|f| !f.is_empty());
+            all.entry(format!("{name} {version}")).or_default().extend(features.map(String::from));
+        }
+        Ok(all)
+    };
+    let alone = tree(&["--package", "unslow", "--edges", "normal,build"])?;
+    let together = tree(&["--workspace", "--edges", "all"])?;
+    for (package, features) in alone {
+        let more: Vec<&String> =
+            together.get(&package).into_iter().flatten().filter(|f| !features.contains(*f)).collect();
+        if !more.is_empty() {
+            wrong.push(format!(
+                "{package} is built twice: tests want {more:?} of it; name these features in Cargo.toml, and the crate in cli/Cargo.toml"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn arrows(root: &Path, wrong: &mut Vec<String>) -> anyhow::Result<()> {
+    for package in Metadata::read(root)?.packages {
         let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == package.name.as_str()) else {
             wrong.push(format!("crate {} has no place among the arrows in xtask", package.name));
             continue;
@@ -113,7 +187,7 @@ fn arrows(wrong: &mut Vec<String>) -> anyhow::Result<()> {
         for dependency in &package.dependencies {
             let ours = ARROWS.iter().any(|(name, _)| *name == dependency.name);
             // Tests may look at anything.
-            if ours && dependency.kind != DependencyKind::Development && !allowed.contains(&dependency.name.as_str()) {
+            if ours && dependency.kind.as_deref() != Some("dev") && !allowed.contains(&dependency.name.as_str()) {
                 wrong.push(format!("{} must not depend on {}", package.name, dependency.name));
             }
         }
@@ -156,10 +230,9 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
             text += &format!("Leads to: {}.\n\n", links.join(", "));
         }
         text += &match rule.injected {
-            Injected::Yes => format!(
-                "Tested on real servers with the fault injected: `UNSLOW_ONLY={} cargo test --release --test injected`.\n",
-                rule.id
-            ),
+            Injected::Yes => {
+                format!("Tested on real servers with the fault injected: `cargo xtask test injected::{}`.\n", rule.id)
+            }
             Injected::No(why) => format!("Not injected: {why}.\n"),
         };
         text += &format!("Source: [`{0}.rs`](../../explain/doctor/src/rules/{0}.rs)\n", rule.id);

@@ -27,6 +27,6 @@ pub mod patience;
 pub mod reactor;
 pub mod ring;
 pub mod sockets;
-#[cfg(feature = "sockmap")]
+#[cfg_attr(not(feature = "sockmap"), path = "sockmap_absent.rs")]
 pub mod sockmap;
 mod sync;

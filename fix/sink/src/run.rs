@@ -24,10 +24,10 @@ use crate::encode::{Became, Encoder, GUARD};
 use crate::ledger::Ledger;
 use crate::mapping::Mapping;
 use crate::record::Batch;
-use crate::source::kafka::{Kafka, KafkaSettings, Producer};
+use crate::source::kafka::{Kafka, Producer};
 use crate::source::lines::Lines;
 use crate::source::stream::{Stream, StreamSettings};
-use crate::source::{Limit, Read, Source};
+use crate::source::{KafkaSettings, Limit, Read, Source};
 use crate::stats::{Snapshot, Stats};
 use crate::writer::{NOBODY, Order, Route, RouteNode, Writer, WriterSettings, WriterShared};
 
@@ -567,4 +567,41 @@ fn commands(mut bytes: &[u8]) -> Vec<String> {
         bytes = &bytes[len..];
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limiter_shrinks_slow_batches_and_grows_full_ones() {
+        let (slow, fast) = (Duration::from_millis(101), Duration::from_millis(100));
+        let mut limit = Limiter::new(&Config { batch_messages_max: 1000, batch_latency_ms: 100, ..Config::default() });
+        for (messages, took, now) in [
+            (1000, fast, 1000),
+            (1000, slow, 700),
+            (10, slow, 490),
+            (489, fast, 490),
+            (490, fast, 567),
+            (567, fast, 653),
+        ] {
+            limit.learn(messages, took);
+            assert_eq!(limit.now, now, "{messages} messages in {took:?}");
+        }
+        (0..50).for_each(|_| limit.learn(1, slow));
+        assert_eq!(limit.now, Limiter::LEAST);
+        (0..50).for_each(|_| limit.learn(usize::MAX, fast));
+        assert_eq!(limit.now, 1000);
+    }
+
+    #[test]
+    fn the_limiter_respects_small_maximums_and_can_be_disabled() {
+        let slow = Duration::from_secs(9);
+        for (most, latency_ms, now) in [(10, 100, 10), (1000, 0, 1000)] {
+            let config = Config { batch_messages_max: most, batch_latency_ms: latency_ms, ..Config::default() };
+            let mut limit = Limiter::new(&config);
+            (0..50).for_each(|_| limit.learn(1, slow));
+            assert_eq!(limit.now, now);
+        }
+    }
 }

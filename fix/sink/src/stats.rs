@@ -169,11 +169,13 @@ impl Stats {
     }
 
     /// Messages that a partition is behind.
+    #[cfg(feature = "kafka")]
     pub fn set_lag(&self, topic: &str, partition: i32, messages: i64) {
         self.inner.lock().expect("no thread panicked").lag.insert((topic.to_string(), partition), messages);
     }
 
     /// A partition is somebody else's now.
+    #[cfg(feature = "kafka")]
     pub fn forget_lag(&self) {
         self.inner.lock().expect("no thread panicked").lag.clear();
     }
@@ -265,5 +267,58 @@ impl Stats {
             "unslow_sink_batch_seconds_bucket{{le=\"+Inf\"}} {count}\nunslow_sink_batch_seconds_sum {sum}\nunslow_sink_batch_seconds_count {count}"
         );
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshot_and_metrics_agree() {
+        let stats = Stats::default();
+        for n in 1..=100 {
+            // The last one has no calls, so it made no round trip.
+            stats.batch(10, if n == 100 { 0 } else { 5 }, 2, Duration::from_millis(n));
+        }
+        stats.count_retries("moved", 2);
+        stats.count_retries("moved", 1);
+        stats.skip(4);
+        let now = stats.snapshot();
+        assert_eq!((now.done, now.batches, now.round_trips, now.skipped), (1000, 100, 198, 4));
+        assert_eq!((now.batch_messages_p50, &now.retries), (10, &BTreeMap::from([("moved".to_string(), 3)])));
+        // The histogram keeps three significant digits.
+        for (us, expected) in [(now.batch_us_p50, 50_000), (now.batch_us_p99, 99_000), (now.batch_us_max, 100_000)] {
+            assert!(us.abs_diff(expected) <= expected / 1000, "{us} of {expected}");
+        }
+        let metrics = stats.metrics(77);
+        for line in [
+            "unslow_sink_messages_done_total 1000",
+            "unslow_sink_round_trips_total 198",
+            "unslow_sink_kept_bytes 77",
+            "unslow_sink_retries_total{reason=\"moved\"} 3",
+            "unslow_sink_batch_seconds_bucket{le=\"+Inf\"} 100",
+            "unslow_sink_batch_seconds_count 100",
+        ] {
+            assert!(metrics.lines().any(|l| l == line), "{line} is missing in\n{metrics}");
+        }
+        let bucket = |le: &str| -> u64 {
+            let start = format!("unslow_sink_batch_seconds_bucket{{le=\"{le}\"}} ");
+            metrics.lines().find_map(|l| l.strip_prefix(&start)?.parse().ok()).expect("a bucket")
+        };
+        let buckets = ["0.001", "0.01", "0.05", "0.2", "30"].map(bucket);
+        assert!(buckets.is_sorted() && buckets[3..] == [100, 100], "{buckets:?}");
+        assert!((9..=11).contains(&buckets[1]), "{buckets:?}");
+        assert_eq!(now.report().batch_us_max, now.batch_us_max);
+    }
+
+    #[cfg(feature = "kafka")]
+    #[test]
+    fn lag_labels_are_escaped_and_revoked_partitions_disappear() {
+        let stats = Stats::default();
+        stats.set_lag("a\"b", 3, 7);
+        assert!(stats.metrics(0).contains("unslow_sink_lag_messages{topic=\"a\\\"b\",partition=\"3\"} 7\n"));
+        stats.forget_lag();
+        assert!(!stats.metrics(0).contains("partition="));
     }
 }

@@ -1,7 +1,7 @@
 //! Kafka, through librdkafka: a member of a consumer group. Before a partition goes to another member everything read
 //! from it is written and committed, and what was read and not yet handed on is forgotten.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use rdkafka::{Offset as KafkaOffset, TopicPartitionList};
 
 use crate::ledger::{Ledger, Letter};
 use crate::record::{Batch, Offset, Origin, Record};
-use crate::source::{Clock, Limit, Read, Source};
+use crate::source::{Clock, KafkaSettings, Limit, Note, Read, Source};
 use crate::stats::Stats;
 
 const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -25,25 +25,6 @@ const START_PATIENCE: Duration = Duration::from_secs(10);
 const COMMIT_EVERY: Duration = Duration::from_millis(200);
 /// For what is under way when partitions are taken away; less than the group waits for us.
 const REVOKE_PATIENCE: Duration = Duration::from_secs(20);
-
-/// Which brokers, what of them, and as whom.
-#[derive(Clone, Debug)]
-pub struct KafkaSettings {
-    /// `host:port,host:port`.
-    pub brokers: String,
-    /// Names, or patterns that begin with `^`.
-    pub topics: Vec<String>,
-    /// Consumer group.
-    pub group: String,
-    /// librdkafka's own settings.
-    pub properties: BTreeMap<String, String>,
-    /// Ends when every partition has been read to its end.
-    pub until_end: bool,
-    /// Whether marks are kept, which need the cluster's own name.
-    pub exactly_once: bool,
-    /// Whether a mapping looks at headers.
-    pub headers: bool,
-}
 
 /// See the module.
 pub struct Kafka {
@@ -57,8 +38,6 @@ pub struct Kafka {
     cluster: String,
     paused: bool,
 }
-
-type Note = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// What librdkafka calls.
 pub struct Context {

@@ -337,3 +337,106 @@ impl Checkpoint {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn open(path: &Path, envelope: bool, checkpoint: Option<&Path>) -> Result<Lines, String> {
+        Lines::open(&path.display().to_string(), envelope, checkpoint, Arc::new(|_: &str| {}))
+    }
+
+    /// Reads batches of two messages to the end.
+    fn read_all(lines: &mut Lines) -> Vec<Batch> {
+        let second = Duration::from_secs(1); // never elapses: a file is always readable
+        let limit = Limit { messages: 2, bytes: 1 << 20, patience: second, linger: second };
+        let mut batches = Vec::new();
+        loop {
+            let mut batch = Batch::default();
+            let read = lines.read(&mut batch, limit).unwrap();
+            batches.push(batch);
+            if read == Read::End {
+                batches.retain(|b| !b.records.is_empty());
+                return batches;
+            }
+        }
+    }
+
+    /// Line number and value of each message.
+    fn values(batches: &[Batch]) -> Vec<(u64, String)> {
+        let value =
+            |b: &Batch, r: &Record| String::from_utf8_lossy(b.message(r).value.unwrap_or(b"(none)")).into_owned();
+        batches.iter().flat_map(|b| b.records.iter().map(move |r| (r.offset.1, value(b, r)))).collect()
+    }
+
+    #[test]
+    fn blank_lines_count_but_are_not_messages() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        std::fs::write(&path, "a\r\n\n \t\nb\nc").unwrap();
+        let found = values(&read_all(&mut open(&path, false, None).unwrap()));
+        assert_eq!(found, [(1, "a".to_string()), (4, "b".to_string()), (5, "c".to_string())]);
+    }
+
+    #[test]
+    fn envelopes_are_opened_and_broken_ones_keep_their_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        let text = [
+            r#"{"key":"k","value":{"a": 1},"topic":"t","partition":2,"time_ms":5,"headers":{"h":"1"}}"#,
+            r#"{"key":"k","value":null,"topic":"t","partition":2}"#,
+            "{\"key\":",
+            r#"{"value":"said \"so\""}"#,
+        ];
+        std::fs::write(&path, text.join("\n")).unwrap();
+        let batches = read_all(&mut open(&path, true, None).unwrap());
+        let expected = [(1, r#"{"a": 1}"#), (2, "(none)"), (3, text[2]), (4, r#"said "so""#)];
+        assert_eq!(values(&batches), expected.map(|(n, value)| (n, value.to_string())));
+        let records: Vec<(&Batch, &Record)> =
+            batches.iter().flat_map(|b| b.records.iter().map(move |r| (b, r))).collect();
+        assert_eq!(records.iter().map(|(_, r)| r.broken).collect::<Vec<_>>(), [false, false, true, false]);
+        let first = records[0].0.message(records[0].1);
+        assert_eq!((first.topic, first.partition, first.key, first.time_ms), ("t", 2, Some(&b"k"[..]), 5));
+        assert_eq!(first.headers, [("h", &b"1"[..])]);
+        // All topics in a file share the order of its lines, and so its marks.
+        let ids = records.iter().map(|(b, r)| b.origins[r.origin as usize].id.clone());
+        assert!(ids.collect::<Vec<_>>().windows(2).all(|w| w[0] == w[1]));
+    }
+
+    #[test]
+    fn a_checkpoint_resumes_after_the_last_committed_batch() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, place) = (dir.path().join("lines"), dir.path().join("place"));
+        std::fs::write(&path, "a\nb\nc\nd\ne").unwrap();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let heard = said.clone();
+        let note = Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_string()));
+        let mut lines = Lines::open(&path.display().to_string(), false, Some(&place), note).unwrap();
+        let batches = read_all(&mut lines);
+        // The last line may still be in the making.
+        assert_eq!(values(&batches).last(), Some(&(4, "d".to_string())));
+        assert!(said.lock().unwrap()[0].contains("the last line has no end yet"));
+        lines.commit(batches[0].ends()).unwrap();
+        lines.close().unwrap();
+        let text = std::fs::read_to_string(&place).unwrap();
+        assert!(text.starts_with("2 4 file:") && text.ends_with('\n'), "{text}");
+
+        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"!\n").unwrap();
+        let mut again = open(&path, false, Some(&place)).unwrap();
+        let batches = read_all(&mut again);
+        assert_eq!(values(&batches), [(3, "c".to_string()), (4, "d".to_string()), (5, "e!".to_string())]);
+        again.commit(batches.iter().flat_map(Batch::ends).collect()).unwrap();
+        again.close().unwrap();
+        assert!(read_all(&mut open(&path, false, Some(&place)).unwrap()).is_empty());
+
+        // Another file under the same name.
+        std::fs::write(&path, "other lines, more of them\n").unwrap();
+        let why = open(&path, false, Some(&place)).err().unwrap_or_default();
+        assert!(why.contains("is the place in another file"), "{why:?}");
+        std::fs::write(&place, "no numbers").unwrap();
+        let why = open(&path, false, Some(&place)).err().unwrap_or_default();
+        assert!(why.contains("no checkpoint"), "{why:?}");
+    }
+}

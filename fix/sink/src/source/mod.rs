@@ -1,9 +1,11 @@
 //! Where messages come from.
 
+#[cfg_attr(not(feature = "kafka"), path = "kafka_absent.rs")]
 pub mod kafka;
 pub mod lines;
 pub mod stream;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +56,29 @@ impl Limit {
     fn full(&self, batch: &Batch) -> bool {
         batch.records.len() >= self.messages || batch.bytes.len() >= self.bytes
     }
+}
+
+/// Says something to the person who runs the sink.
+pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Which brokers, what of them, and as whom.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "kafka"), allow(dead_code))] // the sibling that refuses reads nothing of it
+pub struct KafkaSettings {
+    /// `host:port,host:port`.
+    pub brokers: String,
+    /// Names, or patterns that begin with `^`.
+    pub topics: Vec<String>,
+    /// Consumer group.
+    pub group: String,
+    /// librdkafka's own settings.
+    pub properties: BTreeMap<String, String>,
+    /// Ends when every partition has been read to its end.
+    pub until_end: bool,
+    /// Whether marks are kept, which need the cluster's own name.
+    pub exactly_once: bool,
+    /// Whether a mapping looks at headers.
+    pub headers: bool,
 }
 
 /// How long a source may still wait.

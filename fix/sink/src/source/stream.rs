@@ -242,3 +242,27 @@ impl Source for Stream {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::Text(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn stream_entries_are_read_from_resp2_and_resp3_replies() {
+        let entry = |id: &str, fields: Value| Value::Array(vec![text(id), fields]);
+        let fields = Value::Array(vec![text("f"), text("v")]);
+        let list = Value::Array(vec![entry("5-1", fields.clone()), entry("5-2", Value::Null)]);
+        let expected = vec![(Offset(5, 1), fields), (Offset(5, 2), Value::Null)];
+        let resp2 = Value::Array(vec![Value::Array(vec![text("s"), list.clone()])]);
+        let resp3 = Value::Array(vec![text("s"), list]);
+        assert_eq!(entries(&resp2), Some(expected.clone()));
+        assert_eq!(entries(&resp3), Some(expected));
+        assert_eq!(entries(&Value::Null), Some(Vec::new()));
+        let odd = Value::Array(vec![text("s"), Value::Array(vec![entry("5", Value::Null)])]);
+        assert_eq!(entries(&odd), None);
+    }
+}

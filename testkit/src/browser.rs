@@ -1,0 +1,38 @@
+//! A real browser.
+
+use std::path::Path;
+use std::process::Command;
+
+/// What a browser makes of a page, after a look that the page asks nobody outside for anything.
+#[track_caller]
+pub fn browse(page: &Path) -> String {
+    let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
+        .iter()
+        .find(|b| Command::new(b).arg("--version").output().is_ok())
+    else {
+        panic!("no Chromium; make tools installs it");
+    };
+    let text = std::fs::read_to_string(page).expect("the page was written");
+    for outside in ["http://", "https://", "src=", "<script", "@import"] {
+        let stripped = text.replace("http://www.w3.org/2000/svg", "");
+        assert!(!stripped.contains(outside), "the page is not self-contained: {outside}");
+    }
+    let profile = page.with_extension("profile");
+    let dom = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg("--dump-dom")
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .expect("the browser runs");
+    String::from_utf8_lossy(&dom.stdout).into_owned()
+}

@@ -1,0 +1,104 @@
+//! The clients that applications use: programs under `fix/gateway/tests/clients`, one directory a language, run from a copy in
+//! the cache. Their libraries come from their registries, once. A language that is not on this machine fails the test:
+//! `make test` installs them all.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use unslow_engine::cache_dir;
+
+/// redis-py: the directory with `smoke.py`; its library is in [`python_library`].
+pub fn python() -> PathBuf {
+    installed("python", |dir| {
+        let library = dir.join("library").display().to_string();
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target", &library, "redis==6.4.0"]);
+        pip
+    })
+}
+
+/// For PYTHONPATH.
+pub fn python_library() -> PathBuf {
+    python().join("library")
+}
+
+/// node-redis: `node smoke.mjs`, run in this directory.
+pub fn node() -> PathBuf {
+    installed("node", |_| {
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--silent", "--no-audit", "--no-fund"]);
+        npm
+    })
+}
+
+/// Jedis and Lettuce: `java -cp target/classes:target/dependency/* Smoke`, run in this directory.
+pub fn java() -> PathBuf {
+    installed("java", |_| {
+        let mut maven = Command::new("mvn");
+        maven.args(["-q", "-B", "compile", "dependency:copy-dependencies"]);
+        maven
+    })
+}
+
+/// go-redis: the program `smoke` in this directory.
+pub fn go() -> PathBuf {
+    installed("go", |dir| {
+        let mut go = Command::new("go");
+        // No toolchain but the one that is here, and caches beside ours.
+        go.args(["build", "-o", "smoke", "."]).env("GOFLAGS", "-mod=mod").env("GOTOOLCHAIN", "local");
+        go.env("GOPATH", dir.join("path")).env("GOCACHE", dir.join("cache"));
+        go
+    })
+}
+
+/// The suite's directory in the cache, with its sources as they are in the tree, installed. Tests take turns.
+fn installed(name: &str, install: impl Fn(&Path) -> Command) -> PathBuf {
+    let all = cache_dir().join("clients");
+    fs::create_dir_all(&all).expect("the cache can be written");
+    let lock = fs::File::create(all.join(".lock")).expect("the cache can be written");
+    // SAFETY: a descriptor of ours; closing it gives the lock back.
+    assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }, 0, "{}", std::io::Error::last_os_error());
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fix/gateway/tests/clients").join(name);
+    let (dir, stamp) = (all.join(name), all.join(format!("{name}.installed")));
+    let mut hash = DefaultHasher::new();
+    read(&sources, &mut hash);
+    let wanted = hash.finish().to_string();
+    // The stamp is written last: an installation that was broken off is made again.
+    if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
+        fs::create_dir_all(&dir).expect("the cache can be written");
+        run(Command::new("cp").arg("-r").arg(sources.join(".")).arg(&dir));
+        run(install(&dir).current_dir(&dir));
+        fs::write(stamp, wanted).expect("the cache can be written");
+    }
+    dir
+}
+
+/// Names and contents of all files.
+fn read(from: &Path, hash: &mut DefaultHasher) {
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(from).expect("the suite is there").flatten().map(|e| e.path()).collect();
+    entries.sort();
+    for path in entries {
+        path.hash(hash);
+        match path.is_dir() {
+            true => read(&path, hash),
+            false => fs::read(&path).expect("it can be read").hash(hash),
+        }
+    }
+}
+
+/// To its end, which must be a good one.
+#[track_caller]
+pub fn run(command: &mut Command) {
+    let out =
+        command.output().unwrap_or_else(|e| panic!("{command:?}: {e}; `make tools` installs what the tests need"));
+    assert!(
+        out.status.success(),
+        "{command:?}:\n{}\n{}",
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    );
+}

@@ -1,0 +1,224 @@
+//! What the rest of the machine did while something was measured, read from the kernel and not from the tool under test.
+//!
+//! A test that judges a live diagnosis or a live verdict may be tried again, and only while this clock shows that the machine
+//! itself was taken away: by its hypervisor (steal), or by other processes while ours stood in the run queue. Every such try
+//! is printed. A failure on a quiet machine is a failure at once.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Instant;
+
+/// Ticks of `/proc` a second: USER_HZ, 100 on every Linux.
+const TICKS_PER_S: f64 = 100.0;
+/// More than this much of the processors' time, taken by the hypervisor, counts as busy.
+const STOLEN_SHARE: f64 = 0.03;
+/// More than this many cores used by others, while ours waited for a processor, counts as busy.
+const OTHERS_CORES: f64 = 0.2;
+/// How long ours may wait, of the time they want to run.
+const WAITING_SHARE: f64 = 0.03;
+
+/// Begins to watch.
+pub struct Noise(Instant, Snapshot);
+
+/// Counters at one moment.
+#[derive(Clone, Default)]
+struct Snapshot {
+    /// Ticks of all processors: running anything, stolen, and in all.
+    busy: u64,
+    stolen: u64,
+    total: u64,
+    /// Ticks that this process and all below it have run.
+    own: u64,
+    /// Nanoseconds that their threads have run and have waited for a processor, by thread.
+    threads: HashMap<u32, (u64, u64)>,
+}
+
+/// What the machine did in between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Of all processors' time, what the hypervisor took.
+    pub stolen_share: f64,
+    /// Cores that processes other than this test's used.
+    pub others_cores: f64,
+    /// Of the time this test's threads wanted to run, what they waited for a processor.
+    pub waiting_share: f64,
+}
+
+impl Noise {
+    pub fn watch() -> Noise {
+        Noise(Instant::now(), Snapshot::take())
+    }
+
+    /// Since the beginning.
+    pub fn so_far(&self) -> Load {
+        Load::between(&self.1, &Snapshot::take(), self.0.elapsed().as_secs_f64())
+    }
+}
+
+impl Snapshot {
+    fn take() -> Snapshot {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let line = text.lines().next().unwrap_or_default();
+        // user nice system idle iowait irq softirq steal
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|n| n.parse().ok()).collect();
+        let at = |i: usize| ticks.get(i).copied().unwrap_or(0);
+        let total = ticks.iter().sum();
+        let mut taken = Snapshot { busy: total - at(3) - at(4) - at(7), stolen: at(7), total, ..Snapshot::default() };
+        for pid in family() {
+            taken.own += ran(pid);
+            for entry in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+                let text = std::fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+                let mut numbers = text.split_whitespace().filter_map(|n| n.parse().ok());
+                if let (Some(ran), Some(waited)) = (numbers.next(), numbers.next())
+                    && let Some(tid) = entry.file_name().to_str().and_then(|t| t.parse().ok())
+                {
+                    taken.threads.insert(tid, (ran, waited));
+                }
+            }
+        }
+        taken
+    }
+}
+
+/// Fields of `/proc/PID/stat` behind the name: state, parent, and so on.
+fn stat(pid: u32) -> Option<Vec<String>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = text.rsplit_once(')')?;
+    Some(rest.split_whitespace().map(String::from).collect())
+}
+
+/// Ticks a process has run, those of its children that have ended too.
+fn ran(pid: u32) -> u64 {
+    let fields = stat(pid).unwrap_or_default();
+    fields.iter().skip(11).take(4).filter_map(|f| f.parse::<u64>().ok()).sum()
+}
+
+/// This process and all below it.
+pub fn family() -> Vec<u32> {
+    let mut parents: Vec<(u32, u32)> = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
+        if let Some(parent) = stat(pid).and_then(|f| f.get(1)?.parse().ok()) {
+            parents.push((pid, parent));
+        }
+    }
+    let mut family = vec![std::process::id()];
+    let mut next = 0;
+    while let Some(&of) = family.get(next) {
+        family.extend(parents.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    family
+}
+
+impl Load {
+    fn between(from: &Snapshot, to: &Snapshot, elapsed_s: f64) -> Load {
+        let busy_cores = to.busy.saturating_sub(from.busy) as f64 / TICKS_PER_S / elapsed_s.max(0.001);
+        let own_cores = to.own.saturating_sub(from.own) as f64 / TICKS_PER_S / elapsed_s.max(0.001);
+        let (mut ran, mut waited) = (0, 0);
+        for (thread, now) in &to.threads {
+            let before = from.threads.get(thread).copied().unwrap_or_default();
+            ran += now.0.saturating_sub(before.0);
+            waited += now.1.saturating_sub(before.1);
+        }
+        Load {
+            stolen_share: to.stolen.saturating_sub(from.stolen) as f64
+                / to.total.saturating_sub(from.total).max(1) as f64,
+            others_cores: (busy_cores - own_cores).max(0.0),
+            waiting_share: waited as f64 / (ran + waited).max(1) as f64,
+        }
+    }
+
+    /// Whether the machine itself may be why something went wrong.
+    pub fn busy(&self) -> bool {
+        self.stolen_share > STOLEN_SHARE || (self.others_cores > OTHERS_CORES && self.waiting_share > WAITING_SHARE)
+    }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.1} % of the machine stolen, {:.2} cores used by others, ours waited {:.0} % of the time they wanted to run",
+            self.stolen_share * 100.0,
+            self.others_cores,
+            self.waiting_share * 100.0
+        )
+    }
+}
+
+/// Tries up to `tries` times. A failure is tried again only if the machine was busy during that very try, and is noted; on
+/// a quiet machine the first failure is the test's.
+#[track_caller]
+pub fn tried_while_busy<T>(tries: u32, mut body: impl FnMut(u32) -> Result<T, String>) -> T {
+    for attempt in 1.. {
+        let noise = Noise::watch();
+        let why = match body(attempt) {
+            Ok(value) => return value,
+            Err(why) => why,
+        };
+        let load = noise.so_far();
+        if !again(attempt, tries, &load) {
+            panic!("{why}\n(try {attempt} of at most {tries}; the machine: {load})");
+        }
+        crate::notes::busy(&format!("tried again, {load}: {}", why.lines().next().unwrap_or_default()));
+    }
+    unreachable!("the last try returns or panics")
+}
+
+/// Puts this test and all that it starts before other programs, for what cannot be shown on half a processor: a server whose
+/// main thread is full. Without the right to do so (CAP_SYS_NICE) nothing changes.
+pub fn shield() {
+    // SAFETY: numbers only; 0 is the calling process.
+    if unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -15) } != 0 {
+        println!("without CAP_SYS_NICE: other programs may keep the processors from this test");
+    }
+}
+
+/// Whether a try that failed under this load may be followed by another.
+fn again(attempt: u32, tries: u32, load: &Load) -> bool {
+    load.busy() && attempt < tries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(busy: u64, stolen: u64, total: u64, own: u64, threads: &[(u32, u64, u64)]) -> Snapshot {
+        Snapshot { busy, stolen, total, own, threads: threads.iter().map(|t| (t.0, (t.1, t.2))).collect() }
+    }
+
+    #[test]
+    fn work_of_ones_own_is_no_noise_and_that_of_others_is() {
+        let before = snapshot(100, 0, 1000, 50, &[(1, 0, 0)]);
+        // A second on two cores, all of it ours: we waited for ourselves.
+        let ours = Load::between(&before, &snapshot(300, 0, 1200, 250, &[(1, 1_000_000, 1_000_000)]), 1.0);
+        assert_eq!((ours.others_cores, ours.waiting_share), (0.0, 0.5));
+        assert!(!ours.busy());
+        let others = Load::between(&before, &snapshot(300, 0, 1200, 100, &[(1, 9_000_000, 1_000_000)]), 1.0);
+        assert_eq!(others.others_cores, 1.5);
+        assert!(others.busy());
+        // Others run, and leave us our processor.
+        let beside = Load::between(&before, &snapshot(300, 0, 1200, 100, &[(1, 9_000_000, 1_000)]), 1.0);
+        assert!(!beside.busy());
+        let stolen = Load::between(&before, &snapshot(100, 10, 1200, 50, &[]), 1.0);
+        assert_eq!(stolen.stolen_share, 0.05);
+        assert!(stolen.busy());
+    }
+
+    #[test]
+    fn only_a_busy_machine_is_a_reason_to_try_again_and_not_for_ever() {
+        let quiet = Load { stolen_share: 0.0, others_cores: 0.1, waiting_share: 0.5 };
+        let busy = Load { others_cores: 1.0, ..quiet };
+        assert!(!again(1, 3, &quiet));
+        assert!(again(1, 3, &busy) && again(2, 3, &busy) && !again(3, 3, &busy));
+    }
+
+    #[test]
+    fn the_counters_of_this_machine_can_be_read() {
+        let noise = Noise::watch();
+        let load = noise.so_far();
+        assert!(load.stolen_share.is_finite() && load.others_cores >= 0.0 && load.waiting_share <= 1.0);
+        assert!(family().contains(&std::process::id()));
+    }
+}

@@ -1,0 +1,84 @@
+//! `cargo xtask test`: every test of the workspace, each as a process of its own.
+//!
+//! Pure tests run first, as many as there are processors. Tests on real servers share a fixed number of slots, and those
+//! that judge a measurement run alone: `tests.toml` says which is which and why. Nothing stops at the first failure; the
+//! end lists failures, skips, what was tried again on a busy machine, and the ten slowest.
+//!
+//! Not cargo-nextest: it has no notion of a test that skips itself at run time, and building it takes longer than the
+//! cold build may grow. `cargo test -p CRATE NAME` works as ever.
+
+mod find;
+mod plan;
+mod report;
+mod run;
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+
+use self::find::Test;
+use self::plan::Plan;
+
+const HELP: &str = "\
+Runs the tests of the workspace, each as a process of its own.
+
+Usage: cargo xtask test [--long] [--list] [WORD...]
+
+  WORD      only tests whose name (crate::binary::test) contains one of the words
+  --long    the tests that `make test` leaves to `make test-long`, and only these
+  --list    names and groups, without running anything
+
+Environment: UNSLOW_TEST_SLOTS, how many tests on real servers run at a time.";
+
+/// What was asked for on the command line.
+#[derive(Default)]
+struct Order {
+    long: bool,
+    list: bool,
+    words: Vec<String>,
+}
+
+/// Runs what `arguments` ask for; an error if any test failed.
+pub fn main(root: &Path, arguments: &[String]) -> anyhow::Result<()> {
+    let mut order = Order::default();
+    for argument in arguments {
+        match argument.as_str() {
+            "--long" => order.long = true,
+            "--list" => order.list = true,
+            "--help" | "-h" => {
+                println!("{HELP}");
+                return Ok(());
+            }
+            flag if flag.starts_with('-') => bail!("unknown flag {flag}\n\n{HELP}"),
+            word => order.words.push(word.to_string()),
+        }
+    }
+    let plan = Plan::read(&root.join("tests.toml"))?;
+    let mut all = find::tests(root)?;
+    plan.check(&all)?;
+    all.extend(plan.programs(root)?);
+    let chosen: Vec<Test> = all
+        .into_iter()
+        .filter(|t| order.words.is_empty() || order.words.iter().any(|w| t.id.contains(w.as_str())))
+        .collect();
+    let (chosen, left): (Vec<Test>, Vec<Test>) = chosen.into_iter().partition(|t| t.long == order.long);
+    if order.list {
+        for test in &chosen {
+            println!("{:<8} {}", plan.need(test).name(), test.id);
+        }
+        return Ok(());
+    }
+    if chosen.is_empty() {
+        bail!("no test matches {:?}; cargo xtask test --list prints their names", order.words);
+    }
+    let logs = root.join("target/tests");
+    std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
+    let begun = Instant::now();
+    let outcomes = run::all(&plan, chosen, &logs)?;
+    report::print(&outcomes, if order.long { 0 } else { left.len() }, begun.elapsed());
+    if outcomes.iter().any(|o| o.failed()) || outcomes.iter().any(|o| o.interrupted()) {
+        bail!("not every test passed");
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Runs tests side by side, each in a process group of its own.
+//!
+//! What a test wants said beside its outcome (a skip, a busy machine) it writes into the file that `UNSLOW_TEST_NOTES`
+//! names; its output is kept, and shown where it failed.
+
+use std::collections::VecDeque;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::find::{Kind, Test};
+use super::plan::{Need, Plan};
+use super::report;
+
+/// How a test ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    Passed,
+    /// It looked, and this machine cannot show it.
+    Skipped(String),
+    /// In words.
+    Failed(String),
+    /// Ctrl-C came first.
+    Interrupted,
+}
+
+/// One test that has ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub id: String,
+    pub end: End,
+    pub took: Duration,
+    /// What it noted: tries on a busy machine.
+    pub notes: Vec<String>,
+    /// Its output.
+    pub log: PathBuf,
+    pub kind: Kind,
+}
+
+impl Outcome {
+    pub fn failed(&self) -> bool {
+        matches!(self.end, End::Failed(_))
+    }
+
+    pub fn interrupted(&self) -> bool {
+        self.end == End::Interrupted
+    }
+}
+
+/// Process groups that run now, so that Ctrl-C can end them.
+type Groups = Arc<Mutex<Vec<u32>>>;
+
+/// What runs at the moment, by need.
+#[derive(Default)]
+struct Running {
+    pure: usize,
+    servers: usize,
+    alone: usize,
+}
+
+impl Running {
+    fn of(&mut self, need: Need) -> &mut usize {
+        match need {
+            Need::Pure => &mut self.pure,
+            Need::Servers => &mut self.servers,
+            Need::Alone => &mut self.alone,
+        }
+    }
+
+    fn total(&self) -> usize {
+        self.pure + self.servers + self.alone
+    }
+
+    /// Whether one more may begin.
+    fn room(&self, need: Need, slots: usize, processors: usize) -> bool {
+        match need {
+            Need::Pure => self.alone == 0 && self.pure < processors,
+            Need::Servers => self.alone == 0 && self.pure == 0 && self.servers < slots,
+            Need::Alone => self.total() == 0,
+        }
+    }
+}
+
+/// Runs all of them; returns when the last has ended.
+pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Outcome>> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let (groups, stop) = (Groups::default(), Arc::new(AtomicBool::new(false)));
+    end_on_signals(&groups, &stop)?;
+    let mut queue: VecDeque<(Need, Test)> = tests.into_iter().map(|t| (plan.need(&t), t)).collect();
+    // Pure ones tell at once what is broken; what runs alone comes last, when nothing is left to wait for it.
+    // Of those on servers the programs come first, since they take longest.
+    queue.make_contiguous().sort_by_key(|(need, test)| (*need as u8, test.kind != Kind::Program));
+    let (total, done) = (queue.len(), AtomicUsize::new(0));
+    let (send, ended): (Sender<(Need, Outcome)>, Receiver<_>) = channel();
+    let (mut running, mut outcomes) = (Running::default(), Vec::new());
+    while !queue.is_empty() || running.total() > 0 {
+        while let Some((need, _)) = queue.front()
+            && !stop.load(Ordering::Relaxed)
+            && running.room(*need, plan.slots, processors)
+        {
+            let Some((need, test)) = queue.pop_front() else { break };
+            *running.of(need) += 1;
+            let (send, logs, groups) = (send.clone(), logs.to_path_buf(), groups.clone());
+            let (limit, stop) = (Duration::from_secs(plan.limit_s), stop.clone());
+            std::thread::spawn(move || {
+                let outcome = one(&test, &logs, limit, &groups, &stop);
+                let _ = send.send((need, outcome));
+            });
+        }
+        if running.total() == 0 {
+            break; // told to stop
+        }
+        let (need, outcome) = ended.recv().context("every test sends its outcome")?;
+        *running.of(need) -= 1;
+        report::line(&outcome, done.fetch_add(1, Ordering::Relaxed) + 1, total);
+        outcomes.push(outcome);
+    }
+    Ok(outcomes)
+}
+
+/// Ctrl-C and SIGTERM end what runs, and with it what it started.
+fn end_on_signals(groups: &Groups, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
+    let (groups, stop) = (groups.clone(), stop.clone());
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            stop.store(true, Ordering::Relaxed);
+            for group in groups.lock().unwrap_or_else(|e| e.into_inner()).iter() {
+                signal_group(*group, "-KILL");
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Servers are bound to the test that started them and end with it.
+fn signal_group(group: u32, signal: &str) {
+    let _ = Command::new("kill").args([signal, "--", &format!("-{group}")]).stderr(Stdio::null()).status();
+}
+
+fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &AtomicBool) -> Outcome {
+    let begun = Instant::now();
+    let stem = test.id.replace("::", ".");
+    let (log, notes) = (logs.join(format!("{stem}.log")), logs.join(format!("{stem}.notes")));
+    let _ = std::fs::remove_file(&notes);
+    let ended = run(test, &log, &notes, limit, groups);
+    let notes: Vec<String> = std::fs::read_to_string(&notes).unwrap_or_default().lines().map(String::from).collect();
+    let skipped = notes.iter().find_map(|n| n.strip_prefix("skip: ")).map(String::from);
+    let end = match ended {
+        _ if stop.load(Ordering::Relaxed) => End::Interrupted,
+        Err(why) => End::Failed(format!("{why:#}")),
+        Ok(None) => End::Failed(format!("not over after {} s, the limit of tests.toml", limit.as_secs())),
+        Ok(Some(status)) if !status.success() => End::Failed(in_words(status)),
+        Ok(Some(_)) => skipped.map_or(End::Passed, End::Skipped),
+    };
+    let notes = notes.into_iter().filter(|n| !n.starts_with("skip: ")).collect();
+    Outcome { id: test.id.clone(), end, took: begun.elapsed(), notes, log, kind: test.kind }
+}
+
+fn in_words(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("ended by signal {signal}"),
+        None => "failed".into(),
+    }
+}
+
+/// To its end; none if it had to be ended.
+fn run(test: &Test, log: &Path, notes: &Path, limit: Duration, groups: &Groups) -> anyhow::Result<Option<ExitStatus>> {
+    let output = std::fs::File::create(log).with_context(|| log.display().to_string())?;
+    let mut command = Command::new(&test.program);
+    command.current_dir(&test.dir).args(&test.arguments);
+    command.env("UNSLOW_TEST_NOTES", notes).env("CARGO_MANIFEST_DIR", &test.dir).process_group(0);
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let mut child = command.spawn().with_context(|| test.program.display().to_string())?;
+    groups.lock().unwrap_or_else(|e| e.into_inner()).push(child.id());
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if begun.elapsed() > limit {
+            signal_group(child.id(), "-KILL");
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(if begun.elapsed() < Duration::from_secs(1) { 2 } else { 20 }));
+    };
+    groups.lock().unwrap_or_else(|e| e.into_inner()).retain(|g| *g != child.id());
+    Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_alone_runs_alone_and_slots_are_kept() {
+        let mut running = Running::default();
+        assert!(running.room(Need::Alone, 2, 4));
+        *running.of(Need::Servers) += 1;
+        assert!(running.room(Need::Servers, 2, 4) && !running.room(Need::Alone, 2, 4));
+        *running.of(Need::Servers) += 1;
+        assert!(!running.room(Need::Servers, 2, 4) && running.room(Need::Pure, 2, 4));
+        let running = Running { alone: 1, ..Running::default() };
+        assert!(!running.room(Need::Pure, 2, 4) && !running.room(Need::Servers, 2, 4));
+    }
+
+    fn shell(script: &str) -> (Outcome, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let binary = dir.path().join("test.sh");
+        std::fs::write(&binary, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mut mode = std::fs::metadata(&binary).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+        std::fs::set_permissions(&binary, mode).unwrap();
+        let at = dir.path().to_path_buf();
+        let (id, arguments) = ("a::b".into(), Vec::new());
+        let test = Test { id, program: binary, arguments, dir: at, kind: Kind::Unit, long: false };
+        let outcome = one(&test, dir.path(), Duration::from_millis(300), &Groups::default(), &AtomicBool::new(false));
+        (outcome, dir)
+    }
+
+    #[test]
+    fn a_skip_a_failure_a_signal_and_a_test_without_end_are_told_apart() {
+        assert_eq!(shell("exit 0").0.end, End::Passed);
+        assert_eq!(shell("echo 'skip: no IPv6' > $UNSLOW_TEST_NOTES").0.end, End::Skipped("no IPv6".into()));
+        assert_eq!(shell("echo 'skip: x' > $UNSLOW_TEST_NOTES; exit 101").0.end, End::Failed("failed".into()));
+        assert_eq!(shell("kill -9 $$").0.end, End::Failed("ended by signal 9".into()));
+        let (hung, _dir) = shell("sleep 1000");
+        assert!(matches!(&hung.end, End::Failed(why) if why.contains("not over after")), "{hung:?}");
+        let (noted, _dir) = shell("echo 'busy: tried again' > $UNSLOW_TEST_NOTES");
+        assert_eq!((noted.end, noted.notes), (End::Passed, vec!["busy: tried again".to_string()]));
+    }
+}
