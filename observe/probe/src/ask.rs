@@ -103,3 +103,34 @@ pub fn unseen<T>(e: &Error, source: &str) -> Seen<T> {
         _ => Seen::No { why: e.message.clone(), grant: None },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_hashes_are_stable_within_a_run_only() {
+        let (run, next) = (Salt::new(false), Salt::new(false));
+        assert_eq!(run.hide(b"user:1"), run.hide(b"user:1"));
+        assert_ne!(run.hide(b"user:1"), run.hide(b"user:2"));
+        assert_ne!(run.hide(b"user:1"), next.hide(b"user:1"));
+        assert_eq!(Salt::new(true).hide(b"user:1"), "user:1");
+    }
+
+    #[test]
+    fn a_denied_command_names_the_acl_rule_that_grants_it() {
+        for (source, rule) in [
+            ("CLIENT LIST ID (windows of ids)", "+client|list"),
+            ("SLOWLOG GET 128", "+slowlog|get"),
+            ("CLUSTER NODES", "+cluster|nodes"),
+            ("PING", "+ping"),
+            ("TYPE and STRLEN", "+type"),
+        ] {
+            let seen: Seen<()> = unseen(&Error::new(ErrorKind::Denied, "NOPERM"), source);
+            let (why, grant) = seen.missing().unwrap();
+            assert!(why.starts_with(source) && grant.is_some_and(|g| g.ends_with(&format!(" {rule}"))), "{seen:?}");
+        }
+        let seen: Seen<()> = unseen(&Error::new(ErrorKind::Reply, "ERR of its own"), "PING");
+        assert_eq!(seen.missing(), Some(("ERR of its own", None)));
+    }
+}

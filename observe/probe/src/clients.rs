@@ -40,12 +40,7 @@ pub fn look(ask: &mut Ask, level: (u32, u32), total: u64) -> Seen<Clients> {
 fn sample(ask: &mut Ask, total: u64) -> Result<Clients, Error> {
     let newest = ask.call(&["CLIENT", "ID"])?.integer().unwrap_or(1).max(1) as u64;
     let mut text = String::new();
-    // Half of the windows among the newest ids, where churn lives; half over all ids ever given, where old pools live.
-    let recent = (newest.saturating_sub(2 * total).max(1), newest);
-    for i in 0..WINDOWS {
-        let (from, to) = if i % 2 == 0 { recent } else { (1, newest) };
-        let span = (to - from).saturating_sub(WINDOW);
-        let start = from + span * (i / 2) / (WINDOWS / 2 - 1);
+    for start in windows(newest, total) {
         let mut command = vec!["CLIENT".to_string(), "LIST".into(), "ID".into()];
         command.extend((start..start + WINDOW).map(|id| id.to_string()));
         text += &ask.call(&command)?.text().unwrap_or_default();
@@ -55,6 +50,17 @@ fn sample(ask: &mut Ask, total: u64) -> Result<Clients, Error> {
         text += &subscribers.text().unwrap_or_default();
     }
     Ok(digest(&text, total, true))
+}
+
+/// The first id of each window. Half of the windows are among the newest ids, where churn lives; half over all ids ever
+/// given, where old pools live.
+fn windows(newest: u64, total: u64) -> impl Iterator<Item = u64> {
+    let recent = (newest.saturating_sub(2 * total).max(1), newest);
+    (0..WINDOWS).map(move |i| {
+        let (from, to) = if i % 2 == 0 { recent } else { (1, newest) };
+        let span = (to - from).saturating_sub(WINDOW);
+        from + span * (i / 2) / (WINDOWS / 2 - 1)
+    })
 }
 
 fn digest(text: &str, total: u64, sampled: bool) -> Clients {
@@ -133,5 +139,36 @@ mod tests {
             (jedis.library.as_str(), jedis.name.as_str(), jedis.count, jedis.young, jedis.idle_hour),
             ("jedis 5.1", "app-", 2, 1, 1)
         );
+    }
+
+    #[test]
+    fn client_id_windows_cover_recent_ids_and_all_ids() {
+        for (newest, total) in [(1_000_000, 5_000), (9_000, 8_000), (500, 450), (64, 401), (1, 401)] {
+            let starts: Vec<u64> = windows(newest, total).collect();
+            let recent = newest.saturating_sub(2 * total).max(1);
+            let (new, all): (Vec<(usize, u64)>, _) = starts.iter().copied().enumerate().partition(|(i, _)| i % 2 == 0);
+            for (from, half) in [(recent, new), (1, all)] {
+                let half: Vec<u64> = half.into_iter().map(|(_, start)| start).collect();
+                assert!(half.is_sorted(), "{half:?}");
+                assert_eq!((half.len() as u64, half[0]), (WINDOWS / 2, from), "{newest} {total}");
+                // The last window ends right before the newest id, our own.
+                let last = newest.saturating_sub(WINDOW).max(from);
+                assert_eq!(*half.last().unwrap(), last, "{newest} {total}");
+            }
+        }
+    }
+
+    #[test]
+    fn notable_clients_are_monitors_first_then_the_largest_output_buffers() {
+        let row = |id: u64, flags: &str, omem: u64| format!("id={id} addr=h:1 flags={flags} omem={omem} cmd=get\n");
+        let text: String = [row(1, "N", OUTPUT_NOTABLE_BYTES), row(2, "N", OUTPUT_NOTABLE_BYTES + 1), row(3, "O", 0)]
+            .into_iter()
+            .chain((10..100).map(|id| row(id, "N", 1_000_000 + id)))
+            .collect();
+        let clients = digest(&text, 93, true);
+        assert_eq!((clients.listed, clients.notable.len()), (93, NOTABLE_MOST));
+        let ids: Vec<u64> = clients.notable.iter().map(|r| r.id).take(3).collect();
+        assert_eq!(ids, [3, 99, 98]);
+        assert!(clients.notable.iter().all(|r| r.id > 2), "small buffers are not notable");
     }
 }

@@ -155,10 +155,7 @@ impl Watch {
 
     fn second(&self) -> Host {
         let window_s = self.begun.elapsed().as_secs_f64();
-        let cpu = self.cpu.zip(cpu_times()).map(|(a, b)| {
-            let all = b.all.saturating_sub(a.all).max(1) as f64;
-            (b.steal.saturating_sub(a.steal) as f64 / all, 1.0 - b.idle.saturating_sub(a.idle) as f64 / all)
-        });
+        let cpu = self.cpu.zip(cpu_times()).map(|(a, b)| shares(a, b));
         let after = pressure();
         let pressure = self
             .pressure
@@ -174,15 +171,7 @@ impl Watch {
         });
         let disks = disks()
             .into_iter()
-            .filter_map(|(name, b)| {
-                let a = self.disks.get(&name)?;
-                let writes = b.writes.saturating_sub(a.writes);
-                (writes > 0).then(|| Disk {
-                    name,
-                    write_await_ms: b.write_ms.saturating_sub(a.write_ms) as f64 / writes as f64,
-                    busy_share: b.busy_ms.saturating_sub(a.busy_ms) as f64 / 1000.0 / window_s,
-                })
-            })
+            .filter_map(|(name, after)| written(*self.disks.get(&name)?, after, name, window_s))
             .collect();
         Host {
             hostname: line("/proc/sys/kernel/hostname").unwrap_or_default(),
@@ -228,14 +217,8 @@ impl Watch {
                 .and_then(|b| Some(after.run_delay_ns?.saturating_sub(b.run_delay_ns?) as f64 / 1e9 / window_s)),
             swap_bytes: kib(&status, "VmSwap:"),
             anon_huge_bytes: kib(&rollup, "AnonHugePages:"),
-            open_files_max: limits
-                .lines()
-                .find(|l| l.starts_with("Max open files"))
-                .and_then(|l| l.split_whitespace().nth(3)?.parse().ok()),
-            cpus_allowed: status
-                .lines()
-                .find_map(|l| l.strip_prefix("Cpus_allowed:"))
-                .map(|mask| mask.chars().filter_map(|c| c.to_digit(16)).map(u32::count_ones).sum()),
+            open_files_max: open_files_max(&limits),
+            cpus_allowed: cpus_allowed(&status),
             quota_cores: cgroup(pid, "cpu").and_then(|dir| quota(&dir)),
             throttled_share: throttled.map(|(a, b)| b.us.saturating_sub(a.us) as f64 / 1e6 / window_s),
             throttled_periods: throttled
@@ -247,8 +230,9 @@ impl Watch {
     /// The busiest other processes, and whether they are clients of the servers here.
     fn neighbours(&self, host: &mut Host, sockets: &[TcpSocket]) {
         const MOST: usize = 5;
-        /// Connections that last shorter than a look are met by looking again; not for longer than this.
-        const LOOK: Duration = Duration::from_millis(200);
+        /// Connections that last shorter than a look are met by looking again; not for longer than this. On a machine that is
+        /// short of processors one look takes a tenth of a second, as long as such a connection.
+        const LOOK: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(5);
         let servers: BTreeSet<u32> = host.processes.iter().map(|p| p.pid).collect();
         let mut all: Vec<Neighbour> = tasks()
@@ -275,9 +259,15 @@ impl Watch {
         let waited = host.processes.iter().any(|p| p.run_delay_share.is_some_and(|d| d > 0.01));
         loop {
             for (i, neighbour) in all.iter_mut().enumerate().filter(|(_, n)| !n.client) {
+                // As close together as can be: what is read is taken apart later.
                 open[i].extend(socket_inodes(neighbour.pid));
-                led[i].extend(ours.connections_in(&tables[i]));
-                open[i].extend(socket_inodes(neighbour.pid));
+                let read = |table: &PathBuf| {
+                    let text = fs::read_to_string(table).unwrap_or_default();
+                    open[i].extend(socket_inodes(neighbour.pid));
+                    text
+                };
+                let texts: Vec<String> = tables[i].iter().map(read).collect();
+                led[i].extend(ours.connections_in(&texts));
                 neighbour.client = !open[i].is_disjoint(&led[i]);
             }
             // It matters only where a server had to wait for them.
@@ -307,10 +297,8 @@ impl Ours {
     }
 
     /// The same from tables of other network namespaces: a client in a container is one too.
-    fn connections_in(&self, tables: &[PathBuf]) -> Vec<u32> {
-        let text = |table: &PathBuf| fs::read_to_string(table).unwrap_or_default();
-        let lines: Vec<String> = tables.iter().map(text).collect();
-        let all = lines.iter().flat_map(|t| t.lines()).filter_map(peer_and_inode);
+    fn connections_in(&self, tables: &[String]) -> Vec<u32> {
+        let all = tables.iter().flat_map(|t| t.lines()).filter_map(peer_and_inode);
         // Its loopback is not ours.
         let ours = |ip: &IpAddr, port: &u16| self.ports.contains(port) && self.local.contains(ip) && !ip.is_loopback();
         all.filter(|((ip, port), _)| ours(ip, port)).map(|(_, inode)| inode).collect()
@@ -334,6 +322,11 @@ fn tables_elsewhere(pid: u32) -> Vec<PathBuf> {
 fn peer_and_inode(line: &str) -> Option<((IpAddr, u16), u32)> {
     let mut words = line.split_whitespace();
     let (ip, port) = words.nth(2)?.split_once(':')?;
+    // Thousands of connections that are over are nobody's socket any more.
+    const TIME_WAIT: &str = "06";
+    if words.next()? == TIME_WAIT {
+        return None;
+    }
     let bytes: Vec<u8> = (0..ip.len() / 8)
         .filter_map(|i| u32::from_str_radix(ip.get(i * 8..i * 8 + 8)?, 16).ok())
         .flat_map(u32::to_ne_bytes)
@@ -343,7 +336,7 @@ fn peer_and_inode(line: &str) -> Option<((IpAddr, u16), u32)> {
         16 => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical(),
         _ => return None,
     };
-    Some(((ip, u16::from_str_radix(port, 16).ok()?), words.nth(6)?.parse().ok()?))
+    Some(((ip, u16::from_str_radix(port, 16).ok()?), words.nth(5)?.parse().ok()?))
 }
 
 /// Gives the processes of a `unslow host` file the addresses of the nodes they serve: same port, and an address the
@@ -402,8 +395,38 @@ fn vmstat(field: &str) -> Option<u64> {
     text.lines().find_map(|l| l.strip_prefix(field)?.trim().parse().ok())
 }
 
+/// The soft limit in the text of `limits`.
+fn open_files_max(limits: &str) -> Option<u64> {
+    limits.lines().find(|l| l.starts_with("Max open files"))?.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// How many bits the mask in the text of `status` has.
+fn cpus_allowed(status: &str) -> Option<u32> {
+    let mask = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed:"))?;
+    Some(mask.chars().filter_map(|c| c.to_digit(16)).map(u32::count_ones).sum())
+}
+
+/// Stolen and busy shares between two samples.
+fn shares(a: CpuTimes, b: CpuTimes) -> (f64, f64) {
+    let all = b.all.saturating_sub(a.all).max(1) as f64;
+    (b.steal.saturating_sub(a.steal) as f64 / all, 1.0 - b.idle.saturating_sub(a.idle) as f64 / all)
+}
+
+/// A device between two samples; `None` when nothing was written.
+fn written(a: DiskTimes, b: DiskTimes, name: String, window_s: f64) -> Option<Disk> {
+    let writes = b.writes.saturating_sub(a.writes);
+    (writes > 0).then(|| Disk {
+        name,
+        write_await_ms: b.write_ms.saturating_sub(a.write_ms) as f64 / writes as f64,
+        busy_share: b.busy_ms.saturating_sub(a.busy_ms) as f64 / 1000.0 / window_s,
+    })
+}
+
 fn cpu_times() -> Option<CpuTimes> {
-    let text = fs::read_to_string("/proc/stat").ok()?;
+    cpu_times_of(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+fn cpu_times_of(text: &str) -> Option<CpuTimes> {
     let ticks: Vec<u64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal; guest is inside user.
     Some(CpuTimes { all: ticks.iter().take(8).sum(), idle: ticks.get(3)? + ticks.get(4)?, steal: *ticks.get(7)? })
@@ -414,14 +437,16 @@ fn pressure() -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for resource in ["cpu", "io", "memory"] {
         let text = fs::read_to_string(format!("/proc/pressure/{resource}")).unwrap_or_default();
-        for line in text.lines() {
-            let total = line.split("total=").nth(1).and_then(|t| t.trim().parse().ok());
-            if let (Some(kind), Some(total)) = (line.split(' ').next(), total) {
-                all.insert(format!("{resource}.{kind}"), total);
-            }
-        }
+        all.extend(stalled(resource, &text));
     }
     all
+}
+
+/// The same of one resource, from the text of its file.
+fn stalled(resource: &str, text: &str) -> Vec<(String, u64)> {
+    let total = |line: &str| -> Option<u64> { line.split("total=").nth(1)?.trim().parse().ok() };
+    let kind = |line: &str| format!("{resource}.{}", line.split(' ').next().unwrap_or_default());
+    text.lines().filter_map(|line| Some((kind(line), total(line)?))).collect()
 }
 
 /// Pairs of lines: names, then numbers.
@@ -445,15 +470,16 @@ fn tcp() -> Option<Tcp> {
 
 fn disks() -> BTreeMap<String, DiskTimes> {
     let text = fs::read_to_string("/proc/diskstats").unwrap_or_default();
-    text.lines()
-        .filter_map(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let number = |i: usize| words.get(i)?.parse().ok();
-            let name = words.get(2)?.to_string();
-            Path::new("/sys/block").join(&name).exists().then_some(())?;
-            Some((name, DiskTimes { writes: number(7)?, write_ms: number(10)?, busy_ms: number(12)? }))
-        })
-        .collect()
+    let whole = |name: &String| Path::new("/sys/block").join(name).exists();
+    text.lines().filter_map(disk_times).filter(|(name, _)| whole(name)).collect()
+}
+
+/// A line of /proc/diskstats.
+fn disk_times(line: &str) -> Option<(String, DiskTimes)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let number = |i: usize| words.get(i)?.parse().ok();
+    let times = DiskTimes { writes: number(7)?, write_ms: number(10)?, busy_ms: number(12)? };
+    Some((words.get(2)?.to_string(), times))
 }
 
 /// By `/sys/hypervisor`, then DMI, then CPUID.
@@ -502,12 +528,7 @@ fn tasks() -> BTreeMap<u32, Task> {
 }
 
 fn task(pid: u32) -> Option<Task> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold spaces and brackets; what follows the last one is fixed.
-    let (head, tail) = stat.rsplit_once(')')?;
-    let name = head.split_once('(')?.1.to_string();
-    let words: Vec<&str> = tail.split_whitespace().collect();
-    let ticks = words.get(11)?.parse::<u64>().ok()? + words.get(12)?.parse::<u64>().ok()?;
+    let (name, ticks) = name_and_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
     let server = is_server(&name);
     let run_delay_ns = server
         .then(|| line(format!("/proc/{pid}/task/{pid}/schedstat")))
@@ -515,6 +536,15 @@ fn task(pid: u32) -> Option<Task> {
         .and_then(|t| t.split_whitespace().nth(1)?.parse().ok());
     let throttled = server.then(|| cgroup(pid, "cpu")).flatten().and_then(|dir| throttled(&dir));
     Some(Task { name, ticks, run_delay_ns, throttled })
+}
+
+/// From the text of /proc/PID/stat; ticks in user mode and in the kernel.
+fn name_and_ticks(stat: &str) -> Option<(String, u64)> {
+    // The name may hold spaces and brackets; what follows the last one is fixed.
+    let (head, tail) = stat.rsplit_once(')')?;
+    let name = head.split_once('(')?.1.to_string();
+    let words: Vec<&str> = tail.split_whitespace().collect();
+    Some((name, words.get(11)?.parse::<u64>().ok()? + words.get(12)?.parse::<u64>().ok()?))
 }
 
 fn comm(pid: u32) -> String {
@@ -532,25 +562,7 @@ fn is_server(name: &str) -> bool {
 fn cgroup(pid: u32, controller: &str) -> Option<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
-    let mount = |kind: &str, option: &str| {
-        mounts.lines().find_map(|l| {
-            let words: Vec<&str> = l.split_whitespace().collect();
-            (words.get(2) == Some(&kind) && (option.is_empty() || words.get(3)?.split(',').any(|o| o == option)))
-                .then(|| PathBuf::from(words[1]))
-        })
-    };
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let base = if controllers.is_empty() {
-            mount("cgroup2", "")
-        } else if controllers.split(',').any(|c| c == controller) {
-            mount("cgroup", controller)
-        } else {
-            continue;
-        };
-        let Some(base) = base else { continue };
-        let dir = base.join(path.trim_start_matches('/'));
+    for (base, dir) in cgroup_places(&text, &mounts, controller) {
         // Inside a container the path is the host's, and the mount shows our own group at its root.
         let dir = if dir.exists() { dir } else { base };
         let file = if controller == "cpu" { "cpu.stat" } else { "memory.max" };
@@ -561,8 +573,38 @@ fn cgroup(pid: u32, controller: &str) -> Option<PathBuf> {
     None
 }
 
+/// Where a controller of the groups in the text of /proc/PID/cgroup is mounted, and the group's directory there.
+fn cgroup_places(text: &str, mounts: &str, controller: &str) -> Vec<(PathBuf, PathBuf)> {
+    let mut places = Vec::new();
+    let mount = |kind: &str, option: &str| {
+        mounts.lines().find_map(|l| {
+            let words: Vec<&str> = l.split_whitespace().collect();
+            (words.get(2) == Some(&kind) && (option.is_empty() || words.get(3)?.split(',').any(|o| o == option)))
+                .then(|| PathBuf::from(words[1]))
+        })
+    };
+    for line in text.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { break };
+        let base = if controllers.is_empty() {
+            mount("cgroup2", "")
+        } else if controllers.split(',').any(|c| c == controller) {
+            mount("cgroup", controller)
+        } else {
+            continue;
+        };
+        let Some(base) = base else { continue };
+        let dir = base.join(path.trim_start_matches('/'));
+        places.push((base, dir));
+    }
+    places
+}
+
 fn throttled(dir: &Path) -> Option<Throttled> {
-    let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
+    throttled_of(&fs::read_to_string(dir.join("cpu.stat")).ok()?)
+}
+
+fn throttled_of(text: &str) -> Option<Throttled> {
     let field = |name: &str| -> Option<u64> { text.lines().find_map(|l| l.strip_prefix(name)?.trim().parse().ok()) };
     Some(Throttled {
         periods: field("nr_periods ")?,
@@ -572,19 +614,27 @@ fn throttled(dir: &Path) -> Option<Throttled> {
 }
 
 fn quota(dir: &Path) -> Option<f64> {
-    let (quota, period) = match line(dir.join("cpu.max")) {
+    match line(dir.join("cpu.max")) {
         Some(text) => {
-            let (q, p) = text.split_once(' ')?;
-            (q.parse::<f64>().ok()?, p.parse::<f64>().ok()?)
+            let (quota, period) = text.split_once(' ')?;
+            cores(quota, period)
         }
-        None => (line(dir.join("cpu.cfs_quota_us"))?.parse().ok()?, line(dir.join("cpu.cfs_period_us"))?.parse().ok()?),
-    };
+        None => cores(&line(dir.join("cpu.cfs_quota_us"))?, &line(dir.join("cpu.cfs_period_us"))?),
+    }
+}
+
+/// A quota in cores; v1 says "none" with -1, v2 with `max`.
+fn cores(quota: &str, period: &str) -> Option<f64> {
+    let (quota, period) = (quota.parse::<f64>().ok()?, period.parse::<f64>().ok()?);
     (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
 fn memory_limit(dir: &Path) -> Option<u64> {
-    let text = line(dir.join("memory.max")).or_else(|| line(dir.join("memory.limit_in_bytes")))?;
-    // v1 says "no limit" with a number near 2^63.
+    limit_of(&line(dir.join("memory.max")).or_else(|| line(dir.join("memory.limit_in_bytes")))?)
+}
+
+/// v1 says "no limit" with a number near 2^63, v2 with `max`.
+fn limit_of(text: &str) -> Option<u64> {
     text.parse::<u64>().ok().filter(|n| *n < 1 << 60)
 }
 
@@ -725,5 +775,235 @@ mod tests {
         {
             assert_eq!(peer_and_inode(odd), None, "{odd}");
         }
+    }
+
+    #[test]
+    fn cpu_shares_are_computed_between_two_samples() {
+        let before = cpu_times_of("cpu  100 0 50 800 40 0 0 10 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n").unwrap();
+        assert_eq!((before.all, before.idle, before.steal), (1000, 840, 10));
+        let after = cpu_times_of("cpu  160 0 60 890 60 0 0 30 90 0\n").unwrap();
+        let (steal, busy) = shares(before, after);
+        assert!((steal - 0.1).abs() < 1e-9 && (busy - 0.45).abs() < 1e-9, "{steal} {busy}");
+        // Counters may go backwards when processors come and go; shares stay between 0 and 1.
+        let (steal, busy) = shares(after, before);
+        assert_eq!((steal, busy), (0.0, 1.0));
+        assert!(cpu_times_of("cpu  1 2 3\n").is_none() && cpu_times_of("").is_none());
+    }
+
+    #[test]
+    fn disk_write_time_is_averaged_over_the_window() {
+        let line = |text: &str| disk_times(text).unwrap();
+        let (name, before) = line(" 259       0 nvme0n1 100 1 2 3 1000 5 6 7000 0 500 0 0 0 0 0");
+        assert_eq!((name.as_str(), before.writes, before.write_ms, before.busy_ms), ("nvme0n1", 1000, 7000, 500));
+        let (_, after) = line(" 259       0 nvme0n1 900 1 2 3 1010 5 6 7040 0 1500 0 0 0 0 0");
+        let disk = written(before, after, name.clone(), 4.0).unwrap();
+        assert_eq!((disk.name.as_str(), disk.write_await_ms, disk.busy_share), ("nvme0n1", 4.0, 0.25));
+        assert!(written(before, before, name, 4.0).is_none(), "no writes in the window");
+        assert!(disk_times("259 0 nvme0n1 100").is_none());
+    }
+
+    #[test]
+    fn process_names_may_contain_blanks_and_brackets() {
+        let rest = "S 1 1 1 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 4 0 100 1000 10";
+        for name in ["redis-server", "a b", "x) S 1 (y", ""] {
+            assert_eq!(name_and_ticks(&format!("77 ({name}) {rest}")), Some((name.to_string(), 300)), "{name}");
+        }
+        assert_eq!(name_and_ticks("77 (gone) Z 1 1"), None);
+        for (name, server) in [
+            ("redis-server", true),
+            ("valkey-server", true),
+            ("redis-rdb-bgsav", true),
+            ("keydb-server", true),
+            ("redis-cli", false),
+            ("valkey-benchmar", false),
+            ("my-redis", false),
+        ] {
+            assert_eq!(is_server(name), server, "{name}");
+        }
+    }
+
+    #[test]
+    fn process_limits_are_read_and_unlimited_is_none() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+                      Max cpu time              unlimited            unlimited            seconds\n\
+                      Max open files            1024                 524288               files\n";
+        assert_eq!(open_files_max(limits), Some(1024));
+        assert_eq!(open_files_max("Max open files            unlimited            unlimited            files"), None);
+        let status = "VmSwap:\t      12 kB\nCpus_allowed:\tff,00000003\nCpus_allowed_list:\t0-1,32-39\n";
+        assert_eq!(
+            (cpus_allowed(status), kib(status, "VmSwap:"), kib(status, "VmRSS:")),
+            (Some(10), Some(12_288), None)
+        );
+        for (quota, period, expected) in
+            [("150000", "100000", Some(1.5)), ("max", "100000", None), ("-1", "100000", None), ("100000", "0", None)]
+        {
+            assert_eq!(cores(quota, period), expected, "{quota} {period}");
+        }
+        assert_eq!(["1073741824", "max", "9223372036854771712"].map(limit_of), [Some(1 << 30), None, None]);
+    }
+
+    #[test]
+    fn throttling_is_read_from_both_cgroup_versions() {
+        let v2 = "usage_usec 9\nnr_periods 100\nnr_throttled 7\nthrottled_usec 5000\n";
+        let v1 = "nr_periods 100\nnr_throttled 7\nthrottled_time 5000000\n";
+        for text in [v2, v1] {
+            let t = throttled_of(text).unwrap();
+            assert_eq!((t.periods, t.throttled, t.us), (100, 7, 5000), "{text}");
+        }
+        // Without a quota v2 omits these lines.
+        assert!(throttled_of("usage_usec 9\nuser_usec 4\n").is_none());
+    }
+
+    #[test]
+    fn cgroup_directories_follow_the_mounts_of_their_controllers() {
+        let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
+        let v1 = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n\
+                  cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
+                  cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        let groups = "9:memory:/m\n3:cpu,cpuacct:/c/d\n0::/u\n";
+        for (text, mounts, controller, expected) in [
+            ("0::/a/b\n", v2, "cpu", vec![("/sys/fs/cgroup", "/sys/fs/cgroup/a/b")]),
+            ("0::/\n", v2, "memory", vec![("/sys/fs/cgroup", "/sys/fs/cgroup/")]),
+            (
+                groups,
+                v1,
+                "cpu",
+                vec![
+                    ("/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu,cpuacct/c/d"),
+                    ("/sys/fs/cgroup/unified", "/sys/fs/cgroup/unified/u"),
+                ],
+            ),
+            (
+                groups,
+                v1,
+                "memory",
+                vec![
+                    ("/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/m"),
+                    ("/sys/fs/cgroup/unified", "/sys/fs/cgroup/unified/u"),
+                ],
+            ),
+            (groups, "", "cpu", vec![]),
+        ] {
+            let expected: Vec<(PathBuf, PathBuf)> = expected.into_iter().map(|(a, b)| (a.into(), b.into())).collect();
+            assert_eq!(cgroup_places(text, mounts, controller), expected, "{controller} of {text:?}");
+        }
+    }
+
+    #[test]
+    fn pressure_and_tcp_counters_are_found_by_name() {
+        let text =
+            "some avg10=0.00 avg60=1.50 avg300=0.50 total=12345\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=678\n";
+        assert_eq!(stalled("io", text), [("io.some".to_string(), 12_345), ("io.full".to_string(), 678)]);
+        assert!(stalled("cpu", "some avg10=0.00\n").is_empty());
+        let snmp = "Ip: Forwarding OutSegs\nIp: 1 99\nTcp: RtoMin OutSegs RetransSegs\nTcp: 200 5000 -7\n";
+        assert_eq!(counter(snmp, "Tcp:", "OutSegs"), Some(5000));
+        assert_eq!([counter(snmp, "Tcp:", "RetransSegs"), counter(snmp, "Udp:", "OutSegs")], [None, None]);
+    }
+
+    fn socket(local: &str, peer: &str) -> TcpSocket {
+        let address = |text: &str| {
+            let address: std::net::SocketAddr = text.parse().unwrap();
+            (address.ip(), address.port())
+        };
+        TcpSocket {
+            listening: false,
+            local: address(local),
+            peer: address(peer),
+            inode: u32::from(address(local).1),
+            receive_queue: 0,
+            send_queue: 0,
+            min_rtt_us: None,
+            rtt_us: 0,
+            retransmits: 0,
+            segments_out: 0,
+            peer_window: None,
+        }
+    }
+
+    #[test]
+    fn server_sockets_are_grouped_by_peer_with_medians() {
+        let client = |local: &str, peer: &str, min_rtt_us: Option<u32>, rtt_us: u32| TcpSocket {
+            min_rtt_us,
+            rtt_us,
+            retransmits: 1,
+            segments_out: 10,
+            ..socket(local, peer)
+        };
+        let sockets = [
+            client("10.0.0.1:6379", "10.0.0.7:1000", Some(300), 900),
+            client("10.0.0.1:6379", "10.0.0.7:1001", Some(100), 700),
+            client("10.0.0.2:6379", "10.0.0.7:1002", Some(200), 800),
+            // Without a measured round trip.
+            TcpSocket { send_queue: 5, peer_window: Some(0), ..client("10.0.0.1:6379", "10.0.0.7:1003", None, 0) },
+            // Its window is closed, but no data waits.
+            TcpSocket { peer_window: Some(0), ..client("10.0.0.1:6379", "10.0.0.8:1000", Some(50), 60) },
+            client("10.0.0.1:6380", "10.0.0.7:1004", Some(1), 1),
+            TcpSocket { listening: true, ..socket("0.0.0.0:6379", "0.0.0.0:0") },
+        ];
+        let all = by_peer(&sockets, &[], 6379);
+        let [near, far] = &all[..] else { panic!("{all:?}") };
+        assert_eq!((near.host.as_str(), near.sockets, near.retransmits, near.segments_out), ("10.0.0.7", 4, 4, 40));
+        assert_eq!((near.min_rtt_us, near.min_rtt_us_p50, near.rtt_us_p50), (100, 200, 800));
+        assert_eq!((near.send_queue_bytes, near.window_closed, far.window_closed), (5, 1, 0));
+        let one_address = by_peer(&sockets, &["10.0.0.2".parse().unwrap()], 6379);
+        assert_eq!(one_address.iter().map(|p| (p.host.as_str(), p.sockets)).collect::<Vec<_>>(), [("10.0.0.7", 1)]);
+    }
+
+    #[test]
+    fn local_clients_are_recognized_by_their_end_of_the_connection() {
+        let here: IpAddr = "10.0.0.1".parse().unwrap();
+        let ours = Ours { ports: BTreeSet::from([6379]), local: BTreeSet::from([here]) };
+        let sockets = [
+            socket("10.0.0.1:1001", "10.0.0.1:6379"),
+            socket("127.0.0.1:1002", "127.0.0.1:6379"),
+            socket("10.0.0.1:1003", "10.0.0.9:6379"), // a server elsewhere
+            socket("10.0.0.1:1004", "10.0.0.1:6380"), // no server
+            socket("10.0.0.1:6379", "10.0.0.1:1001"), // the server's end
+        ];
+        assert_eq!(ours.connections(&sockets), BTreeSet::from([1001, 1002]));
+    }
+
+    #[test]
+    fn processes_are_matched_to_nodes_by_port_address_and_pid() {
+        use unslow_facts::Sample;
+        use unslow_topology::{Info, Role};
+        let node = |address: &str, pid: Option<u32>| {
+            let info = Info::parse(&pid.map_or(String::new(), |pid| format!("process_id:{pid}\r\n")));
+            Node { last: Some(Sample { at_ms: 0, info }), ..Node::new(address, Role::Master) }
+        };
+        let process = |pid: u32, address: &str| Process { pid, addresses: vec![address.into()], ..Process::default() };
+        let mut host = Host {
+            processes: vec![
+                process(1, "*:6379"),
+                process(2, "10.0.0.5:6380"),
+                process(3, "127.0.0.1:6381"),
+                process(4, "*:6382"),
+                process(5, "*:7000"),
+            ],
+            ..Host::default()
+        };
+        let nodes = [
+            node("10.0.0.5:6379", Some(1)),
+            node("10.0.0.5:6380", None),
+            node("10.0.0.6:6380", None),
+            node("10.0.0.5:6381", Some(3)),
+            // The same port on another machine, by its pid.
+            node("10.0.0.9:6382", Some(99)),
+        ];
+        assign_by_port(&mut host, &nodes);
+        let addresses: Vec<&[String]> = host.processes.iter().map(|p| &p.addresses[..]).collect();
+        assert_eq!(addresses, [["10.0.0.5:6379"], ["10.0.0.5:6380"], ["10.0.0.5:6381"], ["*:6382"], ["*:7000"]]);
+    }
+
+    #[test]
+    fn literal_addresses_are_parsed_without_a_lookup() {
+        for (address, ip) in [("10.0.0.1:6379", "10.0.0.1"), ("[::1]:6379", "::1"), ("::1:6379", "::1")] {
+            assert_eq!(resolve(address), Some(vec![ip.parse().unwrap()]), "{address}");
+            assert_eq!(port_of(address), 6379);
+        }
+        assert_eq!(
+            (resolve("unix:/run/redis.sock"), resolve("no port"), port_of("unix:/run/redis.sock")),
+            (None, None, 0)
+        );
     }
 }

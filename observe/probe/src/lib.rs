@@ -133,3 +133,40 @@ fn cost(nodes: &[Node], took: Duration) -> Cost {
 pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::{Own, Sample};
+    use unslow_topology::Info;
+
+    use super::*;
+
+    #[test]
+    fn the_cost_of_a_run_is_that_of_the_most_loaded_node() {
+        let node = |own: &[(&str, u64)], total: u64, before: &str, after: &str| {
+            let sample = |text: &str| Some(Sample { at_ms: 0, info: Info::parse(text) });
+            let commands = own.iter().map(|(name, calls)| (name.to_string(), *calls)).collect();
+            Node {
+                first: sample(before),
+                last: sample(after),
+                own: Own { commands, total, stopped_early: false },
+                ..Node::new("h:1", Role::Master)
+            }
+        };
+        let nodes = [
+            node(
+                &[("info", 2), ("config|get", 1)],
+                10,
+                "cmdstat_info:calls=5,usec=500\ncmdstat_config|get:calls=1,usec=10\n",
+                "cmdstat_info:calls=9,usec=900\ncmdstat_config|get:calls=2,usec=310\n",
+            ),
+            // Before 7.0 subcommands are counted under their command.
+            node(&[("config|get", 1)], 2, "cmdstat_config:calls=1,usec=5\n", "cmdstat_config:calls=3,usec=15\n"),
+        ];
+        let cost = cost(&nodes, Duration::from_secs(2));
+        assert_eq!((cost.commands, cost.slowest_us, cost.slowest_command.as_str()), (12, 300.0, "CONFIG GET"));
+        // 2 x 100 + 300 us inside commands, plus the connection and ten reads.
+        let expected = (500.0 + CONNECT_US + 10.0 * READ_US) / 2e6;
+        assert!((cost.server_cpu_share - expected).abs() < 1e-12, "{} of {expected}", cost.server_cpu_share);
+    }
+}

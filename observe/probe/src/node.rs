@@ -180,12 +180,16 @@ impl Guard {
                 Err(e) if e.is_fatal() => return Err(e),
                 Err(_) => return Ok(true),
             };
-            // Half a millisecond on top: on a quiet network twice nothing is still nothing.
-            let slow = now.us_p50 > (2 * baseline.us_p99).max(baseline.us_p99 + 500);
-            self.slow = if slow { self.slow + 1 } else { 0 };
+            self.slow = if slower(now, baseline) { self.slow + 1 } else { 0 };
         }
         Ok(self.slow < 2)
     }
+}
+
+/// Whether PINGs take twice as long as before. Half a millisecond on top: on a quiet network twice nothing is still
+/// nothing.
+fn slower(now: Rtt, baseline: Rtt) -> bool {
+    now.us_p50 > (2 * baseline.us_p99).max(baseline.us_p99 + 500)
 }
 
 /// The same server under two addresses (a unix socket and a port, a host name and an announced IP) counts once: the
@@ -216,4 +220,53 @@ pub fn same_server(nodes: &mut Vec<Node>, notes: &mut Vec<String>) {
         }
     }
     *nodes = kept;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use unslow_facts::Own;
+
+    use super::*;
+
+    fn node(address: &str, run_id: &str, master: Option<&str>) -> Node {
+        let info = Info::parse(&format!("run_id:{run_id}\r\n"));
+        let own = Own { commands: BTreeMap::from([("info".to_string(), 2)]), total: 5, stopped_early: false };
+        let first = (!run_id.is_empty()).then_some(Sample { at_ms: 0, info });
+        Node { first, own, master: master.map(str::to_string), ..Node::new(address, Role::Replica) }
+    }
+
+    #[test]
+    fn a_server_with_two_addresses_counts_once() {
+        let mut nodes = vec![
+            node("h:1", "a", None),
+            node("10.0.0.1:1", "a", None),
+            node("h:2", "b", Some("10.0.0.1:1")),
+            node("h:3", "", None),
+            node("h:4", "", None),
+        ];
+        let mut notes = Vec::new();
+        same_server(&mut nodes, &mut notes);
+        let addresses: Vec<&str> = nodes.iter().map(|n| n.address.as_str()).collect();
+        assert_eq!(addresses, ["h:1", "h:2", "h:3", "h:4"], "nodes without a run id are kept");
+        assert_eq!((nodes[0].own.total, nodes[0].own.commands["info"]), (10, 4));
+        assert_eq!(nodes[1].master.as_deref(), Some("h:1"));
+        assert_eq!(notes, ["10.0.0.1:1 and h:1 are the same server"]);
+    }
+
+    #[test]
+    fn a_server_is_slower_only_beyond_twice_its_baseline_plus_a_floor() {
+        for (p99, p50, slow) in [
+            (100, 600, false),
+            (100, 601, true),
+            (500, 1000, false),
+            (500, 1001, true),
+            (2000, 4000, false),
+            (2000, 4001, true),
+        ] {
+            let baseline = Rtt { us_p99: p99, ..Rtt::default() };
+            assert_eq!(slower(Rtt { us_p50: p50, ..Rtt::default() }, baseline), slow, "{p50} us after {p99} us");
+        }
+    }
 }

@@ -83,3 +83,35 @@ fn entry(value: &Value, salt: &Salt, keys: &mut Vec<Vec<u8>>) -> Option<SlowEntr
         client_name: rest.get(1).and_then(Value::text).unwrap_or_default(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slowlog_entries_keep_the_command_and_first_key_and_no_other_argument() {
+        let text = |t: &str| Value::Text(t.as_bytes().to_vec());
+        for (words, command, key) in [
+            (&["set", "k", "secret"][..], "SET", Some("k")),
+            (&["get"][..], "GET", None),
+            (&["config", "get", "requirepass"][..], "CONFIG GET", None),
+            (&["auth", "secret"][..], "AUTH", None),
+            (&["eval", "return 1", "0"][..], "EVAL", None),
+            (&["keys", "*"][..], "KEYS", None),
+        ] {
+            let args = Value::Array(words.iter().map(|w| text(w)).collect());
+            let row = [Value::Integer(7), Value::Integer(1_700_000_000), Value::Integer(12_000), args];
+            let mut keys = Vec::new();
+            let new = Value::Array(row.clone().into_iter().chain([text("10.0.0.1:5"), text("app")]).collect());
+            let entry = super::entry(&new, &Salt::new(true), &mut keys).unwrap();
+            assert_eq!((entry.command.as_str(), entry.key.as_deref()), (command, key), "{words:?}");
+            assert_eq!((entry.id, entry.us, entry.args as usize), (7, 12_000, words.len()));
+            assert_eq!((entry.client.as_str(), entry.client_name.as_str()), ("10.0.0.1:5", "app"));
+            assert_eq!(keys, key.map(|k| k.as_bytes().to_vec()).into_iter().collect::<Vec<_>>());
+            // Before 4.0 entries name no client. The key is hashed unless it may be shown.
+            let old = super::entry(&Value::Array(row.into()), &Salt::new(false), &mut keys).unwrap();
+            assert_eq!((old.client.as_str(), old.client_name.as_str()), ("", ""));
+            assert_eq!(old.key.is_some_and(|k| k.starts_with("key#") && k.len() == 12), key.is_some());
+        }
+    }
+}

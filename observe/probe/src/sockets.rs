@@ -103,3 +103,17 @@ fn plain(ip: IpAddr) -> IpAddr {
         IpAddr::V4(_) => ip,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_ipv6_addresses_become_ipv4() {
+        for (ip, expected) in
+            [("::ffff:10.0.0.1", "10.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("::1", "::1"), ("::a00:1", "::a00:1")]
+        {
+            assert_eq!(plain(ip.parse().unwrap()), expected.parse::<IpAddr>().unwrap(), "{ip}");
+        }
+    }
+}
