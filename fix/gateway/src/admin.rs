@@ -499,3 +499,115 @@ fn histogram<'a>(out: &mut String, name: &str, help: &str, all: impl Iterator<It
         let _ = writeln!(out, "unslow_gateway_{name}_count{{{label}}} {}", latency.count);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use unslow_resp::{Frame, Value};
+    use unslow_topology::ClusterView;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::map::tests::node;
+    use crate::stats::Stats;
+    use crate::worker::tests::{A, B, C, Rig};
+
+    /// Id, address, slots and master of each node.
+    fn seen(view: &ClusterView) -> BTreeSet<(String, String, String, Option<String>)> {
+        let line = |n: &unslow_topology::ClusterNode| {
+            (n.id.clone(), n.address.clone(), n.slots.to_string(), n.master_id.clone())
+        };
+        view.nodes.iter().map(line).collect()
+    }
+
+    #[test]
+    fn cluster_nodes_slots_and_shards_agree_about_the_facade() {
+        let nodes = vec![node(A, None, &[(0, 8191)]), node(B, None, &[(8192, 16383)]), node(C, Some(B), &[])];
+        let mut rig = Rig::new(Config { facade: Facade::Cluster, ..Config::default() }, nodes);
+        let ports = [A, B, C].map(str::to_string).into_iter().zip(7001..);
+        rig.worker.shared.facade_ports.lock().unwrap().extend(ports);
+        let client = rig.client(Some("10.1.1.1:7002".parse().unwrap()));
+        let mut ask = |what: &str| {
+            rig.says(client, &format!("CLUSTER {what}\r\n"));
+            Value::from(Frame::new(rig.told(client).as_bytes()))
+        };
+        let nodes = ClusterView::parse(&ask("NODES").text().unwrap()).unwrap();
+        let myself = nodes.myself().unwrap();
+        assert_eq!((myself.address.as_str(), myself.slots.to_string().as_str()), ("10.1.1.1:7002", "8192-16383"));
+        assert_eq!(ask("MYID").text().as_deref(), Some(myself.id.as_str()));
+        let told = seen(&nodes);
+        assert_eq!(told.len(), 3);
+        assert!(
+            told.iter().any(|(_, address, _, master)| address == "10.1.1.1:7003" && *master == Some(myself.id.clone()))
+        );
+        assert_eq!(seen(&ClusterView::from_slots(&ask("SLOTS")).unwrap()), told);
+        assert_eq!(seen(&ClusterView::from_shards(&ask("SHARDS")).unwrap()), told);
+    }
+
+    #[test]
+    fn without_the_facade_one_node_owns_every_slot() {
+        let mut rig = Rig::halves(Config::default());
+        let client = rig.client(Some("10.1.1.1:6400".parse().unwrap()));
+        rig.says(client, "CLUSTER SLOTS\r\n");
+        let view = ClusterView::from_slots(&Value::from(Frame::new(rig.told(client).as_bytes()))).unwrap();
+        assert_eq!((view.nodes[0].address.as_str(), view.nodes.len()), ("10.1.1.1:6400", 1));
+        assert!(view.unassigned().is_empty());
+    }
+
+    #[test]
+    fn histogram_buckets_are_cumulative_and_empty_series_are_left_out() {
+        let (mut busy, idle) = (Latency::default(), Latency::default());
+        [3, 5, 5, 1_000_000].into_iter().for_each(|us| busy.add(us));
+        let mut out = String::new();
+        let all = [("node=\"a\"".to_string(), &busy), ("node=\"idle\"".to_string(), &idle)];
+        histogram(&mut out, "x_seconds", "Help", all.into_iter());
+        for line in [
+            "# TYPE unslow_gateway_x_seconds histogram",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000002\"} 0",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000004\"} 1",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000008\"} 3",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"+Inf\"} 4",
+            "unslow_gateway_x_seconds_sum{node=\"a\"} 1.000013",
+            "unslow_gateway_x_seconds_count{node=\"a\"} 4",
+        ] {
+            assert!(out.lines().any(|l| l == line), "{line} is missing in\n{out}");
+        }
+        assert!(!out.contains("idle"), "{out}");
+    }
+
+    #[test]
+    fn hottest_keys_come_first_and_are_hashed_unless_show_keys_is_set() {
+        for (show_keys, shown) in [(false, None), (true, Some("key=hot"))] {
+            let rig = Rig::halves(Config { show_keys, ..Config::default() });
+            let mut stats = Stats::default();
+            [&b"hot"[..], b"cold", b"hot", b"hot"].into_iter().for_each(|key| stats.top.count(key));
+            rig.worker.shared.publish(0, &stats);
+            let rows = top_rows(&rig.worker.shared);
+            assert_eq!(rows[0][2..], ["share=0.7500", "sampled=3"]);
+            assert_eq!(rows[0][1], format!("slot={}", slot_of(b"hot")));
+            assert_eq!(rows[0][0].contains("hot"), show_keys, "{rows:?}");
+            assert!(shown.is_none_or(|name| rows[0][0] == name), "{rows:?}");
+        }
+    }
+
+    #[test]
+    fn show_backends_counts_in_flight_and_waiting_commands() {
+        let mut rig = Rig::halves(Config::default());
+        let ([here, ..], [there, ..]) = (rig.keys(0), rig.keys(1));
+        let (client, operator) = (rig.client(None), rig.client(None));
+        rig.says(client, &format!("GET {here}\r\nGET {here}\r\n"));
+        rig.asked(0);
+        rig.says(client, &format!("GET {there}\r\n"));
+        rig.says(operator, "UNSLOW SHOW BACKENDS\r\n");
+        rig.turn();
+        let told = rig.told(operator);
+        let row = |node: &str| told.lines().find(|l| l.contains(&format!("node={node} "))).unwrap_or_default();
+        for (row, expected) in [
+            (row(A), "state=ready use=shared db=0 resp=2 in_flight=2 waiting=0 "),
+            (row(B), "state=opening use=shared db=0 resp=2 in_flight=0 waiting=1 "),
+        ] {
+            assert!(row.contains(expected), "{row}");
+        }
+    }
+}

@@ -239,4 +239,38 @@ mod tests {
             assert!(why.contains(expected) && !why.contains("hunter2"), "{text}: {why}");
         }
     }
+
+    #[test]
+    fn limits_are_inclusive_and_anything_beyond_is_refused() {
+        for (text, allowed) in [
+            ("threads = 64", true),
+            ("threads = 65", false),
+            ("suspect_ms = 50", true),
+            ("suspect_ms = 49", false),
+            ("hold_ms = 600000", true),
+            ("hold_ms = 600001", false),
+            ("hold_bytes = 1048576", true),
+            ("hold_bytes = 1048575", false),
+            ("client_pending = 0", false),
+            ("connect_ms = 9", false),
+            ("facade = \"cluster\"", true),
+            ("tls_cert = \"a\"\ntls_key = \"b\"", true),
+            ("read = \"zone\"\nzone = \"a\"", true),
+        ] {
+            assert_eq!(Config::parse(text).is_ok(), allowed, "{text}: {:?}", Config::parse(text));
+        }
+    }
+
+    #[test]
+    fn only_settings_that_need_a_restart_are_named() {
+        let old = Config::default();
+        for (new, expected) in [
+            (Config { listen: vec!["127.0.0.1:1".into()], ..old.clone() }, &["listen"][..]),
+            (Config { tls_key: Some("k.pem".into()), ..old.clone() }, &["tls_cert"][..]),
+            (Config { threads: 2, facade: Facade::Cluster, ..old.clone() }, &["threads", "facade"][..]),
+            (Config { hold_ms: 1, pool: 0, read: Read::Replica, strict: true, ..old.clone() }, &[][..]),
+        ] {
+            assert_eq!(new.fixed_differences(&old), expected);
+        }
+    }
 }

@@ -328,6 +328,8 @@ fn values(order: &[u16], parts: &[Vec<u8>]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::worker::tests::Rig;
 
     #[test]
     fn makes_one_answer_of_several() {
@@ -347,5 +349,88 @@ mod tests {
         }
         let all = parts(&["*2\r\n$1\r\na\r\n$-1\r\n", "*1\r\n$1\r\nb\r\n"]);
         assert_eq!(values(&[0, 1, 0], &all), b"*3\r\n$1\r\na\r\n$1\r\nb\r\n$-1\r\n");
+    }
+
+    #[test]
+    fn one_failed_part_fails_the_whole_unless_one_success_is_enough() {
+        let parts = |all: &[&str]| all.iter().map(|p| p.as_bytes().to_vec()).collect::<Vec<_>>();
+        for (join, all, expected) in [
+            (Join::AllSucceed, &["+OK\r\n", "-OOM no\r\n", "-ERR late\r\n"][..], "-OOM no\r\n"),
+            (Join::Concat, &["*0\r\n", "!6\r\nERR no\r\n"], "!6\r\nERR no\r\n"),
+            (Join::OneSucceeds, &["-NOTBUSY a\r\n", "-NOTBUSY b\r\n"], "-NOTBUSY a\r\n"),
+            (Join::NotNull, &["$-1\r\n", "-ERR no\r\n"], "-ERR no\r\n"),
+            (Join::NotNull, &["$-1\r\n", "_\r\n"], "$-1\r\n"),
+            (Join::Sum, &[":9223372036854775807\r\n", ":1\r\n"], ":9223372036854775807\r\n"),
+            (Join::Concat, &["*1\r\n*2\r\n:1\r\n*0\r\n", "*1\r\n$-1\r\n"], "*2\r\n*2\r\n:1\r\n*0\r\n$-1\r\n"),
+            (Join::Concat, &["~1\r\n+a\r\n", "~2\r\n+b\r\n+c\r\n"], "~3\r\n+a\r\n+b\r\n+c\r\n"),
+        ] {
+            assert_eq!(String::from_utf8(joined(join, &parts(all))).unwrap(), expected, "{join:?} of {all:?}");
+        }
+        let short = parts(&["*1\r\n$1\r\na\r\n"]);
+        assert_eq!(values(&[0, 0], &short), b"*2\r\n$1\r\na\r\n$-1\r\n");
+        assert_eq!(values(&[0, 1], &parts(&["*1\r\n:1\r\n", "-MOVED 1 a:1\r\n"])), b"-MOVED 1 a:1\r\n");
+    }
+
+    #[test]
+    fn a_multi_key_command_is_split_by_slot_and_answered_in_key_order() {
+        let mut rig = Rig::halves(Config::default());
+        let ([a, c, _], [b, ..]) = (rig.keys(0), rig.keys(1));
+        let client = rig.client(None);
+        rig.says(client, &format!("MGET {a} {b} {c} {a}\r\n"));
+        assert_eq!(rig.asked(0), [format!("MGET {a} {a}"), format!("MGET {c}")]);
+        assert_eq!(rig.asked(1), [format!("MGET {b}")]);
+        rig.answers(1, "*1\r\n$1\r\nb\r\n");
+        rig.answers(0, "*2\r\n$1\r\na\r\n$1\r\na\r\n");
+        assert_eq!(rig.told(client), "");
+        rig.answers(0, "*1\r\n$-1\r\n");
+        assert_eq!(rig.told(client), "*4\r\n$1\r\na\r\n$1\r\nb\r\n$-1\r\n$1\r\na\r\n");
+
+        rig.says(client, &format!("DEL {a} {b}\r\n"));
+        assert_eq!((rig.asked(0), rig.asked(1)), (vec![format!("DEL {a}")], vec![format!("DEL {b}")]));
+        rig.answers(0, ":1\r\n");
+        rig.answers(1, ":1\r\n");
+        assert_eq!(rig.told(client), ":2\r\n");
+        // All keys in one slot: the command stays whole.
+        rig.says(client, &format!("MSET {a} 1 {a} 2\r\n"));
+        assert_eq!(rig.asked(0), [format!("MSET {a} 1 {a} 2")]);
+    }
+
+    #[test]
+    fn a_strict_gateway_refuses_a_cross_slot_mset_and_sends_nothing() {
+        for strict in [false, true] {
+            let mut rig = Rig::halves(Config { strict, ..Config::default() });
+            let ([a, ..], [b, ..]) = (rig.keys(0), rig.keys(1));
+            let client = rig.client(None);
+            rig.says(client, &format!("MSET {a} 1 {b} 2\r\n"));
+            assert_eq!(rig.told(client).starts_with("-CROSSSLOT "), strict);
+            let sent =
+                if strict { [vec![], vec![]] } else { [vec![format!("MSET {a} 1")], vec![format!("MSET {b} 2")]] };
+            assert_eq!([rig.asked(0), rig.asked(1)], sent);
+        }
+    }
+
+    #[test]
+    fn scan_walks_all_masters_and_ends_after_the_last() {
+        let mut rig = Rig::halves(Config::default());
+        let client = rig.client(None);
+        // The client's command, the node and what it is sent, the cursor it replies, and the cursor the client gets.
+        for (says, node, asked, cursor, told) in [
+            ("SCAN 0 COUNT 7", 0, "SCAN 0 COUNT 7", "5", "5120"),
+            ("SCAN 5120 COUNT 7", 0, "SCAN 5 COUNT 7", "0", "1"),
+            ("SCAN 1", 1, "SCAN 0", "5", "5121"),
+            ("SCAN 5121", 1, "SCAN 5", "0", "0"),
+        ] {
+            rig.says(client, &format!("{says}\r\n"));
+            assert_eq!(rig.asked(node), [asked]);
+            rig.answers(node, &format!("*2\r\n${}\r\n{cursor}\r\n*1\r\n$1\r\nk\r\n", cursor.len()));
+            assert_eq!(rig.told(client), format!("*2\r\n${}\r\n{told}\r\n*1\r\n$1\r\nk\r\n", told.len()), "{says}");
+        }
+        rig.says(client, "SCAN 77\r\n");
+        assert_eq!(rig.told(client), "-ERR invalid cursor\r\n");
+        // This cursor leaves no room for the node's number; a wrong one would skip keys.
+        rig.says(client, "SCAN 0\r\n");
+        rig.asked(0);
+        rig.answers(0, "*2\r\n$17\r\n18014398509481984\r\n*0\r\n");
+        assert!(rig.told(client).starts_with("-ERR unslow: this server's cursor"));
     }
 }

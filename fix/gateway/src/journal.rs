@@ -57,3 +57,28 @@ impl Journal {
         self.bytes.truncate(self.head + n);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_journal_keeps_its_content_when_its_memory_is_compacted() {
+        let model: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+        let mut journal = Journal::default();
+        journal.push(&model);
+        // The second and third steps compact its memory.
+        for (drop, left) in [(60_000, &model[60_000..]), (45_000, &model[105_000..]), (94_990, &model[199_990..])] {
+            journal.pop(drop);
+            assert!(journal.all() == left, "{drop} bytes dropped");
+            assert_eq!((journal.len(), journal.front(3)), (left.len(), &left[..3]));
+        }
+        journal.push(b"tail");
+        journal.truncate(12);
+        assert_eq!(journal.all(), [&model[199_990..], b"ta"].concat());
+        journal.pop(12);
+        assert_eq!(journal.len(), 0);
+        journal.push(b"next");
+        assert_eq!(journal.all(), b"next");
+    }
+}

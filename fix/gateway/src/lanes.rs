@@ -1109,3 +1109,175 @@ fn hello_number(bytes: &[u8]) -> Option<u64> {
     let mut digits = bytes[at..].iter().take_while(|b| b.is_ascii_digit());
     digits.try_fold(0u64, |n, d| n.checked_mul(10)?.checked_add(u64::from(d - b'0')))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::map::tests::node;
+    use crate::worker::tests::{A, B, Rig};
+
+    const ALL: &[(u16, u16)] = &[(0, 16383)];
+
+    #[test]
+    fn the_client_id_is_read_from_the_hello_reply() {
+        for (reply, expected) in [
+            (&b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$2\r\nid\r\n:42\r\n"[..], Some(42)),
+            (&b"*2\r\n$2\r\nid\r\n:18446744073709551615\r\n"[..], Some(u64::MAX)),
+            (&b"*2\r\n$2\r\nid\r\n:18446744073709551616\r\n"[..], None),
+            (&b"*2\r\n$4\r\nkind\r\n:42\r\n"[..], None),
+        ] {
+            assert_eq!(hello_number(reply), expected, "{}", reply.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn reconnect_backoff_doubles_with_jitter_up_to_one_second() {
+        let mut rig = Rig::halves(Config::default());
+        let set = rig.worker.set_of(0, 0, 2);
+        let lane = rig.worker.lane_of(set, 0);
+        for (failures, pause) in (0..12).zip([10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000, 1000]) {
+            rig.worker.lane_failed(lane);
+            let State::Closed(at) = rig.worker.lanes[lane as usize].state else { panic!("{failures}") };
+            let waits = at - rig.worker.now;
+            assert!((pause * MS / 2..pause * MS).contains(&waits), "after {failures} failures: {waits} ns");
+        }
+    }
+
+    #[test]
+    fn moved_is_followed_and_remembered() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(0);
+        let (get, slot) = (format!("GET {key}"), unslow_topology::slot_of(key.as_bytes()));
+        let client = rig.client(None);
+        // An empty host means the node that replied.
+        for (to, moved) in [(1, format!("-MOVED {slot} {B}\r\n")), (0, format!("-MOVED {slot} :1\r\n"))] {
+            rig.says(client, &(get.clone() + "\r\n"));
+            assert_eq!(rig.asked(1 - to), [get.clone()]);
+            rig.answers(1 - to, &moved);
+            assert_eq!((rig.told(client).as_str(), rig.asked(to)), ("", vec![get.clone()]));
+            rig.answers(to, "$1\r\nv\r\n");
+            assert_eq!(rig.told(client), "$1\r\nv\r\n");
+        }
+        assert_eq!(rig.worker.stats.moved, 2);
+        // A redirect for a slot that does not exist is passed to the client.
+        rig.says(client, &(get.clone() + "\r\n"));
+        rig.asked(0);
+        rig.answers(0, &format!("-MOVED 16384 {B}\r\n"));
+        assert_eq!(rig.told(client), format!("-MOVED 16384 {B}\r\n"));
+    }
+
+    #[test]
+    fn a_node_known_only_from_a_redirect_gets_the_command() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(0);
+        let client = rig.client(None);
+        rig.says(client, &format!("GET {key}\r\n"));
+        rig.asked(0);
+        rig.answers(0, &format!("-MOVED {} 127.0.0.1:9\r\n", unslow_topology::slot_of(key.as_bytes())));
+        assert_eq!(rig.asked(2), [format!("GET {key}")]);
+        assert_eq!(rig.worker.map.servers[2].address, "127.0.0.1:9");
+    }
+
+    #[test]
+    fn ask_is_followed_with_asking_for_one_command_only() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(0);
+        let get = format!("GET {key}");
+        let client = rig.client(None);
+        rig.says(client, &(get.clone() + "\r\n"));
+        rig.asked(0);
+        rig.answers(0, &format!("-ASK {} {B}\r\n", unslow_topology::slot_of(key.as_bytes())));
+        assert_eq!(rig.asked(1), ["ASKING".to_string(), get.clone()]);
+        rig.answers(1, "+OK\r\n$1\r\nv\r\n");
+        assert_eq!(rig.told(client), "$1\r\nv\r\n");
+        rig.says(client, &(get.clone() + "\r\n"));
+        assert_eq!((rig.asked(0), rig.asked(1)), (vec![get], vec![]));
+    }
+
+    #[test]
+    fn a_broken_connection_resends_reads_and_only_writes_that_were_never_sent() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(0);
+        let client = rig.client(None);
+        rig.says(client, &format!("SET {key} v\r\nGET {key}\r\n"));
+        assert_eq!(rig.asked(0).len(), 2);
+        rig.breaks(0);
+        rig.send_again();
+        assert_eq!(rig.asked(0), [format!("GET {key}")]);
+        rig.answers(0, "$1\r\nv\r\n");
+        let told = rig.told(client);
+        assert!(told.starts_with(&format!("-ERR unslow: {A}: ")), "{told}");
+        assert!(told.ends_with("it may or may not have run\r\n$1\r\nv\r\n"), "{told}");
+
+        rig.says(client, &format!("SET {key} w\r\n"));
+        rig.breaks(0);
+        rig.send_again();
+        assert_eq!(rig.asked(0), [format!("SET {key} w")]);
+        assert_eq!(rig.told(client), "");
+    }
+
+    #[test]
+    fn a_client_with_half_a_reply_is_closed_when_the_server_connection_breaks() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(0);
+        let client = rig.client(None);
+        rig.says(client, &format!("GET {key}\r\n"));
+        rig.asked(0);
+        rig.answers(0, "$10\r\n01234");
+        assert_eq!(rig.told(client), "$10\r\n01234");
+        rig.breaks(0);
+        assert_eq!((rig.worker.everyone().count(), rig.worker.again.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_failover_resends_held_commands_and_reads_and_fails_sent_writes() {
+        let mut rig = Rig::new(Config::default(), vec![node(A, None, ALL), node(B, Some(A), &[])]);
+        let (first, second) = (rig.client(None), rig.client(None));
+        rig.says(first, "SET a v\r\nGET a\r\n");
+        assert_eq!(rig.asked(0).len(), 2);
+        let ill = unslow_topology::Node { health: Health::Suspected, ..node(A, None, ALL) };
+        rig.remap(vec![ill, node(B, Some(A), &[])]);
+        rig.says(second, "INCR n\r\n");
+        assert!(rig.asked(0).is_empty(), "commands for a suspected node are held");
+
+        let gone = unslow_topology::Node { health: Health::Failed, ..node(A, Some(B), &[]) };
+        rig.remap(vec![gone, node(B, None, ALL)]);
+        rig.send_again();
+        assert_eq!(rig.asked(1), ["GET a", "INCR n"]);
+        let told = rig.told(first);
+        assert!(
+            told.starts_with("-ERR unslow: ") && told.contains("was replaced; it may or may not have run"),
+            "{told}"
+        );
+        rig.answers(1, "$1\r\nv\r\n:1\r\n");
+        assert_eq!((rig.told(first).as_str(), rig.told(second).as_str()), ("$1\r\nv\r\n", ":1\r\n"));
+    }
+
+    #[test]
+    fn held_commands_are_sent_in_order_when_a_suspected_node_recovers() {
+        let mut rig = Rig::new(Config::default(), vec![node(A, None, ALL)]);
+        let client = rig.client(None);
+        rig.says(client, "GET a\r\n");
+        rig.asked(0);
+        rig.answers(0, "$-1\r\n");
+        rig.remap(vec![unslow_topology::Node { health: Health::Suspected, ..node(A, None, ALL) }]);
+        rig.says(client, "SET a v\r\nGET a\r\n");
+        assert!(rig.asked(0).is_empty());
+        rig.remap(vec![node(A, None, ALL)]);
+        assert_eq!(rig.asked(0), ["SET a v", "GET a"]);
+    }
+
+    #[test]
+    fn a_read_falls_back_to_the_master_while_the_replica_is_loading() {
+        let config = Config { read: Read::Replica, ..Config::default() };
+        let mut rig = Rig::new(config, vec![node(A, None, ALL), node(B, Some(A), &[])]);
+        let client = rig.client(None);
+        rig.says(client, "GET a\r\n");
+        assert_eq!(rig.asked(1), ["READONLY", "GET a"]);
+        rig.answers(1, "+OK\r\n-LOADING the data set\r\n");
+        assert_eq!(rig.asked(0), ["GET a"]);
+        rig.answers(0, "$1\r\nv\r\n");
+        assert_eq!(rig.told(client), "$1\r\nv\r\n");
+    }
+}

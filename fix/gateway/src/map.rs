@@ -203,3 +203,131 @@ fn peer(address: &str, target: &Target) -> Option<Peer> {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use unslow_topology::{Node, SlotSet};
+
+    use super::*;
+
+    /// A master with these slots, or a replica of the one at `master`. Its id is its port, padded with zeros.
+    pub(crate) fn node(address: &str, master: Option<&str>, slots: &[(u16, u16)]) -> Node {
+        let id = |address: &str| format!("{:0>40}", address.rsplit_once(':').map_or(address, |(_, port)| port));
+        Node {
+            id: id(address),
+            address: address.into(),
+            alias: None,
+            role: if master.is_some() { Role::Replica } else { Role::Master },
+            master: master.map(id),
+            slots: SlotSet::from_ranges(slots.iter().copied()),
+            config_epoch: 1,
+            health: Health::Up,
+            zone: None,
+            rtt_us: None,
+            lag_bytes: None,
+            in_sync: true,
+        }
+    }
+
+    pub(crate) fn topology(nodes: Vec<Node>) -> Arc<Topology> {
+        Arc::new(Topology::new(DeploymentKind::Cluster, nodes))
+    }
+
+    fn next(last: Option<&Map>, nodes: Vec<Node>, config: &Config) -> Map {
+        let target = Target::parse("127.0.0.1:1").expect("an address");
+        Map::next(last, topology(nodes), config, &target, None, None)
+    }
+
+    const ALL: &[(u16, u16)] = &[(0, SLOTS - 1)];
+
+    #[test]
+    fn node_numbers_are_stable_and_a_removed_node_owns_nothing() {
+        let config = Config::default();
+        let first = next(None, vec![node("10.0.0.5:5", None, ALL)], &config);
+        let halves = vec![node("10.0.0.1:1", None, &[(0, 8191)]), node("10.0.0.5:5", None, &[(8192, 16383)])];
+        let second = next(Some(&first), halves, &config);
+        let addresses: Vec<&str> = second.servers.iter().map(|s| s.address.as_str()).collect();
+        assert_eq!(addresses, ["10.0.0.5:5", "10.0.0.1:1"]);
+        assert_eq!((second.slots[8191], second.slots[8192], second.version), (1, 0, 2));
+
+        let third = next(Some(&second), vec![node("10.0.0.1:1", None, &[(0, 16382)])], &config);
+        let gone = &third.servers[0];
+        assert_eq!((gone.health, gone.owns, gone.role), (Health::Failed, false, Role::Unknown));
+        assert_eq!((&third.masters[..], third.slots[16382], third.slots[16383]), (&[1][..], 1, NOBODY));
+    }
+
+    #[test]
+    fn a_node_first_seen_by_its_alias_is_not_added_twice() {
+        let config = Config::default();
+        let mut first = next(None, vec![node("10.0.0.1:1", None, ALL)], &config);
+        let target = Target::parse("127.0.0.1:1").expect("an address");
+        first.servers.push(server("10.0.0.2:2", &target, None, None));
+        first.readers.push(Vec::new());
+        first.heir.push(1);
+        let named = Node { alias: Some("10.0.0.2:2".into()), ..node("two.example:2", None, &[(5, 5)]) };
+        let second = next(Some(&first), vec![node("10.0.0.1:1", None, &[(0, 4)]), named], &config);
+        assert_eq!(second.servers.len(), 2);
+        assert_eq!((second.servers[1].address.as_str(), second.slots[5]), ("two.example:2", 1));
+        assert_eq!(second.servers[1].peer, Some(Peer::Tcp("10.0.0.2:2".parse().expect("an address"))));
+    }
+
+    #[test]
+    fn a_replaced_master_keeps_its_heir_after_it_is_removed() {
+        let config = Config::default();
+        let (a, b) = ("10.0.0.1:1", "10.0.0.2:2");
+        let first = next(None, vec![node(a, None, ALL), node(b, Some(a), &[])], &config);
+        assert_eq!(first.heir, [0, 0]);
+        let second = next(Some(&first), vec![node(a, Some(b), &[]), node(b, None, ALL)], &config);
+        assert_eq!(second.heir, [1, 1]);
+        let third = next(Some(&second), vec![node(b, None, ALL)], &config);
+        assert_eq!(third.heir, [1, 1]);
+    }
+
+    #[test]
+    fn reads_go_only_to_replicas_that_are_up_in_sync_and_near_enough() {
+        let master = "10.0.0.1:1";
+        let replica = |address: &str, rtt_us: u64, zone: &str, lag: Option<u64>| Node {
+            rtt_us: Some(rtt_us),
+            zone: Some(zone.into()),
+            lag_bytes: lag,
+            ..node(address, Some(master), &[])
+        };
+        let nodes = vec![
+            Node { rtt_us: Some(1000), zone: Some("a".into()), ..node(master, None, ALL) },
+            replica("10.0.0.2:2", 100, "b", Some(10)),
+            replica("10.0.0.3:3", 190, "a", Some(5000)),
+            Node { in_sync: false, ..replica("10.0.0.4:4", 50, "a", Some(0)) },
+            Node { health: Health::Suspected, ..replica("10.0.0.5:5", 50, "a", Some(0)) },
+            replica("10.0.0.6:6", 201, "b", None),
+        ];
+        let config = |read: Read, zone: &str, lag: Option<u64>| Config {
+            read,
+            zone: Some(zone.into()),
+            max_lag_bytes: lag,
+            ..Config::default()
+        };
+        for (config, expected) in [
+            (config(Read::Primary, "a", None), &[][..]),
+            (config(Read::Replica, "a", None), &[1, 2, 5][..]),
+            (config(Read::Replica, "a", Some(10)), &[1][..]),
+            (config(Read::Replica, "a", Some(9)), &[][..]),
+            (config(Read::Nearest, "a", None), &[1, 2][..]),
+            (config(Read::Zone, "a", None), &[2, 0][..]),
+            (config(Read::Zone, "elsewhere", None), &[1][..]),
+            (
+                Config {
+                    zones: [("10.0.0.6:6".to_string(), "elsewhere".to_string())].into(),
+                    ..config(Read::Zone, "elsewhere", None)
+                },
+                &[5][..],
+            ),
+        ] {
+            let map = next(None, nodes.clone(), &config);
+            assert_eq!(map.readers[0], expected, "{:?} {:?} {:?}", config.read, config.zone, config.max_lag_bytes);
+        }
+        // A suspected master takes no reads.
+        let mut ill = nodes;
+        ill[0].health = Health::Suspected;
+        assert_eq!(next(None, ill, &config(Read::Zone, "a", None)).readers[0], [2]);
+    }
+}

@@ -227,4 +227,44 @@ mod tests {
         let (request, args) = words(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\nabc");
         assert_eq!((request, args), (Request::Long, vec![&b"SET"[..], b"k"]));
     }
+
+    #[test]
+    fn an_argument_is_streamed_only_when_longer_than_the_limit() {
+        for (length, expected) in [(LONG, Request::Incomplete), (LONG + 1, Request::Long)] {
+            let text = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${length}\r\nabc");
+            assert_eq!(words(text.as_bytes()).0, expected, "{length}");
+        }
+        // Once it is complete it is an ordinary command.
+        let mut whole = format!("*1\r\n${}\r\n", LONG + 1).into_bytes();
+        whole.resize(whole.len() + LONG + 1, b'x');
+        whole.extend_from_slice(b"\r\n");
+        assert_eq!(words(&whole).0, Request::Whole(whole.len()));
+    }
+
+    #[test]
+    fn an_inline_request_longer_than_the_limit_is_refused() {
+        let mut line = vec![b'a'; LINE_MAX - 1];
+        assert_eq!(words(&line).0, Request::Incomplete);
+        line.push(b'\n');
+        assert_eq!(words(&line).0, Request::Inline(LINE_MAX));
+        *line.last_mut().unwrap() = b'a';
+        line.push(b'\n');
+        assert!(matches!(words(&line).0, Request::Bad(_)));
+    }
+
+    #[test]
+    fn quoted_inline_words_keep_blanks_and_escapes() {
+        let (request, args) = words(b"SET \"a\\\" b\"c\t'd \\' e' '\\n'\r\nGET k\r\n");
+        assert_eq!(request, Request::Inline(28));
+        let meant: Vec<Vec<u8>> = args.into_iter().map(unquote).collect();
+        assert_eq!(meant, [&b"SET"[..], b"a\" bc", b"d ' e", b"\\n"]);
+        assert_eq!(unquote(b"\"\\\\\\t\\xfg\\xFf\""), b"\\\txfg\xff");
+    }
+
+    #[test]
+    fn pipelined_requests_of_all_forms_are_split_correctly() {
+        let whole = b"*1\r\n$4\r\nPING\r\nPING x\r\n\r\n*0\r\n";
+        let with_rest = [&whole[..], b"*2\r\n$3\r\nGET"].concat();
+        assert_eq!(crate::parse_requests(&with_rest), whole.len());
+    }
 }

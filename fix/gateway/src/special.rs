@@ -1424,3 +1424,66 @@ fn client_pin_none(worker: &mut Worker, whom: Whom) {
         client.pin = NONE;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::worker::tests::Rig;
+
+    #[test]
+    fn a_transaction_uses_a_pooled_dedicated_connection() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(1);
+        let client = rig.client(None);
+        for _ in 0..2 {
+            rig.says(client, "MULTI\r\n");
+            rig.says(client, &format!("SET {key} v\r\n"));
+            assert_eq!(rig.asked(1), ["MULTI".to_string(), format!("SET {key} v")]);
+            rig.answers(1, "+OK\r\n+QUEUED\r\n");
+            rig.says(client, "EXEC\r\n");
+            assert_eq!(rig.asked(1), ["EXEC"]);
+            rig.answers(1, "*1\r\n+OK\r\n");
+            assert_eq!(rig.told(client), "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+        }
+        assert_eq!(rig.worker.stats.lanes_opened, 1);
+        // An ordinary command uses the shared connection.
+        rig.says(client, &format!("GET {key}\r\n"));
+        rig.asked(1);
+        assert_eq!(rig.worker.stats.lanes_opened, 2);
+    }
+
+    #[test]
+    fn a_transaction_is_aborted_when_its_connection_breaks_and_is_never_resent() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(0);
+        let client = rig.client(None);
+        rig.says(client, "MULTI\r\n");
+        rig.says(client, &format!("SET {key} v\r\n"));
+        rig.asked(0);
+        rig.answers(0, "+OK\r\n+QUEUED\r\n");
+        assert_eq!(rig.told(client), "+OK\r\n+QUEUED\r\n");
+        rig.breaks(0);
+        rig.says(client, &format!("SET {key} w\r\nEXEC\r\nPING\r\n"));
+        let told = rig.told(client);
+        let lines: Vec<&str> = told.lines().collect();
+        assert!(lines[0].starts_with("-ERR unslow: ") && lines[1].starts_with("-EXECABORT "), "{told}");
+        assert_eq!(lines[2..], ["+PONG"]);
+        assert_eq!((rig.asked(0), rig.worker.again.len()), (vec![], 0));
+    }
+
+    #[test]
+    fn losing_a_watch_fails_the_next_exec_as_a_changed_key_would() {
+        let mut rig = Rig::halves(Config::default());
+        let [key, ..] = rig.keys(0);
+        let client = rig.client(None);
+        rig.says(client, &format!("WATCH {key}\r\n"));
+        assert_eq!(rig.asked(0), [format!("WATCH {key}")]);
+        rig.answers(0, "+OK\r\n");
+        rig.breaks(0);
+        rig.says(client, &format!("MULTI\r\nSET {key} v\r\nEXEC\r\n"));
+        assert_eq!(rig.told(client), "+OK\r\n+OK\r\n+QUEUED\r\n*-1\r\n");
+        // The one after that succeeds.
+        rig.says(client, "MULTI\r\nEXEC\r\n");
+        assert_eq!(rig.told(client), "+OK\r\n*0\r\n");
+    }
+}

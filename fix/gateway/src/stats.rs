@@ -157,3 +157,60 @@ impl Top {
         self.counts.insert(key.to_vec(), n);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_latency_falls_into_the_first_bucket_above_it() {
+        let largest = u64::MAX >> 1;
+        for (us, bucket) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (1023, 10), (1024, 11), (largest, 27)] {
+            let mut latency = Latency::default();
+            latency.add(us);
+            assert_eq!(latency.buckets.iter().position(|n| *n == 1), Some(bucket), "{us} us");
+            assert!(bucket == 27 || us < 1 << bucket, "{us} us");
+        }
+    }
+
+    #[test]
+    fn quantiles_of_merged_latencies_are_upper_bucket_bounds() {
+        let (mut one, mut other) = (Latency::default(), Latency::default());
+        assert_eq!(one.quantile_us(0.99), 0);
+        (0..98).for_each(|_| one.add(1));
+        (0..2).for_each(|_| other.add(1000));
+        one.merge(&other);
+        assert_eq!((one.count, one.sum_us), (100, 2098));
+        assert_eq!((one.quantile_us(0.5), one.quantile_us(0.99), one.quantile_us(1.0)), (2, 1024, 1024));
+    }
+
+    #[test]
+    fn stats_of_workers_with_different_node_counts_are_added_up() {
+        let (mut one, mut other) = (Stats::default(), Stats::default());
+        one.took(0, 1, 10);
+        other.took(2, 1, 10);
+        (one.held, other.held) = (1, 2);
+        one.error("no_owner");
+        other.error("no_owner");
+        other.top.count(b"k");
+        one.merge(&other);
+        let counts: Vec<u64> = one.nodes.iter().map(|l| l.count).collect();
+        assert_eq!((counts, one.commands_by[1].count), (vec![1, 0, 1], 2));
+        assert_eq!((one.held, one.errors["no_owner"], one.top.seen), (3, 2, 1));
+    }
+
+    #[test]
+    fn a_hot_key_survives_eviction_and_is_never_undercounted() {
+        let mut top = Top::default();
+        for n in 0..3000u32 {
+            top.count(format!("cold {n}").as_bytes());
+            if n % 10 == 0 {
+                top.count(b"hot");
+            }
+        }
+        assert_eq!((top.counts.len(), top.seen), (Top::COUNTERS, 3300));
+        assert!(top.counts[&b"hot"[..]] >= 300, "{:?}", top.counts.get(&b"hot"[..]));
+        // An evicted key hands its count to its successor.
+        assert_eq!(top.counts.values().sum::<u64>(), top.seen);
+    }
+}

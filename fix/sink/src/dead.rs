@@ -90,3 +90,43 @@ fn put(line: &mut serde_json::Value, name: &str, bytes: &[u8]) {
         Err(_) => line[format!("{name}_base64")] = BASE64_STANDARD.encode(kept).into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::record::{Offset, Origin};
+
+    #[test]
+    fn a_dead_letter_encodes_binary_and_notes_the_length_of_a_cut_value() {
+        let mut long = vec![b'x'; KEPT_BYTES];
+        long.push(b'y');
+        let letter = Letter {
+            origin: Arc::new(Origin { topic: "t".into(), partition: 3, id: "o".into() }),
+            offset: Offset(5, 7),
+            time_ms: 9,
+            key: Some(vec![0xff, 0]),
+            value: Some(long),
+            headers: vec![("h".into(), b"1".to_vec()), ("b".into(), vec![0xfe])],
+            reason: "bad".into(),
+        };
+        let line = line(&letter);
+        for (name, expected) in [
+            ("topic", serde_json::json!("t")),
+            ("partition", serde_json::json!(3)),
+            ("offset", serde_json::json!("5-7")),
+            ("time_ms", serde_json::json!(9)),
+            ("key_base64", serde_json::json!("/wA=")),
+            ("value_bytes", serde_json::json!(KEPT_BYTES + 1)),
+            ("headers", serde_json::json!({ "h": "1", "b_base64": "/g==" })),
+        ] {
+            assert_eq!(line[name], expected, "{name}");
+        }
+        assert_eq!(line["value"].as_str().map(str::len), Some(KEPT_BYTES));
+        assert!(line.get("key").is_none());
+        // A tombstone has no value, which is not an empty one.
+        let tombstone = super::line(&Letter { value: None, time_ms: 0, ..letter });
+        assert!(tombstone.get("value").is_none() && tombstone.get("time_ms").is_none());
+    }
+}

@@ -315,3 +315,70 @@ impl<'de> serde::Deserialize<'de> for Name<'de> {
         reader.deserialize_str(NameVisitor)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_and_messagepack_members_render_alike() {
+        let json = r#"{"id":7,"name":"a b","tags":["p",2],"o":{"x":true},"gone":null,"big":18446744073709551615}"#;
+        use rmpv::Value;
+        let object = Value::Map(vec![
+            ("id".into(), 7.into()),
+            ("name".into(), "a b".into()),
+            ("tags".into(), Value::Array(vec!["p".into(), 2.into()])),
+            ("o".into(), Value::Map(vec![("x".into(), true.into())])),
+            ("gone".into(), Value::Nil),
+            ("big".into(), u64::MAX.into()),
+        ]);
+        let mut packed = Vec::new();
+        rmpv::encode::write_value(&mut packed, &object).unwrap();
+        let documents =
+            [Document::open(json.as_bytes(), Format::Json).unwrap(), Document::open(&packed, Format::Msgpack).unwrap()];
+        for document in &documents {
+            for (path, expected) in [
+                ("id", Some("7")),
+                ("name", Some("a b")),
+                ("tags", Some(r#"["p",2]"#)),
+                ("tags.1", Some("2")),
+                ("tags.2", None),
+                ("o", Some(r#"{"x":true}"#)),
+                ("o.x", Some("true")),
+                ("o.x.y", None),
+                ("gone", None),
+                ("missing", None),
+                ("big", Some("18446744073709551615")),
+            ] {
+                let text = document.find(&Path::parse(path).unwrap()).map(|field| {
+                    let mut out = Vec::new();
+                    field.write(&mut out).unwrap();
+                    String::from_utf8(out).unwrap()
+                });
+                assert_eq!(text.as_deref(), expected, "{path} in {document:?}");
+            }
+            let mut names = Vec::new();
+            let each = document.members(None, |name, _| {
+                names.push(name.unwrap_or_default().to_string());
+                Ok(())
+            });
+            each.unwrap();
+            assert_eq!(names, ["id", "name", "tags", "o", "big"]);
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_exactly_one_object_are_refused() {
+        for (value, format, why) in [
+            (&b"[1]"[..], Format::Json, "no JSON object"),
+            (b"{} {}", Format::Json, "no JSON object"),
+            (b"{\"a\": tru}", Format::Json, "no JSON object"),
+            (b"\x91\x01", Format::Msgpack, "no MessagePack map"),
+            (b"\x80\x80", Format::Msgpack, "1 bytes behind the end"),
+            (b"\x81\xa1", Format::Msgpack, "no MessagePack:"),
+        ] {
+            let error = Document::open(value, format).err().unwrap_or_default();
+            assert!(error.contains(why), "{}: {error:?}", value.escape_ascii());
+        }
+    }
+}

@@ -412,3 +412,138 @@ pub fn mark_keys(prefix: &str) -> Vec<Vec<u8>> {
     }
     keys
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use unslow_resp::{Frame, Scan, Scanner, quote_words};
+
+    use super::*;
+    use crate::mapping::tests::mapping;
+
+    /// Messages of one partition as key and value, at offsets 1, 2, ...
+    pub(crate) fn batch(messages: &[(&str, Option<&str>)]) -> Batch {
+        let mut batch = Batch::default();
+        let origin = Arc::new(Origin { topic: "t".into(), partition: 0, id: "o".into() });
+        for (n, (key, value)) in messages.iter().enumerate() {
+            let number = batch.origin(&origin);
+            let (key, value) = (Some(batch.keep(key.as_bytes())), value.map(|v| batch.keep(v.as_bytes())));
+            let (offset, headers) = (Offset(0, n as u64 + 1), (0, 0));
+            batch.records.push(Record { origin: number, offset, time_ms: 0, key, value, headers, broken: false });
+        }
+        batch
+    }
+
+    /// Encoded commands, one per line.
+    pub(crate) fn commands(mut bytes: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Ok(Scan::Complete(len)) = Scanner::default().scan(bytes) {
+            lines.push(quote_words(Frame::new(&bytes[..len]).items().map(|f| f.text())));
+            bytes = &bytes[len..];
+        }
+        assert!(bytes.is_empty(), "no whole command: {}", bytes.escape_ascii());
+        lines
+    }
+
+    fn encoder(map: &str, cluster: bool, guarded: bool) -> Encoder {
+        let guard = guarded.then(|| ("sha".to_string(), "name"));
+        Encoder::new(
+            mapping(&format!("[[map]]\n{map}"), cluster, guarded).unwrap_or_else(|e| panic!("{e}")),
+            cluster,
+            guard,
+        )
+    }
+
+    /// Encodes a whole batch.
+    fn encode(encoder: &mut Encoder, batch: &Batch) -> (Encoded, Vec<Became>) {
+        let mut encoded = encoder.begin(batch);
+        let became = (0..batch.records.len() as u32).map(|n| encoder.encode(batch, n, &mut encoded)).collect();
+        (encoded, became)
+    }
+
+    #[test]
+    fn commands_of_one_message_in_one_slot_form_one_call() {
+        let map =
+            "commands = [{ run = \"SET {$key} {v}\", ttl = \"2s\" }, \"DEL x{{{$key}}}\", \"ECHO {v}\", \"DEL other\"]";
+        let (encoded, became) = encode(&mut encoder(map, true, false), &batch(&[("k", Some(r#"{"v": 1}"#))]));
+        assert_eq!(became, [Became::Calls(2)]);
+        let calls: Vec<_> =
+            encoded.calls.iter().map(|c| (commands(&encoded.bytes[c.from..c.to]), c.slot, c.replies)).collect();
+        let first = ["SET k 1", "PEXPIRE k 2000", "DEL x{k}", "ECHO 1"].map(str::to_string).to_vec();
+        assert_eq!(calls, [(first, slot_of(b"k"), 4), (vec!["DEL other".into()], slot_of(b"other"), 1)]);
+    }
+
+    #[test]
+    fn a_poison_message_leaves_no_partial_commands() {
+        let mut encoder = encoder("commands = [\"SET a{$key} 1\", \"SET b {v}\"]", false, false);
+        let batch =
+            batch(&[("1", Some(r#"{"v": 1}"#)), ("2", Some("{}")), ("3", Some("no JSON")), ("4", Some(r#"{"v": 4}"#))]);
+        let (encoded, became) = encode(&mut encoder, &batch);
+        assert!(
+            matches!(&became[..], [Became::Calls(2), Became::Poison(_), Became::Poison(_), Became::Calls(2)]),
+            "{became:?}"
+        );
+        assert_eq!(commands(&encoded.bytes), ["SET a1 1", "SET b 1", "SET a4 1", "SET b 4"]);
+        assert_eq!(encoded.calls.iter().map(|c| c.record).collect::<Vec<_>>(), [0, 0, 3, 3]);
+    }
+
+    #[test]
+    fn keys_of_one_command_must_share_a_slot_only_in_a_cluster() {
+        let batch = batch(&[("a", Some(r#"{"to": "b"}"#)), ("{t}a", Some(r#"{"to": "{t}b"}"#))]);
+        for (cluster, expected) in [(false, [true, true]), (true, [false, true])] {
+            let (_, became) = encode(&mut encoder("commands = [\"MSET {$key} 1 {to} 2\"]", cluster, false), &batch);
+            assert_eq!([0, 1].map(|i| matches!(became[i], Became::Calls(1))), expected, "{became:?}");
+        }
+        // Values are not keys.
+        let (_, became) = encode(&mut encoder("commands = [\"MSET {$key} {to}\"]", true, false), &batch);
+        assert_eq!(became, [Became::Calls(1), Became::Calls(1)]);
+    }
+
+    #[test]
+    fn folding_keeps_the_last_writable_message_of_a_key() {
+        let map = "fold = \"last\"\ncommands = [\"SET {$key} {v}\"]\ntombstone = [\"DEL {$key}\"]";
+        let messages = [
+            ("a", Some(r#"{"v": 1}"#)),
+            ("b", Some(r#"{"v": 1}"#)),
+            ("a", Some(r#"{"v": 2}"#)),
+            ("a", Some("{}")),
+            ("c", Some(r#"{"v": 1}"#)),
+            ("c", None),
+        ];
+        let (encoded, became) = encode(&mut encoder(map, false, false), &batch(&messages));
+        assert_eq!(commands(&encoded.bytes), ["SET b 1", "SET a 2", "DEL c"]);
+        assert!(matches!(became[3], Became::Poison(_)), "{became:?}");
+        assert_eq!([&became[0], &became[4]], [&Became::Nothing, &Became::Nothing]);
+    }
+
+    #[test]
+    fn a_guarded_call_carries_mark_keys_offset_and_predecessor() {
+        let map = "commands = [{ run = \"SET {$key} {v}\", ttl = \"1s\" }, \"DEL {{{$key}}}x {$key}\"]";
+        let mut encoder = encoder(map, true, true);
+        let batch = batch(&[("k", Some(r#"{"v": 1}"#)), ("j", Some(r#"{"v": 1}"#)), ("k", Some(r#"{"v": 2}"#))]);
+        let (mut encoded, became) = encode(&mut encoder, &batch);
+        assert!(became.iter().all(|b| *b == Became::Calls(1)), "{became:?}");
+        let mark = String::from_utf8(mark_keys("unslow:sink:name")[usize::from(slot_of(b"k"))].clone()).unwrap();
+        let expected = |v: u64, offset: u64, before: u64| {
+            format!(
+                "EVALSHA sha 3 {mark} k {{k}}x o {:020}-{offset:020} {:020}-{before:020} 3 SET k {v} 3 PEXPIRE k 1000 3 DEL {{k}}x k",
+                0, 0
+            )
+        };
+        let third = encoded.calls[2];
+        let line = |encoded: &Encoded, call: Call| commands(&encoded.bytes[call.from..call.to]).join("\n");
+        assert_eq!(line(&encoded, encoded.calls[0]), expected(1, 1, 0));
+        assert_eq!(line(&encoded, third), expected(2, 3, 1));
+        // A resend may have no predecessor, or another one.
+        for (before, told) in [(None, 0), (Some(Offset(0, 2)), 2)] {
+            Encoder::set_before(&mut encoded.bytes, &third, before);
+            assert_eq!(line(&encoded, third), expected(2, 3, told));
+        }
+    }
+
+    #[test]
+    fn every_slot_has_a_mark_key() {
+        let keys = mark_keys("unslow:sink:g");
+        assert!((0..SLOTS).all(|slot| slot_of(&keys[usize::from(slot)]) == slot));
+        assert!(keys.iter().all(|key| key.starts_with(b"unslow:sink:g:{")));
+    }
+}

@@ -130,3 +130,97 @@ impl Ledger {
         self.commits.drain().collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    fn origin(partition: i32) -> Arc<Origin> {
+        Arc::new(Origin { topic: "t".into(), partition, id: format!("t/{partition}").into() })
+    }
+
+    fn ack(number: u64, partition: i32, end: u64) -> Said {
+        let (dead, took) = (Vec::new(), Duration::ZERO);
+        Said::Ack(Ack { number, ends: vec![(origin(partition), Offset(0, end))], dead, records: 1, took })
+    }
+
+    fn dead(number: u64, end: u64) -> Said {
+        let (key, value, headers) = (None, Some(b"v".to_vec()), Vec::new());
+        let letter =
+            Letter { origin: origin(0), offset: Offset(0, end), time_ms: 0, key, value, headers, reason: "bad".into() };
+        let Said::Ack(ack) = ack(number, 0, end) else { unreachable!() };
+        Said::Ack(Ack { dead: vec![letter], ..ack })
+    }
+
+    /// A ledger with this many batches in flight, the writer's channel to it, and the counters.
+    fn ledger(sent: u64, dead: DeadLetters) -> (Ledger, Sender<Said>, Arc<crate::writer::WriterShared>) {
+        let (said, hear) = channel();
+        let shared = Arc::new(crate::writer::WriterShared {
+            orders: Default::default(),
+            window: Default::default(),
+            stats: Stats::default(),
+            fatal: Default::default(),
+        });
+        let mut ledger = Ledger::new(hear, dead, shared.clone(), Arc::new(|_: &str| {}));
+        ledger.sent = sent;
+        (ledger, said, shared)
+    }
+
+    fn commits(ledger: &mut Ledger) -> Vec<(i32, u64)> {
+        let mut all: Vec<_> = ledger.take_commits().into_iter().map(|(o, end)| (o.partition, end.1)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn offsets_behind_an_unacknowledged_batch_are_not_committed() {
+        let (mut ledger, said, _) = ledger(4, DeadLetters::Refuse);
+        for (said_now, committed, in_flight) in [
+            (vec![ack(1, 0, 20)], vec![], 4),
+            (vec![ack(3, 1, 7)], vec![], 4),
+            (vec![ack(0, 0, 10)], vec![(0, 20)], 2),
+            (vec![], vec![], 2),
+            (vec![ack(2, 0, 30)], vec![(0, 30), (1, 7)], 0),
+        ] {
+            said_now.into_iter().for_each(|word| said.send(word).unwrap());
+            ledger.listen(Duration::ZERO).unwrap();
+            assert_eq!((commits(&mut ledger), ledger.in_flight()), (committed, in_flight));
+        }
+        assert_eq!(ledger.took.len(), 4);
+        assert!(!ledger.ended());
+        drop(said);
+        ledger.listen(Duration::ZERO).unwrap();
+        assert!(ledger.ended());
+    }
+
+    #[test]
+    fn a_refused_dead_letter_blocks_all_later_commits() {
+        let (mut ledger, said, shared) = ledger(3, DeadLetters::Refuse);
+        [ack(0, 0, 10), dead(1, 20), ack(2, 0, 30)].into_iter().for_each(|word| said.send(word).unwrap());
+        // The next caller gets the same error.
+        for committed in [vec![(0, 10)], vec![]] {
+            let why = ledger.listen(Duration::ZERO).unwrap_err();
+            assert!(why.contains("t [0] at 20: bad; nothing behind it is committed"), "{why}");
+            assert_eq!((commits(&mut ledger), ledger.in_flight()), (committed, 2));
+        }
+        assert_eq!(shared.stats.dead.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_dead_letter_is_on_disk_before_its_offset_is_committed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dead.jsonl");
+        let (mut ledger, said, shared) = ledger(2, DeadLetters::file(&path).unwrap());
+        said.send(dead(1, 20)).unwrap();
+        ledger.listen(Duration::ZERO).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "", "letters are written in order");
+        said.send(ack(0, 0, 10)).unwrap();
+        ledger.listen(Duration::ZERO).unwrap();
+        let line = std::fs::read_to_string(&path).unwrap();
+        assert!(line.contains("\"offset\":\"20\"") && line.ends_with("}\n"), "{line}");
+        assert_eq!(commits(&mut ledger), [(0, 20)]);
+        assert_eq!(shared.stats.dead.load(Ordering::Relaxed), 1);
+    }
+}

@@ -375,3 +375,150 @@ pub fn parse_ttl(text: &str) -> Result<Duration, String> {
     let ms = n.checked_mul(unit_ms).filter(|ms| (1..=1 << 50).contains(ms)).ok_or_else(bad)?;
     Ok(Duration::from_millis(ms))
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use unslow_resp::Value as Reply;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::record::Offset;
+
+    /// Rows of COMMAND: name, arity, flags, first key, last key, step.
+    pub(crate) fn table() -> Table {
+        let text = |t: &str| Reply::Text(t.as_bytes().to_vec());
+        let row = |(name, arity, flags, first, last, step): (&str, i64, &str, i64, i64, i64)| {
+            let flags = Reply::Array(flags.split(' ').map(text).collect());
+            let [arity, first, last, step] = [arity, first, last, step].map(Reply::Integer);
+            Reply::Array(vec![text(name), arity, flags, first, last, step])
+        };
+        let rows = [
+            ("get", 2, "readonly", 1, 1, 1),
+            ("set", -3, "write", 1, 1, 1),
+            ("hset", -4, "write", 1, 1, 1),
+            ("del", -2, "write", 1, -1, 1),
+            ("mset", -3, "write", 1, -1, 2),
+            ("sort", -2, "write movablekeys", 1, 1, 1),
+            ("eval", -3, "noscript movablekeys", 0, 0, 0),
+            ("blpop", -3, "write blocking", 1, -2, 1),
+            ("echo", 2, "fast", 0, 0, 0),
+            ("config", -2, "admin", 0, 0, 0),
+            ("dbsize", 1, "readonly", 0, 0, 0),
+        ];
+        Table::parse(&Reply::Array(rows.map(row).into()), &[]).expect("a table of commands")
+    }
+
+    /// The compiled `[[map]]`s of these settings.
+    pub(crate) fn mapping(toml: &str, cluster: bool, once: bool) -> Result<Mapping, String> {
+        Mapping::compile(&Config::parse(toml).expect("settings").map, &table(), cluster, once)
+    }
+
+    fn message<'a>(topic: &'a str, key: Option<&'a [u8]>) -> Message<'a> {
+        Message { topic, partition: 0, offset: Offset(0, 1), time_ms: 0, key, value: None, headers: Vec::new() }
+    }
+
+    #[test]
+    fn unusable_commands_are_refused_with_a_reason() {
+        for (commands, reason) in [
+            (r#""HSTE k f v""#, "no command HSTE; did you mean HSET?"),
+            (r#""GET""#, "GET takes 2 words"),
+            (r#""SET k""#, "SET takes at least 3 words, itself among them; here are 2"),
+            (r#""SUBSCRIBE c""#, "changes or blocks the connection"),
+            (r#""BLPOP k 0""#, "changes or blocks the connection"),
+            (r#""CONFIG SET a b""#, "CONFIG is for operators"),
+            (r#""DBSIZE""#, "DBSIZE is about a whole server"),
+            (r#""EVAL s {n} k""#, "the number of keys of EVAL"),
+            (r#""SET {fields...} x""#, "the key of SET stands before"),
+            (r#"{ run = "ECHO x", ttl = "1s" }"#, "ttl needs a key, and ECHO has none"),
+            (r#"{ run = "SET k v", ttl = "1y" }"#, "a time like"),
+            (r#"{ run = "SET k v", when = "a >" }"#, "when = \"a >\""),
+        ] {
+            let why = mapping(&format!("[[map]]\ncommands = [{commands}]"), false, false).err().unwrap_or_default();
+            assert!(why.starts_with("map 1: ") && why.contains(reason), "{commands}: {why:?}");
+        }
+        assert!(Mapping::compile(&[], &table(), false, false).is_err_and(|why| why.starts_with("no [[map]]")));
+    }
+
+    #[test]
+    fn cluster_and_exactly_once_refuse_commands_they_cannot_keep_their_promise_for() {
+        // The commands, and who refuses them: one server, a cluster, exactly_once, exactly_once in a cluster.
+        for (commands, refused) in [
+            (r#""SET k v", "DEL a b""#, [false, false, false, false]),
+            (r#""EVAL s 2 a b""#, [false, true, true, true]),
+            (r#""EVAL s 2 {{t}}a {{t}}b""#, [false, false, true, true]),
+            (r#""ECHO x""#, [false, false, true, true]),
+            (r#""SORT k""#, [false, false, false, true]),
+        ] {
+            let toml = format!("[[map]]\ncommands = [{commands}]");
+            let why = [(false, false), (true, false), (false, true), (true, true)]
+                .map(|(cluster, once)| mapping(&toml, cluster, once).err());
+            assert_eq!(why.clone().map(|w| w.is_some()), refused, "{commands}: {why:?}");
+        }
+    }
+
+    #[test]
+    fn placeholders_are_refused_where_messages_have_no_members() {
+        for (map, refused) in [
+            ("commands = [\"SET {id} 1\"]", false),
+            ("format = \"raw\"\ncommands = [\"SET {id} 1\"]", true),
+            ("format = \"raw\"\ncommands = [\"SET {$key} {$value}\"]", false),
+            ("commands = [\"SET k {id}\"]\ntombstone = [\"DEL {$key}\"]", false),
+            ("commands = [\"SET k {id}\"]\ntombstone = [\"DEL {id}\"]", true),
+            ("tombstone = [\"DEL {$key}\"]", false),
+            ("when = \"a\"", true),
+            ("fold = \"last\"\nwhen = \"a\"\ncommands = [\"SET {id} 1\"]", false),
+            ("fold = \"last\"\ncommands = [{ run = \"SET {id} 1\", when = \"a\" }]", true),
+        ] {
+            let why = mapping(&format!("[[map]]\n{map}"), false, false).err();
+            assert_eq!(why.is_some(), refused, "{map}: {why:?}");
+        }
+    }
+
+    #[test]
+    fn topic_patterns_match_with_stars() {
+        for (pattern, topic, matched) in [
+            ("users", "users", true),
+            ("users", "users2", false),
+            ("users*", "users", true),
+            ("*.users", "eu.users", true),
+            ("*.users", "users", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("*\u{e9}", "caf\u{e9}", true),
+            ("*", "", true),
+        ] {
+            assert_eq!(matches(pattern, topic), matched, "{pattern} {topic}");
+        }
+        let map = "[[map]]\ntopic = [\"a\", \"b*\"]\ncommands = [\"DEL {$key}\"]";
+        let map = mapping(map, false, false).expect("a mapping").maps.remove(0);
+        assert_eq!(["a", "b2", "c"].map(|topic| map.takes(topic)), [true, true, false]);
+    }
+
+    #[test]
+    fn ttls_need_a_unit_and_a_sane_range() {
+        for (text, ms) in [("500ms", 500), ("30s", 30_000), ("15m", 900_000), ("36h", 129_600_000), ("7d", 604_800_000)]
+        {
+            assert_eq!(parse_ttl(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "5", "s", "0s", "1.5h", "-1s", "5 s", "99999999999999d", "18446744073709551616ms"] {
+            assert!(parse_ttl(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn conditions_see_members_topic_and_key() {
+        let document = Document::open(br#"{"age": 18, "user": {"name": "ann"}, "gone": null}"#, Format::Json).unwrap();
+        let message = message("people", Some(b"k1"));
+        for (text, holds) in [
+            ("age > 17", true),
+            ("age > 18", false),
+            ("user.name == 'ann'", true),
+            ("missing", false),
+            ("gone is defined", false),
+            ("_meta.topic == 'people' and _meta.key == 'k1'", true),
+        ] {
+            assert_eq!(Condition::compile(text).unwrap().holds(&message, &document), Ok(holds), "{text}");
+        }
+        assert!(Condition::compile("age / 'x'").unwrap().holds(&message, &document).is_err());
+    }
+}

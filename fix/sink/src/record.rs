@@ -139,3 +139,23 @@ impl Batch {
         self.origins.iter().zip(ends).filter_map(|(o, end)| Some((o.clone(), end?))).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_ends_at_the_highest_offset_of_each_origin() {
+        let mut batch = Batch::default();
+        let origins = [0, 1, 2].map(|p| Arc::new(Origin { topic: "t".into(), partition: p, id: "o".into() }));
+        for (origin, offset) in [(0, Offset(0, 7)), (1, Offset(5, 1)), (0, Offset(0, 6)), (1, Offset(4, 9))] {
+            let origin = batch.origin(&origins[origin]);
+            let (key, value, headers) = (None, None, (0, 0));
+            batch.records.push(Record { origin, offset, time_ms: 0, key, value, headers, broken: false });
+        }
+        // An origin without records, as after its partition was revoked, has no end.
+        batch.origin(&origins[2]);
+        let ends: Vec<(i32, String)> = batch.ends().iter().map(|(o, end)| (o.partition, end.to_string())).collect();
+        assert_eq!(ends, [(0, "7".to_string()), (1, "5-1".to_string())]);
+    }
+}

@@ -62,3 +62,44 @@ impl Window {
         self.state.lock().expect("no thread panicked").bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(window: &Window, batches: usize, bytes: usize) -> bool {
+        window.open(batches, bytes, Duration::ZERO)
+    }
+
+    #[test]
+    fn the_window_closes_on_batches_or_bytes_and_reopens_when_they_are_done() {
+        let window = Window::default();
+        assert!(!open(&window, 0, 100), "a limit of zero never opens");
+        window.took(60);
+        window.took(30);
+        assert_eq!([open(&window, 2, 100), open(&window, 3, 100), open(&window, 3, 90)], [false, true, false]);
+        window.grew(10);
+        assert!(!open(&window, 3, 100));
+        window.done(70);
+        assert_eq!((window.bytes(), open(&window, 2, 100)), (30, true));
+    }
+
+    #[test]
+    fn parked_batches_do_not_close_the_window_but_their_bytes_do() {
+        let window = Window::default();
+        window.took(50);
+        window.took(50);
+        window.parked(1);
+        assert_eq!([open(&window, 2, 1000), open(&window, 2, 100), open(&window, 1, 1000)], [true, false, false]);
+        // The parked one is done; the other still counts.
+        window.done(50);
+        window.parked(0);
+        assert_eq!([open(&window, 1, 1000), open(&window, 2, 1000)], [false, true]);
+        // The writer may report more parked batches than there are.
+        window.parked(5);
+        assert!(open(&window, 1, 1000));
+        window.done(50);
+        window.took(1);
+        assert!(!open(&window, 1, 1000));
+    }
+}

@@ -1115,7 +1115,13 @@ fn classify(text: &str) -> Trouble {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use unslow_reactor::Reactor;
+
     use super::*;
+    use crate::encode::tests::{batch, commands};
+    use crate::mapping::tests::mapping;
 
     #[test]
     fn tells_what_passes_from_what_does_not() {
@@ -1132,5 +1138,245 @@ mod tests {
             assert_eq!(!matches!(classify(text), Trouble::Poison(_) | Trouble::Fatal(_)), passes, "{text}");
         }
         assert!(matches!(classify("NOPERM this user has no permissions"), Trouble::Fatal(_)));
+    }
+
+    #[test]
+    fn error_replies_are_classified_by_their_first_word() {
+        for (text, expected) in [
+            ("MOVED 3999 127.0.0.1:6381", r#"Moved(3999, "127.0.0.1:6381")"#),
+            ("MOVED 3999 :6381", r#"Passing("MOVED")"#),
+            ("MOVED 99999 h:1", r#"Passing("MOVED")"#),
+            ("ASK 3999 127.0.0.1:6381", r#"Ask("127.0.0.1:6381")"#),
+            ("ASK 3999 :6381", r#"Passing("ASK")"#),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", "TryAgain"),
+            ("NOSCRIPT No matching script.", "NoScript"),
+            ("UNSLOWGAP a message before this one has not run yet", "Gap"),
+            ("ERR Error running script: @user_script: -UNSLOWGAP a message", "Gap"),
+            ("NOREPLICAS Not enough good replicas to write.", r#"Passing("NOREPLICAS")"#),
+            ("NOAUTH Authentication required.", r#"Fatal("NOAUTH Authentication required.")"#),
+            ("OOMPH is no OOM", r#"Poison("OOMPH is no OOM")"#),
+        ] {
+            assert_eq!(format!("{:?}", classify(text)), expected, "{text}");
+        }
+    }
+
+    const A: &str = "127.0.0.1:1";
+    const B: &str = "127.0.0.1:2";
+    /// A key of the first node, and its slot.
+    const KEY: (&str, u16) = ("k", 7629);
+    /// A key of the second node.
+    const OTHER: &str = "foo";
+
+    /// A writer on an event loop that does not run: its output stays in the buffers of its connections, and the test plays
+    /// the two servers, each with half of the slots. Nothing listens at their addresses.
+    struct Rig {
+        reactor: Reactor,
+        writer: Writer,
+        hear: Receiver<Said>,
+        shared: Arc<WriterShared>,
+        batches: u64,
+    }
+
+    impl Rig {
+        fn new(wait: Option<(u32, u64)>) -> Rig {
+            let node = |address: &str| RouteNode {
+                address: address.into(),
+                alias: None,
+                peer: Some(Peer::Tcp(address.parse().unwrap())),
+                tls: None,
+                silent: false,
+            };
+            let slots = (0..SLOTS).map(|slot| u16::from(slot >= SLOTS / 2)).collect();
+            let route = Order::Route(Route { nodes: vec![node(A), node(B)], slots });
+            let shared = Arc::new(WriterShared {
+                orders: Mutex::new([route].into()),
+                window: Window::default(),
+                stats: Stats::default(),
+                fatal: Mutex::default(),
+            });
+            let (said, hear) = channel();
+            let hour = 3600 * 1000 * MILLISECOND;
+            let target = Target::parse(A).unwrap();
+            let settings = WriterSettings { target, wait, silence_ns: hour, connect_ns: hour };
+            let map = "[[map]]\nformat = \"raw\"\ncommands = [\"SET {$key} {$value}\"]";
+            let encoder = Encoder::new(mapping(map, true, false).unwrap_or_else(|e| panic!("{e}")), true, None);
+            let dial: Dial = Box::new(|_| (None, None));
+            let writer = Writer::new(settings, shared.clone(), encoder, said, Box::new(|| {}), dial);
+            Rig { reactor: Reactor::new().unwrap(), writer, hear, shared, batches: 0 }
+        }
+
+        /// With both nodes connected.
+        fn connected(wait: Option<(u32, u64)>) -> Rig {
+            let mut rig = Rig::new(wait);
+            rig.turn();
+            rig.open(0, 11, "run");
+            rig.open(1, 12, "run");
+            rig
+        }
+
+        fn batch(&mut self, messages: &[(&str, &str)]) {
+            let messages: Vec<(&str, Option<&str>)> = messages.iter().map(|&(key, value)| (key, Some(value))).collect();
+            let batch = Batch { number: self.batches, ..batch(&messages) };
+            self.batches += 1;
+            self.shared.window.took(batch.weight());
+            self.shared.orders.lock().unwrap().push_back(Order::Batch(batch));
+        }
+
+        fn turn(&mut self) {
+            self.writer.turn(self.reactor.io());
+        }
+
+        fn connection(&self, node: usize) -> Id {
+            self.writer.nodes[node].connection.expect("it was dialled")
+        }
+
+        /// Establishes a connection; the server greets with this CLIENT ID and run id.
+        fn open(&mut self, node: usize, client_id: u64, run_id: &str) {
+            let id = self.connection(node);
+            self.writer.opened(self.reactor.io(), id);
+            self.reactor.io().output(id).clear();
+            let info = format!("run_id:{run_id}");
+            self.answers(node, &format!("+OK\r\n:{client_id}\r\n${}\r\n{info}\r\n", info.len()));
+        }
+
+        fn answers(&mut self, node: usize, text: &str) {
+            let id = self.connection(node);
+            let used = self.writer.data(self.reactor.io(), id, text.as_bytes());
+            assert_eq!(used, text.len(), "consumed of {text:?}");
+        }
+
+        /// Runs a turn and takes the commands for a node.
+        fn sent(&mut self, node: usize) -> Vec<String> {
+            self.turn();
+            let id = self.connection(node);
+            commands(&std::mem::take(self.reactor.io().output(id)))
+        }
+
+        /// Takes the acknowledged batches, each with offsets and reasons of its dead letters.
+        fn done(&mut self) -> Vec<(u64, Vec<(String, String)>)> {
+            let acks = self.hear.try_iter().filter_map(|said| match said {
+                Said::Ack(ack) => Some(ack),
+                Said::Note(_) => None,
+            });
+            let letters = |ack: &Ack| -> Vec<(String, String)> {
+                ack.dead.iter().map(|l| (l.offset.to_string(), l.reason.clone())).collect()
+            };
+            acks.map(|ack| (ack.number, letters(&ack))).collect()
+        }
+    }
+
+    #[test]
+    fn calls_of_a_moved_slot_are_resent_in_order_after_in_flight_ones_return() {
+        let mut rig = Rig::connected(None);
+        rig.batch(&[(KEY.0, "1"), (KEY.0, "2"), (OTHER, "x"), (KEY.0, "3")]);
+        assert_eq!(rig.sent(0), ["SET k 1", "SET k 2", "SET k 3"]);
+        assert_eq!(rig.sent(1), ["SET foo x"]);
+        rig.answers(1, "+OK\r\n");
+        rig.answers(0, &format!("-MOVED {} {B}\r\n+OK\r\n", KEY.1));
+        assert!(rig.sent(1).is_empty(), "in-flight calls are waited for");
+        rig.answers(0, "+OK\r\n");
+        assert_eq!(rig.sent(1), ["SET k 1", "SET k 2", "SET k 3"]);
+        assert!(rig.done().is_empty());
+        rig.answers(1, "+OK\r\n+OK\r\n+OK\r\n");
+        assert_eq!(rig.done(), [(0, vec![])]);
+        let now = rig.shared.stats.snapshot();
+        assert_eq!((now.retries.get("moved"), now.done, now.round_trips), (Some(&1), 4, 2));
+        assert_eq!(rig.shared.window.bytes(), 0);
+    }
+
+    #[test]
+    fn calls_of_a_migrating_slot_are_sent_one_at_a_time() {
+        let mut rig = Rig::connected(None);
+        rig.batch(&[(KEY.0, "1"), (KEY.0, "2"), (KEY.0, "3")]);
+        assert_eq!(rig.sent(0).len(), 3);
+        rig.answers(0, &format!("-ASK {} {B}\r\n+OK\r\n+OK\r\n", KEY.1));
+        assert_eq!((rig.sent(1), rig.sent(0)), (vec!["ASKING".to_string(), "SET k 1".to_string()], vec![]));
+        rig.answers(1, "+OK\r\n+OK\r\n");
+        // The owner has not changed.
+        for value in [2, 3] {
+            assert_eq!((rig.sent(0), rig.sent(1)), (vec![format!("SET k {value}")], vec![]));
+            assert!(rig.done().is_empty());
+            rig.answers(0, "+OK\r\n");
+        }
+        assert_eq!(rig.done(), [(0, vec![])]);
+    }
+
+    #[test]
+    fn a_reconnect_kills_the_old_connection_before_anything_is_resent() {
+        for (run_id, killed) in [("run", vec!["CLIENT KILL ID 11".to_string()]), ("another", vec![])] {
+            let mut rig = Rig::connected(None);
+            rig.batch(&[(KEY.0, "1"), (KEY.0, "2")]);
+            assert_eq!(rig.sent(0).len(), 2);
+            rig.answers(0, "+OK\r\n");
+            let id = rig.connection(0);
+            rig.reactor.io().close(id);
+            rig.writer.closed(rig.reactor.io(), id, Closed::Peer);
+            rig.writer.nodes[0].dial_at = 0; // the backoff is over
+            rig.batch(&[(KEY.0, "3")]);
+            rig.turn();
+            rig.open(0, 13, run_id);
+            if !killed.is_empty() {
+                assert_eq!(rig.sent(0), killed);
+                rig.answers(0, ":1\r\n");
+            }
+            assert_eq!(rig.sent(0), ["SET k 2", "SET k 3"], "{run_id}");
+            rig.answers(0, "+OK\r\n+OK\r\n");
+            assert_eq!(rig.done(), [(0, vec![]), (1, vec![])]);
+        }
+    }
+
+    #[test]
+    fn with_wait_a_batch_is_done_only_after_replicas_acknowledge() {
+        let mut rig = Rig::connected(Some((1, 100)));
+        rig.batch(&[(KEY.0, "1")]);
+        let sent = rig.sent(0);
+        // WAIT counts from the connection's last write, so one that surely changes something is made.
+        assert_eq!((sent.len(), sent[0].as_str(), sent[2].as_str()), (3, "SET k 1", "WAIT 1 100"));
+        assert!(sent[1].starts_with("SET unslow:sink-wait:{"), "{sent:?}");
+        // That write is refused, so the reply to WAIT means nothing.
+        rig.answers(0, "+OK\r\n-READONLY not now\r\n:5\r\n");
+        assert!(rig.done().is_empty());
+        let again = rig.sent(0);
+        assert_eq!((again.len(), again[0].starts_with("SET unslow:sink-wait:{")), (2, true), "{again:?}");
+        rig.answers(0, "+OK\r\n:0\r\n");
+        assert!(rig.done().is_empty());
+        assert_eq!(rig.sent(0), ["WAIT 1 100"]);
+        rig.answers(0, ":1\r\n");
+        assert_eq!(rig.done(), [(0, vec![])]);
+    }
+
+    #[test]
+    fn a_refused_message_is_set_aside_and_a_fatal_error_ends_the_sink() {
+        let mut rig = Rig::connected(None);
+        rig.batch(&[(KEY.0, "1"), (KEY.0, "2"), (KEY.0, "3")]);
+        rig.sent(0);
+        rig.answers(0, "+OK\r\n-WRONGTYPE no string\r\n+OK\r\n");
+        assert_eq!(rig.done(), [(0, vec![("2".to_string(), "WRONGTYPE no string".to_string())])]);
+        assert!(rig.sent(0).is_empty());
+        // A retry would not help: the sink ends.
+        rig.batch(&[(KEY.0, "4")]);
+        rig.sent(0);
+        rig.answers(0, "-NOPERM no permissions\r\n");
+        let why = rig.shared.fatal.lock().unwrap().clone().unwrap_or_default();
+        assert!(why.starts_with("NOPERM no permissions (t [0] at 1)"), "{why}");
+        assert!(rig.done().is_empty());
+    }
+
+    #[test]
+    fn batches_may_finish_out_of_order() {
+        let mut rig = Rig::connected(None);
+        rig.batch(&[(KEY.0, "1")]);
+        rig.batch(&[(OTHER, "2")]);
+        assert_eq!((rig.sent(0).len(), rig.sent(1).len()), (1, 1));
+        rig.answers(1, "+OK\r\n");
+        assert_eq!(rig.done(), [(1, vec![])]);
+        rig.batch(&[(OTHER, "3"), (OTHER, "4")]);
+        assert_eq!(rig.sent(1), ["SET foo 3", "SET foo 4"]);
+        rig.answers(0, "+OK\r\n");
+        assert_eq!(rig.done(), [(0, vec![])]);
+        rig.answers(1, "+OK\r\n-ERR no\r\n");
+        assert_eq!(rig.done(), [(2, vec![("2".to_string(), "ERR no".to_string())])]);
+        assert_eq!(rig.shared.window.bytes(), 0);
+        assert!(rig.writer.works.is_empty());
     }
 }

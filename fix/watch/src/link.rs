@@ -157,6 +157,13 @@ impl Link {
         self.asks.iter().any(which)
     }
 
+    /// A ping was answered after this time.
+    pub fn answered(&mut self, took: u64) {
+        // Forgets slowly, so that one slow second counts for the next ones.
+        self.rtt_peak = (self.rtt_peak - self.rtt_peak / 64).max(took);
+        self.rtt_min = (self.rtt_min.saturating_add(self.rtt_min / 256)).min(took);
+    }
+
     /// Forgets the connection, and when to dial next.
     pub fn lost(&mut self, now: u64) {
         const MILLISECOND: u64 = 1_000_000;
@@ -205,4 +212,69 @@ pub fn tls_of(
 pub fn push_words(value: &Value) -> Option<(String, String)> {
     let (Value::Push(items) | Value::Array(items)) = value else { return None };
     Some((items.first()?.text()?, items.get(1)?.text()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn link() -> Link {
+        Link::new("127.0.0.1:1".into(), Kind::Node, Target::parse("127.0.0.1:1").unwrap())
+    }
+
+    #[test]
+    fn missing_slots_are_found_in_order() {
+        let mut link = link();
+        [0, 63, 64, 16383].into_iter().for_each(|slot| link.held.set(slot, true));
+        link.held.set(63, false);
+        assert_eq!(
+            [0, 1, 62, 63, 64, 65, 16382, 16383].map(|s| link.held.has(s)),
+            [true, false, false, false, true, false, false, true]
+        );
+        let wanted = [(0, 2), (62, 65), (16382, 20_000)];
+        assert_eq!(link.slots_missing(&wanted, 100), [1, 2, 62, 63, 65, 16382]);
+        assert_eq!(link.slots_missing(&wanted, 4), [1, 2, 62, 63]);
+        assert!(link.slots_missing(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn a_lost_link_backs_off_and_forgets_its_state() {
+        let mut link = link();
+        for pause in [20, 40, 80, 160, 320, 640, 1000, 1000] {
+            link.ready = true;
+            link.asks.push_back(Ask::Role);
+            (link.subscribing, link.role) = (1, Some(RoleReply::Master { offset: 0, replicas: Vec::new() }));
+            link.held.set(7, true);
+            link.lost(5 * MS);
+            let waits = link.dial_at - 5 * MS;
+            assert!((pause * MS / 2..=pause * MS).contains(&waits), "{waits} ns of {pause} ms");
+            assert!(!link.ready && link.asks.is_empty() && link.role.is_none() && !link.held.has(7));
+            assert_eq!(link.subscribing, 0);
+        }
+    }
+
+    #[test]
+    fn round_trip_extremes_decay_slowly() {
+        let mut link = link();
+        link.answered(MS);
+        link.answered(100 * MS);
+        (0..10).for_each(|_| link.answered(10 * MS));
+        assert!((80 * MS..90 * MS).contains(&link.rtt_peak), "{} ns", link.rtt_peak);
+        assert!((MS..2 * MS).contains(&link.rtt_min), "{} ns", link.rtt_min);
+        (0..1000).for_each(|_| link.answered(10 * MS));
+        assert_eq!((link.rtt_peak, link.rtt_min), (10 * MS, 10 * MS));
+    }
+
+    #[test]
+    fn pushes_are_read_by_their_first_two_words() {
+        let text = |t: &str| Value::Text(t.as_bytes().to_vec());
+        let words = vec![text("sunsubscribe"), text("unslow:1"), Value::Integer(0)];
+        let expected = Some(("sunsubscribe".to_string(), "unslow:1".to_string()));
+        assert_eq!(push_words(&Value::Push(words.clone())), expected);
+        assert_eq!(push_words(&Value::Array(words)), expected);
+        assert_eq!(push_words(&Value::Array(vec![text("alone")])), None);
+        assert_eq!(push_words(&text("OK")), None);
+    }
 }

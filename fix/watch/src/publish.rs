@@ -116,4 +116,38 @@ mod tests {
         }
         assert!(a.leads());
     }
+
+    #[test]
+    fn a_deaf_watcher_never_leads() {
+        let mut publisher = Publisher::new(Publish::default(), 0);
+        for now in (0..10_000).map(|ms| ms * MS) {
+            publisher.deaf(now);
+            assert!(!publisher.due(now) && !publisher.leads(), "at {} ms", now / MS);
+        }
+        // 2.5 s of silence after it was last deaf, then half a second for its claim.
+        let led = (10_000..20_000u64).find(|&ms| {
+            publisher.due(ms * MS);
+            publisher.leads()
+        });
+        assert_eq!(led, Some(13_000));
+        publisher.deaf(13_001 * MS);
+        publisher.due(13_001 * MS);
+        assert!(!publisher.leads());
+    }
+
+    #[test]
+    fn a_leader_steps_down_only_for_an_older_watcher() {
+        let mut publisher = Publisher::new(Publish::default(), 0);
+        publisher.name = "2-b".into();
+        let mut now = 0;
+        while !publisher.leads() {
+            now += MS;
+            publisher.due(now);
+        }
+        for (text, stays) in [("d 1 3-c", true), ("d 1 2-b", true), ("no heartbeat", true), ("d 1 1-a", false)] {
+            publisher.heard(text, now);
+            publisher.due(now);
+            assert_eq!(publisher.leads(), stays, "{text}");
+        }
+    }
 }

@@ -300,6 +300,8 @@ fn student(freedom: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::{Deployment, Generator, Latency};
+    use crate::workload::Spec;
 
     #[test]
     fn shows_what_differs_and_not_what_does_not() {
@@ -342,6 +344,179 @@ mod tests {
     #[test]
     fn too_few_runs_show_nothing() {
         assert_eq!(bootstrap(&[1.0, 2.0], &[3.0, 4.0, 5.0], false), None);
+    }
+
+    /// A run of 1,000 requests that took so long in the middle, twice as long at p99.
+    fn run(us: f64) -> Run {
+        let latency = Latency {
+            count: 1000,
+            us_mean: us,
+            us_p50: us,
+            us_p90: us,
+            us_p99: us * 2.0,
+            us_p99_9: us * 3.0,
+            us_p99_99: us * 3.0,
+            us_p99_999: us * 3.0,
+            us_max: us * 3.0,
+        };
+        Run {
+            seconds: 1.0,
+            drain_s: 0.0,
+            requests: 1000,
+            answered: 1000,
+            refused: 0,
+            unanswered: 0,
+            throughput_per_s: 1000.0,
+            latency,
+            percentiles: Vec::new(),
+            commands: Vec::new(),
+            pool_wait: None,
+            lateness: None,
+            refused_latency: None,
+            errors: Vec::new(),
+            verified_values: 0,
+            wrong_values: 0,
+            moved: 0,
+            ask: 0,
+            received_bytes_per_s: 0.0,
+            valid: true,
+            doubts: Vec::new(),
+            interrupted: false,
+            generator: Generator { cpu_us_per_request: 1.0, thread_busy_share: vec![0.1] },
+            servers: Vec::new(),
+            server_cpu_us_per_request: None,
+            timeline: Vec::new(),
+            events: Vec::new(),
+            pubsub: None,
+        }
+    }
+
+    /// Runs of an open loop with these medians.
+    fn report(medians: &[f64]) -> Report {
+        Report {
+            schema: crate::report::SCHEMA.into(),
+            target: "10.0.0.1:6379".into(),
+            at_ms: 0,
+            deployment: Deployment {
+                kind: unslow_topology::DeploymentKind::Standalone,
+                version: "Valkey 9.1.0".into(),
+                masters: 1,
+                replicas: 0,
+            },
+            workload: Spec::default(),
+            load: crate::report::tests::load(Some(1000.0)),
+            preloaded_keys: 0,
+            recording: None,
+            pair: None,
+            runs: medians.iter().map(|us| run(*us)).collect(),
+        }
+    }
+
+    fn of<'a>(comparison: &'a Comparison, metric: &str) -> &'a Difference {
+        comparison.differences.iter().find(|d| d.metric == metric).unwrap()
+    }
+
+    const FAST: [f64; 5] = [100.0, 104.0, 98.0, 101.0, 97.0];
+
+    #[test]
+    fn a_slower_server_is_told_metric_by_metric_and_one_metric_decides() {
+        let (a, mut b) = (report(&FAST), report(&FAST.map(|us| us + 100.0)));
+        let told = compare(&a, &b);
+        let p50 = of(&told, "latency_us_p50");
+        assert!(p50.shown && p50.better == Some(false) && p50.ratio == Some(2.0), "{p50:?}");
+        assert!(p50.sentence.starts_with("p50 rose from 100 us to 200 us (95 % interval"), "{p50:?}");
+        assert!(p50.sentence.ends_with("5 and 5 runs)"), "{p50:?}");
+        let bounds = p50.interval.unwrap();
+        assert!(bounds.low > 90.0 && bounds.low < 100.0 && bounds.high > 100.0 && bounds.high < 110.0, "{bounds:?}");
+        assert!(told.sentence.starts_with("p99 rose from 200 us to 400 us"), "{}", told.sentence);
+        assert!(told.warnings.is_empty() && !told.interleaved, "{:?}", told.warnings);
+        assert!(!of(&told, "throughput_per_s").shown && of(&told, "throughput_per_s").better.is_none());
+        assert_eq!((told.a.runs, told.b.runs, told.b.invalid), (5, 5, 0));
+        // The other way round it is better.
+        let back = compare(&b, &a);
+        let p50 = of(&back, "latency_us_p50");
+        assert!(p50.better == Some(true) && p50.sentence.starts_with("p50 fell from 200 us to 100 us"), "{p50:?}");
+        // In a closed loop throughput decides, and more of it is better.
+        let mut a = a;
+        (a.load, b.load) = (crate::report::tests::load(None), crate::report::tests::load(None));
+        for (i, run) in b.runs.iter_mut().enumerate() {
+            run.throughput_per_s = 2000.0 + i as f64;
+        }
+        let told = compare(&a, &b);
+        assert!(told.sentence.starts_with("throughput rose from 1000/s to 2002/s"), "{}", told.sentence);
+        assert_eq!(of(&told, "throughput_per_s").better, Some(true));
+    }
+
+    #[test]
+    fn what_does_not_differ_by_more_than_it_varies_is_no_difference() {
+        let told = compare(&report(&FAST), &report(&[101.0, 99.0, 103.0, 98.0, 100.5]));
+        assert!(
+            told.sentence.starts_with("p99: no difference can be shown (200 us and 201 us; 95 %"),
+            "{}",
+            told.sentence
+        );
+        assert!(told.differences.iter().all(|d| !d.shown && d.better.is_none()), "{:?}", told.differences);
+        let one = compare(&report(&FAST[..1]), &report(&FAST));
+        assert!(one.sentence.contains("With 1 against 5 runs no difference can be shown"), "{}", one.sentence);
+        assert!(one.sentence.contains("--repeat 5") && one.differences.iter().all(|d| d.interval.is_none()));
+        assert!(of(&one, "latency_us_p50").sentence.ends_with("too few runs to say more"));
+    }
+
+    #[test]
+    fn only_runs_that_were_made_in_turn_are_pairs() {
+        // The machine drifts by far more than the two differ.
+        let drift = [100.0, 200.0, 300.0, 400.0, 500.0];
+        let (mut a, mut b) = (report(&drift), report(&drift.map(|us| us - 5.0)));
+        assert!(!compare(&a, &b).interleaved && !of(&compare(&a, &b), "latency_us_p50").shown);
+        (a.pair, b.pair) = (Some("1-1".into()), Some("1-2".into()));
+        assert!(!compare(&a, &b).interleaved, "of two different comparisons");
+        b.pair.clone_from(&a.pair);
+        let told = compare(&a, &b);
+        assert!(told.interleaved && of(&told, "latency_us_p50").better == Some(true), "{:?}", told.differences);
+        b.runs.pop();
+        assert!(!compare(&a, &b).interleaved, "a run without its other");
+    }
+
+    #[test]
+    fn what_differs_in_how_they_were_measured_is_said() {
+        let (a, mut b) = (report(&FAST), report(&FAST));
+        b.load.connections += 1;
+        b.workload.keys += 1;
+        b.runs[1].valid = false;
+        b.runs[4].interrupted = true;
+        b.runs[2].doubts = vec!["the generator was the bottleneck: a thread of it was busy 99 % of the time".into()];
+        let told = compare(&a, &b);
+        let said =
+            ["loaded differently", "asked different things", "1 of B's 5 runs are invalid", "a run of B was ended"];
+        for (said, warning) in said.iter().zip(&told.warnings) {
+            assert!(warning.contains(said), "{said}: {:?}", told.warnings);
+        }
+        assert!(told.warnings.len() == 5 && told.warnings[4].contains("in runs of B"), "{:?}", told.warnings);
+        assert!(told.sentence.starts_with("Some of the runs are invalid"), "{}", told.sentence);
+        assert_eq!(told.b.invalid, 1);
+    }
+
+    #[test]
+    fn who_fails_is_not_compared_by_speed() {
+        let (a, mut b) = (report(&FAST.map(|us| us * 10.0)), report(&FAST));
+        for run in &mut b.runs {
+            (run.answered, run.refused, run.unanswered) = (800, 150, 50);
+        }
+        let told = compare(&a, &b);
+        assert!(told.sentence.starts_with("20.0 % of B's requests failed, 0.0 % of the other's"), "{}", told.sentence);
+        assert_eq!(of(&told, "failed_share").b, 0.2);
+        // As many on both sides are no reason.
+        let told = compare(&b, &b);
+        assert!(!told.sentence.contains("failed"), "{}", told.sentence);
+    }
+
+    #[test]
+    fn kept_reports_are_compared_as_they_were() {
+        let (a, b) = (report(&FAST), report(&FAST.map(|us| us * 1.5)));
+        let kept =
+            |report: &Report| -> Report { serde_json::from_str(&serde_json::to_string(report).unwrap()).unwrap() };
+        let (now, later) = (compare(&a, &b), compare(&kept(&a), &kept(&b)));
+        assert_eq!(serde_json::to_value(&now).unwrap(), serde_json::to_value(&later).unwrap());
     }
 
     #[test]

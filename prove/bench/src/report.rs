@@ -345,3 +345,125 @@ impl Second {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::arrivals::Schedule;
+    use crate::stats::histogram;
+
+    /// How a plain load was made.
+    pub(crate) fn load(rate: Option<f64>) -> Load {
+        Load {
+            open_loop: rate.is_some(),
+            rate_per_s: rate.into_iter().collect(),
+            arrivals: rate.map(|_| Arrivals::Constant),
+            model: "own".into(),
+            connections: 8,
+            in_flight_max: Some(1),
+            callers: None,
+            threads: 1,
+            length_s: 1.0,
+            requests_max: None,
+            subscribers: 0,
+            protocol: 2,
+            tls: false,
+            speed: None,
+            timeout_s: 3.0,
+            read_from: "primary".into(),
+            lateness_us_allowed: 5000.0,
+        }
+    }
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Latencies of requests that one server answers in their order, each in `service` ns, but for a freeze.
+    fn latencies(due: &[u64], freeze: std::ops::Range<u64>, service: u64) -> Vec<u64> {
+        let mut free = 0u64;
+        let answer = |due: &u64| {
+            let begun = free.max(*due);
+            let begun = if freeze.contains(&begun) { freeze.end } else { begun };
+            free = begun + service;
+            free - due
+        };
+        due.iter().map(answer).collect()
+    }
+
+    #[test]
+    fn percentiles_hold_every_request_that_a_freeze_kept_waiting() {
+        // 20,000 requests/s for 10 s; the server freezes for 2 s, then works the backlog off at 50,000/s.
+        let mut schedule = Schedule::new(Arrivals::Constant, &[20_000.0], 10 * SECOND, 0, 1, 0);
+        let due: Vec<u64> = std::iter::from_fn(|| schedule.next()).collect();
+        let seen = latencies(&due, 3 * SECOND..5 * SECOND, 20_000);
+        let mut recorded = histogram();
+        seen.iter().for_each(|ns| recorded.record(*ns).unwrap());
+        let latency = Latency::of(&recorded);
+        // Who was due x s into the freeze waits for its end, and then for the x * 20,000 before it.
+        let truth = |q: f64| {
+            let x = (1.0 - q) * 10.0;
+            2.0 - x + x * 20_000.0 / 50_000.0
+        };
+        for (seen_us, q) in [(latency.us_p90, 0.9), (latency.us_p99, 0.99), (latency.us_p99_9, 0.999)] {
+            assert!((seen_us / 1e6 / truth(q) - 1.0).abs() < 0.002, "q {q}: {seen_us} us, the truth {} s", truth(q));
+        }
+        assert!((latency.us_max / 1e6 - 2.0).abs() < 0.002 && latency.count == 200_000, "{latency:?}");
+        assert!((latency.us_p50 - 20.0).abs() < 0.1, "most requests had no part in it: {latency:?}");
+        // Counted from a free connection, as a closed loop does, the same freeze is not in p99.
+        let (mut unseen, mut free) = (histogram(), 0u64);
+        for (due, ns) in due.iter().zip(&seen) {
+            let from = free.max(*due);
+            free = due + ns;
+            unseen.record(free - from).unwrap();
+        }
+        assert!(Latency::of(&unseen).us_p99_9 < 100.0, "{:?}", Latency::of(&unseen));
+    }
+
+    #[test]
+    fn of_a_pools_callers_those_who_wait_are_that_part_of_the_latency() {
+        // Two connections, 32 callers, each answer in 100 us: thirty wait at any time.
+        const SERVICE: u64 = 100_000;
+        let (mut wait, mut whole) = (histogram(), histogram());
+        let mut callers: std::collections::VecDeque<u64> = vec![0; 32].into();
+        for request in 0..20_000u64 {
+            let put = request / 2 * SERVICE;
+            let due = callers.pop_front().unwrap();
+            wait.record(put - due).unwrap();
+            whole.record(put + SERVICE - due).unwrap();
+            callers.push_back(put + SERVICE);
+        }
+        let (wait, whole) = (Latency::of(&wait), Latency::of(&whole));
+        assert_eq!((wait.count, whole.count), (20_000, 20_000));
+        assert!((wait.us_p50 / whole.us_p50 - 30.0 / 32.0).abs() < 0.002, "{wait:?} of {whole:?}");
+        assert!((whole.us_p50 - 1600.0).abs() < 2.0, "{whole:?}");
+    }
+
+    #[test]
+    fn a_second_without_answers_is_a_second_of_its_own() {
+        let mut interval = Interval::new(1);
+        interval.second = 4;
+        interval.counts.waiting = 900;
+        interval.error("timeout", "no answer for 1.0 s");
+        interval.error("timeout", "no answer for 1.1 s");
+        let second = Second::of(&interval, &interval.all());
+        assert_eq!((second.at_s, second.answered, second.errors, second.waiting), (4, 0, 2, 900));
+        assert_eq!(second.error_kinds, [KindCount { kind: "timeout".into(), count: 2 }]);
+        assert_eq!((second.latency_us_p50, second.latency_us_max), (0.0, 0.0));
+        interval.counts.answered = 3;
+        [1_000, 2_000, 9_000].into_iter().for_each(|ns| interval.latency[0].record(ns).unwrap());
+        let second = Second::of(&interval, &interval.all());
+        assert_eq!((second.answered, second.latency_us_p50), (3, 2.0));
+        assert!((second.latency_us_max - 9.0).abs() < 0.01, "{second:?}");
+    }
+
+    #[test]
+    fn a_distribution_has_ten_points_for_each_nine_that_its_requests_can_show() {
+        let mut recorded = histogram();
+        assert!(points(&recorded).is_empty());
+        (1..=1000u64).for_each(|us| recorded.record(us * 1000).unwrap());
+        let points = points(&recorded);
+        assert_eq!(points.len(), 32, "0 to 99.9 %, and the maximum");
+        assert_eq!(points[31].share, 1.0);
+        assert!((points[31].us - 1000.0).abs() < 1.0 && (points[10].us - 900.0).abs() < 2.0, "{points:?}");
+        assert!(points.windows(2).all(|w| w[0].us <= w[1].us && w[0].share < w[1].share));
+    }
+}

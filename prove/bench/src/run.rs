@@ -1136,3 +1136,161 @@ fn raise_file_limit() {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looked(at_s: u64, user: f64, sys: f64, commands: u64) -> Looked {
+        let info = format!("used_cpu_user:{user}\nused_cpu_sys:{sys}\ntotal_commands_processed:{commands}\n");
+        Looked {
+            address: "10.0.0.1:6379".into(),
+            role: "master",
+            at: at_s * 1_000_000_000,
+            info: Some(Info::parse(&info)),
+            proc_ticks: Some(at_s * rustix::param::clock_ticks_per_second()),
+        }
+    }
+
+    #[test]
+    fn a_servers_cpu_is_what_it_used_in_between_for_each_of_its_commands() {
+        let [before, after] = [looked(10, 1.0, 0.5, 1000), looked(12, 1.75, 0.75, 101_000)];
+        let seen = &servers(&[before], &[after])[0];
+        assert_eq!((seen.cpu_s, seen.cpu_share, seen.cpu_share_proc), (Some(1.0), Some(0.5), Some(1.0)));
+        assert_eq!((seen.commands, seen.cpu_us_per_command), (Some(100_000), Some(10.0)));
+        // One that was started in between counts from zero, and is not seen at all while it is down.
+        let [before, after] = [looked(10, 1.0, 0.5, 1000), looked(12, 0.2, 0.1, 50)];
+        let anew = &servers(&[before], &[after])[0];
+        assert_eq!((anew.cpu_s, anew.commands, anew.cpu_us_per_command), (None, None, None));
+        let [before, after] = [looked(10, 1.0, 0.5, 1000), Looked { info: None, ..looked(12, 0.0, 0.0, 0) }];
+        let down = &servers(&[before], &[after])[0];
+        assert_eq!((down.cpu_s, down.cpu_share, down.commands), (None, None, None));
+    }
+
+    /// A session that has not asked anybody anything, and never will.
+    fn session(rate: Option<f64>) -> Session {
+        let settings = Settings {
+            target: Target::parse("redis://10.0.0.1:6379").unwrap(),
+            options: Options::default(),
+            spec: Spec::default(),
+            model: Model::Own,
+            connections: 8,
+            pipeline: 1,
+            callers: None,
+            threads: 1,
+            rate: rate.map(|r| vec![r]),
+            arrivals: Arrivals::Constant,
+            speed: None,
+            length: Duration::from_secs(1),
+            requests: None,
+            timeout: Duration::from_secs(3),
+            read_from: ReadFrom::Primary,
+            lateness_max: Duration::from_millis(5),
+            subscribers: 0,
+            rings: false,
+        };
+        let map = Map {
+            kind: unslow_topology::DeploymentKind::Standalone,
+            nodes: vec!["10.0.0.1:6379".into()],
+            masters: 1,
+            replicas: vec![Vec::new()],
+            slots: vec![0; usize::from(unslow_topology::SLOTS)],
+        };
+        let workload = Arc::new(Workload::compile(&settings.spec, None).unwrap());
+        let load = crate::report::tests::load(rate);
+        SESSIONS.fetch_add(1, Ordering::AcqRel); // what its end takes away
+        Session { settings, workload, map, version: String::new(), at_ms: 0, load, preloaded: 0, runs: 0 }
+    }
+
+    /// 1,000 answers, each within a millisecond, which nobody was late for.
+    fn total() -> Interval {
+        let mut total = Interval::new(2);
+        total.latency[0].record_n(1_000_000, 1000).unwrap();
+        total.lateness.record_n(10_000, 1000).unwrap();
+        total.counts.answered = 1000;
+        total
+    }
+
+    /// Judged after a load of a second; the last answer came so much later, and the thread ran for so long.
+    fn judged(rate: Option<f64>, total: Interval, drain_s: f64, busy_s: f64) -> Run {
+        let seconds = 1.0 + drain_s;
+        let ns = |s: f64| (s * 1e9) as u64;
+        let summary = Summary { cpu_ns: ns(busy_s), took_ns: ns(seconds), load_ns: ns(1.0), failed: None };
+        session(rate).judge(total, Vec::new(), Vec::new(), &[summary], seconds, false, Vec::new())
+    }
+
+    const RATE: Option<f64> = Some(1000.0);
+
+    #[test]
+    fn a_plain_run_has_no_doubts_and_its_figures_add_up() {
+        let run = judged(RATE, total(), 0.0, 0.2);
+        assert!(run.valid && run.doubts.is_empty(), "{:?}", run.doubts);
+        assert_eq!((run.requests, run.answered, run.refused, run.unanswered), (1000, 1000, 0, 0));
+        assert_eq!((run.throughput_per_s, run.seconds, run.drain_s), (1000.0, 1.0, 0.0));
+        assert_eq!((run.generator.cpu_us_per_request, &run.generator.thread_busy_share[..]), (200.0, &[0.2][..]));
+        assert_eq!((run.latency.count, run.commands[0].latency.count, run.commands[1].latency.count), (1000, 1000, 0));
+        assert!(run.lateness.is_some() && judged(None, total(), 0.0, 0.2).lateness.is_none());
+    }
+
+    #[test]
+    fn a_generator_that_was_late_for_a_thousandth_of_the_requests_makes_its_run_invalid() {
+        let late = |of_1000: u64, ns: u64| {
+            let mut total = total();
+            total.lateness.reset();
+            total.lateness.record_n(10_000, 1000 - of_1000).unwrap();
+            total.lateness.record_n(ns, of_1000).unwrap();
+            judged(RATE, total, 0.0, 0.2)
+        };
+        assert!(late(1, 6_000_000).valid, "only the very last one");
+        let run = late(2, 6_000_000);
+        assert!(!run.valid && run.doubts[0].starts_with("invalid: the generator itself was late"), "{:?}", run.doubts);
+        // Less than is allowed, and yet a good part of the tail.
+        let run = late(2, 4_000_000);
+        assert!(run.valid && run.doubts[0].starts_with("the generator itself was up to 40"), "{:?}", run.doubts);
+    }
+
+    #[test]
+    fn a_load_that_was_not_kept_up_with_is_said() {
+        let doubts = |drain_s: f64, unanswered: u64, waited: bool| {
+            let mut total = total();
+            total.counts.unanswered = unanswered;
+            if waited {
+                total.wait.record_n(900_000, 1000).unwrap();
+            }
+            judged(RATE, total, drain_s, 0.2).doubts
+        };
+        assert!(doubts(0.09, 10, true).iter().all(|d| !d.contains("asked for")));
+        let behind = doubts(1.0, 0, false);
+        assert!(
+            behind[0].starts_with("1000 requests/s were asked for and 500/s answered: the servers did not keep up;")
+        );
+        assert!(behind[0].contains("1.0 s after the end of the load"), "{behind:?}");
+        assert!(doubts(1.0, 0, true)[0].contains("requests waited for one: --connections"));
+        assert!(doubts(0.0, 11, false)[0].contains("were asked for"), "one of a hundred has no answer");
+    }
+
+    #[test]
+    fn what_makes_a_closed_loops_figures_doubtful_is_said() {
+        let run = judged(None, total(), 0.0, 0.96);
+        assert!(run.valid && run.doubts[0].starts_with("the generator was the bottleneck"), "{:?}", run.doubts);
+        assert!(run.doubts[0].contains("busy 96 % of the time; give it --threads 2"), "{:?}", run.doubts);
+        let mut stood_still = total();
+        stood_still.latency[0].record(2_000_000_000).unwrap();
+        let run = judged(None, stood_still, 0.0, 0.2);
+        assert!(run.doubts[0].starts_with("closed loop: while an answer took 2.0 s"), "{:?}", run.doubts);
+    }
+
+    #[test]
+    fn a_run_of_errors_or_wrong_values_is_invalid() {
+        let mut refused = Interval::new(2);
+        refused.refused.record_n(1_000_000, 7).unwrap();
+        (0..7).for_each(|_| refused.error("OOM", "OOM command not allowed"));
+        let run = judged(None, refused, 0.0, 0.2);
+        assert_eq!((run.valid, run.requests, run.refused, run.throughput_per_s), (false, 7, 7, 0.0));
+        assert!(run.doubts[0].contains("no request was answered") && run.doubts[0].contains("OOM command"), "{run:?}");
+        let mut wrong = total();
+        (wrong.counts.verified, wrong.counts.wrong) = (900, 1);
+        let run = judged(None, wrong, 0.0, 0.2);
+        assert!(!run.valid && run.doubts[0].contains("1 of 900 values were not the value"), "{:?}", run.doubts);
+    }
+}

@@ -173,3 +173,49 @@ impl Interval {
         self.errors.iter().map(|k| k.count).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second of one thread: requests of the second of two commands, and a connection lost at that time.
+    fn interval(latencies: &[u64], lost_at: u64) -> Interval {
+        let mut interval = Interval::new(2);
+        latencies.iter().for_each(|ns| interval.latency[1].record(*ns).unwrap());
+        interval.nulls[1] = 1;
+        let answered = latencies.len() as u64;
+        interval.counts = Counts { answered, unanswered: 1, waiting: 30, open: 2, ..Counts::default() };
+        interval.error("timeout", "no answer for 1.0 s");
+        interval.lost.insert(("10.0.0.1:6379".into(), "it broke".into()), (1, lost_at));
+        interval.wait.record(answered).unwrap();
+        interval
+    }
+
+    #[test]
+    fn what_two_threads_saw_in_a_second_adds_up() {
+        let mut sum = interval(&[1000, 2000], 500);
+        let mut other = interval(&[4000], 300);
+        other.error("OOM", "OOM command not allowed");
+        other.marks.push((7, "it came back".into()));
+        sum.add(&other);
+        assert_eq!((sum.all().len(), sum.latency[0].len(), sum.nulls[1], sum.wait.len()), (3, 0, 2, 2));
+        assert!(sum.all().max() >= 4000 && sum.all().min() <= 1000);
+        let c = sum.counts;
+        assert_eq!((c.answered, c.unanswered, c.waiting, c.open), (3, 2, 60, 4));
+        let kinds: Vec<(&str, u64)> = sum.errors.iter().map(|k| (k.name.as_str(), k.count)).collect();
+        assert_eq!((kinds, sum.error_count()), (vec![("timeout", 2), ("OOM", 1)], 3));
+        assert_eq!(sum.lost.values().collect::<Vec<_>>(), [&(2, 300)], "the first one's time");
+        assert_eq!(sum.marks, [(7, "it came back".to_string())]);
+        sum.reset();
+        assert!(sum.all().is_empty() && sum.errors.is_empty() && sum.lost.is_empty() && sum.counts.answered == 0);
+    }
+
+    #[test]
+    fn kinds_of_errors_that_a_server_makes_up_do_not_fill_the_memory() {
+        let mut interval = Interval::new(1);
+        (0..1000).for_each(|i| interval.error(&format!("MADEUP{i}"), "x"));
+        assert_eq!((interval.errors.len(), interval.error_count()), (65, 1000));
+        let other = interval.errors.last().unwrap();
+        assert_eq!((other.name.as_str(), other.count), ("other", 936));
+    }
+}

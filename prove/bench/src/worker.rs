@@ -1449,3 +1449,136 @@ fn resolve(address: &str) -> Vec<Peer> {
     let found = port.parse::<u16>().ok().and_then(|port| (host, port).to_socket_addrs().ok());
     found.map_or(Vec::new(), |all| all.map(Peer::Tcp).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::arrivals::Arrivals;
+    use crate::workload::Spec;
+
+    /// When the load of these tests began.
+    const START: u64 = 100 * SECOND;
+    const MILLISECOND: u64 = SECOND / 1000;
+
+    /// A thread that was asked for 1,000 requests/s for a second, with a timeout of a second, in a cluster where nobody owns
+    /// a slot: all of them wait.
+    fn worker() -> (Worker, Receiver<Said>) {
+        let map = Map {
+            kind: unslow_topology::DeploymentKind::Cluster,
+            nodes: Vec::new(),
+            masters: 0,
+            replicas: Vec::new(),
+            slots: vec![NOBODY; usize::from(unslow_topology::SLOTS)],
+        };
+        let shape = Shape {
+            threads: 1,
+            connections: 1,
+            own: false,
+            rings: false,
+            window: Some(1),
+            callers: None,
+            steps: Some(vec![1000.0]),
+            arrivals: Arrivals::Constant,
+            replay_speed: None,
+            length_ns: SECOND,
+            requests: None,
+            timeout_ns: SECOND,
+            read_from: ReadFrom::Primary,
+            greeting: Vec::new(),
+            subscribers: 0,
+            channels: String::new(),
+            tls: None,
+        };
+        let shared = Arc::new(Shared {
+            workload: Arc::new(Workload::compile(&Spec::default(), None).unwrap()),
+            routes: Routes::new(map),
+            shape,
+            start: AtomicU64::new(START),
+            ready: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let (said, heard) = channel();
+        let (_, spares) = channel();
+        let mut worker = Worker::new(shared, 0, said, spares);
+        // As `connecting` leaves it.
+        worker.slots = worker.map.slots.clone();
+        worker.multi_homed = true;
+        worker.phase = Phase::Running;
+        (worker.start, worker.end, worker.next_second) = (START, START + SECOND, START + SECOND);
+        worker.next_due = worker.schedule.as_mut().and_then(Schedule::next).map(|due| START + due);
+        (worker, heard)
+    }
+
+    fn interval(heard: &Receiver<Said>) -> Box<Interval> {
+        match heard.try_recv() {
+            Ok(Said::Interval(interval)) => interval,
+            _ => panic!("no interval was sent"),
+        }
+    }
+
+    /// Within the three digits of a histogram.
+    fn near(seen: u64, truth: u64) -> bool {
+        seen.abs_diff(truth) <= truth / 500
+    }
+
+    #[test]
+    fn requests_are_charged_from_when_they_were_due_however_late_they_are_looked_at() {
+        let (mut worker, heard) = worker();
+        let mut reactor = Reactor::new().unwrap();
+        // The generator itself was not run for the whole second.
+        worker.arrive(START + SECOND, reactor.io());
+        assert_eq!((worker.outstanding, worker.homeless.len(), worker.next_due), (1000, 1000, None));
+        // Nothing of it is ever answered.
+        worker.over(START + 3 * SECOND, reactor.io());
+        let interval = interval(&heard);
+        assert_eq!((interval.counts.begun, interval.counts.unanswered, interval.counts.answered), (1000, 1000, 0));
+        assert_eq!((interval.errors[0].name.as_str(), interval.errors[0].count), ("unfinished", 1000));
+        // The first was due at 0 s, the last at 0.999 s.
+        let (late, all) = (&interval.lateness, interval.all());
+        assert!(late.len() == 1000 && near(late.max(), SECOND) && near(late.min(), MILLISECOND));
+        assert!(all.len() == 1000 && near(all.max(), 3 * SECOND) && near(all.min(), 2001 * MILLISECOND));
+        assert!(near(all.value_at_quantile(0.5), 2500 * MILLISECOND), "{}", all.value_at_quantile(0.5));
+    }
+
+    #[test]
+    fn requests_that_find_nobody_are_given_up_when_their_timeout_is_over_and_not_before() {
+        let (mut worker, _heard) = worker();
+        let mut reactor = Reactor::new().unwrap();
+        worker.arrive(START + SECOND, reactor.io());
+        worker.housekeeping(START + SECOND, reactor.io());
+        assert_eq!((worker.homeless.len(), worker.interval.counts.unanswered), (1000, 0));
+        worker.housekeeping(START + SECOND + SECOND / 2, reactor.io());
+        // Those that were due in the first half second.
+        assert_eq!((worker.homeless.len(), worker.interval.counts.unanswered, worker.outstanding), (500, 500, 500));
+        let kinds: Vec<_> = worker.interval.errors.iter().map(|k| (k.name.as_str(), k.count)).collect();
+        assert_eq!(kinds, [("no_owner", 500)]);
+        let ages = worker.interval.all();
+        assert!(near(ages.min(), SECOND) && near(ages.max(), SECOND + SECOND / 2), "{} to {}", ages.min(), ages.max());
+    }
+
+    #[test]
+    fn the_load_ends_with_its_schedule_and_asks_for_no_more_than_its_number_of_requests() {
+        let (mut worker, _heard) = worker();
+        let mut reactor = Reactor::new().unwrap();
+        worker.arrive(START + SECOND / 4, reactor.io());
+        assert_eq!(worker.outstanding, 251, "due at 0, 1, ... 250 ms");
+        worker.budget = 9;
+        worker.arrive(START + 60 * SECOND, reactor.io());
+        assert_eq!((worker.outstanding, worker.next_due), (260, None));
+    }
+
+    #[test]
+    fn seconds_in_which_the_generator_was_not_run_are_told_as_empty() {
+        let (mut worker, heard) = worker();
+        let mut reactor = Reactor::new().unwrap();
+        worker.arrive(START + SECOND / 2, reactor.io());
+        worker.tick(START + 3 * SECOND + SECOND / 2);
+        let told: Vec<_> =
+            (0..3).map(|_| interval(&heard)).map(|i| (i.second, i.counts.begun, i.counts.waiting)).collect();
+        assert_eq!(told, [(0, 501, 501), (1, 0, 0), (2, 0, 0)]);
+        assert!(heard.try_recv().is_err() && worker.interval.second == 3);
+        assert_eq!(worker.next_second, START + 4 * SECOND);
+    }
+}

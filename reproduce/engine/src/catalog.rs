@@ -107,12 +107,9 @@ impl Engine {
             Error::new(format!("{}: {e}; an executable redis-server or valkey-server was expected", server.display()))
         })?;
         let text = String::from_utf8_lossy(&output.stdout);
-        // "Redis server v=6.2.14 sha=..." or "Valkey server v=9.1.2 ..."
-        let version = text.split_whitespace().find_map(|w| w.strip_prefix("v="));
-        let product = text.split_whitespace().next().filter(|p| ["Redis", "Valkey", "Server"].contains(p));
-        match (product, version) {
-            (Some(product), Some(version)) => engine.version = format!("{product} {version}"),
-            _ => {
+        match version_of(&text) {
+            Some(version) => engine.version = version,
+            None => {
                 let said = String::from_utf8_lossy(&output.stderr);
                 return Err(Error::new(format!(
                     "{}: --version says {:?}; a redis-server or valkey-server was expected",
@@ -144,6 +141,13 @@ impl Engine {
     pub fn is_valkey(&self) -> bool {
         self.version.starts_with("Valkey")
     }
+}
+
+/// Product and version of what --version prints: "Redis server v=6.2.14 sha=..." or "Valkey server v=9.1.2 ...".
+fn version_of(text: &str) -> Option<String> {
+    let product = text.split_whitespace().next().filter(|p| ["Redis", "Valkey", "Server"].contains(p))?;
+    let version = text.split_whitespace().find_map(|w| w.strip_prefix("v="))?;
+    Some(format!("{product} {version}"))
 }
 
 /// An installed engine of the catalogue.
@@ -198,5 +202,60 @@ pub fn find(name: &str) -> Result<Engine, Error> {
     match installed(entry) {
         Some(engine) => Ok(engine),
         None => crate::install(entry, &mut |_| {}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn engine(version: &str) -> Engine {
+        let (name, server) = ("x".to_string(), PathBuf::from("/nowhere"));
+        Engine { name, server, cli: None, libraries: None, version: version.into() }
+    }
+
+    #[test]
+    fn versions_are_parsed_and_compared_as_numbers() {
+        for (text, version, level, valkey) in [
+            ("Redis server v=6.2.14 sha=00000000:0 malloc=libc bits=64 build=1", "Redis 6.2.14", (6, 2), false),
+            ("Valkey server v=9.1.2 sha=00000000:0 malloc=jemalloc-5.3.0", "Valkey 9.1.2", (9, 1), true),
+            ("Redis server v=10.0.0-rc1 sha=1", "Redis 10.0.0-rc1", (10, 0), false),
+        ] {
+            assert_eq!(version_of(text).as_deref(), Some(version));
+            assert_eq!((engine(version).level(), engine(version).is_valkey()), (level, valkey), "{version}");
+        }
+        assert!(engine("Redis 10.0.1").level() > engine("Redis 9.9.9").level());
+        for text in ["", "redis-cli 6.2.14", "memcached v=1.6", "Redis server version 2.4"] {
+            assert_eq!(version_of(text), None, "{text}");
+        }
+        assert_eq!(engine("").level(), (0, 0));
+    }
+
+    #[test]
+    fn catalogue_names_are_unique_and_downloads_have_hashes() {
+        let names: BTreeSet<&str> = CATALOG.iter().map(|e| e.name).collect();
+        assert_eq!(names.len(), CATALOG.len());
+        for entry in CATALOG {
+            // `find` would take these for something else.
+            assert!(!entry.name.contains('/') && entry.name != "path", "{}", entry.name);
+            if let Origin::Wheel { sha256, version, .. } | Origin::Source { sha256, version, .. } = entry.origin {
+                let hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+                assert!(sha256.len() == 64 && sha256.chars().all(hex), "{}: {sha256}", entry.name);
+                assert!(!version.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_engine_name_lists_the_known_ones() {
+        let why = find("redis-9.9").unwrap_err().to_string();
+        assert!(why.contains("\"redis-9.9\"") && CATALOG.iter().all(|e| why.contains(e.name)), "{why}");
+        // A slash makes it a path.
+        let why = find("./valkey-9.1").unwrap_err().to_string();
+        assert!(why.starts_with("./valkey-9.1: ") && why.contains("an executable redis-server"), "{why}");
+        let why = Engine::at(Path::new("/bin/true")).unwrap_err().to_string();
+        assert!(why.contains("a redis-server or valkey-server was expected"), "{why}");
     }
 }

@@ -55,25 +55,15 @@ pub struct Plan {
     pub quorum: usize,
 }
 
-/// Running servers that belong together.
-pub struct Deployment {
-    /// Data nodes: masters first, then replicas in the same order.
-    pub nodes: Vec<Arc<Server>>,
-    /// Sentinels.
-    pub sentinels: Vec<Arc<Server>>,
-    /// How many of `nodes` started as masters.
-    pub masters: usize,
-}
-
-impl Deployment {
-    /// Starts it on loopback addresses and waits until it is ready. `spec` holds for every data node.
-    pub fn start(engine: &Engine, shape: &Shape, spec: &ServerSpec) -> Result<Deployment, Error> {
+impl Plan {
+    /// What a shape is on loopback addresses; `spec` holds for every data node.
+    fn of(engine: &Engine, shape: &Shape, spec: &ServerSpec) -> Plan {
         let member = |spec: ServerSpec| Member { engine: engine.clone(), spec };
         let alone = |replicas: usize| -> Vec<Member> {
             let replica = ServerSpec { port: None, ..spec.clone() };
             std::iter::once(spec.clone()).chain((0..replicas).map(|_| replica.clone())).map(member).collect()
         };
-        let plan = match shape {
+        match shape {
             Shape::Standalone => Plan { nodes: alone(0), masters: 1, ..Plan::default() },
             Shape::MasterReplica { replicas } => Plan { nodes: alone(*replicas), masters: 1, ..Plan::default() },
             Shape::Sentinel { replicas, sentinels, quorum } => Plan {
@@ -93,7 +83,43 @@ impl Deployment {
                 let nodes = (0..masters * (1 + replicas)).map(node).collect();
                 Plan { nodes, masters: *masters, cluster: true, ..Plan::default() }
             }
-        };
+        }
+    }
+
+    /// How node `i` is started; `first` is where the first one runs.
+    fn spec(&self, i: usize, first: Option<(&str, u16)>) -> ServerSpec {
+        let mut spec = self.nodes[i].spec.clone();
+        if self.cluster {
+            let own =
+                [("cluster-enabled", "yes"), ("cluster-config-file", "nodes.conf"), ("cluster-announce-ip", &spec.ip)];
+            let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            spec.settings.splice(0..0, own);
+        } else if i >= self.masters
+            && let Some((ip, port)) = first
+        {
+            spec.settings.push(("replicaof".into(), format!("{ip} {port}")));
+        }
+        // The first one too: it follows another after a failover.
+        let password = spec.settings.iter().rfind(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
+        spec.settings.extend(password.map(|p| ("masterauth".to_string(), p)));
+        spec
+    }
+}
+
+/// Running servers that belong together.
+pub struct Deployment {
+    /// Data nodes: masters first, then replicas in the same order.
+    pub nodes: Vec<Arc<Server>>,
+    /// Sentinels.
+    pub sentinels: Vec<Arc<Server>>,
+    /// How many of `nodes` started as masters.
+    pub masters: usize,
+}
+
+impl Deployment {
+    /// Starts it on loopback addresses and waits until it is ready. `spec` holds for every data node.
+    pub fn start(engine: &Engine, shape: &Shape, spec: &ServerSpec) -> Result<Deployment, Error> {
+        let plan = Plan::of(engine, shape, spec);
         let mut tries = 0;
         loop {
             tries += 1;
@@ -110,21 +136,7 @@ impl Deployment {
         progress(&format!("starting {} servers", plan.nodes.len() + plan.sentinels.len()));
         let mut nodes: Vec<Arc<Server>> = Vec::new();
         for (i, member) in plan.nodes.iter().enumerate() {
-            let mut spec = member.spec.clone();
-            if plan.cluster {
-                let own = [
-                    ("cluster-enabled", "yes"),
-                    ("cluster-config-file", "nodes.conf"),
-                    ("cluster-announce-ip", &spec.ip),
-                ];
-                let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-                spec.settings.splice(0..0, own);
-            } else if i >= plan.masters {
-                spec.settings.push(("replicaof".into(), format!("{} {}", nodes[0].ip, nodes[0].port)));
-            }
-            // The first one too: it follows another after a failover.
-            let password = spec.settings.iter().rfind(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
-            spec.settings.extend(password.map(|p| ("masterauth".to_string(), p)));
+            let spec = plan.spec(i, nodes.first().map(|n| (n.ip.as_str(), n.port)));
             nodes.push(Arc::new(Server::launch(&member.engine, &spec)?));
         }
         for node in &nodes {
@@ -218,12 +230,8 @@ pub fn migrate_slots(source: &mut Connection, first: u16, last: u16, destination
             return Ok(false);
         }
         let migrations = source.call(&["CLUSTER", "GETSLOTMIGRATIONS"])?;
-        let text = |job: &Value, field| job.get(field).and_then(Value::text).unwrap_or_default();
-        let ours = |job: &&Value| text(job, "slot_ranges") == range && text(job, "target_node") == destination;
-        // The newest comes first.
-        let Some(job) = migrations.items().iter().find(ours) else { return Ok(false) };
-        let state = text(job, "state");
-        told = format!("{state} {}", text(job, "message")).trim_end().to_string();
+        let Some((state, words)) = migration(&migrations, &range, destination) else { return Ok(false) };
+        told = words;
         if state == "failed" || state == "cancelled" {
             if begun == MIGRATIONS {
                 return Err(Error::new(format!("the migration of slots {range} was given up {begun} times")));
@@ -238,6 +246,17 @@ pub fn migrate_slots(source: &mut Connection, first: u16, last: u16, destination
         true => e,
         false => Error::new(format!("{e}; CLUSTER GETSLOTMIGRATIONS says: {told}")),
     })
+}
+
+/// The state of the newest migration of these slots to that node, and the same with what is said of it.
+fn migration(migrations: &Value, range: &str, destination: &str) -> Option<(String, String)> {
+    let text = |job: &Value, field: &str| job.get(field).and_then(Value::text).unwrap_or_default();
+    let ours = |job: &&Value| text(job, "slot_ranges") == range && text(job, "target_node") == destination;
+    // The newest comes first.
+    let job = migrations.items().iter().find(ours)?;
+    let state = text(job, "state");
+    let words = format!("{state} {}", text(job, "message")).trim_end().to_string();
+    Some((state, words))
 }
 
 /// A section of INFO.
@@ -255,14 +274,18 @@ fn wait_links(replicas: &[Arc<Server>]) -> Result<(), Error> {
     Ok(())
 }
 
+/// The slots of master `m` of so many.
+fn share(m: usize, masters: usize) -> impl Iterator<Item = u16> {
+    (0..SLOTS).filter(move |s| usize::from(*s) * masters / usize::from(SLOTS) == m)
+}
+
 /// Makes a cluster of servers that run.
 fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     let mut connections = nodes.iter().map(|n| n.connect()).collect::<Result<Vec<_>, _>>()?;
     let timeouts = if nodes.len() <= QUICK_NODES { hurry(&mut connections) } else { Vec::new() };
     for (m, connection) in connections.iter_mut().take(masters).enumerate() {
-        let slots = (0..SLOTS).filter(|s| usize::from(*s) * masters / usize::from(SLOTS) == m).map(|s| s.to_string());
         let mut command = vec!["CLUSTER".to_string(), "ADDSLOTS".to_string()];
-        command.extend(slots);
+        command.extend(share(m, masters).map(|s| s.to_string()));
         connection.call(&command)?;
     }
     for (i, connection) in connections.iter_mut().enumerate() {
@@ -337,4 +360,131 @@ fn hurry(connections: &mut [Connection]) -> Vec<Option<[String; 2]>> {
 pub fn view(connection: &mut Connection) -> Result<ClusterView, Error> {
     let text = connection.call(&["CLUSTER", "NODES"]).map(|v: Value| v.text().unwrap_or_default())?;
     ClusterView::parse(&text).map_err(|e| Error::new(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn engine() -> Engine {
+        let (name, version) = ("x".to_string(), "Valkey 9.1.2".to_string());
+        Engine { name, server: "/nowhere".into(), cli: None, libraries: None, version }
+    }
+
+    fn settings(all: &[(&str, &str)]) -> Vec<(String, String)> {
+        all.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    }
+
+    #[test]
+    fn masters_share_all_slots_evenly_and_in_order() {
+        for masters in [1, 2, 3, 5, 7, 100, 16_384] {
+            let shares: Vec<Vec<u16>> = match masters {
+                16_384 => [0, 1, 16_383].map(|m| share(m, masters).collect::<Vec<u16>>()).to_vec(), // all take seconds
+                _ => (0..masters).map(|m| share(m, masters).collect()).collect(),
+            };
+            let (least, most) = (shares.iter().map(Vec::len).min(), shares.iter().map(Vec::len).max());
+            assert!(least >= Some(1) && most <= least.map(|n| n + 1), "{masters}: {least:?} to {most:?}");
+            if masters < 16_384 {
+                assert!(shares.concat().into_iter().eq(0..SLOTS), "{masters}");
+            }
+        }
+        let ends = |m: usize| share(m, 3).fold((u16::MAX, 0), |(a, b), s| (a.min(s), b.max(s)));
+        assert_eq!([ends(0), ends(1), ends(2)], [(0, 5461), (5462, 10_922), (10_923, 16_383)]);
+    }
+
+    #[test]
+    fn members_of_a_shard_are_on_different_hosts_if_there_are_enough() {
+        for hosts in 1..=5usize {
+            for masters in 1..=7usize {
+                for replicas in 0..=3usize {
+                    let names: Vec<String> = (1..=hosts).map(|n| format!("127.0.0.{n}")).collect();
+                    let shape = Shape::Cluster { masters, replicas, hosts: names };
+                    let plan = Plan::of(&engine(), &shape, &ServerSpec::default());
+                    assert_eq!((plan.nodes.len(), plan.masters), (masters * (1 + replicas), masters));
+                    let ip = |i: usize| plan.nodes[i].spec.ip.as_str();
+                    for m in 0..masters {
+                        let shard: Vec<&str> = (m..plan.nodes.len()).step_by(masters).map(ip).collect();
+                        let mut apart = shard.clone();
+                        apart.sort_unstable();
+                        apart.dedup();
+                        assert_eq!(apart.len(), shard.len().min(hosts), "{hosts} hosts, shard {m}: {shard:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_requested_port_goes_to_the_first_server_only() {
+        let spec = ServerSpec { port: Some(7000), ip: "127.0.0.9".into(), ..ServerSpec::default() };
+        for (shape, ports, sentinels) in [
+            (Shape::Standalone, vec![Some(7000)], 0),
+            (Shape::MasterReplica { replicas: 2 }, vec![Some(7000), None, None], 0),
+            (Shape::Sentinel { replicas: 1, sentinels: 3, quorum: 2 }, vec![Some(7000), None], 3),
+            (Shape::Cluster { masters: 2, replicas: 0, hosts: Vec::new() }, vec![None, None], 0),
+        ] {
+            let plan = Plan::of(&engine(), &shape, &spec);
+            assert_eq!(plan.nodes.iter().map(|n| n.spec.port).collect::<Vec<_>>(), ports, "{shape:?}");
+            assert_eq!(
+                (plan.sentinels.len(), plan.masters),
+                (sentinels, if plan.cluster { 2 } else { 1 }),
+                "{shape:?}"
+            );
+            // The spec is for data nodes only.
+            assert!(plan.sentinels.iter().all(|s| s.spec.port.is_none() && s.spec.ip.is_empty()));
+        }
+    }
+
+    #[test]
+    fn node_settings_follow_the_plan_and_explicit_ones_win() {
+        let own = [("requirepass", "old"), ("requirepass", "new"), ("cluster-enabled", "no")];
+        let spec = ServerSpec { settings: settings(&own), ..ServerSpec::default() };
+        let plan = Plan::of(&engine(), &Shape::MasterReplica { replicas: 1 }, &spec);
+        let first = Some(("10.0.0.1", 7000));
+        let masterauth = ("masterauth", "new");
+        assert_eq!(plan.spec(0, None).settings, settings(&[&own[..], &[masterauth]].concat()));
+        let follows = ("replicaof", "10.0.0.1 7000");
+        assert_eq!(plan.spec(1, first).settings, settings(&[&own[..], &[follows, masterauth]].concat()));
+
+        let shape = Shape::Cluster { masters: 1, replicas: 1, hosts: vec!["127.0.0.1".into(), "127.0.0.2".into()] };
+        let plan = Plan::of(&engine(), &shape, &spec);
+        // Servers use the last of several lines of the same name.
+        let before =
+            [("cluster-enabled", "yes"), ("cluster-config-file", "nodes.conf"), ("cluster-announce-ip", "127.0.0.2")];
+        assert_eq!(plan.spec(1, first).settings, settings(&[&before[..], &own[..], &[masterauth]].concat()));
+    }
+
+    #[test]
+    fn the_newest_matching_migration_counts() {
+        let text = |t: &str| Value::Text(t.as_bytes().to_vec());
+        let job = |slots: &str, to: &str, state: &str, message: &str| {
+            let pairs =
+                [("name", "j"), ("slot_ranges", slots), ("target_node", to), ("state", state), ("message", message)];
+            Value::Array(pairs.iter().flat_map(|(key, value)| [text(key), text(value)]).collect())
+        };
+        let all = Value::Array(vec![
+            job("0-5", "b", "success", ""),
+            job("0-9", "c", "success", ""),
+            job("0-9", "b", "failed", "a fork failed"),
+            job("0-9", "b", "cancelled", ""),
+        ]);
+        let said = |state: &str, words: &str| Some((state.to_string(), words.to_string()));
+        assert_eq!(migration(&all, "0-9", "b"), said("failed", "failed a fork failed"));
+        assert_eq!(migration(&all, "0-9", "c"), said("success", "success"));
+        assert_eq!(migration(&all, "0-7", "b"), None);
+        assert_eq!(migration(&Value::Array(Vec::new()), "0-9", "b"), None);
+    }
+
+    #[test]
+    fn a_condition_is_checked_at_least_once_and_an_error_ends_the_wait() {
+        assert!(wait_for("it", Duration::ZERO, || Ok(true)).is_ok());
+        let why = wait_for("the moon", Duration::ZERO, || Ok(false)).unwrap_err();
+        assert_eq!(why.to_string(), "waited 0 s for the moon");
+        let mut looked = 0;
+        let why = wait_for("it", Duration::from_secs(3600), || {
+            looked += 1;
+            if looked == 2 { Err(Error::new("gone")) } else { Ok(false) }
+        });
+        assert_eq!((why.unwrap_err().to_string().as_str(), looked), ("gone", 2));
+    }
 }

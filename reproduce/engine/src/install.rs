@@ -189,3 +189,32 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
     let last: Vec<&str> = last.into_iter().rev().collect();
     Err(Error::new(format!("{name} failed ({}): {}", output.status, last.join(" | "))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_a_wrong_hash_is_refused_and_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("x.whl");
+        fs::write(&file, "abc").unwrap();
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        check_hash(&file, abc).unwrap();
+        let why = check_hash(&file, &abc.replace('b', "c")).unwrap_err().to_string();
+        assert!(why.starts_with("x.whl: ") && why.contains(abc), "{why}");
+        assert!(check_hash(&dir.path().join("missing"), abc).is_err());
+    }
+
+    #[test]
+    fn a_failed_install_step_reports_its_last_lines() {
+        let why = run(Command::new("sh").args(["-c", "echo noise; seq 5 >&2; exit 3"])).unwrap_err().to_string();
+        assert!(why.starts_with("sh failed") && why.ends_with("3 | 4 | 5"), "{why}");
+        // Some tools report errors on stdout.
+        let why = run(Command::new("sh").args(["-c", "echo so; exit 1"])).unwrap_err().to_string();
+        assert!(why.ends_with(": so"), "{why}");
+        let why = run(&mut Command::new("/nowhere/pip")).unwrap_err().to_string();
+        assert!(why.starts_with("/nowhere/pip: ") && why.contains("needed to install"), "{why}");
+        run(Command::new("sh").args(["-c", "echo warnings >&2"])).unwrap();
+    }
+}

@@ -107,6 +107,25 @@ pub struct ServerSpec {
     pub files: Vec<(String, String)>,
 }
 
+impl ServerSpec {
+    /// The configuration file of a server at this address that sees its directory as `inside`.
+    fn text(&self, ip: &str, port: u16, inside: &Path) -> String {
+        let mut text = format!("port {port}\nbind {ip}\ndir {}\nlogfile server.log\n", inside.display());
+        if self.seat.is_some() {
+            // Its own loopback too, for whoever stands beside it.
+            text = text.replace(&format!("bind {ip}"), &format!("bind {ip} 127.0.0.1\nprotected-mode no"));
+        }
+        if !self.sentinel {
+            // Persistence only when asked for, and no five-second wait for further replicas to sync.
+            text += "save \"\"\nrepl-diskless-sync-delay 0\n";
+        }
+        for (key, value) in &self.settings {
+            text += &format!("{key} {value}\n");
+        }
+        text
+    }
+}
+
 /// A running server. Dropping it ends it and removes its directory.
 pub struct Server {
     child: Mutex<Option<Child>>,
@@ -178,19 +197,7 @@ impl Server {
         let write = |name: &str, text: &str| {
             fs::write(dir.join(name), text).map_err(|e| Error::new(format!("{}: {e}", dir.join(name).display())))
         };
-        let mut conf = format!("port {port}\nbind {ip}\ndir {}\nlogfile server.log\n", inside.display());
-        if spec.seat.is_some() {
-            // Its own loopback too, for whoever stands beside it.
-            conf = conf.replace(&format!("bind {ip}"), &format!("bind {ip} 127.0.0.1\nprotected-mode no"));
-        }
-        if !spec.sentinel {
-            // Persistence only when asked for, and no five-second wait for further replicas to sync.
-            conf += "save \"\"\nrepl-diskless-sync-delay 0\n";
-        }
-        for (key, value) in &spec.settings {
-            conf += &format!("{key} {value}\n");
-        }
-        write("server.conf", &conf)?;
+        write("server.conf", &spec.text(&ip, port, &inside))?;
         for (name, text) in &spec.files {
             write(name, &text.replace("{port}", &port.to_string()))?;
         }
@@ -452,4 +459,62 @@ pub fn spawn_bound(mut command: Command) -> std::io::Result<Child> {
 
 fn quick() -> Options {
     Options { connect_timeout: Duration::from_secs(1), command_timeout: Duration::from_secs(1), ..Options::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(spec: ServerSpec, dir: &Path) -> Server {
+        let (name, version) = ("valkey-9.1".to_string(), "Valkey 9.1.2".to_string());
+        let engine = Engine { name, server: "/nowhere".into(), cli: None, libraries: None, version };
+        let (dir, inside, child) = (dir.to_path_buf(), dir.to_path_buf(), Mutex::new(None));
+        let (restarting, _temporary, ip, port) = (Mutex::new(()), None, "127.0.0.1".to_string(), 7000);
+        Server { child, restarting, dir, inside, _temporary, engine, spec, ip, port }
+    }
+
+    #[test]
+    fn requested_settings_come_last_in_the_configuration() {
+        let settings = vec![("save".to_string(), "60 1".to_string()), ("maxmemory".to_string(), "1mb".to_string())];
+        let spec = ServerSpec { settings, ..ServerSpec::default() };
+        let head = "port 7000\nbind 127.0.0.1\ndir /data\nlogfile server.log\n";
+        let asked = "save 60 1\nmaxmemory 1mb\n";
+        let text = spec.text("127.0.0.1", 7000, Path::new("/data"));
+        assert_eq!(text, format!("{head}save \"\"\nrepl-diskless-sync-delay 0\n{asked}"));
+        let sentinel = ServerSpec { sentinel: true, ..spec };
+        assert_eq!(sentinel.text("127.0.0.1", 7000, Path::new("/data")), format!("{head}{asked}"));
+    }
+
+    #[test]
+    fn free_ports_are_handed_out_once_and_leave_room_for_the_bus_port() {
+        let ports: BTreeSet<u16> = (0..50).map(|_| free_port("127.0.0.1").unwrap()).collect();
+        assert_eq!(ports.len(), 50);
+        assert!(ports.iter().all(|port| (10_000..22_000).contains(port)), "{ports:?}");
+        // An address that is not ours has no free port.
+        let why = free_port("192.0.2.1").unwrap_err().to_string();
+        assert!(why.contains("no free port") && why.contains("192.0.2.1"), "{why}");
+    }
+
+    #[test]
+    fn a_server_is_dialled_with_its_last_requirepass() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = ["old", "new"].map(|word| ("requirepass".to_string(), word.to_string())).to_vec();
+        let open = server(ServerSpec::default(), dir.path());
+        let closed = server(ServerSpec { settings, name: "b1".into(), ..ServerSpec::default() }, dir.path());
+        assert!(open.target().password.is_none());
+        assert_eq!(closed.target().password.as_ref().map(|p| p.reveal()), Some("new"));
+        assert_eq!([open.name(), closed.name()], ["valkey-9.1", "b1"]);
+        assert_eq!((open.url().as_str(), open.pid(), open.alive()), ("redis://127.0.0.1:7000", 0, false));
+    }
+
+    #[test]
+    fn the_log_tail_includes_stderr_and_skips_blank_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(ServerSpec::default(), dir.path());
+        assert_eq!(server.log_tail(4), "(empty)");
+        fs::write(dir.path().join("server.log"), "one\n\ntwo\n  \nthree\n").unwrap();
+        assert_eq!(server.log_tail(2), "two | three");
+        fs::write(dir.path().join("stderr.log"), "FATAL\n").unwrap();
+        assert_eq!(server.log_tail(2), "three | FATAL");
+    }
 }
