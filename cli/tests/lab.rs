@@ -7,11 +7,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{engine, ids, stderr, stdout};
+use common::{Running, engine, ids, stderr, stdout};
 use serde_json::Value;
-use unslow_engine::wait_for;
+use unslow_testkit::{skip, until};
 
 /// A place for labs of one test's own; whatever a failed test left is taken down at the end.
 struct Labs {
@@ -63,17 +63,15 @@ impl Labs {
         assert!(left.is_empty(), "{left:?}");
         // By the mark that every process of a lab carries, and by the user's own programs inside.
         let mark = format!("UNSLOW_LAB={}", self.path().join(lab).display());
-        for entry in std::fs::read_dir("/proc").expect("there").flatten() {
+        let marked = |entry: &std::fs::DirEntry| {
             let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-            let marked = environment.split(|b| *b == 0).any(|v| v == mark.as_bytes());
-            assert!(!marked, "process {} is left", entry.file_name().to_string_lossy());
-        }
-        for pid in pids {
-            // Reaped or not, a dead process holds nothing.
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let state = stat.rsplit(") ").next().unwrap_or_default().chars().next();
-            assert!(matches!(state, None | Some('Z' | 'X')), "process {pid} is left: {stat}");
-        }
+            environment.split(|b| *b == 0).any(|v| v == mark.as_bytes())
+        };
+        // Killed is not yet dead, on a busy machine.
+        until(&format!("every process of {lab} to end"), || {
+            let mut all = std::fs::read_dir("/proc").expect("there").flatten();
+            !all.any(|entry| marked(&entry)) && pids.iter().all(|pid| dead(*pid))
+        });
         for controller in ["cpu", "memory", ""] {
             let left = std::fs::read_dir(Path::new("/sys/fs/cgroup").join(controller)).into_iter().flatten().flatten();
             let left: Vec<_> =
@@ -92,6 +90,13 @@ impl Drop for Labs {
 fn pids(lab: &Value) -> Vec<u64> {
     let servers = lab["servers"].as_array().expect("servers").iter();
     servers.map(|s| s["pid"].as_u64().expect("a pid")).chain(lab["pid"].as_u64()).collect()
+}
+
+/// Reaped or not, a dead process holds nothing.
+fn dead(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().unwrap_or_default().chars().next();
+    matches!(state, None | Some('Z' | 'X'))
 }
 
 fn is_root() -> bool {
@@ -134,9 +139,12 @@ fn a_lab_outlives_its_command_is_diagnosed_and_leaves_nothing() {
     assert_eq!((stopped["name"].as_str(), stopped["state"].as_str()), (Some("node-2"), Some("stopped")));
     let binary = env!("CARGO_BIN_EXE_unslow");
     let url = up["url"].as_str().expect("a url");
-    let diagnose = ["exec", "zone-a-client-1", "--", binary, "doctor", url, "--window", "1s", "--format", "json", "-q"];
+    let diagnose = ["exec", "zone-a-client-1", "--", binary, "doctor", url, "--window", "1s", "--timeout", "5"];
+    let diagnose = [&diagnose[..], &["--format", "json", "-q"]].concat();
     let report: Value = serde_json::from_slice(&labs.run(&diagnose).stdout).expect("a report");
-    assert_eq!(ids(&report).first().map(String::as_str), Some("node_hangs"), "{:?}", ids(&report));
+    // Beside it stands what a busy machine does to a deployment.
+    let named = report["findings"].as_array().and_then(|all| all.iter().find(|f| f["id"] == "node_hangs"));
+    assert!(named.is_some_and(|f| f["severity"] == "critical"), "{:?}, of which {named:?}", ids(&report));
     let healed = labs.json(&["heal"]);
     assert_eq!(healed["healed"][0]["name"], "hang");
     let again: Value = serde_json::from_slice(&labs.run(&diagnose).stdout).expect("a report");
@@ -152,22 +160,24 @@ fn a_lab_outlives_its_command_is_diagnosed_and_leaves_nothing() {
     labs.assert_nothing(&pids, "story");
     assert!(device.is_none_or(|d| !Path::new(&d).exists()), "the door is left");
     let holds = |e: &std::fs::DirEntry| std::fs::read_link(e.path().join("ns/net")).is_ok_and(|n| n == namespace);
-    assert!(!std::fs::read_dir("/proc").expect("there").flatten().any(|e| holds(&e)), "its namespace is left");
+    until("its namespace to go", || !std::fs::read_dir("/proc").expect("there").flatten().any(|e| holds(&e)));
 }
 
 #[test]
 fn a_fault_heals_by_itself_after_its_time() {
     let labs = Labs::new();
     labs.done(&["up", "--name", "timed", "--kind", "standalone", "--zones", "1"]);
-    labs.done(&["fault", "hang", "--for", "2s"]);
+    let begun = Instant::now();
+    // Long enough to be seen at work.
+    labs.done(&["fault", "hang", "--for", "6s"]);
     let during = &labs.json(&["ls"])["labs"][0];
     assert_eq!(during["servers"][0]["state"], "stopped");
-    assert!(during["faults"][0]["left_ms"].as_u64().is_some_and(|ms| ms <= 2000), "{}", during["faults"]);
-    wait_for("the fault to be healed", Duration::from_secs(10), || {
+    assert!(during["faults"][0]["left_ms"].as_u64().is_some_and(|ms| ms <= 6000), "{}", during["faults"]);
+    until("the fault to be healed", || {
         let lab = &labs.json(&["ls"])["labs"][0];
-        Ok(lab["faults"].as_array().is_some_and(Vec::is_empty) && lab["servers"][0]["state"] == "running")
-    })
-    .unwrap_or_else(|e| panic!("{e}"));
+        lab["faults"].as_array().is_some_and(Vec::is_empty) && lab["servers"][0]["state"] == "running"
+    });
+    assert!(begun.elapsed() >= Duration::from_secs(6), "healed before its time");
 }
 
 #[test]
@@ -177,33 +187,30 @@ fn a_killed_holder_leaves_nothing_that_down_all_does_not_remove() {
     if is_root() {
         labs.done(&["fault", "cpu_throttle", "node-1", "50%"]);
     }
-    let mut own = labs.command(&["exec", "zone-a-client-1", "--", "sleep", "300"]).spawn().expect("started");
+    let own = labs.command(&["exec", "zone-a-client-1", "--", "sleep", "300"]).spawn().expect("started");
+    let mut own = Running(own);
     let mut pids = pids(&up);
-    pids.push(own.id().into());
-    wait_for("the program of the user's own to be inside", Duration::from_secs(10), || {
-        Ok(std::fs::read_to_string(format!("/proc/{}/comm", own.id())).unwrap_or_default().trim() == "sleep")
-    })
-    .unwrap_or_else(|e| panic!("{e}"));
+    pids.push(own.0.id().into());
+    until("the program of the user's own to be inside", || {
+        std::fs::read_to_string(format!("/proc/{}/comm", own.0.id())).unwrap_or_default().trim() == "sleep"
+    });
     assert!(Command::new("kill").args(["-9", &up["pid"].to_string()]).status().expect("kill runs").success());
-    wait_for("the servers to end with it", Duration::from_secs(10), || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pids[0])).unwrap_or_default();
-        Ok(stat.is_empty() || stat.contains(") Z"))
-    })
-    .unwrap_or_else(|e| panic!("{e}"));
-    wait_for("ls to say so", Duration::from_secs(10), || Ok(labs.done(&["ls"]).contains("was killed")))
-        .unwrap_or_else(|e| panic!("{e}"));
+    until("the servers to end with it", || dead(pids[0]));
+    until("ls to say so", || labs.done(&["ls"]).contains("was killed"));
     labs.refused(&["fault", "hang", "--lab", "killed"], "is gone; unslow lab down killed");
     labs.done(&["down", "--all"]);
-    assert!(own.wait().expect("ended").code().is_none(), "ended by a signal");
+    assert!(own.ended().is_none(), "ended by a signal");
     labs.assert_nothing(&pids, "killed");
     // And another of the same name can be had at once; so it can after a kill without a down.
     let up = labs.json(&["up", "--name", "killed", "--kind", "standalone", "--zones", "1"]);
     assert!(Command::new("kill").args(["-9", &up["pid"].to_string()]).status().expect("kill runs").success());
-    wait_for("its holder to end", Duration::from_secs(10), || Ok(labs.done(&["ls"]).contains("was killed")))
-        .unwrap_or_else(|e| panic!("{e}"));
+    until("its holder to end", || labs.done(&["ls"]).contains("was killed"));
     labs.done(&["up", "--name", "killed", "--kind", "standalone", "--zones", "1"]);
     labs.done(&["down"]);
     labs.assert_nothing(&[], "killed");
+    if !is_root() {
+        skip("all but the cgroup that a killed holder leaves was shown: it takes root to make one");
+    }
 }
 
 #[test]
@@ -211,12 +218,13 @@ fn ctrl_c_in_the_middle_of_up_undoes_everything() {
     let labs = Labs::new();
     for moment in ["wiring", "starting", "waiting for every node", "waiting for cluster_state"] {
         let mut command = labs.command(&["up", "--name", "stopped", "--masters", "6"]);
-        let mut up = command.stderr(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn().expect("started");
-        let mut lines = BufReader::new(up.stderr.take().expect("piped")).lines();
+        let up = command.stderr(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn().expect("started");
+        let mut up = Running(up);
+        let mut lines = BufReader::new(up.0.stderr.take().expect("piped")).lines();
         assert!(lines.any(|l| l.is_ok_and(|l| l.contains(moment))), "it says {moment}");
-        assert!(Command::new("kill").args(["-INT", &up.id().to_string()]).status().expect("kill runs").success());
+        up.signal(libc::SIGINT);
         let rest: Vec<String> = lines.map_while(Result::ok).collect();
-        assert_eq!(up.wait().expect("ended").code(), Some(2), "{rest:?}");
+        assert_eq!(up.ended(), Some(2), "{rest:?}");
         assert!(rest.iter().any(|l| l.contains("everything that was started has been ended")), "{moment}: {rest:?}");
         labs.assert_nothing(&[], "stopped");
     }
@@ -288,6 +296,9 @@ fn bad_orders_get_a_clear_error_and_leave_nothing() {
     labs.refused(&["heal"], "say which with --lab: one, two");
     labs.done(&["down", "--all"]);
     labs.assert_nothing(&[], "one");
+    if !is_root() {
+        skip("all but a disk that is full from the start was shown: it takes root to limit one");
+    }
 }
 
 #[test]
@@ -338,7 +349,8 @@ fn told(output: &Output) {
 #[test]
 fn an_ordinary_user_gets_zones_in_a_user_namespace() {
     if !is_root() {
-        return; // then all the other tests here are this one
+        skip("nobody is root here: all the other tests of labs are this one");
+        return;
     }
     let dir = tempfile::tempdir().expect("a directory");
     let open = |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("set");
@@ -368,7 +380,8 @@ fn an_ordinary_user_gets_zones_in_a_user_namespace() {
     let _down = Down(&run);
     let up = run(&["up", "--name", "mine", "--server", server.to_str().expect("text"), "--format", "json"]);
     if stderr(&up).contains("neither network namespaces nor user namespaces are allowed") {
-        return; // the kernel's own choice, and the message for it
+        skip("this kernel allows ordinary users no user namespaces; the message for it was seen");
+        return;
     }
     assert!(up.status.success(), "{}", stderr(&up));
     let lab: Value = serde_json::from_slice(&up.stdout).expect("JSON");

@@ -17,12 +17,12 @@ port = int(sys.argv[1])
 
 
 def client(**more):
-    return redis.Redis(port=port, socket_timeout=20, **more)
+    return redis.Redis(port=port, socket_timeout=100, **more)
 
 
 def raw():
-    s = socket.create_connection(("127.0.0.1", port), 5)
-    s.settimeout(10)
+    s = socket.create_connection(("127.0.0.1", port), 100)
+    s.settimeout(100)
     return s
 
 
@@ -64,7 +64,7 @@ print("addresses")
 
 # Flags of recv, FIONREAD, poll, select, epoll in one thread.
 s.sendall(b"PING\r\n")
-assert select.select([s], [], [], 5)[0] == [s]
+assert select.select([s], [], [], 100)[0] == [s]
 assert s.recv(3, socket.MSG_PEEK) == b"+PO"
 assert s.recv(7, socket.MSG_WAITALL) == b"+PONG\r\n"
 s.setblocking(True)
@@ -78,31 +78,31 @@ import fcntl, struct, termios
 s.sendall(b"PING\r\n")
 poller = select.poll()
 poller.register(s, select.POLLIN)
-assert poller.poll(5000) == [(s.fileno(), select.POLLIN)]
+assert poller.poll(100_000) == [(s.fileno(), select.POLLIN)]
 assert struct.unpack("i", fcntl.ioctl(s, termios.FIONREAD, b"\0" * 4))[0] == 7
 assert s.recv(100) == b"+PONG\r\n"
 begun = time.time()
-assert poller.poll(100) == [] and 0.09 < time.time() - begun < 5
+assert poller.poll(100) == [] and time.time() - begun > 0.09
 readable, writable = os.pipe()
 epoll = select.epoll()
 epoll.register(s, select.EPOLLIN)
 epoll.register(readable, select.EPOLLIN)
 os.write(writable, b"x")
-assert epoll.poll(5) == [(readable, select.EPOLLIN)]
+assert epoll.poll(100) == [(readable, select.EPOLLIN)]
 s.sendall(b"PING\r\n")
 seen = set()
 while len(seen) < 2:
-    seen.update(fd for fd, _ in epoll.poll(5))
+    seen.update(fd for fd, _ in epoll.poll(100))
 assert s.recv(100) == b"+PONG\r\n"
 os.read(readable, 1)
 assert epoll.poll(0.05) == []
 epoll.modify(s, select.EPOLLIN | select.EPOLLET)
 s.sendall(b"PING\r\n")
-assert epoll.poll(5) == [(s.fileno(), select.EPOLLIN)]
+assert epoll.poll(100) == [(s.fileno(), select.EPOLLIN)]
 assert epoll.poll(0.05) == [], "an edge comes once"
 assert s.recv(100) == b"+PONG\r\n"
 epoll.modify(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLONESHOT)
-assert epoll.poll(5) == [(s.fileno(), select.EPOLLOUT)]
+assert epoll.poll(100) == [(s.fileno(), select.EPOLLOUT)]
 assert epoll.poll(0.05) == [], "once"
 epoll.unregister(s)
 epoll.close()
@@ -153,7 +153,7 @@ try:
     s.recv(1)
     raise SystemExit("bytes from nowhere")
 except TimeoutError:
-    assert 0.19 < time.time() - begun < 5
+    assert time.time() - begun > 0.19
 s.setblocking(True)
 s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 200_000))
 try:
@@ -165,16 +165,16 @@ s.close()
 begun = time.time()
 assert r.blpop("nothing", timeout=1) is None and time.time() - begun > 0.9
 threading.Timer(0.1, lambda: client().rpush("list", "x")).start()
-assert r.blpop("list", timeout=10) == (b"list", b"x")
+assert r.blpop("list", timeout=100) == (b"list", b"x")
 print("timeouts")
 
 # Messages, MONITOR, transactions, scripts.
 ps = client().pubsub()
 ps.subscribe("c")
-while ps.get_message(timeout=5)["type"] != "subscribe":
+while ps.get_message(timeout=100)["type"] != "subscribe":
     pass
 assert r.publish("c", "hello") == 1
-assert ps.get_message(timeout=5)["data"] == b"hello"
+assert ps.get_message(timeout=100)["data"] == b"hello"
 with client().monitor() as m:
     r.set("seen", "x")
     for _ in range(100):
@@ -205,7 +205,7 @@ threads = [threading.Thread(target=pairs, args=(n,)) for n in range(16)]
 for t in threads:
     t.start()
 for t in threads:
-    t.join(60)
+    t.join(100)
     assert not t.is_alive(), "a thread hangs"
 assert not wrong, wrong
 print("threads")

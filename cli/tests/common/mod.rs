@@ -1,41 +1,19 @@
-//! What the tests of the binary share.
-#![allow(dead_code)] // each test file uses its part
+//! What the tests of the binary share beside `unslow-testkit`: reports, schemas, TLS.
+#![allow(dead_code, unused_imports)] // each test file uses its part
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
-use unslow_engine::{Engine, Server, ServerSpec, find};
-
-/// The released binary with these arguments, to its end.
-pub fn unslow(arguments: &[&str]) -> Output {
-    command(arguments).output().expect("the binary runs")
-}
-
-/// The same, to be changed before it runs.
-pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_unslow"));
-    command.args(arguments).env_remove("UNSLOW_PASSWORD");
-    command
-}
-
-pub fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-pub fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
+use unslow_engine::Server;
+pub use unslow_testkit::browser::browse;
+pub use unslow_testkit::{Running, command, engine, stderr, stdout, unslow};
 
 /// A report with a short window, as JSON.
 pub fn report(url: &str, more: &[&str]) -> serde_json::Value {
-    let mut arguments = vec!["doctor", url, "--window", "1s", "--format", "json", "--quiet", "--timeout", "2"];
+    let mut arguments = vec!["doctor", url, "--window", "1s", "--format", "json", "--quiet", "--timeout", "10"];
     arguments.extend(more);
     let output = unslow(&arguments);
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{url}: {e}; stderr: {}", stderr(&output)))
-}
-
-pub fn engine(name: &str) -> Engine {
-    find(name).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
 /// Ids of the findings, in order.
@@ -85,8 +63,8 @@ pub fn tls_settings(dir: &Path) -> (Vec<(&'static str, String)>, u16) {
 pub fn tls_server(dir: &Path) -> (Server, u16) {
     let (mut settings, port) = tls_settings(dir);
     settings.push(("requirepass", "s3cret".into()));
-    let settings = settings.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-    (Server::start(&engine("redis-7.0"), &ServerSpec { settings, ..ServerSpec::default() }).unwrap(), port)
+    let settings: Vec<(&str, &str)> = settings.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    (unslow_testkit::servers::server("redis-7.0", &settings), port)
 }
 
 /// The committed schema of a document.
@@ -95,54 +73,4 @@ pub fn schema(name: &str) -> jsonschema::Validator {
     let schema: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(path).expect("the schema is kept")).expect("it is JSON");
     jsonschema::validator_for(&schema).expect("it is a schema")
-}
-
-/// What a real browser makes of a page, after a look that the page asks nobody outside for anything.
-pub fn browse(page: &Path) -> String {
-    let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
-        .iter()
-        .find(|b| Command::new(b).arg("--version").output().is_ok())
-    else {
-        panic!("no Chromium; make tools installs it");
-    };
-    let text = std::fs::read_to_string(page).unwrap();
-    for outside in ["http://", "https://", "src=", "<script", "@import"] {
-        let stripped = text.replace("http://www.w3.org/2000/svg", "");
-        assert!(!stripped.contains(outside), "the page is not self-contained: {outside}");
-    }
-    let profile = page.with_extension("profile");
-    let dom = Command::new(browser)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-        ])
-        .arg(format!("--user-data-dir={}", profile.display()))
-        .arg("--dump-dom")
-        .arg(format!("file://{}", page.display()))
-        .output()
-        .unwrap();
-    stdout(&dom)
-}
-
-/// Ended with the test, whatever becomes of it.
-pub struct Running(pub std::process::Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    pub fn signal(&self, signal: i32) {
-        // SAFETY: kill takes numbers only, and the child is ours and not yet waited for.
-        unsafe { libc::kill(self.0.id() as i32, signal) };
-    }
 }

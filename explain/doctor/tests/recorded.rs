@@ -1,7 +1,7 @@
 //! Facts recorded on real servers, judged again: the rule whose fault was injected comes first, and healthy
 //! deployments have nothing above risk. Milliseconds, no server.
 //!
-//! Record anew with `UNSLOW_RECORD=$PWD/explain/doctor/tests/facts cargo test --release --test injected`.
+//! To record the facts again: `UNSLOW_RECORD=$PWD/explain/doctor/tests/facts cargo xtask test injected`.
 
 #![allow(clippy::disallowed_methods)] // rules may not read files; their tests must
 

@@ -4,30 +4,25 @@ use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use unslow_client::{Connection, Options, Target, Value};
-use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, wait_for};
-use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Read, Start};
+use unslow_engine::{Deployment, Error, Server, Shape};
+use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Log, Read, Start};
 use unslow_resp::{Scan, Scanner, write_command};
-use unslow_topology::slot_of;
-
-/// One test at a time: they all want the processors.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-fn options(protocol: u8) -> Options {
-    let timeout = Duration::from_secs(20);
-    Options { connect_timeout: timeout, command_timeout: timeout, protocol, ..Options::default() }
-}
+use unslow_testkit::servers::{deployment, sentinels, server};
+use unslow_testkit::slots::{id, move_slot, owner_of};
+use unslow_testkit::wait::until_ok;
+use unslow_testkit::{PATIENCE, cluster, options, standalone, until};
+use unslow_topology::{ClusterView, Info, slot_of};
 
 fn gate(url: &str, change: impl FnOnce(&mut Config)) -> Gateway {
-    let mut config = Config { listen: vec!["127.0.0.1:0".into()], target: url.into(), ..Config::default() };
+    // Nearly as patient as its clients: how long a busy machine takes to elect a master is not judged here.
+    let mut config =
+        Config { listen: vec!["127.0.0.1:0".into()], target: url.into(), hold_ms: 50_000, ..Config::default() };
     change(&mut config);
     let target = Target::parse(&config.target).unwrap();
     Gateway::start(Start { config, target, options: options(3), reread: None, log: Box::new(|_| {}) }).unwrap()
@@ -47,7 +42,7 @@ fn client(gateway: &Gateway) -> Connection {
 
 fn raw(gateway: &Gateway) -> TcpStream {
     let stream = TcpStream::connect(&gateway.addresses[0]).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_nodelay(true).unwrap();
     stream
 }
@@ -77,48 +72,80 @@ fn text(frame: &[u8]) -> String {
     frame.escape_ascii().to_string()
 }
 
-fn standalone(name: &str) -> Server {
-    Server::start(&find(name).unwrap(), &ServerSpec::default()).unwrap()
-}
-
-fn spec(settings: &[(&str, &str)]) -> ServerSpec {
-    let settings = settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-    ServerSpec { settings, ..ServerSpec::default() }
-}
-
-fn cluster(name: &str) -> Deployment {
-    Deployment::start(&find(name).unwrap(), &Shape::six_nodes(), &spec(&[("cluster-node-timeout", "2000")])).unwrap()
-}
-
-/// Moves a slot with its keys, as redis-cli does.
-fn move_slot(deployment: &Deployment, slot: u16, from: usize, to: usize, hold: Duration) {
-    let id = |i: usize| deployment.nodes[i].connect().unwrap().call(&["CLUSTER", "MYID"]).unwrap().text().unwrap();
-    let (a, b, slot) = (id(from), id(to), slot.to_string());
-    let (mut source, mut target) = (deployment.nodes[from].connect().unwrap(), deployment.nodes[to].connect().unwrap());
-    target.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &a]).unwrap();
-    source.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &b]).unwrap();
-    let (host, port) =
-        deployment.nodes[to].address().rsplit_once(':').map(|(h, p)| (h.to_string(), p.to_string())).unwrap();
-    std::thread::sleep(hold);
+/// The next frame, as text; `rest` is what came behind the last one.
+fn next_frame(stream: &mut TcpStream, rest: &mut Vec<u8>) -> String {
+    let mut chunk = [0; 1 << 12];
     loop {
-        let keys = source.call(&["CLUSTER", "GETKEYSINSLOT", &slot, "10"]).unwrap();
-        let keys: Vec<String> = keys.items().iter().filter_map(Value::text).collect();
-        if keys.is_empty() {
-            break;
+        if let Scan::Complete(len) = Scanner::default().scan(&rest[..]).expect("RESP") {
+            return text(&rest.drain(..len).collect::<Vec<u8>>());
         }
-        let mut migrate = vec!["MIGRATE", &host, &port, "", "0", "5000", "KEYS"];
-        migrate.extend(keys.iter().map(String::as_str));
-        source.call(&migrate).unwrap();
-        std::thread::sleep(hold);
+        let n = stream.read(&mut chunk).expect("something to read");
+        assert!(n > 0, "closed after {}", text(rest));
+        rest.extend_from_slice(&chunk[..n]);
     }
-    target.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).unwrap();
-    source.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).unwrap();
 }
 
-fn owner_of(deployment: &Deployment, slot: u16) -> usize {
-    let view = unslow_engine::view(&mut deployment.nodes[0].connect().unwrap()).unwrap();
-    let owner = view.masters().find(|n| n.slots.contains(slot)).unwrap().address.clone();
-    deployment.nodes.iter().position(|n| n.address() == owner).unwrap()
+/// Three masters with a replica each, that no busy machine makes fail over: for what is not about failovers.
+fn steady(name: &str) -> Deployment {
+    deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "15000")])
+}
+
+/// One of the gateway's counters, as its operator sees it at this moment.
+fn counter(operator: &mut Connection, name: &str) -> u64 {
+    let reply = operator.call(&["UNSLOW", "SHOW", "STATS"]).unwrap();
+    let value = |row: String| row.strip_prefix(name)?.strip_prefix('=')?.parse::<u64>().ok();
+    let found = reply.items().iter().filter_map(Value::text).find_map(value);
+    found.unwrap_or_else(|| panic!("no {name} in {reply:?}"))
+}
+
+/// One of the gateway's counters, as its metrics have it: at most a second old.
+fn metric(gateway: &Gateway, name: &str) -> u64 {
+    let (text, start) = (gateway.metrics(), format!("unslow_gateway_{name} "));
+    let found = text.lines().find_map(|l| l.strip_prefix(start.as_str())?.parse::<u64>().ok());
+    found.unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
+/// The gateway's connections to servers, a line each.
+fn backends(operator: &mut Connection) -> Vec<String> {
+    let reply = operator.call(&["UNSLOW", "SHOW", "BACKENDS"]).unwrap();
+    reply.items().iter().filter_map(Value::text).collect()
+}
+
+/// Waits until every node's own view is so.
+fn everywhere(deployment: &Deployment, what: &str, is: impl Fn(&ClusterView) -> bool) {
+    until_ok(what, || {
+        for node in &deployment.nodes {
+            if !is(&unslow_engine::view(&mut node.connect()?)?) {
+                return Ok(false);
+            }
+        }
+        Ok::<_, Error>(true)
+    });
+}
+
+/// Makes a replica master by CLUSTER FAILOVER. Servers give one up after five seconds; it is asked for again.
+fn promote(replica: &Server) {
+    let role = |c: &mut Connection| -> Result<(String, String), Error> {
+        let reply = c.call(&["ROLE"])?;
+        let word = |i: usize| reply.items().get(i).and_then(Value::text).unwrap_or_default();
+        Ok((word(0), word(3)))
+    };
+    until_ok("the replica to be connected to its master", || {
+        let (role, state) = role(&mut replica.connect()?)?;
+        Ok::<_, Error>(role == "slave" && state == "connected")
+    });
+    let mut asked: Option<Instant> = None;
+    until_ok("it to be master", || {
+        let mut c = replica.connect()?;
+        if role(&mut c)?.0 == "master" {
+            return Ok(true);
+        }
+        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
+            c.call(&["CLUSTER", "FAILOVER"])?;
+            asked = Some(Instant::now());
+        }
+        Ok::<_, Error>(false)
+    });
 }
 
 // What clients get.
@@ -183,9 +210,9 @@ fn differential(gateway: &Gateway, direct: &Server, protocol: u8, tag: &str, see
     let mut rng = StdRng::seed_from_u64(seed);
     let mut one = TcpStream::connect(direct.address()).unwrap();
     let mut other = raw(gateway);
-    let (mut at_one, mut at_other) = (direct.connect().unwrap(), client(gateway));
+    let (mut at_one, mut at_other) = (direct.connect_with(&options(2)).unwrap(), client(gateway));
+    one.set_read_timeout(Some(PATIENCE)).unwrap();
     for stream in [&mut one, &mut other] {
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         if protocol == 3 {
             stream.write_all(b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n").unwrap();
             frames(stream, 1);
@@ -236,7 +263,6 @@ fn differential(gateway: &Gateway, direct: &Server, protocol: u8, tag: &str, see
 
 #[test]
 fn random_commands_get_the_same_answers_as_from_the_server_itself() {
-    let _alone = alone();
     for name in ["valkey-9.1", "redis-7.0", "redis-6.2", "redis-5.0"] {
         let direct = standalone(name);
         let behind = standalone(name);
@@ -250,10 +276,9 @@ fn random_commands_get_the_same_answers_as_from_the_server_itself() {
 
 #[test]
 fn a_cluster_behind_the_gateway_answers_like_one_server() {
-    let _alone = alone();
     for name in ["valkey-9.1", "redis-5.0"] {
         let direct = standalone(name);
-        let deployment = cluster(name);
+        let deployment = steady(name);
         let gateway = gate(&deployment.url(), |_| {});
         // Keys of one slot, since some commands want them so.
         for seed in 0..3 {
@@ -264,9 +289,8 @@ fn a_cluster_behind_the_gateway_answers_like_one_server() {
 
 #[test]
 fn commands_over_many_keys_and_nodes_are_one_command_to_the_client() {
-    let _alone = alone();
     for name in ["valkey-9.1", "redis-7.0", "redis-6.2", "redis-5.0"] {
-        let deployment = cluster(name);
+        let deployment = steady(name);
         let gateway = gate(&deployment.url(), |_| {});
         let mut c = client(&gateway);
         let keys: Vec<String> = (0..500).map(|i| format!("k{i}")).collect();
@@ -330,8 +354,7 @@ fn commands_over_many_keys_and_nodes_are_one_command_to_the_client() {
 
 #[test]
 fn transactions_are_the_servers_own() {
-    let _alone = alone();
-    let deployment = cluster("valkey-9.1");
+    let deployment = steady("valkey-9.1");
     let gateway = gate(&deployment.url(), |_| {});
     let (mut a, mut b) = (client(&gateway), client(&gateway));
     let mut run = |words: &[&str]| a.call(words).map_err(|e| e.to_string());
@@ -368,18 +391,28 @@ fn transactions_are_the_servers_own() {
 }
 
 #[test]
-fn blocking_commands_keep_nobody_else_waiting_and_give_their_connection_back() {
-    let _alone = alone();
-    let deployment = cluster("redis-7.0");
+fn blocking_commands_do_not_delay_other_clients_and_give_their_connection_back() {
+    let deployment = steady("redis-7.0");
     let gateway = gate(&deployment.url(), |_| {});
+    let blocked_clients = || -> Result<u64, Error> {
+        let mut sum = 0;
+        for node in &deployment.nodes {
+            let info = unslow_engine::info(&mut node.connect()?, "clients")?;
+            sum += info.number("blocked_clients").unwrap() as u64;
+        }
+        Ok(sum)
+    };
     let mut other = client(&gateway);
     let mut blocked: Vec<TcpStream> = (0..30).map(|_| raw(&gateway)).collect();
     for stream in &mut blocked {
         // What follows waits for its turn.
         stream.write_all(b"BLPOP q 0\r\nGET after\r\nPING\r\n").unwrap();
     }
+    until_ok("all of them to block", || Ok::<_, Error>(blocked_clients()? == 30));
+    // Other clients are answered meanwhile.
     other.call(&["SET", "after", "1"]).unwrap();
-    let begun = Instant::now();
+    assert_eq!(other.call(&["GET", "after"]).unwrap().text().as_deref(), Some("1"));
+    assert_eq!(blocked_clients().unwrap(), 30);
     for i in 0..30 {
         other.call(&["RPUSH", "q", &i.to_string()]).unwrap();
     }
@@ -394,23 +427,12 @@ fn blocking_commands_keep_nobody_else_waiting_and_give_their_connection_back() {
     got.sort();
     got.dedup();
     assert_eq!(got.len(), 30, "each element went to one client");
-    assert!(begun.elapsed() < Duration::from_secs(15));
     // A client that goes while it blocks takes nothing with it.
     let mut gone = raw(&gateway);
     gone.write_all(b"BLPOP q 0\r\n").unwrap();
-    let blocked_clients = || {
-        deployment
-            .nodes
-            .iter()
-            .map(|n| {
-                let info = unslow_engine::info(&mut n.connect().unwrap(), "clients").unwrap();
-                info.number("blocked_clients").unwrap() as u64
-            })
-            .sum::<u64>()
-    };
-    wait_for("the client to block", Duration::from_secs(10), || Ok(blocked_clients() == 1)).unwrap();
+    until_ok("the client to block", || Ok::<_, Error>(blocked_clients()? == 1));
     drop(gone);
-    wait_for("its connection to go", Duration::from_secs(10), || Ok(blocked_clients() == 0)).unwrap();
+    until_ok("its connection to go", || Ok::<_, Error>(blocked_clients()? == 0));
     other.call(&["RPUSH", "q", "kept"]).unwrap();
     assert_eq!(other.call(&["LLEN", "q"]).unwrap().integer(), Some(1));
     // CLIENT UNBLOCK finds it behind the gateway.
@@ -418,15 +440,14 @@ fn blocking_commands_keep_nobody_else_waiting_and_give_their_connection_back() {
     stuck.write_all(b"CLIENT ID\r\n").unwrap();
     let id = text(&frames(&mut stuck, 1)[0]).trim_start_matches(':').trim_end_matches("\\r\\n").to_string();
     stuck.write_all(b"BLPOP nothing 0\r\n").unwrap();
-    wait_for("it to block", Duration::from_secs(10), || Ok(blocked_clients() == 1)).unwrap();
+    until_ok("it to block", || Ok::<_, Error>(blocked_clients()? == 1));
     assert_eq!(other.call(&["CLIENT", "UNBLOCK", &id]).unwrap().integer(), Some(1));
     assert_eq!(text(&frames(&mut stuck, 1)[0]), "*-1\\r\\n");
-    assert_eq!(other.call(&["WAIT", "1", "5000"]).unwrap().integer(), Some(1));
+    assert_eq!(other.call(&["WAIT", "1", "50000"]).unwrap().integer(), Some(1));
 }
 
 #[test]
 fn messages_reach_subscribers_of_both_protocols_and_follow_their_slot() {
-    let _alone = alone();
     let deployment = cluster("valkey-9.1");
     let gateway = gate(&deployment.url(), |_| {});
     let mut sender = client(&gateway);
@@ -457,25 +478,24 @@ fn messages_reach_subscribers_of_both_protocols_and_follow_their_slot() {
     frames(&mut sharded, 6);
     let slot = slot_of(names[0].as_bytes());
     let from = owner_of(&deployment, slot);
-    move_slot(&deployment, slot, from, (from + 1) % 3, Duration::ZERO);
+    let to = (from + 1) % 3;
+    move_slot(&deployment, slot, from, to, Duration::ZERO);
     let heard = |sharded: &mut TcpStream, sender: &mut Connection| {
         for name in &names {
-            wait_for("the subscription to follow", Duration::from_secs(20), || {
-                Ok(sender.call(&["SPUBLISH", name, "x"]).is_ok_and(|n| n.integer() == Some(1)))
-            })
-            .unwrap();
+            until("the subscription to follow", || {
+                sender.call(&["SPUBLISH", name, "x"]).is_ok_and(|n| n.integer() == Some(1))
+            });
             assert!(text(&frames(sharded, 1)[0]).contains(&format!("smessage\\r\\n$3\\r\\n{name}")));
         }
     };
     heard(&mut sharded, &mut sender);
-    deployment.nodes[owner_of(&deployment, slot)].kill();
+    deployment.nodes[to].kill();
     heard(&mut sharded, &mut sender);
 }
 
 #[test]
 fn a_client_gets_all_of_a_long_pipeline_and_what_it_asked_for_before_it_closed_its_side() {
-    let _alone = alone();
-    let deployment = cluster("valkey-9.1");
+    let deployment = steady("valkey-9.1");
     let gateway = gate(&deployment.url(), |_| {});
     let mut stream = raw(&gateway);
     let mut bytes = Vec::new();
@@ -503,7 +523,6 @@ fn a_client_gets_all_of_a_long_pipeline_and_what_it_asked_for_before_it_closed_i
 
 #[test]
 fn a_value_of_512_mb_goes_through_both_ways_without_being_kept() {
-    let _alone = alone();
     const SIZE: usize = 512 << 20;
     let server = standalone("valkey-9.1");
     let gateway = gate(&server.url(), |_| {});
@@ -548,7 +567,7 @@ fn a_value_of_512_mb_goes_through_both_ways_without_being_kept() {
 
 #[test]
 fn a_client_that_does_not_read_stalls_only_itself() {
-    let _alone = alone();
+    const ASKED: usize = 200;
     let server = standalone("valkey-9.1");
     let gateway = gate(&server.url(), |config| config.client_output_bytes = 8 << 20);
     let mut other = client(&gateway);
@@ -561,31 +580,34 @@ fn a_client_that_does_not_read_stalls_only_itself() {
         frames(stream, 1);
     }
     for stream in &mut slow {
-        for _ in 0..200 {
-            stream.write_all(b"GET big\r\n").unwrap();
-        }
+        stream.write_all("GET big\r\n".repeat(ASKED).as_bytes()).unwrap();
     }
-    let until = Instant::now() + Duration::from_secs(3);
+    for stream in &slow {
+        assert_eq!(stream.peek(&mut [0]).unwrap(), 1, "replies have come, and nothing reads them");
+    }
     let mut worst = Duration::ZERO;
-    let mut done = 0u32;
-    while Instant::now() < until {
+    for _ in 0..1000 {
         let begun = Instant::now();
-        other.call(&["GET", "nothing"]).unwrap();
+        assert_eq!(other.call(&["GET", "nothing"]).unwrap(), Value::Null);
         worst = worst.max(begun.elapsed());
-        done += 1;
     }
-    println!("{done} commands beside three that do not read, the slowest took {worst:?}");
-    assert!(done > 100, "only {done} commands in 3 s beside clients that do not read");
-    let all = frames(&mut slow[0], 200);
+    println!("1000 commands beside three clients that do not read, the slowest took {worst:?}");
+    // Not one of the three could have been sent all of its replies meanwhile: the gateway has put out less than one needs.
+    let sent = counter(&mut other, "sent_bytes_total");
+    assert!(sent < (ASKED * value.len()) as u64, "{sent} bytes were sent to clients that do not read");
+    until("the one without connections of its own to be closed", || {
+        counter(&mut other, "clients_closed_slow_total") > 0
+    });
+    let all = frames(&mut slow[0], ASKED);
     assert!(all.iter().all(|f| f.len() == value.len() + 12));
     let mut rest = Vec::new();
     let _ = slow[2].read_to_end(&mut rest);
     assert!(rest.len() < 40 << 20, "who had no connection of its own was closed at its limit: {} bytes", rest.len());
+    assert_eq!(counter(&mut other, "clients_closed_slow_total"), 1);
 }
 
 #[test]
 fn an_answer_that_comes_after_its_client_has_gone_is_nobodys() {
-    let _alone = alone();
     let server = standalone("redis-7.0");
     let gateway = gate(&server.url(), |_| {});
     let mut c = client(&gateway);
@@ -611,7 +633,6 @@ fn an_answer_that_comes_after_its_client_has_gone_is_nobodys() {
 
 #[test]
 fn bytes_that_are_no_command_get_an_error_and_the_end() {
-    let _alone = alone();
     let server = standalone("valkey-9.1");
     let gateway = gate(&server.url(), |_| {});
     for bytes in [
@@ -640,8 +661,7 @@ fn bytes_that_are_no_command_get_an_error_and_the_end() {
 
 #[test]
 fn users_keep_their_rights_and_nobody_gets_anothers() {
-    let _alone = alone();
-    let server = Server::start(&find("valkey-9.1").unwrap(), &spec(&[("requirepass", "owner")])).unwrap();
+    let server = server("valkey-9.1", &[("requirepass", "owner")]);
     let mut admin = server.connect().unwrap();
     admin.call(&["ACL", "SETUSER", "ann", "on", ">a", "~a:*", "+get", "+set", "+multi", "+exec", "+hello"]).unwrap();
     admin.call(&["ACL", "SETUSER", "bob", "on", ">b", "~b:*", "+get", "+set"]).unwrap();
@@ -682,7 +702,6 @@ fn users_keep_their_rights_and_nobody_gets_anothers() {
 
 #[test]
 fn databases_protocols_and_names_belong_to_each_client() {
-    let _alone = alone();
     let server = standalone("redis-7.0");
     let gateway = gate(&server.url(), |_| {});
     let (mut a, mut b) = (client(&gateway), client(&gateway));
@@ -716,12 +735,12 @@ fn databases_protocols_and_names_belong_to_each_client() {
     b.call(&["SET", "x", "2"]).unwrap();
     let push = text(&frames(&mut stream, 1)[0]);
     assert!(push.starts_with(">2") && push.contains("invalidate"), "{push}");
-    // MONITOR sees what goes through.
-    let mut monitor = raw(&gateway);
+    // MONITOR sees what goes through, among the watcher's own questions.
+    let (mut monitor, mut rest) = (raw(&gateway), Vec::new());
     monitor.write_all(b"MONITOR\r\n").unwrap();
-    frames(&mut monitor, 1);
+    assert_eq!(next_frame(&mut monitor, &mut rest), "+OK\\r\\n");
     b.call(&["SET", "seen", "1"]).unwrap();
-    assert!(text(&frames(&mut monitor, 1)[0]).contains("seen"));
+    until("MONITOR to show the command", || next_frame(&mut monitor, &mut rest).contains("seen"));
 }
 
 // What happens behind.
@@ -786,10 +805,7 @@ impl Pairs {
     }
 
     fn wait(&self, count: u64) {
-        wait_for("pairs to be written and read", Duration::from_secs(60), || {
-            Ok(self.done.load(Ordering::Relaxed) >= count)
-        })
-        .unwrap();
+        until("pairs to be written and read", || self.done.load(Ordering::Relaxed) >= count);
     }
 
     fn end(self) -> (u64, BTreeMap<String, u64>) {
@@ -804,76 +820,92 @@ impl Pairs {
     }
 }
 
-#[test]
-fn two_hundred_thousand_pairs_through_busy_slots_on_the_move_have_no_error_and_no_wrong_value() {
-    let _alone = alone();
+/// Writes and reads so many pairs at least while the three slots they are in move so many times at least.
+fn pairs_while_slots_move(least_pairs: u64, least_moves: usize) {
     for (name, to_new) in [("valkey-9.1", true), ("redis-6.2", false)] {
-        let deployment = cluster(name);
+        let mut deployment = steady(name);
         let gateway = gate(&deployment.url(), |_| {});
         // All of the load is on three slots.
-        let keys: Vec<String> = (0..30).map(|i| format!("{{t{}}}{i}", i % 3)).collect();
+        let tags = ["t0", "t1", "t2"];
+        let keys: Vec<String> = (0..30).map(|i| format!("{{{}}}{i}", tags[i % 3])).collect();
         let pairs = Pairs::start(&gateway, 20, &keys);
         pairs.wait(2000);
+        let mut masters = vec![0, 1, 2];
+        if to_new {
+            // A master that nothing has heard of yet.
+            let settings = [
+                ("cluster-enabled", "yes"),
+                ("cluster-node-timeout", "2000"),
+                ("cluster-allow-replica-migration", "no"),
+            ];
+            let newcomer = server(name, &settings);
+            let first = &deployment.nodes[0];
+            newcomer.connect().unwrap().call(&["CLUSTER", "MEET", &first.ip, &first.port.to_string()]).unwrap();
+            masters.push(deployment.nodes.len());
+            deployment.nodes.push(newcomer.into());
+            everywhere(&deployment, "every node to know the new one", |view| {
+                view.nodes.iter().filter(|n| !n.is("handshake")).count() == 7
+            });
+            until_ok("the new node to be well", || {
+                let info = deployment.nodes[6].connect()?.call(&["CLUSTER", "INFO"])?;
+                Ok::<_, Error>(info.text().is_some_and(|t| t.contains("cluster_state:ok")))
+            });
+        }
+        let mut owners: Vec<usize> = tags.iter().map(|tag| owner_of(&deployment, slot_of(tag.as_bytes()))).collect();
         let mut moves = 0;
-        let newcomer = to_new.then(|| {
-            // A master nobody has heard of.
-            let server = Server::start(
-                &find(name).unwrap(),
-                &spec(&[
-                    ("cluster-enabled", "yes"),
-                    ("cluster-node-timeout", "2000"),
-                    ("cluster-allow-replica-migration", "no"),
-                ]),
-            )
-            .unwrap();
-            let first = &deployment.nodes[0].address();
-            let (host, port) = first.rsplit_once(':').unwrap();
-            server.connect().unwrap().call(&["CLUSTER", "MEET", host, port]).unwrap();
-            wait_for("the cluster to know its new node", Duration::from_secs(20), || {
-                let known = |s: &Server| {
-                    unslow_engine::view(&mut s.connect()?)
-                        .map(|v| v.nodes.iter().filter(|n| !n.is("handshake")).count() == 7)
-                };
-                Ok(known(&server)? && deployment.nodes.iter().all(|n| known(n).unwrap_or(false)))
-            })
-            .unwrap();
-            wait_for("the new node to be well", Duration::from_secs(20), || {
-                let info = server.connect()?.call(&["CLUSTER", "INFO"])?;
-                Ok(info.text().is_some_and(|t| t.contains("cluster_state:ok")))
-            })
-            .unwrap();
-            server
-        });
-        let mut deployment = deployment;
-        let masters: Vec<usize> = match newcomer {
-            Some(server) => {
-                deployment.nodes.push(server.into());
-                vec![0, 1, 2, 6]
-            }
-            None => vec![0, 1, 2],
-        };
-        while pairs.done.load(Ordering::Relaxed) < 200_000 || moves < 30 {
-            for tag in ["t0", "t1", "t2"] {
-                let slot = slot_of(tag.as_bytes());
-                let from = owner_of(&deployment, slot);
-                let to = masters[(masters.iter().position(|m| *m == from).unwrap() + 1) % masters.len()];
-                move_slot(&deployment, slot, from, to, Duration::from_millis(2));
+        while pairs.done.load(Ordering::Relaxed) < least_pairs || moves < least_moves {
+            for (tag, owner) in tags.iter().zip(&mut owners) {
+                let at = masters.iter().position(|m| *m == *owner).unwrap();
+                let to = masters[(at + 1) % masters.len()];
+                // The pause lets commands meet the slot half way.
+                move_slot(&deployment, slot_of(tag.as_bytes()), *owner, to, Duration::from_millis(2));
+                *owner = to;
                 moves += 1;
             }
         }
         let (done, wrong) = pairs.end();
         println!("{name}: {done} pairs, {moves} moves: {wrong:?}");
         assert!(wrong.is_empty(), "{name}: {wrong:?} in {done} pairs and {moves} moves");
-        assert!(gateway.metrics().contains("unslow_gateway_moved_total"));
+        until("redirects in the metrics", || metric(&gateway, "moved_total") + metric(&gateway, "ask_total") > 0);
     }
 }
 
+#[test]
+fn twenty_thousand_pairs_through_busy_slots_on_the_move_have_no_error_and_no_wrong_value() {
+    pairs_while_slots_move(20_000, 12);
+}
+
+#[test]
+#[ignore = "long: ten times the pairs of the test above"]
+fn two_hundred_thousand_pairs_through_busy_slots_on_the_move_have_no_error_and_no_wrong_value() {
+    pairs_while_slots_move(200_000, 30);
+}
+
+/// The highest config epoch that any server has seen: every failover takes at least one.
+fn config_epoch(deployment: &Deployment) -> u64 {
+    // One of them may be stopped.
+    let quick = Options { command_timeout: Duration::from_secs(2), ..options(2) };
+    let of = |server: &Arc<Server>| -> Option<u64> {
+        let mut c = server.connect_with(&quick).ok()?;
+        let epoch = if deployment.sentinels.is_empty() {
+            Info::parse(&c.call(&["CLUSTER", "INFO"]).ok()?.text()?).number("cluster_current_epoch")? as u64
+        } else {
+            c.call(&["SENTINEL", "MASTER", "mymaster"]).ok()?.get("config-epoch")?.integer()? as u64
+        };
+        Some(epoch)
+    };
+    let all = if deployment.sentinels.is_empty() { &deployment.nodes } else { &deployment.sentinels };
+    all.iter().filter_map(of).max().expect("a server answers")
+}
+
 /// Ends a master under load, one way or another.
-fn failover(kind: &str, gateway_of: impl Fn(&Deployment) -> Gateway, deployment: &Deployment, end: impl Fn(&Server)) {
-    let gateway = gateway_of(deployment);
+fn failover(kind: &str, deployment: &Deployment, end: impl Fn(&Server)) {
+    const CLIENTS: usize = 10;
+    let gateway = gate(&deployment.url(), |_| {});
     let keys: Vec<String> = (0..60).map(|i| format!("k{i}")).collect();
-    let pairs = Pairs::start(&gateway, 10, &keys);
+    let pairs = Pairs::start(&gateway, CLIENTS, &keys);
     pairs.wait(2000);
+    let epoch = config_epoch(deployment);
     let victim = &deployment.nodes[0];
     let address = victim.address();
     end(victim);
@@ -885,70 +917,48 @@ fn failover(kind: &str, gateway_of: impl Fn(&Deployment) -> Gateway, deployment:
                 .is_ok_and(|r| r.items().first().and_then(Value::text).as_deref() == Some("master"))
     };
     let masters_before = deployment.masters - 1;
-    wait_for("a replica to be promoted", Duration::from_secs(40), || {
-        Ok(deployment.nodes.iter().filter(|n| promoted(n)).count() > masters_before)
-    })
-    .unwrap();
+    until("a replica to be promoted", || deployment.nodes.iter().filter(|n| promoted(n)).count() > masters_before);
     let at = Instant::now();
     let before = pairs.done.load(Ordering::Relaxed);
     pairs.wait(before + 3000);
     println!("{kind}: 3000 pairs within {:?} of the promotion", at.elapsed());
     let (done, wrong) = pairs.end();
     println!("{kind}: {done} pairs: {wrong:?}");
-    // At most one command a client was under way to it; those that wrote are told so.
+    // Each client had at most one write in flight to it, and is told so. A busy machine may bring further failovers.
     let told: u64 = wrong.iter().filter(|(e, _)| e.contains("may or may not have run")).map(|(_, n)| n).sum();
     let other: Vec<_> = wrong.keys().filter(|e| !e.contains("may or may not have run")).collect();
     assert!(other.is_empty(), "{kind}: {wrong:?}");
-    assert!(told <= 10, "{kind}: {wrong:?}");
+    let failovers = config_epoch(deployment).saturating_sub(epoch).max(1);
+    assert!(told <= CLIENTS as u64 * failovers, "{kind}: {wrong:?} by {failovers} failovers");
 }
 
 #[test]
-fn a_master_that_is_killed_costs_only_the_writes_under_way_to_it() {
-    let _alone = alone();
+fn a_master_that_is_killed_costs_only_the_writes_in_flight_to_it() {
     for name in ["valkey-9.1", "redis-6.2"] {
-        let deployment = cluster(name);
-        failover(&format!("{name} killed"), |d| gate(&d.url(), |_| {}), &deployment, Server::kill);
+        failover(&format!("{name} killed"), &cluster(name), Server::kill);
     }
 }
 
 #[test]
-fn a_master_that_hangs_costs_only_the_writes_under_way_to_it() {
-    let _alone = alone();
-    let deployment = cluster("valkey-9.1");
-    failover("hung", |d| gate(&d.url(), |_| {}), &deployment, |s| s.signal(libc::SIGSTOP));
-    deployment.nodes[0].signal(libc::SIGCONT);
+fn a_master_that_hangs_costs_only_the_writes_in_flight_to_it() {
+    failover("hung", &cluster("valkey-9.1"), |s| s.signal(libc::SIGSTOP));
 }
 
 #[test]
-fn a_master_under_sentinels_is_replaced_without_errors_for_what_was_not_under_way() {
-    let _alone = alone();
-    let shape = Shape::Sentinel { replicas: 2, sentinels: 3, quorum: 2 };
-    let deployment = Deployment::start(&find("redis-7.0").unwrap(), &shape, &ServerSpec::default()).unwrap();
-    for sentinel in &deployment.sentinels {
-        let mut c = sentinel.connect().unwrap();
-        c.call(&["SENTINEL", "SET", "mymaster", "down-after-milliseconds", "1000"]).unwrap();
-        c.call(&["SENTINEL", "SET", "mymaster", "failover-timeout", "5000"]).unwrap();
-    }
-    failover("sentinel", |d| gate(&d.url(), |config| config.hold_ms = 30_000), &deployment, Server::kill);
+fn a_master_under_sentinels_is_replaced_without_errors_for_what_was_not_in_flight() {
+    failover("sentinel", &sentinels("redis-7.0", 2, 5000), Server::kill);
 }
 
 #[test]
 fn a_planned_failover_costs_nothing() {
-    let _alone = alone();
-    let deployment = cluster("valkey-9.1");
+    let deployment = steady("valkey-9.1");
     let gateway = gate(&deployment.url(), |_| {});
     let keys: Vec<String> = (0..60).map(|i| format!("k{i}")).collect();
     let pairs = Pairs::start(&gateway, 10, &keys);
     pairs.wait(2000);
     // More than once each way: a node that is promoted and demoted again must not answer reads from before.
     for round in 0..8 {
-        let replica = &deployment.nodes[if round % 2 == 0 { 3 } else { 0 }];
-        replica.connect().unwrap().call(&["CLUSTER", "FAILOVER"]).unwrap();
-        wait_for("it to be master", Duration::from_secs(20), || {
-            let role = replica.connect()?.call(&["ROLE"])?;
-            Ok(role.items().first().and_then(Value::text).as_deref() == Some("master"))
-        })
-        .unwrap();
+        promote(&deployment.nodes[if round % 2 == 0 { 3 } else { 0 }]);
         let before = pairs.done.load(Ordering::Relaxed);
         pairs.wait(before + 2000);
     }
@@ -958,27 +968,31 @@ fn a_planned_failover_costs_nothing() {
 
 #[test]
 fn reads_go_to_replicas_when_allowed_also_while_the_master_hangs() {
-    let _alone = alone();
-    let deployment = cluster("valkey-9.1");
+    let deployment = steady("valkey-9.1");
     let gateway = gate(&deployment.url(), |config| config.read = Read::Replica);
     let mut c = client(&gateway);
     for i in 0..100 {
         c.call(&["SET", &format!("k{i}"), "v"]).unwrap();
     }
-    c.call(&["WAIT", "1", "5000"]).unwrap();
+    until_ok("the replicas to have every key", || {
+        let mut keys = 0;
+        for replica in &deployment.nodes[3..] {
+            keys += replica.connect()?.call(&["DBSIZE"])?.integer().unwrap_or(0);
+        }
+        Ok::<_, Error>(keys == 100)
+    });
     let gets = |n: &Arc<Server>| {
-        let info = unslow_engine::info(&mut n.connect().unwrap(), "commandstats").unwrap();
+        let info = unslow_engine::info(&mut n.connect_with(&options(2)).unwrap(), "commandstats").unwrap();
         info.command_stats().get("get").map_or(0, |s| s.calls)
     };
-    wait_for("replicas in sync", Duration::from_secs(10), || {
+    until_ok("all reads to go to replicas", || {
         let before: Vec<u64> = deployment.nodes.iter().map(gets).collect();
         for i in 0..100 {
             assert_eq!(c.call(&["GET", &format!("k{i}")])?.text().as_deref(), Some("v"));
         }
         let after: Vec<u64> = deployment.nodes.iter().map(gets).collect();
-        Ok(after[..3] == before[..3] && (3..6).map(|i| after[i] - before[i]).sum::<u64>() == 100)
-    })
-    .unwrap();
+        Ok::<_, Error>(after[..3] == before[..3] && (3..6).map(|i| after[i] - before[i]).sum::<u64>() == 100)
+    });
     // By zone: who is in ours answers, and who has nobody there is read where it is nearest.
     let zoned = gate(&deployment.url(), |config| {
         (config.read, config.zone) = (Read::Zone, Some("here".into()));
@@ -987,20 +1001,20 @@ fn reads_go_to_replicas_when_allowed_also_while_the_master_hangs() {
     let mut near = client(&zoned);
     let first: Vec<String> =
         (0..100).map(|i| format!("k{i}")).filter(|k| owner_of(&deployment, slot_of(k.as_bytes())) == 0).collect();
-    wait_for("reads in the zone", Duration::from_secs(10), || {
+    until_ok("reads in the zone", || {
         let before = gets(&deployment.nodes[3]);
         for key in &first {
             assert_eq!(near.call(&["GET", key])?.text().as_deref(), Some("v"));
         }
-        Ok(gets(&deployment.nodes[3]) - before == first.len() as u64)
-    })
-    .unwrap();
+        Ok::<_, Error>(gets(&deployment.nodes[3]) - before == first.len() as u64)
+    });
     for i in 0..100 {
         assert_eq!(near.call(&["GET", &format!("k{i}")]).unwrap().text().as_deref(), Some("v"));
     }
     drop(zoned);
     let key = (0..).map(|i| format!("k{i}")).find(|k| owner_of(&deployment, slot_of(k.as_bytes())) == 0).unwrap();
     deployment.nodes[0].signal(libc::SIGSTOP);
+    // It hangs until all of them are answered.
     let begun = Instant::now();
     for _ in 0..100 {
         assert_eq!(c.call(&["GET", &key]).unwrap().text().as_deref(), Some("v"));
@@ -1011,33 +1025,29 @@ fn reads_go_to_replicas_when_allowed_also_while_the_master_hangs() {
 
 #[test]
 fn commands_wait_for_a_server_that_is_away_and_are_told_when_it_takes_too_long() {
-    let _alone = alone();
     let server = standalone("valkey-9.1");
-    let gateway = gate(&server.url(), |config| config.hold_ms = 4000);
-    let mut c = client(&gateway);
+    let patient = gate(&server.url(), |_| {});
+    let hasty = gate(&server.url(), |config| config.hold_ms = 500);
+    let (mut c, mut operator) = (client(&patient), client(&patient));
     c.call(&["SET", "k", "v"]).unwrap();
-    server.connect().unwrap().call(&["SAVE"]).unwrap();
+    server.connect_with(&options(2)).unwrap().call(&["SAVE"]).unwrap();
     server.kill();
-    let begun = Instant::now();
-    let restarted = std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            std::thread::sleep(Duration::from_secs(1));
-            server.restart().unwrap();
+    let value = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| c.call(&["GET", "k"]).unwrap());
+        until("the command to wait in the gateway", || {
+            backends(&mut operator).iter().any(|b| b.contains(" waiting=1 "))
         });
-        let value = c.call(&["GET", "k"]).unwrap();
-        thread.join().unwrap();
-        value
+        assert!(!waiting.is_finished(), "there is no server to answer it");
+        server.restart().unwrap();
+        waiting.join().unwrap()
     });
-    assert_eq!(restarted.text().as_deref(), Some("v"));
-    assert!(begun.elapsed() >= Duration::from_millis(900), "it came back after a second");
+    assert_eq!(value.text().as_deref(), Some("v"));
+    let (mut told, mut operator) = (client(&hasty), client(&hasty));
+    until("the other gateway to be connected", || told.call(&["GET", "k"]).is_ok());
     server.kill();
-    let begun = Instant::now();
-    let why = c.call(&["SET", "k", "w"]).unwrap_err().to_string();
-    assert!(
-        why.contains("was not sent") && begun.elapsed() > Duration::from_secs(3),
-        "{why} after {:?}",
-        begun.elapsed()
-    );
+    until("it to lose its connection", || backends(&mut operator).iter().all(|b| !b.contains("state=ready")));
+    let why = told.call(&["SET", "k", "w"]).unwrap_err().to_string();
+    assert!(why.contains("took no commands for 500 ms") && why.contains("was not sent"), "{why}");
     server.restart().unwrap();
     assert_eq!(c.call(&["GET", "k"]).unwrap().text().as_deref(), Some("v"));
 }
@@ -1046,25 +1056,20 @@ fn commands_wait_for_a_server_that_is_away_and_are_told_when_it_takes_too_long()
 
 #[test]
 fn drains_reloads_pauses_and_hands_over_without_losing_a_command() {
-    let _alone = alone();
     let server = standalone("valkey-9.1");
     let dir = std::env::temp_dir().join(format!("unslow-gateway-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let (socket, file) = (dir.join("handover"), dir.join("gateway.toml"));
+    let said = Arc::new(Mutex::new(Vec::<String>::new()));
     let start = |listen: &str| {
         let text =
-            format!("listen = [{listen:?}]\ntarget = {:?}\nhandover = {:?}\ndrain_ms = 5000\n", server.url(), socket);
+            format!("listen = [{listen:?}]\ntarget = {:?}\nhandover = {:?}\ndrain_ms = 60000\n", server.url(), socket);
         std::fs::write(&file, &text).unwrap();
         let config = Config::parse(&text).unwrap();
         let target = Target::parse(&config.target).unwrap();
-        Gateway::start(Start {
-            config,
-            target,
-            options: options(3),
-            reread: Some(reread(file.clone())),
-            log: Box::new(|_| {}),
-        })
-        .unwrap()
+        let (reread, said) = (reread(file.clone()), said.clone());
+        let log = move |(event, fields): Log<'_>| said.lock().unwrap().push(format!("{event} {fields:?}"));
+        Gateway::start(Start { config, target, options: options(3), reread: Some(reread), log: Box::new(log) }).unwrap()
     };
     let old = start("127.0.0.1:0");
     let address = old.addresses[0].clone();
@@ -1093,46 +1098,53 @@ fn drains_reloads_pauses_and_hands_over_without_losing_a_command() {
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(300));
+    let mut direct = server.connect_with(&options(2)).unwrap();
+    let mut visits = || direct.call(&["GET", "visits"]).unwrap().integer().unwrap_or(0) as u64;
+    until("visits through the first gateway", || visits() >= 20);
     let new = start(&address);
     assert_eq!(new.addresses[0], address, "the same socket");
-    std::thread::sleep(Duration::from_millis(500));
+    until("visits through the second gateway", || metric(&new, "clients_accepted_total") >= 20);
+    until("all clients but the one in a transaction to leave the first", || metric(&old, "clients") == 1);
     stays.write_all(b"EXEC\r\n").unwrap();
-    assert_eq!(text(&frames(&mut stays, 1)[0]), "*1\\r\\n+OK\\r\\n", "what was begun is ended by the old one");
-    wait_for("the old one to end", Duration::from_secs(10), || Ok(old.ended())).unwrap();
+    assert_eq!(text(&frames(&mut stays, 1)[0]), "*1\\r\\n+OK\\r\\n", "the first ends what was begun with it");
+    until("the first to end", || old.ended());
     stop.store(true, Ordering::Relaxed);
-    let visits: u64 = visitors.into_iter().map(|v| v.join().unwrap()).sum();
+    let visited: u64 = visitors.into_iter().map(|v| v.join().unwrap()).sum();
     let mut c = client(&new);
-    assert_eq!(c.call(&["GET", "visits"]).unwrap().integer(), Some(visits as i64));
-    assert_eq!(lost.load(Ordering::Relaxed), 0, "of {visits} visits");
+    assert_eq!(c.call(&["GET", "visits"]).unwrap().integer(), Some(visited as i64));
+    assert_eq!(lost.load(Ordering::Relaxed), 0, "of {visited} visits");
     // Settings are read again; what is wrong changes nothing.
     let text_of = |c: &mut Connection| c.call(&["UNSLOW", "SHOW", "CONFIG"]).unwrap().text().unwrap();
     std::fs::write(&file, format!("listen = [{address:?}]\ntarget = {:?}\nhold_ms = 1234\n", server.url())).unwrap();
     c.call(&["UNSLOW", "RELOAD"]).unwrap();
-    wait_for("the new setting", Duration::from_secs(5), || Ok(text_of(&mut c).contains("hold_ms: 1234"))).unwrap();
+    until("the new setting", || text_of(&mut c).contains("hold_ms: 1234"));
     std::fs::write(&file, "hold_ms = \"soon\"").unwrap();
     c.call(&["UNSLOW", "RELOAD"]).unwrap();
-    assert!(text_of(&mut c).contains("hold_ms: 1234"));
-    // Nobody is answered while it is paused, and nobody loses anything.
-    let mut paused = client(&new);
-    c.call(&["UNSLOW", "PAUSE"]).unwrap();
-    let waiting = std::thread::spawn(move || {
-        let begun = Instant::now();
-        paused.call(&["INCR", "visits"]).unwrap();
-        begun.elapsed()
+    until("the reload to be refused", || {
+        said.lock().unwrap().iter().any(|line| line.starts_with("reload") && line.contains("refused"))
     });
-    std::thread::sleep(Duration::from_millis(400));
+    assert!(text_of(&mut c).contains("hold_ms: 1234"));
+    // A paused gateway holds commands and loses none. This one arrives in one segment with a question to the gateway itself:
+    // once that is answered the command is in the gateway, and is not counted as forwarded.
+    c.call(&["UNSLOW", "PAUSE"]).unwrap();
+    let mut paused = raw(&new);
+    paused.write_all(b"UNSLOW SHOW TOPOLOGY\r\nINCR visits\r\n").unwrap();
+    frames(&mut paused, 1);
+    let address = format!(" addr={} ", paused.local_addr().unwrap());
+    let clients = c.call(&["UNSLOW", "SHOW", "CLIENTS"]).unwrap();
+    let client = clients.items().iter().filter_map(Value::text).find(|row| row.contains(&address)).unwrap();
+    assert!(client.contains(" pending=0 tot-cmds=1 "), "{client}");
+    assert_eq!(visits(), visited, "a paused command has run");
     c.call(&["UNSLOW", "RESUME"]).unwrap();
-    assert!(waiting.join().unwrap() > Duration::from_millis(200));
+    assert_eq!(text(&frames(&mut paused, 1)[0]), format!(":{}\\r\\n", visited + 1));
     new.drain();
-    wait_for("it to end", Duration::from_secs(10), || Ok(new.ended())).unwrap();
+    until("it to end", || new.ended());
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]
 fn many_clients_come_and_go_without_anything_growing() {
-    let _alone = alone();
-    let deployment = cluster("valkey-9.1");
+    let deployment = steady("valkey-9.1");
     let gateway = gate(&deployment.url(), |config| config.threads = 2);
     let memory = || {
         let status = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -1152,14 +1164,15 @@ fn many_clients_come_and_go_without_anything_growing() {
         frames(&mut stream, 2);
     };
     (0..2000).for_each(visit);
-    let settled = |what: &str| {
-        wait_for(what, Duration::from_secs(10), || Ok(gateway.metrics().contains("unslow_gateway_clients 0\n")))
-            .unwrap();
+    let settled = |visits: u64| {
+        until("all clients to have come and gone", || {
+            metric(&gateway, "clients_accepted_total") == visits && metric(&gateway, "clients") == 0
+        });
     };
-    settled("clients to be gone");
+    settled(2000);
     let (before, fds) = (memory(), descriptors());
     (0..10_000).for_each(visit);
-    settled("clients to be gone again");
+    settled(12_000);
     let (after, fds_after) = (memory(), descriptors());
     println!("{before} -> {after} MB, {fds} -> {fds_after} descriptors");
     assert!(after <= before + 16, "{before} MB became {after} MB");
@@ -1168,7 +1181,6 @@ fn many_clients_come_and_go_without_anything_growing() {
 
 #[test]
 fn cluster_clients_see_a_cluster_of_ports_and_hear_of_moves() {
-    let _alone = alone();
     let deployment = cluster("valkey-9.1");
     let gateway = gate(&deployment.url(), |config| config.facade = Facade::Cluster);
     let mut c = Connection::open(&target(&gateway), &options(3)).unwrap();
@@ -1180,28 +1192,40 @@ fn cluster_clients_see_a_cluster_of_ports_and_hear_of_moves() {
         let mut node = Connection::open(&Target::parse(address).unwrap(), &options(2)).unwrap();
         assert_eq!(node.call(&["SET", "k", "v"]).unwrap().text().as_deref(), Some("OK"), "any port takes any key");
     }
-    let mut listener = raw(&gateway);
+    let (mut listener, mut rest) = (raw(&gateway), Vec::new());
     listener.write_all(b"HELLO 3\r\nCLIENT MAINT_NOTIFICATIONS ON\r\n").unwrap();
-    assert_eq!(text(&frames(&mut listener, 2)[1]), "+OK\\r\\n");
+    next_frame(&mut listener, &mut rest);
+    assert_eq!(next_frame(&mut listener, &mut rest), "+OK\\r\\n");
+    // On a busy machine any node may be suspected for a moment: what is said of other slots is passed over.
+    let mut told = |kind: &str, slots: &str| {
+        let (begin, end) = (format!(">3\\r\\n+{kind}\\r\\n:"), format!("+{slots}\\r\\n"));
+        loop {
+            let push = next_frame(&mut listener, &mut rest);
+            assert!(push.starts_with(">3\\r\\n+SMIGRAT"), "{push}");
+            if push.starts_with(&begin) && push.ends_with(&end) {
+                return;
+            }
+        }
+    };
     let slot = slot_of(b"k");
     let from = owner_of(&deployment, slot);
+    let owner = &deployment.nodes[(from + 1) % 3];
+    let owner_id = id(owner);
     move_slot(&deployment, slot, from, (from + 1) % 3, Duration::ZERO);
-    let push = text(&frames(&mut listener, 1)[0]);
-    assert!(push.starts_with(">3\\r\\n+SMIGRATED\\r\\n:") && push.contains(&format!("+{slot}\\r\\n")), "{push}");
-    wait_for("the facade to show it", Duration::from_secs(5), || {
+    told("SMIGRATED", &slot.to_string());
+    until_ok("the facade to show it", || {
         let view = unslow_engine::view(&mut c)?;
-        Ok(view.masters().any(|n| n.slots.contains(slot) && n.slots.len() > 5461)
-            || view.masters().all(|n| n.slots.len() != 5461))
-    })
-    .unwrap();
+        Ok::<_, Error>(view.by_id(&owner_id).is_some_and(|n| n.slots.contains(slot)))
+    });
+    let known = |view: &ClusterView| view.by_id(&owner_id).is_some_and(|n| n.slots.contains(slot));
+    everywhere(&deployment, "every node to know of it", known);
     // A master that hangs: be patient, and then where to go.
-    let hung = owner_of(&deployment, slot);
-    deployment.nodes[hung].signal(libc::SIGSTOP);
-    let push = text(&frames(&mut listener, 1)[0]);
-    assert!(push.starts_with(">3\\r\\n+SMIGRATING\\r\\n:"), "{push}");
-    let push = text(&frames(&mut listener, 1)[0]);
-    assert!(push.starts_with(">3\\r\\n+SMIGRATED\\r\\n:"), "{push}");
-    deployment.nodes[hung].signal(libc::SIGCONT);
+    let view = unslow_engine::view(&mut owner.connect().unwrap()).unwrap();
+    let slots = view.by_id(&owner_id).unwrap().slots.to_string().replace(' ', ",");
+    owner.signal(libc::SIGSTOP);
+    told("SMIGRATING", &slots);
+    told("SMIGRATED", &slots);
+    owner.signal(libc::SIGCONT);
     // Without the facade it is one node.
     drop(c);
     let one = gate(&deployment.url(), |_| {});

@@ -9,12 +9,21 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Headers, Message};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
-use unslow_client::{Connection, Options, Target, Value};
-use unslow_engine::{Kafka, Server, ServerSpec, find, wait_for};
+use unslow_client::{Connection, Target, Value};
+use unslow_engine::{Error, Kafka, Server};
 use unslow_sink::{Config, Sink, Snapshot, Start};
+use unslow_testkit::wait::until_ok;
+use unslow_testkit::{PATIENCE, options, standalone, until};
 
+/// Where messages go to.
+#[track_caller]
 fn server() -> Server {
-    Server::start(&find("valkey-9.1").unwrap(), &ServerSpec::default()).unwrap()
+    standalone("valkey-9.1")
+}
+
+#[track_caller]
+fn connect(server: &Server) -> Connection {
+    server.connect_with(&options(2)).unwrap()
 }
 
 type Notes = Arc<Mutex<Vec<String>>>;
@@ -33,9 +42,8 @@ fn start(
     let notes = Notes::default();
     let heard = notes.clone();
     let note = Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_string()));
-    let timeout = Duration::from_secs(10);
-    let options = Options { connect_timeout: timeout, command_timeout: timeout, ..Options::default() };
-    let start = Start { config, target: Target::parse(&to.url()).unwrap(), stream: None, options, note };
+    let target = Target::parse(&to.url()).unwrap();
+    let start = Start { config, target, stream: None, options: options(2), note };
     Ok((Sink::start(start).map_err(|e| e.to_string())?, notes))
 }
 
@@ -69,7 +77,7 @@ fn produce(brokers: &str, topic: &str, from: u64, to: u64) {
         let (key, value) = ((n % 100).to_string(), format!("{{\"k\": {}, \"n\": {}}}", n % 100, n / 100));
         producer.send(BaseRecord::to(topic).key(&key).payload(&value)).map_err(|(e, _)| e).unwrap();
     }
-    producer.flush(Duration::from_secs(60)).unwrap();
+    producer.flush(PATIENCE).unwrap();
 }
 
 fn texts(value: &Value) -> Vec<String> {
@@ -93,7 +101,7 @@ fn topics_are_written_once_and_offsets_committed() {
     produce(&brokers, "numbers", 0, 50_000);
     let done = run("[[map]]\ncommands = [\"RPUSH log:{k} {n}\"]", &brokers, "numbers", &to, |_| {}).unwrap();
     assert_eq!((done.done, done.dead), (50_000, 0));
-    let mut c = to.connect().unwrap();
+    let mut c = connect(&to);
     exact(&mut c, 50_000);
     assert_eq!(run(LISTS, &brokers, "numbers", &to, |_| {}).unwrap().read, 0, "it was committed");
     // Another group reads it all again, and the marks of the first run are not its marks.
@@ -122,7 +130,7 @@ fn topics_are_written_once_and_offsets_committed() {
         .send(BaseRecord::<str, [u8]>::to("users").key("3").payload(b"\x81\xa4name\xa3Bob"))
         .map_err(|(e, _)| e)
         .unwrap();
-    sender.flush(Duration::from_secs(10)).unwrap();
+    sender.flush(PATIENCE).unwrap();
     let map =
         "[[map]]\ncommands = [\"HSET user:{$key} {fields...}\"]\ntombstone = [\"HSET user:{$key} gone {$partition}\"]";
     let done = run(map, &brokers, "users", &to, |c| c.dead_letter = "topic:users-dead".into()).unwrap();
@@ -136,14 +144,13 @@ fn topics_are_written_once_and_offsets_committed() {
         .unwrap();
     dead.subscribe(&["users-dead"]).unwrap();
     let mut letters = Vec::new();
-    wait_for("the letters", Duration::from_secs(20), || {
+    until("the letters", || {
         if let Some(Ok(message)) = dead.poll(Duration::from_millis(100)) {
             let reason = message.headers().unwrap().iter().find(|h| h.key == "unslow-reason").unwrap().value.unwrap();
             letters.push((String::from_utf8_lossy(reason).into_owned(), message.key().unwrap().to_vec()));
         }
-        Ok(letters.len() == 2)
-    })
-    .unwrap();
+        letters.len() == 2
+    });
     assert!(letters.iter().all(|(reason, _)| reason.contains("no JSON object")), "{letters:?}");
     // The third was MessagePack all along.
     let msgpack = map.replace("[[map]]", "[[map]]\nformat = \"msgpack\"");
@@ -164,35 +171,35 @@ fn members_of_a_group_come_and_go_and_the_broker_dies_and_lists_stay_exact() {
     produce(&brokers, "numbers", 0, 10_000);
     let (first, notes) = start(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
     let read = |sinks: &[&Sink]| sinks.iter().map(|s| s.snapshot().done).sum::<u64>();
-    wait_for("the first to read", Duration::from_secs(60), || Ok(read(&[&first]) >= 10_000)).unwrap();
+    until("the first to read", || read(&[&first]) >= 10_000);
     let (second, told) = start(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
     produce(&brokers, "numbers", 10_000, 100_000);
-    wait_for("the second to have its share", Duration::from_secs(60), || {
-        Ok(told.lock().unwrap().iter().any(|n| n.contains("given to us")))
-    })
-    .unwrap();
-    wait_for("both to read all", Duration::from_secs(60), || Ok(read(&[&first, &second]) >= 100_000)).unwrap();
+    until("the second to have its share", || told.lock().unwrap().iter().any(|n| n.contains("given to us")));
+    until("both to read all", || read(&[&first, &second]) >= 100_000);
     produce(&brokers, "numbers", 100_000, 110_000);
-    wait_for("the second to write", Duration::from_secs(60), || Ok(second.snapshot().done > 0)).unwrap();
+    until("the second to write", || second.snapshot().done > 0);
+    let before = notes.lock().unwrap().len();
     kafka.kill();
-    wait_for("the note", Duration::from_secs(30), || Ok(notes.lock().unwrap().iter().any(|n| n.contains("Kafka: "))))
-        .unwrap();
+    // Partitions are what it spoke of before.
+    let of_the_broker = |n: &String| n.starts_with("Kafka: ") && !n.contains("partitions");
+    until("a note of the broker's death", || notes.lock().unwrap()[before..].iter().any(of_the_broker));
     kafka.restart().unwrap();
     produce(&brokers, "numbers", 110_000, 150_000);
     // One leaves while there is work.
     second.stop();
     second.join().unwrap();
-    wait_for("the rest", Duration::from_secs(90), || {
-        let mut c = to.connect()?;
-        Ok((0..100).all(|k| c.call(&["LLEN", &format!("log:{k}")]).is_ok_and(|n| n.integer() == Some(1500))))
-    })
-    .unwrap();
+    until_ok("the rest", || {
+        let mut c = to.connect_with(&options(2))?;
+        Ok::<_, Error>(
+            (0..100).all(|k| c.call(&["LLEN", &format!("log:{k}")]).is_ok_and(|n| n.integer() == Some(1500))),
+        )
+    });
     first.stop();
     first.join().unwrap();
-    exact(&mut to.connect().unwrap(), 150_000);
+    exact(&mut connect(&to), 150_000);
     let left = run(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
     println!("{} messages were not committed when the last one left", left.read);
-    exact(&mut to.connect().unwrap(), 150_000);
+    exact(&mut connect(&to), 150_000);
 }
 
 #[test]
@@ -241,7 +248,7 @@ fn a_broker_behind_tls_that_wants_a_password_gets_it() {
     for text in ["{\"k\": 1}", "no json"] {
         producer.send(BaseRecord::<str, str>::to("t").payload(text)).map_err(|(e, _)| e).unwrap();
     }
-    producer.flush(Duration::from_secs(30)).unwrap();
+    producer.flush(PATIENCE).unwrap();
     let map = "dead_letter = \"topic:dead\"\n[[map]]\ncommands = [\"SET {k} v\"]";
     let done = run(map, &brokers, "t", &to, |c| c.kafka.extend(login("hush"))).unwrap();
     assert_eq!((done.done, done.dead), (2, 1));
@@ -260,5 +267,5 @@ fn a_mock_cluster_is_read_like_a_real_one() {
     produce(&brokers, "numbers", 0, 20_000);
     let done = run(LISTS, &brokers, "numbers", &to, |_| {}).unwrap();
     assert_eq!((done.done, done.dead), (20_000, 0));
-    exact(&mut to.connect().unwrap(), 20_000);
+    exact(&mut connect(&to), 20_000);
 }

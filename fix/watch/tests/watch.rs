@@ -1,27 +1,21 @@
 //! The watcher before real deployments: what it tells, and that it does not tell what is not so.
 
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use unslow_client::{Connection, Options, Target, Value};
-use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, migrate_slots, wait_for};
+use unslow_client::{Connection, Target, Value};
+use unslow_engine::{Deployment, Error, Server, Shape, migrate_slots};
+use unslow_testkit::servers::{deployment, sentinels, server};
+use unslow_testkit::slots::{id, move_slot};
+use unslow_testkit::wait::until_ok;
+use unslow_testkit::{PATIENCE, cluster, options, until};
 use unslow_topology::messages::{DIGEST, FAILOVER, Heartbeat, MASTER_CHANGED, MOVED};
-use unslow_topology::{Change, Health, Role, SlotSet};
+use unslow_topology::{Change, ClusterView, Health, Role, SlotSet};
 use unslow_watch::{Delta, Known, News, Publish, Settings, Watch};
 
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-fn options() -> Options {
-    let timeout = Duration::from_secs(10);
-    Options { connect_timeout: timeout, command_timeout: timeout, ..Options::default() }
-}
-
 fn watch(url: &str, publish: Option<Publish>) -> (Watch, Receiver<Delta>) {
-    let mut settings = Settings::new(Target::parse(url).unwrap(), options());
+    let mut settings = Settings::new(Target::parse(url).unwrap(), options(2));
     settings.publish = publish;
     let (send, deltas) = channel();
     let tell = move |news| {
@@ -35,7 +29,7 @@ fn watch(url: &str, publish: Option<Publish>) -> (Watch, Receiver<Delta>) {
 
 /// Waits for a change; all that came before it are dropped.
 fn expect(deltas: &Receiver<Delta>, what: &str, is: impl Fn(&Known) -> bool) -> (Known, Instant) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
     while let Ok(delta) = deltas.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         let at = Instant::now();
@@ -49,75 +43,111 @@ fn expect(deltas: &Receiver<Delta>, what: &str, is: impl Fn(&Known) -> bool) -> 
     panic!("{what} was never told; told were {seen:?}");
 }
 
-fn cluster(name: &str) -> Deployment {
-    let settings = vec![("cluster-node-timeout".to_string(), "2000".to_string())];
-    let spec = ServerSpec { settings, ..ServerSpec::default() };
-    Deployment::start(&find(name).unwrap(), &Shape::six_nodes(), &spec).unwrap()
-}
-
-fn id(server: &Server) -> String {
-    server.connect().unwrap().call(&["CLUSTER", "MYID"]).unwrap().text().unwrap()
+/// Three masters with a replica each, that no busy machine makes fail over: for what is not about failovers.
+fn steady(name: &str) -> Deployment {
+    deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "15000")])
 }
 
 /// Waits until the watcher holds its subscriptions.
 fn settle(watch: &Watch, deployment: &Deployment) {
     for server in &deployment.nodes {
-        wait_for("subscriptions", Duration::from_secs(20), || {
+        until_ok("the watcher's subscriptions", || {
             let mut c = server.connect()?;
-            let Ok(found) = c.call(&["PUBSUB", "SHARDCHANNELS", "unslow:*"]) else { return Ok(true) };
+            let found = match c.call(&["PUBSUB", "SHARDCHANNELS", "unslow:*"]) {
+                Ok(found) => found,
+                Err(e) if e.is_fatal() => return Err(e.into()),
+                // Before 7.0 there are none.
+                Err(_) => return Ok(true),
+            };
             let slots = watch.topology().masters().map(|n| n.slots.len()).min().unwrap_or(0);
-            Ok(found.items().len() >= slots)
-        })
-        .unwrap();
+            Ok::<_, Error>(found.items().len() >= slots)
+        });
     }
 }
 
-/// Gives a slot without keys to another node; returns when the command that decides it was answered.
-fn give(deployment: &Deployment, slot: u16, from: usize, to: usize) -> Instant {
-    let (a, b, slot) = (id(&deployment.nodes[from]), id(&deployment.nodes[to]), slot.to_string());
-    let (mut source, mut target) = (deployment.nodes[from].connect().unwrap(), deployment.nodes[to].connect().unwrap());
-    target.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &a]).unwrap();
-    source.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &b]).unwrap();
-    let at = Instant::now();
-    target.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).unwrap();
-    source.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).unwrap();
-    at
+/// Waits until every node's own view is so.
+fn everywhere(deployment: &Deployment, what: &str, is: impl Fn(&ClusterView) -> bool) {
+    until_ok(what, || {
+        for node in &deployment.nodes {
+            if !is(&unslow_engine::view(&mut node.connect()?)?) {
+                return Ok(false);
+            }
+        }
+        Ok::<_, Error>(true)
+    });
+}
+
+/// Makes a replica master by CLUSTER FAILOVER. Servers give one up after five seconds; it is asked for again.
+fn promote(replica: &Server) {
+    let mut asked: Option<Instant> = None;
+    until_ok("it to be master", || {
+        let mut c = replica.connect()?;
+        let role = c.call(&["ROLE"])?.items().first().and_then(Value::text);
+        if role.as_deref() == Some("master") {
+            return Ok(true);
+        }
+        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
+            c.call(&["CLUSTER", "FAILOVER"])?;
+            asked = Some(Instant::now());
+        }
+        Ok::<_, Error>(false)
+    });
+}
+
+/// One after the other, each told before the next.
+fn tells_of_moved_slots(name: &str, slots: u16) {
+    let deployment = steady(name);
+    let (watch, deltas) = watch(&deployment.url(), None);
+    settle(&watch, &deployment);
+    let mut times = Vec::new();
+    for slot in 0..slots {
+        let begun = move_slot(&deployment, slot, 0, 2, Duration::ZERO);
+        let moved = |k: &Known| matches!(&k.what, Change::Moved { slots, to: Some(to), .. } if slots.contains(slot) && *to == deployment.nodes[2].address());
+        let (_, at) = expect(&deltas, "the move", moved);
+        times.push(at.duration_since(begun));
+        assert_eq!(watch.topology().owner(slot).unwrap().address, deployment.nodes[2].address());
+    }
+    times.sort();
+    println!(
+        "{name}: a move is known after {:?} (median), {:?} (slowest)",
+        times[times.len() / 2],
+        times[times.len() - 1]
+    );
+    assert_eq!(watch.topology().masters().map(|n| n.slots.len()).sum::<usize>(), 16384);
+    if name == "valkey-9.1" {
+        // Ranges at once.
+        let to = id(&deployment.nodes[1]);
+        let mut source = deployment.nodes[0].connect().unwrap();
+        migrate_slots(&mut source, 1000, 1099, &to).unwrap();
+        let all = SlotSet::from_ranges([(1000, 1099)]);
+        let (known, _) =
+            expect(&deltas, "the atomic move", |k| matches!(&k.what, Change::Moved { slots, .. } if *slots == all));
+        println!("100 slots at once: {known:?}");
+    }
 }
 
 #[test]
-fn tells_of_moved_slots_by_push_on_new_servers_and_by_polling_on_old_ones() {
-    let _alone = alone();
-    for name in ["valkey-9.1", "redis-7.0", "redis-6.2", "redis-5.0"] {
-        let deployment = cluster(name);
-        let (watch, deltas) = watch(&deployment.url(), None);
-        settle(&watch, &deployment);
-        let mut times = Vec::new();
-        for slot in 0..20u16 {
-            let begun = give(&deployment, slot, 0, 2);
-            let moved = |k: &Known| matches!(&k.what, Change::Moved { slots, to: Some(to), .. } if slots.contains(slot) && *to == deployment.nodes[2].address());
-            let (_, at) = expect(&deltas, "the move", moved);
-            times.push(at.duration_since(begun));
-            assert_eq!(watch.topology().owner(slot).unwrap().address, deployment.nodes[2].address());
-        }
-        times.sort();
-        println!("{name}: a move is known after {:?} (median), {:?} (slowest of 20)", times[10], times[19]);
-        assert_eq!(watch.topology().masters().map(|n| n.slots.len()).sum::<usize>(), 16384);
-        if name == "valkey-9.1" {
-            // Ranges at once.
-            let to = id(&deployment.nodes[1]);
-            let mut source = deployment.nodes[0].connect().unwrap();
-            migrate_slots(&mut source, 1000, 1099, &to).unwrap();
-            let all = SlotSet::from_ranges([(1000, 1099)]);
-            let (known, _) =
-                expect(&deltas, "the atomic move", |k| matches!(&k.what, Change::Moved { slots, .. } if *slots == all));
-            println!("100 slots at once: {known:?}");
-        }
-    }
+fn tells_of_slots_moved_on_valkey_9_1_by_push() {
+    tells_of_moved_slots("valkey-9.1", 20);
+}
+
+#[test]
+fn tells_of_slots_moved_on_redis_7_0_by_push() {
+    tells_of_moved_slots("redis-7.0", 20);
+}
+
+#[test]
+fn tells_of_slots_moved_on_redis_6_2_by_polling() {
+    tells_of_moved_slots("redis-6.2", 5);
+}
+
+#[test]
+fn tells_of_slots_moved_on_redis_5_0_by_polling() {
+    tells_of_moved_slots("redis-5.0", 5);
 }
 
 #[test]
 fn suspects_a_master_that_hangs_tells_who_took_its_place_and_that_it_is_back() {
-    let _alone = alone();
     for name in ["valkey-9.1", "redis-7.0", "redis-5.0"] {
         let deployment = cluster(name);
         let (watch, deltas) = watch(&deployment.url(), None);
@@ -128,7 +158,7 @@ fn suspects_a_master_that_hangs_tells_who_took_its_place_and_that_it_is_back() {
             let mut c = deployment.nodes[0].connect().unwrap();
             let key = (0..).map(|i| format!("k{i}")).find(|k| unslow_topology::slot_of(k.as_bytes()) < 5000).unwrap();
             c.call(&["SET", &key, "v"]).unwrap();
-            c.call(&["WAIT", "1", "5000"]).unwrap();
+            until_ok("its replica to have it", || Ok::<_, Error>(c.call(&["WAIT", "1", "1000"])?.integer() == Some(1)));
         }
         deployment.nodes[0].signal(libc::SIGSTOP);
         let stopped = Instant::now();
@@ -142,10 +172,7 @@ fn suspects_a_master_that_hangs_tells_who_took_its_place_and_that_it_is_back() {
         println!("{name}: {known:?}");
         deployment.nodes[0].signal(libc::SIGCONT);
         expect(&deltas, "the demotion", |k| matches!(&k.what, Change::Demoted { node, .. } if *node == master));
-        wait_for("everyone to be well", Duration::from_secs(20), || {
-            Ok(watch.topology().nodes.iter().all(|n| n.health == Health::Up))
-        })
-        .unwrap();
+        until("every node to be well", || watch.topology().nodes.iter().all(|n| n.health == Health::Up));
         let topology = watch.topology();
         assert_eq!(topology.at(&replica).unwrap().role, Role::Master);
         assert_eq!(topology.at(&master).unwrap().master.as_deref(), topology.at(&replica).map(|n| n.id.as_str()));
@@ -154,16 +181,14 @@ fn suspects_a_master_that_hangs_tells_who_took_its_place_and_that_it_is_back() {
 
 #[test]
 fn knows_of_nodes_that_come_and_go() {
-    let _alone = alone();
-    let deployment = cluster("redis-7.0");
+    let deployment = steady("redis-7.0");
     let (_watch, deltas) = watch(&deployment.url(), None);
-    let spec = ServerSpec { settings: vec![("cluster-enabled".into(), "yes".into())], ..ServerSpec::default() };
-    let server = Server::start(&find("redis-7.0").unwrap(), &spec).unwrap();
-    let first = deployment.nodes[0].address();
-    let (host, port) = first.rsplit_once(':').unwrap();
-    server.connect().unwrap().call(&["CLUSTER", "MEET", host, port]).unwrap();
+    let server = server("redis-7.0", &[("cluster-enabled", "yes")]);
+    let first = &deployment.nodes[0];
+    server.connect().unwrap().call(&["CLUSTER", "MEET", &first.ip, &first.port.to_string()]).unwrap();
     expect(&deltas, "the new node", |k| matches!(&k.what, Change::Added { node, .. } if *node == server.address()));
     let gone = id(&server);
+    everywhere(&deployment, "every node to know it", |view| view.by_id(&gone).is_some());
     server.kill();
     for node in &deployment.nodes {
         node.connect().unwrap().call(&["CLUSTER", "FORGET", &gone]).unwrap();
@@ -181,34 +206,29 @@ fn epoch_of_master(sentinel: &Server) -> usize {
 
 #[test]
 fn follows_sentinels_and_plain_replication() {
-    let _alone = alone();
-    for sentinels in [true, false] {
-        let shape = match sentinels {
-            true => Shape::Sentinel { replicas: 2, sentinels: 3, quorum: 2 },
-            false => Shape::MasterReplica { replicas: 2 },
+    for with_sentinels in [true, false] {
+        let deployment = match with_sentinels {
+            true => sentinels("redis-6.2", 2, 10_000),
+            false => deployment("redis-6.2", Shape::MasterReplica { replicas: 2 }, &[]),
         };
-        let deployment = Deployment::start(&find("redis-6.2").unwrap(), &shape, &ServerSpec::default()).unwrap();
-        for sentinel in &deployment.sentinels {
-            let mut c = sentinel.connect().unwrap();
-            c.call(&["SENTINEL", "SET", "mymaster", "down-after-milliseconds", "1000"]).unwrap();
-        }
         let (watch, deltas) = watch(&deployment.url(), None);
         let master = deployment.nodes[0].address();
         assert_eq!(watch.topology().masters().next().unwrap().address, master);
-        wait_for("all nodes", Duration::from_secs(10), || Ok(watch.topology().nodes.len() == 3)).unwrap();
+        until("all nodes", || watch.topology().nodes.len() == 3);
         deployment.nodes[0].kill();
         expect(&deltas, "the suspicion", |k| k.what == Change::Suspected { node: master.clone() });
-        if !sentinels {
-            let host = &deployment.nodes[1].address();
-            let (host, port) = host.rsplit_once(':').unwrap();
+        if !with_sentinels {
+            let (host, port) = (&deployment.nodes[1].ip, &deployment.nodes[1].port.to_string());
             deployment.nodes[1].connect().unwrap().call(&["REPLICAOF", "NO", "ONE"]).unwrap();
             deployment.nodes[2].connect().unwrap().call(&["REPLICAOF", host, port]).unwrap();
         }
         let (known, _) = expect(&deltas, "the new master", |k| matches!(&k.what, Change::Promoted { .. }));
-        println!("sentinels {sentinels}: {known:?}");
-        // Nobody turns it back, and nothing is told that the servers did not do: Sentinels on a busy machine may fail over once
-        // more, each time with a higher epoch.
-        let after: Vec<Delta> = std::iter::from_fn(|| deltas.recv_timeout(Duration::from_secs(3)).ok()).collect();
+        println!("Sentinels {with_sentinels}: {known:?}");
+        // No Sentinel turns it back, and nothing is told that the servers did not do: Sentinels on a busy machine may fail over
+        // again, each time with a higher epoch, which is read after what was told. Three seconds are a look, and no limit.
+        let end = Instant::now() + Duration::from_secs(3);
+        let next = || deltas.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
+        let after: Vec<Delta> = std::iter::from_fn(next).collect();
         let again: Vec<&Change> = after
             .iter()
             .flat_map(|d| &d.changes)
@@ -224,8 +244,7 @@ fn follows_sentinels_and_plain_replication() {
 
 #[test]
 fn one_of_two_watchers_publishes_and_the_other_takes_over() {
-    let _alone = alone();
-    let deployment = cluster("valkey-9.1");
+    let deployment = steady("valkey-9.1");
     let publish = Some(Publish { master_changed: true });
     let (first, _a) = watch(&deployment.url(), publish);
     let (second, _b) = watch(&deployment.url(), publish);
@@ -235,7 +254,7 @@ fn one_of_two_watchers_publishes_and_the_other_takes_over() {
     let heard = Arc::new(Mutex::new(Vec::<(Instant, String, String)>::new()));
     let listener = heard.clone();
     std::thread::spawn(move || {
-        while let Ok(message) = ear.receive(Duration::from_secs(60)) {
+        while let Ok(message) = ear.receive(PATIENCE) {
             if let [Value::Text(word), name, text] = message.items()
                 && word == b"message"
             {
@@ -249,44 +268,57 @@ fn one_of_two_watchers_publishes_and_the_other_takes_over() {
     };
     // Both may say a first word in the same moment; from then on it is one.
     let same = |b: &[Heartbeat]| b.len() >= 3 && b[b.len() - 3..].iter().all(|x| x.watcher == b[b.len() - 1].watcher);
-    wait_for("heartbeats of one", Duration::from_secs(15), || Ok(same(&beats()))).unwrap();
-    let leader = beats().last().unwrap().watcher.clone();
+    until("heartbeats of one", || same(&beats()));
+    let (begun, leader) = (beats().len(), beats().last().unwrap().watcher.clone());
     assert_eq!(beats().last().unwrap().digest, first.topology().digest());
-    give(&deployment, 7, 0, 2);
+    move_slot(&deployment, 7, 0, 2, Duration::ZERO);
     let to = deployment.nodes[2].address();
     let said = |name: &str, text: &str| heard.lock().unwrap().iter().filter(|(_, n, t)| n == name && t == text).count();
-    wait_for("the move", Duration::from_secs(10), || Ok(said(MOVED, &format!("7 {to}")) > 0)).unwrap();
-    deployment.nodes[3].connect().unwrap().call(&["CLUSTER", "FAILOVER"]).unwrap();
+    until("the move", || said(MOVED, &format!("7 {to}")) > 0);
+    let owner = id(&deployment.nodes[2]);
+    everywhere(&deployment, "every node to know of it", |v| v.by_id(&owner).is_some_and(|n| n.slots.contains(7)));
+    promote(&deployment.nodes[3]);
     let failover = format!("0-6,8-5461 {}", deployment.nodes[3].address());
-    wait_for("the failover", Duration::from_secs(20), || Ok(said(FAILOVER, &failover) > 0)).unwrap();
-    wait_for("the broadcast", Duration::from_secs(10), || Ok(said(MASTER_CHANGED, "*") > 0)).unwrap();
-    assert_eq!((said(MOVED, &format!("7 {to}")), said(FAILOVER, &failover)), (1, 1), "only one publishes");
+    until("the failover", || said(FAILOVER, &failover) > 0);
+    until("the broadcast", || said(MASTER_CHANGED, "*") > 0);
+    let times = (said(MOVED, &format!("7 {to}")), said(FAILOVER, &failover));
+    // Only one publishes. Should a busy machine hold up its heartbeats, the other takes over, and heartbeats before it does.
+    if times != (1, 1) {
+        assert!(times.0 <= 2 && times.1 <= 2, "{times:?}");
+        until("a heartbeat of the other one, since news came twice", || {
+            beats()[begun..].iter().any(|b| b.watcher != leader)
+        });
+    }
     drop(first);
     drop(_a);
-    wait_for("the other to take over", Duration::from_secs(15), || Ok(beats().last().unwrap().watcher != leader))
-        .unwrap();
+    until("the other to take over", || beats().last().unwrap().watcher != leader);
     drop(second);
 }
 
 #[test]
 fn a_node_on_the_wrong_side_of_a_partition_does_not_win() {
-    let _alone = alone();
     let deployment = cluster("valkey-9.1");
     let (watch, deltas) = watch(&deployment.url(), None);
     settle(&watch, &deployment);
     let old = deployment.nodes[0].address();
     deployment.nodes[0].signal(libc::SIGSTOP);
-    expect(&deltas, "the promotion", |k| matches!(k.what, Change::Promoted { .. }));
-    let digest = watch.topology().digest();
-    // It wakes up and still takes itself for the master, until it hears of the election.
+    let promoted =
+        |k: &Known| matches!(&k.what, Change::Promoted { instead_of, .. } if instead_of.as_ref() == Some(&old));
+    expect(&deltas, "the promotion", promoted);
+    assert_ne!(watch.topology().owner(0).unwrap().address, old);
+    // It wakes up and still takes itself for the master, until it hears of the election. Every topology is told, so what is
+    // told until then shows that it never owned a slot again.
     deployment.nodes[0].signal(libc::SIGCONT);
-    let until = Instant::now() + Duration::from_secs(3);
-    while Instant::now() < until {
-        let owner = watch.topology().owner(0).map(|n| n.address.clone());
-        assert_ne!(owner.as_deref(), Some(old.as_str()), "the stale node won");
-        std::thread::yield_now();
-    }
-    let _ = digest;
-    let mut c = Connection::open(&deployment.nodes[3].target(), &options()).unwrap();
+    expect(&deltas, "the demotion", |k| {
+        let won = match &k.what {
+            Change::Promoted { node, .. } => *node == old,
+            Change::Moved { to, .. } => to.as_ref() == Some(&old),
+            _ => false,
+        };
+        assert!(!won, "the stale node won: {k:?}");
+        matches!(&k.what, Change::Demoted { node, .. } if *node == old)
+    });
+    assert_ne!(watch.topology().owner(0).unwrap().address, old);
+    let mut c = Connection::open(&deployment.nodes[3].target(), &options(2)).unwrap();
     assert_eq!(c.call(&["ROLE"]).unwrap().items()[0].text().as_deref(), Some("master"));
 }

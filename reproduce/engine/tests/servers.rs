@@ -6,35 +6,53 @@ fn alive(pid: u32) -> bool {
     std::path::Path::new(&format!("/proc/{pid}")).exists()
 }
 
-#[test]
-fn every_engine_runs_in_every_shape_and_leaves_nothing() {
-    for entry in CATALOG {
-        let engine = find(entry.name).unwrap_or_else(|e| panic!("{}: {e}", entry.name));
-        for shape in [
-            Shape::Standalone,
-            Shape::MasterReplica { replicas: 1 },
-            Shape::Sentinel { replicas: 1, sentinels: 3, quorum: 2 },
-            Shape::six_nodes(),
-        ] {
-            let begun = std::time::Instant::now();
-            let deployment = Deployment::start(&engine, &shape, &ServerSpec::default())
-                .unwrap_or_else(|e| panic!("{} as {shape:?}: {e}", entry.name));
-            eprintln!("{} {shape:?}: ready in {:.1} s", entry.name, begun.elapsed().as_secs_f64());
-            let pids: Vec<u32> = deployment.nodes.iter().chain(&deployment.sentinels).map(|s| s.pid()).collect();
-            let dirs: Vec<_> = deployment.nodes.iter().map(|s| s.dir().to_path_buf()).collect();
-            assert!(pids.iter().all(|p| alive(*p)));
-            for node in deployment.nodes.iter().filter(|_| matches!(shape, Shape::Cluster { .. })) {
-                let mut connection = node.connect().unwrap();
-                for (name, own) in [("cluster-node-timeout", "15000"), ("cluster-slave-no-failover", "no")] {
-                    let now = connection.call(&["CONFIG", "GET", name]).unwrap().get(name).and_then(|v| v.text());
-                    assert_eq!(now.as_deref(), Some(own), "{} {name}: what hurries the start is gone", entry.name);
-                }
-            }
-            drop(deployment);
-            assert!(pids.iter().all(|p| !alive(*p)), "a server outlived its guard");
-            assert!(dirs.iter().all(|d| !d.exists()), "a directory outlived its guard");
+/// A test for each engine, so that they run side by side; the last one sees to it that the catalogue has no other.
+macro_rules! on_every_engine {
+    ($look:ident, $all:ident, $($test:ident: $engine:literal),+ $(,)?) => {
+        $(#[test]
+        fn $test() {
+            $look($engine);
+        })+
+
+        #[test]
+        fn $all() {
+            assert_eq!(CATALOG.iter().map(|e| e.name).collect::<Vec<_>>(), [$($engine),+]);
         }
+    };
+}
+
+fn runs_in_every_shape_and_leaves_nothing(name: &str) {
+    let engine = find(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+    for shape in [
+        Shape::Standalone,
+        Shape::MasterReplica { replicas: 1 },
+        Shape::Sentinel { replicas: 1, sentinels: 3, quorum: 2 },
+        Shape::six_nodes(),
+    ] {
+        let deployment = Deployment::start(&engine, &shape, &ServerSpec::default())
+            .unwrap_or_else(|e| panic!("{name} as {shape:?}: {e}"));
+        let pids: Vec<u32> = deployment.nodes.iter().chain(&deployment.sentinels).map(|s| s.pid()).collect();
+        let dirs: Vec<_> = deployment.nodes.iter().map(|s| s.dir().to_path_buf()).collect();
+        assert!(pids.iter().all(|p| alive(*p)));
+        for node in deployment.nodes.iter().filter(|_| matches!(shape, Shape::Cluster { .. })) {
+            let mut connection = node.connect().unwrap();
+            for (setting, own) in [("cluster-node-timeout", "15000"), ("cluster-slave-no-failover", "no")] {
+                let now = connection.call(&["CONFIG", "GET", setting]).unwrap().get(setting).and_then(|v| v.text());
+                assert_eq!(now.as_deref(), Some(own), "{name} {setting}: what hurries the start is gone");
+            }
+        }
+        drop(deployment);
+        assert!(pids.iter().all(|p| !alive(*p)), "a server outlived its guard");
+        assert!(dirs.iter().all(|d| !d.exists()), "a directory outlived its guard");
     }
+}
+
+on_every_engine! {
+    runs_in_every_shape_and_leaves_nothing, every_engine_of_the_catalogue_has_its_test,
+    valkey_9_1_runs_in_every_shape_and_leaves_nothing: "valkey-9.1",
+    redis_7_0_runs_in_every_shape_and_leaves_nothing: "redis-7.0",
+    redis_6_2_runs_in_every_shape_and_leaves_nothing: "redis-6.2",
+    redis_5_0_runs_in_every_shape_and_leaves_nothing: "redis-5.0",
 }
 
 #[test]

@@ -287,7 +287,7 @@ public final class Lab implements AutoCloseable {
 
     /** Waits for something, with the sentence to print if it never comes. */
     public static void await(String what, Callable<Boolean> condition) {
-        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(30);
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(120);
         Exception last = null;
         while (System.nanoTime() < until) {
             try {
