@@ -5,12 +5,11 @@ mod common;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use common::{Running, command, openssl, schema, stderr, tls_server, unslow};
-use unslow_client::{Connection, ErrorKind, Options, Target, TlsOptions, Value};
-use unslow_engine::{Error, Server, Shape, free_port};
-use unslow_testkit::servers::deployment;
+use unslow_client::{Connection, ErrorKind, Options, Target, TlsOptions};
+use unslow_engine::{Error, Shape, free_port};
+use unslow_testkit::servers::{deployment, promote};
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{options, standalone};
 
@@ -35,23 +34,6 @@ fn http(port: u16, path: &str) -> std::io::Result<String> {
 fn until_status(port: u16, path: &str, status: u16) {
     let start = format!("HTTP/1.1 {status}");
     until_ok(&format!("{path} to answer {status}"), || http(port, path).map(|text| text.starts_with(&start)));
-}
-
-/// Makes a replica master by CLUSTER FAILOVER. Servers give one up after five seconds; it is asked for again.
-fn promote(replica: &Server) {
-    let mut asked: Option<Instant> = None;
-    until_ok("it to be master", || {
-        let mut c = replica.connect()?;
-        let role = c.call(&["ROLE"])?.items().first().and_then(Value::text);
-        if role.as_deref() == Some("master") {
-            return Ok(true);
-        }
-        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
-            c.call(&["CLUSTER", "FAILOVER"])?;
-            asked = Some(Instant::now());
-        }
-        Ok::<_, Error>(false)
-    });
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Real servers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use unslow_client::Options;
-use unslow_engine::{Deployment, Engine, Server, ServerSpec, Shape, find};
+use unslow_client::{Connection, Options, Value};
+use unslow_engine::{Deployment, Engine, Error, Server, ServerSpec, Shape, find, view};
+use unslow_topology::ClusterView;
+
+use crate::wait::until_ok;
 
 /// Names and values as a server's settings.
 pub fn settings(settings: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -45,6 +48,13 @@ pub fn cluster(name: &str) -> Deployment {
     deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "2000")])
 }
 
+/// The same with a node timeout of fifteen seconds, for tests that are not about failovers: a busy disk holds a node up for longer
+/// than two.
+#[track_caller]
+pub fn steady(name: &str) -> Deployment {
+    deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "15000")])
+}
+
 /// A master, its replicas, and three Sentinels that take it for down after a second.
 #[track_caller]
 pub fn sentinels(name: &str, replicas: usize, failover_timeout_ms: u32) -> Deployment {
@@ -62,4 +72,43 @@ pub fn sentinels(name: &str, replicas: usize, failover_timeout_ms: u32) -> Deplo
 pub fn options(protocol: u8) -> Options {
     let timeout = Duration::from_secs(60);
     Options { connect_timeout: timeout, command_timeout: timeout, protocol, ..Options::default() }
+}
+
+/// Waits until every node's own view is so.
+#[track_caller]
+pub fn everywhere(deployment: &Deployment, what: &str, is: impl Fn(&ClusterView) -> bool) {
+    until_ok(what, || {
+        for node in &deployment.nodes {
+            if !is(&view(&mut node.connect()?)?) {
+                return Ok(false);
+            }
+        }
+        Ok::<_, Error>(true)
+    });
+}
+
+/// Makes a replica master by CLUSTER FAILOVER. Servers give one up after five seconds; it is asked for again.
+#[track_caller]
+pub fn promote(replica: &Server) {
+    let role = |c: &mut Connection| -> Result<(String, String), Error> {
+        let reply = c.call(&["ROLE"])?;
+        let word = |i: usize| reply.items().get(i).and_then(Value::text).unwrap_or_default();
+        Ok((word(0), word(3)))
+    };
+    until_ok("the replica to be connected to its master", || {
+        let (role, state) = role(&mut replica.connect()?)?;
+        Ok::<_, Error>(role == "slave" && state == "connected")
+    });
+    let mut asked: Option<Instant> = None;
+    until_ok("it to be master", || {
+        let mut c = replica.connect()?;
+        if role(&mut c)?.0 == "master" {
+            return Ok(true);
+        }
+        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
+            c.call(&["CLUSTER", "FAILOVER"])?;
+            asked = Some(Instant::now());
+        }
+        Ok::<_, Error>(false)
+    });
 }

@@ -1153,7 +1153,7 @@ mod tests {
         // An empty host means the node that replied.
         for (to, moved) in [(1, format!("-MOVED {slot} {B}\r\n")), (0, format!("-MOVED {slot} :1\r\n"))] {
             rig.says(client, &(get.clone() + "\r\n"));
-            assert_eq!(rig.asked(1 - to), [get.clone()]);
+            assert_eq!(rig.asked(1 - to), std::slice::from_ref(&get));
             rig.answers(1 - to, &moved);
             assert_eq!((rig.told(client).as_str(), rig.asked(to)), ("", vec![get.clone()]));
             rig.answers(to, "$1\r\nv\r\n");

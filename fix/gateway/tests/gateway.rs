@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use unslow_client::{Connection, Options, Target, Value};
-use unslow_engine::{Deployment, Error, Server, Shape};
+use unslow_engine::{Deployment, Error, Server};
 use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Log, Read, Start};
 use unslow_resp::{Scan, Scanner, write_command};
-use unslow_testkit::servers::{deployment, sentinels, server};
+use unslow_testkit::servers::{everywhere, promote, sentinels, server, steady};
 use unslow_testkit::slots::{id, move_slot, owner_of};
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{PATIENCE, cluster, options, standalone, until};
@@ -85,11 +85,6 @@ fn next_frame(stream: &mut TcpStream, rest: &mut Vec<u8>) -> String {
     }
 }
 
-/// Three masters with a replica each, that no busy machine makes fail over: for what is not about failovers.
-fn steady(name: &str) -> Deployment {
-    deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "15000")])
-}
-
 /// One of the gateway's counters, as its operator sees it at this moment.
 fn counter(operator: &mut Connection, name: &str) -> u64 {
     let reply = operator.call(&["UNSLOW", "SHOW", "STATS"]).unwrap();
@@ -109,43 +104,6 @@ fn metric(gateway: &Gateway, name: &str) -> u64 {
 fn backends(operator: &mut Connection) -> Vec<String> {
     let reply = operator.call(&["UNSLOW", "SHOW", "BACKENDS"]).unwrap();
     reply.items().iter().filter_map(Value::text).collect()
-}
-
-/// Waits until every node's own view is so.
-fn everywhere(deployment: &Deployment, what: &str, is: impl Fn(&ClusterView) -> bool) {
-    until_ok(what, || {
-        for node in &deployment.nodes {
-            if !is(&unslow_engine::view(&mut node.connect()?)?) {
-                return Ok(false);
-            }
-        }
-        Ok::<_, Error>(true)
-    });
-}
-
-/// Makes a replica master by CLUSTER FAILOVER. Servers give one up after five seconds; it is asked for again.
-fn promote(replica: &Server) {
-    let role = |c: &mut Connection| -> Result<(String, String), Error> {
-        let reply = c.call(&["ROLE"])?;
-        let word = |i: usize| reply.items().get(i).and_then(Value::text).unwrap_or_default();
-        Ok((word(0), word(3)))
-    };
-    until_ok("the replica to be connected to its master", || {
-        let (role, state) = role(&mut replica.connect()?)?;
-        Ok::<_, Error>(role == "slave" && state == "connected")
-    });
-    let mut asked: Option<Instant> = None;
-    until_ok("it to be master", || {
-        let mut c = replica.connect()?;
-        if role(&mut c)?.0 == "master" {
-            return Ok(true);
-        }
-        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
-            c.call(&["CLUSTER", "FAILOVER"])?;
-            asked = Some(Instant::now());
-        }
-        Ok::<_, Error>(false)
-    });
 }
 
 // What clients get.

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Target, Value};
 use unslow_engine::{Deployment, Error, Server, Shape, migrate_slots};
-use unslow_testkit::servers::{deployment, sentinels, server};
+use unslow_testkit::servers::{deployment, everywhere, promote, sentinels, server, steady};
 use unslow_testkit::slots::{id, move_slot};
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{PATIENCE, cluster, options, until};
 use unslow_topology::messages::{DIGEST, FAILOVER, Heartbeat, MASTER_CHANGED, MOVED};
-use unslow_topology::{Change, ClusterView, Health, Role, SlotSet};
+use unslow_topology::{Change, Health, Role, SlotSet};
 use unslow_watch::{Delta, Known, News, Publish, Settings, Watch};
 
 fn watch(url: &str, publish: Option<Publish>) -> (Watch, Receiver<Delta>) {
@@ -43,11 +43,6 @@ fn expect(deltas: &Receiver<Delta>, what: &str, is: impl Fn(&Known) -> bool) -> 
     panic!("{what} was never told; told were {seen:?}");
 }
 
-/// Three masters with a replica each, that no busy machine makes fail over: for what is not about failovers.
-fn steady(name: &str) -> Deployment {
-    deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "15000")])
-}
-
 /// Waits until the watcher holds its subscriptions.
 fn settle(watch: &Watch, deployment: &Deployment) {
     for server in &deployment.nodes {
@@ -63,35 +58,6 @@ fn settle(watch: &Watch, deployment: &Deployment) {
             Ok::<_, Error>(found.items().len() >= slots)
         });
     }
-}
-
-/// Waits until every node's own view is so.
-fn everywhere(deployment: &Deployment, what: &str, is: impl Fn(&ClusterView) -> bool) {
-    until_ok(what, || {
-        for node in &deployment.nodes {
-            if !is(&unslow_engine::view(&mut node.connect()?)?) {
-                return Ok(false);
-            }
-        }
-        Ok::<_, Error>(true)
-    });
-}
-
-/// Makes a replica master by CLUSTER FAILOVER. Servers give one up after five seconds; it is asked for again.
-fn promote(replica: &Server) {
-    let mut asked: Option<Instant> = None;
-    until_ok("it to be master", || {
-        let mut c = replica.connect()?;
-        let role = c.call(&["ROLE"])?.items().first().and_then(Value::text);
-        if role.as_deref() == Some("master") {
-            return Ok(true);
-        }
-        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
-            c.call(&["CLUSTER", "FAILOVER"])?;
-            asked = Some(Instant::now());
-        }
-        Ok::<_, Error>(false)
-    });
 }
 
 /// One after the other, each told before the next.
