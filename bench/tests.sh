@@ -11,15 +11,20 @@ out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out"
 logs=$(mktemp -d)
 neighbour=""
-quiet() { test -z "$neighbour" || { kill -- "-$neighbour" 2> /dev/null; wait "$neighbour" 2> /dev/null; neighbour=""; }; }
-trap 'quiet; rm -rf "$logs"' EXIT
-
-noise() {
-    for _ in $(seq "$(nproc)"); do
-        while true; do timeout "$((RANDOM % 8 + 1))" sh -c 'while :; do :; done'; sleep "0.$((RANDOM % 9 + 1))"; done &
-    done
-    while true; do dd if=/dev/zero of="$logs/block" bs=1M count=64 conv=fsync status=none; sleep 1; done
+quiet() { # the neighbour is a session of its own, so that nothing of it is left
+    test -n "$neighbour" || return 0
+    kill -- "-$neighbour"
+    neighbour=""
 }
+trap 'quiet; rm -rf "$logs"' EXIT
+trap 'exit 130' INT TERM HUP
+
+cat > "$logs/noise.sh" << 'END'
+for _ in $(seq "$(nproc)"); do
+    while true; do timeout "$((RANDOM % 8 + 1))" sh -c 'while :; do :; done'; sleep "0.$((RANDOM % 9 + 1))"; done &
+done
+while true; do dd if=/dev/zero of="${0%/*}/block" bs=1M count=64 conv=fsync status=none; sleep 1; done
+END
 
 run() { # kind, number
     local log="$logs/$1-$2" begun=$SECONDS status=0
@@ -29,20 +34,18 @@ run() { # kind, number
     { echo; echo "### $1 $2"; echo; echo '```'; sed -n '/^failed:/,/^[0-9]* passed/p;/^noted:/,/^[0-9]* passed/p' "$log" | awk '!seen[$0]++' | cut -c1-400; echo '```'; } >> "$logs/details"
 }
 
-set -m # the neighbour is a process group of its own
-{
-    echo "# \`make test\`, again and again"
-    echo
-    echo "\`bench/tests.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). Beside the noisy runs: ${NOISE:-its own}."
-    echo
-    echo "| run | outcome | seconds | \`cargo xtask test\` | tried again |"
-    echo "|---|---|---|---|---|"
-    for number in $(seq "${NOISY:-5}"); do
-        if test -n "${NOISE:-}"; then bash "$NOISE" > /dev/null 2>&1 & else noise > /dev/null 2>&1 & fi
-        neighbour=$!
-        run noisy "$number"
-        quiet
-    done
-    for number in $(seq "${QUIET:-2}"); do run quiet "$number"; done
-    cat "$logs/details"
-} | tee "$out/tests-runs.md"
+exec > >(tee "$out/tests-runs.md")
+echo "# \`make test\`, again and again"
+echo
+echo "\`bench/tests.sh\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F). Beside the noisy runs: $(basename "${NOISE:-its own}")."
+echo
+echo "| run | outcome | seconds | \`cargo xtask test\` | tried again |"
+echo "|---|---|---|---|---|"
+for number in $(seq "${NOISY:-5}"); do
+    setsid bash "${NOISE:-$logs/noise.sh}" > /dev/null 2>&1 &
+    neighbour=$!
+    run noisy "$number"
+    quiet
+done
+for number in $(seq "${QUIET:-2}"); do run quiet "$number"; done
+cat "$logs/details"

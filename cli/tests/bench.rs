@@ -200,7 +200,7 @@ fn peers_that_misbehave_are_counted_and_the_run_ends() {
 
 /// What a peer does wrong is an error of this kind whose example holds this word, and no request is forgotten for it.
 fn is_counted(kind: &str, word: &str, url: &str) {
-    let arguments = ["bench", url, "--seconds", "1", "--timeout", "2", "-c", "4", "--rate", "100", "--mix", "get=1"];
+    let arguments = ["bench", url, "--seconds", "1", "--timeout", "10", "-c", "4", "--rate", "100", "--mix", "get=1"];
     let more = ["--no-preload", "--format", "json", "--quiet", "--lateness-max", "3600s"];
     let (output, _) = watched(command(&arguments).args(more).stdout(Stdio::piped()).spawn().unwrap());
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{kind}: {e}"));
@@ -507,7 +507,7 @@ fn the_page_shows_an_outage_in_a_real_browser() {
     let (hgrm, hlog) = (dir.path().join("x.hgrm"), dir.path().join("x.hlog"));
     // The outage is longer than this timeout, so that there are errors: nobody takes over within the node timeout, 2 s.
     let child = command(&["bench", &deployment.url(), "--rate", "2000", "--seconds", "120", "--keys", "1000"])
-        .args(["--timeout", "1.5", "--lateness-max", "3600s", "--quiet", "--key-prefix", "<b>&:"])
+        .args(["--timeout", "10", "--lateness-max", "3600s", "--quiet", "--key-prefix", "<b>&:"])
         .args(["--html", page.to_str().unwrap(), "--save", save.to_str().unwrap()])
         .args(["--hgrm", hgrm.to_str().unwrap(), "--hlog", hlog.to_str().unwrap()])
         .stdout(Stdio::piped())

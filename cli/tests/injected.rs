@@ -38,7 +38,6 @@ fn diagnose(mut command: Command, url: &str, name: &str) -> (Report, Load) {
     let noise = Noise::watch();
     let output = command.output().expect("the binary runs");
     let load = noise.so_far();
-    println!("{}", String::from_utf8_lossy(&output.stderr));
     let report = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|e| panic!("{name}: {e}; stderr: {}", String::from_utf8_lossy(&output.stderr)));
     (report, load)
@@ -47,14 +46,17 @@ fn diagnose(mut command: Command, url: &str, name: &str) -> (Report, Load) {
 /// The rule that is about the machine's other work, and so is right whenever there is any.
 const NEIGHBOUR: &str = "noisy_neighbour";
 
-/// What it names, in order; a neighbour that is really there does not count, and what it leads to counts as named.
-fn named(report: &Report, load: &Load) -> Vec<String> {
-    let told = report.findings.iter().filter(|f| f.severity > Severity::Info);
-    let names = |f: &Finding| match f.id == NEIGHBOUR && load.busy() {
-        true => f.chain.iter().map(|link| link.id.clone()).collect(),
-        false => vec![f.id.clone()],
-    };
-    told.flat_map(names).collect()
+/// What it names above info, in order. A neighbour that is really there does not count; where it leads to the rule, that is named.
+fn named(report: &Report, load: &Load, rule: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    for finding in report.findings.iter().filter(|f| f.severity > Severity::Info) {
+        if finding.id != NEIGHBOUR || rule == NEIGHBOUR || !load.busy() {
+            all.push(finding.id.clone());
+        } else if finding.chain.iter().any(|link| link.id == rule) {
+            all.push(rule.to_string());
+        }
+    }
+    all
 }
 
 /// Adds a line to the table that this variable names, if it does.
@@ -163,11 +165,7 @@ fn is_named_first(rule: &str) {
         drop((application, active));
         let chain: Vec<&str> =
             report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());
-        let named = if rule == NEIGHBOUR {
-            report.findings.iter().map(|f| f.id.clone()).collect()
-        } else {
-            named(&report, &load)
-        };
+        let named = named(&report, &load, rule);
         let others = report.findings.iter().filter(|f| f.severity > Severity::Risk).map(|f| f.id.as_str());
         let first = named.first().map_or("nothing", String::as_str);
         let others: Vec<&str> = others.filter(|id| *id != first).collect();

@@ -152,13 +152,16 @@ fn a_lab_outlives_its_command_is_diagnosed_and_leaves_nothing() {
 
     assert!(labs.done(&["logs", "node-1", "-n", "3"]).lines().count() <= 3);
     assert!(labs.done(&["logs", "node-1", "-n", "500"]).contains("Cluster"), "the server's own log");
-    let device = up["door"][0].as_str().map(|d| format!("/sys/class/net/{d}"));
+    // Another test's lab may take the name as soon as it is free, but not the number.
+    let device = up["door"][0].as_str().map(|d| format!("/sys/class/net/{d}/ifindex"));
+    let number = |file: &String| std::fs::read_to_string(file).ok();
+    let before = device.as_ref().and_then(number);
     assert!(device.as_ref().is_none_or(|d| Path::new(d).exists()));
     let net = up["hosts"][0]["doors"][0].as_str().expect("a namespace").to_string();
     let namespace = std::fs::read_link(&net).expect("held");
     labs.done(&["down", "story"]);
     labs.assert_nothing(&pids, "story");
-    assert!(device.is_none_or(|d| !Path::new(&d).exists()), "the door is left");
+    assert!(before.is_none() || device.as_ref().and_then(number) != before, "the door is left");
     let holds = |e: &std::fs::DirEntry| std::fs::read_link(e.path().join("ns/net")).is_ok_and(|n| n == namespace);
     until("its namespace to go", || !std::fs::read_dir("/proc").expect("there").flatten().any(|e| holds(&e)));
 }
@@ -169,15 +172,15 @@ fn a_fault_heals_by_itself_after_its_time() {
     labs.done(&["up", "--name", "timed", "--kind", "standalone", "--zones", "1"]);
     let begun = Instant::now();
     // Long enough to be seen at work.
-    labs.done(&["fault", "hang", "--for", "6s"]);
+    labs.done(&["fault", "hang", "--for", "15s"]);
     let during = &labs.json(&["ls"])["labs"][0];
     assert_eq!(during["servers"][0]["state"], "stopped");
-    assert!(during["faults"][0]["left_ms"].as_u64().is_some_and(|ms| ms <= 6000), "{}", during["faults"]);
+    assert!(during["faults"][0]["left_ms"].as_u64().is_some_and(|ms| ms <= 15_000), "{}", during["faults"]);
     until("the fault to be healed", || {
         let lab = &labs.json(&["ls"])["labs"][0];
         lab["faults"].as_array().is_some_and(Vec::is_empty) && lab["servers"][0]["state"] == "running"
     });
-    assert!(begun.elapsed() >= Duration::from_secs(6), "healed before its time");
+    assert!(begun.elapsed() >= Duration::from_secs(15), "healed before its time");
 }
 
 #[test]

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -59,8 +58,7 @@ fn installed(name: &str, install: impl Fn(&Path) -> Command) -> PathBuf {
     let all = cache_dir().join("clients");
     fs::create_dir_all(&all).expect("the cache can be written");
     let lock = fs::File::create(all.join(".lock")).expect("the cache can be written");
-    // SAFETY: a descriptor of ours; closing it gives the lock back.
-    assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }, 0, "{}", std::io::Error::last_os_error());
+    lock.lock().expect("it can be locked");
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fix/gateway/tests/clients").join(name);
     let (dir, stamp) = (all.join(name), all.join(format!("{name}.installed")));
     let mut hash = DefaultHasher::new();

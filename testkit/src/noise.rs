@@ -29,6 +29,8 @@ struct Snapshot {
     total: u64,
     /// Ticks that this process and all below it have run.
     own: u64,
+    /// The same of all that the runner of the tests has started, this process included.
+    suite: u64,
     /// Nanoseconds that their threads have run and have waited for a processor, by thread.
     threads: HashMap<u32, (u64, u64)>,
 }
@@ -40,12 +42,17 @@ pub struct Load {
     pub stolen_share: f64,
     /// Cores that processes other than this test's used.
     pub others_cores: f64,
+    /// Of these, what was not another test's.
+    pub strangers_cores: f64,
     /// Of the time this test's threads wanted to run, what they waited for a processor.
     pub waiting_share: f64,
 }
 
 impl Noise {
     pub fn watch() -> Noise {
+        // A child of a process that is killed stays in the family: what it ran is not another program's.
+        // SAFETY: numbers only.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
         Noise(Instant::now(), Snapshot::take())
     }
 
@@ -64,7 +71,10 @@ impl Snapshot {
         let at = |i: usize| ticks.get(i).copied().unwrap_or(0);
         let total = ticks.iter().sum();
         let mut taken = Snapshot { busy: total - at(3) - at(4) - at(7), stolen: at(7), total, ..Snapshot::default() };
-        for pid in family() {
+        let parents = parents();
+        let runner = std::env::var("UNSLOW_TEST_RUNNER").ok().and_then(|pid| pid.parse().ok());
+        taken.suite = runner.map_or(0, |pid| below(pid, &parents).into_iter().map(ran).sum());
+        for pid in below(std::process::id(), &parents) {
             taken.own += ran(pid);
             for entry in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
                 let text = std::fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
@@ -93,16 +103,16 @@ fn ran(pid: u32) -> u64 {
     fields.iter().skip(11).take(4).filter_map(|f| f.parse::<u64>().ok()).sum()
 }
 
-/// This process and all below it.
-pub fn family() -> Vec<u32> {
-    let mut parents: Vec<(u32, u32)> = Vec::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
-        if let Some(parent) = stat(pid).and_then(|f| f.get(1)?.parse().ok()) {
-            parents.push((pid, parent));
-        }
-    }
-    let mut family = vec![std::process::id()];
+/// Every process and its parent.
+fn parents() -> Vec<(u32, u32)> {
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| Some((pid, stat(pid)?.get(1)?.parse().ok()?))).collect()
+}
+
+/// A process and all below it.
+fn below(root: u32, parents: &[(u32, u32)]) -> Vec<u32> {
+    let mut family = vec![root];
     let mut next = 0;
     while let Some(&of) = family.get(next) {
         family.extend(parents.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| *pid));
@@ -113,8 +123,11 @@ pub fn family() -> Vec<u32> {
 
 impl Load {
     fn between(from: &Snapshot, to: &Snapshot, elapsed_s: f64) -> Load {
-        let busy_cores = to.busy.saturating_sub(from.busy) as f64 / TICKS_PER_S / elapsed_s.max(0.001);
-        let own_cores = to.own.saturating_sub(from.own) as f64 / TICKS_PER_S / elapsed_s.max(0.001);
+        let cores = |from: u64, to: u64| to.saturating_sub(from) as f64 / TICKS_PER_S / elapsed_s.max(0.001);
+        let busy_cores = cores(from.busy, to.busy);
+        let own_cores = cores(from.own, to.own);
+        // Without a runner there are no other tests.
+        let suite_cores = cores(from.suite, to.suite).max(own_cores);
         let (mut ran, mut waited) = (0, 0);
         for (thread, now) in &to.threads {
             let before = from.threads.get(thread).copied().unwrap_or_default();
@@ -125,13 +138,24 @@ impl Load {
             stolen_share: to.stolen.saturating_sub(from.stolen) as f64
                 / to.total.saturating_sub(from.total).max(1) as f64,
             others_cores: (busy_cores - own_cores).max(0.0),
+            strangers_cores: (busy_cores - suite_cores).max(0.0),
             waiting_share: waited as f64 / (ran + waited).max(1) as f64,
         }
     }
 
-    /// Whether the machine itself may be why something went wrong.
+    /// Whether others held the machine, tests beside this one among them: a neighbour is there to be named.
     pub fn busy(&self) -> bool {
-        self.stolen_share > STOLEN_SHARE || (self.others_cores > OTHERS_CORES && self.waiting_share > WAITING_SHARE)
+        self.taken(self.others_cores)
+    }
+
+    /// Whether the machine was taken away from the tests as a whole: a reason to try again, which tests that run side by side are
+    /// not to each other.
+    pub fn taken_away(&self) -> bool {
+        self.taken(self.strangers_cores)
+    }
+
+    fn taken(&self, cores: f64) -> bool {
+        self.stolen_share > STOLEN_SHARE || (cores > OTHERS_CORES && self.waiting_share > WAITING_SHARE)
     }
 }
 
@@ -139,9 +163,10 @@ impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:.1} % of the machine stolen, {:.2} cores used by others, ours waited {:.0} % of the time they wanted to run",
+            "{:.1} % of the machine stolen, {:.2} cores used by others ({:.2} not by tests), ours waited {:.0} % of the time they wanted to run",
             self.stolen_share * 100.0,
             self.others_cores,
+            self.strangers_cores,
             self.waiting_share * 100.0
         )
     }
@@ -177,7 +202,7 @@ pub fn shield() {
 
 /// Whether a try that failed under this load may be followed by another.
 fn again(attempt: u32, tries: u32, load: &Load) -> bool {
-    load.busy() && attempt < tries
+    load.taken_away() && attempt < tries
 }
 
 #[cfg(test)]
@@ -185,7 +210,14 @@ mod tests {
     use super::*;
 
     fn snapshot(busy: u64, stolen: u64, total: u64, own: u64, threads: &[(u32, u64, u64)]) -> Snapshot {
-        Snapshot { busy, stolen, total, own, threads: threads.iter().map(|t| (t.0, (t.1, t.2))).collect() }
+        Snapshot {
+            busy,
+            stolen,
+            total,
+            own,
+            suite: own + 20,
+            threads: threads.iter().map(|t| (t.0, (t.1, t.2))).collect(),
+        }
     }
 
     #[test]
@@ -196,7 +228,7 @@ mod tests {
         assert_eq!((ours.others_cores, ours.waiting_share), (0.0, 0.5));
         assert!(!ours.busy());
         let others = Load::between(&before, &snapshot(300, 0, 1200, 100, &[(1, 9_000_000, 1_000_000)]), 1.0);
-        assert_eq!(others.others_cores, 1.5);
+        assert_eq!((others.others_cores, others.strangers_cores), (1.5, 1.5));
         assert!(others.busy());
         // Others run, and leave us our processor.
         let beside = Load::between(&before, &snapshot(300, 0, 1200, 100, &[(1, 9_000_000, 1_000)]), 1.0);
@@ -208,9 +240,10 @@ mod tests {
 
     #[test]
     fn only_a_busy_machine_is_a_reason_to_try_again_and_not_for_ever() {
-        let quiet = Load { stolen_share: 0.0, others_cores: 0.1, waiting_share: 0.5 };
-        let busy = Load { others_cores: 1.0, ..quiet };
-        assert!(!again(1, 3, &quiet));
+        let quiet = Load { stolen_share: 0.0, others_cores: 0.1, strangers_cores: 0.1, waiting_share: 0.5 };
+        let beside = Load { others_cores: 1.0, ..quiet };
+        let busy = Load { strangers_cores: 1.0, ..beside };
+        assert!(!again(1, 3, &quiet) && !again(1, 3, &beside) && beside.busy());
         assert!(again(1, 3, &busy) && again(2, 3, &busy) && !again(3, 3, &busy));
     }
 
@@ -219,6 +252,6 @@ mod tests {
         let noise = Noise::watch();
         let load = noise.so_far();
         assert!(load.stolen_share.is_finite() && load.others_cores >= 0.0 && load.waiting_share <= 1.0);
-        assert!(family().contains(&std::process::id()));
+        assert!(below(std::process::id(), &parents()).contains(&std::process::id()));
     }
 }

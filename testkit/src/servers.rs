@@ -60,7 +60,7 @@ pub fn steady(name: &str) -> Deployment {
 pub fn sentinels(name: &str, replicas: usize, failover_timeout_ms: u32) -> Deployment {
     let started = deployment(name, Shape::Sentinel { replicas, sentinels: 3, quorum: 2 }, &[]);
     for sentinel in &started.sentinels {
-        let mut c = sentinel.connect().expect("a Sentinel answers");
+        let mut c = sentinel.connect_with(&options(2)).expect("a Sentinel answers");
         for (setting, value) in [("down-after-milliseconds", 1000), ("failover-timeout", failover_timeout_ms)] {
             c.call(&["SENTINEL", "SET", "mymaster", setting, &value.to_string()]).expect("a Sentinel takes it");
         }

@@ -10,14 +10,15 @@ use crate::servers::options;
 /// A node's id in its cluster.
 #[track_caller]
 pub fn id(server: &Server) -> String {
-    let reply = server.connect().and_then(|mut c| Ok(c.call(&["CLUSTER", "MYID"])?));
+    let reply = server.connect_with(&options(2)).and_then(|mut c| c.call(&["CLUSTER", "MYID"]));
     reply.unwrap_or_else(|e| panic!("{}: {e}", server.address())).text().expect("an id")
 }
 
 /// The node that owns a slot, as the first node sees it.
 #[track_caller]
 pub fn owner_of(deployment: &Deployment, slot: u16) -> usize {
-    let view = view(&mut deployment.nodes[0].connect().expect("the first node answers")).expect("a view");
+    let view =
+        view(&mut deployment.nodes[0].connect_with(&options(2)).expect("the first node answers")).expect("a view");
     let owner = view.masters().find(|n| n.slots.contains(slot)).expect("somebody owns it").address.clone();
     deployment.nodes.iter().position(|n| n.address() == owner).expect("a node of ours")
 }

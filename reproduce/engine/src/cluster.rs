@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unslow_client::{Connection, Value};
+use unslow_client::{Connection, Options, Value};
 use unslow_topology::{ClusterView, Info, SLOTS};
 
 use crate::server::Error;
@@ -185,8 +185,8 @@ impl Deployment {
         let replicas = self.nodes.len() as i64 - 1;
         let others = self.sentinels.len() as i64 - 1;
         for sentinel in &self.sentinels {
-            let mut connection = sentinel.connect()?;
-            wait_for("every Sentinel to know the replicas and the others", Duration::from_secs(30), || {
+            let mut connection = patient(sentinel)?;
+            wait_for("every Sentinel to know the replicas and the others", READY, || {
                 let masters = connection.call(&["SENTINEL", "MASTERS"])?;
                 let number = |field: &str| masters.items().first()?.get(field)?.integer();
                 Ok(number("num-slaves") == Some(replicas) && number("num-other-sentinels") == Some(others))
@@ -194,6 +194,15 @@ impl Deployment {
         }
         Ok(())
     }
+}
+
+/// How long servers may take to find each other. A second on a quiet machine; on one whose disk is busy each of them stands still for
+/// as long as it writes nodes.conf.
+const READY: Duration = Duration::from_secs(120);
+
+fn patient(server: &Server) -> Result<Connection, Error> {
+    let (connect_timeout, command_timeout) = (Duration::from_secs(30), Duration::from_secs(60));
+    Ok(server.connect_with(&Options { connect_timeout, command_timeout, ..Options::default() })?)
 }
 
 /// Waits for a condition; the error names it when it never comes.
@@ -266,8 +275,8 @@ pub fn info(connection: &mut Connection, section: &str) -> Result<Info, Error> {
 
 fn wait_links(replicas: &[Arc<Server>]) -> Result<(), Error> {
     for replica in replicas {
-        let mut connection = replica.connect()?;
-        wait_for("the replica's link to its master", Duration::from_secs(30), || {
+        let mut connection = patient(replica)?;
+        wait_for("the replica's link to its master", READY, || {
             Ok(info(&mut connection, "replication")?.get("master_link_status") == Some("up"))
         })?;
     }
@@ -281,7 +290,7 @@ fn share(m: usize, masters: usize) -> impl Iterator<Item = u16> {
 
 /// Makes a cluster of servers that run.
 fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
-    let mut connections = nodes.iter().map(|n| n.connect()).collect::<Result<Vec<_>, _>>()?;
+    let mut connections = nodes.iter().map(|n| patient(n)).collect::<Result<Vec<_>, _>>()?;
     let timeouts = if nodes.len() <= QUICK_NODES { hurry(&mut connections) } else { Vec::new() };
     for (m, connection) in connections.iter_mut().take(masters).enumerate() {
         let mut command = vec!["CLUSTER".to_string(), "ADDSLOTS".to_string()];
@@ -308,7 +317,7 @@ fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -
     let all = nodes.len();
     progress("waiting for every node to know every other");
     for connection in &mut connections {
-        wait_for("every node to know every other", Duration::from_secs(30), || {
+        wait_for("every node to know every other", READY, || {
             let view = view(connection)?;
             Ok(view.nodes.len() == all
                 && view.nodes.iter().all(|n| !n.is("handshake") && (n.connected || n.is("myself"))))
@@ -319,7 +328,7 @@ fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -
     }
     progress("waiting for cluster_state:ok");
     for connection in &mut connections {
-        wait_for("cluster_state:ok on every node", Duration::from_secs(40), || {
+        wait_for("cluster_state:ok on every node", READY, || {
             let ok = connection.call(&["CLUSTER", "INFO"])?.text().unwrap_or_default().contains("cluster_state:ok");
             let view = view(connection)?;
             let replicas_known = view.nodes.iter().filter(|n| n.is("slave")).count() == all - masters;

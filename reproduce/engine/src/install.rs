@@ -25,7 +25,7 @@ pub fn cache_dir() -> PathBuf {
 
 /// Installs `entry`; does nothing when it is there already. `say` hears each step.
 ///
-/// Two at once are safe: each works in a directory of its own and renames it into place, and the loser's is dropped.
+/// Two at once are safe: they take turns, and each works in a directory of its own that is renamed into place.
 pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error> {
     if let Some(engine) = installed(entry) {
         return Ok(engine);
@@ -34,6 +34,12 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
     let io =
         |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
     fs::create_dir_all(&engines).map_err(io)?;
+    // One at a time: the second finds what the first has made, which may be running by then.
+    let lock = fs::File::create(engines.join(format!(".{}.lock", entry.name))).map_err(io)?;
+    lock.lock().map_err(io)?;
+    if let Some(engine) = installed(entry) {
+        return Ok(engine);
+    }
     let work = tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io)?;
     // Ctrl-C in the middle of it leaves nothing in the cache.
     crate::server::register(0, work.path());

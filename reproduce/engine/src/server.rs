@@ -1,9 +1,11 @@
 //! One running server: started in a directory of its own, ready when it says so, gone when dropped.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -45,8 +47,15 @@ impl From<unslow_client::Error> for Error {
 /// Every pid and directory of this process's servers, for the way out by Ctrl-C.
 static RUNNING: Mutex<BTreeSet<(u32, PathBuf)>> = Mutex::new(BTreeSet::new());
 
-/// Ports handed out by this process: a server needs a moment before its port is taken.
-static HANDED_OUT: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+/// Ports handed out by this process, each with a claim that other processes see: a server needs a moment before its port is taken,
+/// and one that is killed and started again finds it free.
+static HANDED_OUT: Mutex<BTreeMap<u16, UnixListener>> = Mutex::new(BTreeMap::new());
+
+/// A name in the kernel that one process holds at a time, and loses when it ends.
+fn claim(port: u16) -> Option<UnixListener> {
+    let address = SocketAddr::from_abstract_name(format!("unslow-port-{port}")).ok()?;
+    UnixListener::bind_addr(&address).ok()
+}
 
 /// Kills every server this process started and removes its directory. For a signal handler's thread: afterwards
 /// the process should exit.
@@ -149,8 +158,12 @@ pub fn free_port(ip: &str) -> Result<u16, Error> {
     for _ in 0..2000 {
         let port: u16 = rand::random_range(10_000..22_000);
         let free = |p: u16| TcpListener::bind((ip, p)).is_ok();
-        if !handed_out.contains(&port) && free(port) && free(port + 10_000) {
-            handed_out.insert(port);
+        if !handed_out.contains_key(&port)
+            && let Some(claim) = claim(port)
+            && free(port)
+            && free(port + 10_000)
+        {
+            handed_out.insert(port, claim);
             return Ok(port);
         }
     }
@@ -246,9 +259,9 @@ impl Server {
         self.child.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Waits until it answers PING, for 20 s at most.
+    /// Waits until it answers PING, for a minute at most.
     pub fn wait_ready(&self) -> Result<(), Error> {
-        self.ready_within(Duration::from_secs(20))
+        self.ready_within(Duration::from_secs(60))
     }
 
     fn ready_within(&self, patience: Duration) -> Result<(), Error> {

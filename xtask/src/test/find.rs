@@ -87,6 +87,9 @@ fn listed(prefix: &str, binary: &Path, dir: &Path, kind: Kind, all: &mut Vec<Tes
     let names = |more: &[&str]| -> anyhow::Result<Vec<String>> {
         let output = Command::new(binary).current_dir(dir).args(["--list", "--format", "terse"]).args(more).output();
         let output = output.with_context(|| format!("{} --list", binary.display()))?;
+        if !output.status.success() {
+            bail!("{} --list: {}", binary.display(), String::from_utf8_lossy(&output.stderr));
+        }
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         Ok(text.lines().filter_map(|l| l.strip_suffix(": test").map(String::from)).collect())
     };

@@ -5,9 +5,10 @@
 //! end lists failures, skips, what was tried again on a busy machine, and the ten slowest.
 //!
 //! Not cargo-nextest: it has no notion of a test that skips itself at run time, and building it takes longer than the
-//! cold build may grow. `cargo test -p CRATE NAME` works as ever.
+//! cold build may grow. `cargo test -p CRATE NAME -- --test-threads=1` works too.
 
 mod find;
+mod leftovers;
 mod plan;
 mod report;
 mod run;
@@ -75,9 +76,10 @@ pub fn main(root: &Path, arguments: &[String]) -> anyhow::Result<()> {
     let logs = root.join("target/tests");
     std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
     let begun = Instant::now();
+    let wanted = chosen.len();
     let outcomes = run::all(&plan, chosen, &logs)?;
     report::print(&outcomes, if order.long { 0 } else { left.len() }, begun.elapsed());
-    if outcomes.iter().any(|o| o.failed()) || outcomes.iter().any(|o| o.interrupted()) {
+    if outcomes.iter().any(|o| o.failed() || o.interrupted()) || outcomes.len() < wanted {
         bail!("not every test passed");
     }
     Ok(())

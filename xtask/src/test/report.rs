@@ -79,7 +79,8 @@ fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let from = lines.len().saturating_sub(SHOWN);
     let cut = if from > 0 { format!("[{from} lines before]\n") } else { String::new() };
-    format!("{cut}{}\n", lines[from..].join("\n"))
+    // Indented: a runner's closing line in there is not this one's.
+    lines[from..].iter().fold(cut, |text, line| text + "  | " + line + "\n")
 }
 
 #[cfg(test)]
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn a_long_output_is_cut_at_its_beginning() {
         let text: String = (0..100).map(|i| format!("{i}\n")).collect();
-        assert!(tail(&text).starts_with("[40 lines before]\n40\n") && tail(&text).ends_with("99\n"));
-        assert_eq!(tail("one\n"), "one\n");
+        assert!(tail(&text).starts_with("[40 lines before]\n  | 40\n") && tail(&text).ends_with("  | 99\n"));
+        assert_eq!(tail("one\n"), "  | one\n");
     }
 }

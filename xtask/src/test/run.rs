@@ -13,10 +13,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::find::{Kind, Test};
 use super::plan::{Need, Plan};
-use super::report;
+use super::{leftovers, report};
+
+/// Names the file for a test's notes, and marks every process that the test starts.
+pub const NOTES: &str = "UNSLOW_TEST_NOTES";
 
 /// How a test ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,10 +128,10 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
     Ok(outcomes)
 }
 
-/// Ctrl-C and SIGTERM end what runs, and with it what it started.
+/// Ctrl-C, SIGTERM and a closed terminal end what runs, and with it what it started.
 fn end_on_signals(groups: &Groups, stop: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let (groups, stop) = (groups.clone(), stop.clone());
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         for _ in signals.forever() {
             stop.store(true, Ordering::Relaxed);
@@ -149,8 +153,10 @@ fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &Atomic
     let stem = test.id.replace("::", ".");
     let (log, notes) = (logs.join(format!("{stem}.log")), logs.join(format!("{stem}.notes")));
     let _ = std::fs::remove_file(&notes);
-    let ended = run(test, &log, &notes, limit, groups);
-    let notes: Vec<String> = std::fs::read_to_string(&notes).unwrap_or_default().lines().map(String::from).collect();
+    let ended = run(test, &log, &notes, limit, groups, stop);
+    let left = leftovers::end(&notes);
+    let mut notes: Vec<String> =
+        std::fs::read_to_string(&notes).unwrap_or_default().lines().map(String::from).collect();
     let skipped = notes.iter().find_map(|n| n.strip_prefix("skip: ")).map(String::from);
     let end = match ended {
         _ if stop.load(Ordering::Relaxed) => End::Interrupted,
@@ -159,7 +165,8 @@ fn one(test: &Test, logs: &Path, limit: Duration, groups: &Groups, stop: &Atomic
         Ok(Some(status)) if !status.success() => End::Failed(in_words(status)),
         Ok(Some(_)) => skipped.map_or(End::Passed, End::Skipped),
     };
-    let notes = notes.into_iter().filter(|n| !n.starts_with("skip: ")).collect();
+    notes.retain(|n| !n.starts_with("skip: "));
+    notes.extend(left.into_iter().map(|process| format!("left: {process} was still running and has been ended")));
     Outcome { id: test.id.clone(), end, took: begun.elapsed(), notes, log, kind: test.kind }
 }
 
@@ -171,14 +178,28 @@ fn in_words(status: ExitStatus) -> String {
 }
 
 /// To its end; none if it had to be ended.
-fn run(test: &Test, log: &Path, notes: &Path, limit: Duration, groups: &Groups) -> anyhow::Result<Option<ExitStatus>> {
+fn run(
+    test: &Test,
+    log: &Path,
+    notes: &Path,
+    limit: Duration,
+    groups: &Groups,
+    stop: &AtomicBool,
+) -> anyhow::Result<Option<ExitStatus>> {
     let output = std::fs::File::create(log).with_context(|| log.display().to_string())?;
     let mut command = Command::new(&test.program);
     command.current_dir(&test.dir).args(&test.arguments);
-    command.env("UNSLOW_TEST_NOTES", notes).env("CARGO_MANIFEST_DIR", &test.dir).process_group(0);
+    command
+        .env("UNSLOW_TEST_RUNNER", std::process::id().to_string())
+        .env(NOTES, notes)
+        .env("CARGO_MANIFEST_DIR", &test.dir)
+        .process_group(0);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let mut child = command.spawn().with_context(|| test.program.display().to_string())?;
     groups.lock().unwrap_or_else(|e| e.into_inner()).push(child.id());
+    if stop.load(Ordering::Relaxed) {
+        signal_group(child.id(), "-KILL"); // Ctrl-C came before it was in the list
+    }
     let begun = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -212,6 +233,10 @@ mod tests {
     }
 
     fn shell(script: &str) -> (Outcome, tempfile::TempDir) {
+        limited(script, Duration::from_secs(600))
+    }
+
+    fn limited(script: &str, limit: Duration) -> (Outcome, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let binary = dir.path().join("test.sh");
         std::fs::write(&binary, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -221,7 +246,7 @@ mod tests {
         let at = dir.path().to_path_buf();
         let (id, arguments) = ("a::b".into(), Vec::new());
         let test = Test { id, program: binary, arguments, dir: at, kind: Kind::Unit, long: false };
-        let outcome = one(&test, dir.path(), Duration::from_millis(300), &Groups::default(), &AtomicBool::new(false));
+        let outcome = one(&test, dir.path(), limit, &Groups::default(), &AtomicBool::new(false));
         (outcome, dir)
     }
 
@@ -231,9 +256,19 @@ mod tests {
         assert_eq!(shell("echo 'skip: no IPv6' > $UNSLOW_TEST_NOTES").0.end, End::Skipped("no IPv6".into()));
         assert_eq!(shell("echo 'skip: x' > $UNSLOW_TEST_NOTES; exit 101").0.end, End::Failed("failed".into()));
         assert_eq!(shell("kill -9 $$").0.end, End::Failed("ended by signal 9".into()));
-        let (hung, _dir) = shell("sleep 1000");
+        let (hung, _dir) = limited("sleep 1000", Duration::from_millis(300));
         assert!(matches!(&hung.end, End::Failed(why) if why.contains("not over after")), "{hung:?}");
         let (noted, _dir) = shell("echo 'busy: tried again' > $UNSLOW_TEST_NOTES");
         assert_eq!((noted.end, noted.notes), (End::Passed, vec!["busy: tried again".to_string()]));
+    }
+
+    #[test]
+    fn a_process_that_a_test_leaves_behind_is_ended_and_told() {
+        let (outcome, dir) = shell("setsid sleep 1000 > /dev/null & echo $! > pid");
+        let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap();
+        assert_eq!(outcome.end, End::Passed);
+        assert!(outcome.notes[0].contains("sleep"), "{outcome:?}");
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z"), "{stat}");
     }
 }

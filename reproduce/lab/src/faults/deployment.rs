@@ -31,11 +31,23 @@ pub fn wait_master(nodes: &[Arc<Server>], master: &str) -> Result<(), Error> {
 /// Makes a running replica the master of its shard; nothing when it is master already.
 pub fn fail_over(nodes: &[Arc<Server>], replica: &Arc<Server>) -> Result<(), Error> {
     let mut c = beside(replica)?;
-    let section = info(&mut c, "replication")?;
-    if section.get("role") == Some("master") {
+    let id = id_of(replica)?;
+    // A master that was just woken up takes itself for one until it hears of the election: the others know.
+    let mut agreed = false;
+    wait_for("the nodes to agree on who is master", Duration::from_secs(60), || {
+        if info(&mut c, "replication")?.get("role") != Some("master") {
+            return Ok(true);
+        }
+        agreed = nodes
+            .iter()
+            .filter_map(answering)
+            .all(|(_, view)| view.masters().any(|m| m.id == id && !m.slots.is_empty()));
+        Ok(agreed)
+    })?;
+    if agreed {
         return Ok(());
     }
-    let id = id_of(replica)?;
+    let section = info(&mut c, "replication")?;
     wait_for("the replica's link to its master", Duration::from_secs(20), || {
         Ok(info(&mut c, "replication")?.get("master_link_status") == Some("up"))
     })?;
