@@ -1,10 +1,10 @@
-//! Runs tests side by side, each in a process group of its own.
+//! Runs tests side by side, each in a session of its own.
 //!
 //! What a test wants said beside its outcome (a skip, a busy machine) it writes into the file that `UNSLOW_TEST_NOTES`
 //! names; its output is kept, and shown where it failed.
 
 use std::collections::VecDeque;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -187,13 +187,14 @@ fn run(
     stop: &AtomicBool,
 ) -> anyhow::Result<Option<ExitStatus>> {
     let output = std::fs::File::create(log).with_context(|| log.display().to_string())?;
-    let mut command = Command::new(&test.program);
-    command.current_dir(&test.dir).args(&test.arguments);
+    // A session of its own: a group that can be ended as a whole, and that Linux schedules as one (sched_autogroup), so that a test
+    // may put itself before other programs without the terminal it was started from.
+    let mut command = Command::new("setsid");
+    command.arg(&test.program).current_dir(&test.dir).args(&test.arguments);
     command
         .env("UNSLOW_TEST_RUNNER", std::process::id().to_string())
         .env(NOTES, notes)
-        .env("CARGO_MANIFEST_DIR", &test.dir)
-        .process_group(0);
+        .env("CARGO_MANIFEST_DIR", &test.dir);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let mut child = command.spawn().with_context(|| test.program.display().to_string())?;
     groups.lock().unwrap_or_else(|e| e.into_inner()).push(child.id());

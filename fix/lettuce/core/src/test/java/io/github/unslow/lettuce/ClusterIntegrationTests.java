@@ -56,7 +56,7 @@ class ClusterIntegrationTests {
 
     private UnslowRedisClusterClient open(TopologyOptions.Builder options) {
         RedisURI uri = lab.node(2);
-        uri.setTimeout(Duration.ofSeconds(1));
+        uri.setTimeout(Duration.ofSeconds(5));
         UnslowRedisClusterClient opened = UnslowRedisClusterClient.create(uri, options.seed(7).build());
         client = opened;
         commands = opened.connect().sync();
@@ -231,7 +231,7 @@ class ClusterIntegrationTests {
                 .socketAddressResolver(MappingSocketAddressResolver.create(dns, to -> ports.getOrDefault(to, to))).build();
         try {
             RedisURI uri = lab.node(2);
-            uri.setTimeout(Duration.ofSeconds(1));
+            uri.setTimeout(Duration.ofSeconds(5));
             UnslowRedisClusterClient ours = UnslowRedisClusterClient.create(resources, List.of(uri),
                     TopologyOptions.builder().push(TopologyOptions.Push.NONE).refreshPeriod(Duration.ofHours(1)).build());
             client = ours;
@@ -275,7 +275,7 @@ class ClusterIntegrationTests {
     private static RedisAdvancedClusterCommands<String, String> readers(RedisClusterClient of) {
         StatefulRedisClusterConnection<String, String> connection = of.connect();
         connection.setReadFrom(ReadFrom.REPLICA_PREFERRED);
-        connection.setTimeout(Duration.ofSeconds(1));
+        connection.setTimeout(Duration.ofSeconds(5));
         return connection.sync();
     }
 
