@@ -122,7 +122,7 @@ impl BypassArguments {
         while ATTACHED.load(Ordering::Acquire) {
             std::thread::park_timeout(std::time::Duration::from_millis(200));
         }
-        drop(attached);
+        attached.detach();
         output.note("detached; connections go on over TCP");
         Ok(0)
     }

@@ -76,6 +76,9 @@ impl Sockmap {
         program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| step("the root cgroup")(&chain(&e)))?;
         Ok(Sockmap { _loaded: loaded })
     }
+
+    /// Takes the programs out of the kernel, as dropping it does.
+    pub fn detach(self) {}
 }
 
 fn chain(e: &dyn std::error::Error) -> String {
