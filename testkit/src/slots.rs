@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use unslow_client::Value;
+use unslow_client::{Connection, Value};
 use unslow_engine::{Deployment, Server, view};
 
 use crate::servers::options;
+use crate::wait::until_ok;
 
 /// A node's id in its cluster.
 #[track_caller]
@@ -23,6 +24,13 @@ pub fn owner_of(deployment: &Deployment, slot: u16) -> usize {
     deployment.nodes.iter().position(|n| n.address() == owner).expect("a node of ours")
 }
 
+/// CLUSTER SETSLOT. Valkey refuses it (NOREPLICAS) while a replica is not connected, as one may not be for a moment.
+#[track_caller]
+pub fn set_slot(c: &mut Connection, words: &[&str]) {
+    let command = [&["CLUSTER", "SETSLOT"], words].concat();
+    until_ok("CLUSTER SETSLOT to be taken", || c.call(&command).map(|_| true));
+}
+
 /// Moves a slot with its keys; waits `pause` before the first key, and again after every ten, so that clients meet it half
 /// way. Returns when the new owner was told, which is the moment it changed hands.
 #[track_caller]
@@ -32,8 +40,8 @@ pub fn move_slot(deployment: &Deployment, slot: u16, from: usize, to: usize, pau
     let done = "the servers take it";
     let open = |server: &Server| server.connect_with(&options(2)).expect(done);
     let (mut old, mut new) = (open(source), open(target));
-    new.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &a]).expect(done);
-    old.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &b]).expect(done);
+    set_slot(&mut new, &[&slot, "IMPORTING", &a]);
+    set_slot(&mut old, &[&slot, "MIGRATING", &b]);
     let (host, port) = (target.ip.clone(), target.port.to_string());
     std::thread::sleep(pause);
     loop {
@@ -49,7 +57,7 @@ pub fn move_slot(deployment: &Deployment, slot: u16, from: usize, to: usize, pau
     }
     // The new owner first, as redis-cli: otherwise both send clients to each other until the second one hears of it.
     let at = Instant::now();
-    new.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).expect(done);
-    old.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).expect(done);
+    set_slot(&mut new, &[&slot, "NODE", &b]);
+    set_slot(&mut old, &[&slot, "NODE", &b]);
     at
 }

@@ -12,7 +12,7 @@ use unslow_client::{Connection, Target, Value};
 use unslow_engine::{Deployment, Error, Server, Shape, migrate_slots};
 use unslow_sink::{Config, Sink, Snapshot, Start};
 use unslow_testkit::servers::{deployment, server};
-use unslow_testkit::slots::{id, move_slot};
+use unslow_testkit::slots::{id, move_slot, set_slot};
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{options, standalone, until};
 
@@ -430,8 +430,8 @@ fn lists_stay_exact_while_slots_move(name: &str) {
     let mut busy = None;
     for number in (2001u16..5461).step_by(3).take(400) {
         let slot = number.to_string();
-        target.call(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &a]).unwrap();
-        source.call(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &b]).unwrap();
+        set_slot(&mut target, &[&slot, "IMPORTING", &a]);
+        set_slot(&mut source, &[&slot, "MIGRATING", &b]);
         loop {
             let keys = texts(&source.call(&["CLUSTER", "GETKEYSINSLOT", &slot, "1"]).unwrap());
             let Some(key) = keys.first() else { break };
@@ -439,8 +439,8 @@ fn lists_stay_exact_while_slots_move(name: &str) {
             // One key at a time, so that the mark and its list are apart for a moment.
             source.call(&["MIGRATE", &to.ip, &port, key, "0", "60000"]).unwrap();
         }
-        target.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).unwrap();
-        source.call(&["CLUSTER", "SETSLOT", &slot, "NODE", &b]).unwrap();
+        set_slot(&mut target, &[&slot, "NODE", &b]);
+        set_slot(&mut source, &[&slot, "NODE", &b]);
     }
     // Redirects have to be met, too: one of these slots goes to and fro until it was.
     let (busy, mut owner) = (busy.expect("a slot with keys"), 1);
