@@ -31,7 +31,9 @@ run() { # kind, number
     make test > "$log" 2>&1 || status=$?
     printf '| %s %s | %s | %s | %s | %s |\n' "$1" "$2" "$(test "$status" = 0 && echo passed || echo failed)" "$((SECONDS - begun))" \
         "$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log")" "$(grep -c '^     busy:' "$log")"
-    { echo; echo "### $1 $2"; echo; echo '```'; sed -n '/^failed:/,/^[0-9]* passed/p;/^noted:/,/^[0-9]* passed/p' "$log" | awk '!seen[$0]++' | cut -c1-400; echo '```'; } >> "$logs/details"
+    { echo; echo "### $1 $2"; echo; echo '```'; sed -n '/^failed:/,/^[0-9]* passed/p;/^noted:/,/^[0-9]* passed/p' "$log" | awk '!seen[$0]++' | cut -c1-400
+        test "$status" = 0 || grep -q '^failed:' "$log" || tail -n 20 "$log" | cut -c1-400 # it failed outside the runner
+        echo '```'; } >> "$logs/details"
 }
 
 exec > >(tee "$out/tests-runs.md")

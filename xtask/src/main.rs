@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
@@ -20,6 +20,7 @@ mod test;
 const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-resp", &[]),
     ("unslow-topology", &["unslow-resp"]),
+    ("unslow-nodes", &["unslow-resp"]),
     ("unslow-facts", &["unslow-topology"]),
     ("unslow-client", &["unslow-resp", "unslow-topology"]),
     ("unslow-reactor", &[]),
@@ -34,6 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "unslow-bypass",
             "unslow-client",
+            "unslow-nodes",
             "unslow-reactor",
             "unslow-resp",
             "unslow-status",
@@ -73,7 +75,17 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &["unslow-bench", "unslow-doctor", "unslow-drill", "unslow-lab", "unslow-sink", "unslow-watch"]),
 ];
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("xtask: {why:#}"); // not {why:?}, which adds a backtrace where RUST_BACKTRACE is set
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask stands in the workspace")?.to_path_buf();
     match std::env::args().nth(1).as_deref() {
         Some("tidy") => tidy(&root),

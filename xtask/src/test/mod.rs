@@ -73,7 +73,8 @@ pub fn main(root: &Path, arguments: &[String]) -> anyhow::Result<()> {
     if chosen.is_empty() {
         bail!("no test matches {:?}; cargo xtask test --list prints their names", order.words);
     }
-    let logs = root.join("target/tests");
+    // Where the tests are told which engine to use, its name keeps the logs of one engine from those of the next.
+    let logs = root.join("target/tests").join(std::env::var("UNSLOW_ENGINE").unwrap_or_default());
     std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
     let begun = Instant::now();
     let wanted = chosen.len();

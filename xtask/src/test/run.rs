@@ -177,6 +177,19 @@ fn in_words(status: ExitStatus) -> String {
     }
 }
 
+/// In a separate session: a group that can be ended as a whole, and that Linux schedules as one (sched_autogroup), so that a
+/// test may put itself before other programs without the terminal it was started from. It ends with the thread that starts it,
+/// so also where the runner is ended by `kill -9`; its servers end with it.
+fn command(test: &Test, notes: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "setsid"]).arg(&test.program).args(&test.arguments).current_dir(&test.dir);
+    command
+        .env("UNSLOW_TEST_RUNNER", std::process::id().to_string())
+        .env(NOTES, notes)
+        .env("CARGO_MANIFEST_DIR", &test.dir);
+    command
+}
+
 /// To its end; none if it had to be ended.
 fn run(
     test: &Test,
@@ -187,14 +200,7 @@ fn run(
     stop: &AtomicBool,
 ) -> anyhow::Result<Option<ExitStatus>> {
     let output = std::fs::File::create(log).with_context(|| log.display().to_string())?;
-    // A session of its own: a group that can be ended as a whole, and that Linux schedules as one (sched_autogroup), so that a test
-    // may put itself before other programs without the terminal it was started from.
-    let mut command = Command::new("setsid");
-    command.arg(&test.program).current_dir(&test.dir).args(&test.arguments);
-    command
-        .env("UNSLOW_TEST_RUNNER", std::process::id().to_string())
-        .env(NOTES, notes)
-        .env("CARGO_MANIFEST_DIR", &test.dir);
+    let mut command = command(test, notes);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let mut child = command.spawn().with_context(|| test.program.display().to_string())?;
     groups.lock().unwrap_or_else(|e| e.into_inner()).push(child.id());
@@ -238,6 +244,12 @@ mod tests {
     }
 
     fn limited(script: &str, limit: Duration) -> (Outcome, tempfile::TempDir) {
+        let (test, dir) = scripted(script);
+        let outcome = one(&test, dir.path(), limit, &Groups::default(), &AtomicBool::new(false));
+        (outcome, dir)
+    }
+
+    fn scripted(script: &str) -> (Test, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let binary = dir.path().join("test.sh");
         std::fs::write(&binary, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -246,9 +258,7 @@ mod tests {
         std::fs::set_permissions(&binary, mode).unwrap();
         let at = dir.path().to_path_buf();
         let (id, arguments) = ("a::b".into(), Vec::new());
-        let test = Test { id, program: binary, arguments, dir: at, kind: Kind::Unit, long: false };
-        let outcome = one(&test, dir.path(), limit, &Groups::default(), &AtomicBool::new(false));
-        (outcome, dir)
+        (Test { id, program: binary, arguments, dir: at, kind: Kind::Unit, long: false }, dir)
     }
 
     #[test]
@@ -264,12 +274,34 @@ mod tests {
     }
 
     #[test]
+    fn a_test_ends_with_the_runner_that_started_it() {
+        let (test, dir) = scripted("touch begun; exec sleep 1000");
+        let (notes, begun) = (dir.path().join("notes"), dir.path().join("begun"));
+        // Linux ends it when the thread that started it ends, as each does in a process that is killed.
+        let starts = move || {
+            let child = command(&test, &notes).spawn().unwrap();
+            while !begun.exists() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            child
+        };
+        let mut child = std::thread::spawn(starts).join().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+    }
+
+    #[test]
     fn a_process_that_a_test_leaves_behind_is_ended_and_told() {
         let (outcome, dir) = shell("setsid sleep 1000 > /dev/null & echo $! > pid");
         let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap();
         assert_eq!(outcome.end, End::Passed);
         assert!(outcome.notes[0].contains("sleep"), "{outcome:?}");
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        assert!(stat.is_empty() || stat.contains(") Z"), "{stat}");
+        // It has its signal, and may be on its way out still.
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        let gone = || stat().is_empty() || stat().contains(") Z");
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !gone() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(gone(), "{}", stat());
     }
 }
