@@ -11,7 +11,8 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde::{Deserialize, Serialize};
-use unslow_bypass::channel::Rule;
+use unslow_bypass::channel::{self, Rule};
+use unslow_bypass::endpoint;
 use unslow_bypass::listing;
 use unslow_bypass::sockmap::Sockmap;
 
@@ -83,14 +84,45 @@ struct Row {
     waiting_bytes: u64,
 }
 
+/// Clients that keep using TCP, as their server counts them.
+#[derive(Serialize, Deserialize)]
+struct Refusal {
+    /// `server` or `client`.
+    refused_by: String,
+    /// `user` or `version`.
+    why: String,
+    client_uid: u32,
+    times: u64,
+}
+
 #[derive(Serialize)]
 struct ServerRow {
     port: u16,
+    /// The kernel's cookie of its network namespace.
+    netns: u64,
     pid: i32,
     uid: Option<u32>,
     over_tcp: u32,
     problem: Option<String>,
     connections: Vec<Row>,
+    refusals: Vec<Refusal>,
+}
+
+impl Refusal {
+    /// What happened, and what to do.
+    fn sentence(&self, server_uid: u32) -> String {
+        let Refusal { client_uid, times, .. } = self;
+        let times = if *times == 1 { "once".into() } else { format!("{times} times") };
+        match (self.why.as_str(), self.refused_by.as_str()) {
+            ("version", _) => format!("refused {times}: clients of user {client_uid} with another version of unslow"),
+            (_, "client") => format!(
+                "refused {times} by clients of user {client_uid}, which do not allow user {server_uid}: start them with --allow uid:{server_uid}"
+            ),
+            _ => format!(
+                "refused {times}: clients of user {client_uid}, who is not allowed: start this server with --allow uid:{client_uid}"
+            ),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -173,10 +205,21 @@ impl BypassArguments {
                 if output.quiet {
                     command.env("UNSLOW_BYPASS_QUIET", "1");
                 }
+                if self.server || !self.client {
+                    self.prepare();
+                }
             }
         }
         let e = command.exec();
         Err(e).with_context(|| format!("{} does not start", program.display()))
+    }
+
+    /// Makes the meeting directory while there are the rights to: a server that gives up root (memcached -u nobody) does so before
+    /// it listens, and could not make it in /run. What goes wrong here, the server itself reports when it listens.
+    fn prepare(&self) {
+        let own = self.dir.as_deref().and_then(|dir| std::path::absolute(dir).ok());
+        let directories = own.as_ref().map_or(channel::directories(), std::slice::from_ref);
+        let _ = directories.iter().any(|directory| channel::make_directory(directory).is_ok());
     }
 }
 
@@ -266,12 +309,14 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
     let servers: Vec<ServerRow> = listing::all()
         .into_iter()
         .map(|listing| {
-            let (connections, problem) = match listing.connections {
-                Ok(text) => (text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect(), None),
-                Err(why) => (Vec::new(), Some(why)),
-            };
+            let (text, problem) = listing.lines.map_or_else(|why| (String::new(), Some(why)), |text| (text, None));
+            // Each line is one or the other.
+            let connections = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            let refusals = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             let uid = (listing.uid != u32::MAX).then_some(listing.uid);
-            ServerRow { port: listing.port, pid: listing.pid, uid, over_tcp: listing.over_tcp, problem, connections }
+            let endpoint::Endpoint { port, netns } = listing.endpoint;
+            let (pid, over_tcp) = (listing.pid, listing.over_tcp);
+            ServerRow { port, netns, pid, uid, over_tcp, problem, connections, refusals }
         })
         .collect();
     if output.json() {
@@ -283,6 +328,7 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
         return Ok(0);
     }
     let mut text = String::new();
+    let here = endpoint::own_netns();
     for server in &servers {
         use std::fmt::Write;
         let (title, carried, tcp) = (style::TITLE, server.connections.len(), server.over_tcp);
@@ -290,6 +336,12 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
         match &server.problem {
             Some(why) => writeln!(text, "{why}")?,
             None => writeln!(text, "{carried} over shared memory, {tcp} of this machine over TCP")?,
+        }
+        if here.is_some_and(|here| here != server.netns) {
+            writeln!(text, "  in another network namespace ({}): only its clients there are carried", server.netns)?;
+        }
+        for refusal in &server.refusals {
+            writeln!(text, "  {}", refusal.sentence(server.uid.unwrap_or_default()))?;
         }
         if server.connections.is_empty() {
             continue;

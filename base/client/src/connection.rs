@@ -266,18 +266,15 @@ impl Connection {
 
     fn sort(&self, value: Value, command: &str) -> Result<Value, Error> {
         let Value::Error(text) = value else { return Ok(value) };
-        let mut error = Error::reply(&text, command);
-        match error.kind {
-            ErrorKind::AuthRequired => error = auth_required(&self.peer),
-            ErrorKind::MaxClients => {
-                error.message = format!(
-                    "{}: the server is at maxclients and takes no one else; free a connection, or raise it: CONFIG SET maxclients N",
-                    self.peer
-                );
-            }
-            _ => {}
-        }
-        Err(error)
+        let error = Error::reply(&text, command);
+        Err(match error.kind {
+            ErrorKind::AuthRequired => error.told(auth_required(&self.peer).message),
+            ErrorKind::MaxClients => error.told(format!(
+                "{}: the server is at maxclients and takes no one else; free a connection, or raise it: CONFIG SET maxclients N",
+                self.peer
+            )),
+            _ => error,
+        })
     }
 
     fn read(&mut self, deadline: Instant) -> Result<Value, Error> {
@@ -395,7 +392,7 @@ fn auth_required(peer: &str) -> Error {
 fn name_of<A: AsRef<[u8]>>(args: &[A]) -> String {
     // The second word only where it is a sub-command: elsewhere it may be a key or a secret.
     const CONTAINERS: &[&str] =
-        &["CLIENT", "CLUSTER", "CONFIG", "SLOWLOG", "LATENCY", "SENTINEL", "ACL", "INFO", "PUBSUB", "DEBUG"];
+        &["CLIENT", "CLUSTER", "CONFIG", "SLOWLOG", "LATENCY", "SENTINEL", "ACL", "INFO", "PUBSUB", "DEBUG", "UNSLOW"];
     let first = args.first().map(|a| String::from_utf8_lossy(a.as_ref()).to_uppercase()).unwrap_or_default();
     let words = if CONTAINERS.contains(&first.as_str()) { 2 } else { 1 };
     args.iter().take(words).map(|a| String::from_utf8_lossy(a.as_ref()).to_uppercase()).collect::<Vec<_>>().join(" ")

@@ -2,6 +2,7 @@
 //!
 //! A cluster node knows its cluster, a Sentinel its groups, a master its replicas, a replica its master. A plain
 //! master does not know its Sentinels, but they all publish on its channel `__sentinel__:hello` every two seconds.
+//! A proxy knows none of this; see `through.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use unslow_topology::{ClusterView, DeploymentKind, Info, Member, Role};
 
 use crate::target::host_port;
+use crate::through::{self, Met};
 use crate::{Endpoint, Error, ErrorKind, Options, ReadOnly, Target, Value};
 
 /// What discovery found.
@@ -20,6 +22,9 @@ pub struct Deployment {
     pub members: Vec<Member>,
     /// What stayed unknown, as sentences.
     pub notes: Vec<String>,
+    /// The proxy that answered instead of the servers, such as `unslow gateway 0.1.0 at 127.0.0.1:7001`. The servers behind it
+    /// were not seen: the only member, if any, is the proxy. `None` too where discovery could look behind it; a note says so.
+    pub through: Option<String>,
     /// Members that must be dialled at another address than their own (the one the user gave).
     dial: BTreeMap<String, Endpoint>,
     /// Addresses that only a pub/sub message named.
@@ -28,6 +33,25 @@ pub struct Deployment {
 }
 
 impl Deployment {
+    /// Of which nothing is known yet.
+    pub(crate) fn empty(target: &Target) -> Deployment {
+        Deployment {
+            kind: DeploymentKind::Standalone,
+            members: Vec::new(),
+            notes: Vec::new(),
+            through: None,
+            dial: BTreeMap::new(),
+            heard: BTreeSet::new(),
+            target: Target { service: None, ..target.clone() },
+        }
+    }
+
+    /// A member that is dialled where it was asked for.
+    pub(crate) fn add(&mut self, at: &Endpoint, role: Role) {
+        self.dial.insert(at.to_string(), at.clone());
+        self.members.push(member(at.to_string(), role));
+    }
+
     /// How to reach a member: the user's own credentials at that member's address. Sentinels that were only heard of
     /// on a channel get none: anyone who may publish there could name an address of his own.
     pub fn target_of(&self, member: &Member) -> Target {
@@ -45,39 +69,88 @@ pub fn address_target(like: &Target, address: &str) -> Option<Target> {
     Some(like.at(host_port(address, 6379)?))
 }
 
+/// A deployment larger than any seen; stops servers that lie, or name each other for ever.
+const MOST: usize = 1000;
+
+/// Takes addresses as long as there are not too many, and says so where there are.
+struct Room {
+    seen: BTreeSet<String>,
+    most: usize,
+    full: bool,
+}
+
+impl Room {
+    fn new() -> Room {
+        Room { seen: BTreeSet::new(), most: MOST, full: false }
+    }
+
+    /// Whether this one is among those that are looked at; one that was taken before still is.
+    fn takes(&mut self, address: &str) -> bool {
+        if self.seen.contains(address) {
+            return true;
+        }
+        let takes = self.seen.len() < self.most;
+        if takes {
+            self.seen.insert(address.to_string());
+        }
+        self.full |= !takes;
+        takes
+    }
+
+    /// Whether it is taken for the first time.
+    fn takes_new(&mut self, address: &str) -> bool {
+        !self.seen.contains(address) && self.takes(address)
+    }
+
+    fn note(&self, seed: &dyn std::fmt::Display, notes: &mut Vec<String>) {
+        if self.full {
+            let most = self.most;
+            notes.push(format!("{seed} led to more than {most} servers: only the first {most} were looked at"));
+        }
+    }
+}
+
 const HELLO_CHANNEL: &str = "__sentinel__:hello";
 /// Sentinels publish every 2 s; half a second for the slow ones.
 const HELLO_WAIT: Duration = Duration::from_millis(2500);
 
-/// Finds the deployment `target` belongs to. Fails only when `target` itself gives no usable answer.
+/// Finds the deployment `target` belongs to, to look at its servers: behind `unslow gateway` too, where it lets us. Any other
+/// proxy it recognises is named in [`Deployment::through`]. Fails only when `target` itself gives no usable answer.
 pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error> {
-    let mut connection = ReadOnly::open(target, options)?;
-    let mut found = Deployment {
-        kind: DeploymentKind::Standalone,
-        members: Vec::new(),
-        notes: Vec::new(),
-        dial: BTreeMap::new(),
-        heard: BTreeSet::new(),
-        target: Target { service: None, ..target.clone() },
-    };
+    match through::meet(target, options)? {
+        Met::Server(connection) => servers(connection, target, options),
+        Met::Proxy(proxy, at, connection) => Ok(through::beyond(&proxy, &at, connection, target, options)),
+    }
+}
+
+/// As [`discover`], but a proxy is taken for the server it stands for: for tools that send load or data to the address they
+/// were given, and must not bypass it.
+pub fn discover_as_client(target: &Target, options: &Options) -> Result<Deployment, Error> {
+    servers(ReadOnly::open(target, options)?, target, options)
+}
+
+/// The deployment of the server at the other end.
+pub(crate) fn servers(mut connection: ReadOnly, target: &Target, options: &Options) -> Result<Deployment, Error> {
+    let mut found = Deployment::empty(target);
     // The endpoint that answered, not the list.
-    let seed = host_port(connection.connection().peer(), 6379)
-        .filter(|_| !connection.connection().peer().starts_with("unix:"))
-        .unwrap_or_else(|| target.endpoints[0].clone());
-    let server = info(&mut connection, "server")?;
+    let seed = connection.endpoint(target);
+    let (server, refused) = match connection.call(&["INFO", "server"]) {
+        Ok(value) => (Some(Info::parse(&value.text().unwrap_or_default())), "INFO gives no mode"),
+        Err(e) if e.kind == ErrorKind::Denied => (None, "INFO is denied to this user"),
+        Err(e) if e.kind == ErrorKind::Unknown => (None, "INFO is not known there"),
+        Err(e) => return Err(e),
+    };
     let mode = server.as_ref().and_then(|i| i.mode().map(str::to_string));
     match mode.as_deref() {
         Some("sentinel") => from_sentinel(&mut connection, &seed, target, &mut found)?,
         Some("cluster") => from_cluster(&mut connection, &seed, &mut found)?,
         Some(_) => from_replication(connection, &seed, options, &mut found)?,
-        // INFO is denied: whatever still answers tells what this is.
+        // Whatever still answers tells what this is.
         None => match from_cluster(&mut connection, &seed, &mut found) {
             Ok(()) => {}
             Err(e) if e.is_fatal() => return Err(e),
             Err(_) => {
-                found
-                    .notes
-                    .push("INFO is denied to this user, so replicas and Sentinels could not be looked for".into());
+                found.notes.push(format!("{refused}, so replicas and Sentinels could not be looked for"));
                 found.members.push(member(seed.to_string(), Role::Unknown));
             }
         },
@@ -129,6 +202,7 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
     };
     let view = ClusterView::parse(&text).map_err(|e| Error::new(ErrorKind::NotRedis, e.to_string()))?;
     found.kind = DeploymentKind::Cluster;
+    let mut room = Room::new();
     for node in &view.nodes {
         if node.is("handshake") || node.is("noaddr") {
             continue;
@@ -136,6 +210,9 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
         // A node that has never heard from another does not know its own address.
         let own_address = node.is("myself") && node.host().is_empty();
         let address = if own_address { seed.to_string() } else { node.address.clone() };
+        if !room.takes(&address) {
+            continue;
+        }
         if node.is("myself") {
             found.dial.insert(address.clone(), seed.clone());
         } else if let (true, Some(name), Some(Endpoint::Tcp(_, port))) =
@@ -152,6 +229,7 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
             service: None,
         });
     }
+    room.note(seed, &mut found.notes);
     Ok(())
 }
 
@@ -174,7 +252,11 @@ fn from_sentinel(
             format!("{seed}: this Sentinel knows no group {service:?}; it knows {known}"),
         ));
     }
+    let mut room = Room::new();
     for master in masters.items() {
+        if room.full {
+            break; // each group is two more questions
+        }
         let (Some(name), Some(address)) = (master.get("name").and_then(Value::text), address_of(master)) else {
             continue;
         };
@@ -182,7 +264,12 @@ fn from_sentinel(
             continue;
         }
         let own = Member { service: Some(name.clone()), ..member(seed.to_string(), Role::Sentinel) };
-        found.members.push(own);
+        if room.takes(&own.address) {
+            found.members.push(own);
+        }
+        if !room.takes(&address) {
+            break;
+        }
         found.members.push(Member { service: Some(name.clone()), ..member(address.clone(), Role::Master) });
         let replicas = match connection.call(&["SENTINEL", "REPLICAS", &name]) {
             Err(e) if !e.is_fatal() => connection.call(&["SENTINEL", "SLAVES", &name]),
@@ -192,7 +279,7 @@ fn from_sentinel(
             found.notes.push(format!("{seed}: SENTINEL REPLICAS is denied, so replicas are missing here"));
         }
         for replica in replicas.iter().flat_map(|r| r.items()) {
-            if let Some(at) = address_of(replica) {
+            if let Some(at) = address_of(replica).filter(|at| room.takes(at)) {
                 let master = Some(address.clone());
                 found.members.push(Member { master, service: Some(name.clone()), ..member(at, Role::Replica) });
             }
@@ -202,11 +289,12 @@ fn from_sentinel(
             found.notes.push(format!("{seed}: SENTINEL SENTINELS is denied, so the other Sentinels are missing here"));
         }
         for sentinel in sentinels.iter().flat_map(|s| s.items()) {
-            if let Some(at) = address_of(sentinel) {
+            if let Some(at) = address_of(sentinel).filter(|at| room.takes(at)) {
                 found.members.push(Member { service: Some(name.clone()), ..member(at, Role::Sentinel) });
             }
         }
     }
+    room.note(seed, &mut found.notes);
     if found.members.is_empty() {
         found.members.push(member(seed.to_string(), Role::Sentinel));
         found.notes.push(format!("{seed} is a Sentinel that watches nothing"));
@@ -227,10 +315,10 @@ fn from_replication(
     options: &Options,
     found: &mut Deployment,
 ) -> Result<(), Error> {
-    const MOST: usize = 1000; // a tree larger than any seen; stops a loop of lying servers
     found.dial.insert(seed.to_string(), seed.clone());
     let mut queue = VecDeque::from([(seed.to_string(), Some(connection))]);
-    let mut seen = BTreeSet::from([seed.to_string()]);
+    let mut room = Room::new();
+    room.takes(&seed.to_string());
     let mut hello_at = None;
     while let Some((address, connection)) = queue.pop_front() {
         let opened = match connection {
@@ -256,14 +344,14 @@ fn from_replication(
             if let (Some(host), Some(port)) = (replication.get("master_host"), replication.number("master_port")) {
                 let master = Endpoint::Tcp(host.to_string(), port as u16).to_string();
                 own.master = Some(master.clone());
-                if seen.insert(master.clone()) {
+                if room.takes_new(&master) {
                     queue.push_back((master, None));
                 }
             }
         }
         for (ip, port, ..) in replication.replicas() {
             let replica = Endpoint::Tcp(ip, port).to_string();
-            if seen.len() < MOST && seen.insert(replica.clone()) {
+            if room.takes_new(&replica) {
                 queue.push_back((replica, None));
             }
         }
@@ -285,6 +373,9 @@ fn from_replication(
         match sentinels {
             Some(Ok(heard)) if !heard.is_empty() => {
                 for (address, service) in heard {
+                    if !room.takes(&address) {
+                        continue;
+                    }
                     found.heard.insert(address.clone());
                     found.members.iter_mut().for_each(|m| m.service = Some(service.clone()));
                     found.members.push(Member { service: Some(service), ..member(address, Role::Sentinel) });
@@ -293,6 +384,7 @@ fn from_replication(
             _ => found.notes.push(format!("Sentinels watch {address}, but none was heard on {HELLO_CHANNEL}")),
         }
     }
+    room.note(seed, &mut found.notes);
     Ok(())
 }
 
@@ -305,9 +397,28 @@ fn sentinels_by_hello(target: &Target, options: &Options) -> Result<BTreeSet<(St
         let mut parts = message.split(',');
         if let (Some(ip), Some(port), Some(service)) = (parts.next(), parts.next(), parts.nth(2))
             && let Ok(port) = port.parse()
+            // One more than are taken tells that there are more.
+            && heard.len() <= MOST
         {
             heard.insert((Endpoint::Tcp(ip.to_string(), port).to_string(), service.to_string()));
         }
     })?;
     Ok(heard)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_servers_are_taken_than_there_is_room_for_and_a_note_says_so() {
+        let mut room = Room { most: 2, ..Room::new() };
+        let mut notes = Vec::new();
+        assert!(room.takes("h:1") && room.takes_new("h:2") && !room.takes_new("h:1"));
+        room.note(&"h:1", &mut notes);
+        assert!(notes.is_empty(), "full, but nothing is left out");
+        assert!(!room.takes("h:3") && room.takes("h:2"));
+        room.note(&"h:1", &mut notes);
+        assert_eq!(notes, ["h:1 led to more than 2 servers: only the first 2 were looked at"]);
+    }
 }

@@ -9,6 +9,10 @@ pub struct Error {
     pub kind: ErrorKind,
     /// The whole sentence: what was found, what was expected, what to do.
     pub message: String,
+    /// The first word of an error reply, such as `NOPERM`.
+    code: Option<String>,
+    /// Whether a command was refused in Envoy's words; see [`in_envoys_words`].
+    pub(crate) envoy: bool,
 }
 
 /// The kinds a caller acts on.
@@ -49,7 +53,20 @@ pub enum ErrorKind {
 impl Error {
     /// A new error.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error { kind, message: message.into() }
+        Error { kind, message: message.into(), code: None, envoy: false }
+    }
+
+    /// The code word an error reply began with: `ERR`, `NOPERM`, `NOREPLICAS`. `None` where there was no error reply, or
+    /// where it began with something else (proxies answer in plain sentences).
+    ///
+    /// Only capitals, digits and `_`, so that it never repeats what was sent.
+    pub fn code(&self) -> Option<&str> {
+        self.code.as_deref()
+    }
+
+    /// Another sentence for the same error reply.
+    pub(crate) fn told(self, message: String) -> Error {
+        Error { message, ..self }
     }
 
     /// Whether the connection is of no more use.
@@ -74,13 +91,38 @@ impl Error {
         } else if lower.contains("unknown command")
             || lower.contains("unknown subcommand")
             || lower.contains("unknown or disabled")
+            || lower.contains("unsupported command")
         {
             ErrorKind::Unknown
         } else {
             ErrorKind::Reply
         };
-        Error { kind, message: format!("{command}: {text}") }
+        Error { kind, message: format!("{command}: {text}"), code: code_of(text), envoy: in_envoys_words(text) }
     }
+}
+
+/// Whether an unknown command was refused as Envoy does it: `unsupported command 'INFO'`
+/// (<https://github.com/envoyproxy/envoy/issues/17571>), in newer versions
+/// `ERR unknown command 'INFO', with args beginning with: server` (command_splitter_impl.cc, rejectUnknownCommand). Redis and
+/// Valkey put each argument in quotes, or name none.
+fn in_envoys_words(text: &str) -> bool {
+    if text.starts_with("unsupported command '") {
+        return true;
+    }
+    let arguments =
+        text.strip_prefix("ERR unknown command '").and_then(|t| t.split_once("', with args beginning with: "));
+    arguments.is_some_and(|(_, first)| first.starts_with(|c: char| !c.is_whitespace() && !matches!(c, '\'' | '`')))
+}
+
+/// Longer than any code word of a server or of a module known here.
+const LONGEST_CODE: usize = 40;
+
+fn code_of(text: &str) -> Option<String> {
+    let text = text.strip_prefix('-').unwrap_or(text);
+    let word = text.split([' ', '\r', '\n']).next().unwrap_or("");
+    let begins = word.starts_with(|c: char| c.is_ascii_uppercase());
+    let plain = word.bytes().all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
+    (begins && plain && word.len() <= LONGEST_CODE).then(|| word.to_string())
 }
 
 impl fmt::Display for Error {
@@ -90,3 +132,47 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_reply_keeps_its_code_word() {
+        for (text, kind, code) in [
+            ("NOPERM this user has no permissions to run the 'get' command", ErrorKind::Denied, Some("NOPERM")),
+            ("ERR unknown command 'FOO'", ErrorKind::Unknown, Some("ERR")),
+            ("NOREPLICAS Not enough good replicas to write.", ErrorKind::Reply, Some("NOREPLICAS")),
+            ("-NOAUTH Authentication required.", ErrorKind::AuthRequired, Some("NOAUTH")),
+            ("CLUSTERDOWN", ErrorKind::Reply, Some("CLUSTERDOWN")),
+            // Proxies answer without a code word; what looks like none is none.
+            ("no upstream host", ErrorKind::Reply, None),
+            ("unsupported command 'INFO'", ErrorKind::Unknown, None),
+            ("user:1234 is no number", ErrorKind::Reply, None),
+            ("", ErrorKind::Reply, None),
+        ] {
+            let error = Error::reply(text, "GET");
+            assert_eq!((error.kind, error.code()), (kind, code), "{text}");
+        }
+        assert_eq!(Error::reply(&"A".repeat(1000), "GET").code(), None);
+        assert_eq!(Error::new(ErrorKind::Timeout, "ERR").code(), None);
+    }
+
+    #[test]
+    fn envoys_refusals_differ_from_a_servers() {
+        for (text, envoy) in [
+            ("unsupported command 'INFO'", true),
+            ("ERR unknown command 'INFO', with args beginning with: server", true),
+            ("ERR unknown command 'latency', with args beginning with: LATEST", true),
+            // Redis 7.0 and Valkey, with and without arguments; Redis 5.0 and 6.x; Redis before 5.0; predixy.
+            ("ERR unknown command 'INFO', with args beginning with: 'server' ", false),
+            ("ERR unknown command 'ROLE', with args beginning with: ", false),
+            ("ERR unknown command `INFO`, with args beginning with: `server`, ", false),
+            ("ERR unknown command 'INFO'", false),
+            ("ERR unknown command", false),
+            ("NOPERM this user has no permissions to run the 'info' command", false),
+        ] {
+            assert_eq!(Error::reply(text, "INFO").envoy, envoy, "{text}");
+        }
+    }
+}

@@ -11,10 +11,11 @@ mod discovery;
 mod error;
 mod readonly;
 mod target;
+mod through;
 mod tls;
 
 pub use connection::{Connection, Options};
-pub use discovery::{Deployment, address_target, discover};
+pub use discovery::{Deployment, address_target, discover, discover_as_client};
 pub use error::{Error, ErrorKind};
 pub use readonly::{ALLOWED, Allowed, ReadOnly, acl_rule};
 pub use target::{Endpoint, Secret, Target};

@@ -12,7 +12,7 @@ use crate::{Connection, Error, ErrorKind, Options, Target, Value};
 pub struct Allowed {
     /// Lower case.
     pub command: &'static str,
-    /// Its sub-command, lower case; empty where the command has none.
+    /// Its sub-command, lower case; empty where the command has none. Two words where the first alone would allow more.
     pub sub: &'static str,
     /// First version that has it, in Redis' numbering.
     pub since: (u32, u32),
@@ -55,7 +55,11 @@ pub const ALLOWED: &[Allowed] = &[
     allow("sentinel", "replicas", (5, 0), "the replicas a Sentinel knows"),
     allow("sentinel", "sentinels", (2, 8), "the other Sentinels"),
     allow("sentinel", "ckquorum", (2, 8), "whether a failover could be authorised"),
+    allow("unslow", "show topology", (1, 0), "which servers stand behind `unslow gateway`"),
 ];
+
+/// Commands of `unslow gateway`. A server does not know them, and an ACL rule that names one is an error there.
+const OF_THE_GATEWAY: &str = "unslow";
 
 /// The line that makes the least user a diagnosis needs, for a server of this version (Redis' numbering), or `None`
 /// before 6.0, which has no ACL. `sentinel` makes the one for Sentinels.
@@ -76,7 +80,7 @@ pub fn acl_rule(version: (u32, u32), sentinel: bool) -> Option<String> {
     rule += if version >= (6, 2) { "resetchannels &__sentinel__:hello -@all" } else { "-@all" };
     for a in ALLOWED {
         let at_sentinel = matches!(a.command, "ping" | "hello" | "info" | "role" | "client" | "acl" | "sentinel");
-        let on_server = a.command != "sentinel";
+        let on_server = !matches!(a.command, "sentinel" | OF_THE_GATEWAY);
         if a.since > version || (sentinel && !at_sentinel) || (!sentinel && !on_server) {
             continue;
         }
@@ -169,8 +173,11 @@ impl ReadOnly {
 fn check<A: AsRef<[u8]>>(args: &[A]) -> Result<(), Error> {
     let word =
         |i: usize| args.get(i).map(|a| String::from_utf8_lossy(a.as_ref()).to_ascii_lowercase()).unwrap_or_default();
-    let (command, sub) = (word(0), word(1));
-    if ALLOWED.iter().any(|a| a.command == command && (a.sub.is_empty() || a.sub == sub)) {
+    let command = word(0);
+    let permits = |a: &Allowed| {
+        a.command == command && a.sub.split(' ').zip(1..).all(|(sub, i)| sub.is_empty() || sub == word(i))
+    };
+    if ALLOWED.iter().any(permits) {
         return Ok(());
     }
     Err(Error::new(
@@ -194,11 +201,16 @@ mod tests {
             &["CLIENT", "KILL", "x"],
             &["GET", "k"],
             &["CLUSTER", "FAILOVER"],
+            &["UNSLOW", "DRAIN"],
+            &["UNSLOW", "SHOW", "CONFIG"],
+            &["UNSLOW", "SHOW"],
             &[],
         ] {
             assert_eq!(check(words).unwrap_err().kind, ErrorKind::NotAllowed, "{words:?}");
         }
-        for words in [&["INFO", "all"][..], &["config", "get", "save"], &["CLUSTER", "NODES"]] {
+        for words in
+            [&["INFO", "all"][..], &["config", "get", "save"], &["CLUSTER", "NODES"], &["UNSLOW", "SHOW", "TOPOLOGY"]]
+        {
             check(words).unwrap();
         }
     }
@@ -210,5 +222,10 @@ mod tests {
         assert!(six.contains(" ~* ") && six.contains("+config|get") && !six.contains("+sentinel"), "{six}");
         assert!(acl_rule((7, 0), false).unwrap().contains("%R~*"));
         assert!(acl_rule((7, 0), true).unwrap().contains("+sentinel|ckquorum"));
+        // A server takes no rule that names a command it does not have.
+        for (version, sentinel) in [((6, 0), false), ((6, 2), true), ((7, 2), false), ((7, 2), true)] {
+            let rule = acl_rule(version, sentinel).unwrap();
+            assert!(!rule.contains("+unslow"), "{rule}");
+        }
     }
 }

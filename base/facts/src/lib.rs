@@ -7,6 +7,7 @@
 //! Left out on purpose: judgement. No threshold stands in this crate.
 #![forbid(unsafe_code)]
 
+mod check;
 mod host;
 mod node;
 
@@ -36,17 +37,58 @@ pub enum Seen<T> {
         at_ms: u64,
     },
     /// It was not.
-    No {
-        /// Why, as a sentence without a full stop.
-        why: String,
-        /// What would let us see it: an ACL rule, a flag, a version.
-        grant: Option<String>,
-    },
+    No(Gap),
 }
+
+/// What kept us from seeing something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Lack {
+    /// The server refuses the command to this user.
+    Rights,
+    /// The server does not have it: an older version, or a service that removed it.
+    Version,
+    /// The server does not answer.
+    Answer,
+    /// The window was over, or the run was ended, before it could be asked.
+    Time,
+    /// It stands on the server's machine, which could not be looked into.
+    Host,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+/// Something that was not seen, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct Gap {
+    /// Why, as a sentence without a full stop.
+    pub why: String,
+    /// What would let us see it: an ACL rule, a flag, a version.
+    pub grant: Option<String>,
+    /// Its kind.
+    #[serde(default)]
+    pub lack: Lack,
+}
+
+impl Gap {
+    /// A gap of this kind; `grant` is empty where nothing would help.
+    pub fn new(lack: Lack, why: impl Into<String>, grant: impl Into<String>) -> Gap {
+        Gap { why: why.into(), grant: Some(grant.into()).filter(|g| !g.is_empty()), lack }
+    }
+
+    /// With what it is about before the reason: `settings: CONFIG GET is denied to this user`.
+    pub fn of(&self, what: &str) -> Gap {
+        Gap { why: format!("{what}: {}", self.why), ..self.clone() }
+    }
+}
+
+/// The reason of what no probe looked for.
+const NOT_LOOKED_FOR: &str = "not looked for";
 
 impl<T> Default for Seen<T> {
     fn default() -> Self {
-        Seen::No { why: "not looked for".into(), grant: None }
+        Seen::No(Gap::new(Lack::Other, NOT_LOOKED_FOR, ""))
     }
 }
 
@@ -55,16 +97,21 @@ impl<T> Seen<T> {
     pub fn value(&self) -> Option<&T> {
         match self {
             Seen::Yes { value, .. } => Some(value),
-            Seen::No { .. } => None,
+            Seen::No(_) => None,
         }
     }
 
     /// Why not and what would help, if it was not.
-    pub fn missing(&self) -> Option<(&str, Option<&str>)> {
+    pub fn missing(&self) -> Option<&Gap> {
         match self {
             Seen::Yes { .. } => None,
-            Seen::No { why, grant } => Some((why, grant.as_deref())),
+            Seen::No(gap) => Some(gap),
         }
+    }
+
+    /// [`Seen::missing`], where a probe looked for it.
+    pub fn refused(&self) -> Option<&Gap> {
+        self.missing().filter(|gap| gap.why != NOT_LOOKED_FOR)
     }
 }
 
@@ -93,6 +140,12 @@ pub struct Facts {
     pub notes: Vec<String>,
     /// What looking cost.
     pub cost: Cost,
+    /// The run was ended before its window was over; what stands here is what was seen until then.
+    #[serde(default)]
+    pub cut_short: bool,
+    /// What answered in the servers' place: a proxy, as its own words say. What stands behind it was not seen.
+    #[serde(default)]
+    pub through: Option<String>,
 }
 
 /// What the run itself cost.
@@ -123,21 +176,69 @@ impl std::fmt::Display for ReadError {
 impl std::error::Error for ReadError {}
 
 impl Facts {
+    /// Of a deployment that nothing is known of but its URL.
+    pub fn of_nothing(url: &str) -> Facts {
+        Facts {
+            schema: SCHEMA.into(),
+            unslow: env!("CARGO_PKG_VERSION").into(),
+            at_ms: 0,
+            window_s: 0.0,
+            url: url.into(),
+            kind: DeploymentKind::Standalone,
+            nodes: Vec::new(),
+            sentinels: Vec::new(),
+            hosts: Vec::new(),
+            notes: Vec::new(),
+            cost: Cost::default(),
+            cut_short: false,
+            through: None,
+        }
+    }
+
     /// Reads a saved file; the error says what was found and what was expected.
     pub fn from_json(text: &str) -> Result<Facts, ReadError> {
         #[derive(Deserialize)]
         struct Head {
             schema: String,
         }
-        let head: Head = serde_json::from_str(text)
-            .map_err(|e| ReadError(format!("not a facts file: {e}; make one with: unslow doctor URL --save FILE")))?;
+        let broken = |e: serde_json::Error| {
+            if e.is_eof() {
+                return ReadError(format!(
+                    "the file is cut off: it ends at line {}, column {}, in the middle of the facts; copy it again, or save the facts again",
+                    e.line(),
+                    e.column()
+                ));
+            }
+            ReadError(format!("not a facts file: {e}; make one with: unslow doctor URL --save FILE"))
+        };
+        let head: Head = serde_json::from_str(text).map_err(broken)?;
         if head.schema != SCHEMA {
             return Err(ReadError(format!(
                 "schema is {:?}, expected {SCHEMA:?}; use the unslow that wrote it, or save the facts again",
                 head.schema
             )));
         }
-        serde_json::from_str(text).map_err(|e| ReadError(format!("damaged facts file: {e}")))
+        let mut unknown = std::collections::BTreeSet::new();
+        let mut json = serde_json::Deserializer::from_str(text);
+        let mut facts: Facts = serde_ignored::deserialize(&mut json, |path| {
+            let field = path.to_string();
+            unknown.insert(
+                field.rsplit('.').find(|p| p.parse::<usize>().is_err() && *p != "?").unwrap_or("?").to_string(),
+            );
+        })
+        .map_err(|e| ReadError(format!("damaged facts file: {e}")))?;
+        json.end().map_err(|e| ReadError(format!("damaged facts file: {e}")))?;
+        check::all(&facts).map_err(|e| ReadError(format!("damaged facts file: {e}")))?;
+        if !unknown.is_empty() {
+            let names: Vec<String> = unknown.into_iter().collect();
+            facts.notes.push(format!(
+                "the facts were saved by unslow {}, and this is {}: what only that one knows was passed over ({})",
+                facts.unslow,
+                env!("CARGO_PKG_VERSION"),
+                names.join(", ")
+            ));
+        }
+        Ok(facts)
     }
 
     /// The node with this address.

@@ -29,6 +29,10 @@ pub struct Node {
     pub node_id: Option<String>,
     /// Why it could not be asked; `None` when it answered.
     pub unreachable: Option<String>,
+    /// What kept it from being asked, where it could not be: `rights` (it refused the login), `other` (it answered with another refusal:
+    /// maxclients, a busy script, loading), `answer` (it did not answer). None in facts of before this was kept.
+    #[serde(default)]
+    pub away: Option<crate::Lack>,
     /// It took two connections and said nothing on either, for this many ms: its machine is there, its process stands
     /// still or is busy with one thing.
     #[serde(default)]
@@ -285,6 +289,12 @@ pub struct Own {
     pub commands: BTreeMap<String, u64>,
     /// All of them, greeting included.
     pub total: u64,
+    /// How often the server had to read for them, inside the window: commands of a pipeline come together.
+    #[serde(default)]
+    pub reads: u64,
+    /// Errors it answered, by code word, inside the window.
+    #[serde(default)]
+    pub errors: BTreeMap<String, u64>,
     /// The PING p99 doubled while we looked, so the rest was left out.
     pub stopped_early: bool,
 }
@@ -298,6 +308,7 @@ impl Node {
             master: None,
             node_id: None,
             unreachable: None,
+            away: None,
             silent_ms: None,
             first: None,
             last: None,
@@ -357,9 +368,23 @@ impl Node {
                 let then = before.get(name).copied().unwrap_or_default();
                 let calls = after.calls.checked_sub(then.calls)?;
                 let usec = after.usec.checked_sub(then.usec)?;
-                (calls > 0).then(|| (name.to_string(), CommandStat { calls, usec }))
+                let rejected = after.rejected.checked_sub(then.rejected)?;
+                let failed = after.failed.checked_sub(then.failed)?;
+                (calls > 0).then(|| (name.to_string(), CommandStat { calls, usec, rejected, failed }))
             })
             .collect()
+    }
+
+    /// Calls that were refused before they were executed, and calls that were executed and failed, in the window (6.2+; `None` before).
+    /// Ours are among them.
+    pub fn refused_and_failed(&self) -> Option<(u64, u64)> {
+        let (first, last) = (self.first.as_ref()?, self.last.as_ref()?);
+        (self.level() >= (6, 2)).then_some(())?;
+        let (before, after) = (first.info.command_stats(), last.info.command_stats());
+        let grown = |of: fn(&CommandStat) -> u64| {
+            after.iter().map(|(name, stat)| of(stat).saturating_sub(before.get(name).map_or(0, of))).sum()
+        };
+        Some((grown(|s| s.rejected), grown(|s| s.failed)))
     }
 
     /// [`Node::commands`] without what we sent ourselves: our calls are taken off at the mean cost.
@@ -379,14 +404,39 @@ impl Node {
         all
     }
 
-    /// Errors by code word in the window (6.2+).
+    /// [`Node::foreign_commands`] without those that keep a deployment going or look at it: what an application asks for. Replicas,
+    /// Sentinels, exporters and health checks send the others on a server that nobody uses.
+    pub fn application_commands(&self) -> BTreeMap<String, CommandStat> {
+        let mut all = self.foreign_commands();
+        all.retain(|name, _| !is_housekeeping(name));
+        all
+    }
+
+    /// Whether counters of commands were reset in the window (a restart, CONFIG RESETSTAT): then they tell nothing.
+    fn was_reset(&self) -> bool {
+        let (Some(first), Some(last)) = (&self.first, &self.last) else { return false };
+        let after = last.info.command_stats();
+        first.info.command_stats().iter().any(|(name, before)| after.get(name).map_or(0, |s| s.calls) < before.calls)
+    }
+
+    /// Commands of an application per second; none where they were not counted, or the counters were reset.
+    pub fn application_ops(&self) -> Option<f64> {
+        (self.window_s > 0.0 && self.first.is_some() && self.last.is_some() && !self.was_reset())
+            .then(|| self.application_commands().values().map(|s| s.calls as f64).sum::<f64>() / self.window_s)
+    }
+
+    /// Errors by code word in the window (6.2+), without those that were answers to us.
     pub fn errors(&self) -> BTreeMap<String, u64> {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return BTreeMap::new() };
         let before = first.info.error_stats();
         last.info
             .error_stats()
             .into_iter()
-            .filter_map(|(name, n)| Some((name.to_string(), n.checked_sub(before.get(name).copied().unwrap_or(0))?)))
+            .filter_map(|(name, n)| {
+                let ours = self.own.errors.get(name).copied().unwrap_or(0);
+                let grown = n.checked_sub(before.get(name).copied().unwrap_or(0))?;
+                Some((name.to_string(), grown.saturating_sub(ours)))
+            })
             .filter(|(_, n)| *n > 0)
             .collect()
     }
@@ -401,21 +451,29 @@ impl Node {
         Some((share("used_cpu_user_main_thread", "used_cpu_user")?, share("used_cpu_sys_main_thread", "used_cpu_sys")?))
     }
 
-    /// Share of one core inside commands, by the server's own clock.
+    /// Share of one core inside commands, ours included, by the server's own clock.
     pub fn inside_share(&self) -> Option<f64> {
         (self.window_s > 0.0 && self.last.is_some())
             .then(|| self.commands().values().map(|s| s.usec as f64).sum::<f64>() / 1e6 / self.window_s)
     }
 
-    /// Commands per second in the window.
-    pub fn ops(&self) -> Option<f64> {
-        self.rate("total_commands_processed")
+    /// Commands processed in the window, ours taken off.
+    pub fn processed(&self) -> Option<f64> {
+        let own: u64 = self.own.commands.values().sum();
+        Some((self.delta("total_commands_processed")? - own as f64).max(0.0))
     }
 
-    /// Mean number of commands per read: the pipeline depth (6.0+).
+    /// [`Node::processed`] per second.
+    pub fn ops(&self) -> Option<f64> {
+        (self.window_s > 0.0).then(|| self.processed())?.map(|n| n / self.window_s)
+    }
+
+    /// Mean number of commands per read, ours taken off: the pipeline depth (6.0+).
     pub fn depth(&self) -> Option<f64> {
-        let reads = self.delta("total_reads_processed")?;
-        (reads > 0.0).then(|| self.delta("total_commands_processed")).flatten().map(|c| c / reads)
+        // Facts of before 0.2 did not count our reads; each of our commands was one, but for the pairs of each second.
+        let own = if self.own.reads > 0 { self.own.reads } else { self.own.commands.values().sum() };
+        let reads = self.delta("total_reads_processed")? - own as f64;
+        (reads > 0.0).then(|| self.processed()).flatten().map(|c| c / reads)
     }
 
     /// A setting.
@@ -451,4 +509,37 @@ impl Node {
     pub fn is_master(&self) -> bool {
         self.info().and_then(Info::role).map_or(self.role == Role::Master, |r| r == "master")
     }
+}
+
+/// Whether a command, as commandstats names it, keeps a deployment going or looks at it, and does nothing for an application.
+pub fn is_housekeeping(name: &str) -> bool {
+    const ALL: &[&str] = &[
+        "acl",
+        "asking",
+        "auth",
+        "client",
+        "cluster",
+        "command",
+        "config",
+        "debug",
+        "function",
+        "hello",
+        "info",
+        "lastsave",
+        "latency",
+        "memory",
+        "module",
+        "ping",
+        "psync",
+        "quit",
+        "readonly",
+        "readwrite",
+        "replconf",
+        "role",
+        "select",
+        "slowlog",
+        "sync",
+        "time",
+    ];
+    ALL.contains(&name.split('|').next().unwrap_or(name))
 }

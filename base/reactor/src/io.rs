@@ -361,6 +361,9 @@ impl Reactor {
         }
         // What was left over stands in front of what comes.
         let kept = link.left.len();
+        if kept > READ {
+            return self.read_on(handler, id);
+        }
         if self.buffer.len() < kept + READ / 2 {
             // Twice what is there: a long message is not copied anew for every piece of it.
             self.buffer.resize(2 * kept + READ, 0);
@@ -375,15 +378,8 @@ impl Reactor {
         if from == 0 && kept > 0 {
             self.plain.extend_from_slice(&self.buffer[..kept]);
         }
-        let got = match link.receive(&mut self.buffer[from..room]) {
-            Ok(0) => Err(Closed::Peer),
-            Ok(n) => Ok(n),
-            // Nothing more to read before the end that writing has found.
-            Err(Errno::AGAIN) if link.unwritten.is_some() => Err(Closed::Peer),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(e) => Err(Closed::Io(e.into())),
-        };
-        let got = match got {
+        let received = link.receive(&mut self.buffer[from..room]);
+        let got = match link.heard(received) {
             Ok(got) => got,
             Err(why) => {
                 let why = link.unwritten.take().unwrap_or(why);
@@ -443,6 +439,62 @@ impl Reactor {
         if self.buffer.len() > READ * 4 && kept < READ {
             self.buffer.truncate(READ);
             self.buffer.shrink_to_fit();
+        }
+    }
+
+    /// Reads behind a long rest, in place: a peer that sends a long message byte by byte costs a byte's work for each.
+    fn read_on<H: Handler>(&mut self, handler: &mut H, id: Id) {
+        let Some(link) = self.io.link(id) else { return };
+        let mut held = std::mem::take(&mut link.left);
+        let kept = held.len();
+        let received = if link.session.is_some() {
+            link.receive(&mut self.buffer[..READ])
+        } else {
+            held.resize(kept + READ, 0);
+            let received = link.receive(&mut held[kept..]);
+            held.truncate(kept + received.as_ref().map_or(0, |got| *got));
+            received
+        };
+        let got = match link.heard(received) {
+            Ok(got) => got,
+            Err(why) => {
+                let why = link.unwritten.take().unwrap_or(why);
+                let used = handler.data(&mut self.io, id, &held);
+                if matches!(why, Closed::Peer) && handler.ended(&mut self.io, id) {
+                    if let Some(link) = self.io.link(id) {
+                        link.ended = true;
+                        held.drain(..used.min(kept));
+                        link.left = held;
+                        self.io.settle_interest(id);
+                    }
+                    return;
+                }
+                return self.io.fail(id, why);
+            }
+        };
+        if let Some(session) = &mut link.session {
+            match session.receive(&self.buffer[..got], &mut held) {
+                Ok(_) => self.io.mark(id),
+                Err(why) => {
+                    self.io.flush(id);
+                    return self.io.fail(id, Closed::Tls(why));
+                }
+            }
+        }
+        let used = handler.data(&mut self.io, id, &held);
+        held.drain(..used.min(held.len()));
+        if held.capacity() > 4 * READ.max(held.len()) {
+            held.shrink_to(2 * held.len());
+        }
+        let too_much = held.len() > self.io.input_max;
+        let Some(link) = self.io.link(id) else { return };
+        let unwritten = link.unwritten.is_some();
+        link.left = held;
+        if too_much {
+            return self.io.fail(id, Closed::TooMuch);
+        }
+        if unwritten {
+            self.io.resumed.push(id);
         }
     }
 }
@@ -774,6 +826,18 @@ impl Link {
         match self.carrier {
             None => recv(&self.fd, room, RecvFlags::empty()).map(|(n, _)| n),
             Some(carrier) => carrier.receive(self.fd.as_fd(), room).map_err(errno),
+        }
+    }
+
+    /// What came of a read: bytes, none for now, or the end.
+    fn heard(&self, received: Result<usize, Errno>) -> Result<usize, Closed> {
+        match received {
+            Ok(0) => Err(Closed::Peer),
+            Ok(n) => Ok(n),
+            // Nothing more to read before the end that writing has found.
+            Err(Errno::AGAIN) if self.unwritten.is_some() => Err(Closed::Peer),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            Err(e) => Err(Closed::Io(e.into())),
         }
     }
 

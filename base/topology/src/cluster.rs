@@ -51,6 +51,14 @@ impl ClusterNode {
         crate::member::host_of(&self.address)
     }
 
+    /// Whether it can be dialled: an entry of a node that was forgotten or never met has no address, or port 0. The line of
+    /// the node that was asked may lack the host, which that node learns from others.
+    pub fn has_address(&self) -> bool {
+        let port = self.address.rsplit_once(':').map_or("", |(_, port)| port);
+        let dialable = !self.host().is_empty() || self.is("myself");
+        dialable && !matches!(port, "" | "0") && !self.is("noaddr") && !self.is("handshake")
+    }
+
     /// Marked failed, or failing in this node's own eyes.
     pub fn is_down(&self) -> bool {
         self.is("fail") || self.is("fail?")
@@ -130,6 +138,12 @@ impl ClusterView {
     /// Slots whose owner is marked `fail`.
     pub fn failed(&self) -> SlotSet {
         SlotSet::from_ranges(self.nodes.iter().filter(|n| n.is("fail")).flat_map(|n| n.slots.ranges().iter().copied()))
+    }
+
+    /// Slots whose owner is suspected (`fail?`) and not yet marked `fail`: the failure detector of at least one node has run out.
+    pub fn suspected(&self) -> SlotSet {
+        let owners = self.nodes.iter().filter(|n| n.is("fail?") && !n.is("fail"));
+        SlotSet::from_ranges(owners.flat_map(|n| n.slots.ranges().iter().copied()))
     }
 
     /// The highest config epoch in it.

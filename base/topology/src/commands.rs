@@ -125,6 +125,8 @@ pub struct Command {
     pub blocking: bool,
     /// Refused inside scripts.
     pub noscript: bool,
+    /// It runs code of users or of modules: any error text may be theirs.
+    pub scripted: bool,
     pub key: KeyAt,
     /// The last of its keys, where [`KeyAt::Arg`] is the first: an argument, negative from the end.
     last: i64,
@@ -149,6 +151,8 @@ pub struct Plan {
     pub admin: bool,
     pub blocking: bool,
     pub repeatable: bool,
+    /// It runs code of users or of modules: any error text may be theirs.
+    pub scripted: bool,
     /// It may have keys that we do not see.
     pub unsure: bool,
     /// One key or none, one answer, no state: the common way.
@@ -283,6 +287,7 @@ impl Command {
         let special = SPECIAL.iter().find(|(n, _)| *n == name).map(|(_, s)| *s);
         // WAITAOF came with 7.2 and is the same question.
         let special = if name == "WAITAOF" { Some(Special::Wait) } else { special };
+        let scripted = runs_code(&name);
         Command {
             name,
             arity,
@@ -290,6 +295,7 @@ impl Command {
             admin: false,
             blocking: false,
             noscript: false,
+            scripted,
             key: KeyAt::Nowhere,
             last: 0,
             step: 1,
@@ -372,6 +378,7 @@ impl Table {
                 "blocking" => command.blocking = true,
                 "noscript" => command.noscript = true,
                 "movablekeys" => command.movable = true,
+                "module" => command.scripted = true,
                 _ => {}
             }
         }
@@ -452,6 +459,11 @@ impl Table {
 
     fn insert(&mut self, command: Command) -> u16 {
         let number = self.commands.len() as u16;
+        if command.name.contains('|') {
+            // Found through its command: servers know no `client|id`.
+            self.commands.push(command);
+            return number;
+        }
         let name = command.name.to_ascii_lowercase().into_bytes();
         match pack(&name).filter(|_| usize::from(number) < COMMANDS_MAX) {
             Some(packed) => {
@@ -524,6 +536,7 @@ impl Table {
             admin: command.admin,
             blocking,
             repeatable: command.repeatable,
+            scripted: command.scripted,
             unsure,
             plain: command.special.is_none()
                 && !unsure
@@ -561,6 +574,15 @@ impl Table {
     pub fn count(&self) -> usize {
         self.commands.len()
     }
+}
+
+/// Whether a command may answer with an error that a script, a function or a module has written. By its name: servers before 7.0
+/// do not flag what modules add, but by custom it has a dot or a space in its name; a renamed command has a name no table knows;
+/// DEBUG ERROR returns any text it is given.
+fn runs_code(name: &str) -> bool {
+    matches!(name, "EVAL" | "EVALSHA" | "EVAL_RO" | "EVALSHA_RO" | "FCALL" | "FCALL_RO" | "DEBUG" | "(unknown)")
+        || name.starts_with("DEBUG|")
+        || name.contains(['.', ' '])
 }
 
 /// A key specification: `[flags.., begin_search, {type, spec}, find_keys, {type, spec}]`.

@@ -16,6 +16,10 @@ pub struct CommandStat {
     pub calls: u64,
     /// Microseconds of main-thread time inside the command.
     pub usec: u64,
+    /// Refused before it was executed (6.2+): not among `calls`.
+    pub rejected: u64,
+    /// Executed, and ended in an error (6.2+): among `calls`.
+    pub failed: u64,
 }
 
 impl Info {
@@ -35,9 +39,9 @@ impl Info {
         self.0.get(field).map(String::as_str)
     }
 
-    /// A field as a number.
+    /// A field as a number. Words that only read as one (`inf`, `nan`) are none.
     pub fn number(&self, field: &str) -> Option<f64> {
-        self.get(field)?.parse().ok()
+        self.get(field)?.parse().ok().filter(|n: &f64| n.is_finite())
     }
 
     /// `master` or `slave`.
@@ -78,7 +82,11 @@ impl Info {
     /// Every `cmdstat_*`, by lower-case command; sub-commands as `cluster|nodes` (since 7.0).
     pub fn command_stats(&self) -> BTreeMap<&str, CommandStat> {
         self.prefixed("cmdstat_")
-            .map(|(name, v)| (name, CommandStat { calls: part(v, "calls") as u64, usec: part(v, "usec") as u64 }))
+            .map(|(name, v)| {
+                let number = |field| part(v, field) as u64;
+                let (calls, usec) = (number("calls"), number("usec"));
+                (name, CommandStat { calls, usec, rejected: number("rejected_calls"), failed: number("failed_calls") })
+            })
             .collect()
     }
 
@@ -108,7 +116,8 @@ impl Info {
 
     /// Keys over all databases.
     pub fn keys(&self) -> u64 {
-        self.prefixed("db").filter(|(n, _)| n.parse::<u32>().is_ok()).map(|(_, v)| part(v, "keys") as u64).sum()
+        let databases = self.prefixed("db").filter(|(n, _)| n.parse::<u32>().is_ok());
+        databases.map(|(_, v)| part(v, "keys") as u64).fold(0, u64::saturating_add)
     }
 
     fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
@@ -121,5 +130,21 @@ fn text_part<'a>(value: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn part(value: &str, name: &str) -> f64 {
-    text_part(value, name).and_then(|v| v.parse().ok()).unwrap_or(0.0)
+    text_part(value, name).and_then(|v| v.parse().ok()).filter(|n: &f64| n.is_finite()).unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_finite_number_is_none() {
+        let info =
+            Info::parse("a:inf\nb:-nan\nc:1e999\nd:1.5\ncmdstat_get:calls=inf,usec=7\ndb0:keys=1e30\ndb1:keys=1e30\n");
+        assert_eq!((info.number("a"), info.number("b"), info.number("c")), (None, None, None));
+        assert_eq!(info.number("d"), Some(1.5));
+        let get = info.command_stats()["get"];
+        assert_eq!((get.calls, get.usec), (0, 7));
+        assert_eq!(info.keys(), u64::MAX);
+    }
 }

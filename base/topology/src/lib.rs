@@ -6,6 +6,7 @@
 
 mod cluster;
 pub mod commands;
+mod gateway;
 mod info;
 mod member;
 pub mod messages;
@@ -14,6 +15,7 @@ mod slots;
 mod topology;
 
 pub use cluster::{ClusterNode, ClusterView, Disagreement, ParseError};
+pub use gateway::{GATEWAY_SECTION, Gateway, NodeBehind};
 pub use info::{CommandStat, Info};
 pub use member::{DeploymentKind, Member, Role};
 pub use replies::{RoleReply, SentinelWord, zones_of_shards};

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Hash slots of a cluster, by the specification.
 pub const SLOTS: u16 = 16384;
 
 /// Slots as sorted, disjoint, inclusive ranges.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct SlotSet(Vec<(u16, u16)>);
 
 impl SlotSet {
@@ -69,6 +70,17 @@ impl SlotSet {
     }
 }
 
+impl<'de> Deserialize<'de> for SlotSet {
+    /// Of a file that may have been edited: what is no range of slots is refused.
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<SlotSet, D::Error> {
+        let ranges = Vec::<(u16, u16)>::deserialize(from)?;
+        match ranges.iter().find(|(a, b)| a > b || *b >= SLOTS) {
+            Some((a, b)) => Err(D::Error::custom(format_args!("{a}-{b} are no slots: 0 to 16383 was expected"))),
+            None => Ok(SlotSet::from_ranges(ranges)),
+        }
+    }
+}
+
 impl fmt::Display for SlotSet {
     /// `0-5460 5462`, as CLUSTER NODES writes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,5 +132,20 @@ mod tests {
         assert_eq!(slot_of(b"foo"), 12182);
         assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"{user1000}.followers"));
         assert_ne!(slot_of(b"foo{}{bar}"), slot_of(b"bar"));
+    }
+
+    #[test]
+    fn a_saved_set_is_checked_and_sorted() {
+        use serde::de::IntoDeserializer;
+        use serde::de::value::Error;
+        let read = |ranges: &[(u16, u16)]| {
+            let ranges: Vec<Vec<u16>> = ranges.iter().map(|(a, b)| vec![*a, *b]).collect();
+            SlotSet::deserialize(IntoDeserializer::<Error>::into_deserializer(ranges))
+        };
+        assert_eq!(read(&[(7, 9), (0, 3), (4, 5)]).unwrap().ranges(), [(0, 5), (7, 9)]);
+        assert_eq!(read(&[(0, 16383)]).unwrap(), SlotSet::all());
+        for bad in [(0, 65535), (16384, 16384), (5, 4)] {
+            assert!(read(&[bad]).is_err(), "{bad:?}");
+        }
     }
 }

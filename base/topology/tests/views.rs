@@ -25,6 +25,35 @@ fn reads_the_address_forms_of_every_version() {
 }
 
 #[test]
+fn an_entry_without_an_address_is_told_from_a_node() {
+    for (address, flags, dialable) in [
+        ("10.0.0.1:7000@17000", "master", true),
+        ("10.0.0.1:7000@17000", "master,fail", true),
+        ("fe80::1:7000@17000", "slave", true),
+        // It has not heard its own address yet; the others have it.
+        (":7000@17000", "myself,master", true),
+        (":7000@17000", "master", false),
+        (":0@0", "slave,noaddr", false),
+        (":0@0", "slave", false),
+        (":0@0,,tls-port=0", "master,fail,noaddr", false),
+        ("10.0.0.1:0@0", "master", false),
+        ("10.0.0.1:7000@17000", "handshake", false),
+    ] {
+        let view = ClusterView::parse(&format!("{A} {address} {flags} - 0 0 1 connected\n")).unwrap();
+        assert_eq!(view.nodes[0].has_address(), dialable, "{address} {flags}");
+    }
+}
+
+#[test]
+fn suspected_and_failed_owners_are_told_apart() {
+    let view = ClusterView::parse(&format!(
+        "{A} h:1@2 master,fail? - 5 0 1 disconnected 0-99\n{B} h:2@3 master,fail - 5 0 2 disconnected 100-299\n"
+    ))
+    .unwrap();
+    assert_eq!((view.suspected().to_string(), view.failed().to_string()), ("0-99".into(), "100-299".into()));
+}
+
+#[test]
 fn reads_open_slots_of_the_node_itself() {
     let view =
         ClusterView::parse(&format!("{A} h:1@2 myself,master - 0 0 1 connected 0-9 [3->-{B}] [77-<-{B}]")).unwrap();

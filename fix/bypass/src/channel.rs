@@ -1,46 +1,60 @@
 //! The unix socket between two processes: how they meet, and how descriptors pass.
 //!
-//! A server listens at `DIRECTORY/PORT.PID`. A client that has just connected to that port over TCP says hello there with
-//! its memory, then offers the connection with the TCP socket itself: whoever holds the socket is its owner, so nobody can
-//! offer what is somebody else's. The server compares the socket's own address with its accepted ones and takes it or not.
-//! Both ask the kernel who is at the other end (SO_PEERCRED) and stay with TCP unless their rule allows it.
+//! A server listens at `DIRECTORY/PORT.NETNS.PID`. A client that has just connected to that port, in that network namespace,
+//! says hello there with its memory, then offers the connection by its addresses. Once the server has accepted a connection
+//! with these addresses and waits for it, it asks (in the slot, see [`crate::pair::ASKED`]), and the client shows its TCP socket:
+//! the proof that the connection is its own. Both sides ask the kernel for the user of the other (SO_PEERCRED) and keep using
+//! TCP unless their rule allows that user.
+//!
+//! A client's TCP socket never lies in a queue that is not being read: a socket in an unread message stays open after its
+//! program has closed it, and after the program has ended.
 //!
 //! Everything here goes through `syscall`: in a preloaded program the C library's names are hooks.
 
 use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::endpoint::{Endpoint, Ends, read_option};
+
 /// Goes up whenever the memory's layout or the meaning of a message changes: ends of different versions stay with TCP.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 const MAGIC: u32 = 0x756e_736c;
 /// Descriptors a message may carry.
 const FDS: usize = 2;
 
-/// What is said.
+/// What a message means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
     /// Client: `a` is its pid; with its memory and its board.
     Hello = 1,
-    /// Server: come in; with its board.
+    /// Server: the client is accepted; with the server's board.
     Welcome = 2,
-    /// Server: no; `a` says why.
+    /// Either side refuses the other; `a` is [`REFUSED_USER`] or [`REFUSED_VERSION`].
     Refused = 3,
     /// `a` is the number of a waiter; with its doorbell.
     Waiter = 4,
-    /// Client: the connection of slot `a` with generation `b`; with its TCP socket.
+    /// Client: the connection in slot `a` with generation `b` may be carried; with its addresses, but without its socket.
     Offer = 5,
-    /// Anybody: what is there?
+    /// `unslow bypass ls`: a request for the list of connections.
     List = 6,
-    /// Server: with a memfd of JSON lines.
+    /// Server: `a` bytes of JSON lines in a memfd; `b` connections of this machine are over TCP.
     Listing = 7,
+    /// Client: the TCP socket of slot `a` with generation `b`, after the server has asked for it.
+    Proof = 8,
 }
 
+/// The user of the other side is not allowed.
+pub const REFUSED_USER: u32 = 1;
+/// The other side speaks another version.
+pub const REFUSED_VERSION: u32 = 2;
+
 /// A message, all of it in one packet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Message {
     magic: u32,
@@ -50,6 +64,42 @@ pub struct Message {
     pub a: u32,
     /// See [`Kind`].
     pub b: u32,
+    /// Of an offer; zeros in other messages.
+    client: Address,
+    server: Address,
+}
+
+/// An address without padding; IPv4 as ::ffff:1.2.3.4.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Address {
+    ip: [u8; 16],
+    port: [u8; 2],
+}
+
+impl Address {
+    fn new(address: &SocketAddr) -> Address {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        Address { ip: ip.octets(), port: address.port().to_be_bytes() }
+    }
+
+    fn get(&self) -> SocketAddr {
+        SocketAddr::new(Ipv6Addr::from(self.ip).to_canonical(), u16::from_be_bytes(self.port))
+    }
+}
+
+impl Message {
+    fn new(kind: Kind, a: u32, b: u32) -> Message {
+        Message { magic: MAGIC, version: VERSION, kind: kind as u32, a, b, ..Message::default() }
+    }
+
+    /// The addresses of an offered connection, as the client says.
+    pub fn ends(&self) -> Ends {
+        (self.client.get(), self.server.get())
+    }
 }
 
 /// What a peer said.
@@ -138,21 +188,48 @@ fn address(path: &Path) -> io::Result<(libc::sockaddr_un, usize)> {
     Ok((address, size_of::<libc::sa_family_t>() + bytes.len() + 1))
 }
 
-/// A place to be met at: removed on drop by the process that made it.
+/// Makes a directory for servers to be met in, unless it is there. As in /tmp, every user may add a socket, and none may
+/// remove another user's.
+pub fn make_directory(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    match std::fs::create_dir(directory) {
+        Ok(()) => std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o1777)),
+        Err(_) if directory.is_dir() => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Lets everybody connect to a socket of ours. By the socket's own inode: the directory may belong to another user, who may have
+/// put anything else in its place by now.
+fn open_to_all(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+    let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    let socket = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let found = socket.metadata()?;
+    // SAFETY: no preconditions.
+    if !found.file_type().is_socket() || found.uid() != unsafe { libc::geteuid() } {
+        return Err(io::Error::other(format!("{}: somebody has put something else here", path.display())));
+    }
+    let inode = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    std::fs::set_permissions(inode, std::fs::Permissions::from_mode(0o666))
+}
+
+/// A server's socket in a meeting directory: removed on drop by the process that made it.
 #[derive(Debug)]
 pub struct Rendezvous {
     /// Listens.
     pub fd: OwnedFd,
-    path: PathBuf,
+    /// Where it is.
+    pub path: PathBuf,
     pid: u32,
 }
 
 impl Rendezvous {
-    /// Opens one for a port. What dead servers left behind is removed.
-    pub fn open(port: u16) -> io::Result<Rendezvous> {
+    /// Opens one for an endpoint. What dead servers left behind is removed.
+    pub fn open(endpoint: Endpoint) -> io::Result<Rendezvous> {
         let mut last = io::Error::other("no directory");
         for directory in directories() {
-            match Rendezvous::open_in(directory, port) {
+            match Rendezvous::open_in(directory, endpoint) {
                 Ok(rendezvous) => return Ok(rendezvous),
                 Err(e) => last = io::Error::new(e.kind(), format!("{}: {e}", directory.display())),
             }
@@ -160,35 +237,32 @@ impl Rendezvous {
         Err(last)
     }
 
-    fn open_in(directory: &Path, port: u16) -> io::Result<Rendezvous> {
-        use std::os::unix::fs::PermissionsExt;
-        if std::fs::create_dir(directory).is_ok() {
-            // As /tmp: everybody may put something in, nobody takes away what is another's.
-            std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o1777))?;
-        }
-        for (path, _, pid) in servers_in(directory) {
-            // SAFETY: signal 0 only asks.
+    fn open_in(directory: &Path, endpoint: Endpoint) -> io::Result<Rendezvous> {
+        make_directory(directory)?;
+        for ServerSocket { path, pid, .. } in servers_in(directory) {
+            // SAFETY: signal 0 only asks whether the process exists.
             let dead =
                 unsafe { libc::kill(pid, 0) } != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-            // In containers pids mean something else: nobody listening is what counts.
-            if dead && meet(&path).is_err() {
+            // In another pid namespace the number may mean no process of ours: what counts is that nothing listens. A server
+            // whose queue is full answers otherwise (EAGAIN).
+            if dead && meet(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
                 let _ = std::fs::remove_file(&path);
             }
         }
         let pid = std::process::id();
-        let path = directory.join(format!("{port}.{pid}"));
+        let path = directory.join(format!("{}.{}.{pid}", endpoint.port, endpoint.netns));
         let _ = std::fs::remove_file(&path);
         let fd = socket()?;
         let (address, len) = address(&path)?;
         // SAFETY: an address of `len` bytes.
         check(unsafe { libc::syscall(libc::SYS_bind, fd.as_raw_fd(), &raw const address, len) })?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
+        open_to_all(&path)?;
         // SAFETY: no pointers.
         check(unsafe { libc::syscall(libc::SYS_listen, fd.as_raw_fd(), 128) })?;
         Ok(Rendezvous { fd, path, pid })
     }
 
-    /// The next who wants in.
+    /// The next visitor.
     pub fn accept(&self) -> Option<(OwnedFd, libc::ucred)> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let null = std::ptr::null_mut::<u8>();
@@ -212,15 +286,34 @@ impl Drop for Rendezvous {
     }
 }
 
-/// Sockets of servers in a directory, with port and pid.
-pub fn servers_in(directory: &Path) -> Vec<(PathBuf, u16, i32)> {
+/// The socket of a server in a meeting directory, as its name describes it.
+#[derive(Clone, Debug)]
+pub struct ServerSocket {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What the server listens at over TCP.
+    pub endpoint: Endpoint,
+    /// The server's process, in its own pid namespace.
+    pub pid: i32,
+}
+
+impl ServerSocket {
+    fn parse(path: PathBuf) -> Option<ServerSocket> {
+        let mut words = path.file_name()?.to_str()?.split('.');
+        let (port, netns, pid) = (words.next()?, words.next()?, words.next()?);
+        if words.next().is_some() {
+            return None;
+        }
+        let endpoint = Endpoint { port: port.parse().ok()?, netns: netns.parse().ok()? };
+        let pid = pid.parse().ok()?;
+        Some(ServerSocket { path, endpoint, pid })
+    }
+}
+
+/// The servers that can be met in a directory, and those that died without removing their sockets.
+pub fn servers_in(directory: &Path) -> Vec<ServerSocket> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    let parse = |path: PathBuf| {
-        let name = path.file_name()?.to_str()?.to_string();
-        let (port, pid) = name.split_once('.')?;
-        Some((path, port.parse().ok()?, pid.parse().ok()?))
-    };
-    entries.filter_map(|e| parse(e.ok()?.path())).collect()
+    entries.filter_map(|e| ServerSocket::parse(e.ok()?.path())).collect()
 }
 
 /// Connects to a server's socket.
@@ -235,18 +328,8 @@ pub fn meet(path: &Path) -> io::Result<(OwnedFd, libc::ucred)> {
 
 fn credentials(fd: &OwnedFd) -> io::Result<libc::ucred> {
     let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: room for the answer and its length.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            &raw mut who,
-            &raw mut len,
-        )
-    })?;
+    // SAFETY: the bytes of a `ucred`, three numbers.
+    unsafe { read_option(fd.as_raw_fd(), libc::SO_PEERCRED, (&raw mut who).cast(), size_of::<libc::ucred>()) }?;
     Ok(who)
 }
 
@@ -255,8 +338,18 @@ struct Control([u8; 64]);
 
 /// Says something, with descriptors.
 pub fn say(to: &OwnedFd, kind: Kind, a: u32, b: u32, fds: &[RawFd]) -> io::Result<()> {
-    let message = Message { magic: MAGIC, version: VERSION, kind: kind as u32, a, b };
-    let mut part = libc::iovec { iov_base: (&raw const message).cast_mut().cast(), iov_len: size_of::<Message>() };
+    send(to, &Message::new(kind, a, b), fds)
+}
+
+/// Offers the connection with these addresses, in a slot and its generation.
+pub fn offer(to: &OwnedFd, slot: u32, generation: u32, ends: &Ends) -> io::Result<()> {
+    let (client, server) = (Address::new(&ends.0), Address::new(&ends.1));
+    send(to, &Message { client, server, ..Message::new(Kind::Offer, slot, generation) }, &[])
+}
+
+fn send(to: &OwnedFd, message: &Message, fds: &[RawFd]) -> io::Result<()> {
+    let mut part =
+        libc::iovec { iov_base: std::ptr::from_ref(message).cast_mut().cast(), iov_len: size_of::<Message>() };
     let mut control = Control([0; 64]);
     // SAFETY: all zeros is a valid header.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -282,7 +375,7 @@ pub fn say(to: &OwnedFd, kind: Kind, a: u32, b: u32, fds: &[RawFd]) -> io::Resul
 
 /// Hears the next message, if there is one.
 pub fn hear(from: &OwnedFd) -> Heard {
-    let mut message = Message { magic: 0, version: 0, kind: 0, a: 0, b: 0 };
+    let mut message = Message::default();
     let mut part = libc::iovec { iov_base: (&raw mut message).cast(), iov_len: size_of::<Message>() };
     let mut control = Control([0; 64]);
     // SAFETY: all zeros is a valid header.
@@ -313,8 +406,10 @@ pub fn hear(from: &OwnedFd) -> Heard {
             Some(libc::EAGAIN | libc::EINTR) => Heard::Nothing,
             _ => Heard::Gone,
         },
-        n if n as usize != size_of::<Message>() || message.magic != MAGIC || fds.len() > FDS => Heard::Strange(0),
+        // Messages of other versions have other sizes, but begin in the same way.
+        _ if message.magic != MAGIC => Heard::Strange(0),
         _ if message.version != VERSION => Heard::Strange(message.version),
+        n if n as usize != size_of::<Message>() || fds.len() > FDS => Heard::Strange(0),
         _ => match kind_of(message.kind) {
             Some(kind) => Heard::Message(kind, message, fds),
             None => Heard::Strange(message.version),
@@ -324,5 +419,57 @@ pub fn hear(from: &OwnedFd) -> Heard {
 
 fn kind_of(number: u32) -> Option<Kind> {
     use Kind::*;
-    [Hello, Welcome, Refused, Waiter, Offer, List, Listing].into_iter().find(|k| *k as u32 == number)
+    [Hello, Welcome, Refused, Waiter, Offer, List, Listing, Proof].into_iter().find(|k| *k as u32 == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let mut fds = [0; 2];
+        // SAFETY: room for two descriptors.
+        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, fds.as_mut_ptr()) }, 0);
+        // SAFETY: just opened, and owned by nothing else.
+        let [a, b] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        (a, b)
+    }
+
+    #[test]
+    fn an_offer_names_the_addresses_and_carries_no_descriptor() {
+        let (to, from) = pair();
+        for (client, server) in [("127.0.0.1:40000", "127.0.0.1:6379"), ("[::1]:40000", "[::1]:6379")] {
+            let ends = (client.parse().unwrap(), server.parse().unwrap());
+            offer(&to, 7, 9, &ends).unwrap();
+            let Heard::Message(Kind::Offer, message, fds) = hear(&from) else { panic!("no offer") };
+            assert_eq!((message.a, message.b, message.ends(), fds.len()), (7, 9, ends, 0));
+        }
+    }
+
+    #[test]
+    fn another_version_is_told_from_nonsense() {
+        let (to, from) = pair();
+        let say_bytes = |bytes: &[u8]| {
+            // SAFETY: live bytes and their count.
+            let n = unsafe { libc::send(to.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+            assert_eq!(n, bytes.len() as isize);
+        };
+        // The five words of a message of version 2.
+        let old: Vec<u8> = [MAGIC, 2, Kind::Hello as u32, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        say_bytes(&old);
+        assert!(matches!(hear(&from), Heard::Strange(2)));
+        say_bytes(b"nonsense");
+        assert!(matches!(hear(&from), Heard::Strange(0)));
+    }
+
+    #[test]
+    fn the_name_of_a_servers_socket_says_where_it_listens() {
+        let parse = |name: &str| ServerSocket::parse(PathBuf::from("/run/unslow-bypass").join(name));
+        let socket = parse("6379.4026.12").unwrap();
+        assert_eq!((socket.endpoint, socket.pid), (Endpoint { port: 6379, netns: 4026 }, 12));
+        // The last is a name of version 2.
+        for name in ["6379", "6379.x.12", "6379.1.2.3", "6379.12"] {
+            assert!(parse(name).is_none(), "{name}");
+        }
+    }
 }

@@ -17,6 +17,7 @@
 
 pub mod board;
 pub mod channel;
+pub mod endpoint;
 pub mod link;
 pub mod listing;
 pub mod local;

@@ -1,27 +1,28 @@
-//! What goes over shared memory now: the servers of this machine are asked, as a client would find them.
+//! What goes over shared memory now, and what was refused: asks the servers of this machine, found as a client finds them.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::channel::{self, Heard, Kind};
+use crate::channel::{self, Heard, Kind, ServerSocket};
+use crate::endpoint::Endpoint;
 use crate::memory::Memory;
 
 /// How long a server may take; it answers between two turns of its loop.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a server said.
+/// A server's answer.
 #[derive(Debug)]
 pub struct Listing {
-    /// The port clients connect to.
-    pub port: u16,
+    /// Where clients connect to.
+    pub endpoint: Endpoint,
     /// The server's process, as the kernel says.
     pub pid: i32,
     /// Its user.
     pub uid: u32,
-    /// A JSON object a line and connection, or why there is none.
-    pub connections: Result<String, String>,
+    /// Connections and refusals, a JSON object a line; or why there are none.
+    pub lines: Result<String, String>,
     /// Connections from this machine that stay with TCP so far.
     pub over_tcp: u32,
 }
@@ -30,28 +31,28 @@ pub struct Listing {
 pub fn all() -> Vec<Listing> {
     let mut listings = Vec::new();
     for directory in channel::directories() {
-        for (path, port, pid) in channel::servers_in(directory) {
-            match ask(&path, port) {
-                Ok((who, connections, over_tcp)) => {
-                    listings.push(Listing { port, pid: who.pid, uid: who.uid, connections, over_tcp });
+        for ServerSocket { path, endpoint, pid } in channel::servers_in(directory) {
+            match ask(&path) {
+                Ok((who, lines, over_tcp)) => {
+                    listings.push(Listing { endpoint, pid: who.pid, uid: who.uid, lines, over_tcp });
                 }
                 // What a server that was killed left behind; the next one there takes it away.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(e) => {
-                    let connections = Err(format!("{}: {e}", path.display()));
-                    listings.push(Listing { port, pid, uid: u32::MAX, connections, over_tcp: 0 });
+                    let lines = Err(format!("{}: {e}", path.display()));
+                    listings.push(Listing { endpoint, pid, uid: u32::MAX, lines, over_tcp: 0 });
                 }
             }
         }
     }
-    listings.sort_by_key(|l| (l.port, l.pid));
+    listings.sort_by_key(|l| (l.endpoint.port, l.endpoint.netns, l.pid));
     listings
 }
 
-fn ask(path: &Path, port: u16) -> io::Result<(libc::ucred, Result<String, String>, u32)> {
+fn ask(path: &Path) -> io::Result<(libc::ucred, Result<String, String>, u32)> {
     let (channel, who) = channel::meet(path)?;
-    // Who does not want us may have said so and closed already.
-    let _ = channel::say(&channel, Kind::List, u32::from(port), 0, &[]);
+    // A server that refuses us may have said so and closed already.
+    let _ = channel::say(&channel, Kind::List, 0, 0, &[]);
     let until = Instant::now() + PATIENCE;
     loop {
         match channel::hear(&channel) {

@@ -54,21 +54,23 @@ impl Side {
     }
 }
 
-/// Nobody uses the slot.
+/// The slot is not in use.
 pub const FREE: u32 = 0;
-/// The client would like its connection to be carried here.
+/// The client offers to have its connection carried here.
 pub const OFFERED: u32 = 1;
 /// The server took it: from now on the bytes go here.
 pub const TAKEN: u32 = 2;
-/// It stays with TCP: the client waited long enough, or the server said no.
+/// It stays with TCP: the client waited long enough, or the server refused.
 pub const DECLINED: u32 = 3;
+/// The server has accepted a connection with the offer's addresses and is waiting for it: the client may show its socket now.
+pub const ASKED: u32 = 4;
 
 /// A connection's words in shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot {
-    /// In the lower half FREE, OFFERED, TAKEN or DECLINED; above it how often the slot was used, so that an old offer is
-    /// not taken for a new one.
+    /// In the lower half FREE, OFFERED, ASKED, TAKEN or DECLINED; above it how often the slot was used, so that an old offer
+    /// is not taken for a new one.
     phase: AtomicU64,
     /// Whom to tell, by side.
     waiter: [AtomicU32; 2],
@@ -79,7 +81,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// FREE, OFFERED, TAKEN or DECLINED, if it still is that connection; DECLINED otherwise.
+    /// FREE, OFFERED, ASKED, TAKEN or DECLINED, if it still is that connection; DECLINED otherwise.
     #[inline]
     pub fn state(&self, generation: u32) -> u32 {
         let phase = self.phase.load(Ordering::Acquire);
@@ -90,6 +92,12 @@ impl Slot {
     pub fn advance(&self, generation: u32, from: u32, to: u32) -> bool {
         let phase = |state: u32| (u64::from(generation) << 32) | u64::from(state);
         self.phase.compare_exchange(phase(from), phase(to), Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends an offer that was not taken, by either side; false when it was taken, or had ended before.
+    pub fn decline(&self, generation: u32) -> bool {
+        // In the order in which an offer advances: it cannot slip past.
+        [OFFERED, ASKED].into_iter().any(|from| self.advance(generation, from, DECLINED))
     }
 
     /// What a side writes to, and the other side's position in it.
@@ -195,11 +203,6 @@ impl Pair {
     pub fn of_client(channel: OwnedFd, peer: (i32, u32), fd: &OwnedFd) -> io::Result<Pair> {
         let memory = Memory::of_peer(fd, SIZE, true)?;
         Ok(Pair::new(memory.prefer_huge_pages(), Side::Server, channel, peer))
-    }
-
-    /// Nobody uses it any more, and it is kept for its place only: its pages go back to the kernel.
-    pub fn release(&self) {
-        self.memory.release(0, SIZE);
     }
 
     /// The page the other end shows us.

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use unslow_reactor::{Carrier, Change};
 
 use crate::channel::{self, Rule};
+use crate::endpoint::{self, Endpoint};
 use crate::sockets::{self, epoll, errno, fds, streams, world};
 
 /// For [`unslow_reactor::Reactor::carried_by`].
@@ -26,9 +27,11 @@ pub fn url(target: &str) -> Option<String> {
     Some(if port { format!("redis://127.0.0.1:{rest}") } else { format!("redis://{rest}") })
 }
 
-/// Whether a server that runs with `unslow bypass` can be met at a port.
+/// Whether a server that runs with `unslow bypass` can be met at a port of this network namespace.
 pub fn is_served(port: u16) -> bool {
-    channel::directories().iter().any(|d| channel::servers_in(d).iter().any(|(_, p, _)| *p == port))
+    let Some(netns) = endpoint::own_netns() else { return false };
+    let here = Endpoint { port, netns };
+    channel::directories().iter().any(|d| channel::servers_in(d).iter().any(|server| server.endpoint == here))
 }
 
 fn result(n: libc::ssize_t) -> io::Result<usize> {

@@ -102,8 +102,9 @@ pub struct Producer {
     /// The ring before, until the consumer has left it.
     before: Option<Which>,
     changes: u32,
-    /// The fullest it was since the ring was last looked at for being too large, and when that was.
+    /// Of a larger ring: the most bytes it held after a write, since it was last judged to be too large or not.
     fullest: usize,
+    /// Writes into larger rings.
     looked_at: u64,
     /// Its rings are somebody else's soon.
     closed: bool,
@@ -176,7 +177,12 @@ impl Producer {
         }
         self.head += n as u64;
         out.head.store(self.head, Ordering::Release);
-        self.fullest = self.fullest.max((self.head - self.tail.max(self.from)) as usize);
+        if self.which != Which::SMALL {
+            // What is known of the consumer may be old, and counts what it has long read. Where that matters it is looked up
+            // again, at most once for every SMALL / 2 bytes.
+            let free = self.space(to, self.size - SMALL / 2)?;
+            self.fullest = self.fullest.max(self.size - free);
+        }
         Ok(n)
     }
 
@@ -198,7 +204,7 @@ impl Producer {
         Ok(true)
     }
 
-    /// Back to the small ring, when for thousands of writes a small one would have done.
+    /// Back to the small ring, when for a thousand writes a small one would have done.
     #[cold]
     fn shrink(&mut self, rings: &impl Rings, out: &Out, to: &In) -> Result<(), Lie> {
         self.looked_at += 1;
@@ -206,8 +212,7 @@ impl Producer {
             return Ok(());
         }
         let fullest = std::mem::take(&mut self.fullest);
-        self.tail = self.tail.max(to.tail.load(Ordering::Acquire).min(self.head));
-        if fullest <= SMALL / 2 && self.tail == self.head && self.settled(rings, to)? {
+        if fullest <= SMALL / 2 && self.settled(rings, to)? {
             self.change(rings, out, Which::SMALL);
         }
         Ok(())

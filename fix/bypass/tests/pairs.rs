@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use unslow_bypass::board::Board;
 use unslow_bypass::link::{Link, Read, Written};
 use unslow_bypass::local::Local;
-use unslow_bypass::pair::{DECLINED, OFFERED, Pair, SLOTS, TAKEN};
+use unslow_bypass::pair::{ASKED, DECLINED, OFFERED, Pair, SLOTS, TAKEN};
 use unslow_bypass::ring::{LARGER, Rings};
 
 /// A socket pair in place of the meeting, and the memory seen from both sides.
@@ -87,19 +87,55 @@ fn a_ring_that_was_large_becomes_small_again_and_is_given_back() {
     let (size, count) = LARGER[1];
     let large: Vec<u8> = (0..size as u64).map(byte).collect();
     let mut room = vec![0; 2 * size];
-    // More often than there are rings of this size.
-    for round in 0..count + 50 {
+    // More often than there are rings of this size; with writes of every size that a small ring takes well.
+    for (round, small) in (0..count + 50).zip([3, 60, 1000, 4000].into_iter().cycle()) {
         assert_eq!(c.write(&large).0, Written::Bytes(size), "round {round}");
         assert_eq!(s.read(&mut room, false).0, Read::Bytes(size), "round {round}");
         assert!(room[..size] == large, "round {round}");
-        stream(&c, &s, &vec![(3, 3); 3000]);
+        stream(&c, &s, &vec![(small, small); 3000]);
         // More than the small ring holds, and far less than the largest, which is taken back now.
         stream(&c, &s, &[(10_000, 10_000)]);
         let rings = client.outgoing(c.number);
         let free: Vec<_> = std::iter::from_fn(|| rings.take(1)).collect();
         free.iter().for_each(|ring| rings.give(*ring));
-        assert_eq!(free.len(), count, "round {round}: rings of {size} bytes that are free");
+        assert_eq!(free.len(), count, "round {round}, writes of {small} bytes: rings of {size} bytes that are free");
     }
+}
+
+#[test]
+fn a_ring_that_is_never_empty_becomes_small_again_when_a_small_one_would_do() {
+    let (client, server) = pair();
+    let (c, s) = link(&client, &server);
+    let (size, count) = LARGER[1];
+    let mut room = vec![0; size];
+    assert_eq!(c.write(&vec![7; size]).0, Written::Bytes(size));
+    // There are always 900 bytes left to read.
+    assert_eq!(s.read(&mut room[..size - 900], false).0, Read::Bytes(size - 900));
+    for _ in 0..3000 {
+        assert_eq!(c.write(&[7; 300]).0, Written::Bytes(300));
+        assert_eq!(s.read(&mut room[..300], false).0, Read::Bytes(300));
+    }
+    // More than the small ring holds: a ring of the next size is taken, and the largest given back.
+    assert_eq!(c.write(&[7; 10_000]).0, Written::Bytes(10_000));
+    assert_eq!(s.read(&mut room[..10_900], false).0, Read::Bytes(10_900));
+    let rings = client.outgoing(c.number);
+    assert_eq!(std::iter::from_fn(|| rings.take(1)).count(), count);
+}
+
+#[test]
+fn a_ring_that_is_half_full_of_larger_writes_stays_as_it_is() {
+    let (client, server) = pair();
+    let (c, s) = link(&client, &server);
+    let (size, count) = LARGER[1];
+    let mut room = vec![0; size];
+    assert_eq!(c.write(&vec![7; size]).0, Written::Bytes(size));
+    assert_eq!(s.read(&mut room, false).0, Read::Bytes(size));
+    for _ in 0..3000 {
+        assert_eq!(c.write(&[7; 6000]).0, Written::Bytes(6000));
+        assert_eq!(s.read(&mut room, false).0, Read::Bytes(6000));
+    }
+    let rings = client.outgoing(c.number);
+    assert_eq!(std::iter::from_fn(|| rings.take(1)).count(), count - 1);
 }
 
 #[test]
@@ -158,6 +194,24 @@ fn ends_come_behind_the_bytes() {
     assert_eq!(c.read(&mut room, false).0, Read::Bytes(6));
     assert_eq!(c.read(&mut room, false).0, Read::End);
     assert_eq!(c.write(b"x").0, Written::Gone);
+}
+
+#[test]
+fn an_offer_is_taken_or_declined_but_never_both() {
+    let (client, server) = pair();
+    for asked in [false, true] {
+        let (slot, generation) = client.take_slot().unwrap();
+        let words = server.slot(slot).unwrap();
+        assert!(!asked || words.advance(generation, OFFERED, ASKED));
+        assert!(client.slot(slot).unwrap().decline(generation), "the client withdraws");
+        assert!(!words.advance(generation, ASKED, TAKEN) && !words.decline(generation), "too late");
+        assert_eq!(words.state(generation), DECLINED);
+    }
+    let (slot, generation) = client.take_slot().unwrap();
+    let words = server.slot(slot).unwrap();
+    assert!(words.advance(generation, OFFERED, ASKED) && words.advance(generation, ASKED, TAKEN));
+    assert!(!client.slot(slot).unwrap().decline(generation), "too late");
+    assert_eq!(words.state(generation), TAKEN);
 }
 
 #[test]

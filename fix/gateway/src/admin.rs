@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use unslow_reactor::Io;
 use unslow_resp::write_header;
-use unslow_topology::{Health, SLOTS, SlotSet, slot_of};
+use unslow_topology::{GATEWAY_SECTION, Gateway, Health, SLOTS, SlotSet, slot_of};
 
 use crate::config::Facade;
 use crate::request::Range;
@@ -19,7 +19,23 @@ use unslow_topology::commands::Plan;
 
 const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW RELOAD; UNSLOW DRAIN";
 
+/// Whether a command is INFO UNSLOW. Servers have no such section, so nothing is lost if it never reaches one.
+pub fn asks_who_this_is(bytes: &[u8], args: &[Range]) -> bool {
+    let &[(a, b), (c, d)] = args else { return false };
+    bytes[a as usize..b as usize].eq_ignore_ascii_case(b"INFO")
+        && bytes[c as usize..d as usize].eq_ignore_ascii_case(GATEWAY_SECTION.as_bytes())
+}
+
 impl Worker {
+    /// The answer to INFO UNSLOW: that this is a gateway, and in front of what. Any client that is logged in may know it; the
+    /// servers' addresses are for UNSLOW SHOW TOPOLOGY.
+    pub fn who_this_is(&self) -> Vec<u8> {
+        let gateway = Gateway { version: env!("CARGO_PKG_VERSION").into(), serves: self.map.kind };
+        let mut out = Vec::new();
+        bulk(&mut out, gateway.to_info().as_bytes());
+        out
+    }
+
     /// UNSLOW ...
     pub fn unslow(&mut self, io: &mut Io, whom: Whom, words: &[String]) {
         let upper: Vec<String> = words.iter().map(|w| w.to_ascii_uppercase()).collect();
@@ -142,7 +158,7 @@ impl Worker {
             u8::from(client.bulky || client.pin != NONE),
             String::from_utf8_lossy(&client.library).replace([' ', '\n', '\r'], "_"),
         );
-        let user = self.identities.get(identity as usize).and_then(|i| i.user.clone());
+        let user = self.identities.get(identity as usize).and_then(|i| i.as_ref()?.user.clone());
         let _ = write!(line, " user={}", user.map_or("default".into(), |u| String::from_utf8_lossy(&u).into_owned()));
         line
     }
@@ -553,6 +569,43 @@ mod tests {
         let view = ClusterView::from_slots(&Value::from(Frame::new(rig.told(client).as_bytes()))).unwrap();
         assert_eq!((view.nodes[0].address.as_str(), view.nodes.len()), ("10.1.1.1:6400", 1));
         assert!(view.unassigned().is_empty());
+    }
+
+    #[test]
+    fn info_unslow_says_what_this_is_and_other_sections_are_the_servers() {
+        let mut rig = Rig::halves(Config::default());
+        let client = rig.client(None);
+        rig.says(client, "info Unslow\r\n");
+        let told = Value::from(Frame::new(rig.told(client).as_bytes())).text().unwrap();
+        let gateway = Gateway::parse(&unslow_topology::Info::parse(&told)).unwrap();
+        assert_eq!(gateway.serves, unslow_topology::DeploymentKind::Cluster);
+        assert_eq!(gateway.version, env!("CARGO_PKG_VERSION"));
+        assert_eq!(rig.asked(0).len() + rig.asked(1).len(), 0, "no server was asked");
+        rig.says(client, "INFO server\r\n");
+        assert_eq!([rig.asked(0), rig.asked(1)].concat(), ["INFO server"]);
+    }
+
+    #[test]
+    fn info_unslow_needs_a_login_where_clients_log_in() {
+        let config = Config { client_auth: crate::config::ClientAuth::Server, ..Config::default() };
+        let mut rig = Rig::halves(config);
+        let client = rig.client(None);
+        rig.says(client, "INFO UNSLOW\r\n");
+        assert!(rig.told(client).starts_with("-NOAUTH"));
+    }
+
+    #[test]
+    fn show_topology_is_what_discovery_reads() {
+        let nodes = vec![node(A, None, &[(0, 8191)]), node(B, None, &[(8192, 16383)]), node(C, Some(B), &[])];
+        let mut rig = Rig::new(Config::default(), nodes);
+        let client = rig.client(None);
+        rig.says(client, "UNSLOW SHOW TOPOLOGY\r\n");
+        let told = Value::from(Frame::new(rig.told(client).as_bytes()));
+        let rows: Vec<String> = told.items().iter().filter_map(Value::text).collect();
+        let nodes = unslow_topology::NodeBehind::parse_all(rows.iter().map(String::as_str)).unwrap();
+        let told: Vec<(&str, unslow_topology::Role)> = nodes.iter().map(|n| (n.address.as_str(), n.role)).collect();
+        let (master, replica) = (unslow_topology::Role::Master, unslow_topology::Role::Replica);
+        assert_eq!(told, [(A, master), (B, master), (C, replica)]);
     }
 
     #[test]

@@ -82,6 +82,10 @@ pub struct Config {
     pub client_pending: usize,
     /// Bytes that wait for a client that does not read; more and it is closed.
     pub client_output_bytes: usize,
+    /// Bytes of a request that one client may keep waiting for its end; more and it is closed.
+    pub client_input_bytes: usize,
+    /// The same for all clients together.
+    pub input_bytes: usize,
     /// Clients, all threads together; more are refused.
     pub max_clients: usize,
     /// A client silent this long is closed; 0 for never.
@@ -125,6 +129,8 @@ impl Default for Config {
             hold_bytes: 16 << 20,
             client_pending: 8192,
             client_output_bytes: 64 << 20,
+            client_input_bytes: 64 << 20,
+            input_bytes: 256 << 20,
             max_clients: 50_000,
             client_idle_ms: 0,
             pool: 16,

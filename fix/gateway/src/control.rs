@@ -250,7 +250,8 @@ fn work(number: usize, shared: Arc<Shared>, sockets: Vec<Arc<Listening>>) {
         }
         let io = reactor.io();
         io.limit_idle_output(4096);
-        io.limit_input(64 << 20);
+        // Above what clients may hold, so that whoever holds more hears of it first.
+        io.limit_input(shared.config().client_input_bytes.saturating_add(1 << 20));
         for listening in &sockets {
             worker.listeners.push(io.listen(listening)?);
         }

@@ -153,7 +153,7 @@ impl Worker {
             }
             // A script that is to be killed keeps the connection of its own busy.
             let kills = self.table.get(plan.number).name.ends_with("|KILL");
-            let lane = if kills { self.take_lane(set, node, whom) } else { self.lane_of(set, node) };
+            let lane = if kills { self.killer(set, node, whom) } else { self.lane_of(set, node) };
             if self.lanes[lane as usize].journal.len() > self.config.hold_bytes {
                 self.stall(io, whom, Stall::Room);
                 return false;
@@ -174,23 +174,18 @@ impl Worker {
         let count = commands.len();
         self.gathers.insert(number, Gather { whom, seq, whole, parts: vec![Vec::new(); count], left: count });
         for (part, ((slot, node, bytes), lane)) in commands.into_iter().zip(lanes).enumerate() {
-            let flight = Flight {
-                whom,
-                seq: number,
-                len: bytes.len() as u32,
-                at: self.now,
-                command: plan.number,
-                slot,
-                node,
-                part: part as u16,
-                kind: Kind::Gather,
-                tries: 0,
-                repeatable: plan.repeatable,
-                read: plan.read,
-            };
+            let first = Flight::new(whom, number, plan, &bytes, self.now, slot, Kind::Gather);
+            let flight = Flight { node, part: part as u16, ..first };
             self.push(io, lane, flight, &bytes);
         }
         true
+    }
+
+    /// A connection of its own for a command that ends a script, in the first database: a server that is busy takes no SELECT.
+    fn killer(&mut self, set: u32, node: u16, whom: Whom) -> u32 {
+        let Set { identity, proto, .. } = self.sets[set as usize];
+        let first = self.set_of(identity, 0, proto);
+        self.take_lane(first, node, whom)
     }
 
     /// A part has come.

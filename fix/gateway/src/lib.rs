@@ -8,12 +8,13 @@
 //! ```
 //!
 //! A worker is one thread with its own reactor, clients, and connections to servers; workers share nothing while a command
-//! goes its common way. See DESIGN.md for why, and `worker.rs` for how.
+//! goes its common way. See DESIGN.md for why, and `worker/` for how.
 #![forbid(unsafe_code)]
 
 mod admin;
 mod config;
 mod control;
+mod event;
 mod gather;
 mod journal;
 mod lanes;
@@ -32,7 +33,7 @@ pub use control::{Error, Gateway, Log, Reread, Start};
 pub fn parse_requests(bytes: &[u8]) -> usize {
     let (mut at, mut args) = (0, Vec::new());
     while at < bytes.len() {
-        match request::parse(&bytes[at..], &mut args) {
+        match request::parse_whole(&bytes[at..], &mut args) {
             request::Request::Whole(n) | request::Request::Nothing(n) => at += n,
             request::Request::Inline(n) => {
                 args.iter().for_each(|&(a, b)| drop(request::unquote(&bytes[at + a as usize..at + b as usize])));

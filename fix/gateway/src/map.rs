@@ -2,10 +2,11 @@
 //! threads.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use unslow_client::{Endpoint, Target, address_target};
+use unslow_nodes::Address;
 use unslow_reactor::{Peer, Tls};
 use unslow_topology::{DeploymentKind, Health, Role, SLOTS, Topology};
 
@@ -148,6 +149,20 @@ impl Map {
         }
         let version = last.map_or(1, |m| m.version + 1);
         Map { version, kind: topology.kind, servers, slots, masters, readers, heir, topology }
+    }
+
+    /// The number of the node at an address, if the servers' own topology has it; NOBODY else. Hosts that are addresses are compared
+    /// as such.
+    pub fn find(&self, address: &Address) -> u16 {
+        let ip = |a: &Address| a.host().parse::<IpAddr>().ok();
+        let wanted = ip(address);
+        let is = |text: &str| {
+            Address::parse(text).is_some_and(|a| {
+                a.port() == address.port() && (a.host() == address.host() || wanted.is_some() && ip(&a) == wanted)
+            })
+        };
+        let known = |s: &Server| s.role != Role::Unknown && (is(&s.address) || s.alias.as_deref().is_some_and(is));
+        self.servers.iter().position(known).map_or(NOBODY, |at| at as u16)
     }
 
     /// Whether routing by slot is needed at all.

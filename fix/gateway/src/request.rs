@@ -22,56 +22,143 @@ pub type Range = (u32, u32);
 
 /// A command with an argument longer than this is sent on while it arrives.
 pub const LONG: usize = 256 * 1024;
-/// What servers take by default.
-const BULK_MAX: usize = 512 << 20;
-const ARGS_MAX: usize = 1 << 20;
+/// So is one that has come this far and is not whole.
+pub const LONG_IN_ALL: usize = 16 << 20;
+/// Less than this is read again when more of it comes: it costs less than to remember.
+const REMEMBERED: usize = 4096;
 const LINE_MAX: usize = 64 * 1024;
 
-/// Looks at the front of `bytes`. `args` gets the arguments found; for [`Request::Long`] those that are whole.
-#[inline]
-pub fn parse(bytes: &[u8], args: &mut Vec<Range>) -> Request {
-    args.clear();
-    match bytes.first() {
-        None => Request::Incomplete,
-        Some(b'*') => array(bytes, args),
-        Some(_) => inline(bytes, args),
+/// How much a request may hold, as servers have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// Before AUTH, where one is needed: ten arguments of 16 KiB.
+    Little,
+    All,
+}
+
+impl Allowed {
+    fn arguments(self) -> (i64, &'static str) {
+        match self {
+            Allowed::Little => (10, "Protocol error: unauthenticated multibulk length"),
+            Allowed::All => (1 << 20, "Protocol error: invalid multibulk length"),
+        }
+    }
+
+    fn bulk(self) -> (i64, &'static str) {
+        match self {
+            Allowed::Little => (16 * 1024, "Protocol error: unauthenticated bulk length"),
+            Allowed::All => (512 << 20, "Protocol error: invalid bulk length"),
+        }
     }
 }
 
-fn array(bytes: &[u8], args: &mut Vec<Range>) -> Request {
-    let (count, mut at) = match number(bytes, 1) {
-        Number::Is(n, at) => (n, at),
-        Number::Not => return Request::Bad("Protocol error: invalid multibulk length"),
-        Number::Unfinished => return Request::Incomplete,
+/// How far a request has been read that was not whole, so that nothing of it is read twice. Good for the buffer it was made of and
+/// for that buffer with more behind it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    args: Vec<Range>,
+    at: usize,
+    left: usize,
+    /// It cannot be sent on before it is whole.
+    kept: bool,
+}
+
+impl Progress {
+    /// Of a request that was [`Request::Long`] and has to be kept all the same: from the beginning.
+    pub fn kept() -> Progress {
+        Progress { kept: true, ..Progress::default() }
+    }
+}
+
+/// Looks at the front of `bytes`. `args` gets the arguments found; for [`Request::Long`] those that are whole. `progress` is what the
+/// last look at the same request left, and gets what this one leaves.
+#[inline]
+pub fn parse(bytes: &[u8], args: &mut Vec<Range>, allowed: Allowed, progress: &mut Option<Box<Progress>>) -> Request {
+    args.clear();
+    match bytes.first() {
+        None => Request::Incomplete,
+        Some(b'*') => array(bytes, args, allowed, progress),
+        Some(_) => inline(bytes, args, progress),
+    }
+}
+
+/// Looks at one whole request.
+pub fn parse_whole(bytes: &[u8], args: &mut Vec<Range>) -> Request {
+    parse(bytes, args, Allowed::All, &mut None)
+}
+
+#[inline]
+fn array(bytes: &[u8], args: &mut Vec<Range>, allowed: Allowed, progress: &mut Option<Box<Progress>>) -> Request {
+    let before = progress.take();
+    let kept = before.as_ref().is_some_and(|before| before.kept);
+    let (mut left, mut at) = match before {
+        Some(before) if before.at > 0 => {
+            *args = before.args;
+            (before.left, before.at)
+        }
+        _ => {
+            let (most, why) = allowed.arguments();
+            match number(bytes, 1) {
+                Number::Is(n, at) if n <= 0 => return Request::Nothing(at),
+                Number::Is(n, at) if n <= most => (n as usize, at),
+                Number::Is(n, _) if n > 1 << 20 => return Request::Bad(Allowed::All.arguments().1),
+                Number::Is(..) => return Request::Bad(why),
+                Number::Not => return Request::Bad("Protocol error: invalid multibulk length"),
+                Number::Unfinished => return Request::Incomplete,
+            }
+        }
     };
-    if count <= 0 {
-        return Request::Nothing(at);
-    }
-    if count as usize > ARGS_MAX {
-        return Request::Bad("Protocol error: invalid multibulk length");
-    }
-    for _ in 0..count {
-        match bytes.get(at) {
-            None => return Request::Incomplete,
-            Some(b'$') => {}
-            Some(_) => return Request::Bad("Protocol error: expected '$'"),
-        }
-        let (len, from) = match number(bytes, at + 1) {
-            Number::Is(n, from) if (0..=BULK_MAX as i64).contains(&n) => (n as usize, from),
-            Number::Is(..) | Number::Not => return Request::Bad("Protocol error: invalid bulk length"),
-            Number::Unfinished => return Request::Incomplete,
+    while left > 0 {
+        let end = match argument(bytes, at, allowed) {
+            Argument::Is(range, end) if end <= bytes.len() => {
+                if bytes[end - 2..end] != *b"\r\n" {
+                    return Request::Bad("Protocol error: expected CR LF behind a bulk string");
+                }
+                args.push(range);
+                end
+            }
+            Argument::Bad(why) => return Request::Bad(why),
+            other => {
+                let long = matches!(other, Argument::Is((from, to), _) if (to - from) as usize > LONG);
+                if (long || at > LONG_IN_ALL) && !kept {
+                    return Request::Long;
+                }
+                if at > REMEMBERED || kept {
+                    *progress = Some(Box::new(Progress { args: std::mem::take(args), at, left, kept }));
+                }
+                return Request::Incomplete;
+            }
         };
-        let end = from + len + 2;
-        if end > bytes.len() {
-            return if len > LONG { Request::Long } else { Request::Incomplete };
-        }
-        if bytes[end - 2..end] != *b"\r\n" {
-            return Request::Bad("Protocol error: expected CR LF behind a bulk string");
-        }
-        args.push((from as u32, (end - 2) as u32));
         at = end;
+        left -= 1;
     }
     Request::Whole(at)
+}
+
+/// A bulk string's own bytes, and where the next one begins; both may lie beyond what is there.
+enum Argument {
+    Is(Range, usize),
+    Unfinished,
+    Bad(&'static str),
+}
+
+#[inline]
+fn argument(bytes: &[u8], at: usize, allowed: Allowed) -> Argument {
+    match bytes.get(at) {
+        None => return Argument::Unfinished,
+        Some(b'$') => {}
+        Some(_) => return Argument::Bad("Protocol error: expected '$'"),
+    }
+    let (most, why) = allowed.bulk();
+    match number(bytes, at + 1) {
+        Number::Is(n, from) if (0..=most).contains(&n) => {
+            let to = from + n as usize;
+            Argument::Is((from as u32, to as u32), to + 2)
+        }
+        Number::Is(n, _) if n > most && n <= 512 << 20 => Argument::Bad(why),
+        Number::Is(..) | Number::Not => Argument::Bad("Protocol error: invalid bulk length"),
+        Number::Unfinished => Argument::Unfinished,
+    }
 }
 
 enum Number {
@@ -80,18 +167,19 @@ enum Number {
     Unfinished,
 }
 
-/// The number at `at`, and what follows its line.
+/// The number at `at`, and what follows its line. Written as servers want it: no sign but one minus, no zero in front.
 #[inline]
-fn number(bytes: &[u8], mut at: usize) -> Number {
-    let begin = at;
-    let mut n: i64 = 0;
+fn number(bytes: &[u8], at: usize) -> Number {
     let negative = bytes.get(at) == Some(&b'-');
-    at += usize::from(negative);
+    let begin = at + usize::from(negative);
+    let mut at = begin;
+    let mut n: i64 = 0;
     loop {
         match bytes.get(at) {
             None => return if at - begin > 20 { Number::Not } else { Number::Unfinished },
+            Some(b'0'..=b'9') if at == begin + 1 && bytes[begin] == b'0' => return Number::Not,
             Some(digit @ b'0'..=b'9') if at - begin < 18 => n = n * 10 + i64::from(digit - b'0'),
-            Some(b'\r') if at > begin + usize::from(negative) => {
+            Some(b'\r') if at > begin && !(negative && n == 0) => {
                 return match bytes.get(at + 1) {
                     Some(b'\n') => Number::Is(if negative { -n } else { n }, at + 2),
                     Some(_) => Number::Not,
@@ -105,38 +193,71 @@ fn number(bytes: &[u8], mut at: usize) -> Number {
 }
 
 /// Words between blanks. Quotes are for [`unquote`].
-fn inline(bytes: &[u8], args: &mut Vec<Range>) -> Request {
-    let Some(lf) = bytes.iter().take(LINE_MAX).position(|&b| b == b'\n') else {
-        return if bytes.len() >= LINE_MAX {
-            Request::Bad("Protocol error: too big inline request")
-        } else {
-            Request::Incomplete
-        };
+fn inline(bytes: &[u8], args: &mut Vec<Range>, progress: &mut Option<Box<Progress>>) -> Request {
+    let seen = progress.take().map_or(0, |before| before.at);
+    let there = &bytes[..bytes.len().min(LINE_MAX)];
+    let Some(lf) = there[seen..].iter().position(|&b| b == b'\n').map(|at| seen + at) else {
+        if bytes.len() >= LINE_MAX {
+            return Request::Bad("Protocol error: too big inline request");
+        }
+        if bytes.len() > REMEMBERED {
+            *progress = Some(Box::new(Progress { at: bytes.len(), ..Progress::default() }));
+        }
+        return Request::Incomplete;
     };
-    let line = &bytes[..lf];
+    match words(&bytes[..lf], args) {
+        Err(Unbalanced) => Request::Bad("Protocol error: unbalanced quotes in request"),
+        Ok(()) if args.is_empty() => Request::Nothing(lf + 1),
+        Ok(()) => Request::Inline(lf + 1),
+    }
+}
+
+struct Unbalanced;
+
+/// As `sdssplitargs` of the servers: blanks of all kinds stand before words, fewer end them, a closing quote ends one, and a NUL ends
+/// the line.
+fn words(line: &[u8], args: &mut Vec<Range>) -> Result<(), Unbalanced> {
+    let blank = |b: u8| b.is_ascii_whitespace() || b == 0x0b;
+    let line = &line[..line.iter().position(|&b| b == 0).unwrap_or(line.len())];
     let mut at = 0;
-    while at < line.len() {
-        if line[at].is_ascii_whitespace() {
+    loop {
+        while line.get(at).is_some_and(|&b| blank(b)) {
             at += 1;
-            continue;
+        }
+        if at == line.len() {
+            return Ok(());
         }
         let from = at;
-        let mut quote = None;
-        while at < line.len() && (quote.is_some() || !line[at].is_ascii_whitespace()) {
-            match (quote, line[at]) {
-                (None, q @ (b'"' | b'\'')) => quote = Some(q),
-                (Some(_), b'\\') => at += 1,
-                (Some(q), b) if q == b => quote = None,
+        while let Some(&b) = line.get(at) {
+            at += 1;
+            match b {
+                b' ' | b'\n' | b'\r' | b'\t' => {
+                    at -= 1;
+                    break;
+                }
+                b'"' | b'\'' => {
+                    at = closed(line, at, b).ok_or(Unbalanced)?;
+                    if line.get(at).is_some_and(|&next| !blank(next)) {
+                        return Err(Unbalanced);
+                    }
+                    break;
+                }
                 _ => {}
             }
-            at += 1;
         }
-        if quote.is_some() {
-            return Request::Bad("Protocol error: unbalanced quotes in request");
-        }
-        args.push((from as u32, at.min(line.len()) as u32));
+        args.push((from as u32, at as u32));
     }
-    if args.is_empty() { Request::Nothing(lf + 1) } else { Request::Inline(lf + 1) }
+}
+
+/// Behind the quote that closes the one before `at`.
+fn closed(line: &[u8], mut at: usize, quote: u8) -> Option<usize> {
+    loop {
+        match *line.get(at)? {
+            b'\\' if quote == b'"' || line.get(at + 1) == Some(&b'\'') => at += 2,
+            b if b == quote => return Some(at + 1),
+            _ => at += 1,
+        }
+    }
 }
 
 /// An inline word without its quotes, `\n`, `\xff` and the like resolved as redis-cli does.
@@ -180,18 +301,18 @@ pub fn unquote(word: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn words(bytes: &[u8]) -> (Request, Vec<&[u8]>) {
+    fn read(bytes: &[u8]) -> (Request, Vec<&[u8]>) {
         let mut args = Vec::new();
-        let request = parse(bytes, &mut args);
+        let request = parse_whole(bytes, &mut args);
         (request, args.iter().map(|&(a, b)| &bytes[a as usize..b as usize]).collect())
     }
 
     #[test]
     fn reads_arrays_and_inline_lines() {
-        assert_eq!(words(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nrest"), (Request::Whole(20), vec![&b"GET"[..], b"k"]));
-        assert_eq!(words(b"SET k \"a b\"\r\n"), (Request::Inline(13), vec![&b"SET"[..], b"k", b"\"a b\""]));
-        assert_eq!(words(b"\r\n").0, Request::Nothing(2));
-        assert_eq!(words(b"*0\r\n").0, Request::Nothing(4));
+        assert_eq!(read(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nrest"), (Request::Whole(20), vec![&b"GET"[..], b"k"]));
+        assert_eq!(read(b"SET k \"a b\"\r\n"), (Request::Inline(13), vec![&b"SET"[..], b"k", b"\"a b\""]));
+        assert_eq!(read(b"\r\n").0, Request::Nothing(2));
+        assert_eq!(read(b"*0\r\n").0, Request::Nothing(4));
         assert_eq!(unquote(b"\"a\\x41\\n\""), b"aA\n");
         assert_eq!(unquote(b"'it\\'s'"), b"it's");
     }
@@ -200,9 +321,9 @@ mod tests {
     fn waits_for_every_byte_of_a_command_and_never_reads_past_it() {
         let whole = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$5\r\nv\r\nvv\r\n";
         for end in 0..whole.len() {
-            assert_eq!(words(&whole[..end]).0, Request::Incomplete, "{end}");
+            assert_eq!(read(&whole[..end]).0, Request::Incomplete, "{end}");
         }
-        assert_eq!(words(whole).0, Request::Whole(whole.len()));
+        assert_eq!(read(whole).0, Request::Whole(whole.len()));
     }
 
     #[test]
@@ -217,14 +338,27 @@ mod tests {
             b"*9999999999999999999999\r\n",
             b"*2000000\r\n",
             b"GET \"k\r\n",
+            // Whatever a server refuses would close the connection to it, which others share.
+            b"*02\r\n",
+            b"*+2\r\n",
+            b"*-0\r\n",
+            b"* 2\r\n",
+            b"*\r\n",
+            b"*1\r\n$03\r\n",
+            b"*1\r\n$-0\r\n",
+            b"*1\r\n$+1\r\n",
+            b"*1\r\n$\r\n",
+            b"GET \"k\"x\r\n",
+            b"GET 'k\\\\'\r\n",
+            b"GET \"k\0\"\r\n",
         ] {
-            assert!(matches!(words(bytes).0, Request::Bad(_)), "{}", bytes.escape_ascii());
+            assert!(matches!(read(bytes).0, Request::Bad(_)), "{}", bytes.escape_ascii());
         }
     }
 
     #[test]
     fn a_long_value_is_told_before_it_is_there() {
-        let (request, args) = words(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\nabc");
+        let (request, args) = read(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\nabc");
         assert_eq!((request, args), (Request::Long, vec![&b"SET"[..], b"k"]));
     }
 
@@ -232,32 +366,32 @@ mod tests {
     fn an_argument_is_streamed_only_when_longer_than_the_limit() {
         for (length, expected) in [(LONG, Request::Incomplete), (LONG + 1, Request::Long)] {
             let text = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${length}\r\nabc");
-            assert_eq!(words(text.as_bytes()).0, expected, "{length}");
+            assert_eq!(read(text.as_bytes()).0, expected, "{length}");
         }
         // Once it is complete it is an ordinary command.
         let mut whole = format!("*1\r\n${}\r\n", LONG + 1).into_bytes();
         whole.resize(whole.len() + LONG + 1, b'x');
         whole.extend_from_slice(b"\r\n");
-        assert_eq!(words(&whole).0, Request::Whole(whole.len()));
+        assert_eq!(read(&whole).0, Request::Whole(whole.len()));
     }
 
     #[test]
     fn an_inline_request_longer_than_the_limit_is_refused() {
         let mut line = vec![b'a'; LINE_MAX - 1];
-        assert_eq!(words(&line).0, Request::Incomplete);
+        assert_eq!(read(&line).0, Request::Incomplete);
         line.push(b'\n');
-        assert_eq!(words(&line).0, Request::Inline(LINE_MAX));
+        assert_eq!(read(&line).0, Request::Inline(LINE_MAX));
         *line.last_mut().unwrap() = b'a';
         line.push(b'\n');
-        assert!(matches!(words(&line).0, Request::Bad(_)));
+        assert!(matches!(read(&line).0, Request::Bad(_)));
     }
 
     #[test]
     fn quoted_inline_words_keep_blanks_and_escapes() {
-        let (request, args) = words(b"SET \"a\\\" b\"c\t'd \\' e' '\\n'\r\nGET k\r\n");
-        assert_eq!(request, Request::Inline(28));
+        let (request, args) = read(b"SET a\"\\\" b\"\t'd \\' e' '\\n'\r\nGET k\r\n");
+        assert_eq!(request, Request::Inline(27));
         let meant: Vec<Vec<u8>> = args.into_iter().map(unquote).collect();
-        assert_eq!(meant, [&b"SET"[..], b"a\" bc", b"d ' e", b"\\n"]);
+        assert_eq!(meant, [&b"SET"[..], b"a\" b", b"d ' e", b"\\n"]);
         assert_eq!(unquote(b"\"\\\\\\t\\xfg\\xFf\""), b"\\\txfg\xff");
     }
 
@@ -266,5 +400,76 @@ mod tests {
         let whole = b"*1\r\n$4\r\nPING\r\nPING x\r\n\r\n*0\r\n";
         let with_rest = [&whole[..], b"*2\r\n$3\r\nGET"].concat();
         assert_eq!(crate::parse_requests(&with_rest), whole.len());
+    }
+
+    /// Reads it byte by byte, as it drips in; how many arguments were looked at in all.
+    fn dripped(whole: &[u8], allowed: Allowed) -> (Request, Vec<Range>, usize) {
+        let (mut args, mut looks) = (Vec::new(), 0);
+        let mut progress: Option<Box<Progress>> = None;
+        for end in 1..whole.len() {
+            let before = progress.as_ref().map_or(0, |p| p.args.len());
+            let request = parse(&whole[..end], &mut args, allowed, &mut progress);
+            if request != Request::Incomplete {
+                return (request, args, looks);
+            }
+            looks += progress.as_ref().map_or(0, |p| p.args.len() - before);
+        }
+        let request = parse(whole, &mut args, allowed, &mut progress);
+        assert!(progress.is_none());
+        (request, args, looks)
+    }
+
+    #[test]
+    fn a_request_that_drips_in_is_read_once() {
+        let mut whole = b"*20001\r\n$4\r\nSADD\r\n".to_vec();
+        for n in 0..20_000u32 {
+            whole.extend_from_slice(format!("$5\r\n{n:05}\r\n").as_bytes());
+        }
+        let mut args = Vec::new();
+        assert_eq!(parse_whole(&whole, &mut args), Request::Whole(whole.len()));
+        let (request, same, looks) = dripped(&whole, Allowed::All);
+        assert_eq!((request, &same), (Request::Whole(whole.len()), &args));
+        assert!(looks <= 20_001, "{looks} arguments were looked at");
+        // An inline line is searched for its end once.
+        let line = [&b"SADD k "[..], &[b'x'; 60_000], b"\r\n"].concat();
+        assert_eq!(dripped(&line, Allowed::All).0, Request::Inline(line.len()));
+    }
+
+    #[test]
+    fn before_auth_a_request_is_small() {
+        let mut args = Vec::new();
+        let mut first = |text: &[u8]| parse(text, &mut args, Allowed::Little, &mut None);
+        assert_eq!(first(b"*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n"), Request::Whole(21));
+        assert_eq!(first(b"*11\r\n"), Request::Bad("Protocol error: unauthenticated multibulk length"));
+        assert_eq!(first(b"*2000000\r\n"), Request::Bad("Protocol error: invalid multibulk length"));
+        assert_eq!(first(b"*10\r\n$16384\r\n"), Request::Incomplete);
+        assert_eq!(first(b"*10\r\n$16385\r\n"), Request::Bad("Protocol error: unauthenticated bulk length"));
+        assert_eq!(first(b"*1\r\n$999999999\r\n"), Request::Bad("Protocol error: invalid bulk length"));
+    }
+
+    #[test]
+    fn a_long_request_is_offered_once_for_sending_on() {
+        let mut args = Vec::new();
+        let begun = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\nabc", LONG + 1).into_bytes();
+        let mut progress = None;
+        assert_eq!(parse(&begun, &mut args, Allowed::All, &mut progress), Request::Long);
+        // Who has to keep it says so, and is asked no more.
+        progress = Some(Box::new(Progress::kept()));
+        assert_eq!(parse(&begun, &mut args, Allowed::All, &mut progress), Request::Incomplete);
+        let more = [&begun[..], b"def"].concat();
+        assert_eq!(parse(&more, &mut args, Allowed::All, &mut progress), Request::Incomplete);
+    }
+
+    #[test]
+    fn blanks_end_words_as_they_do_for_servers() {
+        for (line, expected) in [
+            (&b"  GET\tk \r\n"[..], &[&b"GET"[..], b"k"][..]),
+            (b"\x0b\x0cGET a\x0bb\r\n", &[b"GET", b"a\x0bb"]),
+            (b"GET k\0 more\r\n", &[b"GET", b"k"]),
+            (b"GET \"\" ''\r\n", &[b"GET", b"\"\"", b"''"]),
+        ] {
+            let (request, found) = read(line);
+            assert_eq!((request, &found[..]), (Request::Inline(line.len()), expected), "{}", line.escape_ascii());
+        }
     }
 }

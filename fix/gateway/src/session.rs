@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
+use unslow_nodes::Author;
 use unslow_reactor::Id;
 use unslow_resp::{Limits, Splitter};
+use unslow_topology::commands::Plan;
 
 use crate::journal::Journal;
-use crate::worker::Again;
+use crate::map::NOBODY;
+use crate::request::Progress;
+use crate::worker::Waiting;
 
 /// Place of a MULTI that the gateway says for a client: nobody waits for its answer, but it must be good.
 pub const MULTI_SEQ: u32 = 1;
@@ -16,9 +20,17 @@ pub const NONE: u32 = u32::MAX;
 /// A command that has no key.
 pub const NO_SLOT: u16 = u16::MAX;
 
-/// Splits what goes through without being kept: of any length, but not of any depth.
+/// Commands of a transaction, and their bytes, that wait for one with a key.
+const QUEUED_MAX: usize = 1024;
+const QUEUED_BYTES_MAX: usize = 64 * 1024;
+
+/// How deep a reply may be nested. A script's table of tables goes as deep as the Lua stack of the server, 8,000 at most; a level
+/// costs eight bytes here.
+const DEPTH_MAX: usize = 100_000;
+
+/// Splits what goes through without being kept: of any length.
 pub fn splitter() -> Splitter {
-    Splitter::new(Limits { frame_bytes_max: usize::MAX >> 1, ..Limits::default() })
+    Splitter::new(Limits { frame_bytes_max: usize::MAX >> 1, depth_max: DEPTH_MAX, ..Limits::default() })
 }
 
 /// A client, as long as it is there: indices are used again, serial numbers are not.
@@ -103,6 +115,10 @@ pub struct Client {
     pub identity: u32,
     pub db: u32,
     pub proto: u8,
+    /// Of the request that has come in part.
+    pub progress: Option<Box<Progress>>,
+    /// Bytes of it, and of what follows, that wait in memory.
+    pub unread: usize,
     pub pending: VecDeque<Pending>,
     /// Number of `pending[0]`.
     pub base: u32,
@@ -129,8 +145,10 @@ pub struct Client {
     pub watch_lost: bool,
     /// Its transaction is on a node that was chosen without a key.
     pub blind: bool,
-    /// Who it says it is, while the server judges; and the protocol it asked for.
-    pub claim: Option<Box<(Identity, Option<u8>)>>,
+    /// A command of its transaction was refused by the gateway: EXEC runs nothing.
+    pub poisoned: bool,
+    /// Who it says it is, while the server judges.
+    pub claim: Option<Box<Claim>>,
     /// SELECT, while the server judges.
     pub selecting: Option<u32>,
     /// A dedicated lane that everything goes to; NONE is the rule.
@@ -149,8 +167,8 @@ pub struct Client {
     pub replies: Replies,
     /// Got or sent something large: has connections of its own from then on.
     pub bulky: bool,
-    /// Commands that a server would not take just now, each with the pause it needs and the error it got.
-    pub waiting: Vec<(Again, u64, Vec<u8>)>,
+    /// Commands that a server would not take just now, in their order.
+    pub waiting: Vec<Waiting>,
     /// One behind them, on the same slot, has run.
     pub overtaken: bool,
     /// It left a server waiting for too long: no more patience until it has caught up.
@@ -187,6 +205,11 @@ impl Client {
         self.base.wrapping_add(self.pending.len() as u32 - 1)
     }
 
+    /// Whether a command without a key may wait for one that has one.
+    pub fn may_queue(&self, bytes: usize) -> bool {
+        self.queued.len() < QUEUED_MAX && self.queued.iter().map(Vec::len).sum::<usize>() + bytes <= QUEUED_BYTES_MAX
+    }
+
     pub fn whom(&self) -> Whom {
         Whom { index: self.id.index() as u32, serial: self.serial }
     }
@@ -213,6 +236,9 @@ pub enum Kind {
     Gather,
     /// The client; a setting of its own connections if it is good.
     Setup,
+    /// A question of ours: was it the server that refused a command, or a script? `seq` is the number of the
+    /// question, which a [`Waiting`] has.
+    Verify,
     /// Nobody.
     Swallow,
 }
@@ -237,6 +263,30 @@ pub struct Flight {
     pub repeatable: bool,
     /// It only reads: a replica may answer.
     pub read: bool,
+    /// Who could have written an error that answers it.
+    pub author: Author,
+}
+
+impl Flight {
+    /// A command that is sent for the first time, to be kept in the journal.
+    #[inline]
+    pub fn new(whom: Whom, seq: u32, plan: &Plan, bytes: &[u8], at: u64, slot: u16, kind: Kind) -> Flight {
+        Flight {
+            whom,
+            seq,
+            len: bytes.len() as u32,
+            at,
+            command: plan.number,
+            slot,
+            node: NOBODY,
+            part: 0,
+            kind,
+            tries: 0,
+            repeatable: plan.repeatable,
+            read: plan.read,
+            author: if plan.scripted { Author::Script } else { Author::Server },
+        }
+    }
 }
 
 /// What a lane says before it is used.
@@ -312,6 +362,15 @@ impl Lane {
     }
 }
 
+/// Who a client says it is, while the server judges.
+pub struct Claim {
+    pub identity: Identity,
+    /// The protocol that HELLO asked for; none where it was AUTH.
+    pub hello: Option<u8>,
+    /// The name that HELLO gave.
+    pub named: Option<Vec<u8>>,
+}
+
 /// Lanes with the same user, database and protocol: one a node.
 pub struct Set {
     pub identity: u32,
@@ -321,7 +380,15 @@ pub struct Set {
     pub lanes: Vec<u32>,
     /// Said on each lane of it before use, as it came from the client.
     pub setup: Vec<Vec<u8>>,
+    /// Since when no client has it.
+    pub idle_since: Option<u64>,
 }
+
+/// Number of the identity that is the gateway itself.
+pub const OWN: u32 = 0;
+/// Number of the identity of connections on which AUTH is judged: nobody's. Whoever proves to be somebody there leaves it so, hence
+/// nothing but AUTH is ever said on them.
+pub const JUDGED: u32 = 1;
 
 /// As whom a lane speaks.
 #[derive(Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use unslow_reactor::{Listening, Waker};
 use unslow_watch::Doubter;
 
 use crate::config::Config;
-use crate::map::{Map, Server};
+use crate::map::Map;
 use crate::session::{Identity, Whom};
 use crate::stats::Stats;
 use unslow_topology::commands::Table;
@@ -127,23 +127,6 @@ impl Shared {
         if let Some(doubter) = self.doubter.get() {
             doubter.doubt();
         }
-    }
-
-    /// The number of a node at an address that a redirect named, and the map that has it.
-    pub fn number_of(&self, address: &str) -> (Arc<Map>, u16) {
-        self.doubt();
-        let mut map = self.map.lock().expect("no thread panicked");
-        let known = |s: &Server| s.address == address || s.alias.as_deref() == Some(address);
-        if let Some(at) = map.servers.iter().position(known) {
-            return (map.clone(), at as u16);
-        }
-        let new = crate::map::server(address, &self.target, self.tls.as_ref(), self.server_name());
-        let number = map.servers.len() as u16;
-        let next = Arc::make_mut(&mut map);
-        next.servers.push(new);
-        next.readers.push(Vec::new());
-        next.heir.push(number);
-        (map.clone(), number)
     }
 
     pub fn post(&self, worker: usize, message: Message) {

@@ -283,11 +283,13 @@ impl Router {
         }
         let nodes = topology.nodes.iter().map(|node| {
             let target = address_target(&self.target, &node.address).unwrap_or_else(|| self.target.clone());
+            let tls = tls_of(&target, self.tls.as_ref(), self.server_name.as_deref());
             RouteNode {
                 address: node.address.clone(),
                 alias: node.alias.clone(),
-                peer: peer_of(&target),
-                tls: tls_of(&target, self.tls.as_ref(), self.server_name.as_deref()),
+                // Never in the clear where TLS was asked for.
+                peer: peer_of(&target).filter(|_| !target.tls || tls.is_some()),
+                tls,
                 silent: node.health != Health::Up,
             }
         });

@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use unslow_client::{Error, ErrorKind, Options, Target, discover};
+use unslow_client::{Error, ErrorKind, Options, Target, discover_as_client};
 use unslow_reactor::{Reactor, Waker};
 use unslow_topology::{Change, Topology};
 
@@ -179,7 +179,7 @@ impl Watch {
     ///
     /// Fails when the target gives no usable answer within the options' timeouts.
     pub fn start(settings: Settings, tell: impl FnMut(News) + Send + 'static) -> Result<Watch, Error> {
-        let mut found = discover(&settings.target, &settings.options);
+        let mut found = discover_as_client(&settings.target, &settings.options);
         // A Sentinel may be down: the next one knows the same.
         for endpoint in settings.target.endpoints.iter().skip(1) {
             if found.is_ok() {
@@ -187,7 +187,7 @@ impl Watch {
             }
             let mut other = settings.target.at(endpoint.clone());
             other.service = settings.target.service.clone();
-            found = discover(&other, &settings.options);
+            found = discover_as_client(&other, &settings.options);
         }
         let found = found?;
         let shared = Arc::new(Shared {

@@ -170,6 +170,10 @@ impl Watcher {
         let patience = self.settings.options.connect_timeout.as_nanos() as u64;
         let Some(peer) = peer_of(&link.target) else { return link.lost(now) };
         let tls = tls_of(&link.target, self.tls.as_ref(), self.settings.options.tls.server_name.as_deref());
+        if link.target.tls && tls.is_none() {
+            // Not a name that a certificate may have: never in the clear where TLS was asked for.
+            return link.lost(now);
+        }
         match io.connect(&peer, tls.as_ref(), now + patience) {
             Ok(id) => {
                 (link.connection, link.dialled_at) = (Some(id), now);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use unslow_client::{Connection, Deployment, Options, Target, address_target, discover};
+use unslow_client::{Connection, Deployment, Options, Target, address_target, discover_as_client};
 use unslow_reactor::Waker;
 use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS};
 
@@ -193,7 +193,7 @@ impl Routes {
 
 /// The deployment behind `target`, for a generator.
 pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Error> {
-    let mut found = discover(target, options);
+    let mut found = discover_as_client(target, options);
     // A Sentinel may be down: the next one knows the same.
     for endpoint in target.endpoints.iter().skip(1) {
         if found.is_ok() {
@@ -201,7 +201,7 @@ pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Er
         }
         let mut other = target.at(endpoint.clone());
         other.service = target.service.clone();
-        found = discover(&other, options);
+        found = discover_as_client(&other, options);
     }
     let found = found?;
     let nobody = || {

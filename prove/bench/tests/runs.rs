@@ -10,6 +10,7 @@ use unslow_client::{Connection, Endpoint, Target};
 use unslow_engine::{Deployment, Server, Shape, info, view};
 use unslow_testkit::servers::{deployment, sentinels};
 use unslow_testkit::slots::id;
+use unslow_testkit::wait::until_ok;
 use unslow_testkit::{PATIENCE, cluster, options, standalone, tried_while_busy, until};
 
 /// Light and patient, so that what differs is what a test is about, and the machine's other work fails none. A run ends
@@ -89,20 +90,31 @@ fn run_through(settings: Settings, mut act: impl FnMut(), calm: impl Fn(&Second)
     })
 }
 
-/// How often a server has executed a command.
-fn calls(server: &Server, command: &str) -> u64 {
-    let mut c = server.connect_with(&options(2)).unwrap();
-    let stats = info(&mut c, "commandstats").unwrap();
-    stats.command_stats().get(command).map_or(0, |s| s.calls)
+/// How often a server has executed a command. In a failover it may close a connection instead of answering: Sentinel ends the
+/// clients of a replica that it promotes.
+fn calls(server: &Server, command: &str) -> Result<u64, unslow_engine::Error> {
+    let mut c = server.connect_with(&options(2))?;
+    let stats = info(&mut c, "commandstats")?;
+    Ok(stats.command_stats().get(command).map_or(0, |s| s.calls))
 }
 
-fn gets(server: &Server) -> u64 {
+fn gets(server: &Server) -> Result<u64, unslow_engine::Error> {
     calls(server, "get")
 }
 
-fn is_master(server: &Server) -> bool {
-    let mut c = server.connect_with(&options(2)).unwrap();
-    info(&mut c, "replication").unwrap().role() == Some("master")
+fn is_master(server: &Server) -> Result<bool, unslow_engine::Error> {
+    let mut c = server.connect_with(&options(2))?;
+    Ok(info(&mut c, "replication")?.role() == Some("master"))
+}
+
+/// Waits until it has answered so many reads more than now.
+#[track_caller]
+fn until_it_answers(what: &str, server: &Server, reads: u64) {
+    let mut before = None;
+    until_ok(what, || {
+        let now = gets(server)?;
+        Ok::<_, unslow_engine::Error>(now > *before.get_or_insert(now) + reads)
+    });
 }
 
 fn number(c: &mut Connection, section: &str, field: &str) -> u64 {
@@ -156,11 +168,11 @@ fn a_server_that_freezes_is_charged_for_every_request_it_kept_waiting() {
     settings.spec.mix = mix(&["get"]);
     settings.rate = Some(vec![RATE]);
     let mut session = prepare(settings);
-    let before = gets(&server);
+    let before = gets(&server).unwrap();
     let begun = Instant::now();
     let ((run, latency), frozen) = std::thread::scope(|scope| {
         let freezer = scope.spawn(|| {
-            until("the load to begin", || gets(&server) >= before + 500);
+            until("the load to begin", || gets(&server).unwrap() >= before + 500);
             freeze(&server);
             let stopped = Instant::now();
             std::thread::sleep(FREEZE);
@@ -168,7 +180,7 @@ fn a_server_that_freezes_is_charged_for_every_request_it_kept_waiting() {
             server.signal(libc::SIGCONT);
             // Requests are sent in the order they are due: once so many were executed, all that were due in the freeze were.
             let due = (begun.elapsed().as_secs_f64() * RATE) as u64 + 1;
-            until("the backlog to be worked off", || gets(&server) >= before + due);
+            until("the backlog to be worked off", || gets(&server).unwrap() >= before + due);
             interrupt();
             frozen.as_secs_f64()
         });
@@ -270,18 +282,17 @@ fn goes_on_without_a_master(name: &str, end: impl Fn(&Server)) {
     let (mut at_first, mut without) = ([0; 2], [0; 2]);
     let act = || {
         end(victim);
-        at_first = others.map(|o| gets(o));
-        until("the replica to take over", || {
+        at_first = others.map(|o| gets(o).unwrap());
+        until_ok("the replica to take over", || {
             // Counted before the look at who is master: all of it was answered while the shard had none.
-            let seen = others.map(|o| gets(o));
-            let over = is_master(promoted);
+            let seen = others.map(|o| gets(o).unwrap());
+            let over = is_master(promoted)?;
             if !over {
                 without = seen;
             }
-            over
+            Ok::<_, unslow_engine::Error>(over)
         });
-        let before = gets(promoted);
-        until("the promoted replica to answer", || gets(promoted) > before + 1000);
+        until_it_answers("the promoted replica to answer", promoted, 1000);
         // One that hangs answers again, for the report asks each server for its INFO.
         victim.signal(libc::SIGCONT);
     };
@@ -310,8 +321,7 @@ fn a_run_goes_on_through_a_failover_by_sentinel() {
     settings.timeout = Duration::from_secs(5);
     let act = || {
         deployment.nodes[0].kill();
-        let before = gets(promoted);
-        until("the promoted replica to answer", || gets(promoted) > before + 1000);
+        until_it_answers("the promoted replica to answer", promoted, 1000);
     };
     let run = run_through(settings, act, |_| true);
     assert_all_due(&run, RATE, "Sentinel");
@@ -356,9 +366,9 @@ fn move_slots(deployment: &Deployment, keys: u64) {
         let s = slot.to_string();
         b.call(&["CLUSTER", "SETSLOT", &s, "IMPORTING", &from_id]).unwrap();
         a.call(&["CLUSTER", "SETSLOT", &s, "MIGRATING", &to_id]).unwrap();
-        let sent_over = calls(to, "asking");
+        let sent_over = calls(to, "asking").unwrap();
         a.call(&["MIGRATE", &to.ip, &to.port.to_string(), &key, "0", "60000"]).unwrap();
-        until("a client to be sent over by ASK", || calls(to, "asking") > sent_over);
+        until("a client to be sent over by ASK", || calls(to, "asking").unwrap() > sent_over);
         // The new owner first, as redis-cli: otherwise both send clients to each other until the second one hears of it.
         for node in [to, from, &deployment.nodes[2]] {
             node.connect_with(&options(2)).unwrap().call(&["CLUSTER", "SETSLOT", &s, "NODE", &to_id]).unwrap();
@@ -455,12 +465,13 @@ fn replicas_answer_reads_and_never_writes() {
             settings.spec.mix = BTreeMap::from([("get".into(), 0.5), ("set".into(), 0.5)]);
             settings.requests = Some(8000);
             let mut session = prepare(settings);
-            let before: Vec<u64> = deployment.nodes.iter().map(|n| gets(n)).collect();
+            let before: Vec<u64> = deployment.nodes.iter().map(|n| gets(n).unwrap()).collect();
             let run = session.run(&mut |_| {}).unwrap().0;
             assert_clean(&run, "replicas");
             // A replica of a cluster that gets a write sends the client away.
             assert_eq!(run.moved, 0, "{read_from:?}");
-            let new: Vec<u64> = deployment.nodes.iter().zip(before).map(|(n, before)| gets(n) - before).collect();
+            let new: Vec<u64> =
+                deployment.nodes.iter().zip(before).map(|(n, before)| gets(n).unwrap() - before).collect();
             let (all, replicas): (u64, u64) = (new.iter().sum(), new[new.len() / 2..].iter().sum());
             let seen = replicas as f64 / all as f64;
             assert!((seen - share).abs() < 0.05, "{read_from:?}: {seen} of the reads went to replicas");
@@ -481,9 +492,10 @@ fn reads_go_on_at_replicas_when_a_master_becomes_one() {
     let act = || {
         // By hand: everybody stays up, and the old master keeps its clients.
         new.connect_with(&options(2)).unwrap().call(&["CLUSTER", "FAILOVER"]).unwrap();
-        until("the two to have changed places", || is_master(new) && !is_master(old));
-        let before = gets(old);
-        until("the old master to answer reads as a replica", || gets(old) > before + 500);
+        until_ok("the two to have changed places", || {
+            Ok::<_, unslow_engine::Error>(is_master(new)? && !is_master(old)?)
+        });
+        until_it_answers("the old master to answer reads as a replica", old, 500);
     };
     // Nobody is sent from one to the other any more, and nothing stays behind.
     let run = run_through(settings, act, |second| second.moved == 0 && second.waiting < 100);

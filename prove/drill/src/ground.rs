@@ -132,7 +132,7 @@ impl Ground {
     /// Of a deployment that is not ours.
     pub fn foreign(target: &Target, tls: &TlsOptions) -> Result<Ground, Error> {
         let options = Options { tls: tls.clone(), ..Options::default() };
-        let found = unslow_client::discover(target, &options)?;
+        let found = unslow_client::discover_as_client(target, &options)?;
         let place = |m: &Member| Place {
             name: m.address.clone(),
             target: found.target_of(m),

@@ -769,6 +769,7 @@ fn facts(how: &How, folder: &Folder, ground: &Ground, when: &str) {
             host: false,
             hosts: Vec::new(),
             url: node.target.url(),
+            stop: None,
         };
         let seen = unslow_probe::run(&found, &settings);
         if let Ok(text) = serde_json::to_string(&seen) {

@@ -141,6 +141,7 @@ fn on_one_server(wanted: impl Fn(&faults::Fault) -> bool) {
     let others = [
         "node_timeout_margin",
         "sentinel_down_after",
+        "sentinel_master_down",
         "failover_flapping",
         "failover",
         "expire_storm",
@@ -165,6 +166,23 @@ fn every_fault_of_processes_and_paths_is_undone() {
 #[test]
 fn every_fault_of_one_server_and_its_clients_is_undone() {
     on_one_server(|f| !of_the_ground(f));
+}
+
+#[test]
+fn sentinels_that_may_not_ping_take_a_master_for_down_and_see_it_again() {
+    let lab = start("sentinel_master_down");
+    let down = || -> Vec<bool> {
+        let ask = |s: &Arc<Server>| connect(s).call(&["SENTINEL", "MASTER", "mymaster"]).expect("a master");
+        let flags = |s| ask(s).get("flags").and_then(|v| v.text()).expect("flags");
+        lab.deployment.sentinels.iter().map(|s| flags(s).contains("o_down")).collect()
+    };
+    assert_eq!(down(), [false; 3]);
+    let mut active = inject(&lab, "sentinel_master_down", None, None);
+    assert_eq!(down(), [true; 3]);
+    active.heal().expect("healed");
+    assert_eq!(down(), [false; 3]);
+    let list = connect(&lab.deployment.nodes[0]).call(&["ACL", "LIST"]).expect("users");
+    assert_eq!(list.items().len(), 1, "its user was removed: {list:?}");
 }
 
 #[test]

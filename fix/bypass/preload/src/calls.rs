@@ -8,6 +8,7 @@ use libc::{
     size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::sync::atomic::Ordering;
+use unslow_bypass::endpoint;
 use unslow_bypass::sockets::fds::{self, Entry};
 use unslow_bypass::sockets::streams::{
     before_close, bytes, carried, fail, named, put, put_all, ring, room, take, take_parts, went_over_tcp,
@@ -287,13 +288,8 @@ mod lifecycle {
     pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         // SAFETY: the program's.
         let done = unsafe { real::listen(fd, backlog) };
-        if done == 0
-            && world::settings().server
-            && fds::get(fd).is_none()
-            && let Some(port) = world::listening_port(fd)
-        {
-            fds::put(fd, Some(Box::leak(Box::new(Entry::Listener(port)))));
-            world::prepare_rendezvous(port);
+        if done == 0 {
+            world::listening(fd);
         }
         done
     }
@@ -328,7 +324,7 @@ mod lifecycle {
         }
         // SAFETY: the kernel has just read it.
         let family = c_int::from(unsafe { (*addr).sa_family });
-        if matches!(family, libc::AF_INET | libc::AF_INET6) && !fds::is_in_set(fd) && is_tcp(fd) {
+        if matches!(family, libc::AF_INET | libc::AF_INET6) && !fds::is_in_set(fd) && endpoint::is_tcp(fd) {
             // Asked again while the first one was under way; else it was closed behind our back and is another one.
             if fds::stream(fd).is_some_and(|s| world::is_still(s, fd)) {
                 set_errno(errno);
@@ -340,14 +336,6 @@ mod lifecycle {
         }
         set_errno(errno);
         done
-    }
-
-    fn is_tcp(fd: RawFd) -> bool {
-        let (mut kind, mut len) = (0 as c_int, size_of::<c_int>() as socklen_t);
-        let (kind_at, len_at) = (&raw mut kind, &raw mut len);
-        // SAFETY: room for the answer and its length.
-        let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_TYPE, kind_at, len_at) };
-        done == 0 && kind == libc::SOCK_STREAM
     }
 
     #[unsafe(no_mangle)]

@@ -32,9 +32,9 @@ pub enum Hidden {
     Stream = 0,
     /// Peers ring it.
     Doorbell = 1,
-    /// Clients come to it.
+    /// Clients connect to it.
     Rendezvous = 2,
-    /// What they say.
+    /// Their messages.
     Channel = 3,
 }
 
@@ -243,14 +243,16 @@ impl Epoll {
         self.waiter.get()
     }
 
-    /// Puts something of ours into the kernel's set.
-    pub fn watch(&self, fd: RawFd, what: Hidden) {
+    /// Puts something of ours into the kernel's set; false when the kernel refuses.
+    pub fn watch(&self, fd: RawFd, what: Hidden) -> bool {
         let events = EPOLLIN | if what == Hidden::Doorbell { EPOLLET } else { 0 };
         let mut event = epoll_event { events: events as u32, u64: tag() | (what as u64) << 22 };
         // SAFETY: a live event.
-        if unsafe { kernel::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } == 0 {
+        let added = unsafe { kernel::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } == 0;
+        if added {
             self.hidden.fetch_add(1, Ordering::AcqRel);
         }
+        added
     }
 
     /// Takes it out again.
@@ -411,10 +413,10 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
         return direct();
     }
     match fds::get(fd) {
-        Some(Entry::Listener(port)) => {
+        Some(Entry::Listener(endpoint)) => {
             let done = direct();
             if done == 0 && op == libc::EPOLL_CTL_ADD {
-                world::open_rendezvous(*port, epoll);
+                world::open_rendezvous(*endpoint, epoll);
             }
             done
         }
@@ -755,6 +757,7 @@ unsafe fn wait_here(
     loop {
         world::attend_parked();
         let mut now = now_ns();
+        fds::settle_when_due(now);
         let here = processor();
         if epoll.sleeping.load(Ordering::Acquire) == 0 {
             waiter.word().awake(here);
@@ -828,7 +831,7 @@ unsafe fn wait_here(
                 0
             }
         } else {
-            let first = [until, epoll.deadline()].into_iter().flatten().min();
+            let first = [until, epoll.deadline(), fds::settle_at()].into_iter().flatten().min();
             let left = first.map(|f| f.saturating_sub(now_ns()));
             // SAFETY: the caller's.
             let n = unsafe { epoll.ask_kernel(room, milliseconds(left), mask) };

@@ -6,10 +6,11 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::endpoint::{Endpoint, Ends};
 use crate::link::Link;
 use crate::pair::Pair;
 
@@ -22,8 +23,8 @@ static TABLE: [AtomicPtr<Entry>; MOST] = [const { AtomicPtr::new(std::ptr::null_
 
 /// A descriptor of the program's that matters to us.
 pub enum Entry {
-    /// Takes TCP connections at a port.
-    Listener(u16),
+    /// Takes TCP connections there.
+    Listener(Endpoint),
     Stream(Stream),
     Epoll(Epoll),
 }
@@ -85,6 +86,16 @@ pub struct Offer {
     pub place: &'static Place,
     pub slot: u32,
     pub generation: u32,
+    /// The server asked for the socket, and has it.
+    pub shown: bool,
+}
+
+/// What a client says about one of its connections.
+pub enum Claim {
+    /// It has these addresses and may be carried.
+    Offered(Ends),
+    /// This is its socket.
+    Proven(OwnedFd),
 }
 
 /// A stream in an epoll set. Guarded by that set's lock.
@@ -125,7 +136,7 @@ pub struct Stream {
     epoll: AtomicPtr<Epoll>,
     place: AtomicPtr<Place>,
     /// Addresses of both ends: the client's, the server's.
-    pub ends: Mutex<Option<super::world::Ends>>,
+    pub ends: Mutex<Option<Ends>>,
 }
 
 // SAFETY: the link is written before `state` says LINKED and after `retire`'s pause only; the registration is guarded by the
@@ -187,20 +198,22 @@ impl Stream {
     }
 }
 
-/// A pair of processes, with who is where in it.
+/// A pair of processes, with the connections between them.
 ///
-/// Never freed but used again for the next pair, once it has rested as entries do.
+/// Never freed but used again for the next pair. What it holds of the other process (memory, channel, doorbells) is let go of
+/// once that process has ended and the place has rested as entries do.
 pub struct Place {
-    /// Replaced only when nobody can have it any more.
-    pair: UnsafeCell<Arc<Pair>>,
+    /// `None` after that. Changed only when the place has rested: see [`Buried::has_rested`].
+    pair: UnsafeCell<Option<Arc<Pair>>>,
     /// The socket of the server, to find it again.
     pub path: Mutex<Option<std::path::PathBuf>>,
     streams: Box<[AtomicPtr<Stream>]>,
-    /// How many of them there are.
-    count: AtomicU32,
+    /// How many of them there are, and how many doorbells of it a thread of ours has yet to ring.
+    users: AtomicU32,
     pub welcome: AtomicBool,
-    /// One thread at a time hears what the other side says; offers that one of another purpose heard wait here.
-    pub heard: Mutex<Vec<(u32, u32, Option<std::os::fd::OwnedFd>)>>,
+    /// One thread at a time hears what the other side says. Claims about slots and generations wait here until they are attended
+    /// to.
+    pub heard: Mutex<Vec<(u32, u32, Claim)>>,
     /// The set that watches its channel, of a server's client.
     pub watch: Mutex<Option<&'static Epoll>>,
     /// Why the server does not want us; 0 when it does.
@@ -212,26 +225,33 @@ unsafe impl Sync for Place {}
 // SAFETY: as above.
 unsafe impl Send for Place {}
 
-/// Places whose other end is gone, and since when.
+/// Places whose other process has ended.
 static DEAD: Mutex<Vec<Buried>> = Mutex::new(Vec::new());
 
+/// When the next of them has rested, in monotonic nanoseconds: [`settle`] is due then.
+static SETTLE_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+
 struct Buried {
+    /// When it lost its last user, or was buried without one.
     since: u64,
     place: &'static Place,
-    released: bool,
+    /// It holds nothing any more.
+    empty: bool,
 }
 
 impl Buried {
+    /// Whether no thread looks at its pair any more: it is in no list, has no user, and had none for a while. Users leave under
+    /// the lock of [`DEAD`], which is held here.
     fn has_rested(&self, now: u64) -> bool {
-        self.since + REST_NS < now && self.place.count.load(Ordering::Acquire) == 0
+        self.since + REST_NS < now && self.place.users.load(Ordering::Acquire) == 0
     }
 }
 
 impl Place {
     pub fn new(pair: Pair, path: Option<std::path::PathBuf>) -> &'static Place {
         if let Some(place) = Place::rested() {
-            // SAFETY: it has rested without a stream: nobody looks at it.
-            unsafe { *place.pair.get() = Arc::new(pair) };
+            // SAFETY: it has rested and is not in `DEAD` any more: no other thread looks at it.
+            unsafe { *place.pair.get() = Some(Arc::new(pair)) };
             if let Ok(mut old) = place.path.lock() {
                 *old = path;
             }
@@ -244,10 +264,10 @@ impl Place {
         }
         let streams = (0..crate::pair::SLOTS).map(|_| AtomicPtr::default()).collect();
         Box::leak(Box::new(Place {
-            pair: UnsafeCell::new(Arc::new(pair)),
+            pair: UnsafeCell::new(Some(Arc::new(pair))),
             path: Mutex::new(path),
             streams,
-            count: AtomicU32::new(0),
+            users: AtomicU32::new(0),
             welcome: AtomicBool::new(false),
             heard: Mutex::new(Vec::new()),
             watch: Mutex::new(None),
@@ -262,23 +282,53 @@ impl Place {
         Some(dead.swap_remove(at).place)
     }
 
+    /// For users of the place, and those who found it in a list of the living.
     #[inline]
-    pub fn pair(&self) -> &Pair {
-        // SAFETY: see `pair` above.
-        unsafe { &*self.pair.get() }
+    pub fn pair(&self) -> &Arc<Pair> {
+        // SAFETY: it changes only when the place has rested without users and is in no list: not while the caller has it.
+        let pair = unsafe { (*self.pair.get()).as_ref() };
+        pair.expect("a place in use has its pair")
     }
 
     pub fn arc(&self) -> Arc<Pair> {
-        // SAFETY: as above.
-        unsafe { (*self.pair.get()).clone() }
+        self.pair().clone()
     }
 
-    /// The other end is gone: to be used for another pair later.
+    /// The other process has ended: what the place holds is let go of when its last connection is closed and it has rested.
     pub fn bury(&'static self) {
         self.pair().dead.store(true, Ordering::Release);
         if let Ok(mut dead) = DEAD.lock() {
-            dead.push(Buried { since: super::now_ns(), place: self, released: false });
+            let since = super::now_ns();
+            dead.push(Buried { since, place: self, empty: false });
+            SETTLE_AT.fetch_min(since + REST_NS, Ordering::Relaxed);
         }
+    }
+
+    /// One user more.
+    pub fn enter(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One user less; a buried place rests from when the last one left.
+    pub fn leave(&self) {
+        let more = |users: u32| (users > 1).then(|| users - 1);
+        if self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok() {
+            return;
+        }
+        let mut dead = DEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Before it is without users, so that it is not taken to have rested already.
+        if let Some(buried) = dead.iter_mut().find(|b| std::ptr::eq(b.place, self)) {
+            buried.since = super::now_ns();
+            SETTLE_AT.fetch_min(buried.since + REST_NS, Ordering::Relaxed);
+        }
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Takes the pair out of a place that has rested; `None` while a connection that rests itself still holds it.
+    fn empty(&self) -> Option<Arc<Pair>> {
+        // SAFETY: it has rested, and `DEAD` is locked: no other thread looks at it.
+        let pair = unsafe { &mut *self.pair.get() };
+        pair.take_if(|pair| Arc::strong_count(pair) == 1)
     }
 
     #[inline]
@@ -293,15 +343,8 @@ impl Place {
             let new = stream.map_or(std::ptr::null_mut(), |s| std::ptr::from_ref(s).cast_mut());
             let old = place.swap(new, Ordering::AcqRel);
             match (old.is_null(), new.is_null()) {
-                (true, false) => _ = self.count.fetch_add(1, Ordering::AcqRel),
-                (false, true) => {
-                    self.count.fetch_sub(1, Ordering::AcqRel);
-                    // It rests from now, if it is buried.
-                    if let Ok(mut dead) = DEAD.lock() {
-                        let ours = dead.iter_mut().filter(|b| std::ptr::eq(b.place, self));
-                        ours.for_each(|b| b.since = super::now_ns());
-                    }
-                }
+                (true, false) => self.enter(),
+                (false, true) => self.leave(),
                 _ => {}
             }
         }
@@ -342,18 +385,49 @@ impl Stock {
     }
 }
 
-/// Lets go of what has rested.
-pub fn settle() {
-    if let Ok(mut dead) = DEAD.lock() {
-        let now = super::now_ns();
-        for buried in dead.iter_mut().filter(|b| !b.released && b.has_rested(now)) {
-            buried.place.pair().release();
-            buried.released = true;
-        }
+/// When [`settle`] has something to do next; `None` when nothing of another process is waiting for it.
+pub fn settle_at() -> Option<u64> {
+    Some(SETTLE_AT.load(Ordering::Relaxed)).filter(|at| *at != u64::MAX)
+}
+
+/// Lets go of what has rested, if it is time.
+#[inline]
+pub fn settle_when_due(now: u64) {
+    if SETTLE_AT.load(Ordering::Relaxed) < now {
+        settle();
     }
+}
+
+/// Lets go of what has rested: closed connections, and what we hold of processes that have ended.
+#[cold]
+fn settle() {
+    // Connections first, which hold the pairs as well.
     if let Ok(mut stock) = STOCK.lock() {
         stock.settle();
     }
+    let mut pairs = Vec::new();
+    if let Ok(mut dead) = DEAD.lock() {
+        let (now, mut next) = (super::now_ns(), u64::MAX);
+        for buried in dead.iter_mut().filter(|b| !b.empty) {
+            if !buried.has_rested(now) {
+                // With users it is due when the last of them leaves.
+                if buried.place.users.load(Ordering::Acquire) == 0 {
+                    next = next.min(buried.since + REST_NS);
+                }
+                continue;
+            }
+            match buried.place.empty() {
+                Some(pair) => {
+                    pairs.push(pair);
+                    buried.empty = true;
+                }
+                None => next = next.min(now + REST_NS / 4),
+            }
+        }
+        SETTLE_AT.store(next, Ordering::Relaxed);
+    }
+    // Unmapping memory and closing descriptors takes its time: not under the lock.
+    drop(pairs);
 }
 
 /// The stream of a number the kernel gave back.
@@ -445,6 +519,7 @@ pub unsafe fn forget() {
     let dead: *const Mutex<Vec<Buried>> = &raw const DEAD;
     // SAFETY: as above.
     unsafe { dead.cast_mut().write(Mutex::new(Vec::new())) };
+    SETTLE_AT.store(u64::MAX, Ordering::Relaxed);
     for (fd, entry) in known(0, MOST) {
         match entry {
             Entry::Stream(_) => _ = put(fd, None),

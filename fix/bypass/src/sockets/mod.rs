@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   streams.rs  bytes of a descriptor: ours or the kernel's?    fds.rs     what a descriptor is
-//!   epoll.rs, poll.rs  who waits for what                       world.rs   other processes: offers, takes
+//!   epoll.rs, poll.rs  who waits for what                       world.rs   other processes: offers, takes, refusals
 //! ```
 //!
 //! A child of fork forgets all of it: connections that were its parent's are silent TCP connections to it.
@@ -13,6 +13,7 @@ pub mod epoll;
 pub mod fds;
 mod kernel;
 pub mod poll;
+mod refusals;
 pub mod streams;
 pub mod world;
 
@@ -110,6 +111,7 @@ pub fn ring(stream: &'static Stream, place: &'static Place, waiter: u32) {
             .try_with(|bells| {
                 let Ok(mut bells) = bells.try_borrow_mut() else { return false };
                 if !bells.iter().any(|(p, w)| std::ptr::eq(*p, place) && *w == waiter) {
+                    place.enter(); // until it was rung
                     bells.push((place, waiter));
                 }
                 true
@@ -127,6 +129,7 @@ pub fn flush() {
         let Ok(mut bells) = bells.try_borrow_mut() else { return };
         for (place, waiter) in bells.drain(..) {
             world::ring(place, waiter);
+            place.leave();
         }
     });
 }

@@ -274,8 +274,8 @@ fn spin(set: &[pollfd], here: u32, until: Option<u64>, plain: bool) -> bool {
     let learn = |came| _ = PATIENCE.try_with(|p| p.learn(now_ns() - begun, came));
     loop {
         let mut hopeful = false;
-        for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
-            hopeful |= stream.place().is_some_and(|p| p.pair().hopeful(here, probe));
+        for link in set.iter().filter_map(|p| fds::stream(p.fd)?.link()) {
+            hopeful |= link.pair.hopeful(here, probe);
         }
         if !hopeful {
             return false;

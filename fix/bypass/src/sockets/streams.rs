@@ -323,7 +323,7 @@ pub fn before_close(fd: RawFd) {
         return;
     }
     match entry {
-        Entry::Listener(port) => world::close_rendezvous(*port),
+        Entry::Listener(endpoint) => world::close_rendezvous(*endpoint),
         Entry::Epoll(set) if set.is_forgotten() => {}
         Entry::Epoll(_) if fds::known(0, fds::MOST).filter(|(_, e)| std::ptr::eq(*e, entry)).count() < 2 => {
             epoll::ended(entry);
@@ -354,12 +354,12 @@ pub fn before_close(fd: RawFd) {
                 _ => {}
             }
             epoll::closed(stream);
-            if let Some(link) = stream.link() {
+            if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
+                place.enter(); // until its end is rung
                 // Before the slot may be another's.
-                if let Some(place) = stream.place() {
-                    place.set_stream(link.number, None);
-                }
+                place.set_stream(link.number, None);
                 ring(stream, link.close());
+                place.leave();
             }
             fds::put(fd, None);
             fds::retire(entry);

@@ -1,27 +1,39 @@
 //! The other processes: meeting them, offering connections, taking offers.
+//!
+//! ```text
+//!   client                          slot        server
+//!   connected: Offer with addresses OFFERED ->  accepted, and in an epoll set?
+//!   resolve: Proof with the socket  <-  ASKED   yes: asks
+//!                                               are_one_connection? takes it
+//!   resolve: a Link                 <-  TAKEN
+//! ```
+//!
+//! Either side may end an offer at any time before it is taken (DECLINED).
 
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::board::Board;
-use crate::channel::{self, Heard, Kind, Message, Rendezvous, Rule};
+use crate::channel::{self, Heard, Kind, Message, REFUSED_USER, REFUSED_VERSION, Rendezvous, Rule};
+use crate::endpoint::{self, Endpoint, Ends};
 use crate::link::Link;
 use crate::local::{Local, Waiter};
 use crate::memory::Memory;
-use crate::pair::{DECLINED, OFFERED, Pair, TAKEN};
+use crate::pair::{ASKED, OFFERED, Pair, Side, TAKEN};
 
 use super::epoll::{self, Epoll};
-use super::fds::{self, Entry, Offer, Place, Stream, state};
+use super::fds::{self, Claim, Entry, Offer, Place, Stream, state};
+use super::refusals::{By, Refusals};
 use super::{kernel, now_ns};
 
-/// How long a new connection waits for its server to take the offer, before it goes on over TCP. A server that is busy for
-/// longer would not have answered over TCP either; one that cannot take it costs its clients this once.
+/// How long a new connection waits for its server to take the offer before it keeps using TCP; counted again from when the
+/// server has asked for its socket. A server that is busy for longer would not have answered over TCP either; one that cannot
+/// take it costs its clients this once.
 const PATIENCE_NS: u64 = 150_000_000;
-/// An offer whose connection was not accepted within this is forgotten; its client has long gone on.
+/// An offer whose connection was not accepted within this is forgotten; its client has long given up.
 const EARLY_NS: u64 = 1_000_000_000;
 /// Messages of one peer, and guests, that are dealt with in one go.
 const AT_ONCE: usize = 64;
@@ -41,14 +53,19 @@ pub fn settings() -> &'static Settings {
     SETTINGS.get().unwrap_or(&NONE)
 }
 
-/// The addresses of a connection: the client's, the server's.
-pub type Ends = (SocketAddr, SocketAddr);
+/// Where clients of an endpoint meet us, and the set whose waits attend to them.
+struct Meeting {
+    endpoint: Endpoint,
+    rendezvous: Rendezvous,
+    watch: &'static Epoll,
+}
 
-/// One who came and has not said hello yet.
+/// A visitor that has not said hello yet.
 struct Guest {
     channel: OwnedFd,
     who: libc::ucred,
-    watch: Option<&'static Epoll>,
+    endpoint: Endpoint,
+    watch: &'static Epoll,
 }
 
 /// An offer whose connection we have not accepted yet.
@@ -62,20 +79,27 @@ struct Early {
 
 #[derive(Default)]
 pub struct World {
-    rendezvous: Vec<(u16, Rendezvous, &'static Epoll)>,
-    /// Those of sockets that listen and are in no set yet.
-    prepared: Vec<(u16, Rendezvous)>,
+    meetings: Vec<Meeting>,
     guests: Vec<Guest>,
-    /// The last who were sent away.
+    /// The channels of the last visitors that were refused.
     refused: Vec<OwnedFd>,
+    refusals: Refusals,
     /// Clients of ours, by channel.
     clients: Vec<&'static Place>,
     /// Servers of ours.
     servers: Vec<&'static Place>,
     /// Servers of users who are not allowed.
     strangers: HashSet<PathBuf>,
+    /// Connections we accepted that may be offered.
     candidates: HashMap<Ends, &'static Stream>,
     early: Vec<Early>,
+}
+
+impl World {
+    /// Offers with these addresses that were waiting for the connection.
+    fn take_early(&mut self, ends: &Ends) -> Vec<Early> {
+        self.early.extract_if(.., |early| early.ends == *ends).collect()
+    }
 }
 
 static WORLD: AtomicPtr<Mutex<World>> = AtomicPtr::new(std::ptr::null_mut());
@@ -163,7 +187,7 @@ pub fn ring(place: &'static Place, waiter: u32) {
     place.pair().ring(waiter);
 }
 
-/// Offers that were heard on the way to something else wait for [`attend`].
+/// Claims that were heard on the way to something else wait for [`attend`].
 static PARKED: AtomicBool = AtomicBool::new(false);
 
 /// Deals with them, if there are any.
@@ -174,15 +198,23 @@ pub fn attend_parked() {
     }
 }
 
-/// What the other side of a place has said; false when it is gone. Offers are kept for [`attend`].
+/// What the other side of a place has said; false when it has left. A client's claims are kept for [`attend`].
 fn hear(place: &'static Place) -> bool {
     let Ok(mut inbox) = place.heard.lock() else { return false };
     // A peer that talks without end has its turn again later.
     for _ in 0..AT_ONCE {
+        if inbox.len() >= AT_ONCE {
+            return true;
+        }
         match channel::hear(&place.pair().channel) {
-            Heard::Message(Kind::Offer, message, mut fds) => {
-                if inbox.len() < AT_ONCE {
-                    inbox.push((message.a, message.b, fds.pop()));
+            Heard::Message(kind @ (Kind::Offer | Kind::Proof), message, mut fds) => {
+                let claim = match kind {
+                    Kind::Offer => Some(Claim::Offered(message.ends())),
+                    _ => fds.pop().map(Claim::Proven),
+                };
+                // A server has nothing to offer.
+                if let Some(claim) = claim.filter(|_| place.pair().side == Side::Server) {
+                    inbox.push((message.a, message.b, claim));
                     PARKED.store(true, Ordering::Release);
                 }
             }
@@ -237,50 +269,55 @@ pub fn pause(ns: i64) {
 
 // The server's side.
 
-/// A socket listens: its clients find us from now on, before they could connect.
-pub fn prepare_rendezvous(port: u16) {
-    if !settings().server || local().is_none() {
+/// A socket listens. Clients can meet us there once it is in an epoll set: only a wait in a set attends to them, and a server
+/// that takes its connections in another way (poll, select, a blocking accept) is never met.
+pub fn listening(fd: RawFd) {
+    if !settings().server || fds::get(fd).is_some() {
         return;
     }
-    let mut world = world();
-    // One for the port, on however many addresses it listens.
-    if world.prepared.iter().any(|(p, _)| *p == port) || world.rendezvous.iter().any(|(p, ..)| *p == port) {
-        return;
-    }
-    match Rendezvous::open(port) {
-        Ok(rendezvous) => world.prepared.push((port, rendezvous)),
-        Err(e) => super::step_aside(&format!("no rendezvous: {e}")),
-    }
+    let Some(address) = endpoint::name(fd, false) else { return };
+    let Some(netns) = endpoint::netns(fd) else { return super::step_aside(endpoint::NO_NETNS) };
+    let endpoint = Endpoint { port: address.port(), netns };
+    fds::put(fd, Some(Box::leak(Box::new(Entry::Listener(endpoint)))));
+    LISTENED.store(true, Ordering::Relaxed);
 }
 
-/// A listening socket is watched by an epoll set: from now on clients can meet us there.
-pub fn open_rendezvous(port: u16, watch: &'static Epoll) {
+/// A listening socket came into an epoll set: from now on clients can meet us there.
+pub fn open_rendezvous(endpoint: Endpoint, watch: &'static Epoll) {
     if !settings().server || local().is_none() {
         return;
     }
     let mut world = world();
-    if world.rendezvous.iter().any(|(p, ..)| *p == port) {
+    // One for the endpoint, on however many addresses it listens.
+    if world.meetings.iter().any(|m| m.endpoint == endpoint) {
         return;
     }
-    let prepared = world.prepared.iter().position(|(p, _)| *p == port).map(|at| world.prepared.swap_remove(at).1);
-    // In a worker that was forked since, the socket is its parent's.
-    match prepared.map_or_else(|| Rendezvous::open(port), Ok) {
-        Ok(rendezvous) => {
-            watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous);
-            MET.store(true, Ordering::Relaxed);
-            world.rendezvous.push((port, rendezvous, watch));
+    let rendezvous = match Rendezvous::open(endpoint) {
+        Ok(rendezvous) => rendezvous,
+        Err(e) => return super::step_aside(&format!("no rendezvous: {e}")),
+    };
+    if !watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous) {
+        return super::step_aside("the epoll set takes no more descriptors");
+    }
+    MET.store(true, Ordering::Relaxed);
+    world.meetings.push(Meeting { endpoint, rendezvous, watch });
+    // Clients whose set was closed: this one notices when they end.
+    for place in &world.clients {
+        if let Ok(mut at) = place.watch.lock()
+            && at.is_none()
+            && watch.watch(place.pair().channel.as_raw_fd(), epoll::Hidden::Channel)
+        {
+            *at = Some(watch);
         }
-        Err(e) => super::step_aside(&format!("no rendezvous: {e}")),
     }
 }
 
 /// The listening socket is closed.
-pub fn close_rendezvous(port: u16) {
-    let mut world = world();
-    world.rendezvous.retain(|(p, ..)| *p != port);
-    world.prepared.retain(|(p, _)| *p != port);
+pub fn close_rendezvous(endpoint: Endpoint) {
+    world().meetings.retain(|m| m.endpoint != endpoint);
 }
 
+static LISTENED: AtomicBool = AtomicBool::new(false);
 static MET: AtomicBool = AtomicBool::new(false);
 
 /// Whether clients could meet us at any time; or our children, who watch what we listen at.
@@ -288,32 +325,26 @@ pub fn was_met() -> bool {
     MET.load(Ordering::Relaxed)
 }
 
-/// What listens here and is watched by nobody yet may be watched in the child, as with nginx: it meets its clients itself.
-/// Whoever comes back to it here opens it again.
+/// What listens here may be put into a set by the child, as with nginx: then the child is met.
 pub fn before_fork() {
-    if_free(|world| {
-        MET.fetch_or(!world.prepared.is_empty(), Ordering::Relaxed);
-        world.prepared.clear();
-    });
+    MET.fetch_or(LISTENED.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
 /// At the end of the program: sockets in directories are taken away.
 pub fn leave() {
-    if_free(|world| {
-        world.rendezvous.clear();
-        world.prepared.clear();
-    });
+    if_free(|world| world.meetings.clear());
 }
 
-/// Somebody is at the door, or one of those who are in has said something.
+/// A visitor has come, or a client has said something.
 pub fn attend() {
     let mut world = world();
     let world = &mut *world;
-    for (_, rendezvous, watch) in &world.rendezvous {
+    for Meeting { endpoint, rendezvous, watch } in &world.meetings {
         for _ in 0..AT_ONCE {
             let Some((channel, who)) = rendezvous.accept() else { break };
             if !settings().rule.allows(&who) {
-                let _ = channel::say(&channel, Kind::Refused, 1, 0, &[]);
+                world.refusals.count(*endpoint, By::Server, REFUSED_USER, who.uid);
+                let _ = channel::say(&channel, Kind::Refused, REFUSED_USER, 0, &[]);
                 // Closed at once, with something of theirs unread, they would see a reset instead.
                 if world.refused.len() >= 16 {
                     world.refused.remove(0);
@@ -321,8 +352,10 @@ pub fn attend() {
                 world.refused.push(channel);
                 continue;
             }
-            watch.watch(channel.as_raw_fd(), epoll::Hidden::Channel);
-            world.guests.push(Guest { channel, who, watch: Some(watch) });
+            // One that no wait attends to is sent away.
+            if watch.watch(channel.as_raw_fd(), epoll::Hidden::Channel) {
+                world.guests.push(Guest { channel, who, endpoint: *endpoint, watch });
+            }
         }
     }
     let mut at = 0;
@@ -332,11 +365,16 @@ pub fn attend() {
             Heard::Gone => drop(world.guests.swap_remove(at)),
             Heard::Strange(_) => {
                 let guest = world.guests.swap_remove(at);
-                let _ = channel::say(&guest.channel, Kind::Refused, 2, 0, &[]);
+                world.refusals.count(guest.endpoint, By::Server, REFUSED_VERSION, guest.who.uid);
+                let _ = channel::say(&guest.channel, Kind::Refused, REFUSED_VERSION, 0, &[]);
             }
-            Heard::Message(Kind::List, message, _) => {
+            Heard::Message(Kind::Refused, message, _) => {
                 let guest = world.guests.swap_remove(at);
-                list(world, message.a, &guest.channel);
+                world.refusals.count(guest.endpoint, By::Client, message.a, guest.who.uid);
+            }
+            Heard::Message(Kind::List, ..) => {
+                let guest = world.guests.swap_remove(at);
+                list(world, guest.endpoint, &guest.channel);
             }
             Heard::Message(Kind::Hello, _, fds) => {
                 let guest = world.guests.swap_remove(at);
@@ -349,9 +387,12 @@ pub fn attend() {
     while at < world.clients.len() {
         let place = world.clients[at];
         let there = hear(place);
-        let offers = place.heard.lock().map(|mut inbox| std::mem::take(&mut *inbox)).unwrap_or_default();
-        for (slot, generation, socket) in offers {
-            offered(world, place, slot, generation, socket);
+        let claims = place.heard.lock().map(|mut inbox| std::mem::take(&mut *inbox)).unwrap_or_default();
+        for (slot, generation, claim) in claims {
+            match claim {
+                Claim::Offered(ends) => offered(world, place, slot, generation, ends),
+                Claim::Proven(socket) => proven(world, place, slot, generation, &socket),
+            }
         }
         if there {
             at += 1;
@@ -361,14 +402,13 @@ pub fn attend() {
             farewell(place);
         }
     }
-    fds::settle();
     let now = now_ns();
     let open = |e: &Early| e.place.pair().slot(e.slot).is_some_and(|s| s.state(e.generation) == OFFERED);
     world.early.retain(|e| e.since + EARLY_NS > now && open(e));
 }
 
 fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
-    let Guest { channel, who, watch: guest_watch } = guest;
+    let Guest { channel, who, watch, .. } = guest;
     let [memory, board] = match <[OwnedFd; 2]>::try_from(fds) {
         Ok(fds) => fds,
         Err(_) => return,
@@ -382,8 +422,8 @@ fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
         Ok(pair) => {
             let _ = channel::say(&pair.channel, Kind::Welcome, 0, 0, &[local.board_fd.as_raw_fd()]);
             let place = Place::new(pair, None);
-            if let Ok(mut watch) = place.watch.lock() {
-                *watch = guest_watch;
+            if let Ok(mut at) = place.watch.lock() {
+                *at = Some(watch);
             }
             world.clients.push(place);
         }
@@ -397,7 +437,7 @@ fn local_in(_world: &World) -> Option<&'static Local> {
     unsafe { LOCAL.load(Ordering::Acquire).as_ref() }
 }
 
-/// A client process is gone, or became another program.
+/// The other process has ended, or become another program.
 fn farewell(place: &'static Place) {
     if let Some(watch) = place.watch.lock().ok().and_then(|mut w| w.take()) {
         watch.unwatch(place.pair().channel.as_raw_fd());
@@ -413,50 +453,63 @@ fn farewell(place: &'static Place) {
     }
 }
 
-fn offered(world: &mut World, place: &'static Place, slot: u32, generation: u32, socket: Option<OwnedFd>) {
-    // Whoever has the socket owns the connection; ours is the one with the same ends the other way round.
-    let ends = socket.and_then(|socket| {
-        let fd = socket.as_raw_fd();
-        Some((name(fd, false)?, name(fd, true)?))
-    });
-    let (Some(ends), Some(words)) = (ends, place.pair().slot(slot)) else { return };
-    match world.candidates.get(&ends).copied().filter(|s| s.epoll().is_some()) {
-        Some(stream) => {
-            world.candidates.remove(&ends);
-            take(stream, place, slot, generation);
-        }
-        None if words.state(generation) == OFFERED => {
-            world.early.push(Early { place, slot, generation, ends, since: now_ns() });
-        }
-        None => {}
+/// A client offers a connection with these addresses, as it says: nothing is carried before it has shown its socket.
+fn offered(world: &mut World, place: &'static Place, slot: u32, generation: u32, ends: Ends) {
+    let Some(words) = place.pair().slot(slot) else { return };
+    if world.candidates.get(&ends).is_some_and(|stream| stream.epoll().is_some()) {
+        ask(place, slot, generation);
+    } else if words.state(generation) == OFFERED {
+        world.early.push(Early { place, slot, generation, ends, since: now_ns() });
     }
 }
 
-/// The connection of a stream goes over shared memory from now on, if nothing speaks against it.
-/// No.
+/// The connection is here and waits in a set: its client shows its socket next.
+fn ask(place: &'static Place, slot: u32, generation: u32) {
+    let Some(words) = place.pair().slot(slot) else { return };
+    if words.advance(generation, OFFERED, ASKED)
+        && let Some(bell) = place.pair().tell(slot, words)
+    {
+        ring(place, bell);
+    }
+}
+
+/// A client has shown the socket of a connection: it is carried if that is the other end of one that we accepted. Their
+/// addresses are compared now, of two sockets that are open now: what was true when the offer was made proves nothing.
+fn proven(world: &mut World, place: &'static Place, slot: u32, generation: u32, socket: &OwnedFd) {
+    let ends = endpoint::ends_of_client(socket.as_raw_fd());
+    let stream = ends.and_then(|ends| world.candidates.get(&ends).copied());
+    let stream = stream.filter(|stream| endpoint::are_one_connection(socket.as_raw_fd(), stream.fd()));
+    match (stream, ends) {
+        (Some(stream), Some(ends)) if take(stream, place, slot, generation) => _ = world.candidates.remove(&ends),
+        _ => decline(place, slot, generation),
+    }
+}
+
+/// An offer is not taken, and its client need not wait any longer.
 fn decline(place: &'static Place, slot: u32, generation: u32) {
     let Some(words) = place.pair().slot(slot) else { return };
-    words.advance(generation, OFFERED, DECLINED);
-    if let Some(bell) = place.pair().tell(slot, words) {
+    if words.decline(generation)
+        && let Some(bell) = place.pair().tell(slot, words)
+    {
         place.pair().ring(bell);
     }
 }
 
-fn take(stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) {
-    let Some(words) = place.pair().slot(slot) else { return };
+/// The connection of a stream goes over shared memory from now on, if nothing speaks against it.
+fn take(stream: &'static Stream, place: &'static Place, slot: u32, generation: u32) -> bool {
+    let Some(words) = place.pair().slot(slot) else { return false };
     if stream.fixed.load(Ordering::Acquire)
         || place.stream(slot).is_some_and(|s| s.link().is_some_and(|l| !l.is_closed()))
     {
-        return decline(place, slot, generation);
+        return false;
     }
-    let epoll = stream.epoll();
-    let Some(waiter) = epoll.and_then(|e| e.waiter()) else { return };
+    let Some(waiter) = stream.epoll().and_then(|epoll| epoll.waiter()) else { return false };
     if !introduce(place, waiter) {
-        return;
+        return false;
     }
     words.set_waiter(place.pair().side, waiter.number);
-    if !words.advance(generation, OFFERED, TAKEN) {
-        return;
+    if !words.advance(generation, ASKED, TAKEN) {
+        return false;
     }
     let link = Link::new(place.arc(), slot, generation);
     epoll::adopt(stream, place, link);
@@ -465,40 +518,38 @@ fn take(stream: &'static Stream, place: &'static Place, slot: u32, generation: u
     if let Some(bell) = place.pair().tell(slot, words) {
         ring(place, bell);
     }
+    true
 }
 
 /// A connection was accepted: if it comes from this machine it may be offered, or was already.
 pub fn accepted(fd: RawFd, nonblocking: bool) {
-    let (Some(theirs), Some(ours)) = (name(fd, true), name(fd, false)) else { return };
-    if !same_host(&theirs, &ours) {
-        return;
-    }
+    let Some(ends) = endpoint::ends_of_server(fd).filter(endpoint::same_host) else { return };
     let mut world = world();
-    if world.rendezvous.is_empty() {
+    if world.meetings.is_empty() {
         return;
     }
     let Some((stream, entry)) = fds::new_stream(fd, state::CANDIDATE, nonblocking) else { return };
-    if let Ok(mut ends) = stream.ends.lock() {
-        *ends = Some((theirs, ours));
+    if let Ok(mut place) = stream.ends.lock() {
+        *place = Some(ends);
     }
     fds::put(fd, Some(entry));
-    world.candidates.insert((theirs, ours), stream);
+    world.candidates.insert(ends, stream);
 }
 
-/// An accepted connection came into a set: from now on it can be taken, and perhaps it was offered already.
+/// An accepted connection came into a set: from now on it can be taken, and perhaps it was offered already. Anyone can claim its
+/// addresses, so all who did are asked.
 pub fn watched(world: &mut World, stream: &'static Stream) {
     let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) else { return };
-    if let Some(at) = world.early.iter().position(|e| e.ends == ends) {
-        let Early { place, slot, generation, .. } = world.early.swap_remove(at);
-        world.candidates.remove(&ends);
-        take(stream, place, slot, generation);
+    for Early { place, slot, generation, .. } in world.take_early(&ends) {
+        ask(place, slot, generation);
     }
 }
 
 /// A set is closed in which rendezvous and channels were watched: clients cannot meet us until a listener is watched again.
 pub fn no_watch(set: &Epoll) {
     let mut world = world();
-    world.rendezvous.retain(|(_, _, watch)| !std::ptr::eq(*watch, set));
+    world.meetings.retain(|m| !std::ptr::eq(m.watch, set));
+    world.guests.retain(|g| !std::ptr::eq(g.watch, set));
     for place in &world.clients {
         if let Ok(mut watch) = place.watch.lock()
             && watch.is_some_and(|w| std::ptr::eq(w, set))
@@ -513,17 +564,16 @@ pub fn no_candidate(stream: &'static Stream) {
     let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) else { return };
     let mut world = world();
     world.candidates.remove(&ends);
-    if let Some(at) = world.early.iter().position(|e| e.ends == ends) {
-        let Early { place, slot, generation, .. } = world.early.swap_remove(at);
+    for Early { place, slot, generation, .. } in world.take_early(&ends) {
         decline(place, slot, generation);
     }
 }
 
-/// What came to a port of ours.
-fn list(world: &World, port: u32, to: &OwnedFd) {
+/// The connections at an endpoint of ours, and what was refused there.
+fn list(world: &World, endpoint: Endpoint, to: &OwnedFd) {
     use std::io::Write;
-    let at_port = |ends: &Ends| u32::from(ends.1.port()) == port;
-    let mut text = Vec::new();
+    let at_port = |ends: &Ends| ends.1.port() == endpoint.port;
+    let mut text = world.refusals.lines(endpoint).into_bytes();
     for place in &world.clients {
         for stream in place.streams() {
             let (Some(link), Ok(ends)) = (stream.link(), stream.ends.lock()) else { continue };
@@ -552,18 +602,17 @@ fn list(world: &World, port: u32, to: &OwnedFd) {
 
 // The client's side.
 
-/// A TCP connection to somebody on this machine is there, or about to be: offers it to the servers at that port.
+/// A TCP connection to this machine is there, or about to be: offers it to the servers at that endpoint.
 pub fn connected(fd: RawFd) {
-    let (Some(theirs), Some(ours)) = (name(fd, true), name(fd, false)) else { return };
-    if !same_host(&theirs, &ours) {
-        return;
-    }
+    let Some(ends) = endpoint::ends_of_client(fd).filter(endpoint::same_host) else { return };
+    let Some(netns) = endpoint::netns(fd) else { return super::step_aside(endpoint::NO_NETNS) };
+    let endpoint = Endpoint { port: ends.1.port(), netns };
+    forget_ended_servers();
+    fds::settle_when_due(now_ns());
     let mut places = Vec::new();
-    for directory in channel::directories() {
-        for (path, port, pid) in channel::servers_in(directory) {
-            if port == theirs.port() && pid != std::process::id() as i32 {
-                places.extend(server_at(path));
-            }
+    for server in channel::directories().iter().flat_map(|directory| channel::servers_in(directory)) {
+        if server.endpoint == endpoint {
+            places.extend(server_at(server.path));
         }
     }
     if places.is_empty() {
@@ -571,20 +620,18 @@ pub fn connected(fd: RawFd) {
     }
     let nonblocking = kernel::flags(fd) & libc::O_NONBLOCK != 0;
     let Some((stream, entry)) = fds::new_stream(fd, state::PENDING, nonblocking) else { return };
-    if let Ok(mut ends) = stream.ends.lock() {
-        *ends = Some((ours, theirs));
+    if let Ok(mut place) = stream.ends.lock() {
+        *place = Some(ends);
     }
     stream.deadline.store(now_ns() + PATIENCE_NS, Ordering::Relaxed);
     let mut offers = Vec::new();
     for place in places {
         let Some((slot, generation)) = place.pair().take_slot() else { continue };
         place.set_stream(slot, Some(stream));
-        if channel::say(&place.pair().channel, Kind::Offer, slot, generation, &[fd]).is_ok() {
-            offers.push(Offer { place, slot, generation });
-        } else if let Some(words) = place.pair().slot(slot) {
-            words.advance(generation, OFFERED, DECLINED);
-            place.set_stream(slot, None);
-            place.pair().retire(slot, generation, [None; 2]);
+        if channel::offer(&place.pair().channel, slot, generation, &ends).is_ok() {
+            offers.push(Offer { place, slot, generation, shown: false });
+        } else {
+            take_back(place, slot, generation);
         }
     }
     if offers.is_empty() {
@@ -596,29 +643,55 @@ pub fn connected(fd: RawFd) {
     fds::put(fd, Some(entry));
 }
 
+/// Ends an offer of ours that was not taken; its slot is used again.
+fn take_back(place: &'static Place, slot: u32, generation: u32) {
+    let pair = place.arc();
+    if let Some(words) = pair.slot(slot) {
+        words.decline(generation);
+    }
+    // Before the slot may be another's.
+    place.set_stream(slot, None);
+    pair.retire(slot, generation, [None; 2]);
+}
+
 /// Whether a descriptor is still the connection that is known by it.
 pub fn is_still(stream: &Stream, fd: RawFd) -> bool {
-    let now = name(fd, false).zip(name(fd, true));
+    let now = endpoint::ends_of_client(fd);
     now.is_some() && stream.ends.lock().is_ok_and(|ends| *ends == now)
+}
+
+/// Servers that have ended or were restarted are met no more: what is held of them is let go of.
+fn forget_ended_servers() {
+    let mut world = world();
+    let mut at = 0;
+    while at < world.servers.len() {
+        let place = world.servers[at];
+        if hear(place) {
+            at += 1;
+        } else {
+            world.servers.swap_remove(at);
+            farewell(place);
+        }
+    }
 }
 
 fn server_at(path: PathBuf) -> Option<&'static Place> {
     let local = local()?;
     let mut world = world();
-    if let Some(place) = world.servers.iter().copied().find(|p| p.path.lock().is_ok_and(|p| p.as_ref() == Some(&path)))
-    {
-        if hear(place) {
-            return (place.refused.load(Ordering::Acquire) == 0).then_some(place);
-        }
-        world.servers.retain(|p| !std::ptr::eq(*p, place));
-        farewell(place);
+    // A program that is client and server does not meet itself.
+    if world.meetings.iter().any(|m| m.rendezvous.path == path) {
+        return None;
+    }
+    if let Some(place) = world.servers.iter().find(|p| p.path.lock().is_ok_and(|p| p.as_ref() == Some(&path))) {
+        return (place.refused.load(Ordering::Acquire) == 0).then_some(*place);
     }
     let (channel, who) = channel::meet(&path).ok()?;
     if !settings().rule.allows(&who) {
         let (at, uid) = (path.display(), who.uid);
         let said = format!("{at} is of user {uid}, who is not allowed: TCP (--allow uid:{uid})");
-        // Once, not for every connection.
+        // Once, not for every connection; the server counts it, for `unslow bypass ls`.
         if world.strangers.insert(path) {
+            let _ = channel::say(&channel, Kind::Refused, REFUSED_USER, 0, &[]);
             super::tell(&said);
         }
         return None;
@@ -636,7 +709,7 @@ pub fn is_open(stream: &Stream) -> bool {
     matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::SETTLING)
 }
 
-/// Whether it is known by now how a pending connection goes on; decides it when time is up or `now` is said.
+/// Whether it is known by now how a pending connection goes on; decides it when time is up, or `at_once`.
 pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     if !is_open(stream) {
         return true;
@@ -646,17 +719,21 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
         state::PENDING => {}
         settling => return settling != state::SETTLING,
     }
+    if !at_once && show(stream, &mut offers) {
+        // The server is there, and has its time from now, however late we looked.
+        stream.deadline.fetch_max(now_ns() + PATIENCE_NS, Ordering::Relaxed);
+    }
     let late = at_once || now_ns() >= stream.deadline.load(Ordering::Relaxed);
     let mut taken = None;
     let mut open = 0;
     for (i, offer) in offers.iter().enumerate() {
         let Some(words) = offer.place.pair().slot(offer.slot) else { continue };
-        if late {
-            words.advance(offer.generation, OFFERED, DECLINED);
+        if late || offer.place.pair().dead.load(Ordering::Acquire) {
+            words.decline(offer.generation);
         }
         match words.state(offer.generation) {
             TAKEN if taken.is_none() => taken = Some(i),
-            OFFERED => open += 1,
+            OFFERED | ASKED => open += 1,
             _ => {}
         }
     }
@@ -675,7 +752,7 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     drop(offers);
     let mut link = None;
     for (i, offer) in all.into_iter().enumerate() {
-        let Offer { place, slot, generation } = offer;
+        let Offer { place, slot, generation, .. } = offer;
         if taken == Some(i) {
             let new = Link::new(place.arc(), slot, generation);
             if place.welcome.load(Ordering::Acquire) {
@@ -687,17 +764,30 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
             new.close();
             continue;
         }
-        if let Some(words) = place.pair().slot(slot) {
-            words.advance(generation, OFFERED, DECLINED);
-        }
-        place.set_stream(slot, None);
-        place.pair().retire(slot, generation, [None; 2]);
+        take_back(place, slot, generation);
     }
     match link {
         Some((place, link)) => epoll::adopt(stream, place, link),
         None => plain(stream),
     }
     true
+}
+
+/// Shows our socket to the servers that have just asked for it; whether there was one. Each has read the offer, and waits: so it
+/// reads this as well, and the socket does not lie in its queue for longer than a turn of its loop.
+fn show(stream: &'static Stream, offers: &mut [Offer]) -> bool {
+    let mut any = false;
+    for offer in offers.iter_mut().filter(|offer| !offer.shown) {
+        let pair = offer.place.pair();
+        let asked = pair.slot(offer.slot).is_some_and(|words| words.state(offer.generation) == ASKED);
+        // The program may have closed it behind our back, and the number be another file's.
+        if asked && is_still(stream, stream.fd()) {
+            let proof = [stream.fd()];
+            offer.shown = channel::say(&pair.channel, Kind::Proof, offer.slot, offer.generation, &proof).is_ok();
+            any |= offer.shown;
+        }
+    }
+    any
 }
 
 /// The stream goes on over TCP.
@@ -713,55 +803,26 @@ fn plain(stream: &'static Stream) {
 /// Offers of a stream that is closed before they were answered.
 pub fn withdraw(stream: &'static Stream) {
     let Ok(mut offers) = stream.offers.lock() else { return };
-    for Offer { place, slot, generation } in offers.drain(..) {
+    for Offer { place, slot, generation, .. } in offers.drain(..) {
         if let Some(words) = place.pair().slot(slot)
-            && !words.advance(generation, OFFERED, DECLINED)
+            && !words.decline(generation)
             && words.state(generation) == TAKEN
         {
             // Taken just now: it is closed as any other.
             let link = Link::new(place.arc(), slot, generation);
             hear(place);
+            place.enter(); // until its end is rung
             place.set_stream(slot, None);
             if let Some(bell) = link.close() {
                 ring(place, bell);
             }
+            place.leave();
             continue;
         }
-        place.set_stream(slot, None);
-        place.pair().retire(slot, generation, [None; 2]);
+        take_back(place, slot, generation);
     }
 }
 
 pub fn entry_of(stream: &'static Stream) -> Option<&'static Entry> {
     fds::entry_at(stream.index)
-}
-
-// Addresses.
-
-/// The address of one end of a TCP socket, IPv4 as IPv4 however it came.
-fn name(fd: RawFd, of_peer: bool) -> Option<SocketAddr> {
-    let mut bytes = [0u8; 28];
-    let mut len = bytes.len() as libc::socklen_t;
-    let call = if of_peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
-    // SAFETY: room for 28 bytes and their count.
-    if unsafe { libc::syscall(call, fd, bytes.as_mut_ptr(), &raw mut len) } != 0 {
-        return None;
-    }
-    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
-    let ip: IpAddr = match i32::from(u16::from_ne_bytes([bytes[0], bytes[1]])) {
-        libc::AF_INET => Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]).into(),
-        libc::AF_INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[8..24]).ok()?).to_canonical(),
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
-}
-
-/// The port a socket listens at, if it is one of TCP.
-pub fn listening_port(fd: RawFd) -> Option<u16> {
-    name(fd, false).map(|a| a.port())
-}
-
-/// Both ends have one address, or are loopback: the peer is on this machine (the offer is what proves it).
-fn same_host(a: &SocketAddr, b: &SocketAddr) -> bool {
-    a.ip() == b.ip() || a.ip().is_loopback() && b.ip().is_loopback()
 }

@@ -94,6 +94,7 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// A client that can be started.
+#[derive(Clone)]
 pub struct Prepared {
     name: &'static str,
     dir: PathBuf,

@@ -29,6 +29,10 @@ pub use drivers::names;
 /// Schema of a [`Document`].
 pub const SCHEMA: &str = "unslow.drill.clients/1";
 
+/// A client has so long for its first answer: the virtual machines of several start at once, on whatever else the machine does.
+const FIRST_ANSWER: Duration = Duration::from_secs(120);
+/// So many starts of clients, those that ended before their first answer included.
+const STARTS: u32 = 10;
 /// A command that took longer is slow, as in the account.
 const SLOW_US: u64 = 30_000;
 /// So many silences of a client are kept of each fault.
@@ -195,11 +199,12 @@ fn begin(lab: &Lab, name: &str, mut command: Command, folder: &Folder) -> Result
     Ok(Driver { name: name.into(), process: Group(child), version, told })
 }
 
-/// The last line a driver wrote on standard error.
+/// The last line a driver wrote on standard error that says something: not one of a stack's.
 fn last_words(folder: &Folder, name: &str) -> String {
     let text = std::fs::read(folder.path().join(format!("{name}.stderr"))).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("it says nothing").to_string()
+    let says = |l: &&str| !l.is_empty() && !l.starts_with([' ', '\t']);
+    text.lines().rfind(says).unwrap_or("it says nothing").to_string()
 }
 
 /// Silences of a thread, from the one that `from` is in on; the last is open, up to `until`. None of one that never had an
@@ -395,12 +400,27 @@ fn one(
         running
     };
     let (models, libraries): (Vec<_>, Vec<_>) = ready.into_iter().partition(|(name, _)| name.starts_with("bench"));
+    let again = libraries.clone();
     let mut running = begun(libraries, &mut document.clients);
     progress(&format!("{fault}: waiting for every client to get through"));
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let begun_at = Instant::now();
+    let deadline = begun_at + FIRST_ANSWER;
     let through = |d: &Driver| d.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()));
+    // Libraries give up a first connection after the command timeout, which is short for a machine that starts several of them: who
+    // ended before the first answer begins again.
+    let mut starts = 1;
     while !running.iter().all(through) && Instant::now() < deadline && !interrupted() {
         std::thread::sleep(Duration::from_millis(20));
+        let ended = |d: &mut Driver| !through(d) && d.process.0.try_wait().is_ok_and(|ended| ended.is_some());
+        let Some(driver) = running.iter_mut().find_map(|d| ended(d).then_some(d)) else { continue };
+        let prepared = again.iter().find(|(name, _)| *name == driver.name);
+        if starts == STARTS {
+            break;
+        }
+        if let Some(Ok(new)) = prepared.map(|(name, prepared)| start(name, prepared.clone())) {
+            *driver = new;
+        }
+        starts += 1;
     }
     running.retain_mut(|driver| {
         let there = through(driver);
@@ -408,7 +428,11 @@ fn one(
             document.clients.push(Seen {
                 client: driver.name.clone(),
                 fault: fault.into(),
-                missing: Some(format!("no answer within 30 s; {}", last_words(&folder, &driver.name))),
+                missing: Some(format!(
+                    "no first answer, {starts} starts of clients, {} s; {}",
+                    begun_at.elapsed().as_secs(),
+                    last_words(&folder, &driver.name)
+                )),
                 ..Seen::default()
             });
         }

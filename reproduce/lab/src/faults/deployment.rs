@@ -113,6 +113,97 @@ pub fn sentinel_down_after(at: &At<'_>) -> Result<Active, Error> {
     Ok(active)
 }
 
+/// The user that Sentinels log in with while [`sentinel_master_down`] lasts.
+const WATCHER: &str = "unslow-sentinel";
+const WATCHERS_PASSWORD: &str = "watch";
+
+/// Sentinels log in as a user that may do anything but PING. To them every server is down: the replicas first, so that none can be
+/// promoted, then the master. All of them are well.
+pub fn sentinel_master_down(at: &At<'_>) -> Result<Active, Error> {
+    let (sentinels, nodes) = (at.lab.deployment.sentinels.clone(), at.lab.deployment.nodes.clone());
+    if sentinels.is_empty() {
+        return Err(Error::new("a deployment with Sentinels is needed: kind = \"sentinel\""));
+    }
+    let master = at.node()?;
+    if !master.engine().is_valkey() && master.engine().level() < (6, 2) {
+        return Err(Error::new(format!(
+            "Sentinels of {} have no user to log in with; 6.2 has",
+            master.engine().version
+        )));
+    }
+    let mut active = at.active("their user may PING");
+    for node in &nodes {
+        at.claim(&mut active, node, "Sentinel's user")?;
+    }
+    let active = active.undo_with({
+        let (sentinels, nodes) = (sentinels.clone(), nodes.clone());
+        move || {
+            let password = nodes[0].target().password.map_or(String::new(), |p| p.reveal().to_string());
+            log_in(&sentinels, "", &password)?;
+            for node in nodes.iter().filter(|n| n.alive()) {
+                // With a user its connections end.
+                beside(node)?.call(&["ACL", "DELUSER", WATCHER])?;
+            }
+            wait_for("the Sentinels to see all of it up", Duration::from_secs(60), || {
+                Ok(!each_flags(&sentinels)?.iter().any(|f| has(f, "s_down") || has(f, "o_down")))
+            })
+        }
+    });
+    let password = format!(">{WATCHERS_PASSWORD}");
+    for node in &nodes {
+        let ping = if Arc::ptr_eq(node, &master) { "+ping" } else { "-ping" };
+        beside(node)?.call(&["ACL", "SETUSER", WATCHER, "on", &password, "~*", "&*", "+@all", ping])?;
+    }
+    log_in(&sentinels, WATCHER, WATCHERS_PASSWORD)?;
+    nodes.iter().try_for_each(drop_sentinels)?;
+    wait_for("the Sentinels to take every replica for down", Duration::from_secs(60), || {
+        let flags = each_flags(&sentinels)?;
+        Ok(flags.iter().all(|f| has(f, "master") || has(f, "s_down")))
+    })?;
+    beside(&master)?.call(&["ACL", "SETUSER", WATCHER, "-ping"])?;
+    wait_for("the Sentinels to agree that the master is down", Duration::from_secs(60), || {
+        Ok(each_flags(&sentinels)?.iter().all(|f| !has(f, "master") || has(f, "o_down")))
+    })?;
+    Ok(active)
+}
+
+/// Has every Sentinel use these at the servers it watches; an empty user is the default one.
+fn log_in(sentinels: &[Arc<Server>], user: &str, password: &str) -> Result<(), Error> {
+    for sentinel in sentinels {
+        beside(sentinel)?.call(&["SENTINEL", "SET", "mymaster", "auth-user", user, "auth-pass", password])?;
+    }
+    Ok(())
+}
+
+/// Ends the connections of Sentinels to a server: they log in again on new ones. Newer ones do so by themselves.
+fn drop_sentinels(node: &Arc<Server>) -> Result<(), Error> {
+    let mut c = beside(node)?;
+    let list = c.call(&["CLIENT", "LIST"])?.text().unwrap_or_default();
+    for line in list.lines().filter(|l| l.contains(" name=sentinel-")) {
+        if let Some(id) = line.split(' ').find_map(|word| word.strip_prefix("id=")) {
+            // It may have left by now.
+            let _ = c.call(&["CLIENT", "KILL", "ID", id]);
+        }
+    }
+    Ok(())
+}
+
+fn has(flags: &str, flag: &str) -> bool {
+    flags.split(',').any(|f| f == flag)
+}
+
+/// The flags of the master and of each replica, as every Sentinel shows them.
+fn each_flags(sentinels: &[Arc<Server>]) -> Result<Vec<String>, Error> {
+    let mut all = Vec::new();
+    for sentinel in sentinels {
+        let mut c = beside(sentinel)?;
+        let flags = |v: &Value| v.get("flags").and_then(Value::text).unwrap_or_default();
+        all.push(flags(&c.call(&["SENTINEL", "MASTER", "mymaster"])?));
+        all.extend(c.call(&["SENTINEL", "REPLICAS", "mymaster"])?.items().iter().map(flags));
+    }
+    Ok(all)
+}
+
 fn sentinel_failover(at: &At<'_>) -> Result<Active, Error> {
     let sentinels = at.lab.deployment.sentinels.clone();
     let target = at.node()?.address();

@@ -530,7 +530,8 @@ const DEBUG: &str = "enable-debug-command";
 /// Every fault.
 pub const ALL: &[Fault] = &[
     // Processes, hosts and paths.
-    fault("kill", "servers are killed, and with them what they had not saved; healed, they start again", Processes, six_nodes, process::kill),
+    fault("kill", "servers are killed, and with them what they had not saved; healed, they start again", Processes, six_nodes, process::kill)
+        .rule("node_unreachable"),
     fault("restart", "servers are killed and started again at once", Processes, six_nodes, process::restart),
     fault("hang", "processes stop (SIGSTOP) without a word to anybody", Processes, six_nodes, process::hang)
         .rule("node_hangs"),
@@ -702,6 +703,14 @@ pub const ALL: &[Fault] = &[
         deployment::sentinel_down_after,
     )
     .rule("sentinel_down_after"),
+    fault(
+        "sentinel_master_down",
+        "Sentinels log in as a user that may not PING, and take a healthy master for dead",
+        Deployment,
+        sentinel,
+        deployment::sentinel_master_down,
+    )
+    .rule("sentinel_master_down"),
     fault(
         "failover_flapping",
         "a master hangs for longer than the node timeout and comes back",

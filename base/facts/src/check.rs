@@ -1,0 +1,203 @@
+//! Whether numbers of a file can be what a run saw. A file may have been edited, or damaged where its form still holds.
+
+use unslow_topology::Info;
+
+use crate::{Facts, Host, Node, Rtt};
+
+/// No machine has more processors than this, so no share of a core is larger.
+const CORES: f64 = 1e5;
+/// No server has counted more of anything, calls or microseconds: it is 31 years of the latter.
+const COUNTED: f64 = 1e15;
+/// A year: no window is longer.
+const WINDOW_S: f64 = 366.0 * 86400.0;
+
+/// The first number that cannot be, in words.
+pub fn all(facts: &Facts) -> Result<(), String> {
+    window(facts.window_s, "window_s")?;
+    within(facts.cost.seconds, 0.0, WINDOW_S, "cost.seconds")?;
+    within(facts.cost.server_cpu_share, 0.0, CORES, "cost.server_cpu_share")?;
+    within(facts.cost.slowest_us, 0.0, 1e12, "cost.slowest_us")?;
+    facts.nodes.iter().try_for_each(node)?;
+    facts.hosts.iter().try_for_each(host)
+}
+
+fn node(node: &Node) -> Result<(), String> {
+    let name = |field: &str| format!("{field} of {}", node.address);
+    for (sample, which) in [(&node.first, "first"), (&node.last, "last")] {
+        sample.iter().try_for_each(|s| counters(&s.info, &name(which)))?;
+    }
+    if let (Some(first), Some(last)) = (&node.first, &node.last) {
+        window(node.window_s, &name("window_s"))?;
+        if last.at_ms < first.at_ms {
+            // A clock that was set back in the window; more than a day is no clock's correction.
+            within(
+                (first.at_ms - last.at_ms) as f64,
+                0.0,
+                86_400_000.0,
+                &name("last.at_ms before first.at_ms, in ms,"),
+            )?;
+        }
+    } else {
+        within(node.window_s, 0.0, WINDOW_S, &name("window_s"))?;
+    }
+    for point in &node.series {
+        within(point.commands_per_s, 0.0, 1e12, &name("series.commands_per_s"))?;
+        within(point.cpu_user_share, 0.0, CORES, &name("series.cpu_user_share"))?;
+        within(point.cpu_sys_share, 0.0, CORES, &name("series.cpu_sys_share"))?;
+    }
+    if let Some(rtt) = node.rtt.value() {
+        ordered(rtt, &name("rtt"))?;
+    }
+    Ok(())
+}
+
+/// Counters of an INFO: of commands, errors and databases. Sums are made of them.
+fn counters(info: &Info, of: &str) -> Result<(), String> {
+    const OF: &[&str] = &["calls", "usec", "rejected_calls", "failed_calls", "count", "keys"];
+    let counted =
+        info.0.iter().filter(|(field, _)| ["cmdstat_", "errorstat_", "db"].iter().any(|p| field.starts_with(p)));
+    for (field, value) in counted {
+        for (name, number) in value.split(',').filter_map(|part| part.split_once('=')) {
+            if let (true, Ok(number)) = (OF.contains(&name), number.parse::<f64>()) {
+                // A clock that is set back can make a sum negative.
+                within(number, -COUNTED, COUNTED, &format!("{name} of {field} in {of}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn host(host: &Host) -> Result<(), String> {
+    let name = |field: &str| format!("{field} of the machine {}", host.hostname);
+    within(host.window_s, 0.0, WINDOW_S, &name("window_s"))?;
+    // Two readings of a counter are never taken at one moment: a share may be a little over all.
+    for (share, field) in [(host.steal_share, "steal_share"), (host.busy_share, "busy_share")] {
+        within(share.unwrap_or(0.0), -0.5, 1.5, &name(field))?;
+    }
+    for (what, share) in &host.pressure {
+        within(*share, 0.0, 2.0, &name(&format!("pressure.{what}")))?;
+    }
+    for disk in &host.disks {
+        within(disk.write_await_ms, 0.0, 1e9, &name("disks.write_await_ms"))?;
+        within(disk.busy_share, 0.0, 1e3, &name("disks.busy_share"))?;
+    }
+    for process in &host.processes {
+        let shares = [
+            (process.cpu_share, "cpu_share"),
+            (process.run_delay_share, "run_delay_share"),
+            (process.throttled_share, "throttled_share"),
+            (process.quota_cores, "quota_cores"),
+        ];
+        for (share, field) in shares {
+            within(share.unwrap_or(0.0), 0.0, CORES, &name(&format!("{field} of process {}", process.pid)))?;
+        }
+    }
+    host.neighbours.iter().try_for_each(|n| within(n.cpu_share, 0.0, CORES, &name("neighbours.cpu_share")))
+}
+
+fn ordered(rtt: &Rtt, name: &str) -> Result<(), String> {
+    let rising = [rtt.us_min, rtt.us_p50, rtt.us_p99, rtt.us_max].is_sorted();
+    if rising && rtt.count > 0 {
+        Ok(())
+    } else {
+        Err(format!("{name}: its percentiles do not rise, or it counts none"))
+    }
+}
+
+fn window(seconds: f64, name: &str) -> Result<(), String> {
+    within(seconds, 0.001, WINDOW_S, name)
+}
+
+fn within(value: f64, least: f64, most: f64, name: &str) -> Result<(), String> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(format!("{name} is {value}; {least} to {most} was expected"))
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_topology::{ClusterView, Role};
+
+    use super::*;
+    use crate::{Facts, Sample, Seen};
+
+    fn facts() -> Facts {
+        let mut facts = Facts::of_nothing("redis://a:1");
+        facts.window_s = 10.0;
+        facts.nodes.push(Node { window_s: 10.0, ..Node::new("a:1", Role::Master) });
+        facts.hosts.push(Host { window_s: 10.0, ..Host::default() });
+        facts
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused_by_their_name() {
+        assert_eq!(all(&facts()), Ok(()));
+        type Damage = fn(&mut Facts);
+        let cases: &[(Damage, &str)] = &[
+            (|f| f.window_s = 0.0, "window_s is 0"),
+            (|f| f.window_s = -3.0, "window_s is -3"),
+            (|f| f.cost.server_cpu_share = -1.0, "cost.server_cpu_share"),
+            (|f| f.nodes[0].window_s = 1e300, "window_s of a:1"),
+            (|f| f.hosts[0].steal_share = Some(17.0), "steal_share of the machine"),
+            (|f| f.hosts[0].busy_share = Some(f64::NAN), "busy_share of the machine"),
+        ];
+        for (break_it, expected) in cases {
+            let mut facts = facts();
+            break_it(&mut facts);
+            assert!(all(&facts).is_err_and(|e| e.contains(expected)), "{expected}: {:?}", all(&facts));
+        }
+    }
+
+    #[test]
+    fn counters_that_cannot_be_are_refused_in_both_samples() {
+        let sample = |text: &str| Some(Sample { at_ms: 1, info: Info::parse(text) });
+        let good = "cmdstat_get:calls=9,usec=1e9,usec_per_call=inf\nallocator_frag_ratio:-nan\ndb0:keys=5,expires=0\n";
+        for bad in [
+            "cmdstat_get:calls=1e300,usec=1",
+            "cmdstat_get:calls=1,usec=inf",
+            "errorstat_ERR:count=nan",
+            "db0:keys=1e18",
+        ] {
+            for (first, last) in [(good, good), (bad, good), (good, bad)] {
+                let mut facts = facts();
+                (facts.nodes[0].first, facts.nodes[0].last) = (sample(first), sample(last));
+                let said = all(&facts);
+                if (first, last) == (good, good) {
+                    assert_eq!(said, Ok(()));
+                } else {
+                    let which = if first == bad { "first of a:1" } else { "last of a:1" };
+                    assert!(said.as_ref().is_err_and(|e| e.contains(which)), "{bad}: {said:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn slots_that_cannot_be_are_refused() {
+        let mut facts = facts();
+        let line = format!("{} h:1@2 myself,master - 0 0 1 connected 0-16383", "a".repeat(40));
+        let value = ClusterView::parse(&line).unwrap();
+        facts.nodes[0].cluster = Seen::Yes { value, source: "CLUSTER NODES".into(), at_ms: 1 };
+        let whole = serde_json::to_string(&facts).unwrap();
+        assert_eq!(Facts::from_json(&whole).unwrap(), facts);
+        let edited = whole.replace("[[0,16383]]", "[[0,65535]]");
+        assert_ne!(edited, whole);
+        assert!(Facts::from_json(&edited).unwrap_err().0.contains("0-65535 are no slots"));
+    }
+
+    #[test]
+    fn a_cut_off_file_a_newer_one_and_other_text_are_told_apart() {
+        let whole = serde_json::to_string(&facts()).unwrap();
+        assert!(Facts::from_json(&whole).is_ok());
+        for length in [whole.len() - 1, whole.len() / 2, 20] {
+            let error = Facts::from_json(&whole[..length]).unwrap_err();
+            assert!(error.0.contains("cut off"), "{length}: {error}");
+        }
+        assert!(Facts::from_json("hello").unwrap_err().0.contains("not a facts file"));
+        assert!(Facts::from_json(&format!("{whole} {{}}")).is_err());
+        let newer = whole.replacen("\"url\"", "\"colour\":1,\"url\"", 1);
+        let facts = Facts::from_json(&newer).unwrap();
+        assert!(facts.notes.iter().any(|n| n.contains("colour")), "{:?}", facts.notes);
+    }
+}

@@ -1,0 +1,349 @@
+//! What a connection sends before its first command, and whether the server accepted it.
+//!
+//! All of it is written at once, so a new connection costs one round trip. AUTH goes first: servers that require a
+//! password refuse everything before it. RESP3 comes next, so that all later replies have one protocol, then what
+//! depends on neither.
+
+use std::collections::VecDeque;
+
+use unslow_resp::{Frame, write_command};
+
+use crate::refusal::{Author, Refusal};
+
+/// What to agree on with the server. No `Debug`: there is a password inside.
+#[derive(Clone, Copy, Default)]
+pub struct Plan<'a> {
+    /// AUTH as this user, or as `default`.
+    pub user: Option<&'a [u8]>,
+    /// A user without a password is sent with an empty one, which is right for `nopass`: the connection must never act
+    /// for anyone but the user asked for.
+    pub password: Option<&'a [u8]>,
+    /// HELLO 3.
+    pub resp3: bool,
+    /// CLIENT SETNAME, so that operators see in CLIENT LIST who is connected.
+    pub name: Option<&'a str>,
+    /// Whether the CLIENT ID is needed, for CLIENT UNBLOCK or CLIENT KILL. With RESP3 it is in HELLO's reply anyway.
+    pub wants_id: bool,
+    /// SELECT, unless 0.
+    pub db: u32,
+    /// More commands, already encoded. Each must get exactly one reply, and an error in any of them ends the greeting.
+    pub setup: &'a [Vec<u8>],
+}
+
+/// The replies that are still due. The default has none: it is done.
+#[derive(Debug, Default)]
+pub struct Greeting {
+    steps: VecDeque<Step>,
+    id: Option<u64>,
+    /// `Some` after a refusal: whether it is passing.
+    refused: Option<bool>,
+}
+
+/// How far a greeting is after a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More replies are due.
+    More,
+    /// The connection is ready.
+    Done {
+        /// The connection's CLIENT ID, if a reply had it.
+        id: Option<u64>,
+    },
+    /// The server refused a command. Close the connection: it may have the wrong user, protocol or database.
+    Refused {
+        /// The server will accept the same greeting later, so what waits for the connection can keep waiting. Otherwise
+        /// the settings are wrong, and waiting only delays the error.
+        passing: bool,
+    },
+    /// This does not answer the greeting: a push, or a reply after the last one.
+    Unasked,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Auth,
+    Hello,
+    Name,
+    Id,
+    Select,
+    Setup,
+}
+
+impl Greeting {
+    /// Appends the greeting's commands to `out`. If there are none it is done at once, see [`Greeting::is_done`].
+    pub fn begin(plan: &Plan, out: &mut Vec<u8>) -> Greeting {
+        let mut steps = VecDeque::new();
+        if plan.user.is_some() || plan.password.is_some() {
+            let mut auth = vec![b"AUTH".as_slice()];
+            auth.extend(plan.user);
+            auth.push(plan.password.unwrap_or_default());
+            write_command(out, &auth);
+            steps.push_back(Step::Auth);
+        }
+        if plan.resp3 {
+            write_command(out, &["HELLO", "3"]);
+            steps.push_back(Step::Hello);
+        }
+        if let Some(name) = plan.name {
+            write_command(out, &["CLIENT", "SETNAME", name]);
+            steps.push_back(Step::Name);
+        }
+        if plan.wants_id && !plan.resp3 {
+            write_command(out, &["CLIENT", "ID"]);
+            steps.push_back(Step::Id);
+        }
+        if plan.db != 0 {
+            write_command(out, &["SELECT", &plan.db.to_string()]);
+            steps.push_back(Step::Select);
+        }
+        for command in plan.setup {
+            out.extend_from_slice(command);
+            steps.push_back(Step::Setup);
+        }
+        Greeting { steps, id: None, refused: None }
+    }
+
+    /// Takes the next whole reply of the connection. After a refusal it stays refused.
+    pub fn reply(&mut self, reply: &[u8]) -> Progress {
+        if let Some(passing) = self.refused {
+            return Progress::Refused { passing };
+        }
+        if matches!(reply.first(), None | Some(b'>')) {
+            return Progress::Unasked;
+        }
+        let Some(step) = self.steps.pop_front() else { return Progress::Unasked };
+        match Refusal::parse(reply, Author::Server) {
+            Some(refusal) if !step.tolerates(reply) => {
+                let passing = refusal.passes();
+                self.refused = Some(passing);
+                return Progress::Refused { passing };
+            }
+            Some(_) => {}
+            None if step == Step::Hello => self.id = hello_id(reply),
+            None if step == Step::Id => self.id = client_id(Frame::new(reply)),
+            None => {}
+        }
+        match self.steps.is_empty() {
+            true => Progress::Done { id: self.id },
+            false => Progress::More,
+        }
+    }
+
+    /// Whether every reply has come and none was a refusal.
+    pub fn is_done(&self) -> bool {
+        self.steps.is_empty() && self.refused.is_none()
+    }
+}
+
+impl Step {
+    /// Whether the connection is fit for use although the server answered this step with an error.
+    fn tolerates(self, reply: &[u8]) -> bool {
+        // A password sent to a server that has none, in the words of Redis 6 and of older versions. redis-cli only
+        // warns.
+        const NEEDLESS: [&str; 2] = ["without any password", "no password is set"];
+        match self {
+            Step::Auth => NEEDLESS.iter().any(|words| reply.windows(words.len()).any(|w| w == words.as_bytes())),
+            // An ACL may forbid CLIENT altogether; the connection serves commands without it.
+            Step::Name | Step::Id => true,
+            Step::Hello | Step::Select | Step::Setup => false,
+        }
+    }
+}
+
+/// `id` in HELLO's map. Modules are listed in a nested array, so one named `id` is not confused with it.
+fn hello_id(reply: &[u8]) -> Option<u64> {
+    let mut items = Frame::new(reply).items();
+    while let (Some(key), Some(value)) = (items.next(), items.next()) {
+        if key.text() == b"id" {
+            return client_id(value);
+        }
+    }
+    None
+}
+
+fn client_id(frame: Frame<'_>) -> Option<u64> {
+    frame.integer().and_then(|id| u64::try_from(id).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_resp::{Scan, Scanner};
+
+    use super::*;
+
+    const MORE: Progress = Progress::More;
+    const DONE: Progress = Progress::Done { id: None };
+    const HELLO: &str = "%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$2\r\nid\r\n:42\r\n$7\r\nmodules\r\n*0\r\n";
+
+    /// Commands as words.
+    fn commands(mut bytes: &[u8]) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Ok(Scan::Complete(length)) = Scanner::default().scan(bytes) {
+            let words = Frame::new(&bytes[..length]).items().map(|f| String::from_utf8_lossy(f.text()).into_owned());
+            all.push(words.collect::<Vec<_>>().join(" "));
+            bytes = &bytes[length..];
+        }
+        assert!(bytes.is_empty(), "{}", bytes.escape_ascii());
+        all
+    }
+
+    fn encoded(words: &[&str]) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_command(&mut out, words);
+        out
+    }
+
+    fn full(setup: &[Vec<u8>]) -> Plan<'_> {
+        Plan {
+            user: Some(b"app"),
+            password: Some(b"s3cret"),
+            resp3: true,
+            name: Some("t"),
+            wants_id: true,
+            db: 7,
+            setup,
+        }
+    }
+
+    #[test]
+    fn commands_are_sent_in_order_and_only_if_planned() {
+        let none = Plan::default();
+        let setup = [encoded(&["CLIENT", "TRACKING", "ON"]), encoded(&["READONLY"])];
+        for (plan, expected) in [
+            (none, vec![]),
+            (Plan { password: Some(b"p"), ..none }, vec!["AUTH p"]),
+            (Plan { user: Some(b"u"), password: Some(b"p"), ..none }, vec!["AUTH u p"]),
+            (Plan { user: Some(b"u"), ..none }, vec!["AUTH u "]),
+            (Plan { password: Some(b""), ..none }, vec!["AUTH "]),
+            (Plan { password: Some(b"p\r\nq"), ..none }, vec!["AUTH p\r\nq"]),
+            (Plan { resp3: true, ..none }, vec!["HELLO 3"]),
+            (Plan { name: Some("t"), ..none }, vec!["CLIENT SETNAME t"]),
+            (Plan { wants_id: true, ..none }, vec!["CLIENT ID"]),
+            (Plan { wants_id: true, resp3: true, ..none }, vec!["HELLO 3"]),
+            (Plan { db: u32::MAX, ..none }, vec!["SELECT 4294967295"]),
+            (Plan { setup: &setup, ..none }, vec!["CLIENT TRACKING ON", "READONLY"]),
+            (
+                Plan { resp3: false, ..full(&setup) },
+                vec!["AUTH app s3cret", "CLIENT SETNAME t", "CLIENT ID", "SELECT 7", "CLIENT TRACKING ON", "READONLY"],
+            ),
+            (
+                full(&setup),
+                vec!["AUTH app s3cret", "HELLO 3", "CLIENT SETNAME t", "SELECT 7", "CLIENT TRACKING ON", "READONLY"],
+            ),
+        ] {
+            let mut out = b"+earlier\r\n".to_vec();
+            let mut greeting = Greeting::begin(&plan, &mut out);
+            assert_eq!(commands(out.strip_prefix(b"+earlier\r\n").expect("output is appended to")), expected);
+            assert_eq!(greeting.is_done(), expected.is_empty(), "{expected:?}");
+            // As many replies are due as commands were sent.
+            for due in (0..expected.len()).rev() {
+                assert_eq!(greeting.reply(b"+OK\r\n"), if due == 0 { DONE } else { MORE }, "{expected:?}");
+                assert_eq!(greeting.is_done(), due == 0, "{expected:?}");
+            }
+            assert_eq!((greeting.reply(b"+OK\r\n"), greeting.is_done()), (Progress::Unasked, true), "{expected:?}");
+        }
+        assert!(Greeting::default().is_done());
+    }
+
+    #[test]
+    fn each_refusal_is_judged_by_the_command_it_answers() {
+        const REFUSED: Progress = Progress::Refused { passing: false };
+        const PASSING: Progress = Progress::Refused { passing: true };
+        let setup = [encoded(&["READONLY"])];
+        let none = Plan::default();
+        let auth = Plan { password: Some(b"p"), ..none };
+        let hello = Plan { resp3: true, ..none };
+        let name = Plan { name: Some("t"), ..none };
+        let id = Plan { wants_id: true, ..none };
+        let select = Plan { db: 1, ..none };
+        let setup = Plan { setup: &setup, ..none };
+        for (plan, reply, expected) in [
+            (auth, "-WRONGPASS invalid username-password pair or user is disabled.", REFUSED),
+            (auth, "-ERR invalid password", REFUSED),
+            (auth, "-ERR wrong number of arguments for 'auth' command", REFUSED),
+            (auth, "-ERR Client sent AUTH, but no password is set", DONE),
+            (auth, "-ERR AUTH <password> called without any password configured for the default user.", DONE),
+            (auth, "!44\r\nERR Client sent AUTH, but no password is set", DONE),
+            (auth, "!22\r\nWRONGPASS not this one", REFUSED),
+            (auth, "-LOADING Redis is loading the dataset in memory", PASSING),
+            (hello, "-NOPROTO unsupported protocol version", REFUSED),
+            (hello, "-ERR unknown command 'HELLO'", REFUSED),
+            (hello, "-NOAUTH HELLO must be called with the client already authenticated", REFUSED),
+            (hello, "-ERR no password is set", REFUSED),
+            (name, "-NOPERM this user has no permissions to run the 'client|setname' command", DONE),
+            (name, "-NOAUTH Authentication required.", DONE),
+            (id, "-ERR Unknown subcommand or wrong number of arguments for 'ID'.", DONE),
+            (id, "-LOADING Redis is loading the dataset in memory", DONE),
+            (select, "-ERR DB index is out of range", REFUSED),
+            (select, "-NOAUTH Authentication required.", REFUSED),
+            (select, "-LOADING Redis is loading the dataset in memory", PASSING),
+            (select, "-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", PASSING),
+            (select, "-BUSY Redis is busy running a script. You can only call SCRIPT KILL.", PASSING),
+            (select, "-loading", REFUSED),
+            (setup, "-ERR This instance has cluster support disabled", REFUSED),
+            (setup, "-LOADING Redis is loading the dataset in memory", PASSING),
+        ] {
+            let mut greeting = Greeting::begin(&plan, &mut Vec::new());
+            assert_eq!(greeting.reply(format!("{reply}\r\n").as_bytes()), expected, "{reply}");
+            assert_eq!(greeting.is_done(), expected == DONE, "{reply}");
+        }
+    }
+
+    #[test]
+    fn a_refused_greeting_stays_refused() {
+        let mut greeting = Greeting::begin(&full(&[]), &mut Vec::new());
+        for reply in ["-WRONGPASS no\r\n", HELLO, "+OK\r\n", "+OK\r\n", "+OK\r\n", ">1\r\n+x\r\n", "-LOADING\r\n"] {
+            assert_eq!(greeting.reply(reply.as_bytes()), Progress::Refused { passing: false }, "{reply:?}");
+            assert!(!greeting.is_done(), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn pushes_between_the_replies_answer_nothing() {
+        let mut greeting = Greeting::begin(&full(&[]), &mut Vec::new());
+        for (reply, expected) in [
+            ("+OK\r\n", MORE),
+            (">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n", Progress::Unasked),
+            ("", Progress::Unasked),
+            (HELLO, MORE),
+            ("+OK\r\n", MORE),
+            (">1\r\n-ERR\r\n", Progress::Unasked),
+            ("+OK\r\n", Progress::Done { id: Some(42) }),
+            ("-LOADING\r\n", Progress::Unasked),
+        ] {
+            assert_eq!(greeting.reply(reply.as_bytes()), expected, "{reply:?}");
+        }
+        assert!(greeting.is_done());
+    }
+
+    #[test]
+    fn the_client_id_is_read_from_hello_or_client_id() {
+        let (hello, ask) = (Plan { resp3: true, ..Plan::default() }, Plan { wants_id: true, ..Plan::default() });
+        for (plan, reply, id) in [
+            (hello, HELLO, Some(42)),
+            (hello, "*2\r\n$2\r\nid\r\n:9223372036854775807\r\n", Some(i64::MAX as u64)),
+            (hello, "%1\r\n+id\r\n:7\r\n", Some(7)),
+            // A module named id, a mode named id, no id, invalid ids.
+            (hello, "%2\r\n$7\r\nmodules\r\n*1\r\n%1\r\n$2\r\nid\r\n:1\r\n$2\r\nid\r\n:2\r\n", Some(2)),
+            (hello, "%2\r\n$4\r\nmode\r\n$2\r\nid\r\n$2\r\nid\r\n:3\r\n", Some(3)),
+            (hello, "%1\r\n$4\r\nkind\r\n:42\r\n", None),
+            (hello, "%1\r\n$2\r\nid\r\n:-1\r\n", None),
+            (hello, "%1\r\n$2\r\nid\r\n$2\r\n42\r\n", None),
+            (hello, "%1\r\n$2\r\nid\r\n", None),
+            (hello, "+OK\r\n", None),
+            (ask, ":42\r\n", Some(42)),
+            (ask, ":-42\r\n", None),
+            (ask, "$2\r\n42\r\n", None),
+            (ask, "-ERR unknown\r\n", None),
+        ] {
+            let mut greeting = Greeting::begin(&plan, &mut Vec::new());
+            assert_eq!(greeting.reply(reply.as_bytes()), Progress::Done { id }, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn no_secret_is_kept_after_the_commands_are_written() {
+        let greeting = Greeting::begin(&full(&[encoded(&["AUTH", "s3cret"])]), &mut Vec::new());
+        assert!(!format!("{greeting:?}").contains("s3cret"), "{greeting:?}");
+    }
+}

@@ -1,0 +1,222 @@
+//! What breaks, and what another map moves.
+
+use crate::map::{Map, NOBODY};
+use crate::session::*;
+use crate::worker::{Again, MS, To, Worker};
+use unslow_reactor::{Closed, Io};
+use unslow_topology::Health;
+
+impl Worker {
+    /// The connection is gone.
+    pub fn lane_closed(&mut self, io: &mut Io, lane: u32, why: &Closed) {
+        let never_sent = io.never_sent();
+        if let Some(id) = self.lanes[lane as usize].connection.take() {
+            self.parties[id.index()] = crate::worker::Party::Nobody;
+        }
+        self.clogs.retain(|c| c.lane != lane);
+        let l = &self.lanes[lane as usize];
+        let was = l.state;
+        if matches!(was, State::Opening | State::Greeting) {
+            self.lane_failed(lane);
+            if was == State::Greeting || self.lanes[lane as usize].owner.is_some() {
+                self.shared.doubt();
+            }
+            self.rehome(io, lane);
+            return;
+        }
+        self.shared.doubt();
+        let text = format!(
+            "-ERR unslow: {}: {why} after this command was sent; it may or may not have run\r\n",
+            self.map.servers[usize::from(l.node)].address
+        );
+        self.break_lane(io, lane, never_sent, &text);
+        self.lanes[lane as usize].state = State::Closed(self.now);
+        // Who has it alone cannot go on with it.
+        if let Some(owner) = self.lanes[lane as usize].owner {
+            self.lost_own_lane(io, lane, owner);
+        } else if self.lanes[lane as usize].pooled {
+            self.close_lane(io, lane);
+        }
+    }
+
+    /// Sorts the commands of a lane that is no more into those to send again and those that failed. `never_sent` are the
+    /// last bytes that its peer cannot have seen.
+    pub(super) fn break_lane(&mut self, io: &mut Io, lane: u32, never_sent: usize, text: &str) {
+        let l = &mut self.lanes[lane as usize];
+        let seen = l.sent_bytes.saturating_sub(never_sent);
+        let journal = std::mem::take(&mut l.journal);
+        let flights: Vec<Flight> = l.flights.drain(..).collect();
+        let pinned = l.pooled && l.owner.is_some();
+        let midway = l.forwarded > 0 || !l.part.is_empty();
+        (l.sent, l.sent_bytes, l.first, l.forwarded) = (0, 0, 0, 0);
+        l.part.clear();
+        l.splitter = splitter();
+        l.read_only = Some(false);
+        let mut at = 0;
+        for (i, flight) in flights.into_iter().enumerate() {
+            let bytes = &journal.all()[at..at + flight.len as usize];
+            at += flight.len as usize;
+            // A command that was cut is no command: servers run whole ones only.
+            let ran_perhaps = at <= seen && flight.kind != Kind::Swallow;
+            let half_told = i == 0 && midway && matches!(flight.kind, Kind::Reply | Kind::Block);
+            if half_told && self.told_in_part(flight.whom, flight.seq) {
+                // Half of the answer is with the client: there is no way to end it well.
+                self.drop_client(io, flight.whom);
+                continue;
+            }
+            if half_told && let Some(client) = self.client(flight.whom) {
+                let at = flight.seq.wrapping_sub(client.base) as usize;
+                if let Some(pending) = client.pending.get_mut(at) {
+                    client.parked -= pending.bytes.len();
+                    pending.bytes.clear();
+                }
+            }
+            if flight.kind == Kind::Swallow {
+            } else if flight.len > 0
+                && !pinned
+                && !matches!(flight.kind, Kind::Auth | Kind::Verify)
+                && (flight.repeatable || !ran_perhaps)
+            {
+                self.stats.again += 1;
+                let tries = flight.tries.saturating_add(1);
+                if self.now > flight.at + self.config.hold_ms * MS {
+                    self.stats.error("held_too_long");
+                    self.fail_flight(io, &flight, text.as_bytes());
+                } else {
+                    let again = Again { flight: Flight { tries, ..flight }, bytes: bytes.to_vec(), to: To::Owner };
+                    // Not at once: what broke the connection may need a moment to show.
+                    self.later(again, MS);
+                    if let Some(client) = self.client(flight.whom) {
+                        client.barrier = true;
+                    }
+                }
+            } else {
+                self.stats.error("lost_in_flight");
+                self.fail_flight(io, &flight, text.as_bytes());
+            }
+        }
+    }
+
+    pub(super) fn told_in_part(&mut self, whom: Whom, seq: u32) -> bool {
+        self.client(whom).is_some_and(|c| c.midway && c.base == seq)
+    }
+
+    /// The map is another one: what could not be written goes where it belongs now, and what was written to a node that
+    /// lost its place and does not answer is given up.
+    pub fn remapped(&mut self, io: &mut Io, old: &Map) {
+        let mut moving: Vec<Again> = Vec::new();
+        let mut unverified: Vec<Flight> = Vec::new();
+        for lane in 0..self.lanes.len() as u32 {
+            let l = &self.lanes[lane as usize];
+            if l.free {
+                continue;
+            }
+            let node = usize::from(l.node);
+            let server = &self.map.servers[node];
+            let ill = server.health != Health::Up;
+            let replaced =
+                ill && !server.owns && old.servers.get(node).is_some_and(|s| s.owns || s.health == Health::Up);
+            let now_ill = ill && old.servers.get(node).is_some_and(|s| s.health == Health::Up);
+            let raw = l.raw;
+            self.lanes[lane as usize].held = ill && (server.health == Health::Suspected || server.owns);
+            if replaced && self.lanes[lane as usize].state == State::Ready {
+                if let Some(id) = self.lanes[lane as usize].connection.take() {
+                    io.close(id);
+                    self.parties[id.index()] = crate::worker::Party::Nobody;
+                }
+                let address = self.map.servers[node].address.clone();
+                let text = format!(
+                    "-ERR unslow: {address} stopped answering after this command was sent, and was replaced; it may or may not have run\r\n"
+                );
+                self.break_lane(io, lane, 0, &text);
+                self.lanes[lane as usize].state = State::Closed(self.now);
+                if let Some(owner) = self.lanes[lane as usize].owner {
+                    self.lost_own_lane(io, lane, owner);
+                } else if self.lanes[lane as usize].pooled {
+                    self.close_lane(io, lane);
+                }
+                continue;
+            }
+            let l = &mut self.lanes[lane as usize];
+            if raw && l.state != State::Ready && (ill || !self.map.servers[node].owns) {
+                self.rehome(io, lane);
+                continue;
+            }
+            if !raw
+                && l.pooled
+                && l.owner.is_some()
+                && l.sent == 0
+                && !l.used
+                && !l.flights.is_empty()
+                && l.state != State::Ready
+            {
+                // A dedicated lane on which nothing was said yet can be one to somebody else.
+                let first = l.flights.iter().find(|f| f.slot != NO_SLOT).map(|f| (f.slot, f.whom));
+                let to = first.map_or(NOBODY, |(slot, whom)| self.node_for(slot, false, whom));
+                if to != NOBODY && usize::from(to) != node {
+                    if let Some(id) = self.lanes[lane as usize].connection.take() {
+                        io.close(id);
+                        self.parties[id.index()] = crate::worker::Party::Nobody;
+                    }
+                    let held = self.map.servers[usize::from(to)].health != Health::Up;
+                    let l = &mut self.lanes[lane as usize];
+                    (l.node, l.state, l.held, l.failures, l.down_since) = (to, State::Closed(self.now), held, 0, None);
+                    l.greeting.clear();
+                    l.part.clear();
+                    (l.splitter, l.first, l.forwarded, l.server_number) = (splitter(), 0, 0, None);
+                    self.dial_if_needed(io, lane);
+                }
+                continue;
+            }
+            let l = &mut self.lanes[lane as usize];
+            let dedicated = l.pooled && l.owner.is_some();
+            if !raw && !dedicated && l.sent < l.flights.len() {
+                let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
+                let bytes = l.journal.all()[l.sent_bytes..].to_vec();
+                l.journal.truncate(l.sent_bytes);
+                l.read_only = None;
+                let mut at = 0;
+                for flight in flights {
+                    let end = at + flight.len as usize;
+                    if flight.kind == Kind::Verify {
+                        unverified.push(flight);
+                    } else if flight.kind != Kind::Swallow {
+                        moving.push(Again { flight, bytes: bytes[at..end].to_vec(), to: To::Owner });
+                    }
+                    at = end;
+                }
+            }
+            // Reads under way to a node that hangs now are asked of a replica as well; the late answer goes nowhere.
+            if now_ill {
+                let mut elsewhere = Vec::new();
+                let l = &mut self.lanes[lane as usize];
+                let mut at = 0;
+                for flight in l.flights.iter_mut() {
+                    let end = at + flight.len as usize;
+                    let owner = self.map.slots.get(usize::from(flight.slot));
+                    let readers = owner.and_then(|m| self.map.readers.get(usize::from(*m)));
+                    let other = readers.is_some_and(|r| r.iter().any(|n| usize::from(*n) != node));
+                    if flight.read
+                        && flight.len > 0
+                        && other
+                        && matches!(flight.kind, Kind::Reply | Kind::Gather)
+                        && !l.pooled
+                        && l.forwarded == 0
+                    {
+                        let bytes = l.journal.all()[at..end].to_vec();
+                        elsewhere.push(Again { flight: *flight, bytes, to: To::Owner });
+                        flight.kind = Kind::Swallow;
+                    }
+                    at = end;
+                }
+                moving.extend(elsewhere);
+            }
+            self.flow(io, lane);
+        }
+        unverified.iter().for_each(|asked| self.unverified(io, asked));
+        moving.sort_by_key(|a| a.flight.at);
+        for again in moving {
+            self.resend(io, again);
+        }
+    }
+}

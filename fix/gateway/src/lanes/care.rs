@@ -1,0 +1,143 @@
+//! Lanes looked over: those that wait, and those whose clients do not read.
+
+use crate::session::*;
+use crate::worker::{Clog, MS, Worker};
+use unslow_reactor::Io;
+
+/// Client output beyond which its server is not read for a while.
+const CLOG: usize = 2 << 20;
+/// A client that takes nothing for so long gets its answers from our memory, up to its limit.
+const CLOG_PATIENCE: u64 = 50 * MS;
+
+impl Worker {
+    /// Lanes that wait to be dialled, commands that waited too long, lanes nobody needs.
+    pub fn look_after_lanes(&mut self, io: &mut Io) {
+        const IDLE: u64 = 60_000 * MS;
+        let hold = self.config.hold_ms * MS;
+        let mut waiting = 0;
+        for lane in 0..self.lanes.len() as u32 {
+            let l = &self.lanes[lane as usize];
+            if l.free {
+                continue;
+            }
+            if l.state == State::Greeting && self.now > l.dialled_at + 2 * self.config.connect_ms * MS {
+                // It takes connections and says nothing.
+                if let Some(id) = self.lanes[lane as usize].connection.take() {
+                    io.close(id);
+                    self.parties[id.index()] = crate::worker::Party::Nobody;
+                }
+                self.lane_failed(lane);
+                self.rehome(io, lane);
+            }
+            let l = &self.lanes[lane as usize];
+            let unwritten = l.flights.len() > l.sent;
+            let subscribing = l.raw && l.journal.len() > 0 && l.state != State::Ready;
+            if unwritten || subscribing {
+                waiting += 1;
+                let oldest = l.flights.get(l.sent).map_or(self.now, |f| f.at);
+                if self.now > oldest + hold {
+                    self.give_up(io, lane);
+                }
+                self.dial_if_needed(io, lane);
+            } else if l.pooled && l.owner.is_none() && self.now > l.idle_since + IDLE {
+                self.close_lane(io, lane);
+            }
+        }
+        self.lanes_waiting = waiting + self.homeless.len();
+    }
+
+    /// What has waited too long on a lane gets its error.
+    pub(super) fn give_up(&mut self, io: &mut Io, lane: u32) {
+        let hold = self.config.hold_ms * MS;
+        let l = &self.lanes[lane as usize];
+        if let (true, Some(owner)) = (l.pooled, l.owner) {
+            // What was said before on a dedicated lane belongs to what is given up.
+            let address = &self.map.servers[usize::from(l.node)].address;
+            let how = if l.sent == 0 { "this one was not sent" } else { "it may or may not have run" };
+            let text = format!(
+                "-ERR unslow: {address} took no commands for {} ms and nobody took its place; {how}\r\n",
+                self.config.hold_ms
+            );
+            if let Some(id) = self.lanes[lane as usize].connection.take() {
+                io.close(id);
+                self.parties[id.index()] = crate::worker::Party::Nobody;
+            }
+            self.break_lane(io, lane, 0, &text);
+            self.lanes[lane as usize].state = State::Closed(self.now);
+            return self.lost_own_lane(io, lane, owner);
+        }
+        let l = &mut self.lanes[lane as usize];
+        let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
+        let bytes = l.journal.all()[l.sent_bytes..].to_vec();
+        l.journal.truncate(l.sent_bytes);
+        l.read_only = None;
+        let address = self.map.servers[usize::from(l.node)].address.clone();
+        let text = format!(
+            "-ERR unslow: {address} took no commands for {} ms and nobody took its place; this one was not sent\r\n",
+            self.config.hold_ms
+        );
+        let mut at = 0;
+        for flight in flights {
+            let end = at + flight.len as usize;
+            if self.now > flight.at + hold {
+                self.stats.error("held_too_long");
+                self.fail_flight(io, &flight, text.as_bytes());
+            } else {
+                let l = &mut self.lanes[lane as usize];
+                l.flights.push_back(flight);
+                l.journal.push(&bytes[at..end]);
+            }
+            at = end;
+        }
+    }
+
+    /// A long reply comes faster than its client takes it: the server is read more slowly for a while.
+    pub(super) fn clogged(&mut self, io: &mut Io, lane: u32, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        let (id, slow) = (client.id, client.slow);
+        if io.unsent(id) <= CLOG {
+            return;
+        }
+        io.flush(id);
+        let unsent = io.unsent(id);
+        if unsent <= CLOG {
+            if let Some(client) = self.client(whom) {
+                client.slow = false;
+            }
+            return;
+        }
+        if unsent > self.config.client_output_bytes {
+            return self.close_slow(io, whom);
+        }
+        if slow && self.lanes[lane as usize].owner.is_none() {
+            return;
+        }
+        if self.clogs.iter().all(|c| c.lane != lane)
+            && let Some(connection) = self.lanes[lane as usize].connection
+        {
+            io.pause(connection, true);
+            self.clogs.push(Clog { lane, whom, unsent, since: self.now });
+        }
+    }
+
+    pub fn unclog(&mut self, io: &mut Io) {
+        for mut clog in std::mem::take(&mut self.clogs) {
+            let id = self.client(clog.whom).map(|c| c.id);
+            let unsent = id.map_or(0, |id| io.unsent(id));
+            let own = self.lanes[clog.lane as usize].owner.is_some();
+            if unsent < clog.unsent {
+                (clog.unsent, clog.since) = (unsent, self.now);
+            }
+            // On a lane of its own a client may take its time; on a shared one others wait.
+            let stuck = !own && self.now > clog.since + CLOG_PATIENCE;
+            if stuck && let Some(client) = self.client(clog.whom) {
+                client.slow = true;
+            }
+            if unsent > CLOG / 2 && !stuck {
+                self.clogs.push(clog);
+            } else if let Some(connection) = self.lanes[clog.lane as usize].connection {
+                io.pause(connection, false);
+            }
+        }
+    }
+}

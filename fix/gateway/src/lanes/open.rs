@@ -1,0 +1,326 @@
+//! A connection from its dial to its greeting, and back to the pool.
+
+use crate::config::Read;
+use crate::session::*;
+use crate::worker::{MS, Worker};
+use unslow_reactor::{Io, now_ns};
+use unslow_resp::write_command;
+use unslow_topology::Health;
+
+impl Worker {
+    pub(super) fn new_lane(&mut self, set: u32, node: u16, owner: Option<Whom>) -> u32 {
+        let held = self.map.servers.get(usize::from(node)).is_some_and(|s| s.health == Health::Suspected);
+        let lane = Lane {
+            connection: None,
+            state: State::Closed(0),
+            set,
+            node,
+            owner,
+            pooled: false,
+            raw: false,
+            held,
+            dirty: false,
+            read_only: Some(false),
+            greeting: Default::default(),
+            flights: Default::default(),
+            journal: Default::default(),
+            sent: 0,
+            sent_bytes: 0,
+            splitter: splitter(),
+            first: 0,
+            part: Vec::new(),
+            forwarded: 0,
+            used: false,
+            dialled_at: 0,
+            server_number: None,
+            failures: 0,
+            down_since: None,
+            idle_since: self.now,
+            free: false,
+        };
+        match self.lanes_free.pop() {
+            Some(at) => {
+                self.lanes[at as usize] = lane;
+                at
+            }
+            None => {
+                self.lanes.push(lane);
+                self.lanes.len() as u32 - 1
+            }
+        }
+    }
+
+    /// A dedicated lane to a node, from the pool or new.
+    pub fn take_lane(&mut self, set: u32, node: u16, owner: Whom) -> u32 {
+        let Set { identity, db, proto, .. } = self.sets[set as usize];
+        let plain = self.set_of(identity, db, proto);
+        let setup = !self.sets[set as usize].setup.is_empty();
+        let pooled = if setup { None } else { self.pool.get_mut(&(identity, db, proto, node)).and_then(Vec::pop) };
+        let lane = match pooled {
+            Some(lane) => {
+                self.lanes[lane as usize].owner = Some(owner);
+                lane
+            }
+            None => self.new_lane(if setup { set } else { plain }, node, Some(owner)),
+        };
+        let l = &mut self.lanes[lane as usize];
+        (l.pooled, l.dirty, l.used) = (true, setup, false);
+        lane
+    }
+
+    /// Back to the pool, if it is as it was.
+    pub fn return_lane(&mut self, io: &mut Io, lane: u32) {
+        let l = &mut self.lanes[lane as usize];
+        let clean = l.pooled && !l.dirty && !l.raw && l.flights.is_empty() && l.first == 0 && l.state == State::Ready;
+        let (set, node) = (l.set, l.node);
+        l.owner = None;
+        l.idle_since = self.now;
+        let Set { identity, db, proto, .. } = self.sets[set as usize];
+        let pool = self.pool.entry((identity, db, proto, node)).or_default();
+        if clean && pool.len() < self.config.pool {
+            pool.push(lane);
+        } else {
+            self.close_lane(io, lane);
+        }
+    }
+
+    /// Closes a lane whose commands nobody waits for any more.
+    pub fn close_lane(&mut self, io: &mut Io, lane: u32) {
+        let l = &mut self.lanes[lane as usize];
+        if l.free {
+            return;
+        }
+        if let Some(connection) = l.connection.take() {
+            io.close(connection);
+            self.parties[connection.index()] = crate::worker::Party::Nobody;
+        }
+        let l = &mut self.lanes[lane as usize];
+        l.free = true;
+        l.flights = Default::default();
+        l.journal = Default::default();
+        l.part = Vec::new();
+        (l.sent, l.sent_bytes, l.owner) = (0, 0, None);
+        for set in &mut self.sets {
+            set.lanes.iter_mut().filter(|at| **at == lane).for_each(|at| *at = NONE);
+        }
+        for pool in self.pool.values_mut() {
+            pool.retain(|at| *at != lane);
+        }
+        self.clogs.retain(|c| c.lane != lane);
+        self.lanes_free.push(lane);
+    }
+
+    /// A command onto a lane: written with this turn, or when the lane can.
+    #[inline]
+    pub fn push(&mut self, io: &mut Io, lane: u32, flight: Flight, bytes: &[u8]) {
+        if self.cluster && self.config.read != Read::Primary && !self.lanes[lane as usize].pooled {
+            self.set_mode(io, lane, &flight);
+        }
+        self.put(io, lane, flight, bytes);
+    }
+
+    /// Says READONLY before a read of a replica, and READWRITE before what is for a master: a connection that stayed with
+    /// READONLY while its node was promoted and demoted would answer with what a replica still has.
+    pub(super) fn set_mode(&mut self, io: &mut Io, lane: u32, flight: &Flight) {
+        let l = &self.lanes[lane as usize];
+        let Some(owner) = self.map.slots.get(usize::from(flight.slot)) else { return };
+        let read_only = flight.read && *owner != l.node;
+        if l.read_only == Some(read_only) {
+            return;
+        }
+        let mut command = Vec::new();
+        write_command(&mut command, &[if read_only { "READONLY" } else { "READWRITE" }]);
+        self.lanes[lane as usize].read_only = Some(read_only);
+        let swallow = Flight { len: command.len() as u32, kind: Kind::Swallow, ..*flight };
+        self.put(io, lane, swallow, &command);
+    }
+
+    #[inline]
+    pub(super) fn put(&mut self, io: &mut Io, lane: u32, flight: Flight, bytes: &[u8]) {
+        let l = &mut self.lanes[lane as usize];
+        l.flights.push_back(flight);
+        l.journal.push(bytes);
+        if l.state == State::Ready && !l.held {
+            if let Some(connection) = l.connection {
+                io.output(connection).extend_from_slice(bytes);
+            }
+            l.sent += 1;
+            l.sent_bytes += bytes.len();
+        } else {
+            self.stats.held += 1;
+            self.lanes_waiting += 1;
+            self.dial_if_needed(io, lane);
+        }
+    }
+
+    pub fn dial_if_needed(&mut self, io: &mut Io, lane: u32) {
+        let now = self.now;
+        let l = &self.lanes[lane as usize];
+        let State::Closed(at) = l.state else { return };
+        if l.free || at > now {
+            return;
+        }
+        let Some(server) = self.map.servers.get(usize::from(l.node)) else { return };
+        // A name that no certificate may have is not dialled in the clear where TLS was asked for.
+        let verified = self.shared.tls.is_none() || server.tls.is_some();
+        let dialled = match server.peer.as_ref().filter(|_| verified) {
+            Some(peer) => io.connect(peer, server.tls.as_ref(), now_ns() + self.config.connect_ms * MS),
+            None => Err(std::io::Error::other("its name does not resolve, or no certificate may have it")),
+        };
+        match dialled {
+            Ok(id) => {
+                let l = &mut self.lanes[lane as usize];
+                (l.connection, l.state, l.dialled_at) = (Some(id), State::Opening, now);
+                self.lane_party(id, lane);
+            }
+            Err(_) => {
+                self.lane_failed(lane);
+                self.rehome(io, lane);
+            }
+        }
+    }
+
+    /// Subscriptions on a lane that does not open go elsewhere.
+    pub(super) fn rehome(&mut self, io: &mut Io, lane: u32) {
+        let l = &self.lanes[lane as usize];
+        if let (true, Some(owner)) = (l.raw, l.owner) {
+            self.lost_own_lane(io, lane, owner);
+        }
+    }
+
+    /// It could not be opened: later again, with patience and jitter.
+    pub(super) fn lane_failed(&mut self, lane: u32) {
+        self.stats.lanes_failed += 1;
+        let now = self.now;
+        let l = &mut self.lanes[lane as usize];
+        l.connection = None;
+        l.greeting.clear();
+        l.splitter = splitter();
+        (l.first, l.forwarded) = (0, 0);
+        l.part.clear();
+        l.down_since.get_or_insert(now);
+        let pause = ((10 * MS) << l.failures.min(7)).min(1000 * MS);
+        l.failures += 1;
+        l.state = State::Closed(now + pause / 2 + rand::random_range(0..pause / 2));
+    }
+
+    pub fn lane_opened(&mut self, io: &mut Io, lane: u32) {
+        let l = &self.lanes[lane as usize];
+        let Some(connection) = l.connection else { return };
+        let set = &self.sets[l.set as usize];
+        let (db, proto, setup) = (set.db, set.proto, set.setup.clone());
+        let identity = self.identities.get(set.identity as usize).cloned().flatten();
+        let l_owned = l.owner.is_some();
+        let out = io.output(connection);
+        let mut greeting = std::collections::VecDeque::new();
+        if let Some(Identity { user, password }) = identity
+            && (user.is_some() || password.is_some())
+        {
+            let mut auth = vec![b"AUTH".to_vec()];
+            auth.extend(user);
+            auth.push(password.unwrap_or_default());
+            write_command(out, &auth);
+            greeting.push_back(Greeting::Auth);
+        }
+        if proto == 3 {
+            write_command(out, &["HELLO", "3"]);
+            greeting.push_back(Greeting::Hello);
+        }
+        write_command(out, &["CLIENT", "SETNAME", "unslow-gateway"]);
+        greeting.push_back(Greeting::Ignore);
+        if proto == 2 && l_owned {
+            write_command(out, &["CLIENT", "ID"]);
+            greeting.push_back(Greeting::Number);
+        }
+        if db != 0 {
+            write_command(out, &["SELECT", &db.to_string()]);
+            greeting.push_back(Greeting::Select);
+        }
+        for command in &setup {
+            out.extend_from_slice(command);
+            greeting.push_back(Greeting::Setup);
+        }
+        let l = &mut self.lanes[lane as usize];
+        l.greeting = greeting;
+        l.state = State::Greeting;
+    }
+
+    pub(super) fn greeting_reply(&mut self, io: &mut Io, lane: u32, bytes: &[u8]) {
+        let l = &mut self.lanes[lane as usize];
+        let Some(what) = l.greeting.pop_front() else { return };
+        let refused = bytes.first() == Some(&b'-');
+        // An AUTH to a server without passwords is no reason to stay away.
+        let says = |words: &[u8]| bytes.windows(words.len()).any(|w| w == words);
+        let needless = what == Greeting::Auth && (says(b"without any password") || says(b"no password is set"));
+        if what == Greeting::Hello && !refused {
+            l.server_number = hello_number(bytes);
+        }
+        if what == Greeting::Number && !refused {
+            l.server_number = unslow_resp::Frame::new(bytes).integer().and_then(|n| u64::try_from(n).ok());
+        }
+        if refused && !matches!(what, Greeting::Ignore | Greeting::Number) && !needless {
+            // LOADING and the like pass; a wrong password does not, and who waits hears of it.
+            let passing = bytes.starts_with(b"-LOADING") || bytes.starts_with(b"-MASTERDOWN");
+            let connection = l.connection.take();
+            if let Some(id) = connection {
+                io.close(id);
+                self.parties[id.index()] = crate::worker::Party::Nobody;
+            }
+            self.lane_failed(lane);
+            if !passing {
+                let l = &mut self.lanes[lane as usize];
+                let all: Vec<Flight> = l.flights.drain(..).collect();
+                l.journal.clear();
+                l.read_only = Some(false);
+                (l.sent, l.sent_bytes) = (0, 0);
+                let (owner, pooled, raw) = (l.owner, l.pooled, l.raw);
+                for flight in all {
+                    self.stats.error("server_refused");
+                    self.fail_flight(io, &flight, bytes);
+                }
+                if let (Some(owner), true) = (owner, pooled) {
+                    if raw {
+                        // Its subscriptions would be refused anywhere.
+                        self.push_to(io, owner, bytes);
+                        self.close_when_answered(io, owner);
+                    }
+                    self.lost_own_lane(io, lane, owner);
+                }
+            }
+            return;
+        }
+        if self.lanes[lane as usize].greeting.is_empty() {
+            self.greeted(io, lane);
+        }
+    }
+
+    pub(super) fn greeted(&mut self, io: &mut Io, lane: u32) {
+        self.stats.lanes_opened += 1;
+        let l = &mut self.lanes[lane as usize];
+        l.state = State::Ready;
+        l.failures = 0;
+        l.down_since = None;
+        self.flow(io, lane);
+    }
+
+    /// Writes what waited.
+    pub(super) fn flow(&mut self, io: &mut Io, lane: u32) {
+        let l = &mut self.lanes[lane as usize];
+        if let (true, Some(connection)) = (l.flows(), l.connection) {
+            io.output(connection).extend_from_slice(&l.journal.all()[l.sent_bytes..]);
+            l.sent = l.flights.len();
+            l.sent_bytes = l.journal.len();
+            if l.raw {
+                l.journal.clear();
+                l.sent_bytes = 0;
+            }
+        }
+    }
+}
+
+/// `id` in the reply of HELLO.
+pub(super) fn hello_number(bytes: &[u8]) -> Option<u64> {
+    let at = bytes.windows(7).position(|w| w == b"\r\nid\r\n:")? + 7;
+    let mut digits = bytes[at..].iter().take_while(|b| b.is_ascii_digit());
+    digits.try_fold(0u64, |n, d| n.checked_mul(10)?.checked_add(u64::from(d - b'0')))
+}

@@ -1,0 +1,309 @@
+//! Without servers: the tests play both sides.
+
+use unslow_topology::Health;
+
+use super::open::hello_number;
+use crate::config::Config;
+use crate::config::Read;
+use crate::map::tests::node;
+use crate::session::State;
+use crate::worker::MS;
+use crate::worker::tests::{A, B, C, Rig};
+
+const ALL: &[(u16, u16)] = &[(0, 16383)];
+
+#[test]
+fn the_client_id_is_read_from_the_hello_reply() {
+    for (reply, expected) in [
+        (&b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$2\r\nid\r\n:42\r\n"[..], Some(42)),
+        (&b"*2\r\n$2\r\nid\r\n:18446744073709551615\r\n"[..], Some(u64::MAX)),
+        (&b"*2\r\n$2\r\nid\r\n:18446744073709551616\r\n"[..], None),
+        (&b"*2\r\n$4\r\nkind\r\n:42\r\n"[..], None),
+    ] {
+        assert_eq!(hello_number(reply), expected, "{}", reply.escape_ascii());
+    }
+}
+
+#[test]
+fn reconnect_backoff_doubles_with_jitter_up_to_one_second() {
+    let mut rig = Rig::halves(Config::default());
+    let set = rig.worker.set_of(0, 0, 2);
+    let lane = rig.worker.lane_of(set, 0);
+    for (failures, pause) in (0..12).zip([10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000, 1000]) {
+        rig.worker.lane_failed(lane);
+        let State::Closed(at) = rig.worker.lanes[lane as usize].state else { panic!("{failures}") };
+        let waits = at - rig.worker.now;
+        assert!((pause * MS / 2..pause * MS).contains(&waits), "after {failures} failures: {waits} ns");
+    }
+}
+
+#[test]
+fn moved_is_followed_and_remembered() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let (get, slot) = (format!("GET {key}"), unslow_topology::slot_of(key.as_bytes()));
+    let client = rig.client(None);
+    // An empty host means the node that replied.
+    for (to, moved) in [(1, format!("-MOVED {slot} {B}\r\n")), (0, format!("-MOVED {slot} :1\r\n"))] {
+        rig.says(client, &(get.clone() + "\r\n"));
+        assert_eq!(rig.asked(1 - to), std::slice::from_ref(&get));
+        rig.answers(1 - to, &moved);
+        assert_eq!((rig.told(client).as_str(), rig.asked(to)), ("", vec![get.clone()]));
+        rig.answers(to, "$1\r\nv\r\n");
+        assert_eq!(rig.told(client), "$1\r\nv\r\n");
+    }
+    assert_eq!(rig.worker.stats.moved, 2);
+    // A redirect for a slot that does not exist is passed to the client.
+    rig.says(client, &(get.clone() + "\r\n"));
+    rig.asked(0);
+    rig.answers(0, &format!("-MOVED 16384 {B}\r\n"));
+    assert_eq!(rig.told(client), format!("-MOVED 16384 {B}\r\n"));
+}
+
+#[test]
+fn a_node_that_no_topology_names_gets_nothing_until_one_does() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let get = format!("GET {key}");
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    let client = rig.client(None);
+    rig.says(client, &(get.clone() + "\r\n"));
+    rig.asked(0);
+    rig.answers(0, &format!("-MOVED {slot} {C}\r\n"));
+    rig.turn();
+    assert_eq!((rig.worker.map.servers.len(), rig.worker.lanes.len(), rig.worker.again.len()), (2, 1, 1));
+    // Known from then on.
+    rig.remap(vec![node(A, None, &[(0, 8191)]), node(B, None, &[(8192, 16383)]), node(C, None, &[])]);
+    rig.send_again();
+    assert_eq!(rig.asked(2), [get]);
+}
+
+#[test]
+fn a_redirect_to_a_node_that_is_never_named_ends_with_an_error() {
+    let mut rig = Rig::halves(Config { hold_ms: 20, ..Config::default() });
+    let [key, ..] = rig.keys(0);
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    let client = rig.client(None);
+    rig.says(client, &format!("GET {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, &format!("-MOVED {slot} {C}\r\n"));
+    rig.send_again();
+    let told = rig.told(client);
+    assert!(told.starts_with("-CLUSTERDOWN unslow: ") && told.contains(C), "{told}");
+    assert_eq!(rig.worker.map.servers.len(), 2);
+}
+
+/// A script's own words, and the question that follows: its command, what the node replies to it, and where the script goes
+/// then; nowhere means that the client gets the words.
+fn asked_about(text: &str, reply: &str, again_at: Option<u16>) {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    let (text, reply) = (text.replace("SLOT", &slot.to_string()), reply.replace("SLOT", &slot.to_string()));
+    let client = rig.client(None);
+    let script = format!("EVAL script 1 {key}");
+    rig.says(client, &(script.clone() + "\r\n"));
+    assert_eq!(rig.asked(0), std::slice::from_ref(&script));
+    rig.answers(0, &format!("{text}\r\n"));
+    assert_eq!(rig.asked(0), [format!("EXISTS {key}")], "{text}");
+    assert_eq!(rig.told(client), "", "{text}: not before the node has said what it is");
+    rig.answers(0, &format!("{reply}\r\n"));
+    let Some(node) = again_at else {
+        assert_eq!(rig.told(client), format!("{text}\r\n"), "{text}, {reply}");
+        rig.turn();
+        return assert!(rig.asked(0).is_empty() && rig.asked(1).is_empty() && rig.worker.again.is_empty());
+    };
+    rig.send_again();
+    assert_eq!(rig.asked(node).last(), Some(&script), "{text}, {reply}");
+    rig.answers(node, if reply.starts_with("-ASK") { "+OK\r\n:1\r\n" } else { ":1\r\n" });
+    assert_eq!(rig.told(client), ":1\r\n");
+}
+
+#[test]
+fn a_scripts_words_are_passed_on_unless_the_server_says_the_same() {
+    let elsewhere = format!("-MOVED SLOT {B}");
+    for (text, reply, again_at) in [
+        ("-MOVED SLOT 10.9.9.9:6379", ":1", None),
+        ("-MOVED SLOT 10.9.9.9:6379", "-NOPERM no right to EXISTS", None),
+        ("-ASK SLOT 10.9.9.9:6379", ":0", None),
+        ("-TRYAGAIN", ":1", None),
+        ("-LOADING", ":1", None),
+        ("-CLUSTERDOWN", ":1", None),
+        ("-MASTERDOWN", ":1", None),
+        // The server moves it, wherever the script would have it go.
+        ("-MOVED SLOT 10.9.9.9:6379", elsewhere.as_str(), Some(1)),
+        (elsewhere.as_str(), elsewhere.as_str(), Some(1)),
+        ("-TRYAGAIN", "-TRYAGAIN", Some(0)),
+        ("-ASK SLOT 10.9.9.9:6379", &format!("-ASK SLOT {B}"), Some(1)),
+        ("-LOADING", "-LOADING", Some(0)),
+    ] {
+        asked_about(text, reply, again_at);
+    }
+}
+
+#[test]
+fn modules_and_unknown_commands_are_believed_no_more_than_scripts() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    let client = rig.client(None);
+    for command in [format!("MOD.RUN {key}"), format!("WHATEVER {key}")] {
+        rig.says(client, &(command + "\r\n"));
+        let node = (0..2).find(|n| !rig.asked(*n).is_empty()).expect("a node has it");
+        rig.answers(node, &format!("-MOVED {slot} 10.9.9.9:6379\r\n"));
+        let asked = rig.asked(node);
+        assert!(asked.len() == 1 && asked[0].starts_with("EXISTS "), "{asked:?}");
+        rig.answers(node, ":0\r\n");
+        assert_eq!(rig.told(client), format!("-MOVED {slot} 10.9.9.9:6379\r\n"));
+    }
+    assert_eq!(rig.worker.map.servers.len(), 2);
+}
+
+#[test]
+fn a_question_without_an_answer_passes_the_words_on() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("EVAL script 1 {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "-TRYAGAIN\r\n");
+    assert_eq!(rig.asked(0).len(), 1);
+    rig.breaks(0);
+    rig.turn();
+    assert_eq!((rig.told(client).as_str(), rig.worker.again.len()), ("-TRYAGAIN\r\n", 0));
+}
+
+#[test]
+fn what_follows_a_script_that_moves_is_not_sent_before_it() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    let client = rig.client(None);
+    rig.says(client, &format!("EVAL script 1 {key}\r\nGET {key}\r\n"));
+    assert_eq!(rig.asked(0).len(), 2);
+    rig.answers(0, &format!("-MOVED {slot} {B}\r\n-MOVED {slot} {B}\r\n"));
+    assert_eq!(rig.asked(0), [format!("EXISTS {key}")]);
+    assert!(rig.asked(1).is_empty());
+    rig.answers(0, &format!("-MOVED {slot} {B}\r\n"));
+    rig.send_again();
+    assert_eq!(rig.asked(1), [format!("EVAL script 1 {key}"), format!("GET {key}")]);
+}
+
+#[test]
+fn a_standalone_server_redirects_nobody() {
+    let mut rig = Rig::alone();
+    let client = rig.client(None);
+    for command in ["GET k", "SET k v", "MOD.RUN k"] {
+        rig.says(client, &format!("{command}\r\n"));
+        rig.asked(0);
+        rig.answers(0, "-MOVED 0 10.9.9.9:6379\r\n");
+        assert_eq!(rig.told(client), "-MOVED 0 10.9.9.9:6379\r\n", "{command}");
+    }
+    // A replica refuses what only writes nothing; then the script was refused too.
+    rig.says(client, "EVAL script 1 k\r\n");
+    rig.asked(0);
+    rig.answers(0, "-READONLY You can't write\r\n");
+    assert_eq!(rig.asked(0), ["SETRANGE k 0 \"\""]);
+    rig.answers(0, ":3\r\n");
+    assert_eq!(rig.told(client), "-READONLY You can't write\r\n");
+    assert_eq!(rig.worker.map.servers.len(), 1);
+}
+
+#[test]
+fn ask_is_followed_with_asking_for_one_command_only() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let get = format!("GET {key}");
+    let client = rig.client(None);
+    rig.says(client, &(get.clone() + "\r\n"));
+    rig.asked(0);
+    rig.answers(0, &format!("-ASK {} {B}\r\n", unslow_topology::slot_of(key.as_bytes())));
+    assert_eq!(rig.asked(1), ["ASKING".to_string(), get.clone()]);
+    rig.answers(1, "+OK\r\n$1\r\nv\r\n");
+    assert_eq!(rig.told(client), "$1\r\nv\r\n");
+    rig.says(client, &(get.clone() + "\r\n"));
+    assert_eq!((rig.asked(0), rig.asked(1)), (vec![get], vec![]));
+}
+
+#[test]
+fn a_broken_connection_resends_reads_and_only_writes_that_were_never_sent() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("SET {key} v\r\nGET {key}\r\n"));
+    assert_eq!(rig.asked(0).len(), 2);
+    rig.breaks(0);
+    rig.send_again();
+    assert_eq!(rig.asked(0), [format!("GET {key}")]);
+    rig.answers(0, "$1\r\nv\r\n");
+    let told = rig.told(client);
+    assert!(told.starts_with(&format!("-ERR unslow: {A}: ")), "{told}");
+    assert!(told.ends_with("it may or may not have run\r\n$1\r\nv\r\n"), "{told}");
+
+    rig.says(client, &format!("SET {key} w\r\n"));
+    rig.breaks(0);
+    rig.send_again();
+    assert_eq!(rig.asked(0), [format!("SET {key} w")]);
+    assert_eq!(rig.told(client), "");
+}
+
+#[test]
+fn a_client_with_half_a_reply_is_closed_when_the_server_connection_breaks() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("GET {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "$10\r\n01234");
+    assert_eq!(rig.told(client), "$10\r\n01234");
+    rig.breaks(0);
+    assert_eq!((rig.worker.everyone().count(), rig.worker.again.len()), (0, 0));
+}
+
+#[test]
+fn a_failover_resends_held_commands_and_reads_and_fails_sent_writes() {
+    let mut rig = Rig::new(Config::default(), vec![node(A, None, ALL), node(B, Some(A), &[])]);
+    let (first, second) = (rig.client(None), rig.client(None));
+    rig.says(first, "SET a v\r\nGET a\r\n");
+    assert_eq!(rig.asked(0).len(), 2);
+    let ill = unslow_topology::Node { health: Health::Suspected, ..node(A, None, ALL) };
+    rig.remap(vec![ill, node(B, Some(A), &[])]);
+    rig.says(second, "INCR n\r\n");
+    assert!(rig.asked(0).is_empty(), "commands for a suspected node are held");
+
+    let gone = unslow_topology::Node { health: Health::Failed, ..node(A, Some(B), &[]) };
+    rig.remap(vec![gone, node(B, None, ALL)]);
+    rig.send_again();
+    assert_eq!(rig.asked(1), ["GET a", "INCR n"]);
+    let told = rig.told(first);
+    assert!(told.starts_with("-ERR unslow: ") && told.contains("was replaced; it may or may not have run"), "{told}");
+    rig.answers(1, "$1\r\nv\r\n:1\r\n");
+    assert_eq!((rig.told(first).as_str(), rig.told(second).as_str()), ("$1\r\nv\r\n", ":1\r\n"));
+}
+
+#[test]
+fn held_commands_are_sent_in_order_when_a_suspected_node_recovers() {
+    let mut rig = Rig::new(Config::default(), vec![node(A, None, ALL)]);
+    let client = rig.client(None);
+    rig.says(client, "GET a\r\n");
+    rig.asked(0);
+    rig.answers(0, "$-1\r\n");
+    rig.remap(vec![unslow_topology::Node { health: Health::Suspected, ..node(A, None, ALL) }]);
+    rig.says(client, "SET a v\r\nGET a\r\n");
+    assert!(rig.asked(0).is_empty());
+    rig.remap(vec![node(A, None, ALL)]);
+    assert_eq!(rig.asked(0), ["SET a v", "GET a"]);
+}
+
+#[test]
+fn a_read_falls_back_to_the_master_while_the_replica_is_loading() {
+    let config = Config { read: Read::Replica, ..Config::default() };
+    let mut rig = Rig::new(config, vec![node(A, None, ALL), node(B, Some(A), &[])]);
+    let client = rig.client(None);
+    rig.says(client, "GET a\r\n");
+    assert_eq!(rig.asked(1), ["READONLY", "GET a"]);
+    rig.answers(1, "+OK\r\n-LOADING the data set\r\n");
+    assert_eq!(rig.asked(0), ["GET a"]);
+    rig.answers(0, "$1\r\nv\r\n");
+    assert_eq!(rig.told(client), "$1\r\nv\r\n");
+}

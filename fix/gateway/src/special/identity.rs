@@ -1,0 +1,273 @@
+//! Who one is, in which protocol and database.
+
+use crate::config::{ClientAuth, Facade};
+use crate::request::Range;
+use crate::session::*;
+use crate::worker::{Worker, bulk};
+use unslow_reactor::Io;
+use unslow_resp::{write_command, write_header};
+use unslow_topology::commands::Plan;
+
+/// With more sets of connections than this, those that nobody uses are looked for at each AUTH.
+const SETS_MANY: usize = 32;
+
+impl Worker {
+    /// Whether the client is who the gateway is.
+    pub fn trusted(&mut self, whom: Whom) -> bool {
+        let identity = self.client(whom).map_or(NONE, |c| c.identity);
+        self.identities.get(identity as usize).is_some_and(|i| i.is_some() && *i == self.identities[0])
+    }
+
+    /// AUTH, or the part of HELLO; the server judges on a connection that is nobody's.
+    pub(super) fn auth(
+        &mut self,
+        io: &mut Io,
+        whom: Whom,
+        words: &[Vec<u8>],
+        hello: Option<u8>,
+        named: Option<Vec<u8>>,
+    ) {
+        let (user, password) = match words {
+            [password] => (None, password.clone()),
+            [user, password] => (Some(user.clone()), password.clone()),
+            _ => return self.say(io, whom, b"-ERR wrong number of arguments for 'auth' command\r\n"),
+        };
+        let Some(node) = self.master_of(io, whom, NO_SLOT) else { return };
+        let set = self.set_of(JUDGED, 0, 2);
+        let lane = self.take_lane(set, node, whom);
+        let mut command = vec![b"AUTH".to_vec()];
+        command.extend(user.clone());
+        command.push(password.clone());
+        let mut bytes = Vec::new();
+        write_command(&mut bytes, &command);
+        if let Some(client) = self.client(whom) {
+            client.claim =
+                Some(Box::new(Claim { identity: Identity { user, password: Some(password) }, hello, named }));
+            client.selecting = None;
+            client.barrier = true;
+        }
+        let plan = self.table.plan(&bytes, &[(0, 0)]);
+        self.on_lane(io, whom, lane, &bytes, &plan, NO_SLOT, Kind::Auth);
+    }
+
+    pub fn authenticated(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8]) {
+        let whom = flight.whom;
+        // Whoever it was, the next AUTH on it says who it is.
+        self.return_lane(io, lane);
+        let Some(client) = self.client(whom) else { return };
+        if client.selecting.is_some() {
+            return self.selected(io, whom, flight.seq, bytes);
+        }
+        let Some(claim) = client.claim.take() else { return };
+        if bytes.first() == Some(&b'-') {
+            return self.answer(io, whom, flight.seq, bytes, true);
+        }
+        let Claim { identity, hello, named } = *claim;
+        let at = self.identity_of(identity);
+        let Some(client) = self.client(whom) else { return };
+        client.identity = at;
+        client.proto = hello.unwrap_or(client.proto);
+        if let Some(name) = named {
+            client.name = name;
+        }
+        self.settle(io, whom);
+        if self.sets.len() > SETS_MANY {
+            (self.reap_at, self.tick_at) = (0, 0);
+        }
+        let answer = if hello.is_some() { self.hello_answer(whom) } else { bytes.to_vec() };
+        self.answer(io, whom, flight.seq, &answer, true);
+    }
+
+    /// A set of lanes for who the client is now.
+    pub(super) fn settle(&mut self, io: &mut Io, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        let (identity, db, proto, old, bulky) = (client.identity, client.db, client.proto, client.set, client.bulky);
+        let pin = client.pin;
+        if pin != NONE {
+            // It watches as somebody else, or elsewhere: the next EXEC fails.
+            client.pin = NONE;
+            client.watch_lost |= client.watching;
+            client.watching = false;
+            self.close_lane(io, pin);
+        }
+        let setup = if old == NONE { Vec::new() } else { self.sets[old as usize].setup.clone() };
+        if old != NONE && self.sets[old as usize].owner == Some(whom) {
+            for lane in std::mem::take(&mut self.sets[old as usize].lanes) {
+                if lane != NONE {
+                    self.close_lane(io, lane);
+                }
+            }
+            self.sets[old as usize].identity = NONE;
+            self.sets[old as usize].owner = None;
+        }
+        if identity == NONE {
+            if let Some(client) = self.client(whom) {
+                client.set = NONE;
+            }
+            return;
+        }
+        let set = if bulky || !setup.is_empty() {
+            self.add_set(Set { identity, db, proto, owner: Some(whom), lanes: Vec::new(), setup, idle_since: None })
+        } else {
+            self.set_of(identity, db, proto)
+        };
+        if let Some(client) = self.client(whom) {
+            client.set = set;
+        }
+    }
+
+    pub(super) fn hello(&mut self, io: &mut Io, whom: Whom, words: &[Vec<u8>]) {
+        let resp3 = self.shared.server.lock().expect("no thread panicked").2;
+        if !resp3 {
+            return self.say(io, whom, b"-ERR unknown command `HELLO`, with args beginning with: \r\n");
+        }
+        let Some(client) = self.client(whom) else { return };
+        let mut proto = client.proto;
+        let mut rest = words;
+        if let [version, more @ ..] = rest {
+            proto = match version.as_slice() {
+                b"2" => 2,
+                b"3" => 3,
+                v if v.iter().all(u8::is_ascii_digit) => {
+                    return self.say(io, whom, b"-NOPROTO unsupported protocol version\r\n");
+                }
+                _ => return self.say(io, whom, b"-ERR Protocol version is not an integer or out of range\r\n"),
+            };
+            rest = more;
+        }
+        let (mut auth, mut named) = (None, None);
+        while let [word, more @ ..] = rest {
+            match (word.to_ascii_uppercase().as_slice(), more) {
+                (b"AUTH", [user, password, more @ ..]) => {
+                    auth = Some([user.clone(), password.clone()]);
+                    rest = more;
+                }
+                (b"SETNAME", [name, more @ ..]) => {
+                    if name.iter().any(|b| !(b'!'..=b'~').contains(b)) {
+                        return self.say(
+                            io,
+                            whom,
+                            b"-ERR Client names cannot contain spaces, newlines or special characters.\r\n",
+                        );
+                    }
+                    named = Some(name.clone());
+                    rest = more;
+                }
+                _ => return self.say(io, whom, b"-ERR Syntax error in HELLO option\r\n"),
+            }
+        }
+        if let Some(words) = auth {
+            return self.auth(io, whom, &words, Some(proto), named);
+        }
+        if client.identity == NONE {
+            return self.say(io, whom, b"-NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time\r\n");
+        }
+        client.proto = proto;
+        client.name = named.unwrap_or(std::mem::take(&mut client.name));
+        self.settle(io, whom);
+        let answer = self.hello_answer(whom);
+        self.say(io, whom, &answer);
+    }
+
+    pub(super) fn hello_answer(&mut self, whom: Whom) -> Vec<u8> {
+        let (name, version, _) = self.shared.server.lock().expect("no thread panicked").clone();
+        let mode = if self.cluster && self.config.facade == Facade::Cluster { "cluster" } else { "standalone" };
+        let Some(client) = self.client(whom) else { return Vec::new() };
+        let mut out = Vec::new();
+        if client.proto == 3 {
+            write_header(&mut out, b'%', 7);
+        } else {
+            write_header(&mut out, b'*', 14);
+        }
+        let mut pair = |key: &str, value: &str| {
+            bulk(&mut out, key.as_bytes());
+            bulk(&mut out, value.as_bytes());
+        };
+        pair("server", &name);
+        pair("version", &version);
+        bulk(&mut out, b"proto");
+        write_header(&mut out, b':', usize::from(client.proto));
+        bulk(&mut out, b"id");
+        write_header(&mut out, b':', client.number as usize);
+        let mut pair = |key: &str, value: &str| {
+            bulk(&mut out, key.as_bytes());
+            bulk(&mut out, value.as_bytes());
+        };
+        pair("mode", mode);
+        pair("role", "master");
+        bulk(&mut out, b"modules");
+        out.extend_from_slice(b"*0\r\n");
+        out
+    }
+
+    pub(super) fn select(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) {
+        let text = args.get(1).and_then(|&(a, b)| std::str::from_utf8(&bytes[a as usize..b as usize]).ok());
+        // As servers read it: no sign, no zero in front.
+        let db = text.and_then(|text| text.parse::<u32>().ok().filter(|n| n.to_string() == text));
+        let Some(client) = self.client(whom) else { return };
+        let Some(db) = db else {
+            return self.say(io, whom, b"-ERR value is not an integer or out of range\r\n");
+        };
+        if db == client.db {
+            return self.say(io, whom, b"+OK\r\n");
+        }
+        let (identity, proto, set) = (client.identity, client.proto, client.set);
+        let known = self.sets.iter().any(|s| s.identity == identity && s.db == db && s.proto == proto);
+        if known || db == 0 {
+            self.use_db(io, whom, db);
+            return self.say(io, whom, b"+OK\r\n");
+        }
+        // Whether there is such a database the server knows.
+        let slot = if self.cluster { NO_SLOT } else { 0 };
+        let Some(node) = self.master_of(io, whom, slot) else { return };
+        let lane = self.take_lane(set, node, whom);
+        self.lanes[lane as usize].dirty = true;
+        if let Some(client) = self.client(whom) {
+            (client.selecting, client.claim) = (Some(db), None);
+            client.barrier = true;
+        }
+        self.on_lane(io, whom, lane, bytes, plan, NO_SLOT, Kind::Auth);
+    }
+
+    pub(super) fn selected(&mut self, io: &mut Io, whom: Whom, seq: u32, bytes: &[u8]) {
+        let Some(client) = self.client(whom) else { return };
+        let db = client.selecting.take();
+        if let (Some(db), Some(b'+')) = (db, bytes.first()) {
+            self.use_db(io, whom, db);
+        }
+        self.answer(io, whom, seq, bytes, true);
+    }
+
+    pub(super) fn use_db(&mut self, io: &mut Io, whom: Whom, db: u32) {
+        if let Some(client) = self.client(whom) {
+            client.db = db;
+            self.settle(io, whom);
+        }
+    }
+
+    pub(super) fn reset(&mut self, io: &mut Io, whom: Whom) {
+        let anonymous = self.config.client_auth == ClientAuth::Server;
+        let db = self.shared.target.db;
+        let Some(client) = self.client(whom) else { return };
+        let lanes: Vec<u32> =
+            std::mem::take(&mut client.subs).into_iter().chain([client.pin]).filter(|l| *l != NONE).collect();
+        client.pin = NONE;
+        client.channels.clear();
+        client.queued.clear();
+        (client.subscribing, client.unsubscribing) = (0, 0);
+        (client.multi, client.watching, client.watch_lost, client.monitor) = (Multi::No, false, false, false);
+        (client.proto, client.db, client.bulky) = (2, db, false);
+        (client.name, client.replies, client.notified) = (Vec::new(), Replies::On, false);
+        (client.claim, client.selecting, client.tracking) = (None, None, false);
+        client.identity = if anonymous { NONE } else { 0 };
+        let set = client.set;
+        if set != NONE && self.sets[set as usize].owner == Some(whom) {
+            self.sets[set as usize].setup.clear();
+        }
+        for lane in lanes {
+            self.close_lane(io, lane);
+        }
+        self.settle(io, whom);
+        self.say(io, whom, b"+RESET\r\n");
+    }
+}

@@ -1,0 +1,208 @@
+//! Answers in a client's order, and clients that go.
+
+use super::*;
+use crate::session::*;
+use std::sync::atomic::Ordering;
+use unslow_reactor::Io;
+
+impl Worker {
+    /// An answer of our own, in its turn.
+    pub fn say(&mut self, io: &mut Io, whom: Whom, bytes: &[u8]) {
+        if let Some(client) = self.client(whom) {
+            client.commands += 1;
+            let seq = client.begin();
+            self.stats.commands += 1;
+            self.answer(io, whom, seq, bytes, true);
+        }
+    }
+
+    /// (Part of) the answer to the client's command `seq`.
+    #[inline]
+    pub fn answer(&mut self, io: &mut Io, whom: Whom, seq: u32, bytes: &[u8], last: bool) {
+        let Some(client) = self.clients.get_mut(whom.index as usize).and_then(|c| c.as_deref_mut()) else { return };
+        if client.serial != whom.serial {
+            return;
+        }
+        let at = seq.wrapping_sub(client.base) as usize;
+        let Some(pending) = client.pending.get_mut(at) else { return };
+        if at > 0 {
+            if !pending.mute {
+                pending.bytes.extend_from_slice(bytes);
+                client.parked += bytes.len();
+            }
+            pending.done = last;
+            if last && !client.waiting.is_empty() {
+                return self.settle_waiting(whom);
+            }
+            if client.parked > self.config.client_output_bytes {
+                self.close_slow(io, whom);
+            }
+            return;
+        }
+        if !pending.mute {
+            let out = io.output(client.id);
+            out.extend_from_slice(bytes);
+            self.stats.bytes_out += bytes.len() as u64;
+            if out.len() > self.config.client_output_bytes {
+                return self.close_slow(io, whom);
+            }
+        }
+        if !last {
+            client.midway = true;
+            return;
+        }
+        client.midway = false;
+        client.pending.pop_front();
+        client.base = client.base.wrapping_add(1);
+        if !client.pushes.is_empty() {
+            let pushes = std::mem::take(&mut client.pushes);
+            io.output(client.id).extend_from_slice(&pushes);
+        }
+        while let Some(next) = client.pending.front_mut() {
+            if !next.bytes.is_empty() {
+                io.output(client.id).extend_from_slice(&next.bytes);
+                client.parked -= next.bytes.len();
+                self.stats.bytes_out += next.bytes.len() as u64;
+                client.midway = !next.done;
+                next.bytes = Vec::new();
+            }
+            if !next.done {
+                break;
+            }
+            client.midway = false;
+            client.pending.pop_front();
+            client.base = client.base.wrapping_add(1);
+        }
+        if client.pending.is_empty() {
+            client.barrier = false;
+            if client.pending.capacity() > 1024 {
+                client.pending.shrink_to(16);
+            }
+            if client.closing {
+                io.finish(client.id);
+            }
+        }
+        if !client.waiting.is_empty() {
+            self.settle_waiting(whom);
+        }
+        let Some(client) = self.clients[whom.index as usize].as_deref_mut() else { return };
+        let half = self.config.client_pending / 2;
+        let go_on = match client.stall {
+            Stall::Answers => client.pending.is_empty(),
+            Stall::Some => client.pending.len() <= half,
+            Stall::No | Stall::Room => false,
+        };
+        if go_on {
+            self.resume.push(whom);
+        }
+    }
+
+    /// Commands of a client that a server would not take just now wait until those behind them have their answers too: if none
+    /// of those on the same slot ran, all are sent again in their order, else the first answer counts.
+    pub fn settle_waiting(&mut self, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        let open = client.pending.iter().filter(|p| !p.done).count();
+        if open > client.waiting.len() || client.waiting.iter().any(|w| w.doubt.is_some()) {
+            return;
+        }
+        let waiting = std::mem::take(&mut client.waiting);
+        let overtaken = std::mem::replace(&mut client.overtaken, false);
+        let pause = waiting.iter().map(|w| w.pause).max().unwrap_or(MS);
+        for Waiting { again, error, .. } in waiting {
+            if overtaken {
+                self.refused.push((again.flight, error));
+            } else {
+                self.later(again, pause);
+            }
+        }
+    }
+
+    /// A command has its answer: one that waits on the same slot cannot be sent again any more.
+    pub fn overtakes(&mut self, flight: &Flight) {
+        if let Some(client) = self.client(flight.whom) {
+            let same = |slot: u16| slot == flight.slot || slot == NO_SLOT || flight.slot == NO_SLOT;
+            client.overtaken |= client.waiting.iter().any(|w| same(w.again.flight.slot));
+        }
+    }
+
+    /// Something the client did not ask for, between two answers.
+    pub fn push_to(&mut self, io: &mut Io, whom: Whom, bytes: &[u8]) {
+        let Some(client) = self.client(whom) else { return };
+        let waiting = if client.midway {
+            client.pushes.extend_from_slice(bytes);
+            client.pushes.len()
+        } else {
+            io.output(client.id).extend_from_slice(bytes);
+            let id = client.id;
+            io.unsent(id)
+        };
+        self.stats.bytes_out += bytes.len() as u64;
+        if waiting > self.config.client_output_bytes {
+            self.close_slow(io, whom);
+        }
+    }
+
+    pub fn close_slow(&mut self, io: &mut Io, whom: Whom) {
+        self.stats.clients_closed_slow += 1;
+        self.drop_client(io, whom);
+    }
+
+    /// Not read until the condition holds.
+    pub fn stall(&mut self, io: &mut Io, whom: Whom, why: Stall) {
+        let Some(client) = self.client(whom) else { return };
+        let id = client.id;
+        if client.stall == Stall::No {
+            io.pause(id, true);
+        }
+        client.stall = why;
+        match why {
+            Stall::Room => self.crowded.push(whom),
+            Stall::Answers if client.pending.is_empty() => self.resume.push(whom),
+            _ => {}
+        }
+    }
+
+    pub fn close_when_answered(&mut self, io: &mut Io, whom: Whom) {
+        if let Some(client) = self.client(whom) {
+            client.closing = true;
+            let (id, empty) = (client.id, client.pending.is_empty());
+            if empty {
+                io.finish(id);
+            }
+        }
+    }
+
+    /// The client goes, with everything that is its own.
+    pub fn drop_client(&mut self, io: &mut Io, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        io.close(client.id);
+        self.forget_client(io, whom);
+    }
+
+    pub(super) fn forget_client(&mut self, io: &mut Io, whom: Whom) {
+        if self.client(whom).is_none() {
+            return;
+        }
+        let Some(client) = self.clients[whom.index as usize].take() else { return };
+        self.parties[whom.index as usize] = Party::Nobody;
+        self.unread -= client.unread;
+        self.clients_now -= 1;
+        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        for lane in client.subs.iter().copied().chain([client.pin]).filter(|l| *l != NONE) {
+            self.close_lane(io, lane);
+        }
+        if let Some(stream) = client.stream.as_ref().filter(|s| s.lane != NONE) {
+            self.close_lane(io, stream.lane);
+        }
+        self.gathers.retain(|_, g| g.whom != whom);
+        if client.set != NONE && self.sets[client.set as usize].owner == Some(whom) {
+            for lane in std::mem::take(&mut self.sets[client.set as usize].lanes) {
+                if lane != NONE {
+                    self.close_lane(io, lane);
+                }
+            }
+            self.sets[client.set as usize].owner = None;
+            self.sets[client.set as usize].identity = NONE;
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! One thread of the gateway: its clients, its connections to servers, and the way of a command between them.
+//!
+//! ```text
+//!   client bytes -> request -> plan (command table) -> slot -> node -> lane (journal, flights) -> one write a turn
+//!   server bytes -> splitter -> flight -> answer in the client's order ----------------------> one write a turn
+//! ```
+//!
+//! Nothing is allocated on this way for a command with one key. What is special has its own place: `special/` for
+//! commands with a state, `gather.rs` for those with several answers, `lanes/` for everything that can go wrong behind.
+
+mod answers;
+mod care;
+mod requests;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use unslow_nodes::Address;
+use unslow_reactor::{Closed, Handler, Id, Io, Visitor, now_ns};
+use unslow_resp::write_header;
+
+use crate::config::{ClientAuth, Config};
+use crate::gather::Gather;
+use crate::map::{Map, NOBODY};
+use crate::request::Range;
+use crate::session::*;
+use crate::shared::Shared;
+use crate::stats::Stats;
+use unslow_topology::commands::{Plan, Special, Table};
+
+pub const MS: u64 = 1_000_000;
+/// A client with more unsent output is not read until it has taken some.
+const OUTPUT_HIGH: usize = 1 << 20;
+/// Looked over at least this often, while there is something to look over.
+const TICK: u64 = 5 * MS;
+/// And this often while there is nothing.
+const IDLE_TICK: u64 = 50 * MS;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Party {
+    Nobody,
+    Client,
+    Lane(u32),
+}
+
+/// A command to be sent (again) when its time has come.
+pub struct Again {
+    pub flight: Flight,
+    pub bytes: Vec<u8>,
+    pub to: To,
+}
+
+/// Where a command goes when it is sent again.
+pub enum To {
+    /// To whoever owns its slot by then.
+    Owner,
+    /// To this node, behind ASKING.
+    Asking(u16),
+    /// Where a redirect said, as soon as the servers' own topology has a node of that address.
+    Named { address: Address, ask: bool },
+}
+
+/// A command of a client that a server would not take just now.
+pub struct Waiting {
+    pub again: Again,
+    /// Nanoseconds until it is worth trying again.
+    pub pause: u64,
+    /// What the server said.
+    pub error: Vec<u8>,
+    /// Or a script: the number of the question about it that is under way.
+    pub doubt: Option<u32>,
+}
+
+/// A lane whose client does not take what it brings.
+pub struct Clog {
+    pub lane: u32,
+    pub whom: Whom,
+    pub unsent: usize,
+    pub since: u64,
+}
+
+/// See the module.
+pub struct Worker {
+    pub number: usize,
+    pub shared: Arc<Shared>,
+    pub config: Arc<Config>,
+    pub table: Arc<Table>,
+    pub map: Arc<Map>,
+    pub cluster: bool,
+    /// What a connection of the reactor is, by its index.
+    pub parties: Vec<Party>,
+    /// By the same index.
+    pub clients: Vec<Option<Box<Client>>>,
+    pub lanes: Vec<Lane>,
+    pub lanes_free: Vec<u32>,
+    /// How many of them have commands that could not be written yet.
+    pub lanes_waiting: usize,
+    pub sets: Vec<Set>,
+    /// Who lanes speak as; the first is the gateway itself. Places of those that nobody is any more are used again.
+    pub identities: Vec<Option<Identity>>,
+    /// When sets that nobody uses are looked for next.
+    pub reap_at: u64,
+    pub pool: HashMap<(u32, u32, u8, u16), Vec<u32>>,
+    pub gathers: HashMap<u32, Gather>,
+    pub gather_number: u32,
+    pub again: BTreeMap<(u64, u64), Again>,
+    pub again_number: u64,
+    /// Number of the last question whether a server or a script refused a command.
+    pub doubts: u32,
+    /// To be read again.
+    pub resume: Vec<Whom>,
+    /// Stalled for want of room.
+    pub crowded: Vec<Whom>,
+    pub clogs: Vec<Clog>,
+    /// Sharded subscriptions that wait for their slot to have a node.
+    pub homeless: Vec<(Whom, Channel)>,
+    /// Errors that are the answer after all.
+    pub refused: Vec<(Flight, Vec<u8>)>,
+    /// Some client has commands that wait for those behind them.
+    pub some_wait: bool,
+    /// Nodes that were loading: no reads until then.
+    pub banned: Vec<u64>,
+    pub args: Vec<Range>,
+    pub stats: Stats,
+    pub serial: u32,
+    pub now: u64,
+    pub sampled: u32,
+    pub seen_version: u64,
+    pub seen_settings: u64,
+    pub tick_at: u64,
+    pub published_at: u64,
+    pub listeners: Vec<usize>,
+    pub draining: Option<u64>,
+    /// An operator's UNSLOW PAUSE.
+    pub halted: bool,
+    pub clients_now: usize,
+    /// Bytes of unfinished requests, all clients together.
+    pub unread: usize,
+}
+
+/// What becomes of a request that is too long to wait for.
+enum Long {
+    /// It goes through as it comes.
+    Begun,
+    /// Later.
+    Waits,
+    /// It has to be whole first.
+    Kept,
+}
+
+impl Worker {
+    pub fn new(number: usize, shared: Arc<Shared>) -> Worker {
+        let map = shared.map();
+        let mut worker = Worker {
+            number,
+            config: shared.config(),
+            table: shared.table(),
+            cluster: map.is_cluster(),
+            seen_version: map.version,
+            map,
+            parties: Vec::new(),
+            clients: Vec::new(),
+            lanes: Vec::new(),
+            lanes_free: Vec::new(),
+            lanes_waiting: 0,
+            sets: Vec::new(),
+            identities: vec![Some(shared.own_identity()), Some(Identity { user: None, password: None })],
+            reap_at: 0,
+            pool: HashMap::new(),
+            gathers: HashMap::new(),
+            gather_number: 0,
+            again: BTreeMap::new(),
+            again_number: 0,
+            doubts: 0,
+            resume: Vec::new(),
+            crowded: Vec::new(),
+            clogs: Vec::new(),
+            homeless: Vec::new(),
+            refused: Vec::new(),
+            some_wait: false,
+            banned: Vec::new(),
+            args: Vec::with_capacity(64),
+            stats: Stats::default(),
+            serial: 0,
+            now: now_ns(),
+            sampled: 0,
+            seen_settings: 0,
+            tick_at: 0,
+            published_at: 0,
+            listeners: Vec::new(),
+            draining: None,
+            halted: false,
+            clients_now: 0,
+            unread: 0,
+            shared,
+        };
+        worker.banned.resize(worker.map.servers.len(), 0);
+        worker
+    }
+
+    pub fn client(&mut self, whom: Whom) -> Option<&mut Client> {
+        self.clients.get_mut(whom.index as usize)?.as_deref_mut().filter(|c| c.serial == whom.serial)
+    }
+
+    pub fn everyone(&self) -> impl Iterator<Item = &Client> {
+        self.clients.iter().filter_map(|c| c.as_deref())
+    }
+
+    pub(super) fn party(&mut self, id: Id, party: Party) {
+        if self.parties.len() <= id.index() {
+            self.parties.resize(id.index() + 64, Party::Nobody);
+        }
+        self.parties[id.index()] = party;
+    }
+
+    pub fn lane_party(&mut self, id: Id, lane: u32) {
+        self.party(id, Party::Lane(lane));
+    }
+}
+
+impl Handler for Worker {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        self.now = now_ns();
+        if self.now >= self.tick_at || self.shared.called(self.number) {
+            self.tick(io);
+        }
+        while let Some(entry) = self.again.first_entry().filter(|e| e.key().0 <= self.now) {
+            let again = entry.remove();
+            self.resend(io, again);
+        }
+        for (flight, error) in std::mem::take(&mut self.refused) {
+            self.fail_flight(io, &flight, &error);
+        }
+        for whom in std::mem::take(&mut self.resume) {
+            if let Some(client) = self.client(whom) {
+                client.stall = Stall::No;
+                let id = client.id;
+                io.pause(id, false);
+            }
+        }
+        if self.tick_at > self.now + TICK && self.busy() {
+            self.tick_at = self.now + TICK;
+        }
+        let again = self.again.first_key_value().map(|((at, _), _)| *at);
+        Some(again.map_or(self.tick_at, |at| at.min(self.tick_at)))
+    }
+
+    fn accepted(&mut self, io: &mut Io, id: Id, visitor: Visitor) {
+        self.now = now_ns();
+        let taken = self.shared.clients.fetch_add(1, Ordering::Relaxed);
+        if taken as usize >= self.config.max_clients || self.draining.is_some() {
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            self.stats.clients_refused += 1;
+            io.output(id).extend_from_slice(b"-ERR max number of clients reached\r\n");
+            io.finish(id);
+            return;
+        }
+        self.party(id, Party::Client);
+        if self.clients.len() <= id.index() {
+            self.clients.resize_with(id.index() + 64, || None);
+        }
+        self.serial = self.serial.wrapping_add(1);
+        self.clients_now += 1;
+        self.stats.clients_accepted += 1;
+        let anonymous = self.config.client_auth == ClientAuth::Server;
+        let db = self.shared.target.db;
+        let set = if anonymous { NONE } else { self.set_of(0, db, 2) };
+        self.clients[id.index()] = Some(Box::new(Client {
+            id,
+            serial: self.serial,
+            number: self.shared.client_number(),
+            from: visitor.from,
+            to: visitor.to,
+            set,
+            identity: if anonymous { NONE } else { 0 },
+            db,
+            proto: 2,
+            progress: None,
+            unread: 0,
+            pending: Default::default(),
+            base: 0,
+            midway: false,
+            pushes: Vec::new(),
+            barrier: false,
+            stall: Stall::No,
+            closing: false,
+            version: self.map.version,
+            multi: Multi::No,
+            queued: Vec::new(),
+            multi_db: None,
+            watching: false,
+            watch_lost: false,
+            blind: false,
+            poisoned: false,
+            claim: None,
+            selecting: None,
+            pin: NONE,
+            monitor: false,
+            subs: Vec::new(),
+            channels: Default::default(),
+            subscribing: 0,
+            unsubscribing: 0,
+            name: Vec::new(),
+            library: Vec::new(),
+            replies: Replies::On,
+            half_closed: false,
+            waiting: Vec::new(),
+            overtaken: false,
+            bulky: false,
+            slow: false,
+            parked: 0,
+            claimed_setup: Vec::new(),
+            tracking: false,
+            stream: None,
+            last_node: NOBODY,
+            notified: false,
+            born: self.now,
+            seen: self.now,
+            commands: 0,
+        }));
+    }
+
+    fn opened(&mut self, io: &mut Io, id: Id) {
+        if let Some(Party::Lane(lane)) = self.parties.get(id.index()).copied() {
+            self.lane_opened(io, lane);
+        }
+    }
+
+    fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
+        match self.parties.get(id.index()) {
+            Some(Party::Client) => self.client_data(io, id.index(), bytes),
+            Some(Party::Lane(lane)) => self.lane_data(io, *lane, bytes),
+            _ => bytes.len(),
+        }
+    }
+
+    fn closed(&mut self, io: &mut Io, id: Id, why: Closed) {
+        match self.parties.get(id.index()).copied() {
+            Some(Party::Client) => {
+                let whom = self.clients[id.index()].as_ref().map(|c| c.whom());
+                if let Some(whom) = whom {
+                    self.forget_client(io, whom);
+                }
+            }
+            Some(Party::Lane(lane)) => {
+                self.parties[id.index()] = Party::Nobody;
+                self.lane_closed(io, lane, &why);
+            }
+            _ => {}
+        }
+    }
+
+    fn ended(&mut self, io: &mut Io, id: Id) -> bool {
+        // Half closed: what it asked for is still owed.
+        let Some(Party::Client) = self.parties.get(id.index()) else { return false };
+        let Some(client) = self.clients[id.index()].as_mut() else { return false };
+        if client.pin != NONE {
+            // It blocks, or is within a transaction: what a server does for it from here on it would do for nobody.
+            return false;
+        }
+        let quiet = client.subs.is_empty() && !client.monitor;
+        let owed = !client.pending.is_empty() || io.unsent(id) > 0;
+        let stays = owed && quiet || client.stall != Stall::No;
+        client.half_closed = true;
+        let whom = client.whom();
+        if stays && client.stall == Stall::No {
+            self.close_when_answered(io, whom);
+        }
+        stays
+    }
+
+    fn drained(&mut self, _: &mut Io, id: Id) {
+        if let Some(Some(client)) = self.clients.get(id.index())
+            && client.stall == Stall::Room
+        {
+            self.tick_at = 0;
+        }
+    }
+
+    fn timer(&mut self, _: &mut Io, _: u64) {}
+}
+
+/// An error reply in the words of a server.
+pub fn error(code: &str, text: &str) -> Vec<u8> {
+    format!("-{code} {text}\r\n").into_bytes()
+}
+
+/// A bulk string.
+pub fn bulk(out: &mut Vec<u8>, text: &[u8]) {
+    write_header(out, b'$', text.len());
+    out.extend_from_slice(text);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Whether a command has a part of its own to play here.
+pub fn is(plan: &Plan, special: Special) -> bool {
+    plan.special == Some(special)
+}

@@ -1,0 +1,274 @@
+//! Without servers: the tests play both sides.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+
+use unslow_client::Target;
+use unslow_reactor::{Peer, Reactor};
+use unslow_resp::{Frame, Scan, Scanner, Value, quote_words};
+use unslow_testkit::until;
+use unslow_topology::{DeploymentKind, Node, Topology, slot_of};
+
+use super::*;
+use crate::map::tests::{node, topology};
+use crate::shared::Mailbox;
+
+/// Node addresses, in the order of their numbers. Nothing listens there, and nothing is ever sent.
+pub(crate) const A: &str = "127.0.0.1:1";
+pub(crate) const B: &str = "127.0.0.1:2";
+pub(crate) const C: &str = "127.0.0.1:3";
+
+/// A worker on an event loop that does not run: its output stays in the buffers of its connections, and the test plays
+/// the clients and the servers.
+pub(crate) struct Rig {
+    reactor: Reactor,
+    pub(crate) worker: Worker,
+}
+
+/// Rows of COMMAND: name, arity, flag, first key, last key, step. The gateway adds those it handles itself.
+fn table() -> Table {
+    let text = |t: &str| Value::Text(t.as_bytes().to_vec());
+    let row = |(name, arity, flag, first, last, step): (&str, i64, &str, i64, i64, i64)| {
+        let flags = Value::Array(vec![text(flag)]);
+        let [arity, first, last, step] = [arity, first, last, step].map(Value::Integer);
+        Value::Array(vec![text(name), arity, flags, first, last, step])
+    };
+    let rows = [
+        ("get", 2, "readonly", 1, 1, 1),
+        ("set", -3, "write", 1, 1, 1),
+        ("incr", 2, "write", 1, 1, 1),
+        ("mget", -2, "readonly", 1, -1, 1),
+        ("mset", -3, "write", 1, -1, 2),
+        ("del", -2, "write", 1, -1, 1),
+        ("watch", -2, "noscript", 1, -1, 1),
+        ("exists", -2, "readonly", 1, -1, 1),
+        ("setrange", 4, "write", 1, 1, 1),
+        ("eval", -3, "movablekeys", 0, 0, 0),
+        ("mod.run", -2, "write", 1, 1, 1),
+        ("flushall", -1, "write", 0, 0, 0),
+        ("bgsave", -1, "admin", 0, 0, 0),
+    ];
+    Table::parse(&Value::Array(rows.map(row).into()), &[]).expect("a table of commands")
+}
+
+fn shared(config: Config, topology: Arc<Topology>) -> Arc<Shared> {
+    let target = Target::parse(A).expect("an address");
+    let map = Map::next(None, topology, &config, &target, None, None);
+    Arc::new(Shared {
+        target,
+        tls: None,
+        server_name: None,
+        config: Mutex::new(Arc::new(config)),
+        table: Mutex::new(Arc::new(table())),
+        settings_version: AtomicU64::new(1),
+        map_version: AtomicU64::new(map.version),
+        map: Mutex::new(Arc::new(map)),
+        server: Mutex::new(("valkey".into(), "9.0.0".into(), true)),
+        workers: vec![Mailbox::default()],
+        clients: AtomicU64::new(0),
+        numbers: AtomicU64::new(0),
+        broken: AtomicBool::new(false),
+        doubter: OnceLock::new(),
+        reload: AtomicBool::new(false),
+        end: AtomicBool::new(false),
+        drained: AtomicUsize::new(0),
+        started: Instant::now(),
+        facade_ports: Mutex::default(),
+    })
+}
+
+impl Rig {
+    /// A cluster of these nodes.
+    pub(crate) fn new(config: Config, nodes: Vec<Node>) -> Rig {
+        let reactor = Reactor::new().expect("descriptors are free");
+        Rig { reactor, worker: Worker::new(0, shared(config, topology(nodes))) }
+    }
+
+    /// A standalone server.
+    pub(crate) fn alone() -> Rig {
+        let nodes = vec![node(A, None, &[(0, 16383)])];
+        let reactor = Reactor::new().expect("descriptors are free");
+        let topology = Arc::new(Topology::new(DeploymentKind::Standalone, nodes));
+        Rig { reactor, worker: Worker::new(0, shared(Config::default(), topology)) }
+    }
+
+    /// A cluster of two masters with half of the slots each.
+    pub(crate) fn halves(config: Config) -> Rig {
+        Rig::new(config, vec![node(A, None, &[(0, 8191)]), node(B, None, &[(8192, 16383)])])
+    }
+
+    /// Keys of this node, in three different slots.
+    pub(crate) fn keys(&self, node: u16) -> [String; 3] {
+        let (mut keys, mut slots) = (Vec::new(), Vec::new());
+        for key in (0u32..).map(|n| format!("k{n}")) {
+            let slot = slot_of(key.as_bytes());
+            if self.worker.map.slots[usize::from(slot)] == node && !slots.contains(&slot) {
+                slots.push(slot);
+                keys.push(key);
+            }
+            if keys.len() == 3 {
+                break;
+            }
+        }
+        keys.try_into().expect("three keys")
+    }
+
+    /// A client connects; `to` is the gateway address it dialled.
+    pub(crate) fn client(&mut self, to: Option<SocketAddr>) -> Id {
+        let somewhere = Peer::Tcp(A.parse().expect("an address"));
+        let id = self.reactor.io().connect(&somewhere, None, u64::MAX).expect("descriptors are free");
+        self.worker.accepted(self.reactor.io(), id, Visitor { listener: 0, from: None, to });
+        id
+    }
+
+    /// A client sends this, and all of it is consumed.
+    pub(crate) fn says(&mut self, client: Id, text: &str) {
+        let used = self.worker.data(self.reactor.io(), client, text.as_bytes());
+        assert_eq!(used, text.len(), "consumed of {text:?}");
+    }
+
+    /// Takes the output for a client.
+    pub(crate) fn told(&mut self, client: Id) -> String {
+        String::from_utf8(std::mem::take(self.reactor.io().output(client))).expect("text")
+    }
+
+    /// Takes the commands for a node, without the greetings of new connections.
+    pub(crate) fn asked(&mut self, node: u16) -> Vec<String> {
+        self.open();
+        let lanes = self.worker.lanes.iter().filter(|l| !l.free && l.node == node);
+        let ids: Vec<Id> = lanes.filter_map(|l| l.connection).collect();
+        let mut lines = Vec::new();
+        for id in ids {
+            let bytes = std::mem::take(self.reactor.io().output(id));
+            let mut rest = &bytes[..];
+            while let Ok(Scan::Complete(len)) = Scanner::default().scan(rest) {
+                lines.push(quote_words(Frame::new(&rest[..len]).items().map(|f| f.text())));
+                rest = &rest[len..];
+            }
+            assert!(rest.is_empty(), "no whole command: {}", rest.escape_ascii());
+        }
+        lines
+    }
+
+    /// Establishes and greets all dialled connections.
+    pub(crate) fn open(&mut self) {
+        for lane in 0..self.worker.lanes.len() {
+            let l = &self.worker.lanes[lane];
+            let (State::Opening, Some(id)) = (l.state, l.connection) else { continue };
+            self.worker.opened(self.reactor.io(), id);
+            self.reactor.io().output(id).clear();
+            while self.worker.lanes[lane].state == State::Greeting {
+                let number = self.worker.lanes[lane].greeting.front() == Some(&Greeting::Number);
+                let reply: &[u8] = if number { b":7\r\n" } else { b"+OK\r\n" };
+                self.worker.data(self.reactor.io(), id, reply);
+            }
+        }
+    }
+
+    /// A node replies on the connection that has commands in flight.
+    pub(crate) fn answers(&mut self, node: u16, text: &str) {
+        let lane = self.worker.lanes.iter().find(|l| !l.free && l.node == node && l.sent > 0);
+        let id = lane.and_then(|l| l.connection).expect("a connection that owes answers");
+        self.worker.data(self.reactor.io(), id, text.as_bytes());
+    }
+
+    /// A node's connection breaks; output not taken with [`Rig::asked`] was never sent.
+    pub(crate) fn breaks(&mut self, node: u16) {
+        let lane = self.worker.lanes.iter().find(|l| !l.free && l.node == node && l.state == State::Ready);
+        let id = lane.and_then(|l| l.connection).expect("a connection");
+        self.reactor.io().close(id);
+        self.worker.closed(self.reactor.io(), id, Closed::Peer);
+    }
+
+    /// One turn of the event loop.
+    pub(crate) fn turn(&mut self) {
+        self.worker.turn(self.reactor.io());
+    }
+
+    /// Runs turns until no retry is pending.
+    pub(crate) fn send_again(&mut self) {
+        until("no retry is pending", || {
+            self.turn();
+            self.worker.again.is_empty()
+        });
+    }
+
+    /// The watcher reports another topology.
+    pub(crate) fn remap(&mut self, nodes: Vec<Node>) {
+        let shared = self.worker.shared.clone();
+        let map = Map::next(Some(&shared.map()), topology(nodes), &shared.config(), &shared.target, None, None);
+        shared.map_version.store(map.version, Ordering::Release);
+        *shared.map.lock().expect("no thread panicked") = Arc::new(map);
+        shared.call_all();
+        self.turn();
+    }
+}
+
+#[test]
+fn replies_keep_the_command_order_when_a_later_node_answers_first() {
+    let mut rig = Rig::halves(Config::default());
+    let ([here, ..], [there, ..]) = (rig.keys(0), rig.keys(1));
+    let client = rig.client(None);
+    rig.says(client, &format!("GET {here}\r\nGET {there}\r\nPING\r\n"));
+    assert_eq!(rig.asked(0), [format!("GET {here}")]);
+    assert_eq!(rig.asked(1), [format!("GET {there}")]);
+    rig.answers(1, "$3\r\ntwo\r\n");
+    assert_eq!(rig.told(client), "");
+    rig.answers(0, "$3\r\none\r\n");
+    assert_eq!(rig.told(client), "$3\r\none\r\n$3\r\ntwo\r\n+PONG\r\n");
+}
+
+#[test]
+fn client_reply_skip_and_off_suppress_exactly_the_right_replies() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("CLIENT REPLY SKIP\r\nGET {key}\r\nGET {key}\r\n"));
+    assert_eq!(rig.asked(0).len(), 2);
+    rig.answers(0, "$1\r\na\r\n$1\r\nb\r\n");
+    assert_eq!(rig.told(client), "$1\r\nb\r\n");
+    rig.says(client, &format!("CLIENT REPLY OFF\r\nGET {key}\r\nPING\r\n"));
+    rig.asked(0);
+    rig.answers(0, "$1\r\nc\r\n");
+    assert_eq!(rig.told(client), "");
+    rig.says(client, "CLIENT REPLY ON\r\n");
+    assert_eq!(rig.told(client), "+OK\r\n");
+}
+
+#[test]
+fn a_refused_command_is_retried_only_if_no_later_command_ran() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let both = [format!("SET {key} v"), format!("GET {key}")];
+    let client = rig.client(None);
+    // The GET saw the old value: resending the SET would reorder the two.
+    rig.says(client, &(both.join("\r\n") + "\r\n"));
+    assert_eq!(rig.asked(0), both);
+    rig.answers(0, "-TRYAGAIN not now\r\n$-1\r\n");
+    rig.turn();
+    assert_eq!(rig.told(client), "-TRYAGAIN not now\r\n$-1\r\n");
+    assert!(rig.asked(0).is_empty());
+    // Neither ran: both are resent in order.
+    rig.says(client, &(both.join("\r\n") + "\r\n"));
+    assert_eq!(rig.asked(0), both);
+    rig.answers(0, "-TRYAGAIN not now\r\n-TRYAGAIN not now\r\n");
+    rig.send_again();
+    assert_eq!((rig.told(client).as_str(), rig.asked(0)), ("", both.to_vec()));
+    rig.answers(0, "+OK\r\n$1\r\nv\r\n");
+    assert_eq!(rig.told(client), "+OK\r\n$1\r\nv\r\n");
+}
+
+#[test]
+fn clients_beyond_max_clients_are_refused_and_a_freed_place_is_reused() {
+    let mut rig = Rig::halves(Config { max_clients: 1, ..Config::default() });
+    let first = rig.client(None);
+    let second = rig.client(None);
+    assert_eq!(rig.told(second), "-ERR max number of clients reached\r\n");
+    assert_eq!((rig.worker.stats.clients_refused, rig.worker.everyone().count()), (1, 1));
+    rig.worker.closed(rig.reactor.io(), first, Closed::Peer);
+    let third = rig.client(None);
+    rig.says(third, "PING\r\n");
+    assert_eq!(rig.told(third), "+PONG\r\n");
+}

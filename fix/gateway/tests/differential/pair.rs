@@ -1,0 +1,250 @@
+//! A client's two connections, one to a server and one to the gateway. Both get the same bytes, and their replies are compared.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use unslow_resp::Frame;
+
+use crate::common::wire::{End, Heard, Until, Wire, command, comparable_pushes, shown};
+use crate::differences::{Exchange, Then, Verdict};
+use crate::session::{Multi, Pipeline, Planned, Said, State, Step, Tag, Words, word};
+
+pub struct Pair {
+    pub tag: Tag,
+    pub state: State,
+    /// All steps since the connections were opened.
+    pub steps: Vec<Step>,
+    cluster: bool,
+    patience: Duration,
+    /// Of the server and of the gateway.
+    addresses: [String; 2],
+    direct: Wire,
+    gateway: Wire,
+    publishers: Option<[Wire; 2]>,
+    tokens: u64,
+}
+
+/// A pipeline in flight.
+pub struct Sent {
+    planned: Planned,
+    said: Vec<Said>,
+    pieces: VecDeque<Range<usize>>,
+}
+
+/// The result of a step.
+#[derive(Default)]
+pub struct Outcome {
+    /// Names of the documented differences it showed.
+    pub known: Vec<&'static str>,
+    pub found: Option<Finding>,
+    /// The connections are closed or no longer in the same state.
+    pub over: bool,
+}
+
+/// A difference that is not documented.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The difference without random parts: findings with the same title most likely have the same cause.
+    pub title: String,
+    pub direct: String,
+    pub gateway: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n  the server:  {}\n  the gateway: {}", self.title, self.direct, self.gateway)
+    }
+}
+
+impl Pair {
+    pub fn open(tag: Tag, cluster: bool, addresses: [String; 2], patience: Duration) -> Pair {
+        let [direct, gateway] = [&addresses[0], &addresses[1]].map(|address| Wire::open(address, patience));
+        let state = State::new();
+        Pair {
+            tag,
+            state,
+            steps: Vec::new(),
+            cluster,
+            patience,
+            addresses,
+            direct,
+            gateway,
+            publishers: None,
+            tokens: 0,
+        }
+    }
+
+    /// Runs a whole step while the other clients are idle.
+    pub fn run(&mut self, step: &Step) -> Outcome {
+        match step {
+            Step::Publish(words) => self.publish(words),
+            Step::Pipeline(pipeline) => {
+                let mut sent = self.begin(pipeline);
+                while self.write(&mut sent) {}
+                self.finish(sent)
+            }
+        }
+    }
+
+    /// Prepares a pipeline without sending it.
+    pub fn begin(&mut self, pipeline: &Pipeline) -> Sent {
+        self.steps.push(Step::Pipeline(pipeline.clone()));
+        self.tokens += 1;
+        let planned = Planned::new(&self.state, &pipeline.said, &format!("token-{}", self.tokens));
+        let pieces = pieces(planned.bytes.len(), pipeline.cuts);
+        Sent { planned, said: pipeline.said.clone(), pieces }
+    }
+
+    /// Sends the next piece both ways; false if none was left.
+    pub fn write(&mut self, sent: &mut Sent) -> bool {
+        let Some(piece) = sent.pieces.pop_front() else { return false };
+        let bytes = &sent.planned.bytes[piece];
+        self.direct.write(bytes);
+        self.gateway.write(bytes);
+        true
+    }
+
+    /// Reads and compares all replies.
+    pub fn finish(&mut self, sent: Sent) -> Outcome {
+        let Sent { planned, said, .. } = sent;
+        let direct = self.direct.hear(&planned.until, 0);
+        let gateway = self.gateway.hear(&planned.until, direct.pushes.len());
+        let ends = [direct.end, gateway.end];
+        let mut outcome = Outcome { over: ends != [End::Open; 2], ..Outcome::default() };
+        let aborted = ends == [End::Closed; 2] && said.iter().any(Said::looks_like_http);
+        let mut state = self.state.clone();
+        for at in 0..direct.replies.len().max(gateway.replies.len()) {
+            let words = planned.answers.get(at).map_or(&[][..], |said_at| said[*said_at].words.as_slice());
+            let exchange = Exchange {
+                cluster: self.cluster,
+                words,
+                queued: &state.queued,
+                within: state.multi != Multi::No,
+                aborted,
+                direct: direct.replies.get(at).map(Vec::as_slice),
+                gateway: gateway.replies.get(at).map(Vec::as_slice),
+            };
+            if !outcome.take(&exchange, ends) {
+                return outcome;
+            }
+            if let Some(reply) = direct.replies.get(at) {
+                state.learn(words, reply);
+            }
+        }
+        outcome.compare_rest(&direct, &gateway);
+        self.state = State { channels: planned.after.channels, ..state };
+        outcome
+    }
+
+    /// Publishes the same message both ways, from other connections.
+    fn publish(&mut self, words: &Words) -> Outcome {
+        self.steps.push(Step::Publish(words.clone()));
+        let (addresses, patience) = (&self.addresses, self.patience);
+        let open = || [&addresses[0], &addresses[1]].map(|address| Wire::open(address, patience));
+        let publishers = self.publishers.get_or_insert_with(open);
+        let [direct, gateway] = publishers;
+        let [direct, gateway] = [direct, gateway].map(|wire| {
+            wire.write(&command(words));
+            wire.hear(&Until::Replies(1), 0)
+        });
+        let exchange = Exchange {
+            cluster: self.cluster,
+            words,
+            queued: &[],
+            within: false,
+            aborted: false,
+            direct: direct.replies.first().map(Vec::as_slice),
+            gateway: gateway.replies.first().map(Vec::as_slice),
+        };
+        let mut outcome = Outcome::default();
+        if !outcome.take(&exchange, [direct.end, gateway.end]) {
+            return outcome;
+        }
+        let count = exchange.direct.and_then(|reply| Frame::new(reply).integer()).unwrap_or(0);
+        let count = usize::try_from(count).unwrap_or(0);
+        let [direct, gateway] = [&mut self.direct, &mut self.gateway].map(|wire| wire.hear(&Until::Replies(0), count));
+        outcome.over |= [direct.end, gateway.end] != [End::Open; 2];
+        outcome.compare_rest(&direct, &gateway);
+        outcome
+    }
+}
+
+impl Outcome {
+    /// Adds one comparison; false if nothing after it can be compared.
+    fn take(&mut self, exchange: &Exchange<'_>, ends: [End; 2]) -> bool {
+        match exchange.verdict() {
+            Verdict::Same => true,
+            Verdict::Known(difference) => {
+                self.known.push(difference.name);
+                self.over |= difference.then == Then::StartAfresh;
+                difference.then == Then::Continue
+            }
+            Verdict::Unknown => {
+                let name = word(exchange.words, 0);
+                let name = if name.is_empty() { "bytes that are no command".into() } else { name };
+                let [a, b] = [(exchange.direct, ends[0]), (exchange.gateway, ends[1])];
+                let within = if exchange.within { " within MULTI" } else { "" };
+                let title = format!("{name}{within}: {} is not {}", kind(b.0, b.1), kind(a.0, a.1));
+                self.find(title, text(a.0, a.1), text(b.0, b.1));
+                false
+            }
+        }
+    }
+
+    /// Compares the ends of the connections and the pushes. A connection that is closed may miss the last pushes.
+    fn compare_rest(&mut self, direct: &Heard, gateway: &Heard) {
+        if direct.end != gateway.end {
+            let title = format!("the connection: {:?} is not {:?}", gateway.end, direct.end);
+            self.find(title, format!("{:?}", direct.end), format!("{:?}", gateway.end));
+        } else if matches!(direct.end, End::Silent | End::Garbled) {
+            let title = format!("{:?} on both sides: the test expects a reply that servers do not send", direct.end);
+            self.find(title, format!("{:?}", direct.replies.len()), format!("{:?}", gateway.replies.len()));
+        } else if direct.end == End::Open && comparable_pushes(&direct.pushes) != comparable_pushes(&gateway.pushes) {
+            self.find("messages".into(), shown(&direct.pushes.concat()), shown(&gateway.pushes.concat()));
+        }
+    }
+
+    fn find(&mut self, title: String, direct: String, gateway: String) {
+        self.over = true;
+        self.found = Some(Finding { title, direct, gateway });
+    }
+}
+
+/// A reply without random parts.
+fn kind(reply: Option<&[u8]>, end: End) -> String {
+    let Some(reply) = reply else { return format!("{end:?}") };
+    let line = reply.split(|b| *b == b'\r').next().unwrap_or_default();
+    match line.first() {
+        Some(b'-') => line.split(|b| *b == b' ').next().unwrap_or_default().escape_ascii().to_string(),
+        Some(b'+') => line.escape_ascii().to_string(),
+        Some(_) if matches!(line, b"$-1" | b"*-1" | b"_") => "a null".into(),
+        Some(b':') => "a number".into(),
+        Some(b'$') => "a string".into(),
+        Some(b'*' | b'~') => "an array".into(),
+        Some(b'%') => "a map".into(),
+        _ => "another value".into(),
+    }
+}
+
+fn text(reply: Option<&[u8]>, end: End) -> String {
+    reply.map_or_else(|| format!("{end:?}"), shown)
+}
+
+/// Cuts `len` bytes at up to six random places.
+fn pieces(len: usize, cuts: Option<u64>) -> VecDeque<Range<usize>> {
+    let mut ends: Vec<usize> = match cuts {
+        None => Vec::new(),
+        Some(seed) => {
+            let mut rng = StdRng::seed_from_u64(seed);
+            (0..rng.random_range(1..=6)).map(|_| rng.random_range(0..=len)).collect()
+        }
+    };
+    ends.push(len);
+    ends.sort_unstable();
+    let begins = std::iter::once(0).chain(ends.iter().copied());
+    begins.zip(ends.iter().copied()).map(|(from, to)| from..to).filter(|piece| !piece.is_empty()).collect()
+}
