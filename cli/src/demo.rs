@@ -20,6 +20,7 @@ use unslow_lab::lab::Lab;
 use unslow_probe::Settings;
 use unslow_topology::slot_of;
 
+use crate::doctor::files;
 use crate::output::{Output, style};
 use crate::{html, text};
 
@@ -96,6 +97,7 @@ impl Demo {
             })?,
             None => choices.choose(&mut rand::rngs::StdRng::seed_from_u64(seed)).context("no faults")?,
         };
+        self.html.as_deref().map_or(Ok(()), files::check)?;
         let begun = Instant::now();
         let name = self.server.as_ref().map_or(self.engine.clone(), |p| p.display().to_string());
         output.note(&format!("1  starting a six-node cluster of {name}"));
@@ -123,7 +125,7 @@ impl Demo {
         std::thread::sleep(Duration::from_millis(500));
         output.note("5  measuring again");
         let (again, after) = self.diagnose_under_load(&lab.deployment, output)?;
-        let gone = again.findings.iter().all(|f| f.id != rule(fault) || f.severity <= Severity::Risk);
+        let gone = again.findings.iter().all(|f| f.id != rule(fault) || f.severity_now() <= Severity::Risk);
         let remedy = active.remedy;
         drop(active);
         drop(lab);
@@ -172,6 +174,7 @@ impl Demo {
                     host: true,
                     hosts: Vec::new(),
                     url: target.url(),
+                    stop: None,
                 };
                 unslow_probe::run(&found, &settings)
             });
@@ -186,9 +189,9 @@ impl Demo {
             let facts = looked?;
             let report = diagnose(&facts, &[]);
             if let Some(path) = &self.html
-                && report.findings.iter().any(|f| f.severity > Severity::Risk)
+                && report.findings.iter().any(|f| f.severity_now() > Severity::Risk)
             {
-                std::fs::write(path, html::page(&report, &facts)?).with_context(|| path.display().to_string())?;
+                files::write(path, &html::page(&report, &facts)?)?;
             }
             times.sort_unstable();
             let at = |q: f64| {

@@ -5,44 +5,27 @@ use minijinja::{Environment, Value, context};
 use plotters::prelude::*;
 use serde::Serialize;
 use unslow_doctor::measure::{count, percent, time_us};
-use unslow_doctor::{Report, Severity};
+use unslow_doctor::{Finding, Report, Severity};
 use unslow_facts::{Facts, Node};
 
-use crate::text::clock;
+use crate::text::{self, Sorted, clock};
 
-/// Nodes drawn in one plot, at most: more lines than this nobody tells apart.
+/// Nodes drawn in one plot, at most: more lines than this cannot be told apart.
 const PLOT_NODES: usize = 8;
 
 pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
     let mut environment = Environment::new();
-    environment.add_filter(
-        "format",
-        |template: String, x: f64| if template == "%.0f" { format!("{x:.0}") } else { x.to_string() },
-    );
     // The name ends in .html: everything put into it is escaped.
     environment.add_template("report.html", include_str!("../templates/report.html"))?;
-    let finding = |f: &unslow_doctor::Finding| -> anyhow::Result<Value> {
-        let mut json = serde_json::to_value(f)?;
-        for evidence in json["evidence"].as_array_mut().into_iter().flatten() {
-            let at = evidence["at_ms"].as_u64().unwrap_or(0);
-            evidence["clock"] = clock(at).into();
-        }
-        Ok(Value::from_serialize(json))
+    let sorted = Sorted::of(report);
+    let told = |findings: &[&Finding]| -> anyhow::Result<Vec<Value>> {
+        findings.iter().map(|f| finding(f, report.at_ms)).collect()
     };
-    let pick = |above: bool| -> anyhow::Result<Vec<Value>> {
-        report.findings.iter().filter(|f| (f.severity > Severity::Risk) == above).map(finding).collect()
-    };
-    let (measured, risks) = (pick(true)?, pick(false)?);
-    let verdict = match report.findings.iter().find(|f| f.severity > Severity::Risk) {
-        Some(f) => f.title.clone(),
-        None => report
-            .findings
-            .iter()
-            .find(|f| f.id == "not_your_redis")
-            .map_or("Nothing measured explains slowness in this window.".into(), |f| f.title.clone()),
-    };
+    let elsewhere: Vec<&Finding> = sorted.elsewhere.into_iter().collect();
+    let (_, word, verdict) = text::verdict(report);
+    let (what, place) = text::head(report);
     let cost = format!(
-        "{:.1} s, {} commands, {} of one core on the server that paid most; the dearest command was {} at {}.",
+        "{:.1} s, {} commands, {} of one core on the server that paid most; the most expensive command was {} at {}.",
         report.cost.seconds,
         report.cost.commands,
         percent(report.cost.server_cpu_share),
@@ -52,7 +35,13 @@ pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
     environment
         .get_template("report.html")?
         .render(context! {
-            report => report, measured, risks, verdict, cost,
+            report => report, what, place, word, verdict, cost,
+            through => text::through(report),
+            closing => text::closing(report),
+            causes => told(&sorted.causes)?,
+            over => told(&sorted.over)?,
+            risks => told(&sorted.risks)?,
+            elsewhere => told(&elsewhere)?,
             taken => date(report.at_ms),
             topology => topology(report),
             nodes => nodes(report),
@@ -60,6 +49,19 @@ pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
             plots => plots(facts)?,
         })
         .context("the page could not be rendered")
+}
+
+/// A finding as the page shows it: with its words for how bad, how sure and since when.
+fn finding(finding: &Finding, now_ms: u64) -> anyhow::Result<Value> {
+    let mut json = serde_json::to_value(finding)?;
+    for evidence in json["evidence"].as_array_mut().into_iter().flatten() {
+        let at = evidence["at_ms"].as_u64().unwrap_or(0);
+        evidence["clock"] = clock(at).into();
+    }
+    json["severity_words"] = text::severity_words(finding).into();
+    json["confidence_words"] = text::confidence_words(finding).into();
+    json["when_words"] = text::when_words(finding, now_ms).into();
+    Ok(Value::from_serialize(json))
 }
 
 /// `2026-11-21 02:31:52Z`.
@@ -99,8 +101,9 @@ struct Line {
 fn topology(report: &Report) -> Topology {
     const ACROSS: usize = 5;
     const MOST: usize = 60; // beyond it the drawing says less than the table
-    let hit =
-        |a: &str| report.findings.iter().any(|f| f.severity > Severity::Risk && f.subjects.iter().any(|s| s == a));
+    let hit = |a: &str| {
+        report.findings.iter().any(|f| f.severity_now() > Severity::Risk && f.subjects.iter().any(|s| s == a))
+    };
     let all = &report.deployment.nodes;
     let masters: Vec<_> = all
         .iter()
@@ -211,7 +214,7 @@ fn plots(facts: &Facts) -> anyhow::Result<Vec<Value>> {
                 (n.address.clone(), n.series.iter().map(|p| (f64::from(p.at_ms) / 1000.0, p.commands_per_s)).collect())
             })
             .collect();
-        plots.push(context! { title => "Commands per second", svg => lines(series, "commands/s")?, note => "By the servers' own counters." });
+        plots.push(context! { title => "Commands per second", svg => lines(series, "commands/s")?, note => "By the servers' own counters, without the doctor's commands." });
         let series = loaded
             .iter()
             .map(|n| {

@@ -13,6 +13,8 @@ mod doctor;
 mod drill;
 mod drill_html;
 mod engine;
+mod explain;
+mod fix_plan;
 mod gateway;
 mod host;
 mod html;
@@ -49,6 +51,8 @@ struct Arguments {
 enum Verb {
     /// Why is it slow? Any one node, replica, Sentinel or cluster address is enough.
     Doctor(Box<doctor::Doctor>),
+    /// What a rule of the doctor means, how to confirm it, what to do; without a rule all are listed. Offline.
+    Explain(explain::Explain),
     /// Look into this machine, for a diagnosis made elsewhere.
     Host(host::HostArguments),
     /// The tour: a real cluster with a hidden fault, the diagnosis, the fix, the proof.
@@ -76,12 +80,16 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|e| {
+        let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        doctor::refuse(&e, &words);
+        e.exit()
+    });
     arguments.output.apply();
     if let Verb::Lab(lab) = &arguments.verb
         && let Some(e) = lab.run_alone()
     {
-        eprintln!("unslow: {e:#}");
+        eprintln!("unslow: {}", text::clean_lines(&format!("{e:#}")));
         return ExitCode::from(2);
     }
     let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());
@@ -96,6 +104,10 @@ fn main() -> ExitCode {
         }
         if holds && unslow_lab::launch::stop_serving() {
             return; // it takes its lab down in order
+        }
+        if doctor::interrupt() {
+            eprintln!("\nunslow: ending the window; the diagnosis of what was seen follows (Ctrl-C again: at once)");
+            return;
         }
         if unslow_bench::interrupt() {
             eprintln!("\nunslow: ending the run; its results so far follow (Ctrl-C again: nothing follows)");
@@ -119,6 +131,8 @@ fn main() -> ExitCode {
         unslow_lab::launch::interrupt();
         unslow_engine::stop_all();
         unslow_lab::place::forget_empty_dir();
+        doctor::fail_document("interrupted before the diagnosis");
+        doctor::files::forget_half_written();
         if !holds {
             eprintln!("\nunslow: interrupted; {last_word}");
         }
@@ -131,6 +145,7 @@ fn main() -> ExitCode {
     }
     let result = match arguments.verb {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),
+        Verb::Explain(explain) => explain.run(&arguments.output),
         Verb::Host(host) => host.run(&arguments.output),
         Verb::Demo(demo) => demo.run(&arguments.output),
         Verb::Lab(lab) => lab.run(&arguments.output),
@@ -147,7 +162,8 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            eprintln!("unslow: {e:#}");
+            // Words of a server may stand in it.
+            eprintln!("unslow: {}", text::clean_lines(&format!("{e:#}")));
             ExitCode::from(2)
         }
     }

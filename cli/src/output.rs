@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anstyle::{AnsiColor, Style};
-use anyhow::Context;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -76,7 +75,7 @@ impl Output {
     /// A line for the person at the terminal; never in the way of a pipe.
     pub fn note(&self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(anstream::stderr(), "{text}");
+            let _ = writeln!(anstream::stderr(), "{}", tame(text));
         }
     }
 
@@ -113,16 +112,7 @@ impl Output {
 
 /// Whether a file can be written, without touching what is in it.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
-    let new = !path.exists();
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)
-        .with_context(|| format!("{}: cannot be written", path.display()))?;
-    if new {
-        let _ = std::fs::remove_file(path);
-    }
-    Ok(())
+    crate::doctor::files::check(path)
 }
 
 /// Columns that line up, the first row in bold; as wide as they need to be, so that a pipe keeps every word.
@@ -154,10 +144,10 @@ pub struct Spinner {
 impl Spinner {
     pub fn say(&self, what: &str) {
         match &self.bar {
-            Some(bar) => bar.set_message(what.to_string()),
+            Some(bar) => bar.set_message(tame(what)),
             None if self.quiet => {}
             None => {
-                let _ = writeln!(anstream::stderr(), "{what}");
+                let _ = writeln!(anstream::stderr(), "{}", tame(what));
             }
         }
     }
@@ -167,14 +157,14 @@ impl Spinner {
     /// The same where it changes too often for lines: on a terminal only.
     pub fn update(&self, what: &str) {
         if let Some(bar) = &self.bar {
-            bar.set_message(what.to_string());
+            bar.set_message(tame(what));
         }
     }
 
     /// A line that stays above it, on a terminal only.
     pub fn keep(&self, what: &str) {
         if let Some(bar) = &self.bar {
-            bar.println(what);
+            bar.println(tame(what));
         }
     }
 }
@@ -185,6 +175,22 @@ impl Drop for Spinner {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Words of servers stand in notes: none may move the cursor. Ends of lines and our own colours stay.
+fn tame(text: &str) -> String {
+    let is_colour = |rest: &str| {
+        let rest = rest.strip_prefix('[').map(|r| r.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';'));
+        rest.is_some_and(|r| r.starts_with('m'))
+    };
+    text.char_indices()
+        .map(|(i, c)| match c {
+            '\n' => c,
+            '\u{1b}' if is_colour(&text[i + 1..]) => c,
+            _ if c.is_control() => ' ',
+            _ => c,
+        })
+        .collect()
 }
 
 /// A reader that has had enough (`| head`) is no error, and changes no exit status.
@@ -203,5 +209,18 @@ impl Drop for Countdown {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_keeps_its_colours_and_lines_and_nothing_that_moves_the_cursor() {
+        let bad = style::BAD;
+        let own = format!("{bad}new{bad:#}: a\nb");
+        assert_eq!(tame(&own), own);
+        assert_eq!(tame("\u{1b}[2J\u{1b}]0;t\u{7}\u{9b}1A\r\u{1b}"), " [2J ]0;t  1A  ");
     }
 }

@@ -53,7 +53,7 @@ fn report_with(sentinels_there: &BTreeSet<String>, url: &str, more: &[&str]) -> 
 
 /// Whether the doctor left questions out because PINGs became slower while it looked, as they do on a busy machine.
 fn hurried(report: &Value) -> bool {
-    unseen(report).iter().any(|why| why.contains("the dearer questions were left out"))
+    unseen(report).iter().any(|why| why.contains("the more expensive questions were left out"))
 }
 
 fn finds_the_whole_deployment_from_any_address_and_keeps_to_the_schema(name: &str) {
@@ -143,16 +143,20 @@ fn tells_what_is_new_and_what_is_gone() {
 
 /// From the least to the worst.
 const SEVERITIES: [&str; 6] = ["info", "risk", "low", "medium", "high", "critical"];
-const FAIL_ON: [&str; 6] = ["risk", "low", "medium", "high", "critical", "never"];
+const FAIL_ON: [&str; 7] = ["info", "risk", "low", "medium", "high", "critical", "never"];
 
 fn rank(severity: &str) -> usize {
     SEVERITIES.iter().position(|s| *s == severity).unwrap_or_else(|| panic!("{severity:?} is no severity"))
 }
 
-/// The worst of a report's findings.
+/// The worst of a report's findings, as they stand now: what is over is a risk.
 fn worst(report: &Value) -> Option<usize> {
     let findings = report["findings"].as_array().expect("a report has findings, or none");
-    findings.iter().map(|f| rank(f["severity"].as_str().expect("a finding has a severity"))).max()
+    let now = |f: &Value| {
+        let severity = rank(f["severity"].as_str().expect("a finding has a severity"));
+        if f["when"] == "past" { severity.min(rank("risk")) } else { severity }
+    };
+    findings.iter().map(now).max()
 }
 
 /// What the exit status must be.
@@ -226,17 +230,15 @@ fn speaks_tls_with_client_certificates_and_says_what_is_wrong_with_either_side()
     assert_eq!(good["deployment"]["nodes"][0]["role"], "master");
     assert!(!good.to_string().contains("s3cret"), "a password in a report");
 
+    // A server that closes the connection is one that cannot be reached: the diagnosis says so, with what may be behind it.
     let fails = |url: &str, more: &[&str], expected: &str| {
         let mut arguments = vec!["doctor", url, "--window", "1s", "--timeout", "5"];
         arguments.extend(more);
         let output = unslow(&arguments);
-        assert_eq!(output.status.code(), Some(2), "{url} {more:?}");
-        assert!(
-            stderr(&output).contains(expected) && stderr(&output).trim().lines().count() == 1,
-            "{url} {more:?}: {}",
-            stderr(&output)
-        );
-        assert!(!stderr(&output).contains("s3cret"));
+        let said = stdout(&output) + &stderr(&output);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{url} {more:?}: {said}");
+        assert!(said.replace("\n", " ").contains(expected), "{url} {more:?}: {said}");
+        assert!(!said.contains("s3cret"));
     };
     fails(&url, &[], "--cacert");
     fails(&url, &["--cacert", &ca], "client certificate");

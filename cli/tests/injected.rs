@@ -43,14 +43,14 @@ fn diagnose(mut command: Command, url: &str, name: &str) -> (Report, Load) {
     (report, load)
 }
 
-/// The rule that is about the machine's other work, and so is right whenever there is any.
-const NEIGHBOUR: &str = "noisy_neighbour";
+/// The rules that are about the machine's other work, and so are right whenever there is any.
+const NEIGHBOURS: &[&str] = &["noisy_neighbour", "hypervisor_steal"];
 
 /// What it names above info, in order. A neighbour that is really there does not count; where it leads to the rule, that is named.
 fn named(report: &Report, load: &Load, rule: &str) -> Vec<String> {
     let mut all = Vec::new();
     for finding in report.findings.iter().filter(|f| f.severity > Severity::Info) {
-        if finding.id != NEIGHBOUR || rule == NEIGHBOUR || !load.busy() {
+        if !NEIGHBOURS.contains(&finding.id.as_str()) || NEIGHBOURS.contains(&rule) || !load.busy() {
             all.push(finding.id.clone());
         } else if finding.chain.iter().any(|link| link.id == rule) {
             all.push(rule.to_string());
@@ -128,6 +128,7 @@ fn cannot(fault: &Fault, engine: &Engine) -> Option<&'static str> {
     match fault.rule {
         _ if (fault.root || fault.wired) && !root => Some("needs root"),
         Some("error_flood" | "redirect_storm") if old => Some("errors are not counted by kind before 6.2"),
+        Some("sentinel_master_down") if old => Some("Sentinels have no user for a server before 6.2"),
         Some("no_pipelining") if old => Some("reads are not counted before 6.0"),
         _ => None,
     }
@@ -150,10 +151,10 @@ fn is_named_first(rule: &str) {
     tried_while_busy(TRIES, |_| {
         let start = if fault.near { Lab::start_flat } else { Lab::start };
         let lab = start(&fault.topology(&engine.name)).unwrap_or_else(|e| panic!("{rule}: {e}"));
-        // The doctor is pointed at the first node; a hang must be found from there.
+        // The doctor is pointed at the first node; a hang or a death must be found from there.
         let target = match fault.takes {
             Takes::Path => Some("all"),
-            Takes::Processes if fault.name == "hang" => Some("node-2"),
+            Takes::Processes if ["hang", "kill"].contains(&fault.name) => Some("node-2"),
             _ => None,
         };
         let active = fault.inject(&lab, target, None).unwrap_or_else(|e| panic!("{rule}: {e}"));
@@ -192,9 +193,9 @@ named_first! {
     aof_fsync_stall backlog_too_small big_key blind_instruments config_drift connection_churn cpu_throttled
     error_flood eviction_pressure expire_storm failover_flapping far_client fork_stall full_resync_loop kernel_bound
     keys_command long_script main_thread_saturated master_without_replica masters_share_host monitor_attached
-    monitoring_storm no_auth no_pipelining node_hangs node_timeout_margin noisy_neighbour not_your_redis open_slots
-    out_of_memory packet_loss redirect_storm replica_shares_host save_too_often sentinel_down_after slots_uncovered
-    slow_command slow_subscriber too_many_connections topology_storm
+    monitoring_storm no_auth no_pipelining node_hangs node_timeout_margin node_unreachable noisy_neighbour not_your_redis
+    open_slots out_of_memory packet_loss redirect_storm replica_shares_host save_too_often sentinel_down_after
+    sentinel_master_down slots_uncovered slow_command slow_subscriber too_many_connections topology_storm
 }
 
 #[test]
@@ -260,7 +261,7 @@ impl Healthy {
 
 /// Findings above risk, but for the neighbour where there is one.
 fn above_risk(report: &Report, load: &Load) -> Vec<String> {
-    let real = |f: &&Finding| f.severity > Severity::Risk && !(f.id == NEIGHBOUR && load.busy());
+    let real = |f: &&Finding| f.severity > Severity::Risk && !(NEIGHBOURS.contains(&f.id.as_str()) && load.busy());
     report.findings.iter().filter(real).map(|f| format!("{}: {}", f.id, f.title)).collect()
 }
 

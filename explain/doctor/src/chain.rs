@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Finding, Link, Rule};
+use crate::{Currency, Finding, Link, Remedy, Rule, Severity, When, setting_of};
 
 /// Folds consequences into their causes and ranks what is left, dearest first.
 pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
@@ -22,6 +22,7 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
                         .get(findings[cause].id.as_str())
                         .is_some_and(|l| l.contains(&findings[effect].id.as_str()))
                     && linked(&findings[cause], &findings[effect])
+                    && in_time(&findings[cause], &findings[effect])
             })
         })
         .collect();
@@ -55,12 +56,14 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
             members.sort_by_key(|&i| depth_of(i));
             let mut finding = findings[root].clone();
             let mut best = worth(&finding);
+            let currency = finding.impact.currency;
             for i in members {
                 let effect = &findings[i];
                 if worth(effect) > best {
                     best = worth(effect);
                     finding.impact = effect.impact.clone();
                     finding.severity = finding.severity.max(effect.severity);
+                    finding.when = effect.when;
                 }
                 finding.chain.push(Link {
                     id: effect.id.clone(),
@@ -73,8 +76,13 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
                 finding.evidence.extend(seen.cloned());
                 // A cost of the same kind goes with its cause; what is paid in another currency stays and needs its own
                 // remedy: the cause of a failover can be mended, and two masters still share a host.
-                if effect.impact.currency != finding.impact.currency {
-                    finding.remedies.extend(effect.remedies.iter().take(1).cloned());
+                let set: Vec<&str> =
+                    finding.remedies.iter().flat_map(|r| &r.commands).filter_map(|c| setting_of(c)).collect();
+                // What the cause's remedies set already has its value.
+                let is_new = |r: &&Remedy| !r.commands.iter().all(|c| setting_of(c).is_some_and(|s| set.contains(&s)));
+                if effect.impact.currency != currency {
+                    let more: Vec<Remedy> = effect.remedies.iter().take(1).filter(is_new).cloned().collect();
+                    finding.remedies.extend(more);
                 }
             }
             (best, finding)
@@ -86,13 +94,94 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
     ranked.into_iter().map(|(_, f)| f).collect()
 }
 
-/// Currency first, then amount.
+/// Currency first, then amount. What is over costs nothing now. What costs nothing that can be counted and is no mere risk (a shard
+/// that nothing could take over, a copy that is gone) stands below what is counted in the currency of its severity.
 fn worth(finding: &Finding) -> (f64, f64) {
-    (finding.impact.currency as u8 as f64, finding.impact.value)
+    if finding.when == When::Past {
+        return (Currency::Risk as u8 as f64, 0.0);
+    }
+    let currency = match (finding.impact.currency, finding.severity) {
+        (Currency::Risk, Severity::Critical | Severity::High) => Currency::Availability,
+        (Currency::Risk, Severity::Medium | Severity::Low) => Currency::Capacity,
+        (currency, _) => currency,
+    };
+    (currency as u8 as f64, finding.impact.value)
+}
+
+/// Causes that are settings: what was over before the window began had them too.
+const SETTINGS: &[&str] = &["backlog_too_small", "node_timeout_margin", "save_too_often", "sentinel_down_after"];
+
+/// Whether a cause was there in time: what is known of the window alone explains nothing that was over before it.
+fn in_time(cause: &Finding, effect: &Finding) -> bool {
+    let earlier = matches!((cause.since, effect.since), (Some(cause), Some(effect)) if cause <= effect);
+    effect.when == When::Now || cause.when != When::Now || earlier || SETTINGS.contains(&cause.id.as_str())
 }
 
 fn linked(cause: &Finding, effect: &Finding) -> bool {
     cause.subjects.is_empty()
         || effect.subjects.is_empty()
         || cause.subjects.iter().any(|s| effect.subjects.contains(s))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules;
+
+    fn finding(id: &str) -> Finding {
+        let mut finding = Finding::new(id.to_string()).on(["10.0.0.1:6379"]);
+        finding.id = id.into();
+        finding
+    }
+
+    /// The rules in the order of rank, each with those beneath it.
+    fn folded(findings: Vec<Finding>) -> Vec<(String, Vec<String>)> {
+        let told = |f: Finding| (f.id, f.chain.into_iter().map(|l| l.id).collect());
+        fold(findings, rules::ALL).into_iter().map(told).collect()
+    }
+
+    fn chain(root: &str, links: &[&str]) -> (String, Vec<String>) {
+        (root.into(), links.iter().map(|l| l.to_string()).collect())
+    }
+
+    #[test]
+    fn what_burns_now_is_no_cause_of_what_was_over_before() {
+        let neighbour = || finding("noisy_neighbour").core(0.03, "");
+        let fork = finding("fork_stall").availability(5.0, "").past(1000);
+        let margin = || finding("node_timeout_margin").risk("").since_start(500);
+        let election = || finding("failover_flapping").availability(3.0, "").past(2000);
+        let apart = chain("noisy_neighbour", &[]);
+        for (findings, expected) in [
+            (
+                vec![neighbour(), fork, margin(), election()],
+                vec![apart.clone(), chain("fork_stall", &["node_timeout_margin", "failover_flapping"])],
+            ),
+            // Without another cause the margin stands by itself.
+            (
+                vec![neighbour(), margin(), election()],
+                vec![apart, chain("node_timeout_margin", &["failover_flapping"])],
+            ),
+            // A stall of the window does lead to its own consequences.
+            (
+                vec![neighbour(), finding("node_timeout_margin").risk("")],
+                vec![chain("noisy_neighbour", &["node_timeout_margin"])],
+            ),
+            // It is going on, but it began before the election.
+            (
+                vec![finding("node_hangs").availability(60.0, "").since(1500), election()],
+                vec![chain("node_hangs", &["failover_flapping"])],
+            ),
+            (
+                vec![finding("node_hangs").availability(60.0, "").since(2500), election()],
+                vec![chain("node_hangs", &[]), chain("failover_flapping", &[])],
+            ),
+            // A setting was there then as well.
+            (
+                vec![finding("sentinel_down_after").risk(""), election()],
+                vec![chain("sentinel_down_after", &["failover_flapping"])],
+            ),
+        ] {
+            assert_eq!(folded(findings), expected);
+        }
+    }
 }

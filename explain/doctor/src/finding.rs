@@ -31,7 +31,7 @@ pub struct Impact {
     pub text: String,
 }
 
-/// What the fix gives back.
+/// What the fix gives back. Both are empty where it gives nothing that can be counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Gain {
     /// For a person.
@@ -70,6 +70,19 @@ pub enum Severity {
     Critical,
 }
 
+/// Of what time a finding is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum When {
+    /// Of the window.
+    #[default]
+    Now,
+    /// It is over: it ended before the window began.
+    Past,
+    /// A lifetime's count, or a setting: it was so before the window and still is.
+    SinceStart,
+}
+
 /// A line a hand can replay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Evidence {
@@ -101,13 +114,20 @@ pub struct Remedy {
     pub text: String,
     /// Exact commands or client settings.
     pub commands: Vec<String>,
-    /// What can go wrong.
+    /// What can go wrong; empty where nothing can.
     pub risk: String,
-    /// How to go back.
+    /// How to go back; empty where there is nothing to undo.
     pub rollback: String,
     /// Whether the commands can be run as they stand, without a choice: `doctor --fix-plan` runs no others.
     #[serde(default)]
     pub exact: bool,
+}
+
+/// What a command line sets: everything up to the value, or nothing if it is no `CONFIG SET server's-parameter value`.
+pub fn setting_of(command: &str) -> Option<&str> {
+    let (_, rest) = command.split_once(" CONFIG SET ")?;
+    let value = rest.find(' ')?;
+    Some(&command[..command.len() - rest.len() + value])
 }
 
 /// One cause with its evidence, its price and its fix.
@@ -123,6 +143,12 @@ pub struct Finding {
     pub confidence: Confidence,
     /// Why that sure.
     pub confidence_why: String,
+    /// Of what time it is. What is over is never ranked above what costs something now.
+    #[serde(default)]
+    pub when: When,
+    /// When it began, or happened; unix time in ms. None where that is not known.
+    #[serde(default)]
+    pub since: Option<u64>,
     /// Addresses it is about, the worst first.
     pub subjects: Vec<String>,
     /// What it costs.
@@ -151,6 +177,8 @@ impl Finding {
             severity: Severity::Risk,
             confidence: Confidence::Possible,
             confidence_why: String::new(),
+            when: When::Now,
+            since: None,
             subjects: Vec::new(),
             impact: Impact { currency: Currency::Risk, value: 0.0, unit: "none".into(), text: String::new() },
             gain: Gain::default(),
@@ -215,6 +243,30 @@ impl Finding {
         self
     }
 
+    /// Another severity than the amount alone would give; after what it costs.
+    pub fn severity(mut self, severity: Severity) -> Finding {
+        self.severity = severity;
+        self
+    }
+
+    /// It has been so since this moment (unix time in ms) and still is.
+    pub fn since(mut self, at_ms: u64) -> Finding {
+        self.since = Some(at_ms);
+        self
+    }
+
+    /// It is over since this moment (unix time in ms): it costs nothing now.
+    pub fn past(mut self, at_ms: u64) -> Finding {
+        (self.when, self.since) = (When::Past, Some(at_ms));
+        self
+    }
+
+    /// It has been so since the server started, by a count over its lifetime.
+    pub fn since_start(mut self, at_ms: u64) -> Finding {
+        (self.when, self.since) = (When::SinceStart, Some(at_ms));
+        self
+    }
+
     /// What the fix gives, and the arithmetic.
     pub fn gain(mut self, text: impl Into<String>, formula: impl Into<String>) -> Finding {
         self.gain = Gain { text: text.into(), formula: formula.into() };
@@ -249,10 +301,9 @@ impl Finding {
 
     /// What a node said of another moment.
     pub fn saw_then(mut self, node: &Node, command: &str, value: impl Into<String>, at_ms: u64) -> Finding {
-        let (host, port) = node.address.rsplit_once(':').unwrap_or((&node.address, ""));
         let source = match command.split(' ').next() {
             Some(word) if !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()) => {
-                format!("redis-cli -h {host} -p {port} {command}")
+                crate::measure::cli(&node.address, command)
             }
             _ => format!("{command} ({})", node.address),
         };
@@ -282,6 +333,13 @@ impl Finding {
             exact: false,
         });
         self
+    }
+
+    /// A way out that names its server and needs no choice: `commands` are run at `address`, `rollback` too.
+    pub fn fix_at(self, address: &str, text: &str, commands: &[&str], risk: &str, rollback: &str) -> Finding {
+        let commands: Vec<String> = commands.iter().map(|c| crate::measure::cli(address, c)).collect();
+        let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+        self.fix(text, &commands, risk, &crate::measure::cli(address, rollback)).exact()
     }
 
     /// The last way out needs no choice: its commands name their servers and can be run as they stand.

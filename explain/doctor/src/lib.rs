@@ -10,26 +10,38 @@ pub mod measure;
 mod report;
 mod rules;
 
-pub use finding::{Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity};
-pub use report::{CannotSee, Change, DeploymentSummary, Diff, NodeSummary, Report, SCHEMA, diagnose, diff};
+pub use finding::{Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of};
+pub use report::{
+    Answer, Answered, CannotSee, Change, Conclusion, DeploymentSummary, Diff, Looked, NodeSummary, Report, SCHEMA,
+    diagnose, diff,
+};
 pub use rules::ALL;
 
-use unslow_facts::Facts;
+use unslow_facts::{Facts, Gap, Lack};
 
 /// What a rule found.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// Looked, and it is not so. The text, where there is one, goes to "ruled out".
-    Absent(Option<String>),
+    /// The deployment has nothing this rule is about: no cluster, no replica, no AOF.
+    NotHere,
+    /// Looked, and it is not so. The text says what was measured or compared, and goes to "ruled out".
+    Absent(String),
     /// It is so.
     Present(Box<Finding>),
     /// Could not look.
-    Unknown {
-        /// Why, as a sentence without a full stop.
-        why: String,
-        /// What would settle it.
-        grant: String,
-    },
+    Unknown(Gap),
+}
+
+impl Verdict {
+    /// Could not look: `what` is the rule's noun, for the sentence.
+    pub fn unknown(lack: Lack, why: impl Into<String>, grant: impl Into<String>) -> Verdict {
+        Verdict::Unknown(Gap::new(lack, why, grant))
+    }
+
+    /// Looked at figures of INFO and found nothing; unknown if no server showed them. `text` is `None` then.
+    pub fn absent(facts: &Facts, what: &str, text: Option<String>) -> Verdict {
+        text.map_or_else(|| Verdict::Unknown(measure::unseen_info(facts, what)), Verdict::Absent)
+    }
 }
 
 /// How the fault behind a rule is made on a real server.

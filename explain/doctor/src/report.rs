@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use unslow_facts::{Cost, Facts, Node};
+use unslow_facts::{Cost, Facts, Gap, Lack, Node};
 use unslow_topology::DeploymentKind;
 
-use crate::{Finding, Severity, Verdict, chain, rules};
+use crate::measure::{USED_OPS, sentinel_greetings};
+use crate::{Finding, Severity, Verdict, When, chain, rules};
 
 /// Version of the report's JSON.
 pub const SCHEMA: &str = "unslow.doctor/1";
@@ -23,6 +24,24 @@ pub struct Report {
     pub at_ms: u64,
     /// Length of the window in seconds.
     pub window_s: f64,
+    /// The run was ended before its window was over.
+    #[serde(default)]
+    pub cut_short: bool,
+    /// The proxy that answered instead of the servers; what stands behind it was not seen.
+    #[serde(default)]
+    pub through: Option<String>,
+    /// What may be concluded.
+    #[serde(default)]
+    pub verdict: Conclusion,
+    /// Why the diagnosis failed as a whole; nothing else stands in the report then.
+    #[serde(default)]
+    pub error: Option<String>,
+    /// How many rules could look.
+    #[serde(default)]
+    pub looked: Looked,
+    /// With `--only`: what became of each of these rules.
+    #[serde(default)]
+    pub only: Vec<Answer>,
     /// What was looked at.
     pub deployment: DeploymentSummary,
     /// Causes, the dearest first.
@@ -33,6 +52,61 @@ pub struct Report {
     pub cannot_see: Vec<CannotSee>,
     /// What looking cost.
     pub cost: Cost,
+}
+
+/// What a diagnosis comes to. The first that holds, in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Conclusion {
+    /// Something costs now: findings above risk.
+    Causes,
+    /// No server answered, or the diagnosis failed as a whole.
+    Unreachable,
+    /// Too much is denied to this user: what was not found may be there.
+    Blind,
+    /// No application uses it: why it is slow under load cannot be seen without load.
+    Idle,
+    /// Nothing is slow now; something could hurt.
+    Risks,
+    /// Everything that was looked for is absent. Not a word about what was not looked for.
+    #[default]
+    NoneFound,
+}
+
+/// How many rules could look.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Looked {
+    /// Rules that are about something this deployment has.
+    pub rules: u32,
+    /// Of these, how many could look.
+    pub could: u32,
+    /// The others.
+    pub could_not: Vec<String>,
+}
+
+/// What became of one rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Answer {
+    /// Rule.
+    pub id: String,
+    /// Its answer.
+    pub answer: Answered,
+    /// What was measured, or why it could not look.
+    pub text: String,
+}
+
+/// The outcomes of a rule, for a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Answered {
+    /// It is so.
+    Present,
+    /// It is not so.
+    Absent,
+    /// Could not look.
+    Unknown,
+    /// The deployment has nothing of the kind.
+    NotHere,
 }
 
 /// The deployment in short.
@@ -86,6 +160,9 @@ pub struct CannotSee {
     pub why: String,
     /// What would settle it.
     pub grant: String,
+    /// Its kind.
+    #[serde(default)]
+    pub lack: Lack,
 }
 
 /// Judges facts. `only` limits it to some rules; empty is all.
@@ -93,19 +170,40 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
     let rules: Vec<_> =
         rules::ALL.iter().filter(|r| only.is_empty() || only.iter().any(|o| o == r.id)).copied().collect();
     let (mut present, mut ruled_out, mut cannot_see) = (Vec::new(), Vec::new(), Vec::new());
+    let mut answers = Vec::new();
+    // Where no server was measured nothing is ruled out either.
+    let measured = facts.live().next().is_some();
     for rule in &rules {
-        match (rule.check)(facts) {
-            Verdict::Absent(text) => ruled_out.extend(text),
-            Verdict::Unknown { why, grant } => cannot_see.push(CannotSee { id: rule.id.into(), why, grant }),
+        let (answer, text) = match (rule.check)(facts) {
+            Verdict::NotHere => (Answered::NotHere, String::new()),
+            Verdict::Absent(text) if measured => {
+                ruled_out.push(text.clone());
+                (Answered::Absent, text)
+            }
+            Verdict::Absent(text) => (Answered::Unknown, format!("no server could be measured ({text})")),
+            Verdict::Unknown(gap) => {
+                cannot_see.push(CannotSee::of(rule.id, &gap));
+                (Answered::Unknown, gap.why)
+            }
             Verdict::Present(finding) => {
                 let recheck = format!("unslow doctor {} --only {}", facts.url, rule.id);
+                let title = finding.title.clone();
                 present.push(Finding { id: rule.id.into(), recheck, ..*finding });
+                (Answered::Present, title)
             }
-        }
+        };
+        answers.push(Answer { id: rule.id.into(), answer, text });
     }
-    if facts.live().next().is_none() {
-        // Nobody was measured: nothing is ruled out either.
-        ruled_out.clear();
+    // Absent is a word about the servers that were measured; asked about a rule alone, the others are part of the answer.
+    let unmeasured = facts.nodes.iter().filter(|n| n.last.is_none()).count();
+    if !only.is_empty() && (unmeasured > 0 || facts.through.is_some()) {
+        let whom = match &facts.through {
+            Some(proxy) => format!("what stands behind {proxy} was not measured"),
+            None => format!("{unmeasured} of {} servers could not be measured", facts.nodes.len()),
+        };
+        for answer in answers.iter_mut().filter(|a| a.answer == Answered::Absent) {
+            (answer.answer, answer.text) = (Answered::Unknown, format!("{whom}; on the others: {}", answer.text));
+        }
     }
     cannot_see.extend(unseen(facts));
     let mut findings = chain::fold(present, rules::ALL);
@@ -113,11 +211,18 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
     if findings.iter().any(|f| f.id != "not_your_redis" && f.severity > Severity::Risk) {
         findings.retain(|f| f.id != "not_your_redis" || f.severity > Severity::Risk);
     }
+    let looked = looked(&answers);
     Report {
         schema: SCHEMA.into(),
         unslow: facts.unslow.clone(),
         at_ms: facts.at_ms,
         window_s: facts.window_s,
+        cut_short: facts.cut_short,
+        through: facts.through.clone(),
+        verdict: conclusion(facts, &findings, &answers, &cannot_see, !only.is_empty()),
+        error: None,
+        looked,
+        only: if only.is_empty() { Vec::new() } else { answers },
         deployment: summary(facts),
         findings,
         ruled_out,
@@ -126,17 +231,102 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
     }
 }
 
+impl Report {
+    /// Of a diagnosis that failed as a whole.
+    pub fn failed(url: &str, at_ms: u64, error: &str) -> Report {
+        let facts = Facts { at_ms, ..Facts::of_nothing(url) };
+        Report {
+            verdict: Conclusion::Unreachable,
+            error: Some(error.into()),
+            looked: Looked::default(),
+            only: Vec::new(),
+            cannot_see: Vec::new(),
+            ..diagnose(&facts, &["node_hangs".into()])
+        }
+    }
+}
+
+impl Finding {
+    /// How bad it is now: what is over is a risk at most.
+    pub fn severity_now(&self) -> Severity {
+        if self.when == When::Past { self.severity.min(Severity::Risk) } else { self.severity }
+    }
+}
+
+impl CannotSee {
+    fn of(id: &str, gap: &Gap) -> CannotSee {
+        CannotSee { id: id.into(), why: gap.why.clone(), grant: gap.grant.clone().unwrap_or_default(), lack: gap.lack }
+    }
+}
+
+fn looked(answers: &[Answer]) -> Looked {
+    let about: Vec<&Answer> = answers.iter().filter(|a| a.answer != Answered::NotHere).collect();
+    let could_not: Vec<String> = about.iter().filter(|a| a.answer == Answered::Unknown).map(|a| a.id.clone()).collect();
+    Looked { rules: about.len() as u32, could: (about.len() - could_not.len()) as u32, could_not }
+}
+
+/// Of the rules that this deployment has something for, so many that lack a right leave the doctor blind.
+const BLIND_SHARE: f64 = 0.1;
+
+fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], unseen: &[CannotSee], only: bool) -> Conclusion {
+    if findings.iter().any(|f| f.severity_now() > Severity::Risk) {
+        return Conclusion::Causes;
+    }
+    if facts.live().next().is_none() && facts.through.is_none() && facts.nodes.iter().all(|n| n.unreachable.is_some()) {
+        return Conclusion::Unreachable;
+    }
+    let lacks_rights =
+        |a: &&Answer| a.answer == Answered::Unknown && unseen.iter().any(|c| c.id == a.id && c.lack == Lack::Rights);
+    let about = answers.iter().filter(|a| a.answer != Answered::NotHere).count();
+    let denied = answers.iter().filter(lacks_rights).count();
+    let denied_all = |n: &Node| n.away == Some(Lack::Rights) || n.unreachable.is_none() && n.last.is_none();
+    let no_info = facts.nodes.iter().any(denied_all);
+    // Behind a proxy nothing was seen: what it says of itself is no word about the servers.
+    let blind = no_info || facts.through.is_some() || denied as f64 > BLIND_SHARE * about as f64;
+    let idle = is_idle(facts);
+    let risks = findings.iter().any(|f| f.severity_now() == Severity::Risk);
+    // A question about some rules is answered by them: whether anyone is there is the asker's to know.
+    if only {
+        return match (risks, answers.iter().any(|a| a.answer == Answered::Unknown)) {
+            (true, _) => Conclusion::Risks,
+            (false, true) => Conclusion::Blind,
+            (false, false) => Conclusion::NoneFound,
+        };
+    }
+    match (blind, idle, risks) {
+        (true, ..) => Conclusion::Blind,
+        (_, true, _) => Conclusion::Idle,
+        (.., true) => Conclusion::Risks,
+        _ => Conclusion::NoneFound,
+    }
+}
+
+/// Whether no application uses the deployment: its servers were measured, and hardly anything was asked of them.
+fn is_idle(facts: &Facts) -> bool {
+    let mut all = 0.0;
+    let mut errors = 0;
+    for node in facts.live() {
+        let Some(ops) = node.application_ops() else { return false };
+        // Sentinels greet each other through the servers' channels: their PUBLISH is no application's.
+        all += (ops - sentinel_greetings(facts, node)).max(0.0);
+        errors += node.errors().values().sum::<u64>();
+    }
+    // Who is refused is there all the same.
+    all < USED_OPS && (errors as f64) < USED_OPS * facts.window_s.max(1.0)
+}
+
 /// What the probes could not see, the same reason on many nodes told once.
 fn unseen(facts: &Facts) -> Vec<CannotSee> {
-    let mut reasons: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
-    let mut note = |why: &str, grant: &str, node: &str| {
-        reasons.entry((why.to_string(), grant.to_string())).or_default().push(node.to_string());
+    let mut reasons: BTreeMap<(String, String, Lack), Vec<String>> = BTreeMap::new();
+    let mut note = |lack: Lack, why: &str, grant: &str, node: &str| {
+        reasons.entry((why.to_string(), grant.to_string(), lack)).or_default().push(node.to_string());
     };
     for node in &facts.nodes {
         if let Some(why) = &node.unreachable {
             let without = why.replace(&node.address, "it");
             let when = if node.first.is_some() { "stopped answering half way" } else { "was not asked" };
             note(
+                Lack::Answer,
                 &format!("{when}: {}", without.trim_start_matches("it: ")),
                 "reach it from here, or run unslow beside it",
                 &node.address,
@@ -145,28 +335,28 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
         }
         if node.first.is_none() {
             note(
+                Lack::Rights,
                 "INFO is denied to this user, so nothing could be measured",
                 "ACL SETUSER <user> +info",
                 &node.address,
             );
         }
         let seen = [
-            node.config.missing(),
-            node.slowlog.missing(),
-            node.latency.missing(),
-            node.clients.missing(),
-            node.rtt.missing(),
+            node.config.refused(),
+            node.slowlog.refused(),
+            node.latency.refused(),
+            node.clients.refused(),
+            node.rtt.refused(),
         ];
-        let cluster = [node.cluster.missing(), node.cluster_info.missing()];
+        let cluster = [node.cluster.refused(), node.cluster_info.refused()];
         let cluster = cluster.into_iter().filter(|_| facts.kind == DeploymentKind::Cluster);
-        for (why, grant) in seen.into_iter().chain(cluster).flatten() {
-            if why != "not looked for" {
-                note(why, grant.unwrap_or(""), &node.address);
-            }
+        for gap in seen.into_iter().chain(cluster).flatten() {
+            note(gap.lack, &gap.why, gap.grant.as_deref().unwrap_or(""), &node.address);
         }
         if node.own.stopped_early {
             note(
-                "its PING became twice as slow while we looked, so the dearer questions were left out",
+                Lack::Time,
+                "its PING became twice as slow while we looked, so the more expensive questions were left out",
                 "run again at a quieter time",
                 &node.address,
             );
@@ -174,7 +364,12 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
     }
     for sentinel in &facts.sentinels {
         if let Some(why) = &sentinel.unreachable {
-            note(why, "reach it from here; Sentinels may have a password of their own", &sentinel.address);
+            note(
+                Lack::Answer,
+                why,
+                "reach it from here; Sentinels may have a password of their own",
+                &sentinel.address,
+            );
         }
     }
     let blind: Vec<String> = facts.live().filter(|n| facts.process(n).is_none()).map(|n| n.address.clone()).collect();
@@ -183,6 +378,7 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
             (
                 "their machines: steal, throttling, neighbours, disks, clients' distances".into(),
                 "run `unslow host --save host.json` there, then add --host host.json here".into(),
+                Lack::Host,
             ),
             blind,
         );
@@ -190,12 +386,19 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
     let all = facts.nodes.len();
     reasons
         .into_iter()
-        .map(|((why, grant), nodes)| {
+        .map(|((why, grant, lack), nodes)| {
             let whom =
                 if nodes.len() == all && all > 3 { format!("all {all} nodes") } else { crate::measure::names(&nodes) };
-            CannotSee { id: "deployment".into(), why: format!("{whom}: {why}"), grant }
+            CannotSee { id: "deployment".into(), why: format!("{whom}: {why}"), grant, lack }
         })
-        .chain(facts.notes.iter().map(|n| CannotSee { id: "deployment".into(), why: n.clone(), grant: String::new() }))
+        .chain(facts.notes.iter().map(|n| CannotSee::of("deployment", &Gap::new(Lack::Other, n, ""))))
+        .chain(facts.cut_short.then(|| {
+            let why = format!(
+                "the window was cut short after {:.0} s: what comes seldom may not have been seen",
+                facts.window_s
+            );
+            CannotSee::of("deployment", &Gap::new(Lack::Time, why, "run it for the whole window"))
+        }))
         .collect()
 }
 
@@ -298,7 +501,14 @@ pub fn diff(before: &Report, after: &Report) -> Vec<Diff> {
         all
     };
     let (old, new) = (flat(before), flat(after));
-    let unseen = |id: &str| after.cannot_see.iter().any(|c| c.id == id);
+    // Gone is what was looked for, on servers that answered, and is not there.
+    let away = after.deployment.nodes.iter().any(|n| n.unreachable.is_some());
+    let unseen = |id: &str| {
+        let not_asked = !after.only.is_empty() && after.only.iter().all(|a| a.id != id);
+        away || not_asked
+            || after.looked.could_not.iter().any(|c| c == id)
+            || after.cannot_see.iter().any(|c| c.id == id)
+    };
     let ids: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     ids.into_iter()
         .filter_map(|id| {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use unslow_client::Error;
-use unslow_facts::{ClientGroup, ClientRow, Clients, Seen};
+use unslow_facts::{ClientGroup, ClientRow, Clients, Gap, Lack, Seen};
 
 use crate::ask::{Ask, seen};
 
@@ -21,7 +21,8 @@ const OUTPUT_NOTABLE_BYTES: u64 = 256 << 10;
 /// Rows kept by themselves, at most.
 const NOTABLE_MOST: usize = 50;
 
-pub fn look(ask: &mut Ask, level: (u32, u32), total: u64) -> Seen<Clients> {
+/// `time_left` is asked before each of several questions.
+pub fn look(ask: &mut Ask, level: (u32, u32), total: u64, time_left: impl Fn() -> bool) -> Seen<Clients> {
     if total <= WHOLE_MAX {
         return seen(
             ask.call(&["CLIENT", "LIST"]).map(|v| digest(&v.text().unwrap_or_default(), total, false)),
@@ -29,24 +30,28 @@ pub fn look(ask: &mut Ask, level: (u32, u32), total: u64) -> Seen<Clients> {
         );
     }
     if level < (6, 2) {
-        return Seen::No {
-            why: format!("CLIENT LIST would stall this server: {total} clients, and no CLIENT LIST ID before 6.2"),
-            grant: Some("run CLIENT LIST by hand at a quiet hour, or ask a replica".into()),
-        };
+        return Seen::No(Gap::new(
+            Lack::Version,
+            format!("CLIENT LIST would stall this server: {total} clients, and no CLIENT LIST ID before 6.2"),
+            "run CLIENT LIST by hand at a quiet hour, or ask a replica",
+        ));
     }
-    seen(sample(ask, total), "CLIENT LIST ID (windows of ids)")
+    seen(sample(ask, total, time_left), "CLIENT LIST ID (windows of ids)")
 }
 
-fn sample(ask: &mut Ask, total: u64) -> Result<Clients, Error> {
+fn sample(ask: &mut Ask, total: u64, time_left: impl Fn() -> bool) -> Result<Clients, Error> {
     let newest = ask.call(&["CLIENT", "ID"])?.integer().unwrap_or(1).max(1) as u64;
     let mut text = String::new();
-    for start in windows(newest, total) {
+    // A server that answers slowly shows fewer windows; how many rows were read stands in the facts.
+    for start in windows(newest, total).take_while(|_| time_left()) {
         let mut command = vec!["CLIENT".to_string(), "LIST".into(), "ID".into()];
         command.extend((start..start + WINDOW).map(|id| id.to_string()));
         text += &ask.call(&command)?.text().unwrap_or_default();
     }
     // Subscribers are few and matter most when they are slow; only their rows are rendered.
-    if let Ok(subscribers) = ask.call(&["CLIENT", "LIST", "TYPE", "pubsub"]) {
+    if time_left()
+        && let Ok(subscribers) = ask.call(&["CLIENT", "LIST", "TYPE", "pubsub"])
+    {
         text += &subscribers.text().unwrap_or_default();
     }
     Ok(digest(&text, total, true))

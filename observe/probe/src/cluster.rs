@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use unslow_client::{Error, ErrorKind};
-use unslow_facts::{Node, Seen};
+use unslow_facts::{Gap, Lack, Node, Seen};
 use unslow_topology::ClusterView;
 
 use crate::ask::{Ask, seen};
@@ -24,10 +24,11 @@ pub fn look(ask: &mut Ask, node: &mut Node, level: (u32, u32)) {
         .and_then(|i: &BTreeMap<String, String>| i.get("cluster_known_nodes")?.parse().ok())
         .unwrap_or(0);
     if level < (6, 2) && known > OLD_NODES_MAX {
-        node.cluster = Seen::No {
-            why: format!("CLUSTER NODES costs milliseconds here: {known} nodes on a server before 6.2"),
-            grant: Some("it was asked once, by discovery; upgrade to 6.2 or later to see every node's view".into()),
-        };
+        node.cluster = Seen::No(Gap::new(
+            Lack::Version,
+            format!("CLUSTER NODES costs milliseconds here: {known} nodes on a server before 6.2"),
+            "it was asked once, by discovery; upgrade to 6.2 or later to see every node's view",
+        ));
         return;
     }
     let view = ask.call(&["CLUSTER", "NODES"]).and_then(|v| {

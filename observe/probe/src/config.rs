@@ -15,6 +15,7 @@ const PARAMETERS: &[&str] = &[
     "client-output-buffer-limit",
     "cluster-allow-replica-migration",
     "cluster-node-timeout",
+    "cluster-port", // the probe's own: peers of the bus are no clients
     "cluster-replica-validity-factor",
     "cluster-require-full-coverage",
     "hz",
@@ -32,6 +33,7 @@ const PARAMETERS: &[&str] = &[
     "min-replicas-to-write",
     "no-appendfsync-on-rewrite",
     "notify-keyspace-events",
+    "port",
     "protected-mode",
     "repl-backlog-size",
     "repl-disable-tcp-nodelay",
@@ -44,6 +46,7 @@ const PARAMETERS: &[&str] = &[
     "tcp-backlog",
     "tcp-keepalive",
     "timeout",
+    "tls-port",
 ];
 
 pub fn look(ask: &mut Ask, level: (u32, u32)) -> Seen<BTreeMap<String, String>> {

@@ -1,105 +1,251 @@
-//! One data node through its window: INFO, PINGs, the dearer questions, INFO.
+//! One data node through its window: INFO, PINGs, the more expensive questions, INFO.
 
 use std::time::{Duration, Instant};
 
-use unslow_client::{Error, ErrorKind, Target};
-use unslow_facts::{Node, Point, Rtt, Sample, Seen};
+use unslow_client::{Error, ErrorKind, Options, Target};
+use unslow_facts::{Lack, Node, Rtt, Sample, Seen};
 use unslow_topology::{Info, Member, Role};
 
 use crate::ask::{Ask, Salt, seen};
-use crate::{Settings, clients, cluster, config, key_sizes, latency, now_ms, rtt, slowlog};
+use crate::clock::Clock;
+use crate::questions::{self, Questions};
+use crate::timeline::{self, Pace, Plan};
+use crate::{Settings, cluster, config, now_ms, rtt, slowlog};
 
 /// PINGs before the window: the baseline.
-const BASELINE_PINGS: usize = 50;
+const BASELINE_PINGS: usize = 20;
+/// And the time for them: a slow server is known as one from the first few.
+const BASELINE_TIME: Duration = Duration::from_millis(500);
+/// A second connection to a server that said nothing on the first is worth at least this long.
+const SECOND_TRY: Duration = Duration::from_secs(1);
+/// Between two questions to a server that says it is busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
-pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, many: bool) -> Node {
+/// A node, and whether its window was cut short.
+pub struct Looked {
+    pub node: Node,
+    pub cut_short: bool,
+}
+
+pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, many: bool) -> Looked {
+    let clock = Clock::start(settings);
     let mut node = Node::new(&member.address, member.role);
     node.master = member.master.clone();
     node.node_id = member.node_id.clone();
     let mut ask = match Ask::open(target, &settings.options) {
         Ok(ask) => ask,
         Err(e) => {
-            silent(&mut node, &e, target, settings);
-            node.unreachable = Some(e.message);
-            return node;
+            node.silent_ms = silent(&e, target, &settings.options, &clock);
+            (node.away, node.unreachable) = (Some(away(&e)), Some(e.message));
+            return Looked { node, cut_short: false };
         }
     };
     node.open_door = !ask.connection().authenticated && settings.options.tls.cert_and_key.is_none();
     node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
-    if let Err(e) = window(&mut ask, &mut node, settings, salt, many) {
+    let run = Run { target, settings, clock: &clock, salt, many };
+    let cut_short = run.window(&mut ask, &mut node).unwrap_or_else(|gone| {
         // Half a picture is still one: what was seen so far stays.
-        silent(&mut node, &e, target, settings);
-        node.unreachable = Some(e.message);
-    }
+        node.silent_ms = gone.silent_ms;
+        (node.away, node.unreachable) = (Some(away(&gone.error)), Some(gone.error.message));
+        false
+    });
     node.own = ask.own;
-    node
+    Looked { node, cut_short }
 }
 
-/// Whether a node that did not answer in time answers a PING on a new connection: one long command looks the same for as
-/// long as it lasts.
-fn silent(node: &mut Node, e: &Error, target: &Target, settings: &Settings) {
-    if e.kind != ErrorKind::Timeout {
-        return;
+/// How long a node that did not answer in time has said nothing, if it takes a new connection and does not answer a PING on
+/// that one either: one long command looks the same for as long as it lasts.
+pub fn silent(e: &Error, target: &Target, options: &Options, clock: &Clock) -> Option<u64> {
+    if e.kind != ErrorKind::Timeout || clock.ended() {
+        return None;
     }
     let begun = Instant::now();
-    let again = Ask::open(target, &settings.options).and_then(|mut ask| ask.call(&["PING"]).map(drop));
-    if again.is_err_and(|e| e.kind == ErrorKind::Timeout) {
-        let waited = settings.options.connect_timeout.min(settings.options.command_timeout) + begun.elapsed();
-        node.silent_ms = Some(waited.as_millis() as u64);
+    let again = Ask::open(target, &patience(options, clock.left())).and_then(|mut ask| ask.call(&["PING"]).map(drop));
+    let waited = options.connect_timeout.min(options.command_timeout) + begun.elapsed();
+    again.is_err_and(|e| e.kind == ErrorKind::Timeout).then_some(waited.as_millis() as u64)
+}
+
+/// Whether it refused the login, answered with another refusal, or did not answer.
+pub fn away(e: &Error) -> Lack {
+    use ErrorKind::*;
+    match e.kind {
+        AuthRequired | WrongPassword | Denied => Lack::Rights,
+        MaxClients | Loading | Reply | Unknown => Lack::Other,
+        _ => Lack::Answer,
     }
 }
 
-fn window(ask: &mut Ask, node: &mut Node, settings: &Settings, salt: &Salt, many: bool) -> Result<(), Error> {
-    let baseline = rtt::several(ask, BASELINE_PINGS);
-    let baseline = match baseline {
-        Ok(rtt) => rtt,
-        Err(e) if e.is_fatal() => return Err(e),
+/// As patient as before, as long as there is time.
+pub fn patience(options: &Options, left: Duration) -> Options {
+    let most = left.max(SECOND_TRY);
+    Options {
+        connect_timeout: options.connect_timeout.min(most),
+        command_timeout: options.command_timeout.min(most),
+        ..options.clone()
+    }
+}
+
+/// A node that does not answer, and for how long it took connections and said nothing.
+#[derive(Debug)]
+struct Gone {
+    error: Error,
+    silent_ms: Option<u64>,
+}
+
+/// What the end of a window needs of its start.
+struct Start {
+    /// When the first INFO was answered.
+    begun: Instant,
+    baseline: Option<Rtt>,
+    /// The user may run PING.
+    pings: bool,
+    is_cluster: bool,
+    /// What the first INFO took.
+    wait: Duration,
+}
+
+/// One node's window.
+struct Run<'a> {
+    target: &'a Target,
+    settings: &'a Settings,
+    clock: &'a Clock,
+    salt: &'a Salt,
+    many: bool,
+}
+
+impl Run<'_> {
+    /// Whether it was cut short. One answer that is late, or one connection that is closed (CLIENT KILL; a Sentinel does it after a
+    /// failover), does not make a server one that is away: where a second connection is answered, the window ends with it, and what
+    /// was slow is asked.
+    fn window(&self, ask: &mut Ask, node: &mut Node) -> Result<bool, Gone> {
+        let mut start = None;
+        let lost = match self.whole(ask, node, &mut start) {
+            Err(e) if e.is_fatal() => e,
+            other => return other.map_err(|error| Gone { error, silent_ms: None }),
+        };
+        let is_late = lost.kind == ErrorKind::Timeout;
+        if let Err(e) = ask.again(self.target, &patience(&self.settings.options, self.clock.left())) {
+            let is_silent = is_late && e.kind == ErrorKind::Timeout;
+            let silent_ms = (is_silent && !self.clock.ended()).then(|| ask.waited().as_millis() as u64);
+            return Err(Gone { error: if is_silent { lost } else { e }, silent_ms });
+        }
+        if is_late && start.as_ref().is_none_or(|s| s.pings) {
+            let waited = ask.waited();
+            let at = start.as_ref().map_or(Duration::ZERO, |s| s.begun.elapsed().saturating_sub(waited));
+            let us = u32::try_from(waited.as_micros()).unwrap_or(u32::MAX);
+            node.pings.push((at.as_millis() as u32, us));
+        }
+        let cut_short = match &start {
+            None => self.whole(ask, node, &mut start),
+            Some(start) => self.end(ask, node, start, self.clock.ended(), is_late),
+        };
+        cut_short
+            .map_err(|error| Gone { silent_ms: silent(&error, self.target, &self.settings.options, self.clock), error })
+    }
+
+    /// `start` is set as soon as the window has begun.
+    fn whole(&self, ask: &mut Ask, node: &mut Node, start: &mut Option<Start>) -> Result<bool, Error> {
+        let (baseline, pings) = baseline(ask, node, self.clock)?;
+        node.first = patiently(self.clock, || {
+            ask.begin_window();
+            sample(ask)
+        })?;
+        let (begun, wait) = (Instant::now(), ask.waited());
+        let is_cluster = node.first.as_ref().is_none_or(|s| s.info.get("cluster_enabled") != Some("0"));
+        let start = start.insert(Start { begun, baseline, pings, is_cluster, wait });
+        // The slow log is worth more than either.
+        self.set_up(ask, node, is_cluster, wait, 1);
+        let pace = Pace::first(node, ask, self.many);
+        let plan = Plan { window: self.settings.window, pace, pings, wait };
+        let cut_short = timeline::watch(ask, node, self.clock, begun, &plan)?;
+        self.end(ask, node, start, cut_short, false)
+    }
+
+    /// How it is set and what it knows of its cluster, unless that was answered before; `kept` answers' time is left for others.
+    fn set_up(&self, ask: &mut Ask, node: &mut Node, is_cluster: bool, wait: Duration, kept: u32) {
+        let level = node.level();
+        if is_open(&node.config) {
+            node.config = self.clock.over_for(kept + 1, wait).map_or_else(|| config::look(ask, level), Seen::No);
+        }
+        if is_cluster && is_open(&node.cluster) {
+            match self.clock.over_for(kept + 2, wait) {
+                Some(gap) => (node.cluster, node.cluster_info) = (Seen::No(gap.clone()), Seen::No(gap)),
+                None => cluster::look(ask, node, level),
+            }
+            if node.role == Role::Unknown
+                && let Some(me) = node.cluster.value().and_then(|v| v.myself())
+            {
+                node.role = if me.is("master") { Role::Master } else { Role::Replica };
+            }
+        }
+    }
+
+    /// The questions, unless they were asked on a connection that is lost now, and the last INFO.
+    fn end(
+        &self,
+        ask: &mut Ask,
+        node: &mut Node,
+        start: &Start,
+        cut_short: bool,
+        after_silence: bool,
+    ) -> Result<bool, Error> {
+        let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
+        let rtt = start.pings.then(|| Rtt::of(&times)).flatten();
+        if let Some(rtt) = rtt {
+            node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: now_ms() };
+        }
+        if node.slowlog.value().is_none() {
+            let reference = questions::reference(start.baseline, rtt);
+            let wait = timeline::wait(node, start.wait);
+            let mut questions = Questions::new(ask, self.clock, reference, wait).after_silence(after_silence);
+            questions.ask_all(node, self.salt, start.is_cluster)?;
+            let stopped_early = questions.stopped_early();
+            ask.own.stopped_early = stopped_early;
+            if !stopped_early {
+                self.set_up(ask, node, start.is_cluster, wait, 0);
+            }
+        } else if after_silence && let (log @ Seen::Yes { .. }, _) = slowlog::look(ask, self.salt) {
+            // What held it up after the log was read.
+            node.slowlog = log;
+        }
+        timeline::fill_up(start.begun);
+        node.last = patiently(self.clock, || ask.last(sample))?;
+        node.window_s = start.begun.elapsed().as_secs_f64();
+        Ok(cut_short)
+    }
+}
+
+/// Whether it was not asked yet, or not answered in time.
+fn is_open<T>(seen: &Seen<T>) -> bool {
+    seen.value().is_none() && seen.refused().is_none_or(|gap| matches!(gap.lack, Lack::Time | Lack::Answer))
+}
+
+/// Again and again, as long as there is time, where the server runs a script past its limit or reads its data set.
+fn patiently<T>(clock: &Clock, mut ask: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    loop {
+        match ask() {
+            Err(e) if passes(&e) && !clock.ended() && clock.over(BUSY_PAUSE).is_none() => clock.sleep(BUSY_PAUSE),
+            other => return other,
+        }
+    }
+}
+
+fn passes(e: &Error) -> bool {
+    e.kind == ErrorKind::Loading || e.code() == Some("BUSY")
+}
+
+/// PINGs before anything else is asked, and whether the user may PING at all.
+fn baseline(ask: &mut Ask, node: &mut Node, clock: &Clock) -> Result<(Option<Rtt>, bool), Error> {
+    // What the greeting took is taken off: where that was long enough a first INFO is worth more.
+    match rtt::several(ask, BASELINE_PINGS, BASELINE_TIME.saturating_sub(clock.elapsed())) {
+        Ok(times) => Ok((Rtt::of(&times), true)),
+        Err(e) if e.is_fatal() => Err(e),
         Err(e) => {
+            let refused = matches!(e.kind, ErrorKind::Denied | ErrorKind::Unknown);
             node.rtt = seen(Err(e), "PING");
-            None
-        }
-    };
-    ask.counting = true; // the first INFO itself shows up in the second one's counters
-    let first = sample(ask)?;
-    let begun = Instant::now();
-    let level = first.as_ref().map_or((0, 0), |s| s.info.redis_level());
-    let is_cluster = first.as_ref().is_none_or(|s| s.info.get("cluster_enabled") != Some("0"));
-    let total = first.as_ref().and_then(|s| s.info.number("connected_clients")).unwrap_or(0.0) as u64;
-    let loading = first.as_ref().is_some_and(|s| s.info.get("loading") == Some("1"));
-    node.first = first;
-    node.config = config::look(ask, level);
-    if is_cluster {
-        cluster::look(ask, node, level);
-        if let Some(Role::Unknown) = Some(node.role)
-            && let Some(me) = node.cluster.value().and_then(|v| v.myself())
-        {
-            node.role = if me.is("master") { Role::Master } else { Role::Replica };
+            Ok((None, !refused))
         }
     }
-
-    timeline(ask, node, settings.window, begun, many)?;
-
-    let mut guard = Guard { baseline, slow: 0 };
-    let (log, keys) = slowlog::look(ask, salt);
-    node.slowlog = log;
-    if guard.go_on(ask)? {
-        node.latency = latency::look(ask);
-    }
-    if guard.go_on(ask)? && node.first.is_some() {
-        node.clients = clients::look(ask, level, total);
-    }
-    if guard.go_on(ask)? && !loading {
-        let cluster_replica = node.role == Role::Replica && is_cluster;
-        node.key_sizes = key_sizes::look(ask, salt, &keys, cluster_replica);
-    }
-    ask.own.stopped_early = guard.slow > 1;
-    node.last = sample(ask)?;
-    node.window_s = begun.elapsed().as_secs_f64();
-    let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
-    if let Some(rtt) = Rtt::of(&times) {
-        node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: now_ms() };
-    }
-    Ok(())
 }
 
 /// `None` when the user may not run INFO: the rest is worth asking all the same.
@@ -112,84 +258,9 @@ fn sample(ask: &mut Ask) -> Result<Option<Sample>, Error> {
             Ok(Some(Sample { at_ms: now_ms(), info }))
         }
         Err(e) if matches!(e.kind, ErrorKind::Denied | ErrorKind::Unknown) => Ok(None),
-        // BUSY, for one: told as it is, not as a lack of rights.
+        // BUSY past its time, for one: told as it is, not as a lack of rights.
         Err(e) => Err(e),
     }
-}
-
-/// PINGs and a light INFO each second until the window closes.
-fn timeline(ask: &mut Ask, node: &mut Node, window: Duration, begun: Instant, many: bool) -> Result<(), Error> {
-    let pause = Duration::from_millis(if many { 200 } else { 20 });
-    // The questions at the end take about this long; they belong into the window.
-    let end = window.saturating_sub(Duration::from_millis(100)).max(Duration::from_millis(100));
-    let mut next_point = Duration::from_secs(1);
-    let mut before: Option<(Duration, f64, f64, f64)> = None;
-    let counters = |ask: &mut Ask| -> Result<Option<(f64, f64, f64)>, Error> {
-        let commands = [vec!["INFO", "stats"], vec!["INFO", "cpu"]];
-        let text: String = ask.pipeline(&commands)?.into_iter().flatten().filter_map(|v| v.text()).collect();
-        let info = Info::parse(&text);
-        let cpu = |main: &str, all: &str| info.number(main).or_else(|| info.number(all));
-        Ok(Some((
-            info.number("total_commands_processed").unwrap_or(0.0),
-            cpu("used_cpu_user_main_thread", "used_cpu_user").unwrap_or(0.0),
-            cpu("used_cpu_sys_main_thread", "used_cpu_sys").unwrap_or(0.0),
-        )))
-    };
-    let plots = node.first.is_some() && !many;
-    if plots && let Some((c, u, s)) = counters(ask)? {
-        before = Some((begun.elapsed(), c, u, s));
-    }
-    while begun.elapsed() < end {
-        std::thread::sleep(pause.min(end.saturating_sub(begun.elapsed())));
-        let at = begun.elapsed();
-        match rtt::once(ask) {
-            Ok(us) => node.pings.push((at.as_millis() as u32, us)),
-            Err(e) if e.is_fatal() => return Err(e),
-            Err(_) => {}
-        }
-        if plots && at >= next_point {
-            next_point += Duration::from_secs(1);
-            if let (Some((t0, c0, u0, s0)), Some((c, u, s))) = (before, counters(ask)?) {
-                let dt = (begun.elapsed() - t0).as_secs_f64();
-                node.series.push(Point {
-                    at_ms: begun.elapsed().as_millis() as u32,
-                    commands_per_s: ((c - c0) / dt).max(0.0),
-                    cpu_user_share: ((u - u0) / dt).max(0.0),
-                    cpu_sys_share: ((s - s0) / dt).max(0.0),
-                });
-                before = Some((begun.elapsed(), c, u, s));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Stops the dearer questions when the server's own PING becomes twice as slow while we ask.
-struct Guard {
-    baseline: Option<Rtt>,
-    slow: u32,
-}
-
-impl Guard {
-    fn go_on(&mut self, ask: &mut Ask) -> Result<bool, Error> {
-        let Some(baseline) = self.baseline else { return Ok(true) };
-        if self.slow < 2 {
-            let now = match rtt::several(ask, 5) {
-                Ok(Some(rtt)) => rtt,
-                Ok(None) => return Ok(true),
-                Err(e) if e.is_fatal() => return Err(e),
-                Err(_) => return Ok(true),
-            };
-            self.slow = if slower(now, baseline) { self.slow + 1 } else { 0 };
-        }
-        Ok(self.slow < 2)
-    }
-}
-
-/// Whether PINGs take twice as long as before. Half a millisecond on top: on a quiet network twice nothing is still
-/// nothing.
-fn slower(now: Rtt, baseline: Rtt) -> bool {
-    now.us_p50 > (2 * baseline.us_p99).max(baseline.us_p99 + 500)
 }
 
 /// The same server under two addresses (a unix socket and a port, a host name and an announced IP) counts once: the
@@ -208,6 +279,10 @@ pub fn same_server(nodes: &mut Vec<Node>, notes: &mut Vec<String>) {
                 for (command, calls) in node.own.commands {
                     *first.own.commands.entry(command).or_default() += calls;
                 }
+                for (code, errors) in node.own.errors {
+                    *first.own.errors.entry(code).or_default() += errors;
+                }
+                first.own.reads += node.own.reads;
                 first.own.total += node.own.total;
                 aliases.push((node.address, first.address.clone()));
             }
@@ -225,14 +300,18 @@ pub fn same_server(nodes: &mut Vec<Node>, notes: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Arc, Mutex};
 
     use unslow_facts::Own;
 
     use super::*;
+    use crate::fake::{bulk, server};
 
     fn node(address: &str, run_id: &str, master: Option<&str>) -> Node {
         let info = Info::parse(&format!("run_id:{run_id}\r\n"));
-        let own = Own { commands: BTreeMap::from([("info".to_string(), 2)]), total: 5, stopped_early: false };
+        let one = |name: &str, n: u64| BTreeMap::from([(name.to_string(), n)]);
+        let own = Own { commands: one("info", 2), total: 5, reads: 2, errors: one("NOPERM", 1), stopped_early: false };
         let first = (!run_id.is_empty()).then_some(Sample { at_ms: 0, info });
         Node { first, own, master: master.map(str::to_string), ..Node::new(address, Role::Replica) }
     }
@@ -250,23 +329,174 @@ mod tests {
         same_server(&mut nodes, &mut notes);
         let addresses: Vec<&str> = nodes.iter().map(|n| n.address.as_str()).collect();
         assert_eq!(addresses, ["h:1", "h:2", "h:3", "h:4"], "nodes without a run id are kept");
-        assert_eq!((nodes[0].own.total, nodes[0].own.commands["info"]), (10, 4));
+        let own = &nodes[0].own;
+        assert_eq!((own.total, own.reads, own.commands["info"], own.errors["NOPERM"]), (10, 4, 4, 2));
         assert_eq!(nodes[1].master.as_deref(), Some("h:1"));
         assert_eq!(notes, ["10.0.0.1:1 and h:1 are the same server"]);
     }
 
+    /// A server of 7.0 without a cluster, and what it was asked.
+    fn answers(words: &[String]) -> String {
+        let info = "redis_version:7.0.0\r\ncluster_enabled:0\r\nconnected_clients:1\r\ntotal_commands_processed:9\r\n";
+        match words[0].as_str() {
+            "PING" => "+PONG\r\n".into(),
+            "INFO" => bulk(info),
+            "CLIENT" => bulk("id=3 addr=10.0.0.1:5 name=app age=1 idle=0 flags=N omem=0 cmd=get\n"),
+            _ => "*0\r\n".into(),
+        }
+    }
+
+    /// The clock's own deadline is far away: the machine that runs this may be busy.
+    fn looked(target: &Target, stop: bool) -> (Node, bool) {
+        let (node, ended) = tried(target, stop, Options::default());
+        (node, ended.unwrap())
+    }
+
+    fn tried(target: &Target, stop: bool, options: Options) -> (Node, Result<bool, Gone>) {
+        let day = Settings {
+            window: Duration::from_secs(86_400),
+            options,
+            show_keys: false,
+            host: false,
+            hosts: Vec::new(),
+            url: target.url(),
+            stop: Some(Arc::new(AtomicBool::new(stop))),
+        };
+        let clock = Clock::start(&day);
+        let settings = Settings { window: Duration::from_millis(if stop { 86_400_000 } else { 500 }), ..day };
+        let mut ask = Ask::open(target, &settings.options).unwrap();
+        let mut node = Node::new(&target.address(), Role::Unknown);
+        let run = Run { target, settings: &settings, clock: &clock, salt: &Salt::new(false), many: false };
+        let ended = run.window(&mut ask, &mut node);
+        node.own = ask.own;
+        (node, ended)
+    }
+
     #[test]
-    fn a_server_is_slower_only_beyond_twice_its_baseline_plus_a_floor() {
-        for (p99, p50, slow) in [
-            (100, 600, false),
-            (100, 601, true),
-            (500, 1000, false),
-            (500, 1001, true),
-            (2000, 4000, false),
-            (2000, 4001, true),
-        ] {
-            let baseline = Rtt { us_p99: p99, ..Rtt::default() };
-            assert_eq!(slower(Rtt { us_p50: p50, ..Rtt::default() }, baseline), slow, "{p50} us after {p99} us");
+    fn a_run_that_is_ended_still_has_its_last_info() {
+        let (node, cut_short) = looked(&server(answers), true);
+        assert!(cut_short && node.first.is_some() && node.last.is_some() && node.window_s > 0.0, "{node:?}");
+    }
+
+    #[test]
+    fn a_whole_window_asks_everything_and_counts_one_of_its_two_whole_infos() {
+        let (node, cut_short) = looked(&server(answers), false);
+        assert!(!cut_short);
+        assert!(node.config.value().is_some() && node.slowlog.value().is_some() && node.latency.value().is_some());
+        // A machine that is busy just then is left alone.
+        let clients = node.clients.value().is_some_and(|c| c.listed == 1);
+        assert!(clients || node.own.stopped_early, "{:?}", node.clients);
+        // INFO ALL at the start, and a pair for each point of the series, which is read at once.
+        let (info, all) = (node.own.commands["info"], node.own.commands.values().sum::<u64>());
+        assert_eq!((info % 2, node.own.reads), (1, all - info / 2), "{:?}", node.own);
+    }
+
+    #[test]
+    fn a_user_who_may_not_ping_is_not_made_to_try_through_the_whole_window() {
+        let denied = |words: &[String]| match words[0].as_str() {
+            "PING" => "-NOPERM this user has no permissions to run the 'ping' command\r\n".into(),
+            _ => answers(words),
+        };
+        let (node, _) = looked(&server(denied), false);
+        assert_eq!(node.rtt.missing().map(|gap| gap.lack), Some(unslow_facts::Lack::Rights));
+        assert!(node.last.is_some() && node.own.errors.is_empty(), "{:?}", node.own);
+    }
+
+    /// Two connections greet as the doctor's own do; an answer may take a second.
+    fn a_second() -> Options {
+        Options { name: Some("unslow"), protocol: 3, command_timeout: Duration::from_secs(1), ..Options::default() }
+    }
+
+    /// A server that does not answer the first PING of the window as it should, and how many commands it had executed at each whole
+    /// INFO.
+    fn fails_once(stall: Option<Duration>) -> (Target, Arc<Mutex<Vec<u64>>>) {
+        let at_info = Arc::new(Mutex::new(Vec::new()));
+        let (seen, mut executed, mut failed) = (at_info.clone(), 0, false);
+        let target = server(move |words| {
+            if words[0] == "INFO" && words[1] == "ALL" {
+                seen.lock().unwrap().push(executed);
+            }
+            if words[0] == "PING" && !failed && !seen.lock().unwrap().is_empty() {
+                failed = true;
+                match stall {
+                    Some(time) => std::thread::sleep(time),
+                    None => return String::new(),
+                }
+            }
+            executed += 1;
+            answers(words)
+        });
+        (target, at_info)
+    }
+
+    #[test]
+    fn one_late_answer_or_closed_connection_is_not_a_server_that_is_away() {
+        for stall in [Some(Duration::from_millis(1300)), None] {
+            let (target, at_info) = fails_once(stall);
+            let (node, ended) = tried(&target, false, a_second());
+            assert!(!ended.unwrap() && node.slowlog.value().is_some() && node.latency.value().is_some(), "{node:?}");
+            let longest = node.pings.iter().map(|(_, us)| *us).max();
+            assert_eq!(longest.is_some_and(|us| us >= 1_000_000), stall.is_some(), "{:?}", node.pings);
+            assert!(node.last.is_some() && node.window_s >= stall.map_or(0.0, |s| s.as_secs_f64()), "{node:?}");
+            let at_info = at_info.lock().unwrap();
+            assert_eq!(at_info.len(), 2);
+            assert_eq!(node.own.commands.values().sum::<u64>(), at_info[1] - at_info[0], "{stall:?} {:?}", node.own);
+            assert_eq!((node.own.commands["hello"], node.own.commands["client|setname"]), (1, 1));
+        }
+    }
+
+    #[test]
+    fn a_server_that_closes_every_connection_is_away() {
+        let mut infos = 0;
+        let target = server(move |words| {
+            infos += usize::from(words[0] == "INFO" && words[1] == "ALL");
+            if infos > 0 && words[0] == "PING" { String::new() } else { answers(words) }
+        });
+        let (node, ended) = tried(&target, false, Options::default());
+        let gone = ended.unwrap_err();
+        assert_eq!((away(&gone.error), gone.silent_ms), (Lack::Answer, None));
+        assert!(node.first.is_some() && node.last.is_none(), "{node:?}");
+    }
+
+    #[test]
+    fn a_server_that_is_busy_for_a_while_is_asked_again() {
+        let mut infos = 0;
+        let target = server(move |words| {
+            infos += usize::from(words[0] == "INFO" && words[1] == "ALL");
+            match (words[0].as_str(), infos) {
+                ("INFO", 1 | 2 | 4) if words[1] == "ALL" => "-BUSY Redis is busy running a script.\r\n".into(),
+                _ => answers(words),
+            }
+        });
+        let (node, _) = looked(&target, false);
+        assert!(node.first.is_some() && node.last.is_some(), "{node:?}");
+        // What it refused before the first INFO is not in the window.
+        assert_eq!(node.own.errors, BTreeMap::from([("BUSY".to_string(), 1)]));
+    }
+
+    #[test]
+    fn a_server_that_stays_busy_is_told_by_its_own_words() {
+        let busy = || -> Result<(), Error> {
+            let target = server(|words| match words[0].as_str() {
+                "INFO" => "-BUSY Redis is busy running a script.\r\n".into(),
+                _ => answers(words),
+            });
+            Ask::open(&target, &Options::default())?.call(&["INFO", "ALL"]).map(drop)
+        };
+        let e = patiently(&Clock::of(Duration::ZERO), busy).unwrap_err();
+        assert_eq!((away(&e), e.code()), (Lack::Other, Some("BUSY")));
+    }
+
+    #[test]
+    fn a_second_connection_waits_no_longer_than_there_is_time() {
+        let options = Options::default();
+        for (left, connect, command) in [(60, 3, 5), (4, 3, 4), (2, 2, 2), (0, 1, 1)] {
+            let second = patience(&options, Duration::from_secs(left));
+            assert_eq!(
+                (second.connect_timeout.as_secs(), second.command_timeout.as_secs()),
+                (connect, command),
+                "{left}"
+            );
         }
     }
 }

@@ -1,9 +1,8 @@
 //! PING: the distance from here, and stalls.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use unslow_client::Error;
-use unslow_facts::Rtt;
 
 use crate::ask::Ask;
 
@@ -14,8 +13,12 @@ pub fn once(ask: &mut Ask) -> Result<u32, Error> {
     Ok(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX))
 }
 
-/// `count` PINGs one after another.
-pub fn several(ask: &mut Ask, count: usize) -> Result<Option<Rtt>, Error> {
-    let times = (0..count).map(|_| once(ask)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Rtt::of(&times))
+/// Up to `count` PINGs one after another, in us; none is begun when `time` is over, but the first.
+pub fn several(ask: &mut Ask, count: usize, time: Duration) -> Result<Vec<u32>, Error> {
+    let begun = Instant::now();
+    let mut times = Vec::with_capacity(count);
+    while times.len() < count && (times.is_empty() || begun.elapsed() < time) {
+        times.push(once(ask)?);
+    }
+    Ok(times)
 }

@@ -16,39 +16,53 @@ pub const TITLE: &str = "Blind instruments";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
+/// A setting that keeps an instrument off, what it is and what it should be.
+type Off = (&'static str, String, &'static str);
+
 pub fn check(facts: &Facts) -> Verdict {
-    let gaps = |n: &Node| -> Vec<(&'static str, String, &'static str)> {
-        let mut gaps = Vec::new();
-        let setting = |name: &'static str| n.setting_number(name);
-        if setting("latency-monitor-threshold") == Some(0.0) {
-            gaps.push(("latency-monitor-threshold", "0".to_string(), "100"));
-        }
-        if let Some(us) = setting("slowlog-log-slower-than").filter(|us| *us < 0.0 || *us > 1e6) {
-            gaps.push(("slowlog-log-slower-than", format!("{us:.0}"), "10000"));
-        }
-        if setting("slowlog-max-len") == Some(0.0) {
-            gaps.push(("slowlog-max-len", "0".to_string(), "128"));
-        }
-        gaps
-    };
-    let rows: Vec<_> = facts.live().map(|n| (n, gaps(n))).filter(|(_, g)| !g.is_empty()).collect();
+    let rows: Vec<(&Node, Vec<Off>)> = facts.live().map(|n| (n, off(n))).filter(|(_, g)| !g.is_empty()).collect();
     let rows = by_worst(rows, |r| r.1.len() as f64);
+    let read = facts.live().filter(|n| n.config.value().is_some()).count();
     let Some((node, gaps)) = rows.first() else {
-        return match facts.live().find_map(|n| n.config.missing()) {
-            Some((why, grant)) => Verdict::Unknown { why: format!("instruments: {why}"), grant: grant.unwrap_or("").into() },
-            None => Verdict::Absent(Some("instruments: on".into())),
+        return match (read, facts.live().find_map(|n| n.config.refused())) {
+            (_, Some(gap)) => Verdict::Unknown(gap.of("instruments")),
+            (0, None) => Verdict::unknown(Lack::Answer, "instruments: no settings were read", ""),
+            (n, None) => Verdict::Absent(format!(
+                "instruments: the latency monitor and the slow log are on, on {n} of {} nodes",
+                facts.nodes.len()
+            )),
         };
     };
     let what: Vec<String> = gaps.iter().map(|(k, v, _)| format!("{k} {v}")).collect();
-    let on: Vec<String> = gaps.iter().map(|(k, _, good)| format!("CONFIG SET {k} {good}")).collect();
-    let off: Vec<String> = gaps.iter().map(|(k, v, _)| format!("CONFIG SET {k} {v}")).collect();
+    let all = || rows.iter().flat_map(|(n, gaps)| gaps.iter().map(move |g| (n, g)));
+    let on: Vec<String> = all().map(|(n, (k, _, good))| cli(&n.address, &format!("CONFIG SET {k} {good}"))).collect();
+    let undo: Vec<String> = all().map(|(n, (k, v, _))| cli(&n.address, &format!("CONFIG SET {k} {v}"))).collect();
     let commands: Vec<&str> = on.iter().map(String::as_str).collect();
-    Finding::new(format!("{} of {} nodes record no stalls: {}", rows.len(), facts.live().count(), what.join(", ")))
+    Finding::new(format!("{} of {} nodes record no stalls: {}", rows.len(), facts.nodes.len(), what.join(", ")))
         .on(rows.iter().map(|(n, _)| n.address.as_str()))
         .risk("the next incident leaves no trace on the server")
-        .gain("the next diagnosis can name the event and its time", "no cost worth a figure: a time stamp per event above the threshold")
+        .gain(
+            "the next diagnosis can name the event and its time",
+            "no cost worth a figure: a time stamp per event above the threshold",
+        )
         .proven("read from the server")
         .saw(node, &format!("CONFIG GET {}", gaps[0].0), what.join(", "))
-        .fix("Turn them on", &commands, "none", &off.join("; "))
+        .fix("Turn them on", &commands, "", &undo.join("; "))
+        .exact()
         .into()
+}
+
+fn off(node: &Node) -> Vec<Off> {
+    let mut off = Vec::new();
+    let setting = |name: &'static str| node.setting_number(name);
+    if setting("latency-monitor-threshold") == Some(0.0) {
+        off.push(("latency-monitor-threshold", "0".to_string(), "100"));
+    }
+    if let Some(us) = setting("slowlog-log-slower-than").filter(|us| *us < 0.0 || *us > 1e6) {
+        off.push(("slowlog-log-slower-than", format!("{us:.0}"), "10000"));
+    }
+    if setting("slowlog-max-len") == Some(0.0) {
+        off.push(("slowlog-max-len", "0".to_string(), "128"));
+    }
+    off
 }

@@ -8,7 +8,7 @@
 //!
 //! Not to be taken for: eviction (`eviction_pressure`).
 //!
-//! What to do: jitter on TTLs, lazyfree-lazy-expire, a higher effort at quiet hours.
+//! What to do: jitter on TTLs; lazyfree-lazy-expire where values are large and it is off.
 //! Sources: INFO expired_keys, expire_cycle_cpu_milliseconds, expired_time_cap_reached_count, expired_stale_perc; expire.c.
 
 use super::prelude::*;
@@ -17,37 +17,108 @@ pub const TITLE: &str = "Expire storm";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
+/// The longest the cycle runs in one go, in seconds: 25 % of a tenth of a second.
+const CAP_S: f64 = 0.025;
+
+/// What one master removes.
+struct Expires<'a> {
+    node: &'a Node,
+    /// Keys a second.
+    rate: f64,
+    /// Share of a core, where it is counted (6.0+).
+    cpu: Option<f64>,
+    /// How often the cycle ran into its time limit.
+    capped: f64,
+    /// Keys with a TTL that are dead already, in percent.
+    stale: f64,
+}
+
+impl Expires<'_> {
+    fn share(&self) -> f64 {
+        self.cpu.unwrap_or_else(|| (self.capped * CAP_S / self.node.window_s.max(0.001)).min(0.25))
+    }
+
+    fn hurts(&self) -> bool {
+        self.rate > 100.0 && self.cpu.map_or(self.capped > 0.0 || self.stale > 10.0, |cpu| cpu > 0.05)
+    }
+}
+
 pub fn check(facts: &Facts) -> Verdict {
-    let rows: Vec<_> = facts
-        .live()
-        .filter(|n| n.is_master())
-        .filter_map(|node| {
-            let rate = node.rate("expired_keys")?;
-            let cpu = node.rate("expire_cycle_cpu_milliseconds").map_or(0.0, |ms| ms / 1000.0);
-            let capped = node.delta("expired_time_cap_reached_count").unwrap_or(0.0);
-            let stale = node.number("expired_stale_perc").unwrap_or(0.0);
-            // Where the cycle's CPU is counted (6.0+), that is the measure.
-            let known = node.number("expire_cycle_cpu_milliseconds").is_some();
-            (rate > 100.0 && (cpu > 0.05 || (!known && (capped > 0.0 || stale > 10.0)))).then_some((node, rate, cpu, capped, stale))
-        })
-        .collect();
-    let rows = by_worst(rows, |r| r.2 + r.1 / 1e9);
-    let Some((node, rate, cpu, capped, stale)) = rows.first() else {
-        let most = most(facts, |n| n.rate("expired_keys"));
-        return Verdict::Absent(most.map(|m| format!("expiry: {} keys a second at most", count(m))));
+    let masters = facts.live().filter(|n| n.is_master());
+    let all = by_worst(masters.filter_map(look).collect(), |e: &Expires| e.share() + e.rate / 1e9);
+    let rows: Vec<&Expires> = all.iter().filter(|e| e.hurts()).collect();
+    if let Some(worst) = rows.first() {
+        return found(worst).on(rows.iter().map(|e| e.node.address.as_str())).into();
+    }
+    let text = all.first().map(|e| match e.cpu {
+        Some(cpu) => format!("expiry: {} keys a second and {} of a core at most", count(e.rate), percent(cpu)),
+        None => format!("expiry: {} keys a second, the time limit reached {} times", count(e.rate), count(e.capped)),
+    });
+    Verdict::absent(facts, "expiry", text)
+}
+
+fn look(node: &Node) -> Option<Expires<'_>> {
+    Some(Expires {
+        node,
+        rate: node.rate("expired_keys")?,
+        cpu: node.rate("expire_cycle_cpu_milliseconds").map(|ms| ms / 1000.0),
+        capped: node.delta("expired_time_cap_reached_count").unwrap_or(0.0),
+        stale: node.number("expired_stale_perc").unwrap_or(0.0),
+    })
+}
+
+fn found(e: &Expires) -> Finding {
+    let (node, share) = (e.node, e.share());
+    let taken = if e.cpu.is_some() {
+        format!("{} of its main thread goes into removing them", percent(share))
+    } else {
+        format!("removing them ran into its time limit {} times", count(e.capped))
     };
-    let known = node.number("expire_cycle_cpu_milliseconds").is_some();
-    let share = if known { *cpu } else { (capped * 0.025 / node.window_s).min(0.25) };
-    let finding = Finding::new(format!("{} keys a second expire on {}: {} of its main thread goes into removing them", count(*rate), node.address, percent(share)))
-        .on(rows.iter().map(|r| r.0.address.as_str()))
-        .core(share.max(0.001), format!("{} of a core on {}; the cycle hit its time limit {} times", percent(share), node.address, count(*capped)))
-        .gain("spread over ten times the time: a tenth of that at any moment", format!("{share:.3} cores / 10"));
-    let finding = if known { finding.proven("the server timed its expiry cycle in this window") } else { finding.likely("expiries were counted; their CPU is not before 6.0") };
+    let mut finding = Finding::new(format!("{} keys a second expire on {}: {taken}", count(e.rate), node.address))
+        .core(
+            share.max(0.001),
+            format!(
+                "{} of a core on {}; the cycle reached its time limit {} times",
+                percent(share),
+                node.address,
+                count(e.capped)
+            ),
+        )
+        .gain(
+            format!("spread over ten times the time: {} of a core at any moment", percent(share / 10.0)),
+            format!("{share:.3} cores / 10 = {:.4}", share / 10.0),
+        )
+        .saw(
+            node,
+            "INFO stats",
+            format!(
+                "expired_keys +{:.0}, expired_time_cap_reached_count +{:.0}, expired_stale_perc:{:.1}",
+                e.rate * node.window_s,
+                e.capped,
+                e.stale
+            ),
+        );
+    finding = match e.cpu {
+        Some(cpu) => finding.proven("the server timed its expiry cycle in this window").saw(
+            node,
+            "INFO stats",
+            format!("expire_cycle_cpu_milliseconds +{:.0}", cpu * 1000.0 * node.window_s),
+        ),
+        None => finding
+            .likely("expiries were counted; their CPU is not before 6.0, and is taken from the cycle's time limit"),
+    };
+    if let Some(evicted) = node.rate("evicted_keys") {
+        finding = finding.not(format!("eviction: {} keys a second", count(evicted)));
+    }
+    finding = finding.fix("Give TTLs jitter where they are set", &["ttl = base + random(0, base / 10)"], "", "");
+    if node.setting("lazyfree-lazy-expire") == Some("no") {
+        finding = finding.fix_at(
+            &node.address,
+            "Free large values in the background",
+            &["CONFIG SET lazyfree-lazy-expire yes"],
+            "memory comes back a little later",
+            "CONFIG SET lazyfree-lazy-expire no",
+        );
+    }
     finding
-        .saw(node, "INFO stats", format!("expired_keys +{:.0}, expired_time_cap_reached_count +{capped:.0}, expired_stale_perc:{stale:.1}", rate * node.window_s))
-        .saw(node, "INFO stats", format!("expire_cycle_cpu_milliseconds +{:.0}", cpu * 1000.0 * node.window_s))
-        .not(format!("eviction: {} keys a second", count(node.rate("evicted_keys").unwrap_or(0.0))))
-        .fix("Give TTLs jitter where they are set", &["ttl = base + random(0, base / 10)"], "none", "none needed")
-        .fix("Free large values in the background", &["CONFIG SET lazyfree-lazy-expire yes"], "memory comes back a little later", "CONFIG SET lazyfree-lazy-expire no")
-        .into()
 }

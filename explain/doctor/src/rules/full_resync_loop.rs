@@ -1,58 +1,347 @@
 //! Replicas are copied from scratch again and again.
 //!
-//! Each full sync forks the master and sends the whole data set. When the replica's output buffer limit or the backlog is
-//! too small for the writes that arrive meanwhile, the sync is cut off at its end and starts again, for ever. A replica that
-//! loses its data with each restart does the same.
+//! Each full sync forks the master and sends the whole data set. When the replica's output buffer limit is too small for the writes
+//! that arrive meanwhile, the sync is cut off at its end and starts again, without end. A backlog that is too small, a repl-timeout
+//! shorter than a copy, or a replica that loses its data with each restart does the same.
 //!
-//! Seen when: more full syncs began in the window than the master has replicas, or one did after a partial sync failed or
-//! a buffer limit struck, and a replica's link is down at its end.
+//! Seen when: more full syncs began in the window than the master has replicas, or two or more did, a partial sync failed or a
+//! buffer limit struck, and a replica's link is down at its end.
 //!
-//! Not to be taken for: new replicas being added, which sync once each.
+//! The cause shows in what else was counted: connections ended by an output limit (7.4+), or writes during a copy that come
+//! near the limit; failed partial syncs with a short backlog, or with a long one (another history); a replica's uptime. The server
+//! counts those connections for all clients together: where replicas have no limit they were not replicas.
 //!
-//! What to do: a larger replica output buffer and backlog; repl-timeout above the time of a copy.
+//! Not to be taken for: new replicas being added, or a replica that was given another master, which sync once each.
+//!
+//! What to do: by the cause: a larger replica output buffer, a larger backlog, repl-timeout above the time of a copy, a replica
+//! that keeps its data.
 //! Sources: INFO sync_full, sync_partial_err, slaveN state; redis #11534, #12787, #2896.
 
 use super::prelude::*;
+use super::slow_subscriber::{Limit, output_limit};
 
 pub const TITLE: &str = "Full resync loop";
 pub const LEADS_TO: &[&str] = &["fork_stall", "save_too_often"];
 pub const INJECTED: Injected = Injected::Yes;
 
+/// A backlog that lasts less was overrun by a break of the link.
+const SHORT_BACKLOG_S: f64 = 60.0;
+
+/// Full syncs that follow each other.
+pub struct Looping {
+    /// How many began in the window.
+    pub full: f64,
+    /// How many replicas there are.
+    pub replicas: f64,
+}
+
+/// Why a copy does not last.
+enum Cause<'a> {
+    /// The output buffer limit of replicas ends the connection; counted by the server, or inferred from the write rate.
+    Buffer {
+        limit: Option<Limit>,
+        counted: bool,
+    },
+    /// What a replica missed has left the backlog already.
+    Backlog {
+        lasts_s: f64,
+    },
+    /// A replica's process restarts.
+    Restart(&'a Node),
+    /// A replica comes back with a history that is not the master's.
+    History,
+    /// A copy takes longer than `repl-timeout`.
+    Timeout {
+        timeout_s: f64,
+    },
+    Unknown,
+}
+
 pub fn check(facts: &Facts) -> Verdict {
-    let rows: Vec<_> = facts
-        .live()
-        .filter_map(|node| {
-            let full = node.delta("sync_full")?;
-            let replicas = node.info()?.replicas();
-            let down = replicas.iter().any(|r| r.2 != "online") || node.number("connected_slaves") == Some(0.0);
-            // New replicas sync once each. A loop shows more syncs than replicas, or syncs that were tried in part first.
-            let known = facts.nodes.iter().filter(|r| r.master.as_deref() == Some(&node.address)).count().max(replicas.len()).max(1);
-            let cut = node.delta("client_output_buffer_limit_disconnections").unwrap_or(0.0);
-            let failed = node.delta("sync_partial_err").unwrap_or(0.0);
-            (full > known as f64 || (full >= 1.0 && down && failed + cut > 0.0)).then_some((node, full, replicas))
-        })
-        .collect();
-    let rows = by_worst(rows, |r| r.1);
-    let Some((node, full, replicas)) = rows.first() else {
-        let any = facts.live().any(|n| n.number("connected_slaves").unwrap_or(0.0) > 0.0);
-        return Verdict::Absent(any.then(|| "full syncs: none repeated in the window".into()));
-    };
-    let children = node.rate("used_cpu_user_children").unwrap_or(0.0) + node.rate("used_cpu_sys_children").unwrap_or(0.0);
+    let loops = facts.live().filter_map(|n| Some((n, looping(facts, n)?)));
+    let rows = by_worst(loops.collect(), |(_, l): &(&Node, Looping)| l.full);
+    if let Some((node, l)) = rows.first() {
+        return found(facts, node, l).on(rows.iter().map(|(n, _)| n.address.as_str())).into();
+    }
+    let masters: Vec<&Node> = facts.live().filter(|n| n.number("connected_slaves").unwrap_or(0.0) > 0.0).collect();
+    if masters.is_empty() {
+        return if facts.live().next().is_some() {
+            Verdict::NotHere
+        } else {
+            Verdict::Unknown(unseen_info(facts, "full syncs"))
+        };
+    }
+    let full = masters.iter().filter_map(|n| n.delta("sync_full")).reduce(|a, b| a + b);
+    let replicas: f64 = masters.iter().filter_map(|n| n.number("connected_slaves")).sum();
+    Verdict::absent(
+        facts,
+        "full syncs",
+        full.map(|n| format!("full syncs: {n:.0} in the window, for {replicas:.0} replicas")),
+    )
+}
+
+/// New replicas sync once each. A loop shows more syncs than replicas, or syncs that were tried in part first.
+pub fn looping(facts: &Facts, node: &Node) -> Option<Looping> {
+    let full = node.delta("sync_full")?;
+    let replicas = node.info()?.replicas();
+    let down = replicas.iter().any(|r| r.2 != "online") || node.number("connected_slaves") == Some(0.0);
+    let known = replicas_of(facts, node).count().max(replicas.len()).max(1) as f64;
+    let failed = node.delta("sync_partial_err").unwrap_or(0.0);
+    // One is what a REPLICAOF costs.
+    let again = full >= 2.0 && down && failed + cut(node) > 0.0;
+    (full > known || again).then_some(Looping { full, replicas: known })
+}
+
+/// Connections that an output limit ended, of all clients together; none where replicas have no limit.
+fn cut(node: &Node) -> f64 {
+    let unlimited = output_limit(node, &["slave", "replica"]).is_some_and(|l| l.hard <= 0.0 && l.soft <= 0.0);
+    if unlimited { 0.0 } else { node.delta("client_output_buffer_limit_disconnections").unwrap_or(0.0) }
+}
+
+fn replicas_of<'a>(facts: &'a Facts, node: &'a Node) -> impl Iterator<Item = &'a Node> {
+    facts.nodes.iter().filter(|r| r.master.as_deref() == Some(node.address.as_str()))
+}
+
+fn restarted(node: &Node) -> bool {
+    let (Some(first), Some(last)) = (&node.first, &node.last) else { return false };
+    let changed = first.info.get("run_id") != last.info.get("run_id");
+    changed || last.info.number("uptime_in_seconds").is_some_and(|s| s + 1.0 < node.window_s)
+}
+
+/// What one attempt lasted at most, in seconds.
+fn attempt_s(node: &Node, l: &Looping) -> f64 {
+    node.window_s * l.replicas / l.full.max(1.0)
+}
+
+/// The limit as the server applies it: since 7.0 it is never below the backlog.
+fn replica_limit(node: &Node) -> Option<Limit> {
+    let limit = output_limit(node, &["slave", "replica"])?;
+    let backlog = node.number("repl_backlog_size").filter(|_| node.level() >= (7, 0)).unwrap_or(0.0);
+    Some(Limit { hard: if limit.hard > 0.0 { limit.hard.max(backlog) } else { 0.0 }, ..limit })
+}
+
+fn cause<'a>(facts: &'a Facts, node: &'a Node, l: &Looping) -> Cause<'a> {
+    let grown = |field| node.delta(field).unwrap_or(0.0);
+    let rate = node.rate("master_repl_offset").unwrap_or(0.0);
+    let limit = replica_limit(node);
+    if cut(node) > 0.0 {
+        return Cause::Buffer { limit, counted: true };
+    }
+    if let Some(replica) = replicas_of(facts, node).find(|r| restarted(r)) {
+        return Cause::Restart(replica);
+    }
+    // What is written during an attempt and does not fit the buffer ends it, whatever the backlog holds.
+    let attempt = attempt_s(node, l);
+    let (full_at, soft_at) = limit.map_or((0.0, 0.0), |l| (l.hard, if attempt >= l.soft_s { l.soft } else { 0.0 }));
+    let overflows = |share: f64| [full_at, soft_at].iter().any(|at| *at > 0.0 && rate * attempt >= share * at);
+    if overflows(1.0) {
+        return Cause::Buffer { limit, counted: false };
+    }
+    if grown("sync_partial_err") > 0.0 {
+        let lasts_s = node.number("repl_backlog_size").unwrap_or(0.0) / rate.max(1.0);
+        return if rate > 0.0 && lasts_s < SHORT_BACKLOG_S { Cause::Backlog { lasts_s } } else { Cause::History };
+    }
+    // No attempt in part: the first copy is never finished. Its buffer holds what is written meanwhile.
+    if overflows(0.5) {
+        return Cause::Buffer { limit, counted: false };
+    }
+    match node.setting_number("repl-timeout") {
+        Some(timeout_s) if (0.8 * timeout_s..3.0 * timeout_s).contains(&attempt) => Cause::Timeout { timeout_s },
+        _ => Cause::Unknown,
+    }
+}
+
+/// Whether the loop comes from the backlog, which `backlog_too_small` reports then.
+pub fn is_by_backlog(facts: &Facts, node: &Node, l: &Looping) -> bool {
+    matches!(cause(facts, node, l), Cause::Backlog { .. })
+}
+
+fn found(facts: &Facts, node: &Node, l: &Looping) -> Finding {
+    let grown = |field| node.delta(field).unwrap_or(0.0);
+    let children =
+        node.rate("used_cpu_user_children").unwrap_or(0.0) + node.rate("used_cpu_sys_children").unwrap_or(0.0);
     let size = node.number("used_memory").unwrap_or(0.0);
-    let states: Vec<String> = replicas.iter().map(|r| format!("{}:{} {}", r.0, r.1, r.2)).collect();
-    let cut = node.delta("client_output_buffer_limit_disconnections").unwrap_or(0.0);
-    let limit = node.setting("client-output-buffer-limit").and_then(|l| l.split_once("slave ").or_else(|| l.split_once("replica "))).map(|(_, l)| l.to_string());
-    let backlog = node.number("repl_backlog_size").unwrap_or(0.0);
-    Finding::new(format!("{} copies its whole data set to replicas over and over: {} full syncs in {:.0} s", node.address, count(*full), node.window_s))
-        .on(rows.iter().map(|r| r.0.address.as_str()))
-        .core(children.max(0.01), format!("a fork and {} each time; no replica to fail over to meanwhile", bytes(size)))
-        .gain("one sync, then only the changes", format!("{full:.0} x {} / {:.1} s = {}/s over the wire", bytes(size), node.window_s, bytes(full * size / node.window_s)))
-        .proven("counted by the master in this window")
-        .saw(node, "INFO stats", format!("sync_full +{full:.0}, sync_partial_ok +{:.0}, sync_partial_err +{:.0}", node.delta("sync_partial_ok").unwrap_or(0.0), node.delta("sync_partial_err").unwrap_or(0.0)))
-        .saw(node, "INFO replication", if states.is_empty() { "no replica connected".to_string() } else { states.join(", ") })
-        .saw(node, "CONFIG GET client-output-buffer-limit", format!("replica {}; {cut:.0} connections ended by a limit in the window", limit.as_deref().unwrap_or("not seen")))
-        .fix("Let a sync survive the writes that arrive while it runs", &["CONFIG SET client-output-buffer-limit \"replica 1gb 512mb 120\"   (if it is smaller)", &format!("CONFIG SET repl-backlog-size {:.0}", backlog.max(268_435_456.0))], "that much memory may be used per replica", &format!("CONFIG SET repl-backlog-size {backlog:.0}; CONFIG SET client-output-buffer-limit \"replica {}\"", limit.as_deref().unwrap_or("256mb 64mb 60")))
-        .fix("If the replica restarts each time: let it keep its data (a volume, not the container's own disk) and look why it restarts", &["uptime_in_seconds of the replica", "its log before each start"], "none", "none needed")
-        .fix("Give a copy the time it takes", &[&format!("CONFIG SET repl-timeout {:.0}", node.setting_number("repl-timeout").unwrap_or(60.0).max(300.0))], "a dead link is noticed later", &format!("CONFIG SET repl-timeout {}", node.setting("repl-timeout").unwrap_or("60")))
-        .into()
+    let info = node.info().map_or(Vec::new(), |i| i.replicas());
+    let states: Vec<String> = info.iter().map(|r| format!("{}:{} {}", r.0, r.1, r.2)).collect();
+    let cause = cause(facts, node, l);
+    let limit = output_limit(node, &["slave", "replica"]).map_or("not seen".into(), |l| format!("replica {l}"));
+    let finding = Finding::new(format!(
+        "{} copies its whole data set over and over: {} full syncs in {:.0} s for {:.0} {}{}",
+        node.address,
+        count(l.full),
+        node.window_s,
+        l.replicas,
+        if l.replicas == 1.0 { "replica" } else { "replicas" },
+        because(&cause)
+    ))
+    .core(children.max(0.01), format!("a fork and {} each time; no replica to fail over to meanwhile", bytes(size)))
+    .saw(
+        node,
+        "INFO stats",
+        format!(
+            "sync_full +{:.0}, sync_partial_ok +{:.0}, sync_partial_err +{:.0}",
+            l.full,
+            grown("sync_partial_ok"),
+            grown("sync_partial_err")
+        ),
+    )
+    .saw(
+        node,
+        "INFO replication",
+        if states.is_empty() { "no replica connected".to_string() } else { states.join(", ") },
+    )
+    .saw(
+        node,
+        "CONFIG GET client-output-buffer-limit",
+        format!(
+            "{limit}; {:.0} connections ended by a limit in the window",
+            grown("client_output_buffer_limit_disconnections")
+        ),
+    );
+    mend(sure(gain(finding, node, l, size), &cause), facts, node, l, &cause)
+}
+
+fn gain(finding: Finding, node: &Node, l: &Looping, size: f64) -> Finding {
+    let spare = (l.full - l.replicas) * size / node.window_s.max(0.001);
+    if spare <= 0.0 {
+        return finding;
+    }
+    finding.gain(
+        format!("one copy per replica, then only the changes: {} less over the wire each second", bytes(spare)),
+        format!(
+            "({:.0} - {:.0}) copies x {} / {:.1} s = {}/s",
+            l.full,
+            l.replicas,
+            bytes(size),
+            node.window_s,
+            bytes(spare)
+        ),
+    )
+}
+
+fn because(cause: &Cause) -> String {
+    match cause {
+        Cause::Buffer { limit: Some(l), .. } if l.hard > 0.0 => {
+            format!(", cut off by the replica output limit of {}", bytes(l.hard))
+        }
+        Cause::Buffer { .. } => ", cut off by the replica output limit".into(),
+        Cause::Backlog { lasts_s } => format!(", because the backlog lasts {}", time_us(lasts_s * 1e6)),
+        Cause::Restart(replica) => format!(", because {} restarts", replica.address),
+        Cause::History => ", because a replica comes back with another history".into(),
+        Cause::Timeout { timeout_s } => format!(", which repl-timeout ends after {timeout_s:.0} s"),
+        Cause::Unknown => String::new(),
+    }
+}
+
+fn sure(finding: Finding, cause: &Cause) -> Finding {
+    match cause {
+        Cause::Buffer { counted: true, .. } => finding.proven("the master counted the syncs and the connections that its limits ended"),
+        Cause::Restart(_) => finding.proven("the master counted the syncs, and the replica's process was started in this window"),
+        Cause::Backlog { .. } | Cause::History => finding.proven("the master counted the syncs and the failed partial ones"),
+        Cause::Buffer { counted: false, .. } => finding.likely(
+            "the syncs were counted and none was tried in part; that writes fill the buffer meanwhile is inferred from their rate",
+        ),
+        Cause::Timeout { .. } => finding.likely("the syncs were counted; they come as far apart as repl-timeout is long"),
+        Cause::Unknown => finding.likely("the syncs were counted by the master; what ends them was not seen"),
+    }
+}
+
+fn mend(finding: Finding, facts: &Facts, node: &Node, l: &Looping, cause: &Cause) -> Finding {
+    match cause {
+        Cause::Buffer { limit, .. } => buffer(finding, node, l, *limit),
+        Cause::Backlog { .. } => backlog(finding, facts, node),
+        Cause::Restart(replica) => finding.fix(
+            "Find out why the replica restarts, and let it keep its data (a volume, not the container's own disk)",
+            &[&cli(&replica.address, "INFO server   uptime_in_seconds, run_id"), "the replica's log before each start"],
+            "",
+            "",
+        ),
+        Cause::History => finding.fix(
+            "Find out what gives the replica another history: REPLICAOF NO ONE and back, or a start without its data",
+            &history_of(facts, node).iter().map(String::as_str).collect::<Vec<_>>(),
+            "",
+            "",
+        ),
+        Cause::Timeout { timeout_s } => timeout(finding, facts, node, *timeout_s),
+        Cause::Unknown => finding.fix(
+            "See what ends the copies: the master's log names the reason for each connection it closes",
+            &[
+                &cli(&node.address, "CONFIG GET logfile"),
+                &cli(&node.address, "INFO replication"),
+                "the replica's log at the same time",
+            ],
+            "",
+            "",
+        ),
+    }
+}
+
+/// A larger one where it would be less than a full copy; else the breaks of the link are what is left.
+fn backlog(finding: Finding, facts: &Facts, node: &Node) -> Finding {
+    if super::backlog_too_small::wanted(node) > node.number("repl_backlog_size").unwrap_or(0.0) {
+        return super::backlog_too_small::enlarge(finding, &[node]);
+    }
+    let links = replicas_of(facts, node)
+        .map(|r| cli(&r.address, "INFO replication   master_link_status, master_link_down_since_seconds"));
+    let lines: Vec<String> = [cli(&node.address, "CONFIG GET logfile")].into_iter().chain(links).collect();
+    finding.fix(
+        "Find out what breaks the replica's link: the backlog is as large as makes sense, and a larger one costs more than a copy",
+        &lines.iter().map(String::as_str).collect::<Vec<_>>(),
+        "",
+        "",
+    )
+}
+
+fn history_of(facts: &Facts, node: &Node) -> Vec<String> {
+    let replicas =
+        replicas_of(facts, node).map(|r| cli(&r.address, "INFO replication   master_replid, second_repl_offset"));
+    [cli(&node.address, "INFO replication   master_replid")].into_iter().chain(replicas).collect()
+}
+
+/// Room for twice what is written during the longest attempt that was seen, at least the servers' default and at most a tenth of the
+/// memory.
+fn buffer(finding: Finding, node: &Node, l: &Looping, limit: Option<Limit>) -> Finding {
+    const DEFAULT: f64 = 268_435_456.0;
+    let memory =
+        node.number("maxmemory").filter(|m| *m > 0.0).or_else(|| node.number("total_system_memory")).unwrap_or(10e9);
+    let rate = node.rate("master_repl_offset").unwrap_or(0.0);
+    let old = output_limit(node, &["slave", "replica"]);
+    let needed = (2.0 * rate * attempt_s(node, l).max(copy_s(node))).max(DEFAULT).min((memory / 10.0).max(DEFAULT));
+    // A limit that struck although it is as large as this was too small all the same.
+    let hard = needed.max(limit.map_or(0.0, |l| 2.0 * l.hard)).ceil();
+    let class = if node.level() >= (5, 0) || node.level() == (0, 0) { "replica" } else { "slave" };
+    let set = |limit: Limit| format!("CONFIG SET client-output-buffer-limit \"{class} {limit}\"");
+    let risk = format!("up to {} of memory per replica while it is copied", bytes(hard));
+    let text = "Let a copy survive the writes that arrive while it runs (and set it in the configuration file too)";
+    let new = set(Limit { hard, soft: (hard / 2.0).floor(), soft_s: 120.0 });
+    match old {
+        Some(old) => finding.fix_at(&node.address, text, &[&new], &risk, &set(old)),
+        None => finding.fix(text, &[&cli(&node.address, &new)], &risk, "the old limit"),
+    }
+}
+
+/// How long a copy of the data set takes, in seconds: the last save of it and its way over a wire of a gigabit.
+fn copy_s(node: &Node) -> f64 {
+    let save = node.number("rdb_last_bgsave_time_sec").unwrap_or(0.0).max(0.0);
+    save + node.number("used_memory").unwrap_or(0.0) / 100e6
+}
+
+fn timeout(finding: Finding, facts: &Facts, node: &Node, timeout_s: f64) -> Finding {
+    let new = (2.0 * copy_s(node)).max(2.0 * timeout_s).max(60.0).ceil();
+    // Both ends hold the link to it.
+    let both: Vec<&Node> =
+        [node].into_iter().chain(replicas_of(facts, node).filter(|r| r.unreachable.is_none())).collect();
+    let set = |seconds: f64| -> Vec<String> {
+        both.iter().map(|n| cli(&n.address, &format!("CONFIG SET repl-timeout {seconds:.0}"))).collect()
+    };
+    let (commands, rollback) = (set(new), set(timeout_s).join("; "));
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    finding
+        .fix(
+            "Give a copy the time it takes, on the master and its replicas",
+            &commands,
+            "a dead link is noticed later",
+            &rollback,
+        )
+        .exact()
 }

@@ -3,39 +3,63 @@
 //! Every read and every write is a system call through TCP. At one command per read a GET costs about 2.6 us of which
 //! 86 % is the kernel and 0.05 us the command; at a depth of 16 it costs 0.4 us.
 //!
-//! Seen when: the main thread uses over 70 % of a core, at least half of that in the kernel, commands themselves take under
-//! 30 % of it, and fewer than 4 commands come per read.
+//! Seen when: at least half of the main thread's time is the kernel's, commands themselves take under 30 % of it, fewer than 4
+//! commands come per read, and it uses over 70 % of a core; from 50 % on too, where no connection is bound by its round trip.
+//!
+//! Where it meets `no_pipelining`: both are the same habit, one command at a time. Up to 70 % busy, clients that wait for round
+//! trips lose latency, and that rule speaks; where they do not wait (many connections share the work, or one is as quick as the
+//! server), the price is the core, and this one does. Above 70 % it is always this one. Below half a core nothing is short yet,
+//! and neither speaks. Never both.
 //!
 //! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS.
+//!
+//! How to confirm: `INFO cpu` and `INFO stats` twice; `perf top -p PID` shows tcp_sendmsg, tcp_recvmsg and the like.
 //!
 //! What to do: pipeline or batch; for clients on the server's machine `unslow bypass` (measured: a GET costs the server 0.6 us
 //! instead of 3.4); a multiplexing proxy; io-threads where there are cores.
 //! Sources: INFO cpu (main thread since 6.2), commandstats; measured fit: us per command = 0.28 + 2.36 / depth.
 
+use super::far_client::is_local;
+use super::no_pipelining;
 use super::prelude::*;
 
 pub const TITLE: &str = "Kernel bound";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
+/// Busy shares: above the first the habit costs the core whether or not clients wait; below the second nothing is short.
+pub(super) const BUSY: f64 = 0.7;
+const HALF: f64 = 0.5;
 /// What a GET costs beside the command itself over shared memory (bench/bypass.sh, 50 connections, no pipelining).
 const BYPASS_US: f64 = 0.55;
 
+/// A server whose time goes to its sockets.
+struct Bound<'a> {
+    node: &'a Node,
+    cpu: f64,
+    sys: f64,
+    inside: f64,
+    ops: f64,
+    depth: Option<f64>,
+}
+
+impl Bound<'_> {
+    fn of(node: &Node) -> Option<Bound<'_>> {
+        let (user, sys) = node.cpu()?;
+        let (cpu, inside, ops, depth) = (user + sys, node.inside_share()?, node.ops()?, node.depth());
+        let of_the_kernel =
+            cpu > 0.0 && ops > 0.0 && sys / cpu >= 0.5 && inside / cpu < 0.3 && depth.is_none_or(|d| d < 4.0);
+        let busy = cpu > BUSY || (cpu > HALF && !no_pipelining::speaks(node));
+        (of_the_kernel && busy).then_some(Bound { node, cpu, sys, inside, ops, depth })
+    }
+}
+
 pub fn check(facts: &Facts) -> Verdict {
-    let rows: Vec<_> = facts
-        .live()
-        .filter_map(|node| {
-            let (user, sys) = node.cpu()?;
-            let (cpu, inside, ops) = (user + sys, node.inside_share()?, node.ops()?);
-            let depth = node.depth();
-            let bound = cpu > 0.7 && sys / cpu >= 0.5 && inside / cpu < 0.3 && depth.is_none_or(|d| d < 4.0);
-            bound.then_some((node, cpu, sys, inside, ops, depth))
-        })
-        .collect();
-    let rows = by_worst(rows, |r| r.1);
-    let Some((node, cpu, sys, inside, ops, depth)) = rows.first() else {
+    let rows = by_worst(facts.live().filter_map(Bound::of).collect(), |b| b.cpu);
+    let Some(Bound { node, cpu, sys, inside, ops, depth }) = rows.first() else {
         let most = most(facts, |n| Some(n.cpu()?.1));
-        return Verdict::Absent(most.map(|m| format!("the kernel's share: {} of a core at most", percent(m))));
+        let text = most.map(|m| format!("the kernel's share: {} of a core at most", percent(m)));
+        return Verdict::absent(facts, "the kernel's share", text);
     };
     let per_us = cpu / ops * 1e6;
     let inside_us = inside / ops * 1e6;
@@ -43,27 +67,77 @@ pub fn check(facts: &Facts) -> Verdict {
     let at_10 = inside_us + (per_us - inside_us) * d / 10.0;
     let saved = (cpu * (1.0 - at_10 / per_us)).max(0.0);
     let depth_text = depth.map_or("depth unknown before 6.0".to_string(), |d| format!("{d:.2} commands per read"));
+    let each = format!("{} each, {} of it the command", time_us(per_us), time_us(inside_us));
     let finding = Finding::new(format!(
         "{} spends {} of its main thread in the kernel's network path and {} in commands ({depth_text})",
-        node.address, percent(sys / cpu), percent(inside / cpu)
+        node.address,
+        percent(sys / cpu),
+        percent(inside / cpu)
     ))
-    .on(rows.iter().map(|r| r.0.address.as_str()))
-    .core(saved, format!("{} of a core at {} commands/s: {} each, {} of it the command", percent(*cpu), count(*ops), time_us(per_us), time_us(inside_us)))
+    .on(rows.iter().map(|b| b.node.address.as_str()))
+    .core(saved, format!("{} of a core at {} commands/s: {each}", percent(*cpu), count(*ops)))
     .gain(
         format!("10 commands per read: {} each, {} of a core back", time_us(at_10), percent(saved)),
-        format!("{inside_us:.2} + ({per_us:.2} - {inside_us:.2}) x {d:.2} / 10 = {at_10:.2} us"),
+        format!("{inside_us:.2} us + ({per_us:.2} us - {inside_us:.2} us) x {d:.2} / 10 = {at_10:.2} us a command"),
     );
+    // There is room left: it costs, and does not hurt yet.
+    let finding = if *cpu > BUSY { finding } else { finding.severity(Severity::Medium) };
     let finding = match depth {
         Some(_) => finding.proven("CPU split, command time and depth were all measured in one window"),
         None => finding.likely("the CPU split and the command time were measured; the depth is not counted before 6.0"),
     };
-    finding
-        .saw(node, "INFO cpu", format!("main thread {} of a core: {} user, {} kernel", percent(*cpu), percent(cpu - sys), percent(*sys)))
+    let split =
+        format!("main thread {} of a core: {} user, {} kernel", percent(*cpu), percent(cpu - sys), percent(*sys));
+    let mut finding = finding
+        .saw(node, "INFO cpu", split)
         .saw(node, "INFO commandstats", format!("{} of a core inside commands", percent(*inside)))
         .saw(node, "INFO stats", format!("{} commands/s, {depth_text}", count(*ops)))
         .not(format!("slow commands: {} of the main thread's time", percent(inside / cpu)))
-        .fix("Pipeline or batch in the clients", &["Spring: RedisTemplate.executePipelined(...)", "Jedis: jedis.pipelined()", "redis-py: r.pipeline(transaction=False)", "MGET / MSET"], "replies come together", "send one by one again")
-        .fix(&format!("For clients on the server's own machine: shared memory instead of TCP, about {} a command instead of {}", time_us((inside_us + BYPASS_US).min(per_us)), time_us(per_us)), &["unslow bypass -- redis-server /etc/redis/redis.conf", "unslow bypass --client -- (the client's command)"], "needs a restart of both; who is not preloaded goes on over TCP", "start them without it")
-        .fix("Where the server has 4 cores or more: let io-threads take the sockets", &["io-threads 3   (in redis.conf or valkey.conf, then restart)"], "harm on 2 cores; needs a restart, except on the newest Valkey", "io-threads 1")
-        .into()
+        .fix(
+            "Pipeline or batch in the clients",
+            &no_pipelining::pipelining(node),
+            "replies come together; a failed command fails alone",
+            "",
+        );
+    if has_local_clients(node) {
+        let (bypassed, now) = (time_us((inside_us + BYPASS_US).min(per_us)), time_us(per_us));
+        finding = finding.fix(
+            &format!("For clients on the server's own machine: shared memory instead of TCP, about {bypassed} a command instead of {now}"),
+            &["unslow bypass -- redis-server /etc/redis/redis.conf", "unslow bypass --client -- CLIENT-COMMAND"],
+            "needs a restart of both; clients without the preload keep using TCP",
+            "start them without it",
+        );
+    }
+    if let Some(set) = io_threads(facts, node) {
+        let risk = "harm on 2 cores; needs a restart, except on the newest Valkey";
+        finding = finding.fix("Let io-threads take the sockets", &[&set], risk, "io-threads 1");
+    }
+    finding.into()
+}
+
+/// Whether clients are seen that run on the server's own machine.
+fn has_local_clients(node: &Node) -> bool {
+    let sockets = node.sockets.value().into_iter().flatten().any(|p| is_local(node, &p.host));
+    sockets || node.clients.value().into_iter().flat_map(|c| &c.groups).any(|g| is_local(node, &g.host))
+}
+
+/// The setting that hands sockets to other threads, where the server has the version and is not known to lack the cores.
+pub(super) fn io_threads(facts: &Facts, node: &Node) -> Option<String> {
+    const CORES: f64 = 4.0;
+    let on = node.setting_number("io-threads").is_some_and(|n| n > 1.0);
+    if node.level() < (6, 0) || on {
+        return None;
+    }
+    let known = facts.process(node).map(|(host, process)| {
+        let allowed = f64::from(process.cpus_allowed.unwrap_or(host.cpus).min(host.cpus));
+        process.quota_cores.map_or(allowed, |quota| quota.min(allowed))
+    });
+    match known {
+        Some(cores) if cores < CORES => None,
+        Some(cores) => Some(format!(
+            "io-threads {:.0}   (in redis.conf or valkey.conf, then restart)",
+            (cores / 2.0).clamp(2.0, 8.0)
+        )),
+        None => Some("io-threads 3   (in redis.conf or valkey.conf, then restart; only with 4 cores or more)".into()),
+    }
 }

@@ -7,44 +7,131 @@
 //!
 //! Not to be taken for: io-threads that poll (the main thread's own figures are used since 6.2), or saving children.
 //!
+//! How to confirm: `top -H -p PID`, the first thread; `INFO commandstats` twice for the largest part.
+//!
 //! What to do: the cause above it, where one was found; else the largest part of the split.
 //! Sources: INFO used_cpu_*_main_thread (6.2+), commandstats, expire_cycle_cpu_milliseconds.
 
+use super::connection_churn::Churn;
+use super::kernel_bound::io_threads;
 use super::prelude::*;
 
 pub const TITLE: &str = "Main thread saturated";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
+const FULL: f64 = 0.9;
+
+/// What the main thread's time went to, in shares of a core; together they are all of it.
+struct Split {
+    cpu: f64,
+    commands: f64,
+    expiry: f64,
+    defrag: f64,
+    connections: f64,
+    sockets: f64,
+    rest: f64,
+}
+
+impl Split {
+    fn of(facts: &Facts, node: &Node, user: f64, sys: f64) -> Split {
+        let cpu = user + sys;
+        let mut left = cpu;
+        let mut take = |share: f64| {
+            let share = share.clamp(0.0, left.max(0.0));
+            left -= share;
+            share
+        };
+        // Scripts and transactions count their inner commands twice: never more than all.
+        let commands = take(node.inside_share().unwrap_or(0.0));
+        let expiry = take(node.rate("expire_cycle_cpu_milliseconds").map_or(0.0, |ms| ms / 1000.0));
+        let defrag = take(node.number("active_defrag_running").unwrap_or(0.0) / 100.0);
+        // The time inside AUTH and the like stands among the commands already.
+        let connections = take(Churn::of(facts, node).map_or(0.0, |c| c.share - c.greeting));
+        // What the kernel takes beyond new connections: reading and writing sockets.
+        let sockets = take(sys - connections);
+        Split { cpu, commands, expiry, defrag, connections, sockets, rest: left.max(0.0) }
+    }
+}
+
 pub fn check(facts: &Facts) -> Verdict {
-    let rows: Vec<_> = facts.live().filter_map(|n| Some((n, n.cpu()?))).filter(|(_, (u, s))| u + s > 0.9).collect();
+    let rows: Vec<_> = facts.live().filter_map(|n| Some((n, n.cpu()?))).filter(|(_, (u, s))| u + s > FULL).collect();
     let rows = by_worst(rows, |(_, (u, s))| u + s);
     let Some((node, (user, sys))) = rows.first() else {
         let most = most(facts, |n| n.cpu().map(|(u, s)| u + s));
-        return Verdict::Absent(most.map(|m| format!("main thread: {} busy at most", percent(m))));
+        return Verdict::absent(
+            facts,
+            "main thread",
+            most.map(|m| format!("main thread: {} busy at most", percent(m))),
+        );
     };
-    let cpu = user + sys;
-    // Scripts and transactions count their inner commands twice: never more than all.
-    let inside = node.inside_share().unwrap_or(0.0).min(cpu);
-    let expire = node.rate("expire_cycle_cpu_milliseconds").map_or(0.0, |ms| ms / 1000.0);
-    let defrag = node.number("active_defrag_running").unwrap_or(0.0) / 100.0;
-    let churn = node.rate("total_connections_received").unwrap_or(0.0) * 17.5e-6;
-    // What the kernel takes beyond commands, churn, expiry: reading and writing sockets.
-    let sockets = (sys - churn).max(0.0).min((cpu - inside - expire).max(0.0));
-    let rest = (cpu - inside - expire - defrag - churn - sockets).max(0.0);
-    let commands = by_worst(node.commands().into_iter().collect(), |(_, s)| s.usec as f64);
-    let top: Vec<String> = commands.iter().take(3).map(|(n, s)| format!("{} {}", n.to_uppercase().replace('|', " "), percent(s.usec as f64 / 1e6 / node.window_s))).collect();
-    Finding::new(format!(
+    let split = Split::of(facts, node, *user, *sys);
+    let Split { cpu, commands, expiry, defrag, connections, sockets, rest } = split;
+    let used = by_worst(node.commands().into_iter().collect(), |(_, s)| s.usec as f64);
+    let share = |usec: u64| percent(usec as f64 / 1e6 / node.window_s.max(0.001));
+    let top: Vec<String> =
+        used.iter().take(3).map(|(n, s)| format!("{} {}", n.to_uppercase().replace('|', " "), share(s.usec))).collect();
+    let depth = node.depth().map_or("unknown".into(), |d| format!("{d:.1}"));
+    let finding = Finding::new(format!(
         "The main thread of {} is {} busy: commands {}, sockets {}, new connections {}, expiry {}, unexplained {}",
-        node.address, percent(cpu), percent(inside), percent(sockets), percent(churn), percent(expire), percent(rest)
+        node.address, percent(cpu), percent(commands), percent(sockets), percent(connections), percent(expiry), percent(rest)
     ))
     .on(rows.iter().map(|(n, _)| n.address.as_str()))
     .core(cpu, format!("{} of a core; what is left for more load: {}", percent(cpu), percent((1.0 - cpu).max(0.0))))
-    .gain("the largest part of the split is what to take away", format!("{cpu:.2} = {inside:.2} commands + {sockets:.2} sockets + {churn:.2} connections + {expire:.2} expiry + {defrag:.2} defrag + {rest:.2} unexplained"))
+    .gain(
+        "the largest part of the split is what to take away",
+        format!(
+            "{cpu:.2} = {commands:.2} commands + {sockets:.2} sockets + {connections:.2} connections + {expiry:.2} expiry + \
+             {defrag:.2} defragmentation + {rest:.2} unexplained"
+        ),
+    )
     .proven("measured by the server; the split adds up to it")
     .saw(node, "INFO cpu", format!("user {}, kernel {} of a core", percent(*user), percent(*sys)))
-    .saw(node, "INFO commandstats", format!("inside commands {}: {}", percent(inside), top.join(", ")))
-    .saw(node, "INFO stats", format!("{} commands/s, {} per read", count(node.ops().unwrap_or(0.0)), node.depth().map_or("unknown".into(), |d| format!("{d:.1}"))))
-    .fix("More shards, or reads from replicas, once the cause is gone", &["CLUSTER: add masters and rebalance", "ReadFrom.REPLICA_PREFERRED"], "replicas answer a little behind", "as it was")
-    .into()
+    .saw(node, "INFO commandstats", format!("inside commands {}: {}", percent(commands), top.join(", ")))
+    .saw(node, "INFO stats", format!("{} commands/s, {depth} per read", count(node.ops().unwrap_or(0.0))));
+    let finding = match io_threads(facts, node).filter(|_| sockets > commands) {
+        Some(set) => finding.fix(
+            "Let io-threads take the sockets",
+            &[&set],
+            "needs a restart, except on the newest Valkey",
+            "io-threads 1",
+        ),
+        None => finding,
+    };
+    more_servers(finding, facts, node).into()
+}
+
+/// More of what the deployment has already.
+fn more_servers(finding: Finding, facts: &Facts, node: &Node) -> Finding {
+    let replicas = node.info().map_or(0, |i| i.replicas().iter().filter(|r| r.2 == "online").count());
+    let finding = if replicas > 0 && node.is_master() {
+        finding.fix(
+            "Let replicas answer what may be a little behind",
+            &[
+                "Lettuce: ReadFrom.REPLICA_PREFERRED",
+                "Jedis, redis-py, go-redis: a second client at the replicas' addresses",
+            ],
+            "replicas answer a little behind their master",
+            "ReadFrom.MASTER",
+        )
+    } else {
+        finding
+    };
+    match facts.kind {
+        DeploymentKind::Cluster => finding.fix(
+            "Add masters, and give them some of its slots, once the cause is removed",
+            &[
+                &format!("redis-cli --cluster add-node NEW:PORT {}", node.address),
+                &format!("redis-cli --cluster rebalance {} --cluster-use-empty-masters", node.address),
+            ],
+            "keys move while clients use them: some redirects",
+            "",
+        ),
+        _ => finding.fix(
+            "If the load is to grow: spread the keys over several masters, once the cause is removed",
+            &["redis-cli --cluster create HOST:PORT HOST:PORT HOST:PORT   (new servers with cluster-enabled yes)"],
+            "commands with several keys need keys of one slot",
+            "",
+        ),
+    }
 }

@@ -1,40 +1,180 @@
 //! A master has no working replica.
 //!
-//! If it dies its slots are gone until somebody brings it back; in a cluster with full coverage required, everything is.
+//! If it dies its slots are not served until it is brought back; in a cluster with full coverage required, none are.
 //!
 //! Seen when: a master of a cluster or a Sentinel group has no replica, or none that is up.
 //!
 //! Not to be taken for: a standalone cache, which never had one.
 //!
-//! What to do: add a replica.
+//! What to do: add a replica, or have one that another shard can spare follow it.
 //! Sources: CLUSTER NODES, INFO connected_slaves.
 
+use super::peers::{self, Standing};
 use super::prelude::*;
+use unslow_topology::{ClusterNode, ClusterView};
 
 pub const TITLE: &str = "Master without replica";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
+/// A master without a replica that is up, and its replicas that are down.
+struct Alone {
+    master: String,
+    dead: Vec<String>,
+}
+
 pub fn check(facts: &Facts) -> Verdict {
-    let alone: Vec<(String, usize)> = match (facts.kind, facts.nodes.iter().find_map(|n| n.cluster.value())) {
-        (DeploymentKind::Cluster, Some(view)) => view
-            .masters()
-            .filter(|m| view.replicas_of(&m.id).all(|r| r.is_down()))
-            .map(|m| (m.address.clone(), view.replicas_of(&m.id).count()))
-            .collect(),
-        (DeploymentKind::Sentinel, _) => facts.live().filter(|n| n.is_master() && n.info().is_some_and(|i| i.replicas().iter().all(|r| r.2 != "online"))).map(|n| (n.address.clone(), 0)).collect(),
-        _ => return Verdict::Absent(None),
-    };
-    let Some((first, dead)) = alone.first() else { return Verdict::Absent(Some("replicas: every master has one that is up".into())) };
-    let node = facts.node(first);
-    let addresses: Vec<String> = alone.iter().map(|a| a.0.clone()).collect();
-    let mut finding = Finding::new(format!("{} {} no working replica{}", names(&addresses), if alone.len() == 1 { "has" } else { "have" }, if *dead > 0 { format!(" ({dead} down)") } else { String::new() }))
-        .on(addresses)
-        .risk("its data and its slots go with its machine")
-        .gain("a failover in place of an outage", format!("{} masters alone", alone.len()))
-        .proven("read from the servers' own view");
-    if let Some(node) = node {
-        finding = finding.saw(node, "INFO replication", format!("connected_slaves:{}", node.number("connected_slaves").unwrap_or(0.0)));
+    // Behind a proxy stand servers that were not seen.
+    if facts.through.is_some() {
+        return Verdict::NotHere;
     }
-    finding.fix("Add a replica on another machine", &["valkey-cli --cluster add-node NEW:PORT ANY:PORT --cluster-slave --cluster-master-id ID", "REPLICAOF host port   (outside a cluster)"], "a full sync: the master forks once", "CLUSTER FORGET ID on all nodes").into()
+    match facts.kind {
+        DeploymentKind::Cluster => match peers::cluster(facts) {
+            Some((_, view)) => {
+                judge(facts, Some(&view), of_view(facts, &view), view.masters().filter(|m| m.has_address()).count())
+            }
+            None => {
+                let gap = facts.nodes.iter().find_map(|n| n.cluster.refused()).cloned();
+                Verdict::Unknown(gap.unwrap_or_else(|| Gap::new(Lack::Answer, "no node answered", "")).of("replicas"))
+            }
+        },
+        DeploymentKind::Sentinel => {
+            // Its own word, and not an INFO without it.
+            let counts = |n: &&Node| n.is_master() && n.number("connected_slaves").is_some();
+            let masters: Vec<&Node> = facts.live().filter(counts).collect();
+            if masters.is_empty() {
+                return Verdict::Unknown(match facts.live().find(|n| n.is_master()) {
+                    None if facts.live().next().is_some() => Gap::new(Lack::Answer, "replicas: no master answered", ""),
+                    _ => unseen_info(facts, "replicas"),
+                });
+            }
+            judge(facts, None, of_words(facts, &masters), masters.len())
+        }
+        DeploymentKind::Standalone | DeploymentKind::MasterReplica => Verdict::NotHere,
+    }
+}
+
+fn of_view(facts: &Facts, view: &ClusterView) -> Vec<Alone> {
+    let up = |r: &ClusterNode| {
+        let lost = |n: &Node| !peers::answers(n) && !matches!(peers::standing(facts, n), Standing::FromHere { .. });
+        !r.is_down() && !peers::node_of(facts, r).is_some_and(lost)
+    };
+    view.masters()
+        .filter(|m| m.has_address())
+        .filter_map(|m| {
+            let replicas: Vec<&ClusterNode> = view.replicas_of(&m.id).filter(|r| r.has_address()).collect();
+            let dead = || replicas.iter().map(|r| r.address.clone()).collect();
+            (!replicas.iter().any(|r| up(r))).then(|| Alone { master: m.address.clone(), dead: dead() })
+        })
+        .collect()
+}
+
+fn of_words(facts: &Facts, masters: &[&Node]) -> Vec<Alone> {
+    let online = |m: &Node| m.info().is_some_and(|i| i.replicas().iter().any(|r| r.2 == "online"));
+    let dead = |m: &Node| {
+        let follows = |r: &&Node| r.master.as_deref() == Some(&m.address) && !peers::answers(r);
+        facts.nodes.iter().filter(follows).map(|r| r.address.clone()).collect()
+    };
+    masters.iter().filter(|m| !online(m)).map(|m| Alone { master: m.address.clone(), dead: dead(m) }).collect()
+}
+
+fn judge(facts: &Facts, view: Option<&ClusterView>, alone: Vec<Alone>, masters: usize) -> Verdict {
+    let Some(first) = alone.first() else {
+        let each =
+            if masters == 1 { "the master has one".into() } else { format!("each of {masters} masters has one") };
+        return Verdict::Absent(format!("replicas: {each} that is up"));
+    };
+    let addresses: Vec<String> = alone.iter().map(|a| a.master.clone()).collect();
+    let dead = match first.dead.len() {
+        0 => String::new(),
+        _ => format!(" ({} down)", names(&first.dead)),
+    };
+    let mut finding = Finding::new(format!(
+        "{} {} no working replica{dead}",
+        names(&addresses),
+        if alone.len() == 1 { "has" } else { "have" }
+    ))
+    .on(addresses)
+    .on(alone.iter().flat_map(|a| &a.dead))
+    .risk("its data is lost with its machine, and nothing takes over")
+    .gain("a failover instead of an outage", format!("{} of {masters} masters", alone.len()))
+    .proven("read from the servers' own view");
+    if let Some(node) = facts.node(&first.master).filter(|n| n.last.is_some()) {
+        finding = finding.saw(
+            node,
+            "INFO replication",
+            format!("connected_slaves:{}", count(node.number("connected_slaves").unwrap_or(0.0))),
+        );
+    }
+    if let Some((asked, row)) = peers::cluster(facts)
+        .and_then(|(asked, view)| Some((asked, view.nodes.into_iter().find(|r| r.address == first.master)?)))
+    {
+        finding = finding.saw(
+            asked,
+            "CLUSTER NODES",
+            format!("{}: {} slots, replicas that are up: 0", row.address, row.slots.len()),
+        );
+    }
+    if let Some(dead) = first.dead.first() {
+        finding = finding.fix(
+            &format!("Bring {dead} back"),
+            &["systemctl start valkey   (or redis, redis-server: as it was installed; on its machine)"],
+            "",
+            "",
+        );
+    }
+    match view {
+        Some(view) => in_cluster(finding, facts, view, first),
+        None => {
+            let (host, port) =
+                (peers::host_of(&first.master), first.master.rsplit_once(':').map_or("6379", |(_, p)| p));
+            finding.fix(
+                "Add a replica on another machine",
+                &[&cli("NEW:PORT", &format!("REPLICAOF {host} {port}"))],
+                "a full sync: the master forks once",
+                &cli("NEW:PORT", "REPLICAOF NO ONE"),
+            )
+        }
+    }
+    .into()
+}
+
+fn in_cluster(finding: Finding, facts: &Facts, view: &ClusterView, alone: &Alone) -> Finding {
+    let Some(master) = view.masters().find(|m| m.address == alone.master) else { return finding };
+    // A replica that is told to follow another master throws its own data away first: it may be the last copy.
+    if !peers::is_well(facts, master) {
+        return finding.fix(
+            &format!("Then give {} a replica: not before it answers, and its peers see that", master.address),
+            &["CLUSTER NODES   (until its line shows neither fail nor fail?)"],
+            "a replica that is told to follow a dead master has thrown away what it held",
+            "",
+        );
+    }
+    let up = |r: &&ClusterNode| r.has_address() && !r.is_down() && peers::node_of(facts, r).is_none_or(peers::answers);
+    let mut others = view.masters().filter(|m| m.id != master.id && peers::is_well(facts, m));
+    let spare = others.find_map(|m| {
+        let replicas: Vec<&ClusterNode> = view.replicas_of(&m.id).filter(up).collect();
+        replicas.iter().copied().find(|r| replicas.len() > 1 && r.host() != master.host()).map(|r| (m, r))
+    });
+    if let Some((other, spare)) = spare {
+        let follow = |m: &ClusterNode| cli(&spare.address, &format!("CLUSTER REPLICATE {}", m.id));
+        return finding
+            .fix(
+                &format!("Have a replica follow it that {} can spare", other.address),
+                &[&follow(master)],
+                "a full sync: the master forks once",
+                &follow(other),
+            )
+            .exact();
+    }
+    let tool = facts.live().next().map_or("redis-cli", peers::tool);
+    finding.fix(
+        "Add a replica on another machine",
+        &[&format!(
+            "{tool} --cluster add-node NEW:PORT {} --cluster-slave --cluster-master-id {}",
+            master.address, master.id
+        )],
+        "a full sync: the master forks once",
+        "CLUSTER FORGET of the new node's id, on every node",
+    )
 }

@@ -2,11 +2,15 @@
 
 use crate::Rule;
 
+// What several rules ask; neither is a rule.
+mod peers;
+mod takeover;
+
 /// What every rule file needs.
 mod prelude {
     pub use crate::measure::*;
-    pub use crate::{Finding, Injected, Verdict};
-    pub use unslow_facts::{Facts, Node};
+    pub use crate::{Finding, Injected, Severity, Verdict};
+    pub use unslow_facts::{Facts, Gap, Lack, Node};
     pub use unslow_topology::DeploymentKind;
 }
 
@@ -26,8 +30,10 @@ macro_rules! rules {
 }
 
 rules![
-    // nobody home
+    // a server is away
     node_hangs,
+    node_unreachable,
+    sentinel_master_down,
     // clients
     topology_storm,
     monitoring_storm,
@@ -68,6 +74,7 @@ rules![
     packet_loss,
     cpu_throttled,
     noisy_neighbour,
+    hypervisor_steal,
     // verdict and risks
     not_your_redis,
     no_auth,

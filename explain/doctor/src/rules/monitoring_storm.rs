@@ -1,14 +1,17 @@
 //! Monitoring costs more than it tells.
 //!
 //! INFO, CLIENT LIST, SLOWLOG and health-check PINGs from every pod and every exporter add up; CLIENT LIST costs 12 ms
-//! at 4,000 connections on every version measured, INFO before 6.0 grows with the number of clients.
+//! at 4,000 connections on every version measured, INFO before 6.0 grows with the number of clients. COMMAND is what many
+//! clients ask on each new connection.
 //!
-//! Seen when: these commands take over 1 % of a core on a node at more than 5 calls a second.
+//! Seen when: these commands take over 1 % of a core on a node at more than 5 calls a second, or 10 % of a core at any rate, or
+//! over 10 ms a call five times or with 1 % of a core.
 //!
 //! Not to be taken for: topology refreshes, which Lettuce accompanies with INFO (then that is the finding).
 //!
-//! What to do: one exporter per node, every 15 to 30 s; no test-on-borrow PING in connection pools.
-//! Sources: redis #5145, #4727; commandstats.
+//! What to do: by the command that is asked. One exporter per node, every 15 to 30 s; no test-on-borrow PING in connection
+//! pools; connections that are kept, where COMMAND comes with each new one.
+//! Sources: redis #5145, #4727; commandstats, CLIENT LIST.
 
 use super::prelude::*;
 
@@ -16,42 +19,219 @@ pub const TITLE: &str = "Monitoring storm";
 pub const LEADS_TO: &[&str] = &["kernel_bound", "main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
-const COMMANDS: &[&str] = &["info", "client|list", "=client", "slowlog", "latency", "memory", "config", "role", "ping", "dbsize", "command", "lolwut"];
+/// What looks at a server, as commandstats names it. Before 7.0 CLIENT and its sub-commands are one.
+pub const COMMANDS: &[&str] = &[
+    "info",
+    "client|list",
+    "=client",
+    "slowlog",
+    "latency",
+    "memory",
+    "config",
+    "role",
+    "ping",
+    "dbsize",
+    "command",
+    "lolwut",
+];
+
+/// One command that is asked, and its cost.
+struct Part {
+    /// As a person writes it.
+    command: String,
+    held: Held,
+}
 
 pub fn check(facts: &Facts) -> Verdict {
-    let rows = facts.live().map(|n| (n, spent(n, COMMANDS))).filter(|(_, s)| s.share > 0.01 && s.rate > 5.0);
-    let rows = by_worst(rows.collect(), |(_, s)| s.share);
-    let Some((node, s)) = rows.first() else {
-        let most = facts.live().map(|n| spent(n, COMMANDS).share).fold(0.0, f64::max);
-        return Verdict::Absent(Some(format!("monitoring commands: {} of a core at most", percent(most))));
+    let all: Vec<(&Node, Held)> = by_worst(facts.live().map(|n| (n, held(n, COMMANDS))).collect(), |(_, h)| h.share());
+    let text = absent_text(&all);
+    let rows: Vec<(&Node, Held)> = all.into_iter().filter(|(n, h)| is_storm(n, h)).collect();
+    match rows.first() {
+        None => absent_by_commandstats(facts, "monitoring commands", text),
+        Some((node, all)) => found(facts, &rows, node, all).into(),
+    }
+}
+
+fn rate(node: &Node, held: &Held) -> f64 {
+    held.calls / node.window_s.max(0.001)
+}
+
+fn is_storm(node: &Node, all: &Held) -> bool {
+    let stalls = |p: &Part| p.held.mean_us() > 10_000.0 && (p.held.calls >= 5.0 || p.held.share() > 0.01);
+    (all.share() > 0.01 && rate(node, all) > 5.0) || all.share() > 0.1 || parts(node).iter().any(stalls)
+}
+
+/// Both figures that were judged: a share alone would read like a finding.
+fn absent_text(all: &[(&Node, Held)]) -> String {
+    match all.first().filter(|(_, h)| h.calls > 0.0) {
+        None => "monitoring commands: none in the window but the doctor's".into(),
+        Some((node, most)) => format!(
+            "monitoring commands: {} of a core at most, at {} calls a second of {} each",
+            percent(most.share()),
+            count(rate(node, most)),
+            time_us(most.mean_us())
+        ),
+    }
+}
+
+/// By command, the most expensive first.
+fn parts(node: &Node) -> Vec<Part> {
+    let commands = node.foreign_commands();
+    let asked = commands.keys().filter(|name| is_one_of(COMMANDS, name));
+    let part = |name: &String| Part {
+        command: name.to_uppercase().replace('|', " "),
+        held: held(node, &[&format!("={name}")]),
     };
-    let parts = by_worst(COMMANDS.iter().map(|c| (*c, spent(node, &[c]))).filter(|(_, s)| s.calls > 0).collect(), |(_, s)| s.share);
-    let (worst, w) = &parts[0];
-    let name = worst.trim_start_matches('=').to_uppercase().replace('|', " ");
-    let mut finding = Finding::new(format!(
-        "Monitoring takes {} of a core on {}: {name} {} times a second at {} each",
-        percent(s.share), node.address, count(w.rate), time_us(w.mean_us)
+    by_worst(asked.map(part).collect(), |p| p.held.share())
+}
+
+fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Finding {
+    let parts = parts(node);
+    let Some(worst) = parts.first() else { return Finding::new("Monitoring takes time") };
+    let asked = rate(node, &worst.held);
+    let finding = Finding::new(format!(
+        "Monitoring takes {} of a core on {}: {} {} times a second, {} each",
+        percent(all.share()),
+        node.address,
+        worst.command,
+        count(asked),
+        time_us(worst.held.mean_us())
     ))
-    .on(rows.iter().map(|(n, _)| n.address.as_str()))
-    .core(s.share, format!("{} of a core on {}", percent(s.share), node.address))
-    .gain(
-        format!("one question every 15 s leaves {} of a core", percent(w.mean_us / 15e6)),
-        format!("{:.0} us / 15 s = {:.6} cores, now {:.1}/s x {:.0} us = {:.4}", w.mean_us, w.mean_us / 15e6, w.rate, w.mean_us, w.share),
-    )
+    .on(rows.iter().map(|(n, _)| n.address.as_str()));
+    // Calls of many milliseconds hold others up; shorter ones take capacity.
+    let mut finding = if worst.held.mean_us() > 10_000.0 {
+        let (ms, wait) = worst.held.others_wait();
+        finding.latency(ms, wait)
+    } else {
+        finding.core(all.share(), format!("{} of a core on {}", percent(all.share()), node.address))
+    }
     .proven("the server's own clock for these calls, in this window");
-    for (command, s) in parts.iter().take(3) {
-        finding = finding.saw(node, "INFO commandstats", format!("{}: {} calls, {} each, {} of a core", command.trim_start_matches('=').to_uppercase(), s.calls, time_us(s.mean_us), percent(s.share)));
+    finding = gain(finding, worst, asked);
+    for part in parts.iter().take(3) {
+        finding = finding.saw(
+            node,
+            "INFO commandstats",
+            format!("{}: {} calls, {}", part.command, count(part.held.calls), part.held.figures()),
+        );
     }
     let senders = node.clients.value().map_or(&[][..], |c| &c.groups);
-    for group in senders.iter().filter(|g| g.commands.keys().any(|c| COMMANDS.contains(&c.split('|').next().unwrap_or("")))).take(2) {
-        finding = finding.saw(node, "CLIENT LIST", format!("{} connections from {} {} {}", group.count, group.host, group.name, group.library));
+    let asks = |command: &String| parts.iter().any(|p| p.command == command.to_uppercase().replace('|', " "));
+    for group in senders.iter().filter(|g| g.commands.keys().any(asks)).take(2) {
+        let who = format!("{} connections from {} {} {}", group.count, group.host, group.name, group.library);
+        finding = finding.saw(node, "CLIENT LIST", who.trim_end().to_string());
+    }
+    // Whatever takes a good part of it gets its own advice.
+    let mut done: Vec<&str> = Vec::new();
+    for part in parts.iter().filter(|p| p.held.share() >= 0.2 * all.share()) {
+        let word = part.command.split(' ').next().unwrap_or_default();
+        if !done.contains(&word) {
+            finding = mend(finding, facts, node, part);
+            done.push(word);
+        }
     }
     finding
-        .fix(
-            "One exporter per node with a scrape interval of 15 to 30 s; CLIENT LIST off in it",
-            &["redis_exporter: -export-client-list=false", "Prometheus: scrape_interval: 30s", "Jedis: poolConfig.setTestOnBorrow(false); setTestWhileIdle(true)"],
-            "graphs get coarser",
-            "restore the interval",
-        )
-        .into()
+}
+
+fn gain(finding: Finding, worst: &Part, asked: f64) -> Finding {
+    let (us, share) = (worst.held.mean_us(), worst.held.share());
+    let now = format!("now {asked:.1}/s x {us:.0} us = {share:.4} cores");
+    match worst.command.as_str() {
+        command if command.starts_with("COMMAND") => {
+            finding.gain(format!("with connections that are kept {} of a core is free again", percent(share)), now)
+        }
+        "PING" => finding.gain(format!("without the checks {} of a core is free again", percent(share)), now),
+        _ => finding.gain(
+            format!("one question every 15 s leaves {} of a core", percent(us / 15e6)),
+            format!("{us:.0} us / 15 s = {:.6} cores; {now}", us / 15e6),
+        ),
+    }
+}
+
+/// What to do about one command.
+fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
+    let coarser = "graphs get coarser";
+    match part.command.as_str() {
+        "INFO" => finding.fix(
+            "One exporter per server with an interval of 15 to 30 s; no INFO as a health check",
+            &["Prometheus: scrape_interval: 30s", "Spring Boot: management.health.redis.enabled=false, where a PING is enough"],
+            coarser,
+            "",
+        ),
+        "CLIENT LIST" => finding.fix(
+            "No CLIENT LIST in what runs all the time: INFO clients has the totals",
+            &["redis_exporter: --export-client-list=false", "INFO clients   instead of CLIENT LIST"],
+            "per-client figures are missing from the graphs",
+            "",
+        ),
+        command if command.starts_with("CLIENT") => finding.fix(
+            "See which sub-command it is, they are counted together before 7.0: CLIENT LIST belongs in no loop",
+            &[&cli(&node.address, "CLIENT LIST"), "redis_exporter: --export-client-list=false"],
+            "",
+            "",
+        ),
+        command if command.starts_with("SLOWLOG") => finding.fix(
+            "Ask for the newest entries only, and remember the last id",
+            &["SLOWLOG GET 10   every 30 s"],
+            "more than ten slow commands in 30 s are not all seen",
+            "",
+        ),
+        "MEMORY USAGE" => memory_usage(finding, facts, node),
+        command if command.starts_with("MEMORY") => finding.fix(
+            "MEMORY DOCTOR and MEMORY STATS by hand when memory is the question; INFO memory has the figures for graphs",
+            &["INFO memory   every 30 s"],
+            coarser,
+            "",
+        ),
+        command if command.starts_with("COMMAND") => finding.fix(
+            "Clients ask COMMAND on each new connection or for each new client object: keep connections, and one client per process",
+            &[&keep_connections(node)],
+            "",
+            "",
+        ),
+        command if command.starts_with("CONFIG") => finding.fix(
+            "Read settings once, not in a loop",
+            &["redis_exporter: --config-command=-"],
+            "settings are missing from the graphs",
+            "",
+        ),
+        command if command.starts_with("LATENCY") => finding.fix(
+            "LATENCY LATEST every 30 s; LATENCY HISTOGRAM with the commands that matter",
+            &["LATENCY HISTOGRAM get set"],
+            coarser,
+            "",
+        ),
+        "PING" => finding.fix(
+            "No check with each use of a pooled connection: check idle ones in the background",
+            &["Jedis: poolConfig.setTestOnBorrow(false); poolConfig.setTestWhileIdle(true)", "redis-py: health_check_interval=30"],
+            "a broken connection is noticed with its first command",
+            "",
+        ),
+        command => finding.fix(
+            "One question every 15 to 30 s, from one place",
+            &[&format!("{command}   every 30 s")],
+            coarser,
+            "",
+        ),
+    }
+}
+
+fn keep_connections(node: &Node) -> String {
+    match node.rate("total_connections_received") {
+        Some(rate) => format!("a connection pool, or one connection: now {} new connections a second", count(rate)),
+        None => "a connection pool, or one connection".into(),
+    }
+}
+
+fn memory_usage(finding: Finding, facts: &Facts, node: &Node) -> Finding {
+    let replica = facts.live().find(|r| r.master.as_deref() == Some(node.address.as_str()));
+    let sample = "MEMORY USAGE key SAMPLES 5   instead of SAMPLES 0".to_string();
+    let elsewhere = replica.map(|r| cli(&r.address, "MEMORY USAGE key SAMPLES 5"));
+    let commands: Vec<String> = [sample].into_iter().chain(elsewhere).collect();
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    let text = if commands.len() > 1 {
+        "Few samples per key, and on a replica"
+    } else {
+        "Few samples per key, at a quiet hour"
+    };
+    finding.fix(text, &commands, "sizes are estimates", "")
 }

@@ -3,38 +3,104 @@
 //! A server without a password on an address that others can reach is found by scanners within hours; FLUSHALL and a
 //! crontab are one command away.
 //!
-//! Seen when: the server let us in without a password and is bound to more than loopback.
+//! Seen when: the server let us in without a password and is bound to more than loopback. Unknown when we came in over loopback and
+//! `bind` cannot be read: it may have other addresses.
 //!
 //! Not to be taken for: a server behind loopback or a unix socket.
 //!
 //! What to do: an ACL user with a password, TLS, a firewall.
 //! Sources: CONFIG GET bind, protected-mode; Redis security documentation.
 
+use super::peers;
 use super::prelude::*;
+use std::collections::BTreeSet;
 
 pub const TITLE: &str = "No authentication";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
 pub fn check(facts: &Facts) -> Verdict {
-    let open: Vec<&Node> = facts
-        .live()
-        .filter(|n| {
-            let bind = n.setting("bind");
-            let outside = bind.map_or(!n.host().starts_with("127.") && n.host() != "localhost" && n.host() != "local", |b| {
-                b.is_empty() || b.split_whitespace().any(|a| !a.trim_start_matches('-').starts_with("127.") && !a.ends_with("::1"))
-            });
-            n.open_door && outside && n.setting("protected-mode") != Some("yes")
-        })
-        .collect();
-    let Some(node) = open.first() else { return Verdict::Absent(Some("open doors: none seen".into())) };
-    Finding::new(format!("{} lets anyone in without a password, and listens beyond loopback", node.address))
-        .on(open.iter().map(|n| n.address.as_str()))
-        .risk("whoever reaches the port can read, delete and run")
-        .gain("none in speed", "not a matter of speed")
-        .proven("we came in that way")
-        .saw(node, "CONFIG GET bind", node.setting("bind").unwrap_or("not seen"))
-        .saw(node, "CONFIG GET protected-mode", node.setting("protected-mode").unwrap_or("not seen"))
-        .fix("Give it a password, in this order", &["1. on every node: CONFIG SET masterauth LONG-SECRET", "2. at every Sentinel: SENTINEL SET <service> auth-pass LONG-SECRET", "3. to every client and exporter", "4. on every node: CONFIG SET requirepass LONG-SECRET; CONFIG REWRITE"], "whoever was left out is refused: a replica loses its link, a Sentinel takes the master for dead", "CONFIG SET requirepass \"\"")
-        .into()
+    // Behind a proxy stand servers whose doors were not tried.
+    if facts.through.is_some() {
+        return Verdict::NotHere;
+    }
+    let (mut open, mut unseen, mut asked, mut near) = (Vec::new(), None, 0, 0);
+    for node in facts.live() {
+        if !node.open_door {
+            asked += 1;
+            continue;
+        }
+        match listens_outside(node) {
+            _ if node.setting("protected-mode") == Some("yes") => near += 1,
+            Some(true) => open.push(node),
+            Some(false) => near += 1,
+            None => unseen = unseen.or(Some(node)),
+        }
+    }
+    let Some(node) = open.first() else {
+        if let Some(node) = unseen {
+            let gap = node.config.missing().cloned().unwrap_or_default();
+            let why = format!(
+                "open doors: {} let us in without a password over loopback, and its setting bind was not seen",
+                node.address
+            );
+            return Verdict::unknown(gap.lack, why, gap.grant.unwrap_or_default());
+        }
+        let text = || {
+            format!(
+                "open doors: none of {} servers ({asked} took a password or certificate of ours, {near} without one listen on \
+                 loopback only or are in protected mode)",
+                asked + near
+            )
+        };
+        return Verdict::absent(facts, "open doors", (asked + near > 0).then(text));
+    };
+    let finding = Finding::new(format!(
+        "{} lets anyone in without a password, and listens beyond loopback",
+        names(&open.iter().map(|n| n.address.clone()).collect::<Vec<_>>())
+    ))
+    .on(open.iter().map(|n| n.address.as_str()))
+    .risk("any client that reaches the port can read, delete and run")
+    .proven("we came in that way")
+    .saw(node, "CONFIG GET bind", node.setting("bind").unwrap_or("not seen"))
+    .saw(node, "CONFIG GET protected-mode", node.setting("protected-mode").unwrap_or("not seen"));
+    remedy(finding, facts, &open).into()
+}
+
+/// None where only loopback was tried, and its other addresses are not known.
+fn listens_outside(node: &Node) -> Option<bool> {
+    let Some(bind) = node.setting("bind") else {
+        return (!peers::is_loopback(peers::host_of(&node.address))).then_some(true);
+    };
+    Some(bind.is_empty() || bind.split_whitespace().any(|a| !peers::is_loopback(a.trim_start_matches('-'))))
+}
+
+/// Who else must know the password first depends on who is there.
+fn remedy(finding: Finding, facts: &Facts, open: &[&Node]) -> Finding {
+    let all = |command: &str| open.iter().map(|n| cli(&n.address, command)).collect::<Vec<_>>();
+    let mut lines = Vec::new();
+    let mut left_out = Vec::new();
+    if facts.nodes.len() > 1 {
+        lines.extend(all("CONFIG SET masterauth LONG-SECRET"));
+        left_out.push("a replica that lacks it loses its link");
+    }
+    // Without addresses: a Sentinel may only have been heard of, and a secret goes to those that are known.
+    let services: BTreeSet<&str> = facts.sentinels.iter().flat_map(|s| &s.groups).map(|g| g.service.as_str()).collect();
+    lines.extend(services.iter().map(|service| {
+        format!("SENTINEL SET {service} auth-pass LONG-SECRET   (on each Sentinel that you run yourself, on its own machine)")
+    }));
+    if !facts.sentinels.is_empty() {
+        left_out.push("a Sentinel that lacks it takes the master for dead");
+    }
+    lines.push("then give it to every client and exporter, and last of all:".into());
+    lines.extend(all("CONFIG SET requirepass LONG-SECRET"));
+    lines.extend(open.iter().map(|n| cli(&n.address, "-a LONG-SECRET CONFIG REWRITE")));
+    left_out.push("a client that lacks it is refused");
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    finding.fix(
+        "Give it a password, in this order",
+        &lines,
+        &left_out.join("; "),
+        &all("-a LONG-SECRET CONFIG SET requirepass \"\"").join("; "),
+    )
 }

@@ -4,89 +4,199 @@
 //! Adding consumers, partitions or CPU changes nothing; a batch of k commands in one write costs one round trip.
 //!
 //! Seen when: the mean read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0), the
-//! main thread is busy for less than 70 % of the time, and the connections' rate is at least 30 % of 1/RTT.
+//! main thread is busy for 70 % of the time at most, and the connections' rate is at least 30 % of 1/RTT.
 //!
-//! Not to be taken for: a server at its limit (then `kernel_bound` tells the same habit's price in CPU), or clients with
-//! nothing to do, or `connection_churn`.
+//! Where it meets `kernel_bound`: both are the same habit. Where connections are bound by their round trips and the server has time,
+//! the price is latency, and this rule speaks. Where they are not, or the server has no time left (over 70 % busy), the price is the
+//! core's, and from half a core on that rule does. Never both.
+//!
+//! Not to be taken for: a server at its limit, clients with nothing to do, or `connection_churn`. Through a proxy, connections and
+//! reads are the proxy's: then nothing is known.
+//!
+//! How to confirm: `INFO stats` twice: total_commands_processed / total_reads_processed; `redis-cli --latency` from a client.
 //!
 //! What to do: pipeline; MGET/HMSET; one shared connection with auto-flush; for a Kafka consumer `unslow sink`.
 //! Sources: INFO total_commands_processed, total_reads_processed; measured: the quotient reads true depths of 1, 4, 16 and
 //! 50 as 1.00, 4.00, 15.99 and 49.87.
 
+use super::kernel_bound::BUSY;
 use super::prelude::*;
 
 pub const TITLE: &str = "No pipelining";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
-pub fn check(facts: &Facts) -> Verdict {
-    let mut unknown = None;
-    let mut rows = Vec::new();
-    // A replica's counters hold its master's stream, which waits for nobody.
-    for node in facts.live().filter(|n| n.is_master()) {
-        let Some(ops) = node.ops().filter(|o| *o > 300.0) else { continue };
-        let Some(depth) = node.depth() else {
-            unknown = Some(node);
-            continue;
-        };
-        let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
-        // Connections that live for a command or two wait for their connecting: that is `connection_churn`.
-        if node.rate("total_connections_received").unwrap_or(0.0) * 10.0 > ops {
-            continue;
+/// Commands a second: below it there is no load to speak of.
+const LOAD: f64 = 300.0;
+const DEPTH: f64 = 1.5;
+
+/// How far the connections of one server are bound by their round trips.
+struct Sequential<'a> {
+    node: &'a Node,
+    ops: f64,
+    depth: f64,
+    busy: f64,
+    rtt_us: f64,
+    connections: f64,
+    /// Round trips that each connection makes a second, times the length of one: 1 is all of its time.
+    waiting: f64,
+    /// Whether the clients' own distance was seen, or ours stands in for it.
+    distance_seen: bool,
+}
+
+impl Sequential<'_> {
+    /// `None` where something of it was not seen, or the load is not an application's on standing connections.
+    fn of(node: &Node) -> Option<Sequential<'_>> {
+        let ops = node.ops().filter(|o| *o > LOAD)?;
+        let depth = node.depth()?;
+        // A replica's counters hold its master's stream, which waits for no reply. Connections that live for a command or two
+        // wait for their connecting: that is `connection_churn`.
+        if !node.is_master() || node.rate("total_connections_received").unwrap_or(0.0) * 10.0 > ops {
+            return None;
         }
+        let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
         // Our own PING holds the server's share of a round trip, the sockets' smallest one the clients' distance. The
         // sockets' smoothed figure is of no use: a client that pauses delays its ACKs.
-        let Some(from_here) = node.rtt.value().map(|r| f64::from(r.us_p50)) else { continue };
-        let mut distances: Vec<(u32, u32)> = node.sockets.value().into_iter().flatten().filter(|p| p.min_rtt_us > 0).map(|p| (p.min_rtt_us_p50, p.sockets)).collect();
-        distances.sort_unstable();
-        let half = distances.iter().map(|d| d.1).sum::<u32>().div_ceil(2);
-        let mut seen = 0;
-        let typical = distances.iter().find(|d| {
-            seen += d.1;
-            seen >= half
-        });
+        let from_here = f64::from(node.rtt.value()?.us_p50);
+        let typical = typical_distance_us(node);
         // Without the server's sockets the clients' distance is not known; ours stands in for it, and the finding says so.
-        let rtt_us = typical.map_or(from_here, |(us, _)| f64::from(*us).max(from_here.min(1000.0)));
+        let rtt_us = typical.map_or(from_here, |us| us.max(from_here.min(1000.0)));
         let idle: u64 = node.clients.value().map_or(0, |c| c.groups.iter().map(|g| g.idle_hour).sum());
         let replicas = node.number("connected_slaves").unwrap_or(0.0);
         let connections = (node.number("connected_clients").unwrap_or(1.0) - 1.0 - idle as f64 - replicas).max(1.0);
         let waiting = ops / connections * rtt_us / 1e6;
-        // Far above one: several commands are in flight on each connection, which is pipelining of another kind.
-        if depth < 1.5 && busy < 0.7 && (0.3..3.0).contains(&waiting) {
-            rows.push((node, ops, depth, rtt_us, connections, waiting.min(1.0), typical.is_some()));
-        }
+        Some(Sequential { node, ops, depth, busy, rtt_us, connections, waiting, distance_seen: typical.is_some() })
     }
-    let rows = by_worst(rows, |r| r.5);
-    let Some((node, ops, depth, rtt_us, connections, waiting, known)) = rows.first() else {
-        return match unknown {
-            Some(node) => Verdict::Unknown {
-                why: format!("{}: pipeline depth needs total_reads_processed, which {} does not count", node.address, node.version_text()),
-                grant: "upgrade to 6.0 or later, or look at the client's code".into(),
-            },
-            None => Verdict::Absent(facts.live().filter_map(Node::depth).reduce(f64::max).map(|d| format!("sequential clients: {d:.1} commands per read, or no connection bound by its round trip"))),
-        };
+
+    fn is_bound(&self) -> bool {
+        // Far above one: several commands are in flight on each connection, which is pipelining of another kind.
+        self.depth < DEPTH && self.busy <= BUSY && (0.3..3.0).contains(&self.waiting)
+    }
+}
+
+/// The median over the sockets of the smallest round trip of each.
+fn typical_distance_us(node: &Node) -> Option<f64> {
+    let sockets = node.sockets.value().into_iter().flatten().filter(|p| p.min_rtt_us > 0);
+    let mut distances: Vec<(u32, u64)> = sockets.map(|p| (p.min_rtt_us_p50, u64::from(p.sockets))).collect();
+    distances.sort_unstable();
+    let half = distances.iter().map(|d| d.1).sum::<u64>().div_ceil(2);
+    let mut seen = 0;
+    let at_half = |d: &&(u32, u64)| {
+        seen += d.1;
+        seen >= half
     };
-    let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
+    distances.iter().find(at_half).map(|d| f64::from(d.0))
+}
+
+/// Whether this rule speaks of the node.
+pub(super) fn speaks(node: &Node) -> bool {
+    Sequential::of(node).is_some_and(|s| s.is_bound())
+}
+
+pub fn check(facts: &Facts) -> Verdict {
+    if let Some(proxy) = &facts.through {
+        let why = format!(
+            "sequential clients: seen through a proxy ({proxy}), whose connections and reads are not the clients'"
+        );
+        return Verdict::unknown(Lack::Other, why, "run the doctor at the servers' own addresses");
+    }
+    let all: Vec<Sequential<'_>> = facts.live().filter_map(Sequential::of).collect();
+    let rows = by_worst(all.iter().filter(|s| s.is_bound()).collect(), |s| s.waiting.min(1.0));
+    let Some(worst) = rows.first() else { return absent(facts, &all) };
+    let Sequential { node, ops, depth, busy, rtt_us, connections, .. } = **worst;
+    let waiting = worst.waiting.min(1.0);
     let finding = Finding::new(format!(
         "Clients of {} send one command per round trip: {} connections wait {} of their time, the server is {} busy",
-        node.address, count(*connections), percent(*waiting), percent(busy)
+        node.address,
+        count(connections),
+        percent(waiting),
+        percent(busy)
     ))
-    .on(rows.iter().map(|r| r.0.address.as_str()));
-    let text = format!("{} for each of {} commands/s; a connection cannot pass {:.0}/s", time_us(*rtt_us), count(*ops), 1e6 / rtt_us);
-    let finding = if *known {
-        finding.latency(rtt_us / 1000.0 * waiting, text).proven("depth, rate and round trip were all measured, and rate x round trip accounts for the connections' time")
+    .on(rows.iter().map(|s| s.node.address.as_str()));
+    let text = format!(
+        "{} for each of {} commands/s; a connection cannot pass {:.0}/s",
+        time_us(rtt_us),
+        count(ops),
+        1e6 / rtt_us
+    );
+    let finding = if worst.distance_seen {
+        finding.latency(rtt_us / 1000.0 * waiting, text).proven(
+            "depth, rate and round trip were all measured, and rate x round trip accounts for the connections' time",
+        )
     } else {
-        finding.risk(text).possible("depth and rate were measured; the round trip is this machine's, the clients' may be shorter")
+        finding
+            .risk(text)
+            .possible("depth and rate were measured; the round trip is this machine's, the clients' may be shorter")
     };
+    let product = format!("{ops:.0} commands/s x {rtt_us:.0} us / {connections:.0} connections = {:.2}", worst.waiting);
+    let mut commands = pipelining(node);
+    commands.push("many keys: MGET / MSET / HMGET");
+    if takes_from_kafka(node) {
+        commands.push("a Kafka consumer: unslow sink --map FILE --from kafka://HOST:9092 --to redis://HOST:6379");
+    }
     finding
-    .gain(
-        format!("batches of 10: {} for 10 commands in place of {}", time_us(*rtt_us), time_us(rtt_us * 10.0)),
-        format!("10 x {rtt_us:.0} us = {:.0} us; ceil(10/10) x {rtt_us:.0} us = {rtt_us:.0} us", rtt_us * 10.0),
-    )
-    .saw(node, "INFO stats", format!("{depth:.2} commands per read, {} commands/s", count(*ops)))
-    .saw(node, "INFO clients", format!("{} connections at work", count(*connections)))
-    .saw(node, "PING", format!("round trip {}; {:.0} commands/s x {:.0} us / {} connections = {waiting:.2}", time_us(*rtt_us), ops, rtt_us, connections))
-    .not(format!("a busy server: {} of a core", percent(busy)))
-    .fix("Pipeline: send what belongs together in one write", &["Spring: RedisTemplate.executePipelined(...)", "Jedis: jedis.pipelined()", "redis-py: r.pipeline(transaction=False)", "go-redis: rdb.Pipelined(ctx, ...)", "many keys: MGET / MSET / HMGET", "a Kafka consumer: unslow sink --map FILE --from kafka://host:9092 --to redis://host:6379"], "replies come together; a failed command fails alone", "send one by one again")
-    .into()
+        .gain(
+            format!("batches of 10: {} for 10 commands instead of {}", time_us(rtt_us), time_us(rtt_us * 10.0)),
+            format!("one by one: 10 x {rtt_us:.0} us = {:.0} us; in one batch: 1 x {rtt_us:.0} us", rtt_us * 10.0),
+        )
+        .saw(node, "INFO stats", format!("{depth:.2} commands per read, {} commands/s", count(ops)))
+        .saw(node, "INFO clients", format!("{} connections at work", count(connections)))
+        .saw(node, "PING", format!("round trip {}; {product}", time_us(rtt_us)))
+        .not(format!("a busy server: {} of a core", percent(busy)))
+        .fix(
+            "Pipeline: send what belongs together in one write",
+            &commands,
+            "replies come together; a failed command fails alone",
+            "",
+        )
+        .into()
+}
+
+/// Whether the clients may be consumers of a stream: their commands are all writes.
+fn takes_from_kafka(node: &Node) -> bool {
+    const READS: &[&str] = &["get", "mget", "hget", "hmget", "hgetall", "exists", "smembers", "zrange", "lrange"];
+    let commands = node.application_commands();
+    !commands.is_empty() && !commands.keys().any(|name| READS.contains(&name.as_str()))
+}
+
+/// How the clients' libraries pipeline: those that are seen (7.2+), or all that we know.
+pub(super) fn pipelining(node: &Node) -> Vec<&'static str> {
+    const ALL: &[(&str, &str)] = &[
+        ("lettuce", "Lettuce: setAutoFlushCommands(false) ... flushCommands(); Spring: executePipelined(...)"),
+        ("jedis", "Jedis: try (Pipeline p = jedis.pipelined()) { ... }"),
+        ("redis-py", "redis-py: with r.pipeline(transaction=False) as p"),
+        ("go-redis", "go-redis: rdb.Pipelined(ctx, ...)"),
+    ];
+    let seen = |library: &str| {
+        let mut groups = node.clients.value().into_iter().flat_map(|c| &c.groups);
+        groups.any(|g| g.library.to_lowercase().contains(library))
+    };
+    let known: Vec<&str> = ALL.iter().filter(|(library, _)| seen(library)).map(|p| p.1).collect();
+    if known.is_empty() { ALL.iter().map(|p| p.1).collect() } else { known }
+}
+
+fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
+    let busiest =
+        facts.live().filter(|n| n.is_master() && n.ops().is_some_and(|o| o > LOAD)).find(|n| n.depth().is_none());
+    if let Some(node) = busiest {
+        let why = format!(
+            "pipeline depth needs total_reads_processed, which {} does not count ({})",
+            node.version_text(),
+            node.address
+        );
+        return Verdict::unknown(Lack::Version, why, "upgrade to 6.0 or later, or look at the client's code");
+    }
+    let text = match all.iter().max_by(|a, b| a.waiting.total_cmp(&b.waiting)) {
+        Some(s) => Some(format!(
+            "sequential clients: {:.1} commands per read at {} busy, the connections wait {:.2} of their time for round trips",
+            s.depth,
+            percent(s.busy),
+            s.waiting
+        )),
+        None => {
+            let load = most(facts, Node::ops);
+            load.map(|ops| format!("sequential clients: {} commands/s at most, or no standing connections", count(ops)))
+        }
+    };
+    Verdict::absent(facts, "sequential clients", text)
 }

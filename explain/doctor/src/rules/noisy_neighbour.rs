@@ -1,16 +1,24 @@
-//! The server is ready to run, and the machine runs somebody else.
+//! The server is ready to run, and its machine runs another process.
 //!
-//! Other processes, or virtual machines (steal), hold the processors while the main thread waits in the run queue. No
-//! server-side figure shows it: the slow log holds innocent commands.
+//! Other processes hold the processors while the main thread waits in the run queue. No server-side figure shows it: the slow log
+//! holds innocent commands.
 //!
-//! Seen when: the main thread waited for a processor for over 5 % of the window while others were busy, or over 5 % of
-//! all processor time was stolen.
+//! Seen when: other processes use over half a core, and the main thread waited for a processor for over 5 % of the window, or for
+//! over 1 % while PING's tail is hit. Between 1 % and 5 % without a tail nothing is slow yet, and it is a risk; so it is on a server
+//! that no application uses.
 //!
-//! Not to be taken for: a CPU quota (`cpu_throttled`), or the server's own clients on the same machine, in
-//! containers too: they are told by their connections.
+//! What it costs: the time the main thread was ready and did not run. What the neighbours use is not its price: on a machine with
+//! cores to spare they cost the server nothing.
 //!
-//! What to do: move the neighbour, pin the server, reserve cores; a dedicated host against steal.
-//! Sources: /proc/pid/schedstat run delay, /proc/stat steal, /proc/pressure/cpu.
+//! Not to be taken for: a CPU quota (`cpu_throttled`); steal (`hypervisor_steal`), where the neighbour is another virtual machine;
+//! the server's own clients on the same machine, in containers too, which are recognised by their connections.
+//!
+//! How to confirm: `cat /proc/PID/schedstat` twice (the second number is the waiting, in ns); `top -H -p PID`; `pidstat -u 1 5`.
+//!
+//! What to do: move the neighbour, pin the server, reserve cores.
+//! Sources: /proc/pid/schedstat run delay, /proc/pressure/cpu.
+
+use unslow_facts::{Host, Neighbour};
 
 use super::prelude::*;
 
@@ -18,44 +26,148 @@ pub const TITLE: &str = "Noisy neighbour";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::Yes;
 
-pub fn check(facts: &Facts) -> Verdict {
-    let rows: Vec<_> = facts
-        .live()
-        .filter_map(|node| {
-            let (host, process) = facts.process(node)?;
-            let delay = process.run_delay_share?;
-            let strangers: f64 = host.neighbours.iter().filter(|n| !n.client).map(|n| n.cpu_share).sum();
-            let steal = host.steal_share.filter(|s| *s > 0.05).unwrap_or(0.0);
-            // Who waits for its own clients is told so by other rules.
-            let lost = if delay > 0.05 && strangers > 0.5 { delay } else { 0.0 };
-            (lost > 0.0 || steal > 0.0).then_some((node, host, delay, strangers, steal, lost))
-        })
-        .collect();
-    let rows = by_worst(rows, |r| r.5 + r.4);
-    let Some((node, host, delay, strangers, steal, lost)) = rows.first() else {
-        let looked = facts.live().filter_map(|n| facts.process(n)?.1.run_delay_share).reduce(f64::max);
-        return Verdict::Absent(looked.map(|d| format!("run queue: the main threads waited {} of the time at most", percent(d))));
-    };
-    let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
-    let stretch = delay / (busy + delay).max(0.001);
-    let who: Vec<String> = host.neighbours.iter().filter(|n| !n.client).take(3).map(|n| format!("{} (pid {}) {} of a core", n.name, n.pid, percent(n.cpu_share))).collect();
-    let title = if steal > lost {
-        format!("The hypervisor takes {} of the processors' time from {}", percent(*steal), host.hostname)
-    } else {
-        format!("{} waits for a processor {} of the time: {}", node.address, percent(*delay), who.first().cloned().unwrap_or_default())
-    };
-    Finding::new(title)
-        .on(rows.iter().map(|r| r.0.address.as_str()))
-        .core(lost.max(*steal), format!("of the time it wants to run it waits {}; others use {} cores of {}", percent(stretch), count(*strangers), host.cpus))
-        .gain("alone on its core it would not wait", format!("{delay:.3} of the window waiting, {busy:.3} running"))
-        .proven("the kernel counted the main thread's waiting in this window")
-        .saw_at(format!("/proc/PID/schedstat ({})", host.hostname), format!("run delay {} of the window", percent(*delay)), host.at_ms)
-        .saw_at(format!("/proc/stat, processes ({})", host.hostname), format!("steal {}; {}", percent(host.steal_share.unwrap_or(0.0)), if who.is_empty() { "no single process stands out".into() } else { who.join(", ") }), host.at_ms)
-        .saw_at(format!("/proc/pressure/cpu ({})", host.hostname), format!("some task waited {} of the time", percent(host.pressure.get("cpu.some").copied().unwrap_or(0.0))), host.at_ms)
-        .not(match facts.process(node).and_then(|(_, p)| p.throttled_share) {
-            Some(share) => format!("a CPU quota: throttled {} of the time", percent(share)),
-            None => "a CPU quota: none seen".to_string(),
-        })
-        .fix("Move the neighbour, or give the server a core of its own", &["taskset -cp CORE PID   (the neighbour elsewhere)", "systemd: CPUWeight=1000 for the server", "server-cpulist 0-1   (redis.conf, 6.0+)"], "the neighbour gets slower", "taskset -cp 0-N PID")
-        .into()
+/// Cores that strangers use: below it they are no neighbour to speak of.
+const STRANGERS: f64 = 0.5;
+/// Share of the window spent waiting for a processor: it costs, whatever PING says.
+const COSTS: f64 = 0.05;
+/// From here on it can be told from the scheduler's everyday work.
+const NOTICED: f64 = 0.01;
+/// A tail that a scheduler's turns explain: they last some milliseconds.
+const TAIL_US: u32 = 3000;
+
+/// One server's waiting.
+struct Waiting<'a> {
+    node: &'a Node,
+    host: &'a Host,
+    delay: f64,
+    strangers: Vec<&'a Neighbour>,
+    tail: bool,
 }
+
+impl Waiting<'_> {
+    fn of<'a>(facts: &'a Facts, node: &'a Node) -> Option<Waiting<'a>> {
+        let (host, process) = facts.process(node)?;
+        let strangers = host.neighbours.iter().filter(|n| !n.client).collect();
+        Some(Waiting { node, host, delay: process.run_delay_share?, strangers, tail: tail_is_hit(node, TAIL_US) })
+    }
+
+    fn cores(&self) -> f64 {
+        self.strangers.iter().map(|n| n.cpu_share).sum()
+    }
+
+    /// Waiting for the server's own clients is for other rules to report.
+    fn is_noticed(&self) -> bool {
+        self.cores() > STRANGERS && self.delay > NOTICED
+    }
+
+    fn costs(&self) -> bool {
+        is_used(self.node) && (self.delay > COSTS || self.tail)
+    }
+}
+
+/// Whether PING's p99 stands this far above its minimum and far above its median, and no command of the server's explains it.
+pub(super) fn tail_is_hit(node: &Node, by_us: u32) -> bool {
+    let Some(rtt) = node.rtt.value() else { return false };
+    let slow = slow_entries(node, 0).iter().any(|e| e.us >= u64::from(by_us) / 3);
+    rtt.us_p99 > rtt.us_p50.saturating_mul(5).max(rtt.us_min.saturating_add(by_us)) && !slow
+}
+
+pub fn check(facts: &Facts) -> Verdict {
+    let all: Vec<Waiting<'_>> = facts.live().filter_map(|node| Waiting::of(facts, node)).collect();
+    // What costs stands before what only might.
+    let rows = by_worst(all.iter().filter(|w| w.is_noticed()).collect(), |w| w.delay + f64::from(u8::from(w.costs())));
+    let Some(worst) = rows.first() else { return absent(&all) };
+    let (node, host, delay) = (worst.node, worst.host, worst.delay);
+    let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
+    let who: Vec<String> = worst
+        .strangers
+        .iter()
+        .take(3)
+        .map(|n| format!("{} (pid {}) {} of a core", n.name, n.pid, percent(n.cpu_share)))
+        .collect();
+    let finding = Finding::new(format!(
+        "{} waits for a processor {} of the time: {}",
+        node.address,
+        percent(delay),
+        who.first().map_or("other processes hold it", String::as_str)
+    ))
+    .on(rows.iter().map(|w| w.node.address.as_str()));
+    let text = format!(
+        "of the time it wants to run it waits {}; other processes use {} cores of {}",
+        percent(delay / (busy + delay).max(0.001)),
+        count(worst.cores()),
+        host.cpus
+    );
+    let finding = if worst.costs() {
+        finding
+            .core(delay, text)
+            .gain(
+                "alone on its core it would not wait",
+                format!("ready and not running {delay:.3} of the window, running {busy:.3}"),
+            )
+            .proven("the kernel counted the main thread's waiting in this window")
+    } else {
+        finding
+            .risk(format!("{text}; {}", if is_used(node) { "no request shows it yet" } else { "no application uses it now" }))
+            .likely("the waiting was counted by the kernel; no request was seen that waited for it")
+    };
+    let pressure = host.pressure.get("cpu.some").map(|p| format!("some task waited {} of the time", percent(*p)));
+    let finding = finding
+        .saw_at(
+            format!("/proc/PID/schedstat ({})", host.hostname),
+            format!("run delay {} of the window", percent(delay)),
+            host.at_ms,
+        )
+        .saw_at(format!("processes ({})", host.hostname), who.join(", "), host.at_ms);
+    let finding = match pressure {
+        Some(text) => finding.saw_at(format!("/proc/pressure/cpu ({})", host.hostname), text, host.at_ms),
+        None => finding,
+    };
+    let finding = match facts.process(node).and_then(|(_, p)| p.throttled_share) {
+        Some(share) => finding.not(format!("a CPU quota: throttled {} of the time", percent(share))),
+        None => finding,
+    };
+    let finding = match host.steal_share {
+        Some(steal) => finding.not(format!("the hypervisor: it took {} of the processors' time", percent(steal))),
+        None => finding,
+    };
+    ways_out(finding, worst).into()
+}
+
+fn ways_out(finding: Finding, worst: &Waiting<'_>) -> Finding {
+    let mut commands: Vec<String> =
+        worst.strangers.iter().take(2).map(|n| format!("renice -n 10 -p {}   ({})", n.pid, n.name)).collect();
+    // With one core there is nowhere to move it to.
+    if worst.host.cpus > 1 {
+        let first = worst.strangers.first();
+        commands.extend(
+            first.map(|n| format!("taskset -cp CORE {}   ({}, to a core the server does not use)", n.pid, n.name)),
+        );
+        if worst.node.level() >= (6, 0) {
+            commands
+                .push("server-cpulist CORE   (redis.conf or valkey.conf, then restart: the server's own core)".into());
+        }
+    }
+    commands.push("systemctl set-property SERVICE CPUWeight=1000   (the server's unit)".into());
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    let back =
+        worst.strangers.iter().take(2).map(|n| format!("renice -n 0 -p {}", n.pid)).collect::<Vec<_>>().join("; ");
+    let text = format!("On {}: move the neighbour, or reserve a core for the server", worst.host.hostname);
+    finding.fix(&text, &commands, "the neighbour gets slower", &back)
+}
+
+fn absent(all: &[Waiting<'_>]) -> Verdict {
+    let Some(worst) = all.iter().max_by(|a, b| a.delay.total_cmp(&b.delay)) else {
+        return Verdict::unknown(Lack::Host, "run queue: the server's machine could not be looked into", SEE_HOST);
+    };
+    let used = all.iter().map(Waiting::cores).fold(0.0, f64::max);
+    Verdict::Absent(format!(
+        "run queue: the main threads waited {} of the time at most, other processes use {} cores",
+        percent(worst.delay),
+        count(used)
+    ))
+}
+
+/// What lets the machine be seen.
+pub(super) const SEE_HOST: &str =
+    "run unslow on the server's machine, or: unslow host --save host.json there, and --host host.json here";

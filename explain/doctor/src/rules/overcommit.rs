@@ -7,36 +7,53 @@
 //!
 //! Not to be taken for: a server that never forks. With memory to spare it is a risk and no more.
 //!
+//! How to confirm: `sysctl vm.overcommit_memory`.
+//!
 //! What to do: sysctl vm.overcommit_memory=1.
 //! Sources: /proc/sys/vm/overcommit_memory; Redis administration documentation.
 
+use super::noisy_neighbour::SEE_HOST;
 use super::prelude::*;
 
 pub const TITLE: &str = "Memory overcommit";
 pub const LEADS_TO: &[&str] = &[];
-pub const INJECTED: Injected = Injected::No("vm.overcommit_memory is a setting of the whole machine; the rule is tested where a machine has it at 0, and on recorded facts");
+pub const INJECTED: Injected = Injected::No(
+    "vm.overcommit_memory is a setting of the whole machine; the rule is tested where a machine has it at 0, and on recorded facts",
+);
 
 pub fn check(facts: &Facts) -> Verdict {
-    let rows: Vec<_> = facts
+    let seen: Vec<_> = facts
         .live()
         .filter_map(|node| {
             let (host, _) = facts.process(node)?;
-            let overcommit = host.overcommit?;
-            let forks = node.number("latest_fork_usec").unwrap_or(0.0) > 0.0;
-            (overcommit != 1 && forks).then_some((node, host, overcommit))
+            Some((node, host, host.overcommit?))
         })
         .collect();
+    let forks = |node: &Node| node.number("latest_fork_usec").unwrap_or(0.0) > 0.0;
+    let rows: Vec<_> = seen.iter().filter(|(node, _, overcommit)| *overcommit != 1 && forks(node)).collect();
     let Some((node, host, overcommit)) = rows.first() else {
-        let looked = facts.hosts.iter().any(|h| h.overcommit.is_some());
-        return Verdict::Absent(looked.then(|| "overcommit: right, or no fork in use".into()));
+        return match seen.first() {
+            None => Verdict::unknown(Lack::Host, "overcommit: the server's machine could not be looked into", SEE_HOST),
+            Some(_) if seen.iter().all(|s| s.2 == 1) => Verdict::Absent("overcommit: vm.overcommit_memory is 1".into()),
+            Some(_) => Verdict::Absent("overcommit: no server has forked (latest_fork_usec:0)".into()),
+        };
     };
-    Finding::new(format!("vm.overcommit_memory is {overcommit} on {}: a fork may be refused when memory is short", host.hostname))
-        .on(rows.iter().map(|r| r.0.address.as_str()))
-        .risk(format!("saving fails once the server ({}) outgrows what is free ({})", bytes(node.number("used_memory_rss").unwrap_or(0.0)), bytes(host.memory_available_bytes.unwrap_or(0) as f64)))
-        .gain("none in speed", "not a matter of speed")
-        .proven("read on the machine")
-        .saw_at(format!("/proc/sys/vm/overcommit_memory ({})", host.hostname), overcommit.to_string(), host.at_ms)
-        .saw(node, "INFO stats", format!("latest_fork_usec:{}: it forks", node.number("latest_fork_usec").unwrap_or(0.0)))
-        .fix("Let the kernel overcommit", &["sysctl -w vm.overcommit_memory=1", "echo vm.overcommit_memory=1 > /etc/sysctl.d/60-redis.conf"], "the OOM killer decides in place of fork, if memory really runs out", &format!("sysctl -w vm.overcommit_memory={overcommit}"))
-        .into()
+    let rss = node.number("used_memory_rss").map_or(String::new(), |b| format!(" ({})", bytes(b)));
+    let free = host.memory_available_bytes.map_or(String::new(), |b| format!(" ({})", bytes(b as f64)));
+    Finding::new(format!(
+        "vm.overcommit_memory is {overcommit} on {}: a fork may be refused when memory is short",
+        host.hostname
+    ))
+    .on(rows.iter().map(|r| r.0.address.as_str()))
+    .risk(format!("saving fails once the server{rss} outgrows what is free{free}"))
+    .proven("read on the machine")
+    .saw_at(format!("/proc/sys/vm/overcommit_memory ({})", host.hostname), overcommit.to_string(), host.at_ms)
+    .saw(node, "INFO stats", format!("latest_fork_usec:{}: it forks", node.number("latest_fork_usec").unwrap_or(0.0)))
+    .fix(
+        &format!("Let the kernel of {} overcommit", host.hostname),
+        &["sysctl -w vm.overcommit_memory=1", "echo vm.overcommit_memory=1 > /etc/sysctl.d/60-redis.conf"],
+        "if memory really runs out, the OOM killer decides instead of fork",
+        &format!("sysctl -w vm.overcommit_memory={overcommit}"),
+    )
+    .into()
 }

@@ -1,19 +1,29 @@
 //! The network loses packets between a server and its clients.
 //!
-//! The median does not show it: a lost packet hits one connection at a time. Whoever is hit waits for a retransmission,
+//! The median does not show it: a lost packet hits one connection at a time. That connection waits for a retransmission,
 //! 200 ms at least on Linux when few packets are in flight, doubling each time. With one command in flight over 1 ms, 1 %
 //! of loss leaves a quarter of the throughput (measured).
 //!
-//! Seen when: in the window the kernel has sent at least 20 segments again on the sockets of a server, and 0.1 % of all it
-//! sent; 1 % is bad. Only on the server's own machine, or with `unslow host --save` from there.
+//! Seen when: in the window the kernel has sent at least 20 segments again on a server's sockets to other machines, and 0.1 % of
+//! all it sent there; 1 % is bad. Only on the server's own machine, or with `unslow host --save` from there.
 //!
 //! Not to be taken for: a stall of the server, which hits all connections at the same moment and sends nothing again; a
-//! client that does not read (`not_your_redis`), whose window is closed.
+//! client that does not read (`not_your_redis`), whose window is closed; probes that came too early. The kernel sends the last
+//! segment again when its ACK is late (a tail-loss probe), and a client that is short of CPU is late without any loss: sockets
+//! within the machine do not count, and without a single time-out on the machine it takes 1 % to be called loss.
+//!
+//! How to confirm: `nstat -az TcpRetransSegs TcpExtTCPTimeouts TcpExtTCPLossProbes TcpExtTCPDSACKRecv` twice: as many DSACKs as
+//! retransmissions means that nothing was lost.
 //!
 //! What to do: drop counters of the path (NIC, ENA allowances, conntrack), cables, MTU; meanwhile pipelining with more
 //! packets in flight recovers faster.
-//! Sources: tcp_info.total_retrans; Linux TCP_RTO_MIN; root cause NET-02 of our own catalogue (L11 measured).
+//! Sources: tcp_info.total_retrans; Linux TCP_RTO_MIN; root cause NET-02 of our catalogue (L11 measured).
 
+use unslow_facts::PeerSockets;
+
+use super::far_client::is_local;
+use super::no_pipelining::pipelining;
+use super::noisy_neighbour::SEE_HOST;
 use super::prelude::*;
 
 pub const TITLE: &str = "Packet loss";
@@ -22,67 +32,116 @@ pub const INJECTED: Injected = Injected::Yes;
 
 const SHARE: f64 = 0.001;
 const SEGMENTS: u64 = 20;
+/// What it takes where no time-out was counted.
+const SHARE_WITHOUT_TIMEOUTS: f64 = 0.01;
 /// What one loss costs at least: Linux TCP_RTO_MIN.
 const RTO_MS: f64 = 200.0;
 
+/// What one server sent to other machines.
+struct Sent<'a> {
+    node: &'a Node,
+    peers: Vec<&'a PeerSockets>,
+    segments: u64,
+    again: u64,
+    share: f64,
+    /// Time-outs on its machine in the window.
+    timeouts: Option<u64>,
+}
+
+impl Sent<'_> {
+    fn of<'a>(facts: &'a Facts, node: &'a Node) -> Option<Sent<'a>> {
+        let peers: Vec<&PeerSockets> = node.sockets.value()?.iter().filter(|p| !is_local(node, &p.host)).collect();
+        let add = |count: fn(&PeerSockets) -> u64| peers.iter().fold(0u64, |sum, p| sum.saturating_add(count(p)));
+        let (segments, again) = (add(|p| p.segments_out), add(|p| p.retransmits));
+        let timeouts = facts.process(node).and_then(|(host, _)| Some(host.tcp?.timeouts));
+        Some(Sent { node, peers, segments, again, share: again as f64 / segments.max(1) as f64, timeouts })
+    }
+
+    fn is_lossy(&self) -> bool {
+        let least = if self.timeouts == Some(0) { SHARE_WITHOUT_TIMEOUTS } else { SHARE };
+        self.again >= SEGMENTS && self.share >= least
+    }
+}
+
 pub fn check(facts: &Facts) -> Verdict {
-    let mut looked = 0;
-    let mut sent = 0;
-    let mut again = 0;
-    let mut worst: Option<(f64, &Node)> = None;
-    for node in facts.live() {
-        let Some(peers) = node.sockets.value() else { continue };
-        looked += 1;
-        let (a, s) = peers.iter().fold((0, 0), |(a, s), p| (a + p.retransmits, s + p.segments_out));
-        sent += s;
-        again += a;
-        let share = a as f64 / s.max(1) as f64;
-        if a >= SEGMENTS && share >= SHARE && worst.is_none_or(|(w, _)| share > w) {
-            worst = Some((share, node));
-        }
+    if let Some(proxy) = &facts.through {
+        let why = format!("lost packets: seen through a proxy ({proxy}), whose sockets are not the servers'");
+        return Verdict::unknown(Lack::Other, why, "run the doctor at the servers' own addresses");
     }
-    if looked == 0 {
-        return Verdict::Unknown {
-            why: "lost packets stand in the server's kernel, which could not be looked into".into(),
-            grant: "run unslow on the server's machine, or: unslow host --save host.json there, and --host host.json here".into(),
-        };
+    let all: Vec<Sent<'_>> = facts.live().filter_map(|node| Sent::of(facts, node)).collect();
+    if all.is_empty() {
+        let why = "lost packets: they are counted in the server's kernel, which could not be looked into";
+        return Verdict::unknown(Lack::Host, why, SEE_HOST);
     }
-    let Some((share, node)) = worst else {
-        return Verdict::Absent(Some(format!("packet loss: {again} of {sent} segments sent again")));
+    if all.iter().all(|s| s.peers.is_empty()) {
+        return Verdict::NotHere;
+    }
+    let Some(worst) = all.iter().filter(|s| s.is_lossy()).max_by(|a, b| a.share.total_cmp(&b.share)) else {
+        let (again, segments) = all.iter().fold((0.0, 0.0), |(a, s), x| (a + x.again as f64, s + x.segments as f64));
+        let probes = if again >= SEGMENTS as f64 { ", too few or without a time-out: probes, not loss" } else { "" };
+        return Verdict::Absent(format!(
+            "packet loss: {} of {} segments sent again{probes}",
+            count(again),
+            count(segments)
+        ));
     };
-    let peers = node.sockets.value().map(Vec::as_slice).unwrap_or_default();
-    let hit = by_worst(peers.iter().filter(|p| p.retransmits > 0).collect(), |p| p.retransmits as f64);
-    let (a, s) = peers.iter().fold((0, 0), |(a, s), p| (a + p.retransmits, s + p.segments_out));
-    let mut finding = Finding::new(format!("{} of the segments that {} sends are lost on the way and sent again", percent(share), node.address))
+    let (node, share, Sent { again, segments, .. }) = (worst.node, worst.share, worst);
+    let hit = by_worst(worst.peers.iter().filter(|p| p.retransmits > 0).collect(), |p| p.retransmits as f64);
+    let wait = format!("{RTO_MS:.0} ms or more where nothing else is in flight");
+    let text = format!("{} of the replies wait for a retransmission, {wait}", percent(share));
+    let finding = Finding::new(format!("{} of the segments that {} sends are lost on the way and sent again", percent(share), node.address))
         .on([node.address.as_str()])
-        .latency(share * RTO_MS, format!("{} of the replies wait for a retransmission, {RTO_MS:.0} ms or more where nothing else is in flight", percent(share)))
-        .gain("no reply waits for a retransmission", format!("{a} of {s} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average; less where later packets tell of the loss sooner", share * RTO_MS))
-        .likely("the kernel counts what it sent again; a few of these may have been late and not lost");
-    for peer in hit.iter().take(3) {
-        finding = finding.saw(
-            node,
-            "ss -tin",
-            format!("{}: {} of {} segments sent again over {} sockets, minrtt {}", peer.host, peer.retransmits, peer.segments_out, peer.sockets, time_us(f64::from(peer.min_rtt_us_p50))),
+        .latency(share * RTO_MS, text)
+        .gain(
+            "no reply waits for a retransmission",
+            format!(
+                "{again} of {segments} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average; less where later packets show it sooner",
+                share * RTO_MS
+            ),
         );
+    let mut finding = match worst.timeouts {
+        Some(0) => {
+            finding.possible("the kernel counts what it sent again, and no time-out: some of it was late and not lost")
+        }
+        _ => finding.likely("the kernel counts what it sent again; a few of these may have been late and not lost"),
+    };
+    for peer in hit.iter().take(3) {
+        let counts =
+            format!("{} of {} segments sent again over {} sockets", peer.retransmits, peer.segments_out, peer.sockets);
+        let told = format!("{}: {counts}, minrtt {}", peer.host, time_us(f64::from(peer.min_rtt_us)));
+        finding = finding.saw(node, "ss -tin", told);
     }
     if let Some((host, tcp)) = facts.process(node).and_then(|(h, _)| Some((h, h.tcp?))) {
-        finding = finding.saw_at("nstat -az TcpRetransSegs TcpOutSegs TcpExtTCPTimeouts", format!("{} of {} segments again, {} time-outs in the window", tcp.retransmits, tcp.segments_out, tcp.timeouts), host.at_ms);
+        finding = finding.saw_at(
+            "nstat -az TcpRetransSegs TcpOutSegs TcpExtTCPTimeouts",
+            format!(
+                "{} of {} segments again, {} time-outs in the window",
+                tcp.retransmits, tcp.segments_out, tcp.timeouts
+            ),
+            host.at_ms,
+        );
     }
     if let Some(ping) = node.rtt.value().map(|r| f64::from(r.us_p99)).filter(|us| *us < 50_000.0) {
         finding = finding.not(format!("a stall of the server: PING beside it has p99 {}", time_us(ping)));
     }
+    let port = node.address.rsplit_once(':').map_or("6379", |(_, port)| port);
+    let peer = hit.first().map_or("CLIENT", |p| p.host.as_str());
     finding
         .fix(
             "Find where packets are dropped, from the server outwards",
-            &["ethtool -S eth0 | grep -E 'drop|err|allowance'", "nstat -az | grep -i drop; cat /proc/net/softnet_stat", "mtr -T -P 6379 CLIENT   (from the server, and the other way)"],
-            "none",
-            "none needed",
+            &[
+                "ethtool -S eth0 | grep -E 'drop|err|allowance'",
+                "nstat -az | grep -iE 'drop|dsack|timeouts'; cat /proc/net/softnet_stat",
+                &format!("mtr {peer}   (from the server), and mtr -T -P {port} {}   (from {peer})", node.host()),
+            ],
+            "",
+            "",
         )
         .fix(
-            "Meanwhile: several commands in flight on a connection, so that a loss is seen by the next reply and not by a timer",
-            &["Lettuce: setAutoFlushCommands(false) ... flushCommands()", "redis-py: with r.pipeline(transaction=False) as p", "Jedis: try (Pipeline p = jedis.pipelined()) { ... }"],
+            "Meanwhile: several commands in flight on a connection, so that a loss is noticed by the next reply and not by a timer",
+            &pipelining(node),
             "replies come at the end of the batch",
-            "send one by one again",
+            "",
         )
         .into()
 }

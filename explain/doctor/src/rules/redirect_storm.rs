@@ -3,9 +3,12 @@
 //! A MOVED reply costs another round trip and, with many clients, another topology refresh each. A client that is not
 //! cluster-aware, or whose map is stale, pays it for every command.
 //!
-//! Seen when: MOVED and ASK are over 1 % of commands and over 10 a second.
+//! Seen when: MOVED and ASK are over 1 % of the commands that a node is asked for, and over 10 a second. A redirected command is
+//! not among the processed ones: the share is of both together.
 //!
 //! Not to be taken for: a reshard in progress, where a few redirects per slot are the protocol at work.
+//!
+//! How to confirm: `INFO errorstats` twice, and `CLIENT LIST` on the node that has most of them: who is connected there.
 //!
 //! What to do: a cluster-aware client with refresh on MOVED; a proxy for those that cannot.
 //! Sources: INFO errorstat_MOVED, errorstat_ASK (6.2+).
@@ -13,46 +16,109 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "Redirect storm";
-pub const LEADS_TO: &[&str] = &["error_flood"];
+pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
+
+const SHARE: f64 = 0.01;
+const RATE: f64 = 10.0;
+
+/// Redirects of one node in the window.
+struct Redirects<'a> {
+    node: &'a Node,
+    moved: u64,
+    ask: u64,
+    asked: f64,
+    share: f64,
+    rate: f64,
+}
+
+impl Redirects<'_> {
+    fn of(node: &Node) -> Option<Redirects<'_>> {
+        let outcomes = Outcomes::of(node)?;
+        let (moved, ask) = (outcomes.count(&["MOVED"]), outcomes.count(&["ASK"]));
+        let all = moved as f64 + ask as f64;
+        Some(Redirects {
+            node,
+            moved,
+            ask,
+            asked: outcomes.asked,
+            share: outcomes.share(all),
+            rate: all / node.window_s.max(0.001),
+        })
+    }
+}
 
 pub fn check(facts: &Facts) -> Verdict {
     if facts.kind != DeploymentKind::Cluster {
-        return Verdict::Absent(None);
+        return Verdict::NotHere;
     }
-    if let Some(node) = facts.live().find(|n| n.level() < (6, 2)) {
-        return Verdict::Unknown { why: format!("{}: {} does not count redirects", node.address, node.version_text()), grant: "upgrade to 6.2 or later, or count MOVED in the client".into() };
-    }
-    let rows: Vec<_> = facts
-        .live()
-        .filter_map(|node| {
-            let errors = node.errors();
-            let of = |k: &str| errors.get(k).copied().unwrap_or(0);
-            let (moved, ask) = (of("MOVED"), of("ASK"));
-            // A redirected command is not counted as processed by every version.
-            let commands = node.delta("total_commands_processed")?.max((moved + ask) as f64).max(1.0);
-            let share = (moved + ask) as f64 / commands;
-            let rate = (moved + ask) as f64 / node.window_s.max(0.001);
-            (share > 0.01 && rate > 10.0).then_some((node, moved, ask, share, rate))
-        })
-        .collect();
-    let rows = by_worst(rows, |r| r.4);
-    let Some((node, moved, ask, share, rate)) = rows.first() else { return Verdict::Absent(Some("redirects: below 1 % of commands".into())) };
+    let all: Vec<Redirects<'_>> = facts.live().filter_map(Redirects::of).collect();
+    let rows = by_worst(all.iter().filter(|r| r.share > SHARE && r.rate > RATE).collect(), |r| r.rate);
+    let Some(worst) = rows.first() else { return absent(facts, &all) };
+    let (node, share) = (worst.node, percent(worst.share));
     let rtt_us = node.rtt.value().map_or(100.0, |r| f64::from(r.us_p50));
-    let open = facts.live().filter_map(|n| n.cluster.value()?.myself()).any(|me| !me.migrating.is_empty() || !me.importing.is_empty());
-    let mut finding = Finding::new(format!("{} of the commands to {} go to the wrong node: {} redirects a second", percent(*share), node.address, count(*rate)))
-        .on(rows.iter().map(|r| r.0.address.as_str()))
-        .latency(share * rtt_us / 1000.0, format!("a round trip more ({}) for {} of the commands, and the work done twice", time_us(rtt_us), percent(*share)))
-        .gain(format!("{} commands/s fewer", count(*rate)), format!("({moved} MOVED + {ask} ASK) / {:.1} s", node.window_s))
-        .proven("counted by the server in this window");
-    for (node, moved, ask, ..) in rows.iter().take(3) {
-        finding = finding.saw(node, "INFO errorstats", format!("errorstat_MOVED +{moved}, errorstat_ASK +{ask}"));
+    let open = facts
+        .live()
+        .filter_map(|n| n.cluster.value()?.myself())
+        .any(|me| !me.migrating.is_empty() || !me.importing.is_empty());
+    let mut finding = Finding::new(format!(
+        "{share} of the commands to {} go to the wrong node: {} redirects a second",
+        node.address,
+        count(worst.rate)
+    ))
+    .on(rows.iter().map(|r| r.node.address.as_str()))
+    .latency(
+        worst.share * rtt_us / 1000.0,
+        format!("a round trip more ({}) for {share} of the commands, and the work done twice", time_us(rtt_us)),
+    )
+    .gain(
+        format!("{} commands/s fewer", count(worst.rate)),
+        format!("({} MOVED + {} ASK) / {:.0} asked for = {share}", worst.moved, worst.ask, worst.asked),
+    )
+    .proven("counted by the server in this window");
+    for row in rows.iter().take(3) {
+        finding = finding.saw(
+            row.node,
+            "INFO errorstats",
+            format!("errorstat_MOVED +{}, errorstat_ASK +{}", row.moved, row.ask),
+        );
     }
-    for group in node.clients.value().into_iter().flat_map(|c| &c.groups).take(2) {
-        finding = finding.saw(node, "CLIENT LIST", format!("{} connections from {} {}{}", group.count, group.host, group.name, group.library));
+    let groups = || node.clients.value().into_iter().flat_map(|c| &c.groups);
+    for group in groups().take(2) {
+        let who = format!("{} connections from {} {}{}", group.count, group.host, group.name, group.library);
+        finding = finding.saw(node, "CLIENT LIST", who);
     }
     if !open {
         finding = finding.not("a reshard: no slot is open");
     }
-    finding.fix("Use the client's cluster mode, with a refresh on MOVED", &["Jedis: JedisCluster", "Lettuce: RedisClusterClient with enableAllAdaptiveRefreshTriggers()", "redis-py: redis.cluster.RedisCluster", "redis-cli -c"], "none", "none needed").into()
+    let mut clients: Vec<&str> = CLUSTER_MODES
+        .iter()
+        .filter(|(library, _)| groups().any(|g| g.library.to_lowercase().contains(library)))
+        .map(|(_, mode)| *mode)
+        .collect();
+    if clients.is_empty() {
+        clients = CLUSTER_MODES.iter().map(|(_, mode)| *mode).collect();
+    }
+    finding.fix("Use the client's cluster mode, with a refresh on MOVED", &clients, "", "").into()
+}
+
+/// By the name a library gives itself (CLIENT LIST, 7.2+).
+const CLUSTER_MODES: &[(&str, &str)] = &[
+    ("jedis", "Jedis: JedisCluster"),
+    ("lettuce", "Lettuce: RedisClusterClient with enableAllAdaptiveRefreshTriggers()"),
+    ("redis-py", "redis-py: redis.cluster.RedisCluster"),
+    ("go-redis", "go-redis: redis.NewClusterClient"),
+    ("ioredis", "ioredis: new Redis.Cluster"),
+];
+
+fn absent(facts: &Facts, all: &[Redirects<'_>]) -> Verdict {
+    if let Some(node) = facts.live().find(|n| n.level() < (6, 2)) {
+        let why = format!("redirects: {} does not count them ({})", node.version_text(), node.address);
+        return Verdict::unknown(Lack::Version, why, "upgrade to 6.2 or later, or count MOVED in the client");
+    }
+    let worst = all.iter().max_by(|a, b| a.share.total_cmp(&b.share));
+    let text = |r: &Redirects<'_>| {
+        format!("redirects: {} of the commands at most on a node ({}/s)", percent(r.share), count(r.rate))
+    };
+    Verdict::absent(facts, "redirects", worst.map(text))
 }

@@ -1,65 +1,265 @@
-//! Some hash slots have no living owner: every command on their keys fails.
+//! Some hash slots have no living owner: commands on their keys fail.
 //!
-//! With `cluster-require-full-coverage yes` (the default) the whole cluster refuses to serve.
+//! With `cluster-require-full-coverage yes` (the default) the whole cluster refuses to serve as soon as an owner is marked
+//! `fail` or a slot is assigned to no node. While an owner is only suspected (`fail?`), commands on its own slots fail and the
+//! rest is served.
 //!
-//! Seen when: a slot has no owner in the merged view, or its owner is marked failed, or a node says cluster_state:fail.
+//! Seen when: a slot has no owner in the merged view; or its owner is marked failed or suspected by its peers, or does not
+//! answer here while they have lost it too; or masters say cluster_state:fail.
 //!
-//! Not to be taken for: a node that only this machine cannot reach (the cluster's own word counts).
+//! Not to be taken for: an owner that only this machine cannot reach (`node_unreachable` says so), or slots that a replica
+//! has taken over while we looked.
 //!
-//! What to do: bring the owner back, or let its replica take over; assign what nobody owns.
-//! Sources: CLUSTER NODES, CLUSTER INFO.
+//! What to do: bring the owner back, or let its replica take over; assign the slots that no node owns.
+//! Sources: CLUSTER NODES of every node that answers, CLUSTER INFO; clusterUpdateState() of the servers.
 
+use super::peers::{self, Stake, Standing};
 use super::prelude::*;
-use unslow_topology::ClusterView;
+use super::takeover;
+use unslow_topology::{ClusterNode, ClusterView, SlotSet};
 
 pub const TITLE: &str = "Slots uncovered";
 pub const LEADS_TO: &[&str] = &["error_flood", "redirect_storm"];
 pub const INJECTED: Injected = Injected::Yes;
 
+/// How the owner of some slots is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    /// Marked failed.
+    Failed,
+    /// Suspected, or lost by its peers too, and silent towards us.
+    Lost,
+    /// Suspected by peers, and answering us.
+    Doubted,
+    /// Silent towards us, and connected to its peers.
+    Unseen,
+}
+
+/// An owner that is not well, and what it owns.
+struct Ill<'a> {
+    how: Owner,
+    row: &'a ClusterNode,
+    node: Option<&'a Node>,
+}
+
 pub fn check(facts: &Facts) -> Verdict {
     if facts.kind != DeploymentKind::Cluster {
-        return Verdict::Absent(None);
+        return Verdict::NotHere;
     }
-    let views: Vec<ClusterView> = facts.nodes.iter().filter_map(|n| n.cluster.value().cloned()).collect();
-    let Some(asked) = facts.nodes.iter().find(|n| n.cluster.value().is_some()) else {
-        return Verdict::Unknown { why: "slots stand in CLUSTER NODES, which could not be read".into(), grant: "ACL SETUSER <user> +cluster|nodes".into() };
+    let Some((asked, merged)) = peers::cluster(facts) else {
+        let missing = facts.nodes.iter().find_map(|n| n.cluster.refused());
+        return missing.map_or_else(
+            || Verdict::unknown(Lack::Answer, "slots stand in CLUSTER NODES, which no node gave", ""),
+            |gap| Verdict::Unknown(gap.of("slots")),
+        );
     };
-    let merged = ClusterView::merge(&views);
-    let (unassigned, failed) = (merged.unassigned(), merged.failed());
-    let saying_fail: Vec<&Node> = facts.nodes.iter().filter(|n| n.cluster_info.value().and_then(|i| i.get("cluster_state")).is_some_and(|s| s == "fail")).collect();
-    if unassigned.is_empty() && failed.is_empty() && saying_fail.is_empty() {
-        return Verdict::Absent(Some("slots: all 16384 covered".into()));
+    let ill: Vec<Ill> = merged.masters().filter_map(|row| owner(facts, &merged, row)).collect();
+    let unassigned = merged.unassigned();
+    let saying_fail: Vec<&Node> = facts
+        .nodes
+        .iter()
+        .filter(|n| n.cluster_info.value().and_then(|i| i.get("cluster_state")).is_some_and(|s| s == "fail"))
+        .collect();
+    let seen: Vec<&Ill> = ill.iter().filter(|i| i.how != Owner::Unseen).collect();
+    if unassigned.is_empty() && seen.is_empty() && saying_fail.is_empty() {
+        let views = facts.nodes.iter().filter(|n| n.cluster.value().is_some()).count();
+        return match ill.first() {
+            Some(unseen) => Verdict::unknown(
+                Lack::Answer,
+                format!(
+                    "slots {}: their owner {} does not answer here, and its peers do not suspect it",
+                    unseen.row.slots, unseen.row.address
+                ),
+                "run again after the cluster's node timeout, or look from another machine",
+            ),
+            None => Verdict::Absent(format!(
+                "slots: all 16384 have an owner that is well, in the view of {views} of {} nodes",
+                facts.nodes.len()
+            )),
+        };
     }
-    let lost = unassigned.len() + failed.len();
+    present(facts, asked, &merged, &unassigned, &seen, &saying_fail)
+}
+
+/// None of an owner that is well.
+fn owner<'a>(facts: &'a Facts, merged: &ClusterView, row: &'a ClusterNode) -> Option<Ill<'a>> {
+    let rows: Vec<&ClusterNode> =
+        facts.nodes.iter().filter(|n| peers::answers(n)).filter_map(|n| n.cluster.value()?.by_id(&row.id)).collect();
+    // A majority marks it, so that most know. One that has just come back may still hold a mark that the others have lifted.
+    let marks = rows.iter().filter(|r| r.is("fail")).count();
+    let failed = marks > 0 && 2 * marks >= rows.len();
+    let suspected = rows.iter().any(|r| r.is_down());
+    let node = peers::node_of(facts, row);
+    let ill = |how| Some(Ill { how, row, node });
+    if node.is_some_and(|n| matches!(peers::stake(facts, Some(merged), n), Stake::Replaced { .. })) {
+        return None;
+    }
+    let lost = node.is_some_and(|n| matches!(peers::standing(facts, n), Standing::Lost { .. }));
+    match node.map(peers::answers) {
+        _ if failed => ill(Owner::Failed),
+        Some(true) if suspected => ill(Owner::Doubted),
+        Some(false) if suspected || lost => ill(Owner::Lost),
+        Some(false) => ill(Owner::Unseen),
+        None if suspected => ill(Owner::Lost),
+        Some(true) | None => None,
+    }
+}
+
+fn present(
+    facts: &Facts,
+    asked: &Node,
+    merged: &ClusterView,
+    unassigned: &SlotSet,
+    ill: &[&Ill],
+    saying_fail: &[&Node],
+) -> Verdict {
+    let of = |how: Owner| {
+        SlotSet::from_ranges(ill.iter().filter(|i| i.how == how).flat_map(|i| i.row.slots.ranges().iter().copied()))
+    };
+    let (failed, suspected, doubted) = (of(Owner::Failed), of(Owner::Lost), of(Owner::Doubted));
+    let lost = unassigned.len() + failed.len() + suspected.len();
     let full = facts.live().any(|n| n.setting("cluster-require-full-coverage") == Some("yes"));
     // One node that has just come back says fail for itself alone: what counts is how many masters do.
     let masters = facts.live().filter(|n| n.is_master()).count().max(1);
     let failing = saying_fail.iter().filter(|n| n.is_master()).count() as f64 / masters as f64;
-    let share = if full && lost > 0 { 1.0 } else { (lost as f64 / 16384.0).max(failing) };
-    let dead: Vec<&str> = merged.nodes.iter().filter(|n| n.is("fail") && !n.slots.is_empty()).map(|n| n.address.as_str()).collect();
-    let what = match (unassigned.is_empty(), failed.is_empty()) {
-        (false, _) => format!("{} slots belong to nobody ({unassigned})", unassigned.len()),
-        (_, false) => format!("{} slots belong to {}, which is marked failed", failed.len(), dead.join(", ")),
-        _ => format!("{} say that the cluster is down", names(&saying_fail.iter().map(|n| n.address.clone()).collect::<Vec<_>>())),
+    // A suspicion alone does not stop the rest: the servers count owners that are marked failed.
+    let stopped = full && unassigned.len() + failed.len() > 0;
+    let share = if stopped { 1.0 } else { (lost as f64 / 16384.0).max(failing.min(1.0)) };
+    let owners =
+        |how: Owner| names(&ill.iter().filter(|i| i.how == how).map(|i| i.row.address.clone()).collect::<Vec<_>>());
+    let what = if !unassigned.is_empty() {
+        format!("{} belong to no node ({unassigned})", slots(unassigned.len()))
+    } else if !failed.is_empty() {
+        format!("{} belong to {}, which is marked failed", slots(failed.len()), owners(Owner::Failed))
+    } else if !suspected.is_empty() {
+        format!("{} belong to {}, which its peers have lost too", slots(suspected.len()), owners(Owner::Lost))
+    } else if !doubted.is_empty() {
+        format!(
+            "{} belong to {}, which its peers suspect though it answers here",
+            slots(doubted.len()),
+            owners(Owner::Doubted)
+        )
+    } else {
+        format!("{} say that the cluster is down", takeover::names_of(saying_fail))
     };
-    let mut finding = Finding::new(format!("{what}: {}", if share >= 1.0 { "the whole cluster refuses to serve" } else { "commands there fail" }))
-        .on(saying_fail.iter().map(|n| n.address.as_str()).chain(dead.iter().copied()))
-        .availability(86400.0 * share, format!("{} of the key space is not served", percent(share)))
-        .gain("all slots served", format!("{lost} of 16384 slots{}", if full { ", full coverage required" } else { "" }))
+    let follows = if share >= 1.0 {
+        "the whole cluster refuses to serve"
+    } else if share > 0.0 {
+        "commands there fail"
+    } else {
+        "a failover is near"
+    };
+    let mut finding = Finding::new(format!("{what}: {follows}"))
+        .on(ill.iter().map(|i| i.row.address.as_str()).chain(saying_fail.iter().map(|n| n.address.as_str())));
+    finding = cost(finding, facts, merged, ill, share)
+        .gain(
+            "all slots served",
+            format!("{lost} of 16384 slots{}", if full { ", full coverage required" } else { "" }),
+        )
         .proven("the cluster's own word")
-        .saw(asked, "CLUSTER NODES", format!("unassigned: {}; owner failed: {}", if unassigned.is_empty() { "none".into() } else { unassigned.to_string() }, if failed.is_empty() { "none".into() } else { failed.to_string() }));
+        .saw(
+            asked,
+            "CLUSTER NODES",
+            format!(
+                "not assigned: {}; owner failed: {}; owner suspected or lost: {}",
+                list(unassigned),
+                list(&failed),
+                list(&suspected)
+            ),
+        );
     if let Some(node) = saying_fail.first() {
-        finding = finding.saw(node, "CLUSTER INFO", format!("cluster_state:fail, cluster_slots_assigned:{}", node.cluster_info.value().and_then(|i| i.get("cluster_slots_assigned").cloned()).unwrap_or_default()));
+        let assigned =
+            node.cluster_info.value().and_then(|i| i.get("cluster_slots_assigned").cloned()).unwrap_or_default();
+        finding = finding.saw(node, "CLUSTER INFO", format!("cluster_state:fail, cluster_slots_assigned:{assigned}"));
     }
-    if !unassigned.is_empty() {
-        let ranges: Vec<String> = unassigned.ranges().iter().map(|(a, b)| format!("{a} {b}")).collect();
-        let asked = facts.live().find(|n| n.is_master()).unwrap_or(asked);
-        let (h, p) = asked.address.rsplit_once(':').unwrap_or((&asked.address, ""));
-        let range = format!("redis-cli -h {h} -p {p} CLUSTER ADDSLOTSRANGE {}   (7.0+; on the master that should own them)", ranges.join(" "));
-        finding = finding.fix("Give the slots that nobody owns to a master", &[&range, &format!("redis-cli --cluster fix {}", asked.address)], "if an old owner returns with data there, the newer epoch wins", "CLUSTER DELSLOTS");
+    remedies(finding, facts, merged, unassigned, ill, stopped).into()
+}
+
+fn cost(finding: Finding, facts: &Facts, merged: &ClusterView, ill: &[&Ill], share: f64) -> Finding {
+    if share == 0.0 {
+        return finding
+            .risk("a failure detector has run out: a replica may be elected while the owner lives")
+            .severity(Severity::Medium);
     }
-    if !failed.is_empty() {
-        finding = finding.fix("Bring the owner back, or let its replica take over", &["CLUSTER FAILOVER TAKEOVER   (on a replica of it)"], "writes the replica had not received are lost", "none");
+    let now_ms = facts.live().map(Node::at_ms).max().unwrap_or(facts.at_ms);
+    let dead = ill.iter().find(|i| matches!(i.how, Owner::Failed | Owner::Lost)).and_then(|i| i.node);
+    let happens =
+        dead.map_or(String::new(), |node| format!("; {}", takeover::outlook(facts, Some(merged), node).text(now_ms)));
+    let finding =
+        finding.availability(86400.0 * share, format!("{} of the key space is not served{happens}", percent(share)));
+    if dead.is_some() { finding.severity(Severity::Critical) } else { finding }
+}
+
+fn slots(n: usize) -> String {
+    if n == 1 { "1 slot".into() } else { format!("{n} slots") }
+}
+
+fn list(slots: &SlotSet) -> String {
+    if slots.is_empty() { "none".into() } else { slots.to_string() }
+}
+
+fn remedies(
+    finding: Finding,
+    facts: &Facts,
+    merged: &ClusterView,
+    unassigned: &SlotSet,
+    ill: &[&Ill],
+    stopped: bool,
+) -> Finding {
+    let mut finding = finding;
+    let master = facts.live().filter(|n| peers::answers(n)).find(|n| n.is_master());
+    if let (false, Some(master)) = (unassigned.is_empty(), master) {
+        let add = if master.level() >= (7, 0) {
+            let ranges: Vec<String> = unassigned.ranges().iter().map(|(a, b)| format!("{a} {b}")).collect();
+            format!("CLUSTER ADDSLOTSRANGE {}   (on the master that should own them)", ranges.join(" "))
+        } else {
+            let ranges: Vec<String> = unassigned.ranges().iter().map(|(a, b)| format!("$(seq {a} {b})")).collect();
+            format!("CLUSTER ADDSLOTS {}   (on the master that should own them)", ranges.join(" "))
+        };
+        finding = finding.fix(
+            "Give the slots that no node owns to a master",
+            &[
+                &cli(&master.address, &add),
+                &format!("or all of them, evenly: {} --cluster fix {}", peers::tool(master), master.address),
+            ],
+            "if an old owner returns with data there, the newer epoch wins",
+            "CLUSTER DELSLOTS of the same slots, on the same master",
+        );
     }
-    finding.fix("Serve what can be served meanwhile", &["CONFIG SET cluster-require-full-coverage no   (on every node)"], "clients see partial data", "CONFIG SET cluster-require-full-coverage yes").into()
+    let dead: Vec<&Ill> = ill.iter().copied().filter(|i| matches!(i.how, Owner::Failed | Owner::Lost)).collect();
+    if !dead.is_empty() {
+        let owners = names(&dead.iter().map(|i| i.row.address.clone()).collect::<Vec<_>>());
+        finding = finding.fix(
+            &format!("Bring {owners} back, with its data"),
+            &["systemctl start valkey   (or redis, redis-server: as it was installed; on its machine)"],
+            "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb or AOF first",
+            "",
+        );
+    }
+    for node in dead.iter().filter_map(|i| i.node).take(2) {
+        finding = takeover::force(finding, facts, Some(merged), node);
+    }
+    let strict: Vec<&Node> =
+        facts.live().filter(|n| n.setting("cluster-require-full-coverage") == Some("yes")).collect();
+    if stopped && !strict.is_empty() {
+        let set = |to: &str| -> Vec<String> {
+            strict.iter().map(|n| cli(&n.address, &format!("CONFIG SET cluster-require-full-coverage {to}"))).collect()
+        };
+        let (no, yes) = (set("no"), set("yes"));
+        let no: Vec<&str> = no.iter().map(String::as_str).collect();
+        finding = finding.fix(
+            "Serve what can be served meanwhile",
+            &no,
+            "clients see partial data: keys of the lost slots fail, the others work",
+            &yes.join("; "),
+        );
+    }
+    if finding.remedies.is_empty()
+        && let Some(node) = facts.live().next()
+    {
+        let links =
+            cli(&node.address, "CLUSTER NODES") + "   (whose links are disconnected, and between which machines)";
+        finding = finding.fix("Find what keeps the nodes from reaching each other", &[&links], "", "");
+    }
+    finding
 }

@@ -5,89 +5,172 @@
 //! 400 (measured on 5.0.14; 0.03 and 0.17 ms on 7.2.6). So the cost is clients x nodes x cluster size, and a cluster
 //! gets slower when it grows.
 //!
-//! Seen when: CLUSTER NODES/SLOTS/SHARDS take over 2 % of a core on a node, or over 1 ms a call more than once a second.
+//! Seen when: CLUSTER NODES/SLOTS/SHARDS take over 2 % of a core on a node, or over 1 ms a call more than once a second, or over
+//! 10 ms a call five times.
 //!
 //! Not to be taken for: a reshard in progress (then MOVED and ASK errors are high too).
 //!
 //! What to do: let each client ask one node, rarely, with jitter; upgrade servers older than 6.2.
-//! Sources: redis #6165, PR #8182 (6.2), lettuce #240, #2468; commandstats.
+//! Sources: redis #6165, PR #8182 (6.2), lettuce #240, #2468; commandstats, CLIENT LIST.
 
 use super::prelude::*;
 
 pub const TITLE: &str = "Topology storm";
-pub const LEADS_TO: &[&str] = &["monitoring_storm", "connection_churn", "kernel_bound", "main_thread_saturated", "node_timeout_margin"];
+pub const LEADS_TO: &[&str] =
+    &["monitoring_storm", "connection_churn", "kernel_bound", "main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// Before 7.0 all sub-commands are lumped together.
 const COMMANDS: &[&str] = &["=cluster", "cluster|nodes", "cluster|slots", "cluster|shards", "cluster|links"];
 
+/// A refresh this often is enough for any client: what changes in between is learnt from redirects.
+const ENOUGH_S: f64 = 60.0;
+
 pub fn check(facts: &Facts) -> Verdict {
-    let rows = facts.live().map(|n| (n, spent(n, COMMANDS))).filter(|(_, s)| s.share > 0.02 || (s.mean_us > 1000.0 && s.rate > 1.0));
-    let rows = by_worst(rows.collect(), |(_, s)| s.share);
-    let Some((node, s)) = rows.first() else {
-        let most = facts.live().map(|n| spent(n, COMMANDS).share).fold(0.0, f64::max);
-        return Verdict::Absent((facts.kind == DeploymentKind::Cluster).then(|| format!("topology refreshes: {} of a core at most", percent(most))));
+    let all: Vec<(&Node, Held)> = by_worst(facts.live().map(|n| (n, held(n, COMMANDS))).collect(), |(_, h)| h.share());
+    let asked = all.first().filter(|(_, h)| h.calls > 0.0);
+    if asked.is_none() && facts.kind != DeploymentKind::Cluster {
+        return Verdict::NotHere;
+    }
+    let text = match asked {
+        None => "topology refreshes: none in the window but the doctor's".into(),
+        Some((node, h)) => format!(
+            "topology refreshes: {} of a core at most, at {} calls a second of {} each",
+            percent(h.share()),
+            count(rate(node, h)),
+            time_us(h.mean_us())
+        ),
     };
-    let nodes = facts.nodes.len();
+    let rows: Vec<(&Node, Held)> = all.into_iter().filter(|(n, h)| is_storm(n, h)).collect();
+    match rows.first() {
+        None => absent_by_commandstats(facts, "topology refreshes", text),
+        Some((node, worst)) => found(facts, &rows, node, worst).into(),
+    }
+}
+
+fn rate(node: &Node, held: &Held) -> f64 {
+    held.calls / node.window_s.max(0.001)
+}
+
+fn is_storm(node: &Node, h: &Held) -> bool {
+    let mean = h.mean_us();
+    h.share() > 0.02 || (mean > 1000.0 && rate(node, h) > 1.0) || (mean > 10_000.0 && h.calls >= 5.0)
+}
+
+fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, worst: &Held) -> Finding {
     let who = who(node);
-    let library = library(&who);
-    let total: f64 = rows.iter().map(|(_, s)| s.share).sum();
-    let old = node.level() < (6, 2);
+    let total: f64 = rows.iter().map(|(_, h)| h.share()).sum();
+    let (us, asked, share) = (worst.mean_us(), rate(node, worst), worst.share());
     let mut finding = Finding::new(format!(
         "Topology refreshes take {} of a core on {}: {} calls/s at {} each{}",
-        percent(s.share),
+        percent(share),
         node.address,
-        count(s.rate),
-        time_us(s.mean_us),
+        count(asked),
+        time_us(us),
         who.first().map_or(String::new(), |w| format!(", sent by {w}"))
     ))
     .on(rows.iter().map(|(n, _)| n.address.as_str()))
-    .core(s.share, format!("{} of a core on {}, {} of a core over the whole deployment", percent(s.share), node.address, percent(total)))
-    .gain(
-        format!("asking one node in place of {nodes} leaves about {} of a core", percent(s.share / nodes.max(1) as f64)),
-        format!("{:.1}/s x {:.0} us / {nodes} nodes = {:.4} cores", s.rate, s.mean_us, s.share / nodes.max(1) as f64),
+    .core(
+        share,
+        format!(
+            "{} of a core on {}, {} of a core over the whole deployment",
+            percent(share),
+            node.address,
+            percent(total)
+        ),
     )
     .proven("the server's own clock for these calls, in this window")
-    .saw(node, "INFO commandstats", format!("CLUSTER: {} calls and {} in {:.1} s", s.calls, time_us(s.usec as f64), node.window_s));
+    .saw(node, "INFO commandstats", format!("CLUSTER: {} calls, {}", count(worst.calls), worst.figures()));
+    // What the clients that are connected now would need, each of them asking one node.
+    let clients = node.number("connected_clients").unwrap_or(0.0);
+    let needed = clients / facts.nodes.len().max(1) as f64 / ENOUGH_S;
+    if clients > 0.0 && needed < asked {
+        finding = finding.gain(
+            format!("one question per client every {ENOUGH_S:.0} s, to one node, leaves {} of a core", percent(needed * us / 1e6)),
+            format!(
+                "{clients:.0} clients / {} nodes / {ENOUGH_S:.0} s x {us:.0} us = {:.6} cores; now {asked:.1}/s x {us:.0} us = {share:.4}",
+                facts.nodes.len(),
+                needed * us / 1e6
+            ),
+        );
+    }
     for who in &who {
         finding = finding.saw(node, "CLIENT LIST", who.clone());
     }
-    let moved = node.errors().get("MOVED").copied().unwrap_or(0);
-    finding = finding.not(format!("a reshard: {moved} MOVED errors in the window"));
-    finding = match library {
-        "lettuce" => finding.fix(
-            "Lettuce: ask one seed node, not all; refresh on demand and rarely by timer",
-            &["ClusterTopologyRefreshOptions.builder().dynamicRefreshSources(false).enablePeriodicRefresh(Duration.ofMinutes(10)).enableAllAdaptiveRefreshTriggers().build()"],
-            "a client whose seeds are all gone no longer learns the topology from other nodes: list several seeds",
-            "restore dynamicRefreshSources(true)",
-        ),
-        "go-redis" => finding.fix("go-redis: reload less often", &["redis.ClusterOptions{ClusterStateReloadInterval: 60 * time.Second}"], "a moved slot costs one redirect more", "restore the interval"),
-        _ => finding.fix(
-            "In the client: refresh on MOVED, ASK and reconnects in place of a short timer; ask one node; add jitter",
-            &["Lettuce: dynamicRefreshSources(false)", "Jedis: topologyRefreshPeriod off", "go-redis: ClusterStateReloadInterval >= 60 s"],
-            "a moved slot costs one redirect more",
-            "restore the client's refresh settings",
-        ),
-    };
-    if old {
-        finding = finding.fix(
-            &format!("Upgrade {}: since 6.2 CLUSTER NODES costs 10 to 40 times less", node.version_text()),
-            &["replicas first, then CLUSTER FAILOVER on each, then the old masters"],
-            "an upgrade's usual risks",
-            "fail over back to a node of the old version",
-        );
+    let redirects: u64 = ["MOVED", "ASK"].iter().filter_map(|kind| node.errors().get(*kind).copied()).sum();
+    if node.level() >= (6, 2) {
+        finding = finding.not(format!("a reshard: {redirects} MOVED and ASK errors in the window"));
     }
-    finding.into()
+    upgrade(in_the_client(finding, &who), node)
 }
 
-/// Who sends them: names and libraries of CLIENT LIST, or of the slow log where that was too dear to ask.
+fn in_the_client(finding: Finding, who: &[String]) -> Finding {
+    let later = "a moved slot costs one redirect more";
+    match library(who) {
+        "lettuce" => finding.fix(
+            "Lettuce: ask one seed node, not all; refresh on demand and rarely by timer",
+            &[concat!(
+                "ClusterTopologyRefreshOptions.builder().dynamicRefreshSources(false)",
+                ".enablePeriodicRefresh(Duration.ofMinutes(10)).enableAllAdaptiveRefreshTriggers().build()"
+            )],
+            "a client that has lost all its seeds no longer learns the topology from other nodes: list several seeds",
+            "dynamicRefreshSources(true) and the old period",
+        ),
+        "go-redis" => finding.fix(
+            "go-redis: reload less often",
+            &["redis.ClusterOptions{ClusterStateReloadInterval: 60 * time.Second}"],
+            later,
+            "the old interval",
+        ),
+        "jedis" => finding.fix(
+            "Jedis: no timer, redirects renew the slots; one JedisCluster per process",
+            &["new JedisCluster(...)   without topologyRefreshPeriod"],
+            later,
+            "the old topologyRefreshPeriod",
+        ),
+        "redis-py" => finding.fix(
+            "redis-py: each new RedisCluster object asks for the topology: keep one per process",
+            &["client = RedisCluster(...)   at the start of the process, not per request"],
+            "",
+            "",
+        ),
+        _ => finding.fix(
+            "In the client: refresh on MOVED, ASK and reconnects instead of a short timer; ask one node; add jitter",
+            &[
+                "Lettuce: dynamicRefreshSources(false)",
+                "Jedis: no topologyRefreshPeriod",
+                "go-redis: ClusterStateReloadInterval of 60 s or more",
+            ],
+            later,
+            "the client's old refresh settings",
+        ),
+    }
+}
+
+fn upgrade(finding: Finding, node: &Node) -> Finding {
+    if node.level() >= (6, 2) || node.level() == (0, 0) {
+        return finding;
+    }
+    finding.fix(
+        &format!("Upgrade {}: since 6.2 CLUSTER NODES costs 10 to 40 times less", node.version_text()),
+        &["replicas first, then CLUSTER FAILOVER on each, then the old masters"],
+        "an upgrade's usual risks",
+        "fail over back to a node of the old version",
+    )
+}
+
+/// Who sends them: names and libraries of CLIENT LIST, or of the slow log where that was too expensive to ask.
 fn who(node: &Node) -> Vec<String> {
     let mut found = Vec::new();
     for group in node.clients.value().map_or(&[][..], |c| &c.groups) {
         let asks: u64 = group.commands.iter().filter(|(c, _)| c.starts_with("cluster")).map(|(_, n)| n).sum();
         let named = group.name.to_lowercase().contains("topologyrefresh");
         if asks > 0 || named {
-            let label = [group.name.as_str(), group.library.as_str()].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" / ");
+            let label = [group.name.as_str(), group.library.as_str()]
+                .into_iter()
+                .filter(|s| !s.is_empty())
+                .collect::<Vec<_>>()
+                .join(" / ");
             let label = if label.is_empty() { "unnamed clients".into() } else { label };
             found.push(format!("{label} ({} of the connections seen, from {})", group.count, group.host));
         }

@@ -1,0 +1,44 @@
+//! `unslow doctor --print-acl`: the least user a diagnosis needs.
+
+use anyhow::{Context, bail};
+use serde_json::json;
+use unslow_client::{ReadOnly, acl_rule};
+use unslow_topology::Info;
+
+use super::Reach;
+use crate::output::Output;
+
+/// What `--print-acl` without a value stands for.
+pub const ASK: &str = "ask";
+
+/// Prints the rule for `version`, or for the server at the first URL. `--print-acl URL` reads as naturally as `URL --print-acl`.
+pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> anyhow::Result<u8> {
+    let is_version = version.starts_with(|c: char| c.is_ascii_digit())
+        && version.split('.').all(|p| p.parse::<u32>().is_ok())
+        && version.split('.').count() < 4;
+    let (level, sentinel) = if is_version {
+        let mut parts = version.split('.').map(str::parse);
+        let (Some(Ok(major)), minor) = (parts.next(), parts.next()) else {
+            bail!("invalid version {version:?}; expected a value such as 7.0 or 6.2")
+        };
+        ((major, minor.and_then(Result::ok).unwrap_or(0)), false)
+    } else {
+        let url = urls.first().map(String::as_str).or(Some(version).filter(|v| *v != ASK));
+        let url = url.context("give a URL to ask, or a version: unslow doctor --print-acl 7.0")?;
+        let mut connection = ReadOnly::open(&reach.target(url)?, &reach.options()?)?;
+        let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
+        (info.redis_level(), info.mode() == Some("sentinel"))
+    };
+    let rule = acl_rule(level, sentinel);
+    if output.json() {
+        super::print_owed(output, &json!({ "schema": "unslow.acl/1", "rule": rule }))?;
+    } else if let Some(rule) = &rule {
+        output.print(&format!("{rule}\n"))?;
+    }
+    if rule.is_none() {
+        output
+            .note("before 6.0 there are no ACLs: every client with the password may do everything; unslow only reads");
+        return Ok(1);
+    }
+    Ok(0)
+}

@@ -1,0 +1,490 @@
+//! `unslow doctor`: discover, look, judge, report.
+//!
+//! Whatever happens, `--format json` prints one document: a report, or one that says what failed.
+
+mod acl;
+pub mod files;
+mod reach;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use unslow_client::{Error, ErrorKind, Options, Target, discover};
+use unslow_doctor::{Change, Conclusion, Report, Severity, When, diagnose, diff};
+use unslow_facts::{Facts, Host};
+use unslow_probe::Settings;
+
+use crate::output::{Format, Output, style};
+use crate::{explain, fix_plan, html, text};
+
+pub use reach::Reach;
+
+/// What makes the exit status 1.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FailOn {
+    Info,
+    Risk,
+    Low,
+    Medium,
+    High,
+    Critical,
+    Never,
+}
+
+impl FailOn {
+    fn least(self) -> Option<Severity> {
+        match self {
+            FailOn::Info => Some(Severity::Info),
+            FailOn::Risk => Some(Severity::Risk),
+            FailOn::Low => Some(Severity::Low),
+            FailOn::Medium => Some(Severity::Medium),
+            FailOn::High => Some(Severity::High),
+            FailOn::Critical => Some(Severity::Critical),
+            FailOn::Never => None,
+        }
+    }
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server answers, or this user may see too little.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor 10.0.0.1:7000 --only keys_command     # is it still there?\n  unslow doctor --from incident.json"
+)]
+pub struct Doctor {
+    /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; the first that answers is used
+    #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl"])]
+    urls: Vec<String>,
+    /// Length of the window between the two samples, as 10s, 500ms or 2m; Ctrl-C ends it early and the diagnosis follows
+    #[arg(long, default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
+    window: Duration,
+    /// Write the facts to a file
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Diagnose saved facts, without looking at anything
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["urls", "save", "host"])]
+    from: Option<PathBuf>,
+    /// Facts of a server's machine, made there by `unslow host --save FILE`
+    #[arg(long, value_name = "FILE")]
+    host: Vec<PathBuf>,
+    /// Do not look into this machine
+    #[arg(long)]
+    no_host: bool,
+    /// Ask for these rules alone: is it there, gone, or could it not be looked at? One line each (`unslow explain` lists them)
+    #[arg(long, value_name = "RULE", value_delimiter = ',', value_parser = rule_name)]
+    only: Vec<String>,
+    /// Write a self-contained page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Least severity that makes the exit status 1 [default: low; with --only whatever is there now]
+    #[arg(long, value_enum, value_name = "SEVERITY")]
+    fail_on: Option<FailOn>,
+    /// Compare with an earlier report (--format json)
+    #[arg(long, value_name = "FILE")]
+    diff: Option<PathBuf>,
+    /// Print the remedies as a script (nothing is run): lines that need no choice are commands, the others are comments
+    #[arg(long, conflicts_with = "diff")]
+    fix_plan: bool,
+    /// Show key names instead of hashes
+    #[arg(long)]
+    show_keys: bool,
+    /// Print the least ACL user a diagnosis needs, for the version at URL or given here (as 7.0), and exit
+    #[arg(long, value_name = "VERSION", num_args = 0..=1, default_missing_value = acl::ASK)]
+    print_acl: Option<String>,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+fn rule_name(text: &str) -> Result<String, String> {
+    explain::rule(text).map(|rule| rule.id.to_string())
+}
+
+/// `10s`, `500ms`, `2m`, or bare seconds.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let (number, scale) = if let Some(n) = text.strip_suffix("ms") {
+        (n, 0.001)
+    } else if let Some(n) = text.strip_suffix('m') {
+        (n, 60.0)
+    } else {
+        (text.strip_suffix('s').unwrap_or(text), 1.0)
+    };
+    match number.parse::<f64>() {
+        Ok(n) if n * scale >= 0.5 && n * scale <= 86400.0 => Ok(Duration::from_secs_f64(n * scale)),
+        Ok(_) => Err("between 500ms and a day".into()),
+        Err(_) => Err("a time such as 10s, 500ms or 2m was expected".into()),
+    }
+}
+
+/// The URL of a run that has yet to print its JSON document.
+static OWED: Mutex<Option<String>> = Mutex::new(None);
+/// What ends the window that is open now.
+static WINDOW: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
+
+fn locked<T>(what: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// On a signal: ends the window, so that the diagnosis of what was seen follows. `false` when no window is open or it is ending
+/// already: the signal means the whole run then.
+pub fn interrupt() -> bool {
+    locked(&WINDOW).as_ref().is_some_and(|stop| !stop.swap(true, Ordering::SeqCst))
+}
+
+/// Prints the JSON document that is still owed, if any, saying what failed.
+pub fn fail_document(why: &str) {
+    let begun = Instant::now();
+    let mut owed = loop {
+        match OWED.try_lock() {
+            Ok(owed) => break owed,
+            Err(TryLockError::Poisoned(owed)) => break owed.into_inner(),
+            // The document is being printed. Where its reader does not read, a signal still ends the run.
+            Err(TryLockError::WouldBlock) if begun.elapsed() > Duration::from_secs(1) => return,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    if let Some(url) = owed.take() {
+        print_failed(&url, why);
+    }
+}
+
+/// The same for a command line that could not be read; clap has said on stderr what is wrong with it.
+pub fn refuse(error: &clap::Error, words: &[String]) {
+    let json =
+        words.windows(2).any(|w| w[0] == "--format" && w[1] == "json") || words.iter().any(|w| w == "--format=json");
+    if error.use_stderr() && json && words.iter().any(|w| w == "doctor") {
+        // The kind alone: the message repeats words of the command line, and a password may be among them.
+        print_failed("", &format!("the command line: {}", error.kind()));
+    }
+}
+
+/// Prints the JSON document that is owed. After a signal that printed one there is none: two would be no JSON.
+fn print_owed(output: &Output, document: &impl Serialize) -> anyhow::Result<()> {
+    let mut owed = locked(&OWED);
+    if owed.take().is_some() { output.print_json(document) } else { Ok(()) }
+}
+
+fn print_failed(url: &str, why: &str) {
+    let output = Output { format: Format::Json, quiet: true, verbose: false };
+    let _ = output.print_json(&Report::failed(url, now_ms(), why));
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+}
+
+/// The window: a signal ends it while this lives.
+struct Window(Arc<AtomicBool>);
+
+impl Window {
+    fn open() -> Window {
+        let stop = Arc::new(AtomicBool::new(false));
+        *locked(&WINDOW) = Some(stop.clone());
+        Window(stop)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        *locked(&WINDOW) = None;
+    }
+}
+
+impl Doctor {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        if output.json() {
+            *locked(&OWED) = Some(self.urls.first().map_or_else(String::new, |url| without_password(url)));
+        }
+        let result = self.run_checked(output);
+        if let Err(e) = &result {
+            fail_document(&format!("{e:#}"));
+        }
+        result
+    }
+
+    fn run_checked(&self, output: &Output) -> anyhow::Result<u8> {
+        if let Some(version) = &self.print_acl {
+            return acl::print(version, &self.urls, &self.reach, output);
+        }
+        if self.fix_plan && output.json() {
+            bail!("--fix-plan prints a script; the remedies stand in --format json as well, without it");
+        }
+        // Whatever can be wrong with files is wrong before the window, not after it.
+        let before = self.diff.as_deref().map(earlier).transpose()?;
+        let hosts = self.host.iter().map(|path| host(path)).collect::<anyhow::Result<Vec<Host>>>()?;
+        self.check_paths()?;
+        // The window stays registered to the end: a signal after it does not lose what was seen.
+        let (facts, _window) = match &self.from {
+            Some(path) => (saved(path)?, None),
+            None => self.look(hosts, output).map(|(facts, window)| (facts, Some(window)))?,
+        };
+        let report = diagnose(&facts, &self.only);
+        let printed = self.print(&report, output).and_then(|()| match &before {
+            Some(before) => compare(before, &report, output),
+            None => Ok(()),
+        });
+        let lost = self.keep(&facts, &report, output);
+        for why in &lost {
+            eprintln!("unslow: {}", text::clean_lines(&format!("{why:#}")));
+        }
+        printed?;
+        Ok(if lost.is_empty() { exit_status(&report, self.fail_on) } else { 2 })
+    }
+
+    fn check_paths(&self) -> anyhow::Result<()> {
+        if self.save.is_some() && self.save == self.html {
+            bail!("--save and --html name the same file");
+        }
+        self.save.iter().chain(&self.html).try_for_each(|path| files::check(path))
+    }
+
+    /// Writes the files that were asked for. What fails is no reason to lose the report.
+    fn keep(&self, facts: &Facts, report: &Report, output: &Output) -> Vec<anyhow::Error> {
+        let mut lost = Vec::new();
+        if let Some(path) = &self.save {
+            let saved = serde_json::to_string(facts).map_err(Into::into).and_then(|text| files::write(path, &text));
+            lost.extend(saved.err().map(|e| e.context("the facts are not saved")));
+        }
+        if let Some(path) = &self.html {
+            match html::page(report, facts).and_then(|page| files::write(path, &page)) {
+                Ok(()) => output.note(&format!("page written to {}", path.display())),
+                Err(e) => lost.push(e.context("there is no page")),
+            }
+        }
+        lost
+    }
+
+    fn print(&self, report: &Report, output: &Output) -> anyhow::Result<()> {
+        if self.fix_plan {
+            return output.print(&fix_plan::script(report));
+        }
+        if output.json() {
+            return print_owed(output, report);
+        }
+        output.print(&text::report(report, output.verbose))
+    }
+
+    fn look(&self, hosts: Vec<Host>, output: &Output) -> anyhow::Result<(Facts, Window)> {
+        let options = self.reach.options()?;
+        let targets = self.urls.iter().map(|url| self.reach.target(url)).collect::<anyhow::Result<Vec<Target>>>()?;
+        let mut failed: Vec<(&Target, Error)> = Vec::new();
+        for target in &targets {
+            match discover(target, &options) {
+                Ok(deployment) => {
+                    let window = Window::open();
+                    let settings = self.settings(target, options, hosts, &window);
+                    let what = format!("looking at {} servers", deployment.members.len());
+                    let _bar = output.countdown(&what, self.window + Duration::from_millis(300));
+                    return Ok((unslow_probe::run(&deployment, &settings), window));
+                }
+                Err(e) => failed.push((target, e)),
+            }
+        }
+        // A server that does not serve is what this is about. What is wrong with the question, or needs another one, is an error.
+        if let Some((_, of_the_question)) = failed.iter().find(|(_, e)| !is_of_the_server(e)) {
+            return Err(of_the_question.clone().into());
+        }
+        let window = Window::open();
+        let each = failed.iter().map(|(target, error)| {
+            unslow_probe::unreachable(target, error, &self.settings(target, options.clone(), hosts.clone(), &window))
+        });
+        let facts = each.reduce(with_nodes_of).ok_or_else(|| anyhow!("no URL given"))?;
+        Ok((facts, window))
+    }
+
+    fn settings(&self, target: &Target, options: Options, hosts: Vec<Host>, window: &Window) -> Settings {
+        Settings {
+            window: self.window,
+            options,
+            show_keys: self.show_keys,
+            host: !self.no_host,
+            hosts,
+            url: target.url(),
+            stop: Some(window.0.clone()),
+        }
+    }
+}
+
+/// Of several URLs that do not answer, each is a subject of the report.
+fn with_nodes_of(mut first: Facts, other: Facts) -> Facts {
+    for node in other.nodes {
+        if first.node(&node.address).is_none() {
+            first.nodes.push(node);
+        }
+    }
+    first.cost.seconds += other.cost.seconds;
+    first
+}
+
+/// A URL for the report, also of one that cannot be read.
+fn without_password(url: &str) -> String {
+    match Target::parse(url) {
+        Ok(target) => target.url(),
+        Err(_) => url.rsplit('@').next().and_then(|rest| rest.split('?').next()).unwrap_or("").to_string(),
+    }
+}
+
+/// Whether a failed discovery is a finding about the server at the address: it is down, hangs, is full, still loads or runs a script
+/// past its limit.
+fn is_of_the_server(e: &Error) -> bool {
+    use ErrorKind::*;
+    matches!(e.kind, Unreachable | Timeout | Closed | MaxClients | Loading) || e.code() == Some("BUSY")
+}
+
+/// 2 where nothing could be concluded, 1 for findings from `fail_on` on, else 0.
+fn exit_status(report: &Report, fail_on: Option<FailOn>) -> u8 {
+    if matches!(report.verdict, Conclusion::Unreachable | Conclusion::Blind) {
+        return 2;
+    }
+    let found = match fail_on {
+        // The question was whether it is there now, however little it costs. What is only worth knowing is no fault.
+        None if !report.only.is_empty() => {
+            report.findings.iter().any(|f| f.when != When::Past && f.severity_now() > Severity::Info)
+        }
+        asked => {
+            let least = asked.unwrap_or(FailOn::Low).least();
+            least.is_some_and(|least| report.findings.iter().any(|f| f.severity_now() >= least))
+        }
+    };
+    u8::from(found)
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
+fn saved(path: &Path) -> anyhow::Result<Facts> {
+    Facts::from_json(&read(path)?).with_context(|| path.display().to_string())
+}
+
+fn host(path: &Path) -> anyhow::Result<Host> {
+    let host: Host = serde_json::from_str(&read(path)?)
+        .with_context(|| format!("{}: not a file of unslow host --save", path.display()))?;
+    // Its numbers are checked as those of a facts file are.
+    let facts = Facts { hosts: vec![host.clone()], ..Facts::of_nothing("") };
+    Facts::from_json(&serde_json::to_string(&facts)?).with_context(|| path.display().to_string())?;
+    Ok(host)
+}
+
+/// A report that was kept; those of earlier versions too.
+fn earlier(path: &Path) -> anyhow::Result<Report> {
+    serde_json::from_str(&read(path)?)
+        .with_context(|| format!("{}: not a report of unslow doctor --format json", path.display()))
+}
+
+fn compare(before: &Report, report: &Report, output: &Output) -> anyhow::Result<()> {
+    for line in diff(before, report) {
+        let (mark, how) = match line.change {
+            Change::New => (style::BAD, "new"),
+            Change::Gone => (style::GOOD, "gone"),
+            Change::Stays => (style::FAINT, "stays"),
+        };
+        let clean = |text: String| text::clean_lines(&text).replace('\n', " ");
+        let was = line.before.map(clean).unwrap_or_default();
+        let now =
+            line.after.map(clean).map(|a| if was.is_empty() { a } else { format!("{was}  ->  {a}") }).unwrap_or(was);
+        // With JSON on stdout the comparison is for the person.
+        let text = format!("{mark}{how:>5}{mark:#}  {}: {now}\n", clean(line.id));
+        if output.json() {
+            output.note(text.trim_end());
+        } else {
+            output.print(&text)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(only: &[&str]) -> Report {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../explain/doctor/tests/facts/keys_command.json");
+        let only: Vec<String> = only.iter().map(ToString::to_string).collect();
+        diagnose(&saved(Path::new(path)).unwrap(), &only)
+    }
+
+    #[test]
+    fn the_exit_status_follows_the_verdict_and_fail_on() {
+        let mut report = recorded(&[]);
+        assert_eq!(report.verdict, Conclusion::Causes);
+        assert_eq!((exit_status(&report, None), exit_status(&report, Some(FailOn::Never))), (1, 0));
+        for could_not_look in [Conclusion::Blind, Conclusion::Unreachable] {
+            report.verdict = could_not_look;
+            assert_eq!((exit_status(&report, None), exit_status(&report, Some(FailOn::Never))), (2, 2));
+        }
+        report.verdict = Conclusion::Risks;
+        report.findings.truncate(1);
+        report.findings[0].severity = Severity::Risk;
+        let status = |report: &Report, fail_on| exit_status(report, Some(fail_on));
+        assert_eq!((exit_status(&report, None), status(&report, FailOn::Low)), (0, 0));
+        assert_eq!((status(&report, FailOn::Risk), status(&report, FailOn::Info)), (1, 1));
+        // What is over is a risk at most, whatever it cost then.
+        (report.findings[0].severity, report.findings[0].when) = (Severity::Critical, When::Past);
+        assert_eq!((exit_status(&report, None), status(&report, FailOn::Risk)), (0, 1));
+        for nothing in [Conclusion::NoneFound, Conclusion::Idle] {
+            (report.verdict, report.findings) = (nothing, Vec::new());
+            assert_eq!((exit_status(&report, None), status(&report, FailOn::Info)), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_rule_that_was_asked_for_and_is_there_now_fails_however_little_it_costs() {
+        let mut report = recorded(&["keys_command"]);
+        report.findings[0].severity = Severity::Risk;
+        report.verdict = Conclusion::Risks;
+        assert_eq!((exit_status(&report, None), exit_status(&report, Some(FailOn::Low))), (1, 0));
+        report.findings[0].when = When::Past;
+        assert_eq!(exit_status(&report, None), 0);
+        // "It is not your Redis" is no fault.
+        (report.findings[0].when, report.findings[0].severity) = (When::Now, Severity::Info);
+        assert_eq!((exit_status(&report, None), exit_status(&report, Some(FailOn::Info))), (0, 1));
+    }
+
+    #[test]
+    fn every_url_that_does_not_answer_is_a_subject() {
+        use unslow_facts::Node;
+        use unslow_topology::Role;
+        let facts = |url: &str, addresses: &[&str]| {
+            let mut facts = Facts::of_nothing(url);
+            facts.nodes.extend(addresses.iter().map(|a| Node::new(a, Role::Unknown)));
+            facts.cost.seconds = 1.0;
+            facts
+        };
+        let all =
+            [facts("redis://a:1", &["a:1"]), facts("redis://b:1", &["b:1", "a:1"]), facts("redis://c:1", &["c:1"])];
+        let merged = all.into_iter().reduce(with_nodes_of).unwrap();
+        let addresses: Vec<&str> = merged.nodes.iter().map(|n| n.address.as_str()).collect();
+        assert_eq!(addresses, ["a:1", "b:1", "c:1"]);
+        assert_eq!((merged.url.as_str(), merged.cost.seconds), ("redis://a:1", 3.0));
+    }
+
+    #[test]
+    fn a_signal_after_the_window_still_ends_it_and_the_document_is_printed_once() {
+        let window = Window::open();
+        assert!(interrupt());
+        assert!(!interrupt(), "the second one means the whole run");
+        drop(window);
+        assert!(!interrupt());
+        *locked(&OWED) = None;
+        struct NotPrinted;
+        impl Serialize for NotPrinted {
+            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+                panic!("a second document")
+            }
+        }
+        print_owed(&Output { format: Format::Json, quiet: true, verbose: false }, &NotPrinted).unwrap();
+    }
+
+    #[test]
+    fn no_password_is_repeated() {
+        for url in
+            ["redis://:s3cret@h:notaport", "redis://u:s3cret@h:1", "http://u:s3@s3cret@h?s3cret", "redis://:a/s3cret@h"]
+        {
+            assert!(!without_password(url).contains("s3cret"), "{url}: {}", without_password(url));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Remedies applied: what a finding says a fault costs, compared with what its end gives back, by the server's CPU clock or by
+//! the mean wait of a bystander.
+//!
+//! The ratio is measured live, so it goes into a table and is not asserted. The test asserts that the finding has disappeared.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use unslow_client::{Connection, Endpoint, Target, TlsOptions};
+use unslow_doctor::{Report, Severity};
+use unslow_engine::{Server, ServerSpec, info};
+use unslow_testkit::engine;
+use unslow_testkit::servers::settings;
+
+use crate::common::tls_settings;
+use crate::stage::{Client, Made, Make, Stage, at_work, fill, ms, open, target, words};
+use crate::{ill_clients, ill_server};
+
+/// A fault whose price is a number, and whose clients change their ways when the stage is mended.
+pub struct Remedy {
+    pub name: &'static str,
+    /// The rule that names it, and whose number is compared.
+    pub rule: &'static str,
+    pub make: Make,
+}
+
+pub const CASES: &[Remedy] = &[
+    Remedy { name: "keys_on_200_000", rule: "keys_command", make: keys_on_200_000 },
+    Remedy { name: "keys_often", rule: "keys_command", make: ill_clients::cache_emptied_by_pattern },
+    Remedy { name: "keys_in_a_script", rule: "keys_command", make: ill_clients::keys_in_a_script },
+    Remedy { name: "smembers", rule: "big_key", make: ill_clients::smembers },
+    Remedy { name: "lrange_of_all", rule: "big_key", make: ill_clients::whole_list_read },
+    Remedy { name: "zrange_of_all", rule: "big_key", make: ill_clients::whole_board_read },
+    Remedy { name: "sort", rule: "big_key", make: ill_clients::list_sorted },
+    Remedy { name: "mget_of_ten_thousand", rule: "slow_command", make: ill_clients::mget_of_ten_thousand },
+    Remedy { name: "pfcount_of_a_thousand", rule: "slow_command", make: ill_clients::pfcount_of_a_thousand },
+    Remedy { name: "scan_with_count_100000", rule: "slow_command", make: ill_clients::scan_with_count_100000 },
+    Remedy { name: "script_of_30_ms", rule: "long_script", make: script_of_30_ms },
+    Remedy { name: "script_of_milliseconds", rule: "long_script", make: ill_clients::scripts_of_milliseconds },
+    Remedy { name: "script_once_a_second", rule: "long_script", make: script_once_a_second },
+    Remedy { name: "function", rule: "long_script", make: ill_clients::function_in_a_loop },
+    Remedy { name: "info_storm", rule: "monitoring_storm", make: ill_clients::info_storm },
+    Remedy { name: "client_list", rule: "monitoring_storm", make: ill_clients::client_list_of_two_thousand },
+    Remedy { name: "config_get_all", rule: "monitoring_storm", make: ill_clients::config_get_all },
+    Remedy { name: "command_tables", rule: "monitoring_storm", make: command_tables },
+    Remedy { name: "cluster_nodes", rule: "topology_storm", make: ill_clients::fragmented_map_polled },
+    Remedy { name: "cluster_shards", rule: "topology_storm", make: ill_clients::fragmented_shards_polled },
+    Remedy { name: "connections", rule: "connection_churn", make: connections },
+    Remedy { name: "connections_auth_select", rule: "connection_churn", make: ill_clients::connection_auth_select },
+    Remedy { name: "connections_resp3", rule: "connection_churn", make: connections_resp3 },
+    Remedy { name: "connections_tls", rule: "connection_churn", make: connections_tls },
+    Remedy { name: "bgsave_by_cron", rule: "save_too_often", make: ill_server::bgsave_by_cron },
+];
+
+fn keys_on_200_000(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    fill(&server, 200_000, |i| words(&["SET", &format!("session:{i}"), "x"]));
+    stage.application(&server, 500);
+    stage.repeat(&server, ms(300), &["KEYS", "session:*777"]);
+    Ok(())
+}
+
+fn script_of_30_ms(stage: &mut Stage) -> Made {
+    ill_clients::script_loop(stage, "2500000", 150)
+}
+
+fn script_once_a_second(stage: &mut Stage) -> Made {
+    ill_clients::script_loop(stage, "10000000", 900)
+}
+
+fn command_tables(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    stage.application(&server, 500);
+    stage.repeat(&server, ms(20), &["COMMAND"]);
+    at_work(&server, "command");
+    Ok(())
+}
+
+fn connections(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    ill_clients::churn(stage, ms(2), || Client::of(&server));
+    Ok(())
+}
+
+fn connections_resp3(stage: &mut Stage) -> Made {
+    if !stage.since((6, 0)) {
+        return Err("there is no HELLO before 6.0");
+    }
+    let server = stage.server(&[]);
+    open(&server).call(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"]).expect("a user");
+    let app = target(&server, Some(("app", "pw")), 1);
+    ill_clients::churn(stage, ms(3), || Client::at(app.clone()).with_resp3());
+    Ok(())
+}
+
+fn connections_tls(stage: &mut Stage) -> Made {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (of, port) = tls_settings(dir.path());
+    let mut of: Vec<(&str, &str)> = of.iter().map(|(k, v)| (*k, v.as_str())).collect();
+    of.push(("tls-auth-clients", "no"));
+    let spec = ServerSpec { settings: settings(&of), ..ServerSpec::default() };
+    let server = stage.server_on(&engine("redis-7.0"), spec);
+    let encrypted = Target { endpoints: vec![Endpoint::Tcp("127.0.0.1".into(), port)], ..server.target() };
+    let trust = TlsOptions { ca: Some(dir.path().join("ca.crt")), ..TlsOptions::default() };
+    stage.keep(dir);
+    ill_clients::churn(stage, ms(20), || Client::at(encrypted.clone()).with_tls(trust.clone()));
+    Ok(())
+}
+
+/// What became of one remedy.
+pub struct Given {
+    /// In which unit.
+    pub unit: String,
+    /// The finding's number.
+    pub predicted: f64,
+    /// What the end of the fault gave back.
+    pub measured: f64,
+    /// The rule's finding is still there, above risk.
+    pub stays: bool,
+}
+
+/// Looks, measures, mends, measures, looks again. An error in words where the finding is not there to begin with.
+pub fn apply(case: &Remedy, stage: &mut Stage) -> Result<Given, String> {
+    let (ill, _) = stage.diagnose(case.name, &[]);
+    let found = ill.findings.iter().find(|f| f.id == case.rule && f.severity > Severity::Risk);
+    let found = found.ok_or_else(|| format!("{} is not found", case.rule))?;
+    // A cause shows the highest impact of its chain; here cause and consequence are the same time, counted twice.
+    let (unit, predicted) = (found.impact.unit.clone(), found.impact.value);
+    let server = stage.first().ok_or("no server")?;
+    let clock = Clock::of(&unit, case.rule)?;
+    let before = clock.read(&server);
+    stage.mend();
+    std::thread::sleep(ms(1000)); // what was in flight ends
+    let after = clock.read(&server);
+    let (well, _) = stage.diagnose(&format!("{}_mended", case.name), &["--only", case.rule]);
+    Ok(Given { unit, predicted, measured: before - after, stays: still(&well, case.rule) })
+}
+
+fn still(report: &Report, rule: &str) -> bool {
+    report.findings.iter().any(|f| f.id == rule && f.severity > Severity::Risk)
+}
+
+/// How long each measurement lasts.
+const MEASURED: Duration = Duration::from_secs(3);
+
+/// What an impact is compared with.
+enum Clock {
+    /// CPU time of the server, in cores.
+    Server,
+    /// CPU time of its children.
+    Children,
+    /// The mean wait of a client that has nothing to do with the fault, in ms.
+    Bystander,
+}
+
+impl Clock {
+    fn of(unit: &str, rule: &str) -> Result<Clock, String> {
+        match unit {
+            "share_of_core" if rule == "save_too_often" => Ok(Clock::Children),
+            "share_of_core" => Ok(Clock::Server),
+            "ms_per_request" => Ok(Clock::Bystander),
+            other => Err(format!("{other} has no clock here")),
+        }
+    }
+
+    fn read(&self, server: &Server) -> f64 {
+        match self {
+            Clock::Server => cores(server, &["used_cpu_user", "used_cpu_sys"]),
+            Clock::Children => cores(server, &["used_cpu_user_children", "used_cpu_sys_children"]),
+            Clock::Bystander => mean_wait_ms(server),
+        }
+    }
+}
+
+fn cores(server: &Server, fields: &[&str]) -> f64 {
+    let mut c = open(server);
+    let spent = |c: &mut Connection| -> f64 {
+        let cpu = info(c, "cpu").expect("INFO cpu");
+        fields.iter().filter_map(|f| cpu.number(f)).sum()
+    };
+    let (begun, before) = (Instant::now(), spent(&mut c));
+    std::thread::sleep(MEASURED);
+    (spent(&mut c) - before) / begun.elapsed().as_secs_f64()
+}
+
+/// A GET every millisecond on a schedule, whatever became of those before: each wait counts from the moment it was due.
+fn mean_wait_ms(server: &Server) -> f64 {
+    let mut writer = TcpStream::connect((server.ip.as_str(), server.port)).expect("a connection");
+    writer.set_nodelay(true).expect("an option");
+    let mut reader = writer.try_clone().expect("a second handle");
+    reader.set_read_timeout(Some(ms(200))).expect("a limit");
+    let due: Arc<Mutex<VecDeque<Instant>>> = Arc::default();
+    let over = Arc::new(AtomicBool::new(false));
+    let reading = std::thread::spawn({
+        let (due, over) = (due.clone(), over.clone());
+        move || {
+            const REPLY: usize = b"$-1\r\n".len();
+            let (mut waited, mut replies, mut bytes) = (Duration::ZERO, 0u32, 0);
+            let mut buffer = [0u8; 4096];
+            loop {
+                match reader.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(n) => bytes += n,
+                    Err(_) if over.load(Ordering::Relaxed) => break,
+                    Err(_) => continue,
+                }
+                let now = Instant::now();
+                let mut due = due.lock().unwrap_or_else(PoisonError::into_inner);
+                while bytes >= REPLY {
+                    bytes -= REPLY;
+                    waited += due.pop_front().map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+                    replies += 1;
+                }
+            }
+            waited.as_secs_f64() * 1000.0 / f64::from(replies.max(1))
+        }
+    });
+    let begun = Instant::now();
+    for n in 0..MEASURED.as_millis() as u32 {
+        let at = begun + ms(u64::from(n));
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        due.lock().unwrap_or_else(PoisonError::into_inner).push_back(at);
+        writer.write_all(b"GET {t2}absent\r\n").expect("the server takes it");
+    }
+    over.store(true, Ordering::Relaxed);
+    reading.join().expect("it counts to the end")
+}

@@ -1,0 +1,159 @@
+//! What the machine as a whole did between two samples.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use unslow_facts::{Host, Tcp};
+
+use super::parse::{CpuTimes, DiskTimes, counter, cpu_times_of, disk_times, kib, shares, stalled, written};
+use crate::now_ms;
+
+/// The first of the two.
+pub struct First {
+    begun: Instant,
+    cpu: Option<CpuTimes>,
+    pressure: BTreeMap<String, u64>,
+    tcp: Option<Tcp>,
+    swap_in: Option<u64>,
+    disks: BTreeMap<String, DiskTimes>,
+}
+
+impl First {
+    pub fn take() -> First {
+        First {
+            begun: Instant::now(),
+            cpu: cpu_times(),
+            pressure: pressure(),
+            tcp: tcp(),
+            swap_in: vmstat("pswpin"),
+            disks: disks(),
+        }
+    }
+
+    /// Takes the second.
+    pub fn second(&self) -> Host {
+        let window_s = self.begun.elapsed().as_secs_f64();
+        let cpu = self.cpu.zip(cpu_times()).map(|(a, b)| shares(a, b));
+        let after = pressure();
+        let pressure = self
+            .pressure
+            .iter()
+            .filter_map(|(k, before)| Some((k.clone(), after.get(k)?.saturating_sub(*before) as f64 / 1e6 / window_s)))
+            .collect();
+        let tcp = self.tcp.zip(self::tcp()).map(|(a, b)| Tcp {
+            retransmits: b.retransmits.saturating_sub(a.retransmits),
+            segments_out: b.segments_out.saturating_sub(a.segments_out),
+            listen_overflows: b.listen_overflows.saturating_sub(a.listen_overflows),
+            listen_drops: b.listen_drops.saturating_sub(a.listen_drops),
+            timeouts: b.timeouts.saturating_sub(a.timeouts),
+        });
+        let disks = disks()
+            .into_iter()
+            .filter_map(|(name, after)| written(*self.disks.get(&name)?, after, name, window_s))
+            .collect();
+        Host {
+            hostname: line("/proc/sys/kernel/hostname").unwrap_or_default(),
+            boot_id: line("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            at_ms: now_ms(),
+            window_s,
+            kernel: line("/proc/sys/kernel/osrelease").unwrap_or_default(),
+            cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            thp: line("/sys/kernel/mm/transparent_hugepage/enabled")
+                .and_then(|t| Some(t.split_once('[')?.1.split_once(']')?.0.to_string())),
+            overcommit: line("/proc/sys/vm/overcommit_memory").and_then(|t| t.parse().ok()),
+            somaxconn: line("/proc/sys/net/core/somaxconn").and_then(|t| t.parse().ok()),
+            memory_bytes: meminfo("MemTotal"),
+            memory_available_bytes: meminfo("MemAvailable"),
+            swap_used_bytes: meminfo("SwapTotal").zip(meminfo("SwapFree")).map(|(t, f)| t.saturating_sub(f)),
+            swap_in_pages: self.swap_in.zip(vmstat("pswpin")).map(|(a, b)| b.saturating_sub(a)),
+            clocksource: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            hypervisor: hypervisor(),
+            steal_share: cpu.map(|(steal, _)| steal),
+            busy_share: cpu.map(|(_, busy)| busy),
+            pressure,
+            tcp,
+            disks,
+            fsync: None,
+            processes: Vec::new(),
+            neighbours: Vec::new(),
+        }
+    }
+}
+
+pub fn line(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|t| t.trim().to_string())
+}
+
+fn meminfo(field: &str) -> Option<u64> {
+    kib(&fs::read_to_string("/proc/meminfo").ok()?, &format!("{field}:"))
+}
+
+fn vmstat(field: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/vmstat").ok()?;
+    text.lines().find_map(|l| l.strip_prefix(field)?.trim().parse().ok())
+}
+
+fn cpu_times() -> Option<CpuTimes> {
+    cpu_times_of(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// `cpu.some` and so on: total stalled us.
+fn pressure() -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for resource in ["cpu", "io", "memory"] {
+        let text = fs::read_to_string(format!("/proc/pressure/{resource}")).unwrap_or_default();
+        all.extend(stalled(resource, &text));
+    }
+    all
+}
+
+fn tcp() -> Option<Tcp> {
+    let snmp = fs::read_to_string("/proc/net/snmp").ok()?;
+    let netstat = fs::read_to_string("/proc/net/netstat").ok()?;
+    Some(Tcp {
+        retransmits: counter(&snmp, "Tcp:", "RetransSegs")?,
+        segments_out: counter(&snmp, "Tcp:", "OutSegs")?,
+        listen_overflows: counter(&netstat, "TcpExt:", "ListenOverflows")?,
+        listen_drops: counter(&netstat, "TcpExt:", "ListenDrops")?,
+        timeouts: counter(&netstat, "TcpExt:", "TCPTimeouts")?,
+    })
+}
+
+fn disks() -> BTreeMap<String, DiskTimes> {
+    let text = fs::read_to_string("/proc/diskstats").unwrap_or_default();
+    let whole = |name: &String| Path::new("/sys/block").join(name).exists();
+    text.lines().filter_map(disk_times).filter(|(name, _)| whole(name)).collect()
+}
+
+/// By `/sys/hypervisor`, then DMI, then CPUID.
+fn hypervisor() -> Option<String> {
+    if let Some(kind) = line("/sys/hypervisor/type").filter(|t| !t.is_empty()) {
+        return Some(kind);
+    }
+    let dmi = ["sys_vendor", "product_name", "bios_vendor"]
+        .map(|f| line(format!("/sys/class/dmi/id/{f}")).unwrap_or_default().to_lowercase());
+    for (word, name) in [
+        ("xen", "xen"),
+        ("vmware", "vmware"),
+        ("virtualbox", "virtualbox"),
+        ("microsoft", "hyper-v"),
+        ("firecracker", "firecracker"),
+    ] {
+        if dmi.iter().any(|d| d.contains(word)) {
+            return Some(name.into());
+        }
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(info) = raw_cpuid::CpuId::new().get_hypervisor_info() {
+        return Some(match info.identify() {
+            raw_cpuid::Hypervisor::Xen => "xen".into(),
+            raw_cpuid::Hypervisor::KVM => "kvm".into(),
+            raw_cpuid::Hypervisor::VMware => "vmware".into(),
+            raw_cpuid::Hypervisor::HyperV => "hyper-v".into(),
+            _ => "unknown hypervisor".into(),
+        });
+    }
+    None
+}

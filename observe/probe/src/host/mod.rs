@@ -1,0 +1,367 @@
+//! The machine under the servers: /proc, /sys, cgroups, and the kernel's socket table. Reads only.
+//!
+//! [`Watch::start`] takes the first sample, [`Watch::finish`] the second. Everything is optional: a container hides
+//! half of these files, and a field that was not there is `None`.
+
+mod addresses;
+mod elsewhere;
+mod machine;
+mod neighbours;
+mod parse;
+mod processes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Instant;
+
+use unslow_facts::{Gap, Host, Lack, Node, Rtt, Seen};
+
+use crate::now_ms;
+use crate::sockets::{self, TcpSocket};
+use addresses::{Listened, by_peer, is_bus_of, local_ips, of_process, of_settings, port_of, resolve, ss};
+use processes::{Listener, Task, is_another, listeners, sent_info, tasks};
+
+/// The first of two samples.
+pub struct Watch {
+    machine: machine::First,
+    tasks: BTreeMap<u32, Task>,
+    /// Segments sent again, and sent, on each socket.
+    sockets: BTreeMap<Ends, (u32, u32)>,
+}
+
+/// Local and peer address of a socket.
+type Ends = ((IpAddr, u16), (IpAddr, u16));
+
+/// Where a node's process is.
+enum Found {
+    /// In this network namespace, listening there.
+    Here(u32, Result<Vec<Listened>, Gap>),
+    /// In another one of this machine.
+    Elsewhere(u32),
+}
+
+impl Watch {
+    /// Takes the first sample.
+    pub fn start() -> Watch {
+        Watch {
+            machine: machine::First::take(),
+            tasks: tasks(),
+            sockets: sockets::all()
+                .unwrap_or_default()
+                .into_iter()
+                .map(|s| ((s.local, s.peer), (s.retransmits, s.segments_out)))
+                .collect(),
+        }
+    }
+
+    /// Takes the second sample, finds the servers among `nodes` that run here, and gives those their sockets.
+    pub fn finish(self, nodes: &mut [Node]) -> Host {
+        let mut host = self.machine.second();
+        let table = self.sockets_in_window();
+        let (sockets, refused) = match &table {
+            Ok(sockets) => (&sockets[..], None),
+            Err(e) => (&[][..], Some(e)),
+        };
+        let here = Here { sockets, listeners: listeners(sockets), local: local_ips() };
+        let there = elsewhere::servers();
+        let mut reached = BTreeSet::new();
+        for node in nodes.iter_mut().filter(|n| n.first.is_some()) {
+            let Some(found) = here.find(node, &there) else { continue };
+            let pid = match found {
+                Found::Here(pid, listened) => {
+                    node.sockets = seen_sockets(sockets, refused, listened);
+                    pid
+                }
+                Found::Elsewhere(pid) => {
+                    node.sockets = Seen::No(elsewhere::unseen_sockets(pid, &node.address));
+                    reached.extend(there.iter().filter(|s| s.pid == pid).flat_map(elsewhere::Server::reached_at));
+                    pid
+                }
+            };
+            self.serves(&mut host, pid, &node.address);
+        }
+        self.complete(host, sockets, reached)
+    }
+
+    /// Takes the second sample for `unslow host`: every Redis or Valkey process here, with `*:port` as address until a
+    /// diagnosis gives it its own.
+    pub fn finish_alone(self) -> Host {
+        let mut host = self.machine.second();
+        let sockets = sockets::all().unwrap_or_default();
+        let listeners = listeners(&sockets);
+        for Listener { pid, ip, port } in &listeners {
+            let own: Vec<Listened> = listeners.iter().filter(|l| l.pid == *pid).map(|l| (l.ip, l.port)).collect();
+            if is_bus_of(&own, *port) {
+                continue;
+            }
+            let ip = if ip.is_unspecified() { "*".to_string() } else { ip.to_string() };
+            self.serves(&mut host, *pid, &format!("{ip}:{port}"));
+        }
+        let mut reached = BTreeSet::new();
+        for server in elsewhere::servers() {
+            for (ip, port) in server.reached_at() {
+                self.serves(&mut host, server.pid, &format!("{ip}:{port}"));
+                reached.insert((ip, port));
+            }
+        }
+        self.complete(host, &sockets, reached)
+    }
+
+    /// The socket table, its counters since the first sample: what was counted before the window is history.
+    fn sockets_in_window(&self) -> std::io::Result<Vec<TcpSocket>> {
+        let mut sockets = sockets::all()?;
+        for socket in &mut sockets {
+            if let Some((again, out)) = self.sockets.get(&(socket.local, socket.peer)) {
+                socket.retransmits = socket.retransmits.saturating_sub(*again);
+                socket.segments_out = socket.segments_out.saturating_sub(*out);
+            }
+        }
+        Ok(sockets)
+    }
+
+    /// Notes that a process serves this address.
+    fn serves(&self, host: &mut Host, pid: u32, address: &str) {
+        match host.processes.iter_mut().find(|p| p.pid == pid) {
+            Some(process) if process.addresses.iter().any(|a| a == address) => {} // IPv4 and IPv6
+            Some(process) => process.addresses.push(address.to_string()),
+            None => host.processes.push(processes::process(pid, self.tasks.get(&pid), address, host.window_s)),
+        }
+    }
+
+    fn complete(&self, mut host: Host, sockets: &[TcpSocket], elsewhere: BTreeSet<Listened>) -> Host {
+        if !elsewhere.is_empty() {
+            // Each network namespace has its own; ours says nothing of theirs.
+            (host.tcp, host.somaxconn) = (None, None);
+        }
+        neighbours::look(&self.tasks, &mut host, sockets, elsewhere);
+        host
+    }
+}
+
+/// What is known of this network namespace.
+struct Here<'a> {
+    sockets: &'a [TcpSocket],
+    listeners: Vec<Listener>,
+    local: BTreeSet<IpAddr>,
+}
+
+impl Here<'_> {
+    fn find(&self, node: &Node, there: &[elsewhere::Server]) -> Option<Found> {
+        if node.address.starts_with("unix:") {
+            return self.by_socket_file(node);
+        }
+        let ips = resolve(&node.address)?;
+        if ips.iter().any(|ip| ip.is_loopback() || self.local.contains(ip)) {
+            let pid = self.owner(node, &ips).or_else(|| by_process_id(node))?;
+            return Some(self.found(pid, node, &ips));
+        }
+        elsewhere::find(there, node).map(|server| Found::Elsewhere(server.pid))
+    }
+
+    /// A socket file is of this machine, whatever namespaces its server is in.
+    fn by_socket_file(&self, node: &Node) -> Option<Found> {
+        let mut all = processes::servers().filter(|pid| sent_info(*pid, node));
+        let (Some(pid), None) = (all.next(), all.next()) else { return None };
+        Some(self.found(pid, node, &[]))
+    }
+
+    /// The process that listens at the node's address. A fork may hold the same socket for as long as it lives.
+    fn owner(&self, node: &Node, ips: &[IpAddr]) -> Option<u32> {
+        let port = port_of(&node.address);
+        let all: Vec<u32> = self
+            .listeners
+            .iter()
+            .filter(|l| l.port == port && (l.ip.is_unspecified() || ips.contains(&l.ip)))
+            .map(|l| l.pid)
+            .filter(|pid| !is_another(*pid, node))
+            .collect();
+        all.iter().find(|pid| sent_info(**pid, node)).or(all.first()).copied()
+    }
+
+    /// With all addresses where clients reach it: far ones may use another than we.
+    fn found(&self, pid: u32, node: &Node, asked: &[IpAddr]) -> Found {
+        let own = of_process(&self.listeners, pid, node);
+        if !own.is_empty() {
+            return Found::Here(pid, Ok(own));
+        }
+        // What listens at the node's address passes on to a server in a container.
+        if elsewhere::is_elsewhere(pid) {
+            return Found::Elsewhere(pid);
+        }
+        Found::Here(pid, of_settings(self.sockets, node, asked))
+    }
+}
+
+/// INFO's `process_id`, if that server runs here.
+fn by_process_id(node: &Node) -> Option<u32> {
+    let pid = node.number("process_id")? as u32;
+    (parse::is_server(&processes::comm(pid)) && sent_info(pid, node)).then_some(pid)
+}
+
+fn seen_sockets(
+    sockets: &[TcpSocket],
+    refused: Option<&std::io::Error>,
+    listened: Result<Vec<Listened>, Gap>,
+) -> Seen<Vec<unslow_facts::PeerSockets>> {
+    match (refused, listened) {
+        (Some(e), _) => Seen::No(Gap::new(
+            Lack::Host,
+            format!("the kernel does not show its sockets ({e})"),
+            "run it as root, outside a sandbox",
+        )),
+        (None, Err(gap)) => Seen::No(gap),
+        (None, Ok(listened)) => {
+            Seen::Yes { value: by_peer(sockets, &listened), source: ss(&listened), at_ms: now_ms() }
+        }
+    }
+}
+
+/// Gives the processes of a `unslow host` file the addresses of the nodes they serve: same port, and an address the
+/// machine listens on, and INFO's process_id where the node tells it. `*` and the loopback are every machine's, and so is the
+/// pid of a server in a container: they fit a node that names its process, where it is the only one.
+pub fn assign_by_port(host: &mut Host, nodes: &[Node]) {
+    for process in &mut host.processes {
+        let mut own: Vec<String> = Vec::new();
+        for address in &process.addresses {
+            let any = is_any_machines(address);
+            let fits = |node: &&Node| match node.number("process_id") {
+                Some(said) if said as u32 != process.pid => false,
+                Some(_) if any => port_of(address) == port_of(&node.address),
+                _ => *address == node.address,
+            };
+            let fitting: Vec<&Node> = nodes.iter().filter(fits).collect();
+            if !any || fitting.len() == 1 {
+                own.extend(fitting.iter().map(|node| node.address.clone()));
+            }
+        }
+        own.sort_unstable();
+        own.dedup();
+        if own.is_empty() {
+            // What is left is found by its text: none may be taken for a node that it does not serve.
+            process.addresses.retain(|a| nodes.iter().all(|node| node.address != *a));
+        } else {
+            process.addresses = own;
+        }
+    }
+}
+
+/// Whether it says nothing of the machine it is on: any address, or a loopback.
+fn is_any_machines(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "*" || ip.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
+}
+
+/// Times `count` fsyncs of 4 KiB each in `dir`, in a file that is removed again.
+pub fn fsync_times(dir: &Path, count: usize) -> std::io::Result<Rtt> {
+    let path = dir.join(format!(".unslow-fsync-{}", std::process::id()));
+    let mut file = fs::File::create(&path)?;
+    let times: std::io::Result<Vec<u32>> = (0..count)
+        .map(|_| {
+            file.write_all(&[0u8; 4096])?;
+            let begun = Instant::now();
+            file.sync_data()?;
+            Ok(begun.elapsed().as_micros() as u32)
+        })
+        .collect();
+    fs::remove_file(&path)?;
+    Rtt::of(&times?).ok_or_else(|| std::io::ErrorKind::InvalidInput.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::Process;
+
+    use super::*;
+
+    #[test]
+    fn processes_are_matched_to_nodes_by_port_address_and_pid() {
+        use unslow_facts::Sample;
+        use unslow_topology::{Info, Role};
+        let node = |address: &str, pid: Option<u32>| {
+            let info = Info::parse(&pid.map_or(String::new(), |pid| format!("process_id:{pid}\r\n")));
+            Node { last: Some(Sample { at_ms: 0, info }), ..Node::new(address, Role::Master) }
+        };
+        let process = |pid: u32, address: &str| Process { pid, addresses: vec![address.into()], ..Process::default() };
+        let mut host = Host {
+            processes: vec![
+                process(1, "*:6379"),
+                process(2, "10.0.0.5:6380"),
+                process(3, "127.0.0.1:6381"),
+                process(4, "*:6382"),
+                process(5, "*:7000"),
+            ],
+            ..Host::default()
+        };
+        let nodes = [
+            node("10.0.0.5:6379", Some(1)),
+            node("10.0.0.5:6380", None),
+            node("10.0.0.6:6380", None),
+            node("10.0.0.5:6381", Some(3)),
+            // The same port on another machine, by its pid.
+            node("10.0.0.9:6382", Some(99)),
+            // It may be any machine's.
+            node("10.0.0.9:7000", None),
+        ];
+        assign_by_port(&mut host, &nodes);
+        let addresses: Vec<&[String]> = host.processes.iter().map(|p| &p.addresses[..]).collect();
+        assert_eq!(addresses, [["10.0.0.5:6379"], ["10.0.0.5:6380"], ["10.0.0.5:6381"], ["*:6382"], ["*:7000"]]);
+    }
+
+    #[test]
+    fn an_address_that_fits_several_nodes_or_another_process_is_given_to_none() {
+        use unslow_facts::Sample;
+        use unslow_topology::{Info, Role};
+        let node = |address: &str, pid: u32| {
+            let info = Info::parse(&format!("process_id:{pid}\r\n"));
+            Node { last: Some(Sample { at_ms: 0, info }), ..Node::new(address, Role::Master) }
+        };
+        let process = |pid: u32, addresses: &[&str]| Process {
+            pid,
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+            ..Process::default()
+        };
+        let mut host = Host {
+            processes: vec![
+                // Two containers: each server is process 1 of its own.
+                process(1, &["*:6379"]),
+                process(7, &["::1:6380", "127.0.0.1:6380"]),
+                // The doctor's own loopback is not this machine's.
+                process(8, &["127.0.0.1:6381", "10.0.0.5:6381"]),
+                process(9, &["10.0.0.5:6382"]),
+            ],
+            ..Host::default()
+        };
+        let nodes = [
+            node("10.0.0.5:6379", 1),
+            node("10.0.0.6:6379", 1),
+            node("10.0.0.5:6380", 7),
+            node("127.0.0.1:6381", 99),
+            node("10.0.0.5:6382", 10),
+        ];
+        assign_by_port(&mut host, &nodes);
+        let addresses: Vec<Vec<&str>> =
+            host.processes.iter().map(|p| p.addresses.iter().map(String::as_str).collect()).collect();
+        assert_eq!(addresses, [vec!["*:6379"], vec!["10.0.0.5:6380"], vec!["10.0.0.5:6381"], vec![]]);
+    }
+
+    #[test]
+    fn the_owner_of_a_listening_socket_is_found_by_any_of_its_addresses() {
+        use unslow_topology::Role;
+        let listener = |pid: u32, ip: [u8; 4]| Listener { pid, ip: ip.into(), port: 6379 };
+        let here =
+            |listeners: Vec<Listener>| Here { sockets: &[], listeners, local: BTreeSet::from([[10, 0, 0, 5].into()]) };
+        let node = Node::new("127.0.0.1:6379", Role::Master);
+        let both = here(vec![listener(7, [127, 0, 0, 1]), listener(7, [10, 0, 0, 5]), listener(8, [10, 0, 0, 6])]);
+        let Some(Found::Here(7, Ok(listened))) = both.find(&node, &[]) else { panic!("not found") };
+        let at = |ip: [u8; 4]| (IpAddr::from(ip), 6379);
+        assert_eq!(listened, [at([10, 0, 0, 5]), at([127, 0, 0, 1])]);
+        // A server at that address of another machine.
+        assert!(both.find(&Node::new("10.0.0.6:6379", Role::Master), &[]).is_none());
+        // Without a right to see whose sockets they are, and without INFO.
+        assert!(here(Vec::new()).find(&node, &[]).is_none());
+    }
+}

@@ -1,0 +1,232 @@
+//! Processes: what they used, their cgroups, what they listen on, and which of them sent an INFO.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use unslow_facts::{Node, Process};
+
+use super::machine::line;
+use super::parse::{
+    Stat, Throttled, cgroup_places, cores, cpus_allowed, is_server, kib, limit_of, open_files_max, own_pid, stat,
+    throttled_of,
+};
+use crate::now_ms;
+use crate::sockets::TcpSocket;
+
+/// How far apart a process's start and the start that its INFO claims may be: a server looks at the clock after it has read its
+/// settings, and both figures are rounded.
+const START_MS: f64 = 10_000.0;
+
+/// One process at one moment.
+#[derive(Clone, Default)]
+pub struct Task {
+    pub name: String,
+    pub ticks: u64,
+    run_delay_ns: Option<u64>,
+    throttled: Option<Throttled>,
+}
+
+pub fn ticks_to_s(ticks: u64) -> f64 {
+    // SAFETY: sysconf has no preconditions.
+    let per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    ticks as f64 / per_s.max(1) as f64
+}
+
+pub fn pids() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
+}
+
+pub fn tasks() -> BTreeMap<u32, Task> {
+    pids().filter_map(|pid| Some((pid, task(pid)?))).collect()
+}
+
+fn task(pid: u32) -> Option<Task> {
+    let Stat { name, ticks, .. } = stat_of(pid)?;
+    let server = is_server(&name);
+    let run_delay_ns = server
+        .then(|| line(format!("/proc/{pid}/task/{pid}/schedstat")))
+        .flatten()
+        .and_then(|t| t.split_whitespace().nth(1)?.parse().ok());
+    let throttled = server.then(|| cgroup(pid, "cpu")).flatten().and_then(|dir| throttled(&dir));
+    Some(Task { name, ticks, run_delay_ns, throttled })
+}
+
+fn stat_of(pid: u32) -> Option<Stat> {
+    stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The facts of a server's process, `before` being what it had used when the window began.
+pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) -> Process {
+    let after = task(pid).unwrap_or_default();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let throttled = before.and_then(|b| b.throttled).zip(after.throttled);
+    Process {
+        pid,
+        name: after.name.clone(),
+        addresses: vec![address.to_string()],
+        cpu_share: before.map(|b| ticks_to_s(after.ticks.saturating_sub(b.ticks)) / window_s),
+        run_delay_share: before
+            .and_then(|b| Some(after.run_delay_ns?.saturating_sub(b.run_delay_ns?) as f64 / 1e9 / window_s)),
+        swap_bytes: kib(&status, "VmSwap:"),
+        anon_huge_bytes: kib(&rollup, "AnonHugePages:"),
+        open_files_max: open_files_max(&limits),
+        cpus_allowed: cpus_allowed(&status),
+        quota_cores: cgroup(pid, "cpu").and_then(|dir| quota(&dir)),
+        throttled_share: throttled.map(|(a, b)| b.us.saturating_sub(a.us) as f64 / 1e6 / window_s),
+        throttled_periods: throttled
+            .map(|(a, b)| (b.throttled.saturating_sub(a.throttled), b.periods.saturating_sub(a.periods))),
+        memory_limit_bytes: cgroup(pid, "memory").and_then(|dir| memory_limit(&dir)),
+    }
+}
+
+pub fn comm(pid: u32) -> String {
+    line(format!("/proc/{pid}/comm")).unwrap_or_default()
+}
+
+/// Numbers of the processes that are servers, or forks of one.
+pub fn servers() -> impl Iterator<Item = u32> {
+    pids().filter(|pid| is_server(&comm(*pid)))
+}
+
+/// The directory of the process's cgroup for a v1 controller, or its only one under v2.
+fn cgroup(pid: u32, controller: &str) -> Option<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let mounts = fs::read_to_string("/proc/mounts").ok()?;
+    for (base, dir) in cgroup_places(&text, &mounts, controller) {
+        // Inside a container the path is the host's, and the mount shows our own group at its root.
+        let dir = if dir.exists() { dir } else { base };
+        let file = if controller == "cpu" { "cpu.stat" } else { "memory.max" };
+        if dir.join(file).exists() || dir.join("memory.limit_in_bytes").exists() {
+            return Some(dir);
+        }
+    }
+    None
+}
+
+fn throttled(dir: &Path) -> Option<Throttled> {
+    throttled_of(&fs::read_to_string(dir.join("cpu.stat")).ok()?)
+}
+
+fn quota(dir: &Path) -> Option<f64> {
+    match line(dir.join("cpu.max")) {
+        Some(text) => {
+            let (quota, period) = text.split_once(' ')?;
+            cores(quota, period)
+        }
+        None => cores(&line(dir.join("cpu.cfs_quota_us"))?, &line(dir.join("cpu.cfs_period_us"))?),
+    }
+}
+
+fn memory_limit(dir: &Path) -> Option<u64> {
+    limit_of(&line(dir.join("memory.max")).or_else(|| line(dir.join("memory.limit_in_bytes")))?)
+}
+
+pub fn socket_inodes(pid: u32) -> Vec<u32> {
+    let dir = fs::read_dir(format!("/proc/{pid}/fd"));
+    dir.into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|fd| {
+            let link = fs::read_link(fd.path()).ok()?;
+            link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+        })
+        .collect()
+}
+
+/// What a process listens on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    pub pid: u32,
+    pub ip: IpAddr,
+    pub port: u16,
+}
+
+/// Every listening socket of a Redis or Valkey process in this network namespace.
+pub fn listeners(sockets: &[TcpSocket]) -> Vec<Listener> {
+    let by_inode: BTreeMap<u32, &TcpSocket> = sockets.iter().filter(|s| s.listening).map(|s| (s.inode, s)).collect();
+    let of = |pid: u32| {
+        let own = socket_inodes(pid).into_iter().filter_map(|i| by_inode.get(&i));
+        own.map(|s| Listener { pid, ip: s.local.0, port: s.local.1 }).collect::<Vec<_>>()
+    };
+    servers().flat_map(of).collect()
+}
+
+/// Whether the node's INFO names another process than this one: what listens here may pass connections on.
+pub fn is_another(pid: u32, node: &Node) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    own_pid(&status).zip(node.number("process_id")).is_some_and(|(own, said)| f64::from(own) != said)
+}
+
+/// Whether this process can have sent the node's INFO: it has the number that INFO names, as its own namespace of processes
+/// counts, and it was started when INFO says. One number alone is that of thousands of first processes of containers.
+pub fn sent_info(pid: u32, node: &Node) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let own = own_pid(&status).unwrap_or(pid);
+    let started = stat_of(pid).and_then(|s| {
+        let since_boot_s: f64 = line("/proc/uptime")?.split_whitespace().next()?.parse().ok()?;
+        Some(now_ms() as f64 - (since_boot_s - ticks_to_s(s.started_ticks)) * 1000.0)
+    });
+    node.number("process_id") == Some(f64::from(own)) && started.is_some_and(|at_ms| started_at(node, at_ms))
+}
+
+/// Whether INFO claims this start. Its own clock may be off, or jump: then its time and its uptime are off alike.
+fn started_at(node: &Node, at_ms: f64) -> bool {
+    let Some(uptime_s) = node.number("uptime_in_seconds") else { return false };
+    let by_its_clock = node.number("server_time_usec").map(|us| us / 1000.0);
+    let claimed = [Some(node.at_ms() as f64), by_its_clock].into_iter().flatten().map(|now| now - uptime_s * 1000.0);
+    claimed.into_iter().any(|ms| (ms - at_ms).abs() < START_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::Sample;
+    use unslow_topology::{Info, Role};
+
+    use super::*;
+
+    fn node(info: &str) -> Node {
+        let last = Some(Sample { at_ms: 1_000_000_000, info: Info::parse(info) });
+        Node { last, ..Node::new("198.18.1.1:6379", Role::Master) }
+    }
+
+    #[test]
+    fn a_process_is_the_server_only_if_it_was_started_when_info_says() {
+        for (info, started_ms, same) in [
+            ("uptime_in_seconds:60", 999_940_000.0, true),
+            ("uptime_in_seconds:60", 999_931_000.0, true),
+            // The same number in another container, or of a server that has ended.
+            ("uptime_in_seconds:60", 999_900_000.0, false),
+            ("uptime_in_seconds:60", 1_000_000_000.0, false),
+            // Its clock jumped by an hour; both of its figures did.
+            ("uptime_in_seconds:3660\r\nserver_time_usec:1003600000000", 999_940_000.0, true),
+            ("uptime_in_seconds:3660", 999_940_000.0, false),
+            ("", 999_940_000.0, false),
+        ] {
+            assert_eq!(started_at(&node(info), started_ms), same, "{info} {started_ms}");
+        }
+    }
+
+    #[test]
+    fn a_process_with_another_number_did_not_send_the_info() {
+        // This test's own process, as it would describe itself.
+        let pid = std::process::id();
+        let own = |pid: u32, uptime_s: u64| {
+            let mut node = node(&format!("process_id:{pid}\r\nuptime_in_seconds:{uptime_s}"));
+            node.last.as_mut().unwrap().at_ms = now_ms();
+            node
+        };
+        let stat = stat_of(pid).unwrap();
+        let since_boot_s: f64 = line("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap();
+        let age_s = (since_boot_s - ticks_to_s(stat.started_ticks)) as u64;
+        assert!(sent_info(pid, &own(pid, age_s)));
+        assert!(!sent_info(pid, &own(pid + 1, age_s)));
+        assert!(!sent_info(pid, &own(pid, age_s + 3600)));
+        assert!(!sent_info(pid, &node("")), "INFO is denied");
+        assert!(is_another(pid, &own(pid + 1, age_s)));
+        assert!(!is_another(pid, &own(pid, age_s + 3600)) && !is_another(pid, &node("")));
+    }
+}
