@@ -47,6 +47,9 @@ pub struct Id {
 }
 
 impl Id {
+    /// No connection's.
+    pub const NOBODY: Id = Id { index: u32::MAX, generation: u32::MAX };
+
     /// A small number for the owner's tables; a later connection may have the same once this one is gone.
     pub fn index(self) -> usize {
         self.index as usize

@@ -333,6 +333,11 @@ impl Command {
         (first..=last.min(arguments.saturating_sub(1))).step_by(step)
     }
 
+    /// Whether its second word is to be a command of its own (7.0+): alone, or with another word, it is none.
+    pub fn is_container(&self) -> bool {
+        !self.subcommands.is_empty()
+    }
+
     /// Whether so many arguments (the name included) can be right.
     pub fn fits(&self, args: usize) -> bool {
         if self.arity >= 0 { args as i64 == self.arity } else { args as i64 >= -self.arity }

@@ -10,20 +10,20 @@ use unslow_resp::write_header;
 use unslow_topology::{GATEWAY_SECTION, Gateway, Health, SLOTS, SlotSet, slot_of};
 
 use crate::config::Facade;
-use crate::request::Range;
+use crate::ids::LaneId;
 use crate::session::*;
 use crate::shared::{Message, Question, Shared, What};
 use crate::stats::Latency;
-use crate::worker::{MS, Worker, bulk, error};
-use unslow_topology::commands::Plan;
+use crate::step::Command;
+use crate::worker::{MS, PoolKey, Worker, bulk, error};
 
 const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW RELOAD; UNSLOW DRAIN";
 
 /// Whether a command is INFO UNSLOW. Servers have no such section, so nothing is lost if it never reaches one.
-pub fn asks_who_this_is(bytes: &[u8], args: &[Range]) -> bool {
-    let &[(a, b), (c, d)] = args else { return false };
-    bytes[a as usize..b as usize].eq_ignore_ascii_case(b"INFO")
-        && bytes[c as usize..d as usize].eq_ignore_ascii_case(GATEWAY_SECTION.as_bytes())
+pub fn asks_who_this_is(command: &Command) -> bool {
+    command.len() == 2
+        && command.arg(0).eq_ignore_ascii_case(b"INFO")
+        && command.arg(1).eq_ignore_ascii_case(GATEWAY_SECTION.as_bytes())
 }
 
 impl Worker {
@@ -136,9 +136,9 @@ impl Worker {
         let Some(client) = self.client(whom) else { return String::new() };
         let address = |a: &Option<std::net::SocketAddr>| a.map_or("unix:0".into(), |a| a.to_string());
         let mode = match () {
-            () if client.monitor => "O",
+            () if matches!(client.doing, Doing::Monitor) => "O",
             () if !client.subs.is_empty() => "P",
-            () if client.multi != Multi::No => "x",
+            () if client.transaction().is_some() => "x",
             () => "N",
         };
         let identity = client.identity;
@@ -155,10 +155,10 @@ impl Worker {
             client.proto,
             client.pending.len(),
             client.commands,
-            u8::from(client.bulky || client.pin != NONE),
+            u8::from(client.bulky || client.pin.is_some()),
             String::from_utf8_lossy(&client.library).replace([' ', '\n', '\r'], "_"),
         );
-        let user = self.identities.get(identity as usize).and_then(|i| i.as_ref()?.user.clone());
+        let user = identity.and_then(|i| self.identities[i].as_ref()?.user.clone());
         let _ = write!(line, " user={}", user.map_or("default".into(), |u| String::from_utf8_lossy(&u).into_owned()));
         line
     }
@@ -167,7 +167,7 @@ impl Worker {
         let mut out = Vec::new();
         for lane in self.lanes.iter().filter(|l| !l.free) {
             let server = &self.map.servers[usize::from(lane.node)];
-            let set = &self.sets[lane.set as usize];
+            let set = &self.sets[lane.set];
             let state = match lane.state {
                 State::Ready if lane.held => "held",
                 State::Ready => "ready",
@@ -202,7 +202,7 @@ impl Worker {
     }
 
     fn pool_rows(&self) -> Vec<Vec<String>> {
-        let row = |((_, db, proto, node), lanes): (&(u32, u32, u8, u16), &Vec<u32>)| {
+        let row = |(PoolKey { db, proto, node, .. }, lanes): (&PoolKey, &Vec<LaneId>)| {
             vec![
                 format!("worker={}", self.number),
                 format!("node={}", self.map.servers[usize::from(*node)].address),
@@ -216,18 +216,18 @@ impl Worker {
     }
 
     /// CLUSTER: by default one node that has every slot; with the facade each node as a port of ours.
-    pub fn cluster_command(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
-        let arg = |i: usize| args.get(i).map(|&(a, b)| &bytes[a as usize..b as usize]);
-        let sub = arg(1).unwrap_or(b"").to_ascii_uppercase();
-        let slot = || arg(2).and_then(|s| std::str::from_utf8(s).ok()?.parse::<u16>().ok()).filter(|s| *s < SLOTS);
+    pub fn cluster_command(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let sub = command.word(1);
+        let slot = || command.number::<u16>(2).filter(|s| *s < SLOTS);
         let Some(client) = self.client(whom) else { return true };
         let (to, proto) = (client.to, client.proto);
         let mut out = Vec::new();
         match sub.as_slice() {
-            b"KEYSLOT" if args.len() == 3 => write_header(&mut out, b':', usize::from(slot_of(arg(2).unwrap_or(b"")))),
             b"COUNTKEYSINSLOT" | b"GETKEYSINSLOT" if let Some(slot) = slot() => {
-                return self.send(io, whom, bytes, plan, slot, Kind::Reply);
+                return self.send(io, whom, command, slot, Kind::Reply);
             }
+            // The same on each node: one of them says whether this user may ask.
+            b"KEYSLOT" => return self.send(io, whom, command, NO_SLOT, Kind::Reply),
             b"MYID" => bulk(&mut out, shown(&self.shared, to).first().map_or("", |n| &n.id).as_bytes()),
             b"INFO" => {
                 let map = &self.map;

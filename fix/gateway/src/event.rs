@@ -6,7 +6,7 @@
 
 use unslow_nodes::{Address, Author, Kind as Says, Named, Redirect, Refusal};
 
-use crate::session::{Flight, Kind, NO_SLOT};
+use crate::session::{Flight, Kind, Lane, MULTI_SEQ, NO_SLOT};
 use crate::worker::MS;
 
 /// What is known where the reply arrives.
@@ -45,6 +45,98 @@ pub enum Event {
     Verify,
     /// The server became a replica while the command waited there for an element.
     Demoted,
+}
+
+/// What is known of the deployment and the time when a reply arrives.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene {
+    /// Whether slots decide who answers.
+    pub cluster: bool,
+    /// Whether the node that answered is a replica.
+    pub replica: bool,
+    /// Now, and how long a command may wait, in ns.
+    pub now: u64,
+    pub hold: u64,
+}
+
+/// A command that has its reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    pub flight: Flight,
+    pub event: Event,
+    /// Nothing was answered on this connection before, since it was taken.
+    pub fresh: bool,
+}
+
+impl Lane {
+    /// A reply has come. None where nobody asked for it.
+    #[inline]
+    pub fn on_reply(&mut self, reply: &[u8], scene: Scene, sender: Option<&Address>) -> Option<Answered> {
+        if self.sent == 0 {
+            return None;
+        }
+        let flight = self.flights.pop_front()?;
+        self.sent -= 1;
+        self.sent_bytes -= flight.size();
+        self.forwarded = 0;
+        let fresh = !std::mem::replace(&mut self.used, true);
+        let event = match reply.first() == Some(&b'-') && is_judged(flight.kind) {
+            true => {
+                let late = scene.now > flight.at + scene.hold;
+                let facts = Facts { cluster: scene.cluster, replica: scene.replica, late, pinned: self.pinned() };
+                on_error(&flight, reply, facts, sender)
+            }
+            false => Event::Answer,
+        };
+        Some(Answered { flight, event, fresh })
+    }
+}
+
+/// Whether the reply to such a command is looked at as a client's answer: not what the gateway says and asks itself.
+pub fn is_judged(kind: Kind) -> bool {
+    !matches!(kind, Kind::Swallow | Kind::Verify)
+}
+
+/// What a reply is for that is nothing to follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// The client.
+    Answer,
+    /// The client, and its connection is free again.
+    Unblocked,
+    /// One of several that make an answer.
+    Part,
+    /// The client: a setting of its own connections.
+    Setting,
+    /// The client: who it is, or which database.
+    Judged,
+    /// The client: EXEC, DISCARD or UNWATCH has left nothing on the server.
+    Ended,
+    /// The client: it was refused (to this user, or for its arguments) and ended nothing.
+    StillWithin,
+    /// The answer to a question of ours.
+    Verdict,
+    /// Nobody.
+    Nothing,
+    /// MULTI was refused to this user.
+    NoTransaction,
+}
+
+/// See [`Meaning`].
+#[inline]
+pub fn meaning(flight: &Flight, reply: &[u8]) -> Meaning {
+    match flight.kind {
+        Kind::Reply => Meaning::Answer,
+        Kind::Block => Meaning::Unblocked,
+        Kind::Gather => Meaning::Part,
+        Kind::Setup => Meaning::Setting,
+        Kind::Auth => Meaning::Judged,
+        Kind::Verify => Meaning::Verdict,
+        Kind::Exec if leaves_nothing(reply, flight.author) => Meaning::Ended,
+        Kind::Exec => Meaning::StillWithin,
+        Kind::Swallow if flight.seq == MULTI_SEQ && reply.first() == Some(&b'-') => Meaning::NoTransaction,
+        Kind::Swallow => Meaning::Nothing,
+    }
 }
 
 /// What `reply`, an error, means for the command it answers.

@@ -4,9 +4,10 @@ use unslow_reactor::Io;
 use unslow_resp::{Frame, Kind as FrameKind, Split, Splitter, write_command, write_header};
 use unslow_topology::{Health, Role, slot_of};
 
+use crate::ids::{LaneId, SetId};
 use crate::map::NOBODY;
-use crate::request::Range;
 use crate::session::*;
+use crate::step::Command;
 use crate::worker::Worker;
 use unslow_topology::commands::{Divide, Join, Plan, Spread};
 
@@ -30,16 +31,16 @@ pub struct Gather {
 
 impl Worker {
     /// DEL, MGET, MSET and the like in a cluster. False when it has to wait.
-    pub fn divide(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan, how: Divide) -> bool {
-        let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
+    pub fn divide(&mut self, io: &mut Io, whom: Whom, command: &Command, how: Divide) -> bool {
+        let arg = |i: usize| command.arg(i);
         let step = if how == Divide::Pairs { 2 } else { 1 };
-        if args.len() < 1 + step || !(args.len() - 1).is_multiple_of(step) {
-            return self.send(io, whom, bytes, plan, NO_SLOT, Kind::Reply); // the server says what is wrong with it
+        if command.len() < 1 + step || !(command.len() - 1).is_multiple_of(step) {
+            return self.send(io, whom, command, NO_SLOT, Kind::Reply); // the server says what is wrong with it
         }
-        let keys = || (1..args.len()).step_by(step);
+        let keys = || (1..command.len()).step_by(step);
         let first = slot_of(arg(1));
         if keys().all(|i| slot_of(arg(i)) == first) {
-            return self.send(io, whom, bytes, plan, first, Kind::Reply);
+            return self.send(io, whom, command, first, Kind::Reply);
         }
         if how == Divide::Pairs && self.config.strict {
             let why = "-CROSSSLOT unslow: MSET over several slots is not one command any more, and strict = true; use a hash tag, as {user1}:a\r\n";
@@ -48,7 +49,7 @@ impl Worker {
         }
         // One part a slot, in the order of their first keys.
         let mut parts: Vec<(u16, Vec<usize>)> = Vec::new();
-        let mut order = Vec::with_capacity(args.len());
+        let mut order = Vec::with_capacity(command.len());
         let mut part_of = std::collections::HashMap::new();
         for i in keys() {
             let slot = slot_of(arg(i));
@@ -74,11 +75,12 @@ impl Worker {
                 (slot, NOBODY, command)
             })
             .collect();
-        self.gather(io, whom, plan, whole, commands)
+        self.gather(io, whom, &command.plan, whole, commands)
     }
 
     /// To every master, or every node.
-    pub fn spread(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], plan: &Plan) -> bool {
+    pub fn spread(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let plan = &command.plan;
         let mut nodes = self.map.masters.clone();
         if plan.spread == Spread::AllNodes {
             let well = |n: &u16| {
@@ -87,16 +89,15 @@ impl Worker {
             };
             nodes.extend((0..self.map.servers.len() as u16).filter(well));
         }
-        let commands = nodes.into_iter().map(|node| (NO_SLOT, node, bytes.to_vec())).collect();
+        let commands = nodes.into_iter().map(|node| (NO_SLOT, node, command.bytes.to_vec())).collect();
         self.gather(io, whom, plan, Whole::Join(plan.join), commands)
     }
 
     /// SCAN over all masters: the cursor's lowest bits are the node.
-    pub fn scan(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
-        let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
-        let cursor = args.get(1).and_then(|_| std::str::from_utf8(arg(1)).ok()?.parse::<u64>().ok());
-        let Some(cursor) = cursor else {
-            return self.send(io, whom, bytes, plan, NO_SLOT, Kind::Reply);
+    pub fn scan(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let arg = |i: usize| command.arg(i);
+        let Some(cursor) = command.number::<u64>(1) else {
+            return self.send(io, whom, command, NO_SLOT, Kind::Reply);
         };
         let places = self.places();
         let (mut at, mut node) = (cursor >> NODE_BITS, (cursor & ((1 << NODE_BITS) - 1)) as u16);
@@ -126,10 +127,10 @@ impl Worker {
         node = asked;
         let at = at.to_string();
         let mut words = vec![arg(0), at.as_bytes()];
-        words.extend((2..args.len()).map(arg));
-        let mut command = Vec::new();
-        write_command(&mut command, &words);
-        self.gather(io, whom, plan, Whole::Scan(node, place), vec![(NO_SLOT, node, command)])
+        words.extend((2..command.len()).map(arg));
+        let mut bytes = Vec::new();
+        write_command(&mut bytes, &words);
+        self.gather(io, whom, &command.plan, Whole::Scan(node, place), vec![(NO_SLOT, node, bytes)])
     }
 
     /// `commands`: slot, node where there is no slot, bytes.
@@ -141,8 +142,7 @@ impl Worker {
         whole: Whole,
         commands: Vec<(u16, u16, Vec<u8>)>,
     ) -> bool {
-        let Some(client) = self.client(whom) else { return true };
-        let set = client.set;
+        let Some(set) = self.client(whom).and_then(|c| c.set) else { return true };
         let mut lanes = Vec::with_capacity(commands.len());
         for (slot, node, _) in &commands {
             let node = if *slot == NO_SLOT { *node } else { self.node_for(*slot, plan.read, whom) };
@@ -154,7 +154,7 @@ impl Worker {
             // A script that is to be killed keeps the connection of its own busy.
             let kills = self.table.get(plan.number).name.ends_with("|KILL");
             let lane = if kills { self.killer(set, node, whom) } else { self.lane_of(set, node) };
-            if self.lanes[lane as usize].journal.len() > self.config.hold_bytes {
+            if self.lanes[lane].journal.len() > self.config.hold_bytes {
                 self.stall(io, whom, Stall::Room);
                 return false;
             }
@@ -182,9 +182,9 @@ impl Worker {
     }
 
     /// A connection of its own for a command that ends a script, in the first database: a server that is busy takes no SELECT.
-    fn killer(&mut self, set: u32, node: u16, whom: Whom) -> u32 {
-        let Set { identity, proto, .. } = self.sets[set as usize];
-        let first = self.set_of(identity, 0, proto);
+    fn killer(&mut self, set: SetId, node: u16, whom: Whom) -> LaneId {
+        let proto = self.sets[set].proto;
+        let first = self.sets[set].identity.map_or(set, |identity| self.set_of(identity, 0, proto));
         self.take_lane(first, node, whom)
     }
 

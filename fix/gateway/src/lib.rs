@@ -16,6 +16,7 @@ mod config;
 mod control;
 mod event;
 mod gather;
+mod ids;
 mod journal;
 mod lanes;
 mod map;
@@ -24,6 +25,7 @@ mod session;
 mod shared;
 mod special;
 mod stats;
+mod step;
 mod worker;
 
 pub use config::{ClientAuth, Config, Facade, Read};

@@ -8,6 +8,7 @@ use unslow_reactor::Id;
 use unslow_resp::{Limits, Splitter};
 use unslow_topology::commands::Plan;
 
+use crate::ids::{IdentityId, LaneId, SetId};
 use crate::journal::Journal;
 use crate::map::NOBODY;
 use crate::request::Progress;
@@ -15,8 +16,6 @@ use crate::worker::Waiting;
 
 /// Place of a MULTI that the gateway says for a client: nobody waits for its answer, but it must be good.
 pub const MULTI_SEQ: u32 = 1;
-/// No lane, set or database.
-pub const NONE: u32 = u32::MAX;
 /// A command that has no key.
 pub const NO_SLOT: u16 = u16::MAX;
 
@@ -40,6 +39,13 @@ pub struct Whom {
     pub serial: u32,
 }
 
+impl Whom {
+    #[inline]
+    pub fn place(self) -> usize {
+        self.index as usize
+    }
+}
+
 /// The answer a client waits for.
 #[derive(Default)]
 pub struct Pending {
@@ -50,16 +56,118 @@ pub struct Pending {
     pub bytes: Vec<u8>,
 }
 
-/// Where a client is with MULTI.
+/// Where a transaction is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Multi {
-    No,
+pub enum Txn {
     /// MULTI was said; which node it is for shows with the first key.
     Said,
     /// On the dedicated connection.
     Open,
-    /// That connection broke: EXEC fails.
+    /// That connection broke, or what it watched: EXEC fails.
     Lost,
+}
+
+/// What a client has said since MULTI.
+#[derive(Debug)]
+pub struct Transaction {
+    pub at: Txn,
+    /// Commands that came before it was known for which node.
+    pub queued: Vec<Vec<u8>>,
+    /// SELECT within it.
+    pub db: Option<u32>,
+    /// It is on a node that was chosen without a key.
+    pub blind: bool,
+    /// A command of it was refused by the gateway: EXEC runs nothing.
+    pub poisoned: bool,
+}
+
+impl Transaction {
+    pub fn new(at: Txn) -> Transaction {
+        Transaction { at, queued: Vec::new(), db: None, blind: false, poisoned: false }
+    }
+
+    /// Whether a command without a key may wait for one that has one.
+    pub fn may_queue(&self, bytes: usize) -> bool {
+        self.queued.len() < QUEUED_MAX && self.queued.iter().map(Vec::len).sum::<usize>() + bytes <= QUEUED_BYTES_MAX
+    }
+}
+
+/// What a client is in the middle of, as its connection has it.
+#[derive(Debug, Default)]
+pub enum Doing {
+    #[default]
+    Nothing,
+    Transaction(Box<Transaction>),
+    Monitor,
+}
+
+/// What a client is in the middle of, as its next command sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Plain,
+    /// It has subscriptions, in RESP2: little else may be said.
+    Subscriber,
+    Transaction(Txn),
+    /// On a dedicated connection, which is to answer first.
+    Blocked,
+    Monitor,
+    /// In the middle of a command too long to be kept.
+    Streaming,
+}
+
+/// WATCH.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Watch {
+    #[default]
+    Nothing,
+    /// On the dedicated connection.
+    Keys,
+    /// The connection that watched broke: the next EXEC fails, as if a key had changed.
+    Lost,
+    /// So it did, and others are watched since, which does not make up for it.
+    LostAndKeys,
+}
+
+impl Watch {
+    /// Whether a connection watches.
+    pub fn held(self) -> bool {
+        matches!(self, Watch::Keys | Watch::LostAndKeys)
+    }
+
+    pub fn lost(self) -> bool {
+        matches!(self, Watch::Lost | Watch::LostAndKeys)
+    }
+
+    /// WATCH was said.
+    pub fn more(self) -> Watch {
+        if self.lost() { Watch::LostAndKeys } else { Watch::Keys }
+    }
+
+    /// The connection that watched is gone.
+    pub fn broken(self) -> Watch {
+        if self == Watch::Nothing { Watch::Nothing } else { Watch::Lost }
+    }
+}
+
+/// What a server judges at the moment.
+pub enum Asked {
+    /// Who the client says it is.
+    Auth(Claim),
+    /// SELECT.
+    Db(u32),
+    /// A setting of its own connections, as it was said, and whether that is CLIENT TRACKING.
+    Setup(Vec<u8>),
+}
+
+/// Whether a client is about to go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leaving {
+    #[default]
+    No,
+    /// It will say no more.
+    SaidAll,
+    /// To be closed when all answers are out.
+    WhenAnswered,
 }
 
 /// Why a client is not read.
@@ -84,16 +192,16 @@ pub enum Replies {
 
 /// A command too long to be kept, on its way through.
 pub struct Stream {
-    pub lane: u32,
+    /// None when its server is gone: the rest goes nowhere.
+    pub lane: Option<LaneId>,
     pub splitter: Splitter,
-    /// Its server is gone: the rest goes nowhere.
-    pub lost: bool,
 }
 
 /// Where a subscription is.
 #[derive(Clone, Copy, Debug)]
 pub struct Subscription {
-    pub lane: u32,
+    /// None while it waits for a node to be on.
+    pub lane: Option<LaneId>,
     /// The server has confirmed it.
     pub confirmed: bool,
     /// The client need not hear of that: it was made anew for it.
@@ -110,9 +218,9 @@ pub struct Client {
     pub number: u64,
     pub from: Option<SocketAddr>,
     pub to: Option<SocketAddr>,
-    /// Its connections to servers: index of a [`Set`]; NONE before AUTH where one is needed.
-    pub set: u32,
-    pub identity: u32,
+    /// Its connections to servers; none before AUTH where one is needed.
+    pub set: Option<SetId>,
+    pub identity: Option<IdentityId>,
     pub db: u32,
     pub proto: u8,
     /// Of the request that has come in part.
@@ -129,34 +237,17 @@ pub struct Client {
     /// Later commands wait until all answers are there: one of them is being sent again.
     pub barrier: bool,
     pub stall: Stall,
-    /// To be closed when all answers are out.
-    pub closing: bool,
-    /// It will say no more.
-    pub half_closed: bool,
+    pub leaving: Leaving,
     /// Of the map its commands went by.
     pub version: u64,
-    pub multi: Multi,
-    /// Commands within MULTI that came before it was known for which node.
-    pub queued: Vec<Vec<u8>>,
-    /// SELECT within MULTI.
-    pub multi_db: Option<u32>,
-    pub watching: bool,
-    /// The connection that watched broke: the next EXEC fails, as if a key had changed.
-    pub watch_lost: bool,
-    /// Its transaction is on a node that was chosen without a key.
-    pub blind: bool,
-    /// A command of its transaction was refused by the gateway: EXEC runs nothing.
-    pub poisoned: bool,
-    /// Who it says it is, while the server judges.
-    pub claim: Option<Box<Claim>>,
-    /// SELECT, while the server judges.
-    pub selecting: Option<u32>,
-    /// A dedicated lane that everything goes to; NONE is the rule.
-    pub pin: u32,
-    /// The pin is MONITOR's.
-    pub monitor: bool,
+    pub doing: Doing,
+    pub watch: Watch,
+    /// What a server judges.
+    pub asked: Option<Box<Asked>>,
+    /// A dedicated lane that everything goes to.
+    pub pin: Option<LaneId>,
     /// Lanes of subscriptions.
-    pub subs: Vec<u32>,
+    pub subs: Vec<LaneId>,
     pub channels: BTreeMap<Channel, Subscription>,
     /// Confirmations of subscribing that the client is to get.
     pub subscribing: usize,
@@ -175,8 +266,6 @@ pub struct Client {
     pub slow: bool,
     /// Bytes of answers before their turn.
     pub parked: usize,
-    /// A setting of its own connections, while the server judges.
-    pub claimed_setup: Vec<u8>,
     /// CLIENT TRACKING is on: what it has cached it may have to forget.
     pub tracking: bool,
     pub stream: Option<Box<Stream>>,
@@ -190,6 +279,54 @@ pub struct Client {
 }
 
 impl Client {
+    /// One that has just come, and has said nothing.
+    pub fn new(id: Id, serial: u32, now: u64) -> Client {
+        Client {
+            id,
+            serial,
+            number: 0,
+            from: None,
+            to: None,
+            set: None,
+            identity: None,
+            db: 0,
+            proto: 2,
+            progress: None,
+            unread: 0,
+            pending: VecDeque::new(),
+            base: 0,
+            midway: false,
+            pushes: Vec::new(),
+            barrier: false,
+            stall: Stall::No,
+            leaving: Leaving::No,
+            version: 0,
+            doing: Doing::Nothing,
+            watch: Watch::Nothing,
+            asked: None,
+            pin: None,
+            subs: Vec::new(),
+            channels: BTreeMap::new(),
+            subscribing: 0,
+            unsubscribing: 0,
+            name: Vec::new(),
+            library: Vec::new(),
+            replies: Replies::On,
+            bulky: false,
+            waiting: Vec::new(),
+            overtaken: false,
+            slow: false,
+            parked: 0,
+            tracking: false,
+            stream: None,
+            last_node: NOBODY,
+            notified: false,
+            born: now,
+            seen: now,
+            commands: 0,
+        }
+    }
+
     /// A place for the answer to the next command.
     #[inline]
     pub fn begin(&mut self) -> u32 {
@@ -205,9 +342,10 @@ impl Client {
         self.base.wrapping_add(self.pending.len() as u32 - 1)
     }
 
-    /// Whether a command without a key may wait for one that has one.
-    pub fn may_queue(&self, bytes: usize) -> bool {
-        self.queued.len() < QUEUED_MAX && self.queued.iter().map(Vec::len).sum::<usize>() + bytes <= QUEUED_BYTES_MAX
+    /// How many answers before that of its command `seq` are still owed.
+    #[inline]
+    pub fn at(&self, seq: u32) -> usize {
+        seq.wrapping_sub(self.base) as usize
     }
 
     pub fn whom(&self) -> Whom {
@@ -217,7 +355,52 @@ impl Client {
     /// Nothing about it is special.
     #[inline]
     pub fn plain(&self) -> bool {
-        self.pin == NONE && self.multi == Multi::No && (self.subs.is_empty() || self.proto == 3) && self.set != NONE
+        self.pin.is_none()
+            && matches!(self.doing, Doing::Nothing)
+            && (self.subs.is_empty() || self.proto == 3)
+            && self.set.is_some()
+    }
+
+    pub fn mode(&self) -> Mode {
+        match &self.doing {
+            _ if self.stream.is_some() => Mode::Streaming,
+            Doing::Monitor => Mode::Monitor,
+            Doing::Transaction(t) => Mode::Transaction(t.at),
+            Doing::Nothing if self.proto == 2 && !self.subs.is_empty() => Mode::Subscriber,
+            Doing::Nothing if self.pin.is_some() && !self.watch.held() && !self.pending.is_empty() => Mode::Blocked,
+            Doing::Nothing => Mode::Plain,
+        }
+    }
+
+    pub fn transaction(&self) -> Option<&Transaction> {
+        match &self.doing {
+            Doing::Transaction(t) => Some(t),
+            _ => None,
+        }
+    }
+
+    pub fn transaction_mut(&mut self) -> Option<&mut Transaction> {
+        match &mut self.doing {
+            Doing::Transaction(t) => Some(t),
+            _ => None,
+        }
+    }
+
+    /// Whether the dedicated lane has done its work.
+    pub fn needs_pin(&self) -> bool {
+        self.watch.held() || !matches!(self.doing, Doing::Nothing)
+    }
+
+    /// A transaction or a WATCH is over, whatever became of it. The database that was selected in it.
+    pub fn end_transaction(&mut self) -> Option<u32> {
+        self.watch = Watch::Nothing;
+        match std::mem::take(&mut self.doing) {
+            Doing::Transaction(t) => t.db,
+            other => {
+                self.doing = other;
+                None
+            }
+        }
     }
 }
 
@@ -244,7 +427,7 @@ pub enum Kind {
 }
 
 /// A command on a lane.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flight {
     pub whom: Whom,
     pub seq: u32,
@@ -268,6 +451,12 @@ pub struct Flight {
 }
 
 impl Flight {
+    /// Its bytes in the journal.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.len as usize
+    }
+
     /// A command that is sent for the first time, to be kept in the journal.
     #[inline]
     pub fn new(whom: Whom, seq: u32, plan: &Plan, bytes: &[u8], at: u64, slot: u16, kind: Kind) -> Flight {
@@ -315,7 +504,7 @@ pub enum State {
 pub struct Lane {
     pub connection: Option<Id>,
     pub state: State,
-    pub set: u32,
+    pub set: SetId,
     pub node: u16,
     /// Whose it is alone; pushes on it are for that client.
     pub owner: Option<Whom>,
@@ -355,6 +544,12 @@ pub struct Lane {
 }
 
 impl Lane {
+    /// Whether a client has it alone, from the pool.
+    #[inline]
+    pub fn pinned(&self) -> bool {
+        self.pooled && self.owner.is_some()
+    }
+
     /// Whether what is added goes out at once.
     #[inline]
     pub fn flows(&self) -> bool {
@@ -373,11 +568,12 @@ pub struct Claim {
 
 /// Lanes with the same user, database and protocol: one a node.
 pub struct Set {
-    pub identity: u32,
+    /// None when the place is free.
+    pub identity: Option<IdentityId>,
     pub db: u32,
     pub proto: u8,
     pub owner: Option<Whom>,
-    pub lanes: Vec<u32>,
+    pub lanes: Vec<Option<LaneId>>,
     /// Said on each lane of it before use, as it came from the client.
     pub setup: Vec<Vec<u8>>,
     /// Since when no client has it.
@@ -385,14 +581,29 @@ pub struct Set {
 }
 
 /// Number of the identity that is the gateway itself.
-pub const OWN: u32 = 0;
+pub const OWN: IdentityId = IdentityId::at(0);
 /// Number of the identity of connections on which AUTH is judged: nobody's. Whoever proves to be somebody there leaves it so, hence
 /// nothing but AUTH is ever said on them.
-pub const JUDGED: u32 = 1;
+pub const JUDGED: IdentityId = IdentityId::at(1);
 
 /// As whom a lane speaks.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
     pub user: Option<Vec<u8>>,
     pub password: Option<Vec<u8>>,
+}
+
+impl Identity {
+    /// The words of its AUTH.
+    pub fn auth(&self) -> Vec<&[u8]> {
+        let words = [Some(&b"AUTH"[..]), self.user.as_deref(), Some(self.password.as_deref().unwrap_or(b""))];
+        words.into_iter().flatten().collect()
+    }
+}
+
+impl Set {
+    /// An empty one.
+    pub fn of(identity: IdentityId, db: u32, proto: u8, owner: Option<Whom>) -> Set {
+        Set { identity: Some(identity), db, proto, owner, lanes: Vec::new(), setup: Vec::new(), idle_since: None }
+    }
 }

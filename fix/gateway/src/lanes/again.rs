@@ -1,9 +1,11 @@
 //! Commands that did not run where they were sent, and questions about those that perhaps did.
 
-use crate::event::{self, Elsewhere, Event, Facts};
+use crate::event::{self, Answered, Elsewhere, Event, Facts};
+use crate::ids::LaneId;
 use crate::map::NOBODY;
 use crate::request;
 use crate::session::*;
+use crate::special::Moved;
 use crate::worker::{Again, MS, To, Waiting, Worker};
 use std::sync::Arc;
 use unslow_nodes::{Address, Author, Kind as Says, Named, Refusal};
@@ -15,60 +17,76 @@ use unslow_topology::{Role, slot_of};
 /// How often a command follows redirects before its client hears of it.
 const REDIRECTS_MAX: u8 = 16;
 
+/// A command that a server refused, or a script.
+pub(super) struct Refused<'a> {
+    flight: Flight,
+    bytes: Vec<u8>,
+    /// What was said instead.
+    error: &'a [u8],
+    /// Its place among those of its client that wait.
+    at: Option<usize>,
+}
+
 impl Worker {
     /// Errors that are for the gateway and not for the client. True when the command goes on elsewhere; its bytes are then
     /// taken out of the journal.
-    pub(super) fn redirected(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8], fresh: bool) -> bool {
-        let event = event::on_error(flight, bytes, self.facts_of(lane, flight), self.sender(lane).as_ref());
-        if event == Event::Answer {
+    pub(super) fn elsewhere(&mut self, io: &mut Io, lane: LaneId, answered: &Answered, bytes: &[u8]) -> bool {
+        let Answered { flight, event, fresh } = answered;
+        if *event == Event::Answer {
             return false;
         }
-        if event == Event::Demoted {
+        if *event == Event::Demoted {
             self.shared.doubt();
-            return self.blocked_elsewhere(io, lane, flight);
+            self.blocked_elsewhere(io, lane, flight);
+            return true;
         }
         let pinned = self.pinned(lane);
         if flight.len == 0 {
-            return self.streamed_elsewhere(io, flight, &event);
+            return self.streamed_elsewhere(io, flight, event);
         }
-        if let (Event::Redirected(to), true) = (&event, pinned) {
+        if let (Event::Redirected(to), true) = (event, pinned) {
             self.learn(lane, flight, to);
-            let node = self.known(&to.to);
-            return self.pinned_moved(io, lane, flight, node, fresh, to.ask);
+            let moved = Moved { to: self.known(&to.to), asking: to.ask, fresh: *fresh };
+            self.pinned_moved(io, lane, flight, &moved);
+            return true;
         }
-        if pinned || matches!(flight.kind, Kind::Auth | Kind::Exec) || !self.may_go_again(flight, &event) {
+        if pinned || matches!(flight.kind, Kind::Auth | Kind::Exec) || !self.may_go_again(flight, event) {
             return false;
         }
-        let l = &mut self.lanes[lane as usize];
-        let command = l.journal.front(flight.len as usize).to_vec();
-        l.journal.pop(flight.len as usize);
-        if event == Event::Verify {
-            self.verify(io, lane, flight, command, bytes);
+        let l = &mut self.lanes[lane];
+        let command = l.journal.front(flight.size()).to_vec();
+        l.journal.pop(flight.size());
+        let refused = Refused { flight: *flight, bytes: command, error: bytes, at: None };
+        if *event == Event::Verify {
+            self.verify(io, lane, refused);
         } else {
-            self.go_again(io, lane, flight, command, bytes, event, None);
+            self.go_again(io, lane, refused, event.clone());
         }
         true
     }
 
     /// What the judgement of a reply needs to know.
-    pub(super) fn facts_of(&self, lane: u32, flight: &Flight) -> Facts {
-        let node = usize::from(self.lanes[lane as usize].node);
+    pub(super) fn facts_of(&self, lane: LaneId, flight: &Flight) -> Facts {
         Facts {
             cluster: self.cluster,
-            replica: self.map.servers[node].role == Role::Replica,
+            replica: self.answers_as_replica(lane),
             late: self.now > flight.at + self.config.hold_ms * MS,
             pinned: self.pinned(lane),
         }
     }
 
-    pub(super) fn pinned(&self, lane: u32) -> bool {
-        let l = &self.lanes[lane as usize];
-        l.pooled && l.owner.is_some()
+    pub(super) fn pinned(&self, lane: LaneId) -> bool {
+        self.lanes[lane].pinned()
+    }
+
+    /// Whether the node at the other end is a replica, as far as the map knows.
+    pub(super) fn answers_as_replica(&self, lane: LaneId) -> bool {
+        self.map.servers[usize::from(self.lanes[lane].node)].role == Role::Replica
     }
 
     /// The node at the other end, as redirects that name no host mean it.
-    pub(super) fn sender(&self, lane: u32) -> Option<Address> {
-        Address::parse(&self.map.servers[usize::from(self.lanes[lane as usize].node)].address)
+    pub(super) fn sender(&self, lane: LaneId) -> Option<Address> {
+        Address::parse(&self.map.servers[usize::from(self.lanes[lane].node)].address)
     }
 
     /// The number of the node that a redirect names, if the servers' own topology has it.
@@ -104,20 +122,20 @@ impl Worker {
         let gather = (flight.kind == Kind::Gather).then(|| self.gathers.get(&flight.seq).map(|g| g.seq));
         let seq = gather.unwrap_or(Some(flight.seq));
         match (seq, self.client(flight.whom)) {
-            (Some(seq), Some(client)) => seq.wrapping_sub(client.base) as usize + 1 < client.pending.len(),
+            (Some(seq), Some(client)) => client.at(seq) + 1 < client.pending.len(),
             _ => true,
         }
     }
 
     /// What a redirect says about the map, until the watcher has looked.
-    pub(super) fn learn(&mut self, lane: u32, flight: &Flight, elsewhere: &Elsewhere) {
+    pub(super) fn learn(&mut self, lane: LaneId, flight: &Flight, elsewhere: &Elsewhere) {
         self.shared.doubt();
         if elsewhere.ask {
             self.stats.asked += 1;
             return;
         }
         self.stats.moved += 1;
-        let (node, to) = (self.lanes[lane as usize].node, self.known(&elsewhere.to));
+        let (node, to) = (self.lanes[lane].node, self.known(&elsewhere.to));
         let owner = self.map.slots[usize::from(elsewhere.slot)];
         if owner == node || owner == NOBODY {
             if to != NOBODY {
@@ -131,19 +149,11 @@ impl Worker {
         }
     }
 
-    /// A command that did not run, by what the server said instead: `error`. `at`: its place among those of its client that wait.
-    #[allow(clippy::too_many_arguments)] // the refused command, its error, and where it stood
-    pub(super) fn go_again(
-        &mut self,
-        io: &mut Io,
-        lane: u32,
-        flight: &Flight,
-        bytes: Vec<u8>,
-        error: &[u8],
-        event: Event,
-        at: Option<usize>,
-    ) {
-        let node = self.lanes[lane as usize].node;
+    /// A command that did not run.
+    pub(super) fn go_again(&mut self, io: &mut Io, lane: LaneId, refused: Refused, event: Event) {
+        let Refused { flight, bytes, error, at } = refused;
+        let flight = &flight;
+        let node = self.lanes[lane].node;
         let followed = self.followed(flight);
         let (mut pause, mut to, mut slot) = (0, To::Owner, flight.slot);
         let moved = matches!(event, Event::Redirected(_));
@@ -190,7 +200,9 @@ impl Worker {
     }
 
     /// Asks the node that answered about the same keys, with a command whose errors are the server's own.
-    pub(super) fn verify(&mut self, io: &mut Io, lane: u32, flight: &Flight, command: Vec<u8>, error: &[u8]) {
+    pub(super) fn verify(&mut self, io: &mut Io, lane: LaneId, refused: Refused) {
+        let Refused { flight, bytes: command, error, .. } = refused;
+        let flight = &flight;
         self.doubts = self.doubts.wrapping_add(1);
         let (number, whom) = (self.doubts, flight.whom);
         let (question, slot) = self.question(&command, flight, error);
@@ -246,7 +258,7 @@ impl Worker {
 
     /// The question is answered: the server refuses those keys, so it refused the command; or the words were a script's, and the
     /// command has run.
-    pub(super) fn verified(&mut self, io: &mut Io, lane: u32, asked: &Flight, reply: &[u8]) {
+    pub(super) fn verified(&mut self, io: &mut Io, lane: LaneId, asked: &Flight, reply: &[u8]) {
         let Some(client) = self.client(asked.whom) else { return };
         let Some(at) = client.waiting.iter().position(|w| w.doubt == Some(asked.seq)) else { return };
         let Waiting { again, error, .. } = client.waiting.remove(at);
@@ -255,7 +267,8 @@ impl Worker {
         let event = event::on_error(&as_asked, reply, facts, self.sender(lane).as_ref());
         let refused = matches!(event, Event::Redirected(_) | Event::Refused { .. });
         if refused && self.may_go_again(&again.flight, &event) {
-            return self.go_again(io, lane, &again.flight, again.bytes, &error, event, Some(at));
+            let refused = Refused { flight: again.flight, bytes: again.bytes, error: &error, at: Some(at) };
+            return self.go_again(io, lane, refused, event);
         }
         self.pass(io, &again.flight, &error);
     }
@@ -293,10 +306,7 @@ impl Worker {
             return;
         };
         client.barrier = true;
-        let set = client.set;
-        if set == NONE {
-            return;
-        }
+        let Some(set) = client.set else { return };
         let bound = flight.slot == NO_SLOT && flight.node != NOBODY;
         let (node, asking) = match &to {
             To::Asking(node) => (*node, true),
@@ -330,13 +340,14 @@ impl Worker {
             return;
         }
         let lane = match flight.kind {
-            Kind::Block if self.client(flight.whom).is_some_and(|c| c.closing || c.half_closed) => {
+            Kind::Block if self.client(flight.whom).is_some_and(|c| c.leaving != Leaving::No) => {
                 // What it would get nobody would read.
                 return self.drop_client(io, flight.whom);
             }
             Kind::Block => self.dedicate(flight.whom, node),
-            _ => self.lane_of(set, node),
+            _ => Some(self.lane_of(set, node)),
         };
+        let Some(lane) = lane else { return };
         if asking {
             let mut ask = Vec::new();
             write_command(&mut ask, &["ASKING"]);
@@ -354,16 +365,13 @@ impl Worker {
             Kind::Gather => self.gathered(io, flight.seq, flight.part, bytes),
             Kind::Exec => {
                 if let Some(client) = self.client(flight.whom) {
-                    client.multi = Multi::No;
-                    (client.watching, client.watch_lost, client.blind) = (false, false, false);
-                    client.multi_db = None;
-                    client.queued.clear();
+                    client.end_transaction();
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
             Kind::Auth => {
                 if let Some(client) = self.client(flight.whom) {
-                    (client.claim, client.selecting) = (None, None);
+                    client.asked = None;
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }

@@ -1,5 +1,6 @@
 //! What breaks, and what another map moves.
 
+use crate::ids::LaneId;
 use crate::map::{Map, NOBODY};
 use crate::session::*;
 use crate::worker::{Again, MS, To, Worker};
@@ -8,17 +9,17 @@ use unslow_topology::Health;
 
 impl Worker {
     /// The connection is gone.
-    pub fn lane_closed(&mut self, io: &mut Io, lane: u32, why: &Closed) {
+    pub fn lane_closed(&mut self, io: &mut Io, lane: LaneId, why: &Closed) {
         let never_sent = io.never_sent();
-        if let Some(id) = self.lanes[lane as usize].connection.take() {
+        if let Some(id) = self.lanes[lane].connection.take() {
             self.parties[id.index()] = crate::worker::Party::Nobody;
         }
         self.clogs.retain(|c| c.lane != lane);
-        let l = &self.lanes[lane as usize];
+        let l = &self.lanes[lane];
         let was = l.state;
         if matches!(was, State::Opening | State::Greeting) {
             self.lane_failed(lane);
-            if was == State::Greeting || self.lanes[lane as usize].owner.is_some() {
+            if was == State::Greeting || self.lanes[lane].owner.is_some() {
                 self.shared.doubt();
             }
             self.rehome(io, lane);
@@ -30,19 +31,19 @@ impl Worker {
             self.map.servers[usize::from(l.node)].address
         );
         self.break_lane(io, lane, never_sent, &text);
-        self.lanes[lane as usize].state = State::Closed(self.now);
+        self.lanes[lane].state = State::Closed(self.now);
         // Who has it alone cannot go on with it.
-        if let Some(owner) = self.lanes[lane as usize].owner {
+        if let Some(owner) = self.lanes[lane].owner {
             self.lost_own_lane(io, lane, owner);
-        } else if self.lanes[lane as usize].pooled {
+        } else if self.lanes[lane].pooled {
             self.close_lane(io, lane);
         }
     }
 
     /// Sorts the commands of a lane that is no more into those to send again and those that failed. `never_sent` are the
     /// last bytes that its peer cannot have seen.
-    pub(super) fn break_lane(&mut self, io: &mut Io, lane: u32, never_sent: usize, text: &str) {
-        let l = &mut self.lanes[lane as usize];
+    pub(super) fn break_lane(&mut self, io: &mut Io, lane: LaneId, never_sent: usize, text: &str) {
+        let l = &mut self.lanes[lane];
         let seen = l.sent_bytes.saturating_sub(never_sent);
         let journal = std::mem::take(&mut l.journal);
         let flights: Vec<Flight> = l.flights.drain(..).collect();
@@ -54,8 +55,8 @@ impl Worker {
         l.read_only = Some(false);
         let mut at = 0;
         for (i, flight) in flights.into_iter().enumerate() {
-            let bytes = &journal.all()[at..at + flight.len as usize];
-            at += flight.len as usize;
+            let bytes = &journal.all()[at..at + flight.size()];
+            at += flight.size();
             // A command that was cut is no command: servers run whole ones only.
             let ran_perhaps = at <= seen && flight.kind != Kind::Swallow;
             let half_told = i == 0 && midway && matches!(flight.kind, Kind::Reply | Kind::Block);
@@ -65,7 +66,7 @@ impl Worker {
                 continue;
             }
             if half_told && let Some(client) = self.client(flight.whom) {
-                let at = flight.seq.wrapping_sub(client.base) as usize;
+                let at = client.at(flight.seq);
                 if let Some(pending) = client.pending.get_mut(at) {
                     client.parked -= pending.bytes.len();
                     pending.bytes.clear();
@@ -106,8 +107,8 @@ impl Worker {
     pub fn remapped(&mut self, io: &mut Io, old: &Map) {
         let mut moving: Vec<Again> = Vec::new();
         let mut unverified: Vec<Flight> = Vec::new();
-        for lane in 0..self.lanes.len() as u32 {
-            let l = &self.lanes[lane as usize];
+        for lane in self.lanes.places() {
+            let l = &self.lanes[lane];
             if l.free {
                 continue;
             }
@@ -118,9 +119,9 @@ impl Worker {
                 ill && !server.owns && old.servers.get(node).is_some_and(|s| s.owns || s.health == Health::Up);
             let now_ill = ill && old.servers.get(node).is_some_and(|s| s.health == Health::Up);
             let raw = l.raw;
-            self.lanes[lane as usize].held = ill && (server.health == Health::Suspected || server.owns);
-            if replaced && self.lanes[lane as usize].state == State::Ready {
-                if let Some(id) = self.lanes[lane as usize].connection.take() {
+            self.lanes[lane].held = ill && (server.health == Health::Suspected || server.owns);
+            if replaced && self.lanes[lane].state == State::Ready {
+                if let Some(id) = self.lanes[lane].connection.take() {
                     io.close(id);
                     self.parties[id.index()] = crate::worker::Party::Nobody;
                 }
@@ -129,15 +130,15 @@ impl Worker {
                     "-ERR unslow: {address} stopped answering after this command was sent, and was replaced; it may or may not have run\r\n"
                 );
                 self.break_lane(io, lane, 0, &text);
-                self.lanes[lane as usize].state = State::Closed(self.now);
-                if let Some(owner) = self.lanes[lane as usize].owner {
+                self.lanes[lane].state = State::Closed(self.now);
+                if let Some(owner) = self.lanes[lane].owner {
                     self.lost_own_lane(io, lane, owner);
-                } else if self.lanes[lane as usize].pooled {
+                } else if self.lanes[lane].pooled {
                     self.close_lane(io, lane);
                 }
                 continue;
             }
-            let l = &mut self.lanes[lane as usize];
+            let l = &mut self.lanes[lane];
             if raw && l.state != State::Ready && (ill || !self.map.servers[node].owns) {
                 self.rehome(io, lane);
                 continue;
@@ -154,12 +155,12 @@ impl Worker {
                 let first = l.flights.iter().find(|f| f.slot != NO_SLOT).map(|f| (f.slot, f.whom));
                 let to = first.map_or(NOBODY, |(slot, whom)| self.node_for(slot, false, whom));
                 if to != NOBODY && usize::from(to) != node {
-                    if let Some(id) = self.lanes[lane as usize].connection.take() {
+                    if let Some(id) = self.lanes[lane].connection.take() {
                         io.close(id);
                         self.parties[id.index()] = crate::worker::Party::Nobody;
                     }
                     let held = self.map.servers[usize::from(to)].health != Health::Up;
-                    let l = &mut self.lanes[lane as usize];
+                    let l = &mut self.lanes[lane];
                     (l.node, l.state, l.held, l.failures, l.down_since) = (to, State::Closed(self.now), held, 0, None);
                     l.greeting.clear();
                     l.part.clear();
@@ -168,7 +169,7 @@ impl Worker {
                 }
                 continue;
             }
-            let l = &mut self.lanes[lane as usize];
+            let l = &mut self.lanes[lane];
             let dedicated = l.pooled && l.owner.is_some();
             if !raw && !dedicated && l.sent < l.flights.len() {
                 let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
@@ -177,7 +178,7 @@ impl Worker {
                 l.read_only = None;
                 let mut at = 0;
                 for flight in flights {
-                    let end = at + flight.len as usize;
+                    let end = at + flight.size();
                     if flight.kind == Kind::Verify {
                         unverified.push(flight);
                     } else if flight.kind != Kind::Swallow {
@@ -189,10 +190,10 @@ impl Worker {
             // Reads under way to a node that hangs now are asked of a replica as well; the late answer goes nowhere.
             if now_ill {
                 let mut elsewhere = Vec::new();
-                let l = &mut self.lanes[lane as usize];
+                let l = &mut self.lanes[lane];
                 let mut at = 0;
                 for flight in l.flights.iter_mut() {
-                    let end = at + flight.len as usize;
+                    let end = at + flight.size();
                     let owner = self.map.slots.get(usize::from(flight.slot));
                     let readers = owner.and_then(|m| self.map.readers.get(usize::from(*m)));
                     let other = readers.is_some_and(|r| r.iter().any(|n| usize::from(*n) != node));

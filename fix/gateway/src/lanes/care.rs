@@ -1,5 +1,6 @@
 //! Lanes looked over: those that wait, and those whose clients do not read.
 
+use crate::ids::LaneId;
 use crate::session::*;
 use crate::worker::{Clog, MS, Worker};
 use unslow_reactor::Io;
@@ -15,21 +16,21 @@ impl Worker {
         const IDLE: u64 = 60_000 * MS;
         let hold = self.config.hold_ms * MS;
         let mut waiting = 0;
-        for lane in 0..self.lanes.len() as u32 {
-            let l = &self.lanes[lane as usize];
+        for lane in self.lanes.places() {
+            let l = &self.lanes[lane];
             if l.free {
                 continue;
             }
             if l.state == State::Greeting && self.now > l.dialled_at + 2 * self.config.connect_ms * MS {
                 // It takes connections and says nothing.
-                if let Some(id) = self.lanes[lane as usize].connection.take() {
+                if let Some(id) = self.lanes[lane].connection.take() {
                     io.close(id);
                     self.parties[id.index()] = crate::worker::Party::Nobody;
                 }
                 self.lane_failed(lane);
                 self.rehome(io, lane);
             }
-            let l = &self.lanes[lane as usize];
+            let l = &self.lanes[lane];
             let unwritten = l.flights.len() > l.sent;
             let subscribing = l.raw && l.journal.len() > 0 && l.state != State::Ready;
             if unwritten || subscribing {
@@ -47,9 +48,9 @@ impl Worker {
     }
 
     /// What has waited too long on a lane gets its error.
-    pub(super) fn give_up(&mut self, io: &mut Io, lane: u32) {
+    pub(super) fn give_up(&mut self, io: &mut Io, lane: LaneId) {
         let hold = self.config.hold_ms * MS;
-        let l = &self.lanes[lane as usize];
+        let l = &self.lanes[lane];
         if let (true, Some(owner)) = (l.pooled, l.owner) {
             // What was said before on a dedicated lane belongs to what is given up.
             let address = &self.map.servers[usize::from(l.node)].address;
@@ -58,15 +59,15 @@ impl Worker {
                 "-ERR unslow: {address} took no commands for {} ms and nobody took its place; {how}\r\n",
                 self.config.hold_ms
             );
-            if let Some(id) = self.lanes[lane as usize].connection.take() {
+            if let Some(id) = self.lanes[lane].connection.take() {
                 io.close(id);
                 self.parties[id.index()] = crate::worker::Party::Nobody;
             }
             self.break_lane(io, lane, 0, &text);
-            self.lanes[lane as usize].state = State::Closed(self.now);
+            self.lanes[lane].state = State::Closed(self.now);
             return self.lost_own_lane(io, lane, owner);
         }
-        let l = &mut self.lanes[lane as usize];
+        let l = &mut self.lanes[lane];
         let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
         let bytes = l.journal.all()[l.sent_bytes..].to_vec();
         l.journal.truncate(l.sent_bytes);
@@ -78,12 +79,12 @@ impl Worker {
         );
         let mut at = 0;
         for flight in flights {
-            let end = at + flight.len as usize;
+            let end = at + flight.size();
             if self.now > flight.at + hold {
                 self.stats.error("held_too_long");
                 self.fail_flight(io, &flight, text.as_bytes());
             } else {
-                let l = &mut self.lanes[lane as usize];
+                let l = &mut self.lanes[lane];
                 l.flights.push_back(flight);
                 l.journal.push(&bytes[at..end]);
             }
@@ -92,7 +93,7 @@ impl Worker {
     }
 
     /// A long reply comes faster than its client takes it: the server is read more slowly for a while.
-    pub(super) fn clogged(&mut self, io: &mut Io, lane: u32, whom: Whom) {
+    pub(super) fn clogged(&mut self, io: &mut Io, lane: LaneId, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         let (id, slow) = (client.id, client.slow);
         if io.unsent(id) <= CLOG {
@@ -109,11 +110,11 @@ impl Worker {
         if unsent > self.config.client_output_bytes {
             return self.close_slow(io, whom);
         }
-        if slow && self.lanes[lane as usize].owner.is_none() {
+        if slow && self.lanes[lane].owner.is_none() {
             return;
         }
         if self.clogs.iter().all(|c| c.lane != lane)
-            && let Some(connection) = self.lanes[lane as usize].connection
+            && let Some(connection) = self.lanes[lane].connection
         {
             io.pause(connection, true);
             self.clogs.push(Clog { lane, whom, unsent, since: self.now });
@@ -124,7 +125,7 @@ impl Worker {
         for mut clog in std::mem::take(&mut self.clogs) {
             let id = self.client(clog.whom).map(|c| c.id);
             let unsent = id.map_or(0, |id| io.unsent(id));
-            let own = self.lanes[clog.lane as usize].owner.is_some();
+            let own = self.lanes[clog.lane].owner.is_some();
             if unsent < clog.unsent {
                 (clog.unsent, clog.since) = (unsent, self.now);
             }
@@ -135,7 +136,7 @@ impl Worker {
             }
             if unsent > CLOG / 2 && !stuck {
                 self.clogs.push(clog);
-            } else if let Some(connection) = self.lanes[clog.lane as usize].connection {
+            } else if let Some(connection) = self.lanes[clog.lane].connection {
                 io.pause(connection, false);
             }
         }

@@ -1,14 +1,15 @@
 //! A connection from its dial to its greeting, and back to the pool.
 
 use crate::config::Read;
+use crate::ids::{LaneId, SetId};
 use crate::session::*;
-use crate::worker::{MS, Worker};
+use crate::worker::{MS, PoolKey, Worker};
 use unslow_reactor::{Io, now_ns};
 use unslow_resp::write_command;
 use unslow_topology::Health;
 
 impl Worker {
-    pub(super) fn new_lane(&mut self, set: u32, node: u16, owner: Option<Whom>) -> u32 {
+    pub(super) fn new_lane(&mut self, set: SetId, node: u16, owner: Option<Whom>) -> LaneId {
         let held = self.map.servers.get(usize::from(node)).is_some_and(|s| s.health == Health::Suspected);
         let lane = Lane {
             connection: None,
@@ -40,53 +41,54 @@ impl Worker {
         };
         match self.lanes_free.pop() {
             Some(at) => {
-                self.lanes[at as usize] = lane;
+                self.lanes[at] = lane;
                 at
             }
-            None => {
-                self.lanes.push(lane);
-                self.lanes.len() as u32 - 1
-            }
+            None => self.lanes.push(lane),
         }
     }
 
     /// A dedicated lane to a node, from the pool or new.
-    pub fn take_lane(&mut self, set: u32, node: u16, owner: Whom) -> u32 {
-        let Set { identity, db, proto, .. } = self.sets[set as usize];
-        let plain = self.set_of(identity, db, proto);
-        let setup = !self.sets[set as usize].setup.is_empty();
-        let pooled = if setup { None } else { self.pool.get_mut(&(identity, db, proto, node)).and_then(Vec::pop) };
+    pub fn take_lane(&mut self, set: SetId, node: u16, owner: Whom) -> LaneId {
+        let Set { db, proto, .. } = self.sets[set];
+        let plain = self.sets[set].identity.map_or(set, |identity| self.set_of(identity, db, proto));
+        let setup = !self.sets[set].setup.is_empty();
+        let key = self.pool_key(set, node).filter(|_| !setup);
+        let pooled = key.and_then(|key| self.pool.get_mut(&key)?.pop());
         let lane = match pooled {
             Some(lane) => {
-                self.lanes[lane as usize].owner = Some(owner);
+                self.lanes[lane].owner = Some(owner);
                 lane
             }
             None => self.new_lane(if setup { set } else { plain }, node, Some(owner)),
         };
-        let l = &mut self.lanes[lane as usize];
+        let l = &mut self.lanes[lane];
         (l.pooled, l.dirty, l.used) = (true, setup, false);
         lane
     }
 
     /// Back to the pool, if it is as it was.
-    pub fn return_lane(&mut self, io: &mut Io, lane: u32) {
-        let l = &mut self.lanes[lane as usize];
+    pub fn return_lane(&mut self, io: &mut Io, lane: LaneId) {
+        let l = &mut self.lanes[lane];
         let clean = l.pooled && !l.dirty && !l.raw && l.flights.is_empty() && l.first == 0 && l.state == State::Ready;
         let (set, node) = (l.set, l.node);
         l.owner = None;
         l.idle_since = self.now;
-        let Set { identity, db, proto, .. } = self.sets[set as usize];
-        let pool = self.pool.entry((identity, db, proto, node)).or_default();
-        if clean && pool.len() < self.config.pool {
-            pool.push(lane);
-        } else {
-            self.close_lane(io, lane);
+        let pool = self.pool_key(set, node).filter(|_| clean).map(|key| self.pool.entry(key).or_default());
+        match pool.filter(|pool| pool.len() < self.config.pool) {
+            Some(pool) => pool.push(lane),
+            None => self.close_lane(io, lane),
         }
     }
 
+    fn pool_key(&self, set: SetId, node: u16) -> Option<PoolKey> {
+        let Set { identity, db, proto, .. } = self.sets[set];
+        Some(PoolKey { identity: identity?, db, proto, node })
+    }
+
     /// Closes a lane whose commands nobody waits for any more.
-    pub fn close_lane(&mut self, io: &mut Io, lane: u32) {
-        let l = &mut self.lanes[lane as usize];
+    pub fn close_lane(&mut self, io: &mut Io, lane: LaneId) {
+        let l = &mut self.lanes[lane];
         if l.free {
             return;
         }
@@ -94,14 +96,14 @@ impl Worker {
             io.close(connection);
             self.parties[connection.index()] = crate::worker::Party::Nobody;
         }
-        let l = &mut self.lanes[lane as usize];
+        let l = &mut self.lanes[lane];
         l.free = true;
         l.flights = Default::default();
         l.journal = Default::default();
         l.part = Vec::new();
         (l.sent, l.sent_bytes, l.owner) = (0, 0, None);
-        for set in &mut self.sets {
-            set.lanes.iter_mut().filter(|at| **at == lane).for_each(|at| *at = NONE);
+        for set in self.sets.iter_mut() {
+            set.lanes.iter_mut().filter(|at| **at == Some(lane)).for_each(|at| *at = None);
         }
         for pool in self.pool.values_mut() {
             pool.retain(|at| *at != lane);
@@ -112,8 +114,8 @@ impl Worker {
 
     /// A command onto a lane: written with this turn, or when the lane can.
     #[inline]
-    pub fn push(&mut self, io: &mut Io, lane: u32, flight: Flight, bytes: &[u8]) {
-        if self.cluster && self.config.read != Read::Primary && !self.lanes[lane as usize].pooled {
+    pub fn push(&mut self, io: &mut Io, lane: LaneId, flight: Flight, bytes: &[u8]) {
+        if self.cluster && self.config.read != Read::Primary && !self.lanes[lane].pooled {
             self.set_mode(io, lane, &flight);
         }
         self.put(io, lane, flight, bytes);
@@ -121,8 +123,8 @@ impl Worker {
 
     /// Says READONLY before a read of a replica, and READWRITE before what is for a master: a connection that stayed with
     /// READONLY while its node was promoted and demoted would answer with what a replica still has.
-    pub(super) fn set_mode(&mut self, io: &mut Io, lane: u32, flight: &Flight) {
-        let l = &self.lanes[lane as usize];
+    pub(super) fn set_mode(&mut self, io: &mut Io, lane: LaneId, flight: &Flight) {
+        let l = &self.lanes[lane];
         let Some(owner) = self.map.slots.get(usize::from(flight.slot)) else { return };
         let read_only = flight.read && *owner != l.node;
         if l.read_only == Some(read_only) {
@@ -130,14 +132,14 @@ impl Worker {
         }
         let mut command = Vec::new();
         write_command(&mut command, &[if read_only { "READONLY" } else { "READWRITE" }]);
-        self.lanes[lane as usize].read_only = Some(read_only);
+        self.lanes[lane].read_only = Some(read_only);
         let swallow = Flight { len: command.len() as u32, kind: Kind::Swallow, ..*flight };
         self.put(io, lane, swallow, &command);
     }
 
     #[inline]
-    pub(super) fn put(&mut self, io: &mut Io, lane: u32, flight: Flight, bytes: &[u8]) {
-        let l = &mut self.lanes[lane as usize];
+    pub(super) fn put(&mut self, io: &mut Io, lane: LaneId, flight: Flight, bytes: &[u8]) {
+        let l = &mut self.lanes[lane];
         l.flights.push_back(flight);
         l.journal.push(bytes);
         if l.state == State::Ready && !l.held {
@@ -153,9 +155,9 @@ impl Worker {
         }
     }
 
-    pub fn dial_if_needed(&mut self, io: &mut Io, lane: u32) {
+    pub fn dial_if_needed(&mut self, io: &mut Io, lane: LaneId) {
         let now = self.now;
-        let l = &self.lanes[lane as usize];
+        let l = &self.lanes[lane];
         let State::Closed(at) = l.state else { return };
         if l.free || at > now {
             return;
@@ -169,7 +171,7 @@ impl Worker {
         };
         match dialled {
             Ok(id) => {
-                let l = &mut self.lanes[lane as usize];
+                let l = &mut self.lanes[lane];
                 (l.connection, l.state, l.dialled_at) = (Some(id), State::Opening, now);
                 self.lane_party(id, lane);
             }
@@ -181,18 +183,18 @@ impl Worker {
     }
 
     /// Subscriptions on a lane that does not open go elsewhere.
-    pub(super) fn rehome(&mut self, io: &mut Io, lane: u32) {
-        let l = &self.lanes[lane as usize];
+    pub(super) fn rehome(&mut self, io: &mut Io, lane: LaneId) {
+        let l = &self.lanes[lane];
         if let (true, Some(owner)) = (l.raw, l.owner) {
             self.lost_own_lane(io, lane, owner);
         }
     }
 
     /// It could not be opened: later again, with patience and jitter.
-    pub(super) fn lane_failed(&mut self, lane: u32) {
+    pub(super) fn lane_failed(&mut self, lane: LaneId) {
         self.stats.lanes_failed += 1;
         let now = self.now;
-        let l = &mut self.lanes[lane as usize];
+        let l = &mut self.lanes[lane];
         l.connection = None;
         l.greeting.clear();
         l.splitter = splitter();
@@ -204,22 +206,17 @@ impl Worker {
         l.state = State::Closed(now + pause / 2 + rand::random_range(0..pause / 2));
     }
 
-    pub fn lane_opened(&mut self, io: &mut Io, lane: u32) {
-        let l = &self.lanes[lane as usize];
+    pub fn lane_opened(&mut self, io: &mut Io, lane: LaneId) {
+        let l = &self.lanes[lane];
         let Some(connection) = l.connection else { return };
-        let set = &self.sets[l.set as usize];
+        let set = &self.sets[l.set];
         let (db, proto, setup) = (set.db, set.proto, set.setup.clone());
-        let identity = self.identities.get(set.identity as usize).cloned().flatten();
+        let identity = set.identity.and_then(|identity| self.identities[identity].clone());
         let l_owned = l.owner.is_some();
         let out = io.output(connection);
         let mut greeting = std::collections::VecDeque::new();
-        if let Some(Identity { user, password }) = identity
-            && (user.is_some() || password.is_some())
-        {
-            let mut auth = vec![b"AUTH".to_vec()];
-            auth.extend(user);
-            auth.push(password.unwrap_or_default());
-            write_command(out, &auth);
+        if let Some(identity) = identity.filter(|i| i.user.is_some() || i.password.is_some()) {
+            write_command(out, &identity.auth());
             greeting.push_back(Greeting::Auth);
         }
         if proto == 3 {
@@ -240,13 +237,13 @@ impl Worker {
             out.extend_from_slice(command);
             greeting.push_back(Greeting::Setup);
         }
-        let l = &mut self.lanes[lane as usize];
+        let l = &mut self.lanes[lane];
         l.greeting = greeting;
         l.state = State::Greeting;
     }
 
-    pub(super) fn greeting_reply(&mut self, io: &mut Io, lane: u32, bytes: &[u8]) {
-        let l = &mut self.lanes[lane as usize];
+    pub(super) fn greeting_reply(&mut self, io: &mut Io, lane: LaneId, bytes: &[u8]) {
+        let l = &mut self.lanes[lane];
         let Some(what) = l.greeting.pop_front() else { return };
         let refused = bytes.first() == Some(&b'-');
         // An AUTH to a server without passwords is no reason to stay away.
@@ -268,7 +265,7 @@ impl Worker {
             }
             self.lane_failed(lane);
             if !passing {
-                let l = &mut self.lanes[lane as usize];
+                let l = &mut self.lanes[lane];
                 let all: Vec<Flight> = l.flights.drain(..).collect();
                 l.journal.clear();
                 l.read_only = Some(false);
@@ -289,14 +286,14 @@ impl Worker {
             }
             return;
         }
-        if self.lanes[lane as usize].greeting.is_empty() {
+        if self.lanes[lane].greeting.is_empty() {
             self.greeted(io, lane);
         }
     }
 
-    pub(super) fn greeted(&mut self, io: &mut Io, lane: u32) {
+    pub(super) fn greeted(&mut self, io: &mut Io, lane: LaneId) {
         self.stats.lanes_opened += 1;
-        let l = &mut self.lanes[lane as usize];
+        let l = &mut self.lanes[lane];
         l.state = State::Ready;
         l.failures = 0;
         l.down_since = None;
@@ -304,8 +301,8 @@ impl Worker {
     }
 
     /// Writes what waited.
-    pub(super) fn flow(&mut self, io: &mut Io, lane: u32) {
-        let l = &mut self.lanes[lane as usize];
+    pub(super) fn flow(&mut self, io: &mut Io, lane: LaneId) {
+        let l = &mut self.lanes[lane];
         if let (true, Some(connection)) = (l.flows(), l.connection) {
             io.output(connection).extend_from_slice(&l.journal.all()[l.sent_bytes..]);
             l.sent = l.flights.len();

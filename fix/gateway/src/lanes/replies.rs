@@ -1,7 +1,9 @@
 //! What comes from servers.
 
+use crate::event::{self, Meaning, Scene};
+use crate::ids::LaneId;
 use crate::session::*;
-use crate::worker::Worker;
+use crate::worker::{MS, Worker};
 use unslow_reactor::{Closed, Io};
 use unslow_resp::Split;
 
@@ -9,11 +11,11 @@ use unslow_resp::Split;
 const BULKY: usize = 256 << 10;
 
 impl Worker {
-    pub fn lane_data(&mut self, io: &mut Io, lane: u32, bytes: &[u8]) -> usize {
-        let connection = self.lanes[lane as usize].connection;
+    pub fn lane_data(&mut self, io: &mut Io, lane: LaneId, bytes: &[u8]) -> usize {
+        let connection = self.lanes[lane].connection;
         let mut used = 0;
         while used < bytes.len() {
-            let l = &mut self.lanes[lane as usize];
+            let l = &mut self.lanes[lane];
             if l.connection != connection {
                 return bytes.len();
             }
@@ -46,8 +48,8 @@ impl Worker {
     }
 
     /// The middle of a reply.
-    pub(super) fn part(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8]) {
-        let l = &mut self.lanes[lane as usize];
+    pub(super) fn part(&mut self, io: &mut Io, lane: LaneId, first: u8, bytes: &[u8]) {
+        let l = &mut self.lanes[lane];
         let flight = l.flights.front().copied();
         let forward = matches!(first, b'$' | b'*' | b'%' | b'~' | b'=')
             && l.state == State::Ready
@@ -70,8 +72,8 @@ impl Worker {
 
     /// The end of a reply, or all of it.
     #[inline]
-    pub(super) fn frame(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8]) {
-        let l = &mut self.lanes[lane as usize];
+    pub(super) fn frame(&mut self, io: &mut Io, lane: LaneId, first: u8, bytes: &[u8]) {
+        let l = &mut self.lanes[lane];
         if l.state == State::Ready && first != b'>' && !l.raw && l.part.is_empty() {
             return self.reply(io, lane, first, bytes);
         }
@@ -88,65 +90,63 @@ impl Worker {
 
     /// The answer to the oldest command of a lane.
     #[inline]
-    pub(super) fn reply(&mut self, io: &mut Io, lane: u32, first: u8, bytes: &[u8]) {
-        let l = &mut self.lanes[lane as usize];
-        if l.sent == 0 {
-            return; // nobody asked for it
-        }
-        let Some(flight) = l.flights.pop_front() else { return };
-        l.sent -= 1;
-        l.sent_bytes -= flight.len as usize;
-        l.forwarded = 0;
-        let fresh = !std::mem::replace(&mut l.used, true);
-        let judged = !matches!(flight.kind, Kind::Swallow | Kind::Verify);
-        if first == b'-' && judged && self.redirected(io, lane, &flight, bytes, fresh) {
+    pub(super) fn reply(&mut self, io: &mut Io, lane: LaneId, first: u8, bytes: &[u8]) {
+        let replica = first == b'-' && self.answers_as_replica(lane);
+        let sender = if first == b'-' { self.sender(lane) } else { None };
+        let scene = Scene { cluster: self.cluster, replica, now: self.now, hold: self.config.hold_ms * MS };
+        let Some(answered) = self.lanes[lane].on_reply(bytes, scene, sender.as_ref()) else { return };
+        if self.elsewhere(io, lane, &answered, bytes) {
             return;
         }
-        let l = &mut self.lanes[lane as usize];
-        l.journal.pop(flight.len as usize);
-        let (node, l_owner) = (l.node, l.owner);
-        if judged {
+        let flight = answered.flight;
+        let l = &mut self.lanes[lane];
+        l.journal.pop(flight.size());
+        let node = l.node;
+        if event::is_judged(flight.kind) {
             self.stats.took(node, flight.command, self.now.saturating_sub(flight.at) / 1000);
             if first == b'-' {
                 self.stats.errors_passed += 1;
             }
         }
-        match flight.kind {
-            Kind::Reply => {
+        match event::meaning(&flight, bytes) {
+            Meaning::Answer => {
                 if self.some_wait {
                     self.overtakes(&flight);
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
-            Kind::Swallow => {
-                // MULTI is refused to this user: what follows on this lane would run at once.
-                let multi = l_owner.is_some() && flight.seq == MULTI_SEQ && first == b'-';
-                if let (true, Some(owner)) = (multi, l_owner) {
-                    let text = String::from_utf8_lossy(bytes).into_owned();
-                    if let Some(id) = self.lanes[lane as usize].connection.take() {
-                        io.close(id);
-                        self.parties[id.index()] = crate::worker::Party::Nobody;
-                    }
-                    self.break_lane(io, lane, 0, &text);
-                    return self.lost_own_lane(io, lane, owner);
+            Meaning::Nothing => {}
+            Meaning::NoTransaction => {
+                // What follows on this lane would run at once.
+                let text = String::from_utf8_lossy(bytes).into_owned();
+                if let Some(id) = self.lanes[lane].connection.take() {
+                    io.close(id);
+                    self.parties[id.index()] = crate::worker::Party::Nobody;
                 }
+                self.break_lane(io, lane, 0, &text);
+                return self.lost_own_lane(io, lane, flight.whom);
             }
-            Kind::Gather => {
+            Meaning::Part => {
                 self.gathered(io, flight.seq, flight.part, bytes);
-                if self.lanes[lane as usize].pooled && self.lanes[lane as usize].owner.is_some() {
+                if self.pinned(lane) {
                     self.return_lane(io, lane);
                 }
             }
-            Kind::Setup => self.set_up(io, &flight, bytes),
-            Kind::Block => {
+            Meaning::Setting => self.set_up(io, &flight, bytes),
+            Meaning::Unblocked => {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
                 self.unpin(io, flight.whom, lane);
             }
-            Kind::Exec => self.executed(io, lane, &flight, bytes),
-            Kind::Auth => self.authenticated(io, lane, &flight, bytes),
-            Kind::Verify => self.verified(io, lane, &flight, bytes),
+            // It goes on with the connection that it has, if there is anything to go on with.
+            Meaning::StillWithin => {
+                self.answer(io, flight.whom, flight.seq, bytes, true);
+                self.unpin(io, flight.whom, lane);
+            }
+            Meaning::Ended => self.ended(io, lane, &flight, bytes),
+            Meaning::Judged => self.authenticated(io, lane, &flight, bytes),
+            Meaning::Verdict => self.verified(io, lane, &flight, bytes),
         }
-        let l = &mut self.lanes[lane as usize];
+        let l = &mut self.lanes[lane];
         if l.flights.is_empty() {
             l.idle_since = self.now;
         }

@@ -1,5 +1,8 @@
 //! Sets of connections with one user, database and protocol; and who they speak as.
 
+use std::collections::HashSet;
+
+use crate::ids::{IdentityId, LaneId, SetId};
 use crate::session::*;
 use crate::worker::{MS, Worker};
 use unslow_reactor::Io;
@@ -9,92 +12,75 @@ const SETS_KEPT: usize = 8;
 const SET_IDLE: u64 = 60_000 * MS;
 
 impl Worker {
-    pub fn set_of(&mut self, identity: u32, db: u32, proto: u8) -> u32 {
+    pub fn set_of(&mut self, identity: IdentityId, db: u32, proto: u8) -> SetId {
         let same = |s: &Set| {
-            s.identity == identity && s.db == db && s.proto == proto && s.owner.is_none() && s.setup.is_empty()
+            s.identity == Some(identity) && s.db == db && s.proto == proto && s.owner.is_none() && s.setup.is_empty()
         };
-        match self.sets.iter().position(same) {
-            Some(at) => at as u32,
-            None => self.add_set(Set {
-                identity,
-                db,
-                proto,
-                owner: None,
-                lanes: Vec::new(),
-                setup: Vec::new(),
-                idle_since: None,
-            }),
+        match self.sets.find(same) {
+            Some(set) => set,
+            None => self.add_set(Set::of(identity, db, proto, None)),
         }
     }
 
-    pub fn add_set(&mut self, set: Set) -> u32 {
-        match self.sets.iter().position(|s| s.identity == NONE) {
-            Some(at) => {
-                self.sets[at] = set;
-                at as u32
+    pub fn add_set(&mut self, set: Set) -> SetId {
+        match self.sets.find(|s| s.identity.is_none()) {
+            Some(free) => {
+                self.sets[free] = set;
+                free
             }
-            None => {
-                self.sets.push(set);
-                self.sets.len() as u32 - 1
-            }
+            None => self.sets.push(set),
         }
+    }
+
+    /// A client does without its own set of lanes; one that it shares stays.
+    pub fn disown_set(&mut self, io: &mut Io, set: SetId, whom: Whom) {
+        if self.sets[set].owner != Some(whom) {
+            return;
+        }
+        for lane in std::mem::take(&mut self.sets[set].lanes).into_iter().flatten() {
+            self.close_lane(io, lane);
+        }
+        (self.sets[set].owner, self.sets[set].identity) = (None, None);
     }
 
     /// Gives a client a set of its own, if it has none.
     pub fn own_set(&mut self, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         client.bulky = true;
-        let set = client.set;
-        if set == NONE || self.sets[set as usize].owner.is_some() {
-            return;
-        }
-        let Set { identity, db, proto, .. } = self.sets[set as usize];
-        let own = self.add_set(Set {
-            identity,
-            db,
-            proto,
-            owner: Some(whom),
-            lanes: Vec::new(),
-            setup: Vec::new(),
-            idle_since: None,
-        });
+        let Some(set) = client.set.filter(|set| self.sets[*set].owner.is_none()) else { return };
+        let Set { identity: Some(identity), db, proto, .. } = self.sets[set] else { return };
+        let own = self.add_set(Set::of(identity, db, proto, Some(whom)));
         if let Some(client) = self.client(whom) {
-            client.set = own;
+            client.set = Some(own);
         }
     }
 
     /// The number of an identity, new or known.
-    pub fn identity_of(&mut self, identity: Identity) -> u32 {
+    pub fn identity_of(&mut self, identity: Identity) -> IdentityId {
         let identity = Some(identity);
-        let judged = JUDGED as usize;
         // Connections on which AUTH is judged are nobody's, whatever the gateway itself speaks as: they are never found here.
-        if let Some((at, _)) = self.identities.iter().enumerate().find(|(at, i)| *at != judged && **i == identity) {
-            return at as u32;
-        }
-        match self.identities.iter().position(Option::is_none) {
+        let same = self.identities.places().find(|at| *at != JUDGED && self.identities[*at] == identity);
+        match same.or_else(|| self.identities.find(Option::is_none)) {
             Some(at) => {
                 self.identities[at] = identity;
-                at as u32
+                at
             }
-            None => {
-                self.identities.push(identity);
-                self.identities.len() as u32 - 1
-            }
+            None => self.identities.push(identity),
         }
     }
 
     /// Sets of connections that no client uses are kept for the next who logs in: a few, for a while. What is left of them then is
     /// closed, and so are the identities that were theirs.
     pub fn reap(&mut self, io: &mut Io) {
-        let mut used = vec![false; self.sets.len()];
+        let mut used = HashSet::new();
         let busy = self.lanes.iter().filter(|l| !l.free && (l.owner.is_some() || !l.flights.is_empty()));
-        let held = self.everyone().map(|c| c.set).chain(busy.map(|l| l.set)).filter(|set| *set != NONE);
-        held.for_each(|set| used[set as usize] = true);
+        used.extend(self.everyone().filter_map(|c| c.set).chain(busy.map(|l| l.set)));
         let now = self.now;
-        let mut idle: Vec<(u64, u32)> = Vec::new();
-        for (set, used) in (0..).zip(used) {
-            let s = &mut self.sets[set as usize];
-            if used || matches!(s.identity, NONE | OWN | JUDGED) || s.owner.is_some() {
+        let mut idle: Vec<(u64, SetId)> = Vec::new();
+        for set in self.sets.places() {
+            let s = &mut self.sets[set];
+            let kept = matches!(s.identity, None | Some(OWN | JUDGED)) || s.owner.is_some();
+            if kept || used.contains(&set) {
                 s.idle_since = None;
                 continue;
             }
@@ -108,38 +94,37 @@ impl Worker {
             }
         }
         self.pool.retain(|_, lanes| !lanes.is_empty());
-        let mut known = vec![false; self.identities.len()];
-        let spoken = self.sets.iter().map(|s| s.identity).chain(self.everyone().map(|c| c.identity));
-        spoken.filter(|identity| *identity != NONE).for_each(|identity| known[identity as usize] = true);
-        let unknown = self.identities.iter_mut().zip(known).skip(2).filter(|(_, known)| !known);
-        unknown.for_each(|(identity, _)| *identity = None);
+        let spoken = self.sets.iter().filter_map(|s| s.identity).chain(self.everyone().filter_map(|c| c.identity));
+        let known: HashSet<IdentityId> = spoken.chain([OWN, JUDGED]).collect();
+        let unknown: Vec<IdentityId> = self.identities.places().filter(|at| !known.contains(at)).collect();
+        unknown.into_iter().for_each(|at| self.identities[at] = None);
     }
 
-    pub(super) fn close_set(&mut self, io: &mut Io, set: u32) {
-        for lane in 0..self.lanes.len() as u32 {
-            if !self.lanes[lane as usize].free && self.lanes[lane as usize].set == set {
+    pub(super) fn close_set(&mut self, io: &mut Io, set: SetId) {
+        for lane in self.lanes.places() {
+            if !self.lanes[lane].free && self.lanes[lane].set == set {
                 self.close_lane(io, lane);
             }
         }
-        let s = &mut self.sets[set as usize];
-        (s.identity, s.idle_since) = (NONE, None);
+        let s = &mut self.sets[set];
+        (s.identity, s.idle_since) = (None, None);
         s.lanes = Vec::new();
     }
 
     /// The lane of a set to a node.
     #[inline]
-    pub fn lane_of(&mut self, set: u32, node: u16) -> u32 {
-        let lanes = &self.sets[set as usize].lanes;
+    pub fn lane_of(&mut self, set: SetId, node: u16) -> LaneId {
+        let lanes = &self.sets[set].lanes;
         match lanes.get(usize::from(node)) {
-            Some(lane) if *lane != NONE => *lane,
+            Some(Some(lane)) => *lane,
             _ => {
-                let owner = self.sets[set as usize].owner;
+                let owner = self.sets[set].owner;
                 let lane = self.new_lane(set, node, owner);
-                let lanes = &mut self.sets[set as usize].lanes;
+                let lanes = &mut self.sets[set].lanes;
                 if lanes.len() <= usize::from(node) {
-                    lanes.resize(usize::from(node) + 1, NONE);
+                    lanes.resize(usize::from(node) + 1, None);
                 }
-                lanes[usize::from(node)] = lane;
+                lanes[usize::from(node)] = Some(lane);
                 lane
             }
         }

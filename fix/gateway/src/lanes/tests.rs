@@ -27,11 +27,11 @@ fn the_client_id_is_read_from_the_hello_reply() {
 #[test]
 fn reconnect_backoff_doubles_with_jitter_up_to_one_second() {
     let mut rig = Rig::halves(Config::default());
-    let set = rig.worker.set_of(0, 0, 2);
+    let set = rig.worker.set_of(crate::session::OWN, 0, 2);
     let lane = rig.worker.lane_of(set, 0);
     for (failures, pause) in (0..12).zip([10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000, 1000]) {
         rig.worker.lane_failed(lane);
-        let State::Closed(at) = rig.worker.lanes[lane as usize].state else { panic!("{failures}") };
+        let State::Closed(at) = rig.worker.lanes[lane].state else { panic!("{failures}") };
         let waits = at - rig.worker.now;
         assert!((pause * MS / 2..pause * MS).contains(&waits), "after {failures} failures: {waits} ns");
     }

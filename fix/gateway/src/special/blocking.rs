@@ -1,150 +1,138 @@
 //! Blocking commands, and connections that a client has alone.
 
+use super::Said;
+use crate::ids::LaneId;
 use crate::map::NOBODY;
-use crate::request::Range;
 use crate::session::*;
-use crate::worker::{To, Worker};
+use crate::step::Command;
+use crate::worker::{Again, MS, To, Worker};
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::Plan;
+
+/// A redirect of a command on a connection that its client has alone.
+pub(crate) struct Moved {
+    /// NOBODY where no node of the topology has the address.
+    pub to: u16,
+    pub asking: bool,
+    /// Nothing was answered on the connection before.
+    pub fresh: bool,
+}
 
 impl Worker {
-    /// A lane for this client alone, as its pin.
-    pub fn dedicate(&mut self, whom: Whom, node: u16) -> u32 {
-        let Some(client) = self.client(whom) else { return NONE };
-        if client.pin != NONE {
+    /// A lane for this client alone, as its pin. None when it has no connections: before AUTH.
+    pub fn dedicate(&mut self, whom: Whom, node: u16) -> Option<LaneId> {
+        let client = self.client(whom)?;
+        if client.pin.is_some() {
             return client.pin;
         }
-        let set = client.set;
+        let set = client.set?;
         let lane = self.take_lane(set, node, whom);
-        if let Some(client) = self.client(whom) {
-            client.pin = lane;
-            client.barrier = true;
-        }
-        lane
+        let client = self.client(whom)?;
+        client.pin = Some(lane);
+        client.barrier = true;
+        Some(lane)
     }
 
     /// The dedicated lane has done its work.
-    pub fn unpin(&mut self, io: &mut Io, whom: Whom, lane: u32) {
+    pub fn unpin(&mut self, io: &mut Io, whom: Whom, lane: LaneId) {
         let Some(client) = self.client(whom) else { return };
-        if client.pin == lane && !client.watching && client.multi == Multi::No && !client.monitor {
-            client.pin = NONE;
+        if client.pin == Some(lane) && !client.needs_pin() {
+            client.pin = None;
             self.return_lane(io, lane);
         }
     }
 
-    pub(super) fn block(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
-        let Some(client) = self.client(whom) else { return true };
-        if !client.pending.is_empty() {
-            self.stall(io, whom, Stall::Answers);
-            return false;
-        }
-        let slot = self.slot(bytes, args, plan);
-        let Some(node) = self.master_of(io, whom, slot) else { return true };
-        let lane = self.dedicate(whom, node);
+    pub(super) fn block(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let slot = self.slot(command);
+        let Some(node) = self.master_of(io, whom, slot) else { return };
+        let Some(lane) = self.dedicate(whom, node) else { return };
         if let Some(client) = self.client(whom) {
             client.barrier = true;
             client.last_node = node;
         }
-        self.on_lane(io, whom, lane, bytes, plan, slot, Kind::Block);
-        true
+        self.on_lane(io, whom, lane, Said { bytes: command.bytes, plan: &command.plan, slot, kind: Kind::Block });
     }
 
     /// -UNBLOCKED: the server became a replica, and the command did not run.
-    pub fn blocked_elsewhere(&mut self, io: &mut Io, lane: u32, flight: &Flight) -> bool {
-        let bytes = self.lanes[lane as usize].journal.front(flight.len as usize).to_vec();
-        self.lanes[lane as usize].journal.pop(flight.len as usize);
+    pub fn blocked_elsewhere(&mut self, io: &mut Io, lane: LaneId, flight: &Flight) {
+        let bytes = self.lanes[lane].journal.front(flight.size()).to_vec();
+        self.lanes[lane].journal.pop(flight.size());
         let whom = flight.whom;
-        let watching = self.client(whom).is_some_and(|c| c.watching);
-        if watching {
-            self.fail_flight(io, flight, b"-UNBLOCKED the server has become a replica\r\n");
-            return true;
+        let Some(client) = self.client(whom) else { return };
+        if client.watch.held() {
+            return self.fail_flight(io, flight, b"-UNBLOCKED the server has become a replica\r\n");
         }
-        match self.client(whom) {
-            Some(client) if client.pin == lane => client.pin = NONE,
-            _ => return true,
+        if client.pin != Some(lane) {
+            return;
         }
+        client.pin = None;
         self.return_lane(io, lane);
         // Where to is only known when the watcher has looked.
-        self.later(
-            crate::worker::Again { flight: Flight { tries: flight.tries + 1, ..*flight }, bytes, to: To::Owner },
-            20 * crate::worker::MS,
-        );
-        true
+        self.later(Again { flight: Flight { tries: flight.tries + 1, ..*flight }, bytes, to: To::Owner }, 20 * MS);
     }
 
     /// MOVED on a dedicated lane: nothing has happened there yet, so it can be another one, as long as it is the first
-    /// command. True when that was done.
-    pub fn pinned_moved(
-        &mut self,
-        io: &mut Io,
-        lane: u32,
-        flight: &Flight,
-        to: u16,
-        fresh: bool,
-        asking: bool,
-    ) -> bool {
+    /// command.
+    pub(crate) fn pinned_moved(&mut self, io: &mut Io, lane: LaneId, flight: &Flight, moved: &Moved) {
         let whom = flight.whom;
-        let Some(client) = self.client(whom) else { return false };
-        let first = client.multi == Multi::No && client.pin == lane && flight.len > 0 && flight.tries < 5 && fresh;
-        let alone = self.lanes[lane as usize].flights.is_empty();
-        let bytes = self.lanes[lane as usize].journal.front(flight.len as usize).to_vec();
-        self.lanes[lane as usize].journal.pop(flight.len as usize);
-        self.lanes[lane as usize].dirty = true;
-        if !first || !alone || to == NOBODY || !matches!(flight.kind, Kind::Block | Kind::Reply) {
+        let bytes = self.lanes[lane].journal.front(flight.size()).to_vec();
+        self.lanes[lane].journal.pop(flight.size());
+        self.lanes[lane].dirty = true;
+        let alone = self.lanes[lane].flights.is_empty();
+        let Some(client) = self.client(whom) else { return };
+        let within = client.transaction().is_some();
+        let first = !within && client.pin == Some(lane) && flight.len > 0 && flight.tries < 5 && moved.fresh;
+        let able = matches!(flight.kind, Kind::Block | Kind::Reply);
+        if !first || !alone || !able || moved.to == NOBODY {
             let text = b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n";
             if flight.kind == Kind::Exec {
                 // The server has discarded it.
-                self.ended(io, lane, flight, text);
-                return true;
+                return self.ended(io, lane, flight, text);
             }
             self.answer(io, whom, flight.seq, text, true);
             if flight.kind == Kind::Block {
                 self.unpin(io, whom, lane);
             }
-            return true;
+            return;
         }
-        client_pin_none(self, whom);
+        client.pin = None;
         self.return_lane(io, lane);
-        let lane = self.dedicate(whom, to);
-        if asking {
+        let Some(lane) = self.dedicate(whom, moved.to) else { return };
+        if moved.asking {
             let mut ask = Vec::new();
             write_command(&mut ask, &["ASKING"]);
             self.push(io, lane, Flight { len: ask.len() as u32, kind: Kind::Swallow, ..*flight }, &ask);
         }
         self.push(io, lane, Flight { tries: flight.tries + 1, ..*flight }, &bytes);
-        true
     }
 
     /// The connection that this client had alone is gone, and with it what the server knew of it.
-    pub fn lost_own_lane(&mut self, io: &mut Io, lane: u32, whom: Whom) {
+    pub fn lost_own_lane(&mut self, io: &mut Io, lane: LaneId, whom: Whom) {
         let Some(client) = self.client(whom) else { return self.close_lane(io, lane) };
-        if let Some(stream) = client.stream.as_mut().filter(|s| s.lane == lane) {
-            (stream.lost, stream.lane) = (true, NONE);
+        if let Some(stream) = client.stream.as_mut().filter(|s| s.lane == Some(lane)) {
+            stream.lane = None;
         }
-        let Some(client) = self.client(whom) else { return };
         if client.subs.contains(&lane) {
             return self.subscribe_anew(io, whom, lane);
         }
-        if client.pin == lane {
-            let monitor = client.monitor;
-            let within = client.multi == Multi::Open;
-            client.pin = NONE;
-            client.monitor = false;
+        if client.pin == Some(lane) {
+            client.pin = None;
+            let monitored = matches!(client.doing, Doing::Monitor);
             // What was queued is gone; EXEC must not pretend otherwise. The next EXEC says so.
-            if within || client.watching {
-                client.multi = if within { Multi::Lost } else { Multi::No };
-                client.watch_lost = client.watching;
-                client.watching = false;
+            if let Some(transaction) = client.transaction_mut().filter(|t| t.at == Txn::Open) {
+                transaction.at = Txn::Lost;
+            }
+            if client.watch.held() {
+                client.watch = Watch::Lost;
             }
             self.close_lane(io, lane);
-            if monitor {
+            if monitored {
                 self.drop_client(io, whom);
             }
             return;
         }
         let (tracking, proto) = (client.tracking, client.proto);
-        if self.lanes[lane as usize].pooled {
+        if self.lanes[lane].pooled {
             return self.close_lane(io, lane);
         }
         if tracking && proto == 3 {
@@ -152,11 +140,5 @@ impl Worker {
             self.push_to(io, whom, b">2\r\n$10\r\ninvalidate\r\n_\r\n");
         }
         // A lane of its own set is dialled again when needed, its setup said anew.
-    }
-}
-
-pub(super) fn client_pin_none(worker: &mut Worker, whom: Whom) {
-    if let Some(client) = worker.client(whom) {
-        client.pin = NONE;
     }
 }

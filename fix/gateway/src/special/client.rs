@@ -1,30 +1,23 @@
 //! CLIENT.
 
+use super::Said;
 use crate::config::Facade;
-use crate::request::Range;
 use crate::session::*;
 use crate::shared::{Message, What};
+use crate::step::Command;
 use crate::worker::{Worker, bulk, error};
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::Plan;
 
 impl Worker {
-    pub(super) fn client_command(
-        &mut self,
-        io: &mut Io,
-        whom: Whom,
-        bytes: &[u8],
-        args: &[Range],
-        plan: &Plan,
-    ) -> bool {
-        let arg = |i: usize| args.get(i).map(|&(a, b)| &bytes[a as usize..b as usize]);
-        let sub = arg(1).unwrap_or(b"").to_ascii_uppercase();
+    pub(super) fn client_command(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let arg = |i: usize| command.arg(i);
+        let sub = command.word(1);
         let ok = b"+OK\r\n".to_vec();
         let facade = self.config.facade == Facade::Cluster && self.cluster;
         let trusted = self.trusted(whom);
         let Some(client) = self.client(whom) else { return true };
-        let answer = match (sub.as_slice(), args.len()) {
+        let answer = match (sub.as_slice(), command.len()) {
             (b"ID", 2) => format!(":{}\r\n", client.number).into_bytes(),
             (b"GETNAME", 2) => {
                 let mut out = Vec::new();
@@ -36,7 +29,7 @@ impl Worker {
                 out
             }
             (b"SETNAME", 3) => {
-                let name = arg(2).unwrap_or(b"");
+                let name = arg(2);
                 if name.iter().any(|b| !(b'!'..=b'~').contains(b)) {
                     error("ERR", "Client names cannot contain spaces, newlines or special characters.")
                 } else {
@@ -45,8 +38,8 @@ impl Worker {
                 }
             }
             (b"SETINFO", 4) => {
-                let what = arg(2).unwrap_or(b"").to_ascii_uppercase();
-                let text = arg(3).unwrap_or(b"");
+                let what = command.word(2);
+                let text = arg(3);
                 match what.as_slice() {
                     b"LIB-NAME" | b"LIB-VER" if text.iter().any(|b| !(b'!'..=b'~').contains(b)) => error(
                         "ERR",
@@ -60,7 +53,7 @@ impl Worker {
                         ok
                     }
                     b"LIB-VER" => ok,
-                    _ => error("ERR", &format!("Unrecognized option '{}'", printable(arg(2).unwrap_or(b"")))),
+                    _ => error("ERR", &format!("Unrecognized option '{}'", printable(arg(2)))),
                 }
             }
             (b"INFO", 2) => {
@@ -70,7 +63,7 @@ impl Worker {
                 out
             }
             (b"REPLY", 3) => {
-                let how = arg(2).unwrap_or(b"").to_ascii_uppercase();
+                let how = command.word(2);
                 match how.as_slice() {
                     b"ON" => {
                         client.replies = Replies::On;
@@ -96,46 +89,38 @@ impl Worker {
                 self.ask_all(whom, What::ClientList);
                 return true;
             }
-            (b"KILL", 4) if arg(2).is_some_and(|a| a.eq_ignore_ascii_case(b"ID")) => {
-                let number = arg(3).and_then(|n| std::str::from_utf8(n).ok()?.parse::<u64>().ok());
-                match number {
-                    Some(number) => {
-                        for worker in 0..self.shared.workers.len() {
-                            self.shared.post(worker, Message::Kill(number));
-                        }
-                        b":1\r\n".to_vec()
+            (b"KILL", 4) if arg(2).eq_ignore_ascii_case(b"ID") => match command.number(3) {
+                Some(number) => {
+                    for worker in 0..self.shared.workers.len() {
+                        self.shared.post(worker, Message::Kill(number));
                     }
-                    None => error("ERR", "client-id should be greater than 0"),
+                    b":1\r\n".to_vec()
                 }
-            }
+                None => error("ERR", "client-id should be greater than 0"),
+            },
             (b"UNBLOCK", 3 | 4) => {
-                let number = arg(2).and_then(|n| std::str::from_utf8(n).ok()?.parse::<u64>().ok());
-                return self.unblock(io, whom, number, arg(3), plan);
+                self.unblock(io, whom, command);
+                return true;
             }
-            (b"NO-EVICT", 3)
-                if arg(2).is_some_and(|a| a.eq_ignore_ascii_case(b"ON") || a.eq_ignore_ascii_case(b"OFF")) =>
-            {
-                ok
-            }
+            (b"NO-EVICT", 3) if arg(2).eq_ignore_ascii_case(b"ON") || arg(2).eq_ignore_ascii_case(b"OFF") => ok,
             (b"NO-EVICT", 3) => error("ERR", "syntax error"),
             (b"CAPA", 3..) => ok,
             (b"MAINT_NOTIFICATIONS", 3..) if facade => {
-                client.notified = arg(2).is_some_and(|a| a.eq_ignore_ascii_case(b"ON"));
+                client.notified = arg(2).eq_ignore_ascii_case(b"ON");
                 ok
             }
             (b"TRACKING" | b"NO-TOUCH", 3..) => {
                 // The server remembers this for a connection: from now on this client has its own.
                 let tracking = sub == b"TRACKING";
-                if tracking && client.proto == 2 && arg(2).is_some_and(|a| a.eq_ignore_ascii_case(b"ON")) {
+                if tracking && client.proto == 2 && arg(2).eq_ignore_ascii_case(b"ON") {
                     error("ERR", "unslow: client tracking needs RESP3 here: say HELLO 3 first")
                 } else {
-                    let command = bytes.to_vec();
-                    return self.private(io, whom, command, &sub, plan);
+                    return self.private(io, whom, command, &sub);
                 }
             }
             (b"TRACKINGINFO" | b"GETREDIR" | b"CACHING" | b"HELP", _) => {
-                let slot = if self.cluster { NO_SLOT } else { 0 };
-                return self.send(io, whom, bytes, plan, slot, Kind::Reply);
+                let slot = self.anywhere();
+                return self.send(io, whom, command, slot, Kind::Reply);
             }
             (b"PAUSE" | b"UNPAUSE", _) => error(
                 "ERR",
@@ -151,18 +136,14 @@ impl Worker {
     }
 
     /// Settings that belong to a connection: the client gets its own, and they are said again on each.
-    pub(super) fn private(&mut self, io: &mut Io, whom: Whom, command: Vec<u8>, sub: &[u8], plan: &Plan) -> bool {
+    pub(super) fn private(&mut self, io: &mut Io, whom: Whom, command: &Command, sub: &[u8]) -> bool {
         self.own_set(whom);
-        let Some(client) = self.client(whom) else { return true };
-        let set = client.set as usize;
+        let Some(set) = self.client(whom).and_then(|c| c.set) else { return true };
         // Whatever is there already has not heard it: they are dialled anew.
-        for lane in std::mem::take(&mut self.sets[set].lanes) {
-            if lane != NONE {
-                self.close_lane(io, lane);
-            }
+        for lane in std::mem::take(&mut self.sets[set].lanes).into_iter().flatten() {
+            self.close_lane(io, lane);
         }
-        let upper = command.to_ascii_uppercase();
-        let off = upper.ends_with(b"\r\nOFF\r\n");
+        let off = command.arg(command.len() - 1).eq_ignore_ascii_case(b"OFF");
         let has = |c: &[u8], word: &[u8]| c.windows(word.len()).any(|w| w.eq_ignore_ascii_case(word));
         self.sets[set].setup.retain(|c| !has(c, sub));
         if off {
@@ -173,11 +154,11 @@ impl Worker {
             return true;
         }
         // Its own connection's answer is the client's, and what the server takes is said on all others.
-        let slot = if self.cluster { NO_SLOT } else { 0 };
-        let sent = self.send(io, whom, &command, plan, slot, Kind::Setup);
+        let slot = self.anywhere();
+        let sent = self.send(io, whom, command, slot, Kind::Setup);
         if let Some(client) = self.client(whom) {
             client.barrier = true;
-            client.claimed_setup = command;
+            client.asked = Some(Box::new(Asked::Setup(command.bytes.to_vec())));
         }
         sent
     }
@@ -185,42 +166,30 @@ impl Worker {
     /// The server has taken a setting, or not.
     pub fn set_up(&mut self, io: &mut Io, flight: &Flight, bytes: &[u8]) {
         let whom = flight.whom;
-        if let Some(client) = self.client(whom) {
-            let (command, set) = (std::mem::take(&mut client.claimed_setup), client.set);
-            let tracks = command.windows(8).any(|w| w.eq_ignore_ascii_case(b"TRACKING"));
-            if bytes.first() == Some(&b'+') && set != NONE {
-                client.tracking |= tracks;
-                self.sets[set as usize].setup.push(command);
-            }
+        if let Some(client) = self.client(whom)
+            && let Some(Asked::Setup(command)) = client.asked.take().map(|asked| *asked)
+            && let (Some(b'+'), Some(set)) = (bytes.first(), client.set)
+        {
+            client.tracking |= command.windows(8).any(|w| w.eq_ignore_ascii_case(b"TRACKING"));
+            self.sets[set].setup.push(command);
         }
         self.answer(io, whom, flight.seq, bytes, true);
     }
 
-    pub(super) fn unblock(
-        &mut self,
-        io: &mut Io,
-        whom: Whom,
-        number: Option<u64>,
-        how: Option<&[u8]>,
-        plan: &Plan,
-    ) -> bool {
-        let victim = self.everyone().find(|c| Some(c.number) == number).map(|c| c.pin);
-        let lane = victim.filter(|l| *l != NONE);
-        let target = lane.and_then(|l| Some((self.lanes[l as usize].node, self.lanes[l as usize].server_number?)));
-        let Some((node, server_number)) = target else {
-            self.say(io, whom, b":0\r\n");
-            return true;
-        };
+    pub(super) fn unblock(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let number: Option<u64> = command.number(2);
+        let lane = self.everyone().find(|c| Some(c.number) == number).and_then(|c| c.pin);
+        let target = lane.and_then(|l| Some((self.lanes[l].node, self.lanes[l].server_number?)));
+        let set = self.client(whom).and_then(|c| c.set);
+        let (Some((node, server_number)), Some(set)) = (target, set) else { return self.say(io, whom, b":0\r\n") };
         let server_number = server_number.to_string();
         let mut words: Vec<&[u8]> = vec![b"CLIENT", b"UNBLOCK", server_number.as_bytes()];
-        words.extend(how);
+        words.extend((3..command.len()).map(|i| command.arg(i)));
         let mut bytes = Vec::new();
         write_command(&mut bytes, &words);
-        let Some(client) = self.client(whom) else { return true };
-        let set = client.set;
         let lane = self.lane_of(set, node);
-        self.on_lane(io, whom, lane, &bytes, plan, NO_SLOT, Kind::Reply);
-        true
+        let said = Said { bytes: &bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Reply };
+        self.on_lane(io, whom, lane, said);
     }
 }
 

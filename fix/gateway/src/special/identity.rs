@@ -1,12 +1,13 @@
 //! Who one is, in which protocol and database.
 
+use super::Said;
 use crate::config::{ClientAuth, Facade};
-use crate::request::Range;
+use crate::ids::LaneId;
 use crate::session::*;
+use crate::step::Command;
 use crate::worker::{Worker, bulk};
 use unslow_reactor::Io;
 use unslow_resp::{write_command, write_header};
-use unslow_topology::commands::Plan;
 
 /// With more sets of connections than this, those that nobody uses are looked for at each AUTH.
 const SETS_MANY: usize = 32;
@@ -14,58 +15,57 @@ const SETS_MANY: usize = 32;
 impl Worker {
     /// Whether the client is who the gateway is.
     pub fn trusted(&mut self, whom: Whom) -> bool {
-        let identity = self.client(whom).map_or(NONE, |c| c.identity);
-        self.identities.get(identity as usize).is_some_and(|i| i.is_some() && *i == self.identities[0])
+        let identity = self.client(whom).and_then(|c| c.identity);
+        identity.is_some_and(|i| self.identities[i].is_some() && self.identities[i] == self.identities[OWN])
     }
 
     /// AUTH, or the part of HELLO; the server judges on a connection that is nobody's.
-    pub(super) fn auth(
-        &mut self,
-        io: &mut Io,
-        whom: Whom,
-        words: &[Vec<u8>],
-        hello: Option<u8>,
-        named: Option<Vec<u8>>,
-    ) {
-        let (user, password) = match words {
-            [password] => (None, password.clone()),
-            [user, password] => (Some(user.clone()), password.clone()),
+    pub(super) fn auth_command(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let (user, password) = match command.len() {
+            2 => (None, command.arg(1).to_vec()),
+            3 => (Some(command.arg(1).to_vec()), command.arg(2).to_vec()),
             _ => return self.say(io, whom, b"-ERR wrong number of arguments for 'auth' command\r\n"),
         };
+        let identity = Identity { user, password: Some(password) };
+        self.auth(io, whom, Claim { identity, hello: None, named: None });
+    }
+
+    pub(super) fn auth(&mut self, io: &mut Io, whom: Whom, claim: Claim) {
         let Some(node) = self.master_of(io, whom, NO_SLOT) else { return };
         let set = self.set_of(JUDGED, 0, 2);
         let lane = self.take_lane(set, node, whom);
-        let mut command = vec![b"AUTH".to_vec()];
-        command.extend(user.clone());
-        command.push(password.clone());
         let mut bytes = Vec::new();
-        write_command(&mut bytes, &command);
+        write_command(&mut bytes, &claim.identity.auth());
         if let Some(client) = self.client(whom) {
-            client.claim =
-                Some(Box::new(Claim { identity: Identity { user, password: Some(password) }, hello, named }));
-            client.selecting = None;
+            client.asked = Some(Box::new(Asked::Auth(claim)));
             client.barrier = true;
         }
         let plan = self.table.plan(&bytes, &[(0, 0)]);
-        self.on_lane(io, whom, lane, &bytes, &plan, NO_SLOT, Kind::Auth);
+        self.on_lane(io, whom, lane, Said { bytes: &bytes, plan: &plan, slot: NO_SLOT, kind: Kind::Auth });
     }
 
-    pub fn authenticated(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8]) {
+    pub fn authenticated(&mut self, io: &mut Io, lane: LaneId, flight: &Flight, bytes: &[u8]) {
         let whom = flight.whom;
         // Whoever it was, the next AUTH on it says who it is.
         self.return_lane(io, lane);
-        let Some(client) = self.client(whom) else { return };
-        if client.selecting.is_some() {
-            return self.selected(io, whom, flight.seq, bytes);
-        }
-        let Some(claim) = client.claim.take() else { return };
+        let asked = self.client(whom).and_then(|c| c.asked.take()).map(|asked| *asked);
+        let claim = match asked {
+            Some(Asked::Auth(claim)) => claim,
+            Some(Asked::Db(db)) => {
+                if bytes.first() == Some(&b'+') {
+                    self.use_db(io, whom, db);
+                }
+                return self.answer(io, whom, flight.seq, bytes, true);
+            }
+            Some(Asked::Setup(_)) | None => return,
+        };
         if bytes.first() == Some(&b'-') {
             return self.answer(io, whom, flight.seq, bytes, true);
         }
-        let Claim { identity, hello, named } = *claim;
+        let Claim { identity, hello, named } = claim;
         let at = self.identity_of(identity);
         let Some(client) = self.client(whom) else { return };
-        client.identity = at;
+        client.identity = Some(at);
         client.proto = hello.unwrap_or(client.proto);
         if let Some(name) = named {
             client.name = name;
@@ -82,50 +82,38 @@ impl Worker {
     pub(super) fn settle(&mut self, io: &mut Io, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         let (identity, db, proto, old, bulky) = (client.identity, client.db, client.proto, client.set, client.bulky);
-        let pin = client.pin;
-        if pin != NONE {
+        if let Some(pin) = client.pin.take() {
             // It watches as somebody else, or elsewhere: the next EXEC fails.
-            client.pin = NONE;
-            client.watch_lost |= client.watching;
-            client.watching = false;
+            client.watch = client.watch.broken();
             self.close_lane(io, pin);
         }
-        let setup = if old == NONE { Vec::new() } else { self.sets[old as usize].setup.clone() };
-        if old != NONE && self.sets[old as usize].owner == Some(whom) {
-            for lane in std::mem::take(&mut self.sets[old as usize].lanes) {
-                if lane != NONE {
-                    self.close_lane(io, lane);
-                }
-            }
-            self.sets[old as usize].identity = NONE;
-            self.sets[old as usize].owner = None;
+        let setup = old.map_or(Vec::new(), |old| self.sets[old].setup.clone());
+        if let Some(old) = old {
+            self.disown_set(io, old, whom);
         }
-        if identity == NONE {
-            if let Some(client) = self.client(whom) {
-                client.set = NONE;
+        let set = identity.map(|identity| {
+            if bulky || !setup.is_empty() {
+                self.add_set(Set { setup, ..Set::of(identity, db, proto, Some(whom)) })
+            } else {
+                self.set_of(identity, db, proto)
             }
-            return;
-        }
-        let set = if bulky || !setup.is_empty() {
-            self.add_set(Set { identity, db, proto, owner: Some(whom), lanes: Vec::new(), setup, idle_since: None })
-        } else {
-            self.set_of(identity, db, proto)
-        };
+        });
         if let Some(client) = self.client(whom) {
             client.set = set;
         }
     }
 
-    pub(super) fn hello(&mut self, io: &mut Io, whom: Whom, words: &[Vec<u8>]) {
+    pub(super) fn hello(&mut self, io: &mut Io, whom: Whom, command: &Command) {
         let resp3 = self.shared.server.lock().expect("no thread panicked").2;
         if !resp3 {
             return self.say(io, whom, b"-ERR unknown command `HELLO`, with args beginning with: \r\n");
         }
         let Some(client) = self.client(whom) else { return };
         let mut proto = client.proto;
-        let mut rest = words;
+        let words: Vec<&[u8]> = (1..command.len()).map(|i| command.arg(i)).collect();
+        let mut rest = &words[..];
         if let [version, more @ ..] = rest {
-            proto = match version.as_slice() {
+            proto = match *version {
                 b"2" => 2,
                 b"3" => 3,
                 v if v.iter().all(u8::is_ascii_digit) => {
@@ -139,7 +127,7 @@ impl Worker {
         while let [word, more @ ..] = rest {
             match (word.to_ascii_uppercase().as_slice(), more) {
                 (b"AUTH", [user, password, more @ ..]) => {
-                    auth = Some([user.clone(), password.clone()]);
+                    auth = Some(Identity { user: Some(user.to_vec()), password: Some(password.to_vec()) });
                     rest = more;
                 }
                 (b"SETNAME", [name, more @ ..]) => {
@@ -150,16 +138,16 @@ impl Worker {
                             b"-ERR Client names cannot contain spaces, newlines or special characters.\r\n",
                         );
                     }
-                    named = Some(name.clone());
+                    named = Some(name.to_vec());
                     rest = more;
                 }
                 _ => return self.say(io, whom, b"-ERR Syntax error in HELLO option\r\n"),
             }
         }
-        if let Some(words) = auth {
-            return self.auth(io, whom, &words, Some(proto), named);
+        if let Some(identity) = auth {
+            return self.auth(io, whom, Claim { identity, hello: Some(proto), named });
         }
-        if client.identity == NONE {
+        if client.identity.is_none() {
             return self.say(io, whom, b"-NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time\r\n");
         }
         client.proto = proto;
@@ -200,8 +188,8 @@ impl Worker {
         out
     }
 
-    pub(super) fn select(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) {
-        let text = args.get(1).and_then(|&(a, b)| std::str::from_utf8(&bytes[a as usize..b as usize]).ok());
+    pub(super) fn select(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let text = std::str::from_utf8(command.arg(1)).ok();
         // As servers read it: no sign, no zero in front.
         let db = text.and_then(|text| text.parse::<u32>().ok().filter(|n| n.to_string() == text));
         let Some(client) = self.client(whom) else { return };
@@ -218,24 +206,16 @@ impl Worker {
             return self.say(io, whom, b"+OK\r\n");
         }
         // Whether there is such a database the server knows.
-        let slot = if self.cluster { NO_SLOT } else { 0 };
-        let Some(node) = self.master_of(io, whom, slot) else { return };
+        let slot = self.anywhere();
+        let (Some(node), Some(set)) = (self.master_of(io, whom, slot), set) else { return };
         let lane = self.take_lane(set, node, whom);
-        self.lanes[lane as usize].dirty = true;
+        self.lanes[lane].dirty = true;
         if let Some(client) = self.client(whom) {
-            (client.selecting, client.claim) = (Some(db), None);
+            client.asked = Some(Box::new(Asked::Db(db)));
             client.barrier = true;
         }
-        self.on_lane(io, whom, lane, bytes, plan, NO_SLOT, Kind::Auth);
-    }
-
-    pub(super) fn selected(&mut self, io: &mut Io, whom: Whom, seq: u32, bytes: &[u8]) {
-        let Some(client) = self.client(whom) else { return };
-        let db = client.selecting.take();
-        if let (Some(db), Some(b'+')) = (db, bytes.first()) {
-            self.use_db(io, whom, db);
-        }
-        self.answer(io, whom, seq, bytes, true);
+        let said = Said { bytes: command.bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Auth };
+        self.on_lane(io, whom, lane, said);
     }
 
     pub(super) fn use_db(&mut self, io: &mut Io, whom: Whom, db: u32) {
@@ -249,20 +229,16 @@ impl Worker {
         let anonymous = self.config.client_auth == ClientAuth::Server;
         let db = self.shared.target.db;
         let Some(client) = self.client(whom) else { return };
-        let lanes: Vec<u32> =
-            std::mem::take(&mut client.subs).into_iter().chain([client.pin]).filter(|l| *l != NONE).collect();
-        client.pin = NONE;
+        let lanes: Vec<LaneId> = std::mem::take(&mut client.subs).into_iter().chain(client.pin.take()).collect();
         client.channels.clear();
-        client.queued.clear();
         (client.subscribing, client.unsubscribing) = (0, 0);
-        (client.multi, client.watching, client.watch_lost, client.monitor) = (Multi::No, false, false, false);
+        (client.doing, client.watch) = (Doing::Nothing, Watch::Nothing);
         (client.proto, client.db, client.bulky) = (2, db, false);
         (client.name, client.replies, client.notified) = (Vec::new(), Replies::On, false);
-        (client.claim, client.selecting, client.tracking) = (None, None, false);
-        client.identity = if anonymous { NONE } else { 0 };
-        let set = client.set;
-        if set != NONE && self.sets[set as usize].owner == Some(whom) {
-            self.sets[set as usize].setup.clear();
+        (client.asked, client.tracking) = (None, false);
+        client.identity = (!anonymous).then_some(OWN);
+        if let Some(set) = client.set.filter(|set| self.sets[*set].owner == Some(whom)) {
+            self.sets[set].setup.clear();
         }
         for lane in lanes {
             self.close_lane(io, lane);

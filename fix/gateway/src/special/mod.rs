@@ -1,5 +1,5 @@
 //! Commands with a state: transactions, blocking, pub/sub, MONITOR, tracking, who one is. They get connections to servers of
-//! their own, and give them back clean.
+//! their own, and give them back clean. What is to be done is judged in `step.rs`, and done here.
 
 mod blocking;
 mod client;
@@ -9,286 +9,121 @@ mod pubsub;
 mod tests;
 mod transaction;
 
+pub(crate) use blocking::Moved;
 use unslow_nodes::Author;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
+use unslow_topology::commands::{Plan, Spread};
 use unslow_topology::slot_of;
 
+use crate::ids::LaneId;
 use crate::map::NOBODY;
-use crate::request::Range;
 use crate::session::*;
-use crate::worker::{Worker, bulk, error, is};
-use unslow_topology::commands::{Plan, Special, Spread, UNKNOWN};
+use crate::step::{Command, HARMLESS, Step, World, for_one_node};
+use crate::worker::{Worker, error};
 
 /// MULTI, as it is sent.
 const MULTI_BYTES: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
-/// Commands for the operator of a server that mean no harm on any node of a cluster.
-const HARMLESS: [&str; 23] = [
-    "CONFIG|GET",
-    "CONFIG|HELP",
-    "SLOWLOG|GET",
-    "SLOWLOG|LEN",
-    "SLOWLOG|HELP",
-    "LATENCY|LATEST",
-    "LATENCY|HISTORY",
-    "LATENCY|DOCTOR",
-    "LATENCY|GRAPH",
-    "LATENCY|HISTOGRAM",
-    "LATENCY|HELP",
-    "ACL|LIST",
-    "ACL|USERS",
-    "ACL|GETUSER",
-    "ACL|LOG",
-    "ACL|DRYRUN",
-    "ACL|WHOAMI",
-    "ACL|CAT",
-    "ACL|GENPASS",
-    "MODULE|LIST",
-    "MODULE|HELP",
-    "LASTSAVE",
-    "ACL|HELP",
-];
+
+/// What is said on a lane for a client.
+pub(crate) struct Said<'a> {
+    pub bytes: &'a [u8],
+    pub plan: &'a Plan,
+    pub slot: u16,
+    pub kind: Kind,
+}
 
 impl Worker {
     /// Whatever is not common. False when it has to wait.
-    pub fn special(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
+    pub fn special(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let world = World { cluster: self.cluster, shared: self.shares_connections(whom), trusted: self.trusted(whom) };
+        let table = self.table.clone();
+        let known = table.get(command.plan.number);
         let Some(client) = self.client(whom) else { return true };
-        let idle = client.pending.is_empty();
-        if plan.number == UNKNOWN && crosses_protocols(bytes, args) {
-            // Servers close at once: it is HTTP, written by a browser whose user knows nothing of it.
-            self.stats.error("protocol");
-            self.close_when_answered(io, whom);
-            return true;
-        }
-        if client.set == NONE
-            && !matches!(plan.special, Some(Special::Auth | Special::Hello | Special::Quit | Special::Reset))
-        {
-            self.say(io, whom, b"-NOAUTH Authentication required.\r\n");
-            return true;
-        }
-        if matches!(plan.special, Some(Special::Subscribe | Special::Ssubscribe)) && client.unsubscribing > 0 {
-            // How many confirmations the next one has depends on those that are to come.
-            self.stall(io, whom, Stall::Room);
-            return false;
-        }
-        if client.proto == 2 && !client.subs.is_empty() {
-            match plan.special {
-                Some(Special::Subscribe | Special::Ssubscribe | Special::Quit | Special::Reset) => {}
-                _ if client.unsubscribing > 0 => {
-                    // Whether it still is a subscriber shows with the next confirmation.
-                    self.stall(io, whom, Stall::Room);
-                    return false;
-                }
-                Some(Special::Ping) if args.len() <= 2 => {
-                    let mut out = b"*2\r\n$4\r\npong\r\n".to_vec();
-                    bulk(&mut out, args.get(1).map_or(b"", |&(a, b)| &bytes[a as usize..b as usize]));
-                    self.say(io, whom, &out);
-                    return true;
-                }
-                _ => {
-                    let name = self.table.get(plan.number).name.to_lowercase();
-                    let why = format!(
-                        "Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
-                    );
-                    self.say(io, whom, &error("ERR", &why));
-                    return true;
-                }
+        match client.on_command(command, known, world) {
+            Step::OwnConnections => {
+                self.own_set(whom);
+                return self.special(io, whom, command);
             }
-        }
-        let Some(client) = self.client(whom) else { return true };
-        if client.monitor && !matches!(plan.special, Some(Special::Quit | Special::Reset)) {
-            self.say(io, whom, b"-ERR unslow: only QUIT and RESET end MONITOR\r\n");
-            return true;
-        }
-        if matches!(client.multi, Multi::Said | Multi::Open) {
-            if let Some(why) = self.not_in_transactions(plan) {
-                if let Some(client) = self.client(whom) {
-                    client.poisoned = true;
-                }
-                self.say(io, whom, &error("ERR", &why));
-                return true;
-            }
-            if is(plan, Special::Exec) && self.client(whom).is_some_and(|c| c.poisoned) {
-                return self.abort(io, whom);
-            }
-        }
-        let Some(client) = self.client(whom) else { return true };
-        match client.multi {
-            Multi::Open if !matches!(plan.special, Some(Special::Quit | Special::Reset)) => {
-                return self.in_transaction(io, whom, bytes, args, plan);
-            }
-            Multi::Lost if !matches!(plan.special, Some(Special::Quit | Special::Reset)) => {
-                self.lost_transaction(io, whom, args.len(), plan);
-                return true;
-            }
-            Multi::Said if !matches!(plan.special, Some(Special::Quit | Special::Reset)) => {
-                return self.first_in_transaction(io, whom, bytes, args, plan);
-            }
-            _ => {}
-        }
-        if self.may_close(plan) && self.shares_connections(whom) {
-            if !idle {
-                self.stall(io, whom, Stall::Answers);
-                return false;
-            }
-            self.own_set(whom);
-        }
-        if plan.special.is_some() && !self.table.get(plan.number).fits(args.len()) {
-            self.wrong_arity(io, whom, plan);
-            return true;
-        }
-        let arg = |i: usize| &bytes[args[i].0 as usize..args[i].1 as usize];
-        match plan.special {
-            None if plan.blocking => return self.block(io, whom, bytes, args, plan),
-            None => return self.ordinary(io, whom, bytes, args, plan),
-            Some(
-                Special::Watch
-                | Special::Unwatch
-                | Special::Multi
-                | Special::Subscribe
-                | Special::Ssubscribe
-                | Special::Monitor
-                | Special::Wait
-                | Special::Auth
-                | Special::Hello
-                | Special::Select
-                | Special::Reset
-                | Special::Client,
-            ) if !idle => {
-                self.stall(io, whom, Stall::Answers);
-                return false;
-            }
-            Some(Special::Ping) if args.len() == 1 => self.say(io, whom, b"+PONG\r\n"),
-            Some(Special::Ping) if args.len() == 2 => {
-                let mut out = Vec::new();
-                bulk(&mut out, arg(1));
-                self.say(io, whom, &out);
-            }
-            Some(Special::Ping) => self.say(io, whom, b"-ERR wrong number of arguments for 'ping' command\r\n"),
-            Some(Special::Quit) => {
-                self.say(io, whom, b"+OK\r\n");
+            Step::Close => {
+                // Servers close at once: it is HTTP, written by a browser whose user knows nothing of it.
+                self.stats.error("protocol");
                 self.close_when_answered(io, whom);
             }
-            Some(Special::Asking | Special::ReadOnly) if self.cluster => self.say(io, whom, b"+OK\r\n"),
-            // A server without slots has no replicas to read from by them: what it says changes nothing.
-            Some(Special::Asking | Special::ReadOnly) => return self.send(io, whom, bytes, plan, 0, Kind::Reply),
-            Some(Special::Exec) => self.say(io, whom, b"-ERR EXEC without MULTI\r\n"),
-            Some(Special::Discard) => self.say(io, whom, b"-ERR DISCARD without MULTI\r\n"),
-            Some(Special::Multi) => {
-                if args.len() != 1 {
-                    self.say(io, whom, b"-ERR wrong number of arguments for 'multi' command\r\n");
-                    return true;
-                }
-                let Some(client) = self.client(whom) else { return true };
-                client.queued.clear();
-                (client.blind, client.multi_db, client.poisoned) = (false, None, false);
-                if client.watch_lost && client.pin != NONE {
-                    // Something it watched was lost: what it watches since does not make up for it.
-                    let pin = std::mem::replace(&mut client.pin, NONE);
-                    client.watching = false;
-                    self.close_lane(io, pin);
-                }
-                let Some(client) = self.client(whom) else { return true };
-                if client.pin == NONE {
-                    client.multi = if client.watch_lost { Multi::Lost } else { Multi::Said };
-                    self.say(io, whom, b"+OK\r\n");
-                } else {
-                    client.multi = Multi::Open;
-                    let pin = client.pin;
-                    self.on_lane(io, whom, pin, bytes, plan, NO_SLOT, Kind::Reply);
-                }
+            Step::Wait(stall) => {
+                self.stall(io, whom, stall);
+                return false;
             }
-            Some(Special::Watch) => return self.watch(io, whom, bytes, args, plan),
-            Some(Special::Unwatch) => match self.client(whom).map_or(NONE, |c| c.pin) {
-                NONE => {
-                    if let Some(client) = self.client(whom) {
-                        client.watch_lost = false;
-                    }
-                    self.say(io, whom, b"+OK\r\n");
-                }
-                pin => {
-                    if let Some(client) = self.client(whom) {
-                        client.barrier = true;
-                    }
-                    self.on_lane(io, whom, pin, bytes, plan, NO_SLOT, Kind::Exec);
-                }
-            },
-            Some(Special::Scan) if self.cluster => return self.scan(io, whom, bytes, args, plan),
-            Some(Special::Scan) => return self.send(io, whom, bytes, plan, 0, Kind::Reply),
-            Some(Special::Wait) => {
-                let Some(client) = self.client(whom) else { return true };
-                let node = client.last_node;
-                let node = if node == NOBODY { self.node_for(NO_SLOT, false, whom) } else { node };
-                if node == NOBODY {
-                    let answer = self.nobody(NO_SLOT);
-                    self.say(io, whom, answer.as_bytes());
-                    return true;
-                }
-                let lane = self.dedicate(whom, node);
-                // The server counts from the connection's last command: a PING makes that now, behind every write of ours.
-                let mut ping = Vec::new();
-                write_command(&mut ping, &["PING"]);
-                self.on_lane(io, whom, lane, &ping, plan, NO_SLOT, Kind::Swallow);
-                self.on_lane(io, whom, lane, bytes, plan, NO_SLOT, Kind::Block);
+            Step::Say(answer) => self.say(io, whom, &answer),
+            Step::SayAndClose(answer) => {
+                self.say(io, whom, &answer);
+                self.close_when_answered(io, whom);
             }
-            Some(Special::Subscribe) => self.subscribe(io, whom, bytes, args, plan),
-            Some(Special::Ssubscribe) => self.subscribe_sharded(io, whom, bytes, args, plan),
-            Some(Special::Monitor) => {
-                let Some(node) = self.master_of(io, whom, NO_SLOT) else { return true };
-                let lane = self.dedicate(whom, node);
-                self.lanes[lane as usize].raw = true;
-                self.lanes[lane as usize].dirty = true;
-                if let Some(client) = self.client(whom) {
-                    client.monitor = true;
+            Step::Poison(answer) => {
+                if let Some(transaction) = client.transaction_mut() {
+                    transaction.poisoned = true;
                 }
-                self.push_raw(io, lane, bytes);
+                self.say(io, whom, &answer);
             }
-            Some(Special::Auth) => {
-                self.auth(io, whom, &(1..args.len()).map(|i| arg(i).to_vec()).collect::<Vec<_>>(), None, None)
+            Step::Queue => {
+                if let Some(transaction) = client.transaction_mut() {
+                    transaction.queued.push(command.bytes.to_vec());
+                }
+                self.say(io, whom, b"+QUEUED\r\n");
             }
-            Some(Special::Hello) => self.hello(io, whom, &(1..args.len()).map(|i| arg(i).to_vec()).collect::<Vec<_>>()),
-            Some(Special::Select) => self.select(io, whom, bytes, args, plan),
-            Some(Special::Reset) => self.reset(io, whom),
-            Some(Special::Client) => return self.client_command(io, whom, bytes, args, plan),
-            Some(Special::Cluster) if self.cluster => return self.cluster_command(io, whom, bytes, args, plan),
-            Some(Special::Cluster) => return self.send(io, whom, bytes, plan, 0, Kind::Reply),
-            Some(Special::Unslow) if !self.trusted(whom) => {
-                self.say(io, whom, b"-NOPERM unslow: UNSLOW is for the user the gateway itself logs in as\r\n");
+            Step::EndUnsaid => self.end_unsaid(io, whom, command),
+            Step::InLost => {
+                let answer = client.in_lost(command, known);
+                self.say(io, whom, &answer);
             }
-            Some(Special::Unslow) => {
+            Step::Abort => self.abort(io, whom),
+            Step::Begin => self.begin(io, whom, command),
+            Step::Open => return self.open(io, whom, command),
+            Step::Within => return self.within(io, whom, command),
+            Step::Watch => self.watch(io, whom, command),
+            Step::EndWatch => self.end_watch(io, whom, command),
+            Step::Block => self.block(io, whom, command),
+            Step::Replicas => self.replicas(io, whom, command),
+            Step::Ordinary => return self.ordinary(io, whom, command),
+            Step::Anywhere => {
+                let slot = self.anywhere();
+                return self.send(io, whom, command, slot, Kind::Reply);
+            }
+            Step::Scan => return self.scan(io, whom, command),
+            Step::Subscribe => self.subscribe(io, whom, command),
+            Step::SubscribeSharded => self.subscribe_sharded(io, whom, command),
+            Step::Monitor => self.monitor(io, whom, command),
+            Step::Auth => self.auth_command(io, whom, command),
+            Step::Hello => self.hello(io, whom, command),
+            Step::Select => self.select(io, whom, command),
+            Step::Reset => self.reset(io, whom),
+            Step::Client => return self.client_command(io, whom, command),
+            Step::Cluster => return self.cluster_command(io, whom, command),
+            Step::Unslow => {
                 let words: Vec<String> =
-                    (1..args.len()).map(|i| String::from_utf8_lossy(arg(i)).into_owned()).collect();
+                    (1..command.len()).map(|i| String::from_utf8_lossy(command.arg(i)).into_owned()).collect();
                 self.unslow(io, whom, &words);
-            }
-            Some(Special::Replicate) => {
-                self.say(
-                    io,
-                    whom,
-                    b"-ERR unslow: replication does not go through a gateway; connect to the server itself\r\n",
-                );
             }
         }
         true
     }
 
-    /// Whether the server may close the connection that such a command comes on: a command of another name (`rename-command`) may be
-    /// QUIT or CLIENT KILL, and operators have SHUTDOWN, DEBUG and REPLICAOF.
-    pub(super) fn may_close(&self, plan: &Plan) -> bool {
-        let admin = || plan.admin && !HARMLESS.contains(&self.table.get(plan.number).name.as_str());
-        plan.special.is_none() && (plan.number == UNKNOWN || admin())
-    }
-
     /// Whether the client's next command goes on connections that others use too.
     pub(super) fn shares_connections(&mut self, whom: Whom) -> bool {
-        let set = self.client(whom).map_or(NONE, |c| c.set);
-        set != NONE && self.sets[set as usize].owner.is_none()
+        let set = self.client(whom).and_then(|c| c.set);
+        set.is_some_and(|set| self.sets[set].owner.is_none())
+    }
+
+    /// The slot of a command that any server answers.
+    pub(super) fn anywhere(&self) -> u16 {
+        if self.cluster { NO_SLOT } else { 0 }
     }
 
     /// No state, but not one key and one answer either; or one of those within WATCH.
-    pub(super) fn ordinary(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
-        let second = args.get(1).map_or(&b""[..], |&(a, b)| &bytes[a as usize..b as usize]);
+    pub(super) fn ordinary(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let plan = &command.plan;
         let name = &self.table.get(plan.number).name;
-        if name.starts_with("SCRIPT") && second.eq_ignore_ascii_case(b"DEBUG") {
+        if name.starts_with("SCRIPT") && command.arg(1).eq_ignore_ascii_case(b"DEBUG") {
             self.say(
                 io,
                 whom,
@@ -297,31 +132,28 @@ impl Worker {
             return true;
         }
         if name.ends_with("|KILL") && plan.key.is_none() && !self.map.masters.is_empty() {
-            return self.spread(io, whom, bytes, plan);
+            return self.spread(io, whom, command);
         }
         if !self.cluster {
             let slot = if plan.key.is_some() || !self.map.masters.is_empty() { 0 } else { NO_SLOT };
-            return self.send(io, whom, bytes, plan, slot, Kind::Reply);
+            return self.send(io, whom, command, slot, Kind::Reply);
         }
         if let Some(how) = plan.divide {
-            return self.divide(io, whom, bytes, args, plan, how);
+            return self.divide(io, whom, command, how);
         }
         if plan.spread != Spread::Any && plan.key.is_none() {
-            return self.spread(io, whom, bytes, plan);
+            return self.spread(io, whom, command);
         }
         if plan.key.is_none() && plan.admin {
             let mut name = self.table.get(plan.number).name.clone();
-            if let (false, Some(&(a, b))) = (name.contains('|'), args.get(1)) {
+            if !name.contains('|') && command.len() > 1 {
                 // Servers before 7.0 have no table of subcommands.
-                let second = String::from_utf8_lossy(&bytes[a as usize..b as usize]).to_ascii_uppercase();
+                let second = String::from_utf8_lossy(command.arg(1)).to_ascii_uppercase();
                 name += &format!("|{}", second.chars().filter(char::is_ascii_alphabetic).collect::<String>());
             }
             if !HARMLESS.contains(&name.as_str()) {
                 self.stats.error("for_one_node");
-                let why = format!(
-                    "unslow: {name} is for one node of a cluster, and a gateway would choose any; connect to the node itself"
-                );
-                self.say(io, whom, &error("ERR", &why));
+                self.say(io, whom, &error("ERR", &for_one_node(&name)));
                 return true;
             }
         }
@@ -334,8 +166,8 @@ impl Worker {
             }
             client.barrier = true;
         }
-        let slot = plan.key.map_or(NO_SLOT, |at| slot_of(&bytes[args[at].0 as usize..args[at].1 as usize]));
-        self.send(io, whom, bytes, plan, slot, Kind::Reply)
+        let slot = command.key().map_or(NO_SLOT, slot_of);
+        self.send(io, whom, command, slot, Kind::Reply)
     }
 
     /// Who takes writes for a slot; where nobody does the client has its answer.
@@ -349,56 +181,54 @@ impl Worker {
         Some(node)
     }
 
-    pub(super) fn slot(&self, bytes: &[u8], args: &[Range], plan: &Plan) -> u16 {
-        match plan.key {
-            Some(at) if self.cluster => slot_of(&bytes[args[at].0 as usize..args[at].1 as usize]),
-            _ if self.cluster => NO_SLOT,
-            _ => 0,
+    pub(super) fn slot(&self, command: &Command) -> u16 {
+        match command.key() {
+            Some(key) if self.cluster => slot_of(key),
+            _ => self.anywhere(),
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // what a flight needs
-    pub(super) fn on_lane(
-        &mut self,
-        io: &mut Io,
-        whom: Whom,
-        lane: u32,
-        bytes: &[u8],
-        plan: &Plan,
-        slot: u16,
-        kind: Kind,
-    ) {
+    /// MONITOR, for as long as the client stays.
+    fn monitor(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let Some(node) = self.master_of(io, whom, NO_SLOT) else { return };
+        let Some(lane) = self.dedicate(whom, node) else { return };
+        let l = &mut self.lanes[lane];
+        (l.raw, l.dirty) = (true, true);
+        if let Some(client) = self.client(whom) {
+            client.doing = Doing::Monitor;
+        }
+        self.push_raw(io, lane, command.bytes);
+    }
+
+    /// WAIT. The server counts from the connection's last command: a PING makes that now, behind every write of the client.
+    fn replicas(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let node = self.client(whom).map_or(NOBODY, |c| c.last_node);
+        let node = if node == NOBODY { self.master_of(io, whom, NO_SLOT) } else { Some(node) };
+        let Some(lane) = node.and_then(|node| self.dedicate(whom, node)) else { return };
+        let mut ping = Vec::new();
+        write_command(&mut ping, &["PING"]);
+        let said = Said { bytes: &ping, plan: &command.plan, slot: NO_SLOT, kind: Kind::Swallow };
+        self.on_lane(io, whom, lane, said);
+        let said = Said { bytes: command.bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Block };
+        self.on_lane(io, whom, lane, said);
+    }
+
+    pub(super) fn on_lane(&mut self, io: &mut Io, whom: Whom, lane: LaneId, said: Said) {
         let now = self.now;
         let Some(client) = self.client(whom) else { return };
-        let seq = match kind {
-            Kind::Swallow => u32::from(bytes == MULTI_BYTES) * MULTI_SEQ,
+        let seq = match said.kind {
+            Kind::Swallow => u32::from(said.bytes == MULTI_BYTES) * MULTI_SEQ,
             _ => client.begin(),
         };
         client.commands += 1;
-        let queued = client.multi == Multi::Open;
+        let queued = client.mode() == Mode::Transaction(Txn::Open);
         self.stats.commands += 1;
-        let mut flight = Flight::new(whom, seq, plan, bytes, now, slot, kind);
+        let mut flight = Flight::new(whom, seq, said.plan, said.bytes, now, said.slot, said.kind);
         (flight.repeatable, flight.read) = (false, false);
         if queued {
             // It is queued or refused; scripts run with EXEC, and what they say stands within its array.
             flight.author = Author::Server;
         }
-        self.push(io, lane, flight, bytes);
+        self.push(io, lane, flight, said.bytes);
     }
-
-    pub(super) fn wrong_arity(&mut self, io: &mut Io, whom: Whom, plan: &Plan) {
-        let name = self.table.get(plan.number).name.to_lowercase();
-        let why = format!("wrong number of arguments for '{name}' command");
-        let answer = match is(plan, Special::Exec) {
-            true => error("EXECABORT", &format!("Transaction discarded because of: {why}")),
-            false => error("ERR", &why),
-        };
-        self.say(io, whom, &answer);
-    }
-}
-
-/// `POST` and `Host:`, the words by which servers tell that a browser was made to talk to them.
-fn crosses_protocols(bytes: &[u8], args: &[Range]) -> bool {
-    let name = args.first().map_or(&b""[..], |&(a, b)| &bytes[a as usize..b as usize]);
-    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
 }

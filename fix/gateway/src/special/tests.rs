@@ -58,9 +58,9 @@ fn connections_on_which_auth_is_judged_are_used_for_nothing_else() {
     rig.says(other, &format!("WATCH {key}\r\n"));
     rig.asked(0);
     assert_eq!(rig.worker.stats.lanes_opened, opened + 1);
-    let pin = rig.worker.everyone().map(|c| c.pin).find(|pin| *pin != crate::session::NONE).expect("a pin");
-    let set = rig.worker.lanes[pin as usize].set;
-    assert_eq!(rig.worker.sets[set as usize].identity, crate::session::OWN);
+    let pin = rig.worker.everyone().find_map(|c| c.pin).expect("a pin");
+    let set = rig.worker.lanes[pin].set;
+    assert_eq!(rig.worker.sets[set].identity, Some(crate::session::OWN));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn what_ends_a_transaction_is_what_the_server_says() {
         ("EXEC", "-EXECABORT Transaction discarded\r\n", false),
         ("EXEC", "*1\r\n+OK\r\n", false),
     ] {
-        if rig.worker.everyone().all(|c| c.pin == crate::session::NONE) {
+        if rig.worker.everyone().all(|c| c.pin.is_none()) {
             rig.says(client, &format!("MULTI\r\nSET {key} v\r\n"));
             rig.asked(0);
             rig.answers(0, "+OK\r\n+QUEUED\r\n");
@@ -151,7 +151,7 @@ fn what_ends_a_transaction_is_what_the_server_says() {
         rig.says(client, &format!("{command}\r\n"));
         assert_eq!(rig.asked(0), [command]);
         rig.answers(0, reply);
-        let still = rig.worker.everyone().any(|c| c.pin != crate::session::NONE);
+        let still = rig.worker.everyone().any(|c| c.pin.is_some());
         assert_eq!(still, within, "{command}: {reply}");
         rig.told(client);
     }
@@ -163,7 +163,7 @@ fn what_ends_a_transaction_is_what_the_server_says() {
         rig.says(client, "UNWATCH\r\n");
         assert_eq!(rig.asked(0), ["UNWATCH"]);
         rig.answers(0, reply);
-        assert_eq!(rig.worker.everyone().any(|c| c.watching), still, "{reply}");
+        assert_eq!(rig.worker.everyone().any(|c| c.watch.held()), still, "{reply}");
     }
 }
 

@@ -1,233 +1,183 @@
 //! MULTI, WATCH and their ends.
 
-use super::HARMLESS;
-use super::blocking::client_pin_none;
-use crate::event;
+use super::Said;
+use crate::ids::LaneId;
 use crate::map::NOBODY;
-use crate::request::Range;
 use crate::session::*;
-use crate::worker::{Worker, is};
+use crate::step::{Command, wrong_arity};
+use crate::worker::Worker;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::{Plan, Special, Spread, UNKNOWN};
+use unslow_topology::commands::{Plan, Special, UNKNOWN};
 
 impl Worker {
-    pub(super) fn watch(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
-        let slot = self.slot(bytes, args, plan);
-        let pin = self.client(whom).map_or(NONE, |c| c.pin);
-        let node = match pin {
-            NONE => self.node_for(slot, false, whom),
-            pin => self.lanes[pin as usize].node,
+    pub(super) fn watch(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let slot = self.slot(command);
+        let node = match self.client(whom).and_then(|c| c.pin) {
+            None => self.node_for(slot, false, whom),
+            Some(pin) => self.lanes[pin].node,
         };
         if node == NOBODY {
             let answer = self.nobody(slot);
-            self.say(io, whom, answer.as_bytes());
-            return true;
+            return self.say(io, whom, answer.as_bytes());
         }
-        let lane = self.dedicate(whom, node);
+        let Some(lane) = self.dedicate(whom, node) else { return };
         if let Some(client) = self.client(whom) {
-            client.watching = true;
+            client.watch = client.watch.more();
             client.barrier = true;
         }
-        self.on_lane(io, whom, lane, bytes, plan, slot, Kind::Reply);
-        true
+        self.on_lane(io, whom, lane, Said { bytes: command.bytes, plan: &command.plan, slot, kind: Kind::Reply });
+    }
+
+    /// UNWATCH, or EXEC without MULTI, where something is watched or was lost.
+    pub(super) fn end_watch(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let pin = self.client(whom).and_then(|c| c.pin);
+        let lane = match pin {
+            Some(pin) => Some(pin),
+            None => self.master_of(io, whom, NO_SLOT).and_then(|node| self.dedicate(whom, node)),
+        };
+        let Some(lane) = lane else { return };
+        if let Some(client) = self.client(whom) {
+            client.barrier = true;
+        }
+        let said = Said { bytes: command.bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Exec };
+        self.on_lane(io, whom, lane, said);
+    }
+
+    /// MULTI.
+    pub(super) fn begin(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let Some(client) = self.client(whom) else { return };
+        if client.watch.lost()
+            && let Some(pin) = client.pin.take()
+        {
+            // Something it watched was lost: what it watches since does not make up for it.
+            client.watch = Watch::Lost;
+            self.close_lane(io, pin);
+        }
+        let Some(client) = self.client(whom) else { return };
+        let at = match client.pin {
+            Some(_) => Txn::Open,
+            None if client.watch.lost() => Txn::Lost,
+            None => Txn::Said,
+        };
+        client.doing = Doing::Transaction(Box::new(Transaction::new(at)));
+        match client.pin {
+            None => self.say(io, whom, b"+OK\r\n"),
+            Some(pin) => {
+                let said = Said { bytes: command.bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Reply };
+                self.on_lane(io, whom, pin, said);
+            }
+        }
+    }
+
+    /// EXEC or DISCARD of a transaction that no server has heard of.
+    pub(super) fn end_unsaid(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let table = self.table.clone();
+        let known = table.get(command.plan.number);
+        let exec = command.is(Special::Exec);
+        let poisoned = self.client(whom).and_then(|c| c.transaction()).is_some_and(|t| t.poisoned);
+        if let Some(client) = self.client(whom) {
+            client.end_transaction();
+        }
+        match exec {
+            true if !known.fits(command.len()) => self.say(io, whom, &wrong_arity(command, known)),
+            true if poisoned => {
+                self.say(io, whom, b"-EXECABORT Transaction discarded because of previous errors.\r\n");
+            }
+            true => self.say(io, whom, b"*0\r\n"),
+            false => self.say(io, whom, b"+OK\r\n"),
+        }
     }
 
     /// Which node a transaction is for shows with its first key.
-    pub(super) fn first_in_transaction(
-        &mut self,
-        io: &mut Io,
-        whom: Whom,
-        bytes: &[u8],
-        args: &[Range],
-        plan: &Plan,
-    ) -> bool {
-        match plan.special {
-            Some(Special::Exec | Special::Discard)
-                if self.client(whom).is_some_and(|c| c.queued.is_empty()) || is(plan, Special::Discard) =>
-            {
-                if let Some(client) = self.client(whom) {
-                    client.multi = Multi::No;
-                    client.queued.clear();
-                }
-                let nothing: &[u8] = if is(plan, Special::Exec) { b"*0\r\n" } else { b"+OK\r\n" };
-                self.say(io, whom, nothing);
-                return true;
-            }
-            None | Some(Special::Ping) if self.cluster && plan.key.is_none() && plan.number != UNKNOWN => {
-                // It names no node; the next one may. What the server would refuse it has to refuse itself.
-                let fits = self.table.get(plan.number).fits(args.len());
-                let Some(client) = self.client(whom) else { return true };
-                if fits && client.may_queue(bytes.len()) {
-                    client.queued.push(bytes.to_vec());
-                    self.say(io, whom, b"+QUEUED\r\n");
-                    return true;
-                }
-            }
-            _ => {}
-        }
-        let Some(client) = self.client(whom) else { return true };
-        if !client.pending.is_empty() {
-            self.stall(io, whom, Stall::Answers);
-            return false;
-        }
-        let slot = self.slot(bytes, args, plan);
+    pub(super) fn open(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let slot = self.slot(command);
         let cluster = self.cluster;
         let node = self.node_for(slot, false, whom);
         if node == NOBODY {
             let answer = self.nobody(slot);
-            if let Some(client) = self.client(whom) {
-                client.multi = Multi::Lost;
+            if let Some(transaction) = self.client(whom).and_then(Client::transaction_mut) {
+                transaction.at = Txn::Lost;
             }
             self.say(io, whom, answer.as_bytes());
             return true;
         }
-        let lane = self.dedicate(whom, node);
-        if let Some(client) = self.client(whom) {
-            client.multi = Multi::Open;
-            client.multi_db = None;
-            client.blind = cluster && plan.key.is_none();
-            // Commands may follow at once: all go to the same connection.
-            client.barrier = false;
-            client.last_node = node;
-        }
+        let Some(lane) = self.dedicate(whom, node) else { return true };
+        let Some(client) = self.client(whom) else { return true };
+        // Commands may follow at once: all go to the same connection.
+        client.barrier = false;
+        client.last_node = node;
+        let Some(transaction) = client.transaction_mut() else { return true };
+        (transaction.at, transaction.db) = (Txn::Open, None);
+        transaction.blind = cluster && command.plan.key.is_none();
+        let queued = transaction.queued.clone();
         let mut multi = Vec::new();
         write_command(&mut multi, &["MULTI"]);
-        self.on_lane(io, whom, lane, &multi, plan, slot, Kind::Swallow);
-        let queued = self.client(whom).map(|c| c.queued.clone()).unwrap_or_default();
-        self.say_again(io, whom, lane, queued, plan);
-        self.in_transaction(io, whom, bytes, args, plan)
+        self.on_lane(io, whom, lane, Said { bytes: &multi, plan: &command.plan, slot, kind: Kind::Swallow });
+        self.say_again(io, whom, queued, &command.plan);
+        self.within(io, whom, command)
     }
 
-    /// The connection of the transaction, or the one that watched for it, is gone.
-    pub(super) fn lost_transaction(&mut self, io: &mut Io, whom: Whom, args: usize, plan: &Plan) {
-        let fits = self.table.get(plan.number).fits(args);
-        let Some(client) = self.client(whom) else { return };
-        let changed = client.watch_lost;
-        if !fits && plan.number != UNKNOWN {
-            client.poisoned = true;
-            return self.wrong_arity(io, whom, plan);
-        }
-        let answer: &[u8] = match plan.special {
-            Some(Special::Exec | Special::Discard) => {
-                client.multi = Multi::No;
-                client.watch_lost = false;
-                client.queued.clear();
-                let poisoned = std::mem::replace(&mut client.poisoned, false);
-                match (is(plan, Special::Exec), changed) {
-                    (false, _) => b"+OK\r\n",
-                    (true, _) if poisoned => b"-EXECABORT Transaction discarded because of previous errors.\r\n",
-                    // As if a watched key had changed, which nobody knows.
-                    (true, true) if client.proto == 3 => b"_\r\n",
-                    (true, true) => b"*-1\r\n",
-                    (true, false) => b"-EXECABORT unslow: the server's connection broke before EXEC; nothing of this transaction ran\r\n",
-                }
-            }
-            _ if changed => b"+QUEUED\r\n",
-            _ => b"-ERR unslow: the server's connection broke; nothing of this transaction will run\r\n",
-        };
-        self.say(io, whom, answer);
-    }
-
-    pub(super) fn in_transaction(
-        &mut self,
-        io: &mut Io,
-        whom: Whom,
-        bytes: &[u8],
-        args: &[Range],
-        plan: &Plan,
-    ) -> bool {
-        if self.client(whom).is_some_and(|c| c.blind) && !self.sighted(io, whom, bytes, args, plan) {
+    pub(super) fn within(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
+        let blind = self.client(whom).and_then(|c| c.transaction()).is_some_and(|t| t.blind);
+        if blind && !self.sighted(io, whom, command) {
             return false;
         }
+        let table = self.table.clone();
         let Some(client) = self.client(whom) else { return true };
-        let pin = client.pin;
-        if pin == NONE {
-            client.multi = Multi::Lost;
-            self.lost_transaction(io, whom, args.len(), plan);
+        let Some(pin) = client.pin else {
+            if let Some(transaction) = client.transaction_mut() {
+                transaction.at = Txn::Lost;
+            }
+            let answer = client.in_lost(command, table.get(command.plan.number));
+            self.say(io, whom, &answer);
             return true;
-        }
-        if self.lanes[pin as usize].journal.len() > self.config.hold_bytes {
+        };
+        if self.lanes[pin].journal.len() > self.config.hold_bytes {
             self.stall(io, whom, Stall::Room);
             return false;
         }
         let Some(client) = self.client(whom) else { return true };
-        let kind = match plan.special {
+        let kind = match command.plan.special {
             Some(Special::Exec | Special::Discard) => {
                 client.barrier = true;
                 Kind::Exec
             }
             // It may be SELECT, AUTH or anything else under another name.
-            _ if plan.number == UNKNOWN => {
-                self.lanes[pin as usize].dirty = true;
+            _ if command.plan.number == UNKNOWN => {
+                self.lanes[pin].dirty = true;
                 Kind::Reply
             }
             Some(Special::Select) => {
-                let db = args
-                    .get(1)
-                    .and_then(|&(a, b)| std::str::from_utf8(&bytes[a as usize..b as usize]).ok()?.parse().ok());
-                client.multi_db = db.or(client.multi_db);
-                self.lanes[pin as usize].dirty = true;
+                if let Some(transaction) = client.transaction_mut() {
+                    transaction.db = command.number(1).or(transaction.db);
+                }
+                self.lanes[pin].dirty = true;
                 Kind::Reply
             }
             _ => Kind::Reply,
         };
-        let slot = self.slot(bytes, args, plan);
-        self.on_lane(io, whom, pin, bytes, plan, slot, kind);
+        let slot = self.slot(command);
+        self.on_lane(io, whom, pin, Said { bytes: command.bytes, plan: &command.plan, slot, kind });
         true
-    }
-
-    /// Commands that belong to the connection, or to all nodes, mean something else on the connection of a transaction to one node.
-    pub(super) fn not_in_transactions(&self, plan: &Plan) -> Option<String> {
-        let name = &self.table.get(plan.number).name;
-        let (cluster, keyless) = (self.cluster, plan.key.is_none());
-        match plan.special {
-            Some(
-                Special::Client
-                | Special::Auth
-                | Special::Hello
-                | Special::Subscribe
-                | Special::Ssubscribe
-                | Special::Monitor
-                | Special::Unslow
-                | Special::Replicate,
-            ) => Some(format!("unslow: {name} is about the connection, and is not taken within MULTI")),
-            Some(Special::Cluster | Special::Scan) if cluster => {
-                Some(format!("unslow: {name} is answered for all nodes, and a transaction is on one"))
-            }
-            None if cluster && keyless && plan.spread != Spread::Any => {
-                Some(format!("unslow: {name} goes to several nodes, and a transaction to one"))
-            }
-            None if cluster && keyless && plan.admin && !HARMLESS.contains(&name.as_str()) => Some(format!(
-                "unslow: {name} is for one node of a cluster, and a gateway would choose any; connect to the node itself"
-            )),
-            _ => None,
-        }
     }
 
     /// EXEC of a transaction in which the gateway refused a command: as servers do, nothing of it runs.
-    pub(super) fn abort(&mut self, io: &mut Io, whom: Whom) -> bool {
-        let Some(client) = self.client(whom) else { return true };
-        if !client.pending.is_empty() {
-            self.stall(io, whom, Stall::Answers);
-            return false;
-        }
-        client.queued.clear();
-        (client.multi, client.multi_db, client.poisoned, client.blind) = (Multi::No, None, false, false);
-        (client.watching, client.watch_lost) = (false, false);
-        let pin = std::mem::replace(&mut client.pin, NONE);
-        if pin != NONE {
+    pub(super) fn abort(&mut self, io: &mut Io, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        client.end_transaction();
+        if let Some(pin) = client.pin.take() {
             self.close_lane(io, pin);
         }
         self.say(io, whom, b"-EXECABORT Transaction discarded because of previous errors.\r\n");
-        true
     }
 
     /// What a transaction has said before it had its node; a MULTI among it is the client's own mistake.
-    pub(super) fn say_again(&mut self, io: &mut Io, whom: Whom, lane: u32, queued: Vec<Vec<u8>>, plan: &Plan) {
-        for command in queued {
-            self.on_lane(io, whom, lane, &command, plan, NO_SLOT, Kind::Swallow);
-            if let Some(flight) = self.lanes[lane as usize].flights.back_mut() {
+    pub(super) fn say_again(&mut self, io: &mut Io, whom: Whom, queued: Vec<Vec<u8>>, plan: &Plan) {
+        let Some(lane) = self.client(whom).and_then(|c| c.pin) else { return };
+        for bytes in queued {
+            self.on_lane(io, whom, lane, Said { bytes: &bytes, plan, slot: NO_SLOT, kind: Kind::Swallow });
+            if let Some(flight) = self.lanes[lane].flights.back_mut() {
                 flight.seq = 0;
             }
         }
@@ -235,71 +185,57 @@ impl Worker {
 
     /// A transaction that began on any node, because nothing in it named one, is begun anew on the one its first key
     /// names. False when it has to wait.
-    pub(super) fn sighted(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range], plan: &Plan) -> bool {
+    pub(super) fn sighted(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
         let Some(client) = self.client(whom) else { return true };
-        if plan.key.is_none() {
-            if client.may_queue(bytes.len()) {
-                client.queued.push(bytes.to_vec());
+        let idle = client.pending.is_empty();
+        let pin = client.pin;
+        let Some(transaction) = client.transaction_mut() else { return true };
+        if command.plan.key.is_none() {
+            if transaction.may_queue(command.bytes.len()) {
+                transaction.queued.push(command.bytes.to_vec());
             } else {
                 // Too much to begin anew elsewhere: it stays with the node it has.
-                client.blind = false;
-                client.queued = Vec::new();
+                transaction.blind = false;
+                transaction.queued = Vec::new();
             }
             return true;
         }
-        if !client.pending.is_empty() {
+        if !idle {
             self.stall(io, whom, Stall::Answers);
             return false;
         }
-        let (pin, queued) = (client.pin, std::mem::take(&mut client.queued));
-        client.blind = false;
-        let slot = self.slot(bytes, args, plan);
+        transaction.blind = false;
+        let queued = std::mem::take(&mut transaction.queued);
+        let slot = self.slot(command);
         let node = self.node_for(slot, false, whom);
-        if node == NOBODY || self.lanes[pin as usize].node == node {
-            return true;
+        let Some(pin) = pin.filter(|pin| node != NOBODY && self.lanes[*pin].node != node) else { return true };
+        if let Some(client) = self.client(whom) {
+            client.pin = None;
         }
-        client_pin_none(self, whom);
         self.close_lane(io, pin);
-        let lane = self.dedicate(whom, node);
+        let Some(lane) = self.dedicate(whom, node) else { return true };
         // What is said again may be AUTH, SELECT or the like.
-        self.lanes[lane as usize].dirty = true;
+        self.lanes[lane].dirty = true;
         let mut multi = Vec::new();
         write_command(&mut multi, &["MULTI"]);
-        self.on_lane(io, whom, lane, &multi, plan, slot, Kind::Swallow);
-        self.say_again(io, whom, lane, queued, plan);
+        self.on_lane(io, whom, lane, Said { bytes: &multi, plan: &command.plan, slot, kind: Kind::Swallow });
+        self.say_again(io, whom, queued, &command.plan);
         if let Some(client) = self.client(whom) {
             client.barrier = false;
         }
         true
     }
 
-    /// EXEC, DISCARD or UNWATCH was answered.
-    pub fn executed(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8]) {
+    /// EXEC, DISCARD or UNWATCH was answered, and nothing of what they end is left on the server.
+    pub(crate) fn ended(&mut self, io: &mut Io, lane: LaneId, flight: &Flight, bytes: &[u8]) {
         let whom = flight.whom;
-        if !event::leaves_nothing(bytes, flight.author) {
-            // Refused (to this user, or for its arguments), it ends nothing: the client is within it still, and keeps the connection.
-            return self.answer(io, whom, flight.seq, bytes, true);
-        }
-        self.ended(io, lane, flight, bytes);
-    }
-
-    /// A transaction or a WATCH is over: `bytes` is the answer to its last command.
-    pub(super) fn ended(&mut self, io: &mut Io, lane: u32, flight: &Flight, bytes: &[u8]) {
-        let whom = flight.whom;
-        if let Some(client) = self.client(whom) {
-            client.multi = Multi::No;
-            client.watching = false;
-            client.blind = false;
-            client.watch_lost = false;
-            client.queued.clear();
-            let db = client.multi_db.take();
-            let ran = bytes.first() == Some(&b'*') && !bytes.starts_with(b"*-1");
-            if let (Some(db), true) = (db, ran) {
-                let pin = self.client(whom).map(|c| std::mem::replace(&mut c.pin, NONE));
-                self.use_db(io, whom, db);
-                if let (Some(client), Some(pin)) = (self.client(whom), pin) {
-                    client.pin = pin;
-                }
+        let db = self.client(whom).and_then(Client::end_transaction);
+        let ran = bytes.first() == Some(&b'*') && !bytes.starts_with(b"*-1");
+        if let Some(db) = db.filter(|_| ran) {
+            let pin = self.client(whom).and_then(|c| c.pin.take());
+            self.use_db(io, whom, db);
+            if let Some(client) = self.client(whom) {
+                client.pin = pin;
             }
         }
         self.answer(io, whom, flight.seq, bytes, true);

@@ -19,11 +19,11 @@ impl Worker {
     /// (Part of) the answer to the client's command `seq`.
     #[inline]
     pub fn answer(&mut self, io: &mut Io, whom: Whom, seq: u32, bytes: &[u8], last: bool) {
-        let Some(client) = self.clients.get_mut(whom.index as usize).and_then(|c| c.as_deref_mut()) else { return };
+        let Some(client) = self.clients.get_mut(whom.place()).and_then(|c| c.as_deref_mut()) else { return };
         if client.serial != whom.serial {
             return;
         }
-        let at = seq.wrapping_sub(client.base) as usize;
+        let at = client.at(seq);
         let Some(pending) = client.pending.get_mut(at) else { return };
         if at > 0 {
             if !pending.mute {
@@ -78,14 +78,14 @@ impl Worker {
             if client.pending.capacity() > 1024 {
                 client.pending.shrink_to(16);
             }
-            if client.closing {
+            if client.leaving == Leaving::WhenAnswered {
                 io.finish(client.id);
             }
         }
         if !client.waiting.is_empty() {
             self.settle_waiting(whom);
         }
-        let Some(client) = self.clients[whom.index as usize].as_deref_mut() else { return };
+        let Some(client) = self.clients[whom.place()].as_deref_mut() else { return };
         let half = self.config.client_pending / 2;
         let go_on = match client.stall {
             Stall::Answers => client.pending.is_empty(),
@@ -164,7 +164,7 @@ impl Worker {
 
     pub fn close_when_answered(&mut self, io: &mut Io, whom: Whom) {
         if let Some(client) = self.client(whom) {
-            client.closing = true;
+            client.leaving = Leaving::WhenAnswered;
             let (id, empty) = (client.id, client.pending.is_empty());
             if empty {
                 io.finish(id);
@@ -183,26 +183,18 @@ impl Worker {
         if self.client(whom).is_none() {
             return;
         }
-        let Some(client) = self.clients[whom.index as usize].take() else { return };
-        self.parties[whom.index as usize] = Party::Nobody;
+        let Some(client) = self.clients[whom.place()].take() else { return };
+        self.parties[whom.place()] = Party::Nobody;
         self.unread -= client.unread;
         self.clients_now -= 1;
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
-        for lane in client.subs.iter().copied().chain([client.pin]).filter(|l| *l != NONE) {
+        let stream = client.stream.as_ref().and_then(|s| s.lane);
+        for lane in client.subs.iter().copied().chain(client.pin).chain(stream) {
             self.close_lane(io, lane);
         }
-        if let Some(stream) = client.stream.as_ref().filter(|s| s.lane != NONE) {
-            self.close_lane(io, stream.lane);
-        }
         self.gathers.retain(|_, g| g.whom != whom);
-        if client.set != NONE && self.sets[client.set as usize].owner == Some(whom) {
-            for lane in std::mem::take(&mut self.sets[client.set as usize].lanes) {
-                if lane != NONE {
-                    self.close_lane(io, lane);
-                }
-            }
-            self.sets[client.set as usize].owner = None;
-            self.sets[client.set as usize].identity = NONE;
+        if let Some(set) = client.set {
+            self.disown_set(io, set, whom);
         }
     }
 }

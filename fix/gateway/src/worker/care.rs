@@ -20,8 +20,8 @@ impl Worker {
                 continue;
             }
             let id = client.id;
-            let lane = client.stream.as_ref().map(|s| s.lane).filter(|l| *l != NONE);
-            let ahead = lane.and_then(|l| self.lanes[l as usize].connection).map_or(0, |c| io.unsent(c));
+            let lane = client.stream.as_ref().and_then(|s| s.lane);
+            let ahead = lane.and_then(|l| self.lanes[l].connection).map_or(0, |c| io.unsent(c));
             if halted || io.unsent(id) > OUTPUT_HIGH / 2 || ahead > OUTPUT_HIGH {
                 self.crowded.push(whom);
             } else {
@@ -124,16 +124,14 @@ impl Worker {
             return;
         }
         let now = self.now;
-        let idle = |c: &&Client| {
-            c.seen + limit < now && c.pending.is_empty() && c.subs.is_empty() && c.pin == NONE && !c.monitor
-        };
+        let idle = |c: &&Client| c.seen + limit < now && c.pending.is_empty() && c.subs.is_empty() && c.pin.is_none();
         let idle: Vec<Whom> = self.everyone().filter(idle).map(|c| c.whom()).collect();
         idle.into_iter().for_each(|whom| self.drop_client(io, whom));
     }
 
     /// Clients that block, are not read because of it, and have gone meanwhile.
     pub(super) fn close_deserted(&mut self, io: &mut Io) {
-        let stuck = |c: &&Client| c.pin != NONE && (c.stall != Stall::No || c.half_closed);
+        let stuck = |c: &&Client| c.pin.is_some() && (c.stall != Stall::No || c.leaving == Leaving::SaidAll);
         let stuck: Vec<(Whom, Id)> = self.everyone().filter(stuck).map(|c| (c.whom(), c.id)).collect();
         for (whom, id) in stuck {
             if io.hung_up(id) {
@@ -165,10 +163,9 @@ impl Worker {
         let now = self.now;
         let between = |c: &&Client| {
             c.pending.is_empty()
-                && c.multi == Multi::No
+                && matches!(c.doing, Doing::Nothing)
                 && c.subs.is_empty()
-                && !c.watching
-                && !c.monitor
+                && !c.watch.held()
                 && c.stream.is_none()
         };
         // Not at once: who has just come, or just got an answer, is likely to say more.

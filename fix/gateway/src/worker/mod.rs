@@ -24,12 +24,13 @@ use unslow_resp::write_header;
 
 use crate::config::{ClientAuth, Config};
 use crate::gather::Gather;
-use crate::map::{Map, NOBODY};
+use crate::ids::{IdentityId, LaneId, Places, SetId};
+use crate::map::Map;
 use crate::request::Range;
 use crate::session::*;
 use crate::shared::Shared;
 use crate::stats::Stats;
-use unslow_topology::commands::{Plan, Special, Table};
+use unslow_topology::commands::Table;
 
 pub const MS: u64 = 1_000_000;
 /// A client with more unsent output is not read until it has taken some.
@@ -43,7 +44,16 @@ const IDLE_TICK: u64 = 50 * MS;
 pub enum Party {
     Nobody,
     Client,
-    Lane(u32),
+    Lane(LaneId),
+}
+
+/// What the lanes of a place in the pool have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolKey {
+    pub identity: IdentityId,
+    pub db: u32,
+    pub proto: u8,
+    pub node: u16,
 }
 
 /// A command to be sent (again) when its time has come.
@@ -76,7 +86,7 @@ pub struct Waiting {
 
 /// A lane whose client does not take what it brings.
 pub struct Clog {
-    pub lane: u32,
+    pub lane: LaneId,
     pub whom: Whom,
     pub unsent: usize,
     pub since: u64,
@@ -94,16 +104,16 @@ pub struct Worker {
     pub parties: Vec<Party>,
     /// By the same index.
     pub clients: Vec<Option<Box<Client>>>,
-    pub lanes: Vec<Lane>,
-    pub lanes_free: Vec<u32>,
+    pub lanes: Places<LaneId, Lane>,
+    pub lanes_free: Vec<LaneId>,
     /// How many of them have commands that could not be written yet.
     pub lanes_waiting: usize,
-    pub sets: Vec<Set>,
+    pub sets: Places<SetId, Set>,
     /// Who lanes speak as; the first is the gateway itself. Places of those that nobody is any more are used again.
-    pub identities: Vec<Option<Identity>>,
+    pub identities: Places<IdentityId, Option<Identity>>,
     /// When sets that nobody uses are looked for next.
     pub reap_at: u64,
-    pub pool: HashMap<(u32, u32, u8, u16), Vec<u32>>,
+    pub pool: HashMap<PoolKey, Vec<LaneId>>,
     pub gathers: HashMap<u32, Gather>,
     pub gather_number: u32,
     pub again: BTreeMap<(u64, u64), Again>,
@@ -163,11 +173,11 @@ impl Worker {
             map,
             parties: Vec::new(),
             clients: Vec::new(),
-            lanes: Vec::new(),
+            lanes: Places::new(Vec::new()),
             lanes_free: Vec::new(),
             lanes_waiting: 0,
-            sets: Vec::new(),
-            identities: vec![Some(shared.own_identity()), Some(Identity { user: None, password: None })],
+            sets: Places::new(Vec::new()),
+            identities: Places::new(vec![Some(shared.own_identity()), Some(Identity { user: None, password: None })]),
             reap_at: 0,
             pool: HashMap::new(),
             gathers: HashMap::new(),
@@ -202,7 +212,7 @@ impl Worker {
     }
 
     pub fn client(&mut self, whom: Whom) -> Option<&mut Client> {
-        self.clients.get_mut(whom.index as usize)?.as_deref_mut().filter(|c| c.serial == whom.serial)
+        self.clients.get_mut(whom.place())?.as_deref_mut().filter(|c| c.serial == whom.serial)
     }
 
     pub fn everyone(&self) -> impl Iterator<Item = &Client> {
@@ -216,7 +226,7 @@ impl Worker {
         self.parties[id.index()] = party;
     }
 
-    pub fn lane_party(&mut self, id: Id, lane: u32) {
+    pub fn lane_party(&mut self, id: Id, lane: LaneId) {
         self.party(id, Party::Lane(lane));
     }
 }
@@ -267,60 +277,13 @@ impl Handler for Worker {
         self.stats.clients_accepted += 1;
         let anonymous = self.config.client_auth == ClientAuth::Server;
         let db = self.shared.target.db;
-        let set = if anonymous { NONE } else { self.set_of(0, db, 2) };
-        self.clients[id.index()] = Some(Box::new(Client {
-            id,
-            serial: self.serial,
-            number: self.shared.client_number(),
-            from: visitor.from,
-            to: visitor.to,
-            set,
-            identity: if anonymous { NONE } else { 0 },
-            db,
-            proto: 2,
-            progress: None,
-            unread: 0,
-            pending: Default::default(),
-            base: 0,
-            midway: false,
-            pushes: Vec::new(),
-            barrier: false,
-            stall: Stall::No,
-            closing: false,
-            version: self.map.version,
-            multi: Multi::No,
-            queued: Vec::new(),
-            multi_db: None,
-            watching: false,
-            watch_lost: false,
-            blind: false,
-            poisoned: false,
-            claim: None,
-            selecting: None,
-            pin: NONE,
-            monitor: false,
-            subs: Vec::new(),
-            channels: Default::default(),
-            subscribing: 0,
-            unsubscribing: 0,
-            name: Vec::new(),
-            library: Vec::new(),
-            replies: Replies::On,
-            half_closed: false,
-            waiting: Vec::new(),
-            overtaken: false,
-            bulky: false,
-            slow: false,
-            parked: 0,
-            claimed_setup: Vec::new(),
-            tracking: false,
-            stream: None,
-            last_node: NOBODY,
-            notified: false,
-            born: self.now,
-            seen: self.now,
-            commands: 0,
-        }));
+        let set = (!anonymous).then(|| self.set_of(OWN, db, 2));
+        let mut client = Client::new(id, self.serial, self.now);
+        (client.number, client.version) = (self.shared.client_number(), self.map.version);
+        (client.from, client.to) = (visitor.from, visitor.to);
+        (client.set, client.db) = (set, db);
+        client.identity = (!anonymous).then_some(OWN);
+        self.clients[id.index()] = Some(Box::new(client));
     }
 
     fn opened(&mut self, io: &mut Io, id: Id) {
@@ -357,14 +320,16 @@ impl Handler for Worker {
         // Half closed: what it asked for is still owed.
         let Some(Party::Client) = self.parties.get(id.index()) else { return false };
         let Some(client) = self.clients[id.index()].as_mut() else { return false };
-        if client.pin != NONE {
+        if client.pin.is_some() {
             // It blocks, or is within a transaction: what a server does for it from here on it would do for nobody.
             return false;
         }
-        let quiet = client.subs.is_empty() && !client.monitor;
+        let quiet = client.subs.is_empty() && !matches!(client.doing, Doing::Monitor);
         let owed = !client.pending.is_empty() || io.unsent(id) > 0;
         let stays = owed && quiet || client.stall != Stall::No;
-        client.half_closed = true;
+        if client.leaving == Leaving::No {
+            client.leaving = Leaving::SaidAll;
+        }
         let whom = client.whom();
         if stays && client.stall == Stall::No {
             self.close_when_answered(io, whom);
@@ -393,9 +358,4 @@ pub fn bulk(out: &mut Vec<u8>, text: &[u8]) {
     write_header(out, b'$', text.len());
     out.extend_from_slice(text);
     out.extend_from_slice(b"\r\n");
-}
-
-/// Whether a command has a part of its own to play here.
-pub fn is(plan: &Plan, special: Special) -> bool {
-    plan.special == Some(special)
 }

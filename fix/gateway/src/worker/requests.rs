@@ -4,9 +4,10 @@ use super::*;
 use crate::map::NOBODY;
 use crate::request::{self, Allowed, Progress, Range, Request};
 use crate::session::*;
+use crate::step::Command;
 use unslow_reactor::Io;
 use unslow_resp::{Split, write_command};
-use unslow_topology::commands::{Plan, Special, UNKNOWN};
+use unslow_topology::commands::{Special, UNKNOWN};
 use unslow_topology::slot_of;
 
 impl Worker {
@@ -14,13 +15,15 @@ impl Worker {
         let mut used = 0;
         let Some(client) = self.clients[index].as_mut() else { return bytes.len() };
         client.seen = self.now;
-        if client.closing {
+        if client.leaving == Leaving::WhenAnswered {
             return bytes.len();
         }
         let whom = client.whom();
         let mut args = std::mem::take(&mut self.args);
         while used < bytes.len() {
-            let Some(client) = self.clients[index].as_mut().filter(|c| c.serial == whom.serial && !c.closing) else {
+            let Some(client) =
+                self.clients[index].as_mut().filter(|c| c.serial == whom.serial && c.leaving != Leaving::WhenAnswered)
+            else {
                 used = bytes.len();
                 break;
             };
@@ -41,7 +44,7 @@ impl Worker {
                 client.barrier = false;
                 client.version = self.map.version;
             }
-            if client.bulky && waiting == 0 && client.set != NONE && self.sets[client.set as usize].owner.is_none() {
+            if client.bulky && waiting == 0 && client.set.is_some_and(|set| self.sets[set].owner.is_none()) {
                 self.own_set(whom);
                 continue;
             }
@@ -54,7 +57,7 @@ impl Worker {
                 break;
             }
             let rest = &bytes[used..];
-            let allowed = if client.set == NONE { Allowed::Little } else { Allowed::All };
+            let allowed = if client.set.is_none() { Allowed::Little } else { Allowed::All };
             match request::parse(rest, &mut args, allowed, &mut client.progress) {
                 Request::Incomplete => break,
                 Request::Nothing(n) => used += n,
@@ -95,7 +98,7 @@ impl Worker {
         self.args = args;
         self.stats.bytes_in += used as u64;
         self.hold_input(io, whom, bytes.len() - used);
-        if self.client(whom).is_some_and(|c| c.half_closed && c.stall == Stall::No && !c.closing) {
+        if self.client(whom).is_some_and(|c| c.leaving == Leaving::SaidAll && c.stall == Stall::No) {
             self.close_when_answered(io, whom);
         }
         used
@@ -133,23 +136,23 @@ impl Worker {
     /// One whole command. False when it has to wait: it comes again.
     pub(super) fn command(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range]) -> bool {
         let plan = self.table.plan(bytes, args);
+        let command = Command { bytes, args, plan };
         if self.halted && plan.special != Some(Special::Unslow) {
             self.stall(io, whom, Stall::Room);
             return false;
         }
-        let Some(client) = self.clients[whom.index as usize].as_mut() else { return true };
-        if plan.key.is_none() && client.plain() && crate::admin::asks_who_this_is(bytes, args) {
+        let Some(client) = self.clients[whom.place()].as_mut() else { return true };
+        if plan.key.is_none() && client.plain() && crate::admin::asks_who_this_is(&command) {
             let answer = self.who_this_is();
             self.say(io, whom, &answer);
             return true;
         }
         let common = plan.plain || plan.divide.is_some() && !self.cluster;
         if !common || !client.plain() {
-            return self.special(io, whom, bytes, args, &plan);
+            return self.special(io, whom, &command);
         }
-        let slot = match plan.key {
-            Some(at) => {
-                let key = &bytes[args[at].0 as usize..args[at].1 as usize];
+        let slot = match command.key() {
+            Some(key) => {
                 self.sampled = self.sampled.wrapping_sub(1);
                 if self.sampled == 0 {
                     self.sampled = self.config.key_sample;
@@ -159,31 +162,30 @@ impl Worker {
             }
             None => NO_SLOT,
         };
-        self.send(io, whom, bytes, &plan, slot, Kind::Reply)
+        self.send(io, whom, &command, slot, Kind::Reply)
     }
 
     /// To the node of `slot`, on the client's own set of lanes. False when there is no room.
-    pub fn send(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], plan: &Plan, slot: u16, kind: Kind) -> bool {
-        let Some(client) = self.clients[whom.index as usize].as_mut() else { return true };
-        let set = client.set;
-        let node = self.node_for(slot, plan.read, whom);
+    pub fn send(&mut self, io: &mut Io, whom: Whom, command: &Command, slot: u16, kind: Kind) -> bool {
+        let Some(set) = self.clients[whom.place()].as_ref().and_then(|c| c.set) else { return true };
+        let node = self.node_for(slot, command.plan.read, whom);
         if node == NOBODY {
             let answer = self.nobody(slot);
             self.say(io, whom, answer.as_bytes());
             return true;
         }
         let lane = self.lane_of(set, node);
-        if self.lanes[lane as usize].journal.len() > self.config.hold_bytes {
+        if self.lanes[lane].journal.len() > self.config.hold_bytes {
             self.stall(io, whom, Stall::Room);
             return false;
         }
-        let Some(client) = self.clients[whom.index as usize].as_mut() else { return true };
+        let Some(client) = self.clients[whom.place()].as_mut() else { return true };
         client.commands += 1;
         client.last_node = node;
         let seq = client.begin();
         self.stats.commands += 1;
-        let flight = Flight::new(whom, seq, plan, bytes, self.now, slot, kind);
-        self.push(io, lane, flight, bytes);
+        let flight = Flight::new(whom, seq, &command.plan, command.bytes, self.now, slot, kind);
+        self.push(io, lane, flight, command.bytes);
         true
     }
 
@@ -230,16 +232,15 @@ impl Worker {
     /// A command with an argument too long to wait for: it goes through on a lane of the client's own, where it can.
     pub(super) fn begin_stream(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range]) -> Long {
         let plan = self.table.plan(bytes, args);
+        let key = Command { bytes, args, plan }.key();
         let cluster = self.cluster;
         let Some(client) = self.client(whom) else { return Long::Begun };
+        let within = client.mode() == Mode::Transaction(Txn::Open);
         let stateful = plan.special.is_some()
             || plan.blocking
-            || client.monitor
-            || matches!(client.multi, Multi::Lost | Multi::Said)
-            || client.proto == 2 && !client.subs.is_empty();
-        let key = plan.key.map(|at| &bytes[args[at].0 as usize..args[at].1 as usize]);
+            || !(within || matches!(client.mode(), Mode::Plain | Mode::Blocked));
         let known = !args.is_empty() && plan.number != UNKNOWN && (key.is_some() || !cluster);
-        if client.set == NONE || !known || stateful || plan.admin || cluster && plan.divide.is_some() {
+        if client.set.is_none() || !known || stateful || plan.admin || cluster && plan.divide.is_some() {
             return Long::Kept;
         }
         if !client.pending.is_empty() {
@@ -247,13 +248,10 @@ impl Worker {
             return Long::Waits;
         }
         let slot = if cluster { slot_of(key.unwrap_or(b"")) } else { 0 };
-        let pin = if client.multi == Multi::Open { client.pin } else { NONE };
-        if pin == NONE {
-            self.own_set(whom);
-        }
-        let lane = if pin != NONE {
+        let lane = if let Some(pin) = client.pin.filter(|_| within) {
             pin
         } else {
+            self.own_set(whom);
             let node = self.node_for(slot, false, whom);
             if node == NOBODY {
                 let answer = self.nobody(slot);
@@ -261,12 +259,12 @@ impl Worker {
                 self.close_when_answered(io, whom);
                 return Long::Begun;
             }
-            let Some(set) = self.client(whom).map(|c| c.set) else { return Long::Begun };
+            let Some(set) = self.client(whom).and_then(|c| c.set) else { return Long::Begun };
             self.lane_of(set, node)
         };
-        if !self.lanes[lane as usize].flows() {
+        if !self.lanes[lane].flows() {
             let now = self.now;
-            let since = *self.lanes[lane as usize].down_since.get_or_insert(now);
+            let since = *self.lanes[lane].down_since.get_or_insert(now);
             if now > since + self.config.hold_ms * MS {
                 self.stats.error("held_too_long");
                 let why =
@@ -283,10 +281,10 @@ impl Worker {
         let Some(client) = self.client(whom) else { return Long::Begun };
         client.commands += 1;
         let seq = client.begin();
-        client.stream = Some(Box::new(Stream { lane, splitter: splitter(), lost: false }));
+        client.stream = Some(Box::new(Stream { lane: Some(lane), splitter: splitter() }));
         let flight = Flight { repeatable: false, ..Flight::new(whom, seq, &plan, &[], now, slot, Kind::Reply) };
         self.stats.commands += 1;
-        let lane = &mut self.lanes[lane as usize];
+        let lane = &mut self.lanes[lane];
         lane.flights.push_back(flight);
         lane.sent += 1;
         Long::Begun
@@ -297,7 +295,7 @@ impl Worker {
         const AHEAD: usize = 4 << 20;
         let Some(client) = self.client(whom) else { return bytes.len() };
         let Some(stream) = client.stream.as_mut() else { return 0 };
-        let (lane, lost) = (stream.lane, stream.lost);
+        let lane = stream.lane;
         let split = stream.splitter.split(bytes);
         let (taken, done) = match split {
             Ok(Split::More { consumed }) => (consumed, false),
@@ -305,7 +303,7 @@ impl Worker {
             Err(_) => {
                 // The lane has half a command: nobody else may use it.
                 client.stream = None;
-                if lane != NONE {
+                if let Some(lane) = lane {
                     self.close_lane(io, lane);
                 }
                 self.drop_client(io, whom);
@@ -315,10 +313,7 @@ impl Worker {
         if done {
             client.stream = None;
         }
-        if !lost
-            && lane != NONE
-            && let Some(connection) = self.lanes[lane as usize].connection
-        {
+        if let Some(connection) = lane.and_then(|lane| self.lanes[lane].connection) {
             io.output(connection).extend_from_slice(&bytes[..taken]);
             if io.unsent(connection) > AHEAD {
                 io.flush(connection);

@@ -154,7 +154,7 @@ impl Rig {
 
     /// Establishes and greets all dialled connections.
     pub(crate) fn open(&mut self) {
-        for lane in 0..self.worker.lanes.len() {
+        for lane in self.worker.lanes.places() {
             let l = &self.worker.lanes[lane];
             let (State::Opening, Some(id)) = (l.state, l.connection) else { continue };
             self.worker.opened(self.reactor.io(), id);
