@@ -1,12 +1,12 @@
 //! One connection: connect, TLS, AUTH, HELLO, then commands, alone or pipelined.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use unslow_resp::{ErrorKind as RespErrorKind, Frame, Scan, Scanner, Value, write_command};
+use unslow_resp::{ErrorKind as RespErrorKind, Frame, Limits, Scan, Scanner, Value, write_command};
 
 use crate::{Endpoint, Error, ErrorKind, Target, TlsOptions};
 
@@ -37,10 +37,28 @@ impl Default for Options {
     }
 }
 
+/// What a peer may make us hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplyLimits {
+    /// Of one reply.
+    pub(crate) reply: Limits,
+    /// Of all replies of one exchange (a command or a pipeline) together, in bytes as they are held.
+    pub(crate) exchange_bytes_max: usize,
+}
+
+/// For peers that are trusted with as much as the protocol allows.
+const TRUSTING: ReplyLimits = ReplyLimits {
+    reply: Limits { frame_bytes_max: 512 << 20, line_bytes_max: 64 << 10, elements_max: u64::MAX, depth_max: 32 },
+    exchange_bytes_max: usize::MAX,
+};
+
 /// A connection that is authenticated and ready for commands.
 pub struct Connection {
     stream: Stream,
     scanner: Scanner,
+    limits: ReplyLimits,
+    /// Bytes that the replies of this exchange take so far.
+    held: usize,
     input: Vec<u8>,
     output: Vec<u8>,
     command_timeout: Duration,
@@ -76,6 +94,15 @@ impl Stream {
         }
     }
 
+    /// Both directions, at once: the peer need not be waited for.
+    fn close(&self) {
+        let _ = match self {
+            Stream::Tcp(s) => s.shutdown(Shutdown::Both),
+            Stream::Tls(s) => s.sock.shutdown(Shutdown::Both),
+            Stream::Unix(s) => s.shutdown(Shutdown::Both),
+        };
+    }
+
     fn io(&mut self) -> &mut dyn ReadWrite {
         match self {
             Stream::Tcp(s) => s,
@@ -91,9 +118,14 @@ impl<T: Read + Write> ReadWrite for T {}
 impl Connection {
     /// Connects to the first endpoint of `target` that answers, authenticates, and agrees on the protocol.
     pub fn open(target: &Target, options: &Options) -> Result<Connection, Error> {
+        Connection::open_within(target, options, TRUSTING)
+    }
+
+    /// [`Connection::open`], with limits on what the peer may answer.
+    pub(crate) fn open_within(target: &Target, options: &Options, limits: ReplyLimits) -> Result<Connection, Error> {
         let mut last = Error::new(ErrorKind::BadUrl, "no address given");
         for endpoint in &target.endpoints {
-            match Connection::open_one(endpoint, target, options) {
+            match Connection::open_one(endpoint, target, options, limits) {
                 Ok(connection) => return Ok(connection),
                 Err(e) => last = e,
             }
@@ -101,7 +133,12 @@ impl Connection {
         Err(last)
     }
 
-    fn open_one(endpoint: &Endpoint, target: &Target, options: &Options) -> Result<Connection, Error> {
+    fn open_one(
+        endpoint: &Endpoint,
+        target: &Target,
+        options: &Options,
+        limits: ReplyLimits,
+    ) -> Result<Connection, Error> {
         let deadline = Instant::now() + options.connect_timeout;
         let (stream, started, remote) = match endpoint {
             Endpoint::Unix(path) => {
@@ -130,7 +167,9 @@ impl Connection {
         };
         let mut connection = Connection {
             stream,
-            scanner: Scanner::default(),
+            scanner: Scanner::new(limits.reply),
+            limits,
+            held: 0,
             input: Vec::new(),
             output: Vec::new(),
             command_timeout: options.command_timeout,
@@ -252,6 +291,7 @@ impl Connection {
         if let Some(e) = &self.broken {
             return Err(e.clone());
         }
+        self.held = 0;
         let timeout = self.command_timeout;
         let output = std::mem::take(&mut self.output);
         let timed = self.stream.set_timeout(timeout);
@@ -273,6 +313,11 @@ impl Connection {
                 "{}: the server is at maxclients and takes no one else; free a connection, or raise it: CONFIG SET maxclients N",
                 self.peer
             )),
+            ErrorKind::Protected => error.told(format!(
+                "{}: the server is in protected mode and takes connections from its own machine only; run unslow there, or give the \
+                 server a password",
+                self.peer
+            )),
             _ => error,
         })
     }
@@ -281,7 +326,13 @@ impl Connection {
         loop {
             match self.read_any(deadline) {
                 Ok(Value::Push(_)) => {}
-                Ok(value) => return Ok(value),
+                Ok(value) => {
+                    self.held = self.held.saturating_add(held_by(&value));
+                    if self.held > self.limits.exchange_bytes_max {
+                        return Err(self.close(self.too_large()));
+                    }
+                    return Ok(value);
+                }
                 Err(e) => {
                     self.broken = Some(e.clone());
                     return Err(e);
@@ -301,7 +352,10 @@ impl Connection {
                     return Ok(value);
                 }
                 Ok(Scan::Incomplete) => {}
-                Err(e) => return Err(self.not_redis(&e)),
+                Err(e) => {
+                    let e = if e.kind == RespErrorKind::TooLarge { self.too_large() } else { self.not_redis(&e) };
+                    return Err(self.close(e));
+                }
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -317,6 +371,25 @@ impl Connection {
             };
             self.input.extend_from_slice(&chunk[..n]);
         }
+    }
+
+    /// Nothing behind these bytes can be read: what came of them is let go, and the peer is told that no more is wanted.
+    fn close(&mut self, e: Error) -> Error {
+        self.stream.close();
+        self.input = Vec::new();
+        self.broken = Some(e.clone());
+        e
+    }
+
+    fn too_large(&self) -> Error {
+        let most = self.limits.reply.frame_bytes_max.min(self.limits.exchange_bytes_max) >> 20;
+        Error::new(
+            ErrorKind::TooLarge,
+            format!(
+                "{}: the reply is larger than the limit of {most} MiB, so the connection was closed; is it a Redis or Valkey server?",
+                self.peer
+            ),
+        )
     }
 
     fn closed(&self) -> Error {
@@ -380,6 +453,17 @@ impl Connection {
         };
         Error::new(ErrorKind::NotRedis, format!("{peer}: found {saw}, expected Redis or Valkey; check the port"))
     }
+}
+
+/// Bytes that a reply takes in memory, about.
+fn held_by(value: &Value) -> usize {
+    let own = match value {
+        Value::Text(bytes) => bytes.len(),
+        Value::Error(text) => text.len(),
+        Value::Array(items) | Value::Push(items) => items.iter().map(held_by).sum(),
+        Value::Null | Value::Integer(_) | Value::Double(_) | Value::Boolean(_) => 0,
+    };
+    size_of::<Value>() + own
 }
 
 fn auth_required(peer: &str) -> Error {

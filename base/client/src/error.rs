@@ -42,6 +42,10 @@ pub enum ErrorKind {
     Unknown,
     /// The server is at `maxclients`.
     MaxClients,
+    /// The server is in protected mode: it takes connections from its own machine only, and closed this one.
+    Protected,
+    /// The reply is larger than a question of ours can have; the connection is closed.
+    TooLarge,
     /// The server reads its data set and answers nothing else yet.
     Loading,
     /// Any other error reply.
@@ -72,7 +76,10 @@ impl Error {
     /// Whether the connection is of no more use.
     pub fn is_fatal(&self) -> bool {
         use ErrorKind::*;
-        matches!(self.kind, Resolve | Unreachable | Timeout | Closed | NotRedis | Tls | MaxClients)
+        matches!(
+            self.kind,
+            Resolve | Unreachable | Timeout | Closed | NotRedis | Tls | MaxClients | Protected | TooLarge
+        )
     }
 
     /// Sorts an error reply by its code word.
@@ -88,6 +95,8 @@ impl Error {
             ErrorKind::Loading
         } else if lower.contains("max number of clients") {
             ErrorKind::MaxClients
+        } else if text.starts_with("DENIED") && lower.contains("protected mode") {
+            ErrorKind::Protected
         } else if lower.contains("unknown command")
             || lower.contains("unknown subcommand")
             || lower.contains("unknown or disabled")
@@ -145,6 +154,8 @@ mod tests {
             ("NOREPLICAS Not enough good replicas to write.", ErrorKind::Reply, Some("NOREPLICAS")),
             ("-NOAUTH Authentication required.", ErrorKind::AuthRequired, Some("NOAUTH")),
             ("CLUSTERDOWN", ErrorKind::Reply, Some("CLUSTERDOWN")),
+            ("DENIED Redis is running in protected mode because ...", ErrorKind::Protected, Some("DENIED")),
+            ("DENIED by a module", ErrorKind::Reply, Some("DENIED")),
             // Proxies answer without a code word; what looks like none is none.
             ("no upstream host", ErrorKind::Reply, None),
             ("unsupported command 'INFO'", ErrorKind::Unknown, None),

@@ -5,6 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use unslow_resp::Limits;
+
+use crate::connection::ReplyLimits;
 use crate::{Connection, Error, ErrorKind, Options, Target, Value};
 
 /// One permitted command.
@@ -34,6 +37,12 @@ pub const ALLOWED: &[Allowed] = &[
     allow("slowlog", "get", (2, 2), "slow commands and who sent them"),
     allow("latency", "latest", (2, 8), "stalls by cause: fork, fsync, expiry, eviction"),
     allow("latency", "history", (2, 8), "when the stalls happened"),
+    allow(
+        "latency",
+        "histogram",
+        (7, 0),
+        "how the length of a command's calls varies, and so what others wait behind them",
+    ),
     allow("client", "id", (5, 0), "which clients to sample on a busy server"),
     allow("client", "list", (2, 4), "clients by library, idle time, buffers"),
     allow("client", "setname", (2, 6), "our own name in CLIENT LIST"),
@@ -57,6 +66,13 @@ pub const ALLOWED: &[Allowed] = &[
     allow("sentinel", "ckquorum", (2, 8), "whether a failover could be authorised"),
     allow("unslow", "show topology", (1, 0), "which servers stand behind `unslow gateway`"),
 ];
+
+/// The largest answers to these are CLIENT LIST of some thousand clients (1 MB) and CLUSTER NODES of a thousand nodes (200 kB): what is
+/// far beyond that is no answer, and whoever sends it must not cost us our memory.
+const REPLIES: ReplyLimits = ReplyLimits {
+    reply: Limits { frame_bytes_max: 64 << 20, line_bytes_max: 64 << 10, elements_max: 1 << 20, depth_max: 32 },
+    exchange_bytes_max: 96 << 20,
+};
 
 /// Commands of `unslow gateway`. A server does not know them, and an ACL rule that names one is an error there.
 const OF_THE_GATEWAY: &str = "unslow";
@@ -106,7 +122,7 @@ impl ReadOnly {
     pub fn open(target: &Target, options: &Options) -> Result<ReadOnly, Error> {
         let mut tries = 0;
         loop {
-            let opened = Connection::open(target, options).and_then(|mut c| {
+            let opened = Connection::open_within(target, options, REPLIES).and_then(|mut c| {
                 // At the limit the server accepts, says so, and closes: only an answer is a connection.
                 match c.call(&["PING"]) {
                     Err(e) if e.is_fatal() => Err(e),
@@ -200,6 +216,7 @@ mod tests {
             &["DEBUG", "SLEEP", "1"],
             &["CLIENT", "KILL", "x"],
             &["GET", "k"],
+            &["LATENCY", "RESET"],
             &["CLUSTER", "FAILOVER"],
             &["UNSLOW", "DRAIN"],
             &["UNSLOW", "SHOW", "CONFIG"],
@@ -208,9 +225,12 @@ mod tests {
         ] {
             assert_eq!(check(words).unwrap_err().kind, ErrorKind::NotAllowed, "{words:?}");
         }
-        for words in
-            [&["INFO", "all"][..], &["config", "get", "save"], &["CLUSTER", "NODES"], &["UNSLOW", "SHOW", "TOPOLOGY"]]
-        {
+        for words in [
+            &["INFO", "all"][..],
+            &["config", "get", "save"],
+            &["LATENCY", "HISTOGRAM"],
+            &["UNSLOW", "SHOW", "TOPOLOGY"],
+        ] {
             check(words).unwrap();
         }
     }
@@ -222,6 +242,8 @@ mod tests {
         assert!(six.contains(" ~* ") && six.contains("+config|get") && !six.contains("+sentinel"), "{six}");
         assert!(acl_rule((7, 0), false).unwrap().contains("%R~*"));
         assert!(acl_rule((7, 0), true).unwrap().contains("+sentinel|ckquorum"));
+        let histogram = |version| acl_rule(version, false).unwrap().contains(" +latency|histogram");
+        assert!(histogram((7, 0)) && !histogram((6, 2)));
         // A server takes no rule that names a command it does not have.
         for (version, sentinel) in [((6, 0), false), ((6, 2), true), ((7, 2), false), ((7, 2), true)] {
             let rule = acl_rule(version, sentinel).unwrap();

@@ -45,6 +45,13 @@ fn node(node: &Node) -> Result<(), String> {
         within(point.cpu_user_share, 0.0, CORES, &name("series.cpu_user_share"))?;
         within(point.cpu_sys_share, 0.0, CORES, &name("series.cpu_sys_share"))?;
     }
+    for (command, ranges) in node.histograms.value().into_iter().flatten() {
+        for range in ranges {
+            let of = |field: &str| format!("{field} in the histogram of {command} of {}", node.address);
+            within(range.up_to_us as f64, 0.0, COUNTED, &of("up_to_us"))?;
+            within(range.calls as f64, 0.0, COUNTED, &of("calls"))?;
+        }
+    }
     if let Some(rtt) = node.rtt.value() {
         ordered(rtt, &name("rtt"))?;
     }
@@ -120,7 +127,19 @@ mod tests {
     use unslow_topology::{ClusterView, Role};
 
     use super::*;
-    use crate::{Facts, Sample, Seen};
+    use crate::{Facts, Sample, Seen, TimeRange};
+
+    /// A saved look gives the same diagnosis only if its figures are read to the last bit.
+    #[test]
+    fn figures_are_read_as_they_were_saved() {
+        let mut bits = 0x3f71_2345_6789_abcd_u64;
+        for _ in 0..10_000 {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let figure = f64::from_bits(bits >> 2 | 0x2000_0000_0000_0000);
+            let saved = serde_json::to_string(&figure).unwrap();
+            assert_eq!(serde_json::from_str::<f64>(&saved).unwrap().to_bits(), figure.to_bits(), "{saved}");
+        }
+    }
 
     fn facts() -> Facts {
         let mut facts = Facts::of_nothing("redis://a:1");
@@ -128,6 +147,11 @@ mod tests {
         facts.nodes.push(Node { window_s: 10.0, ..Node::new("a:1", Role::Master) });
         facts.hosts.push(Host { window_s: 10.0, ..Host::default() });
         facts
+    }
+
+    fn histogram(up_to_us: u64, calls: u64) -> Seen<std::collections::BTreeMap<String, Vec<TimeRange>>> {
+        let value = [("get".to_string(), vec![TimeRange { up_to_us, calls }])].into();
+        Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: 1 }
     }
 
     #[test]
@@ -139,6 +163,8 @@ mod tests {
             (|f| f.window_s = -3.0, "window_s is -3"),
             (|f| f.cost.server_cpu_share = -1.0, "cost.server_cpu_share"),
             (|f| f.nodes[0].window_s = 1e300, "window_s of a:1"),
+            (|f| f.nodes[0].histograms = histogram(1, u64::MAX), "calls in the histogram of get of a:1"),
+            (|f| f.nodes[0].histograms = histogram(u64::MAX, 1), "up_to_us in the histogram of get of a:1"),
             (|f| f.hosts[0].steal_share = Some(17.0), "steal_share of the machine"),
             (|f| f.hosts[0].busy_share = Some(f64::NAN), "busy_share of the machine"),
         ];

@@ -89,6 +89,12 @@ pub struct Disk {
 pub struct Process {
     /// Process id on the machine.
     pub pid: u32,
+    /// Its id as it sees it itself, and as INFO names it: in a container it is another. None in facts of before this was kept.
+    #[serde(default)]
+    pub own_pid: Option<u32>,
+    /// When it was started, unix time in ms by the machine's clock. None in facts of before this was kept.
+    #[serde(default)]
+    pub started_ms: Option<u64>,
     /// Executable's name.
     pub name: String,
     /// Addresses of nodes it serves.

@@ -17,7 +17,7 @@ use unslow_topology::DeploymentKind;
 pub use host::{Disk, Host, Neighbour, Process, Tcp};
 pub use node::{
     ClientGroup, ClientRow, Clients, KeySize, LatencyEvent, Node, Own, PeerSockets, Point, Rtt, Sample, SentinelGroup,
-    SentinelNode, SlowEntry,
+    SentinelNode, SlowEntry, TimeRange,
 };
 
 /// Version of the saved form. A reader refuses any other major number.

@@ -57,6 +57,11 @@ pub struct Node {
     pub slowlog: Seen<Vec<SlowEntry>>,
     /// LATENCY LATEST and HISTORY.
     pub latency: Seen<Vec<LatencyEvent>>,
+    /// How long the calls of each command took in the window, by command as commandstats names it: LATENCY HISTOGRAM (7.0+) at its
+    /// end, less what it was at its start. Calls of ours are among them; the writing of replies is not. Not in facts of before this
+    /// was kept.
+    #[serde(default)]
+    pub histograms: Seen<BTreeMap<String, Vec<TimeRange>>>,
     /// CLIENT LIST, whole or sampled.
     pub clients: Seen<Clients>,
     /// CLUSTER NODES as this node sees it.
@@ -162,6 +167,15 @@ pub struct LatencyEvent {
     pub max_ms: u64,
     /// (unix time in s, ms), newest last; at most 160 by the server.
     pub history: Vec<(u64, u64)>,
+}
+
+/// Calls of one command whose time inside it fell into one range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct TimeRange {
+    /// The upper end of the range, in us. The lower end is half of it; the server's last range, from 0.5 s on, has no upper end.
+    pub up_to_us: u64,
+    /// How many calls.
+    pub calls: u64,
 }
 
 /// Who is connected.
@@ -280,6 +294,10 @@ pub struct SentinelGroup {
     pub epoch: u64,
     /// SENTINEL CKQUORUM's own words.
     pub ckquorum: String,
+    /// When the master last gave it a valid answer to a PING, unix time in ms. None where it does not say, and in facts of before this
+    /// was kept.
+    #[serde(default)]
+    pub answered_at_ms: Option<u64>,
 }
 
 /// What we sent to a node.
@@ -320,6 +338,7 @@ impl Node {
             config: Seen::default(),
             slowlog: Seen::default(),
             latency: Seen::default(),
+            histograms: Seen::default(),
             clients: Seen::default(),
             cluster: Seen::default(),
             cluster_info: Seen::default(),

@@ -26,8 +26,32 @@ pub struct Plan<'a> {
     pub wants_id: bool,
     /// SELECT, unless 0.
     pub db: u32,
+    /// Who selects the database, where the user may not: AUTH as them and SELECT come first, then AUTH as the user, which keeps the
+    /// database.
+    pub selector: Option<Login<'a>>,
     /// More commands, already encoded. Each must get exactly one reply, and an error in any of them ends the greeting.
     pub setup: &'a [Vec<u8>],
+}
+
+/// A user, as AUTH names them. No `Debug`: there is a password inside.
+#[derive(Clone, Copy, Default)]
+pub struct Login<'a> {
+    pub user: Option<&'a [u8]>,
+    pub password: Option<&'a [u8]>,
+}
+
+impl Login<'_> {
+    /// Appends AUTH, unless there is nobody to be; whether it did.
+    fn say(&self, out: &mut Vec<u8>) -> bool {
+        if self.user.is_none() && self.password.is_none() {
+            return false;
+        }
+        let mut auth = vec![b"AUTH".as_slice()];
+        auth.extend(self.user);
+        auth.push(self.password.unwrap_or_default());
+        write_command(out, &auth);
+        true
+    }
 }
 
 /// The replies that are still due. The default has none: it is done.
@@ -62,6 +86,8 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Auth,
+    /// AUTH of a connection that is somebody already: without it, it would stay theirs.
+    AuthAnew,
     Hello,
     Name,
     Id,
@@ -73,12 +99,16 @@ impl Greeting {
     /// Appends the greeting's commands to `out`. If there are none it is done at once, see [`Greeting::is_done`].
     pub fn begin(plan: &Plan, out: &mut Vec<u8>) -> Greeting {
         let mut steps = VecDeque::new();
-        if plan.user.is_some() || plan.password.is_some() {
-            let mut auth = vec![b"AUTH".as_slice()];
-            auth.extend(plan.user);
-            auth.push(plan.password.unwrap_or_default());
-            write_command(out, &auth);
-            steps.push_back(Step::Auth);
+        let selector = plan.selector.filter(|_| plan.db != 0);
+        if let Some(selector) = selector {
+            if selector.say(out) {
+                steps.push_back(Step::Auth);
+            }
+            write_command(out, &["SELECT", &plan.db.to_string()]);
+            steps.push_back(Step::Select);
+        }
+        if (Login { user: plan.user, password: plan.password }).say(out) {
+            steps.push_back(if selector.is_some() { Step::AuthAnew } else { Step::Auth });
         }
         if plan.resp3 {
             write_command(out, &["HELLO", "3"]);
@@ -92,7 +122,7 @@ impl Greeting {
             write_command(out, &["CLIENT", "ID"]);
             steps.push_back(Step::Id);
         }
-        if plan.db != 0 {
+        if plan.db != 0 && selector.is_none() {
             write_command(out, &["SELECT", &plan.db.to_string()]);
             steps.push_back(Step::Select);
         }
@@ -145,7 +175,7 @@ impl Step {
             Step::Auth => NEEDLESS.iter().any(|words| reply.windows(words.len()).any(|w| w == words.as_bytes())),
             // An ACL may forbid CLIENT altogether; the connection serves commands without it.
             Step::Name | Step::Id => true,
-            Step::Hello | Step::Select | Step::Setup => false,
+            Step::AuthAnew | Step::Hello | Step::Select | Step::Setup => false,
         }
     }
 }
@@ -201,6 +231,7 @@ mod tests {
             name: Some("t"),
             wants_id: true,
             db: 7,
+            selector: None,
             setup,
         }
     }
@@ -208,6 +239,8 @@ mod tests {
     #[test]
     fn commands_are_sent_in_order_and_only_if_planned() {
         let none = Plan::default();
+        let admin = Login { user: Some(b"admin"), password: Some(b"a") };
+        let app = Plan { user: Some(b"app"), password: Some(b"s"), ..none };
         let setup = [encoded(&["CLIENT", "TRACKING", "ON"]), encoded(&["READONLY"])];
         for (plan, expected) in [
             (none, vec![]),
@@ -222,6 +255,9 @@ mod tests {
             (Plan { wants_id: true, resp3: true, ..none }, vec!["HELLO 3"]),
             (Plan { db: u32::MAX, ..none }, vec!["SELECT 4294967295"]),
             (Plan { setup: &setup, ..none }, vec!["CLIENT TRACKING ON", "READONLY"]),
+            (Plan { db: 7, selector: Some(admin), ..app }, vec!["AUTH admin a", "SELECT 7", "AUTH app s"]),
+            (Plan { db: 7, selector: Some(Login::default()), ..app }, vec!["SELECT 7", "AUTH app s"]),
+            (Plan { selector: Some(admin), ..app }, vec!["AUTH app s"]),
             (
                 Plan { resp3: false, ..full(&setup) },
                 vec!["AUTH app s3cret", "CLIENT SETNAME t", "CLIENT ID", "SELECT 7", "CLIENT TRACKING ON", "READONLY"],
@@ -286,6 +322,22 @@ mod tests {
             let mut greeting = Greeting::begin(&plan, &mut Vec::new());
             assert_eq!(greeting.reply(format!("{reply}\r\n").as_bytes()), expected, "{reply}");
             assert_eq!(greeting.is_done(), expected == DONE, "{reply}");
+        }
+    }
+
+    /// Refused, it would be a connection of whoever selected the database.
+    #[test]
+    fn the_second_auth_must_be_good() {
+        let admin = Login { user: Some(b"admin"), password: Some(b"a") };
+        let plan = Plan { password: Some(b"p"), db: 1, selector: Some(admin), ..Plan::default() };
+        for (last, expected) in [
+            ("+OK\r\n", DONE),
+            ("-ERR Client sent AUTH, but no password is set\r\n", Progress::Refused { passing: false }),
+            ("-WRONGPASS no\r\n", Progress::Refused { passing: false }),
+        ] {
+            let mut greeting = Greeting::begin(&plan, &mut Vec::new());
+            assert_eq!([greeting.reply(b"+OK\r\n"), greeting.reply(b"+OK\r\n")], [MORE, MORE]);
+            assert_eq!(greeting.reply(last.as_bytes()), expected, "{last}");
         }
     }
 

@@ -673,6 +673,19 @@ impl Io {
         poll(&mut fds, Some(&at_once)).is_ok_and(|n| n > 0)
     }
 
+    /// Whether a peer that is there has sent something that was not read yet.
+    pub fn has_input(&mut self, id: Id) -> bool {
+        let Some(link) = self.link(id) else { return false };
+        if !link.left.is_empty() {
+            return true;
+        }
+        let mut fds = [PollFd::new(&link.fd, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let ready = poll(&mut fds, Some(&at_once)).is_ok_and(|n| n > 0);
+        let found = fds[0].revents();
+        ready && found.contains(PollFlags::IN) && !found.intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
     /// Calls [`Handler::timer`] with `key` at `at` ([`now_ns`]).
     pub fn timer(&mut self, at: u64, key: u64) {
         self.push_timer(at, Due::Key(key));

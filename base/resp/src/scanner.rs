@@ -14,13 +14,16 @@ pub struct Limits {
     pub frame_bytes_max: usize,
     /// Bytes of a line (header, simple string, error, number). Default 64 KiB, as in the servers' inline limit.
     pub line_bytes_max: usize,
+    /// Elements of one whole frame, on all of its levels together. Default: as many as its bytes can hold. Each takes ten times the
+    /// memory of its shortest form once it is a [`Value`](crate::Value).
+    pub elements_max: u64,
     /// Nesting. Default 32; the deepest reply known (COMMAND DOCS) has 9 levels.
     pub depth_max: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { frame_bytes_max: 512 << 20, line_bytes_max: 64 << 10, depth_max: 32 }
+        Limits { frame_bytes_max: 512 << 20, line_bytes_max: 64 << 10, elements_max: u64::MAX, depth_max: 32 }
     }
 }
 

@@ -75,6 +75,30 @@ fn believes_no_length_it_cannot_afford() {
     assert_eq!(Scanner::default().scan(&[b'+'; 70_000]).unwrap_err().kind, ErrorKind::TooLarge);
 }
 
+#[test]
+fn elements_are_counted_over_all_levels_before_they_come() {
+    let few = || Scanner::new(Limits { elements_max: 6, ..Limits::default() });
+    for (bytes, fits) in [
+        (&b"*6\r\n"[..], true),
+        (b"*7\r\n", false),
+        (b"%3\r\n", true),
+        (b"%4\r\n", false),
+        // The inner array is one of the outer one's elements, and has its own.
+        (b"*3\r\n:1\r\n*3\r\n", true),
+        (b"*3\r\n:1\r\n*4\r\n", false),
+        (b"*2\r\n*2\r\n:1\r\n:2\r\n*3\r\n", false),
+    ] {
+        let scanned = few().scan(bytes);
+        let expected = if fits { Ok(Scan::Incomplete) } else { Err(ErrorKind::TooLarge) };
+        assert_eq!(scanned.map_err(|e| e.kind), expected, "{:?}", String::from_utf8_lossy(bytes));
+    }
+    // The next frame starts from none.
+    let mut scanner = few();
+    for _ in 0..3 {
+        assert_eq!(scanner.scan(b"*4\r\n:1\r\n:2\r\n:3\r\n:4\r\n"), Ok(Scan::Complete(20)));
+    }
+}
+
 fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

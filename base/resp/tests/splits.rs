@@ -76,6 +76,48 @@ fn a_huge_blob_is_never_held() {
 }
 
 #[test]
+fn a_text_of_any_length_is_stepped_over_and_headers_stay_short() {
+    let limits = Limits { line_bytes_max: 32, ..Limits::default() };
+    let long = "x".repeat(100);
+    for (frame, kind, error_inside) in [
+        (format!("-{long}\r\n"), b'-', false),
+        (format!("+{long}\r\n"), b'+', false),
+        (format!("({}\r\n", "7".repeat(100)), b'(', false),
+        (format!("*3\r\n-{long}\r\n+{long}\r\n:1\r\n"), b'*', true),
+        (format!("*2\r\n+\r{long}\r\n$3\r\nabc\r\n"), b'*', false),
+    ] {
+        let stream = frame.repeat(2);
+        for step in [1, 7, 33, 40, 101, 102, 1000] {
+            let mut splitter = Splitter::over_long_texts(limits);
+            let (mut kept, mut ends, mut base) = (Vec::new(), Vec::new(), 0);
+            for piece in stream.as_bytes().chunks(step) {
+                kept.extend_from_slice(piece);
+                loop {
+                    let split = splitter.split(&kept).unwrap_or_else(|e| panic!("{frame:?} in steps of {step}: {e:?}"));
+                    let (Split::More { consumed: end } | Split::Done(Done { end, .. })) = split;
+                    base += end;
+                    kept.drain(..end);
+                    let Split::Done(done) = split else { break };
+                    assert_eq!((done.kind, done.null, done.error_inside), (kind, false, error_inside), "{frame:?}");
+                    ends.push(base);
+                    if kept.is_empty() {
+                        break;
+                    }
+                }
+                assert!(kept.len() <= 33, "{} bytes are kept of {frame:?}", kept.len());
+            }
+            assert_eq!(ends, [frame.len(), 2 * frame.len()], "{frame:?} in steps of {step}");
+        }
+    }
+    let refused = |bytes: &[u8]| Splitter::over_long_texts(limits).split(bytes).err().map(|e| e.kind);
+    assert_eq!(refused(format!("${}", "0".repeat(100)).as_bytes()), Some(ErrorKind::TooLarge));
+    assert_eq!(refused(format!(",{}", "0".repeat(100)).as_bytes()), Some(ErrorKind::TooLarge));
+    assert_eq!(refused(format!("+{long}\nx").as_bytes()), Some(ErrorKind::MissingCrLf));
+    let strict = Splitter::new(limits).split(format!("+{long}").as_bytes()).err().map(|e| e.kind);
+    assert_eq!(strict, Some(ErrorKind::TooLarge));
+}
+
+#[test]
 fn a_blob_without_its_end_is_refused_at_that_byte() {
     for pieces in [&[&b"$3\r\nabcde"[..]][..], &[b"$3\r\nab", b"c\rX"], &[b"$3\r\nabc", b"X"]] {
         let mut splitter = Splitter::default();

@@ -123,6 +123,8 @@ pub struct Command {
     pub read: bool,
     pub admin: bool,
     pub blocking: bool,
+    /// It may change data, by itself or by the code that it runs.
+    pub writes: bool,
     /// Refused inside scripts.
     pub noscript: bool,
     /// It runs code of users or of modules: any error text may be theirs.
@@ -132,6 +134,8 @@ pub struct Command {
     last: i64,
     /// From one of them to the next.
     step: usize,
+    /// MIGRATE: where the argument for the key is empty, the keys follow this word.
+    key_list: Option<Word>,
     pub spread: Spread,
     pub join: Join,
     pub divide: Option<Divide>,
@@ -205,7 +209,7 @@ const fn blocks(name: &'static str) -> Fill {
     Fill { blocking: true, ..fill(name) }
 }
 
-const FILL: [Fill; 36] = [
+const FILL: [Fill; 37] = [
     counted("EVAL", 2),
     counted("EVALSHA", 2),
     counted("EVAL_RO", 2),
@@ -229,6 +233,7 @@ const FILL: [Fill; 36] = [
     all("SCRIPT|FLUSH", Join::AllSucceed),
     all("SCRIPT|EXISTS", Join::And),
     all("SCRIPT|KILL", Join::OneSucceeds),
+    fill("SCRIPT|DEBUG"),
     all("FUNCTION|LOAD", Join::AllSucceed),
     all("FUNCTION|DELETE", Join::AllSucceed),
     all("FUNCTION|FLUSH", Join::AllSucceed),
@@ -288,17 +293,21 @@ impl Command {
         // WAITAOF came with 7.2 and is the same question.
         let special = if name == "WAITAOF" { Some(Special::Wait) } else { special };
         let scripted = runs_code(&name);
+        let admin = takes_connection(&name);
+        let key_list = if name == "MIGRATE" { Word::new(b"KEYS") } else { None };
         Command {
             name,
             arity,
             read: false,
-            admin: false,
+            admin,
             blocking: false,
+            writes: scripted,
             noscript: false,
             scripted,
             key: KeyAt::Nowhere,
             last: 0,
             step: 1,
+            key_list,
             spread: Spread::Any,
             join: Join::AllSucceed,
             divide,
@@ -381,6 +390,7 @@ impl Table {
                 "readonly" => command.read = true,
                 "admin" => command.admin = true,
                 "blocking" => command.blocking = true,
+                "write" | "may_replicate" => command.writes = true,
                 "noscript" => command.noscript = true,
                 "movablekeys" => command.movable = true,
                 "module" => command.scripted = true,
@@ -389,6 +399,8 @@ impl Table {
         }
         let tips: Vec<String> = rest.get(1).map_or(&[][..], Value::items).iter().filter_map(Value::text).collect();
         let specs = rest.get(2).map_or(&[][..], Value::items);
+        // EVAL_RO and the like run code, but no code that writes.
+        command.writes &= !command.read;
         let first = usize::try_from(first.integer()?).unwrap_or(0);
         command.last = last.integer()?;
         command.step = usize::try_from(step.integer()?).unwrap_or(1).max(1);
@@ -450,6 +462,7 @@ impl Table {
             for fill in FILL.iter().filter(|f| f.name.starts_with(&prefix)) {
                 let mut sub = self.commands[usize::from(own)].clone();
                 sub.name = fill.name.into();
+                sub.admin |= takes_connection(fill.name);
                 sub.key = fill.key.unwrap_or(sub.key);
                 if let Some((spread, join)) = fill.spread {
                     (sub.spread, sub.join) = (spread, join);
@@ -521,7 +534,13 @@ impl Table {
         let command = &self.commands[usize::from(number)];
         let key = match &command.key {
             KeyAt::Nowhere => None,
-            KeyAt::Arg(at) => Some(*at),
+            KeyAt::Arg(at) => match command.key_list {
+                Some(word) if arg(*at).is_some_and(<[u8]>::is_empty) => {
+                    let list = (*at + 1..args.len()).find(|&i| arg(i).is_some_and(|a| word.is(a)));
+                    Some(list.map_or(*at, |i| i + 1))
+                }
+                _ => Some(*at),
+            },
             KeyAt::Counted { count, first } => {
                 let counted = arg(*count).and_then(|n| std::str::from_utf8(n).ok()?.parse::<i64>().ok());
                 counted.filter(|n| *n > 0).map(|_| *first)
@@ -588,6 +607,12 @@ fn runs_code(name: &str) -> bool {
     matches!(name, "EVAL" | "EVALSHA" | "EVAL_RO" | "EVALSHA_RO" | "FCALL" | "FCALL_RO" | "DEBUG" | "(unknown)")
         || name.starts_with("DEBUG|")
         || name.contains(['.', ' '])
+}
+
+/// Whether a command changes what later commands on its connection do, and is not among those of [`SPECIAL`]. The script debugger runs
+/// every script that comes after it. Servers do not flag it; it is for operators.
+fn takes_connection(name: &str) -> bool {
+    name == "SCRIPT|DEBUG"
 }
 
 /// A key specification: `[flags.., begin_search, {type, spec}, find_keys, {type, spec}]`.

@@ -327,11 +327,11 @@ fn without_password(url: &str) -> String {
     }
 }
 
-/// Whether a failed discovery is a finding about the server at the address: it is down, hangs, is full, still loads or runs a script
-/// past its limit.
+/// Whether a failed discovery is a finding about the server at the address: it is down, hangs, is full, is in protected
+/// mode, still loads or runs a script past its limit.
 fn is_of_the_server(e: &Error) -> bool {
     use ErrorKind::*;
-    matches!(e.kind, Unreachable | Timeout | Closed | MaxClients | Loading) || e.code() == Some("BUSY")
+    matches!(e.kind, Unreachable | Timeout | Closed | MaxClients | Protected | Loading) || e.code() == Some("BUSY")
 }
 
 /// 2 where nothing could be concluded, 1 for findings from `fail_on` on, else 0.

@@ -1,6 +1,6 @@
 //! On recorded facts: what fits a screen, what stands where, what is never said.
 
-use unslow_doctor::{Conclusion, diagnose};
+use unslow_doctor::{Affected, Conclusion, diagnose};
 use unslow_facts::{Facts, Gap, Seen};
 
 use super::*;
@@ -91,6 +91,18 @@ fn what_is_over_never_stands_above_what_costs_now() {
     assert_eq!(closing(&report), "Nothing that was looked for explains slowness in this window.");
     assert!(verdict(&report).2.contains("1 event that is over"), "{}", verdict(&report).2);
     assert!(!shown(&report, false).contains("requests are being lost"));
+}
+
+#[test]
+fn nothing_is_said_to_be_lost_where_no_client_was_seen() {
+    let mut report = diagnose(&facts("node_hangs"), &[]);
+    let (ahead, lost) =
+        ("CRITICAL: the next client to connect would wait or fail", "CRITICAL: requests are being lost");
+    for (affected, expected, other) in [(Affected::NextClient, ahead, lost), (Affected::Requests, lost, ahead)] {
+        (report.findings[0].severity, report.findings[0].affected) = (Severity::Critical, affected);
+        let text = shown(&report, false);
+        assert!(text.contains(expected) && !text.contains(other), "{affected:?}:\n{text}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use anstyle::Style;
 use unslow_doctor::measure::{ago, count};
-use unslow_doctor::{CannotSee, Conclusion, Confidence, Finding, Report, Severity, When};
+use unslow_doctor::{Affected, CannotSee, Conclusion, Confidence, Finding, Report, Severity, When};
 use unslow_facts::Lack;
 
 use crate::output::style;
@@ -11,6 +11,9 @@ use crate::output::style;
 pub fn severity_words(finding: &Finding) -> &'static str {
     match finding.severity {
         _ if finding.when == When::Past => "over, it costs nothing now",
+        Severity::Critical if finding.affected == Affected::NextClient => {
+            "the next client to connect would wait or fail"
+        }
         Severity::Critical => "requests are being lost",
         Severity::High => "it costs a lot now",
         Severity::Medium => "it costs something now",

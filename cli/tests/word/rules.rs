@@ -6,9 +6,10 @@ use std::time::Duration;
 use serde_json::Value;
 use unslow_client::Connection;
 use unslow_engine::{Error, Shape, info};
+use unslow_facts::{Facts, Lack};
 use unslow_testkit::servers::{deployment, steady};
 use unslow_testkit::wait::until_ok;
-use unslow_testkit::{options, slots, standalone};
+use unslow_testkit::{options, slots, standalone, until};
 use unslow_topology::slot_of;
 
 use crate::load::{Load, application, call, fill, scripts, until_info};
@@ -232,5 +233,36 @@ fn dead_nodes_without_an_address_share_no_host() {
     let run = settled(&node.url(), &["--no-host"]);
     for rule in ["masters_share_host", "replica_shares_host", "node_unreachable", "slots_uncovered"] {
         assert!(!run.reports(rule), "{rule}: {run}");
+    }
+}
+
+// What others wait behind slow commands.
+
+/// They are asked for after the first INFO and before the last: they hold nearly all calls of commandstats, and no others.
+#[test]
+fn histograms_of_a_window_hold_its_own_calls_from_7_0_on() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (name, lack) in [("valkey-9.1", None), ("redis-7.0", None), ("redis-6.2", Some(Lack::Version))] {
+        let server = standalone(name);
+        let load = Load::start(&server.target(), 1, |c| {
+            c.call(&["EVAL", "return 1", "0"])?;
+            sleep(Duration::from_millis(5)); // its pace
+            Ok(())
+        });
+        load.has_done(50);
+        let path = dir.path().join(format!("{name}.json")).display().to_string();
+        let mut node = None;
+        until("a diagnosis that asked all its questions", || {
+            doctor(&server.url(), &["--no-host", "--save", &path]);
+            let text = std::fs::read_to_string(&path).expect("saved");
+            node = Facts::from_json(&text).expect("facts").nodes.pop();
+            // On a busy machine PINGs become slower, and the rest is left out.
+            node.as_ref().is_some_and(|n| !n.own.stopped_early && n.histograms.missing().map(|gap| gap.lack) == lack)
+        });
+        drop(load);
+        let node = node.expect("a node");
+        let held: u64 = node.histograms.value().into_iter().flat_map(|all| &all["eval"]).map(|range| range.calls).sum();
+        let counted = node.commands()["eval"].calls;
+        assert_eq!((held > 0, held <= counted), (lack.is_none(), true), "{name}: {held} of {counted} calls");
     }
 }

@@ -64,6 +64,7 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
                     finding.impact = effect.impact.clone();
                     finding.severity = finding.severity.max(effect.severity);
                     finding.when = effect.when;
+                    finding.affected = effect.affected;
                 }
                 finding.chain.push(Link {
                     id: effect.id.clone(),

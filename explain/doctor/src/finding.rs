@@ -66,7 +66,7 @@ pub enum Severity {
     Medium,
     /// Hurts.
     High,
-    /// Requests are being lost.
+    /// Requests are being lost, or would be if a client came.
     Critical,
 }
 
@@ -81,6 +81,17 @@ pub enum When {
     Past,
     /// A lifetime's count, or a setting: it was so before the window and still is.
     SinceStart,
+}
+
+/// Who pays for a finding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Affected {
+    /// Requests that are made now.
+    #[default]
+    Requests,
+    /// No application was seen in the window: a client that comes now would pay.
+    NextClient,
 }
 
 /// A line a hand can replay.
@@ -146,6 +157,9 @@ pub struct Finding {
     /// Of what time it is. What is over is never ranked above what costs something now.
     #[serde(default)]
     pub when: When,
+    /// Who pays for it.
+    #[serde(default)]
+    pub affected: Affected,
     /// When it began, or happened; unix time in ms. None where that is not known.
     #[serde(default)]
     pub since: Option<u64>,
@@ -178,6 +192,7 @@ impl Finding {
             confidence: Confidence::Possible,
             confidence_why: String::new(),
             when: When::Now,
+            affected: Affected::Requests,
             since: None,
             subjects: Vec::new(),
             impact: Impact { currency: Currency::Risk, value: 0.0, unit: "none".into(), text: String::new() },
@@ -246,6 +261,12 @@ impl Finding {
     /// Another severity than the amount alone would give; after what it costs.
     pub fn severity(mut self, severity: Severity) -> Finding {
         self.severity = severity;
+        self
+    }
+
+    /// Who pays for it; without this, requests that are made now.
+    pub fn affects(mut self, affected: Affected) -> Finding {
+        self.affected = affected;
         self
     }
 

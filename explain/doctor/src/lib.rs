@@ -10,7 +10,9 @@ pub mod measure;
 mod report;
 mod rules;
 
-pub use finding::{Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of};
+pub use finding::{
+    Affected, Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of,
+};
 pub use report::{
     Answer, Answered, CannotSee, Change, Conclusion, DeploymentSummary, Diff, Looked, NodeSummary, Report, SCHEMA,
     diagnose, diff,

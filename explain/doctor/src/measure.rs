@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use unslow_facts::{Facts, Gap, Lack, Node, SlowEntry};
 use unslow_topology::CommandStat;
 
+mod between;
 mod constant_time;
 mod held;
+mod residual;
 
+pub use between::{IDLE_SHARE, TURN_US, outside_us, traffic_us, turns};
 pub use constant_time::{CONSTANT_TIME, PER_ARGUMENT, WITHOUT_COUNT, is_victim};
 pub use held::{Held, LARGE_REPLY_BYTES, SCRIPTS, held, in_scripts, inside_share, script_around, sender};
 

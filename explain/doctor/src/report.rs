@@ -328,7 +328,11 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
             note(
                 Lack::Answer,
                 &format!("{when}: {}", without.trim_start_matches("it: ")),
-                "reach it from here, or run unslow beside it",
+                match node.away {
+                    Some(Lack::Rights) => "a user and password that it takes: --user, UNSLOW_PASSWORD",
+                    Some(Lack::Other) => "do what its reply asks for, then run again",
+                    _ => "reach it from here, or run unslow beside it",
+                },
                 &node.address,
             );
             continue;
@@ -347,6 +351,8 @@ fn unseen(facts: &Facts) -> Vec<CannotSee> {
             node.latency.refused(),
             node.clients.refused(),
             node.rtt.refused(),
+            // An older server lacks nothing that could be granted, and the findings are there without it.
+            node.histograms.refused().filter(|gap| gap.lack == Lack::Rights),
         ];
         let cluster = [node.cluster.refused(), node.cluster_info.refused()];
         let cluster = cluster.into_iter().filter(|_| facts.kind == DeploymentKind::Cluster);

@@ -256,6 +256,7 @@ fn sentinel(flags: &str, ckquorum: &str) -> SentinelNode {
         failover_timeout_ms: 60_000,
         epoch: 1,
         ckquorum: ckquorum.into(),
+        answered_at_ms: None,
     };
     SentinelNode {
         address: "10.0.0.5:26379".into(),

@@ -141,6 +141,7 @@ fn sentinel(n: usize, flags: &str) -> SentinelNode {
         failover_timeout_ms: 180_000,
         epoch: 0,
         ckquorum: "OK 3 usable Sentinels. Quorum and failover authorization can be reached".into(),
+        answered_at_ms: None,
     };
     SentinelNode {
         address: format!("10.0.0.{n}:26379"),

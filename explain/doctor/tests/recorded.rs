@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 
+use unslow_doctor::measure::{outside_us, traffic_us, turns};
 use unslow_doctor::{ALL, Injected, Remedy, Report, Severity, diagnose};
 use unslow_facts::{Facts, Gap, Lack, Seen};
 
@@ -112,6 +113,28 @@ fn what_cannot_be_seen_is_neither_a_finding_nor_a_pass() {
     assert!(report.findings.iter().all(|f| f.id != "monitor_attached"));
     assert!(report.ruled_out.iter().all(|r| !r.starts_with("MONITOR")), "{:?}", report.ruled_out);
     assert!(report.cannot_see.iter().any(|c| c.id == "monitor_attached" && c.grant.contains("+client|list")));
+}
+
+/// Servers whose clients send short commands, one or a few at a time: what the constants of `measure` say of their CPU time outside
+/// commands, and what their own clocks say.
+#[test]
+fn reads_turns_and_the_clock_explain_the_cpu_time_of_plain_traffic() {
+    for name in [
+        "error_flood",
+        "far_client",
+        "aof_fsync_stall",
+        "overcommit",
+        "redirect_storm",
+        "no_pipelining",
+        "out_of_memory",
+        "kernel_bound",
+        "healthy_busy_but_fine",
+    ] {
+        let facts = facts(name);
+        let node = facts.live().max_by(|a, b| turns(a).total_cmp(&turns(b))).expect("a node");
+        let explained = traffic_us(node) / outside_us(node).expect("a CPU clock");
+        assert!((0.75..1.25).contains(&explained), "{name}: {explained} of the time at {} turns", turns(node));
+    }
 }
 
 #[test]

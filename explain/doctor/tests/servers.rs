@@ -351,11 +351,12 @@ fn settings_of_the_machine_are_ruled_out_by_what_was_read() {
 
 // What the main thread's time goes to.
 
-/// Connections and commands a second, reads with each command, and the CPU they cost together, beside 1 us inside each command.
+/// Connections a second with two commands on each, a read for each command and one that finds the connection closed, which is part of
+/// the connection's price; and the CPU they cost together, beside 1 us inside each command.
 fn churning(rate: f64, each_us: f64, greeting: &str) -> Node {
     let (connections, commands) = (rate * 10.0, rate * 20.0);
     let reads = rate * 30.0;
-    let cpu = (connections * each_us + reads * 3.0 + commands * 1.3) / 1e6 + 0.05;
+    let cpu = (connections * each_us + (reads - connections) * 3.0 + commands * 1.3) / 1e6 + 0.05;
     let after = lines(&[
         ("total_connections_received", connections),
         ("total_commands_processed", commands),
@@ -392,6 +393,25 @@ fn a_new_connection_costs_what_was_measured() {
     last.info.0.insert("used_cpu_user_main_thread".into(), "0.8".into());
     let value = finding(&alone(node), "connection_churn").impact.value;
     assert!(value > 0.08, "{value}");
+}
+
+/// 1000 connections a second that cost 40 us each, with one command each that would need its turn of the event loop anyway.
+#[test]
+fn a_turn_that_a_command_needs_on_any_connection_is_not_the_new_connections() {
+    for (turns, expected) in [(None, 0.050), (Some(30_000.0), 0.040), (Some(15_000.0), 0.045)] {
+        let mut fields = vec![
+            ("total_connections_received", 10_000.0),
+            ("total_commands_processed", 10_000.0),
+            ("total_reads_processed", 20_000.0),
+            // Outside: connections and the command's read, its turn and 0.3 us more; 10 ms inside, 50 ms for the clock.
+            ("used_cpu_sys_main_thread", 10_000.0 * (40.0 + 3.0 + 10.0 + 0.3) / 1e6 + 0.01 + 0.05),
+        ];
+        fields.extend(turns.map(|n| ("eventloop_cycles", n)));
+        let mut node = server("7.2.4", &(lines(&fields) + &command("incr", 10_000, 10_000, 0, 0)));
+        node.first.as_mut().unwrap().info.0.insert("eventloop_cycles".into(), "0".into());
+        let found = finding(&alone(node), "connection_churn");
+        assert!((found.impact.value - expected).abs() < 0.0005, "{turns:?}: {}", found.impact.value);
+    }
 }
 
 #[test]

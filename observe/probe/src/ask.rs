@@ -212,6 +212,11 @@ pub fn unseen<T>(e: &Error, source: &str) -> Seen<T> {
             format!("{source}: the server is loading its data set"),
             "run again when INFO says loading:0",
         ),
+        _ if e.code() == Some("BUSY") => Gap::new(
+            Lack::Answer,
+            format!("{source}: the server is running a script past its time limit and refuses everything else"),
+            "run again when the script has ended",
+        ),
         _ if e.is_fatal() => Gap::new(Lack::Answer, e.message.as_str(), ""),
         _ => Gap::new(Lack::Other, e.message.as_str(), ""),
     };

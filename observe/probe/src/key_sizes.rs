@@ -59,7 +59,8 @@ fn sizes(ask: &mut Ask, salt: &Salt, keys: &[Vec<u8>], cluster_replica: bool) ->
         .collect())
 }
 
-/// No right, or no such command: then nothing is known of any key.
+/// No right, no such command, or a server that answers nothing at this moment: then nothing is known of any key.
 fn refused(e: &Error) -> bool {
-    matches!(e.kind, unslow_client::ErrorKind::Denied | unslow_client::ErrorKind::Unknown)
+    use unslow_client::ErrorKind::{Denied, Loading, Unknown};
+    matches!(e.kind, Denied | Unknown | Loading) || e.code() == Some("BUSY")
 }

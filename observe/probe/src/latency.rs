@@ -5,6 +5,9 @@ use unslow_facts::{LatencyEvent, Seen};
 
 use crate::ask::{Ask, seen};
 
+/// Event classes looked at, at most: servers have some twenty.
+const MOST: usize = 64;
+
 pub fn look(ask: &mut Ask) -> Seen<Vec<LatencyEvent>> {
     seen(events(ask), "LATENCY LATEST")
 }
@@ -14,6 +17,7 @@ fn events(ask: &mut Ask) -> Result<Vec<LatencyEvent>, Error> {
     let mut events: Vec<LatencyEvent> = latest
         .items()
         .iter()
+        .take(MOST)
         .filter_map(|row| {
             let number = |i: usize| row.items().get(i)?.integer().map(|n| n as u64);
             Some(LatencyEvent {

@@ -12,6 +12,7 @@ mod config;
 mod cost;
 #[cfg(test)]
 mod fake;
+mod histogram;
 pub mod host;
 mod key_sizes;
 mod latency;
@@ -93,18 +94,12 @@ pub fn run(deployment: &Deployment, settings: &Settings) -> Facts {
     });
     let mut notes = deployment.notes.clone();
     same_server(&mut nodes, &mut notes);
-    let mut hosts = settings.hosts.clone();
-    for host in &mut hosts {
-        host::assign_by_port(host, &nodes);
-    }
     // What the host is asked for longer costs the servers nothing.
     let took = begun.elapsed();
-    if let Some(watch) = watch {
-        let host = watch.finish(&mut nodes);
-        if !host.processes.is_empty() {
-            hosts.push(host);
-        }
-    }
+    let local = watch.map(|watch| watch.finish(&mut nodes));
+    let mut hosts = settings.hosts.clone();
+    notes.extend(host::assign(&mut hosts, &nodes, local.as_ref()));
+    hosts.extend(local.filter(|host| !host.processes.is_empty()));
     Facts {
         at_ms,
         window_s: watched_s(&nodes, settings.window, took, cut_short),

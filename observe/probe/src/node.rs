@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use unslow_client::{Error, ErrorKind, Options, Target};
-use unslow_facts::{Lack, Node, Rtt, Sample, Seen};
+use unslow_facts::{Lack, Node, Own, Rtt, Sample, Seen};
 use unslow_topology::{Info, Member, Role};
 
 use crate::ask::{Ask, Salt, seen};
 use crate::clock::Clock;
-use crate::questions::{self, Questions};
+use crate::histogram::{self, Counted};
+use crate::questions::{self, Questions, is_open};
 use crate::timeline::{self, Pace, Plan};
 use crate::{Settings, cluster, config, now_ms, rtt, slowlog};
 
@@ -20,6 +21,11 @@ const BASELINE_TIME: Duration = Duration::from_millis(500);
 const SECOND_TRY: Duration = Duration::from_secs(1);
 /// Between two questions to a server that says it is busy.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
+/// How often the questions at the end of a window are asked at most, each time after twice the pause.
+const ROUNDS: u32 = 5;
+/// Code words of refusals that pass by themselves: a script past its limit, the data set being read.
+const BUSY: &str = "BUSY";
+const LOADING: &str = "LOADING";
 
 /// A node, and whether its window was cut short.
 pub struct Looked {
@@ -70,7 +76,7 @@ pub fn away(e: &Error) -> Lack {
     use ErrorKind::*;
     match e.kind {
         AuthRequired | WrongPassword | Denied => Lack::Rights,
-        MaxClients | Loading | Reply | Unknown => Lack::Other,
+        MaxClients | Protected | Loading | Reply | Unknown | TooLarge => Lack::Other,
         _ => Lack::Answer,
     }
 }
@@ -102,6 +108,8 @@ struct Start {
     is_cluster: bool,
     /// What the first INFO took.
     wait: Duration,
+    /// What the histograms had counted, if they were seen.
+    counted: Option<Counted>,
 }
 
 /// One node's window.
@@ -152,13 +160,30 @@ impl Run<'_> {
         })?;
         let (begun, wait) = (Instant::now(), ask.waited());
         let is_cluster = node.first.as_ref().is_none_or(|s| s.info.get("cluster_enabled") != Some("0"));
-        let start = start.insert(Start { begun, baseline, pings, is_cluster, wait });
+        let counted = self.counted(ask, node, wait);
+        let start = start.insert(Start { begun, baseline, pings, is_cluster, wait, counted });
         // The slow log is worth more than either.
         self.set_up(ask, node, is_cluster, wait, 1);
         let pace = Pace::first(node, ask, self.many);
         let plan = Plan { window: self.settings.window, pace, pings, wait };
         let cut_short = timeline::watch(ask, node, self.clock, begun, &plan)?;
         self.end(ask, node, start, cut_short, false)
+    }
+
+    /// The histograms as the window begins: right behind INFO, so that both count the same calls. Why they were not seen is written down.
+    fn counted(&self, ask: &mut Ask, node: &mut Node, wait: Duration) -> Option<Counted> {
+        // The slow log, settings and the last INFO are worth more.
+        let counted = match self.clock.over_for(4, wait) {
+            Some(gap) => Seen::No(gap),
+            None => histogram::at_start(ask, node.level()),
+        };
+        match counted {
+            Seen::Yes { value, .. } => Some(value),
+            Seen::No(gap) => {
+                node.histograms = Seen::No(gap);
+                None
+            }
+        }
     }
 
     /// How it is set and what it knows of its cluster, unless that was answered before; `kept` answers' time is left for others.
@@ -195,15 +220,7 @@ impl Run<'_> {
             node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: now_ms() };
         }
         if node.slowlog.value().is_none() {
-            let reference = questions::reference(start.baseline, rtt);
-            let wait = timeline::wait(node, start.wait);
-            let mut questions = Questions::new(ask, self.clock, reference, wait).after_silence(after_silence);
-            questions.ask_all(node, self.salt, start.is_cluster)?;
-            let stopped_early = questions.stopped_early();
-            ask.own.stopped_early = stopped_early;
-            if !stopped_early {
-                self.set_up(ask, node, start.is_cluster, wait, 0);
-            }
+            self.questions(ask, node, start, questions::reference(start.baseline, rtt), after_silence)?;
         } else if after_silence && let (log @ Seen::Yes { .. }, _) = slowlog::look(ask, self.salt) {
             // What held it up after the log was read.
             node.slowlog = log;
@@ -213,11 +230,63 @@ impl Run<'_> {
         node.window_s = start.begun.elapsed().as_secs_f64();
         Ok(cut_short)
     }
+
+    /// All of them; those that were refused again, a few times and as long as there is time, where the server runs a script past its
+    /// limit or reads its data set.
+    fn questions(
+        &self,
+        ask: &mut Ask,
+        node: &mut Node,
+        start: &Start,
+        reference: Option<Rtt>,
+        after_silence: bool,
+    ) -> Result<(), Error> {
+        let wait = timeline::wait(node, start.wait);
+        let mut questions =
+            Questions::new(self.clock, reference, wait).after_silence(after_silence).since(start.counted.as_ref());
+        let mut pause = BUSY_PAUSE;
+        for round in 1..=ROUNDS {
+            let refused = Refused::so_far(&ask.own);
+            questions.ask_open(ask, node, self.salt, start.is_cluster)?;
+            let stopped_early = questions.stopped_early();
+            ask.own.stopped_early |= stopped_early;
+            if !stopped_early {
+                self.set_up(ask, node, start.is_cluster, wait, 0);
+            }
+            let now = Refused::so_far(&ask.own);
+            // Loading takes minutes: for settings and the cluster's view it is not waited for.
+            let waits_for_set_up = now.busy > refused.busy && is_open_set_up(node, start.is_cluster);
+            let is_done = match stopped_early {
+                true => node.slowlog.value().is_some(),
+                false => !questions::is_any_open(node) && !waits_for_set_up,
+            };
+            if is_done || now == refused || round == ROUNDS || self.clock.ended() || self.clock.over(pause).is_some() {
+                break;
+            }
+            self.clock.sleep(pause);
+            pause *= 2;
+        }
+        Ok(())
+    }
 }
 
-/// Whether it was not asked yet, or not answered in time.
-fn is_open<T>(seen: &Seen<T>) -> bool {
-    seen.value().is_none() && seen.refused().is_none_or(|gap| matches!(gap.lack, Lack::Time | Lack::Answer))
+/// How often the server has refused us with what passes by itself, since the window began.
+#[derive(PartialEq)]
+struct Refused {
+    busy: u64,
+    loading: u64,
+}
+
+impl Refused {
+    fn so_far(own: &Own) -> Refused {
+        let times = |code: &str| own.errors.get(code).copied().unwrap_or(0);
+        Refused { busy: times(BUSY), loading: times(LOADING) }
+    }
+}
+
+/// Whether settings, or the cluster's view, are still without an answer.
+fn is_open_set_up(node: &Node, is_cluster: bool) -> bool {
+    is_open(&node.config) || (is_cluster && is_open(&node.cluster))
 }
 
 /// Again and again, as long as there is time, where the server runs a script past its limit or reads its data set.
@@ -231,7 +300,7 @@ fn patiently<T>(clock: &Clock, mut ask: impl FnMut() -> Result<T, Error>) -> Res
 }
 
 fn passes(e: &Error) -> bool {
-    e.kind == ErrorKind::Loading || e.code() == Some("BUSY")
+    e.kind == ErrorKind::Loading || e.code().is_some_and(|code| [BUSY, LOADING].contains(&code))
 }
 
 /// PINGs before anything else is asked, and whether the user may PING at all.
@@ -302,8 +371,6 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;
     use std::sync::{Arc, Mutex};
-
-    use unslow_facts::Own;
 
     use super::*;
     use crate::fake::{bulk, server};
@@ -472,6 +539,89 @@ mod tests {
         assert!(node.first.is_some() && node.last.is_some(), "{node:?}");
         // What it refused before the first INFO is not in the window.
         assert_eq!(node.own.errors, BTreeMap::from([("BUSY".to_string(), 1)]));
+    }
+
+    #[test]
+    fn a_question_that_a_script_kept_from_being_answered_is_asked_again() {
+        for busy in ["SLOWLOG", "LATENCY", "CLIENT", "CONFIG"] {
+            let (mut refused, mut asked) = (0, 0);
+            let target = server(move |words| {
+                asked += usize::from(words[0] == "SLOWLOG");
+                if words[0] == busy && refused < 3 {
+                    refused += 1;
+                    return "-BUSY Redis is busy running a script.\r\n".into();
+                }
+                // What was answered once is not lost when it is refused later.
+                if busy == "LATENCY" && words[0] == "SLOWLOG" && asked > 1 {
+                    return "-BUSY Redis is busy running a script.\r\n".into();
+                }
+                answers(words)
+            });
+            let (node, _) = looked(&target, false);
+            assert!(node.slowlog.value().is_some() && node.last.is_some(), "{busy}: {node:?}");
+            // A machine that is busy just then is left alone.
+            let rest =
+                node.latency.value().is_some() && node.clients.value().is_some() && node.config.value().is_some();
+            assert!(rest || node.own.stopped_early, "{busy}: {node:?}");
+            let refusals = node.own.errors.get("BUSY").copied().unwrap_or(0);
+            assert!(refusals >= 3 || node.own.stopped_early, "{busy}: {:?}", node.own.errors);
+        }
+    }
+
+    #[test]
+    fn a_server_that_stays_busy_is_asked_what_is_open_and_a_few_times() {
+        let asked = Arc::new(Mutex::new(BTreeMap::<String, u32>::new()));
+        let counted = asked.clone();
+        let target = server(move |words| {
+            *counted.lock().unwrap().entry(words[0].clone()).or_insert(0) += 1;
+            match words[0].as_str() {
+                "CONFIG" => "-BUSY Redis is busy running a script.\r\n".into(),
+                _ => answers(words),
+            }
+        });
+        let (node, _) = looked(&target, false);
+        let asked = asked.lock().unwrap();
+        // LATENCY HISTOGRAM at the start and the end, LATEST once.
+        assert_eq!(asked["SLOWLOG"], 1, "{asked:?}");
+        assert!(asked["LATENCY"] <= 3 && asked.get("CLIENT").is_none_or(|n| *n == 1), "{asked:?}");
+        // Once as the window begins.
+        assert!(asked["CONFIG"] <= 1 + ROUNDS, "{asked:?}");
+        assert!(asked["CONFIG"] == 1 + ROUNDS || node.own.stopped_early, "{asked:?}");
+        assert_eq!(node.config.refused().map(|gap| gap.lack), Some(Lack::Answer));
+    }
+
+    #[test]
+    fn the_view_of_a_cluster_is_not_waited_for_while_the_data_set_is_read() {
+        let asked = Arc::new(Mutex::new(BTreeMap::<String, u32>::new()));
+        let counted = asked.clone();
+        let info = "redis_version:7.0.0\r\ncluster_enabled:1\r\nconnected_clients:1\r\nloading:1\r\n";
+        let target = server(move |words| {
+            *counted.lock().unwrap().entry(words[0].clone()).or_insert(0) += 1;
+            match words[0].as_str() {
+                "CLUSTER" => "-LOADING Redis is loading the dataset in memory\r\n".into(),
+                "INFO" => bulk(info),
+                _ => answers(words),
+            }
+        });
+        let (node, _) = looked(&target, false);
+        let asked = asked.lock().unwrap();
+        assert_eq!(asked["SLOWLOG"], 1, "{asked:?}");
+        // INFO and NODES, as the window begins and as it ends.
+        assert!(asked["CLUSTER"] <= 4, "{asked:?}");
+        assert!(node.cluster.value().is_none() && node.last.is_some(), "{node:?}");
+    }
+
+    #[test]
+    fn why_the_histograms_were_not_seen_is_still_known_at_the_end() {
+        let target = server(|words| match words.get(1).map(String::as_str) {
+            Some("HISTOGRAM") => {
+                "-NOPERM this user has no permissions to run the 'latency|histogram' command\r\n".into()
+            }
+            _ => answers(words),
+        });
+        let (node, _) = looked(&target, false);
+        let gap = node.histograms.refused().expect("it was looked for");
+        assert_eq!((gap.lack, gap.grant.as_deref()), (Lack::Rights, Some("ACL SETUSER <user> +latency|histogram")));
     }
 
     #[test]

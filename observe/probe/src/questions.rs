@@ -9,6 +9,7 @@ use unslow_topology::Role;
 
 use crate::ask::{Ask, Salt};
 use crate::clock::Clock;
+use crate::histogram::{self, Counted};
 use crate::{clients, key_sizes, latency, rtt, slowlog};
 
 /// PINGs between two questions, and the time for them.
@@ -16,18 +17,27 @@ const PINGS: usize = 5;
 const PINGS_TIME: Duration = Duration::from_millis(100);
 
 pub struct Questions<'a> {
-    ask: &'a mut Ask,
     clock: &'a Clock,
     guard: Guard,
     /// What an answer takes.
     wait: Duration,
     /// It was silent and answers again: what was slow is asked whatever the time.
     after_silence: bool,
+    /// What its histograms had counted when the window began, if they were seen.
+    counted: Option<&'a Counted>,
+    /// The keys that the slow log names, in the clear for the size probe alone.
+    keys: Vec<Vec<u8>>,
 }
 
 impl<'a> Questions<'a> {
-    pub fn new(ask: &'a mut Ask, clock: &'a Clock, reference: Option<Rtt>, wait: Duration) -> Questions<'a> {
-        Questions { ask, clock, guard: Guard { reference, slow: 0 }, wait, after_silence: false }
+    pub fn new(clock: &'a Clock, reference: Option<Rtt>, wait: Duration) -> Questions<'a> {
+        let guard = Guard { reference, slow: 0 };
+        Questions { clock, guard, wait, after_silence: false, counted: None, keys: Vec::new() }
+    }
+
+    /// With the histograms of the window's start, which those of its end are compared with.
+    pub fn since(self, counted: Option<&'a Counted>) -> Questions<'a> {
+        Questions { counted, ..self }
     }
 
     /// For a server that did not answer in time and answers again: the command that held it up stands in its log now.
@@ -35,40 +45,48 @@ impl<'a> Questions<'a> {
         Questions { after_silence, ..self }
     }
 
-    /// What is left out stands in its place with the reason.
-    pub fn ask_all(&mut self, node: &mut Node, salt: &Salt, is_cluster: bool) -> Result<(), Error> {
+    /// Those that are open: what was answered, or refused for good, is not asked again. What is left out stands in its place with
+    /// the reason.
+    pub fn ask_open(&mut self, ask: &mut Ask, node: &mut Node, salt: &Salt, is_cluster: bool) -> Result<(), Error> {
         let level = node.level();
         let total = node.number("connected_clients").unwrap_or(0.0) as u64;
         // What was slow is worth most where everything is: it is asked as long as there is any time at all. So are the lengths
         // of its keys, constant-time questions in two pipelines, without which a big key is told as a slow command.
-        let keys = match self.clock.over(Duration::ZERO) {
-            Some(gap) if !self.after_silence => {
-                node.slowlog = Seen::No(gap);
-                Vec::new()
+        if is_open(&node.slowlog) {
+            match self.clock.over(Duration::ZERO) {
+                Some(gap) if !self.after_silence => node.slowlog = Seen::No(gap),
+                _ => (node.slowlog, self.keys) = slowlog::look(ask, salt),
             }
-            _ => {
-                let (log, keys) = slowlog::look(self.ask, salt);
-                node.slowlog = log;
-                keys
-            }
-        };
-        let loading = node.info().and_then(|i| i.get("loading")) == Some("1");
-        if !loading && node.slowlog.value().is_some() {
+        }
+        if are_sizes_open(node) {
             let cluster_replica = node.role == Role::Replica && is_cluster;
             node.key_sizes = match self.clock.over(Duration::ZERO) {
                 Some(gap) if !self.after_silence => Seen::No(gap),
-                _ => key_sizes::look(self.ask, salt, &keys, cluster_replica),
+                _ => key_sizes::look(ask, salt, &self.keys, cluster_replica),
             };
         }
-        node.latency = match self.left_out()? {
-            None => latency::look(self.ask),
-            Some(gap) => Seen::No(gap),
-        };
-        node.clients = match self.left_out()? {
-            None if node.first.is_none() => Seen::No(unknown_number()),
-            None => clients::look(self.ask, level, total, || self.clock.over(self.wait).is_none()),
-            Some(gap) => Seen::No(gap),
-        };
+        if is_open(&node.latency) {
+            node.latency = match self.left_out(ask)? {
+                None => latency::look(ask),
+                Some(gap) => Seen::No(gap),
+            };
+        }
+        // Where they were not seen at the start, the reason stays.
+        if let Some(before) = self.counted
+            && is_open(&node.histograms)
+        {
+            node.histograms = match self.left_out(ask)? {
+                None => histogram::at_end(ask, before),
+                Some(gap) => Seen::No(gap),
+            };
+        }
+        if is_open(&node.clients) {
+            node.clients = match self.left_out(ask)? {
+                None if node.first.is_none() => Seen::No(unknown_number()),
+                None => clients::look(ask, level, total, || self.clock.over(self.wait).is_none()),
+                Some(gap) => Seen::No(gap),
+            };
+        }
         Ok(())
     }
 
@@ -78,12 +96,12 @@ impl<'a> Questions<'a> {
     }
 
     /// Why the next question is left out; `None` where it may be asked.
-    fn left_out(&mut self) -> Result<Option<Gap>, Error> {
+    fn left_out(&mut self, ask: &mut Ask) -> Result<Option<Gap>, Error> {
         if let Some(gap) = self.clock.over(self.wait) {
             return Ok(Some(gap));
         }
         if !self.guard.tripped() && self.guard.reference.is_some() {
-            match rtt::several(self.ask, PINGS, PINGS_TIME) {
+            match rtt::several(ask, PINGS, PINGS_TIME) {
                 Ok(times) => self.guard.see(&times),
                 Err(e) if e.is_fatal() => return Err(e),
                 Err(_) => {}
@@ -94,6 +112,22 @@ impl<'a> Questions<'a> {
             Gap::new(Lack::Other, why, "run again at a quieter time")
         }))
     }
+}
+
+/// Whether it was not asked yet, or not answered in time.
+pub fn is_open<T>(seen: &Seen<T>) -> bool {
+    seen.value().is_none() && seen.refused().is_none_or(|gap| matches!(gap.lack, Lack::Time | Lack::Answer))
+}
+
+/// Whether a question that is asked of every server is still without an answer.
+pub fn is_any_open(node: &Node) -> bool {
+    is_open(&node.slowlog) || are_sizes_open(node) || is_open(&node.latency) || is_open(&node.clients)
+}
+
+/// Keys are known from the slow log, and a server that reads its data set shows none.
+fn are_sizes_open(node: &Node) -> bool {
+    let loading = node.info().and_then(|i| i.get("loading")) == Some("1");
+    !loading && node.slowlog.value().is_some() && is_open(&node.key_sizes)
 }
 
 /// CLIENT LIST is harmless for few clients only.
@@ -175,11 +209,31 @@ mod tests {
         let mut ask = Ask::open(&target, &unslow_client::Options::default()).unwrap();
         let clock = Clock::of(Duration::from_secs(86_400));
         let mut node = Node::new(&target.address(), Role::Master);
-        let mut questions = Questions::new(&mut ask, &clock, Rtt::of(&[100]), Duration::ZERO);
-        questions.ask_all(&mut node, &Salt::new(true), false).unwrap();
+        let mut questions = Questions::new(&clock, Rtt::of(&[100]), Duration::ZERO);
+        questions.ask_open(&mut ask, &mut node, &Salt::new(true), false).unwrap();
         assert!(questions.stopped_early());
         let sizes: Vec<u64> = node.key_sizes.value().unwrap().iter().map(|s| s.length).collect();
         assert_eq!((sizes, node.clients.value().is_none()), (vec![200_000], true));
+    }
+
+    #[test]
+    fn histograms_are_asked_for_again_only_where_they_were_seen_at_the_start() {
+        let target = crate::fake::server(|words| match words.get(1).map(String::as_str) {
+            Some("HISTOGRAM") => {
+                "*2\r\n$4\r\nkeys\r\n*4\r\n$5\r\ncalls\r\n:3\r\n$14\r\nhistogram_usec\r\n*2\r\n:8454\r\n:3\r\n".into()
+            }
+            _ if words[0] == "PING" => "+PONG\r\n".into(),
+            _ => "*0\r\n".into(),
+        });
+        let clock = Clock::of(Duration::from_secs(86_400));
+        let before = Counted::from([("keys".to_string(), [(8454, 1)].into())]);
+        for (counted, expected) in [(None, None), (Some(&before), Some(2))] {
+            let mut ask = Ask::open(&target, &unslow_client::Options::default()).unwrap();
+            let mut node = Node::new(&target.address(), Role::Master);
+            let mut questions = Questions::new(&clock, None, Duration::ZERO).since(counted);
+            questions.ask_open(&mut ask, &mut node, &Salt::new(true), false).unwrap();
+            assert_eq!(node.histograms.value().map(|all| all["keys"][0].calls), expected);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use unslow_topology::Info;
 use crate::ask::Ask;
 use crate::clock::Clock;
 use crate::node::patience;
+use crate::now_ms;
 
 pub fn look(address: &str, target: &Target, options: &Options, service: Option<&str>, clock: &Clock) -> SentinelNode {
     let mut node =
@@ -38,6 +39,7 @@ fn fill(
     for master in ask.call(&["SENTINEL", "MASTERS"])?.items() {
         let text = |field: &str| master.get(field).and_then(Value::text).unwrap_or_default();
         let number = |field: &str| master.get(field).and_then(Value::integer).unwrap_or(0).max(0) as u64;
+        let answered_ago = master.get("last-ok-ping-reply").and_then(Value::integer);
         let name = text("name");
         if service.is_some_and(|s| s != name) {
             continue;
@@ -63,6 +65,7 @@ fn fill(
             failover_timeout_ms: number("failover-timeout"),
             epoch: number("config-epoch"),
             ckquorum,
+            answered_at_ms: answered_ago.map(|ms| now_ms().saturating_sub(ms.max(0) as u64)),
             service: name,
         });
     }

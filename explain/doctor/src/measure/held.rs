@@ -5,7 +5,7 @@
 
 use unslow_facts::{Node, SlowEntry};
 
-use super::{is_one_of, percent, slow_entries, spent, time_us};
+use super::{between, is_one_of, percent, residual, slow_entries, spent, time_us};
 
 /// Commands that run scripts or functions.
 pub const SCRIPTS: &[&str] = &["eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro"];
@@ -82,13 +82,11 @@ const ANSWERS_WITH_DATA: &[&str] = &[
 pub const LARGE_REPLY_BYTES: f64 = 262_144.0;
 /// Smaller replies than this leave with the others': their writing is the price of any command.
 const OWN_WRITE_BYTES: f64 = 65_536.0;
-/// What reading a command and answering it briefly costs outside the command, in us: Redis 7.0.15, one command a read.
-const READ_US: f64 = 2.4;
-/// What taking a connection and closing it costs, in us: Redis 7.0.15 without AUTH or TLS.
-const CONNECTION_US: f64 = 17.5;
 /// What writing a byte of a large reply costs, in ns: 0.4 to 0.6 on Valkey 9.1 over loopback (HGETALL, SUNION, CLIENT LIST). Used
 /// where the server does not show its CPU time.
 const WRITE_NS: f64 = 0.5;
+/// No less than this is put down to writing, as long as the main thread did anything outside commands.
+const WRITE_NS_LEAST: f64 = 0.4;
 /// Never more than this is put down to writing, whatever else the main thread did outside commands.
 const WRITE_NS_MOST: f64 = 3.0;
 
@@ -105,8 +103,11 @@ pub struct Held {
     pub reply_bytes: f64,
     /// The longest that the slow log has of the window.
     pub longest_us: Option<f64>,
-    /// Mean rest of a call that a command arriving meanwhile waits for, by the slow log where it has nearly all calls.
+    /// Mean rest of a call that a command arriving meanwhile waits for, without the writing of its reply: by the slow log where it
+    /// has nearly all calls, or by the server's histograms. None where only the mean length is known.
     rest_us: Option<f64>,
+    /// What the scripts around a call take beside it, in us: who arrives meanwhile waits for that too.
+    around_us: f64,
     window_s: f64,
 }
 
@@ -130,7 +131,8 @@ pub fn held(node: &Node, names: &[&str]) -> Held {
         writing_us: if writes { writing_us } else { 0.0 },
         reply_bytes: if writes { bytes / calls } else { 0.0 },
         longest_us: Some(most).filter(|us| *us > 0.0),
-        rest_us: whole.then(|| logged.iter().map(|us| us * us).sum::<f64>() / (2.0 * sum)),
+        rest_us: if whole { residual::of_calls(&logged) } else { residual::of_commands(node, names) },
+        around_us: 0.0,
         window_s: node.window_s.max(0.001),
     }
 }
@@ -151,15 +153,19 @@ fn written(node: &Node, names: &[&str]) -> (f64, f64) {
     let offset = node.delta("master_repl_offset").unwrap_or(0.0);
     let replication = node.delta("total_net_repl_output_bytes").unwrap_or(offset * replicas);
     let bytes = (sent - replication).max(0.0);
-    let grown = |field| node.delta(field).unwrap_or(0.0);
-    let brief = grown("total_reads_processed") * READ_US + grown("total_connections_received") * CONNECTION_US;
-    let outside = node.cpu().map(|(user, sys)| (user + sys - inside_share(node)) * 1e6 * node.window_s);
-    let us = match outside {
-        Some(us) => (us - brief).max(0.0).min(bytes * WRITE_NS_MOST / 1000.0),
+    let us = match between::outside_us(node) {
+        Some(outside_us) => writing_us(outside_us, between::traffic_us(node), bytes),
         None => bytes * WRITE_NS / 1000.0,
     };
     let share = own_us / all_us;
     (bytes * share, us * share)
+}
+
+/// What of the CPU time outside commands went into writing these bytes, in us: what plain traffic does not explain, within what a
+/// byte is known to cost.
+fn writing_us(outside_us: f64, traffic_us: f64, bytes: f64) -> f64 {
+    let least = (bytes * WRITE_NS_LEAST / 1000.0).min(outside_us).max(0.0);
+    (outside_us - traffic_us).max(least).min(bytes * WRITE_NS_MOST / 1000.0)
 }
 
 /// Share of a core inside commands. What runs inside scripts and transactions is in the time of these too, and is counted once.
@@ -184,6 +190,24 @@ impl Held {
         ((self.inside_us + self.writing_us) / 1e6 / self.window_s).clamp(0.0, 1.0)
     }
 
+    /// Whose clocks measured [`Held::share`].
+    pub fn clocks(&self) -> &'static str {
+        if self.writing_us > 0.0 {
+            "the server's own clock for these calls, in this window, and its CPU time for writing their replies"
+        } else {
+            "the server's own clock for these calls, in this window"
+        }
+    }
+
+    /// ` (about 2.5 % with reads and wake-ups)`: with an estimate of what its calls cost outside the command, which no clock of the
+    /// server's tells apart. For commands that clients send one at a time, as monitoring does: each call is then a read by itself.
+    /// Empty where that changes nothing.
+    pub fn beside_words(&self, node: &Node) -> String {
+        let beside = self.calls * between::call_us(node) / 1e6 / self.window_s;
+        let (alone, with) = (percent(self.share()), percent((self.share() + beside).min(1.0)));
+        if alone == with { String::new() } else { format!(" (about {with} with reads and wake-ups)") }
+    }
+
     /// The longest call: by the slow log, or the mean where that has none.
     pub fn worst_us(&self) -> f64 {
         self.longest_us.unwrap_or(0.0).max(self.mean_us())
@@ -193,6 +217,26 @@ impl Held {
     pub fn part(&self, calls: f64, inside_us: f64) -> Held {
         let share = if self.inside_us > 0.0 { (inside_us / self.inside_us).clamp(0.0, 1.0) } else { 0.0 };
         Held { calls, inside_us, writing_us: self.writing_us * share, ..*self }
+    }
+
+    /// A part of it: the calls with these times inside, in us.
+    pub fn logged(&self, times_us: &[f64]) -> Held {
+        let part = self.part(times_us.len() as f64, times_us.iter().sum());
+        Held { rest_us: residual::of_calls(times_us), ..part }
+    }
+
+    /// The same calls, as commands of these scripts: the server serves no other client before the script has ended.
+    ///
+    /// Without calls of k us in a script of s us, the clients behind that script wait s²/2 - (s - k)²/2 = k (k/2 + s - k) less in all. So
+    /// each us of the calls counts with the rest of the script, not with the rest of the call alone.
+    pub fn inside(&self, scripts: &Held) -> Held {
+        // Not known where other scripts ran as well; at the ends of the window one may be counted without its calls.
+        if self.calls < 1.0 || scripts.calls < 1.0 || self.calls + 1.0 < scripts.calls {
+            return *self;
+        }
+        let each = (self.calls / scripts.calls).max(1.0);
+        let others_us = ((scripts.inside_us - self.inside_us) / scripts.calls).max(0.0);
+        Held { around_us: others_us + (each - 1.0) * self.inside_us / self.calls / 2.0, ..*self }
     }
 
     /// The rest of it, without a part.
@@ -223,9 +267,11 @@ impl Held {
     /// What other commands wait for it: milliseconds on the mean request, and the sentence.
     ///
     /// A command that arrives at any moment finds it at work with the probability of its share, and waits for the rest of the call.
+    /// How the writing varies is not known: half its mean is exact where the replies are of one size.
     pub fn others_wait(&self) -> (f64, String) {
         let rest = self.rest_us.unwrap_or(self.inside_us / self.calls.max(1.0) / 2.0)
-            + self.writing_us / self.calls.max(1.0) / 2.0;
+            + self.writing_us / self.calls.max(1.0) / 2.0
+            + self.around_us;
         let text = format!(
             "{} of all requests arrive while it runs and wait {} on average",
             percent(self.share()),
@@ -281,4 +327,71 @@ pub fn script_around<'a>(entries: &[&'a SlowEntry], inner: &SlowEntry) -> Option
 pub fn sender(entry: &SlowEntry) -> String {
     let name = format!("{} {}", entry.client, entry.client_name);
     if name.trim().is_empty() { String::new() } else { format!(" by {}", name.trim()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(calls: f64, mean_us: f64) -> Held {
+        Held {
+            calls,
+            inside_us: calls * mean_us,
+            writing_us: 0.0,
+            reply_bytes: 0.0,
+            longest_us: None,
+            rest_us: None,
+            around_us: 0.0,
+            window_s: 10.0,
+        }
+    }
+
+    #[test]
+    fn writing_is_what_plain_traffic_does_not_explain_within_the_price_of_a_byte() {
+        // 10 MB: 4 to 30 ms.
+        for (outside_ms, traffic_ms, expected_ms) in [
+            (50.0, 30.0, 20.0),
+            (50.0, 49.0, 4.0),
+            (50.0, 60.0, 4.0),
+            (3.0, 60.0, 3.0),
+            (-5.0, 0.0, 0.0),
+            (90.0, 10.0, 30.0),
+        ] {
+            let ms = writing_us(outside_ms * 1000.0, traffic_ms * 1000.0, 1e7) / 1000.0;
+            assert!((ms - expected_ms).abs() < 1e-9, "{outside_ms} ms outside, {traffic_ms} ms of traffic: {ms}");
+        }
+        assert_eq!(writing_us(1e6, 0.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn who_meets_a_command_in_a_script_waits_for_the_script() {
+        for (what, commands, scripts, rest_us) in [
+            ("nearly all of it", held(10.0, 39_000.0), held(10.0, 40_000.0), 20_500.0),
+            ("a tenth of it", held(10.0, 1000.0), held(10.0, 10_000.0), 9500.0),
+            // Four calls of 1 ms each in 10 ms: those that meet them wait for 8 ms on average, 6 of which are not theirs.
+            ("four times in each", held(40.0, 1000.0), held(10.0, 10_000.0), 8000.0),
+            ("one script still runs", held(9.0, 1000.0), held(10.0, 10_000.0), 9600.0),
+            ("other scripts run too", held(10.0, 1000.0), held(500.0, 10_000.0), 500.0),
+            ("no scripts", held(10.0, 1000.0), held(0.0, 0.0), 500.0),
+        ] {
+            let inside = commands.inside(&scripts);
+            let (ms, text) = inside.others_wait();
+            let expected = inside.share() * rest_us / 1000.0;
+            assert!((ms / expected - 1.0).abs() < 1e-9, "{what}: {ms} instead of {expected}; {text}");
+        }
+        // Against the formula for one script: what it costs the others with the calls, less what it costs without.
+        let (s, k): (f64, f64) = (10_000.0, 4000.0);
+        let (ms, _) = held(40.0, 1000.0).inside(&held(10.0, s)).others_wait();
+        let expected = (s * s / 2.0 - (s - k) * (s - k) / 2.0) * 10.0 / 10e6 / 1000.0;
+        assert!((ms / expected - 1.0).abs() < 1e-9, "{ms} instead of {expected}");
+    }
+
+    #[test]
+    fn calls_that_are_known_one_by_one_need_no_mean() {
+        let part = held(1000.0, 100.0).logged(&[1000.0, 19_000.0]);
+        assert_eq!((part.calls, part.inside_us), (2.0, 20_000.0));
+        let (ms, _) = part.others_wait();
+        assert!((ms - 0.002 * 9.05).abs() < 1e-9, "a fifth of a percent waits for 9.05 ms: {ms}");
+        assert_eq!(held(1000.0, 100.0).logged(&[]).others_wait().0, 0.0);
+    }
 }

@@ -122,14 +122,15 @@ fn most_of(entries: &[&SlowEntry]) -> String {
 /// What a command on this key cost in the window.
 fn cost(node: &Node, command: &str, on_key: &[&SlowEntry]) -> Held {
     let held = held(node, &[&format!("={}", stat_name(command))]);
-    let (calls, us) = logged(on_key, command);
+    let (_, us) = logged(on_key, command);
     let (all_calls, all_us) = logged(&slow_entries(node, 0), command);
     let mut part = if is_typical(&held, all_calls, all_us) {
         // The calls that the log missed were of the same kind.
         let share = us / all_us.max(1.0);
         held.part(held.calls * share, held.inside_us * share)
     } else {
-        held.part(calls, us)
+        let of_command = on_key.iter().filter(|e| e.command == command);
+        held.logged(&of_command.map(|e| e.us as f64).collect::<Vec<_>>())
     };
     part.longest_us = on_key.iter().filter(|e| e.command == command).map(|e| e.us as f64).reduce(f64::max);
     part

@@ -100,7 +100,10 @@ fn now(k: &Keys) -> Finding {
     let (node, keys) = (k.node, keys_of(k.node));
     let whole = if keys > 0.0 { format!("all {} keys", count(keys)) } else { "the keyspace".to_string() };
     let inside = if k.scripts.is_some() { " inside scripts" } else { "" };
-    let (ms, wait) = k.held.others_wait();
+    let (ms, wait) = match &k.scripts {
+        Some(Scripts::Now(scripts)) => k.held.inside(scripts).others_wait(),
+        _ => k.held.others_wait(),
+    };
     let mut finding = Finding::new(format!(
         "KEYS{inside} walks {whole} of {}: {} calls in {:.1} s, {}",
         node.address,

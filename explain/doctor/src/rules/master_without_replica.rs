@@ -11,6 +11,7 @@
 
 use super::peers::{self, Standing};
 use super::prelude::*;
+use super::refusal;
 use unslow_topology::{ClusterNode, ClusterView};
 
 pub const TITLE: &str = "Master without replica";
@@ -56,7 +57,13 @@ pub fn check(facts: &Facts) -> Verdict {
 
 fn of_view(facts: &Facts, view: &ClusterView) -> Vec<Alone> {
     let up = |r: &ClusterNode| {
-        let lost = |n: &Node| !peers::answers(n) && !matches!(peers::standing(facts, n), Standing::FromHere { .. });
+        let lost = |n: &Node| match peers::standing(facts, n) {
+            _ if peers::answers(n) => false,
+            Standing::FromHere { .. } => false,
+            // It is there, and no peer says otherwise.
+            Standing::Unheard => !peers::refuses(n),
+            Standing::Lost { .. } => true,
+        };
         !r.is_down() && !peers::node_of(facts, r).is_some_and(lost)
     };
     view.masters()
@@ -116,12 +123,7 @@ fn judge(facts: &Facts, view: Option<&ClusterView>, alone: Vec<Alone>, masters: 
         );
     }
     if let Some(dead) = first.dead.first() {
-        finding = finding.fix(
-            &format!("Bring {dead} back"),
-            &["systemctl start valkey   (or redis, redis-server: as it was installed; on its machine)"],
-            "",
-            "",
-        );
+        finding = refusal::bring_back(finding, &[(dead.as_str(), facts.node(dead))], "");
     }
     match view {
         Some(view) => in_cluster(finding, facts, view, first),

@@ -2,8 +2,9 @@
 
 use crate::Rule;
 
-// What several rules ask; neither is a rule.
+// What several rules ask; none is a rule.
 mod peers;
+mod refusal;
 mod takeover;
 
 /// What every rule file needs.

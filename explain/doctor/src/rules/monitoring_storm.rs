@@ -88,10 +88,10 @@ fn parts(node: &Node) -> Vec<Part> {
 fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Finding {
     let parts = parts(node);
     let Some(worst) = parts.first() else { return Finding::new("Monitoring takes time") };
-    let asked = rate(node, &worst.held);
+    let (asked, core) = (rate(node, &worst.held), all.share());
     let finding = Finding::new(format!(
         "Monitoring takes {} of a core on {}: {} {} times a second, {} each",
-        percent(all.share()),
+        percent(core),
         node.address,
         worst.command,
         count(asked),
@@ -103,9 +103,9 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
         let (ms, wait) = worst.held.others_wait();
         finding.latency(ms, wait)
     } else {
-        finding.core(all.share(), format!("{} of a core on {}", percent(all.share()), node.address))
+        finding.core(core, format!("{} of a core on {}{}", percent(core), node.address, all.beside_words(node)))
     }
-    .proven("the server's own clock for these calls, in this window");
+    .proven(all.clocks());
     finding = gain(finding, worst, asked);
     for part in parts.iter().take(3) {
         finding = finding.saw(
@@ -134,7 +134,7 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
 
 fn gain(finding: Finding, worst: &Part, asked: f64) -> Finding {
     let (us, share) = (worst.held.mean_us(), worst.held.share());
-    let now = format!("now {asked:.1}/s x {us:.0} us = {share:.4} cores");
+    let now = format!("now {} {asked:.1}/s x {us:.0} us = {share:.4} cores", worst.command);
     match worst.command.as_str() {
         command if command.starts_with("COMMAND") => {
             finding.gain(format!("with connections that are kept {} of a core is free again", percent(share)), now)

@@ -96,11 +96,8 @@ fn remedy(finding: Finding, facts: &Facts, open: &[&Node]) -> Finding {
     lines.extend(all("CONFIG SET requirepass LONG-SECRET"));
     lines.extend(open.iter().map(|n| cli(&n.address, "-a LONG-SECRET CONFIG REWRITE")));
     left_out.push("a client that lacks it is refused");
+    let mut undo = all("-a LONG-SECRET CONFIG SET requirepass \"\"");
+    undo.extend(all("CONFIG REWRITE"));
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    finding.fix(
-        "Give it a password, in this order",
-        &lines,
-        &left_out.join("; "),
-        &all("-a LONG-SECRET CONFIG SET requirepass \"\"").join("; "),
-    )
+    finding.fix("Give it a password, in this order", &lines, &left_out.join("; "), &undo.join("; "))
 }

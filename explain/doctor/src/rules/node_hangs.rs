@@ -13,6 +13,9 @@
 //! lasts; and where no node of several answers, something on the way that takes every connection (a proxy, a load balancer)
 //! looks the same too.
 //!
+//! It began when it was last heard: by us in the window, by its peers (CLUSTER NODES, pong-received), its replicas
+//! (master_last_io_seconds_ago) or its Sentinels (last-ok-ping-reply).
+//!
 //! What to do: find out what holds the process (stopped, swapping, a disk that does not return, a debugger); have its
 //! replica take over. For next time: a command timeout and TCP_USER_TIMEOUT in every client.
 //! Sources: our own measurement (SIGSTOP in the lab); lettuce #1976, #2082.
@@ -20,6 +23,7 @@
 use super::peers::{self, Stake};
 use super::prelude::*;
 use super::takeover;
+use crate::Affected;
 use unslow_topology::ClusterView;
 
 pub const TITLE: &str = "Node hangs";
@@ -68,6 +72,9 @@ pub fn check(facts: &Facts) -> Verdict {
     ))
     .on(silent.iter().map(|(n, ..)| n.address.as_str()));
     finding = cost(finding, facts, view, &silent, lost);
+    if let Some(at_ms) = peers::silent_since_ms(facts, node) {
+        finding = finding.since(at_ms);
+    }
     let witness = facts.live().find(|n| peers::answers(n));
     finding = sure(finding, facts, witness);
     finding = finding.saw_then(
@@ -95,22 +102,33 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent: &[S
     let now_ms = facts.live().map(Node::at_ms).max().unwrap_or(facts.at_ms);
     if lost > 0.0 {
         let happens = takeover::outlook(facts, view, node).text(now_ms);
+        // Whose requests wait is known only where someone was seen to make any.
+        let affected = peers::affected(facts);
+        let waits = match affected {
+            Affected::Requests => format!("{} of the key space waits for as long as it hangs", percent(lost)),
+            Affected::NextClient => format!(
+                "{}; the next client to connect would wait for {} of the key space for as long as it hangs",
+                peers::unseen_words(facts),
+                percent(lost)
+            ),
+        };
         return finding
-            .availability(
-                86400.0 * lost,
-                format!("{} of the key space waits for as long as it hangs; {happens}", percent(lost)),
-            )
+            .availability(86400.0 * lost, format!("{waits}; {happens}"))
+            .affects(affected)
             .severity(Severity::Critical)
             .gain("the keys it serves are answered again", format!("{} x 86,400 s", percent(lost)));
     }
     match stake {
         Stake::Replaced { by, .. } => finding
             .risk(format!(
-                "{by} serves what it served; clients that still hold a connection to it wait for their time-outs"
+                "{by} serves what it served; a client that still holds a connection to it waits for its time-out"
             ))
             .severity(Severity::Medium),
-        _ => finding
-            .risk("reads from it wait, and its master has one replica less to fall back on")
+        Stake::Nothing => finding
+            .risk("it owns no slots: only a client that still holds a connection to it waits")
+            .severity(Severity::Medium),
+        Stake::Copy { .. } | Stake::All | Stake::Slots(_) | Stake::OneOf(_) => finding
+            .risk("reads that are sent to it wait, and its master has one replica less to fall back on")
             .severity(Severity::Medium),
     }
 }
@@ -143,7 +161,7 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent:
         "On its machine, see what holds the process: T is stopped, D waits for a disk",
         &[
             &format!("ps -o pid,stat,wchan:30,cmd -C redis-server,valkey-server | grep {port}"),
-            "kill -CONT PID   (where it is T, and no debugger holds it)",
+            "kill -CONT PID   (if the state is T and no debugger is attached)",
         ],
         risk,
         "",

@@ -26,6 +26,7 @@
 
 use super::peers::{self, Says, Stake, Standing};
 use super::prelude::*;
+use super::refusal::{self, Refusal};
 use super::takeover;
 use unslow_topology::{ClusterView, Role};
 
@@ -45,37 +46,6 @@ enum Grade {
     Refused,
     /// What a master alone serves.
     Outage,
-}
-
-/// What a server that is there answers, the worst last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Refusal {
-    /// Anything else.
-    Words,
-    /// It is at maxclients.
-    Full,
-    /// It reads its data set.
-    Loading,
-    /// A script does not end.
-    Busy,
-}
-
-impl Refusal {
-    fn of(node: &Node, why: &str) -> Option<Refusal> {
-        if node.away != Some(Lack::Other) {
-            return None;
-        }
-        let lower = why.to_ascii_lowercase();
-        Some(if lower.contains("maxclients") || lower.contains("max number of clients") {
-            Refusal::Full
-        } else if why.contains("BUSY") {
-            Refusal::Busy
-        } else if lower.contains("loading") {
-            Refusal::Loading
-        } else {
-            Refusal::Words
-        })
-    }
 }
 
 struct Lost<'a> {
@@ -118,7 +88,7 @@ pub fn check(facts: &Facts) -> Verdict {
                 return None;
             }
             let (standing, stake) = (peers::standing(facts, node), peers::stake(facts, view, node));
-            Some(Lost { node, why, refusal: Refusal::of(node, why), standing, stake })
+            Some(Lost { node, why, refusal: Refusal::of(node), standing, stake })
         })
         .collect();
     // A dead copy before one that refuses.
@@ -154,7 +124,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let mut finding = Finding::new(title(facts, &same, &lost)).on(lost.iter().map(|l| l.node.address.as_str()));
     finding = cost(finding, facts, view, &same);
     finding = sure(finding, worst);
-    if let (Grade::Outage, Some(at_ms)) = (grade, peers::last_heard_ms(facts, worst.node)) {
+    let is_lost = worst.refusal.is_none() && grade != Grade::FromHere;
+    if let Some(at_ms) = peers::silent_since_ms(facts, worst.node).filter(|_| is_lost) {
         finding = finding.since(at_ms);
     }
     for one in lost.iter().take(3) {
@@ -194,7 +165,7 @@ fn title(facts: &Facts, same: &[&Lost], all: &[Lost]) -> String {
     let others = more(false, "is away too", "are away too") + &more(true, "refuses", "refuse");
     if let Some(refusal) = worst.refusal {
         let one = same.len() == 1;
-        let (is, it) = if one { ("is", "it") } else { ("are", "they") };
+        let (is, it, its) = if one { ("is", "it", "its") } else { ("are", "they", "their") };
         let s = if one { "s" } else { "" };
         let what = match refusal {
             Refusal::Full => {
@@ -204,11 +175,11 @@ fn title(facts: &Facts, same: &[&Lost], all: &[Lost]) -> String {
                 "answer{s} BUSY: a script holds {}, and every command is refused",
                 if one { "it" } else { "them" }
             ),
-            Refusal::Loading => format!(
-                "{is} loading {} data set and refuse{s} commands until the end of it",
-                if one { "its" } else { "their" }
-            ),
-            Refusal::Words => {
+            Refusal::Loading => format!("{is} loading {its} data set and refuse{s} commands until the end of it"),
+            Refusal::Protected => {
+                format!("{is} in protected mode: {it} take{s} connections from {its} own machine only")
+            }
+            Refusal::Login | Refusal::Words => {
                 format!("answer{s} and refuse{s} what {it} {is} asked ({})", short(worst.why, worst.node))
             }
         };
@@ -297,29 +268,22 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, same: &[&Lo
                 }
                 _ => format!("{} of the key space", percent(share)),
             };
-            let waits = format!("{what} fails or waits for as long as it is away{since}; {}", outlook());
+            let unseen = peers::no_client_words(facts);
+            let waits = format!("{what} fails or waits for as long as it is away{since}{unseen}; {}", outlook());
             finding
                 .availability(86400.0 * share, waits)
+                .affects(peers::affected(facts))
                 .severity(Severity::Critical)
                 .gain("its keys are served again", whole)
         }
         Grade::Refused => {
-            let ends = match worst.refusal {
-                Some(Refusal::Busy) => "until the script ends",
-                Some(Refusal::Loading) => "until it has loaded",
-                Some(Refusal::Full) => {
-                    return finding
-                        .risk("those who are connected are served; who connects now is refused, a client that lost its connection too")
-                        .severity(Severity::High);
-                }
-                Some(Refusal::Words) | None => {
-                    return finding
-                        .risk("what it serves is refused to this machine; whether to others as well is in its words")
-                        .severity(Severity::High);
-                }
+            let Some(ends) = worst.refusal.and_then(Refusal::ends) else {
+                return finding.risk(worst.refusal.unwrap_or(Refusal::Words).risk()).severity(Severity::High);
             };
+            let unseen = peers::no_client_words(facts);
             finding
-                .availability(86400.0 * share, format!("{} of the key space is refused {ends}", percent(share)))
+                .availability(86400.0 * share, format!("{} of the key space is refused {ends}{unseen}", percent(share)))
+                .affects(peers::affected(facts))
                 .severity(Severity::Critical)
                 .gain("its keys are served again", whole)
         }
@@ -388,7 +352,7 @@ fn sure(finding: Finding, worst: &Lost) -> Finding {
 fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, worst: &Lost) -> Finding {
     let node = worst.node;
     if let Some(refusal) = worst.refusal {
-        return admitted(finding, node, refusal);
+        return refusal::admit(finding, node, refusal);
     }
     let (host, port) = (peers::host_of(&node.address), node.address.rsplit_once(':').map_or("6379", |(_, p)| p));
     if worst.grade() == Grade::FromHere {
@@ -420,37 +384,4 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, worst: 
         "",
     );
     if worst.grade() == Grade::Outage { takeover::force(finding, facts, view, node) } else { finding }
-}
-
-/// For one that is there and refuses: nothing is to be started, and nothing to be promoted.
-fn admitted(finding: Finding, node: &Node, refusal: Refusal) -> Finding {
-    let host = peers::host_of(&node.address);
-    let at = |command: &str| cli(&node.address, command);
-    match refusal {
-        Refusal::Full => finding.fix(
-            "Over a connection that is there already, or once one is free: see who holds them, and raise the limit \
-             (unslow explain too_many_connections)",
-            &[&at("CLIENT LIST"), &at("CONFIG SET maxclients N")],
-            "each connection takes some 20 kB and a file descriptor",
-            &at("CONFIG SET maxclients   (with the old value)"),
-        ),
-        Refusal::Busy => finding.fix(
-            "End the script: it can be killed as long as it has written nothing",
-            &[&at("SCRIPT KILL"), &at("FUNCTION KILL   (a function, 7.0+)")],
-            "its caller gets an error; after a write of its own (UNKILLABLE) it can only be waited for",
-            "",
-        ),
-        Refusal::Loading => finding.fix(
-            "Wait for the end of it: loading_eta_seconds",
-            &[&at("INFO persistence")],
-            "a restart begins the loading again",
-            "",
-        ),
-        Refusal::Words => finding.fix(
-            "See what it says, from here and from its own machine",
-            &[&at("PING"), &format!("{}   (on {host})", at("PING"))],
-            "",
-            "",
-        ),
-    }
 }

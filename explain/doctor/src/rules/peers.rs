@@ -7,6 +7,9 @@ use std::collections::BTreeSet;
 use unslow_facts::{Facts, Lack, Node, SentinelGroup, SentinelNode};
 use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS};
 
+use crate::Affected;
+use crate::measure::{USED_OPS, sentinel_greetings};
+
 /// A ping of the cluster bus that has waited for longer than this is not on its way back.
 const PING_OVERDUE_MS: u64 = 1000;
 
@@ -59,14 +62,14 @@ pub enum Stake {
     Copy {
         /// The master it follows.
         of: Option<String>,
-        /// Other copies of the same data that answer.
+        /// Other copies of the same data that are there, whether they let us look or not.
         left: usize,
     },
     /// What it served is served by another server by now.
     Replaced {
         /// That server.
         by: String,
-        /// Its copies that answer.
+        /// Its copies that are there.
         left: usize,
     },
     /// It is a master without slots.
@@ -157,6 +160,65 @@ pub fn asked_at_ms(node: &Node) -> u64 {
     match &node.cluster {
         unslow_facts::Seen::Yes { at_ms, .. } => *at_ms,
         unslow_facts::Seen::No(_) => node.at_ms(),
+    }
+}
+
+/// When a server that is silent now was last heard by anyone, unix time in ms: by us in the window, by its peers in the cluster, its
+/// replicas, its Sentinels. What keeps it silent began then, give or take the time between two of their questions.
+pub fn silent_since_ms(facts: &Facts, node: &Node) -> Option<u64> {
+    let by_us = node.first.as_ref().map(|first| {
+        let answered = node.pings.last().map_or(0, |(at_ms, us)| u64::from(*at_ms) + u64::from(*us) / 1000);
+        first.at_ms + answered
+    });
+    let of_it = |r: &&Node| answers(r) && master_by_info(r).as_deref() == Some(&node.address);
+    let by_replicas = facts.nodes.iter().filter(of_it).filter_map(|r| last_io_ms(r, node.silent_ms.is_some())).max();
+    let by_sentinels = watchers(facts, &node.address).into_iter().filter_map(|(_, g)| g.answered_at_ms).max();
+    let now_ms = facts.live().map(Node::at_ms).max().unwrap_or(facts.at_ms);
+    let heard = [by_us, by_replicas, by_sentinels, last_heard_ms(facts, node)];
+    heard.into_iter().flatten().max().map(|at_ms| at_ms.min(now_ms))
+}
+
+/// `repl-timeout`, by default.
+const REPL_TIMEOUT_S: f64 = 60.0;
+
+/// When a replica last heard from its master. A master that hangs closes no connection: its replicas do, after repl-timeout.
+fn last_io_ms(replica: &Node, hangs: bool) -> Option<u64> {
+    let seconds = |field: &str| replica.number(field).filter(|s| (0.0..1e8).contains(s));
+    let ago_s = seconds("master_last_io_seconds_ago").or_else(|| {
+        let patience_s = replica.setting_number("repl-timeout").unwrap_or(REPL_TIMEOUT_S);
+        Some(seconds("master_link_down_since_seconds")? + if hangs { patience_s } else { 0.0 })
+    })?;
+    Some(replica.at_ms().saturating_sub((ago_s * 1000.0) as u64))
+}
+
+/// More commands a second than replicas, Sentinels and health checks send a server by themselves.
+const HOUSEKEEPING_OPS: f64 = 10.0;
+
+/// Whether an application was seen at any server in this window. Where none was, no request is known to be lost.
+pub fn affected(facts: &Facts) -> Affected {
+    let asks = |n: &Node| n.application_ops().is_some_and(|ops| ops - sentinel_greetings(facts, n) >= USED_OPS);
+    // Who is refused is there all the same.
+    let is_refused = |n: &Node| n.errors().values().sum::<u64>() as f64 >= USED_OPS * n.window_s.max(1.0);
+    // Of one that stopped answering within the window only its rates until then are known.
+    let asked = |n: &Node| n.last.is_none() && n.series.iter().any(|p| p.commands_per_s >= HOUSEKEEPING_OPS);
+    let is_seen = facts.nodes.iter().any(|n| asks(n) || is_refused(n) || asked(n));
+    if is_seen { Affected::Requests } else { Affected::NextClient }
+}
+
+/// What is added to a price that no client was seen to pay.
+pub fn no_client_words(facts: &Facts) -> String {
+    match affected(facts) {
+        Affected::Requests => String::new(),
+        Affected::NextClient => format!(" ({}; this is what the next client would hit)", unseen_words(facts)),
+    }
+}
+
+/// What no application that was seen means: where no server showed what is asked of it, nothing was measured.
+pub fn unseen_words(facts: &Facts) -> &'static str {
+    if facts.nodes.iter().any(|n| n.application_ops().is_some() || !n.series.is_empty()) {
+        "no application traffic was seen in this window"
+    } else {
+        "whether applications use it could not be seen from here"
     }
 }
 
@@ -262,6 +324,16 @@ pub fn standing(facts: &Facts, node: &Node) -> Standing {
 
 /// Servers that answer and follow this one, by the cluster's view or by their own word; what took its place by now included.
 pub fn replicas<'a>(facts: &'a Facts, view: Option<&ClusterView>, node: &Node) -> Vec<&'a Node> {
+    followers(facts, view, node).into_iter().filter(|n| answers(n)).collect()
+}
+
+/// The same that are there and refuse us: how they are is not known.
+pub fn refusing_replicas<'a>(facts: &'a Facts, view: Option<&ClusterView>, node: &Node) -> Vec<&'a Node> {
+    followers(facts, view, node).into_iter().filter(|n| refuses(n)).collect()
+}
+
+/// Servers that follow this one, whether they answer or not.
+fn followers<'a>(facts: &'a Facts, view: Option<&ClusterView>, node: &Node) -> Vec<&'a Node> {
     let id = view.and_then(|v| row(v, node)).map(|r| r.id.clone());
     let follows = |n: &&Node| {
         let by_view = view.and_then(|v| row(v, n)).and_then(|r| r.master_id.clone());
@@ -269,7 +341,7 @@ pub fn replicas<'a>(facts: &'a Facts, view: Option<&ClusterView>, node: &Node) -
             || n.master.as_deref() == Some(&node.address)
             || master_by_info(n).as_deref() == Some(&node.address)
     };
-    facts.nodes.iter().filter(|n| answers(n) && n.address != node.address).filter(follows).collect()
+    facts.nodes.iter().filter(|n| n.address != node.address).filter(follows).collect()
 }
 
 /// The replica that has become master in the place of this one while we looked.
@@ -281,7 +353,7 @@ fn successor<'a>(facts: &'a Facts, view: Option<&ClusterView>, node: &Node) -> O
 /// What is lost with this node.
 pub fn stake(facts: &Facts, view: Option<&ClusterView>, node: &Node) -> Stake {
     if let Some(by) = successor(facts, view, node) {
-        let left = replicas(facts, view, by).len();
+        let left = copies_of(facts, view, by).count();
         return Stake::Replaced { by: by.address.clone(), left };
     }
     if facts.nodes.len() == 1 && facts.kind != DeploymentKind::Cluster {
@@ -335,8 +407,14 @@ fn in_group(facts: &Facts, node: &Node) -> Stake {
     copy(facts, None, node, node.master.clone())
 }
 
+/// Copies of a server's data that are there.
+fn copies_of<'a>(facts: &'a Facts, view: Option<&ClusterView>, node: &Node) -> impl Iterator<Item = &'a Node> {
+    followers(facts, view, node).into_iter().filter(|n| answers(n) || refuses(n))
+}
+
 fn copy(facts: &Facts, view: Option<&ClusterView>, node: &Node, of: Option<String>) -> Stake {
     let master = of.as_deref().and_then(|a| facts.node(a));
-    let left = master.map_or(0, |m| replicas(facts, view, m).iter().filter(|r| r.address != node.address).count());
+    let others = |m| copies_of(facts, view, m).filter(|r| r.address != node.address).count();
+    let left = master.map_or(0, others);
     Stake::Copy { of, left }
 }

@@ -5,7 +5,7 @@
 //! mark stays, that does not happen: there is no replica that may be promoted, too few Sentinels are left, or the failover
 //! failed and is tried again after twice the failover-timeout (180 s by default).
 //!
-//! A master may be well and taken for down all the same: Sentinel's password or user was refused after a change (NOAUTH and
+//! A master may be there and taken for down all the same: Sentinel's password or user was refused after a change (NOAUTH and
 //! NOPERM are no valid answers to a PING), or the path from the Sentinels is cut while the path of the clients is not. There is no
 //! failover while that lasts, and some clients (redis-py among them) refuse a master with that mark.
 //!
@@ -13,13 +13,15 @@
 //!
 //! Not to be taken for: a replica with that mark, or a failover that has ended: the group has another master then.
 //!
-//! What to do: if the master is dead, start it again, or have a replica promoted. If it answers: Sentinel's user and password
-//! (auth-user, auth-pass), then the path from the Sentinels to it.
+//! What to do: if the master is dead, start it again, or have a replica promoted. If it answers with a refusal, what that asks for: a
+//! login, a higher maxclients, SCRIPT KILL. If it answers: Sentinel's user and password (auth-user, auth-pass), then the path from the
+//! Sentinels to it.
 //! Sources: SENTINEL MASTERS (flags, quorum, num-other-sentinels), SENTINEL CKQUORUM, INFO replication (slave_priority); Sentinel
 //! documentation (subjectively and objectively down).
 
 use super::peers::{self, Says};
 use super::prelude::*;
+use super::refusal::{self, Refusal};
 use super::takeover;
 use unslow_facts::{SentinelGroup, SentinelNode};
 
@@ -31,6 +33,39 @@ pub const INJECTED: Injected = Injected::Yes;
 struct Group<'a> {
     master: &'a str,
     words: Vec<(&'a SentinelNode, &'a SentinelGroup, Says)>,
+}
+
+/// How the master of a group is towards us.
+#[derive(Clone, Copy)]
+enum Towards<'a> {
+    /// It answers.
+    Answers(&'a Node),
+    /// It is there, and answers with this.
+    Refuses(&'a Node, Refusal),
+    /// It gives no answer.
+    Silent(&'a Node),
+    /// It was not asked.
+    Unasked,
+}
+
+impl<'a> Towards<'a> {
+    fn of(node: Option<&'a Node>) -> Towards<'a> {
+        match node.map(|n| (n, Refusal::of(n))) {
+            None => Towards::Unasked,
+            Some((node, _)) if peers::answers(node) => Towards::Answers(node),
+            Some((node, Some(refusal))) => Towards::Refuses(node, refusal),
+            Some((node, None)) => Towards::Silent(node),
+        }
+    }
+
+    /// The worse for its clients, the lower.
+    fn rank(self) -> u8 {
+        match self {
+            Towards::Silent(_) | Towards::Unasked => 0,
+            Towards::Refuses(..) => 1,
+            Towards::Answers(_) => 2,
+        }
+    }
 }
 
 impl Group<'_> {
@@ -65,13 +100,8 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     groups.sort_by_key(|g| std::cmp::Reverse((g.of_word(Says::Failed), g.of_word(Says::Suspected))));
     let down: Vec<&Group> = groups.iter().filter(|g| g.of_word(Says::Suspected) > 0).collect();
-    // One that does not answer us either outranks one that does.
-    let Some(worst) = down
-        .iter()
-        .copied()
-        .find(|g| facts.node(g.master).is_none_or(|n| !peers::answers(n)))
-        .or(down.first().copied())
-    else {
+    // One that does not answer us either outranks one that does; of equals, the first.
+    let Some(worst) = down.iter().copied().min_by_key(|g| Towards::of(facts.node(g.master)).rank()) else {
         let sentinels = facts.sentinels.iter().filter(|s| s.unreachable.is_none()).count();
         return Verdict::Absent(format!(
             "Sentinel's word: no master marked s_down or o_down by {sentinels} of {} Sentinels",
@@ -86,41 +116,26 @@ fn of_group(facts: &Facts, worst: &Group, down: &[&Group]) -> Verdict {
         return Verdict::NotHere;
     };
     let (suspect, agreed, of) = (worst.of_word(Says::Suspected), worst.of_word(Says::Failed), worst.words.len());
-    let node = facts.node(worst.master);
-    let alive = node.is_some_and(peers::answers);
+    let master = Towards::of(facts.node(worst.master));
     let flag = if agreed > 0 { "o_down" } else { "s_down" };
     let who = format!(
         "{suspect} of {of} Sentinels take {}, the master of {}, for down ({flag})",
         worst.master, group.service
     );
-    let title = match (alive, node) {
-        (true, _) => format!("{who}, and it answers here"),
-        (false, Some(_)) => format!("{who}, and it does not answer here either"),
-        (false, None) => who,
+    let title = match master {
+        Towards::Answers(_) => format!("{who}, and it answers here"),
+        Towards::Refuses(_, refusal) => format!("{who}, but it is up: {}", refusal.said()),
+        Towards::Silent(_) => format!("{who}, and it does not answer here either"),
+        Towards::Unasked => who,
     };
     let groups = down.iter().filter_map(|g| g.words.first()).map(|(_, g, _)| g.service.clone()).collect::<Vec<_>>();
     let more =
         if groups.len() > 1 { format!("; {} groups in all: {}", groups.len(), names(&groups)) } else { String::new() };
     let mut finding = Finding::new(title + &more).on(down.iter().map(|g| g.master)).on([sentinel.address.as_str()]);
-    let now_ms = facts.live().map(Node::at_ms).max().unwrap_or(facts.at_ms);
-    finding = match (alive, node) {
-        (true, _) => misjudged(finding, group, suspect),
-        (false, node) => {
-            let happens =
-                node.map_or(String::new(), |n| format!("; {}", takeover::outlook(facts, None, n).text(now_ms)));
-            finding
-                .availability(
-                    86400.0,
-                    format!("every request to {} waits or fails until a replica is promoted{happens}", group.service),
-                )
-                .severity(Severity::Critical)
-                .gain("the group has a master again", "100 % x 86,400 s")
-                .proven(if node.is_some() {
-                    "the Sentinels' own word, and no answer here"
-                } else {
-                    "the Sentinels' own word"
-                })
-        }
+    finding = match master {
+        Towards::Answers(_) => misjudged(finding, group, suspect),
+        Towards::Refuses(node, refusal) => refused(finding, facts, group, node, refusal),
+        Towards::Silent(_) | Towards::Unasked => lost(finding, facts, group, master),
     };
     for (sentinel, group, says) in worst.words.iter().filter(|(_, _, says)| *says > Says::Connected).take(3) {
         let quorum = if *says == Says::Failed { format!(", quorum {}", group.quorum) } else { String::new() };
@@ -137,14 +152,70 @@ fn of_group(facts: &Facts, worst: &Group, down: &[&Group]) -> Verdict {
             facts.at_ms,
         );
     }
-    match node {
-        Some(node) if alive => {
-            finding = check_login(finding.saw(node, "PING", "it answers here"), sentinel, group, worst.master)
+    match master {
+        Towards::Answers(node) => {
+            finding = check_login(finding.saw(node, "PING", "it answers here"), sentinel, group, worst.master);
         }
-        Some(node) => finding = takeover::force(dead(finding, node), facts, None, node),
-        None => finding = check_login(finding, sentinel, group, worst.master),
+        Towards::Refuses(node, refusal) => {
+            let why = node.unreachable.as_deref().unwrap_or_default();
+            finding = refusal::admit(finding.saw_then(node, "PING", why, facts.at_ms), node, refusal);
+            // What it wants of us it wants of the Sentinels.
+            if matches!(refusal, Refusal::Login | Refusal::Protected) {
+                finding = check_login(finding, sentinel, group, worst.master);
+            }
+        }
+        Towards::Silent(node) => finding = takeover::force(dead(finding, node), facts, None, node),
+        Towards::Unasked => finding = check_login(finding, sentinel, group, worst.master),
     }
     finding.into()
+}
+
+/// What happens by itself about a master that serves no client, after a semicolon.
+fn happens(facts: &Facts, node: &Node) -> String {
+    let now_ms = facts.live().map(Node::at_ms).max().unwrap_or(facts.at_ms);
+    format!("; {}", takeover::outlook(facts, None, node).text(now_ms))
+}
+
+/// A master that does not answer us either, or was not asked.
+fn lost(finding: Finding, facts: &Facts, group: &SentinelGroup, master: Towards<'_>) -> Finding {
+    let (happens, why) = match master {
+        Towards::Silent(node) => (happens(facts, node), "the Sentinels' own word, and no answer here"),
+        _ => (String::new(), "the Sentinels' own word"),
+    };
+    let unseen = peers::no_client_words(facts);
+    finding
+        .availability(
+            86400.0,
+            format!("every request to {} waits or fails until a replica is promoted{unseen}{happens}", group.service),
+        )
+        .affects(peers::affected(facts))
+        .severity(Severity::Critical)
+        .gain("the group has a master again", "100 % x 86,400 s")
+        .proven(why)
+}
+
+/// A master that is there, and answers us with a refusal. The Sentinels may get another one, or the same.
+fn refused(finding: Finding, facts: &Facts, group: &SentinelGroup, node: &Node, refusal: Refusal) -> Finding {
+    let seen = "the Sentinels' flags and the master's own refusal were read in this window";
+    let finding = match refusal.ends() {
+        Some(ends) => {
+            let unseen = peers::no_client_words(facts);
+            finding
+                .availability(
+                    86400.0,
+                    format!("every request to {} is refused {ends}{unseen}{}", group.service, happens(facts, node)),
+                )
+                .affects(peers::affected(facts))
+                .severity(Severity::Critical)
+                .gain("the group has a master that serves again", "100 % x 86,400 s")
+                .proven(seen)
+        }
+        None => finding
+            .risk(format!("{}; Sentinels that agree promote a replica although it is there", refusal.risk()))
+            .severity(Severity::High)
+            .likely(format!("{seen}; that the Sentinels are refused alike is inferred")),
+    };
+    finding.not("a dead master: it answered here, with a refusal")
 }
 
 /// A master that is well, for Sentinels that think otherwise.
@@ -171,6 +242,9 @@ fn misjudged(finding: Finding, group: &SentinelGroup, suspect: usize) -> Finding
 }
 
 fn dead(finding: Finding, node: &Node) -> Finding {
+    if node.silent_ms.is_some() {
+        return refusal::release(finding, &node.address);
+    }
     let port = node.address.rsplit_once(':').map_or("6379", |(_, p)| p);
     finding.fix(
         "On its machine: see whether it runs, and start it with its data",

@@ -15,6 +15,7 @@
 
 use super::peers::{self, Stake, Standing};
 use super::prelude::*;
+use super::refusal::{self, Refusal};
 use super::takeover;
 use unslow_topology::{ClusterNode, ClusterView, SlotSet};
 
@@ -67,8 +68,13 @@ pub fn check(facts: &Facts) -> Verdict {
             Some(unseen) => Verdict::unknown(
                 Lack::Answer,
                 format!(
-                    "slots {}: their owner {} does not answer here, and its peers do not suspect it",
-                    unseen.row.slots, unseen.row.address
+                    "slots {}: their owner {} {}, and its peers do not suspect it",
+                    unseen.row.slots,
+                    unseen.row.address,
+                    match unseen.node.and_then(Refusal::of) {
+                        Some(refusal) => format!("does not let this machine look ({})", refusal.said()),
+                        None => "does not answer here".to_string(),
+                    }
                 ),
                 "run again after the cluster's node timeout, or look from another machine",
             ),
@@ -185,8 +191,10 @@ fn cost(finding: Finding, facts: &Facts, merged: &ClusterView, ill: &[&Ill], sha
     let dead = ill.iter().find(|i| matches!(i.how, Owner::Failed | Owner::Lost)).and_then(|i| i.node);
     let happens =
         dead.map_or(String::new(), |node| format!("; {}", takeover::outlook(facts, Some(merged), node).text(now_ms)));
-    let finding =
-        finding.availability(86400.0 * share, format!("{} of the key space is not served{happens}", percent(share)));
+    let unseen = peers::no_client_words(facts);
+    let finding = finding
+        .availability(86400.0 * share, format!("{} of the key space is not served{unseen}{happens}", percent(share)))
+        .affects(peers::affected(facts));
     if dead.is_some() { finding.severity(Severity::Critical) } else { finding }
 }
 
@@ -228,12 +236,11 @@ fn remedies(
     }
     let dead: Vec<&Ill> = ill.iter().copied().filter(|i| matches!(i.how, Owner::Failed | Owner::Lost)).collect();
     if !dead.is_empty() {
-        let owners = names(&dead.iter().map(|i| i.row.address.clone()).collect::<Vec<_>>());
-        finding = finding.fix(
-            &format!("Bring {owners} back, with its data"),
-            &["systemctl start valkey   (or redis, redis-server: as it was installed; on its machine)"],
+        let owners: Vec<(&str, Option<&Node>)> = dead.iter().map(|i| (i.row.address.as_str(), i.node)).collect();
+        finding = refusal::bring_back(
+            finding,
+            &owners,
             "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb or AOF first",
-            "",
         );
     }
     for node in dead.iter().filter_map(|i| i.node).take(2) {

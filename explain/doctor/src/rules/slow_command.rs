@@ -151,7 +151,7 @@ fn plural(victims: usize) -> String {
 fn found(facts: &Facts, rows: &[Slow], worst: &Slow, victims: usize) -> Finding {
     let (node, command) = (worst.node, worst.command());
     let inside = if worst.scripts.is_some() { " inside scripts" } else { "" };
-    let (ms, wait) = worst.held.others_wait();
+    let (ms, wait) = worst.scripts.as_ref().map_or(worst.held, |scripts| worst.held.inside(scripts)).others_wait();
     let (calls, mean, share) = (worst.held.calls, worst.held.mean_us(), worst.held.share());
     let mut finding = Finding::new(format!("{command}{inside} on {} takes {}", node.address, worst.held.figures()))
         .on(rows.iter().map(|r| r.node.address.as_str()))

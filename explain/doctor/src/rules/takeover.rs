@@ -19,6 +19,9 @@ const VALIDITY_FACTOR: f64 = 10.0;
 /// `repl-ping-replica-period`, by default: part of how old a replica's copy may be.
 const PING_PERIOD_S: f64 = 10.0;
 
+/// Why it is not known whether a replica is promoted.
+const REFUSING: &str = "one of its replicas is up but refuses our questions";
+
 /// What happens by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outlook {
@@ -161,6 +164,10 @@ fn of_cluster(facts: &Facts, view: Option<&ClusterView>, master: &Node, replicas
     let judged: Vec<(&Node, Option<Hindrance>)> = replicas.iter().map(|r| (*r, unfit(view, r))).collect();
     let Some((candidate, _)) = judged.iter().find(|(_, why)| why.is_none()) else {
         let first = judged.into_iter().find_map(|(_, why)| why);
+        // One that is there and does not let us look may stand for election all the same.
+        if !peers::refusing_replicas(facts, view, master).is_empty() {
+            return Outlook::Unknown(REFUSING);
+        }
         return Outlook::Nothing(first.unwrap_or(Hindrance::NoReplica { known }));
     };
     let patience = failure_timeout_ms(facts, candidate);
@@ -226,6 +233,7 @@ fn of_sentinel(facts: &Facts, master: &Node, replicas: &[&Node]) -> Outlook {
         (None, Some(replica)) => {
             Outlook::Nothing(Hindrance::Barred { replica: replica.address.clone(), setting: "replica-priority 0" })
         }
+        (None, None) if !peers::refusing_replicas(facts, None, master).is_empty() => Outlook::Unknown(REFUSING),
         (None, None) => {
             let follows = |n: &&Node| n.master.as_deref() == Some(&master.address);
             Outlook::Nothing(Hindrance::NoReplica { known: facts.nodes.iter().filter(follows).count() })

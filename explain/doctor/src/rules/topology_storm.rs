@@ -73,13 +73,14 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, worst: &Held) -> Fi
     .core(
         share,
         format!(
-            "{} of a core on {}, {} of a core over the whole deployment",
+            "{} of a core on {}{}, {} of a core over the whole deployment",
             percent(share),
             node.address,
+            worst.beside_words(node),
             percent(total)
         ),
     )
-    .proven("the server's own clock for these calls, in this window")
+    .proven(worst.clocks())
     .saw(node, "INFO commandstats", format!("CLUSTER: {} calls, {}", count(worst.calls), worst.figures()));
     // What the clients that are connected now would need, each of them asking one node.
     let clients = node.number("connected_clients").unwrap_or(0.0);

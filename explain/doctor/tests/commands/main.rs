@@ -8,7 +8,9 @@ mod upkeep;
 use common::{NOW_MS, answer, deployment, finding, node, seen};
 use unslow_doctor::measure::{CONSTANT_TIME, PER_ARGUMENT, WITHOUT_COUNT, is_victim};
 use unslow_doctor::{Answered, Confidence, Currency, Finding, Report, Severity, When, diagnose};
-use unslow_facts::{ClientGroup, ClientRow, Clients, Facts, Gap, KeySize, Lack, LatencyEvent, Node, Seen, SlowEntry};
+use unslow_facts::{
+    ClientGroup, ClientRow, Clients, Facts, Gap, KeySize, Lack, LatencyEvent, Node, Seen, SlowEntry, TimeRange,
+};
 use unslow_topology::{DeploymentKind, Info, Role};
 
 const ADDRESS: &str = "10.0.0.1:6379";
@@ -187,6 +189,26 @@ fn mean_maximum_and_share_have_their_own_words() {
     assert!(found.gain.text.contains("instead of 11.0 ms"), "{:?}", found.gain);
 }
 
+/// Ten calls of 2 to 4 ms and ten of 17 to 34 ms, 11 ms on average.
+#[test]
+fn waits_behind_calls_of_varying_length_are_longer_than_half_their_mean() {
+    let ranges = [TimeRange { up_to_us: 4227, calls: 10 }, TimeRange { up_to_us: 33_816, calls: 10 }];
+    let by = |command: &str| seen([(command.to_string(), ranges.to_vec())].into());
+    let whole = entries(20, 11_000, "KEYS", 2, None);
+    for (what, histograms, log, expected) in [
+        ("the mean alone", Seen::default(), Vec::new(), "5.5 ms"),
+        ("histograms", by("keys"), Vec::new(), "8.8 ms"),
+        ("of another command", by("get"), Vec::new(), "5.5 ms"),
+        ("a slow log of a few calls", by("keys"), whole[..2].to_vec(), "8.8 ms"),
+        ("a slow log of all calls", by("keys"), whole.clone(), "5.5 ms"),
+    ] {
+        let mut node = server("7.0.15", 1.0, "", &stat("keys", 20, 220_000));
+        (node.histograms, node.slowlog) = (histograms, seen(log));
+        let text = finding(&alone(node), "keys_command").impact.text;
+        assert!(text.contains(&format!("wait {expected}")), "{what}: {text}");
+    }
+}
+
 #[test]
 fn without_commandstats_nothing_is_ruled_out() {
     let mut node = server("7.0.15", 0.1, "", "");
@@ -217,6 +239,8 @@ fn keys_in_a_script_is_one_stall_one_finding_and_one_chain() {
     assert!(keys.title.contains("inside scripts"), "{}", keys.title);
     assert_eq!(keys.chain.iter().filter(|l| l.id == "long_script").count(), 1, "{:?}", keys.chain);
     assert!(keys.impact.text.starts_with("3.9 %"), "the shares are not added: {}", keys.impact.text);
+    // Half of the 39 ms, and the one that the script takes beside them.
+    assert!(keys.impact.text.contains("wait 20.5 ms"), "{}", keys.impact.text);
     assert!(remedies(keys).contains("pass them to the script"), "{}", remedies(keys));
     assert_eq!(answer(&facts, "long_script"), Answered::Absent);
     assert!(text_of(&facts, "long_script").contains("KEYS inside them"));
@@ -423,6 +447,29 @@ fn a_slow_log_that_is_off_rules_no_big_key_out() {
 }
 
 // Monitoring.
+
+#[test]
+fn a_question_has_one_price_and_its_reads_and_turns_are_told_as_an_estimate() {
+    // 240 INFOs of 100 us a second and 100 PINGs of 1 us, none of them in one turn with another, where turns are counted: 0.08 and
+    // 0.42 % of a core more.
+    let after = stat("info", 2400, 240_000) + "total_reads_processed:3400\r\n";
+    for (counted, about) in [("", "about 2.5 %"), ("eventloop_cycles:3400\r\n", "about 2.8 %")] {
+        let node = server("7.2.4", 1.0, "eventloop_cycles:0\r\n", &(after.clone() + counted));
+        let found = finding(&alone(node), "monitoring_storm");
+        assert!((found.impact.value - 0.0241).abs() < 0.0001, "{counted:?}: {}", found.impact.value);
+        assert!(found.title.contains("takes 2.4 %"), "{}", found.title);
+        assert!(found.impact.text.contains(about), "{counted:?}: {}", found.impact.text);
+        assert!(found.gain.formula.contains("now INFO 240.0/s x 100 us = 0.0240"), "{}", found.gain.formula);
+    }
+}
+
+#[test]
+fn a_refresh_has_the_same_price_in_title_impact_and_gain() {
+    let node = server("7.0.15", 2.0, "", &stat("cluster|nodes", 10_000, 1_000_000));
+    let found = finding(&deployment(DeploymentKind::Cluster, vec![node]), "topology_storm");
+    assert!((found.impact.value - 0.1).abs() < 1e-6, "{}", found.impact.value);
+    assert!(found.title.contains("take 10 %") && found.impact.text.starts_with("10 % "), "{found:?}");
+}
 
 #[test]
 fn a_few_expensive_questions_are_monitoring_and_reported_once() {

@@ -1,8 +1,8 @@
 //! Servers that are away: who suffers, how sure that is, and what happens by itself.
 
-use unslow_doctor::{Answered, Conclusion, Confidence, Currency, Severity, When, diagnose};
-use unslow_facts::{Facts, Lack, Node, Seen};
-use unslow_topology::{ClusterView, DeploymentKind, Role};
+use unslow_doctor::{Affected, Answered, Conclusion, Confidence, Currency, Severity, When, diagnose};
+use unslow_facts::{Facts, Lack, Node, Point, Sample, Seen};
+use unslow_topology::{ClusterView, DeploymentKind, Info, Role};
 
 use crate::common::{NOW_MS, answer, deployment, finding, node, seen};
 use crate::{Mark, address, away, cluster, commands, config, hung, id, nodes_text, set, set_last, share, watched};
@@ -369,4 +369,170 @@ fn a_refusal_in_words_is_no_death() {
     let old = Node { away: None, ..refusing(alone(), 1, Lack::Other, full).nodes.remove(0) };
     let old = finding(&deployment(DeploymentKind::Standalone, vec![old]), "node_unreachable");
     assert_eq!(old.severity, Severity::Critical);
+}
+
+/// What a server that is there may answer, and a command of the remedy for it.
+const REFUSALS: [(Lack, &str, &str); 7] = [
+    (Lack::Rights, "10.0.0.1:6379: the server wants a password; set UNSLOW_PASSWORD", "--askpass PING"),
+    (Lack::Rights, "10.0.0.1:6379: password refused for the default user", "--askpass PING"),
+    (
+        Lack::Other,
+        "10.0.0.1:6379: the server is in protected mode and takes connections from its own machine only",
+        "requirepass",
+    ),
+    (Lack::Other, "10.0.0.1:6379: the server is at maxclients and takes no one else", "CONFIG SET maxclients N"),
+    (Lack::Other, "INFO: LOADING Redis is loading the dataset in memory", "INFO persistence"),
+    (Lack::Other, "INFO: BUSY Redis is busy running a script. You can only call SCRIPT KILL", "SCRIPT KILL"),
+    (Lack::Other, "INFO: ERR something of a module", " PING"),
+];
+
+#[test]
+fn every_rule_follows_the_words_of_a_refusal_and_starts_nothing() {
+    for (lack, words, remedy) in REFUSALS {
+        let group = refusing(watched(["s_down,o_down,master"; 3]), 1, lack, words);
+        let slots = refusing(cluster(&[(2, Mark::Failed)]), 2, lack, words);
+        let copy = refusing(cluster(&[(5, Mark::Failed)]), 5, lack, words);
+        for (facts, rule) in
+            [(&group, "sentinel_master_down"), (&slots, "slots_uncovered"), (&copy, "master_without_replica")]
+        {
+            let all = commands(&finding(facts, rule));
+            assert!(all.contains(remedy), "{rule}, {words}: {all}");
+            assert!(!all.contains("systemctl") && !all.contains("CLUSTER FAILOVER"), "{rule}, {words}: {all}");
+        }
+        let found = finding(&group, "sentinel_master_down");
+        assert!(found.title.contains("but it is up: "), "{}", found.title);
+        // The Sentinels' login is at fault only where a login is.
+        let of_login = matches!(remedy, "--askpass PING" | "requirepass");
+        assert_eq!(commands(&found).contains("auth-pass PASSWORD"), of_login, "{words}: {}", commands(&found));
+        let is_outage = words.contains("BUSY") || words.contains("LOADING");
+        assert_eq!(found.severity, if is_outage { Severity::Critical } else { Severity::High }, "{words}");
+    }
+}
+
+#[test]
+fn a_password_that_lets_others_in_is_kept_and_can_be_taken_back() {
+    let (lack, words, _) = REFUSALS[2];
+    let found = finding(&refusing(watched(["s_down,o_down,master"; 3]), 1, lack, words), "sentinel_master_down");
+    let all = commands(&found);
+    assert!(all.contains("--askpass CONFIG REWRITE"), "{all}");
+    let remedy = found.remedies.iter().find(|r| r.commands.iter().any(|c| c.contains("requirepass"))).unwrap();
+    assert!(remedy.rollback.contains("--askpass CONFIG SET requirepass ''"), "{}", remedy.rollback);
+    assert!(remedy.rollback.contains("CONFIG REWRITE"), "{}", remedy.rollback);
+}
+
+#[test]
+fn where_info_is_denied_it_is_not_known_whether_anyone_asks() {
+    let mut facts = hung(cluster(&[]), 2);
+    for node in &mut facts.nodes {
+        (node.first, node.last) = (None, None);
+    }
+    let found = finding(&facts, "node_hangs");
+    assert!(found.impact.text.contains("could not be seen from here"), "{}", found.impact.text);
+}
+
+#[test]
+fn a_process_that_hangs_is_not_started_either() {
+    let slots = commands(&finding(&hung(cluster(&[(2, Mark::Failed)]), 2), "slots_uncovered"));
+    let group = commands(&finding(&hung(watched(["s_down,o_down,master"; 3]), 1), "sentinel_master_down"));
+    for all in [slots, group] {
+        assert!(all.contains("kill -CONT") && !all.contains("systemctl"), "{all}");
+    }
+}
+
+#[test]
+fn a_replica_that_refuses_us_may_still_be_elected() {
+    let facts = refusing(away(cluster(&[(2, Mark::Failed)]), 2), 5, Lack::Rights, "password refused");
+    assert!(outlook(&facts).contains("one of its replicas is up but refuses our questions"), "{}", outlook(&facts));
+    let mut group = away(watched(["s_down,o_down,master"; 3]), 1);
+    group.nodes[1] = refusing(watched(["master"; 3]), 2, Lack::Rights, "password refused").nodes.remove(1);
+    let found = finding(&group, "sentinel_master_down");
+    assert!(found.impact.text.contains("one of its replicas is up but refuses our questions"), "{}", found.impact.text);
+}
+
+// What clients lose, where there are any.
+
+/// An application at node `n`: 100 commands a second.
+fn used(mut facts: Facts, n: usize) -> Facts {
+    set_last(&mut facts, n, "cmdstat_get:calls=1000,usec=1000,usec_per_call=1.00,rejected_calls=0,failed_calls=0\r\n");
+    facts
+}
+
+#[test]
+fn without_an_application_nothing_is_said_to_be_lost() {
+    let alone = || deployment(DeploymentKind::Standalone, vec![Node::new(&address(1), Role::Unknown)]);
+    let unseen = [
+        (hung(alone(), 1), "node_hangs"),
+        (hung(cluster(&[]), 2), "node_hangs"),
+        (away(alone(), 1), "node_unreachable"),
+        (away(cluster(&[(2, Mark::Failed)]), 2), "slots_uncovered"),
+        (away(watched(["s_down,o_down,master"; 3]), 1), "sentinel_master_down"),
+    ];
+    for (facts, rule) in unseen {
+        let found = finding(&facts, rule);
+        assert_eq!((found.affected, found.severity), (Affected::NextClient, Severity::Critical), "{rule}");
+        // Nothing was measured where no server answered.
+        let words = match facts.live().count() {
+            0 => "whether applications use it could not be seen from here",
+            _ => "no application traffic was seen in this window",
+        };
+        assert!(found.impact.text.contains(words), "{rule}: {}", found.impact.text);
+    }
+    // Another server of the deployment has one, or this one had one until it stopped answering.
+    let mut half = alone();
+    half.nodes[0].series = vec![Point { at_ms: 1000, commands_per_s: 500.0, cpu_user_share: 0.1, cpu_sys_share: 0.1 }];
+    half.nodes[0].silent_ms = Some(3000);
+    half.nodes[0].unreachable = Some("no answer within 3.0 s".into());
+    for (facts, rule) in [
+        (hung(used(cluster(&[]), 1), 2), "node_hangs"),
+        (half, "node_hangs"),
+        (away(used(cluster(&[(2, Mark::Failed)]), 1), 2), "slots_uncovered"),
+    ] {
+        let found = finding(&facts, rule);
+        assert_eq!(found.affected, Affected::Requests, "{rule}");
+        assert!(!found.impact.text.contains("no application traffic was seen"), "{rule}: {}", found.impact.text);
+    }
+}
+
+// Since when.
+
+#[test]
+fn a_hang_began_when_anyone_last_heard_the_server() {
+    let pair = |replica_says: &str| {
+        let info = format!("role:slave\nmaster_host:10.0.0.1\nmaster_port:6379\n{replica_says}\n");
+        let mut replica = node(&address(2), Role::Replica, &info, "");
+        replica.master = Some(address(1));
+        hung(deployment(DeploymentKind::MasterReplica, vec![Node::new(&address(1), Role::Unknown), replica]), 1)
+    };
+    let mut watched_for = hung(watched(["s_down,o_down,master"; 3]), 1);
+    for (i, sentinel) in watched_for.sentinels.iter_mut().enumerate() {
+        sentinel.groups[0].answered_at_ms = Some(NOW_MS - 400_000 - i as u64);
+    }
+    set(&mut watched_for, 2, "master_link_status:down");
+    let mut in_window = hung(cluster(&[(2, Mark::Failed)]), 2);
+    in_window.nodes[1].first = Some(Sample { at_ms: NOW_MS - 10_000, info: Info::default() });
+    in_window.nodes[1].pings = vec![(1000, 200), (2000, 3000)];
+    let alone = deployment(DeploymentKind::Standalone, vec![Node::new(&address(1), Role::Unknown)]);
+    for (what, facts, since) in [
+        ("its peers in the cluster", hung(cluster(&[(2, Mark::Failed)]), 2), Some(12_000)),
+        ("us, later than its peers", in_window, Some(7997)),
+        (
+            "its replica, over a link that stands",
+            pair("master_link_status:up\nmaster_last_io_seconds_ago:300"),
+            Some(300_000),
+        ),
+        (
+            "its replica, before repl-timeout ended the link",
+            pair("master_link_status:down\nmaster_last_io_seconds_ago:-1\nmaster_link_down_since_seconds:40"),
+            Some(100_000),
+        ),
+        ("its Sentinels", watched_for, Some(400_000)),
+        ("none", hung(alone, 1), None),
+    ] {
+        let found = finding(&facts, "node_hangs");
+        assert_eq!(found.since, since.map(|ago_ms: u64| NOW_MS - ago_ms), "{what}");
+    }
+    // One that is dead closed its connections when it died.
+    let mut dead = pair("master_link_status:down\nmaster_last_io_seconds_ago:-1\nmaster_link_down_since_seconds:40");
+    dead.nodes[0].silent_ms = None;
+    assert_eq!(finding(&dead, "node_unreachable").since, Some(NOW_MS - 40_000));
 }

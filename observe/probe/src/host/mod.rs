@@ -4,6 +4,7 @@
 //! half of these files, and a field that was not there is `None`.
 
 mod addresses;
+mod assign;
 mod elsewhere;
 mod machine;
 mod neighbours;
@@ -23,6 +24,8 @@ use crate::now_ms;
 use crate::sockets::{self, TcpSocket};
 use addresses::{Listened, by_peer, is_bus_of, local_ips, of_process, of_settings, port_of, resolve, ss};
 use processes::{Listener, Task, is_another, listeners, sent_info, tasks};
+
+pub use assign::{Outcome, assign, outcomes};
 
 /// The first of two samples.
 pub struct Watch {
@@ -219,42 +222,6 @@ fn seen_sockets(
     }
 }
 
-/// Gives the processes of a `unslow host` file the addresses of the nodes they serve: same port, and an address the
-/// machine listens on, and INFO's process_id where the node tells it. `*` and the loopback are every machine's, and so is the
-/// pid of a server in a container: they fit a node that names its process, where it is the only one.
-pub fn assign_by_port(host: &mut Host, nodes: &[Node]) {
-    for process in &mut host.processes {
-        let mut own: Vec<String> = Vec::new();
-        for address in &process.addresses {
-            let any = is_any_machines(address);
-            let fits = |node: &&Node| match node.number("process_id") {
-                Some(said) if said as u32 != process.pid => false,
-                Some(_) if any => port_of(address) == port_of(&node.address),
-                _ => *address == node.address,
-            };
-            let fitting: Vec<&Node> = nodes.iter().filter(fits).collect();
-            if !any || fitting.len() == 1 {
-                own.extend(fitting.iter().map(|node| node.address.clone()));
-            }
-        }
-        own.sort_unstable();
-        own.dedup();
-        if own.is_empty() {
-            // What is left is found by its text: none may be taken for a node that it does not serve.
-            process.addresses.retain(|a| nodes.iter().all(|node| node.address != *a));
-        } else {
-            process.addresses = own;
-        }
-    }
-}
-
-/// Whether it says nothing of the machine it is on: any address, or a loopback.
-fn is_any_machines(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    host == "*" || ip.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
-}
-
 /// Times `count` fsyncs of 4 KiB each in `dir`, in a file that is removed again.
 pub fn fsync_times(dir: &Path, count: usize) -> std::io::Result<Rtt> {
     let path = dir.join(format!(".unslow-fsync-{}", std::process::id()));
@@ -273,80 +240,7 @@ pub fn fsync_times(dir: &Path, count: usize) -> std::io::Result<Rtt> {
 
 #[cfg(test)]
 mod tests {
-    use unslow_facts::Process;
-
     use super::*;
-
-    #[test]
-    fn processes_are_matched_to_nodes_by_port_address_and_pid() {
-        use unslow_facts::Sample;
-        use unslow_topology::{Info, Role};
-        let node = |address: &str, pid: Option<u32>| {
-            let info = Info::parse(&pid.map_or(String::new(), |pid| format!("process_id:{pid}\r\n")));
-            Node { last: Some(Sample { at_ms: 0, info }), ..Node::new(address, Role::Master) }
-        };
-        let process = |pid: u32, address: &str| Process { pid, addresses: vec![address.into()], ..Process::default() };
-        let mut host = Host {
-            processes: vec![
-                process(1, "*:6379"),
-                process(2, "10.0.0.5:6380"),
-                process(3, "127.0.0.1:6381"),
-                process(4, "*:6382"),
-                process(5, "*:7000"),
-            ],
-            ..Host::default()
-        };
-        let nodes = [
-            node("10.0.0.5:6379", Some(1)),
-            node("10.0.0.5:6380", None),
-            node("10.0.0.6:6380", None),
-            node("10.0.0.5:6381", Some(3)),
-            // The same port on another machine, by its pid.
-            node("10.0.0.9:6382", Some(99)),
-            // It may be any machine's.
-            node("10.0.0.9:7000", None),
-        ];
-        assign_by_port(&mut host, &nodes);
-        let addresses: Vec<&[String]> = host.processes.iter().map(|p| &p.addresses[..]).collect();
-        assert_eq!(addresses, [["10.0.0.5:6379"], ["10.0.0.5:6380"], ["10.0.0.5:6381"], ["*:6382"], ["*:7000"]]);
-    }
-
-    #[test]
-    fn an_address_that_fits_several_nodes_or_another_process_is_given_to_none() {
-        use unslow_facts::Sample;
-        use unslow_topology::{Info, Role};
-        let node = |address: &str, pid: u32| {
-            let info = Info::parse(&format!("process_id:{pid}\r\n"));
-            Node { last: Some(Sample { at_ms: 0, info }), ..Node::new(address, Role::Master) }
-        };
-        let process = |pid: u32, addresses: &[&str]| Process {
-            pid,
-            addresses: addresses.iter().map(ToString::to_string).collect(),
-            ..Process::default()
-        };
-        let mut host = Host {
-            processes: vec![
-                // Two containers: each server is process 1 of its own.
-                process(1, &["*:6379"]),
-                process(7, &["::1:6380", "127.0.0.1:6380"]),
-                // The doctor's own loopback is not this machine's.
-                process(8, &["127.0.0.1:6381", "10.0.0.5:6381"]),
-                process(9, &["10.0.0.5:6382"]),
-            ],
-            ..Host::default()
-        };
-        let nodes = [
-            node("10.0.0.5:6379", 1),
-            node("10.0.0.6:6379", 1),
-            node("10.0.0.5:6380", 7),
-            node("127.0.0.1:6381", 99),
-            node("10.0.0.5:6382", 10),
-        ];
-        assign_by_port(&mut host, &nodes);
-        let addresses: Vec<Vec<&str>> =
-            host.processes.iter().map(|p| p.addresses.iter().map(String::as_str).collect()).collect();
-        assert_eq!(addresses, [vec!["*:6379"], vec!["10.0.0.5:6380"], vec!["10.0.0.5:6381"], vec![]]);
-    }
 
     #[test]
     fn the_owner_of_a_listening_socket_is_found_by_any_of_its_addresses() {

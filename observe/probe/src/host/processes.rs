@@ -17,7 +17,7 @@ use crate::sockets::TcpSocket;
 
 /// How far apart a process's start and the start that its INFO claims may be: a server looks at the clock after it has read its
 /// settings, and both figures are rounded.
-const START_MS: f64 = 10_000.0;
+pub const START_MS: f64 = 10_000.0;
 
 /// One process at one moment.
 #[derive(Clone, Default)]
@@ -66,6 +66,8 @@ pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) ->
     let throttled = before.and_then(|b| b.throttled).zip(after.throttled);
     Process {
         pid,
+        own_pid: own_pid(&status),
+        started_ms: started_ms(pid).map(|at_ms| at_ms.max(0.0) as u64),
         name: after.name.clone(),
         addresses: vec![address.to_string()],
         cpu_share: before.map(|b| ticks_to_s(after.ticks.saturating_sub(b.ticks)) / window_s),
@@ -166,11 +168,13 @@ pub fn is_another(pid: u32, node: &Node) -> bool {
 pub fn sent_info(pid: u32, node: &Node) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let own = own_pid(&status).unwrap_or(pid);
-    let started = stat_of(pid).and_then(|s| {
-        let since_boot_s: f64 = line("/proc/uptime")?.split_whitespace().next()?.parse().ok()?;
-        Some(now_ms() as f64 - (since_boot_s - ticks_to_s(s.started_ticks)) * 1000.0)
-    });
-    node.number("process_id") == Some(f64::from(own)) && started.is_some_and(|at_ms| started_at(node, at_ms))
+    node.number("process_id") == Some(f64::from(own)) && started_ms(pid).is_some_and(|at_ms| started_at(node, at_ms))
+}
+
+/// When a process was started, unix time in ms by this machine's clock.
+fn started_ms(pid: u32) -> Option<f64> {
+    let since_boot_s: f64 = line("/proc/uptime")?.split_whitespace().next()?.parse().ok()?;
+    Some(now_ms() as f64 - (since_boot_s - ticks_to_s(stat_of(pid)?.started_ticks)) * 1000.0)
 }
 
 /// Whether INFO claims this start. Its own clock may be off, or jump: then its time and its uptime are off alike.
