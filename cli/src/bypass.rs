@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde::{Deserialize, Serialize};
-use unslow_bypass::channel::{self, Rule};
+use unslow_bypass::channel::{self, Choice, Rule};
 use unslow_bypass::endpoint;
 use unslow_bypass::listing;
 use unslow_bypass::sockmap::Sockmap;
@@ -218,8 +218,11 @@ impl BypassArguments {
     /// it listens, and could not make it in /run. What goes wrong here, the server itself reports when it listens.
     fn prepare(&self) {
         let own = self.dir.as_deref().and_then(|dir| std::path::absolute(dir).ok());
-        let directories = own.as_ref().map_or(channel::directories(), std::slice::from_ref);
-        let _ = directories.iter().any(|directory| channel::make_directory(directory).is_ok());
+        let (directories, choice) = match &own {
+            Some(dir) => (std::slice::from_ref(dir), Choice::Named),
+            None => (channel::directories(), Choice::Default),
+        };
+        let _ = directories.iter().any(|directory| channel::make_directory(directory, choice).is_ok());
     }
 }
 

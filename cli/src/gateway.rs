@@ -1,5 +1,6 @@
 //! `unslow gateway`: the proxy.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
@@ -82,7 +83,7 @@ pub struct GatewayArguments {
     /// CA of the clients' certificates (PEM)
     #[arg(long, value_name = "FILE")]
     tls_client_ca: Option<PathBuf>,
-    /// Whoever can connect may act with the password of --target, although --listen is not on loopback
+    /// Every client that can connect has the gateway's rights, although --listen is not on loopback
     #[arg(long)]
     open: bool,
     #[command(flatten)]
@@ -157,17 +158,15 @@ impl GatewayArguments {
     /// Settings that may be served.
     fn checked(&self) -> anyhow::Result<Config> {
         let config = self.settings()?;
-        let target = self.reach.target(&config.target)?;
-        let loopback = |a: &String| {
-            a.starts_with("unix:") || a.starts_with("127.") || a.starts_with("localhost:") || a.starts_with("[::1]")
-        };
-        if target.password.is_some()
-            && config.client_auth == ClientAuth::Gateway
+        self.reach.target(&config.target)?;
+        // Also before servers without a password: `protected-mode` takes the gateway for a local client.
+        if config.client_auth == ClientAuth::Gateway
             && !self.open
-            && let Some(wide) = config.listen.iter().find(|a| !loopback(a))
+            // What is no address is refused as such, when it is listened on.
+            && let Some(wide) = config.listen.iter().find(|a| a.contains(':') && !local(a))
         {
             bail!(
-                "{wide} can be reached from elsewhere, and whoever connects would act with the target's password; let clients log in themselves (--client-auth server), listen on loopback, or say --open"
+                "{wide} can be reached from other machines, and every client that connects would have the gateway's rights; let clients log in themselves (--client-auth server), listen on loopback, or say --open"
             );
         }
         Ok(config)
@@ -226,3 +225,25 @@ impl GatewayArguments {
 }
 
 static HANG_UP: AtomicBool = AtomicBool::new(false);
+
+/// Whether only processes of this machine can connect to an address.
+fn local(address: &str) -> bool {
+    address.starts_with("unix:")
+        || address.starts_with("localhost:")
+        || address.parse::<SocketAddr>().is_ok_and(|a| a.ip().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_and_unix_sockets_are_local() {
+        for address in ["unix:/run/g.sock", "localhost:1", "127.0.0.1:6400", "127.9.9.9:0", "[::1]:6400"] {
+            assert!(local(address), "{address}");
+        }
+        for address in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "127.example:1", "127.0.0.1.example:1", "[::2]:1", "h:1"] {
+            assert!(!local(address), "{address}");
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! How things are printed: text or JSON on stdout, everything else on stderr.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -60,16 +61,21 @@ impl Output {
 
     /// Text, with colours where they are wanted.
     pub fn print(&self, text: &str) -> anyhow::Result<()> {
-        written(anstream::stdout().lock().write_all(text.as_bytes()))
+        written(anstream::stdout().lock().write_all(self.shown(text).as_bytes()))
     }
 
     /// The same for text that goes on; `false` when nobody reads any more.
     pub fn print_while_read(&self, text: &str) -> anyhow::Result<bool> {
         let mut out = anstream::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        match out.write_all(self.shown(text).as_bytes()).and_then(|()| out.flush()) {
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
             other => Ok(other.map(|()| true)?),
         }
+    }
+
+    /// Text for people is tamed. Lines of JSON escape what moves a cursor themselves, and stay what they are.
+    fn shown<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.json() { Cow::Borrowed(text) } else { Cow::Owned(tame(text)) }
     }
 
     /// A line for the person at the terminal; never in the way of a pipe.
@@ -177,7 +183,7 @@ impl Drop for Spinner {
     }
 }
 
-/// Words of servers stand in notes: none may move the cursor. Ends of lines and our own colours stay.
+/// Words of servers stand in texts and notes: none may move the cursor. Ends of lines, tabs and colours stay.
 fn tame(text: &str) -> String {
     let is_colour = |rest: &str| {
         let rest = rest.strip_prefix('[').map(|r| r.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';'));
@@ -185,7 +191,7 @@ fn tame(text: &str) -> String {
     };
     text.char_indices()
         .map(|(i, c)| match c {
-            '\n' => c,
+            '\n' | '\t' => c,
             '\u{1b}' if is_colour(&text[i + 1..]) => c,
             _ if c.is_control() => ' ',
             _ => c,
@@ -215,6 +221,14 @@ impl Drop for Countdown {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_printed_for_people_moves_no_cursor_and_json_stays_what_it_is() {
+        let output = |format| Output { format, quiet: false, verbose: false };
+        let text = "a\u{1b}[2J\tb\r\u{85}\n";
+        assert_eq!(output(Format::Text).shown(text), "a [2J\tb  \n");
+        assert_eq!(output(Format::Json).shown(text), text);
+    }
 
     #[test]
     fn a_note_keeps_its_colours_and_lines_and_nothing_that_moves_the_cursor() {

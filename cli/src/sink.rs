@@ -163,12 +163,10 @@ impl SinkArguments {
         let options = self.reach.options()?;
         let bar = if output.quiet || self.dry_run { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("the template is fixed"));
-        let (quiet, shown) = (output.quiet, bar.clone());
-        let note = move |text: &str| {
-            if !quiet {
-                shown.suspend(|| eprintln!("{text}"));
-            }
-        };
+        // Servers and brokers have a say in notes.
+        let own = Output { format: output.format, quiet: output.quiet, verbose: output.verbose };
+        let shown = bar.clone();
+        let note = move |text: &str| shown.suspend(|| own.note(text));
         let from = stream.as_ref().map_or_else(|| config.from.clone(), Target::url);
         let reading = format!("{from} -> {}", target.url());
         let start = Start { config, target, stream, options, note: Arc::new(note) };

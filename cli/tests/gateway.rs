@@ -56,6 +56,7 @@ fn what_cannot_work_is_said_in_one_line() {
         (vec!["gateway", "--target", &url, "--listen", "nonsense"], "host:port or unix:/path"),
         (vec!["gateway", "--target", &url, "--read", "zone"], "zone = "),
         (vec!["gateway", "--target", &with_password, "--listen", "0.0.0.0:0"], "--client-auth server"),
+        (vec!["gateway", "--target", &url, "--listen", "0.0.0.0:0"], "--open"),
         (vec!["gateway", "--config", &file("hold_ms = \"x\"\ntarget = \"redis://:hunter2@h\"")], "near line 1"),
         (vec!["gateway", "--config", &file("holdms = 1")], "unknown field"),
         (vec!["gateway", "--config", &file("target = redis://:hunter2@h")], "near line 1"),

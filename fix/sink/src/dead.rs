@@ -1,13 +1,14 @@
 //! Messages that cannot be written, set aside with the reason: in a file as JSON lines, or in a topic.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
 use crate::ledger::Letter;
+use crate::private;
 use crate::source::kafka::Producer;
 
 /// A value of which this much is kept; longer ones are found again by their offset.
@@ -26,8 +27,8 @@ pub enum DeadLetters {
 impl DeadLetters {
     /// Opens a file to append to.
     pub fn file(path: &Path) -> Result<DeadLetters, String> {
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        Ok(DeadLetters::File(path.to_path_buf(), file.map_err(|e| format!("{}: {e}", path.display()))?))
+        let file = private::append(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(DeadLetters::File(path.to_path_buf(), file))
     }
 
     /// Sets messages aside; they are there when this returns.
@@ -47,7 +48,7 @@ impl DeadLetters {
                     text.push(b'\n');
                 }
                 let length = file.metadata().map_or(0, |m| m.len());
-                file.write_all(&text).and_then(|()| file.sync_data()).map_err(|e| {
+                file.write_all(&text).and_then(|()| sync(file)).map_err(|e| {
                     let _ = file.set_len(length); // no half a line for the next one to go on with
 
                     format!("{}: {e}; the messages that belong there are not committed and come again", path.display())
@@ -55,6 +56,14 @@ impl DeadLetters {
             }
             DeadLetters::Topic(producer) => producer.send(letters),
         }
+    }
+}
+
+/// Pipes and terminals (`/dev/stdout`) have no disk to sync to, and say that with EINVAL.
+fn sync(file: &File) -> std::io::Result<()> {
+    match file.sync_data() {
+        Err(e) if e.kind() == ErrorKind::InvalidInput => Ok(()),
+        other => other,
     }
 }
 
@@ -97,6 +106,27 @@ mod tests {
 
     use super::*;
     use crate::record::{Offset, Origin};
+
+    #[test]
+    fn letters_can_be_written_to_a_pipe() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let letter = Letter {
+            origin: Arc::new(Origin { topic: "t".into(), partition: 3, id: "o".into() }),
+            offset: Offset(5, 7),
+            time_ms: 9,
+            key: None,
+            value: None,
+            headers: Vec::new(),
+            reason: "bad".into(),
+        };
+        let mut letters = DeadLetters::File("/dev/stdout".into(), file);
+        letters.write(&[letter]).unwrap();
+        drop(letters);
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut text).unwrap();
+        assert!(text.contains("\"reason\":\"bad\"") && text.ends_with('\n'), "{text}");
+    }
 
     #[test]
     fn a_dead_letter_encodes_binary_and_notes_the_length_of_a_cut_value() {

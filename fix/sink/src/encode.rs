@@ -14,6 +14,7 @@ use crate::document::Document;
 use crate::mapping::{Command, Map, Mapping};
 use crate::record::{Batch, Message, Offset, Origin, Record};
 use crate::template::Scratch;
+use crate::trouble::Voice;
 
 /// The script.
 pub const GUARD: &str = include_str!("guard.lua");
@@ -35,6 +36,10 @@ pub struct Call {
     pub replies: u16,
     /// Where in its bytes the offset of its predecessor stands; 0 without a guard.
     pub before_at: u32,
+    /// Whose words its errors are.
+    pub voice: Voice,
+    /// In [`Encoded::checks`]: what asks the server about its keys. Empty where nothing is asked.
+    pub check: (u32, u32),
 }
 
 /// Calls of a batch.
@@ -42,6 +47,8 @@ pub struct Call {
 pub struct Encoded {
     pub bytes: Vec<u8>,
     pub calls: Vec<Call>,
+    /// An EXISTS with the keys of each call of a script, function or module.
+    pub checks: Vec<u8>,
     /// Records and maps that a later record makes needless.
     folded: HashSet<(u32, usize)>,
     /// For each of the batch's origins the maps that take it.
@@ -154,7 +161,7 @@ impl Encoder {
     /// Appends the calls of one message.
     pub fn encode(&mut self, batch: &Batch, number: u32, encoded: &mut Encoded) -> Became {
         let record = &batch.records[number as usize];
-        let (bytes, calls) = (encoded.bytes.len(), encoded.calls.len());
+        let (bytes, calls, checks) = (encoded.bytes.len(), encoded.calls.len(), encoded.checks.len());
         let message = batch.message(record);
         let origin = &batch.origins[record.origin as usize];
         let mut outcome = Ok(());
@@ -198,6 +205,7 @@ impl Encoder {
             Err(why) => {
                 encoded.bytes.truncate(bytes);
                 encoded.calls.truncate(calls);
+                encoded.checks.truncate(checks);
                 Became::Poison(why)
             }
         }
@@ -220,6 +228,16 @@ impl Encoder {
             let text = fixed(before.unwrap_or_default());
             bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
         }
+    }
+
+    /// Whether EXISTS is asked to confirm refusals: of scripts, functions and modules, but not inside the guard.
+    pub fn asks_exists(&self) -> bool {
+        self.guard.is_none() && self.mapping.scripted()
+    }
+
+    /// Whether slots decide who answers.
+    pub fn cluster(&self) -> bool {
+        self.cluster
     }
 
     /// The SHA-1 of the script, as SCRIPT LOAD told it.
@@ -245,16 +263,51 @@ fn plain(
     scratch: &mut Scratch,
 ) -> Result<(), String> {
     let from = encoded.bytes.len();
-    let Rendered { slot, expires_at, .. } = render(command, message, document, cluster, &mut encoded.bytes, scratch)?;
-    let to = encoded.bytes.len();
-    let replies = 1 + u16::from(expires_at.is_some());
-    match encoded.calls.last_mut() {
-        Some(last) if last.slot == slot && last.record == number && last.to == from => {
-            (last.to, last.replies) = (to, last.replies + replies);
-        }
-        _ => encoded.calls.push(Call { from, to, record: number, slot, replies, before_at: 0 }),
+    let Rendered { slot, key, expires_at } = render(command, message, document, cluster, &mut encoded.bytes, scratch)?;
+    let end = encoded.bytes.len();
+    let to = expires_at.unwrap_or(end);
+    let (voice, check) = match key {
+        _ if !command.known.scripted => (Voice::Server, (0, 0)),
+        None => (Voice::Script, (0, 0)),
+        Some(key) => (Voice::Script, question(command, key, from, encoded)),
+    };
+    let call = Call { from, to, record: number, slot, replies: 1, before_at: 0, voice, check };
+    encoded.push(call);
+    if to < end {
+        encoded.push(Call { from: to, to: end, voice: Voice::Server, check: (0, 0), ..call });
     }
     Ok(())
+}
+
+/// Appends an EXISTS of the keys of the command that was just rendered from byte `from` on, and returns where it stands.
+fn question(command: &Command, key: (usize, usize), from: usize, encoded: &mut Encoded) -> (u32, u32) {
+    let mut keys = vec![&encoded.bytes[key.0..key.1]];
+    for key in keys_of(command, &encoded.bytes[from..]) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    let begin = encoded.checks.len() as u32;
+    write_header(&mut encoded.checks, b'*', 1 + keys.len());
+    bulk(&mut encoded.checks, b"EXISTS");
+    keys.iter().for_each(|key| bulk(&mut encoded.checks, key));
+    (begin, encoded.checks.len() as u32)
+}
+
+impl Encoded {
+    /// Appends a call, or adds it to the one before. What a script may answer is a call by itself, so that the errors of
+    /// the commands beside it stay the server's words.
+    fn push(&mut self, call: Call) {
+        match self.calls.last_mut() {
+            Some(last)
+                if (last.slot, last.record, last.to) == (call.slot, call.record, call.from)
+                    && [last.voice, call.voice] == [Voice::Server; 2] =>
+            {
+                (last.to, last.replies) = (call.to, last.replies + call.replies);
+            }
+            _ => self.calls.push(call),
+        }
+    }
 }
 
 struct Rendered {
@@ -342,9 +395,11 @@ impl Guard {
         }
         // "*N CR LF words": the number becomes a word, the words stay as they are.
         let (first, second) = self.plain.split_at(expires_at.unwrap_or(self.plain.len()));
-        for command in [first, second].into_iter().filter(|c| !c.is_empty()) {
+        // Below zero: any error may be a module's words.
+        let sign = if command.known.scripted { "-" } else { "" };
+        for (sign, command) in [(sign, first), ("", second)].into_iter().filter(|(_, c)| !c.is_empty()) {
             let (words, line) = (count(command), command.iter().position(|b| *b == b'\n').unwrap_or(0));
-            bulk(&mut part.commands, words.to_string().as_bytes());
+            bulk(&mut part.commands, format!("{sign}{words}").as_bytes());
             part.commands.extend_from_slice(&command[line + 1..]);
             part.words += words + 1;
         }
@@ -378,7 +433,8 @@ impl Guard {
             let before_at = (out.len() - 2 - text.len() - from) as u32;
             out.extend_from_slice(&part.commands);
             let to = out.len();
-            encoded.calls.push(Call { from, to, record: number, slot: part.slot, replies: 1, before_at });
+            let (voice, check) = (Voice::Guard, (0, 0));
+            encoded.calls.push(Call { from, to, record: number, slot: part.slot, replies: 1, before_at, voice, check });
         }
         Ok(())
     }
@@ -537,6 +593,18 @@ pub(crate) mod tests {
         for (before, told) in [(None, 0), (Some(Offset(0, 2)), 2)] {
             Encoder::set_before(&mut encoded.bytes, &third, before);
             assert_eq!(line(&encoded, third), expected(2, 3, told));
+        }
+    }
+
+    #[test]
+    fn exists_is_asked_only_where_a_script_may_answer() {
+        for (map, guarded, asks) in [
+            ("commands = [\"SET {$key} 1\"]", false, false),
+            ("commands = [\"SET {$key} 1\"]", true, false),
+            ("commands = [\"EVAL s 1 {$key}\"]", false, true),
+            ("commands = [\"SET {$key} 1\"]\ntombstone = [\"EVAL s 1 {$key}\"]", false, true),
+        ] {
+            assert_eq!(encoder(map, false, guarded).asks_exists(), asks, "{map}");
         }
     }
 

@@ -20,11 +20,13 @@ mod document;
 mod encode;
 mod ledger;
 mod mapping;
+mod private;
 mod record;
 mod run;
 mod source;
 mod stats;
 mod template;
+mod trouble;
 mod window;
 mod writer;
 

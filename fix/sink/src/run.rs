@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -10,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use unslow_client::{Connection, Endpoint, Options, Target, address_target};
-use unslow_reactor::{Peer, Reactor, Tls, Waker};
+use unslow_client::{Connection, Options, Target, address_target};
+use unslow_reactor::{Reactor, Waker};
 use unslow_resp::{Frame, Scan, Scanner, quote_words};
 use unslow_status::Status;
 use unslow_topology::commands::Table;
@@ -29,6 +28,7 @@ use crate::source::lines::Lines;
 use crate::source::stream::{Stream, StreamSettings};
 use crate::source::{KafkaSettings, Limit, Read, Source};
 use crate::stats::{Snapshot, Stats};
+use crate::trouble::{Trouble, Voice, classify};
 use crate::writer::{NOBODY, Order, Route, RouteNode, Writer, WriterSettings, WriterShared};
 
 /// Why a sink does not start, or has ended, as a sentence.
@@ -120,8 +120,11 @@ impl Sink {
         let watch = Arc::new(watch);
         let topology = watch.topology();
         let tls = if target.tls { Some(options.tls.client_config().map_err(|e| Error(e.to_string()))?) } else { None };
-        let router = Arc::new(Router { target: target.clone(), tls, server_name: options.tls.server_name.clone() });
+        let router = Router { target: target.clone(), tls, server_name: options.tls.server_name.clone() };
         let encoder = encoder(&config, &target, &options, &topology)?;
+        if encoder.asks_exists() {
+            may_ask_exists(&target, &options, &topology)?;
+        }
         let shared = Arc::new(WriterShared {
             orders: Mutex::new(VecDeque::from([Order::Route(router.route(&topology))])),
             window: Default::default(),
@@ -148,9 +151,7 @@ impl Sink {
             connect_ns: options.connect_timeout.as_nanos() as u64,
         };
         let doubter = watch.doubter();
-        let dialer = router.clone();
-        let dial = Box::new(move |address: &str| dialer.dial(address));
-        let mut writer = Writer::new(settings, shared.clone(), encoder, said, Box::new(move || doubter.doubt()), dial);
+        let mut writer = Writer::new(settings, shared.clone(), encoder, said, Box::new(move || doubter.doubt()));
         let theirs = shared.clone();
         let writer = std::thread::Builder::new().name("sink-writer".into()).spawn(move || {
             let ran = Reactor::new().and_then(|mut reactor| {
@@ -264,18 +265,6 @@ struct Router {
 }
 
 impl Router {
-    /// An address that is not of the topology. Names are not looked up: that could take seconds.
-    fn dial(&self, address: &str) -> (Option<Peer>, Option<Tls>) {
-        let Some(target) = address_target(&self.target, address) else { return (None, None) };
-        let peer = match target.endpoints.first() {
-            Some(Endpoint::Tcp(host, port)) => host.parse().ok().map(|ip| Peer::Tcp(SocketAddr::new(ip, *port))),
-            _ => None,
-        };
-        let tls = tls_of(&target, self.tls.as_ref(), self.server_name.as_deref());
-        // Never in the clear where TLS was asked for.
-        (peer.filter(|_| !self.target.tls || tls.is_some()), tls)
-    }
-
     fn route(&self, topology: &Topology) -> Route {
         let mut slots = vec![NOBODY; usize::from(SLOTS)];
         for (slot, owner) in topology.owners().into_iter().enumerate() {
@@ -304,10 +293,19 @@ fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topol
     for node in topology.masters() {
         let Some(own) = address_target(target, &node.address) else { continue };
         let own = if node.address.starts_with("unix:") { target.clone() } else { own };
+        let marks = if config.marks.is_empty() { &config.group } else { &config.marks };
         let asked = Connection::open(&own, options).and_then(|mut connection| {
             let table = connection.call(&["COMMAND"])?;
             if !config.exactly_once {
                 return Ok((table, None));
+            }
+            // Later a refused key counts as a message's own. No mark has this field, and servers look at rights before
+            // they look at slots.
+            let mark = format!("unslow:sink:{marks}:{{0}}");
+            if let Err(e) = connection.call(&["HDEL", mark.as_str(), "-"])
+                && e.code() == Some("NOPERM")
+            {
+                return Err(e);
             }
             Ok((table, connection.call(&["SCRIPT", "LOAD", GUARD])?.text()))
         });
@@ -316,7 +314,6 @@ fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topol
                 let table = Table::parse(&table, &[])
                     .ok_or_else(|| Error(format!("{}: no answer of COMMAND; is that a Redis?", node.address)))?;
                 let mapping = Mapping::compile(&config.map, &table, cluster, config.exactly_once).map_err(Error)?;
-                let marks = if config.marks.is_empty() { &config.group } else { &config.marks };
                 let guard = match (config.exactly_once, sha) {
                     (true, Some(sha)) => Some((sha, marks.as_str())),
                     _ => None,
@@ -327,6 +324,33 @@ fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topol
         }
     }
     Err(Error(last))
+}
+
+/// Fails if the user may not run EXISTS: every redirect of a script, a function or a module would set a message aside.
+fn may_ask_exists(target: &Target, options: &Options, topology: &Topology) -> Result<(), Error> {
+    for node in topology.masters() {
+        let Some(own) = address_target(target, &node.address) else { continue };
+        let own = if node.address.starts_with("unix:") { target.clone() } else { own };
+        // A master that is down now is asked by its first message.
+        let Ok(mut connection) = Connection::open(&own, options) else { continue };
+        if let Err(e) = connection.call(&["EXISTS", "-"])
+            && let Some(why) = exists_denied(&e.message, target.user.as_deref())
+        {
+            return Err(Error(format!("{}: {why}", node.address)));
+        }
+    }
+    Ok(())
+}
+
+/// What to do about the error of an EXISTS, if the command itself is denied. That our key is denied is no fault.
+fn exists_denied(error: &str, user: Option<&str>) -> Option<String> {
+    let text = &error[error.find("NOPERM")?..];
+    let user = user.unwrap_or("default");
+    matches!(classify(text, Voice::Server), Trouble::Fatal(_)).then(|| {
+        format!(
+            "the mapping runs scripts, functions or module commands, and EXISTS, which confirms their redirects, is denied ({text}); grant it: ACL SETUSER {user} +exists"
+        )
+    })
 }
 
 fn kafka(config: &Config) -> Result<KafkaSettings, Error> {
@@ -574,6 +598,22 @@ fn commands(mut bytes: &[u8]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_denied_command_and_not_a_denied_key_is_asked_to_be_granted() {
+        for (error, denied) in [
+            ("EXISTS: NOPERM User w has no permissions to run the 'exists' command", true),
+            ("EXISTS: NOPERM this user has no permissions to run the 'exists' command or its subcommand", true),
+            ("EXISTS: NOPERM No permissions to access a key", false),
+            ("EXISTS: NOPERM this user has no permissions to access one of the keys used as arguments", false),
+            ("EXISTS: MOVED 1 127.0.0.1:1", false),
+            ("EXISTS: LOADING Redis is loading the dataset in memory", false),
+        ] {
+            let why = exists_denied(error, Some("w"));
+            assert_eq!(why.is_some(), denied, "{error}");
+            assert!(why.is_none_or(|why| why.ends_with("ACL SETUSER w +exists")), "{error}");
+        }
+    }
 
     #[test]
     fn the_limiter_shrinks_slow_batches_and_grows_full_ones() {

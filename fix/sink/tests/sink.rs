@@ -725,3 +725,113 @@ fn servers_and_sources_that_are_not_there_are_named() {
     let error = run(map, &file, &reader, |c| c.dead_letter = dir.path("dead")).unwrap_err();
     assert!(error.contains("NOPERM") && error.contains("at 1"), "{error}");
 }
+
+#[test]
+fn an_argument_that_the_server_does_not_take_is_set_aside_and_the_rest_is_written() {
+    let dir = Dir::new();
+    let server = server("valkey-9.1", &[("proto-max-bulk-len", "1mb")]);
+    let mut lines = String::new();
+    for n in 0..100 {
+        let value = if n == 50 { "x".repeat(3 << 20) } else { n.to_string() };
+        lines += &format!("{{\"k\": \"k{}\", \"v\": \"{value}\"}}\n", n % 3);
+    }
+    let (file, dead) = (dir.file("lines", lines), dir.path("dead"));
+    for once in [false, true] {
+        let done = run("[[map]]\ncommands = [\"RPUSH {k} {v}\"]", &file, &server.url(), |c| {
+            c.dead_letter = dead.clone();
+            c.exactly_once = once;
+        })
+        .unwrap();
+        assert_eq!((done.done, done.dead), (100, 1), "exactly_once {once}");
+        let letter = std::fs::read_to_string(&dead).unwrap();
+        assert!(letter.contains("\"offset\":\"51\"") && letter.lines().count() == 1, "{} bytes", letter.len());
+        std::fs::remove_file(&dead).unwrap();
+        let mut c = connect(&server);
+        let list = texts(&c.call(&["LRANGE", "k2", "0", "-1"]).unwrap());
+        assert_eq!(list.last().map(String::as_str), Some("98"));
+        assert!(!list.contains(&"50".to_string()));
+        c.call(&["FLUSHALL"]).unwrap();
+    }
+}
+
+on_every_engine! {
+    a_key_that_the_user_may_not_write_sets_its_message_aside_on_valkey_9_1: key_denied("valkey-9.1");
+    a_key_that_the_user_may_not_write_sets_its_message_aside_on_redis_7_0: key_denied("redis-7.0");
+    a_key_that_the_user_may_not_write_sets_its_message_aside_on_redis_6_2: key_denied("redis-6.2");
+}
+
+fn key_denied(name: &str) {
+    let dir = Dir::new();
+    let server = server(name, &[]);
+    let mut c = connect(&server);
+    c.call(&["ACL", "SETUSER", "writer", "on", ">pw", "~ok:*", "~unslow:sink:*", "+@all"]).unwrap();
+    c.call(&["ACL", "SETUSER", "unmarked", "on", ">pw", "~ok:*", "+@all"]).unwrap();
+    let (file, dead) =
+        (dir.file("lines", "{\"k\": \"ok:1\"}\n{\"k\": \"no:2\"}\n{\"k\": \"ok:3\"}\n"), dir.path("dead"));
+    let map = "[[map]]\ncommands = [\"INCR {k}\"]";
+    let url = |user: &str| format!("redis://{user}:pw@{}", server.address());
+    for once in [false, true] {
+        let done = run(map, &file, &url("writer"), |c| {
+            c.dead_letter = dead.clone();
+            c.exactly_once = once;
+        })
+        .unwrap();
+        assert_eq!((done.done, done.dead), (3, 1), "{name}, exactly_once {once}");
+        let letter = std::fs::read_to_string(&dead).unwrap();
+        assert!(letter.contains("NOPERM") && letter.contains("\"offset\":\"2\""), "{letter}");
+        std::fs::remove_file(&dead).unwrap();
+        for key in ["ok:1", "ok:3"] {
+            assert_eq!(c.call(&["GET", key]).unwrap().text().as_deref(), Some("1"), "{name}: {key}");
+        }
+        c.call(&["FLUSHALL"]).unwrap();
+    }
+    // Marks that may not be written are no message's fault.
+    let error = run(map, &file, &url("unmarked"), |c| {
+        c.dead_letter = dead.clone();
+        c.exactly_once = true;
+    });
+    assert!(error.is_err_and(|e| e.contains("permission") || e.contains("NOPERM")), "{name}");
+}
+
+#[test]
+fn a_script_that_wrote_is_hardly_run_again_whatever_it_says_and_leads_nowhere() {
+    let dir = Dir::new();
+    let (single, deployment) = (server("valkey-9.1", &[]), unslow_testkit::cluster("redis-7.0"));
+    let trap = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    trap.set_nonblocking(true).unwrap();
+    let elsewhere = trap.local_addr().unwrap();
+    for (n, words) in [
+        format!("MOVED 1 {elsewhere}"),
+        format!("ASK 1 {elsewhere}"),
+        "TRYAGAIN later".into(),
+        "LOADING not yet".into(),
+        "READONLY no writes".into(),
+        "OOM none left".into(),
+        "NOPERM no".into(),
+        "UNSLOWGAP a message before this one has not run yet".into(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let key = format!("k{n}");
+        let (file, dead) = (dir.file("lines", format!("{{\"k\": \"{key}\"}}\n")), dir.path("dead"));
+        let map = format!(
+            r#"[[map]]
+            commands = ['''EVAL "redis.call('INCR', KEYS[1]) return redis.error_reply('{words}')" 1 {{k}}''']"#
+        );
+        for url in [single.url(), deployment.url()] {
+            let done = run(&map, &file, &url, |c| c.dead_letter = dead.clone()).unwrap();
+            assert_eq!((done.done, done.dead), (1, 1), "{words}: {:?}", done.retries);
+            let letter = std::fs::read_to_string(&dead).unwrap();
+            assert!(letter.contains(words.as_str()), "{letter}");
+            std::fs::remove_file(&dead).unwrap();
+        }
+        let value = |server: &Server| connect(server).call(&["GET", &key]).ok().and_then(|v| v.text());
+        // What may have ended before it was checked is sent again three times.
+        let runs = if words.starts_with("TRYAGAIN") || words.starts_with("LOADING") { "4" } else { "1" };
+        assert_eq!(value(&single).as_deref(), Some(runs), "{words}");
+        assert_eq!(deployment.nodes.iter().find_map(|node| value(node)).as_deref(), Some(runs), "{words}");
+    }
+    let why = trap.accept().map(|_| ()).unwrap_err();
+    assert_eq!(why.kind(), std::io::ErrorKind::WouldBlock);
+}

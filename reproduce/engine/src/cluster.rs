@@ -100,10 +100,27 @@ impl Plan {
             spec.settings.push(("replicaof".into(), format!("{ip} {port}")));
         }
         // The first one too: it follows another after a failover.
-        let password = spec.settings.iter().rfind(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
-        spec.settings.extend(password.map(|p| ("masterauth".to_string(), p)));
+        spec.settings.extend(password(&spec).map(|p| ("masterauth".to_string(), p)));
         spec
     }
+
+    /// How a Sentinel is started that watches the master at this address.
+    fn watcher(&self, spec: &ServerSpec, (ip, port): (&str, u16)) -> ServerSpec {
+        let monitor = format!("mymaster {ip} {port} {}", self.quorum);
+        let own = [
+            ("sentinel monitor".to_string(), monitor),
+            ("sentinel down-after-milliseconds".into(), "mymaster 5000".into()),
+        ];
+        let mut spec = ServerSpec { sentinel: true, ..spec.clone() };
+        spec.settings.splice(0..0, own);
+        spec.settings.extend(password(&self.nodes[0].spec).map(|p| ("sentinel auth-pass mymaster".to_string(), p)));
+        spec
+    }
+}
+
+/// The password that servers with these settings want: they use the last of several.
+fn password(spec: &ServerSpec) -> Option<String> {
+    spec.settings.iter().rfind(|(k, _)| k == "requirepass").map(|(_, v)| v.clone())
 }
 
 /// Running servers that belong together.
@@ -164,19 +181,8 @@ impl Deployment {
 
     fn watch(&mut self, plan: &Plan) -> Result<(), Error> {
         let master = &self.nodes[0];
-        let password = plan.nodes[0].spec.settings.iter().find(|(k, _)| k == "requirepass").map(|(_, v)| v.clone());
         for member in &plan.sentinels {
-            let mut spec = member.spec.clone();
-            let monitor = format!("mymaster {} {} {}", master.ip, master.port, plan.quorum);
-            spec.sentinel = true;
-            spec.settings.splice(
-                0..0,
-                [
-                    ("sentinel monitor".to_string(), monitor),
-                    ("sentinel down-after-milliseconds".into(), "mymaster 5000".into()),
-                ],
-            );
-            spec.settings.extend(password.clone().map(|p| ("sentinel auth-pass mymaster".to_string(), p)));
+            let spec = plan.watcher(&member.spec, (&master.ip, master.port));
             self.sentinels.push(Arc::new(Server::launch(&member.engine, &spec)?));
         }
         for sentinel in &self.sentinels {
@@ -461,6 +467,24 @@ mod tests {
         let before =
             [("cluster-enabled", "yes"), ("cluster-config-file", "nodes.conf"), ("cluster-announce-ip", "127.0.0.2")];
         assert_eq!(plan.spec(1, first).settings, settings(&[&before[..], &own[..], &[masterauth]].concat()));
+    }
+
+    #[test]
+    fn sentinels_are_given_the_password_that_the_servers_want() {
+        for (own, auth) in
+            [(&[("requirepass", "old"), ("requirepass", "new")][..], Some("mymaster new")), (&[][..], None)]
+        {
+            let spec = ServerSpec { settings: settings(own), ..ServerSpec::default() };
+            let shape = Shape::Sentinel { replicas: 1, sentinels: 1, quorum: 1 };
+            let plan = Plan::of(&engine(), &shape, &spec);
+            let watcher = plan.watcher(&plan.sentinels[0].spec, ("10.0.0.1", 7000));
+            let told = watcher.settings.iter().find(|(k, _)| k == "sentinel auth-pass mymaster");
+            let told = told.map(|(_, password)| format!("mymaster {password}"));
+            assert_eq!((watcher.sentinel, told.as_deref()), (true, auth));
+            assert!(
+                watcher.settings.contains(&("sentinel monitor".to_string(), "mymaster 10.0.0.1 7000 1".to_string()))
+            );
+        }
     }
 
     #[test]

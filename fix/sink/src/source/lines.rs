@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{Read as _, Seek, SeekFrom, Write};
+use std::io::{Read as _, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+use crate::private;
 use crate::record::{Batch, Offset, Origin, Record};
 use crate::source::{Clock, Limit, Read, Source};
 
@@ -324,15 +325,8 @@ impl Checkpoint {
     /// Whole or not at all.
     fn write(&mut self) -> Result<(), String> {
         let Some((line, position)) = self.done.take() else { return Ok(()) };
-        let mut new = self.path.clone().into_os_string();
-        new.push(".new");
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(format!("{line} {position} {}\n", self.id).as_bytes())?;
-            file.sync_data()?;
-            std::fs::rename(&new, &self.path)
-        };
-        write().map_err(|e| format!("{}: {e}", self.path.display()))?;
+        let text = format!("{line} {position} {}\n", self.id);
+        private::replace(&self.path, &text).map_err(|e| format!("{}: {e}", self.path.display()))?;
         self.written = Instant::now();
         Ok(())
     }
@@ -340,6 +334,7 @@ impl Checkpoint {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::sync::Mutex;
 
     use super::*;
