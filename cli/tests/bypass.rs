@@ -1,10 +1,22 @@
 //! `unslow bypass` as a person starts it: real servers and clients, crashes, forks, and what cannot be carried.
 
 mod common;
+#[path = "bypass/ends.rs"]
+mod ends;
+#[path = "bypass/handed.rs"]
+mod handed;
+#[path = "bypass/handlers.rs"]
+mod handlers;
 #[path = "bypass/left_behind.rs"]
 mod left_behind;
+#[path = "bypass/order.rs"]
+mod order;
 #[path = "bypass/ownership.rs"]
 mod ownership;
+#[path = "bypass/rare_calls.rs"]
+mod rare_calls;
+#[path = "bypass/same_replies.rs"]
+mod same_replies;
 
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::unix::process::CommandExt;

@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use crate::endpoint::{Endpoint, Ends, read_option};
 
 /// Goes up whenever the memory's layout or the meaning of a message changes: ends of different versions stay with TCP.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const MAGIC: u32 = 0x756e_736c;
 /// Descriptors a message may carry.
 const FDS: usize = 2;
@@ -152,14 +152,27 @@ impl Rule {
     }
 }
 
-/// Where servers can be met: `UNSLOW_BYPASS_DIR`, else /run/unslow-bypass and /tmp/unslow-bypass.
-/// As it was when first asked: nginx empties the environment of its workers.
-pub fn directories() -> &'static [PathBuf] {
-    static DIRECTORIES: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    DIRECTORIES.get_or_init(|| match std::env::var_os("UNSLOW_BYPASS_DIR").filter(|d| !d.is_empty()) {
-        Some(dir) => vec![dir.into()],
-        None => vec!["/run/unslow-bypass".into(), "/tmp/unslow-bypass".into()],
+/// Who chose a meeting directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Nobody: whoever came first has made it, and it has to be root or this user.
+    Default,
+    /// The operator, who has looked at whose it is.
+    Named,
+}
+
+/// As they were when first asked for: nginx empties the environment of its workers.
+fn chosen() -> &'static (Choice, Vec<PathBuf>) {
+    static CHOSEN: OnceLock<(Choice, Vec<PathBuf>)> = OnceLock::new();
+    CHOSEN.get_or_init(|| match std::env::var_os("UNSLOW_BYPASS_DIR").filter(|d| !d.is_empty()) {
+        Some(dir) => (Choice::Named, vec![dir.into()]),
+        None => (Choice::Default, vec!["/run/unslow-bypass".into(), "/tmp/unslow-bypass".into()]),
     })
+}
+
+/// Where servers can be met: `UNSLOW_BYPASS_DIR`, else /run/unslow-bypass and /tmp/unslow-bypass.
+pub fn directories() -> &'static [PathBuf] {
+    &chosen().1
 }
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -189,14 +202,31 @@ fn address(path: &Path) -> io::Result<(libc::sockaddr_un, usize)> {
 }
 
 /// Makes a directory for servers to be met in, unless it is there. As in /tmp, every user may add a socket, and none may
-/// remove another user's.
-pub fn make_directory(directory: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
+/// remove another user's. One that is there is refused if a third user has it, who could remove every socket in it, unless it
+/// was named on purpose.
+pub fn make_directory(directory: &Path, choice: Choice) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     match std::fs::create_dir(directory) {
-        Ok(()) => std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o1777)),
-        Err(_) if directory.is_dir() => Ok(()),
-        Err(e) => Err(e),
+        Ok(()) => return std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o1777)),
+        Err(e) if !directory.is_dir() => return Err(e),
+        Err(_) => {}
     }
+    // Of a link to it and of itself.
+    let owners = [std::fs::symlink_metadata(directory)?.uid(), std::fs::metadata(directory)?.uid()];
+    // SAFETY: no arguments.
+    let own = unsafe { libc::geteuid() };
+    match owners.into_iter().find(|owner| choice == Choice::Default && !is_trusted(*owner, own)) {
+        Some(stranger) => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("it is of user {stranger}, who can remove the sockets in it; use --dir to meet there all the same"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether a user may have the directory in which `own` is met.
+fn is_trusted(owner: u32, own: u32) -> bool {
+    owner == 0 || owner == own
 }
 
 /// Lets everybody connect to a socket of ours. By the socket's own inode: the directory may belong to another user, who may have
@@ -238,7 +268,7 @@ impl Rendezvous {
     }
 
     fn open_in(directory: &Path, endpoint: Endpoint) -> io::Result<Rendezvous> {
-        make_directory(directory)?;
+        make_directory(directory, chosen().0)?;
         for ServerSocket { path, pid, .. } in servers_in(directory) {
             // SAFETY: signal 0 only asks whether the process exists.
             let dead =
@@ -460,6 +490,27 @@ mod tests {
         assert!(matches!(hear(&from), Heard::Strange(2)));
         say_bytes(b"nonsense");
         assert!(matches!(hear(&from), Heard::Strange(0)));
+    }
+
+    #[test]
+    fn a_strangers_directory_is_refused_unless_it_is_named() {
+        assert!(is_trusted(0, 1000) && is_trusted(1000, 1000) && !is_trusted(1001, 1000) && !is_trusted(1000, 0));
+        let directory = std::env::temp_dir().join(format!("unslow-channel-{}", std::process::id()));
+        make_directory(&directory, Choice::Default).unwrap();
+        make_directory(&directory, Choice::Default).expect("our own that is there already");
+        // Only root can give it to somebody else.
+        if std::os::unix::fs::chown(&directory, Some(65534), None).is_ok() {
+            let refused = make_directory(&directory, Choice::Default).unwrap_err();
+            assert!(refused.to_string().contains("of user 65534"), "{refused}");
+            make_directory(&directory, Choice::Named).expect("it is named");
+            // Behind a link of our own, too.
+            let link = directory.with_extension("link");
+            std::os::unix::fs::symlink(&directory, &link).unwrap();
+            let refused = make_directory(&link, Choice::Default).unwrap_err();
+            assert!(refused.to_string().contains("of user 65534"), "{refused}");
+            std::fs::remove_file(link).unwrap();
+        }
+        std::fs::remove_dir(directory).unwrap();
     }
 
     #[test]

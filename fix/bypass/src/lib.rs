@@ -18,6 +18,7 @@
 pub mod board;
 pub mod channel;
 pub mod endpoint;
+pub mod held;
 pub mod link;
 pub mod listing;
 pub mod local;
@@ -27,7 +28,9 @@ pub mod patience;
 #[cfg(feature = "reactor")]
 pub mod reactor;
 pub mod ring;
+pub mod signals;
 pub mod sockets;
 #[cfg_attr(not(feature = "sockmap"), path = "sockmap_absent.rs")]
 pub mod sockmap;
+pub mod stamp;
 mod sync;

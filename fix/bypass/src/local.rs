@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::board::{Board, WAITERS, Word};
+use crate::signals::Quiet;
 
 /// What a process shows to its peers, once.
 #[derive(Debug)]
@@ -45,6 +46,7 @@ impl Local {
 
     /// A new waiter; an error when all are used or no eventfd is to be had.
     pub fn waiter(&'static self) -> io::Result<Waiter> {
+        let _quiet = Quiet::begin();
         let known = self.free.lock().ok().and_then(|mut free| free.pop());
         let (number, doorbell) = match known {
             Some(known) => known,
@@ -85,6 +87,7 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
+        let _quiet = Quiet::begin();
         self.word().sleeps();
         // SAFETY: taken once, here.
         let doorbell = unsafe { ManuallyDrop::take(&mut self.doorbell) };

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32};
 use crate::board::{Board, WAITERS};
 use crate::memory::Memory;
 use crate::ring::{In, LARGER, Out, Rings, SMALL, Which, reset};
+use crate::stamp;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Connections a pair of processes may have over it.
@@ -65,6 +66,15 @@ pub const DECLINED: u32 = 3;
 /// The server has accepted a connection with the offer's addresses and is waiting for it: the client may show its socket now.
 pub const ASKED: u32 = 4;
 
+/// How a side leaves a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Close {
+    /// It has said all it had to say, as with a FIN.
+    Clean = 1,
+    /// It gives the connection up, as with a RST: what it wrote may be a part of what it meant to write.
+    Abort = 2,
+}
+
 /// A connection's words in shared memory.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -74,7 +84,7 @@ pub struct Slot {
     phase: AtomicU64,
     /// Whom to tell, by side.
     waiter: [AtomicU32; 2],
-    /// The side has closed it.
+    /// How the side has closed it, as [`Close`]; 0 before.
     closed: [AtomicU32; 2],
     /// From client to server, then from server to client.
     directions: [(Out, In); 2],
@@ -122,14 +132,18 @@ impl Slot {
     }
 
     /// The side has closed its end.
-    pub fn close(&self, side: Side) {
-        self.closed[side as usize].store(1, Ordering::SeqCst);
+    pub fn close(&self, side: Side, how: Close) {
+        self.closed[side as usize].store(how as u32, Ordering::SeqCst);
     }
 
-    /// Whether it has.
+    /// Whether it has, and how.
     #[inline]
-    pub fn closed(&self, side: Side) -> bool {
-        self.closed[side as usize].load(Ordering::Acquire) != 0
+    pub fn closed(&self, side: Side) -> Option<Close> {
+        match self.closed[side as usize].load(Ordering::Acquire) {
+            0 => None,
+            how if how == Close::Clean as u32 => Some(Close::Clean),
+            _ => Some(Close::Abort),
+        }
     }
 }
 
@@ -150,18 +164,20 @@ pub struct Pair {
     hint: AtomicU32,
     /// The other end is gone.
     pub dead: AtomicBool,
+    /// Open connections of this side.
+    open: AtomicU32,
+    /// Our half of the larger rings, by class: those that nobody uses.
+    larger: [Free; 2],
     spare: Mutex<Spare>,
 }
 
-/// What nobody uses: a client's slots, and our half of the larger rings.
+/// A client's slots that nobody uses.
 #[derive(Debug)]
 struct Spare {
     slots: Vec<u16>,
     slots_used: usize,
     /// Closed by us, perhaps not by them yet, who may still read what we wrote.
     closing: VecDeque<Closing>,
-    larger: [Vec<u16>; 2],
-    larger_used: [usize; 2],
 }
 
 #[derive(Debug)]
@@ -183,13 +199,9 @@ impl Pair {
             told: (0..WAITERS).map(|_| AtomicU32::new(0)).collect(),
             hint: AtomicU32::new(u32::MAX),
             dead: AtomicBool::new(false),
-            spare: Mutex::new(Spare {
-                slots: Vec::new(),
-                slots_used: 0,
-                closing: VecDeque::new(),
-                larger: [Vec::new(), Vec::new()],
-                larger_used: [0, 0],
-            }),
+            open: AtomicU32::new(0),
+            larger: LARGER.map(|(_, count)| Free::all(count)),
+            spare: Mutex::new(Spare { slots: Vec::new(), slots_used: 0, closing: VecDeque::new() }),
         }
     }
 
@@ -269,7 +281,7 @@ impl Pair {
             let Some(one) = spare.closing.pop_front() else { return };
             let Some(slot) = self.slot(one.slot) else { continue };
             let done = slot.state(one.generation) != TAKEN
-                || slot.closed(self.side.other())
+                || slot.closed(self.side.other()).is_some()
                 || self.dead.load(std::sync::atomic::Ordering::Relaxed);
             if !done {
                 spare.closing.push_back(one);
@@ -278,13 +290,23 @@ impl Pair {
             for (class, number) in one.larger.into_iter().flatten().filter_map(Which::parts) {
                 let at = larger_at(self.side, class, number);
                 self.memory.release(at, LARGER[class].0);
-                spare.larger[class].push(number as u16);
+                self.larger[class].give(number);
             }
             if self.side == Side::Client {
                 self.memory.release(SMALL_AT + one.slot as usize * 2 * SMALL, 2 * SMALL);
                 spare.slots.push(one.slot as u16);
             }
         }
+    }
+
+    /// One open connection more.
+    pub(crate) fn opened(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less.
+    pub(crate) fn closed(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn bits(&self, side: Side, waiter: u32) -> &Bits {
@@ -302,6 +324,14 @@ impl Pair {
         let mut waiter = slot.waiter[other as usize].load(Ordering::SeqCst);
         let board = self.board.get()?;
         board.word(waiter)?;
+        // Bits have no order. What came first matters where there is a second one only. As long as the waiter has not taken the
+        // bit it waits from the first news on, and the stamp stays.
+        if self.open.load(Ordering::Relaxed) > 1 {
+            let out = slot.outgoing(self.side).0;
+            if !self.bits(other, waiter).has(number) || out.told_at() == 0 {
+                out.tell_at(stamp::now());
+            }
+        }
         self.bits(other, waiter).set(number);
         // The bit's lock is a full fence: whoever named another waiter before looking at what we wrote is seen now. A peer
         // that does so without end hears of it by the last.
@@ -380,6 +410,13 @@ impl Pair {
         self.bits(self.side, waiter).any()
     }
 
+    /// News of a connection for a waiter of our own.
+    pub fn remind(&self, number: u32, waiter: u32) {
+        if (number as usize) < SLOTS && (waiter as usize) < WAITERS {
+            self.bits(self.side, waiter).set(number);
+        }
+    }
+
     /// Takes the numbers of the connections with news for a waiter.
     #[inline]
     pub fn take_news(&self, waiter: u32, each: impl FnMut(u32)) {
@@ -431,29 +468,50 @@ impl Rings for Place<'_> {
     }
 
     fn take(&self, class: usize) -> Option<Which> {
-        let mut spare = self.pair.spare.lock().ok()?;
-        let number = match spare.larger[class].pop() {
-            Some(number) => usize::from(number),
-            None if spare.larger_used[class] < LARGER[class].1 => {
-                spare.larger_used[class] += 1;
-                spare.larger_used[class] - 1
-            }
-            None => return None,
-        };
-        Some(Which::larger(class, number))
+        self.pair.larger[class].take().map(|number| Which::larger(class, number))
     }
 
     fn has(&self, class: usize) -> bool {
-        let has = |spare: &Spare| !spare.larger[class].is_empty() || spare.larger_used[class] < LARGER[class].1;
-        self.pair.spare.lock().is_ok_and(|spare| has(&spare))
+        self.pair.larger[class].any()
     }
 
     fn give(&self, which: Which) {
         let Some((class, number)) = which.parts() else { return };
         self.pair.memory.release(larger_at(self.side, class, number), LARGER[class].0);
-        if let Ok(mut spare) = self.pair.spare.lock() {
-            spare.larger[class].push(number as u16);
-        }
+        self.pair.larger[class].give(number);
+    }
+}
+
+/// Numbers that nobody uses, a bit each. Without a lock: rings are taken and given in the middle of a write, where a signal handler
+/// that writes to another connection may want one as well.
+#[derive(Debug)]
+struct Free(Box<[AtomicU64]>);
+
+impl Free {
+    fn all(count: usize) -> Free {
+        assert!(count.is_multiple_of(64));
+        Free((0..count / 64).map(|_| AtomicU64::new(u64::MAX)).collect())
+    }
+
+    fn take(&self) -> Option<usize> {
+        self.0.iter().enumerate().find_map(|(i, word)| {
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                match word.compare_exchange_weak(bits, bits & (bits - 1), Ordering::Acquire, Ordering::Relaxed) {
+                    Ok(_) => return Some(i * 64 + bits.trailing_zeros() as usize),
+                    Err(now) => bits = now,
+                }
+            }
+            None
+        })
+    }
+
+    fn any(&self) -> bool {
+        self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    fn give(&self, number: usize) {
+        self.0[number / 64].fetch_or(1 << (number % 64), Ordering::Release);
     }
 }
 
@@ -485,6 +543,12 @@ impl Bits {
         }
         #[cfg(loom)] // which takes SeqCst accesses for acquire and release
         crate::sync::fence(Ordering::SeqCst);
+    }
+
+    /// Whether this one is set.
+    #[inline]
+    fn has(&self, number: u32) -> bool {
+        self.words[number as usize / 64].load(Ordering::Relaxed) & 1 << (number % 64) != 0
     }
 
     /// Whether there may be any.

@@ -30,6 +30,8 @@ pub struct Out {
     waits: AtomicU32,
     /// The producer will write no more.
     ended: AtomicU32,
+    /// When its side last told of something, in ticks of [`crate::stamp`]; 0 before it did.
+    told_at: AtomicU64,
 }
 
 /// What the consumer writes and the producer reads.
@@ -259,11 +261,6 @@ impl Producer {
         fence(Ordering::SeqCst);
     }
 
-    /// It will write no more.
-    pub fn end(&self, out: &Out) {
-        out.ended.store(1, Ordering::SeqCst);
-    }
-
     /// The larger rings it holds, which may be given back once the consumer has left, too. It writes nothing any more.
     pub fn held(&mut self) -> [Option<Which>; 2] {
         self.closed = true;
@@ -273,11 +270,6 @@ impl Producer {
     /// Bytes written since the beginning.
     pub fn total(&self) -> u64 {
         self.head
-    }
-
-    /// Bytes written that nobody has read.
-    pub fn unread(&self, to: &In) -> u64 {
-        self.head.saturating_sub(to.tail.load(Ordering::Acquire))
     }
 }
 
@@ -328,17 +320,6 @@ impl Consumer {
             return Err(Lie);
         }
         Ok(n as usize)
-    }
-
-    /// Whether there is anything to read. Changes nothing.
-    #[inline]
-    pub fn ready(&self, from: &Out) -> bool {
-        from.head.load(Ordering::Acquire) != self.tail
-    }
-
-    /// Bytes that wait, for FIONREAD.
-    pub fn waiting(&self, from: &Out) -> u64 {
-        from.head.load(Ordering::Acquire).saturating_sub(self.tail)
     }
 
     /// Copies what is there, up to `to_fill.len()`; 0 is "nothing now". With `peek` it stays.
@@ -397,25 +378,15 @@ impl Consumer {
         left <= self.size as u64 / 2 && from.waits.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Whether the other side will write no more. Look for bytes once more after this said so.
-    pub fn over(&self, from: &Out) -> bool {
-        from.ended.load(Ordering::Acquire) != 0
-    }
-
     /// Bytes read since the beginning.
     pub fn total(&self) -> u64 {
         self.tail
-    }
-
-    /// It will read no more.
-    pub fn leave(&self, to: &In) {
-        to.gone.store(1, Ordering::SeqCst);
     }
 }
 
 /// Makes a direction as at the beginning. Nobody else may be using it.
 pub fn reset(out: &Out, to: &In) {
-    for word in [&out.head, &out.next, &out.next_at, &to.tail] {
+    for word in [&out.head, &out.next, &out.next_at, &out.told_at, &to.tail] {
         word.store(0, Ordering::Relaxed);
     }
     for word in [&out.waits, &out.ended, &to.followed, &to.gone] {
@@ -423,7 +394,51 @@ pub fn reset(out: &Out, to: &In) {
     }
 }
 
+// What can be asked and said without the lock that a copy is made under.
+
+impl Out {
+    /// Bytes written since the beginning, as the producer says.
+    #[inline]
+    pub fn written(&self) -> u64 {
+        self.head.load(Ordering::Acquire)
+    }
+
+    /// The producer will write no more.
+    pub fn end(&self) {
+        self.ended.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether it said so. Look for bytes once more after this.
+    #[inline]
+    pub fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire) != 0
+    }
+
+    /// The producer's side is about to tell of something. In the line that it has just written to, so that it costs no other.
+    #[inline]
+    pub fn tell_at(&self, stamp: u64) {
+        self.told_at.store(stamp, Ordering::Relaxed);
+    }
+
+    /// When it last did so.
+    #[inline]
+    pub fn told_at(&self) -> u64 {
+        self.told_at.load(Ordering::Relaxed)
+    }
+}
+
 impl In {
+    /// Bytes read since the beginning, as the consumer says.
+    #[inline]
+    pub fn read(&self) -> u64 {
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// The consumer will read no more.
+    pub fn leave(&self) {
+        self.gone.store(1, Ordering::SeqCst);
+    }
+
     /// Whether the consumer has left.
     #[inline]
     pub fn is_left(&self) -> bool {

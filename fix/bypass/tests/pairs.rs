@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use unslow_bypass::board::Board;
 use unslow_bypass::link::{Link, Read, Written};
 use unslow_bypass::local::Local;
-use unslow_bypass::pair::{ASKED, DECLINED, OFFERED, Pair, SLOTS, TAKEN};
+use unslow_bypass::pair::{ASKED, Close, DECLINED, OFFERED, Pair, SLOTS, TAKEN};
 use unslow_bypass::ring::{LARGER, Rings};
 
 /// A socket pair in place of the meeting, and the memory seen from both sides.
@@ -45,7 +45,7 @@ fn stream(from: &Link, to: &Link, sizes: &[(usize, usize)]) {
         match from.write(&bytes).0 {
             Written::Bytes(n) => written += n as u64,
             Written::Full => assert!(written > read, "full and empty at once"),
-            Written::Gone => panic!("gone"),
+            other => panic!("{other:?}"),
         }
         assert_eq!(to.waiting(), written - read);
         match to.read(&mut room[..*take], false).0 {
@@ -179,14 +179,15 @@ fn ends_come_behind_the_bytes() {
     assert_eq!(c.read(&mut room, false).0, Read::Bytes(6));
     assert_eq!(c.write(b"x").0, Written::Gone, "it said that it ends");
     // Close: one write goes nowhere, as with TCP, then it is told.
-    c.close();
+    c.close(Close::Clean);
     assert_eq!(s.write(b"x").0, Written::Bytes(1));
     assert_eq!(s.write(b"x").0, Written::Gone);
     // A close with something unread is a reset.
     let (c, s) = link(&client, &server);
     c.write(b"unread");
-    s.close();
+    s.close(Close::Clean);
     assert_eq!(c.read(&mut room, false).0, Read::Reset);
+    assert_eq!(c.write(b"x").0, Written::Reset);
     // A crash: what TCP says counts, behind the bytes.
     let (c, s) = link(&client, &server);
     s.write(b"before");
@@ -194,6 +195,84 @@ fn ends_come_behind_the_bytes() {
     assert_eq!(c.read(&mut room, false).0, Read::Bytes(6));
     assert_eq!(c.read(&mut room, false).0, Read::End);
     assert_eq!(c.write(b"x").0, Written::Gone);
+}
+
+#[test]
+fn an_abort_is_a_reset_behind_the_bytes_and_is_told_once() {
+    let (client, server) = pair();
+    let mut room = [0; 100];
+    for wrote in [true, false] {
+        let (c, s) = link(&client, &server);
+        if wrote {
+            s.write(b"a part");
+        }
+        s.close(Close::Abort);
+        assert!(c.readable() && c.writable() && c.ended() && c.over() && c.broken());
+        if wrote {
+            assert_eq!(c.read(&mut room, false).0, Read::Bytes(6), "what came before it");
+        }
+        // Until the program was told, by whichever call comes first.
+        assert_eq!(c.read(&mut room, false).0, Read::Reset);
+        assert_eq!(c.write(b"x").0, Written::Reset);
+        c.set_told_reset(true);
+        assert_eq!((c.read(&mut room, false).0, c.write(b"x").0), (Read::End, Written::Gone));
+        assert!(c.over() && !c.broken());
+    }
+    // What was ended before is complete, as behind a FIN; nothing can be written.
+    let (c, s) = link(&client, &server);
+    s.write(b"all");
+    s.shut_write();
+    s.close(Close::Abort);
+    assert_eq!(c.read(&mut room, false).0, Read::Bytes(3));
+    assert_eq!((c.read(&mut room, false).0, c.write(b"x").0), (Read::End, Written::Gone));
+    // Who dies without having read all resets the connection; who has read all ends it.
+    for (read, end) in [(0, Read::Reset), (4, Read::End)] {
+        let (c, s) = link(&client, &server);
+        c.write(b"asks");
+        s.read(&mut room[..read], false);
+        s.write(b"a part");
+        c.tcp_ended(false);
+        assert_eq!(c.read(&mut room, false).0, Read::Bytes(6));
+        assert_eq!(c.read(&mut room, false).0, end);
+    }
+}
+
+#[test]
+fn what_is_written_after_a_clean_close_makes_no_reset_of_it() {
+    let (client, server) = pair();
+    let (c, s) = link(&client, &server);
+    s.close(Close::Clean);
+    assert_eq!(c.write(b"too late").0, Written::Bytes(8), "as with TCP, which has yet to hear of it");
+    assert_eq!(c.read(&mut [0; 100], false).0, Read::End);
+}
+
+#[test]
+fn a_connection_says_when_it_told_of_news_where_there_is_more_than_one() {
+    let (client, server) = pair();
+    let only = link(&client, &server);
+    only.0.write(b"x");
+    assert_eq!(only.1.told_at(), 0, "one connection has no order");
+    let mut links = vec![only];
+    links.extend((0..20).map(|_| link(&client, &server)));
+    let mut last = 0;
+    // From the last to the first, unlike their numbers.
+    for (c, s) in links.iter().rev() {
+        c.write(b"x");
+        assert!(s.told_at() >= last && s.told_at() > 0, "{} after {last}", s.told_at());
+        last = s.told_at();
+    }
+    // It is the teller's own time: the other side's does not change it.
+    let (c, s) = &links[0];
+    s.write(b"y");
+    assert_eq!(s.told_at(), last);
+    assert!(c.told_at() >= last);
+    // More news do not hide how long the first have waited, until the waiter has taken them.
+    c.write(b"more");
+    assert_eq!(s.told_at(), last);
+    server.take_news(0, |_| {});
+    std::thread::sleep(std::time::Duration::from_millis(1));
+    c.write(b"news");
+    assert!(s.told_at() > last);
 }
 
 #[test]
@@ -228,9 +307,9 @@ fn slots_are_used_again_when_both_are_done_and_old_offers_count_for_nothing() {
     assert_eq!(words.state(generation), DECLINED);
     assert!(words.advance(newer, OFFERED, TAKEN));
     let (c, s) = (Link::new(client.clone(), again, newer), Link::new(server.clone(), again, newer));
-    c.close();
+    c.close(Close::Clean);
     assert_ne!(client.take_slot().unwrap().0, slot, "the server is not done");
-    s.close();
+    s.close(Close::Clean);
     let mut seen = false;
     for _ in 0..SLOTS {
         let Some((number, _)) = client.take_slot() else { break };
@@ -265,8 +344,8 @@ proptest! {
             }
         }
         stream(&good_c, &good_s, &[(5000, 5000), (20_000, 100_000)]);
-        c.close();
-        s.close();
+        c.close(Close::Clean);
+        s.close(Close::Clean);
     }
 }
 

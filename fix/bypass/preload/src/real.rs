@@ -1,10 +1,11 @@
 //! The C library's own functions behind our names, found once.
 
-use std::ffi::{CStr, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::{
-    epoll_event, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    epoll_event, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t,
+    ssize_t, timespec,
 };
 
 fn find(cache: &AtomicUsize, name: &CStr) -> usize {
@@ -25,6 +26,7 @@ macro_rules! real {
         /// # Safety
         /// As that function's.
         #[inline]
+        #[allow(non_snake_case)]
         pub unsafe fn $name($($arg: $type),*) -> $result {
             static CACHE: AtomicUsize = AtomicUsize::new(0);
             let name = const { match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
@@ -45,6 +47,7 @@ macro_rules! real {
 }
 
 real! {
+    socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
@@ -65,15 +68,23 @@ real! {
     sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t) -> ssize_t;
     recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t;
     sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int;
+    preadv2(fd: c_int, parts: *const iovec, n: c_int, at: off_t, flags: c_int) -> ssize_t;
+    pwritev2(fd: c_int, parts: *const iovec, n: c_int, at: off_t, flags: c_int) -> ssize_t;
+    splice(from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, n: size_t, flags: c_uint) -> ssize_t;
     sendfile(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t;
     nanosleep(time: *const timespec, left: *mut timespec) -> c_int;
     clock_nanosleep(clock: libc::clockid_t, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int;
-    usleep(microseconds: libc::c_uint) -> c_int;
+    usleep(microseconds: c_uint) -> c_int;
     epoll_create1(flags: c_int) -> c_int;
     epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
     ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     pselect(n: c_int, r: *mut libc::fd_set, w: *mut libc::fd_set, e: *mut libc::fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int;
+    fdopen(fd: c_int, mode: *const c_char) -> isize;
+    _Fork() -> pid_t;
 }

@@ -5,19 +5,26 @@
 //! readiness comes from the bits its peer sets. So a turn of a busy loop costs no system call: the kernel is looked at every
 //! 20 us, not every turn.
 
+mod asleep;
+mod inside;
+
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
+use crate::held::Held;
 use crate::link::Link;
 use crate::local::{Waiter, processor};
 use crate::patience::Patience;
+use crate::signals::Quiet;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM};
 use libc::{c_int, epoll_event, sigset_t};
 
 use super::fds::{self, Entry, Place, Registration, Stream, state};
+use super::seconds::Seconds;
 use super::{kernel, now_ns, set_errno, world};
+use inside::Locked;
 
 /// How often the kernel is looked at while there is always something to do here.
 const LOOK_NS: u64 = 20_000;
@@ -71,17 +78,23 @@ pub struct Epoll {
     sleeping: AtomicU32,
     looked_at: AtomicU64,
     patience: Patience,
-    inside: Mutex<Inside>,
+    inside: Held<Inside>,
+    /// What is inside has missed something, and is to be made again.
+    stale: AtomicBool,
 }
 
 #[derive(Default)]
 struct Inside {
     /// Pairs of processes with connections here.
     places: Vec<&'static Place>,
-    /// Connections that may have something.
+    /// Connections that may have something, in the order in which it came.
     ready: VecDeque<&'static Stream>,
     /// Those whose offer is not answered yet.
     pending: Vec<&'static Stream>,
+    /// Other names of connections that are here.
+    seconds: Seconds,
+    /// When `ready` was last put in order, in ticks of [`crate::stamp`].
+    ordered_at: u64,
 }
 
 /// Closed ones, to be used again.
@@ -107,6 +120,7 @@ pub fn created(fd: RawFd) {
     if fd < 0 || fd as usize >= fds::MOST {
         return;
     }
+    let _quiet = Quiet::begin();
     if let Some(entry) = SPARE.lock().ok().and_then(|mut spare| spare.pop())
         && let Entry::Epoll(epoll) = entry
     {
@@ -130,7 +144,8 @@ pub fn created(fd: RawFd) {
         sleeping: AtomicU32::new(0),
         looked_at: AtomicU64::new(0),
         patience: Patience::default(),
-        inside: Mutex::new(Inside::default()),
+        inside: Held::new(Inside::default()),
+        stale: AtomicBool::new(false),
     };
     let entry: &'static Entry = Box::leak(Box::new(Entry::Epoll(epoll)));
     if let (Entry::Epoll(epoll), Ok(mut sets)) = (entry, SETS.lock()) {
@@ -218,10 +233,6 @@ impl Epoll {
         self.fd.load(Ordering::Relaxed)
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// In the child of a fork: the kernel's set is shared with the parent, nothing of it is ours.
     pub fn forget(&self) {
         self.forgotten.store(true, Ordering::Release);
@@ -297,7 +308,7 @@ fn registration<'a>(stream: &'a Stream, _inside: &'a Inside) -> &'a mut Registra
 
 fn queue(inside: &mut Inside, stream: &'static Stream) {
     let registration = registration(stream, inside);
-    if registration.wanted && !registration.queued {
+    if (registration.wanted || inside.seconds.has(stream.index)) && !registration.queued {
         registration.queued = true;
         inside.ready.push_back(stream);
     }
@@ -305,10 +316,14 @@ fn queue(inside: &mut Inside, stream: &'static Stream) {
 
 /// Something about a connection has changed: its set looks at it.
 pub fn look_again(stream: &'static Stream) {
-    if let Some(epoll) = stream.epoll() {
-        queue(&mut epoll.inside(), stream);
-        epoll.wake();
+    let Some(epoll) = stream.epoll() else { return };
+    match (epoll.inside.lock(), stream.link(), epoll.waiter.get()) {
+        (Ok(mut inside), ..) => queue(&mut inside, stream),
+        // A signal handler asks: the wait it has interrupted takes it for news.
+        (Err(_), Some(link), Some(waiter)) => link.pair.remind(link.number, waiter.number),
+        _ => {}
     }
+    epoll.wake();
 }
 
 /// A connection goes over shared memory from now on.
@@ -359,7 +374,8 @@ fn name_waiter(epoll: &'static Epoll, place: &'static Place, link: &Link) {
 /// Whether a set is told of a connection's news.
 pub fn watches(stream: &Stream) -> bool {
     let Some(epoll) = stream.epoll() else { return false };
-    registration(stream, &epoll.inside()).wanted
+    // A signal handler that cannot know takes it that a set is told, and looks by itself.
+    epoll.inside.lock().map_or(true, |inside| registration(stream, &inside).wanted || inside.seconds.has(stream.index))
 }
 
 /// A connection whose offer nobody took is the kernel's.
@@ -381,8 +397,13 @@ fn leave(epoll: &Epoll, inside: &mut Inside, stream: &'static Stream) {
         inside.ready.retain(|s| !std::ptr::eq(*s, stream));
     }
     inside.pending.retain(|s| !std::ptr::eq(*s, stream));
+    inside.seconds.forget(stream.index);
     let registration = registration(stream, inside);
     (registration.queued, registration.wanted) = (false, false);
+    left(epoll, stream);
+}
+
+fn left(epoll: &Epoll, stream: &Stream) {
     stream.set_epoll(None);
     epoll.hidden.fetch_sub(1, Ordering::AcqRel);
 }
@@ -392,7 +413,15 @@ pub fn closed(stream: &'static Stream) {
     if let Some(epoll) = stream.epoll()
         && stream.state.load(Ordering::Acquire) != state::CANDIDATE
     {
-        leave(epoll, &mut epoll.inside(), stream);
+        match epoll.inside.lock() {
+            Ok(mut inside) => leave(epoll, &mut inside, stream),
+            // In a signal handler: the wait that it has interrupted finds a connection that is not in the set any more. Its
+            // other names are forgotten when what is inside is made again, before another connection can have its number.
+            Err(_) => {
+                left(epoll, stream);
+                epoll.stale.store(true, Ordering::Relaxed);
+            }
+        }
     }
 }
 
@@ -421,7 +450,7 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
             done
         }
         // SAFETY: the caller's.
-        Some(Entry::Stream(stream)) if stream.link().is_some() => unsafe { ctl_ours(epoll, op, stream, event) },
+        Some(Entry::Stream(stream)) if stream.link().is_some() => unsafe { ctl_ours(epoll, op, fd, stream, event) },
         Some(Entry::Stream(stream)) => {
             // An offer may be taken by another thread just now.
             let mut world = world::world();
@@ -440,7 +469,7 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
                             let event = unsafe { event.read_unaligned() };
                             let registration = registration(stream, &inside);
                             (registration.events, registration.data) = (event.events, event.u64);
-                            registration.wanted = true;
+                            (registration.wanted, registration.fd) = (true, fd);
                             stream.set_epoll(Some(epoll));
                             drop(inside);
                             world::watched(&mut world, stream);
@@ -451,7 +480,7 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
                 state::PENDING | state::SETTLING | state::LINKED => {
                     drop(world);
                     // SAFETY: the caller's.
-                    unsafe { ctl_ours(epoll, op, stream, event) }
+                    unsafe { ctl_ours(epoll, op, fd, stream, event) }
                 }
                 _ => direct(),
             }
@@ -470,7 +499,13 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
     }
 }
 
-unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, event: *mut epoll_event) -> c_int {
+unsafe fn ctl_ours(
+    epoll: &'static Epoll,
+    op: c_int,
+    fd: RawFd,
+    stream: &'static Stream,
+    event: *mut epoll_event,
+) -> c_int {
     if stream.epoll().is_some_and(|e| !std::ptr::eq(e, epoll)) && !leave_other(epoll, stream, op) {
         // In a second set it is watched for its end only; nobody is known to need more.
         let done = epoll.watch_end(stream, op);
@@ -484,8 +519,25 @@ unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, ev
     let new = stream.epoll().is_none();
     let mut inside = epoll.inside();
     let entry = registration(stream, &inside);
+    // What is used in a handler knows the first name only.
+    if !new && entry.fd != fd && matches!(inside, Locked::StandIn(_)) {
+        return refuse(libc::EAGAIN);
+    }
+    let first_is_another =
+        entry.wanted && entry.fd != fd && fds::stream(entry.fd).is_some_and(|s| std::ptr::eq(s, stream));
+    if !new && (first_is_another || inside.seconds.has_name(stream.index, fd)) {
+        // SAFETY: not null; the program's event.
+        let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        if let Err(errno) = inside.seconds.change(op, stream.index, fd, event) {
+            return refuse(errno);
+        }
+        queue(&mut inside, stream);
+        drop(inside);
+        epoll.wake();
+        return 0;
+    }
     match op {
-        libc::EPOLL_CTL_ADD if !new && entry.wanted => return refuse(libc::EEXIST),
+        libc::EPOLL_CTL_ADD if !new && entry.wanted && entry.fd == fd => return refuse(libc::EEXIST),
         libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if new || !entry.wanted => return refuse(libc::ENOENT),
         libc::EPOLL_CTL_DEL => {
             entry.wanted = false;
@@ -508,6 +560,8 @@ unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, ev
                 inside.places.push(place);
             }
         } else {
+            // A handler that uses the connection would wait for this thread.
+            let _quiet = Quiet::begin();
             if let (Ok(offers), Some(waiter)) = (stream.offers.lock(), epoll.waiter()) {
                 for offer in offers.iter() {
                     if world::introduce(offer.place, waiter)
@@ -526,7 +580,7 @@ unsafe fn ctl_ours(epoll: &'static Epoll, op: c_int, stream: &'static Stream, ev
     // SAFETY: not null; the program's event.
     let event = unsafe { event.read_unaligned() };
     let entry = registration(stream, &inside);
-    (entry.wanted, entry.events, entry.data, entry.spent) = (true, event.events, event.u64, false);
+    (entry.wanted, entry.fd, entry.events, entry.data, entry.spent) = (true, fd, event.events, event.u64, false);
     queue(&mut inside, stream);
     drop(inside);
     if (new || op == libc::EPOLL_CTL_ADD) && stream.link().is_some() {
@@ -542,7 +596,7 @@ fn leave_other(epoll: &'static Epoll, stream: &'static Stream, op: c_int) -> boo
         return false;
     };
     let mut inside = other.inside();
-    if registration(stream, &inside).wanted {
+    if registration(stream, &inside).wanted || inside.seconds.has(stream.index) {
         return false;
     }
     other.watch_end(stream, libc::EPOLL_CTL_DEL);
@@ -591,45 +645,40 @@ impl Epoll {
             inside.pending.retain(|s| world::is_open(s));
         }
         let inside = &mut *inside;
-        let Inside { places, ready, .. } = inside;
-        for place in places.iter() {
-            place.pair().take_news(waiter.number, |slot| {
-                if let Some(stream) = place.stream(slot)
-                    && stream.epoll().is_some_and(|e| std::ptr::eq(e, self))
-                {
-                    // SAFETY: the lock of this set is held.
-                    let registration = unsafe { &mut *stream.registration.get() };
-                    if !registration.queued {
-                        registration.queued = true;
-                        ready.push_back(stream);
-                    }
-                }
-            });
-        }
+        inside.take_news(self, waiter);
+        let Inside { ready, seconds, .. } = inside;
         let mut n = 0;
         for _ in 0..ready.len() {
             if n == room.len() {
                 break;
             }
             let Some(stream) = ready.pop_front() else { break };
+            // A signal handler may have closed it while the code that it interrupted was here.
+            if !stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
+                continue;
+            }
             // SAFETY: the lock of this set is held.
             let registration = unsafe { &mut *stream.registration.get() };
+            registration.seen = true;
+            let mut again = false;
+            if let Some(link) = stream.link().filter(|_| !seconds.is_empty()) {
+                let told = seconds.tell(stream.index, |wanted| readiness(link, wanted), &mut room[n..]);
+                (n, again) = (n + told.0, told.1);
+            }
             let events = match stream.link() {
                 Some(link) if registration.wanted && !registration.spent => readiness(link, registration.events),
                 _ => 0,
             };
-            if events == 0 {
-                registration.queued = false;
-                continue;
+            if events != 0 && n == room.len() {
+                again = true;
+            } else if events != 0 {
+                room[n] = epoll_event { events, u64: registration.data };
+                n += 1;
+                registration.spent = registration.events & EPOLLONESHOT as u32 != 0;
+                again |= registration.events & (EPOLLONESHOT | EPOLLET) as u32 == 0;
             }
-            room[n] = epoll_event { events, u64: registration.data };
-            n += 1;
-            if registration.events & EPOLLONESHOT as u32 != 0 {
-                registration.spent = true;
-                registration.queued = false;
-            } else if registration.events & EPOLLET as u32 != 0 {
-                registration.queued = false;
-            } else {
+            registration.queued = again;
+            if again {
                 ready.push_back(stream);
             }
         }
@@ -753,7 +802,12 @@ unsafe fn wait_here(
             }
         }
     };
-    epoll.entered_by(super::thread());
+    let thread = super::thread();
+    epoll.entered_by(thread);
+    let mark = 0u8;
+    let frame = (&raw const mark).addr();
+    // A wait of this thread that a handler left with longjmp did not say that it was over.
+    asleep::forget_left(epoll, frame, epoll.is_of(thread));
     loop {
         world::attend_parked();
         let mut now = now_ns();
@@ -820,7 +874,7 @@ unsafe fn wait_here(
         if found {
             continue;
         }
-        epoll.sleeping.fetch_add(1, Ordering::AcqRel);
+        let place = asleep::enter(epoll, frame);
         waiter.word().sleeps();
         let n = if epoll.news(waiter) {
             if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
@@ -838,7 +892,7 @@ unsafe fn wait_here(
             epoll.looked_at.store(now_ns(), Ordering::Relaxed);
             n
         };
-        if epoll.sleeping.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if asleep::leave(epoll, place) {
             waiter.word().awake(processor());
         }
         if n < 0 {

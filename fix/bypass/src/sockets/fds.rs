@@ -7,19 +7,23 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::os::fd::{OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::endpoint::{Endpoint, Ends};
 use crate::link::Link;
 use crate::pair::Pair;
+use crate::signals::Quiet;
 
 use super::epoll::Epoll;
+use super::handing;
 
 /// Descriptors from this number on stay with TCP.
 pub const MOST: usize = 1 << 16;
 
 static TABLE: [AtomicPtr<Entry>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
+/// Behind the highest descriptor that was ever known.
+static END: AtomicUsize = AtomicUsize::new(0);
 
 /// A descriptor of the program's that matters to us.
 pub enum Entry {
@@ -56,6 +60,9 @@ pub fn epoll(fd: RawFd) -> Option<&'static Epoll> {
 /// Puts an entry in; false when the number is too large.
 pub fn put(fd: RawFd, entry: Option<&'static Entry>) -> bool {
     let Some(place) = TABLE.get(fd as u32 as usize) else { return false };
+    if entry.is_some() {
+        END.fetch_max(fd as u32 as usize + 1, Ordering::Relaxed);
+    }
     let pointer = entry.map_or(std::ptr::null_mut(), |e| std::ptr::from_ref(e).cast_mut());
     place.store(pointer, Ordering::Release);
     true
@@ -63,7 +70,7 @@ pub fn put(fd: RawFd, entry: Option<&'static Entry>) -> bool {
 
 /// All descriptors known, for `close_range` and the child of a fork.
 pub fn known(from: usize, to: usize) -> impl Iterator<Item = (RawFd, &'static Entry)> {
-    (from.min(MOST)..to.min(MOST)).filter_map(|fd| Some((fd as RawFd, get(fd as RawFd)?)))
+    (from.min(MOST)..to.min(END.load(Ordering::Relaxed))).filter_map(|fd| Some((fd as RawFd, get(fd as RawFd)?)))
 }
 
 /// How a stream goes.
@@ -103,12 +110,24 @@ pub struct Registration {
     /// The program has it in the set. Our own entry in the kernel's set stays when the program takes it out: loops that
     /// take a descriptor out and put it in again for each request pay no system call.
     pub wanted: bool,
+    /// The name it has there; its other names are in the set's `Seconds`.
+    pub fd: RawFd,
     pub events: u32,
     pub data: u64,
     /// In the set's queue of those to be looked at.
     pub queued: bool,
     /// EPOLLONESHOT has fired.
     pub spent: bool,
+    /// When its oldest news came that the program has not seen yet, in ticks of [`crate::stamp`]; 0 when that is not known.
+    pub since: u64,
+    /// The program was told of it after that.
+    pub seen: bool,
+}
+
+impl Registration {
+    /// Of a stream in no set.
+    pub const NONE: Registration =
+        Registration { wanted: false, fd: -1, events: 0, data: 0, queued: false, spent: false, since: 0, seen: true };
 }
 
 /// A TCP connection of the program's.
@@ -159,6 +178,7 @@ impl Stream {
     pub fn set_link(&self, link: Link) {
         // SAFETY: not LINKED yet, and one thread at a time decides on an offer (the world's lock).
         unsafe { *self.link.get() = Some(link) };
+        handing::hold(self.fd());
         self.state.store(state::LINKED, Ordering::Release);
     }
 
@@ -315,6 +335,7 @@ impl Place {
         if self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok() {
             return;
         }
+        let _quiet = Quiet::begin();
         let mut dead = DEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Before it is without users, so that it is not taken to have rested already.
         if let Some(buried) = dead.iter_mut().find(|b| std::ptr::eq(b.place, self)) {
@@ -401,6 +422,7 @@ pub fn settle_when_due(now: u64) {
 /// Lets go of what has rested: closed connections, and what we hold of processes that have ended.
 #[cold]
 fn settle() {
+    let _quiet = Quiet::begin();
     // Connections first, which hold the pairs as well.
     if let Ok(mut stock) = STOCK.lock() {
         stock.settle();
@@ -432,6 +454,7 @@ fn settle() {
 
 /// The stream of a number the kernel gave back.
 pub fn stream_at(index: u32) -> Option<&'static Stream> {
+    let _quiet = Quiet::begin();
     match STOCK.lock().ok()?.all.get(index as usize)? {
         Entry::Stream(stream) => Some(stream),
         _ => None,
@@ -467,13 +490,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
                 asked_at: AtomicU64::new(0),
                 offers: Mutex::new(Vec::new()),
                 link: UnsafeCell::new(None),
-                registration: UnsafeCell::new(Registration {
-                    wanted: false,
-                    events: 0,
-                    data: 0,
-                    queued: false,
-                    spent: false,
-                }),
+                registration: UnsafeCell::new(Registration::NONE),
                 epoll: AtomicPtr::default(),
                 place: AtomicPtr::default(),
                 ends: Mutex::new(None),
@@ -491,9 +508,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
     stream.set_epoll(None);
     stream.place.store(std::ptr::null_mut(), Ordering::Release);
     // SAFETY: it has rested: nobody looks at it.
-    unsafe {
-        *stream.registration.get() = Registration { wanted: false, events: 0, data: 0, queued: false, spent: false }
-    };
+    unsafe { *stream.registration.get() = Registration::NONE };
     stream.told.store(0, Ordering::Relaxed);
     stream.state.store(state, Ordering::Release);
     Some((stream, entry))

@@ -5,15 +5,21 @@
 //! ```text
 //!   streams.rs  bytes of a descriptor: ours or the kernel's?    fds.rs     what a descriptor is
 //!   epoll.rs, poll.rs  who waits for what                       world.rs   other processes: offers, takes, refusals
+//!   seconds.rs  a connection twice in one set                   handing.rs  descriptors that others get
+//!   copies.rs   from and into files and pipes                   pointers.rs  what no program can mean
 //! ```
 //!
-//! A child of fork forgets all of it: connections that were its parent's are silent TCP connections to it.
+//! A child of fork forgets all of it: connections that were its parent's are dead sockets there.
 
+pub mod copies;
 pub mod epoll;
 pub mod fds;
+pub mod handing;
 mod kernel;
+pub mod pointers;
 pub mod poll;
 mod refusals;
+mod seconds;
 pub mod streams;
 pub mod world;
 
@@ -122,28 +128,38 @@ pub fn ring(stream: &'static Stream, place: &'static Place, waiter: u32) {
     }
 }
 
-/// Rings what was put off.
+/// Rings what was put off. One at a time, so that a signal handler that never comes back does not take the others with it.
 #[inline]
 pub fn flush() {
-    let _ = BELLS.try_with(|bells| {
-        let Ok(mut bells) = bells.try_borrow_mut() else { return };
-        for (place, waiter) in bells.drain(..) {
-            world::ring(place, waiter);
-            place.leave();
-        }
-    });
+    let next = |bells: &RefCell<Vec<(&'static Place, u32)>>| {
+        let mut bells = bells.try_borrow_mut().ok()?;
+        (!bells.is_empty()).then(|| bells.remove(0))
+    };
+    while let Ok(Some((place, waiter))) = BELLS.try_with(next) {
+        world::ring(place, waiter);
+        place.leave();
+    }
+}
+
+/// In the child of a fork that ran no [`before_fork`] (`_Fork`): the bells are the parent's to ring, and their memory is not here.
+fn forget_bells() {
+    let _ = BELLS.try_with(|bells| bells.try_borrow_mut().map(|mut bells| bells.clear()));
 }
 
 extern "C" fn before_fork() {
     flush();
+    handing::before_fork();
     world::before_fork();
 }
 
-extern "C" fn in_child() {
+/// In the child of a fork: nothing of the parent's is ours.
+pub extern "C" fn in_child() {
     // SAFETY: no arguments.
     PID.store(unsafe { libc::syscall(libc::SYS_getpid) } as i32, Ordering::Relaxed);
     FORKS.fetch_add(1, Ordering::Relaxed);
+    forget_bells();
     world::forget();
+    handing::in_child();
     // SAFETY: the child of a fork has one thread.
     unsafe { fds::forget() };
     // SAFETY: as above.

@@ -1,12 +1,13 @@
 //! Threads that sleep: poll, select, and calls that block on one connection.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use crate::local::{Waiter, processor};
 use crate::patience::Patience;
+use crate::signals::Quiet;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLRDHUP, c_int, nfds_t, pollfd, sigset_t, timespec};
 
 use super::epoll;
@@ -28,27 +29,106 @@ impl Drop for Mine {
     }
 }
 
+/// The connections this thread sleeps for, and where on its stack: one, or more while a signal handler sleeps as well. A wait
+/// can end without returning: a handler may leave it with longjmp, and the thread may be cancelled in it. What it had is given back
+/// by the thread's next wait, or at the thread's end.
+struct Sleeps {
+    streams: [Cell<Option<(&'static Stream, usize)>>; 4],
+    /// As in [`Stream::told`].
+    waiter: Cell<u32>,
+}
+
+impl Sleeps {
+    const fn new() -> Sleeps {
+        Sleeps { streams: [const { Cell::new(None) }; 4], waiter: Cell::new(0) }
+    }
+
+    /// A wait begins; `None` when there are too many, for which nothing is kept.
+    fn enter(&self, stream: &'static Stream, frame: usize) -> Option<usize> {
+        for (i, place) in self.streams.iter().enumerate() {
+            if place.get().is_some_and(|(_, at)| is_left(at, frame)) {
+                self.leave(i);
+            }
+        }
+        let free = self.streams.iter().position(|place| place.get().is_none())?;
+        stream.sleepers.fetch_add(1, Ordering::AcqRel);
+        self.streams[free].set(Some((stream, frame)));
+        Some(free)
+    }
+
+    fn leave(&self, place: usize) {
+        if let Some((stream, _)) = self.streams[place].take() {
+            stream.sleepers.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Sleeps {
+    fn drop(&mut self) {
+        for place in 0..self.streams.len() {
+            if let Some((stream, _)) = self.streams[place].get() {
+                let _ = stream.told.compare_exchange(self.waiter.get(), 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+            self.leave(place);
+        }
+    }
+}
+
 thread_local! {
     static PATIENCE: Patience = const { Patience::new() };
     static MINE: RefCell<Option<Mine>> = const { RefCell::new(None) };
+    /// Where on the stack the wait is that uses it; 0 for none.
+    static USED_AT: Cell<usize> = const { Cell::new(0) };
+    static SLEEPS: Sleeps = const { Sleeps::new() };
+}
+
+/// Whether a call that was at `then` on this thread's stack is over without having returned, when another one is at `now`: what a
+/// call is interrupted by lies below it, or on the stack that was set aside for handlers.
+pub(super) fn is_left(then: usize, now: usize) -> bool {
+    now >= then && !on_signal_stack()
+}
+
+fn on_signal_stack() -> bool {
+    // SAFETY: all zeros is a valid `stack_t`.
+    let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
+    // SAFETY: room for the answer; nothing is changed.
+    let known = unsafe { libc::sigaltstack(std::ptr::null(), &mut stack) } == 0;
+    known && stack.ss_flags & libc::SS_ONSTACK != 0
 }
 
 fn with_waiter<R>(work: impl FnOnce(Option<&Waiter>) -> R) -> R {
-    let mut work = Some(work);
-    let done = MINE.try_with(|mine| {
-        let mut mine = mine.try_borrow_mut().ok()?;
-        if mine.as_ref().is_none_or(|m| m.forks != super::forks()) {
-            let waiter = world::local().and_then(|l| l.waiter().ok());
-            let new = waiter.map(|w| Mine { waiter: ManuallyDrop::new(w), forks: super::forks() });
-            *mine = new;
-        }
-        let waiter = mine.as_ref().map(|m| &*m.waiter);
-        work.take().map(|work| work(waiter))
-    });
-    match done {
-        Ok(Some(result)) => result,
-        _ => work.take().expect("not called yet")(None),
+    let mark = 0u8;
+    let frame = (&raw const mark).addr();
+    let used_at = USED_AT.try_with(Cell::get).unwrap_or(0);
+    if used_at != 0 && !is_left(used_at, frame) {
+        // The wait that a handler has interrupted needs it as it is.
+        return work(None);
     }
+    let _ = USED_AT.try_with(|used| used.set(frame));
+    let known = MINE.try_with(waiter_of_thread).ok().flatten();
+    // SAFETY: it stays in this thread's storage: it is replaced in the child of a fork alone, where no wait goes on.
+    let result = work(known.map(|waiter| unsafe { &*waiter }));
+    let _ = USED_AT.try_with(|used| used.set(0));
+    result
+}
+
+fn waiter_of_thread(mine: &RefCell<Option<Mine>>) -> Option<*const Waiter> {
+    fn known(mine: &Option<Mine>) -> Option<*const Waiter> {
+        mine.as_ref().filter(|m| m.forks == super::forks()).map(|m| std::ptr::from_ref::<Waiter>(&m.waiter))
+    }
+    let held = mine.try_borrow().ok()?;
+    if let Some(waiter) = known(&held) {
+        return Some(waiter);
+    }
+    drop(held);
+    let _quiet = Quiet::begin();
+    let mut mine = mine.try_borrow_mut().ok()?;
+    let waiter = world::local().and_then(|l| l.waiter().ok());
+    *mine = waiter.map(|w| Mine { waiter: ManuallyDrop::new(w), forks: super::forks() });
+    if let Some(mine) = &*mine {
+        let _ = SLEEPS.try_with(|sleeps| sleeps.waiter.set(mine.waiter.number + 1));
+    }
+    known(&mine)
 }
 
 /// Streams in a set that are not the kernel's, or may become ours.
@@ -142,18 +222,26 @@ fn ask_kernel(
     timeout_ns: Option<u64>,
     mask: *const sigset_t,
 ) -> Result<usize, ()> {
-    let mut all: Vec<pollfd> = set
-        .iter()
-        .map(|p| match fds::stream(p.fd).filter(|s| p.fd >= 0 && is_ours(s)) {
-            Some(stream) => {
-                let watch = stream.link().is_none_or(|l| l.tcp_is_well());
-                pollfd { fd: p.fd, events: if watch { POLLRDHUP } else { 0 }, revents: 0 }
-            }
-            None => pollfd { fd: p.fd, events: p.events, revents: 0 },
-        })
-        .collect();
-    if let Some(waiter) = waiter {
-        all.push(pollfd { fd: waiter.doorbell.as_raw_fd(), events: POLLIN, revents: 0 });
+    // A few not from the heap: a signal handler may wait as well.
+    let (mut few, mut many) = ([pollfd { fd: -1, events: 0, revents: 0 }; 8], Vec::new());
+    let count = set.len() + usize::from(waiter.is_some());
+    let all = if count <= few.len() {
+        &mut few[..count]
+    } else {
+        many.resize(count, few[0]);
+        &mut many[..]
+    };
+    for (to, p) in all.iter_mut().zip(&*set) {
+        to.fd = p.fd;
+        to.events = match fds::stream(p.fd).filter(|s| p.fd >= 0 && is_ours(s)) {
+            // Not for what the program has shut itself.
+            Some(stream) if stream.link().is_none_or(|l| l.tcp_is_well() && !l.is_read_shut()) => POLLRDHUP,
+            Some(_) => 0,
+            None => p.events,
+        };
+    }
+    if let (Some(waiter), Some(bell)) = (waiter, all.get_mut(set.len())) {
+        (bell.fd, bell.events) = (waiter.doorbell.as_raw_fd(), POLLIN);
     }
     let spec = spec(timeout_ns);
     let timeout = spec.as_ref().map_or(std::ptr::null(), |t| t);
@@ -162,9 +250,11 @@ fn ask_kernel(
         return Err(());
     }
     let mut ready = 0;
-    for (p, seen) in set.iter_mut().zip(&all) {
+    for (p, seen) in set.iter_mut().zip(&*all) {
         match fds::stream(p.fd).filter(|s| p.fd >= 0 && is_ours(s)) {
-            Some(stream) if seen.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0 => super::streams::look_at_tcp(stream),
+            Some(stream) if seen.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0 || is_half_shut(stream) => {
+                super::streams::look_at_tcp(stream);
+            }
             Some(_) => {}
             None => {
                 p.revents = seen.revents;
@@ -178,6 +268,11 @@ fn ask_kernel(
         waiter.answer();
     }
     Ok(ready)
+}
+
+/// Whether the program has shut it for reading: then the kernel does not wake us for the end of the other side.
+fn is_half_shut(stream: &Stream) -> bool {
+    stream.link().is_some_and(|l| l.is_read_shut() && l.tcp_is_well())
 }
 
 fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, waiter: Option<&Waiter>) -> c_int {
@@ -209,7 +304,7 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
         if let Some(waiter) = waiter {
             let mut all = true;
             for stream in set.iter().filter_map(|p| fds::stream(p.fd)) {
-                all &= name(stream, waiter);
+                all &= name(stream, waiter) && !is_half_shut(stream);
             }
             shared = !all;
             waiter.word().sleeps();
@@ -252,6 +347,8 @@ fn name(stream: &'static Stream, waiter: &Waiter) -> bool {
         }
         return known;
     }
+    // A handler that uses the connection would wait for this thread.
+    let _quiet = Quiet::begin();
     let Ok(offers) = stream.offers.lock() else { return false };
     offers.iter().all(|offer| {
         let known = world::introduce(offer.place, waiter);
@@ -308,7 +405,9 @@ pub enum Waited {
 
 /// Waits until a connection can be read or written.
 pub fn wait_for(stream: &'static Stream, events: i16, timeout_ns: Option<u64>) -> Waited {
-    stream.sleepers.fetch_add(1, Ordering::AcqRel);
+    let mark = 0u8;
+    let frame = (&raw const mark).addr();
+    let place = SLEEPS.try_with(|sleeps| sleeps.enter(stream, frame)).ok().flatten();
     let until = timeout_ns.map(|t| now_ns().saturating_add(t));
     let waited = loop {
         let mut set = [pollfd { fd: stream.fd(), events, revents: 0 }];
@@ -323,7 +422,9 @@ pub fn wait_for(stream: &'static Stream, events: i16, timeout_ns: Option<u64>) -
             _ => break Waited::Interrupted,
         }
     };
-    stream.sleepers.fetch_sub(1, Ordering::AcqRel);
+    if let Some(place) = place {
+        let _ = SLEEPS.try_with(|sleeps| sleeps.leave(place));
+    }
     waited
 }
 
@@ -396,4 +497,40 @@ pub unsafe fn select(
         }
     }
     Some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_whose_place_on_the_stack_is_used_again_was_left() {
+        assert!(is_left(1000, 1000) && is_left(1000, 2000));
+        assert!(!is_left(1000, 900), "a handler runs below what it has interrupted");
+    }
+
+    #[test]
+    fn a_wait_that_was_left_is_given_back_by_the_next_one_and_by_the_end_of_the_thread() {
+        let (stream, _) = fds::new_stream(60_000, state::PLAIN, false).unwrap();
+        let threads = || stream.sleepers.load(Ordering::Acquire);
+        let sleeps = Sleeps::new();
+        let outer = sleeps.enter(stream, 1000).unwrap();
+        // In a handler, which comes back.
+        let inner = sleeps.enter(stream, 900).unwrap();
+        assert_eq!(threads(), 2);
+        sleeps.leave(inner);
+        assert_eq!(threads(), 1);
+        // In a handler that is left together with what it has interrupted.
+        sleeps.enter(stream, 800).unwrap();
+        let next = sleeps.enter(stream, 1000).unwrap();
+        assert_eq!((next, threads()), (outer, 1));
+        sleeps.leave(next);
+        sleeps.leave(next);
+        assert_eq!(threads(), 0, "once");
+        sleeps.enter(stream, 1000).unwrap();
+        sleeps.waiter.set(7);
+        stream.told.store(7, Ordering::Release);
+        drop(sleeps);
+        assert_eq!((threads(), stream.told.load(Ordering::Acquire)), (0, 0));
+    }
 }

@@ -1,5 +1,6 @@
 //! Bytes of descriptors that are carried over shared memory, with the answers the kernel gives for a TCP socket.
 
+use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
@@ -8,8 +9,10 @@ use libc::{c_int, c_void, iovec, size_t, socklen_t, ssize_t, timeval};
 
 use super::fds::{self, Entry, Stream, state};
 use super::poll::{Waited, wait_for};
-use super::{epoll, errno, set_errno, world};
+use super::{epoll, errno, handing, kernel, set_errno, world};
 use crate::link::{Bell, Link, Read, Written};
+use crate::pair::Close;
+use crate::signals::Quiet;
 
 pub fn fail(errno: c_int) -> ssize_t {
     set_errno(errno);
@@ -24,19 +27,33 @@ pub fn ring(stream: &'static Stream, bell: Bell) {
     }
 }
 
-/// What the kernel says of the TCP connection beside one of ours.
+/// What the kernel says of the TCP connection beside one of ours. An error of it stays there for SO_ERROR.
 pub fn look_at_tcp(stream: &'static Stream) {
     let Some(link) = stream.link() else { return };
-    let mut byte = 0u8;
-    let flags = MSG_PEEK | MSG_DONTWAIT;
-    let null = std::ptr::null_mut::<u8>();
-    // SAFETY: room for one byte, no address asked for.
-    let n = unsafe { libc::syscall(libc::SYS_recvfrom, stream.fd(), &raw mut byte, 1, flags, null, null) };
-    match n {
-        0 => link.tcp_ended(false),
-        n if n < 0 && !matches!(errno(), libc::EAGAIN | libc::EINTR) => link.tcp_ended(true),
-        _ => {}
+    match kernel::tcp_end(stream.fd()) {
+        Some(Close::Clean) => link.tcp_ended(false),
+        Some(Close::Abort) => link.tcp_ended(true),
+        None => {}
     }
+}
+
+/// The program is told of a reset, once: by a read or by a write, whichever comes first.
+fn told_reset(stream: &'static Stream, link: &Link) -> ssize_t {
+    link.set_told_reset(true);
+    // The TCP connection has the same to say: as over TCP, SO_ERROR does not say it again.
+    kernel::take_error(stream.fd());
+    fail(libc::ECONNRESET)
+}
+
+/// What a call on several parts comes to that failed after some of them: as far as it came. A reset is told by the next call.
+fn so_far(link: &Link, total: ssize_t, failed: ssize_t) -> ssize_t {
+    if total == 0 {
+        return failed;
+    }
+    if errno() == libc::ECONNRESET {
+        link.set_told_reset(false);
+    }
+    total
 }
 
 /// A stream whose bytes are ours to carry, once that is decided; `None` when they are the kernel's.
@@ -79,6 +96,7 @@ pub fn went_over_tcp(fd: RawFd) -> bool {
 
 /// A stream that was not taken so far never will be.
 pub fn stay(stream: &'static Stream) {
+    let _quiet = Quiet::begin();
     stream.fixed.store(true, Ordering::Release);
     world::no_candidate(stream);
     // Taken in the meantime: then it is too late to stay.
@@ -90,7 +108,7 @@ pub fn stay(stream: &'static Stream) {
     }
 }
 
-fn timeout_of(fd: RawFd, which: c_int) -> Option<u64> {
+pub fn timeout_of(fd: RawFd, which: c_int) -> Option<u64> {
     // SAFETY: all zeros is a valid time.
     let mut time: timeval = unsafe { std::mem::zeroed() };
     let mut len = size_of::<timeval>() as socklen_t;
@@ -118,8 +136,10 @@ pub fn take(stream: &'static Stream, link: &'static Link, room: &mut [u8], flags
                 }
             }
             Read::End => return done as ssize_t,
-            Read::Reset if done > 0 => return done as ssize_t,
-            Read::Reset => return fail(libc::ECONNRESET),
+            Read::Reset | Read::Busy if done > 0 => return done as ssize_t,
+            Read::Reset => return told_reset(stream, link),
+            // Also where the program would wait: the read that a handler has interrupted goes on when the handler is done.
+            Read::Busy => return fail(libc::EAGAIN),
             Read::Empty => {
                 if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {
                     if done > 0 {
@@ -184,7 +204,7 @@ pub unsafe fn take_parts(
         let flags = if total > 0 && flags & MSG_WAITALL == 0 { flags | MSG_DONTWAIT } else { flags };
         let len = room.len();
         match take(stream, link, room, flags) {
-            got if got < 0 => return if total > 0 { total } else { got },
+            got if got < 0 => return so_far(link, total, got),
             got => {
                 total += got;
                 if (got as usize) < len || flags & MSG_PEEK != 0 {
@@ -212,7 +232,10 @@ pub fn put(stream: &'static Stream, link: &'static Link, bytes: &[u8], flags: c_
                     return done as ssize_t;
                 }
             }
-            Written::Gone if done > 0 => return done as ssize_t,
+            Written::Gone | Written::Reset | Written::Busy if done > 0 => return done as ssize_t,
+            Written::Reset => return told_reset(stream, link),
+            // As with a read.
+            Written::Busy => return fail(libc::EAGAIN),
             Written::Gone => {
                 if flags & MSG_NOSIGNAL == 0 {
                     // SAFETY: as the kernel does for a pipe nobody reads.
@@ -274,7 +297,7 @@ pub unsafe fn put_parts(
             continue;
         }
         match put(stream, link, bytes, flags) {
-            sent if sent < 0 => return if total > 0 { total } else { sent },
+            sent if sent < 0 => return so_far(link, total, sent),
             sent => {
                 total += sent;
                 if (sent as usize) < bytes.len() {
@@ -297,31 +320,40 @@ pub unsafe fn put_all(
     n: usize,
     flags: c_int,
 ) -> ssize_t {
-    const SMALL: usize = 16 << 10;
+    // It is on the stack, which in a handler may have no more than 8 KB.
+    const SMALL: usize = 2 << 10;
     // SAFETY: the program's array of `n` parts.
     let total: usize = unsafe { std::slice::from_raw_parts(parts, n) }.iter().map(|p| p.iov_len).sum();
     if n == 1 || total > SMALL {
         // SAFETY: the caller's.
         return unsafe { put_parts(stream, link, parts, n, flags) };
     }
-    let mut whole = Vec::with_capacity(total);
+    // Not from the heap: a signal handler may write as well.
+    let mut whole = [const { MaybeUninit::<u8>::uninit() }; SMALL];
+    let mut at = 0;
     for i in 0..n {
         // SAFETY: as above.
-        whole.extend_from_slice(unsafe {
+        let part = unsafe {
             let p = *parts.add(i);
             bytes(p.iov_base, p.iov_len)
-        });
+        };
+        let len = part.len().min(SMALL - at);
+        // SAFETY: `len` bytes of the part, and room for as many behind the first `at`.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), whole.as_mut_ptr().add(at).cast(), len) };
+        at += len;
     }
-    put(stream, link, &whole, flags)
+    // SAFETY: the first `at` bytes were written.
+    put(stream, link, unsafe { std::slice::from_raw_parts(whole.as_ptr().cast(), at) }, flags)
 }
 
 /// The descriptor will be gone: whatever is behind it ends, if it was the last name of it.
 pub fn before_close(fd: RawFd) {
-    fds::set_in_set(fd, false);
+    handing::closing(fd);
     let Some(entry) = fds::get(fd) else { return };
     if super::not_our_process() {
         return;
     }
+    let _quiet = Quiet::begin();
     match entry {
         Entry::Listener(endpoint) => world::close_rendezvous(*endpoint),
         Entry::Epoll(set) if set.is_forgotten() => {}
@@ -348,9 +380,10 @@ pub fn before_close(fd: RawFd) {
             while stream.state.load(Ordering::Acquire) == state::SETTLING {
                 world::pause(20_000);
             }
+            let how = kernel::close_means(fd);
             match stream.state.load(Ordering::Acquire) {
                 state::CANDIDATE => world::no_candidate(stream),
-                state::PENDING => world::withdraw(stream),
+                state::PENDING => world::withdraw(stream, how),
                 _ => {}
             }
             epoll::closed(stream);
@@ -358,7 +391,7 @@ pub fn before_close(fd: RawFd) {
                 place.enter(); // until its end is rung
                 // Before the slot may be another's.
                 place.set_stream(link.number, None);
-                ring(stream, link.close());
+                ring(stream, link.close(how));
                 place.leave();
             }
             fds::put(fd, None);
@@ -371,25 +404,21 @@ pub fn before_close(fd: RawFd) {
 
 /// Another number for what a descriptor is.
 pub fn named(old: RawFd, new: RawFd) {
-    if new < 0 || old == new || fds::get(old).is_none() || super::not_our_process() {
+    if new < 0 || old == new {
         return;
     }
+    if fds::get(old).is_none() {
+        return handing::copied(old, new);
+    }
+    if super::not_our_process() {
+        return handing::copied_in_vfork(old, new);
+    }
     match fds::get(old) {
-        Some(entry @ Entry::Stream(stream)) => {
-            match stream.state.load(Ordering::Acquire) {
-                // Not decided yet: what has two names stays with TCP.
-                state::CANDIDATE => stay(stream),
-                state::PENDING | state::SETTLING => {
-                    while !world::resolve(stream, true) {
-                        world::pause(20_000);
-                    }
-                }
-                _ => {}
-            }
-            if stream.link().is_some() {
-                stream.names.fetch_add(1, Ordering::AcqRel);
-                fds::put(new, Some(entry));
-            }
+        // Not decided yet: what has two names stays with TCP.
+        Some(entry @ Entry::Stream(stream)) if handing::decide(old) => {
+            stream.names.fetch_add(1, Ordering::AcqRel);
+            handing::hold(new);
+            fds::put(new, Some(entry));
         }
         // A listener's second number is the first's business; a set's second number is the same set.
         Some(entry @ Entry::Epoll(_)) => _ = fds::put(new, Some(entry)),

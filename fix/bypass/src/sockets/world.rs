@@ -11,6 +11,7 @@
 //! Either side may end an offer at any time before it is taken (DECLINED).
 
 use std::collections::{HashMap, HashSet};
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -22,7 +23,8 @@ use crate::endpoint::{self, Endpoint, Ends};
 use crate::link::Link;
 use crate::local::{Local, Waiter};
 use crate::memory::Memory;
-use crate::pair::{ASKED, OFFERED, Pair, Side, TAKEN};
+use crate::pair::{ASKED, Close, OFFERED, Pair, Side, TAKEN};
+use crate::signals::Quiet;
 
 use super::epoll::{self, Epoll};
 use super::fds::{self, Claim, Entry, Offer, Place, Stream, state};
@@ -105,7 +107,27 @@ impl World {
 static WORLD: AtomicPtr<Mutex<World>> = AtomicPtr::new(std::ptr::null_mut());
 static LOCAL: AtomicPtr<Local> = AtomicPtr::new(std::ptr::null_mut());
 
-pub fn world() -> MutexGuard<'static, World> {
+/// The world, locked; signal handlers wait until it is not.
+pub struct Locked {
+    world: MutexGuard<'static, World>,
+    _quiet: Quiet,
+}
+
+impl Deref for Locked {
+    type Target = World;
+    fn deref(&self) -> &World {
+        &self.world
+    }
+}
+
+impl DerefMut for Locked {
+    fn deref_mut(&mut self) -> &mut World {
+        &mut self.world
+    }
+}
+
+pub fn world() -> Locked {
+    let _quiet = Quiet::begin();
     let mut world = WORLD.load(Ordering::Acquire);
     if world.is_null() {
         let new = Box::into_raw(Box::new(Mutex::new(World::default())));
@@ -115,7 +137,8 @@ pub fn world() -> MutexGuard<'static, World> {
         }
     }
     // SAFETY: leaked, never freed.
-    unsafe { &*world }.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    let world = unsafe { &*world }.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    Locked { world, _quiet }
 }
 
 /// What is asked of the world where nobody may wait for it: in signal handlers, at the end.
@@ -159,6 +182,7 @@ pub fn introduce(place: &'static Place, waiter: &Waiter) -> bool {
     if place.pair().told(waiter.number) {
         return true;
     }
+    let _quiet = Quiet::begin();
     // One at a time: nobody names a waiter that is still being told.
     let Ok(_guard) = place.heard.lock() else { return false };
     if place.pair().told(waiter.number) {
@@ -182,6 +206,7 @@ pub fn introduce(place: &'static Place, waiter: &Waiter) -> bool {
 /// Rings a waiter of the other side, whose doorbell may still be on its way to us.
 pub fn ring(place: &'static Place, waiter: u32) {
     if !place.pair().can_ring(waiter) {
+        let _quiet = Quiet::begin();
         hear(place);
     }
     place.pair().ring(waiter);
@@ -607,6 +632,7 @@ pub fn connected(fd: RawFd) {
     let Some(ends) = endpoint::ends_of_client(fd).filter(endpoint::same_host) else { return };
     let Some(netns) = endpoint::netns(fd) else { return super::step_aside(endpoint::NO_NETNS) };
     let endpoint = Endpoint { port: ends.1.port(), netns };
+    let _quiet = Quiet::begin();
     forget_ended_servers();
     fds::settle_when_due(now_ns());
     let mut places = Vec::new();
@@ -657,6 +683,7 @@ fn take_back(place: &'static Place, slot: u32, generation: u32) {
 /// Whether a descriptor is still the connection that is known by it.
 pub fn is_still(stream: &Stream, fd: RawFd) -> bool {
     let now = endpoint::ends_of_client(fd);
+    let _quiet = Quiet::begin();
     now.is_some() && stream.ends.lock().is_ok_and(|ends| *ends == now)
 }
 
@@ -714,6 +741,7 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     if !is_open(stream) {
         return true;
     }
+    let _quiet = Quiet::begin();
     let Ok(mut offers) = stream.offers.lock() else { return true };
     match stream.state.load(Ordering::Acquire) {
         state::PENDING => {}
@@ -761,7 +789,7 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
             }
             // The server has it, and we do not know how to wake the server.
             place.set_stream(slot, None);
-            new.close();
+            new.close(Close::Clean);
             continue;
         }
         take_back(place, slot, generation);
@@ -801,7 +829,7 @@ fn plain(stream: &'static Stream) {
 }
 
 /// Offers of a stream that is closed before they were answered.
-pub fn withdraw(stream: &'static Stream) {
+pub fn withdraw(stream: &'static Stream, how: Close) {
     let Ok(mut offers) = stream.offers.lock() else { return };
     for Offer { place, slot, generation, .. } in offers.drain(..) {
         if let Some(words) = place.pair().slot(slot)
@@ -813,7 +841,7 @@ pub fn withdraw(stream: &'static Stream) {
             hear(place);
             place.enter(); // until its end is rung
             place.set_stream(slot, None);
-            if let Some(bell) = link.close() {
+            if let Some(bell) = link.close(how) {
                 ring(place, bell);
             }
             place.leave();

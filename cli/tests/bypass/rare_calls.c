@@ -1,0 +1,321 @@
+// What a Redis server answers through calls that few programs make. rare_calls PORT PART: "good" when the connection is made;
+// "right", or the first wrong line, after a line of input.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(that)                                                                      \
+    do {                                                                                 \
+        errno = 0;                                                                       \
+        if (!(that)) {                                                                   \
+            printf("line %d: %s (%s)\n", __LINE__, #that, strerror(errno));              \
+            exit(1);                                                                     \
+        }                                                                                \
+    } while (0)
+#define FAILS(call, with) CHECK((call) == -1 && errno == (with))
+
+#define PING "PING\r\n"
+#define PONG "+PONG\r\n"
+#define LARGE (1 << 20)
+
+static int s;
+static char large[LARGE];
+
+static void read_all(int fd, void *to, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t got = read(fd, (char *)to + done, n - done);
+        CHECK(got > 0);
+        done += got;
+    }
+}
+
+static void expect(int fd, const char *wanted) {
+    char got[100] = {0};
+    read_all(fd, got, strlen(wanted));
+    CHECK(strcmp(got, wanted) == 0);
+}
+
+static void ping(void) {
+    CHECK(write(s, PING, 6) == 6);
+    expect(s, PONG);
+}
+
+static void messages(void) {
+    struct iovec parts[] = {{"PI", 2}, {"NG\r\n", 4}};
+    struct mmsghdr out[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        out[i].msg_hdr.msg_iov = parts;
+        out[i].msg_hdr.msg_iovlen = 2;
+    }
+    CHECK(sendmmsg(s, out, 3, 0) == 3);
+    CHECK(out[0].msg_len == 6 && out[2].msg_len == 6);
+    char got[64] = {0};
+    size_t done = 0;
+    while (done < 21) {
+        char room[4][3];
+        struct iovec rooms[4];
+        struct mmsghdr in[4] = {0};
+        for (int i = 0; i < 4; i++) {
+            rooms[i] = (struct iovec){room[i], 3};
+            in[i].msg_hdr.msg_iov = &rooms[i];
+            in[i].msg_hdr.msg_iovlen = 1;
+        }
+        int n = recvmmsg(s, in, 4, MSG_WAITFORONE, NULL);
+        CHECK(n > 0 && n <= 4);
+        for (int i = 0; i < n; i++) {
+            CHECK(in[i].msg_len > 0 && in[i].msg_len <= 3);
+            memcpy(got + done, room[i], in[i].msg_len);
+            done += in[i].msg_len;
+        }
+    }
+    CHECK(done == 21 && strcmp(got, PONG PONG PONG) == 0);
+    struct mmsghdr none = {0};
+    none.msg_hdr.msg_iov = parts;
+    none.msg_hdr.msg_iovlen = 1;
+    FAILS(recvmmsg(s, &none, 1, MSG_DONTWAIT, NULL), EAGAIN);
+    CHECK(sendmmsg(s, out, 0, 0) == 0);
+}
+
+// A value that fits into no pipe: there, and back.
+static void large_value(int *p) {
+    char head[100];
+    sprintf(head, "*3\r\n$3\r\nSET\r\n$5\r\nlarge\r\n$%d\r\n", LARGE);
+    CHECK(write(s, head, strlen(head)) == strlen(head));
+    for (int i = 0; i < LARGE; i++) large[i] = 'a' + i % 23;
+    for (size_t done = 0; done < LARGE;) {
+        size_t part = LARGE - done < 10000 ? LARGE - done : 10000;
+        CHECK(write(p[1], large + done, part) == part);
+        for (size_t moved = 0; moved < part;) {
+            ssize_t n = splice(p[0], NULL, s, NULL, part - moved, 0);
+            CHECK(n > 0);
+            moved += n;
+        }
+        done += part;
+    }
+    CHECK(write(s, "\r\n", 2) == 2);
+    expect(s, "+OK\r\n");
+    CHECK(write(s, "GET large\r\n", 11) == 11);
+    sprintf(head, "$%d\r\n", LARGE);
+    expect(s, head);
+    for (size_t done = 0; done < LARGE;) {
+        char back[20000];
+        size_t want = LARGE - done < sizeof back ? LARGE - done : sizeof back;
+        ssize_t n = splice(s, NULL, p[1], NULL, want, 0);
+        CHECK(n > 0 && n <= want);
+        read_all(p[0], back, n);
+        CHECK(memcmp(back, large + done, n) == 0);
+        done += n;
+    }
+    expect(s, "\r\n");
+}
+
+static void pipes(void) {
+    int p[2];
+    CHECK(pipe(p) == 0);
+    CHECK(write(p[1], PING PING, 12) == 12);
+    CHECK(splice(p[0], NULL, s, NULL, 12, 0) == 12);
+    for (size_t done = 0; done < 14;) {
+        ssize_t n = splice(s, NULL, p[1], NULL, 14 - done, 0);
+        CHECK(n > 0);
+        done += n;
+    }
+    expect(p[0], PONG PONG);
+    large_value(p);
+    FAILS(splice(p[0], NULL, s, NULL, 12, SPLICE_F_NONBLOCK), EAGAIN);
+    int flags = fcntl(s, F_GETFL);
+    fcntl(s, F_SETFL, flags | O_NONBLOCK);
+    FAILS(splice(s, NULL, p[1], NULL, 12, SPLICE_F_NONBLOCK), EAGAIN);
+    fcntl(s, F_SETFL, flags);
+    loff_t at = 0;
+    FAILS(splice(s, NULL, p[1], &at, 12, 0), ESPIPE);
+    FAILS(splice(p[0], &at, s, NULL, 12, 0), ESPIPE);
+    FAILS(splice(s, &at, p[1], NULL, 12, 0), EINVAL);
+    FAILS(splice(p[0], NULL, s, &at, 12, 0), EINVAL);
+
+    FILE *file = tmpfile();
+    CHECK(file != NULL);
+    int fd = fileno(file);
+    CHECK(write(fd, "XX" PING PING, 14) == 14);
+    FAILS(splice(s, NULL, fd, NULL, 12, 0), EINVAL);
+    off_t from = 8;
+    CHECK(sendfile(s, fd, &from, 100) == 6 && from == 14);
+    expect(s, PONG);
+    CHECK(lseek(fd, 2, SEEK_SET) == 2);
+    CHECK(sendfile(s, fd, NULL, 6) == 6 && lseek(fd, 0, SEEK_CUR) == 8);
+    expect(s, PONG);
+    FAILS(sendfile(fd, s, NULL, 6), EINVAL);
+}
+
+static void places(void) {
+    char got[8] = {0};
+    struct iovec out = {PING, 6}, in = {got, 7};
+    CHECK(pwritev2(s, &out, 1, -1, 0) == 6);
+    CHECK(recv(s, got, 1, MSG_PEEK) == 1);
+    for (size_t done = 0; done < 7;) {
+        in = (struct iovec){got + done, 7 - done};
+        ssize_t n = preadv2(s, &in, 1, -1, 0);
+        CHECK(n > 0);
+        done += n;
+    }
+    CHECK(strcmp(got, PONG) == 0);
+    FAILS(preadv(s, &in, 1, 0), ESPIPE);
+    FAILS(pwritev(s, &out, 1, 0), ESPIPE);
+}
+
+static void limits(void) {
+    static struct iovec parts[1025];
+    char room[8];
+    for (int i = 0; i < 1025; i++) parts[i] = (struct iovec){room, 0};
+    FAILS(writev(s, parts, 1025), EINVAL);
+    FAILS(readv(s, parts, 1025), EINVAL);
+    FAILS(writev(s, parts, -1), EINVAL);
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 1025};
+    FAILS(sendmsg(s, &message, 0), EMSGSIZE);
+    FAILS(recvmsg(s, &message, MSG_DONTWAIT), EMSGSIZE);
+    parts[1023] = (struct iovec){PING, 6};
+    CHECK(writev(s, parts, 1024) == 6);
+    expect(s, PONG);
+
+    char *volatile null = NULL, *volatile beyond = (char *)-4096;
+    // Something to read, so that a read gets as far as its pointer.
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(recv(s, room, 1, MSG_PEEK) == 1);
+    FAILS(read(s, null, 5), EFAULT);
+    FAILS(recv(s, beyond, 5, 0), EFAULT);
+    FAILS(write(s, null, 5), EFAULT);
+    FAILS(send(s, beyond, 5, 0), EFAULT);
+    FAILS(writev(s, (struct iovec *)null, 1), EFAULT);
+    struct iovec bad = {beyond, 5};
+    FAILS(writev(s, &bad, 1), EFAULT);
+    FAILS(readv(s, &bad, 1), EFAULT);
+    CHECK(write(s, null, 0) == 0);
+    expect(s, PONG);
+    FAILS(recv(s, room, 1, MSG_OOB), EINVAL);
+    ping();
+}
+
+static int set;
+
+static void change(int op, int fd, int events, int data) {
+    struct epoll_event event = {.events = events, .data.u64 = data};
+    CHECK(epoll_ctl(set, op, fd, &event) == 0);
+}
+
+// Which of 1 and 2 are told in one turn.
+static int told(int timeout) {
+    struct epoll_event events[8];
+    int n = epoll_wait(set, events, 8, timeout), all = 0;
+    CHECK(n >= 0);
+    for (int i = 0; i < n; i++) {
+        CHECK(!(all & events[i].data.u64));
+        all |= events[i].data.u64;
+    }
+    return all;
+}
+
+static void names(void) {
+    int other = dup(s);
+    struct epoll_event event = {.events = EPOLLIN};
+    set = epoll_create1(0);
+    change(EPOLL_CTL_ADD, s, EPOLLIN, 1);
+    FAILS(epoll_ctl(set, EPOLL_CTL_MOD, other, &event), ENOENT);
+    change(EPOLL_CTL_ADD, other, EPOLLOUT, 2);
+    FAILS(epoll_ctl(set, EPOLL_CTL_ADD, other, &event), EEXIST);
+    FAILS(epoll_ctl(set, EPOLL_CTL_ADD, s, &event), EEXIST);
+    CHECK(told(-1) == 2);
+    CHECK(write(s, PING, 6) == 6);
+    while (told(-1) != 3) {}
+    expect(other, PONG);
+    CHECK(told(-1) == 2);
+    change(EPOLL_CTL_MOD, other, EPOLLIN, 2);
+    CHECK(told(0) == 0);
+    CHECK(write(other, PING, 6) == 6);
+    while (told(-1) != 3) {}
+    expect(s, PONG);
+    CHECK(epoll_ctl(set, EPOLL_CTL_DEL, s, NULL) == 0);
+    CHECK(write(s, PING, 6) == 6);
+    CHECK(told(-1) == 2);
+    expect(s, PONG);
+    CHECK(epoll_ctl(set, EPOLL_CTL_DEL, other, NULL) == 0);
+    FAILS(epoll_ctl(set, EPOLL_CTL_DEL, other, NULL), ENOENT);
+    CHECK(told(0) == 0);
+    close(other);
+    ping();
+}
+
+// The doorbell of what was written waits for the end of the turn, and is not the child's to ring.
+static void forks(void) {
+    set = epoll_create1(0);
+    change(EPOLL_CTL_ADD, s, EPOLLIN, 1);
+    CHECK(told(0) == 0);
+    for (int i = 0; i < 10; i++) {
+        usleep(20000); // Most often the server sleeps by then, and has to be rung.
+        CHECK(write(s, PING, 6) == 6);
+        pid_t pid = _Fork();
+        if (pid == 0) {
+            usleep(1);
+            _exit(0);
+        }
+        int status;
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
+        CHECK(status == 0);
+        while (told(-1) != 1) {}
+        expect(s, PONG);
+    }
+}
+
+static volatile ssize_t wrote;
+
+static void writes(int number) {
+    struct iovec parts[] = {{"PI", 2}, {"NG\r\n", 4}};
+    wrote = writev(s, parts, 2);
+}
+
+// A handler on a stack of its own, with 12 KB beside what the kernel puts there, and nothing below it.
+static void stack(void) {
+    size_t page = sysconf(_SC_PAGESIZE), room = getauxval(AT_MINSIGSTKSZ);
+    room = (room + 12 * 1024 + page - 1) / page * page;
+    char *low = mmap(NULL, page + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(low != MAP_FAILED && mprotect(low, page, PROT_NONE) == 0);
+    stack_t own = {.ss_sp = low + page, .ss_size = room};
+    CHECK(sigaltstack(&own, NULL) == 0);
+    struct sigaction action = {.sa_handler = writes, .sa_flags = SA_ONSTACK};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0 && raise(SIGUSR1) == 0);
+    CHECK(wrote == 6);
+    expect(s, PONG);
+}
+
+int main(int count, char **words) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(atoi(words[1]))};
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    s = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(s, (struct sockaddr *)&to, sizeof to) == 0);
+    ping();
+    puts("good");
+    fflush(stdout);
+    if (getchar() == EOF) return 0;
+    char *part = words[2];
+    if (!strcmp(part, "messages")) messages();
+    else if (!strcmp(part, "pipes")) pipes();
+    else if (!strcmp(part, "places")) places();
+    else if (!strcmp(part, "limits")) limits();
+    else if (!strcmp(part, "names")) names();
+    else if (!strcmp(part, "forks")) forks();
+    else if (!strcmp(part, "stack")) stack();
+    else return 2;
+    puts("right");
+    return 0;
+}
