@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What `make test` leaves out because it is long by nature: soaks, thousands of connections, every fault and every healthy
 # deployment on each engine, and the held bench (cli/tests/odd.rs). Its closing lines go to bench/runs/DATE-HOST/test-long.md,
-# failures included; the tables of the held bench to odd.md beside it.
+# failures included; the tables of the held bench to odd.md and those of the random commands to differential.md beside it.
 #
 # What it can show: that the promises hold for longer and on every engine, on this machine. About two and a half hours on two cores.
 set -uo pipefail
@@ -10,6 +10,8 @@ export UNSLOW_CACHE="${UNSLOW_CACHE:-$PWD/.cache}"
 out="bench/runs/$(date -u +%F)-${BENCH_HOST:-$(hostname -s)}"
 mkdir -p "$out"
 export UNSLOW_TABLE_ODD="$PWD/$out/odd.md" UNSLOW_TABLE_REMEDIES="$PWD/$out/odd.md"
+export UNSLOW_DIFFERENTIAL_RESULT="$PWD/$out/differential.md" # several tests add to it
+rm -f "$UNSLOW_DIFFERENTIAL_RESULT"
 {
     echo "# The held bench"
     echo

@@ -6,6 +6,8 @@
 //! - [`browser`]: what a real browser makes of a page.
 //! - [`clients`]: the clients that applications use, installed.
 //! - [`wait`]: conditions, never times.
+//! - [`wire`]: raw connections, frames as the bytes that arrived.
+//! - [`random`]: random clients that compare two sides.
 //! - [`noise`]: what the rest of the machine did meanwhile; the only ground for trying again.
 //! - [`notes`]: what a test says beside its outcome, such as that it was skipped.
 
@@ -14,9 +16,11 @@ pub mod browser;
 pub mod clients;
 pub mod noise;
 pub mod notes;
+pub mod random;
 pub mod servers;
 pub mod slots;
 pub mod wait;
+pub mod wire;
 
 pub use binary::{Running, command, stderr, stdout, unslow};
 pub use noise::{Load, Noise, tried_while_busy};

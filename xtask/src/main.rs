@@ -45,7 +45,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "unslow-sink",
-        &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-status", "unslow-topology", "unslow-watch"],
+        &[
+            "unslow-client",
+            "unslow-nodes",
+            "unslow-reactor",
+            "unslow-resp",
+            "unslow-status",
+            "unslow-topology",
+            "unslow-watch",
+        ],
     ),
     ("unslow-bypass", &["unslow-reactor"]),
     ("unslow-bench", &["unslow-bypass", "unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
@@ -71,7 +79,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-watch",
         ],
     ),
-    ("unslow-testkit", &["unslow-client", "unslow-engine", "unslow-topology"]),
+    ("unslow-testkit", &["unslow-client", "unslow-engine", "unslow-resp", "unslow-topology"]),
     ("xtask", &["unslow-bench", "unslow-doctor", "unslow-drill", "unslow-lab", "unslow-sink", "unslow-watch"]),
 ];
 

@@ -2,6 +2,7 @@
 //! the metrics.
 
 use std::fmt::Write;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -13,6 +14,7 @@ use crate::config::Facade;
 use crate::ids::LaneId;
 use crate::session::*;
 use crate::shared::{Message, Question, Shared, What};
+use crate::special::others::Filter;
 use crate::stats::Latency;
 use crate::step::Command;
 use crate::worker::{MS, PoolKey, Worker, bulk, error};
@@ -24,6 +26,16 @@ pub fn asks_who_this_is(command: &Command) -> bool {
     command.len() == 2
         && command.arg(0).eq_ignore_ascii_case(b"INFO")
         && command.arg(1).eq_ignore_ascii_case(GATEWAY_SECTION.as_bytes())
+}
+
+/// An address as CLIENT LIST shows it, and CLIENT KILL takes it.
+pub fn address(at: Option<SocketAddr>) -> String {
+    at.map_or("unix:0".into(), |at| at.to_string())
+}
+
+/// A client's own word within a line of fields: no byte of it ends the field or the line.
+fn field(word: &[u8]) -> String {
+    word.iter().map(|b| if b.is_ascii_graphic() { char::from(*b) } else { '_' }).collect()
 }
 
 impl Worker {
@@ -81,12 +93,18 @@ impl Worker {
 
     /// Every worker says its part; the answer comes when all have.
     pub fn ask_all(&mut self, whom: Whom, what: What) {
+        self.ask_about(whom, what, Filter::default());
+    }
+
+    /// The same about some clients.
+    pub fn ask_about(&mut self, whom: Whom, what: What, filter: Filter) {
         let Some(client) = self.client(whom) else { return };
         client.commands += 1;
         let seq = client.begin();
         let workers = self.shared.workers.len();
         let question = Arc::new(Question {
             what,
+            filter,
             asker: (self.number, whom, seq),
             parts: Mutex::new(Vec::new()),
             left: AtomicUsize::new(workers),
@@ -100,8 +118,21 @@ impl Worker {
     pub fn contribute(&mut self, io: &mut Io, question: &Question) {
         let part = match question.what {
             What::Clients | What::ClientList => {
-                let all: Vec<Whom> = self.everyone().map(|c| c.whom()).collect();
+                let all = self.meant(&question.filter);
                 all.into_iter().map(|whom| vec![self.client_line(whom)]).collect()
+            }
+            What::ClientKill | What::ClientKillOne => {
+                let (worker, asker, _) = question.asker;
+                let asker = (worker == self.number).then_some(asker);
+                vec![Vec::new(); self.kill(io, &question.filter, asker)]
+            }
+            What::Pause(..) | What::Unpause => {
+                match question.what {
+                    What::Pause(halt, until) => self.pauses.pause(halt, until, self.now),
+                    _ => self.pauses.unpause(),
+                }
+                self.halted = self.pauses.halt(self.now);
+                Vec::new()
             }
             What::Backends => self.backend_rows(io),
             What::Pools => self.pool_rows(),
@@ -120,7 +151,10 @@ impl Worker {
                 bulk(&mut out, all.into_iter().map(|r| r[0].clone() + "\n").collect::<String>().as_bytes());
                 out
             }
-            _ => rows(&all),
+            What::ClientKill => format!(":{}\r\n", all.len()).into_bytes(),
+            What::ClientKillOne if all.is_empty() => error("ERR", "No such client"),
+            What::ClientKillOne | What::Pause(..) | What::Unpause => b"+OK\r\n".to_vec(),
+            What::Backends | What::Pools => rows(&all),
         };
         let (worker, whom, seq) = question.asker;
         if worker == self.number {
@@ -134,7 +168,6 @@ impl Worker {
     pub fn client_line(&mut self, whom: Whom) -> String {
         let (now, worker) = (self.now, self.number);
         let Some(client) = self.client(whom) else { return String::new() };
-        let address = |a: &Option<std::net::SocketAddr>| a.map_or("unix:0".into(), |a| a.to_string());
         let mode = match () {
             () if matches!(client.doing, Doing::Monitor) => "O",
             () if !client.subs.is_empty() => "P",
@@ -145,9 +178,9 @@ impl Worker {
         let mut line = format!(
             "id={} addr={} laddr={} name={} age={} idle={} flags={mode} db={} sub={} resp={} pending={} tot-cmds={} own-connections={} worker={worker} lib-name={}",
             client.number,
-            address(&client.from),
-            address(&client.to),
-            String::from_utf8_lossy(&client.name),
+            address(client.from),
+            address(client.to),
+            field(&client.name),
             now.saturating_sub(client.born) / (1000 * MS),
             now.saturating_sub(client.seen) / (1000 * MS),
             client.db,
@@ -155,11 +188,11 @@ impl Worker {
             client.proto,
             client.pending.len(),
             client.commands,
-            u8::from(client.bulky || client.pin.is_some()),
-            String::from_utf8_lossy(&client.library).replace([' ', '\n', '\r'], "_"),
+            u8::from(client.bulky || client.pin.is_some() || client.aside.is_some()),
+            field(&client.library),
         );
         let user = identity.and_then(|i| self.identities[i].as_ref()?.user.clone());
-        let _ = write!(line, " user={}", user.map_or("default".into(), |u| String::from_utf8_lossy(&u).into_owned()));
+        let _ = write!(line, " user={}", field(user.as_deref().unwrap_or(b"default")));
         line
     }
 
@@ -171,6 +204,7 @@ impl Worker {
             let state = match lane.state {
                 State::Ready if lane.held => "held",
                 State::Ready => "ready",
+                State::Closed(_) if lane.waits_since.is_some() => "waiting",
                 State::Closed(_) if lane.down_since.is_some() => "down",
                 State::Closed(_) => "closed",
                 State::Opening | State::Greeting => "opening",
@@ -394,6 +428,8 @@ fn topology_rows(shared: &Shared) -> Vec<Vec<String>> {
             format!("zone={}", n.zone.as_deref().unwrap_or("-")),
             format!("rtt_us={}", number(n.rtt_us)),
             format!("lag_bytes={}", number(n.lag_bytes)),
+            // By which errors name it to clients that may not see this.
+            format!("number={}", number(map.servers.iter().position(|s| s.address == n.address).map(|at| at as u64))),
         ]
     };
     map.topology.nodes.iter().map(node).collect()
@@ -506,7 +542,7 @@ fn histogram<'a>(out: &mut String, name: &str, help: &str, all: impl Iterator<It
     let _ = writeln!(out, "# HELP unslow_gateway_{name} {help}.\n# TYPE unslow_gateway_{name} histogram");
     for (label, latency) in all.filter(|(_, l)| l.count > 0) {
         let mut seen = 0;
-        for (i, n) in latency.buckets.iter().enumerate() {
+        for (i, n) in latency.bounded().iter().enumerate() {
             seen += n;
             let _ = writeln!(out, "unslow_gateway_{name}_bucket{{{label},le=\"{}\"}} {seen}", (1u64 << i) as f64 / 1e6);
         }
@@ -606,12 +642,14 @@ mod tests {
         let told: Vec<(&str, unslow_topology::Role)> = nodes.iter().map(|n| (n.address.as_str(), n.role)).collect();
         let (master, replica) = (unslow_topology::Role::Master, unslow_topology::Role::Replica);
         assert_eq!(told, [(A, master), (B, master), (C, replica)]);
+        // And the numbers by which errors name them.
+        assert!((0..3).zip(&rows).all(|(n, row)| row.ends_with(&format!(" number={n}"))), "{rows:?}");
     }
 
     #[test]
     fn histogram_buckets_are_cumulative_and_empty_series_are_left_out() {
         let (mut busy, idle) = (Latency::default(), Latency::default());
-        [3, 5, 5, 1_000_000].into_iter().for_each(|us| busy.add(us));
+        [3, 5, 5, 200_000_000].into_iter().for_each(|us| busy.add(us));
         let mut out = String::new();
         let all = [("node=\"a\"".to_string(), &busy), ("node=\"idle\"".to_string(), &idle)];
         histogram(&mut out, "x_seconds", "Help", all.into_iter());
@@ -620,13 +658,15 @@ mod tests {
             "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000002\"} 0",
             "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000004\"} 1",
             "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000008\"} 3",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"67.108864\"} 3",
             "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"+Inf\"} 4",
-            "unslow_gateway_x_seconds_sum{node=\"a\"} 1.000013",
+            "unslow_gateway_x_seconds_sum{node=\"a\"} 200.000013",
             "unslow_gateway_x_seconds_count{node=\"a\"} 4",
         ] {
             assert!(out.lines().any(|l| l == line), "{line} is missing in\n{out}");
         }
         assert!(!out.contains("idle"), "{out}");
+        assert!(!out.contains("134.217728"), "the last bucket has no upper end: {out}");
     }
 
     #[test]

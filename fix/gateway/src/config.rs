@@ -90,6 +90,9 @@ pub struct Config {
     pub max_clients: usize,
     /// A client silent this long is closed; 0 for never.
     pub client_idle_ms: u64,
+    /// Connections to one node that single clients have alone, all threads together; more have to wait. 0: half of the
+    /// server's `maxclients`, 1,000 where that is not known.
+    pub own_connections: usize,
     /// Dedicated server connections kept for the next who needs one, per node and thread.
     pub pool: usize,
     /// How long a connection to a server may take to open.
@@ -133,6 +136,7 @@ impl Default for Config {
             input_bytes: 256 << 20,
             max_clients: 50_000,
             client_idle_ms: 0,
+            own_connections: 0,
             pool: 16,
             connect_ms: 2000,
             drain_ms: 10_000,
@@ -146,12 +150,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a file's text; the error says line and column.
+    /// Reads a file's text; the error says the line.
     pub fn parse(text: &str) -> Result<Config, String> {
         // The offending line is not repeated: it may hold a password.
         let place = |e: &toml::de::Error| {
             let at = e.span().map_or(0, |s| s.start);
-            text.get(..at).map_or(1, |t| t.lines().count().max(1))
+            text.get(..at).map_or(1, |t| 1 + t.matches('\n').count())
         };
         let config: Config = toml::from_str(text).map_err(|e| format!("near line {}: {}", place(&e), e.message()))?;
         config.check()?;
@@ -171,6 +175,7 @@ impl Config {
         within("client_pending", self.client_pending as u64, 1, 1 << 20)?;
         within("client_output_bytes", self.client_output_bytes as u64, 1 << 20, 4 << 30)?;
         within("max_clients", self.max_clients as u64, 1, 1 << 20)?;
+        within("own_connections", self.own_connections as u64, 0, 1 << 20)?;
         within("connect_ms", self.connect_ms, 10, 600_000)?;
         if self.listen.is_empty() {
             return Err("listen is empty: nobody could connect; write listen = [\"127.0.0.1:6400\"]".into());
@@ -187,6 +192,14 @@ impl Config {
         Ok(())
     }
 
+    /// Keeps of `running` what a running gateway cannot change.
+    pub fn keep_fixed(&mut self, running: &Config) {
+        let old = running.clone();
+        (self.listen, self.target, self.threads, self.facade) = (old.listen, old.target, old.threads, old.facade);
+        (self.suspect_ms, self.metrics, self.handover) = (old.suspect_ms, old.metrics, old.handover);
+        (self.tls_cert, self.tls_key, self.tls_client_ca) = (old.tls_cert, old.tls_key, old.tls_client_ca);
+    }
+
     /// Settings that a running gateway cannot change, where they differ.
     pub fn fixed_differences(&self, other: &Config) -> Vec<&'static str> {
         let pairs = [
@@ -197,7 +210,8 @@ impl Config {
             ("handover", self.handover == other.handover),
             ("facade", self.facade == other.facade),
             ("suspect_ms", self.suspect_ms == other.suspect_ms),
-            ("tls_cert", self.tls_cert == other.tls_cert && self.tls_key == other.tls_key),
+            ("tls_cert", self.tls_cert == other.tls_cert),
+            ("tls_key", self.tls_key == other.tls_key),
             ("tls_client_ca", self.tls_client_ca == other.tls_client_ca),
         ];
         pairs.iter().filter(|(_, same)| !same).map(|(name, _)| *name).collect()
@@ -240,6 +254,9 @@ mod tests {
             ("facade = \"cluster\"\nhandover = \"/x\"", "cannot be handed over"),
             ("target = \"redis://:hunter2@h\"\nthreads = \"two\"", "near line 2"),
             ("target = redis://:hunter2@h", "near line 1"),
+            ("threads = 1\nthread = 2", "near line 2: "),
+            ("threads = 1\n\nthread = 2\nhold_ms = 20", "near line 3: "),
+            ("own_connections = 2000000", "between 0 and 1048576"),
         ] {
             let why = Config::parse(text).unwrap_err();
             assert!(why.contains(expected) && !why.contains("hunter2"), "{text}: {why}");
@@ -272,11 +289,17 @@ mod tests {
         let old = Config::default();
         for (new, expected) in [
             (Config { listen: vec!["127.0.0.1:1".into()], ..old.clone() }, &["listen"][..]),
-            (Config { tls_key: Some("k.pem".into()), ..old.clone() }, &["tls_cert"][..]),
+            (Config { tls_key: Some("k.pem".into()), ..old.clone() }, &["tls_key"][..]),
+            (Config { tls_client_ca: Some("ca.pem".into()), ..old.clone() }, &["tls_client_ca"][..]),
             (Config { threads: 2, facade: Facade::Cluster, ..old.clone() }, &["threads", "facade"][..]),
             (Config { hold_ms: 1, pool: 0, read: Read::Replica, strict: true, ..old.clone() }, &[][..]),
         ] {
             assert_eq!(new.fixed_differences(&old), expected);
+            // What stays as it was differs at the next reload too.
+            let mut kept = new.clone();
+            kept.keep_fixed(&old);
+            assert!(kept.fixed_differences(&old).is_empty());
+            assert_eq!(new.fixed_differences(&kept), expected);
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Starting and ending: listeners, workers, the watcher's news, reload, drain, hand-over, and the HTTP endpoints.
 
 use std::fmt;
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -12,9 +11,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use unslow_client::{Connection, Options, Target, address_target};
@@ -25,8 +21,9 @@ use unslow_watch::{News, Settings, Watch};
 
 use crate::admin::metrics;
 use crate::config::{Config, Facade};
+use crate::handover::{self, Offer};
 use crate::map::Map;
-use crate::shared::{Mailbox, Message, Notice, Shared};
+use crate::shared::{Mailbox, Message, Notice, ServerLimits, Shared};
 use crate::worker::Worker;
 use unslow_topology::commands::Table;
 
@@ -92,7 +89,7 @@ impl Gateway {
         })
         .map_err(|e| Error(e.to_string()))?;
         let topology = watch.topology();
-        let (table, server) = look_at(&topology, &target, &start.options, &config)?;
+        let (table, server, limits) = look_at(&topology, &target, &start.options, &config)?;
         let name = start.options.tls.server_name.clone();
         let map = Map::next(None, topology, &config, &target, tls.as_ref(), name.as_deref());
         let threads = config.threads;
@@ -106,6 +103,7 @@ impl Gateway {
             map_version: AtomicU64::new(map.version),
             map: Mutex::new(Arc::new(map)),
             server: Mutex::new(server),
+            limits: Mutex::new(limits),
             workers: (0..threads).map(|_| Mailbox::default()).collect(),
             clients: AtomicU64::new(0),
             numbers: AtomicU64::new(0),
@@ -119,10 +117,11 @@ impl Gateway {
         });
         let _ = shared.doubter.set(watch.doubter());
         // Sockets: from the gateway that runs already, or our own.
-        let (inherited, predecessor) = match config.handover.as_str() {
-            "" => (Vec::new(), None),
-            path => take_over(path),
+        let mut inheritance = match config.handover.as_str() {
+            "" => None,
+            path => handover::take_over(path).map_err(|e| failed(path, e))?,
         };
+        let inherited = inheritance.as_mut().map_or(Vec::new(), |i| std::mem::take(&mut i.sockets));
         let mut addresses = Vec::new();
         let mut listening: Vec<Vec<Arc<Listening>>> = vec![Vec::new(); threads];
         if !inherited.is_empty() {
@@ -157,7 +156,7 @@ impl Gateway {
         if !config.metrics.is_empty() {
             // Of an heir the port is free only when its predecessor has ended.
             let seen = Arc::new(Seen { shared: shared.clone(), stop: stop.clone() });
-            unslow_status::serve(&config.metrics, predecessor.is_some(), seen)
+            unslow_status::serve(&config.metrics, inheritance.is_some(), seen)
                 .map_err(|e| failed(format!("metrics at {}", config.metrics), e))?;
         }
         let mut control = Control {
@@ -173,6 +172,7 @@ impl Gateway {
             sockets: kept,
             addresses: addresses.clone(),
             sequence: 0,
+            tls_files: tls_files(&config),
         };
         control.open_facade();
         if !config.handover.is_empty() {
@@ -181,8 +181,8 @@ impl Gateway {
         let control = std::thread::Builder::new().name("gateway-control".into()).spawn(move || control.run());
         let control = Some(control.map_err(|e| failed("the control thread", e))?);
         // Only now: had anything failed, the old gateway would go on.
-        if let Some(mut predecessor) = predecessor {
-            let _ = predecessor.write_all(b"ready\n");
+        if let Some(inheritance) = inheritance {
+            inheritance.ready();
         }
         Ok(Gateway { shared, addresses, workers, control, stop })
     }
@@ -280,6 +280,8 @@ struct Control {
     addresses: Vec<String>,
     /// Of maintenance notifications; begins with the time, so that it grows over restarts.
     sequence: u64,
+    /// What the certificates in use were read from.
+    tls_files: Vec<(&'static str, u64)>,
 }
 
 impl Control {
@@ -371,7 +373,8 @@ impl Control {
         let (shared, options, log) = (self.shared.clone(), self.options.clone(), self.log.clone());
         let topology = self.watch.topology();
         std::thread::spawn(move || match look_at(&topology, &shared.target, &options, &shared.config()) {
-            Ok((table, server)) => {
+            Ok((table, server, limits)) => {
+                *shared.limits.lock().expect("no thread panicked") = limits;
                 let known = std::mem::replace(&mut *shared.server.lock().expect("no thread panicked"), server.clone());
                 if known != server {
                     log(("server_version", &[("from", known.1), ("to", server.1)]));
@@ -393,21 +396,16 @@ impl Control {
             Err(why) => (self.log)(("reload", &[("refused", format!("{why}; the old settings stay"))])),
             Ok(mut new) => {
                 let old = self.shared.config();
-                let fixed = new.fixed_differences(&old);
-                let stays = |name: &str| fixed.contains(&name);
-                // What needs a restart stays as it is, and is said.
-                if stays("listen") {
-                    new.listen = old.listen.clone();
-                }
-                (new.target, new.threads, new.facade, new.suspect_ms) =
-                    (old.target.clone(), old.threads, old.facade, old.suspect_ms);
-                (new.metrics, new.handover) = (old.metrics.clone(), old.handover.clone());
-                let idempotent = new.idempotent != old.idempotent;
+                let mut fixed = new.fixed_differences(&old);
+                // What needs a restart stays as it is, and is said. A renewed certificate has the old name.
+                new.keep_fixed(&old);
+                let renewed = tls_files(&new).into_iter().filter(|file| !self.tls_files.contains(file));
+                let renewed: Vec<&str> = renewed.map(|(name, _)| name).filter(|name| !fixed.contains(name)).collect();
+                fixed.extend(renewed);
                 *self.shared.config.lock().expect("no thread panicked") = Arc::new(new);
                 self.shared.settings_version.fetch_add(1, Ordering::AcqRel);
-                if idempotent {
-                    self.refresh_table();
-                }
+                // For `idempotent`, and for what the servers allow by now.
+                self.refresh_table();
                 let topology = self.shared.map().topology.clone();
                 self.remap(topology);
                 (self.log)(("reload", &[("done", "true".into()), ("need_a_restart", fixed.join(" "))]));
@@ -481,37 +479,23 @@ impl Control {
 
     // Hand-over.
 
-    /// Gives the listening sockets to whoever connects, and ends then.
+    /// Gives the listening sockets to whoever may have them and asks, and ends then.
     fn offer(&self, path: &str) -> Result<(), Error> {
-        use std::os::unix::fs::FileTypeExt;
-        match std::fs::symlink_metadata(path) {
-            Ok(there) if there.file_type().is_socket() => drop(std::fs::remove_file(path)),
-            Ok(_) => return Err(failed(path, "something that is no socket has this name; give --handover another")),
-            Err(_) => {}
-        }
-        let listener = UnixListener::bind(path).map_err(|e| failed(path, e))?;
-        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
-            .map_err(|e| failed(path, e))?;
-        let (shared, sockets, stop) = (self.shared.clone(), self.sockets.clone(), self.stop.clone());
-        listener.set_nonblocking(true).map_err(|e| failed(path, e))?;
+        let offer = Offer::open(path).map_err(|e| failed(path, e))?;
+        let (shared, sockets, stop, log) =
+            (self.shared.clone(), self.sockets.clone(), self.stop.clone(), self.log.clone());
         std::thread::spawn(move || {
             while !stop.load(Ordering::Acquire) && !shared.end.load(Ordering::Acquire) {
-                let Ok((mut heir, _)) = listener.accept() else {
-                    std::thread::sleep(Duration::from_millis(50));
-                    continue;
-                };
-                let _ = heir.set_nonblocking(false);
-                let _ = heir.set_read_timeout(Some(Duration::from_secs(60)));
-                let fds: Vec<_> = sockets.iter().map(|s| s.fd.as_fd()).collect();
-                let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-                let mut control = SendAncillaryBuffer::new(&mut space);
-                let given = fds.len() <= 64 && control.push(SendAncillaryMessage::ScmRights(&fds));
-                let sent = rustix::net::sendmsg(&heir, &[IoSlice::new(b"sockets\n")], &mut control, SendFlags::empty());
-                // It serves: from now on everybody new is its client. What it is not ready for stays ours.
-                let mut word = [0u8; 6];
-                if given && sent.is_ok() && heir.read_exact(&mut word).is_ok() && &word == b"ready\n" {
-                    shared.end.store(true, Ordering::Release);
-                    return;
+                match offer.visitor() {
+                    Ok(None) => std::thread::sleep(Duration::from_millis(50)),
+                    Err(why) => log(("handover", &[("refused", why)])),
+                    Ok(Some(mut heir)) => {
+                        // It serves: from now on everybody new is its client.
+                        if handover::give(&mut heir, &sockets) {
+                            shared.end.store(true, Ordering::Release);
+                            return;
+                        }
+                    }
                 }
             }
         });
@@ -519,34 +503,28 @@ impl Control {
     }
 }
 
-/// The sockets of the gateway that listens at `path`, and the connection on which to tell it that we serve; none when
-/// there is none.
-fn take_over(path: &str) -> (Vec<OwnedFd>, Option<UnixStream>) {
-    let Ok(stream) = UnixStream::connect(path) else { return (Vec::new(), None) };
-    let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
-    let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut word = [0u8; 8];
-    let got = rustix::net::recvmsg(&stream, &mut [IoSliceMut::new(&mut word)], &mut control, RecvFlags::CMSG_CLOEXEC);
-    let mut fds = Vec::new();
-    if got.is_ok() && &word == b"sockets\n" {
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = message {
-                fds.extend(more);
-            }
-        }
-    }
-    let predecessor = (!fds.is_empty()).then_some(stream);
-    (fds, predecessor)
+/// What files the settings name for TLS, with a digest of what is in them; for none that cannot be read.
+fn tls_files(config: &Config) -> Vec<(&'static str, u64)> {
+    let files =
+        [("tls_cert", &config.tls_cert), ("tls_key", &config.tls_key), ("tls_client_ca", &config.tls_client_ca)];
+    let digest = |path: &PathBuf| {
+        let mut hasher = DefaultHasher::new();
+        std::fs::read(path).ok()?.hash(&mut hasher);
+        Some(hasher.finish())
+    };
+    files.into_iter().filter_map(|(name, path)| Some((name, digest(path.as_ref()?)?))).collect()
 }
 
-/// COMMAND and the version of a node that answers.
+/// Name, version and RESP3 of a server.
+type Version = (String, String, bool);
+
+/// COMMAND, the version and the limits of a node that answers.
 fn look_at(
     topology: &Topology,
     target: &Target,
     options: &Options,
     config: &Config,
-) -> Result<(Table, (String, String, bool)), Error> {
+) -> Result<(Table, Version, ServerLimits), Error> {
     let mut last = failed(target.address(), "no node answered COMMAND");
     let options = Options { protocol: 2, name: Some("unslow-gateway"), ..options.clone() };
     let mut nodes: Vec<_> = topology.nodes.iter().collect();
@@ -559,14 +537,15 @@ fn look_at(
             let table = c.call(&["COMMAND"])?;
             let info =
                 c.call(&["INFO", "server"]).map(|v| Info::parse(&v.text().unwrap_or_default())).unwrap_or_default();
+            let limits = ask_limits(&mut c);
             let hello = c.call(&["HELLO", "3"]).is_ok();
-            Ok((table, info, hello))
+            Ok((table, info, limits, hello))
         });
         match asked {
-            Ok((reply, info, resp3)) => match Table::parse(&reply, &config.idempotent) {
+            Ok((reply, info, limits, resp3)) => match Table::parse(&reply, &config.idempotent) {
                 Some(table) => {
                     let version = info.get("valkey_version").or_else(|| info.get("redis_version")).unwrap_or("0.0.0");
-                    return Ok((table, (info.product().to_lowercase(), version.to_string(), resp3)));
+                    return Ok((table, (info.product().to_lowercase(), version.to_string(), resp3), limits));
                 }
                 None => last = failed(&node.address, "its answer to COMMAND is not a table of commands"),
             },
@@ -574,6 +553,17 @@ fn look_at(
         }
     }
     Err(last)
+}
+
+/// What a server takes, as far as this user may ask for it.
+fn ask_limits(c: &mut Connection) -> ServerLimits {
+    let info = c.call(&["INFO", "clients"]).ok().and_then(|v| v.text()).map(|text| Info::parse(&text));
+    let setting = c.call(&["CONFIG", "GET", "proto-max-bulk-len"]).ok();
+    let value = setting.and_then(|v| v.items().get(1)?.text());
+    ServerLimits {
+        maxclients: info.and_then(|i| i.get("maxclients")?.parse().ok()),
+        argument_bytes: value.and_then(|text| text.parse().ok()),
+    }
 }
 
 fn listen(text: &str, threads: usize) -> Result<Vec<OwnedFd>, Error> {
@@ -660,5 +650,24 @@ impl Status for Seen {
 
     fn ended(&self) -> bool {
         self.stop.load(Ordering::Acquire) || self.shared.drained.load(Ordering::Acquire) >= self.shared.workers.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renewed_certificate_is_noticed_under_its_old_name() {
+        let path = std::env::temp_dir().join(format!("unslow-gateway-tls-{}.pem", std::process::id()));
+        let config =
+            Config { tls_cert: Some(path.clone()), tls_key: Some("/no/such/file".into()), ..Config::default() };
+        std::fs::write(&path, "old").expect("a file");
+        let old = tls_files(&config);
+        assert_eq!(old.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["tls_cert"]);
+        assert_eq!(tls_files(&config), old);
+        std::fs::write(&path, "renewed").expect("a file");
+        assert_ne!(tls_files(&config), old);
+        std::fs::remove_file(&path).expect("it is there");
     }
 }

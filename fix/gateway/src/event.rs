@@ -43,6 +43,8 @@ pub enum Event {
     Refused { pause: u64, banned: u64, doubt: bool },
     /// Perhaps not run: a script may have written this.
     Verify,
+    /// A replica does not have the script or function that only reads. Its master may.
+    NotLoaded,
     /// The server became a replica while the command waited there for an element.
     Demoted,
 }
@@ -78,9 +80,10 @@ impl Lane {
         let flight = self.flights.pop_front()?;
         self.sent -= 1;
         self.sent_bytes -= flight.size();
-        self.forwarded = 0;
+        // The end of what was forwarded may begin with anything.
+        let whole = std::mem::take(&mut self.forwarded) == 0;
         let fresh = !std::mem::replace(&mut self.used, true);
-        let event = match reply.first() == Some(&b'-') && is_judged(flight.kind) {
+        let event = match whole && reply.first() == Some(&b'-') && is_judged(flight.kind) {
             true => {
                 let late = scene.now > flight.at + scene.hold;
                 let facts = Facts { cluster: scene.cluster, replica: scene.replica, late, pinned: self.pinned() };
@@ -143,6 +146,11 @@ pub fn meaning(flight: &Flight, reply: &[u8]) -> Meaning {
 pub fn on_error(flight: &Flight, reply: &[u8], facts: Facts, sender: Option<&Address>) -> Event {
     let Some(refusal) = Refusal::parse(reply, flight.author) else { return Event::Answer };
     if refusal.author == Author::Script {
+        // Scripts live in a server's memory: what was loaded on a master is unknown to a replica that joined or restarted since. No
+        // question is needed: the command only reads, so running it again changes nothing, whoever wrote the error.
+        if flight.read && facts.replica && !facts.pinned && not_loaded(&refusal, reply) {
+            return Event::NotLoaded;
+        }
         // Nothing is done about it that needs no verdict, not even a look at the topology: a client could ask for one as
         // often as it likes.
         return if acted_upon(&refusal, flight, facts) { Event::Verify } else { Event::Answer };
@@ -184,6 +192,10 @@ fn redirected(flight: &Flight, to: Redirect<'_>, ask: bool, sender: Option<&Addr
     }
     let named = sender.map_or(Named::Unknown, |sender| Address::named(to.address, sender));
     Event::Redirected(Elsewhere { slot: to.slot, to: named, ask })
+}
+
+fn not_loaded(refusal: &Refusal<'_>, reply: &[u8]) -> bool {
+    refusal.kind == Says::NoScript || reply.starts_with(b"-ERR Function not found")
 }
 
 fn contains(text: &[u8], words: &[u8]) -> bool {
@@ -321,6 +333,25 @@ mod tests {
             let flight = flight(Author::Script, 7, kind);
             assert_eq!(on_error(&flight, b"-MOVED 7 10.9.9.9:1\r\n", CLUSTER, None), Event::Answer, "{kind:?}");
         }
+    }
+
+    #[test]
+    fn a_script_that_a_replica_does_not_have_is_asked_of_its_master() {
+        let replica = Facts { replica: true, ..CLUSTER };
+        let reads = Flight { read: true, ..flight(Author::Script, 7, Kind::Reply) };
+        for (reply, facts, expected) in [
+            ("-NOSCRIPT No matching script.\r\n", replica, Event::NotLoaded),
+            ("-NOSCRIPT No matching script.\r\n", Facts { cluster: false, ..replica }, Event::NotLoaded),
+            ("-ERR Function not found\r\n", replica, Event::NotLoaded),
+            ("-ERR of its own\r\n", replica, Event::Answer),
+            // The master knows all there is to know.
+            ("-NOSCRIPT No matching script.\r\n", CLUSTER, Event::Answer),
+            ("-NOSCRIPT No matching script.\r\n", Facts { pinned: true, ..replica }, Event::Answer),
+        ] {
+            assert_eq!(on_error(&reads, reply.as_bytes(), facts, None), expected, "{reply} {facts:?}");
+        }
+        let writes = Flight { read: false, ..reads };
+        assert_eq!(on_error(&writes, b"-NOSCRIPT No matching script.\r\n", replica, None), Event::Answer);
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Gather {
     pub seq: u32,
     whole: Whole,
     parts: Vec<Vec<u8>>,
+    /// How much of each part, whole or still coming, counts among its client's parked bytes.
+    counted: Vec<usize>,
     left: usize,
 }
 
@@ -172,7 +174,8 @@ impl Worker {
         self.gather_number = self.gather_number.wrapping_add(1);
         let number = self.gather_number;
         let count = commands.len();
-        self.gathers.insert(number, Gather { whom, seq, whole, parts: vec![Vec::new(); count], left: count });
+        let (parts, counted) = (vec![Vec::new(); count], vec![0; count]);
+        self.gathers.insert(number, Gather { whom, seq, whole, parts, counted, left: count });
         for (part, ((slot, node, bytes), lane)) in commands.into_iter().zip(lanes).enumerate() {
             let first = Flight::new(whom, number, plan, &bytes, self.now, slot, Kind::Gather);
             let flight = Flight { node, part: part as u16, ..first };
@@ -188,8 +191,26 @@ impl Worker {
         self.take_lane(first, node, whom)
     }
 
+    /// So many bytes of a part are there. They wait in memory until the last part has come: a client that asks for more than may wait
+    /// for it is closed. False where nobody waits for them any more.
+    pub fn count_part(&mut self, io: &mut Io, number: u32, part: u16, bytes: usize) -> bool {
+        let Some(gather) = self.gathers.get_mut(&number) else { return false };
+        let Some(counted) = gather.counted.get_mut(usize::from(part)) else { return false };
+        let (before, whom) = (std::mem::replace(counted, bytes), gather.whom);
+        let Some(client) = self.client(whom) else { return false };
+        client.parked = client.parked + bytes - before;
+        if client.parked > self.config.client_output_bytes {
+            self.close_slow(io, whom);
+            return false;
+        }
+        true
+    }
+
     /// A part has come.
     pub fn gathered(&mut self, io: &mut Io, number: u32, part: u16, bytes: &[u8]) {
+        if !self.count_part(io, number, part, bytes.len()) {
+            return;
+        }
         let Some(gather) = self.gathers.get_mut(&number) else { return };
         let Some(place) = gather.parts.get_mut(usize::from(part)).filter(|p| p.is_empty()) else { return };
         place.extend_from_slice(bytes);
@@ -198,6 +219,9 @@ impl Worker {
             return;
         }
         let Some(gather) = self.gathers.remove(&number) else { return };
+        if let Some(client) = self.client(gather.whom) {
+            client.parked -= gather.counted.iter().sum::<usize>();
+        }
         let answer = match &gather.whole {
             Whole::Join(join) => joined(*join, &gather.parts),
             Whole::Values(order) => values(order, &gather.parts),
@@ -388,6 +412,53 @@ mod tests {
         // All keys in one slot: the command stays whole.
         rig.says(client, &format!("MSET {a} 1 {a} 2\r\n"));
         assert_eq!(rig.asked(0), [format!("MSET {a} 1 {a} 2")]);
+    }
+
+    #[test]
+    fn parts_that_wait_for_the_others_count_as_bytes_that_wait_for_the_client() {
+        const LIMIT: usize = 1 << 20;
+        let value = |len: usize| format!("*1\r\n${len}\r\n{}\r\n", "x".repeat(len));
+        // Whole parts; and one that has not even come to its end.
+        for (parts, unfinished) in [(3, false), (1, true)] {
+            let mut rig = Rig::halves(Config { client_output_bytes: LIMIT, ..Config::default() });
+            let ([a, c, d], [b, ..]) = (rig.keys(0), rig.keys(1));
+            let (client, other) = (rig.client(None), rig.client(None));
+            rig.says(client, &format!("MGET {a} {b} {c} {d}\r\n"));
+            assert_eq!((rig.asked(0).len(), rig.asked(1).len()), (3, 1));
+            rig.says(other, &format!("GET {a}\r\n"));
+            rig.asked(0);
+            let whole = value(if unfinished { 2 * LIMIT } else { LIMIT / 2 });
+            let first = if unfinished { whole.len() - 10 } else { whole.len() };
+            for _ in 0..parts {
+                rig.answers(0, &whole[..first]);
+            }
+            assert_eq!(rig.worker.stats.clients_closed_slow, 1, "{parts} parts");
+            assert_eq!((rig.worker.gathers.len(), rig.worker.everyone().count()), (0, 1));
+            let kept: usize = rig.worker.lanes.iter().map(|l| l.part.len()).sum();
+            assert!(kept <= LIMIT / 4, "{kept} bytes for nobody");
+            // The rest goes nowhere, and those behind get their own.
+            rig.answers(0, &whole[first..]);
+            for _ in parts..3 {
+                rig.answers(0, &value(1));
+            }
+            rig.answers(0, "$2\r\nok\r\n");
+            assert_eq!(rig.told(other), "$2\r\nok\r\n");
+        }
+    }
+
+    #[test]
+    fn a_joined_answer_leaves_nothing_parked() {
+        let mut rig = Rig::halves(Config::default());
+        let ([a, ..], [b, ..]) = (rig.keys(0), rig.keys(1));
+        let client = rig.client(None);
+        rig.says(client, &format!("MGET {a} {b}\r\n"));
+        rig.asked(0);
+        rig.asked(1);
+        rig.answers(0, "*1\r\n$1\r\na\r\n");
+        assert_eq!(rig.worker.everyone().map(|c| c.parked).sum::<usize>(), 11);
+        rig.answers(1, "*1\r\n$1\r\nb\r\n");
+        assert_eq!(rig.told(client), "*2\r\n$1\r\na\r\n$1\r\nb\r\n");
+        assert_eq!(rig.worker.everyone().map(|c| c.parked).sum::<usize>(), 0);
     }
 
     #[test]

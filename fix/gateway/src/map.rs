@@ -11,6 +11,7 @@ use unslow_reactor::{Peer, Tls};
 use unslow_topology::{DeploymentKind, Health, Role, SLOTS, Topology};
 
 use crate::config::{Config, Read};
+use crate::own::Own;
 
 /// No node.
 pub const NOBODY: u16 = u16::MAX;
@@ -34,6 +35,8 @@ pub struct Server {
     pub zone: Option<String>,
     pub rtt_us: Option<u64>,
     pub lag_bytes: Option<u64>,
+    /// How many connections clients have here alone: one count for all maps and threads.
+    pub own: Arc<Own>,
 }
 
 /// See the module.
@@ -194,6 +197,7 @@ pub fn server(
         zone: None,
         rtt_us: None,
         lag_bytes: None,
+        own: Arc::default(),
     }
 }
 

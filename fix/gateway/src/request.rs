@@ -13,8 +13,56 @@ pub enum Request {
     Nothing(usize),
     /// The arguments so far are whole; what follows is too long to wait for.
     Long,
-    /// No request. The sentence is for the client, and the connection is at its end.
-    Bad(&'static str),
+    /// No request: the client gets the reason, and its connection ends.
+    Bad(Wrong),
+}
+
+/// Why bytes are not a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// The number of arguments is no number, or too large.
+    Arguments,
+    /// More arguments than may come before AUTH.
+    ArgumentsBeforeLogin,
+    /// The line with the number of arguments does not end.
+    ArgumentsLine,
+    /// The length of an argument is no number, or more than the server takes.
+    Length,
+    /// A longer argument than may come before AUTH.
+    LengthBeforeLogin,
+    /// The line with the length of an argument does not end.
+    LengthLine,
+    /// This byte stands where an argument has its `$`.
+    NoBulk(u8),
+    /// An argument is longer than it says. Servers do not look.
+    NoEnd,
+    /// An inline line does not end.
+    Inline,
+    /// An inline line has a quote too few, or text right behind one.
+    Quotes,
+}
+
+impl Wrong {
+    /// In the servers' own words, as far as they have any.
+    pub fn text(self) -> Vec<u8> {
+        let why = match self {
+            Wrong::Arguments => "invalid multibulk length",
+            Wrong::ArgumentsBeforeLogin => "unauthenticated multibulk length",
+            Wrong::ArgumentsLine => "too big mbulk count string",
+            Wrong::Length => "invalid bulk length",
+            Wrong::LengthBeforeLogin => "unauthenticated bulk length",
+            Wrong::LengthLine => "too big bulk count string",
+            Wrong::NoBulk(found) => {
+                // A line break would end the error.
+                let found = if matches!(found, b'\r' | b'\n') { b' ' } else { found };
+                return [&b"Protocol error: expected '$', got '"[..], &[found], b"'"].concat();
+            }
+            Wrong::NoEnd => "expected CR LF behind a bulk string",
+            Wrong::Inline => "too big inline request",
+            Wrong::Quotes => "unbalanced quotes in request",
+        };
+        format!("Protocol error: {why}").into_bytes()
+    }
 }
 
 /// Where an argument is.
@@ -27,27 +75,40 @@ pub const LONG_IN_ALL: usize = 16 << 20;
 /// Less than this is read again when more of it comes: it costs less than to remember.
 const REMEMBERED: usize = 4096;
 const LINE_MAX: usize = 64 * 1024;
+/// The longest argument, whatever the server takes; also the servers' own default of `proto-max-bulk-len`.
+pub const ARGUMENT_MAX: u32 = 512 << 20;
 
 /// How much a request may hold, as servers have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
     /// Before AUTH, where one is needed: ten arguments of 16 KiB.
     Little,
+    /// Arguments as long as servers take by default.
     All,
+    /// Arguments of this many bytes: the server's `proto-max-bulk-len`.
+    UpTo(u32),
 }
 
 impl Allowed {
-    fn arguments(self) -> (i64, &'static str) {
+    /// For who is logged in, by the server's `proto-max-bulk-len` where it is known.
+    pub fn server(argument_bytes: Option<u64>) -> Allowed {
+        let most = |bytes| u32::try_from(bytes).unwrap_or(ARGUMENT_MAX).min(ARGUMENT_MAX);
+        argument_bytes.map_or(Allowed::All, |bytes| Allowed::UpTo(most(bytes)))
+    }
+
+    fn arguments(self) -> (i64, Wrong) {
         match self {
-            Allowed::Little => (10, "Protocol error: unauthenticated multibulk length"),
-            Allowed::All => (1 << 20, "Protocol error: invalid multibulk length"),
+            Allowed::Little => (10, Wrong::ArgumentsBeforeLogin),
+            Allowed::All | Allowed::UpTo(_) => (1 << 20, Wrong::Arguments),
         }
     }
 
-    fn bulk(self) -> (i64, &'static str) {
+    #[inline]
+    fn bulk(self) -> (i64, Wrong) {
         match self {
-            Allowed::Little => (16 * 1024, "Protocol error: unauthenticated bulk length"),
-            Allowed::All => (512 << 20, "Protocol error: invalid bulk length"),
+            Allowed::Little => (16 * 1024, Wrong::LengthBeforeLogin),
+            Allowed::All => (i64::from(ARGUMENT_MAX), Wrong::Length),
+            Allowed::UpTo(most) => (i64::from(most), Wrong::Length),
         }
     }
 }
@@ -103,7 +164,8 @@ fn array(bytes: &[u8], args: &mut Vec<Range>, allowed: Allowed, progress: &mut O
                 Number::Is(n, at) if n <= most => (n as usize, at),
                 Number::Is(n, _) if n > 1 << 20 => return Request::Bad(Allowed::All.arguments().1),
                 Number::Is(..) => return Request::Bad(why),
-                Number::Not => return Request::Bad("Protocol error: invalid multibulk length"),
+                Number::Not => return Request::Bad(Wrong::Arguments),
+                Number::Endless => return Request::Bad(Wrong::ArgumentsLine),
                 Number::Unfinished => return Request::Incomplete,
             }
         }
@@ -112,7 +174,7 @@ fn array(bytes: &[u8], args: &mut Vec<Range>, allowed: Allowed, progress: &mut O
         let end = match argument(bytes, at, allowed) {
             Argument::Is(range, end) if end <= bytes.len() => {
                 if bytes[end - 2..end] != *b"\r\n" {
-                    return Request::Bad("Protocol error: expected CR LF behind a bulk string");
+                    return Request::Bad(Wrong::NoEnd);
                 }
                 args.push(range);
                 end
@@ -139,7 +201,7 @@ fn array(bytes: &[u8], args: &mut Vec<Range>, allowed: Allowed, progress: &mut O
 enum Argument {
     Is(Range, usize),
     Unfinished,
-    Bad(&'static str),
+    Bad(Wrong),
 }
 
 #[inline]
@@ -147,7 +209,7 @@ fn argument(bytes: &[u8], at: usize, allowed: Allowed) -> Argument {
     match bytes.get(at) {
         None => return Argument::Unfinished,
         Some(b'$') => {}
-        Some(_) => return Argument::Bad("Protocol error: expected '$'"),
+        Some(&found) => return Argument::Bad(Wrong::NoBulk(found)),
     }
     let (most, why) = allowed.bulk();
     match number(bytes, at + 1) {
@@ -155,8 +217,9 @@ fn argument(bytes: &[u8], at: usize, allowed: Allowed) -> Argument {
             let to = from + n as usize;
             Argument::Is((from as u32, to as u32), to + 2)
         }
-        Number::Is(n, _) if n > most && n <= 512 << 20 => Argument::Bad(why),
-        Number::Is(..) | Number::Not => Argument::Bad("Protocol error: invalid bulk length"),
+        Number::Is(n, _) if n > most && n <= i64::from(ARGUMENT_MAX) => Argument::Bad(why),
+        Number::Is(..) | Number::Not => Argument::Bad(Wrong::Length),
+        Number::Endless => Argument::Bad(Wrong::LengthLine),
         Number::Unfinished => Argument::Unfinished,
     }
 }
@@ -164,7 +227,16 @@ fn argument(bytes: &[u8], at: usize, allowed: Allowed) -> Argument {
 enum Number {
     Is(i64, usize),
     Not,
+    /// Not, and the line is longer than any.
+    Endless,
     Unfinished,
+}
+
+/// Servers look for the end of the line first, and judge what is on it then. They wait for it; this does not.
+#[cold]
+fn no_number(bytes: &[u8], begin: usize) -> Number {
+    let line = &bytes[begin.min(bytes.len())..];
+    if line.len() > LINE_MAX && !line.contains(&b'\r') { Number::Endless } else { Number::Not }
 }
 
 /// The number at `at`, and what follows its line. Written as servers want it: no sign but one minus, no zero in front.
@@ -176,8 +248,8 @@ fn number(bytes: &[u8], at: usize) -> Number {
     let mut n: i64 = 0;
     loop {
         match bytes.get(at) {
-            None => return if at - begin > 20 { Number::Not } else { Number::Unfinished },
-            Some(b'0'..=b'9') if at == begin + 1 && bytes[begin] == b'0' => return Number::Not,
+            None => return Number::Unfinished,
+            Some(b'0'..=b'9') if at == begin + 1 && bytes[begin] == b'0' => return no_number(bytes, begin),
             Some(digit @ b'0'..=b'9') if at - begin < 18 => n = n * 10 + i64::from(digit - b'0'),
             Some(b'\r') if at > begin && !(negative && n == 0) => {
                 return match bytes.get(at + 1) {
@@ -186,7 +258,7 @@ fn number(bytes: &[u8], at: usize) -> Number {
                     None => Number::Unfinished,
                 };
             }
-            Some(_) => return Number::Not,
+            Some(_) => return no_number(bytes, begin),
         }
         at += 1;
     }
@@ -198,7 +270,7 @@ fn inline(bytes: &[u8], args: &mut Vec<Range>, progress: &mut Option<Box<Progres
     let there = &bytes[..bytes.len().min(LINE_MAX)];
     let Some(lf) = there[seen..].iter().position(|&b| b == b'\n').map(|at| seen + at) else {
         if bytes.len() >= LINE_MAX {
-            return Request::Bad("Protocol error: too big inline request");
+            return Request::Bad(Wrong::Inline);
         }
         if bytes.len() > REMEMBERED {
             *progress = Some(Box::new(Progress { at: bytes.len(), ..Progress::default() }));
@@ -206,7 +278,7 @@ fn inline(bytes: &[u8], args: &mut Vec<Range>, progress: &mut Option<Box<Progres
         return Request::Incomplete;
     };
     match words(&bytes[..lf], args) {
-        Err(Unbalanced) => Request::Bad("Protocol error: unbalanced quotes in request"),
+        Err(Unbalanced) => Request::Bad(Wrong::Quotes),
         Ok(()) if args.is_empty() => Request::Nothing(lf + 1),
         Ok(()) => Request::Inline(lf + 1),
     }
@@ -357,6 +429,57 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_request_is_refused_in_the_servers_words() {
+        let endless = |head: &[u8]| [head, &[b'1'; LINE_MAX + 20]].concat();
+        for (bytes, allowed, expected) in [
+            (b"*x\r\n".to_vec(), Allowed::All, "invalid multibulk length"),
+            (b"*1048577\r\n".to_vec(), Allowed::All, "invalid multibulk length"),
+            (b"*99999999999999999999\r\n".to_vec(), Allowed::All, "invalid multibulk length"),
+            (b"*11\r\n".to_vec(), Allowed::Little, "unauthenticated multibulk length"),
+            (endless(b"*"), Allowed::All, "too big mbulk count string"),
+            (endless(b"*1\r\n$"), Allowed::All, "too big bulk count string"),
+            (b"*1\r\n$x\r\n".to_vec(), Allowed::All, "invalid bulk length"),
+            (b"*1\r\n$-1\r\n".to_vec(), Allowed::All, "invalid bulk length"),
+            (b"*1\r\n$536870913\r\n".to_vec(), Allowed::All, "invalid bulk length"),
+            (b"*1\r\n$1048577\r\n".to_vec(), Allowed::UpTo(1 << 20), "invalid bulk length"),
+            (b"*1\r\n$16385\r\n".to_vec(), Allowed::Little, "unauthenticated bulk length"),
+            (b"*1\r\nGET\r\n".to_vec(), Allowed::All, "expected '$', got 'G'"),
+            (b"*1\r\n\r\n".to_vec(), Allowed::All, "expected '$', got ' '"),
+            (b"GET \"k\r\n".to_vec(), Allowed::All, "unbalanced quotes in request"),
+            (b"GET 'k\r\n".to_vec(), Allowed::Little, "unbalanced quotes in request"),
+            (b"GET \"k\"x\r\n".to_vec(), Allowed::All, "unbalanced quotes in request"),
+            (vec![b'a'; LINE_MAX], Allowed::All, "too big inline request"),
+        ] {
+            let shown = &bytes[..bytes.len().min(40)];
+            let found = match parse(&bytes, &mut Vec::new(), allowed, &mut None) {
+                Request::Bad(wrong) => wrong.text(),
+                other => panic!("{}: {other:?}", shown.escape_ascii()),
+            };
+            assert_eq!(
+                String::from_utf8_lossy(&found),
+                format!("Protocol error: {expected}"),
+                "{}",
+                shown.escape_ascii()
+            );
+        }
+    }
+
+    #[test]
+    fn an_argument_is_as_long_as_the_server_takes_it() {
+        let mut args = Vec::new();
+        for (allowed, length, taken) in [
+            (Allowed::UpTo(1 << 20), 1 << 20, true),
+            (Allowed::UpTo(1 << 20), (1 << 20) + 1, false),
+            (Allowed::All, ARGUMENT_MAX, true),
+            (Allowed::All, ARGUMENT_MAX + 1, false),
+        ] {
+            let text = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${length}\r\nabc");
+            let expected = if taken { Request::Long } else { Request::Bad(Wrong::Length) };
+            assert_eq!(parse(text.as_bytes(), &mut args, allowed, &mut None), expected, "{allowed:?}, {length}");
+        }
+    }
+
+    #[test]
     fn a_long_value_is_told_before_it_is_there() {
         let (request, args) = read(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1000000\r\nabc");
         assert_eq!((request, args), (Request::Long, vec![&b"SET"[..], b"k"]));
@@ -440,11 +563,11 @@ mod tests {
         let mut args = Vec::new();
         let mut first = |text: &[u8]| parse(text, &mut args, Allowed::Little, &mut None);
         assert_eq!(first(b"*2\r\n$4\r\nAUTH\r\n$1\r\np\r\n"), Request::Whole(21));
-        assert_eq!(first(b"*11\r\n"), Request::Bad("Protocol error: unauthenticated multibulk length"));
-        assert_eq!(first(b"*2000000\r\n"), Request::Bad("Protocol error: invalid multibulk length"));
+        assert_eq!(first(b"*11\r\n"), Request::Bad(Wrong::ArgumentsBeforeLogin));
+        assert_eq!(first(b"*2000000\r\n"), Request::Bad(Wrong::Arguments));
         assert_eq!(first(b"*10\r\n$16384\r\n"), Request::Incomplete);
-        assert_eq!(first(b"*10\r\n$16385\r\n"), Request::Bad("Protocol error: unauthenticated bulk length"));
-        assert_eq!(first(b"*1\r\n$999999999\r\n"), Request::Bad("Protocol error: invalid bulk length"));
+        assert_eq!(first(b"*10\r\n$16385\r\n"), Request::Bad(Wrong::LengthBeforeLogin));
+        assert_eq!(first(b"*1\r\n$999999999\r\n"), Request::Bad(Wrong::Length));
     }
 
     #[test]

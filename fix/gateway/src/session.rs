@@ -1,9 +1,9 @@
 //! What a worker remembers of a client, of a connection to a server, and of a command between the two.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use unslow_nodes::Author;
+use unslow_nodes::{Author, Backoff, Greeting, Login};
 use unslow_reactor::Id;
 use unslow_resp::{Limits, Splitter};
 use unslow_topology::commands::Plan;
@@ -11,7 +11,9 @@ use unslow_topology::commands::Plan;
 use crate::ids::{IdentityId, LaneId, SetId};
 use crate::journal::Journal;
 use crate::map::NOBODY;
+use crate::own::Permit;
 use crate::request::Progress;
+use crate::subscriptions::{Awaited, Channels};
 use crate::worker::Waiting;
 
 /// Place of a MULTI that the gateway says for a client: nobody waits for its answer, but it must be good.
@@ -27,9 +29,19 @@ const QUEUED_BYTES_MAX: usize = 64 * 1024;
 /// costs eight bytes here.
 const DEPTH_MAX: usize = 100_000;
 
-/// Splits what goes through without being kept: of any length.
+/// Replies and requests that pass through without being kept may be of any length.
+fn passing() -> Limits {
+    Limits { frame_bytes_max: usize::MAX >> 1, depth_max: DEPTH_MAX, ..Limits::default() }
+}
+
+/// Splits what servers send. A script's error or simple string is a line of any length; it passes through in pieces.
 pub fn splitter() -> Splitter {
-    Splitter::new(Limits { frame_bytes_max: usize::MAX >> 1, depth_max: DEPTH_MAX, ..Limits::default() })
+    Splitter::over_long_texts(passing())
+}
+
+/// Splits a request that passes through.
+pub fn request_splitter() -> Splitter {
+    Splitter::new(passing())
 }
 
 /// A client, as long as it is there: indices are used again, serial numbers are not.
@@ -155,8 +167,8 @@ pub enum Asked {
     Auth(Claim),
     /// SELECT.
     Db(u32),
-    /// A setting of its own connections, as it was said, and whether that is CLIENT TRACKING.
-    Setup(Vec<u8>),
+    /// A setting of its own connections.
+    Setup(Setting),
 }
 
 /// Whether a client is about to go.
@@ -180,6 +192,8 @@ pub enum Stall {
     Some,
     /// Until a server, the client itself or the operator has caught up; looked at again every few milliseconds.
     Room,
+    /// Until servers have confirmed subscriptions: its own, or those that its message is to reach.
+    Confirmations,
 }
 
 /// CLIENT REPLY.
@@ -196,20 +210,6 @@ pub struct Stream {
     pub lane: Option<LaneId>,
     pub splitter: Splitter,
 }
-
-/// Where a subscription is.
-#[derive(Clone, Copy, Debug)]
-pub struct Subscription {
-    /// None while it waits for a node to be on.
-    pub lane: Option<LaneId>,
-    /// The server has confirmed it.
-    pub confirmed: bool,
-    /// The client need not hear of that: it was made anew for it.
-    pub silent: bool,
-}
-
-/// A pub/sub subscription: b's' shard channel, b'c' channel, b'p' pattern, and the name.
-pub type Channel = (u8, Vec<u8>);
 
 pub struct Client {
     pub id: Id,
@@ -246,13 +246,19 @@ pub struct Client {
     pub asked: Option<Box<Asked>>,
     /// A dedicated lane that everything goes to.
     pub pin: Option<LaneId>,
+    /// The slot by which its node was chosen, for WATCH and MULTI.
+    pub pin_slot: u16,
+    /// Another one, for a command that blocks while `pin` watches.
+    pub aside: Option<LaneId>,
     /// Lanes of subscriptions.
     pub subs: Vec<LaneId>,
-    pub channels: BTreeMap<Channel, Subscription>,
-    /// Confirmations of subscribing that the client is to get.
+    pub channels: Channels,
+    /// Confirmations of subscribing that the client is to get, from its lanes of subscriptions.
     pub subscribing: usize,
     /// Confirmations of unsubscribing that are to come.
     pub unsubscribing: usize,
+    /// What has come of it since it was last caught up with goes behind this subscription, where the order counts.
+    pub behind: Option<u64>,
     pub name: Vec<u8>,
     pub library: Vec<u8>,
     pub replies: Replies,
@@ -305,10 +311,13 @@ impl Client {
             watch: Watch::Nothing,
             asked: None,
             pin: None,
+            pin_slot: NO_SLOT,
+            aside: None,
             subs: Vec::new(),
-            channels: BTreeMap::new(),
+            channels: Channels::default(),
             subscribing: 0,
             unsubscribing: 0,
+            behind: None,
             name: Vec::new(),
             library: Vec::new(),
             replies: Replies::On,
@@ -357,8 +366,15 @@ impl Client {
     pub fn plain(&self) -> bool {
         self.pin.is_none()
             && matches!(self.doing, Doing::Nothing)
-            && (self.subs.is_empty() || self.proto == 3)
+            && (self.subs.is_empty() || self.proto == 3 && !self.awaits_confirmations())
             && self.set.is_some()
+    }
+
+    /// Whether a server owes it confirmations. They stand before the replies to its later commands, as on one connection. A
+    /// subscription without a node is not waited for.
+    #[inline]
+    pub fn awaits_confirmations(&self) -> bool {
+        !self.subs.is_empty() && (self.subscribing > 0 || self.unsubscribing > 0)
     }
 
     pub fn mode(&self) -> Mode {
@@ -367,6 +383,7 @@ impl Client {
             Doing::Monitor => Mode::Monitor,
             Doing::Transaction(t) => Mode::Transaction(t.at),
             Doing::Nothing if self.proto == 2 && !self.subs.is_empty() => Mode::Subscriber,
+            Doing::Nothing if self.aside.is_some() => Mode::Blocked,
             Doing::Nothing if self.pin.is_some() && !self.watch.held() && !self.pending.is_empty() => Mode::Blocked,
             Doing::Nothing => Mode::Plain,
         }
@@ -384,6 +401,23 @@ impl Client {
             Doing::Transaction(t) => Some(t),
             _ => None,
         }
+    }
+
+    /// Between two commands: nothing is owed either way, nothing has begun, and nothing is kept for it anywhere.
+    pub fn is_between_commands(&self) -> bool {
+        self.pending.is_empty()
+            && self.unread == 0
+            && matches!(self.doing, Doing::Nothing)
+            && self.subs.is_empty()
+            && !self.watch.held()
+            && self.asked.is_none()
+            && self.stream.is_none()
+    }
+
+    /// Whether it has said more than what connections begin with: HELLO, AUTH, CLIENT, SELECT.
+    pub fn has_begun(&self) -> bool {
+        const HANDSHAKE: u64 = 8;
+        self.last_node != NOBODY || self.commands > HANDSHAKE
     }
 
     /// Whether the dedicated lane has done its work.
@@ -478,18 +512,6 @@ impl Flight {
     }
 }
 
-/// What a lane says before it is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Greeting {
-    Auth,
-    Hello,
-    Select,
-    Setup,
-    /// CLIENT ID, for CLIENT UNBLOCK.
-    Number,
-    Ignore,
-}
-
 /// How far a lane is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -512,13 +534,15 @@ pub struct Lane {
     pub pooled: bool,
     /// Everything on it goes to the owner: MONITOR, pub/sub.
     pub raw: bool,
+    /// Subscriptions that it is to confirm, oldest first.
+    pub awaited: VecDeque<Awaited>,
     /// The node is suspected: nothing more is written.
     pub held: bool,
     /// Its state is not what the next one expects.
     pub dirty: bool,
     /// Its connection has said READONLY; None when what was said is not certain.
     pub read_only: Option<bool>,
-    pub greeting: VecDeque<Greeting>,
+    pub greeting: Greeting,
     pub flights: VecDeque<Flight>,
     pub journal: Journal,
     /// The first of the flights that are written, and their bytes.
@@ -536,14 +560,24 @@ pub struct Lane {
     pub dialled_at: u64,
     /// The server's CLIENT ID of it.
     pub server_number: Option<u64>,
-    pub failures: u32,
+    pub backoff: Backoff,
     /// Nobody could be reached here since.
     pub down_since: Option<u64>,
     pub idle_since: u64,
+    /// Its place among the node's own connections, for one that a client has alone, or that waits in the pool for one.
+    pub permit: Option<Permit>,
+    /// Since when it has waited for one.
+    pub waits_since: Option<u64>,
     pub free: bool,
 }
 
 impl Lane {
+    /// Whether it may not be dialled before it has a permit.
+    #[inline]
+    pub fn lacks_permit(&self) -> bool {
+        self.permit.is_none() && (self.owner.is_some() || self.pooled)
+    }
+
     /// Whether a client has it alone, from the pool.
     #[inline]
     pub fn pinned(&self) -> bool {
@@ -566,16 +600,35 @@ pub struct Claim {
     pub named: Option<Vec<u8>>,
 }
 
+/// What a client has set with CLIENT for its own connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sticky {
+    Tracking,
+    NoTouch,
+}
+
+/// A command that sets it, as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    pub what: Sticky,
+    /// OFF ends it.
+    pub on: bool,
+    pub bytes: Vec<u8>,
+}
+
 /// Lanes with the same user, database and protocol: one a node.
 pub struct Set {
     /// None when the place is free.
     pub identity: Option<IdentityId>,
+    /// Who says SELECT on its connections: the user whom the server let select this database. AUTH keeps the database, also for a user
+    /// who may not say SELECT.
+    pub selector: IdentityId,
     pub db: u32,
     pub proto: u8,
     pub owner: Option<Whom>,
     pub lanes: Vec<Option<LaneId>>,
-    /// Said on each lane of it before use, as it came from the client.
-    pub setup: Vec<Vec<u8>>,
+    /// Said on each lane of it before use.
+    pub setup: Vec<Setting>,
     /// Since when no client has it.
     pub idle_since: Option<u64>,
 }
@@ -594,6 +647,10 @@ pub struct Identity {
 }
 
 impl Identity {
+    pub fn login(&self) -> Login<'_> {
+        Login { user: self.user.as_deref(), password: self.password.as_deref() }
+    }
+
     /// The words of its AUTH.
     pub fn auth(&self) -> Vec<&[u8]> {
         let words = [Some(&b"AUTH"[..]), self.user.as_deref(), Some(self.password.as_deref().unwrap_or(b""))];
@@ -602,8 +659,17 @@ impl Identity {
 }
 
 impl Set {
-    /// An empty one.
+    /// An empty one, of a user who has selected its database.
     pub fn of(identity: IdentityId, db: u32, proto: u8, owner: Option<Whom>) -> Set {
-        Set { identity: Some(identity), db, proto, owner, lanes: Vec::new(), setup: Vec::new(), idle_since: None }
+        Set {
+            identity: Some(identity),
+            selector: identity,
+            db,
+            proto,
+            owner,
+            lanes: Vec::new(),
+            setup: Vec::new(),
+            idle_since: None,
+        }
     }
 }

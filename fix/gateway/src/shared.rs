@@ -11,6 +11,7 @@ use unslow_watch::Doubter;
 use crate::config::Config;
 use crate::map::Map;
 use crate::session::{Identity, Whom};
+use crate::special::others::{Filter, Halt};
 use crate::stats::Stats;
 use unslow_topology::commands::Table;
 
@@ -23,8 +24,6 @@ pub enum Message {
     Show(Arc<Question>),
     /// The answer to a command of a client of yours.
     Answer(Whom, u32, Vec<u8>),
-    /// CLIENT KILL ID.
-    Kill(u64),
     Listen(Arc<Listening>),
     /// For everyone who wants maintenance notifications.
     Notify(Arc<Notice>),
@@ -42,6 +41,8 @@ pub struct Notice {
 /// What every worker has to say a part of.
 pub struct Question {
     pub what: What,
+    /// Which clients it is about.
+    pub filter: Filter,
     /// The worker and the client that asked, and which of its commands.
     pub asker: (usize, Whom, u32),
     pub parts: Mutex<Vec<Vec<Vec<String>>>>,
@@ -54,6 +55,13 @@ pub enum What {
     Clients,
     /// The same in the servers' own format.
     ClientList,
+    /// Not only a question: they are closed, and counted.
+    ClientKill,
+    /// The same by address, in the words of old.
+    ClientKillOne,
+    /// CLIENT PAUSE until this time.
+    Pause(Halt, u64),
+    Unpause,
     Backends,
     Pools,
 }
@@ -71,6 +79,8 @@ pub struct Shared {
     pub map_version: AtomicU64,
     /// Server version and whether it speaks RESP3.
     pub server: Mutex<(String, String, bool)>,
+    /// Changes with the table.
+    pub limits: Mutex<ServerLimits>,
     pub workers: Vec<Mailbox>,
     pub clients: AtomicU64,
     pub numbers: AtomicU64,
@@ -84,6 +94,15 @@ pub struct Shared {
     pub started: std::time::Instant,
     /// Node listeners of the cluster facade: address of the server to port.
     pub facade_ports: Mutex<std::collections::BTreeMap<String, u16>>,
+}
+
+/// What a server takes, as far as it may be asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Connections: `maxclients`.
+    pub maxclients: Option<u64>,
+    /// Bytes of an argument: `proto-max-bulk-len`.
+    pub argument_bytes: Option<u64>,
 }
 
 /// A worker's.
@@ -102,6 +121,10 @@ impl Shared {
 
     pub fn table(&self) -> Arc<Table> {
         self.table.lock().expect("no thread panicked").clone()
+    }
+
+    pub fn limits(&self) -> ServerLimits {
+        *self.limits.lock().expect("no thread panicked")
     }
 
     pub fn map(&self) -> Arc<Map> {

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-/// Latency by powers of two: bucket i counts what took less than 2^i microseconds.
+/// Latency by powers of two: bucket i counts what took less than 2^i microseconds; the last one everything beyond.
 #[derive(Clone, Debug, Default)]
 pub struct Latency {
     pub buckets: [u64; 28],
     pub sum_us: u64,
     pub count: u64,
+    pub longest_us: u64,
 }
 
 impl Latency {
@@ -17,6 +18,12 @@ impl Latency {
         self.buckets[bucket] += 1;
         self.sum_us += us;
         self.count += 1;
+        self.longest_us = self.longest_us.max(us);
+    }
+
+    /// The buckets that have an upper end.
+    pub fn bounded(&self) -> &[u64] {
+        &self.buckets[..self.buckets.len() - 1]
     }
 
     pub fn merge(&mut self, other: &Latency) {
@@ -25,19 +32,20 @@ impl Latency {
         }
         self.sum_us += other.sum_us;
         self.count += other.count;
+        self.longest_us = self.longest_us.max(other.longest_us);
     }
 
-    /// Upper end of the bucket this quantile falls into, in microseconds.
+    /// Upper end of the bucket this quantile falls into, in microseconds; of the last bucket, which has none, of all that came.
     pub fn quantile_us(&self, q: f64) -> u64 {
         let wanted = (self.count as f64 * q).ceil() as u64;
         let mut seen = 0;
-        for (i, n) in self.buckets.iter().enumerate() {
+        for (i, n) in self.bounded().iter().enumerate() {
             seen += n;
             if seen >= wanted && seen > 0 {
                 return 1 << i;
             }
         }
-        0
+        if self.count > 0 { self.longest_us.saturating_add(1) } else { 0 }
     }
 }
 
@@ -182,6 +190,16 @@ mod tests {
         one.merge(&other);
         assert_eq!((one.count, one.sum_us), (100, 2098));
         assert_eq!((one.quantile_us(0.5), one.quantile_us(0.99), one.quantile_us(1.0)), (2, 1024, 1024));
+    }
+
+    #[test]
+    fn a_quantile_beyond_the_last_bounded_bucket_is_the_longest_latency() {
+        let (hour, mut latency) = (3_600_000_000, Latency::default());
+        latency.add(hour);
+        let mut all = Latency::default();
+        all.merge(&latency);
+        assert_eq!((all.quantile_us(0.5), all.quantile_us(1.0)), (hour + 1, hour + 1));
+        assert!(all.bounded().iter().all(|n| *n == 0));
     }
 
     #[test]

@@ -78,6 +78,25 @@ impl<'a> Command<'a> {
         self.plan.special == Some(special)
     }
 
+    /// Its name with its second word where that names a subcommand. Servers before 7.0 have no table of subcommands, but what their
+    /// CONFIG GET and CONFIG SET may do differs all the same.
+    pub fn full_name<'k>(&self, known: &'k commands::Command) -> Cow<'k, str> {
+        let bare = self.plan.admin && !known.name.contains('|') && !known.is_container();
+        match bare && self.len() > 1 {
+            true => {
+                let second = self.arg(1).iter().filter(|b| b.is_ascii_alphabetic());
+                let second: String = second.map(|b| char::from(b.to_ascii_uppercase())).collect();
+                Cow::Owned(format!("{}|{second}", known.name))
+            }
+            false => Cow::Borrowed(&known.name),
+        }
+    }
+
+    /// The script debugger takes the connection for itself, for every script that is said on it later.
+    pub fn debugs_scripts(&self, known: &commands::Command) -> bool {
+        known.name.starts_with("SCRIPT") && self.arg(1).eq_ignore_ascii_case(b"DEBUG")
+    }
+
     /// `POST` and `Host:`, the words by which servers tell that a browser was made to talk to them.
     fn crosses_protocols(&self) -> bool {
         let name = self.arg(0);
@@ -166,9 +185,10 @@ impl Client {
         if self.set.is_none() && !ends && !matches!(special, Some(Special::Auth | Special::Hello)) {
             return say(b"-NOAUTH Authentication required.\r\n");
         }
-        if matches!(special, Some(Special::Subscribe | Special::Ssubscribe)) && self.unsubscribing > 0 {
-            // How many confirmations the next one has depends on those that are to come.
-            return Step::Wait(Stall::Room);
+        // How many confirmations an UNSUBSCRIBE of everything has depends on those that are to come.
+        let subscribes = matches!(special, Some(Special::Subscribe | Special::Ssubscribe));
+        if self.awaits_confirmations() && (!subscribes || self.unsubscribing > 0 || command.len() == 1) {
+            return Step::Wait(Stall::Confirmations);
         }
         match self.mode() {
             _ if ends => {}
@@ -182,7 +202,7 @@ impl Client {
             Mode::Blocked | Mode::Streaming => return Step::Wait(Stall::Answers),
             Mode::Plain => {}
         }
-        if may_close(&command.plan, known) && world.shared {
+        if may_close(command, known) && world.shared {
             return if self.pending.is_empty() { Step::OwnConnections } else { Step::Wait(Stall::Answers) };
         }
         match special {
@@ -201,8 +221,6 @@ impl Client {
     fn as_subscriber(&self, command: &Command, known: &commands::Command) -> Option<Step> {
         match command.plan.special {
             Some(Special::Subscribe | Special::Ssubscribe) => None,
-            // Whether it still is a subscriber shows with the next confirmation.
-            _ if self.unsubscribing > 0 => Some(Step::Wait(Stall::Room)),
             Some(Special::Ping) if command.len() <= 2 => {
                 let mut out = b"*2\r\n$4\r\npong\r\n".to_vec();
                 bulk(&mut out, command.arg(1));
@@ -224,7 +242,7 @@ impl Client {
         if at == Txn::Lost {
             return Step::InLost;
         }
-        if let Some(why) = not_in_transactions(&command.plan, known, world.cluster) {
+        if let Some(why) = not_in_transactions(command, known, world.cluster) {
             return Step::Poison(error("ERR", &why));
         }
         if exec && transaction.poisoned {
@@ -362,15 +380,18 @@ fn waits_for_answers(special: Special) -> bool {
 
 /// Whether the server may close the connection that such a command comes on: a command of another name (`rename-command`) may be
 /// QUIT or CLIENT KILL, and operators have SHUTDOWN, DEBUG and REPLICAOF.
-fn may_close(plan: &Plan, known: &commands::Command) -> bool {
-    let admin = || plan.admin && !HARMLESS.contains(&known.name.as_str());
+fn may_close(command: &Command, known: &commands::Command) -> bool {
+    let plan = &command.plan;
+    let admin = || plan.admin && !HARMLESS.contains(&&*command.full_name(known));
     plan.special.is_none() && (plan.number == UNKNOWN || admin())
 }
 
 /// Commands that belong to the connection, or to all nodes, mean something else on the connection of a transaction to one node.
-fn not_in_transactions(plan: &Plan, known: &commands::Command, cluster: bool) -> Option<String> {
-    let (name, keyless) = (&known.name, plan.key.is_none());
+fn not_in_transactions(command: &Command, known: &commands::Command, cluster: bool) -> Option<String> {
+    let plan = &command.plan;
+    let (name, keyless) = (command.full_name(known), plan.key.is_none());
     match plan.special {
+        None if command.debugs_scripts(known) => Some(NO_DEBUGGER.into()),
         Some(
             Special::Client
             | Special::Auth
@@ -380,17 +401,21 @@ fn not_in_transactions(plan: &Plan, known: &commands::Command, cluster: bool) ->
             | Special::Monitor
             | Special::Unslow
             | Special::Replicate,
-        ) => Some(format!("unslow: {name} is about the connection, and is not taken within MULTI")),
+        ) => Some(format!("unslow: {} is about the connection, and is not taken within MULTI", known.name)),
         Some(Special::Cluster | Special::Scan) if cluster => {
             Some(format!("unslow: {name} is answered for all nodes, and a transaction is on one"))
         }
         None if cluster && keyless && plan.spread != Spread::Any => {
             Some(format!("unslow: {name} goes to several nodes, and a transaction to one"))
         }
-        None if cluster && keyless && plan.admin && !HARMLESS.contains(&name.as_str()) => Some(for_one_node(name)),
+        None if cluster && keyless && plan.admin && !HARMLESS.contains(&&*name) => Some(for_one_node(&name)),
         _ => None,
     }
 }
+
+/// See [`Command::debugs_scripts`].
+pub const NO_DEBUGGER: &str =
+    "unslow: the script debugger takes a connection for itself; connect to the server directly";
 
 /// Why a command is refused whose meaning depends on the node.
 pub fn for_one_node(name: &str) -> String {

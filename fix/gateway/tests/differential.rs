@@ -1,195 +1,166 @@
 //! Differential fuzzing: random clients send the same bytes to a server directly and to an identical one through the gateway. Replies,
-//! messages and closed connections must be the same.
+//! messages and closed connections must be the same (`unslow_testkit::random`). The differences that are allowed are in
+//! `differential/differences.rs`.
 //!
-//! Six clients run at a time, each with its own keys, so the order in which a server sees their commands does not matter, although
-//! they share the gateway's connections. The differences that are allowed are listed with reasons in `differences.rs`, and the test
-//! prints how often it saw each. Any other difference fails the test and prints the shortest history found that shows it.
+//! The long tests send 200,000 commands each. For hours of them, with the result as a page:
 //!
-//! `UNSLOW_SEED=N` repeats a run; `UNSLOW_DIFFERENTIAL=N` sets how many commands the long tests send.
+//! ```text
+//! UNSLOW_DIFFERENTIAL=10000000 UNSLOW_DIFFERENTIAL_RESULT=$PWD/differential.md \
+//!     cargo test --release --package unslow-gateway --test differential -- --ignored --nocapture --test-threads 1
+//! ```
 
 mod common;
 #[path = "differential/differences.rs"]
 mod differences;
-#[path = "differential/generator.rs"]
-mod generator;
-#[path = "differential/pair.rs"]
-mod pair;
-#[path = "differential/session.rs"]
-mod session;
-#[path = "differential/shrink.rs"]
-mod shrink;
-#[path = "differential/stage.rs"]
-mod stage;
-#[path = "differential/templates.rs"]
-mod templates;
 
-use std::collections::BTreeMap;
+use unslow_engine::{Deployment, Shape, view};
+use unslow_gateway::Gateway;
+use unslow_testkit::random::{Addresses, Order, Stage, Tag, compare};
+use unslow_testkit::servers::deployment;
+use unslow_testkit::{PATIENCE, options};
+use unslow_topology::slot_of;
 
-use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
-use unslow_testkit::PATIENCE;
-
+use common::gate;
+use common::wire::{Wire, shown};
 use differences::DIFFERENCES;
-use generator::Generator;
-use pair::{Outcome, Pair, Sent};
-use session::Step;
-use shrink::{Repro, print, shrink};
-use stage::Stage;
 
-const CLIENTS: usize = 6;
-/// A run ends early once it has this many different findings.
-const FINDINGS_MAX: usize = 10;
+const ENGINE: &str = "valkey-9.1";
 
-fn number_from(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")))
+/// A deployment that clients reach directly, and an identical one behind a gateway.
+struct Sides {
+    gateway: Gateway, // ends before its servers
+    cluster: bool,
+    direct: Deployment,
+    gated: Deployment,
 }
 
-/// A client and its current pair of connections.
-struct Client {
-    number: usize,
-    generator: Generator,
-    pair: Option<Pair>,
-    steps_left: usize,
-}
-
-impl Client {
-    fn new(seed: u64, number: usize, stage: &Stage) -> Client {
-        let generator = Generator::new(seed, number, stage.cluster);
-        stage.set_users(&generator.users);
-        Client { number, generator, pair: None, steps_left: 0 }
+impl Sides {
+    #[track_caller]
+    fn start(shape: &Shape, threads: usize) -> Sides {
+        let cluster = matches!(shape, Shape::Cluster { .. });
+        // Nothing here is about failovers.
+        let settings: &[(&str, &str)] = if cluster { &[("cluster-node-timeout", "15000")] } else { &[] };
+        let (direct, gated) = std::thread::scope(|scope| {
+            let gated = scope.spawn(|| deployment(ENGINE, shape.clone(), settings));
+            (deployment(ENGINE, shape.clone(), settings), gated.join().expect("the servers start"))
+        });
+        let gateway = gate(&gated.url(), |config| config.threads = threads);
+        Sides { gateway, cluster, direct, gated }
     }
 
-    /// The next step and the connections for it: new ones if the last step ended the old ones, or every few dozen steps.
-    fn next_step(&mut self, stage: &Stage) -> (Step, &mut Pair) {
-        if self.steps_left == 0 || self.pair.is_none() {
-            self.steps_left = self.generator.steps();
-            self.pair = None; // before the new ones are opened
+    /// Of all servers.
+    fn servers(&self) -> Vec<String> {
+        self.direct.nodes.iter().chain(&self.gated.nodes).map(|node| node.address()).collect()
+    }
+
+    /// A direct client goes to the owner of its keys' slot, all others to the gateway.
+    #[track_caller]
+    fn addresses(&self) -> Addresses {
+        let first = &self.direct.nodes[0];
+        let gateway = self.gateway.addresses[0].clone();
+        if !self.cluster {
+            let direct = first.address();
+            return Box::new(move |_| [direct.clone(), gateway.clone()]);
         }
-        self.steps_left -= 1;
-        let pair = self.pair.get_or_insert_with(|| stage.open(self.number, PATIENCE));
-        (self.generator.step(pair.tag, &pair.state), pair)
+        let mut connection = first.connect_with(&options(2)).expect("the first node answers");
+        let view = view(&mut connection).expect("a view");
+        Box::new(move |tag: Tag| {
+            let slot = slot_of(tag.own().as_bytes());
+            let owner = view.masters().find(|node| node.slots.contains(slot)).expect("somebody owns it");
+            [owner.address.clone(), gateway.clone()]
+        })
     }
 }
 
-/// Counts and findings of a run.
-#[derive(Default)]
-struct Tally {
-    commands: u64,
-    known: BTreeMap<&'static str, u64>,
-    findings: BTreeMap<String, String>,
+fn compare_with_gateway(shape: &Shape, order: &Order) {
+    let sides = Sides::start(shape, 1 + (order.seed % 2) as usize);
+    let names = ["the server", "the gateway"];
+    let stage = Stage::new(sides.cluster, names, DIFFERENCES, sides.servers(), sides.addresses());
+    compare(&stage, order);
 }
 
-/// Sends this many commands both ways and compares the replies.
-fn compare(cluster: bool, commands: u64, seed: u64) {
-    let shape = if cluster { "cluster" } else { "standalone" };
-    println!("{shape}: seed {seed} (UNSLOW_SEED={seed} repeats this run)");
-    let stage = Stage::start(cluster, 1 + (seed % 2) as usize);
-    let mut clients: Vec<Client> = (0..CLIENTS).map(|number| Client::new(seed, number, &stage)).collect();
-    let (mut tally, mut rng) = (Tally::default(), StdRng::seed_from_u64(seed));
-    while tally.commands < commands && tally.findings.len() < FINDINGS_MAX {
-        round(&stage, &mut clients, &mut tally, &mut rng);
-    }
-    println!("{shape}: {} commands, seed {seed}", tally.commands);
-    for difference in DIFFERENCES {
-        let seen = tally.known.get(difference.name).copied().unwrap_or(0);
-        println!("{seen:>8}  {}: {}", difference.name, difference.reason);
-    }
-    let findings: Vec<String> = tally.findings.into_values().collect();
-    assert!(
-        findings.is_empty(),
-        "{} undocumented differences, seed {seed}:\n\n{}",
-        findings.len(),
-        findings.join("\n")
-    );
-}
+/// What random clients have found, one client's commands a line; `@` is a key of its own. The first word is the user.
+const FOUND: &[&str] = &[
+    // Refused for its arguments DISCARD ends nothing; EXEC ends the transaction and the watching, within MULTI and without.
+    "default: MULTI; DISCARD more; SET @ v; EXEC; EXEC",
+    "default: MULTI; DISCARD more; DISCARD; DISCARD",
+    "default: MULTI; EXEC more; EXEC",
+    "default: MULTI; SET @ v; EXEC more; EXEC; GET @",
+    "default: WATCH @; EXEC more; SET @ v; MULTI; GET @; EXEC",
+    "default: WATCH @; DISCARD more; SET @ v; MULTI; GET @; EXEC",
+    "default: WATCH @; EXEC; SET @ v; MULTI; GET @; EXEC",
+    // There is no such subcommand, which a server says at once.
+    "default: MULTI; OBJECT nosuch @; SET @ v; EXEC; GET @",
+    "default: MULTI; XINFO nosuch @; EXEC",
+    "default: MULTI; SET @ v; OBJECT nosuch @; EXEC; GET @",
+    "default: OBJECT nosuch @; OBJECT; CLUSTER KEYSLOT; CLUSTER KEYSLOT @ more",
+    // What the gateway answers by itself the user may have no right to. Arguments are judged first.
+    "few: UNWATCH; UNWATCH more",
+    "few: WATCH @; UNWATCH; SET @ v; MULTI; GET @; EXEC",
+    "few: MULTI; UNWATCH; SET @ v; EXEC; GET @",
+    "few: CLUSTER KEYSLOT @; CLUSTER KEYSLOT",
+];
 
-/// One step of each client. The pieces of their pipelines are interleaved.
-fn round(stage: &Stage, clients: &mut [Client], tally: &mut Tally, rng: &mut StdRng) {
-    let mut in_flight: Vec<(usize, Sent)> = Vec::new();
-    for (at, client) in clients.iter_mut().enumerate() {
-        let (step, pair) = client.next_step(stage);
-        match step {
-            Step::Pipeline(pipeline) => {
-                tally.commands += pipeline.said.len() as u64;
-                in_flight.push((at, pair.begin(&pipeline)));
-            }
-            Step::Publish(_) => {
-                tally.commands += 1;
-                let outcome = pair.run(&step);
-                settle(stage, client, outcome, tally);
-            }
+/// The replies of both sides are equal; of errors the code words are.
+fn found_before(shape: &Shape) {
+    let sides = Sides::start(shape, 1);
+    let few = ["ACL", "SETUSER", "few", "reset", "on", ">word", "~*", "&*", "+@all", "-unwatch", "-cluster|keyslot"];
+    for server in sides.direct.nodes.iter().chain(&sides.gated.nodes) {
+        let connection = server.connect_with(&options(2));
+        connection.and_then(|mut c| c.call(&few)).expect("the rules are valid");
+    }
+    let addresses = sides.addresses();
+    for (number, found) in (1..).zip(FOUND) {
+        let tag = Tag { client: 0, generation: number };
+        let (user, commands) = found.split_once(": ").expect("a user");
+        let key = format!("{}k", tag.own());
+        let [direct, gateway] = addresses(tag).map(|address| {
+            let mut wire = Wire::open(&address, PATIENCE);
+            wire.call(&["AUTH", user, "word"]);
+            let commands = commands.split("; ");
+            commands.map(|line| wire.call(&line.replace('@', &key).split(' ').collect::<Vec<_>>())).collect::<Vec<_>>()
+        });
+        for ((line, direct), gateway) in commands.split("; ").zip(&direct).zip(&gateway) {
+            let of_error =
+                |reply: &[u8]| reply.starts_with(b"-").then(|| reply.split(|b| *b == b' ').next().map(<[u8]>::to_vec));
+            let same = direct == gateway || of_error(direct).is_some() && of_error(direct) == of_error(gateway);
+            assert!(same, "{found}\n{line}: {} from the server, {} from the gateway", shown(direct), shown(gateway));
         }
     }
-    in_flight.shuffle(rng);
-    let mut writing: Vec<usize> = (0..in_flight.len()).collect();
-    while !writing.is_empty() {
-        let at = rng.random_range(0..writing.len());
-        let (client, sent) = &mut in_flight[writing[at]];
-        if !clients[*client].pair.as_mut().is_some_and(|pair| pair.write(sent)) {
-            writing.swap_remove(at);
-        }
-    }
-    for (at, sent) in in_flight {
-        let client = &mut clients[at];
-        let Some(pair) = &mut client.pair else { continue };
-        let outcome = pair.finish(sent);
-        settle(stage, client, outcome, tally);
-    }
 }
 
-/// Counts the documented differences; shrinks and reports the first finding of each title.
-fn settle(stage: &Stage, client: &mut Client, outcome: Outcome, tally: &mut Tally) {
-    for name in outcome.known {
-        *tally.known.entry(name).or_default() += 1;
-    }
-    if !outcome.over {
-        return;
-    }
-    let (Some(pair), Some(found)) = (client.pair.take(), outcome.found) else { return };
-    if tally.findings.contains_key(&found.title) {
-        return;
-    }
-    let Repro { steps, alone } = shrink(stage, pair.tag, &pair.steps, &found);
-    let how = match alone {
-        true => "to reproduce it, on new connections",
-        false => "not reproduced without the other clients; all steps since the connections were opened",
-    };
-    let report = format!("client {} (tag {}): {found}\n  {how}:\n{}", client.number, pair.tag.own(), print(&steps));
-    println!("{report}");
-    tally.findings.insert(found.title, report);
+fn cluster() -> Shape {
+    Shape::Cluster { masters: 3, replicas: 0, hosts: Vec::new() }
 }
 
-/// Commands in each CI run.
-const SHORT: u64 = 5_000;
+#[test]
+fn what_was_found_before_gets_the_replies_of_a_server() {
+    found_before(&Shape::Standalone);
+}
+
+#[test]
+fn what_was_found_before_gets_the_replies_of_a_cluster() {
+    found_before(&cluster());
+}
 
 #[test]
 fn random_commands_get_the_replies_of_a_server() {
-    compare(false, SHORT, number_from("UNSLOW_SEED").unwrap_or(1));
+    compare_with_gateway(&Shape::Standalone, &Order::short("a server and the gateway", 1));
 }
 
 #[test]
 fn random_commands_get_the_replies_of_a_cluster() {
-    compare(true, SHORT, number_from("UNSLOW_SEED").unwrap_or(2));
-}
-
-fn many() -> u64 {
-    number_from("UNSLOW_DIFFERENTIAL").unwrap_or(200_000)
-}
-
-fn any_seed() -> u64 {
-    number_from("UNSLOW_SEED").unwrap_or_else(|| rand::random_range(0..1_000_000))
+    compare_with_gateway(&cluster(), &Order::short("a cluster and the gateway", 2));
 }
 
 #[test]
 #[ignore = "long: 200,000 commands"]
 fn many_random_commands_get_the_replies_of_a_server() {
-    compare(false, many(), any_seed());
+    compare_with_gateway(&Shape::Standalone, &Order::long("a server and the gateway"));
 }
 
 #[test]
 #[ignore = "long: 200,000 commands"]
 fn many_random_commands_get_the_replies_of_a_cluster() {
-    compare(true, many(), any_seed());
+    compare_with_gateway(&cluster(), &Order::long("a cluster and the gateway"));
 }

@@ -9,8 +9,14 @@ mod bystanders;
 mod common;
 #[path = "hostile/scripts.rs"]
 mod scripts;
+#[path = "hostile/shares.rs"]
+mod shares;
 #[path = "hostile/soak.rs"]
 mod soak;
+#[path = "hostile/subscribers.rs"]
+mod subscribers;
+#[path = "hostile/users.rs"]
+mod users;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -20,6 +20,7 @@
 mod channels;
 mod link;
 mod publish;
+mod roles;
 mod watcher;
 
 pub use link::{peer_of, tls_of};

@@ -8,6 +8,8 @@ use unslow_reactor::{Id, Peer, Tls};
 use unslow_resp::Value;
 use unslow_topology::{RoleReply, SLOTS};
 
+use crate::roles::Promotion;
+
 /// What a link is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -35,10 +37,10 @@ pub enum Ask {
     Subscribe(u16),
     /// SENTINEL GET-MASTER-ADDR-BY-NAME.
     Master,
-    /// SENTINEL MASTER, for its config epoch.
-    MasterEpoch,
-    /// SENTINEL REPLICAS.
-    Replicas,
+    /// SENTINEL MASTER, for its config epoch and its flags, asked at this time.
+    MasterEpoch(u64),
+    /// SENTINEL REPLICAS, asked at this time.
+    Replicas(u64),
     Publish,
     Ignore,
 }
@@ -85,8 +87,16 @@ pub struct Link {
     pub trusted: bool,
     /// A Sentinel's last word: config epoch and master.
     pub word: Option<(u64, String)>,
+    /// When it named this master with this epoch first.
+    pub word_since: u64,
     /// The same in the making.
     pub naming: Option<String>,
+    /// A Sentinel's failover is in progress, it says.
+    pub failing_over: bool,
+    /// The replica that it makes a master.
+    pub promotes: Option<Promotion>,
+    /// When the question was asked that it answered last.
+    pub told_at: u64,
     /// What the peer said last, pushes included.
     pub heard_at: u64,
     /// Of the shortest and the longest round trip lately, in ns.
@@ -101,7 +111,12 @@ pub struct Link {
     pub held: Slots,
     pub subscribing: usize,
     pub role: Option<RoleReply>,
+    /// When ROLE was asked last.
     pub role_at: u64,
+    /// When it was asked for the answer that is there.
+    pub role_asked: u64,
+    /// Since when it says that it is a master.
+    pub leads_since: u64,
     pub zone: Option<String>,
     pub loading: bool,
     pub nodes_wanted: bool,
@@ -129,7 +144,11 @@ impl Link {
             named_at: 0,
             trusted: true,
             word: None,
+            word_since: 0,
             naming: None,
+            failing_over: false,
+            promotes: None,
+            told_at: 0,
             heard_at: 0,
             rtt_min: u64::MAX,
             rtt_peak: 0,
@@ -141,6 +160,8 @@ impl Link {
             subscribing: 0,
             role: None,
             role_at: 0,
+            role_asked: 0,
+            leads_since: 0,
             zone: None,
             loading: false,
             nodes_wanted: false,

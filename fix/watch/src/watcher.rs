@@ -1,5 +1,7 @@
 //! The watcher: links to every node, what they say, and the one view made of it.
 
+mod group;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +19,7 @@ use unslow_topology::{
 use crate::channels::channel;
 use crate::link::{Ask, Kind, Link, peer_of, push_words, tls_of};
 use crate::publish::Publisher;
+use crate::roles::Reason;
 use crate::{Delta, Known, News, Settings, Shared, Sign};
 
 const MS: u64 = 1_000_000;
@@ -41,8 +44,21 @@ const FRESH: u64 = 1_000 * MS;
 const SHARE: u64 = 20;
 /// Subscriptions under way on a link; more would keep the server from its work for milliseconds.
 const SUBSCRIBING_MAX: usize = 256;
-const SENTINEL_CHANNELS: [&str; 8] =
-    ["+switch-master", "+promoted-slave", "+sdown", "-sdown", "+odown", "-odown", "+slave", "+failover-end"];
+/// The last four come before a promotion, or instead of it.
+const SENTINEL_CHANNELS: [&str; 12] = [
+    "+switch-master",
+    "+promoted-slave",
+    "+sdown",
+    "-sdown",
+    "+odown",
+    "-odown",
+    "+slave",
+    "+failover-end",
+    "+selected-slave",
+    "+failover-state-send-slaveof-noone",
+    "+failover-state-wait-promotion",
+    "-failover-abort-slave-timeout",
+];
 
 /// See the crate.
 pub struct Watcher {
@@ -65,6 +81,8 @@ pub struct Watcher {
     master: Option<String>,
     /// The config epoch a Sentinel named it with.
     master_epoch: u64,
+    /// It is to be written nothing for now, because it may just be replaced.
+    hold: Option<Reason>,
     topology: Option<Arc<Topology>>,
     sequence: u64,
     /// When the server took back the subscription in a slot; 0 for long ago.
@@ -105,6 +123,7 @@ impl Watcher {
             names: BTreeMap::new(),
             master: None,
             master_epoch: 0,
+            hold: None,
             topology: None,
             sequence: 0,
             left_at: vec![0; usize::from(SLOTS)],
@@ -333,7 +352,11 @@ impl Watcher {
                     self.want_nodes(io, at);
                 }
             }
-            Ask::Role => self.role(io, at, RoleReply::parse(&value)),
+            Ask::Role => {
+                // One at a time is under way.
+                self.links[at].role_asked = self.links[at].role_at;
+                self.role(io, at, RoleReply::parse(&value));
+            }
             Ask::Subscribe(slot) => {
                 self.links[at].subscribing -= 1;
                 self.links[at].held.set(slot, false);
@@ -364,29 +387,8 @@ impl Watcher {
                     self.links[at].naming = Some(address);
                 }
             }
-            Ask::MasterEpoch => {
-                let epoch = value.get("config-epoch").and_then(Value::integer).and_then(|n| u64::try_from(n).ok());
-                if let (Some(epoch), Some(address)) = (epoch, self.links[at].naming.take()) {
-                    if self.links[at].trusted {
-                        self.heard_of(address.clone());
-                    }
-                    self.links[at].word = Some((epoch, address));
-                    self.named_master(io);
-                }
-            }
-            Ask::Replicas => {
-                for replica in value.items() {
-                    if let (Some(host), Some(port)) =
-                        (replica.get("ip").and_then(Value::text), replica.get("port").and_then(Value::text))
-                    {
-                        let host = if host.contains(':') { format!("[{host}]") } else { host };
-                        if self.links[at].trusted {
-                            let address = self.plain(format!("{host}:{port}"));
-                            self.heard_of(address);
-                        }
-                    }
-                }
-            }
+            Ask::MasterEpoch(sent) => self.master_described(at, &value, sent),
+            Ask::Replicas(sent) => self.replicas_listed(io, at, &value, sent),
             Ask::Publish => {
                 if let Some(why) = error {
                     self.note(at, &format!("nothing can be published there: {why}"));
@@ -438,58 +440,25 @@ impl Watcher {
         }
         let now = now_ns();
         if name == messages::DIGEST {
-            if let Some(publisher) = &mut self.publisher {
-                publisher.heard(&text, now);
+            if let Some(publisher) = &mut self.publisher
+                && let Some(note) = publisher.heard(&text, now)
+            {
+                (self.tell)(News::Note(note));
             }
             return;
         }
         let Some(service) = self.service.clone() else { return };
         match SentinelWord::parse(&name, &text) {
-            Some(SentinelWord::Switched { service: about, .. } | SentinelWord::About { service: about, .. })
-                if about == service =>
-            {
-                self.sign.get_or_insert((now, Sign::Sentinel));
-                self.ask_sentinels(io);
+            Some(SentinelWord::Switched { service: about, .. }) if about == service => {}
+            Some(SentinelWord::About { service: about, event, node }) if about == service => {
+                self.announced(at, &event, node);
             }
-            _ => {}
+            _ => return,
         }
-    }
-
-    fn ask_sentinels(&mut self, io: &mut Io) {
-        let Some(service) = self.service.clone() else { return };
-        for at in 0..self.links.len() {
-            let link = &self.links[at];
-            if link.kind == Kind::Sentinel && link.ready && !link.asked(|a| *a == Ask::Master) {
-                self.ask_sentinel(io, at, &service);
-            }
-        }
-    }
-
-    fn ask_sentinel(&mut self, io: &mut Io, at: usize, service: &str) {
-        self.ask(io, at, Ask::Master, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]);
-        self.ask(io, at, Ask::MasterEpoch, &["SENTINEL", "MASTER", service]);
-        self.ask(io, at, Ask::Replicas, &["SENTINEL", "SLAVES", service]);
-    }
-
-    /// Who is master, by the Sentinel with the highest config epoch; one that is behind, or alone, does not turn it back.
-    fn named_master(&mut self, io: &mut Io) {
-        let words = self.links.iter().filter(|l| l.kind == Kind::Sentinel).filter_map(|l| l.word.clone());
-        let Some((epoch, address)) = words.max() else { return };
-        if epoch < self.master_epoch {
-            return;
-        }
-        self.master_epoch = epoch;
-        let known = self.links.iter().any(|l| l.kind == Kind::Node && l.address == address);
-        if known && self.master.as_ref() != Some(&address) {
-            self.sign.get_or_insert((now_ns(), Sign::Sentinel));
-            self.master = Some(address.clone());
-            self.rebuild(io, Sign::Sentinel);
-        }
-        if let Some(at) = self.links.iter().position(|l| l.kind == Kind::Node && l.address == address)
-            && now_ns() >= self.links[at].role_at + TICK_BUSY
-        {
-            self.want_role(io, at);
-        }
+        self.sign.get_or_insert((now, Sign::Sentinel));
+        // First what is to be held: what comes of it is asked then.
+        self.resettle(io);
+        self.ask_sentinels(io);
     }
 
     /// A data node somebody named.
@@ -536,6 +505,11 @@ impl Watcher {
             (None, None) => false,
             _ => true,
         };
+        if matches!(role, Some(RoleReply::Master { .. }))
+            && !matches!(self.links[at].role, Some(RoleReply::Master { .. }))
+        {
+            self.links[at].leads_since = now_ns();
+        }
         self.links[at].role = role.clone();
         if self.kind == DeploymentKind::Cluster {
             let known = self.topology.as_ref().and_then(|t| t.at(&self.links[at].address)).map(|n| n.role);
@@ -567,22 +541,12 @@ impl Watcher {
             if self.kind == DeploymentKind::Sentinel {
                 self.ask_sentinels(io);
             }
-            self.elect();
             self.rebuild(io, Sign::Role);
-        }
-    }
-
-    /// Who is master where no Sentinel says so: the one we know as long as it says so itself, or any that does.
-    fn elect(&mut self) {
-        let says = |l: &&Link| l.kind == Kind::Node && matches!(l.role, Some(RoleReply::Master { .. }));
-        let current = self.links.iter().find(|l| l.kind == Kind::Node && Some(&l.address) == self.master.as_ref());
-        let sentinel =
-            self.kind == DeploymentKind::Sentinel && self.links.iter().any(|l| l.kind == Kind::Sentinel && l.ready);
-        let stays = current.is_some_and(|l| !matches!(l.role, Some(RoleReply::Replica { .. })) && !l.suspected);
-        if (!stays && !sentinel || self.master.is_none())
-            && let Some(link) = self.links.iter().filter(says).find(|l| !l.suspected)
-        {
-            self.master = Some(link.address.clone());
+            // What the one that is written to said of itself may be a second old.
+            let lead = self.links.iter().position(|l| l.kind == Kind::Node && Some(&l.address) == self.master.as_ref());
+            if let Some(lead) = lead.filter(|lead| changed && *lead != at) {
+                self.want_role(io, lead);
+            }
         }
     }
 
@@ -667,40 +631,6 @@ impl Watcher {
         Some(topology)
     }
 
-    fn group(&mut self) -> Option<Topology> {
-        self.elect();
-        let master = self.master.clone()?;
-        let present = |l: &&Link| l.kind == Kind::Node && l.dial_at != u64::MAX;
-        let nodes = self.links.iter().filter(present).map(|link| {
-            let leads = link.address == master;
-            let follows = match &link.role {
-                Some(RoleReply::Replica { master, .. }) => Some(master.clone()),
-                _ => Some(master.clone()),
-            };
-            Node {
-                id: link.address.clone(),
-                address: link.address.clone(),
-                alias: None,
-                role: if leads {
-                    Role::Master
-                } else if link.role.is_some() || self.kind != DeploymentKind::Standalone {
-                    Role::Replica
-                } else {
-                    Role::Unknown
-                },
-                master: follows.filter(|_| !leads),
-                slots: if leads { SlotSet::all() } else { SlotSet::default() },
-                config_epoch: 0,
-                health: Health::Up,
-                zone: None,
-                rtt_us: None,
-                lag_bytes: None,
-                in_sync: true,
-            }
-        });
-        Some(Topology::new(self.kind, nodes.collect()))
-    }
-
     /// Health, zones, round trips and lags, as the links know them.
     fn dress(&self, topology: &mut Topology) {
         let offsets: BTreeMap<String, u64> = self
@@ -721,7 +651,8 @@ impl Watcher {
             };
             node.zone = link.zone.clone().or(zone);
             node.rtt_us = (link.rtt_min != u64::MAX).then_some(link.rtt_min / 1000);
-            if link.suspected && node.health == Health::Up {
+            let held = self.hold.is_some() && self.master.as_ref() == Some(&node.address);
+            if (link.suspected || held) && node.health == Health::Up {
                 node.health = Health::Suspected;
             } else if node.health == Health::Failed && link.ready && !link.suspected && node.role != Role::Master {
                 node.health = Health::Up; // it answers us; the others will find out
@@ -930,6 +861,10 @@ impl Watcher {
         }
         if let Some(sign) = changed {
             self.rebuild(io, sign);
+        }
+        if self.hold.is_some() {
+            // Holds end by time, too.
+            self.resettle(io);
         }
         let busy = self.chase(io, now);
         if self.kind == DeploymentKind::Cluster {
@@ -1143,14 +1078,14 @@ mod tests {
 
     use super::*;
 
-    const A: &str = "127.0.0.1:1";
-    const B: &str = "127.0.0.1:2";
+    pub(super) const A: &str = "127.0.0.1:1";
+    pub(super) const B: &str = "127.0.0.1:2";
     const C: &str = "127.0.0.1:3";
     /// Some time after the clock's origin.
     const NOW: u64 = 100_000 * MS;
 
     /// A watcher without links, and its news.
-    fn watcher(kind: DeploymentKind) -> (Watcher, Receiver<News>) {
+    pub(super) fn watcher(kind: DeploymentKind) -> (Watcher, Receiver<News>) {
         let (send, news) = mpsc::channel();
         let shared = Shared {
             topology: Mutex::new(None),
@@ -1174,6 +1109,7 @@ mod tests {
             names: BTreeMap::new(),
             master: None,
             master_epoch: 0,
+            hold: None,
             topology: None,
             sequence: 0,
             left_at: vec![0; usize::from(SLOTS)],
@@ -1192,15 +1128,15 @@ mod tests {
     }
 
     /// A link that is ready.
-    fn link(address: &str, kind: Kind) -> Link {
+    pub(super) fn link(address: &str, kind: Kind) -> Link {
         Link { ready: true, ..Link::new(address.into(), kind, Target::parse(address).unwrap()) }
     }
 
-    fn master(offset: u64) -> Option<RoleReply> {
+    pub(super) fn master(offset: u64) -> Option<RoleReply> {
         Some(RoleReply::Master { offset, replicas: Vec::new() })
     }
 
-    fn replica(master: &str, connected: bool, offset: u64) -> Option<RoleReply> {
+    pub(super) fn replica(master: &str, connected: bool, offset: u64) -> Option<RoleReply> {
         Some(RoleReply::Replica { master: master.into(), connected, offset })
     }
 
@@ -1300,7 +1236,8 @@ mod tests {
             (alone, None, master(0), false, A),
             (alone, master(0), master(0), true, B),
             (alone, master(0), replica(A, true, 0), true, A),
-            (sentinel, replica(B, true, 0), master(0), false, A),
+            (sentinel, replica(B, true, 0), master(0), false, B),
+            (sentinel, replica(C, true, 0), master(0), false, A),
             (sentinel, master(0), master(0), true, A),
         ] {
             let (mut watcher, _news) = watcher(kind);

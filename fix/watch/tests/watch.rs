@@ -209,6 +209,38 @@ fn follows_sentinels_and_plain_replication() {
 }
 
 #[test]
+fn a_master_is_held_before_sentinel_promotes_the_replica_it_announced() {
+    let deployment = sentinels("redis-7.0", 1, 180_000);
+    let (watch, deltas) = watch(&deployment.url(), None);
+    let (old, new) = (deployment.nodes[0].address(), deployment.nodes[1].address());
+    until("both nodes to be well", || {
+        let topology = watch.topology();
+        topology.nodes.len() == 2 && topology.nodes.iter().all(|n| n.health == Health::Up)
+    });
+    for sentinel in &deployment.sentinels {
+        until_ok("the watcher's subscriptions", || {
+            let list = sentinel.connect()?.call(&["CLIENT", "LIST"])?.text().unwrap_or_default();
+            let subscribed = |line: &str| line.split(' ').any(|w| w.starts_with("sub=") && w != "sub=0");
+            Ok::<_, Error>(list.lines().any(subscribed))
+        });
+    }
+    until_ok("Sentinel to take the order", || {
+        match deployment.sentinels[0].connect()?.call(&["SENTINEL", "FAILOVER", "mymaster"]) {
+            Ok(_) => Ok(true),
+            Err(e) if e.is_fatal() => Err(e.into()),
+            Err(_) => Ok::<_, Error>(false),
+        }
+    });
+    let promoted = |k: &Known| matches!(&k.what, Change::Promoted { node, .. } if *node == new);
+    expect(&deltas, "the hold", |k| {
+        assert!(!promoted(k), "the promotion came first");
+        k.what == Change::Suspected { node: old.clone() }
+    });
+    expect(&deltas, "the promotion", promoted);
+    assert_eq!(watch.topology().masters().next().unwrap().address, new);
+}
+
+#[test]
 fn one_of_two_watchers_publishes_and_the_other_takes_over() {
     let deployment = steady("valkey-9.1");
     let publish = Some(Publish { master_changed: true });

@@ -30,7 +30,8 @@ use crate::workload::{Draw, Workload};
 
 const SECOND: u64 = 1_000_000_000;
 /// Replies are not held, so they may be as large as the servers make them: 512 MiB a value, any number of them.
-const LIMITS: Limits = Limits { frame_bytes_max: 1 << 50, line_bytes_max: 64 << 10, depth_max: 32 };
+const LIMITS: Limits =
+    Limits { frame_bytes_max: 1 << 50, line_bytes_max: 64 << 10, elements_max: u64::MAX, depth_max: 32 };
 /// How often silence, queues and lost connections are looked at.
 const HOUSEKEEPING: u64 = SECOND / 20;
 /// The kind of error that makes a run invalid: its percentiles lack these requests.

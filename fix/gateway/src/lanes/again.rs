@@ -45,8 +45,9 @@ impl Worker {
             return self.streamed_elsewhere(io, flight, event);
         }
         if let (Event::Redirected(to), true) = (event, pinned) {
+            let belonged = self.map.slots[usize::from(to.slot)] == self.lanes[lane].node;
             self.learn(lane, flight, to);
-            let moved = Moved { to: self.known(&to.to), asking: to.ask, fresh: *fresh };
+            let moved = Moved { to: self.known(&to.to), asking: to.ask, fresh: *fresh, belonged };
             self.pinned_moved(io, lane, flight, &moved);
             return true;
         }
@@ -156,7 +157,8 @@ impl Worker {
         let node = self.lanes[lane].node;
         let followed = self.followed(flight);
         let (mut pause, mut to, mut slot) = (0, To::Owner, flight.slot);
-        let moved = matches!(event, Event::Redirected(_));
+        let not_loaded = event == Event::NotLoaded;
+        let moved = not_loaded || matches!(event, Event::Redirected(_));
         match event {
             Event::Redirected(elsewhere) => {
                 self.learn(lane, flight, &elsewhere);
@@ -180,19 +182,27 @@ impl Worker {
                     self.shared.doubt();
                 }
             }
-            Event::Answer | Event::Demoted | Event::Verify => {}
+            Event::Answer | Event::Demoted | Event::Verify | Event::NotLoaded => {}
         }
-        let again = Again { flight: Flight { tries: flight.tries.saturating_add(1), slot, ..*flight }, bytes, to };
+        let tries = flight.tries.saturating_add(1);
+        // Masters are asked what is not for a replica.
+        let read = flight.read && !not_loaded;
+        let again = Again { flight: Flight { tries, slot, read, ..*flight }, bytes, to };
         let (whom, kind) = (flight.whom, flight.kind);
         let Some(client) = self.client(whom) else { return };
         client.barrier = true;
+        // What waits for those behind it is counted when it goes.
         let waits = !moved && followed || !client.waiting.is_empty();
         if waits && kind == Kind::Reply {
             let waiting = Waiting { again, pause: pause.max(MS), error: error.to_vec(), doubt: None };
             client.waiting.insert(at.unwrap_or(client.waiting.len()), waiting);
             self.some_wait = true;
             self.settle_waiting(whom);
-        } else if pause == 0 {
+            return;
+        }
+        // Redirects have counts of their own.
+        self.stats.again += u64::from(!moved);
+        if pause == 0 {
             self.resend(io, again);
         } else {
             self.later(again, pause);
@@ -289,8 +299,8 @@ impl Worker {
         self.settle_waiting(flight.whom);
     }
 
+    /// Sent when the pause is over. Counted by who decides that it is sent again, however often it has to wait for that.
     pub fn later(&mut self, again: Again, pause: u64) {
-        self.stats.again += 1;
         self.again_number += 1;
         self.again.insert((self.now + pause, self.again_number), again);
     }
@@ -325,8 +335,9 @@ impl Worker {
                 let answer = match &to {
                     To::Named { address, .. } => {
                         self.stats.error("unknown_node");
+                        let at = if self.trusted(flight.whom) { address.to_string() } else { "an address".into() };
                         format!(
-                            "-CLUSTERDOWN unslow: slot {} is said to be at {address}, which no node of the cluster names\r\n",
+                            "-CLUSTERDOWN unslow: slot {} is said to be at {at}, which no node of the cluster names\r\n",
                             flight.slot
                         )
                     }
@@ -344,14 +355,14 @@ impl Worker {
                 // What it would get nobody would read.
                 return self.drop_client(io, flight.whom);
             }
-            Kind::Block => self.dedicate(flight.whom, node),
+            Kind::Block => self.dedicate_to_block(flight.whom, node),
             _ => Some(self.lane_of(set, node)),
         };
         let Some(lane) = lane else { return };
         if asking {
             let mut ask = Vec::new();
             write_command(&mut ask, &["ASKING"]);
-            let swallow = Flight { len: ask.len() as u32, kind: Kind::Swallow, ..flight };
+            let swallow = Flight { len: ask.len() as u32, kind: Kind::Swallow, seq: 0, ..flight };
             self.push(io, lane, swallow, &ask);
         }
         self.push(io, lane, flight, &bytes);
@@ -375,7 +386,7 @@ impl Worker {
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
-            Kind::Setup => self.set_up(io, flight, bytes),
+            Kind::Setup => self.set_up(io, flight, bytes, None),
             Kind::Reply | Kind::Block => self.answer(io, flight.whom, flight.seq, bytes, true),
         }
     }

@@ -3,11 +3,30 @@
 use crate::ids::LaneId;
 use crate::map::{Map, NOBODY};
 use crate::session::*;
-use crate::worker::{Again, MS, To, Worker};
+use crate::worker::{Again, MS, To, Worker, error};
 use unslow_reactor::{Closed, Io};
 use unslow_topology::Health;
 
+/// Why commands of a lane fail.
+pub(crate) enum Failure {
+    /// In the server's own words.
+    Said(String),
+    /// In ours, about a node. Who may not see the topology gets its number there, and not its address.
+    About { node: u16, what: String },
+}
+
 impl Worker {
+    /// What a client is told.
+    pub(crate) fn words(&mut self, failure: &Failure, whom: Whom) -> Vec<u8> {
+        match failure {
+            Failure::Said(text) => text.as_bytes().to_vec(),
+            Failure::About { node, what } if self.trusted(whom) => {
+                error("ERR", &format!("unslow: {}{what}", self.map.servers[usize::from(*node)].address))
+            }
+            Failure::About { node, what } => error("ERR", &format!("unslow: node {node}{what}")),
+        }
+    }
+
     /// The connection is gone.
     pub fn lane_closed(&mut self, io: &mut Io, lane: LaneId, why: &Closed) {
         let never_sent = io.never_sent();
@@ -26,11 +45,9 @@ impl Worker {
             return;
         }
         self.shared.doubt();
-        let text = format!(
-            "-ERR unslow: {}: {why} after this command was sent; it may or may not have run\r\n",
-            self.map.servers[usize::from(l.node)].address
-        );
-        self.break_lane(io, lane, never_sent, &text);
+        let what = format!(": {why} after this command was sent; it may or may not have run");
+        let failure = Failure::About { node: l.node, what };
+        self.break_lane(io, lane, never_sent, &failure);
         self.lanes[lane].state = State::Closed(self.now);
         // Who has it alone cannot go on with it.
         if let Some(owner) = self.lanes[lane].owner {
@@ -42,7 +59,7 @@ impl Worker {
 
     /// Sorts the commands of a lane that is no more into those to send again and those that failed. `never_sent` are the
     /// last bytes that its peer cannot have seen.
-    pub(super) fn break_lane(&mut self, io: &mut Io, lane: LaneId, never_sent: usize, text: &str) {
+    pub(super) fn break_lane(&mut self, io: &mut Io, lane: LaneId, never_sent: usize, failure: &Failure) {
         let l = &mut self.lanes[lane];
         let seen = l.sent_bytes.saturating_sub(never_sent);
         let journal = std::mem::take(&mut l.journal);
@@ -78,12 +95,13 @@ impl Worker {
                 && !matches!(flight.kind, Kind::Auth | Kind::Verify)
                 && (flight.repeatable || !ran_perhaps)
             {
-                self.stats.again += 1;
                 let tries = flight.tries.saturating_add(1);
                 if self.now > flight.at + self.config.hold_ms * MS {
                     self.stats.error("held_too_long");
-                    self.fail_flight(io, &flight, text.as_bytes());
+                    let words = self.words(failure, flight.whom);
+                    self.fail_flight(io, &flight, &words);
                 } else {
+                    self.stats.again += 1;
                     let again = Again { flight: Flight { tries, ..flight }, bytes: bytes.to_vec(), to: To::Owner };
                     // Not at once: what broke the connection may need a moment to show.
                     self.later(again, MS);
@@ -93,13 +111,47 @@ impl Worker {
                 }
             } else {
                 self.stats.error("lost_in_flight");
-                self.fail_flight(io, &flight, text.as_bytes());
+                let words = self.words(failure, flight.whom);
+                self.fail_flight(io, &flight, &words);
             }
         }
     }
 
     pub(super) fn told_in_part(&mut self, whom: Whom, seq: u32) -> bool {
         self.client(whom).is_some_and(|c| c.midway && c.base == seq)
+    }
+
+    /// What a client has begun on a connection of its own would end on the master that was replaced: subscriptions move to the new
+    /// one, transactions and watches end as they do when their connection breaks. True when the lane is given up.
+    fn leave_demoted(&mut self, io: &mut Io, lane: LaneId) -> bool {
+        let l = &self.lanes[lane];
+        let Some(owner) = l.owner.filter(|_| l.pooled) else { return false };
+        let (raw, begun, unsent) = (l.raw, l.used || l.sent > 0, l.sent == 0);
+        let (last, written) = (l.flights.back().map(|f| f.kind), l.sent == l.flights.len());
+        let Some(client) = self.client(owner) else { return false };
+        // It was written before, and its answer ends what was begun.
+        let ends = written && (last == Some(Kind::Exec) || last == Some(Kind::Block) && !client.watch.held());
+        if raw {
+            let subscribes = client.subs.contains(&lane);
+            if subscribes {
+                self.rehome(io, lane);
+            }
+            return subscribes;
+        }
+        if !begun || ends {
+            return false;
+        }
+        let how = if unsent { "this one was not sent" } else { "it may or may not have run" };
+        let what = format!(" was replaced, and what was begun there is discarded; {how}");
+        let failure = Failure::About { node: self.lanes[lane].node, what };
+        if let Some(id) = self.lanes[lane].connection.take() {
+            io.close(id);
+            self.parties[id.index()] = crate::worker::Party::Nobody;
+        }
+        self.break_lane(io, lane, 0, &failure);
+        self.lanes[lane].state = State::Closed(self.now);
+        self.lost_own_lane(io, lane, owner);
+        true
     }
 
     /// The map is another one: what could not be written goes where it belongs now, and what was written to a node that
@@ -118,6 +170,8 @@ impl Worker {
             let replaced =
                 ill && !server.owns && old.servers.get(node).is_some_and(|s| s.owns || s.health == Health::Up);
             let now_ill = ill && old.servers.get(node).is_some_and(|s| s.health == Health::Up);
+            // A master that Sentinels replaced takes writes for seconds yet, and loses them. In a cluster it redirects.
+            let demoted = !self.cluster && !server.owns && old.servers.get(node).is_some_and(|s| s.owns);
             let raw = l.raw;
             self.lanes[lane].held = ill && (server.health == Health::Suspected || server.owns);
             if replaced && self.lanes[lane].state == State::Ready {
@@ -125,11 +179,10 @@ impl Worker {
                     io.close(id);
                     self.parties[id.index()] = crate::worker::Party::Nobody;
                 }
-                let address = self.map.servers[node].address.clone();
-                let text = format!(
-                    "-ERR unslow: {address} stopped answering after this command was sent, and was replaced; it may or may not have run\r\n"
-                );
-                self.break_lane(io, lane, 0, &text);
+                let what =
+                    " stopped answering after this command was sent, and was replaced; it may or may not have run";
+                let failure = Failure::About { node: self.lanes[lane].node, what: what.into() };
+                self.break_lane(io, lane, 0, &failure);
                 self.lanes[lane].state = State::Closed(self.now);
                 if let Some(owner) = self.lanes[lane].owner {
                     self.lost_own_lane(io, lane, owner);
@@ -143,13 +196,17 @@ impl Worker {
                 self.rehome(io, lane);
                 continue;
             }
+            if demoted && self.leave_demoted(io, lane) {
+                continue;
+            }
+            let l = &mut self.lanes[lane];
             if !raw
                 && l.pooled
                 && l.owner.is_some()
                 && l.sent == 0
                 && !l.used
                 && !l.flights.is_empty()
-                && l.state != State::Ready
+                && (l.state != State::Ready || demoted)
             {
                 // A dedicated lane on which nothing was said yet can be one to somebody else.
                 let first = l.flights.iter().find(|f| f.slot != NO_SLOT).map(|f| (f.slot, f.whom));
@@ -161,10 +218,13 @@ impl Worker {
                     }
                     let held = self.map.servers[usize::from(to)].health != Health::Up;
                     let l = &mut self.lanes[lane];
-                    (l.node, l.state, l.held, l.failures, l.down_since) = (to, State::Closed(self.now), held, 0, None);
-                    l.greeting.clear();
+                    (l.node, l.state, l.held, l.down_since) = (to, State::Closed(self.now), held, None);
+                    l.backoff.succeeded();
+                    l.greeting = Default::default();
                     l.part.clear();
                     (l.splitter, l.first, l.forwarded, l.server_number) = (splitter(), 0, 0, None);
+                    // Its place was among those of the other node.
+                    (l.permit, l.waits_since) = (None, None);
                     self.dial_if_needed(io, lane);
                 }
                 continue;
@@ -206,7 +266,7 @@ impl Worker {
                     {
                         let bytes = l.journal.all()[at..end].to_vec();
                         elsewhere.push(Again { flight: *flight, bytes, to: To::Owner });
-                        flight.kind = Kind::Swallow;
+                        (flight.kind, flight.seq) = (Kind::Swallow, 0);
                     }
                     at = end;
                 }

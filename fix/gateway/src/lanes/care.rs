@@ -1,6 +1,8 @@
 //! Lanes looked over: those that wait, and those whose clients do not read.
 
+use super::breaks::Failure;
 use crate::ids::LaneId;
+use crate::own::Share;
 use crate::session::*;
 use crate::worker::{Clog, MS, Worker};
 use unslow_reactor::Io;
@@ -16,6 +18,7 @@ impl Worker {
         const IDLE: u64 = 60_000 * MS;
         let hold = self.config.hold_ms * MS;
         let mut waiting = 0;
+        let mut queue: Vec<(u64, LaneId)> = Vec::new();
         for lane in self.lanes.places() {
             let l = &self.lanes[lane];
             if l.free {
@@ -35,35 +38,66 @@ impl Worker {
             let subscribing = l.raw && l.journal.len() > 0 && l.state != State::Ready;
             if unwritten || subscribing {
                 waiting += 1;
-                let oldest = l.flights.get(l.sent).map_or(self.now, |f| f.at);
+                let oldest = l.flights.get(l.sent).map_or(l.waits_since.unwrap_or(self.now), |f| f.at);
                 if self.now > oldest + hold {
                     self.give_up(io, lane);
                 }
-                self.dial_if_needed(io, lane);
-            } else if l.pooled && l.owner.is_none() && self.now > l.idle_since + IDLE {
+                match self.lanes[lane].waits_since {
+                    Some(since) => queue.push((since, lane)),
+                    None => self.dial_if_needed(io, lane),
+                }
+            } else if l.pooled
+                && l.owner.is_none()
+                && (self.now > l.idle_since + IDLE || self.crowded(l.node, self.share(lane)))
+            {
                 self.close_lane(io, lane);
             }
         }
+        // For connections of their own in the order in which they came.
+        queue.sort_unstable();
+        for (_, lane) in queue {
+            self.dial_if_needed(io, lane);
+        }
         self.lanes_waiting = waiting + self.homeless.len();
+    }
+
+    /// Why commands on a lane have waited for too long.
+    pub(crate) fn overdue(&self, lane: LaneId) -> Failure {
+        let (l, hold) = (&self.lanes[lane], self.config.hold_ms);
+        let what = match (l.lacks_permit(), self.share(lane)) {
+            (true, Share::Logins) => format!(" had no connection free to judge a login for {hold} ms; try again later"),
+            (true, Share::Clients) => format!(
+                " had none of its own_connections = {} free for {hold} ms; this one was not sent. Each client that is in a transaction, watches, blocks, subscribes or has long values takes one: use fewer, or raise own_connections, below the server's maxclients",
+                self.own_most.share(Share::Clients)
+            ),
+            (false, _) => {
+                let unsent = l.sent == 0 || !l.pinned();
+                let how = if unsent { "this one was not sent" } else { "it may or may not have run" };
+                format!(" took no commands for {hold} ms and nobody took its place; {how}")
+            }
+        };
+        Failure::About { node: l.node, what }
     }
 
     /// What has waited too long on a lane gets its error.
     pub(super) fn give_up(&mut self, io: &mut Io, lane: LaneId) {
         let hold = self.config.hold_ms * MS;
+        let failure = self.overdue(lane);
         let l = &self.lanes[lane];
+        if l.lacks_permit() {
+            self.stats.error("own_connections");
+        }
+        let l = &self.lanes[lane];
+        if let (true, true, Some(owner)) = (l.raw, l.lacks_permit(), l.owner) {
+            return self.give_up_raw(io, lane, owner, &failure);
+        }
         if let (true, Some(owner)) = (l.pooled, l.owner) {
             // What was said before on a dedicated lane belongs to what is given up.
-            let address = &self.map.servers[usize::from(l.node)].address;
-            let how = if l.sent == 0 { "this one was not sent" } else { "it may or may not have run" };
-            let text = format!(
-                "-ERR unslow: {address} took no commands for {} ms and nobody took its place; {how}\r\n",
-                self.config.hold_ms
-            );
             if let Some(id) = self.lanes[lane].connection.take() {
                 io.close(id);
                 self.parties[id.index()] = crate::worker::Party::Nobody;
             }
-            self.break_lane(io, lane, 0, &text);
+            self.break_lane(io, lane, 0, &failure);
             self.lanes[lane].state = State::Closed(self.now);
             return self.lost_own_lane(io, lane, owner);
         }
@@ -72,17 +106,13 @@ impl Worker {
         let bytes = l.journal.all()[l.sent_bytes..].to_vec();
         l.journal.truncate(l.sent_bytes);
         l.read_only = None;
-        let address = self.map.servers[usize::from(l.node)].address.clone();
-        let text = format!(
-            "-ERR unslow: {address} took no commands for {} ms and nobody took its place; this one was not sent\r\n",
-            self.config.hold_ms
-        );
         let mut at = 0;
         for flight in flights {
             let end = at + flight.size();
             if self.now > flight.at + hold {
                 self.stats.error("held_too_long");
-                self.fail_flight(io, &flight, text.as_bytes());
+                let words = self.words(&failure, flight.whom);
+                self.fail_flight(io, &flight, &words);
             } else {
                 let l = &mut self.lanes[lane];
                 l.flights.push_back(flight);
@@ -90,6 +120,24 @@ impl Worker {
             }
             at = end;
         }
+    }
+
+    /// There is no connection for a client's subscriptions or its MONITOR. Which of its commands that answers cannot be said in the
+    /// protocol, so it is the last word.
+    fn give_up_raw(&mut self, io: &mut Io, lane: LaneId, owner: Whom, failure: &Failure) {
+        let words = self.words(failure, owner);
+        self.push_to(io, owner, &words);
+        if let Some(client) = self.client(owner) {
+            client.subs.retain(|at| *at != lane);
+            for channel in client.channels.lose_all(lane) {
+                client.channels.remove(&channel);
+            }
+            if client.pin == Some(lane) {
+                (client.pin, client.doing) = (None, Doing::Nothing);
+            }
+        }
+        self.close_lane(io, lane);
+        self.close_when_answered(io, owner);
     }
 
     /// A long reply comes faster than its client takes it: the server is read more slowly for a while.

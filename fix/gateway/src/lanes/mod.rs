@@ -10,5 +10,8 @@ mod care;
 mod open;
 mod replies;
 mod sets;
+mod spares;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use spares::Spare;

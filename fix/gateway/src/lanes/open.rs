@@ -2,8 +2,10 @@
 
 use crate::config::Read;
 use crate::ids::{LaneId, SetId};
+use crate::own::Share;
 use crate::session::*;
 use crate::worker::{MS, PoolKey, Worker};
+use unslow_nodes::{Backoff, Greeting, Plan, Progress};
 use unslow_reactor::{Io, now_ns};
 use unslow_resp::write_command;
 use unslow_topology::Health;
@@ -19,10 +21,11 @@ impl Worker {
             owner,
             pooled: false,
             raw: false,
+            awaited: Default::default(),
             held,
             dirty: false,
             read_only: Some(false),
-            greeting: Default::default(),
+            greeting: Greeting::default(),
             flights: Default::default(),
             journal: Default::default(),
             sent: 0,
@@ -34,9 +37,11 @@ impl Worker {
             used: false,
             dialled_at: 0,
             server_number: None,
-            failures: 0,
+            backoff: Backoff::new(10 * MS, 1000 * MS),
             down_since: None,
             idle_since: self.now,
+            permit: None,
+            waits_since: None,
             free: false,
         };
         match self.lanes_free.pop() {
@@ -50,8 +55,8 @@ impl Worker {
 
     /// A dedicated lane to a node, from the pool or new.
     pub fn take_lane(&mut self, set: SetId, node: u16, owner: Whom) -> LaneId {
-        let Set { db, proto, .. } = self.sets[set];
-        let plain = self.sets[set].identity.map_or(set, |identity| self.set_of(identity, db, proto));
+        let Set { identity, selector, db, proto, .. } = self.sets[set];
+        let plain = identity.map_or(set, |identity| self.set_selected_by(selector, identity, db, proto));
         let setup = !self.sets[set].setup.is_empty();
         let key = self.pool_key(set, node).filter(|_| !setup);
         let pooled = key.and_then(|key| self.pool.get_mut(&key)?.pop());
@@ -74,14 +79,16 @@ impl Worker {
         let (set, node) = (l.set, l.node);
         l.owner = None;
         l.idle_since = self.now;
+        // Where somebody waits for a place, what is given back is closed.
+        let crowded = self.crowded(node, self.share(lane));
         let pool = self.pool_key(set, node).filter(|_| clean).map(|key| self.pool.entry(key).or_default());
-        match pool.filter(|pool| pool.len() < self.config.pool) {
+        match pool.filter(|pool| pool.len() < self.config.pool && !crowded) {
             Some(pool) => pool.push(lane),
             None => self.close_lane(io, lane),
         }
     }
 
-    fn pool_key(&self, set: SetId, node: u16) -> Option<PoolKey> {
+    pub(super) fn pool_key(&self, set: SetId, node: u16) -> Option<PoolKey> {
         let Set { identity, db, proto, .. } = self.sets[set];
         Some(PoolKey { identity: identity?, db, proto, node })
     }
@@ -102,6 +109,11 @@ impl Worker {
         l.journal = Default::default();
         l.part = Vec::new();
         (l.sent, l.sent_bytes, l.owner) = (0, 0, None);
+        (l.permit, l.waits_since) = (None, None);
+        for awaited in std::mem::take(&mut l.awaited) {
+            self.unconfirmed.done(awaited.serial);
+        }
+        self.spare_closed(lane);
         for set in self.sets.iter_mut() {
             set.lanes.iter_mut().filter(|at| **at == Some(lane)).for_each(|at| *at = None);
         }
@@ -133,7 +145,7 @@ impl Worker {
         let mut command = Vec::new();
         write_command(&mut command, &[if read_only { "READONLY" } else { "READWRITE" }]);
         self.lanes[lane].read_only = Some(read_only);
-        let swallow = Flight { len: command.len() as u32, kind: Kind::Swallow, ..*flight };
+        let swallow = Flight { len: command.len() as u32, kind: Kind::Swallow, seq: 0, ..*flight };
         self.put(io, lane, swallow, &command);
     }
 
@@ -155,13 +167,44 @@ impl Worker {
         }
     }
 
+    /// Whether a lane may have a connection: one that a client has alone needs a place among those of its node. Those who wait
+    /// come first.
+    fn permitted(&mut self, lane: LaneId) -> bool {
+        let l = &self.lanes[lane];
+        if !l.lacks_permit() {
+            return true;
+        }
+        let (share, node, now) = (self.share(lane), usize::from(l.node), self.now);
+        let Some(server) = self.map.servers.get(node) else { return false };
+        let behind = l.waits_since.is_none() && server.own.crowded(share, now);
+        let permit = if behind { None } else { server.own.take(share, self.own_most, now) };
+        let l = &mut self.lanes[lane];
+        l.waits_since = if permit.is_some() { None } else { l.waits_since.or(Some(now)) };
+        l.permit = permit;
+        l.permit.is_some()
+    }
+
+    /// Whose connections a lane is counted among.
+    pub(super) fn share(&self, lane: LaneId) -> Share {
+        match self.sets[self.lanes[lane].set].identity {
+            Some(JUDGED) => Share::Logins,
+            _ => Share::Clients,
+        }
+    }
+
+    /// Whether somebody waits for a connection of their own to this node.
+    pub(super) fn crowded(&self, node: u16, share: Share) -> bool {
+        self.map.servers.get(usize::from(node)).is_some_and(|s| s.own.crowded(share, self.now))
+    }
+
     pub fn dial_if_needed(&mut self, io: &mut Io, lane: LaneId) {
         let now = self.now;
         let l = &self.lanes[lane];
         let State::Closed(at) = l.state else { return };
-        if l.free || at > now {
+        if l.free || at > now || !self.permitted(lane) {
             return;
         }
+        let l = &self.lanes[lane];
         let Some(server) = self.map.servers.get(usize::from(l.node)) else { return };
         // A name that no certificate may have is not dialled in the clear where TLS was asked for.
         let verified = self.shared.tls.is_none() || server.tls.is_some();
@@ -182,11 +225,13 @@ impl Worker {
         }
     }
 
-    /// Subscriptions on a lane that does not open go elsewhere.
+    /// Subscriptions on a lane that does not open go elsewhere. One that was dialled ahead is given up.
     pub(super) fn rehome(&mut self, io: &mut Io, lane: LaneId) {
         let l = &self.lanes[lane];
         if let (true, Some(owner)) = (l.raw, l.owner) {
             self.lost_own_lane(io, lane, owner);
+        } else if self.is_spare(lane) {
+            self.close_lane(io, lane);
         }
     }
 
@@ -196,47 +241,36 @@ impl Worker {
         let now = self.now;
         let l = &mut self.lanes[lane];
         l.connection = None;
-        l.greeting.clear();
+        l.greeting = Greeting::default();
         l.splitter = splitter();
         (l.first, l.forwarded) = (0, 0);
         l.part.clear();
         l.down_since.get_or_insert(now);
-        let pause = ((10 * MS) << l.failures.min(7)).min(1000 * MS);
-        l.failures += 1;
-        l.state = State::Closed(now + pause / 2 + rand::random_range(0..pause / 2));
+        let pause = l.backoff.failed(rand::random_range);
+        l.state = State::Closed(now + pause);
     }
 
     pub fn lane_opened(&mut self, io: &mut Io, lane: LaneId) {
         let l = &self.lanes[lane];
         let Some(connection) = l.connection else { return };
         let set = &self.sets[l.set];
-        let (db, proto, setup) = (set.db, set.proto, set.setup.clone());
-        let identity = set.identity.and_then(|identity| self.identities[identity].clone());
-        let l_owned = l.owner.is_some();
-        let out = io.output(connection);
-        let mut greeting = std::collections::VecDeque::new();
-        if let Some(identity) = identity.filter(|i| i.user.is_some() || i.password.is_some()) {
-            write_command(out, &identity.auth());
-            greeting.push_back(Greeting::Auth);
-        }
-        if proto == 3 {
-            write_command(out, &["HELLO", "3"]);
-            greeting.push_back(Greeting::Hello);
-        }
-        write_command(out, &["CLIENT", "SETNAME", "unslow-gateway"]);
-        greeting.push_back(Greeting::Ignore);
-        if proto == 2 && l_owned {
-            write_command(out, &["CLIENT", "ID"]);
-            greeting.push_back(Greeting::Number);
-        }
-        if db != 0 {
-            write_command(out, &["SELECT", &db.to_string()]);
-            greeting.push_back(Greeting::Select);
-        }
-        for command in &setup {
-            out.extend_from_slice(command);
-            greeting.push_back(Greeting::Setup);
-        }
+        let identity = set.identity.and_then(|identity| self.identities[identity].as_ref());
+        // AUTH keeps the database: it is selected first by who may, where the user of the lane may not.
+        let inherited = set.db != 0 && set.identity != Some(set.selector);
+        let selector = self.identities[set.selector].as_ref().map(Identity::login).unwrap_or_default();
+        let setup: Vec<Vec<u8>> = set.setup.iter().map(|setting| setting.bytes.clone()).collect();
+        let login = identity.map(Identity::login).unwrap_or_default();
+        let plan = Plan {
+            user: login.user,
+            password: login.password,
+            resp3: set.proto == 3,
+            name: Some("unslow-gateway"),
+            wants_id: l.owner.is_some() || l.pooled,
+            db: set.db,
+            selector: inherited.then_some(selector),
+            setup: &setup,
+        };
+        let greeting = Greeting::begin(&plan, io.output(connection));
         let l = &mut self.lanes[lane];
         l.greeting = greeting;
         l.state = State::Greeting;
@@ -244,50 +278,43 @@ impl Worker {
 
     pub(super) fn greeting_reply(&mut self, io: &mut Io, lane: LaneId, bytes: &[u8]) {
         let l = &mut self.lanes[lane];
-        let Some(what) = l.greeting.pop_front() else { return };
-        let refused = bytes.first() == Some(&b'-');
-        // An AUTH to a server without passwords is no reason to stay away.
-        let says = |words: &[u8]| bytes.windows(words.len()).any(|w| w == words);
-        let needless = what == Greeting::Auth && (says(b"without any password") || says(b"no password is set"));
-        if what == Greeting::Hello && !refused {
-            l.server_number = hello_number(bytes);
-        }
-        if what == Greeting::Number && !refused {
-            l.server_number = unslow_resp::Frame::new(bytes).integer().and_then(|n| u64::try_from(n).ok());
-        }
-        if refused && !matches!(what, Greeting::Ignore | Greeting::Number) && !needless {
-            // LOADING and the like pass; a wrong password does not, and who waits hears of it.
-            let passing = bytes.starts_with(b"-LOADING") || bytes.starts_with(b"-MASTERDOWN");
-            let connection = l.connection.take();
-            if let Some(id) = connection {
-                io.close(id);
-                self.parties[id.index()] = crate::worker::Party::Nobody;
+        let passing = match l.greeting.reply(bytes) {
+            Progress::More | Progress::Unasked => return,
+            Progress::Done { id } => {
+                l.server_number = id;
+                return self.greeted(io, lane);
             }
-            self.lane_failed(lane);
-            if !passing {
-                let l = &mut self.lanes[lane];
-                let all: Vec<Flight> = l.flights.drain(..).collect();
-                l.journal.clear();
-                l.read_only = Some(false);
-                (l.sent, l.sent_bytes) = (0, 0);
-                let (owner, pooled, raw) = (l.owner, l.pooled, l.raw);
-                for flight in all {
-                    self.stats.error("server_refused");
-                    self.fail_flight(io, &flight, bytes);
-                }
-                if let (Some(owner), true) = (owner, pooled) {
-                    if raw {
-                        // Its subscriptions would be refused anywhere.
-                        self.push_to(io, owner, bytes);
-                        self.close_when_answered(io, owner);
-                    }
-                    self.lost_own_lane(io, lane, owner);
-                }
-            }
-            return;
+            Progress::Refused { passing } => passing,
+        };
+        // LOADING and the like pass; a wrong password does not, and who waits hears of it.
+        let connection = l.connection.take();
+        if let Some(id) = connection {
+            io.close(id);
+            self.parties[id.index()] = crate::worker::Party::Nobody;
         }
-        if self.lanes[lane].greeting.is_empty() {
-            self.greeted(io, lane);
+        self.lane_failed(lane);
+        if !passing {
+            let l = &mut self.lanes[lane];
+            let all: Vec<Flight> = l.flights.drain(..).collect();
+            l.journal.clear();
+            l.read_only = Some(false);
+            (l.sent, l.sent_bytes) = (0, 0);
+            let (owner, pooled, raw) = (l.owner, l.pooled, l.raw);
+            for flight in all {
+                self.stats.error("server_refused");
+                self.fail_flight(io, &flight, bytes);
+            }
+            if let (Some(owner), true) = (owner, pooled) {
+                if raw {
+                    // Its subscriptions would be refused anywhere.
+                    self.push_to(io, owner, bytes);
+                    self.close_when_answered(io, owner);
+                }
+                self.lost_own_lane(io, lane, owner);
+            }
+        }
+        if self.is_spare(lane) {
+            self.close_lane(io, lane);
         }
     }
 
@@ -295,8 +322,11 @@ impl Worker {
         self.stats.lanes_opened += 1;
         let l = &mut self.lanes[lane];
         l.state = State::Ready;
-        l.failures = 0;
+        l.backoff.succeeded();
         l.down_since = None;
+        if self.is_spare(lane) {
+            return self.spare_opened(lane);
+        }
         self.flow(io, lane);
     }
 
@@ -313,11 +343,4 @@ impl Worker {
             }
         }
     }
-}
-
-/// `id` in the reply of HELLO.
-pub(super) fn hello_number(bytes: &[u8]) -> Option<u64> {
-    let at = bytes.windows(7).position(|w| w == b"\r\nid\r\n:")? + 7;
-    let mut digits = bytes[at..].iter().take_while(|b| b.is_ascii_digit());
-    digits.try_fold(0u64, |n, d| n.checked_mul(10)?.checked_add(u64::from(d - b'0')))
 }

@@ -1,5 +1,6 @@
 //! What comes from servers.
 
+use super::breaks::Failure;
 use crate::event::{self, Meaning, Scene};
 use crate::ids::LaneId;
 use crate::session::*;
@@ -51,7 +52,8 @@ impl Worker {
     pub(super) fn part(&mut self, io: &mut Io, lane: LaneId, first: u8, bytes: &[u8]) {
         let l = &mut self.lanes[lane];
         let flight = l.flights.front().copied();
-        let forward = matches!(first, b'$' | b'*' | b'%' | b'~' | b'=')
+        // An error that comes in parts is longer than any of a server's own: nothing is to be followed in it.
+        let forward = matches!(first, b'$' | b'*' | b'%' | b'~' | b'=' | b'+' | b'-' | b'(')
             && l.state == State::Ready
             && !l.raw
             && l.part.is_empty()
@@ -66,8 +68,39 @@ impl Worker {
                 }
                 self.clogged(io, lane, flight.whom);
             }
-            None => l.part.extend_from_slice(bytes),
+            None => self.keep(io, lane, first, bytes),
         }
+    }
+
+    /// The middle of a reply that is needed whole: its bytes count as some that wait for its client.
+    fn keep(&mut self, io: &mut Io, lane: LaneId, first: u8, bytes: &[u8]) {
+        /// Not worth a look, and longer than an error.
+        const SMALL: usize = 128 << 10;
+        let l = &self.lanes[lane];
+        let (held, owner, ready) = (l.part.len() + bytes.len(), l.owner, l.state == State::Ready);
+        let flight = l.flights.front().copied().filter(|_| !l.raw && first != b'>');
+        let wanted = held <= SMALL
+            || match flight {
+                _ if !ready => true,
+                Some(Flight { kind: Kind::Gather, seq, part, .. }) => self.count_part(io, seq, part, held),
+                Some(Flight { kind: Kind::Swallow, .. }) => false,
+                Some(flight) => self.may_wait(io, flight.whom, held),
+                None => owner.is_none_or(|owner| self.may_wait(io, owner, held)),
+            };
+        // What nobody waits for any more goes nowhere; its end is still found.
+        if wanted {
+            self.lanes[lane].part.extend_from_slice(bytes);
+        }
+    }
+
+    /// Whether so many bytes may wait for a client. It is closed if not.
+    fn may_wait(&mut self, io: &mut Io, whom: Whom, bytes: usize) -> bool {
+        let fits = bytes <= self.config.client_output_bytes;
+        let there = self.client(whom).is_some();
+        if there && !fits {
+            self.close_slow(io, whom);
+        }
+        there && fits
     }
 
     /// The end of a reply, or all of it.
@@ -123,7 +156,7 @@ impl Worker {
                     io.close(id);
                     self.parties[id.index()] = crate::worker::Party::Nobody;
                 }
-                self.break_lane(io, lane, 0, &text);
+                self.break_lane(io, lane, 0, &Failure::Said(text));
                 return self.lost_own_lane(io, lane, flight.whom);
             }
             Meaning::Part => {
@@ -132,7 +165,7 @@ impl Worker {
                     self.return_lane(io, lane);
                 }
             }
-            Meaning::Setting => self.set_up(io, &flight, bytes),
+            Meaning::Setting => self.set_up(io, &flight, bytes, Some(lane)),
             Meaning::Unblocked => {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
                 self.unpin(io, flight.whom, lane);

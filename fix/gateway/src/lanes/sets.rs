@@ -13,12 +13,24 @@ const SET_IDLE: u64 = 60_000 * MS;
 
 impl Worker {
     pub fn set_of(&mut self, identity: IdentityId, db: u32, proto: u8) -> SetId {
+        self.set_selected_by(identity, identity, db, proto)
+    }
+
+    /// The set of a user in a database that another one has selected.
+    pub fn set_selected_by(&mut self, selector: IdentityId, identity: IdentityId, db: u32, proto: u8) -> SetId {
+        // Connections begin in the first database, which needs no SELECT.
+        let selector = if db == 0 { identity } else { selector };
         let same = |s: &Set| {
-            s.identity == Some(identity) && s.db == db && s.proto == proto && s.owner.is_none() && s.setup.is_empty()
+            s.identity == Some(identity)
+                && s.selector == selector
+                && s.db == db
+                && s.proto == proto
+                && s.owner.is_none()
+                && s.setup.is_empty()
         };
         match self.sets.find(same) {
             Some(set) => set,
-            None => self.add_set(Set::of(identity, db, proto, None)),
+            None => self.add_set(Set { selector, ..Set::of(identity, db, proto, None) }),
         }
     }
 
@@ -48,8 +60,8 @@ impl Worker {
         let Some(client) = self.client(whom) else { return };
         client.bulky = true;
         let Some(set) = client.set.filter(|set| self.sets[*set].owner.is_none()) else { return };
-        let Set { identity: Some(identity), db, proto, .. } = self.sets[set] else { return };
-        let own = self.add_set(Set::of(identity, db, proto, Some(whom)));
+        let Set { identity: Some(identity), selector, db, proto, .. } = self.sets[set] else { return };
+        let own = self.add_set(Set { selector, ..Set::of(identity, db, proto, Some(whom)) });
         if let Some(client) = self.client(whom) {
             client.set = Some(own);
         }
@@ -94,7 +106,8 @@ impl Worker {
             }
         }
         self.pool.retain(|_, lanes| !lanes.is_empty());
-        let spoken = self.sets.iter().filter_map(|s| s.identity).chain(self.everyone().filter_map(|c| c.identity));
+        let held = self.sets.iter().filter_map(|s| Some([s.identity?, s.selector])).flatten();
+        let spoken = held.chain(self.everyone().filter_map(|c| c.identity));
         let known: HashSet<IdentityId> = spoken.chain([OWN, JUDGED]).collect();
         let unknown: Vec<IdentityId> = self.identities.places().filter(|at| !known.contains(at)).collect();
         unknown.into_iter().for_each(|at| self.identities[at] = None);
@@ -118,6 +131,7 @@ impl Worker {
         match lanes.get(usize::from(node)) {
             Some(Some(lane)) => *lane,
             _ => {
+                debug_assert_ne!(self.sets[set].identity, Some(JUDGED), "nothing but AUTH is said there");
                 let owner = self.sets[set].owner;
                 let lane = self.new_lane(set, node, owner);
                 let lanes = &mut self.sets[set].lanes;

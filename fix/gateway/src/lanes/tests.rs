@@ -2,27 +2,15 @@
 
 use unslow_topology::Health;
 
-use super::open::hello_number;
 use crate::config::Config;
 use crate::config::Read;
 use crate::map::tests::node;
-use crate::session::State;
+use crate::session::{Leaving, State};
 use crate::worker::MS;
 use crate::worker::tests::{A, B, C, Rig};
+use unslow_testkit::until;
 
 const ALL: &[(u16, u16)] = &[(0, 16383)];
-
-#[test]
-fn the_client_id_is_read_from_the_hello_reply() {
-    for (reply, expected) in [
-        (&b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$2\r\nid\r\n:42\r\n"[..], Some(42)),
-        (&b"*2\r\n$2\r\nid\r\n:18446744073709551615\r\n"[..], Some(u64::MAX)),
-        (&b"*2\r\n$2\r\nid\r\n:18446744073709551616\r\n"[..], None),
-        (&b"*2\r\n$4\r\nkind\r\n:42\r\n"[..], None),
-    ] {
-        assert_eq!(hello_number(reply), expected, "{}", reply.escape_ascii());
-    }
-}
 
 #[test]
 fn reconnect_backoff_doubles_with_jitter_up_to_one_second() {
@@ -247,6 +235,160 @@ fn a_broken_connection_resends_reads_and_only_writes_that_were_never_sent() {
     assert_eq!(rig.told(client), "");
 }
 
+/// A client of this user, who may not see the topology.
+fn stranger(rig: &mut Rig) -> unslow_reactor::Id {
+    let client = rig.client(None);
+    rig.says(client, "AUTH somebody secret\r\n");
+    let node = (0..2).find(|n| !rig.asked(*n).is_empty()).expect("a node judges");
+    rig.answers(node, "+OK\r\n");
+    assert_eq!(rig.told(client), "+OK\r\n");
+    client
+}
+
+#[test]
+fn errors_name_addresses_only_to_clients_that_may_see_the_topology() {
+    let mut rig = Rig::halves(Config { hold_ms: 20, ..Config::default() });
+    let [key, ..] = rig.keys(1);
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    let (trusted, stranger) = (rig.client(None), stranger(&mut rig));
+    for (client, name, to) in [(trusted, B, C), (stranger, "node 1", "an address")] {
+        rig.says(client, &format!("SET {key} v\r\n"));
+        assert_eq!(rig.asked(1).len(), 1);
+        let lane = rig.worker.lanes.places().find(|at| rig.worker.lanes[*at].sent > 0).expect("it was sent");
+        let io_of = rig.worker.lanes[lane].connection.expect("a connection");
+        rig.close(io_of);
+        let told = rig.told(client);
+        assert!(told.starts_with(&format!("-ERR unslow: {name}: ")) && told.contains("may or may not"), "{told}");
+        // A redirect to where no node is.
+        rig.says(client, &format!("GET {key}\r\n"));
+        until("a new connection", || {
+            rig.turn();
+            !rig.asked(1).is_empty()
+        });
+        rig.answers(1, &format!("-MOVED {slot} {C}\r\n"));
+        rig.send_again();
+        let told = rig.told(client);
+        assert!(told.contains(&format!("is said to be at {to}, which")), "{told}");
+    }
+    // A node that takes nothing.
+    let ill = unslow_topology::Node { health: Health::Suspected, ..node(B, None, &[(8192, 16383)]) };
+    rig.remap(vec![node(A, None, &[(0, 8191)]), ill]);
+    for (client, name) in [(trusted, B), (stranger, "node 1")] {
+        rig.says(client, &format!("SET {key} v\r\n"));
+        let told = rig.hears(client);
+        assert!(told.starts_with(&format!("-ERR unslow: {name} took no commands")), "{told}");
+    }
+}
+
+#[test]
+fn a_command_sent_again_is_counted_once() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("GET {key}\r\n"));
+    rig.asked(0);
+    rig.breaks(0);
+    rig.send_again();
+    assert_eq!(rig.worker.stats.again, 1, "a broken connection");
+    rig.asked(0);
+    rig.answers(0, "-TRYAGAIN not now\r\n");
+    rig.send_again();
+    assert_eq!(rig.worker.stats.again, 2, "a refusal");
+    rig.asked(0);
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    rig.answers(0, &format!("-MOVED {slot} {B}\r\n"));
+    assert_eq!((rig.worker.stats.again, rig.worker.stats.moved), (2, 1), "redirects have a count of their own");
+}
+
+#[test]
+fn the_end_of_a_long_value_is_no_error_whatever_it_begins_with() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    let tail = "-TRYAGAIN not now\r\n";
+    rig.says(client, &format!("GET {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, &format!("${}\r\nvalue", 5 + tail.len() - 2));
+    rig.answers(0, tail);
+    rig.turn();
+    assert_eq!((rig.worker.again.len(), rig.asked(0)), (0, vec![]));
+    assert_eq!(rig.told(client), format!("${}\r\nvalue{tail}", 5 + tail.len() - 2));
+}
+
+// Connections that clients have alone.
+
+#[test]
+fn beyond_own_connections_clients_wait_until_one_is_given_back() {
+    let mut rig = Rig::halves(Config { own_connections: 1, ..Config::default() });
+    let [key, ..] = rig.keys(0);
+    let (first, second, third) = (rig.client(None), rig.client(None), rig.client(None));
+    let watch = format!("WATCH {key}");
+    rig.says(first, &format!("{watch}\r\n"));
+    assert_eq!(rig.asked(0), std::slice::from_ref(&watch));
+    rig.answers(0, "+OK\r\n");
+    rig.says(second, &format!("{watch}\r\n"));
+    rig.turn();
+    assert!(rig.asked(0).is_empty(), "there is none for the second");
+    // Neither those who share connections nor those who log in have to wait.
+    rig.says(third, &format!("GET {key}\r\n"));
+    assert_eq!(rig.asked(0), [format!("GET {key}")]);
+    rig.answers(0, "$-1\r\n");
+    assert_eq!(rig.told(third), "$-1\r\n");
+    stranger(&mut rig);
+    rig.says(first, "UNWATCH\r\n");
+    assert_eq!(rig.asked(0), ["UNWATCH"]);
+    rig.answers(0, "+OK\r\n");
+    assert_eq!(rig.told(first), "+OK\r\n+OK\r\n");
+    let mut asked = Vec::new();
+    until("the second to have its connection", || {
+        rig.turn();
+        asked.extend(rig.asked(0));
+        !asked.is_empty()
+    });
+    assert_eq!((asked, rig.told(second)), (vec![watch], String::new()));
+}
+
+#[test]
+fn who_waits_for_an_own_connection_in_vain_hears_what_to_do() {
+    for (says, last) in [("WATCH", false), ("SUBSCRIBE", true), ("MONITOR", true)] {
+        let mut rig = Rig::halves(Config { own_connections: 1, hold_ms: 20, ..Config::default() });
+        let ([here, ..], [there, ..]) = (rig.keys(0), rig.keys(1));
+        let (holder, client) = (rig.client(None), rig.client(None));
+        for key in [&here, &there] {
+            // On both nodes: by its key, and in a transaction of somebody else.
+            let one = if *key == here { holder } else { rig.client(None) };
+            rig.says(one, &format!("WATCH {key}\r\n"));
+        }
+        assert_eq!((rig.asked(0).len(), rig.asked(1).len()), (1, 1));
+        let says = if says == "MONITOR" { "MONITOR\r\n".to_string() } else { format!("{says} {here}\r\n") };
+        rig.says(client, &says);
+        let told = rig.hears(client);
+        assert!(told.starts_with("-ERR unslow: ") && told.contains("own_connections = 1 "), "{says}: {told}");
+        assert_eq!(rig.worker.stats.errors.get("own_connections"), Some(&1), "{says}");
+        let leaves = rig.worker.everyone().any(|c| c.id == client && c.leaving == Leaving::WhenAnswered);
+        assert_eq!(leaves, last, "{says}");
+        let waiting = rig.worker.lanes.iter().filter(|l| !l.free && l.lacks_permit()).count();
+        assert_eq!(waiting, 0, "{says}: nothing is left");
+    }
+}
+
+#[test]
+fn connections_of_clients_that_have_gone_are_free_for_others() {
+    let mut rig = Rig::halves(Config { own_connections: 1, ..Config::default() });
+    let [key, ..] = rig.keys(0);
+    for _ in 0..3 {
+        let client = rig.client(None);
+        rig.says(client, &format!("WATCH {key}\r\n"));
+        let mut asked = Vec::new();
+        until("a connection", || {
+            rig.turn();
+            asked.extend(rig.asked(0));
+            !asked.is_empty()
+        });
+        rig.close(client);
+    }
+}
+
 #[test]
 fn a_client_with_half_a_reply_is_closed_when_the_server_connection_breaks() {
     let mut rig = Rig::halves(Config::default());
@@ -281,6 +423,71 @@ fn a_failover_resends_held_commands_and_reads_and_fails_sent_writes() {
     assert_eq!((rig.told(first).as_str(), rig.told(second).as_str()), ("$1\r\nv\r\n", ":1\r\n"));
 }
 
+/// `A` is written to, is held while a Sentinel replaces it, and is replaced by `B`; it answers all the time.
+fn held() -> Vec<unslow_topology::Node> {
+    vec![unslow_topology::Node { health: Health::Suspected, ..node(A, None, ALL) }, node(B, Some(A), &[])]
+}
+
+fn replaced() -> Vec<unslow_topology::Node> {
+    vec![node(A, Some(B), &[]), node(B, None, ALL)]
+}
+
+#[test]
+fn commands_held_for_a_master_that_is_replaced_go_to_its_successor_and_sent_ones_keep_their_answers() {
+    let mut rig = Rig::group(vec![node(A, None, ALL), node(B, Some(A), &[])]);
+    let client = rig.client(None);
+    rig.says(client, "SET a v\r\n");
+    assert_eq!(rig.asked(0), ["SET a v"]);
+    rig.remap(held());
+    rig.says(client, "INCR n\r\nGET a\r\n");
+    assert!(rig.asked(0).is_empty() && rig.asked(1).is_empty());
+    // What was written before is answered as ever.
+    rig.answers(0, "+OK\r\n");
+    assert_eq!(rig.told(client), "+OK\r\n");
+    rig.remap(replaced());
+    assert_eq!((rig.asked(0), rig.asked(1)), (vec![], vec!["INCR n".to_string(), "GET a".to_string()]));
+    rig.answers(1, ":1\r\n$1\r\nv\r\n");
+    assert_eq!(rig.told(client), ":1\r\n$1\r\nv\r\n");
+}
+
+#[test]
+fn a_transaction_that_was_begun_on_a_replaced_master_is_not_ended_there() {
+    let mut rig = Rig::group(vec![node(A, None, ALL), node(B, Some(A), &[])]);
+    let (first, second, third) = (rig.client(None), rig.client(None), rig.client(None));
+    rig.says(first, "MULTI\r\nSET a v\r\n");
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n+QUEUED\r\n");
+    rig.says(second, "WATCH a\r\n");
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n");
+    rig.told(first);
+    rig.told(second);
+    rig.remap(held());
+    rig.says(first, "EXEC\r\n");
+    // Nothing of it was written yet.
+    rig.says(third, "MULTI\r\nSET b v\r\nEXEC\r\n");
+    assert!(rig.asked(0).is_empty());
+    rig.remap(replaced());
+    let told = rig.told(first);
+    assert!(told.starts_with("-ERR unslow: ") && told.ends_with("this one was not sent\r\n"), "{told}");
+    // As if the watched key had changed.
+    rig.says(second, "MULTI\r\nSET a w\r\nEXEC\r\n");
+    assert_eq!(rig.told(second), "+OK\r\n+QUEUED\r\n*-1\r\n");
+    assert!(rig.asked(0).is_empty());
+    assert_eq!(rig.asked(1), ["MULTI", "SET b v", "EXEC"]);
+}
+
+#[test]
+fn subscriptions_move_to_the_successor_of_a_replaced_master() {
+    let mut rig = Rig::group(vec![node(A, None, ALL), node(B, Some(A), &[])]);
+    let client = rig.client(None);
+    rig.says(client, "SUBSCRIBE news\r\n");
+    assert_eq!(rig.asked(0), ["SUBSCRIBE news"]);
+    rig.remap(held());
+    rig.remap(replaced());
+    assert_eq!((rig.asked(0), rig.asked(1)), (vec![], vec!["SUBSCRIBE news".to_string()]));
+}
+
 #[test]
 fn held_commands_are_sent_in_order_when_a_suspected_node_recovers() {
     let mut rig = Rig::new(Config::default(), vec![node(A, None, ALL)]);
@@ -306,4 +513,74 @@ fn a_read_falls_back_to_the_master_while_the_replica_is_loading() {
     assert_eq!(rig.asked(0), ["GET a"]);
     rig.answers(0, "$1\r\nv\r\n");
     assert_eq!(rig.told(client), "$1\r\nv\r\n");
+}
+
+#[test]
+fn a_script_that_a_replica_does_not_have_is_run_by_its_master() {
+    let config = Config { read: Read::Replica, ..Config::default() };
+    let mut rig = Rig::new(config, vec![node(A, None, ALL), node(B, Some(A), &[])]);
+    let client = rig.client(None);
+    // Loaded where it may be run, as far as a replica takes it.
+    rig.says(client, "SCRIPT LOAD text\r\n");
+    assert_eq!((rig.asked(0), rig.asked(1)), (vec!["SCRIPT LOAD text".into()], vec!["SCRIPT LOAD text".into()]));
+    rig.answers(0, "$3\r\nabc\r\n");
+    rig.answers(1, "-LOADING the data set\r\n");
+    assert_eq!(rig.told(client), "$3\r\nabc\r\n");
+    rig.says(client, "EVALSHA_RO abc 1 a\r\n");
+    assert_eq!(rig.asked(1), ["READONLY", "EVALSHA_RO abc 1 a"]);
+    rig.answers(1, "+OK\r\n-NOSCRIPT No matching script.\r\n");
+    assert_eq!((rig.told(client).as_str(), rig.asked(0)), ("", vec!["EVALSHA_RO abc 1 a".to_string()]));
+    // What the master says is the answer.
+    rig.answers(0, "-NOSCRIPT No matching script.\r\n");
+    assert_eq!(rig.told(client), "-NOSCRIPT No matching script.\r\n");
+    assert!(rig.asked(0).is_empty() && rig.asked(1).is_empty());
+}
+
+#[test]
+fn long_errors_and_simple_strings_pass_in_pieces_and_leave_the_connection_alone() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let slot = unslow_topology::slot_of(key.as_bytes());
+    let (one, other) = (rig.client(None), rig.client(None));
+    let long = "x".repeat(199_998);
+    // The last piece of the first reads like a redirect.
+    for reply in [format!("-{long}-MOVED {slot} {B}\r\n"), format!("+{long}\r\n"), format!("*2\r\n-{long}\r\n:1\r\n")] {
+        rig.says(one, &format!("EVAL script 1 {key}\r\n"));
+        rig.says(other, &format!("GET {key}\r\n"));
+        assert_eq!(rig.asked(0).len(), 2);
+        rig.answers_in_pieces(0, &reply, 40_000);
+        rig.answers(0, "$1\r\nv\r\n");
+        assert!(rig.told(one) == reply, "{} ...", &reply[..5]);
+        assert_eq!(rig.told(other), "$1\r\nv\r\n");
+        assert!(rig.asked(0).is_empty(), "nothing is asked about it");
+    }
+    assert_eq!(rig.worker.stats.lanes_opened, 1);
+}
+
+#[test]
+fn a_value_that_ends_like_a_redirect_is_no_redirect() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("GET {key}\r\n"));
+    rig.asked(0);
+    let end = format!("-MOVED {} {B}", unslow_topology::slot_of(key.as_bytes()));
+    let head = format!("${}\r\n{}", 1000 + end.len(), "x".repeat(1000));
+    rig.answers(0, &head);
+    rig.answers(0, &format!("{end}\r\n"));
+    assert_eq!(rig.told(client), format!("{head}{end}\r\n"));
+    assert!(rig.asked(1).is_empty() && rig.worker.stats.moved == 0);
+}
+
+#[test]
+fn a_reply_that_is_used_whole_holds_no_more_than_its_client_may() {
+    let mut rig = Rig::halves(Config { client_output_bytes: 100_000, ..Config::default() });
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("MULTI\r\nGET {key}\r\nEXEC\r\n"));
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n+QUEUED\r\n");
+    let begun = format!("*1\r\n$900000\r\n{}", "x".repeat(200_000));
+    rig.answers_in_pieces(0, &begun, 20_000);
+    assert_eq!(rig.worker.everyone().count(), 0, "it is closed before the end of the reply");
 }

@@ -16,6 +16,8 @@ pub(crate) struct Moved {
     pub asking: bool,
     /// Nothing was answered on the connection before.
     pub fresh: bool,
+    /// The slot was this node's when the command was sent, as far as the map knew.
+    pub belonged: bool,
 }
 
 impl Worker {
@@ -33,9 +35,45 @@ impl Worker {
         Some(lane)
     }
 
+    /// A lane for a command that blocks. One that watches is on the node of the watched keys, and EXEC is to find it as it was: what
+    /// blocks meanwhile may be for another node, and gets another lane.
+    pub fn dedicate_to_block(&mut self, whom: Whom, node: u16) -> Option<LaneId> {
+        let client = self.client(whom)?;
+        if !client.watch.held() {
+            return self.dedicate(whom, node);
+        }
+        if client.aside.is_some() {
+            return client.aside;
+        }
+        let set = client.set?;
+        let lane = self.take_lane(set, node, whom);
+        let client = self.client(whom)?;
+        client.aside = Some(lane);
+        client.barrier = true;
+        Some(lane)
+    }
+
+    /// Takes a lane of [`Worker::dedicate_to_block`] from its client, if it is one, and gives it back.
+    fn release(&mut self, io: &mut Io, whom: Whom, lane: LaneId) -> bool {
+        let Some(client) = self.client(whom) else { return false };
+        if client.aside == Some(lane) {
+            client.aside = None;
+        } else if client.pin == Some(lane) {
+            client.pin = None;
+        } else {
+            return false;
+        }
+        self.return_lane(io, lane);
+        true
+    }
+
     /// The dedicated lane has done its work.
     pub fn unpin(&mut self, io: &mut Io, whom: Whom, lane: LaneId) {
         let Some(client) = self.client(whom) else { return };
+        if client.aside == Some(lane) {
+            client.aside = None;
+            return self.return_lane(io, lane);
+        }
         if client.pin == Some(lane) && !client.needs_pin() {
             client.pin = None;
             self.return_lane(io, lane);
@@ -45,7 +83,7 @@ impl Worker {
     pub(super) fn block(&mut self, io: &mut Io, whom: Whom, command: &Command) {
         let slot = self.slot(command);
         let Some(node) = self.master_of(io, whom, slot) else { return };
-        let Some(lane) = self.dedicate(whom, node) else { return };
+        let Some(lane) = self.dedicate_to_block(whom, node) else { return };
         if let Some(client) = self.client(whom) {
             client.barrier = true;
             client.last_node = node;
@@ -58,15 +96,10 @@ impl Worker {
         let bytes = self.lanes[lane].journal.front(flight.size()).to_vec();
         self.lanes[lane].journal.pop(flight.size());
         let whom = flight.whom;
-        let Some(client) = self.client(whom) else { return };
-        if client.watch.held() {
-            return self.fail_flight(io, flight, b"-UNBLOCKED the server has become a replica\r\n");
-        }
-        if client.pin != Some(lane) {
+        if !self.release(io, whom, lane) {
             return;
         }
-        client.pin = None;
-        self.return_lane(io, lane);
+        self.stats.again += 1;
         // Where to is only known when the watcher has looked.
         self.later(Again { flight: Flight { tries: flight.tries + 1, ..*flight }, bytes, to: To::Owner }, 20 * MS);
     }
@@ -81,10 +114,18 @@ impl Worker {
         let alone = self.lanes[lane].flights.is_empty();
         let Some(client) = self.client(whom) else { return };
         let within = client.transaction().is_some();
-        let first = !within && client.pin == Some(lane) && flight.len > 0 && flight.tries < 5 && moved.fresh;
+        let own = client.pin == Some(lane) || client.aside == Some(lane);
+        let first = !within && own && flight.len > 0 && flight.tries < 5 && moved.fresh;
         let able = matches!(flight.kind, Kind::Block | Kind::Reply);
         if !first || !alone || !able || moved.to == NOBODY {
-            let text = b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n";
+            // A slot that never was on this node has not moved: then the keys are not on one node, and trying again is in vain.
+            let moved_away = moved.belonged || flight.slot == client.pin_slot || flight.slot == NO_SLOT;
+            let text: &[u8] = match flight.kind {
+                Kind::Reply if !moved_away => {
+                    b"-CROSSSLOT unslow: the node of this connection, which WATCH or the first key of MULTI named, does not have this slot; use a hash tag\r\n"
+                }
+                _ => b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n",
+            };
             if flight.kind == Kind::Exec {
                 // The server has discarded it.
                 return self.ended(io, lane, flight, text);
@@ -95,13 +136,16 @@ impl Worker {
             }
             return;
         }
-        client.pin = None;
-        self.return_lane(io, lane);
-        let Some(lane) = self.dedicate(whom, moved.to) else { return };
+        if !self.release(io, whom, lane) {
+            return;
+        }
+        let blocks = flight.kind == Kind::Block;
+        let lane = if blocks { self.dedicate_to_block(whom, moved.to) } else { self.dedicate(whom, moved.to) };
+        let Some(lane) = lane else { return };
         if moved.asking {
             let mut ask = Vec::new();
             write_command(&mut ask, &["ASKING"]);
-            self.push(io, lane, Flight { len: ask.len() as u32, kind: Kind::Swallow, ..*flight }, &ask);
+            self.push(io, lane, Flight { len: ask.len() as u32, kind: Kind::Swallow, seq: 0, ..*flight }, &ask);
         }
         self.push(io, lane, Flight { tries: flight.tries + 1, ..*flight }, &bytes);
     }
@@ -114,6 +158,11 @@ impl Worker {
         }
         if client.subs.contains(&lane) {
             return self.subscribe_anew(io, whom, lane);
+        }
+        if client.aside == Some(lane) {
+            // Its command has its answer; what is watched is on the other one.
+            client.aside = None;
+            return self.close_lane(io, lane);
         }
         if client.pin == Some(lane) {
             client.pin = None;

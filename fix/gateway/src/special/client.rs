@@ -1,9 +1,9 @@
 //! CLIENT.
 
 use super::Said;
-use crate::config::Facade;
+use crate::config::{Facade, Read};
+use crate::ids::{LaneId, SetId};
 use crate::session::*;
-use crate::shared::{Message, What};
 use crate::step::Command;
 use crate::worker::{Worker, bulk, error};
 use unslow_reactor::Io;
@@ -15,7 +15,8 @@ impl Worker {
         let sub = command.word(1);
         let ok = b"+OK\r\n".to_vec();
         let facade = self.config.facade == Facade::Cluster && self.cluster;
-        let trusted = self.trusted(whom);
+        // Whether the client's next command may go to another node than this one.
+        let split = self.cluster || self.config.read != Read::Primary;
         let Some(client) = self.client(whom) else { return true };
         let answer = match (sub.as_slice(), command.len()) {
             (b"ID", 2) => format!(":{}\r\n", client.number).into_bytes(),
@@ -82,22 +83,10 @@ impl Worker {
                     _ => error("ERR", "syntax error"),
                 }
             }
-            (b"KILL" | b"LIST", _) if !trusted => {
-                error("NOPERM", "unslow: CLIENT LIST and KILL are for the user the gateway itself logs in as")
-            }
-            (b"LIST", _) => {
-                self.ask_all(whom, What::ClientList);
+            (b"LIST" | b"KILL" | b"PAUSE" | b"UNPAUSE", _) => {
+                self.about_others(io, whom, command);
                 return true;
             }
-            (b"KILL", 4) if arg(2).eq_ignore_ascii_case(b"ID") => match command.number(3) {
-                Some(number) => {
-                    for worker in 0..self.shared.workers.len() {
-                        self.shared.post(worker, Message::Kill(number));
-                    }
-                    b":1\r\n".to_vec()
-                }
-                None => error("ERR", "client-id should be greater than 0"),
-            },
             (b"UNBLOCK", 3 | 4) => {
                 self.unblock(io, whom, command);
                 return true;
@@ -111,21 +100,17 @@ impl Worker {
             }
             (b"TRACKING" | b"NO-TOUCH", 3..) => {
                 // The server remembers this for a connection: from now on this client has its own.
-                let tracking = sub == b"TRACKING";
-                if tracking && client.proto == 2 && arg(2).eq_ignore_ascii_case(b"ON") {
-                    error("ERR", "unslow: client tracking needs RESP3 here: say HELLO 3 first")
-                } else {
-                    return self.private(io, whom, command, &sub);
+                let resp3 = client.proto == 3;
+                match setting(command, resp3, split) {
+                    Ok(setting) => return self.private(io, whom, command, setting),
+                    Err(why) => error("ERR", why),
                 }
             }
+            (b"CACHING", _) if split => error("ERR", NO_CACHING),
             (b"TRACKINGINFO" | b"GETREDIR" | b"CACHING" | b"HELP", _) => {
                 let slot = self.anywhere();
                 return self.send(io, whom, command, slot, Kind::Reply);
             }
-            (b"PAUSE" | b"UNPAUSE", _) => error(
-                "ERR",
-                "unslow: servers are not paused through a gateway; UNSLOW PAUSE stops the gateway's clients",
-            ),
             _ => error(
                 "ERR",
                 &format!("unknown subcommand or wrong number of arguments for '{}'. Try CLIENT HELP.", printable(&sub)),
@@ -135,50 +120,69 @@ impl Worker {
         true
     }
 
-    /// Settings that belong to a connection: the client gets its own, and they are said again on each.
-    pub(super) fn private(&mut self, io: &mut Io, whom: Whom, command: &Command, sub: &[u8]) -> bool {
+    /// Settings that belong to a connection: the client gets its own, and they are said again on each. The server judges first.
+    fn private(&mut self, io: &mut Io, whom: Whom, command: &Command, setting: Setting) -> bool {
         self.own_set(whom);
         let Some(set) = self.client(whom).and_then(|c| c.set) else { return true };
-        // Whatever is there already has not heard it: they are dialled anew.
-        for lane in std::mem::take(&mut self.sets[set].lanes).into_iter().flatten() {
-            self.close_lane(io, lane);
-        }
-        let off = command.arg(command.len() - 1).eq_ignore_ascii_case(b"OFF");
-        let has = |c: &[u8], word: &[u8]| c.windows(word.len()).any(|w| w.eq_ignore_ascii_case(word));
-        self.sets[set].setup.retain(|c| !has(c, sub));
-        if off {
-            if let (Some(client), b"TRACKING") = (self.client(whom), sub) {
-                client.tracking = false;
-            }
-            self.say(io, whom, b"+OK\r\n");
+        let kept = self.sets[set].setup.iter().filter(|s| s.bytes != setting.bytes).map(|s| s.bytes.len());
+        if setting.on && kept.sum::<usize>() + setting.bytes.len() > SETUP_BYTES_MAX {
+            let why =
+                "unslow: too many prefixes; say CLIENT TRACKING OFF and begin again with fewer, or with shorter ones";
+            self.say(io, whom, &error("ERR", why));
             return true;
         }
         // Its own connection's answer is the client's, and what the server takes is said on all others.
         let slot = self.anywhere();
         let sent = self.send(io, whom, command, slot, Kind::Setup);
-        if let Some(client) = self.client(whom) {
+        if let Some(client) = self.client(whom).filter(|_| sent) {
             client.barrier = true;
-            client.asked = Some(Box::new(Asked::Setup(command.bytes.to_vec())));
+            client.asked = Some(Box::new(Asked::Setup(setting)));
         }
         sent
     }
 
-    /// The server has taken a setting, or not.
-    pub fn set_up(&mut self, io: &mut Io, flight: &Flight, bytes: &[u8]) {
+    /// The server has taken a setting, or not. `told` is the lane on which it was said.
+    pub fn set_up(&mut self, io: &mut Io, flight: &Flight, bytes: &[u8], told: Option<LaneId>) {
         let whom = flight.whom;
         if let Some(client) = self.client(whom)
-            && let Some(Asked::Setup(command)) = client.asked.take().map(|asked| *asked)
+            && let Some(Asked::Setup(setting)) = client.asked.take().map(|asked| *asked)
             && let (Some(b'+'), Some(set)) = (bytes.first(), client.set)
         {
-            client.tracking |= command.windows(8).any(|w| w.eq_ignore_ascii_case(b"TRACKING"));
-            self.sets[set].setup.push(command);
+            if setting.what == Sticky::Tracking {
+                client.tracking = setting.on;
+            }
+            let setup = &mut self.sets[set].setup;
+            // In the mode BCAST each command adds its prefixes to those before it, so all of them are said again.
+            let adds = setting.on && setting.what == Sticky::Tracking;
+            setup.retain(|s| s.what != setting.what || adds && s.bytes != setting.bytes);
+            if setting.on {
+                setup.push(setting);
+            }
+            // The others have not heard it: they are dialled again when needed.
+            let lanes = std::mem::take(&mut self.sets[set].lanes).into_iter().flatten();
+            for lane in lanes.filter(|lane| Some(*lane) != told) {
+                self.close_lane(io, lane);
+            }
+            if let Some(lane) = told.filter(|lane| self.lanes[*lane].set == set) {
+                self.keep_lane(set, lane);
+            }
         }
         self.answer(io, whom, flight.seq, bytes, true);
     }
 
+    /// A lane is the one of its set to its node.
+    fn keep_lane(&mut self, set: SetId, lane: LaneId) {
+        let node = usize::from(self.lanes[lane].node);
+        let lanes = &mut self.sets[set].lanes;
+        if lanes.len() <= node {
+            lanes.resize(node + 1, None);
+        }
+        lanes[node] = Some(lane);
+    }
+
     pub(super) fn unblock(&mut self, io: &mut Io, whom: Whom, command: &Command) {
         let number: Option<u64> = command.number(2);
-        let lane = self.everyone().find(|c| Some(c.number) == number).and_then(|c| c.pin);
+        let lane = self.everyone().find(|c| Some(c.number) == number).and_then(|c| c.aside.or(c.pin));
         let target = lane.and_then(|l| Some((self.lanes[l].node, self.lanes[l].server_number?)));
         let set = self.client(whom).and_then(|c| c.set);
         let (Some((node, server_number)), Some(set)) = (target, set) else { return self.say(io, whom, b":0\r\n") };
@@ -191,6 +195,40 @@ impl Worker {
         let said = Said { bytes: &bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Reply };
         self.on_lane(io, whom, lane, said);
     }
+}
+
+/// Bytes of the settings that are said on each new connection of a client.
+const SETUP_BYTES_MAX: usize = 64 << 10;
+
+const NO_CACHING: &str = "unslow: CLIENT CACHING is about the next command on a connection, and here the next command may go to \
+     another node; use CLIENT TRACKING with BCAST, or without OPTIN";
+
+/// CLIENT TRACKING and NO-TOUCH: `ON` or `OFF` is the first word; any word behind it may be a prefix. What is wrong with the rest the
+/// server says.
+fn setting(command: &Command, resp3: bool, split: bool) -> Result<Setting, &'static str> {
+    let tracking = command.word(1) == b"TRACKING";
+    let on = !command.arg(2).eq_ignore_ascii_case(b"OFF");
+    let of = |what| Setting { what, on, bytes: command.bytes.to_vec() };
+    if !tracking {
+        return Ok(of(Sticky::NoTouch));
+    }
+    if on && !resp3 {
+        return Err("unslow: client tracking needs RESP3 here: say HELLO 3 first");
+    }
+    let mut at = 3;
+    while at < command.len() {
+        match command.word(at).as_slice() {
+            b"REDIRECT" => {
+                return Err(
+                    "unslow: CLIENT TRACKING has no REDIRECT here: invalidations come on the client's own connection (RESP3)",
+                );
+            }
+            b"OPTIN" if on && split => return Err(NO_CACHING),
+            b"PREFIX" => at += 2,
+            _ => at += 1,
+        }
+    }
+    Ok(of(Sticky::Tracking))
 }
 
 /// A client's own word as it may stand in an error: a line.

@@ -12,6 +12,15 @@ use unslow_resp::{write_command, write_header};
 /// With more sets of connections than this, those that nobody uses are looked for at each AUTH.
 const SETS_MANY: usize = 32;
 
+/// Where the database of a client is from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Database {
+    /// It was there before AUTH, HELLO or RESET.
+    Kept,
+    /// The server has just let the client select it.
+    Selected,
+}
+
 impl Worker {
     /// Whether the client is who the gateway is.
     pub fn trusted(&mut self, whom: Whom) -> bool {
@@ -46,13 +55,17 @@ impl Worker {
 
     pub fn authenticated(&mut self, io: &mut Io, lane: LaneId, flight: &Flight, bytes: &[u8]) {
         let whom = flight.whom;
-        // Whoever it was, the next AUTH on it says who it is.
+        // Whoever was let in, the next AUTH on it says who it is. What a server refused may have changed anything about it.
+        if bytes != b"+OK\r\n" {
+            self.lanes[lane].dirty = true;
+        }
         self.return_lane(io, lane);
         let asked = self.client(whom).and_then(|c| c.asked.take()).map(|asked| *asked);
         let claim = match asked {
             Some(Asked::Auth(claim)) => claim,
             Some(Asked::Db(db)) => {
-                if bytes.first() == Some(&b'+') {
+                let moves = self.client(whom).is_some_and(|c| c.db != db);
+                if moves && bytes.first() == Some(&b'+') {
                     self.use_db(io, whom, db);
                 }
                 return self.answer(io, whom, flight.seq, bytes, true);
@@ -70,7 +83,7 @@ impl Worker {
         if let Some(name) = named {
             client.name = name;
         }
-        self.settle(io, whom);
+        self.settle(io, whom, Database::Kept);
         if self.sets.len() > SETS_MANY {
             (self.reap_at, self.tick_at) = (0, 0);
         }
@@ -79,7 +92,7 @@ impl Worker {
     }
 
     /// A set of lanes for who the client is now.
-    pub(super) fn settle(&mut self, io: &mut Io, whom: Whom) {
+    pub(super) fn settle(&mut self, io: &mut Io, whom: Whom, database: Database) {
         let Some(client) = self.client(whom) else { return };
         let (identity, db, proto, old, bulky) = (client.identity, client.db, client.proto, client.set, client.bulky);
         if let Some(pin) = client.pin.take() {
@@ -88,14 +101,21 @@ impl Worker {
             self.close_lane(io, pin);
         }
         let setup = old.map_or(Vec::new(), |old| self.sets[old].setup.clone());
+        let before = old.filter(|old| self.sets[*old].db == db).map(|old| self.sets[old].selector);
         if let Some(old) = old {
             self.disown_set(io, old, whom);
         }
         let set = identity.map(|identity| {
+            let selector = match database {
+                Database::Selected => identity,
+                // The gateway's own user can select what the gateway is configured for.
+                Database::Kept if identity == OWN => OWN,
+                Database::Kept => before.unwrap_or(OWN),
+            };
             if bulky || !setup.is_empty() {
-                self.add_set(Set { setup, ..Set::of(identity, db, proto, Some(whom)) })
+                self.add_set(Set { setup, selector, ..Set::of(identity, db, proto, Some(whom)) })
             } else {
-                self.set_of(identity, db, proto)
+                self.set_selected_by(selector, identity, db, proto)
             }
         });
         if let Some(client) = self.client(whom) {
@@ -152,7 +172,7 @@ impl Worker {
         }
         client.proto = proto;
         client.name = named.unwrap_or(std::mem::take(&mut client.name));
-        self.settle(io, whom);
+        self.settle(io, whom, Database::Kept);
         let answer = self.hello_answer(whom);
         self.say(io, whom, &answer);
     }
@@ -196,20 +216,23 @@ impl Worker {
         let Some(db) = db else {
             return self.say(io, whom, b"-ERR value is not an integer or out of range\r\n");
         };
-        if db == client.db {
-            return self.say(io, whom, b"+OK\r\n");
-        }
-        let (identity, proto, set) = (client.identity, client.proto, client.set);
-        let known = self.sets.iter().any(|s| s.identity == identity && s.db == db && s.proto == proto);
-        if known || db == 0 {
-            self.use_db(io, whom, db);
+        let (identity, proto, set, same) = (client.identity, client.proto, client.set, db == client.db);
+        let known = self.sets.iter().any(|s| {
+            let selected = s.db != 0 && s.identity == Some(s.selector);
+            selected && s.identity == identity && s.db == db && s.proto == proto
+        });
+        // Whether a user may say SELECT the server knows, also where it changes nothing.
+        if known || identity == Some(OWN) && (same || db == 0) {
+            if !same {
+                self.use_db(io, whom, db);
+            }
             return self.say(io, whom, b"+OK\r\n");
         }
         // Whether there is such a database the server knows.
         let slot = self.anywhere();
         let (Some(node), Some(set)) = (self.master_of(io, whom, slot), set) else { return };
         let lane = self.take_lane(set, node, whom);
-        self.lanes[lane].dirty = true;
+        self.lanes[lane].dirty |= !same;
         if let Some(client) = self.client(whom) {
             client.asked = Some(Box::new(Asked::Db(db)));
             client.barrier = true;
@@ -221,7 +244,7 @@ impl Worker {
     pub(super) fn use_db(&mut self, io: &mut Io, whom: Whom, db: u32) {
         if let Some(client) = self.client(whom) {
             client.db = db;
-            self.settle(io, whom);
+            self.settle(io, whom, Database::Selected);
         }
     }
 
@@ -229,7 +252,8 @@ impl Worker {
         let anonymous = self.config.client_auth == ClientAuth::Server;
         let db = self.shared.target.db;
         let Some(client) = self.client(whom) else { return };
-        let lanes: Vec<LaneId> = std::mem::take(&mut client.subs).into_iter().chain(client.pin.take()).collect();
+        let dedicated = [client.pin.take(), client.aside.take()].into_iter().flatten();
+        let lanes: Vec<LaneId> = std::mem::take(&mut client.subs).into_iter().chain(dedicated).collect();
         client.channels.clear();
         (client.subscribing, client.unsubscribing) = (0, 0);
         (client.doing, client.watch) = (Doing::Nothing, Watch::Nothing);
@@ -243,7 +267,7 @@ impl Worker {
         for lane in lanes {
             self.close_lane(io, lane);
         }
-        self.settle(io, whom);
+        self.settle(io, whom, Database::Kept);
         self.say(io, whom, b"+RESET\r\n");
     }
 }

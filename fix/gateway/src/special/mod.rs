@@ -4,7 +4,10 @@
 mod blocking;
 mod client;
 mod identity;
+pub(crate) mod others;
 mod pubsub;
+#[cfg(test)]
+mod pubsub_tests;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -16,10 +19,11 @@ use unslow_resp::write_command;
 use unslow_topology::commands::{Plan, Spread};
 use unslow_topology::slot_of;
 
+use crate::config::Read;
 use crate::ids::LaneId;
 use crate::map::NOBODY;
 use crate::session::*;
-use crate::step::{Command, HARMLESS, Step, World, for_one_node};
+use crate::step::{Command, HARMLESS, NO_DEBUGGER, Step, World, for_one_node};
 use crate::worker::{Worker, error};
 
 /// MULTI, as it is sent.
@@ -90,8 +94,8 @@ impl Worker {
                 return self.send(io, whom, command, slot, Kind::Reply);
             }
             Step::Scan => return self.scan(io, whom, command),
-            Step::Subscribe => self.subscribe(io, whom, command),
-            Step::SubscribeSharded => self.subscribe_sharded(io, whom, command),
+            Step::Subscribe => return self.subscribe(io, whom, command),
+            Step::SubscribeSharded => return self.subscribe_sharded(io, whom, command),
             Step::Monitor => self.monitor(io, whom, command),
             Step::Auth => self.auth_command(io, whom, command),
             Step::Hello => self.hello(io, whom, command),
@@ -122,17 +126,18 @@ impl Worker {
     /// No state, but not one key and one answer either; or one of those within WATCH.
     pub(super) fn ordinary(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
         let plan = &command.plan;
-        let name = &self.table.get(plan.number).name;
-        if name.starts_with("SCRIPT") && command.arg(1).eq_ignore_ascii_case(b"DEBUG") {
-            self.say(
-                io,
-                whom,
-                b"-ERR unslow: the script debugger takes a connection for itself; connect to the server directly\r\n",
-            );
+        let table = self.table.clone();
+        let known = table.get(plan.number);
+        let name = known.name.as_str();
+        if command.debugs_scripts(known) {
+            self.say(io, whom, &error("ERR", NO_DEBUGGER));
             return true;
         }
         if name.ends_with("|KILL") && plan.key.is_none() && !self.map.masters.is_empty() {
             return self.spread(io, whom, command);
+        }
+        if name == "SCRIPT|LOAD" && self.config.read != Read::Primary {
+            self.preload(io, whom, command);
         }
         if !self.cluster {
             let slot = if plan.key.is_some() || !self.map.masters.is_empty() { 0 } else { NO_SLOT };
@@ -145,13 +150,8 @@ impl Worker {
             return self.spread(io, whom, command);
         }
         if plan.key.is_none() && plan.admin {
-            let mut name = self.table.get(plan.number).name.clone();
-            if !name.contains('|') && command.len() > 1 {
-                // Servers before 7.0 have no table of subcommands.
-                let second = String::from_utf8_lossy(command.arg(1)).to_ascii_uppercase();
-                name += &format!("|{}", second.chars().filter(char::is_ascii_alphabetic).collect::<String>());
-            }
-            if !HARMLESS.contains(&name.as_str()) {
+            let name = command.full_name(known);
+            if !HARMLESS.contains(&&*name) {
                 self.stats.error("for_one_node");
                 self.say(io, whom, &error("ERR", &for_one_node(&name)));
                 return true;
@@ -168,6 +168,24 @@ impl Worker {
         }
         let slot = command.key().map_or(NO_SLOT, slot_of);
         self.send(io, whom, command, slot, Kind::Reply)
+    }
+
+    /// SCRIPT LOAD on the replicas that answer reads, so that EVALSHA_RO finds its script there: servers since 7.0 do not replicate
+    /// scripts. Their answers do not matter: what a replica does not have is asked of its master ([`crate::event::Event::NotLoaded`]).
+    fn preload(&mut self, io: &mut Io, whom: Whom, command: &Command) {
+        let Some(set) = self.client(whom).and_then(|c| c.set) else { return };
+        let mut readers: Vec<u16> = self.map.readers.iter().flatten().copied().collect();
+        readers.sort_unstable();
+        readers.dedup();
+        readers.retain(|node| !self.map.servers[usize::from(*node)].owns);
+        for node in readers {
+            let lane = self.lane_of(set, node);
+            if self.lanes[lane].journal.len() > self.config.hold_bytes {
+                continue;
+            }
+            let flight = Flight::new(whom, 0, &command.plan, command.bytes, self.now, NO_SLOT, Kind::Swallow);
+            self.push(io, lane, flight, command.bytes);
+        }
     }
 
     /// Who takes writes for a slot; where nobody does the client has its answer.
@@ -204,7 +222,7 @@ impl Worker {
     fn replicas(&mut self, io: &mut Io, whom: Whom, command: &Command) {
         let node = self.client(whom).map_or(NOBODY, |c| c.last_node);
         let node = if node == NOBODY { self.master_of(io, whom, NO_SLOT) } else { Some(node) };
-        let Some(lane) = node.and_then(|node| self.dedicate(whom, node)) else { return };
+        let Some(lane) = node.and_then(|node| self.dedicate_to_block(whom, node)) else { return };
         let mut ping = Vec::new();
         write_command(&mut ping, &["PING"]);
         let said = Said { bytes: &ping, plan: &command.plan, slot: NO_SLOT, kind: Kind::Swallow };
@@ -215,6 +233,7 @@ impl Worker {
 
     pub(super) fn on_lane(&mut self, io: &mut Io, whom: Whom, lane: LaneId, said: Said) {
         let now = self.now;
+        debug_assert!(said.kind == Kind::Auth || self.sets[self.lanes[lane].set].identity != Some(JUDGED));
         let Some(client) = self.client(whom) else { return };
         let seq = match said.kind {
             Kind::Swallow => u32::from(said.bytes == MULTI_BYTES) * MULTI_SEQ,

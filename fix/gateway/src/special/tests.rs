@@ -1,7 +1,8 @@
 //! Without servers: the tests play both sides.
 
 use crate::config::Config;
-use crate::worker::tests::Rig;
+use crate::worker::tests::{B, Rig};
+use unslow_topology::slot_of;
 
 #[test]
 fn a_transaction_uses_a_pooled_dedicated_connection() {
@@ -61,6 +62,31 @@ fn connections_on_which_auth_is_judged_are_used_for_nothing_else() {
     let pin = rig.worker.everyone().find_map(|c| c.pin).expect("a pin");
     let set = rig.worker.lanes[pin].set;
     assert_eq!(rig.worker.sets[set].identity, Some(crate::session::OWN));
+}
+
+#[test]
+fn only_a_connection_that_has_let_somebody_in_judges_again() {
+    for (reply, kept) in [("+OK\r\n", 1), ("-WRONGPASS invalid username-password pair\r\n", 0), ("-LOADING\r\n", 0)] {
+        let mut rig = Rig::halves(Config::default());
+        let client = rig.client(None);
+        rig.says(client, "AUTH somebody secret\r\n");
+        let node = (0..2).find(|n| rig.asked(*n) == ["AUTH somebody secret"]).expect("a node judges");
+        rig.answers(node, reply);
+        assert_eq!(rig.told(client), reply);
+        let judges = rig.worker.lanes.iter().filter(|l| !l.free && l.pooled).count();
+        assert_eq!(judges, kept, "after {reply}");
+    }
+}
+
+#[test]
+fn a_client_that_goes_while_it_is_judged_takes_the_connection_with_it() {
+    let mut rig = Rig::halves(Config::default());
+    let client = rig.client(None);
+    rig.says(client, "AUTH somebody secret\r\n");
+    (0..2).find(|n| !rig.asked(*n).is_empty()).expect("a node judges");
+    rig.close(client);
+    assert_eq!(rig.worker.lanes.iter().filter(|l| !l.free).count(), 0);
+    assert!(rig.worker.pool.values().all(Vec::is_empty));
 }
 
 #[test]
@@ -181,4 +207,189 @@ fn losing_a_watch_fails_the_next_exec_as_a_changed_key_would() {
     // The one after that succeeds.
     rig.says(client, "MULTI\r\nEXEC\r\n");
     assert_eq!(rig.told(client), "+OK\r\n*0\r\n");
+}
+
+#[test]
+fn what_blocks_while_keys_are_watched_has_a_connection_of_its_own() {
+    let mut rig = Rig::halves(Config::default());
+    let ([here, ..], [there, ..]) = (rig.keys(0), rig.keys(1));
+    let client = rig.client(None);
+    rig.says(client, &format!("WATCH {here}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n");
+    rig.says(client, &format!("BLPOP {there} 0\r\n"));
+    assert_eq!((rig.asked(0), rig.asked(1)), (vec![], vec![format!("BLPOP {there} 0")]));
+    rig.answers(1, "*-1\r\n");
+    // The loss of that connection is no loss of what is watched.
+    rig.says(client, &format!("BLPOP {there} 0\r\n"));
+    assert_eq!(rig.asked(1), [format!("BLPOP {there} 0")]);
+    rig.breaks(1);
+    let told = rig.told(client);
+    assert!(told.starts_with("+OK\r\n*-1\r\n-ERR unslow: "), "{told}");
+    assert!(rig.worker.everyone().all(|c| c.watch.held() && c.aside.is_none()));
+    rig.says(client, &format!("MULTI\r\nSET {here} v\r\nEXEC\r\n"));
+    assert_eq!(rig.asked(0), ["MULTI".to_string(), format!("SET {here} v"), "EXEC".into()]);
+    rig.answers(0, "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    assert_eq!(rig.told(client), "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    assert!(rig.worker.everyone().all(|c| c.pin.is_none()));
+}
+
+#[test]
+fn a_transaction_over_two_nodes_is_not_told_to_try_again() {
+    let mut rig = Rig::halves(Config::default());
+    let ([here, ..], [there, ..]) = (rig.keys(0), rig.keys(1));
+    let moved = |key: &str| format!("-MOVED {} {B}\r\n", slot_of(key.as_bytes()));
+    for (key, expected) in [(&there, "-CROSSSLOT unslow: "), (&here, "-TRYAGAIN unslow: ")] {
+        let client = rig.client(None);
+        rig.says(client, &format!("WATCH {here}\r\n"));
+        rig.asked(0);
+        rig.answers(0, "+OK\r\n");
+        rig.says(client, &format!("MULTI\r\nSET {key} v\r\n"));
+        assert_eq!(rig.asked(0), ["MULTI".to_string(), format!("SET {key} v")]);
+        rig.answers(0, &format!("+OK\r\n{}", moved(key)));
+        let told = rig.told(client);
+        let last = told.lines().last().expect("an answer");
+        assert!(last.starts_with(expected), "{key}: {told}");
+        rig.says(client, "DISCARD\r\n");
+        rig.asked(0);
+        rig.answers(0, "+OK\r\n");
+    }
+}
+
+#[test]
+fn a_user_who_may_not_select_keeps_the_database_over_auth() {
+    const NAMED: &str = "CLIENT SETNAME unslow-gateway";
+    let mut rig = Rig::alone();
+    let client = rig.client(None);
+    for command in ["SELECT 5", "AUTH limited secret"] {
+        rig.says(client, &format!("{command}\r\n"));
+        assert_eq!(rig.asked(0), [command]);
+        rig.answers(0, "+OK\r\n");
+    }
+    assert_eq!(rig.told(client), "+OK\r\n+OK\r\n");
+    rig.says(client, "GET k\r\n");
+    assert_eq!(rig.greeting(0), ["SELECT 5", "AUTH limited secret", NAMED]);
+    assert_eq!(rig.asked(0), ["GET k"]);
+    rig.answers(0, "$-1\r\n");
+    rig.told(client);
+    // Whether it may say SELECT the server says, also for the database it is in, and for the first one.
+    for command in ["SELECT 5", "SELECT 0"] {
+        rig.says(client, &format!("{command}\r\n"));
+        assert_eq!(rig.asked(0), [command]);
+        rig.answers(0, "-NOPERM not for you\r\n");
+        assert_eq!(rig.told(client), "-NOPERM not for you\r\n");
+    }
+    // Where it may, it needs nobody else.
+    rig.says(client, "SELECT 7\r\n");
+    assert_eq!(rig.asked(0), ["SELECT 7"]);
+    rig.answers(0, "+OK\r\n");
+    rig.says(client, "GET k\r\n");
+    assert_eq!(rig.greeting(0), ["AUTH limited secret", NAMED, "SELECT 7"]);
+}
+
+#[test]
+fn tracking_is_ended_by_off_and_not_by_a_prefix_of_that_name() {
+    let mut rig = Rig::alone();
+    let client = rig.client(None);
+    rig.says(client, "HELLO 3\r\n");
+    let prefixes = ["CLIENT TRACKING ON BCAST PREFIX off", "CLIENT TRACKING ON BCAST PREFIX NO-TOUCH"];
+    let rejected = "CLIENT TRACKING ON NOSUCH";
+    for command in [prefixes[0], prefixes[1], rejected, "CLIENT NO-TOUCH OFF"] {
+        rig.says(client, &format!("{command}\r\n"));
+        assert_eq!(rig.asked(0), [command]);
+        rig.answers(0, if command == rejected { "-ERR syntax error\r\n" } else { "+OK\r\n" });
+    }
+    assert!(rig.worker.everyone().all(|c| c.tracking));
+    // The next connection has all that the server took.
+    rig.breaks(0);
+    rig.says(client, "GET k\r\n");
+    assert_eq!(rig.greeting(0)[2..], prefixes);
+    rig.asked(0);
+    rig.answers(0, "$-1\r\n");
+    rig.says(client, "CLIENT TRACKING OFF\r\n");
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n");
+    assert!(rig.worker.everyone().all(|c| !c.tracking));
+    assert!(rig.worker.sets.iter().all(|s| s.setup.is_empty()));
+}
+
+#[test]
+fn tracking_that_would_not_do_what_it_says_is_refused() {
+    let mut rig = Rig::halves(Config::default());
+    let client = rig.client(None);
+    rig.says(client, "HELLO 3\r\n");
+    rig.told(client);
+    for command in ["CLIENT TRACKING ON REDIRECT 7", "CLIENT TRACKING ON OPTIN", "CLIENT CACHING YES"] {
+        rig.says(client, &format!("{command}\r\n"));
+        let told = rig.told(client);
+        assert!(told.starts_with("-ERR unslow: CLIENT "), "{command}: {told}");
+    }
+    // Settings are said on each new connection: they are bounded.
+    let mut refused = false;
+    for n in 0..100 {
+        rig.says(client, &format!("CLIENT TRACKING ON BCAST PREFIX {n}-{}\r\n", "p".repeat(1000)));
+        let node = (0..2).find(|node| !rig.asked(*node).is_empty());
+        match node {
+            Some(node) => rig.answers(node, "+OK\r\n"),
+            None => refused = true,
+        }
+    }
+    assert!(refused && rig.told(client).contains("-ERR unslow: too many prefixes"));
+}
+
+#[test]
+fn the_operator_lists_pauses_and_kills_clients() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let (operator, other) = (rig.client(None), rig.client(None));
+    let order = |rig: &mut Rig, command: &str| {
+        rig.says(operator, &format!("{command}\r\n"));
+        rig.turn();
+        rig.told(operator)
+    };
+    rig.says(other, "CLIENT SETNAME worker\r\n");
+    rig.told(other);
+    let list = order(&mut rig, "CLIENT LIST ID 2");
+    assert!(list.contains("id=2 ") && list.contains(" name=worker ") && !list.contains("id=1 "), "{list}");
+    let (get, set) = (format!("GET {key}"), format!("SET {key} v"));
+    assert_eq!(order(&mut rig, "CLIENT PAUSE 1000000 WRITE"), "+OK\r\n");
+    rig.says(other, &format!("{get}\r\n"));
+    assert_eq!(rig.asked(0), [get.as_str()]);
+    rig.answers(0, "$-1\r\n");
+    rig.waits(other, &format!("{set}\r\n"));
+    assert_eq!(order(&mut rig, "CLIENT UNPAUSE"), "+OK\r\n");
+    rig.says(other, &format!("{set}\r\n"));
+    assert_eq!(rig.asked(0), [set.as_str()]);
+    rig.answers(0, "+OK\r\n");
+    assert_eq!(order(&mut rig, "CLIENT PAUSE 1000000"), "+OK\r\n");
+    rig.waits(other, &format!("{get}\r\n"));
+    assert_eq!(order(&mut rig, "CLIENT KILL 127.0.0.1:9"), "-ERR No such client\r\n");
+    assert_eq!(order(&mut rig, "CLIENT KILL ID 1"), ":0\r\n");
+    assert_eq!(order(&mut rig, "CLIENT KILL TYPE normal"), ":1\r\n");
+    assert_eq!(rig.worker.everyone().map(|c| c.number).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn commands_about_other_clients_are_for_the_gateways_own_user() {
+    let mut rig = Rig::halves(Config::default());
+    let client = rig.client(None);
+    // A user name with everything that could end a field or a line.
+    let user = "a b\nid=9";
+    rig.says(client, &format!("*3\r\n$4\r\nAUTH\r\n${}\r\n{user}\r\n$1\r\np\r\n", user.len()));
+    let node = (0..2).find(|n| !rig.asked(*n).is_empty()).expect("a node judges");
+    rig.answers(node, "+OK\r\n");
+    rig.told(client);
+    for command in ["CLIENT LIST", "CLIENT KILL ID 1", "CLIENT PAUSE 1", "CLIENT UNPAUSE"] {
+        rig.says(client, &format!("{command}\r\n"));
+        let told = rig.told(client);
+        assert!(told.starts_with("-NOPERM unslow: "), "{command}: {told}");
+    }
+    rig.says(client, "CLIENT INFO\r\n");
+    let info = rig.told(client);
+    assert!(info.contains(" user=a_b_id=9\r\n"), "{info}");
+    for command in ["CLIENT SETNAME \"two\\nlines\"", "CLIENT SETINFO LIB-NAME \"a b\"", "HELLO 2 SETNAME \"a\\nb\""] {
+        rig.says(client, &format!("{command}\r\n"));
+        let told = rig.told(client);
+        assert!(told.starts_with("-ERR ") && told.contains("cannot contain spaces"), "{command}: {told}");
+    }
 }

@@ -23,6 +23,9 @@ impl Worker {
         }
         let Some(lane) = self.dedicate(whom, node) else { return };
         if let Some(client) = self.client(whom) {
+            if !client.watch.held() {
+                client.pin_slot = slot;
+            }
             client.watch = client.watch.more();
             client.barrier = true;
         }
@@ -107,6 +110,7 @@ impl Worker {
         // Commands may follow at once: all go to the same connection.
         client.barrier = false;
         client.last_node = node;
+        client.pin_slot = slot;
         let Some(transaction) = client.transaction_mut() else { return true };
         (transaction.at, transaction.db) = (Txn::Open, None);
         transaction.blind = cluster && command.plan.key.is_none();
@@ -145,6 +149,11 @@ impl Worker {
             }
             // It may be SELECT, AUTH or anything else under another name.
             _ if command.plan.number == UNKNOWN => {
+                self.lanes[pin].dirty = true;
+                Kind::Reply
+            }
+            // The next client of this connection expects it without.
+            Some(Special::Asking | Special::ReadOnly) => {
                 self.lanes[pin].dirty = true;
                 Kind::Reply
             }
@@ -207,6 +216,9 @@ impl Worker {
         transaction.blind = false;
         let queued = std::mem::take(&mut transaction.queued);
         let slot = self.slot(command);
+        if let Some(client) = self.client(whom) {
+            client.pin_slot = slot;
+        }
         let node = self.node_for(slot, false, whom);
         let Some(pin) = pin.filter(|pin| node != NOBODY && self.lanes[*pin].node != node) else { return true };
         if let Some(client) = self.client(whom) {

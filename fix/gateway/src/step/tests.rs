@@ -35,7 +35,7 @@ fn table() -> Table {
         let rest = vec![none(), none(), none(), Value::Array(children.collect())];
         Value::Array([basic(name, arity, flag, key), rest].concat())
     };
-    let rows: [Row; 30] = [
+    let rows: [Row; 34] = [
         ("get", 2, "readonly", 1, &[]),
         ("set", -3, "write", 1, &[]),
         ("del", -2, "write", 1, &[]),
@@ -44,6 +44,11 @@ fn table() -> Table {
         ("bgsave", -1, "admin", 0, &[]),
         ("shutdown", -1, "admin", 0, &[]),
         ("config", -2, "admin", 0, &["get", "set"]),
+        // As servers before 7.0 have it.
+        ("slowlog", -2, "admin", 0, &[]),
+        ("debug", -2, "admin", 0, &[]),
+        ("script", -2, "noscript", 0, &["debug", "load", "flush"]),
+        ("migrate", -6, "write", 3, &[]),
         ("object", -2, "readonly", 0, &["freq", "help"]),
         ("flushall", -1, "write", 0, &[]),
         ("multi", 1, "fast", 0, &[]),
@@ -101,6 +106,20 @@ fn subscriber3() -> Client {
 /// A confirmation of UNSUBSCRIBE is to come.
 fn unsubscribing() -> Client {
     Client { unsubscribing: 1, ..subscriber() }
+}
+
+/// A confirmation of SUBSCRIBE is to come.
+fn subscribing() -> Client {
+    Client { subscribing: 1, ..subscriber() }
+}
+
+fn subscribing3() -> Client {
+    Client { proto: 3, ..subscribing() }
+}
+
+/// Its node is not there.
+fn subscribing_nowhere() -> Client {
+    Client { subs: Vec::new(), ..subscribing() }
 }
 
 fn monitor() -> Client {
@@ -252,6 +271,9 @@ rows! {
     unknown_on_its_own: plain, OWNER, "RENAMED-QUIT" => Step::Ordinary,
     shutdown_shares_nothing: plain, CLUSTER, "SHUTDOWN" => Step::OwnConnections,
     config_set_shares_nothing: plain, CLUSTER, "CONFIG SET maxmemory 1" => Step::OwnConnections,
+    slowlog_get_shares: plain, CLUSTER, "SLOWLOG GET" => Step::Ordinary,
+    slowlog_reset_shares_nothing: plain, CLUSTER, "SLOWLOG RESET" => Step::OwnConnections,
+    script_debug_shares_nothing: plain, ALONE, "SCRIPT DEBUG YES" => Step::OwnConnections,
 
     // Subscribers.
     subscriber_pings: subscriber, CLUSTER, "PING" => Step::Say(_) = "*2\r\n$4\r\npong",
@@ -261,8 +283,18 @@ rows! {
     subscriber_goes: subscriber, CLUSTER, "QUIT" => Step::SayAndClose(_) = "+OK",
     subscriber_resets: subscriber, CLUSTER, "RESET" => Step::Reset,
     subscriber_of_resp3_begins: subscriber3, CLUSTER, "MULTI" => Step::Begin,
-    unsubscribing_waits_to_subscribe: unsubscribing, CLUSTER, "SUBSCRIBE c" => Step::Wait(Stall::Room),
-    unsubscribing_waits_to_read: unsubscribing, CLUSTER, "GET k" => Step::Wait(Stall::Room),
+    unsubscribing_waits_to_subscribe: unsubscribing, CLUSTER, "SUBSCRIBE c" => Step::Wait(Stall::Confirmations),
+    unsubscribing_waits_to_read: unsubscribing, CLUSTER, "GET k" => Step::Wait(Stall::Confirmations),
+    // Replies stand behind the confirmations, as on one connection.
+    subscribing_waits_to_ping: subscribing, CLUSTER, "PING" => Step::Wait(Stall::Confirmations),
+    subscribing_waits_to_read: subscribing, CLUSTER, "GET k" => Step::Wait(Stall::Confirmations),
+    subscribing_waits_to_reset: subscribing, CLUSTER, "RESET" => Step::Wait(Stall::Confirmations),
+    subscribing_waits_to_leave_all: subscribing, CLUSTER, "UNSUBSCRIBE" => Step::Wait(Stall::Confirmations),
+    subscribing_more: subscribing, CLUSTER, "SUBSCRIBE d" => Step::Subscribe,
+    subscribing_leaves_one: subscribing, CLUSTER, "UNSUBSCRIBE c" => Step::Subscribe,
+    subscribing3_waits_to_read: subscribing3, CLUSTER, "GET k" => Step::Wait(Stall::Confirmations),
+    // A subscription that waits for a node is not waited for.
+    subscribing_nowhere_reads: subscribing_nowhere, CLUSTER, "GET k" => Step::Ordinary,
 
     // MONITOR ends with RESET or QUIT.
     monitor_reads_nothing: monitor, CLUSTER, "GET k" => Step::Say(_) = "-ERR unslow: only QUIT",
@@ -295,6 +327,22 @@ rows! {
     said_takes_a_scan_of_one: said, ALONE, "SCAN 0" => Step::Open,
     said_flushes_not_all: said, CLUSTER, "FLUSHALL" => Step::Poison(_) = "-ERR unslow: FLUSHALL goes to several",
     said_saves_not_any: said, CLUSTER, "BGSAVE" => Step::Poison(_) = "-ERR unslow: BGSAVE is for one node",
+    said_ends_not_any: said, CLUSTER, "SHUTDOWN NOSAVE" => Step::Poison(_) = "-ERR unslow: SHUTDOWN|NOSAVE is for one",
+    said_sets_not_any: said, CLUSTER, "CONFIG SET maxmemory 1" => Step::Poison(_) = "-ERR unslow: CONFIG|SET is for",
+    said_asks_for_settings: said, CLUSTER, "CONFIG GET maxmemory" => Step::Queue,
+    said_debugs_not_any: said, CLUSTER, "DEBUG SLEEP 1" => Step::Poison(_) = "-ERR unslow: DEBUG|SLEEP is for one node",
+    said_resets_no_log_of_old_servers: said, CLUSTER, "SLOWLOG RESET" => Step::Poison(_) = "-ERR unslow: SLOWLOG|RESET",
+    said_reads_a_log_of_old_servers: said, CLUSTER, "SLOWLOG GET" => Step::Queue,
+    said_loads_no_script: said, CLUSTER, "SCRIPT LOAD text" => Step::Poison(_) = "-ERR unslow: SCRIPT|LOAD goes to",
+    said_flushes_no_scripts: said, CLUSTER, "SCRIPT FLUSH" => Step::Poison(_) = "-ERR unslow: SCRIPT|FLUSH goes to",
+    said_takes_no_debugger: said, CLUSTER, "SCRIPT DEBUG YES" => Step::Poison(_) = "-ERR unslow: the script debugger",
+    said_takes_no_debugger_alone: said, ALONE, "SCRIPT DEBUG YES" => Step::Poison(_) = "-ERR unslow: the script debugger",
+    said_resets_no_cluster: said, CLUSTER, "CLUSTER RESET HARD" => Step::Poison(_) = "-ERR unslow: CLUSTER|RESET is answered",
+    said_fails_nothing_over: said, CLUSTER, "CLUSTER FAILOVER" => Step::Poison(_) = "-ERR unslow: CLUSTER|FAILOVER is",
+    said_takes_no_client_id: said, CLUSTER, "CLIENT ID" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
+    said_takes_no_client_id_alone: said, ALONE, "CLIENT ID" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
+    said_kills_no_client: said, ALONE, "CLIENT KILL ID 1" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
+    said_pauses_no_client: said, CLUSTER, "CLIENT PAUSE 100" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
     poisoned_runs_nothing: poisoned, CLUSTER, "EXEC" => Step::Abort,
     poisoned_is_discarded: poisoned, CLUSTER, "DISCARD" => Step::EndUnsaid,
 
@@ -304,6 +352,13 @@ rows! {
     open_is_done: open, CLUSTER, "EXEC" => Step::Within,
     open_takes_unknown_commands: open, CLUSTER, "NOSUCH" => Step::Within,
     open_takes_no_client_reply: open, CLUSTER, "CLIENT REPLY OFF" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
+    open_takes_no_client_id: open, ALONE, "CLIENT ID" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
+    open_takes_no_name: open, ALONE, "CLIENT SETNAME me" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
+    open_takes_no_debugger: open, ALONE, "SCRIPT DEBUG YES" => Step::Poison(_) = "-ERR unslow: the script debugger",
+    open_asks_for_settings: open, CLUSTER, "CONFIG GET maxmemory" => Step::Within,
+    open_reads_a_log_of_old_servers: open, CLUSTER, "SLOWLOG GET" => Step::Within,
+    open_resets_no_log_of_old_servers: open, CLUSTER, "SLOWLOG RESET" => Step::Poison(_) = "-ERR unslow: SLOWLOG|RESET",
+    open_flushes_not_all: open, CLUSTER, "FLUSHALL" => Step::Poison(_) = "-ERR unslow: FLUSHALL goes to several",
     open_saves_not_any: open, CLUSTER, "BGSAVE" => Step::Poison(_) = "-ERR unslow: BGSAVE is for one node",
     open_saves_the_only_one: open, ALONE, "BGSAVE" => Step::Within,
     open_poisoned_runs_nothing: open_poisoned, CLUSTER, "EXEC" => Step::Abort,
@@ -374,5 +429,26 @@ fn what_is_watched_after_a_loss_does_not_make_up_for_it() {
         (Watch::LostAndKeys, Watch::LostAndKeys, Watch::Lost),
     ] {
         assert_eq!((before.more(), before.broken()), (more, broken), "{before:?}");
+    }
+}
+
+#[test]
+fn the_keys_of_migrate_name_the_slot() {
+    let table = table();
+    for (line, key) in [
+        ("MIGRATE host 6379 k 0 100", Some("k")),
+        ("MIGRATE host 6379 k 0 100 COPY", Some("k")),
+        ("MIGRATE host 6379 \"\" 0 100 KEYS a b", Some("a")),
+        ("MIGRATE host 6379 \"\" 0 100 COPY REPLACE keys a b", Some("a")),
+        // The server says what is wrong with these.
+        ("MIGRATE host 6379 \"\" 0 100", Some("")),
+        ("MIGRATE host 6379 \"\" 0 100 KEYS", None),
+    ] {
+        let words: Vec<&str> = line.split(' ').map(|word| if word == "\"\"" { "" } else { word }).collect();
+        let (mut whole, mut args) = (Vec::new(), Vec::new());
+        unslow_resp::write_command(&mut whole, &words);
+        request::parse_whole(&whole, &mut args);
+        let command = Command { bytes: &whole, args: &args, plan: table.plan(&whole, &args) };
+        assert_eq!(command.key(), key.map(str::as_bytes), "{line}");
     }
 }

@@ -75,6 +75,9 @@ impl Worker {
         }
         if client.pending.is_empty() {
             client.barrier = false;
+            if self.draining.is_some() {
+                self.parting.push(whom);
+            }
             if client.pending.capacity() > 1024 {
                 client.pending.shrink_to(16);
             }
@@ -90,7 +93,7 @@ impl Worker {
         let go_on = match client.stall {
             Stall::Answers => client.pending.is_empty(),
             Stall::Some => client.pending.len() <= half,
-            Stall::No | Stall::Room => false,
+            Stall::No | Stall::Room | Stall::Confirmations => false,
         };
         if go_on {
             self.resume.push(whom);
@@ -112,6 +115,7 @@ impl Worker {
             if overtaken {
                 self.refused.push((again.flight, error));
             } else {
+                self.stats.again += 1;
                 self.later(again, pause);
             }
         }
@@ -157,6 +161,7 @@ impl Worker {
         client.stall = why;
         match why {
             Stall::Room => self.crowded.push(whom),
+            Stall::Confirmations => self.unconfirmed.wait(whom),
             Stall::Answers if client.pending.is_empty() => self.resume.push(whom),
             _ => {}
         }
@@ -170,6 +175,13 @@ impl Worker {
                 io.finish(id);
             }
         }
+    }
+
+    /// A client goes before the server has judged who it is: half of an answer says nothing, so the connection goes too.
+    fn close_judges(&mut self, io: &mut Io, whom: Whom) {
+        let its = |l: &Lane| !l.free && l.pooled && l.owner == Some(whom);
+        let lanes: Vec<LaneId> = self.lanes.places().filter(|at| its(&self.lanes[*at])).collect();
+        lanes.into_iter().for_each(|lane| self.close_lane(io, lane));
     }
 
     /// The client goes, with everything that is its own.
@@ -189,7 +201,10 @@ impl Worker {
         self.clients_now -= 1;
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
         let stream = client.stream.as_ref().and_then(|s| s.lane);
-        for lane in client.subs.iter().copied().chain(client.pin).chain(stream) {
+        if client.asked.is_some() {
+            self.close_judges(io, whom);
+        }
+        for lane in client.subs.iter().copied().chain(client.pin).chain(client.aside).chain(stream) {
             self.close_lane(io, lane);
         }
         self.gathers.retain(|_, g| g.whom != whom);

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use unslow_reactor::{Id, Io};
 
-/// A client that is to go has said nothing for this long.
+/// A client that is to go and says nothing for this long has no answer to go behind.
 const DRAIN_QUIET: u64 = 500 * MS;
 
 impl Worker {
     pub(super) fn tick(&mut self, io: &mut Io) {
         self.catch_up(io);
+        self.halted = self.pauses.halt(self.now);
+        // A pause of writes is judged command by command, when they are read again.
+        let halted = matches!(self.halted, Halt::Commands | Halt::Everything);
         for whom in std::mem::take(&mut self.crowded) {
-            let halted = self.halted;
             let Some(client) = self.client(whom) else { continue };
             if client.stall != Stall::Room {
                 continue;
@@ -30,6 +32,9 @@ impl Worker {
         }
         self.unclog(io);
         self.house(io);
+        self.look_after_spares(io);
+        self.unconfirmed.look(self.now);
+        self.unconfirmed.stir();
         self.some_wait = self.some_wait && self.everyone().any(|c| !c.waiting.is_empty());
         self.look_after_lanes(io);
         if self.now > self.published_at + 1000 * MS {
@@ -50,7 +55,11 @@ impl Worker {
 
     /// Something waits that no event will tell of.
     pub(super) fn busy(&self) -> bool {
-        !self.crowded.is_empty() || !self.clogs.is_empty() || self.draining.is_some() || self.lanes_waiting > 0
+        !self.crowded.is_empty()
+            || self.unconfirmed.anyone_waits()
+            || !self.clogs.is_empty()
+            || self.draining.is_some()
+            || self.lanes_waiting > 0
     }
 
     /// Settings, table and map that are newer than ours.
@@ -65,6 +74,7 @@ impl Worker {
             }
             self.table = table;
             self.sampled = self.config.key_sample;
+            self.obey_limits();
         }
         let version = self.shared.map_version.load(Ordering::Acquire);
         if version != self.seen_version {
@@ -93,15 +103,12 @@ impl Worker {
                         io.stop_listening(listener);
                     }
                 }
-                Message::Halt(halted) => self.halted = halted,
+                Message::Halt(halted) => {
+                    self.pauses.operator = halted;
+                    self.halted = self.pauses.halt(self.now);
+                }
                 Message::Show(question) => self.contribute(io, &question),
                 Message::Answer(whom, seq, bytes) => self.answer(io, whom, seq, &bytes, true),
-                Message::Kill(number) => {
-                    let victim = self.everyone().find(|c| c.number == number).map(|c| c.whom());
-                    if let Some(whom) = victim {
-                        self.drop_client(io, whom);
-                    }
-                }
                 Message::Listen(listening) => {
                     if let Ok(number) = io.listen(&listening) {
                         self.listeners.push(number);
@@ -131,7 +138,9 @@ impl Worker {
 
     /// Clients that block, are not read because of it, and have gone meanwhile.
     pub(super) fn close_deserted(&mut self, io: &mut Io) {
-        let stuck = |c: &&Client| c.pin.is_some() && (c.stall != Stall::No || c.leaving == Leaving::SaidAll);
+        let stuck = |c: &&Client| {
+            (c.pin.is_some() || c.aside.is_some()) && (c.stall != Stall::No || c.leaving == Leaving::SaidAll)
+        };
         let stuck: Vec<(Whom, Id)> = self.everyone().filter(stuck).map(|c| (c.whom(), c.id)).collect();
         for (whom, id) in stuck {
             if io.hung_up(id) {
@@ -157,24 +166,27 @@ impl Worker {
         }
     }
 
-    /// Told to end: clients between two commands go now, the others when they are answered or the time is up.
+    /// A client has all its answers while the gateway drains: it goes behind the last of them, so that it never waits for one that
+    /// does not come. Not in the middle of anything, not before it has said what it came for, and not if more of it is there.
+    pub(super) fn part_with(&mut self, io: &mut Io, whom: Whom) {
+        let Some(client) = self.client(whom) else { return };
+        let id = client.id;
+        if client.is_between_commands() && client.has_begun() && !io.has_input(id) {
+            self.close_when_answered(io, whom);
+        }
+    }
+
+    /// Told to end: clients go behind their next answer ([`Worker::part_with`]). Here go those who ask for none, and when the time is
+    /// up all others.
     pub(super) fn drain(&mut self, io: &mut Io, until: u64) {
         let late = self.now >= until;
         let now = self.now;
-        let between = |c: &&Client| {
-            c.pending.is_empty()
-                && matches!(c.doing, Doing::Nothing)
-                && c.subs.is_empty()
-                && !c.watch.held()
-                && c.stream.is_none()
-        };
-        // Not at once: who has just come, or just got an answer, is likely to say more.
-        let going = |c: &&Client| late || between(c) && now > c.seen + DRAIN_QUIET;
-        let going: Vec<Whom> = self.everyone().filter(going).map(|c| c.whom()).collect();
-        for whom in going {
+        let going = |c: &&Client| late || c.is_between_commands() && now > c.seen + DRAIN_QUIET;
+        let going: Vec<(Whom, Id)> = self.everyone().filter(going).map(|c| (c.whom(), c.id)).collect();
+        for (whom, id) in going {
             if late {
                 self.drop_client(io, whom);
-            } else {
+            } else if !io.has_input(id) {
                 self.close_when_answered(io, whom);
             }
         }

@@ -25,11 +25,15 @@ use unslow_resp::write_header;
 use crate::config::{ClientAuth, Config};
 use crate::gather::Gather;
 use crate::ids::{IdentityId, LaneId, Places, SetId};
+use crate::lanes::Spare;
 use crate::map::Map;
-use crate::request::Range;
+use crate::own::Most;
+use crate::request::{Allowed, Range};
 use crate::session::*;
 use crate::shared::Shared;
+use crate::special::others::{Halt, Pauses};
 use crate::stats::Stats;
+use crate::subscriptions::{Channel, Unconfirmed};
 use unslow_topology::commands::Table;
 
 pub const MS: u64 = 1_000_000;
@@ -114,6 +118,8 @@ pub struct Worker {
     /// When sets that nobody uses are looked for next.
     pub reap_at: u64,
     pub pool: HashMap<PoolKey, Vec<LaneId>>,
+    /// Where one of them is kept for the next subscription.
+    pub spares: HashMap<PoolKey, Spare>,
     pub gathers: HashMap<u32, Gather>,
     pub gather_number: u32,
     pub again: BTreeMap<(u64, u64), Again>,
@@ -127,6 +133,8 @@ pub struct Worker {
     pub clogs: Vec<Clog>,
     /// Sharded subscriptions that wait for their slot to have a node.
     pub homeless: Vec<(Whom, Channel)>,
+    /// Those that servers have not confirmed, and the clients that wait for that.
+    pub unconfirmed: Unconfirmed,
     /// Errors that are the answer after all.
     pub refused: Vec<(Flight, Vec<u8>)>,
     /// Some client has commands that wait for those behind them.
@@ -144,8 +152,15 @@ pub struct Worker {
     pub published_at: u64,
     pub listeners: Vec<usize>,
     pub draining: Option<u64>,
-    /// An operator's UNSLOW PAUSE.
-    pub halted: bool,
+    /// Answered while draining: to be closed with this turn, if they are between two commands.
+    pub parting: Vec<Whom>,
+    /// How much a request of a client that is logged in may hold.
+    pub allowed: Allowed,
+    /// How many connections to a node clients may have alone, in all threads.
+    pub own_most: Most,
+    /// UNSLOW PAUSE and CLIENT PAUSE, and what they come to now.
+    pub pauses: Pauses,
+    pub halted: Halt,
     pub clients_now: usize,
     /// Bytes of unfinished requests, all clients together.
     pub unread: usize,
@@ -180,6 +195,7 @@ impl Worker {
             identities: Places::new(vec![Some(shared.own_identity()), Some(Identity { user: None, password: None })]),
             reap_at: 0,
             pool: HashMap::new(),
+            spares: HashMap::new(),
             gathers: HashMap::new(),
             gather_number: 0,
             again: BTreeMap::new(),
@@ -189,6 +205,7 @@ impl Worker {
             crowded: Vec::new(),
             clogs: Vec::new(),
             homeless: Vec::new(),
+            unconfirmed: Unconfirmed::default(),
             refused: Vec::new(),
             some_wait: false,
             banned: Vec::new(),
@@ -202,13 +219,25 @@ impl Worker {
             published_at: 0,
             listeners: Vec::new(),
             draining: None,
-            halted: false,
+            parting: Vec::new(),
+            allowed: Allowed::All,
+            own_most: Most::of(0, None),
+            pauses: Pauses::default(),
+            halted: Halt::No,
             clients_now: 0,
             unread: 0,
             shared,
         };
         worker.banned.resize(worker.map.servers.len(), 0);
+        worker.obey_limits();
         worker
+    }
+
+    /// What settings and servers allow.
+    fn obey_limits(&mut self) {
+        let limits = self.shared.limits();
+        self.allowed = Allowed::server(limits.argument_bytes);
+        self.own_most = Most::of(self.config.own_connections, limits.maxclients);
     }
 
     pub fn client(&mut self, whom: Whom) -> Option<&mut Client> {
@@ -244,12 +273,16 @@ impl Handler for Worker {
         for (flight, error) in std::mem::take(&mut self.refused) {
             self.fail_flight(io, &flight, &error);
         }
+        self.continue_confirmed();
         for whom in std::mem::take(&mut self.resume) {
             if let Some(client) = self.client(whom) {
                 client.stall = Stall::No;
                 let id = client.id;
                 io.pause(id, false);
             }
+        }
+        for whom in std::mem::take(&mut self.parting) {
+            self.part_with(io, whom);
         }
         if self.tick_at > self.now + TICK && self.busy() {
             self.tick_at = self.now + TICK;
@@ -320,7 +353,7 @@ impl Handler for Worker {
         // Half closed: what it asked for is still owed.
         let Some(Party::Client) = self.parties.get(id.index()) else { return false };
         let Some(client) = self.clients[id.index()].as_mut() else { return false };
-        if client.pin.is_some() {
+        if client.pin.is_some() || client.aside.is_some() {
             // It blocks, or is within a transaction: what a server does for it from here on it would do for nobody.
             return false;
         }

@@ -7,7 +7,7 @@ use crate::session::*;
 use crate::step::Command;
 use unslow_reactor::Io;
 use unslow_resp::{Split, write_command};
-use unslow_topology::commands::{Special, UNKNOWN};
+use unslow_topology::commands::UNKNOWN;
 use unslow_topology::slot_of;
 
 impl Worker {
@@ -57,7 +57,7 @@ impl Worker {
                 break;
             }
             let rest = &bytes[used..];
-            let allowed = if client.set.is_none() { Allowed::Little } else { Allowed::All };
+            let allowed = if client.set.is_none() { Allowed::Little } else { self.allowed };
             match request::parse(rest, &mut args, allowed, &mut client.progress) {
                 Request::Incomplete => break,
                 Request::Nothing(n) => used += n,
@@ -87,9 +87,9 @@ impl Worker {
                         }
                     }
                 },
-                Request::Bad(why) => {
+                Request::Bad(wrong) => {
                     self.stats.error("protocol");
-                    self.say(io, whom, format!("-ERR {why}\r\n").as_bytes());
+                    self.say(io, whom, &[&b"-ERR "[..], &wrong.text(), b"\r\n"].concat());
                     self.close_when_answered(io, whom);
                     used = bytes.len();
                 }
@@ -108,6 +108,9 @@ impl Worker {
     /// client may is told and closed; when all together hold too much, whoever holds most.
     fn hold_input(&mut self, io: &mut Io, whom: Whom, unread: usize) {
         let Some(client) = self.client(whom) else { return };
+        if client.stall == Stall::No {
+            client.behind = None;
+        }
         let before = std::mem::replace(&mut client.unread, unread);
         self.unread = self.unread + unread - before;
         let (one, all) = (self.config.client_input_bytes, self.config.input_bytes / self.shared.workers.len().max(1));
@@ -137,8 +140,11 @@ impl Worker {
     pub(super) fn command(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range]) -> bool {
         let plan = self.table.plan(bytes, args);
         let command = Command { bytes, args, plan };
-        if self.halted && plan.special != Some(Special::Unslow) {
+        if self.halted != Halt::No && self.waits_out(&plan) {
             self.stall(io, whom, Stall::Room);
+            return false;
+        }
+        if !self.unconfirmed.is_empty() && self.waits_for_subscribers(io, whom, &command) {
             return false;
         }
         let Some(client) = self.clients[whom.place()].as_mut() else { return true };
@@ -232,8 +238,11 @@ impl Worker {
     /// A command with an argument too long to wait for: it goes through on a lane of the client's own, where it can.
     pub(super) fn begin_stream(&mut self, io: &mut Io, whom: Whom, bytes: &[u8], args: &[Range]) -> Long {
         let plan = self.table.plan(bytes, args);
-        let key = Command { bytes, args, plan }.key();
-        let cluster = self.cluster;
+        let command = Command { bytes, args, plan };
+        if !self.unconfirmed.is_empty() && self.waits_for_subscribers(io, whom, &command) {
+            return Long::Waits;
+        }
+        let (key, cluster) = (command.key(), self.cluster);
         let Some(client) = self.client(whom) else { return Long::Begun };
         let within = client.mode() == Mode::Transaction(Txn::Open);
         let stateful = plan.special.is_some()
@@ -243,12 +252,21 @@ impl Worker {
         if client.set.is_none() || !known || stateful || plan.admin || cluster && plan.divide.is_some() {
             return Long::Kept;
         }
-        if !client.pending.is_empty() {
-            self.stall(io, whom, Stall::Answers);
+        let waits = match client.awaits_confirmations() {
+            true => Some(Stall::Confirmations),
+            false => (!client.pending.is_empty()).then_some(Stall::Answers),
+        };
+        if let Some(why) = waits {
+            self.stall(io, whom, why);
+            return Long::Waits;
+        }
+        let pin = client.pin.filter(|_| within);
+        if self.halted != Halt::No && self.waits_out(&plan) {
+            self.stall(io, whom, Stall::Room);
             return Long::Waits;
         }
         let slot = if cluster { slot_of(key.unwrap_or(b"")) } else { 0 };
-        let lane = if let Some(pin) = client.pin.filter(|_| within) {
+        let lane = if let Some(pin) = pin {
             pin
         } else {
             self.own_set(whom);
@@ -267,9 +285,17 @@ impl Worker {
             let since = *self.lanes[lane].down_since.get_or_insert(now);
             if now > since + self.config.hold_ms * MS {
                 self.stats.error("held_too_long");
-                let why =
-                    format!("-ERR unslow: no connection for {} ms; this command was not sent\r\n", self.config.hold_ms);
-                self.say(io, whom, why.as_bytes());
+                let why = match self.lanes[lane].lacks_permit() {
+                    true => {
+                        let overdue = self.overdue(lane);
+                        self.words(&overdue, whom)
+                    }
+                    false => error(
+                        "ERR",
+                        &format!("unslow: no connection for {} ms; this command was not sent", self.config.hold_ms),
+                    ),
+                };
+                self.say(io, whom, &why);
                 self.close_when_answered(io, whom);
                 return Long::Begun;
             }
@@ -281,7 +307,7 @@ impl Worker {
         let Some(client) = self.client(whom) else { return Long::Begun };
         client.commands += 1;
         let seq = client.begin();
-        client.stream = Some(Box::new(Stream { lane: Some(lane), splitter: splitter() }));
+        client.stream = Some(Box::new(Stream { lane: Some(lane), splitter: request_splitter() }));
         let flight = Flight { repeatable: false, ..Flight::new(whom, seq, &plan, &[], now, slot, Kind::Reply) };
         self.stats.commands += 1;
         let lane = &mut self.lanes[lane];

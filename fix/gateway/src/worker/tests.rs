@@ -28,7 +28,7 @@ pub(crate) struct Rig {
 }
 
 /// Rows of COMMAND: name, arity, flag, first key, last key, step. The gateway adds those it handles itself.
-fn table() -> Table {
+pub(crate) fn table() -> Table {
     let text = |t: &str| Value::Text(t.as_bytes().to_vec());
     let row = |(name, arity, flag, first, last, step): (&str, i64, &str, i64, i64, i64)| {
         let flags = Value::Array(vec![text(flag)]);
@@ -47,10 +47,27 @@ fn table() -> Table {
         ("setrange", 4, "write", 1, 1, 1),
         ("eval", -3, "movablekeys", 0, 0, 0),
         ("mod.run", -2, "write", 1, 1, 1),
+        ("publish", 3, "pubsub", 0, 0, 0),
+        ("spublish", 3, "pubsub", 1, 1, 1),
         ("flushall", -1, "write", 0, 0, 0),
         ("bgsave", -1, "admin", 0, 0, 0),
+        ("blpop", -3, "blocking", 1, -2, 1),
+        ("eval_ro", -3, "readonly", 0, 0, 0),
+        ("evalsha_ro", -3, "readonly", 0, 0, 0),
+        ("script", -2, "noscript", 0, 0, 0),
     ];
     Table::parse(&Value::Array(rows.map(row).into()), &[]).expect("a table of commands")
+}
+
+/// Commands as lines.
+fn lines(bytes: &[u8]) -> Vec<String> {
+    let (mut lines, mut rest) = (Vec::new(), bytes);
+    while let Ok(Scan::Complete(len)) = Scanner::default().scan(rest) {
+        lines.push(quote_words(Frame::new(&rest[..len]).items().map(|f| f.text())));
+        rest = &rest[len..];
+    }
+    assert!(rest.is_empty(), "no whole command: {}", rest.escape_ascii());
+    lines
 }
 
 fn shared(config: Config, topology: Arc<Topology>) -> Arc<Shared> {
@@ -66,6 +83,7 @@ fn shared(config: Config, topology: Arc<Topology>) -> Arc<Shared> {
         map_version: AtomicU64::new(map.version),
         map: Mutex::new(Arc::new(map)),
         server: Mutex::new(("valkey".into(), "9.0.0".into(), true)),
+        limits: Mutex::default(),
         workers: vec![Mailbox::default()],
         clients: AtomicU64::new(0),
         numbers: AtomicU64::new(0),
@@ -91,6 +109,13 @@ impl Rig {
         let nodes = vec![node(A, None, &[(0, 16383)])];
         let reactor = Reactor::new().expect("descriptors are free");
         let topology = Arc::new(Topology::new(DeploymentKind::Standalone, nodes));
+        Rig { reactor, worker: Worker::new(0, shared(Config::default(), topology)) }
+    }
+
+    /// A group without slots, under Sentinels.
+    pub(crate) fn group(nodes: Vec<Node>) -> Rig {
+        let reactor = Reactor::new().expect("descriptors are free");
+        let topology = Arc::new(Topology::new(DeploymentKind::Sentinel, nodes));
         Rig { reactor, worker: Worker::new(0, shared(Config::default(), topology)) }
     }
 
@@ -129,6 +154,30 @@ impl Rig {
         assert_eq!(used, text.len(), "consumed of {text:?}");
     }
 
+    /// A client sends this, and none of it is consumed for now.
+    pub(crate) fn waits(&mut self, client: Id, text: &str) {
+        let used = self.worker.data(self.reactor.io(), client, text.as_bytes());
+        assert_eq!(used, 0, "consumed of {text:?}");
+    }
+
+    /// What is said first on the connection that is being dialled to a node.
+    pub(crate) fn greeting(&mut self, node: u16) -> Vec<String> {
+        let lanes = &self.worker.lanes;
+        let lane = lanes.iter().find(|l| !l.free && l.node == node && l.state == State::Opening);
+        let id = lane.and_then(|l| l.connection).expect("a connection is being dialled");
+        self.worker.opened(self.reactor.io(), id);
+        let bytes = std::mem::take(self.reactor.io().output(id));
+        // The rest of its greeting is played by `open`.
+        let Some(Party::Lane(lane)) = self.worker.parties.get(id.index()).copied() else { panic!("it is a lane") };
+        self.worker.lanes[lane].state = State::Opening;
+        lines(&bytes)
+    }
+
+    /// A client sends this; how much of it is consumed.
+    pub(crate) fn offers(&mut self, client: Id, text: &str) -> usize {
+        self.worker.data(self.reactor.io(), client, text.as_bytes())
+    }
+
     /// Takes the output for a client.
     pub(crate) fn told(&mut self, client: Id) -> String {
         String::from_utf8(std::mem::take(self.reactor.io().output(client))).expect("text")
@@ -142,12 +191,7 @@ impl Rig {
         let mut lines = Vec::new();
         for id in ids {
             let bytes = std::mem::take(self.reactor.io().output(id));
-            let mut rest = &bytes[..];
-            while let Ok(Scan::Complete(len)) = Scanner::default().scan(rest) {
-                lines.push(quote_words(Frame::new(&rest[..len]).items().map(|f| f.text())));
-                rest = &rest[len..];
-            }
-            assert!(rest.is_empty(), "no whole command: {}", rest.escape_ascii());
+            lines.extend(self::lines(&bytes));
         }
         lines
     }
@@ -158,12 +202,12 @@ impl Rig {
             let l = &self.worker.lanes[lane];
             let (State::Opening, Some(id)) = (l.state, l.connection) else { continue };
             self.worker.opened(self.reactor.io(), id);
-            self.reactor.io().output(id).clear();
-            while self.worker.lanes[lane].state == State::Greeting {
-                let number = self.worker.lanes[lane].greeting.front() == Some(&Greeting::Number);
-                let reply: &[u8] = if number { b":7\r\n" } else { b"+OK\r\n" };
+            let said = lines(&std::mem::take(self.reactor.io().output(id)));
+            for command in said {
+                let reply: &[u8] = if command == "CLIENT ID" { b":7\r\n" } else { b"+OK\r\n" };
                 self.worker.data(self.reactor.io(), id, reply);
             }
+            assert!(self.worker.lanes[lane].state == State::Ready, "greeted");
         }
     }
 
@@ -174,12 +218,76 @@ impl Rig {
         self.worker.data(self.reactor.io(), id, text.as_bytes());
     }
 
+    /// The same, as the reactor hands on what arrives in pieces: bytes that are not consumed come again with the next.
+    pub(crate) fn answers_in_pieces(&mut self, node: u16, text: &str, size: usize) {
+        let lane = self.worker.lanes.iter().find(|l| !l.free && l.node == node && l.sent > 0);
+        let id = lane.and_then(|l| l.connection).expect("a connection that owes answers");
+        let mut kept = Vec::new();
+        for piece in text.as_bytes().chunks(size) {
+            kept.extend_from_slice(piece);
+            let used = self.worker.data(self.reactor.io(), id, &kept);
+            kept.drain(..used);
+            assert!(kept.len() <= 64 << 10, "{} bytes wait for more", kept.len());
+        }
+        assert!(kept.is_empty(), "{} bytes are left", kept.len());
+    }
+
+    /// A node says this on the connection of a client's subscriptions.
+    pub(crate) fn confirms(&mut self, client: Id, text: &str) {
+        let id = self.subscriber_lane(client).and_then(|l| l.connection).expect("a connection with subscriptions");
+        self.worker.data(self.reactor.io(), id, text.as_bytes());
+    }
+
+    /// The first connection with subscriptions of this client.
+    pub(crate) fn subscriber_lane(&self, client: Id) -> Option<&Lane> {
+        let own = |l: &&Lane| !l.free && l.raw && l.owner.is_some_and(|owner| owner.place() == client.index());
+        self.worker.lanes.iter().find(own)
+    }
+
+    /// The connection of a client's subscriptions breaks.
+    pub(crate) fn loses(&mut self, client: Id) {
+        let id = self.subscriber_lane(client).and_then(|l| l.connection).expect("a connection with subscriptions");
+        self.reactor.io().close(id);
+        self.worker.closed(self.reactor.io(), id, Closed::Peer);
+    }
+
+    /// A client closes its connection.
+    pub(crate) fn leaves(&mut self, client: Id) {
+        self.reactor.io().close(client);
+        self.worker.closed(self.reactor.io(), client, Closed::Peer);
+    }
+
+    /// A connection that is being opened to a node is refused.
+    pub(crate) fn refuses(&mut self, node: u16) {
+        let lane = self.worker.lanes.iter().find(|l| !l.free && l.node == node && l.state == State::Opening);
+        let id = lane.and_then(|l| l.connection).expect("a connection that is being opened");
+        self.reactor.io().close(id);
+        self.worker.closed(self.reactor.io(), id, Closed::Peer);
+    }
+
     /// A node's connection breaks; output not taken with [`Rig::asked`] was never sent.
     pub(crate) fn breaks(&mut self, node: u16) {
         let lane = self.worker.lanes.iter().find(|l| !l.free && l.node == node && l.state == State::Ready);
         let id = lane.and_then(|l| l.connection).expect("a connection");
         self.reactor.io().close(id);
         self.worker.closed(self.reactor.io(), id, Closed::Peer);
+    }
+
+    /// A connection is closed by its peer, whoever that is.
+    pub(crate) fn close(&mut self, id: Id) {
+        self.reactor.io().close(id);
+        self.worker.closed(self.reactor.io(), id, Closed::Peer);
+    }
+
+    /// Runs turns until a client is told something.
+    pub(crate) fn hears(&mut self, client: Id) -> String {
+        let mut told = String::new();
+        until("the client to hear something", || {
+            self.turn();
+            told += &self.told(client);
+            !told.is_empty()
+        });
+        told
     }
 
     /// One turn of the event loop.
@@ -198,7 +306,8 @@ impl Rig {
     /// The watcher reports another topology.
     pub(crate) fn remap(&mut self, nodes: Vec<Node>) {
         let shared = self.worker.shared.clone();
-        let map = Map::next(Some(&shared.map()), topology(nodes), &shared.config(), &shared.target, None, None);
+        let topology = Arc::new(Topology::new(self.worker.map.kind, nodes));
+        let map = Map::next(Some(&shared.map()), topology, &shared.config(), &shared.target, None, None);
         shared.map_version.store(map.version, Ordering::Release);
         *shared.map.lock().expect("no thread panicked") = Arc::new(map);
         shared.call_all();
@@ -258,6 +367,72 @@ fn a_refused_command_is_retried_only_if_no_later_command_ran() {
     assert_eq!((rig.told(client).as_str(), rig.asked(0)), ("", both.to_vec()));
     rig.answers(0, "+OK\r\n$1\r\nv\r\n");
     assert_eq!(rig.told(client), "+OK\r\n$1\r\nv\r\n");
+}
+
+#[test]
+fn arguments_longer_than_the_server_takes_are_refused_in_its_words() {
+    let mut rig = Rig::halves(Config::default());
+    *rig.worker.shared.limits.lock().unwrap() =
+        crate::shared::ServerLimits { argument_bytes: Some(1 << 20), maxclients: Some(50) };
+    rig.worker.shared.settings_version.fetch_add(1, Ordering::AcqRel);
+    rig.worker.shared.call_all();
+    rig.turn();
+    assert_eq!(rig.worker.own_most, crate::own::Most { clients: 25 });
+    let client = rig.client(None);
+    rig.says(client, "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1048577\r\n");
+    assert_eq!(rig.told(client), "-ERR Protocol error: invalid bulk length\r\n");
+    assert!(rig.asked(0).is_empty() && rig.asked(1).is_empty());
+}
+
+#[test]
+fn a_draining_gateway_lets_each_client_go_behind_an_answer_and_never_before_one() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let [busy, begins, queues, watches, listens] = [(); 5].map(|()| rig.client(None));
+    let goes = |rig: &Rig, id: Id| rig.worker.everyone().any(|c| c.id == id && c.leaving == Leaving::WhenAnswered);
+    rig.says(queues, "MULTI\r\n");
+    rig.says(watches, &format!("WATCH {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n");
+    rig.says(listens, "SUBSCRIBE c\r\n");
+    // Nobody is ever silent for long, however slow the machine is.
+    let awake = |rig: &mut Rig| rig.worker.clients.iter_mut().flatten().for_each(|c| c.seen = u64::MAX >> 1);
+    rig.worker.draining = Some(u64::MAX);
+    rig.says(busy, &format!("GET {key}\r\nGET {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "$1\r\na\r\n");
+    awake(&mut rig);
+    rig.turn();
+    assert!(!goes(&rig, busy), "an answer is owed");
+    // The beginning of another command has come.
+    let half = rig.worker.data(rig.reactor.io(), busy, b"*2\r\n$3\r\nGET");
+    assert_eq!(half, 0);
+    rig.answers(0, "$1\r\nb\r\n");
+    awake(&mut rig);
+    rig.turn();
+    assert!(!goes(&rig, busy), "in the middle of a command");
+    rig.says(busy, &format!("GET {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "$1\r\nc\r\n");
+    awake(&mut rig);
+    rig.turn();
+    assert!(goes(&rig, busy), "between two commands, although it was never silent");
+    assert_eq!(rig.told(busy), "$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n");
+    // Who has only just come says what it came for.
+    rig.says(begins, "PING\r\n");
+    awake(&mut rig);
+    rig.turn();
+    assert!(!goes(&rig, begins));
+    rig.says(begins, &format!("GET {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "$-1\r\n");
+    awake(&mut rig);
+    rig.turn();
+    assert!(goes(&rig, begins));
+    for (client, why) in [(queues, "a transaction"), (watches, "a WATCH"), (listens, "a subscription")] {
+        assert!(!goes(&rig, client), "{why}");
+    }
+    assert_eq!(rig.worker.everyone().count(), 5, "nobody was cut off");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Helpers shared by the tests with hostile and with random clients, in addition to `unslow-testkit`.
-#![allow(dead_code)] // each test file uses its part
+#![allow(dead_code, unused_imports)] // each test file uses its part
 
-pub mod wire;
+pub use unslow_testkit::wire;
 
 use unslow_client::Target;
 use unslow_gateway::{Config, Gateway, Start};

@@ -1,49 +1,9 @@
 //! The differences that are allowed between the gateway and a server, each with its reason. Anything else is a defect.
 
-use crate::common::wire::elements;
-use crate::session::{Words, word};
-
-/// One reply of each side to the same command.
-pub struct Exchange<'a> {
-    /// The deployment is a cluster.
-    pub cluster: bool,
-    /// Empty where the bytes sent were no command.
-    pub words: &'a [Vec<u8>],
-    /// The commands that EXEC runs.
-    pub queued: &'a [Words],
-    /// The command was sent within MULTI.
-    pub within: bool,
-    /// The pipeline contains an HTTP request, and both connections were closed.
-    pub aborted: bool,
-    /// `None` where the connection was closed instead.
-    pub direct: Option<&'a [u8]>,
-    pub gateway: Option<&'a [u8]>,
-}
-
-/// Whether later commands can still be compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
-    Continue,
-    /// The two sides are no longer in the same state: the client reconnects with new keys.
-    StartAfresh,
-}
-
-/// A documented difference.
-pub struct Difference {
-    pub name: &'static str,
-    pub reason: &'static str,
-    pub then: Then,
-    pub applies: fn(&Exchange<'_>) -> bool,
-}
-
-const fn difference(
-    name: &'static str,
-    then: Then,
-    applies: fn(&Exchange<'_>) -> bool,
-    reason: &'static str,
-) -> Difference {
-    Difference { name, reason, then, applies }
-}
+use unslow_testkit::random::{
+    Difference, Exchange, Then, chance, client_id, clock, difference, hello, replies_before_http,
+};
+use unslow_testkit::wire::elements;
 
 /// The first one that applies is counted.
 pub const DIFFERENCES: &[Difference] = &[
@@ -62,7 +22,7 @@ pub const DIFFERENCES: &[Difference] = &[
     difference(
         "HELLO",
         Then::Continue,
-        hello,
+        hello_fields,
         "id, mode and modules: one address serves every slot, and modules are the servers'",
     ),
     difference(
@@ -103,6 +63,12 @@ pub const DIFFERENCES: &[Difference] = &[
         "DEL, UNLINK, EXISTS, TOUCH, MGET and MSET are split by slot (docs/gateway.md); a node refuses them",
     ),
     difference(
+        "WATCH before AUTH, HELLO or SELECT",
+        Then::StartAfresh,
+        watch_left,
+        "who one is, the protocol and the database belong to server connections, and so does WATCH: EXEC answers nil (docs/gateway.md)",
+    ),
+    difference(
         "no key within MULTI",
         Then::Continue,
         queued_without_a_node,
@@ -122,48 +88,6 @@ pub const DIFFERENCES: &[Difference] = &[
     ),
 ];
 
-/// The result of comparing two replies.
-pub enum Verdict {
-    Same,
-    Known(&'static Difference),
-    Unknown,
-}
-
-impl Exchange<'_> {
-    pub fn verdict(&self) -> Verdict {
-        let same = match (self.direct, self.gateway) {
-            (Some(direct), Some(gateway)) => direct == gateway || self.comparable(false).is_some_and(|(a, b)| a == b),
-            (direct, gateway) => direct == gateway,
-        };
-        if same {
-            return Verdict::Same;
-        }
-        DIFFERENCES.iter().find(|d| (d.applies)(self)).map_or(Verdict::Unknown, Verdict::Known)
-    }
-
-    /// Both replies in canonical order; `masked` also hides times.
-    fn comparable(&self, masked: bool) -> Option<(Vec<u8>, Vec<u8>)> {
-        let of = |reply| comparable(self.words, self.queued, reply, masked);
-        Some((of(self.direct?), of(self.gateway?)))
-    }
-
-    fn name(&self) -> String {
-        word(self.words, 0)
-    }
-
-    /// Both replies, if neither connection was closed instead.
-    fn both(&self) -> Option<(&[u8], &[u8])> {
-        Some((self.direct?, self.gateway?))
-    }
-
-    /// Whether both replies begin with one of these bytes.
-    fn both_begin(&self, kinds: &[u8]) -> bool {
-        self.both().is_some_and(|(a, b)| [a, b].iter().all(|reply| reply.first().is_some_and(|b| kinds.contains(b))))
-    }
-}
-
-// The differences.
-
 fn own_refusal(exchange: &Exchange<'_>) -> bool {
     // Only deliberate refusals. A broken connection is a finding: no server fails in this test.
     const REFUSALS: [&[u8]; 7] = [
@@ -175,23 +99,12 @@ fn own_refusal(exchange: &Exchange<'_>) -> bool {
         b"replication does not go through a gateway",
         b"servers are not paused through a gateway",
     ];
-    let own = exchange.gateway.and_then(|reply| reply.strip_prefix(b"-ERR unslow: "));
+    let own = exchange.tested.and_then(|reply| reply.strip_prefix(b"-ERR unslow: "));
     own.is_some_and(|text| REFUSALS.iter().any(|refusal| text.windows(refusal.len()).any(|w| w == *refusal)))
 }
 
-fn client_id(exchange: &Exchange<'_>) -> bool {
-    exchange.name() == "CLIENT" && word(exchange.words, 1) == "ID" && exchange.both_begin(b":")
-}
-
-fn hello(exchange: &Exchange<'_>) -> bool {
-    let fields = |reply| {
-        let all = elements(reply)?;
-        let pairs = all.chunks_exact(2).map(|pair| (pair[0].to_vec(), pair[1].to_vec()));
-        let compared = |name: &[u8]| [&b"server"[..], b"version", b"proto", b"role"].iter().any(|f| ends(name, f));
-        Some(pairs.filter(|(name, _)| compared(name)).collect::<Vec<_>>())
-    };
-    let kinds = exchange.both_begin(b"%") || exchange.both_begin(b"*");
-    exchange.name() == "HELLO" && kinds && exchange.both().is_some_and(|(a, b)| fields(a) == fields(b))
+fn hello_fields(exchange: &Exchange<'_>) -> bool {
+    hello(exchange, &["server", "version", "proto", "role"])
 }
 
 fn wording(exchange: &Exchange<'_>) -> bool {
@@ -221,20 +134,6 @@ fn protocol_wording(exchange: &Exchange<'_>) -> bool {
     exchange.words.is_empty() && exchange.both().is_some_and(|(a, b)| error(a) && error(b))
 }
 
-fn replies_before_http(exchange: &Exchange<'_>) -> bool {
-    exchange.aborted && exchange.both().is_none()
-}
-
-fn clock(exchange: &Exchange<'_>) -> bool {
-    exchange.comparable(true).is_some_and(|(a, b)| a == b)
-}
-
-fn chance(exchange: &Exchange<'_>) -> bool {
-    let random = matches!(exchange.name().as_str(), "HRANDFIELD" | "RANDOMKEY" | "SRANDMEMBER" | "ZRANDMEMBER");
-    let shape = |reply: &[u8]| (reply.first().copied(), elements(reply).map(|all| all.len()));
-    random && exchange.both().is_some_and(|(a, b)| shape(a) == shape(b))
-}
-
 fn receivers(exchange: &Exchange<'_>) -> bool {
     matches!(exchange.name().as_str(), "PUBLISH" | "SPUBLISH") && exchange.both_begin(b":")
 }
@@ -252,8 +151,18 @@ fn split(exchange: &Exchange<'_>) -> bool {
 
 fn queued_without_a_node(exchange: &Exchange<'_>) -> bool {
     let keyless = !exchange.words.iter().any(|word| word.starts_with(b"{"));
-    let late = exchange.both().is_some_and(|(a, b)| a.starts_with(b"-") && b == b"+QUEUED\r\n");
+    // Which subcommands there are the server's table tells.
+    let untold = |reply: &[u8]| reply.starts_with(b"-") && !reply.starts_with(b"-ERR unknown subcommand");
+    let late = exchange.both().is_some_and(|(a, b)| untold(a) && b == b"+QUEUED\r\n");
     exchange.cluster && exchange.within && keyless && late
+}
+
+fn watch_left(exchange: &Exchange<'_>) -> bool {
+    let Some((direct, gateway)) = exchange.both() else { return false };
+    let failed = exchange.name() == "EXEC" && matches!(gateway, b"*-1\r\n" | b"_\r\n");
+    // Nothing of that transaction is sent, so no server refuses a part of it.
+    let late = exchange.within && direct.starts_with(b"-") && gateway == b"+QUEUED\r\n";
+    exchange.watch_left && (failed || late)
 }
 
 fn multi_refused(exchange: &Exchange<'_>) -> bool {
@@ -263,7 +172,9 @@ fn multi_refused(exchange: &Exchange<'_>) -> bool {
 
 fn empty_transaction(exchange: &Exchange<'_>) -> bool {
     let refused = |reply: &[u8]| reply.starts_with(b"-NOPERM") || reply.starts_with(b"-EXECABORT");
+    // How many arguments there may be the gateway knows by itself.
     exchange.queued.is_empty()
+        && exchange.words.len() == 1
         && exchange.both().is_some_and(|(a, b)| match exchange.name().as_str() {
             "EXEC" => refused(a) && (b == b"*0\r\n" || b.starts_with(b"-ERR EXEC without MULTI")),
             "DISCARD" => refused(a) && (b == b"+OK\r\n" || b.starts_with(b"-ERR DISCARD without MULTI")),
@@ -276,97 +187,34 @@ fn code(reply: &[u8]) -> Option<&[u8]> {
     reply.strip_prefix(b"-")?.split(|b| matches!(b, b' ' | b'\r')).next()
 }
 
-/// Whether a string frame ends with this text.
-fn ends(frame: &[u8], text: &[u8]) -> bool {
-    frame.strip_suffix(b"\r\n").is_some_and(|frame| frame.ends_with(text))
-}
+#[cfg(test)]
+mod tests {
+    use unslow_testkit::random::Verdict;
 
-// Canonical replies.
+    use super::*;
 
-/// How a server orders the elements of a reply.
-enum Order {
-    Kept,
-    /// In any order, in groups of this many.
-    Any(usize),
-    /// A cursor, then elements in any order, in groups of this many.
-    Scan(usize),
-}
-
-fn order(words: &[Vec<u8>]) -> Order {
-    let has = |option: &str| words.iter().any(|word| word.eq_ignore_ascii_case(option.as_bytes()));
-    match (word(words, 0).as_str(), word(words, 1).as_str()) {
-        ("SMEMBERS" | "SUNION" | "SINTER" | "SDIFF" | "SPOP" | "HKEYS" | "HVALS" | "KEYS", _) => Order::Any(1),
-        ("ACL", "CAT") | ("COMMAND", "LIST") => Order::Any(1),
-        ("HGETALL", _) => Order::Any(2),
-        ("SCAN" | "SSCAN", _) => Order::Scan(1),
-        ("HSCAN", _) => Order::Scan(if has("NOVALUES") { 1 } else { 2 }),
-        ("ZSCAN", _) => Order::Scan(if has("NOSCORES") { 1 } else { 2 }),
-        _ => Order::Kept,
+    #[test]
+    fn exec_may_answer_nil_only_when_what_was_watched_was_left() {
+        let words = [b"EXEC".to_vec()];
+        let verdict = |watch_left: bool, gateway: &[u8]| {
+            let exchange = Exchange {
+                cluster: false,
+                words: &words,
+                queued: &[],
+                within: true,
+                watch_left,
+                aborted: false,
+                direct: Some(b"*0\r\n"),
+                tested: Some(gateway),
+            };
+            match exchange.verdict(DIFFERENCES) {
+                Verdict::Same => "same",
+                Verdict::Known(known) => known.name,
+                Verdict::Unknown => "unknown",
+            }
+        };
+        assert_eq!(verdict(true, b"*-1\r\n"), "WATCH before AUTH, HELLO or SELECT");
+        assert_eq!(verdict(false, b"*-1\r\n"), "unknown");
+        assert_eq!(verdict(true, b"-ERR other\r\n"), "unknown");
     }
-}
-
-/// Whether a reply depends on when it was asked for.
-fn tells_time(words: &[Vec<u8>]) -> bool {
-    const TIMES: [&str; 13] = [
-        "EXPIRETIME",
-        "HEXPIRETIME",
-        "HPEXPIRETIME",
-        "HPTTL",
-        "HTTL",
-        "LASTSAVE",
-        "OBJECT",
-        "PEXPIRETIME",
-        "PTTL",
-        "TIME",
-        "TTL",
-        "XINFO",
-        "XPENDING",
-    ];
-    let name = word(words, 0);
-    TIMES.contains(&name.as_str()) && (name != "OBJECT" || word(words, 1) == "IDLETIME")
-}
-
-/// A reply with its elements sorted if servers promise no order, and with times hidden if `masked`.
-fn comparable(words: &[Vec<u8>], queued: &[Words], reply: &[u8], masked: bool) -> Vec<u8> {
-    let Some(all) = elements(reply) else {
-        return if masked && tells_time(words) { mask(reply) } else { reply.to_vec() };
-    };
-    let header = &reply[..reply.len() - all.iter().map(|e| e.len()).sum::<usize>()];
-    if word(words, 0) == "EXEC" && all.len() == queued.len() {
-        let parts = all.iter().zip(queued).map(|(part, words)| comparable(words, &[], part, masked));
-        return parts.fold(header.to_vec(), |out, part| [out, part].concat());
-    }
-    if masked && tells_time(words) {
-        return mask(reply);
-    }
-    match (order(words), all.as_slice()) {
-        (Order::Any(together), _) => [header, &sorted(&all, together)].concat(),
-        (Order::Scan(together), [cursor, page]) => {
-            let items = elements(page).unwrap_or_default();
-            [header, *cursor, &sorted(&items, together)].concat()
-        }
-        _ => reply.to_vec(),
-    }
-}
-
-fn sorted(all: &[&[u8]], together: usize) -> Vec<u8> {
-    let mut groups: Vec<Vec<u8>> = all.chunks(together).map(|group| group.concat()).collect();
-    groups.sort();
-    groups.concat()
-}
-
-/// A reply with `#` instead of each non-negative number and each string of digits.
-fn mask(reply: &[u8]) -> Vec<u8> {
-    if let Some(all) = elements(reply) {
-        let header = &reply[..reply.len() - all.iter().map(|e| e.len()).sum::<usize>()];
-        return all.iter().fold(header.to_vec(), |out, part| [out, mask(part)].concat());
-    }
-    let text = reply.strip_suffix(b"\r\n").unwrap_or(reply);
-    let value = match text.split_first() {
-        Some((b':', number)) => number,
-        Some((b'$', blob)) => blob.splitn(2, |b| *b == b'\n').nth(1).unwrap_or_default(),
-        _ => &[][..],
-    };
-    let number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
-    if number { b"#".to_vec() } else { reply.to_vec() }
 }

@@ -116,3 +116,25 @@ fn deeply_nested_replies_leave_other_clients_alone() {
         }
     });
 }
+
+#[test]
+fn long_errors_and_simple_strings_of_scripts_leave_other_clients_alone() {
+    let server = standalone(ENGINE);
+    let gateway = gate(&server.url(), |_| {});
+    let mut direct = Wire::open(&server.address(), PATIENCE);
+    beside(&target(&gateway), |others| {
+        for length in [1000, 65_535, 65_536, 65_537, 100_000, 3_000_000] {
+            let text = format!("string.rep('x', {length})");
+            for reply in
+                ["redis.error_reply(T)", "redis.status_reply(T)", "{redis.status_reply(T), redis.error_reply(T), 1}"]
+            {
+                let script = format!("return {}", reply.replace('T', &text));
+                let expected = direct.call(&["EVAL", &script, "0"]);
+                let mut attacker = wire(&gateway);
+                let same = attacker.call(&["EVAL", &script, "0"]) == expected;
+                assert!(same && expected.len() > length, "{script}");
+                others.do_more(1);
+            }
+        }
+    });
+}

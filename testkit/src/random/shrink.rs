@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use unslow_resp::quote_words;
 
-use crate::common::wire::shown;
-use crate::pair::Finding;
-use crate::session::{Form, Pipeline, Said, Step, Tag, word};
-use crate::stage::Stage;
+use super::pair::{Finding, Pair};
+use super::session::{Form, Pipeline, Said, Step, Tag, word};
+use super::stage::Stage;
+use crate::wire::shown;
 
 /// A part of a history may leave the model wrong, so that it waits for replies that never arrive; it is given up after this long.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -51,8 +51,15 @@ impl Replays<'_> {
         let Some(left) = self.left.checked_sub(1) else { return false };
         self.left = left;
         let mut pair = self.stage.open(self.tag.client, PATIENCE);
+        let shown = self.shows(&mut pair, steps);
+        pair.close();
+        shown
+    }
+
+    fn shows(&self, pair: &mut Pair, steps: &[Step]) -> bool {
         for step in steps {
-            let outcome = pair.run(&step.retagged(self.tag, pair.tag));
+            let step = step.retagged(self.tag, pair.tag);
+            let outcome = pair.run(&step);
             if let Some(found) = outcome.found {
                 return found.title == self.finding.title;
             }

@@ -1,7 +1,7 @@
-//! A client's two connections, one to a server and one to the gateway. Both get the same bytes, and their replies are compared.
+//! A client's two connections: one to what is right by definition, one to what is tested. Both get the same bytes, and their replies
+//! are compared.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -9,9 +9,11 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use unslow_resp::Frame;
 
-use crate::common::wire::{End, Heard, Until, Wire, command, comparable_pushes, shown};
-use crate::differences::{Exchange, Then, Verdict};
-use crate::session::{Multi, Pipeline, Planned, Said, State, Step, Tag, Words, word};
+use super::differences::{Difference, Exchange, Then, Verdict};
+use super::generator::keys;
+use super::session::{Multi, Pipeline, Planned, Said, State, Step, Tag, Words, word};
+use super::stage::Stage;
+use crate::wire::{End, Heard, Until, Wire, command, comparable_pushes, shown};
 
 pub struct Pair {
     pub tag: Tag,
@@ -20,10 +22,10 @@ pub struct Pair {
     pub steps: Vec<Step>,
     cluster: bool,
     patience: Duration,
-    /// Of the server and of the gateway.
+    differences: &'static [Difference],
     addresses: [String; 2],
     direct: Wire,
-    gateway: Wire,
+    tested: Wire,
     publishers: Option<[Wire; 2]>,
     tokens: u64,
 }
@@ -51,30 +53,56 @@ pub struct Finding {
     /// The difference without random parts: findings with the same title most likely have the same cause.
     pub title: String,
     pub direct: String,
-    pub gateway: String,
+    pub tested: String,
 }
 
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  the server:  {}\n  the gateway: {}", self.title, self.direct, self.gateway)
+impl Finding {
+    /// With the names of the two sides.
+    pub fn told(&self, [direct, tested]: [&str; 2]) -> String {
+        format!("{}\n  {direct}: {}\n  {tested}: {}", self.title, self.direct, self.tested)
     }
 }
 
 impl Pair {
-    pub fn open(tag: Tag, cluster: bool, addresses: [String; 2], patience: Duration) -> Pair {
-        let [direct, gateway] = [&addresses[0], &addresses[1]].map(|address| Wire::open(address, patience));
-        let state = State::new();
+    #[track_caller]
+    pub fn open(tag: Tag, stage: &Stage, patience: Duration) -> Pair {
+        let addresses = stage.addresses(tag);
+        let [direct, tested] = [&addresses[0], &addresses[1]].map(|address| Wire::open(address, patience));
         Pair {
             tag,
-            state,
+            state: State::default(),
             steps: Vec::new(),
-            cluster,
+            cluster: stage.cluster,
             patience,
+            differences: stage.differences,
             addresses,
             direct,
-            gateway,
+            tested,
             publishers: None,
             tokens: 0,
+        }
+    }
+
+    /// Closes the connections and deletes the client's keys on both sides: a run of hours needs the memory of one of minutes.
+    pub fn close(self) {
+        let Pair { tag, cluster, patience, addresses, direct, tested, publishers, .. } = self;
+        drop((direct, tested, publishers));
+        // In a cluster nobody gets beyond the first database.
+        let databases: &[&str] = if cluster { &["0"] } else { &["0", "1", "2"] };
+        let (mut bytes, mut replies) = (Vec::new(), 0);
+        for &database in databases {
+            bytes.extend(command(&["SELECT", database]));
+            for tag in [tag.own(), tag.other()] {
+                let words = [vec![b"UNLINK".to_vec()], keys(&tag)].concat();
+                bytes.extend(command(&words));
+            }
+            replies += 3;
+        }
+        for address in &addresses {
+            // A node of a cluster refuses the slot of another one, which has nothing from this side either.
+            let mut wire = Wire::open(address, patience);
+            wire.write(&bytes);
+            wire.hear(&Until::Replies(replies), 0);
         }
     }
 
@@ -104,7 +132,7 @@ impl Pair {
         let Some(piece) = sent.pieces.pop_front() else { return false };
         let bytes = &sent.planned.bytes[piece];
         self.direct.write(bytes);
-        self.gateway.write(bytes);
+        self.tested.write(bytes);
         true
     }
 
@@ -112,30 +140,31 @@ impl Pair {
     pub fn finish(&mut self, sent: Sent) -> Outcome {
         let Sent { planned, said, .. } = sent;
         let direct = self.direct.hear(&planned.until, 0);
-        let gateway = self.gateway.hear(&planned.until, direct.pushes.len());
-        let ends = [direct.end, gateway.end];
+        let tested = self.tested.hear(&planned.until, direct.pushes.len());
+        let ends = [direct.end, tested.end];
         let mut outcome = Outcome { over: ends != [End::Open; 2], ..Outcome::default() };
         let aborted = ends == [End::Closed; 2] && said.iter().any(Said::looks_like_http);
         let mut state = self.state.clone();
-        for at in 0..direct.replies.len().max(gateway.replies.len()) {
+        for at in 0..direct.replies.len().max(tested.replies.len()) {
             let words = planned.answers.get(at).map_or(&[][..], |said_at| said[*said_at].words.as_slice());
             let exchange = Exchange {
                 cluster: self.cluster,
                 words,
                 queued: &state.queued,
                 within: state.multi != Multi::No,
+                watch_left: state.watch_left,
                 aborted,
                 direct: direct.replies.get(at).map(Vec::as_slice),
-                gateway: gateway.replies.get(at).map(Vec::as_slice),
+                tested: tested.replies.get(at).map(Vec::as_slice),
             };
-            if !outcome.take(&exchange, ends) {
+            if !outcome.take(&exchange, ends, self.differences) {
                 return outcome;
             }
             if let Some(reply) = direct.replies.get(at) {
                 state.learn(words, reply);
             }
         }
-        outcome.compare_rest(&direct, &gateway);
+        outcome.compare_rest(&direct, &tested);
         self.state = State { channels: planned.after.channels, ..state };
         outcome
     }
@@ -146,8 +175,8 @@ impl Pair {
         let (addresses, patience) = (&self.addresses, self.patience);
         let open = || [&addresses[0], &addresses[1]].map(|address| Wire::open(address, patience));
         let publishers = self.publishers.get_or_insert_with(open);
-        let [direct, gateway] = publishers;
-        let [direct, gateway] = [direct, gateway].map(|wire| {
+        let [direct, tested] = publishers;
+        let [direct, tested] = [direct, tested].map(|wire| {
             wire.write(&command(words));
             wire.hear(&Until::Replies(1), 0)
         });
@@ -156,27 +185,28 @@ impl Pair {
             words,
             queued: &[],
             within: false,
+            watch_left: false,
             aborted: false,
             direct: direct.replies.first().map(Vec::as_slice),
-            gateway: gateway.replies.first().map(Vec::as_slice),
+            tested: tested.replies.first().map(Vec::as_slice),
         };
         let mut outcome = Outcome::default();
-        if !outcome.take(&exchange, [direct.end, gateway.end]) {
+        if !outcome.take(&exchange, [direct.end, tested.end], self.differences) {
             return outcome;
         }
         let count = exchange.direct.and_then(|reply| Frame::new(reply).integer()).unwrap_or(0);
         let count = usize::try_from(count).unwrap_or(0);
-        let [direct, gateway] = [&mut self.direct, &mut self.gateway].map(|wire| wire.hear(&Until::Replies(0), count));
-        outcome.over |= [direct.end, gateway.end] != [End::Open; 2];
-        outcome.compare_rest(&direct, &gateway);
+        let [direct, tested] = [&mut self.direct, &mut self.tested].map(|wire| wire.hear(&Until::Replies(0), count));
+        outcome.over |= [direct.end, tested.end] != [End::Open; 2];
+        outcome.compare_rest(&direct, &tested);
         outcome
     }
 }
 
 impl Outcome {
     /// Adds one comparison; false if nothing after it can be compared.
-    fn take(&mut self, exchange: &Exchange<'_>, ends: [End; 2]) -> bool {
-        match exchange.verdict() {
+    fn take(&mut self, exchange: &Exchange<'_>, ends: [End; 2], differences: &'static [Difference]) -> bool {
+        match exchange.verdict(differences) {
             Verdict::Same => true,
             Verdict::Known(difference) => {
                 self.known.push(difference.name);
@@ -186,7 +216,7 @@ impl Outcome {
             Verdict::Unknown => {
                 let name = word(exchange.words, 0);
                 let name = if name.is_empty() { "bytes that are no command".into() } else { name };
-                let [a, b] = [(exchange.direct, ends[0]), (exchange.gateway, ends[1])];
+                let [a, b] = [(exchange.direct, ends[0]), (exchange.tested, ends[1])];
                 let within = if exchange.within { " within MULTI" } else { "" };
                 let title = format!("{name}{within}: {} is not {}", kind(b.0, b.1), kind(a.0, a.1));
                 self.find(title, text(a.0, a.1), text(b.0, b.1));
@@ -196,21 +226,21 @@ impl Outcome {
     }
 
     /// Compares the ends of the connections and the pushes. A connection that is closed may miss the last pushes.
-    fn compare_rest(&mut self, direct: &Heard, gateway: &Heard) {
-        if direct.end != gateway.end {
-            let title = format!("the connection: {:?} is not {:?}", gateway.end, direct.end);
-            self.find(title, format!("{:?}", direct.end), format!("{:?}", gateway.end));
+    fn compare_rest(&mut self, direct: &Heard, tested: &Heard) {
+        if direct.end != tested.end {
+            let title = format!("the connection: {:?} is not {:?}", tested.end, direct.end);
+            self.find(title, format!("{:?}", direct.end), format!("{:?}", tested.end));
         } else if matches!(direct.end, End::Silent | End::Garbled) {
             let title = format!("{:?} on both sides: the test expects a reply that servers do not send", direct.end);
-            self.find(title, format!("{:?}", direct.replies.len()), format!("{:?}", gateway.replies.len()));
-        } else if direct.end == End::Open && comparable_pushes(&direct.pushes) != comparable_pushes(&gateway.pushes) {
-            self.find("messages".into(), shown(&direct.pushes.concat()), shown(&gateway.pushes.concat()));
+            self.find(title, format!("{:?}", direct.replies.len()), format!("{:?}", tested.replies.len()));
+        } else if direct.end == End::Open && comparable_pushes(&direct.pushes) != comparable_pushes(&tested.pushes) {
+            self.find("messages".into(), shown(&direct.pushes.concat()), shown(&tested.pushes.concat()));
         }
     }
 
-    fn find(&mut self, title: String, direct: String, gateway: String) {
+    fn find(&mut self, title: String, direct: String, tested: String) {
         self.over = true;
-        self.found = Some(Finding { title, direct, gateway });
+        self.found = Some(Finding { title, direct, tested });
     }
 }
 

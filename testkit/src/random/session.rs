@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::wire::{Until, command};
+use crate::wire::{Until, command};
 
 /// A command's name and arguments.
 pub type Words = Vec<Vec<u8>>;
@@ -127,7 +127,10 @@ pub struct State {
     pub multi: Multi,
     /// The commands that EXEC will run.
     pub queued: Vec<Words>,
+    /// Keys may be watched: nothing is sure to have ended it.
     pub watching: bool,
+    /// The user, the protocol or the database has changed since keys were watched.
+    pub watch_left: bool,
     /// 2 or 3.
     pub protocol: u8,
     /// Kind (`c`, `p`, `s`) and name of each subscription.
@@ -141,12 +144,14 @@ pub struct State {
     pub muted: Muted,
 }
 
-impl State {
-    pub fn new() -> State {
+impl Default for State {
+    /// Of a connection on which nothing was said.
+    fn default() -> State {
         State {
             multi: Multi::No,
             queued: Vec::new(),
             watching: false,
+            watch_left: false,
             protocol: 2,
             channels: BTreeSet::new(),
             restricted: false,
@@ -155,10 +160,12 @@ impl State {
             muted: Muted::No,
         }
     }
+}
 
+impl State {
     fn reset(&mut self) {
         let (scripts, has_functions) = (std::mem::take(&mut self.scripts), self.has_functions);
-        *self = State { scripts, has_functions, ..State::new() };
+        *self = State { scripts, has_functions, ..State::default() };
     }
 
     /// In RESP2 a subscriber may run few commands.
@@ -216,11 +223,12 @@ impl State {
                 self.multi = if self.restricted { Multi::Unsure } else { Multi::Yes };
             }
             "EXEC" | "DISCARD" if self.multi != Multi::No => {
-                self.multi = if self.restricted || !alone { Multi::Unsure } else { Multi::No };
-                self.watching = false;
+                let taken = alone && !self.restricted;
+                self.watching &= !taken;
+                self.multi = if taken { Multi::No } else { Multi::Unsure };
             }
-            "WATCH" if self.multi == Multi::No => self.watching = true,
-            "UNWATCH" if alone && self.multi == Multi::No => self.watching = false,
+            "WATCH" if self.multi != Multi::Yes => self.watching = true,
+            "UNWATCH" if alone && !self.restricted && self.multi == Multi::No => self.watching = false,
             "RESET" if alone => self.reset(),
             "HELLO" if words.len() == 2 => match word(words, 1).as_str() {
                 "2" => self.protocol = 2,
@@ -239,31 +247,39 @@ impl State {
             return self.queued.push(words.to_vec());
         }
         let (ok, failed) = (reply == b"+OK\r\n", reply.first() == Some(&b'-'));
+        let without =
+            [&b"-ERR EXEC without MULTI"[..], b"-ERR DISCARD without MULTI"].iter().any(|e| reply.starts_with(e));
         let ends = match word(words, 0).as_str() {
             "MULTI" if ok => {
                 self.multi = Multi::Yes;
                 false
             }
-            // Anything but a refusal ends the transaction.
-            "EXEC" => !reply.starts_with(b"-NOPERM"),
-            "DISCARD" => ok || reply.starts_with(b"-ERR DISCARD without"),
+            // Refused for its arguments or to this user, EXEC ends the transaction and the watching all the same; DISCARD does not.
+            "EXEC" => !without && !reply.starts_with(b"-NOPERM"),
+            "DISCARD" => ok,
             "WATCH" if ok => {
                 self.watching = true;
                 false
             }
             "UNWATCH" if ok => {
-                self.watching = false;
+                (self.watching, self.watch_left) = (false, false);
                 false
             }
             "RESET" if !failed => {
                 self.reset();
                 false
             }
+            "SELECT" if ok => {
+                self.watch_left |= self.watching;
+                false
+            }
             "AUTH" if ok => {
+                self.watch_left |= self.watching;
                 self.restricted = user(words).is_some_and(|user| user != b"default");
                 false
             }
             "HELLO" if !failed => {
+                self.watch_left |= self.watching;
                 self.protocol = if reply.first() == Some(&b'%') { 3 } else { 2 };
                 self.restricted = user(words).map_or(self.restricted, |user| user != b"default");
                 false
@@ -279,7 +295,10 @@ impl State {
             _ => false,
         };
         if ends {
-            (self.multi, self.watching) = (Multi::No, false);
+            (self.watching, self.watch_left) = (false, false);
+        }
+        if ends || without {
+            self.multi = Multi::No;
             self.queued.clear();
         }
     }
@@ -336,5 +355,72 @@ impl Planned {
             Until::Replies(answers.len())
         };
         Planned { bytes, until, answers, after }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Words {
+        line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
+    }
+
+    fn said(line: &str) -> Said {
+        let words = words(line);
+        Said { bytes: command(&words), words, form: Form::Command }
+    }
+
+    #[test]
+    fn what_is_watched_ends_only_with_replies_that_end_it() {
+        for (last, reply, watching) in [
+            ("EXEC", "-ERR EXEC without MULTI\r\n", true),
+            ("DISCARD", "-ERR DISCARD without MULTI\r\n", true),
+            ("DISCARD more", "-ERR wrong number of arguments for 'discard' command\r\n", true),
+            ("UNWATCH", "-NOPERM User u has no permissions to run the 'unwatch' command\r\n", true),
+            ("EXEC more", "-EXECABORT Transaction discarded because of: wrong number of arguments\r\n", false),
+            ("EXEC", "*-1\r\n", false),
+            ("DISCARD", "+OK\r\n", false),
+            ("UNWATCH", "+OK\r\n", false),
+            ("RESET", "+RESET\r\n", false),
+        ] {
+            let mut state = State::default();
+            state.learn(&words("WATCH k"), b"+OK\r\n");
+            state.learn(&words(last), reply.as_bytes());
+            assert_eq!(state.watching, watching, "{last}: {reply}");
+        }
+    }
+
+    #[test]
+    fn before_the_replies_keys_count_as_watched_unless_it_is_sure_that_they_are_not() {
+        for (restricted, lines, watching) in [
+            (false, &["WATCH k", "MULTI", "EXEC"][..], false),
+            (false, &["WATCH k", "MULTI", "DISCARD more"], true),
+            (false, &["WATCH k", "EXEC"], true),
+            (true, &["WATCH k", "MULTI", "EXEC"], true),
+            (true, &["WATCH k", "UNWATCH"], true),
+            (true, &["MULTI", "WATCH k"], true),
+        ] {
+            let mut state = State { restricted, ..State::default() };
+            for line in lines {
+                state.expect(&said(line));
+            }
+            assert_eq!(state.watching, watching, "restricted: {restricted}, {lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_new_user_protocol_or_database_leaves_what_is_watched_until_it_ends() {
+        for (line, reply) in [("AUTH u p", "+OK\r\n"), ("HELLO 3", "%0\r\n"), ("SELECT 1", "+OK\r\n")] {
+            let mut state = State::default();
+            state.learn(&words(line), reply.as_bytes());
+            assert!(!state.watch_left, "{line}: nothing was watched");
+            state.learn(&words("WATCH k"), b"+OK\r\n");
+            state.learn(&words(line), reply.as_bytes());
+            assert!(state.watch_left, "{line}");
+            state.learn(&words("MULTI"), b"+OK\r\n");
+            state.learn(&words("EXEC"), b"*0\r\n");
+            assert!(!state.watch_left, "{line}, EXEC");
+        }
     }
 }

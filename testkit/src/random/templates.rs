@@ -279,7 +279,7 @@ pub const TWO_SLOTS: &[&str] = &[
     "BLPOP l j w",
 ];
 
-/// Commands that the gateway splits. No others use their keys, because a single node of a cluster refuses these commands.
+/// Commands that the gateway splits. No others use or find their keys, because a single node of a cluster refuses these commands.
 pub const SPLIT: &[&str] =
     &["MGET u U", "MGET U u U", "MSET u v U v", "DEL u U", "UNLINK U u", "EXISTS u U u", "TOUCH U u"];
 

@@ -7,9 +7,15 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::common::wire::command;
-use crate::session::{Form, Multi, Pipeline, Said, State, Step, Tag, Words, subscription, word};
-use crate::templates::*;
+use super::session::{Form, Multi, Pipeline, Said, State, Step, Tag, Words, subscription, word};
+use super::templates::*;
+use crate::wire::command;
+
+/// What keys are for: all commands of a kind use the same ones.
+const TYPES: [&str; 9] = ["s", "b", "l", "h", "t", "z", "x", "g", "p"];
+/// The ends of their names.
+const ENDINGS: [&[u8]; 4] = [b"0", b"1", b"2", b"3"];
+const BINARY: &[u8] = b"\x00\xff\r\n$3\r\n";
 
 /// An ACL user with random rights on one client's keys.
 pub struct User {
@@ -93,7 +99,7 @@ impl Generator {
         }
         let within = state.multi != Multi::No;
         let free = !within && !state.restricted;
-        // Known difference, not generated: after a new user, protocol or database while keys are watched, EXEC through the gateway fails.
+        // Not generated: a new user, protocol or database while keys are watched. Through the gateway EXEC answers nil then.
         let settled = !within && !state.watching && state.channels.is_empty();
         let one = match self.rng.random_range(0..1000) {
             0..4 => self.closing(),
@@ -292,7 +298,6 @@ impl Generator {
     }
 
     fn fill(&mut self, place: &str, tag: Tag, state: &State) -> Vec<u8> {
-        const TYPES: [&str; 9] = ["s", "b", "l", "h", "t", "z", "x", "g", "p"];
         let text: String = match place {
             "s" | "b" | "l" | "h" | "t" | "z" | "x" | "g" | "p" => {
                 let kind = if self.chance(40) { self.pick(&TYPES) } else { place };
@@ -303,8 +308,8 @@ impl Generator {
                 return self.key(&tag.own(), kind);
             }
             "j" => return self.key(&tag.other(), "s"),
-            "u" => format!("{}split", tag.own()),
-            "U" => format!("{}split", tag.other()),
+            "u" => split(&tag.own()),
+            "U" => split(&tag.other()),
             "a" => format!("{}*", tag.own()),
             "v" => return self.value(),
             "n" => self.rng.random_range(-3i64..12).to_string(),
@@ -334,8 +339,8 @@ impl Generator {
     fn key(&mut self, tag: &str, kind: &str) -> Vec<u8> {
         let name = format!("{tag}{kind}").into_bytes();
         match self.rng.random_range(0..30) {
-            0 => [&name[..], b"\x00\xff\r\n$3\r\n"].concat(),
-            n => [&name[..], &[b'0' + n % 4]].concat(),
+            0 => [&name[..], BINARY].concat(),
+            n => [&name[..], ENDINGS[n % ENDINGS.len()]].concat(),
         }
     }
 
@@ -446,6 +451,21 @@ impl Generator {
     }
 }
 
+/// Every key that commands with this hash tag make.
+pub fn keys(tag: &str) -> Vec<Vec<u8>> {
+    let mut all = vec![split(tag).into_bytes()];
+    for kind in TYPES {
+        let name = format!("{tag}{kind}").into_bytes();
+        all.extend([BINARY].into_iter().chain(ENDINGS).map(|ending| [&name[..], ending].concat()));
+    }
+    all
+}
+
+/// The key of commands that are split. KEYS and SCAN, which look for what begins with the tag, do not find it.
+fn split(tag: &str) -> String {
+    format!("split{tag}")
+}
+
 /// Random rights on this client's keys. Every user may run ECHO, which ends each pipeline.
 fn user(rng: &mut StdRng, client: usize, number: usize) -> User {
     const RIGHTS: [&[&str]; 5] = [
@@ -468,4 +488,43 @@ fn user(rng: &mut StdRng, client: usize, number: usize) -> User {
     rules.extend(["+@connection", "+@transaction"].map(String::from));
     rules.extend(DENIED.iter().filter(|_| rng.random_bool(0.15)).map(ToString::to_string));
     User { name, password, rules }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAG: Tag = Tag { client: 7, generation: 3 };
+
+    #[test]
+    fn every_key_is_among_those_that_are_deleted() {
+        let mut generator = Generator::new(1, TAG.client, true);
+        let all = [keys(&TAG.own()), keys(&TAG.other())].concat();
+        for place in ["s", "b", "l", "h", "t", "z", "x", "g", "p", "k", "j", "u", "U"] {
+            for _ in 0..200 {
+                let key = generator.fill(place, TAG, &State::default());
+                assert!(all.contains(&key), "{place}: {}", key.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn no_pattern_finds_the_keys_of_commands_that_are_split() {
+        let mut generator = Generator::new(1, TAG.client, true);
+        let mut fill = |place| generator.fill(place, TAG, &State::default());
+        let pattern = fill("a");
+        let begins = pattern.strip_suffix(b"*").expect("it ends so");
+        assert!(fill("s").starts_with(begins));
+        assert!(!fill("u").starts_with(begins) && !fill("U").starts_with(begins));
+    }
+
+    #[test]
+    fn a_seed_makes_the_same_choices_again() {
+        let steps = |seed| {
+            let mut generator = Generator::new(seed, TAG.client, false);
+            (0..100).map(|_| format!("{:?}", generator.step(TAG, &State::default()))).collect::<Vec<_>>()
+        };
+        assert_eq!(steps(5), steps(5));
+        assert_ne!(steps(5), steps(6));
+    }
 }

@@ -58,9 +58,9 @@ pub struct Wire {
     chunk: Vec<u8>,
 }
 
-/// Replies of scripts may be nested far deeper than those of commands.
+/// Replies of scripts may be nested far deeper than those of commands, and their lines be far longer.
 fn limits() -> Limits {
-    Limits { depth_max: 4096, ..Limits::default() }
+    Limits { depth_max: 4096, line_bytes_max: 16 << 20, ..Limits::default() }
 }
 
 impl Wire {
