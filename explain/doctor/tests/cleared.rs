@@ -342,9 +342,13 @@ fn a_client_that_does_not_read_is_named() {
     );
     // What it waits for is no cost of the server's.
     assert_eq!((found.severity, found.impact.currency), (Severity::Medium, Currency::Risk));
+    // On a busy machine single PINGs take milliseconds, which is nothing beside what the client lets wait.
+    let mut bumpy = facts.clone();
+    bumpy.nodes[0].rtt = rtt(60, 900, 9000);
+    assert_eq!(finding(&bumpy, "not_your_redis").severity, Severity::Medium);
     // Nor is it the client where the server is slow, or was not measured.
     let slow: &[Ill] = &[
-        ("PING p99 is far from the minimum", |f| f.nodes[0].rtt = rtt(60, 120, 9000)),
+        ("a PING took more than a tenth of that", |f| f.nodes[0].rtt = rtt(60, 120, 2_100_000)),
         ("PING was not measured", |f| f.nodes[0].rtt = Seen::default()),
         ("busy", |f| set(f, &[("used_cpu_sys_main_thread", "9.5")])),
         ("the CPU time was not seen", |f| {
