@@ -214,8 +214,8 @@ impl BypassArguments {
         Err(e).with_context(|| format!("{} does not start", program.display()))
     }
 
-    /// Makes the meeting directory while there are the rights to: a server that gives up root (memcached -u nobody) does so before
-    /// it listens, and could not make it in /run. What goes wrong here, the server itself reports when it listens.
+    /// Creates the meeting directory while we still have the rights: a server that drops root (memcached -u nobody) does so before
+    /// it listens, and could no longer create it in /run. Errors are ignored here; the server reports them when it listens.
     fn prepare(&self) {
         let own = self.dir.as_deref().and_then(|dir| std::path::absolute(dir).ok());
         let (directories, choice) = match &own {

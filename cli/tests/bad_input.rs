@@ -226,7 +226,7 @@ fn a_server_that_hangs_in_the_window_leaves_a_partial_diagnosis() {
     doctor.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     let status = doctor.ended();
     server.signal(libc::SIGCONT);
-    // What was seen until then is told, and that it hangs is a cause.
+    // The report has what was seen before the hang, and names the hang as a cause.
     let report: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {said}"));
     assert_eq!((status, &report["findings"][0]["id"]), (Some(1), &"node_hangs".into()), "{report:#}");
     assert!(unseen(&report).iter().any(|why| why.contains("no answer within")), "{report:#}");

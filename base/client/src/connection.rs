@@ -373,7 +373,7 @@ impl Connection {
         }
     }
 
-    /// Nothing behind these bytes can be read: what came of them is let go, and the peer is told that no more is wanted.
+    /// Nothing after these bytes can be parsed: drops what has been received and shuts the connection down.
     fn close(&mut self, e: Error) -> Error {
         self.stream.close();
         self.input = Vec::new();

@@ -423,8 +423,8 @@ impl Node {
         all
     }
 
-    /// [`Node::foreign_commands`] without those that keep a deployment going or look at it: what an application asks for. Replicas,
-    /// Sentinels, exporters and health checks send the others on a server that nobody uses.
+    /// [`Node::foreign_commands`] without those that keep a deployment going or monitor it: what an application asks for. The rest
+    /// is what replicas, Sentinels, exporters and health checks send even to a server that nobody uses.
     pub fn application_commands(&self) -> BTreeMap<String, CommandStat> {
         let mut all = self.foreign_commands();
         all.retain(|name, _| !is_housekeeping(name));

@@ -41,7 +41,7 @@ pub struct Login<'a> {
 }
 
 impl Login<'_> {
-    /// Appends AUTH, unless there is nobody to be; whether it did.
+    /// Appends AUTH if there is a user or a password, and returns whether it did.
     fn say(&self, out: &mut Vec<u8>) -> bool {
         if self.user.is_none() && self.password.is_none() {
             return false;
@@ -86,7 +86,7 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Auth,
-    /// AUTH of a connection that is somebody already: without it, it would stay theirs.
+    /// AUTH on a connection that is already logged in as the selector: if it fails, the connection would keep that user.
     AuthAnew,
     Hello,
     Name,
@@ -325,7 +325,7 @@ mod tests {
         }
     }
 
-    /// Refused, it would be a connection of whoever selected the database.
+    /// If it failed, the connection would act as the user who selected the database.
     #[test]
     fn the_second_auth_must_be_good() {
         let admin = Login { user: Some(b"admin"), password: Some(b"a") };

@@ -16,7 +16,7 @@ const SLOTS: u16 = 16384;
 /// For a transaction this is about EXEC itself: an error inside its array belongs to the queued command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Author {
-    /// The server alone: the command is one of its own and runs no user code.
+    /// Only the server: the command is built in and runs no user code.
     Server,
     /// A script or a module, or the server: EVAL, EVALSHA, FCALL and their `_RO` variants, commands of modules, and
     /// commands that the table of commands does not list. `DEBUG ERROR` belongs here too, it returns whatever it is

@@ -47,7 +47,7 @@ pub struct Id {
 }
 
 impl Id {
-    /// No connection's.
+    /// Refers to no connection.
     pub const NOBODY: Id = Id { index: u32::MAX, generation: u32::MAX };
 
     /// A small number for the owner's tables; a later connection may have the same once this one is gone.

@@ -342,7 +342,7 @@ impl Command {
         (first..=last.min(arguments.saturating_sub(1))).step_by(step)
     }
 
-    /// Whether its second word is to be a command of its own (7.0+): alone, or with another word, it is none.
+    /// Whether it only groups subcommands (7.0+): without a known one as its second word it is not a command.
     pub fn is_container(&self) -> bool {
         !self.subcommands.is_empty()
     }

@@ -158,7 +158,7 @@ fn is_effect(report: &Report, id: &str) -> bool {
 struct Page<'a> {
     report: &'a Report,
     width: usize,
-    /// None: everything is told.
+    /// `None` prints everything.
     room: Option<Room>,
     out: String,
     /// What there was no room for.
