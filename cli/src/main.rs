@@ -25,10 +25,14 @@ mod text;
 mod watch;
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+
+/// A signal is ending what was started, and then the process.
+static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Finds out why a Redis or Valkey deployment is slow.
 #[derive(Parser)]
@@ -128,6 +132,7 @@ fn main() -> ExitCode {
             eprintln!("\nunslow: letting clients finish (Ctrl-C again: at once)");
             return;
         }
+        ENDING.store(true, Ordering::SeqCst); // before anything is ended
         unslow_lab::launch::interrupt();
         unslow_engine::stop_all();
         unslow_lab::place::forget_empty_dir();
@@ -159,6 +164,12 @@ fn main() -> ExitCode {
         Verb::Drill(drill) => drill.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };
+    if ENDING.load(Ordering::SeqCst) {
+        // What the verb found is that its servers were ended under it. The handler has the last word, and ends the process.
+        loop {
+            std::thread::park();
+        }
+    }
     match result {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
