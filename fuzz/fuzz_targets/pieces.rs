@@ -3,7 +3,7 @@
 //! finds who knows nothing of the gateway's.
 
 use libfuzzer_sys::fuzz_target;
-use unslow_gateway::parse_requests;
+use unslow_gateway::{parse_requests, requests_in_pieces};
 use unslow_resp::{ErrorKind, Frame, Limits, Scan, Scanner, Split, Splitter, write_command};
 
 fuzz_target!(|data: &[u8]| {
@@ -18,6 +18,12 @@ fuzz_target!(|data: &[u8]| {
     words.chunks(3).for_each(|words| write_command(&mut commands, words));
     assert_eq!(parse_requests(&commands), commands.len());
     requests(&commands, Pieces { rest: &commands, lengths: lengths.iter().cycle() });
+
+    // One that is so long that what was read of it is remembered.
+    let mut long = Vec::new();
+    write_command(&mut long, &words.repeat(8192 / bytes.len().max(1) + 1));
+    assert_eq!(parse_requests(&long), long.len());
+    requests(&long, Pieces { rest: &long, lengths: lengths.iter().cycle() });
 });
 
 /// Bytes as they arrive: in pieces of these lengths, again and again.
@@ -42,14 +48,7 @@ impl<'a> Iterator for Pieces<'a> {
 
 fn requests(bytes: &[u8], pieces: Pieces<'_>) {
     let whole = parse_requests(bytes);
-    let (mut unread, mut taken) = (Vec::new(), 0);
-    for piece in pieces {
-        unread.extend_from_slice(piece);
-        let used = parse_requests(&unread);
-        drop(unread.drain(..used));
-        taken += used;
-    }
-    assert_eq!(taken, whole, "in pieces and whole");
+    assert_eq!(requests_in_pieces(pieces), whole, "in pieces and whole");
     let mut at = 0;
     while at < whole {
         let end = at + request(&bytes[at..whole]);

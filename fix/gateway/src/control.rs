@@ -23,8 +23,8 @@ use crate::admin::metrics;
 use crate::config::{Config, Facade};
 use crate::handover::{self, Offer};
 use crate::map::Map;
-use crate::shared::{Mailbox, Message, Notice, ServerLimits, Shared};
-use crate::worker::Worker;
+use crate::shared::{Asker, Mailbox, Message, Notice, ServerLimits, Shared};
+use crate::worker::{Worker, error};
 use unslow_topology::commands::Table;
 
 /// Why a gateway does not start, as a sentence.
@@ -109,7 +109,7 @@ impl Gateway {
             numbers: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             doubter: OnceLock::new(),
-            reload: AtomicBool::new(false),
+            reload: Mutex::default(),
             end: AtomicBool::new(false),
             drained: AtomicUsize::new(0),
             started: Instant::now(),
@@ -189,7 +189,7 @@ impl Gateway {
 
     /// Reads the settings again.
     pub fn reload(&self) {
-        self.shared.reload.store(true, Ordering::Release);
+        self.shared.ask_reload(None);
     }
 
     /// Takes no new clients; ends when the last has its answers, or after `drain_ms`.
@@ -315,10 +315,11 @@ impl Control {
             }
             if self.table_due.is_some_and(|at| at <= Instant::now()) {
                 self.table_due = None;
-                self.refresh_table();
+                self.refresh_table(Vec::new());
             }
-            if self.shared.reload.swap(false, Ordering::AcqRel) {
-                self.reload();
+            let asked = self.shared.reload.lock().expect("no thread panicked").take();
+            if let Some(askers) = asked {
+                self.reload(askers);
             }
             if self.shared.end.load(Ordering::Acquire) && !draining {
                 draining = true;
@@ -368,8 +369,8 @@ impl Control {
         self.open_facade();
     }
 
-    /// On a thread of its own: a node that hangs must not keep a failover waiting.
-    fn refresh_table(&mut self) {
+    /// On a thread of its own: a node that hangs must not keep a failover waiting. `askers` wait for it.
+    fn refresh_table(&mut self, askers: Vec<Asker>) {
         let (shared, options, log) = (self.shared.clone(), self.options.clone(), self.log.clone());
         let topology = self.watch.topology();
         std::thread::spawn(move || match look_at(&topology, &shared.target, &options, &shared.config()) {
@@ -382,18 +383,27 @@ impl Control {
                 *shared.table.lock().expect("no thread panicked") = Arc::new(table);
                 shared.settings_version.fetch_add(1, Ordering::AcqRel);
                 shared.call_all();
+                answer(&shared, &askers, Ok(()));
             }
             // The nodes it asked are not well: after the next change.
-            Err(e) => log(("command_table", &[("kept", e.to_string())])),
+            Err(e) => {
+                let why = format!("the settings are in use, but the servers did not say what they take: {e}");
+                answer(&shared, &askers, Err(&why));
+                log(("command_table", &[("kept", e.to_string())]));
+            }
         });
     }
 
-    fn reload(&mut self) {
-        let Some(reread) = &self.reread else {
-            return (self.log)(("reload", &[("refused", "started without a file; --config FILE gives one".into())]));
-        };
-        match reread() {
-            Err(why) => (self.log)(("reload", &[("refused", format!("{why}; the old settings stay"))])),
+    fn reload(&mut self, askers: Vec<Asker>) {
+        let reread = self.reread.as_ref().map_or_else(
+            || Err("started without a file; --config FILE gives one".to_string()),
+            |reread| reread().map_err(|why| format!("{why}; the old settings stay")),
+        );
+        match reread {
+            Err(why) => {
+                answer(&self.shared, &askers, Err(&why));
+                (self.log)(("reload", &[("refused", why)]));
+            }
             Ok(mut new) => {
                 let old = self.shared.config();
                 let mut fixed = new.fixed_differences(&old);
@@ -405,7 +415,7 @@ impl Control {
                 *self.shared.config.lock().expect("no thread panicked") = Arc::new(new);
                 self.shared.settings_version.fetch_add(1, Ordering::AcqRel);
                 // For `idempotent`, and for what the servers allow by now.
-                self.refresh_table();
+                self.refresh_table(askers);
                 let topology = self.shared.map().topology.clone();
                 self.remap(topology);
                 (self.log)(("reload", &[("done", "true".into()), ("need_a_restart", fixed.join(" "))]));
@@ -503,6 +513,18 @@ impl Control {
     }
 }
 
+/// Tells clients that asked for it what became of reading the settings again.
+fn answer(shared: &Shared, askers: &[Asker], done: Result<(), &str>) {
+    let bytes = match done {
+        Ok(()) => b"+OK\r\n".to_vec(),
+        // A reason may have several lines; an error is one.
+        Err(why) => error("ERR", &format!("unslow: {}", why.replace(['\r', '\n'], " "))),
+    };
+    for (worker, whom, seq) in askers {
+        shared.post(*worker, Message::Answer(*whom, *seq, bytes.clone()));
+    }
+}
+
 /// What files the settings name for TLS, with a digest of what is in them; for none that cannot be read.
 fn tls_files(config: &Config) -> Vec<(&'static str, u64)> {
     let files =
@@ -558,11 +580,13 @@ fn look_at(
 /// What a server takes, as far as this user may ask for it.
 fn ask_limits(c: &mut Connection) -> ServerLimits {
     let info = c.call(&["INFO", "clients"]).ok().and_then(|v| v.text()).map(|text| Info::parse(&text));
-    let setting = c.call(&["CONFIG", "GET", "proto-max-bulk-len"]).ok();
-    let value = setting.and_then(|v| v.items().get(1)?.text());
+    let mut setting = |name: &str| c.call(&["CONFIG", "GET", name]).ok()?.items().get(1)?.text();
+    // Of `busy-reply-threshold` the name that all versions know. Older ones take a negative number for never, too.
+    let busy = setting("lua-time-limit").and_then(|text| text.parse::<i64>().ok());
     ServerLimits {
         maxclients: info.and_then(|i| i.get("maxclients")?.parse().ok()),
-        argument_bytes: value.and_then(|text| text.parse().ok()),
+        argument_bytes: setting("proto-max-bulk-len").and_then(|text| text.parse().ok()),
+        busy_ms: busy.map(|ms| u64::try_from(ms).unwrap_or(0)),
     }
 }
 

@@ -97,7 +97,7 @@ impl Lane {
 
 /// Whether the reply to such a command is looked at as a client's answer: not what the gateway says and asks itself.
 pub fn is_judged(kind: Kind) -> bool {
-    !matches!(kind, Kind::Swallow | Kind::Verify)
+    !matches!(kind, Kind::Swallow | Kind::Verify | Kind::Probe)
 }
 
 /// What a reply is for that is nothing to follow.
@@ -113,12 +113,16 @@ pub enum Meaning {
     Setting,
     /// The client: who it is, or which database.
     Judged,
+    /// The client: WATCH was taken.
+    Watched,
     /// The client: EXEC, DISCARD or UNWATCH has left nothing on the server.
     Ended,
-    /// The client: it was refused (to this user, or for its arguments) and ended nothing.
+    /// The client: it was refused (to this user, or for its arguments) and neither began nor ended anything.
     StillWithin,
     /// The answer to a question of ours.
     Verdict,
+    /// The answer to another: whether the server is busy.
+    Probed,
     /// Nobody.
     Nothing,
     /// MULTI was refused to this user.
@@ -135,6 +139,9 @@ pub fn meaning(flight: &Flight, reply: &[u8]) -> Meaning {
         Kind::Setup => Meaning::Setting,
         Kind::Auth => Meaning::Judged,
         Kind::Verify => Meaning::Verdict,
+        Kind::Probe => Meaning::Probed,
+        Kind::Watch if reply.first() == Some(&b'-') => Meaning::StillWithin,
+        Kind::Watch => Meaning::Watched,
         Kind::Exec if leaves_nothing(reply, flight.author) => Meaning::Ended,
         Kind::Exec => Meaning::StillWithin,
         Kind::Swallow if flight.seq == MULTI_SEQ && reply.first() == Some(&b'-') => Meaning::NoTransaction,

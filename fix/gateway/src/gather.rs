@@ -153,6 +153,10 @@ impl Worker {
                 self.say(io, whom, answer.as_bytes());
                 return true;
             }
+            // All of it, since nothing of it has been sent yet.
+            if self.stuck.some() && self.refused_as_busy(io, whom, node, plan) {
+                return true;
+            }
             // A script that is to be killed keeps the connection of its own busy.
             let kills = self.table.get(plan.number).name.ends_with("|KILL");
             let lane = if kills { self.killer(set, node, whom) } else { self.lane_of(set, node) };
@@ -188,7 +192,7 @@ impl Worker {
     fn killer(&mut self, set: SetId, node: u16, whom: Whom) -> LaneId {
         let proto = self.sets[set].proto;
         let first = self.sets[set].identity.map_or(set, |identity| self.set_of(identity, 0, proto));
-        self.take_lane(first, node, whom)
+        self.take_despite_silence(first, node, whom)
     }
 
     /// So many bytes of a part are there. They wait in memory until the last part has come: a client that asks for more than may wait
@@ -267,7 +271,7 @@ impl Worker {
 const NODE_BITS: u32 = 10;
 
 /// The elements of an aggregate as they stand on the wire.
-fn elements(reply: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn elements(reply: &[u8]) -> impl Iterator<Item = &[u8]> {
     let from = reply.iter().position(|&b| b == b'\n').map_or(reply.len(), |i| i + 1);
     let mut rest = if matches!(reply.first(), Some(b'*' | b'~' | b'%' | b'>')) { &reply[from..] } else { &reply[..0] };
     std::iter::from_fn(move || {

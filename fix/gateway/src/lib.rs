@@ -15,6 +15,7 @@ mod admin;
 mod config;
 mod control;
 mod event;
+mod facade;
 mod gather;
 mod handover;
 mod ids;
@@ -48,4 +49,46 @@ pub fn parse_requests(bytes: &[u8]) -> usize {
         }
     }
     at
+}
+
+/// For fuzzing: the same of bytes that arrive in pieces. What was read of a command is not read again, and one that is too long to wait
+/// for passes as it comes.
+pub fn requests_in_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> usize {
+    use request::{Allowed, Passed, Passing, Request};
+    let (mut unread, mut args, mut progress) = (Vec::new(), Vec::new(), None);
+    let (mut passing, mut passed, mut taken) = (None::<Passing>, 0, 0);
+    for piece in pieces {
+        unread.extend_from_slice(piece);
+        loop {
+            let used = match &mut passing {
+                Some(long) => match long.pass(&unread) {
+                    Passed::More(n) => {
+                        unread.drain(..n);
+                        passed += n;
+                        break;
+                    }
+                    Passed::Done(n) => {
+                        taken += passed + n;
+                        (passing, passed) = (None, 0);
+                        n
+                    }
+                    Passed::Bad(_) => return taken,
+                },
+                None => match request::parse(&unread, &mut args, Allowed::All, &mut progress) {
+                    Request::Whole(n) | Request::Nothing(n) | Request::Inline(n) => {
+                        taken += n;
+                        n
+                    }
+                    Request::Incomplete => break,
+                    Request::Long => {
+                        passing = Some(Passing::new(Allowed::All));
+                        0
+                    }
+                    Request::Bad(_) => return taken,
+                },
+            };
+            unread.drain(..used);
+        }
+    }
+    taken
 }

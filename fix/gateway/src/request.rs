@@ -1,5 +1,9 @@
 //! Clients' commands as slices: arrays of bulk strings, and inline lines as people type them.
 
+mod passing;
+
+pub use passing::{Passed, Passing};
+
 /// A request at the front of a buffer; arguments are ranges of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {

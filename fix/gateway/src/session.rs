@@ -12,7 +12,7 @@ use crate::ids::{IdentityId, LaneId, SetId};
 use crate::journal::Journal;
 use crate::map::NOBODY;
 use crate::own::Permit;
-use crate::request::Progress;
+use crate::request::{Passing, Progress};
 use crate::subscriptions::{Awaited, Channels};
 use crate::worker::Waiting;
 
@@ -29,19 +29,11 @@ const QUEUED_BYTES_MAX: usize = 64 * 1024;
 /// costs eight bytes here.
 const DEPTH_MAX: usize = 100_000;
 
-/// Replies and requests that pass through without being kept may be of any length.
-fn passing() -> Limits {
-    Limits { frame_bytes_max: usize::MAX >> 1, depth_max: DEPTH_MAX, ..Limits::default() }
-}
-
-/// Splits what servers send. A script's error or simple string is a line of any length; it passes through in pieces.
+/// Splits what servers send. Replies that pass through without being kept may be of any length, and so may a script's error or simple
+/// string, which is a line.
 pub fn splitter() -> Splitter {
-    Splitter::over_long_texts(passing())
-}
-
-/// Splits a request that passes through.
-pub fn request_splitter() -> Splitter {
-    Splitter::new(passing())
+    let any = Limits { frame_bytes_max: usize::MAX >> 1, depth_max: DEPTH_MAX, ..Limits::default() };
+    Splitter::over_long_texts(any)
 }
 
 /// A client, as long as it is there: indices are used again, serial numbers are not.
@@ -85,8 +77,10 @@ pub struct Transaction {
     pub at: Txn,
     /// Commands that came before it was known for which node.
     pub queued: Vec<Vec<u8>>,
-    /// SELECT within it.
-    pub db: Option<u32>,
+    /// How many commands were sent that its server queues.
+    pub sent: usize,
+    /// SELECT among them: its place, and the database.
+    pub selects: Vec<(usize, u32)>,
     /// It is on a node that was chosen without a key.
     pub blind: bool,
     /// A command of it was refused by the gateway: EXEC runs nothing.
@@ -95,7 +89,7 @@ pub struct Transaction {
 
 impl Transaction {
     pub fn new(at: Txn) -> Transaction {
-        Transaction { at, queued: Vec::new(), db: None, blind: false, poisoned: false }
+        Transaction { at, queued: Vec::new(), sent: 0, selects: Vec::new(), blind: false, poisoned: false }
     }
 
     /// Whether a command without a key may wait for one that has one.
@@ -208,7 +202,7 @@ pub enum Replies {
 pub struct Stream {
     /// None when its server is gone: the rest goes nowhere.
     pub lane: Option<LaneId>,
-    pub splitter: Splitter,
+    pub passing: Passing,
 }
 
 pub struct Client {
@@ -425,14 +419,14 @@ impl Client {
         self.watch.held() || !matches!(self.doing, Doing::Nothing)
     }
 
-    /// A transaction or a WATCH is over, whatever became of it. The database that was selected in it.
-    pub fn end_transaction(&mut self) -> Option<u32> {
+    /// A transaction or a WATCH is over, whatever became of it. The databases that were to be selected in it.
+    pub fn end_transaction(&mut self) -> Vec<(usize, u32)> {
         self.watch = Watch::Nothing;
         match std::mem::take(&mut self.doing) {
-            Doing::Transaction(t) => t.db,
+            Doing::Transaction(t) => t.selects,
             other => {
                 self.doing = other;
-                None
+                Vec::new()
             }
         }
     }
@@ -445,6 +439,8 @@ pub enum Kind {
     Reply,
     /// The client, and the dedicated lane is free again.
     Block,
+    /// The client; its keys are watched if it is good.
+    Watch,
     /// The client; the transaction is over.
     Exec,
     /// The client; a new identity if it is good.
@@ -456,6 +452,8 @@ pub enum Kind {
     /// A question of ours: was it the server that refused a command, or a script? `seq` is the number of the
     /// question, which a [`Waiting`] has.
     Verify,
+    /// A question of ours: is the server busy with a script?
+    Probe,
     /// Nobody.
     Swallow,
 }

@@ -24,6 +24,8 @@ pub enum Message {
     Show(Arc<Question>),
     /// The answer to a command of a client of yours.
     Answer(Whom, u32, Vec<u8>),
+    /// The same where it is that CLIENT KILL closed none of this user's clients.
+    KilledNobody(Whom, u32, Vec<u8>),
     Listen(Arc<Listening>),
     /// For everyone who wants maintenance notifications.
     Notify(Arc<Notice>),
@@ -38,13 +40,15 @@ pub struct Notice {
     pub moved: Option<(u16, u16)>,
 }
 
+/// A worker, its client that asks, and which of the client's commands.
+pub type Asker = (usize, Whom, u32);
+
 /// What every worker has to say a part of.
 pub struct Question {
     pub what: What,
     /// Which clients it is about.
     pub filter: Filter,
-    /// The worker and the client that asked, and which of its commands.
-    pub asker: (usize, Whom, u32),
+    pub asker: Asker,
     pub parts: Mutex<Vec<Vec<Vec<String>>>>,
     pub left: AtomicUsize,
 }
@@ -87,8 +91,9 @@ pub struct Shared {
     /// A worker ended by a panic.
     pub broken: AtomicBool,
     pub doubter: OnceLock<Doubter>,
-    /// Someone asked for the settings to be read again, or for the end.
-    pub reload: AtomicBool,
+    /// Someone asked for the settings to be read again: the clients that did.
+    pub reload: Mutex<Option<Vec<Asker>>>,
+    /// Someone asked for the end.
     pub end: AtomicBool,
     pub drained: AtomicUsize,
     pub started: std::time::Instant,
@@ -103,6 +108,8 @@ pub struct ServerLimits {
     pub maxclients: Option<u64>,
     /// Bytes of an argument: `proto-max-bulk-len`.
     pub argument_bytes: Option<u64>,
+    /// Milliseconds until it says that it is busy with a script: `busy-reply-threshold`; 0 for never.
+    pub busy_ms: Option<u64>,
 }
 
 /// A worker's.
@@ -150,6 +157,11 @@ impl Shared {
         if let Some(doubter) = self.doubter.get() {
             doubter.doubt();
         }
+    }
+
+    /// The settings are to be read again. A client that asks is answered when that is done.
+    pub fn ask_reload(&self, asker: Option<Asker>) {
+        self.reload.lock().expect("no thread panicked").get_or_insert_with(Vec::new).extend(asker);
     }
 
     pub fn post(&self, worker: usize, message: Message) {

@@ -99,15 +99,19 @@ const FOUND: &[&str] = &[
     "few: WATCH @; UNWATCH; SET @ v; MULTI; GET @; EXEC",
     "few: MULTI; UNWATCH; SET @ v; EXEC; GET @",
     "few: CLUSTER KEYSLOT @; CLUSTER KEYSLOT",
+    // A WATCH that was refused leaves nothing behind that a new user could lose.
+    "blind: WATCH @; AUTH blind word; MULTI; SET @ v; EXEC; GET @",
 ];
 
 /// The replies of both sides are equal; of errors the code words are.
 fn found_before(shape: &Shape) {
     let sides = Sides::start(shape, 1);
-    let few = ["ACL", "SETUSER", "few", "reset", "on", ">word", "~*", "&*", "+@all", "-unwatch", "-cluster|keyslot"];
     for server in sides.direct.nodes.iter().chain(&sides.gated.nodes) {
-        let connection = server.connect_with(&options(2));
-        connection.and_then(|mut c| c.call(&few)).expect("the rules are valid");
+        for (user, denied) in [("few", &["-unwatch", "-cluster|keyslot"][..]), ("blind", &["-watch"])] {
+            let rules = [&["ACL", "SETUSER", user, "reset", "on", ">word", "~*", "&*", "+@all"][..], denied].concat();
+            let connection = server.connect_with(&options(2));
+            connection.and_then(|mut c| c.call(&rules)).expect("the rules are valid");
+        }
     }
     let addresses = sides.addresses();
     for (number, found) in (1..).zip(FOUND) {

@@ -371,7 +371,7 @@ impl Worker {
     /// The client hears that it did not work.
     pub fn fail_flight(&mut self, io: &mut Io, flight: &Flight, bytes: &[u8]) {
         match flight.kind {
-            Kind::Swallow => {}
+            Kind::Swallow | Kind::Probe => {}
             Kind::Verify => self.unverified(io, flight),
             Kind::Gather => self.gathered(io, flight.seq, flight.part, bytes),
             Kind::Exec => {
@@ -387,7 +387,7 @@ impl Worker {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
             Kind::Setup => self.set_up(io, flight, bytes, None),
-            Kind::Reply | Kind::Block => self.answer(io, flight.whom, flight.seq, bytes, true),
+            Kind::Reply | Kind::Block | Kind::Watch => self.answer(io, flight.whom, flight.seq, bytes, true),
         }
     }
 

@@ -89,7 +89,7 @@ impl Worker {
                     pending.bytes.clear();
                 }
             }
-            if flight.kind == Kind::Swallow {
+            if matches!(flight.kind, Kind::Swallow | Kind::Probe) {
             } else if flight.len > 0
                 && !pinned
                 && !matches!(flight.kind, Kind::Auth | Kind::Verify)

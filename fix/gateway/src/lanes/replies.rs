@@ -170,6 +170,12 @@ impl Worker {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
                 self.unpin(io, flight.whom, lane);
             }
+            Meaning::Watched => {
+                if let Some(client) = self.client(flight.whom) {
+                    client.watch = client.watch.more();
+                }
+                self.answer(io, flight.whom, flight.seq, bytes, true);
+            }
             // It goes on with the connection that it has, if there is anything to go on with.
             Meaning::StillWithin => {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
@@ -178,6 +184,7 @@ impl Worker {
             Meaning::Ended => self.ended(io, lane, &flight, bytes),
             Meaning::Judged => self.authenticated(io, lane, &flight, bytes),
             Meaning::Verdict => self.verified(io, lane, &flight, bytes),
+            Meaning::Probed => self.probed(io, lane, bytes),
         }
         let l = &mut self.lanes[lane];
         if l.flights.is_empty() {

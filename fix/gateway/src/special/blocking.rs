@@ -83,6 +83,9 @@ impl Worker {
     pub(super) fn block(&mut self, io: &mut Io, whom: Whom, command: &Command) {
         let slot = self.slot(command);
         let Some(node) = self.master_of(io, whom, slot) else { return };
+        if self.stuck.some() && self.refused_as_busy(io, whom, node, &command.plan) {
+            return;
+        }
         let Some(lane) = self.dedicate_to_block(whom, node) else { return };
         if let Some(client) = self.client(whom) {
             client.barrier = true;
@@ -116,12 +119,12 @@ impl Worker {
         let within = client.transaction().is_some();
         let own = client.pin == Some(lane) || client.aside == Some(lane);
         let first = !within && own && flight.len > 0 && flight.tries < 5 && moved.fresh;
-        let able = matches!(flight.kind, Kind::Block | Kind::Reply);
+        let able = matches!(flight.kind, Kind::Block | Kind::Reply | Kind::Watch);
         if !first || !alone || !able || moved.to == NOBODY {
             // A slot that never was on this node has not moved: then the keys are not on one node, and trying again is in vain.
             let moved_away = moved.belonged || flight.slot == client.pin_slot || flight.slot == NO_SLOT;
             let text: &[u8] = match flight.kind {
-                Kind::Reply if !moved_away => {
+                Kind::Reply | Kind::Watch if !moved_away => {
                     b"-CROSSSLOT unslow: the node of this connection, which WATCH or the first key of MULTI named, does not have this slot; use a hash tag\r\n"
                 }
                 _ => b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n",
@@ -131,7 +134,7 @@ impl Worker {
                 return self.ended(io, lane, flight, text);
             }
             self.answer(io, whom, flight.seq, text, true);
-            if flight.kind == Kind::Block {
+            if matches!(flight.kind, Kind::Block | Kind::Watch) {
                 self.unpin(io, whom, lane);
             }
             return;

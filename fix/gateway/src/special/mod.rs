@@ -16,7 +16,7 @@ pub(crate) use blocking::Moved;
 use unslow_nodes::Author;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::{Plan, Spread};
+use unslow_topology::commands::{Plan, Special, Spread};
 use unslow_topology::slot_of;
 
 use crate::config::Read;
@@ -58,7 +58,12 @@ impl Worker {
                 self.stall(io, whom, stall);
                 return false;
             }
-            Step::Say(answer) => self.say(io, whom, &answer),
+            Step::Say(answer) => {
+                // A server refuses who is not logged in, and what is no PING, before it looks whether it is busy.
+                let pongs = command.is(Special::Ping) && answer.first() != Some(&b'-');
+                let busy = if pongs { self.all_busy(whom) } else { None };
+                self.say(io, whom, busy.as_deref().unwrap_or(&answer));
+            }
             Step::SayAndClose(answer) => {
                 self.say(io, whom, &answer);
                 self.close_when_answered(io, whom);

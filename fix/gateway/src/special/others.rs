@@ -1,9 +1,12 @@
 //! CLIENT LIST, KILL, PAUSE and UNPAUSE: what the gateway's own user may do with the gateway's clients. Servers know nothing of them.
 
 use unslow_reactor::Io;
+use unslow_resp::write_command;
 use unslow_topology::commands::{Plan, Special};
 
-use crate::session::{Client, Whom};
+use crate::map::NOBODY;
+use crate::request;
+use crate::session::{Client, Flight, Kind, NO_SLOT, Whom};
 use crate::shared::What;
 use crate::step::Command;
 use crate::worker::{MS, Worker, error};
@@ -158,6 +161,11 @@ impl Filter {
         Ok(filter)
     }
 
+    /// The user whose clients are meant, where one is named.
+    pub fn named_user(&self) -> Option<&[u8]> {
+        self.user.as_deref()
+    }
+
     pub fn takes(&self, subject: &Subject) -> bool {
         let kind = if subject.pubsub { Type::Pubsub } else { Type::Normal };
         (self.ids.is_empty() || self.ids.contains(&subject.number))
@@ -240,6 +248,22 @@ impl Worker {
         meant.len()
     }
 
+    /// CLIENT KILL of a user's clients meant nobody. Whether there is such a user, and what is said where there is none, differs by
+    /// version: a server is asked to close those at an address that no client has.
+    pub fn killed_nobody(&mut self, io: &mut Io, whom: Whom, seq: u32, user: &[u8]) {
+        let node = self.node_for(self.anywhere(), false, whom);
+        let set = self.client(whom).and_then(|client| client.set);
+        let Some(set) = set.filter(|_| node != NOBODY) else { return self.answer(io, whom, seq, b":0\r\n", true) };
+        let (mut bytes, mut args) = (Vec::new(), Vec::new());
+        let words: [&[u8]; 6] = [b"CLIENT", b"KILL", b"USER", user, b"ADDR", b"0.0.0.0:0"];
+        write_command(&mut bytes, &words);
+        request::parse_whole(&bytes, &mut args);
+        let plan = self.table.plan(&bytes, &args);
+        let lane = self.lane_of(set, node);
+        let flight = Flight::new(whom, seq, &plan, &bytes, self.now, NO_SLOT, Kind::Reply);
+        self.push(io, lane, flight, &bytes);
+    }
+
     /// Whether a command waits for the end of a pause.
     #[cold]
     pub fn waits_out(&self, plan: &Plan) -> bool {
@@ -250,7 +274,6 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request;
 
     fn with<T>(line: &str, judge: impl FnOnce(&Command) -> T) -> T {
         let (mut whole, mut args) = (Vec::new(), Vec::new());

@@ -210,6 +210,33 @@ fn losing_a_watch_fails_the_next_exec_as_a_changed_key_would() {
 }
 
 #[test]
+fn a_refused_watch_watches_nothing() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("WATCH {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "-NOPERM no right to WATCH\r\n");
+    assert_eq!(rig.told(client), "-NOPERM no right to WATCH\r\n");
+    assert!(rig.worker.everyone().all(|c| c.pin.is_none() && !c.watch.held()));
+    // So nothing is left by what leaves the connection that watched.
+    rig.says(client, "HELLO 3\r\n");
+    rig.told(client);
+    rig.says(client, &format!("MULTI\r\nSET {key} v\r\nEXEC\r\n"));
+    assert_eq!(rig.asked(0), ["MULTI".to_string(), format!("SET {key} v"), "EXEC".into()]);
+    rig.answers(0, "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    assert_eq!(rig.told(client), "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    // One that was refused takes nothing from those before it.
+    rig.says(client, &format!("WATCH {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n");
+    rig.says(client, &format!("WATCH {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "-NOPERM no right to this key\r\n");
+    assert!(rig.worker.everyone().all(|c| c.pin.is_some() && c.watch.held()));
+}
+
+#[test]
 fn what_blocks_while_keys_are_watched_has_a_connection_of_its_own() {
     let mut rig = Rig::halves(Config::default());
     let ([here, ..], [there, ..]) = (rig.keys(0), rig.keys(1));
@@ -285,6 +312,34 @@ fn a_user_who_may_not_select_keeps_the_database_over_auth() {
     rig.answers(0, "+OK\r\n");
     rig.says(client, "GET k\r\n");
     assert_eq!(rig.greeting(0), ["AUTH limited secret", NAMED, "SELECT 7"]);
+}
+
+#[test]
+fn a_select_within_a_transaction_counts_if_the_server_takes_it() {
+    for (selects, reply, db) in [
+        (&["SELECT 5"][..], "*2\r\n$-1\r\n+OK\r\n", 5),
+        (&["SELECT 99"], "*2\r\n$-1\r\n-ERR DB index is out of range\r\n", 0),
+        (&["SELECT 5", "SELECT 99"], "*3\r\n*2\r\n+OK\r\n+OK\r\n+OK\r\n-ERR DB index is out of range\r\n", 5),
+        (&["SELECT 5", "SELECT 6"], "*3\r\n$-1\r\n+OK\r\n+OK\r\n", 6),
+        (&["SELECT 99", "SELECT 6"], "*3\r\n$-1\r\n-ERR DB index is out of range\r\n+OK\r\n", 6),
+        (&["MULTI", "SELECT 5"], "*2\r\n$-1\r\n+OK\r\n", 5),
+        (&["SELECT 5"], "*-1\r\n", 0),
+        (&["SELECT 5"], "-EXECABORT Transaction discarded because of previous errors.\r\n", 0),
+    ] {
+        let mut rig = Rig::alone();
+        let client = rig.client(None);
+        rig.says(client, "MULTI\r\nGET k\r\n");
+        for select in selects {
+            rig.says(client, &format!("{select}\r\n"));
+        }
+        rig.says(client, "EXEC\r\n");
+        assert_eq!(rig.asked(0).len(), 3 + selects.len());
+        let queued = selects.iter().map(|s| if *s == "MULTI" { "-ERR nested\r\n" } else { "+QUEUED\r\n" });
+        let queued: String = queued.collect();
+        rig.answers(0, &format!("+OK\r\n+QUEUED\r\n{queued}{reply}"));
+        assert!(rig.told(client).ends_with(reply), "{selects:?}");
+        assert_eq!(rig.worker.everyone().next().map(|c| c.db), Some(db), "{selects:?} {reply}");
+    }
 }
 
 #[test]
@@ -367,6 +422,24 @@ fn the_operator_lists_pauses_and_kills_clients() {
     assert_eq!(order(&mut rig, "CLIENT KILL ID 1"), ":0\r\n");
     assert_eq!(order(&mut rig, "CLIENT KILL TYPE normal"), ":1\r\n");
     assert_eq!(rig.worker.everyone().map(|c| c.number).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn whether_there_is_a_user_whose_clients_are_killed_a_server_says() {
+    let mut rig = Rig::alone();
+    let operator = rig.client(None);
+    for reply in ["-ERR No such user 'nobody'\r\n", ":0\r\n"] {
+        rig.says(operator, "CLIENT KILL USER nobody\r\n");
+        rig.turn();
+        assert_eq!(rig.asked(0), ["CLIENT KILL USER nobody ADDR 0.0.0.0:0"]);
+        rig.answers(0, reply);
+        assert_eq!(rig.told(operator), reply);
+    }
+    // Where clients are meant, there is.
+    rig.says(operator, "CLIENT KILL USER default SKIPME no\r\n");
+    rig.turn();
+    assert!(rig.asked(0).is_empty());
+    assert_eq!(rig.told(operator), ":1\r\n");
 }
 
 #[test]

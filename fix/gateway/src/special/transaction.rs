@@ -1,6 +1,7 @@
 //! MULTI, WATCH and their ends.
 
 use super::Said;
+use crate::gather::elements;
 use crate::ids::LaneId;
 use crate::map::NOBODY;
 use crate::session::*;
@@ -9,6 +10,19 @@ use crate::worker::Worker;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
 use unslow_topology::commands::{Plan, Special, UNKNOWN};
+
+impl Transaction {
+    /// A command is sent within it. What is about the transaction itself the server does not queue.
+    pub fn send(&mut self, command: &Command) {
+        if matches!(command.plan.special, Some(Special::Exec | Special::Discard | Special::Multi | Special::Watch)) {
+            return;
+        }
+        if let (true, Some(db)) = (command.is(Special::Select), command.number(1)) {
+            self.selects.push((self.sent, db));
+        }
+        self.sent += 1;
+    }
+}
 
 impl Worker {
     pub(super) fn watch(&mut self, io: &mut Io, whom: Whom, command: &Command) {
@@ -26,10 +40,10 @@ impl Worker {
             if !client.watch.held() {
                 client.pin_slot = slot;
             }
-            client.watch = client.watch.more();
             client.barrier = true;
         }
-        self.on_lane(io, whom, lane, Said { bytes: command.bytes, plan: &command.plan, slot, kind: Kind::Reply });
+        // Whether anything is watched the answer says.
+        self.on_lane(io, whom, lane, Said { bytes: command.bytes, plan: &command.plan, slot, kind: Kind::Watch });
     }
 
     /// UNWATCH, or EXEC without MULTI, where something is watched or was lost.
@@ -105,6 +119,9 @@ impl Worker {
             self.say(io, whom, answer.as_bytes());
             return true;
         }
+        if self.stuck.some() && self.refused_as_busy(io, whom, node, &command.plan) {
+            return true;
+        }
         let Some(lane) = self.dedicate(whom, node) else { return true };
         let Some(client) = self.client(whom) else { return true };
         // Commands may follow at once: all go to the same connection.
@@ -112,7 +129,9 @@ impl Worker {
         client.last_node = node;
         client.pin_slot = slot;
         let Some(transaction) = client.transaction_mut() else { return true };
-        (transaction.at, transaction.db) = (Txn::Open, None);
+        transaction.at = Txn::Open;
+        // Those that were kept are sent first.
+        (transaction.sent, transaction.selects) = (transaction.queued.len(), Vec::new());
         transaction.blind = cluster && command.plan.key.is_none();
         let queued = transaction.queued.clone();
         let mut multi = Vec::new();
@@ -142,6 +161,9 @@ impl Worker {
             return false;
         }
         let Some(client) = self.client(whom) else { return true };
+        if let Some(transaction) = client.transaction_mut() {
+            transaction.send(command);
+        }
         let kind = match command.plan.special {
             Some(Special::Exec | Special::Discard) => {
                 client.barrier = true;
@@ -158,9 +180,6 @@ impl Worker {
                 Kind::Reply
             }
             Some(Special::Select) => {
-                if let Some(transaction) = client.transaction_mut() {
-                    transaction.db = command.number(1).or(transaction.db);
-                }
                 self.lanes[pin].dirty = true;
                 Kind::Reply
             }
@@ -241,9 +260,8 @@ impl Worker {
     /// EXEC, DISCARD or UNWATCH was answered, and nothing of what they end is left on the server.
     pub(crate) fn ended(&mut self, io: &mut Io, lane: LaneId, flight: &Flight, bytes: &[u8]) {
         let whom = flight.whom;
-        let db = self.client(whom).and_then(Client::end_transaction);
-        let ran = bytes.first() == Some(&b'*') && !bytes.starts_with(b"*-1");
-        if let Some(db) = db.filter(|_| ran) {
+        let selects = self.client(whom).map(Client::end_transaction).unwrap_or_default();
+        if let Some(db) = selected(&selects, bytes) {
             let pin = self.client(whom).and_then(|c| c.pin.take());
             self.use_db(io, whom, db);
             if let Some(client) = self.client(whom) {
@@ -253,4 +271,21 @@ impl Worker {
         self.answer(io, whom, flight.seq, bytes, true);
         self.unpin(io, whom, lane);
     }
+}
+
+/// The database of the last SELECT that the server took. Of what did not run there are no elements. A client may say SELECT as often as
+/// it likes: the reply is read once.
+fn selected(selects: &[(usize, u32)], reply: &[u8]) -> Option<u32> {
+    let last = selects.last()?.0;
+    let (mut next, mut db) = (0, None);
+    for (place, element) in elements(reply).enumerate().take(last + 1) {
+        let Some((at, wanted)) = selects.get(next) else { break };
+        if *at == place {
+            next += 1;
+            if element == b"+OK\r\n" {
+                db = Some(*wanted);
+            }
+        }
+    }
+    db
 }

@@ -181,7 +181,8 @@ fn blocked() -> Client {
 }
 
 fn streaming() -> Client {
-    let stream = crate::session::Stream { lane: Some(LANE), splitter: crate::session::splitter() };
+    let passing = crate::request::Passing::new(crate::request::Allowed::All);
+    let stream = crate::session::Stream { lane: Some(LANE), passing };
     Client { stream: Some(Box::new(stream)), ..plain() }
 }
 

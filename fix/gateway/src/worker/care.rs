@@ -37,6 +37,7 @@ impl Worker {
         self.unconfirmed.stir();
         self.some_wait = self.some_wait && self.everyone().any(|c| !c.waiting.is_empty());
         self.look_after_lanes(io);
+        self.look_for_stuck(io);
         if self.now > self.published_at + 1000 * MS {
             self.published_at = self.now;
             self.publish_stats();
@@ -109,6 +110,7 @@ impl Worker {
                 }
                 Message::Show(question) => self.contribute(io, &question),
                 Message::Answer(whom, seq, bytes) => self.answer(io, whom, seq, &bytes, true),
+                Message::KilledNobody(whom, seq, user) => self.killed_nobody(io, whom, seq, &user),
                 Message::Listen(listening) => {
                     if let Ok(number) = io.listen(&listening) {
                         self.listeners.push(number);

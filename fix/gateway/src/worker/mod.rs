@@ -11,6 +11,7 @@
 mod answers;
 mod care;
 mod requests;
+mod stuck;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -34,6 +35,7 @@ use crate::shared::Shared;
 use crate::special::others::{Halt, Pauses};
 use crate::stats::Stats;
 use crate::subscriptions::{Channel, Unconfirmed};
+use stuck::Stuck;
 use unslow_topology::commands::Table;
 
 pub const MS: u64 = 1_000_000;
@@ -161,6 +163,8 @@ pub struct Worker {
     /// UNSLOW PAUSE and CLIENT PAUSE, and what they come to now.
     pub pauses: Pauses,
     pub halted: Halt,
+    /// Servers that are busy with a script, as far as clients would wait for it.
+    pub stuck: Stuck,
     pub clients_now: usize,
     /// Bytes of unfinished requests, all clients together.
     pub unread: usize,
@@ -224,6 +228,7 @@ impl Worker {
             own_most: Most::of(0, None),
             pauses: Pauses::default(),
             halted: Halt::No,
+            stuck: Stuck::default(),
             clients_now: 0,
             unread: 0,
             shared,
@@ -238,6 +243,7 @@ impl Worker {
         let limits = self.shared.limits();
         self.allowed = Allowed::server(limits.argument_bytes);
         self.own_most = Most::of(self.config.own_connections, limits.maxclients);
+        self.stuck.obey(limits.busy_ms);
     }
 
     pub fn client(&mut self, whom: Whom) -> Option<&mut Client> {

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::map::NOBODY;
-use crate::request::{self, Allowed, Progress, Range, Request};
+use crate::request::{self, Allowed, Passed, Passing, Progress, Range, Request, Wrong};
 use crate::session::*;
 use crate::step::Command;
 use unslow_reactor::Io;
-use unslow_resp::{Split, write_command};
+use unslow_resp::write_command;
 use unslow_topology::commands::UNKNOWN;
 use unslow_topology::slot_of;
 
@@ -89,7 +89,7 @@ impl Worker {
                 },
                 Request::Bad(wrong) => {
                     self.stats.error("protocol");
-                    self.say(io, whom, &[&b"-ERR "[..], &wrong.text(), b"\r\n"].concat());
+                    self.say(io, whom, &protocol_error(wrong));
                     self.close_when_answered(io, whom);
                     used = bytes.len();
                 }
@@ -180,6 +180,9 @@ impl Worker {
             self.say(io, whom, answer.as_bytes());
             return true;
         }
+        if self.stuck.some() && kind == Kind::Reply && self.refused_as_busy(io, whom, node, &command.plan) {
+            return true;
+        }
         let lane = self.lane_of(set, node);
         if self.lanes[lane].journal.len() > self.config.hold_bytes {
             self.stall(io, whom, Stall::Room);
@@ -242,7 +245,7 @@ impl Worker {
         if !self.unconfirmed.is_empty() && self.waits_for_subscribers(io, whom, &command) {
             return Long::Waits;
         }
-        let (key, cluster) = (command.key(), self.cluster);
+        let (key, cluster, allowed) = (command.key(), self.cluster, self.allowed);
         let Some(client) = self.client(whom) else { return Long::Begun };
         let within = client.mode() == Mode::Transaction(Txn::Open);
         let stateful = plan.special.is_some()
@@ -269,7 +272,6 @@ impl Worker {
         let lane = if let Some(pin) = pin {
             pin
         } else {
-            self.own_set(whom);
             let node = self.node_for(slot, false, whom);
             if node == NOBODY {
                 let answer = self.nobody(slot);
@@ -277,6 +279,14 @@ impl Worker {
                 self.close_when_answered(io, whom);
                 return Long::Begun;
             }
+            if self.stuck.some() && self.refused_as_busy(io, whom, node, &plan) {
+                // The rest of it goes nowhere.
+                if let Some(client) = self.client(whom) {
+                    client.stream = Some(Box::new(Stream { lane: None, passing: Passing::new(allowed) }));
+                }
+                return Long::Begun;
+            }
+            self.own_set(whom);
             let Some(set) = self.client(whom).and_then(|c| c.set) else { return Long::Begun };
             self.lane_of(set, node)
         };
@@ -307,7 +317,10 @@ impl Worker {
         let Some(client) = self.client(whom) else { return Long::Begun };
         client.commands += 1;
         let seq = client.begin();
-        client.stream = Some(Box::new(Stream { lane: Some(lane), splitter: request_splitter() }));
+        if let Some(transaction) = client.transaction_mut() {
+            transaction.send(&command);
+        }
+        client.stream = Some(Box::new(Stream { lane: Some(lane), passing: Passing::new(allowed) }));
         let flight = Flight { repeatable: false, ..Flight::new(whom, seq, &plan, &[], now, slot, Kind::Reply) };
         self.stats.commands += 1;
         let lane = &mut self.lanes[lane];
@@ -322,17 +335,11 @@ impl Worker {
         let Some(client) = self.client(whom) else { return bytes.len() };
         let Some(stream) = client.stream.as_mut() else { return 0 };
         let lane = stream.lane;
-        let split = stream.splitter.split(bytes);
-        let (taken, done) = match split {
-            Ok(Split::More { consumed }) => (consumed, false),
-            Ok(Split::Done(done)) => (done.end, true),
-            Err(_) => {
-                // The lane has half a command: nobody else may use it.
-                client.stream = None;
-                if let Some(lane) = lane {
-                    self.close_lane(io, lane);
-                }
-                self.drop_client(io, whom);
+        let (taken, done) = match stream.passing.pass(bytes) {
+            Passed::More(taken) => (taken, false),
+            Passed::Done(taken) => (taken, true),
+            Passed::Bad(wrong) => {
+                self.end_stream(io, whom, lane, wrong);
                 return bytes.len();
             }
         };
@@ -350,4 +357,28 @@ impl Worker {
         }
         taken
     }
+
+    /// What goes through is no request any more: that is its answer, and the client's last.
+    fn end_stream(&mut self, io: &mut Io, whom: Whom, lane: Option<LaneId>, wrong: Wrong) {
+        self.stats.error("protocol");
+        if let Some(client) = self.client(whom) {
+            client.stream = None;
+            client.pin = client.pin.filter(|pin| Some(*pin) != lane);
+        }
+        // It has half a command: nobody else may use it.
+        if let Some(lane) = lane {
+            self.close_lane(io, lane);
+        }
+        // Nothing else of this client is under way.
+        match self.client(whom).filter(|client| !client.pending.is_empty()).map(|client| client.base) {
+            Some(seq) => self.answer(io, whom, seq, &protocol_error(wrong), true),
+            None => self.say(io, whom, &protocol_error(wrong)),
+        }
+        self.close_when_answered(io, whom);
+    }
+}
+
+/// What a client hears before it is closed.
+fn protocol_error(wrong: Wrong) -> Vec<u8> {
+    [&b"-ERR "[..], &wrong.text(), b"\r\n"].concat()
 }

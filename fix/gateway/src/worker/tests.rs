@@ -89,7 +89,7 @@ fn shared(config: Config, topology: Arc<Topology>) -> Arc<Shared> {
         numbers: AtomicU64::new(0),
         broken: AtomicBool::new(false),
         doubter: OnceLock::new(),
-        reload: AtomicBool::new(false),
+        reload: Mutex::default(),
         end: AtomicBool::new(false),
         drained: AtomicUsize::new(0),
         started: Instant::now(),
@@ -230,6 +230,23 @@ impl Rig {
             assert!(kept.len() <= 64 << 10, "{} bytes wait for more", kept.len());
         }
         assert!(kept.is_empty(), "{} bytes are left", kept.len());
+    }
+
+    /// Commands under way were sent long ago, and it is time to look after lanes.
+    pub(crate) fn stands_still(&mut self) {
+        for lane in self.worker.lanes.iter_mut() {
+            let sent = lane.sent;
+            lane.flights.iter_mut().take(sent).for_each(|flight| flight.at = 0);
+        }
+        self.worker.tick_at = 0;
+        self.turn();
+    }
+
+    /// A node replies to the question whether it is busy.
+    pub(crate) fn answers_probe(&mut self, node: u16, text: &str) {
+        let asks = |l: &&Lane| !l.free && l.node == node && l.flights.front().is_some_and(|f| f.kind == Kind::Probe);
+        let id = self.worker.lanes.iter().find(asks).and_then(|l| l.connection).expect("a question");
+        self.worker.data(self.reactor.io(), id, text.as_bytes());
     }
 
     /// A node says this on the connection of a client's subscriptions.
@@ -373,7 +390,7 @@ fn a_refused_command_is_retried_only_if_no_later_command_ran() {
 fn arguments_longer_than_the_server_takes_are_refused_in_its_words() {
     let mut rig = Rig::halves(Config::default());
     *rig.worker.shared.limits.lock().unwrap() =
-        crate::shared::ServerLimits { argument_bytes: Some(1 << 20), maxclients: Some(50) };
+        crate::shared::ServerLimits { argument_bytes: Some(1 << 20), maxclients: Some(50), busy_ms: None };
     rig.worker.shared.settings_version.fetch_add(1, Ordering::AcqRel);
     rig.worker.shared.call_all();
     rig.turn();
@@ -382,6 +399,23 @@ fn arguments_longer_than_the_server_takes_are_refused_in_its_words() {
     rig.says(client, "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1048577\r\n");
     assert_eq!(rig.told(client), "-ERR Protocol error: invalid bulk length\r\n");
     assert!(rig.asked(0).is_empty() && rig.asked(1).is_empty());
+}
+
+#[test]
+fn later_arguments_of_a_long_request_are_held_against_the_servers_limit_too() {
+    let mut rig = Rig::halves(Config::default());
+    rig.worker.shared.limits.lock().unwrap().argument_bytes = Some(1 << 20);
+    rig.turn();
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    let head = format!("*4\r\n$3\r\nSET\r\n${}\r\n{key}\r\n$300000\r\n", key.len());
+    // It needs a connection of its own first.
+    rig.waits(client, &head);
+    rig.asked(0);
+    rig.says(client, &(head + &"x".repeat(1000)));
+    rig.says(client, &("x".repeat(299_000) + "\r\n$1048577\r\n"));
+    assert_eq!(rig.told(client), "-ERR Protocol error: invalid bulk length\r\n");
+    assert!(rig.worker.lanes.iter().all(|l| l.free), "nobody goes on with half a command");
 }
 
 #[test]

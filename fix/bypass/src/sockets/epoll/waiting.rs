@@ -1,0 +1,286 @@
+//! Waiting in a set: events of ours, of the kernel, and awake for a while in between.
+
+use std::sync::atomic::Ordering;
+
+use crate::local::{Waiter, processor};
+use crate::sockets::{self, fds, kernel, now_ns, streams, world};
+use libc::{EPOLLET, EPOLLONESHOT, c_int, epoll_event, sigset_t};
+
+use super::{Epoll, Inside, asleep, queue, readiness, tag};
+
+/// How often the kernel is looked at while there is always something to do here.
+const LOOK_NS: u64 = 20_000;
+
+impl Epoll {
+    /// Events of our connections into `room`; how many.
+    fn collect(&'static self, waiter: &Waiter, room: &mut [epoll_event]) -> usize {
+        let mut inside = self.inside();
+        if !inside.pending.is_empty() {
+            let pending = inside.pending.clone();
+            drop(inside);
+            for stream in pending {
+                world::resolve(stream, false);
+            }
+            inside = self.inside();
+            inside.pending.retain(|s| world::is_open(s));
+        }
+        let inside = &mut *inside;
+        inside.take_news(self, waiter);
+        let Inside { ready, seconds, .. } = inside;
+        let mut n = 0;
+        for _ in 0..ready.len() {
+            if n == room.len() {
+                break;
+            }
+            let Some(stream) = ready.pop_front() else { break };
+            // A signal handler may have closed it while the code that it interrupted was here.
+            if !stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
+                continue;
+            }
+            // SAFETY: the lock of this set is held.
+            let registration = unsafe { &mut *stream.registration.get() };
+            registration.seen = true;
+            let mut again = false;
+            if let Some(link) = stream.link().filter(|_| !seconds.is_empty()) {
+                let told = seconds.tell(stream.index, |wanted| readiness(link, wanted), &mut room[n..]);
+                (n, again) = (n + told.0, told.1);
+            }
+            let events = match stream.link() {
+                Some(link) if registration.wanted && !registration.spent => readiness(link, registration.events),
+                _ => 0,
+            };
+            if events != 0 && n == room.len() {
+                again = true;
+            } else if events != 0 {
+                room[n] = epoll_event { events, u64: registration.data };
+                n += 1;
+                registration.spent = registration.events & EPOLLONESHOT as u32 != 0;
+                again |= registration.events & (EPOLLONESHOT | EPOLLET) as u32 == 0;
+            }
+            registration.queued = again;
+            if again {
+                ready.push_back(stream);
+            }
+        }
+        n
+    }
+
+    /// Whether anything may be new for us.
+    #[inline]
+    pub(super) fn news(&self, waiter: &Waiter) -> bool {
+        let inside = self.inside();
+        !inside.ready.is_empty() || inside.places.iter().any(|p| p.pair().news(waiter.number))
+    }
+
+    #[inline]
+    fn hopeful(&self, processor: u32, probe: bool) -> bool {
+        self.inside().places.iter().any(|p| p.pair().hopeful(processor, probe))
+    }
+
+    /// When the first unanswered offer is given up.
+    fn deadline(&self) -> Option<u64> {
+        let inside = self.inside();
+        inside.pending.iter().map(|s| s.deadline.load(Ordering::Relaxed)).min()
+    }
+
+    /// The kernel's events, without ours, which are dealt with.
+    ///
+    /// SAFETY: as of `epoll_pwait`.
+    unsafe fn ask_kernel(&self, room: &mut [epoll_event], timeout_ms: c_int, mask: *const sigset_t) -> c_int {
+        // SAFETY: the caller's; the room is as large as it says.
+        let n = unsafe { kernel::epoll_pwait(self.fd(), room.as_mut_ptr(), room.len() as c_int, timeout_ms, mask) };
+        if n <= 0 {
+            return n;
+        }
+        let (tag, mut kept, mut visitors) = (tag(), 0, false);
+        for i in 0..n as usize {
+            let event = room[i];
+            if event.u64 & !0xff_ffff != tag {
+                room[kept] = event;
+                kept += 1;
+                continue;
+            }
+            match (event.u64 >> 22) & 3 {
+                0 if !self.forgotten.load(Ordering::Relaxed) => {
+                    if let Some(stream) = fds::stream_at((event.u64 & 0x3f_ffff) as u32) {
+                        streams::look_at_tcp(stream);
+                        if stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
+                            queue(&mut self.inside(), stream);
+                        }
+                    }
+                }
+                1 => {
+                    if let Some(waiter) = self.waiter.get()
+                        && !self.forgotten.load(Ordering::Relaxed)
+                    {
+                        waiter.answer();
+                    }
+                }
+                2 | 3 => visitors = true,
+                _ => {}
+            }
+        }
+        if visitors && !self.forgotten.load(Ordering::Relaxed) {
+            world::attend();
+        }
+        kept as c_int
+    }
+}
+
+/// `epoll_wait` and its kin, with a timeout in nanoseconds (`None` for ever).
+///
+/// # Safety
+/// As of `epoll_pwait`: room for `max` events.
+pub unsafe fn wait(
+    epoll: &'static Epoll,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    let n = unsafe { wait_here(epoll, events, max, timeout_ns, mask) };
+    if epoll.nested.load(Ordering::Relaxed) {
+        epoll.leave_word();
+    }
+    n
+}
+
+unsafe fn wait_here(
+    epoll: &'static Epoll,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> c_int {
+    sockets::flush();
+    let milliseconds = |left: Option<u64>| left.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
+    if max <= 0 || events.is_null() {
+        // SAFETY: the caller's; the kernel says what is wrong with it.
+        return unsafe { kernel::epoll_pwait(epoll.fd(), events, max, milliseconds(timeout_ns), mask) };
+    }
+    // SAFETY: the caller's.
+    let room = unsafe { std::slice::from_raw_parts_mut(events, max as usize) };
+    let begun = now_ns();
+    let until = timeout_ns.map(|t| begun.saturating_add(t));
+    if epoll.hidden.load(Ordering::Acquire) == 0 || epoll.forgotten.load(Ordering::Relaxed) {
+        // SAFETY: the caller's.
+        let n = unsafe { epoll.ask_kernel(room, milliseconds(timeout_ns), mask) };
+        let late = until.is_some_and(|u| now_ns() >= u);
+        // What another thread has put in meanwhile may have ended the sleep, and is not the program's.
+        if n != 0 || late || epoll.hidden.load(Ordering::Acquire) == 0 && timeout_ns.is_some() {
+            return n;
+        }
+    }
+    let Some(waiter) = epoll.waiter() else {
+        loop {
+            let left = until.map(|u| u.saturating_sub(now_ns()));
+            // SAFETY: the caller's.
+            let n = unsafe { epoll.ask_kernel(room, milliseconds(left), mask) };
+            if n != 0 || left == Some(0) {
+                return n;
+            }
+        }
+    };
+    let thread = sockets::thread();
+    epoll.entered_by(thread);
+    let mark = 0u8;
+    let frame = (&raw const mark).addr();
+    // A wait of this thread that a handler left with longjmp did not say that it was over.
+    asleep::forget_left(epoll, frame, epoll.is_of(thread));
+    loop {
+        world::attend_parked();
+        let mut now = now_ns();
+        fds::settle_when_due(now);
+        let here = processor();
+        if epoll.sleeping.load(Ordering::Acquire) == 0 {
+            waiter.word().awake(here);
+        }
+        let due = now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS;
+        if due && room.len() == 1 {
+            epoll.looked_at.store(now, Ordering::Relaxed);
+            // SAFETY: the caller's.
+            let n = unsafe { epoll.ask_kernel(room, 0, mask) };
+            if n != 0 {
+                return n;
+            }
+        }
+        // The kernel's events have a place of their own, however much there is of ours.
+        let ours = if due && room.len() > 1 { room.len() - 1 } else { room.len() };
+        let n = epoll.collect(waiter, &mut room[..ours]);
+        let late = until.is_some_and(|u| now >= u);
+        if n > 0 || late {
+            if n < room.len() && (due || n == 0) {
+                epoll.looked_at.store(now, Ordering::Relaxed);
+                // SAFETY: the caller's.
+                let more = unsafe { epoll.ask_kernel(&mut room[n..], 0, mask) };
+                if n == 0 {
+                    // What the kernel's events brought may be for us.
+                    return if more == 0 { epoll.collect(waiter, room) as c_int } else { more };
+                }
+                return n as c_int + more.max(0);
+            }
+            return n as c_int;
+        }
+        // Awake for a while, if an answer may come soon.
+        let (limit, probe) = epoll.patience.limit();
+        let spin_until = until.unwrap_or(u64::MAX).min(now + limit);
+        let (mut found, spun_from, mut spun) = (false, now, false);
+        while limit > 0 && epoll.hopeful(here, probe) {
+            spun = true;
+            for _ in 0..32 {
+                std::hint::spin_loop();
+                if epoll.news(waiter) {
+                    found = true;
+                    break;
+                }
+            }
+            now = now_ns();
+            if found || now >= spin_until {
+                break;
+            }
+            if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
+                epoll.looked_at.store(now, Ordering::Relaxed);
+                // SAFETY: the caller's.
+                let n = unsafe { epoll.ask_kernel(room, 0, mask) };
+                if n != 0 {
+                    return n;
+                }
+            }
+        }
+        if spun {
+            epoll.patience.learn(now - spun_from, found);
+        }
+        if found {
+            continue;
+        }
+        let place = asleep::enter(epoll, frame);
+        waiter.word().sleeps();
+        let n = if epoll.news(waiter) {
+            if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
+                epoll.looked_at.store(now, Ordering::Relaxed);
+                // SAFETY: the caller's.
+                unsafe { epoll.ask_kernel(room, 0, mask) }
+            } else {
+                0
+            }
+        } else {
+            let first = [until, epoll.deadline(), fds::settle_at()].into_iter().flatten().min();
+            let left = first.map(|f| f.saturating_sub(now_ns()));
+            // SAFETY: the caller's.
+            let n = unsafe { epoll.ask_kernel(room, milliseconds(left), mask) };
+            epoll.looked_at.store(now_ns(), Ordering::Relaxed);
+            n
+        };
+        if asleep::leave(epoll, place) {
+            waiter.word().awake(processor());
+        }
+        if n < 0 {
+            return n;
+        }
+        if n > 0 {
+            let n = n as usize;
+            return (n + epoll.collect(waiter, &mut room[n..])) as c_int;
+        }
+    }
+}
