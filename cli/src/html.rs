@@ -44,6 +44,7 @@ pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
             elsewhere => told(&elsewhere)?,
             taken => date(report.at_ms),
             topology => topology(report),
+            logs => report.logs.iter().map(|line| (date(line.at_ms), line.text.clone())).collect::<Vec<_>>(),
             nodes => nodes(report),
             clients => clients(facts),
             plots => plots(facts)?,

@@ -6,7 +6,9 @@
 //! remedies test compares what a finding says a fault costs with what its end gives back.
 //!
 //! `cargo xtask test --long odd` runs it; UNSLOW_ENGINE chooses the server (valkey-9.1), UNSLOW_ODD=WORD runs the cases whose
-//! names contain it, UNSLOW_TABLE_ODD=FILE and UNSLOW_TABLE_REMEDIES=FILE get the tables, UNSLOW_RECORD=DIR keeps the facts.
+//! names contain it, UNSLOW_TABLE_ODD=FILE and UNSLOW_TABLE_REMEDIES=FILE get the tables. UNSLOW_RECORD=DIR keeps the facts, and
+//! the truth about them in `DIR/cases.jsonl`: so `bench/diagnosis` is made. UNSLOW_PEERS=FILE gets what the servers' own doctors
+//! say of the same faults.
 //!
 //! While another process or the hypervisor takes the processors there are two causes, and the doctor rightly names both. That is
 //! measured here, without the doctor: findings about the neighbour do not count then, and a fault that was not named first may
@@ -19,16 +21,30 @@ mod healthy_alone;
 mod healthy_together;
 #[path = "odd/ill_clients.rs"]
 mod ill_clients;
+#[path = "odd/ill_disk.rs"]
+mod ill_disk;
 #[path = "odd/ill_errors.rs"]
 mod ill_errors;
+#[path = "odd/ill_habits.rs"]
+mod ill_habits;
+#[path = "odd/ill_limits.rs"]
+mod ill_limits;
 #[path = "odd/ill_machine.rs"]
 mod ill_machine;
+#[path = "odd/ill_memory.rs"]
+mod ill_memory;
+#[path = "odd/ill_replication.rs"]
+mod ill_replication;
 #[path = "odd/ill_server.rs"]
 mod ill_server;
+#[path = "odd/ill_shards.rs"]
+mod ill_shards;
 #[path = "odd/ill_together.rs"]
 mod ill_together;
 #[path = "odd/means.rs"]
 mod means;
+#[path = "odd/peers.rs"]
+mod peers;
 #[path = "odd/remedies.rs"]
 mod remedies;
 #[path = "odd/stage.rs"]
@@ -102,6 +118,23 @@ const NEIGHBOURS: &[&str] = &["noisy_neighbour", "hypervisor_steal"];
 const MACHINE: &[&str] = &["overcommit", "transparent_huge_pages"];
 /// For healthy servers: instruments that are off are a risk, and true.
 const INSTRUMENTS: &[(&str, &str)] = &[("latency-monitor-threshold", "100")];
+
+const BY_CLIENTS: &[Table] = &[("clients", ill_clients::CASES), ("errors", ill_errors::CASES)];
+const BY_SERVERS: &[Table] =
+    &[("server", ill_server::CASES), ("deployment", ill_together::CASES), ("machine", ill_machine::CASES)];
+const BY_FAMILY: &[Table] = &[
+    ("replication", ill_replication::CASES),
+    ("shards", ill_shards::CASES),
+    ("memory", ill_memory::CASES),
+    ("disk", ill_disk::CASES),
+    ("limits", ill_limits::CASES),
+    ("habits", ill_habits::CASES),
+];
+
+/// Every fault.
+fn tables() -> impl Iterator<Item = &'static Table> {
+    BY_CLIENTS.iter().chain(BY_SERVERS).chain(BY_FAMILY)
+}
 
 /// What came of a case.
 enum Scene<T> {
@@ -264,15 +297,30 @@ fn find(case: &Ill) -> Option<Judged> {
     unreachable!("the last try returns")
 }
 
-fn are_found(title: &str, tables: &[&[Ill]]) {
-    if !tables.iter().copied().flatten().any(|c| wanted(c.name)) {
+/// A line of the benchmark's `cases.jsonl`: what is true of the case whose facts were kept.
+fn record(case: &str, kind: &str, family: &str, truth: &[&str], how: &str) {
+    let Some(dir) = std::env::var_os("UNSLOW_RECORD").map(std::path::PathBuf::from) else { return };
+    if !dir.join(format!("{case}.json")).exists() {
+        return; // it broke before the doctor looked
+    }
+    let line = serde_json::json!({ "case": case, "kind": kind, "family": family, "truth": truth, "how": how });
+    append(dir.join("cases.jsonl").as_os_str(), &line.to_string());
+}
+
+/// Cases of one kind of cause.
+type Table = (&'static str, &'static [Ill]);
+
+fn are_found(title: &str, tables: &[Table]) {
+    let cases = || tables.iter().flat_map(|(family, cases)| cases.iter().map(move |c| (*family, c)));
+    if !cases().any(|(_, c)| wanted(c.name)) {
         return; // UNSLOW_ODD asks for a case of another table
     }
     prepare();
     head(ODD, title, &["case", "expected", "first", "verdict", "outcome", "how it is made"]);
     let (mut shown, mut first, mut bad) = (0, 0, Vec::new());
-    for case in tables.iter().copied().flatten().filter(|c| wanted(c.name)) {
+    for (family, case) in cases().filter(|(_, c)| wanted(c.name)) {
         let Some(judged) = find(case) else { continue };
+        record(case.name, "fault", family, &[case.first], case.how);
         let outcome =
             format!("{:?}{}", judged.found, if judged.healthy { ", called healthy" } else { "" }).to_lowercase();
         line(ODD, &[case.name, case.first, &judged.first, &judged.verdict, &outcome, case.how]);
@@ -310,7 +358,7 @@ fn misjudged(case: &Healthy, report: &Report, load: &Load) -> Vec<String> {
         (Conclusion::NoneFound | Conclusion::Risks, used) => used == Use::AtWork,
         // Findings are judged above; where only a neighbour is there, the verdict is about it.
         (Conclusion::Causes, _) => true,
-        (Conclusion::Blind | Conclusion::Unreachable, _) => false,
+        (Conclusion::Blind | Conclusion::Unreachable | Conclusion::NoServer, _) => false,
     };
     if !right {
         wrong.push(format!("verdict {}, and it is {:?}", verdict(report), case.used));
@@ -323,18 +371,21 @@ fn remedy(case: &remedies::Remedy) -> Scene<Result<Given, String>> {
 }
 
 #[test]
-#[ignore = "long: some forty faults, seven seconds each"]
+#[ignore = "long: some fifty faults, seven seconds each"]
 fn ill_by_clients() {
-    are_found("Faults that clients make", &[ill_clients::CASES, ill_errors::CASES]);
+    are_found("Faults that clients make", BY_CLIENTS);
 }
 
 #[test]
 #[ignore = "long: some thirty faults, ten seconds each"]
 fn ill_by_servers() {
-    are_found(
-        "Faults of servers, deployments and machines",
-        &[ill_server::CASES, ill_together::CASES, ill_machine::CASES],
-    );
+    are_found("Faults of servers, deployments and machines", BY_SERVERS);
+}
+
+#[test]
+#[ignore = "long: some fifty faults, ten seconds each"]
+fn ill_by_families() {
+    are_found("Faults of one family each", BY_FAMILY);
 }
 
 #[test]
@@ -355,6 +406,7 @@ fn healthy() {
         };
         let outcome = if wrong.is_empty() { "left alone".to_string() } else { wrong.join("; ") };
         line(ODD, &[case.name, &used, &said, &outcome, case.how]);
+        record(case.name, "healthy", "healthy", case.risks, case.how);
         shown += 1;
         if !wrong.is_empty() {
             bad.push(format!("{}: {outcome}", case.name));
@@ -406,9 +458,30 @@ fn remedies_give_back_what_was_predicted() {
 }
 
 #[test]
+#[ignore = "long: every fault again, for the servers' own doctors"]
+fn what_the_servers_own_doctors_say() {
+    let Some(path) = std::env::var_os("UNSLOW_PEERS") else {
+        return unslow_testkit::skip("UNSLOW_PEERS names no file for the answers");
+    };
+    prepare();
+    for case in tables().flat_map(|(_, cases)| cases.iter()).filter(|c| wanted(c.name)) {
+        let look = |stage: &mut Stage| {
+            std::thread::sleep(stage::WINDOW_TIME); // as long as ours looks
+            peers::ask(stage)
+        };
+        let (causes, why) = match play(peers::MONITOR, case.make, look) {
+            Scene::Shown(Ok(causes)) => (causes, String::new()),
+            Scene::Shown(Err(why)) | Scene::Broken(why) => (Vec::new(), why), // a server that hangs says nothing
+            Scene::NotHere(_) => continue,
+        };
+        println!("{:<26} {} {why}", case.name, causes.join(" "));
+        append(&path, &serde_json::json!({ "case": case.name, "causes": causes, "why": why }).to_string());
+    }
+}
+
+#[test]
 fn the_tables_are_large_enough_and_name_rules() {
-    let ill =
-        [ill_clients::CASES, ill_errors::CASES, ill_server::CASES, ill_together::CASES, ill_machine::CASES].concat();
+    let ill: Vec<Ill> = tables().flat_map(|(_, cases)| cases.iter().copied()).collect();
     let healthy = [healthy_alone::CASES, healthy_together::CASES].concat();
     assert!(ill.len() >= 40 && healthy.len() >= 40 && remedies::CASES.len() >= 20);
     let rules: BTreeSet<&str> = unslow_doctor::ALL.iter().map(|r| r.id).collect();

@@ -4,6 +4,7 @@
 //! `cargo xtask tidy` checks: the arrows between crates, that every rule has its page, recorded facts and fault (or says
 //! why not), that generated documents are fresh, links in documents, and reasons beside dependencies.
 //! `cargo xtask docs` writes the generated documents: `docs/rules/*.md`, `docs/faults.md`, `docs/schema/*.json`.
+//! `cargo xtask score` judges the diagnosis benchmark, `bench/diagnosis`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,6 +15,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use unslow_doctor::{ALL, Injected};
 
+mod score;
 mod test;
 
 /// Layers from the bottom: a crate may depend on its own layer and those below, `doctor` on `base` alone, and so on.
@@ -25,6 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-client", &["unslow-resp", "unslow-topology"]),
     ("unslow-reactor", &[]),
     ("unslow-status", &[]),
+    ("unslow-given", &["unslow-facts"]),
     ("unslow-probe", &["unslow-client", "unslow-facts", "unslow-resp", "unslow-topology"]),
     ("unslow-doctor", &["unslow-facts", "unslow-topology"]),
     ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
@@ -72,6 +75,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-engine",
             "unslow-facts",
             "unslow-gateway",
+            "unslow-given",
             "unslow-lab",
             "unslow-probe",
             "unslow-sink",
@@ -80,7 +84,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("unslow-testkit", &["unslow-client", "unslow-engine", "unslow-resp", "unslow-topology"]),
-    ("xtask", &["unslow-bench", "unslow-doctor", "unslow-drill", "unslow-lab", "unslow-sink", "unslow-watch"]),
+    (
+        "xtask",
+        &["unslow-bench", "unslow-doctor", "unslow-drill", "unslow-facts", "unslow-lab", "unslow-sink", "unslow-watch"],
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -106,7 +113,8 @@ fn run() -> anyhow::Result<()> {
             Ok(())
         }
         Some("test") => test::main(&root, &std::env::args().skip(2).collect::<Vec<_>>()),
-        _ => bail!("cargo xtask tidy | docs | test"),
+        Some("score") => score::main(&root, &std::env::args().skip(2).collect::<Vec<_>>()),
+        _ => bail!("cargo xtask tidy | docs | test | score"),
     }
 }
 
@@ -216,14 +224,13 @@ fn arrows(root: &Path, wrong: &mut Vec<String>) -> anyhow::Result<()> {
 }
 
 fn rules(root: &Path, wrong: &mut Vec<String>) {
-    let faults = fs::read_to_string(root.join("reproduce/lab/src/faults/mod.rs")).unwrap_or_default();
     for rule in ALL {
         let facts = format!("explain/doctor/tests/facts/{}.json", rule.id);
         if !root.join(&facts).exists() {
             wrong.push(format!("rule {} has no recorded facts in {facts}", rule.id));
         }
         match rule.injected {
-            Injected::Yes if !faults.contains(&format!("\"{}\"", rule.id)) => {
+            Injected::Yes if !unslow_lab::faults::ALL.iter().any(|f| f.rule == Some(rule.id)) => {
                 wrong.push(format!("rule {} has no fault of its name", rule.id))
             }
             Injected::No(why) if why.len() < 20 => {
@@ -284,7 +291,7 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
 /// The catalogue of faults as a page.
 fn faults() -> String {
     let mut text = String::from(
-        "# Faults\n\nMade from the catalogue in [`faults/mod.rs`](../reproduce/lab/src/faults/mod.rs) by `cargo xtask docs`. \
+        "# Faults\n\nMade from the catalogue in [`faults/catalogue.rs`](../reproduce/lab/src/faults/catalogue.rs) by `cargo xtask docs`. \
          How to use them: [the lab](lab.md).\n\n| fault | done to | value (default) | what happens | the doctor's rule |\n|---|---|---|---|---|\n",
     );
     for fault in unslow_lab::faults::ALL {

@@ -2,7 +2,7 @@
 
 use unslow_topology::Info;
 
-use crate::{Facts, Host, Node, Rtt};
+use crate::{ClientError, Facts, Host, LogEvent, Node, Rtt};
 
 /// No machine has more processors than this, so no share of a core is larger.
 const CORES: f64 = 1e5;
@@ -10,10 +10,18 @@ const CORES: f64 = 1e5;
 const COUNTED: f64 = 1e15;
 /// A year: no window is longer.
 const WINDOW_S: f64 = 366.0 * 86400.0;
+/// The end of the year 9999, unix time in ms.
+const LAST_MS: f64 = 253_402_300_799_999.0;
+/// No window is shorter.
+const SHORTEST_S: f64 = 0.001;
 
 /// The first number that cannot be, in words.
 pub fn all(facts: &Facts) -> Result<(), String> {
-    window(facts.window_s, "window_s")?;
+    // Without a server there was no window.
+    let least_s = if facts.of_words_alone() { 0.0 } else { SHORTEST_S };
+    within(facts.window_s, least_s, WINDOW_S, "window_s")?;
+    facts.client_errors.iter().try_for_each(client_error)?;
+    facts.log_events.iter().try_for_each(log_event)?;
     within(facts.cost.seconds, 0.0, WINDOW_S, "cost.seconds")?;
     within(facts.cost.server_cpu_share, 0.0, CORES, "cost.server_cpu_share")?;
     within(facts.cost.slowest_us, 0.0, 1e12, "cost.slowest_us")?;
@@ -58,6 +66,21 @@ fn node(node: &Node) -> Result<(), String> {
     Ok(())
 }
 
+/// Figures of a message: whoever made it up, sums and quotients of them must hold.
+fn client_error(error: &ClientError) -> Result<(), String> {
+    let shown = error.multiplexer.as_ref();
+    let pools = shown.into_iter().flat_map(|m| [m.worker, m.iocp]).flatten();
+    let figures = shown.into_iter().flat_map(|m| [m.queued, m.sent, m.unread_bytes, m.partial_bytes, m.queued_items]);
+    let all = figures.flatten().chain(pools.flat_map(|p| [p.busy, p.min, p.max]));
+    let all = all.chain([error.count]).chain(error.timeout_ms);
+    all.into_iter().try_for_each(|n| within(n as f64, 0.0, COUNTED, "a figure of client_errors"))
+}
+
+fn log_event(event: &LogEvent) -> Result<(), String> {
+    within(event.count as f64, 1.0, COUNTED, "a count of log_events")?;
+    within(event.at_ms as f64, event.since_ms as f64, LAST_MS, "a time of log_events")
+}
+
 /// Counters of an INFO: of commands, errors and databases. Sums are made of them.
 fn counters(info: &Info, of: &str) -> Result<(), String> {
     const OF: &[&str] = &["calls", "usec", "rejected_calls", "failed_calls", "count", "keys"];
@@ -81,6 +104,7 @@ fn host(host: &Host) -> Result<(), String> {
     for (share, field) in [(host.steal_share, "steal_share"), (host.busy_share, "busy_share")] {
         within(share.unwrap_or(0.0), -0.5, 1.5, &name(field))?;
     }
+    within(host.clock_read_ns.unwrap_or(0.0), 0.0, 1e9, &name("clock_read_ns"))?;
     for (what, share) in &host.pressure {
         within(*share, 0.0, 2.0, &name(&format!("pressure.{what}")))?;
     }
@@ -91,12 +115,18 @@ fn host(host: &Host) -> Result<(), String> {
     for process in &host.processes {
         let shares = [
             (process.cpu_share, "cpu_share"),
+            (process.main_cpu_share, "main_cpu_share"),
             (process.run_delay_share, "run_delay_share"),
             (process.throttled_share, "throttled_share"),
             (process.quota_cores, "quota_cores"),
+            (process.memory_group.as_ref().and_then(|g| g.stalled_share), "memory_group.stalled_share"),
         ];
         for (share, field) in shares {
             within(share.unwrap_or(0.0), 0.0, CORES, &name(&format!("{field} of process {}", process.pid)))?;
+        }
+        if let Some(storage) = &process.storage {
+            let free = name(&format!("storage.free_bytes of process {}", process.pid));
+            within(storage.free_bytes as f64, 0.0, storage.size_bytes as f64, &free)?;
         }
     }
     host.neighbours.iter().try_for_each(|n| within(n.cpu_share, 0.0, CORES, &name("neighbours.cpu_share")))
@@ -112,7 +142,7 @@ fn ordered(rtt: &Rtt, name: &str) -> Result<(), String> {
 }
 
 fn window(seconds: f64, name: &str) -> Result<(), String> {
-    within(seconds, 0.001, WINDOW_S, name)
+    within(seconds, SHORTEST_S, WINDOW_S, name)
 }
 
 fn within(value: f64, least: f64, most: f64, name: &str) -> Result<(), String> {
@@ -166,13 +196,35 @@ mod tests {
             (|f| f.nodes[0].histograms = histogram(1, u64::MAX), "calls in the histogram of get of a:1"),
             (|f| f.nodes[0].histograms = histogram(u64::MAX, 1), "up_to_us in the histogram of get of a:1"),
             (|f| f.hosts[0].steal_share = Some(17.0), "steal_share of the machine"),
+            (
+                |f| f.client_errors = vec![ClientError { timeout_ms: Some(u64::MAX), ..ClientError::default() }],
+                "a figure of client_errors",
+            ),
             (|f| f.hosts[0].busy_share = Some(f64::NAN), "busy_share of the machine"),
+            (|f| f.hosts[0].clock_read_ns = Some(-1.0), "clock_read_ns of the machine"),
+            (
+                |f| {
+                    let storage = crate::Storage { free_bytes: 2, size_bytes: 1, ..crate::Storage::default() };
+                    f.hosts[0].processes.push(crate::Process { storage: Some(storage), ..crate::Process::default() });
+                },
+                "storage.free_bytes of process 0",
+            ),
         ];
         for (break_it, expected) in cases {
             let mut facts = facts();
             break_it(&mut facts);
             assert!(all(&facts).is_err_and(|e| e.contains(expected)), "{expected}: {:?}", all(&facts));
         }
+    }
+
+    #[test]
+    fn a_message_alone_has_no_window_and_a_deployment_has_one() {
+        let mut alone = Facts::of_nothing("");
+        assert!(all(&alone).is_err(), "nothing at all");
+        alone.client_errors = vec![ClientError { count: 1, ..ClientError::default() }];
+        assert_eq!(all(&alone), Ok(()));
+        let saved = serde_json::to_string(&alone).unwrap();
+        assert_eq!(Facts::from_json(&saved).unwrap(), alone);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Rtt;
+use crate::{AcceptQueue, MemoryGroup, Rtt, Storage};
 
 /// One machine. Shares are of one core and of the window's wall time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -38,6 +38,9 @@ pub struct Host {
     pub swap_in_pages: Option<u64>,
     /// `current_clocksource`.
     pub clocksource: Option<String>,
+    /// What reading the clock takes there, in ns: some 25 where the C library does it by itself, more where the kernel must be called.
+    #[serde(default)]
+    pub clock_read_ns: Option<f64>,
     /// `xen`, `kvm`, ... by CPUID, DMI or `/sys/hypervisor`.
     pub hypervisor: Option<String>,
     /// Stolen by the hypervisor, share of all processors' time.
@@ -105,6 +108,9 @@ pub struct Process {
     pub run_delay_share: Option<f64>,
     /// `VmSwap`.
     pub swap_bytes: Option<u64>,
+    /// Pages it waited for a disk for in the window (`majflt`). None in facts of before this was kept.
+    #[serde(default)]
+    pub major_faults: Option<u64>,
     /// AnonHugePages of `smaps_rollup`.
     pub anon_huge_bytes: Option<u64>,
     /// Soft limit of open files.
@@ -119,6 +125,24 @@ pub struct Process {
     pub throttled_periods: Option<(u64, u64)>,
     /// cgroup memory limit in bytes.
     pub memory_limit_bytes: Option<u64>,
+    /// The memory of its cgroup. None where it is not shown, and in facts of before this was kept.
+    #[serde(default)]
+    pub memory_group: Option<MemoryGroup>,
+    /// Open files at the end of the window.
+    #[serde(default)]
+    pub open_files: Option<u64>,
+    /// Time of its main thread on a processor, by the kernel.
+    #[serde(default)]
+    pub main_cpu_share: Option<f64>,
+    /// Numbers of the processors it may run on; none where they were not seen.
+    #[serde(default)]
+    pub processors: Vec<u32>,
+    /// Accept queues of the sockets it listens on, the cluster bus left out; none where they were not seen.
+    #[serde(default)]
+    pub accept_queues: Vec<AcceptQueue>,
+    /// The file system of its working directory, where it writes its files. None in facts of before this was kept.
+    #[serde(default)]
+    pub storage: Option<Storage>,
 }
 
 /// Another process.
@@ -132,4 +156,7 @@ pub struct Neighbour {
     pub cpu_share: f64,
     /// Whether it holds a connection to one of the servers here: a client, not a stranger.
     pub client: bool,
+    /// The process that started it: a server's own children save for it. None in facts of before this was kept.
+    #[serde(default)]
+    pub parent: Option<u32>,
 }

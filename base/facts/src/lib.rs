@@ -8,17 +8,31 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod client_error;
 mod host;
+mod later;
+mod listen;
+mod log_event;
+mod memory_group;
 mod node;
+mod sentinel;
+mod storage;
 
 use serde::{Deserialize, Serialize};
 use unslow_topology::DeploymentKind;
 
+pub use client_error::{ClientError, ClientErrorKind, ClientLibrary, Multiplexer, ThreadPool};
 pub use host::{Disk, Host, Neighbour, Process, Tcp};
+pub use later::LaterView;
+pub use listen::AcceptQueue;
+pub use log_event::{LogEvent, LogKind};
+pub use memory_group::MemoryGroup;
 pub use node::{
     ClientGroup, ClientRow, Clients, KeySize, LatencyEvent, Node, Own, PeerSockets, Point, Rtt, Sample, SentinelGroup,
     SentinelNode, SlowEntry, TimeRange,
 };
+pub use sentinel::{Listed, Tilt};
+pub use storage::{Storage, StorageState};
 
 /// Version of the saved form. A reader refuses any other major number.
 pub const SCHEMA: &str = "unslow.facts/1";
@@ -146,6 +160,12 @@ pub struct Facts {
     /// What answered in the servers' place: a proxy, as its own words say. What stands behind it was not seen.
     #[serde(default)]
     pub through: Option<String>,
+    /// What error messages of client libraries say (`--client-error`).
+    #[serde(default)]
+    pub client_errors: Vec<ClientError>,
+    /// What servers' logs say (`--log`), the newest first.
+    #[serde(default)]
+    pub log_events: Vec<LogEvent>,
 }
 
 /// What the run itself cost.
@@ -192,7 +212,15 @@ impl Facts {
             cost: Cost::default(),
             cut_short: false,
             through: None,
+            client_errors: Vec::new(),
+            log_events: Vec::new(),
         }
+    }
+
+    /// Whether these are words of clients and logs alone: no server was looked for.
+    pub fn of_words_alone(&self) -> bool {
+        let words = !self.client_errors.is_empty() || !self.log_events.is_empty();
+        self.nodes.is_empty() && self.sentinels.is_empty() && words
     }
 
     /// Reads a saved file; the error says what was found and what was expected.

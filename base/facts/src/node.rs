@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use unslow_topology::{ClusterView, CommandStat, Info, Role};
 
-use crate::Seen;
+use crate::{LaterView, Seen};
 
 /// One INFO reply and when it came.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -66,6 +66,9 @@ pub struct Node {
     pub clients: Seen<Clients>,
     /// CLUSTER NODES as this node sees it.
     pub cluster: Seen<ClusterView>,
+    /// The same at the end of the window, to tell what lasts from what is spreading. Not in facts of before this was kept.
+    #[serde(default)]
+    pub cluster_last: Seen<LaterView>,
     /// CLUSTER INFO.
     pub cluster_info: Seen<BTreeMap<String, String>>,
     /// Sizes of the keys that the slow log names.
@@ -189,7 +192,7 @@ pub struct Clients {
     pub sampled: bool,
     /// Rows by library, name and host, largest first.
     pub groups: Vec<ClientGroup>,
-    /// Rows worth a line of their own: MONITOR, large output buffers.
+    /// Rows worth a line of their own: MONITOR, large buffers.
     pub notable: Vec<ClientRow>,
 }
 
@@ -233,6 +236,11 @@ pub struct ClientRow {
     pub idle_s: u64,
     /// Bytes waiting for it to read.
     pub output_bytes: u64,
+    /// Bytes of requests that it has begun and the server holds: its query buffer with what is free in it, arguments read so far, and
+    /// what is queued in its transaction.
+    /// 0 in facts of before this was kept.
+    #[serde(default)]
+    pub query_bytes: u64,
 }
 
 /// The kernel's figures for the server's sockets towards one peer address.
@@ -258,6 +266,13 @@ pub struct PeerSockets {
     pub receive_queue_bytes: u64,
     /// Sockets that are held up because the peer's window is closed: it does not read.
     pub window_closed: u32,
+    /// Sockets whose peer answers nothing: what the server sent, or a probe, was sent again at least three times, and nothing was
+    /// heard for seconds.
+    #[serde(default)]
+    pub unanswered: u32,
+    /// For how long the quietest of these has been silent, in ms.
+    #[serde(default)]
+    pub unanswered_ms: u64,
 }
 
 /// One Sentinel.
@@ -269,6 +284,9 @@ pub struct SentinelNode {
     pub unreachable: Option<String>,
     /// Its version.
     pub version: String,
+    /// Whether it trusts its clock. None where it does not say, and in facts of before this was kept.
+    #[serde(default)]
+    pub tilt: Option<crate::Tilt>,
     /// The groups it watches.
     pub groups: Vec<SentinelGroup>,
 }
@@ -298,6 +316,12 @@ pub struct SentinelGroup {
     /// was kept.
     #[serde(default)]
     pub answered_at_ms: Option<u64>,
+    /// The other Sentinels it knows (SENTINEL SENTINELS). None where there was no time to ask, and in facts of before this was kept.
+    #[serde(default)]
+    pub others: Option<Vec<crate::Listed>>,
+    /// The replicas it knows (SENTINEL REPLICAS); none as above.
+    #[serde(default)]
+    pub replicas: Option<Vec<crate::Listed>>,
 }
 
 /// What we sent to a node.
@@ -341,11 +365,20 @@ impl Node {
             histograms: Seen::default(),
             clients: Seen::default(),
             cluster: Seen::default(),
+            cluster_last: Seen::default(),
             cluster_info: Seen::default(),
             key_sizes: Seen::default(),
             sockets: Seen::default(),
             open_door: false,
             own: Own::default(),
+        }
+    }
+
+    /// CLUSTER NODES at the end of the window.
+    pub fn last_view(&self) -> Option<&ClusterView> {
+        match self.cluster_last.value()? {
+            LaterView::Unchanged => self.cluster.value(),
+            LaterView::Changed(view) => Some(view),
         }
     }
 

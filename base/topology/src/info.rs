@@ -120,6 +120,12 @@ impl Info {
         databases.map(|(_, v)| part(v, "keys") as u64).fold(0, u64::saturating_add)
     }
 
+    /// Keys with a time to live over all databases.
+    pub fn expiring_keys(&self) -> u64 {
+        let databases = self.prefixed("db").filter(|(n, _)| n.parse::<u32>().is_ok());
+        databases.map(|(_, v)| part(v, "expires") as u64).fold(0, u64::saturating_add)
+    }
+
     fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
         self.0.iter().filter_map(move |(k, v)| Some((k.strip_prefix(prefix)?, v.as_str())))
     }
@@ -146,5 +152,7 @@ mod tests {
         let get = info.command_stats()["get"];
         assert_eq!((get.calls, get.usec), (0, 7));
         assert_eq!(info.keys(), u64::MAX);
+        let info = Info::parse("db0:keys=5,expires=3,avg_ttl=9\ndb7:keys=5,expires=1\ndb_name:expires=9\n");
+        assert_eq!((info.keys(), info.expiring_keys()), (10, 4));
     }
 }

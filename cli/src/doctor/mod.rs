@@ -4,6 +4,7 @@
 
 mod acl;
 pub mod files;
+mod given;
 mod reach;
 
 use std::fs;
@@ -53,11 +54,11 @@ impl FailOn {
 
 #[derive(Args)]
 #[command(
-    after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server answers, or this user may see too little.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor 10.0.0.1:7000 --only keys_command     # is it still there?\n  unslow doctor --from incident.json"
+    after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server answers, or this user may see too little.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor 10.0.0.1:7000 --only keys_command     # is it still there?\n  unslow doctor --from incident.json\n  unslow doctor 10.0.0.1:7000 --client-error timeout.txt\n  kubectl logs app | unslow doctor --client-error -   # without a server"
 )]
 pub struct Doctor {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; the first that answers is used
-    #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl"])]
+    #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl", "client_error", "log"])]
     urls: Vec<String>,
     /// Length of the window between the two samples, as 10s, 500ms or 2m; Ctrl-C ends it early and the diagnosis follows
     #[arg(long, default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
@@ -71,6 +72,12 @@ pub struct Doctor {
     /// Facts of a server's machine, made there by `unslow host --save FILE`
     #[arg(long, value_name = "FILE")]
     host: Vec<PathBuf>,
+    /// Error messages of a client library, as evidence; without a URL they alone are read. `-` is standard input; may be repeated
+    #[arg(long, value_name = "FILE")]
+    client_error: Vec<PathBuf>,
+    /// A server's own log, as evidence, without a URL too. `-` is standard input; may be repeated
+    #[arg(long, value_name = "FILE")]
+    log: Vec<PathBuf>,
     /// Do not look into this machine
     #[arg(long)]
     no_host: bool,
@@ -216,11 +223,17 @@ impl Doctor {
         let before = self.diff.as_deref().map(earlier).transpose()?;
         let hosts = self.host.iter().map(|path| host(path)).collect::<anyhow::Result<Vec<Host>>>()?;
         self.check_paths()?;
+        let words = given::read(&self.client_error, &self.log, now_ms())?;
         // The window stays registered to the end: a signal after it does not lose what was seen.
-        let (facts, _window) = match &self.from {
+        let (mut facts, _window) = match &self.from {
             Some(path) => (saved(path)?, None),
+            None if self.urls.is_empty() && words.is_empty() => {
+                bail!("--log: no event that the doctor knows, and without a URL there is nothing else to look at")
+            }
+            None if self.urls.is_empty() => (Facts { at_ms: now_ms(), hosts, ..Facts::of_nothing("") }, None),
             None => self.look(hosts, output).map(|(facts, window)| (facts, Some(window)))?,
         };
+        words.add_to(&mut facts);
         let report = diagnose(&facts, &self.only);
         let printed = self.print(&report, output).and_then(|()| match &before {
             Some(before) => compare(before, &report, output),
@@ -336,7 +349,7 @@ fn is_of_the_server(e: &Error) -> bool {
 
 /// 2 where nothing could be concluded, 1 for findings from `fail_on` on, else 0.
 fn exit_status(report: &Report, fail_on: Option<FailOn>) -> u8 {
-    if matches!(report.verdict, Conclusion::Unreachable | Conclusion::Blind) {
+    if matches!(report.verdict, Conclusion::Unreachable | Conclusion::Blind | Conclusion::NoServer) {
         return 2;
     }
     let found = match fail_on {
@@ -412,7 +425,7 @@ mod tests {
         let mut report = recorded(&[]);
         assert_eq!(report.verdict, Conclusion::Causes);
         assert_eq!((exit_status(&report, None), exit_status(&report, Some(FailOn::Never))), (1, 0));
-        for could_not_look in [Conclusion::Blind, Conclusion::Unreachable] {
+        for could_not_look in [Conclusion::Blind, Conclusion::Unreachable, Conclusion::NoServer] {
             report.verdict = could_not_look;
             assert_eq!((exit_status(&report, None), exit_status(&report, Some(FailOn::Never))), (2, 2));
         }

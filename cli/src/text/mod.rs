@@ -9,7 +9,7 @@ use std::fmt::Write;
 use anstyle::Style;
 use textwrap::core::display_width;
 use unslow_doctor::measure::{ago, count, names, percent};
-use unslow_doctor::{Answer, Answered, CannotSee, Currency, Finding, Report, Severity, When};
+use unslow_doctor::{Answer, Answered, CannotSee, Currency, Finding, LogLine, Report, Severity, When};
 use unslow_facts::Lack;
 
 use crate::output::style;
@@ -36,6 +36,7 @@ struct Room {
     /// One-line causes below the first.
     causes: usize,
     over: usize,
+    logs: usize,
     risks: usize,
     notes: usize,
     unseen: usize,
@@ -53,6 +54,7 @@ const WIDE: Room = Room {
     caution: 2,
     causes: 5,
     over: 3,
+    logs: 3,
     risks: 5,
     notes: 3,
     unseen: 3,
@@ -65,6 +67,7 @@ const SHORT: Room = Room {
     caution: 1,
     causes: 2,
     over: 1,
+    logs: 1,
     risks: 2,
     notes: 2,
     unseen: 1,
@@ -74,7 +77,7 @@ const LINES: Room = Room { impact: 1, gain: 0, fix: 1, causes: 1, risks: 1, note
 /// The sentence at the end has the title in full.
 const CLIPPED: Room = Room { title: 1, ..LINES };
 const SPARSE: Room = Room { chain: 0, evidence: 1, ..CLIPPED };
-const COUNTS: Room = Room { commands: 2, causes: 0, risks: 0, ..SPARSE };
+const COUNTS: Room = Room { commands: 2, causes: 0, logs: 0, risks: 0, ..SPARSE };
 const NARROW: Room = Room { commands: 1, over: 0, notes: 0, ..COUNTS };
 const LEAST: Room = Room { evidence: 0, caution: 0, ..NARROW };
 /// From generous to narrow: the first that fits the screen is taken.
@@ -349,6 +352,9 @@ impl<'a> Page<'a> {
         let one = |f: &Finding| format!("{}: {}", f.id, f.title);
         self.items("also", causes.iter().map(|f| cause(f)), self.limit(|r| r.causes), "cause");
         self.items("over", over.iter().map(|f| past(f)), self.limit(|r| r.over), "event that is over");
+        let report = self.report;
+        let logged = |line: &LogLine| format!("{}: {}", log_time(report, line.at_ms), line.text);
+        self.items("log", self.report.logs.iter().map(logged), self.limit(|r| r.logs), "log event");
         self.items("risk", risks.iter().map(|f| one(f)), self.limit(|r| r.risks), "risk");
         let notes = words::notes(self.report);
         self.items("note", notes.iter().map(ToString::to_string), self.limit(|r| r.notes), "note");
@@ -379,6 +385,14 @@ impl<'a> Page<'a> {
         }
         if let Some(elsewhere) = sorted.elsewhere {
             self.finding(1, elsewhere);
+        }
+        if !self.report.logs.is_empty() {
+            let _ = writeln!(self.out, "{t}what the logs say{t:#} {f}(newest first){f:#}");
+            for line in &self.report.logs {
+                let text = format!("{} {}: {}", log_time(self.report, line.at_ms), clock(line.at_ms), line.text);
+                self.block(&clean(&text));
+            }
+            self.out.push('\n');
         }
         if !self.report.ruled_out.is_empty() {
             let _ = writeln!(self.out, "{t}ruled out{t:#}{f}{}{f:#}", self.partly());
@@ -453,9 +467,10 @@ fn mark(severity: Severity) -> Style {
     }
 }
 
-/// Risks that deserve their full text when nothing is measured.
+/// Risks that deserve their full text when nothing is measured, and the complaint that was handed in.
 fn is_serious(finding: &Finding) -> bool {
-    finding.severity == Severity::Risk && !["blind_instruments", "overcommit", "no_auth"].contains(&finding.id.as_str())
+    let is_asked = finding.severity == Severity::Risk || finding.id == "client_error";
+    is_asked && !["blind_instruments", "overcommit", "no_auth"].contains(&finding.id.as_str())
 }
 
 /// What could not be seen: what would help most first, and each help once.
@@ -477,6 +492,20 @@ fn gaps(report: &Report) -> Vec<&CannotSee> {
 
 fn gap_text(gap: &CannotSee) -> String {
     if gap.grant.is_empty() { gap.why.clone() } else { format!("{} (would help: {})", gap.why, gap.grant) }
+}
+
+/// How long before the report a log line was written. Logs and samples have clocks of their own, and one without its zone may be hours
+/// ahead.
+fn log_time(report: &Report, at_ms: u64) -> String {
+    const APART_MS: u64 = 60_000;
+    let window_ms = (report.window_s.max(0.0) * 1000.0) as u64;
+    let ends = report.at_ms.saturating_add(window_ms).saturating_add(APART_MS);
+    match () {
+        () if at_ms <= report.at_ms => ago(report.at_ms, at_ms),
+        () if at_ms > ends => "later than this report, by its own clock".into(),
+        () if window_ms == 0 => "just now".into(),
+        () => "in the window".into(),
+    }
 }
 
 /// `14:03:59` UTC, the way evidence is stamped.

@@ -111,6 +111,7 @@ fn ok_is_said_for_nothing_found_alone() {
     report.findings.clear();
     for (conclusion, word) in [
         (Conclusion::Causes, "causes"),
+        (Conclusion::NoServer, "no server"),
         (Conclusion::Unreachable, "unreachable"),
         (Conclusion::Blind, "blind"),
         (Conclusion::Idle, "idle"),

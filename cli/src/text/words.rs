@@ -15,12 +15,19 @@ pub fn severity_words(finding: &Finding) -> &'static str {
             "the next client to connect would wait or fail"
         }
         Severity::Critical => "requests are being lost",
+        // A message is of its own time: nothing of it was measured in the window.
+        _ if is_message(finding) => "requests failed when the message was written",
         Severity::High => "it costs a lot now",
         Severity::Medium => "it costs something now",
         Severity::Low => "it costs a little now",
         Severity::Risk => "it costs nothing now and could later",
         Severity::Info => "worth knowing",
     }
+}
+
+/// Whether it was read from a client's error message.
+fn is_message(finding: &Finding) -> bool {
+    ["client_thread_pool", "client_unread_replies", "client_pool_exhausted"].contains(&finding.id.as_str())
 }
 
 /// How sure, in words. Only what is of now was measured in the window.
@@ -87,6 +94,10 @@ pub fn verdict(report: &Report) -> (Style, &'static str, String) {
                     plural(could as usize, "rule")
                 ),
             )
+        }
+        Conclusion::NoServer => {
+            let help = "give its URL as well to have the servers looked at";
+            (style::WARN, "no server", format!("what stands here is from what was handed in alone; {help}"))
         }
         Conclusion::Unreachable => {
             let nodes = &report.deployment.nodes;
@@ -165,6 +176,7 @@ pub fn closing(report: &Report) -> String {
         return format!("{certainty}{more}: {}.", first.title.trim_end_matches('.'));
     }
     match report.verdict {
+        Conclusion::NoServer => "Nothing can be concluded about the servers: none was looked at.".into(),
         Conclusion::Unreachable => "Could not look: no server answered.".into(),
         Conclusion::Blind => "Nothing can be concluded: what was not found may be there.".into(),
         Conclusion::Idle => "Nothing can be concluded: look again while it is slow.".into(),
@@ -178,6 +190,9 @@ pub fn closing(report: &Report) -> String {
 /// What was looked at; where, and for how long.
 pub fn head(report: &Report) -> (String, String) {
     let d = &report.deployment;
+    if d.url.is_empty() && d.nodes.is_empty() {
+        return (d.text.clone(), String::new());
+    }
     (d.text.clone(), format!("at {}, {}", d.url, window(report)))
 }
 

@@ -5,6 +5,7 @@ Each part runs until it is killed. A reply that is an error is what some of them
 
 import random
 import sys
+import threading
 import time
 
 import redis
@@ -93,7 +94,101 @@ def queue(per_s):
     forever(1 / float(per_s), lambda: (r.rpush("queue", "job"), r.blpop("queue", timeout=1)))
 
 
+def threads(number, body):
+    """The same in several threads, as a web server's workers do it."""
+    for _ in range(int(number) - 1):
+        threading.Thread(target=forever, args=(0.002, body), daemon=True).start()
+    forever(0.002, body)
+
+
+def selects(number):
+    """A pool of raw connections, each of which is pointed at the tenant's database before each use."""
+    r = connect()
+
+    def body():
+        r.execute_command("SELECT", 0)
+        r.incr("{t2}requests")
+
+    threads(number, body)
+
+
+def poll(number):
+    """Consumers of a stream's group that ask without BLOCK."""
+    r = connect()
+    r.xgroup_create("orders", "g", id="$", mkstream=True)
+    threads(number, lambda: r.xreadgroup("g", "c", {"orders": ">"}, count=10))
+
+
+def cache(pages, ttl_ms):
+    """Cache-aside in batches: what is missing is computed and written back."""
+    r = connect()
+
+    def body():
+        with r.pipeline(transaction=False) as p:
+            names = [f"{{t2}}:page:{random.randrange(int(pages))}" for _ in range(20)]
+            for name in names:
+                p.get(name)
+            missing = [name for name, page in zip(names, p.execute()) if page is None]
+            for name in missing:
+                p.set(name, "x" * 500, px=int(ttl_ms))
+            p.execute()
+
+    forever(0.005, body)
+
+
+def eval_each_time(number):
+    """A script of some kB, without register_script."""
+    r = connect()
+    text = "-- what this script is for\n" * 150 + "return redis.call('INCR', KEYS[1])"
+    threads(number, lambda: r.eval(text, 1, "{t2}calls"))
+
+
+def transaction(number):
+    """redis-py's own helper, which tries again until no other client came between."""
+    r = connect()
+
+    def take(p):
+        left = int(p.get("{t2}stock") or 0)
+        time.sleep(0.001)
+        p.multi()
+        p.set("{t2}stock", left + 1)
+
+    threads(number, lambda: r.transaction(take, "{t2}stock"))
+
+
+def publish(number, seconds):
+    r = connect()
+
+    def body():
+        with r.pipeline(transaction=False) as p:
+            for _ in range(int(number)):
+                p.publish("news", "it has begun")
+            p.execute()
+
+    forever(float(seconds), body)
+
+
+def import_all(number):
+    """A pipeline is a transaction unless it is told otherwise."""
+    r = connect()
+
+    def body():
+        with r.pipeline() as p:
+            for i in range(int(number)):
+                p.set(f"{{t2}}:row:{i}", "x" * 20)
+            p.execute()
+
+    forever(0.01, body)
+
+
 {
+    "cache": cache,
+    "eval_each_time": eval_each_time,
+    "import_all": import_all,
+    "poll": poll,
+    "publish": publish,
+    "selects": selects,
+    "transaction": transaction,
     "keys": keys,
     "smembers": smembers,
     "script": script,

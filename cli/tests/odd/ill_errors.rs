@@ -19,7 +19,7 @@ pub const CASES: &[Ill] = &[
     Ill {
         name: "rights_withdrawn",
         how: "an ACL user that may only read keeps writing: NOPERM for 60 % of its commands",
-        first: "error_flood",
+        first: "acl_denials",
         make: rights_withdrawn,
     },
     Ill {
@@ -31,13 +31,13 @@ pub const CASES: &[Ill] = &[
     Ill {
         name: "directory_removed",
         how: "the data directory is removed, a BGSAVE fails, writes are refused: MISCONF",
-        first: "error_flood",
+        first: "saves_failing",
         make: directory_removed,
     },
     Ill {
         name: "no_replica_to_write_with",
         how: "min-replicas-to-write 1 on a server without replicas: NOREPLICAS",
-        first: "error_flood",
+        first: "min_replicas_refusing",
         make: no_replica_to_write_with,
     },
     Ill {

@@ -74,7 +74,7 @@ fn neighbour_on_its_core(stage: &mut Stage) -> Made {
 }
 
 /// One server in the first of two zones, on wires that take 2 ms across.
-fn two_zones(stage: &mut Stage) -> Result<Rc<Lab>, &'static str> {
+pub fn two_zones(stage: &mut Stage) -> Result<Rc<Lab>, &'static str> {
     let text =
         "[[zone]]\nname = \"here\"\nhosts = 1\n[[zone]]\nname = \"there\"\nhosts = 1\n[between]\nrtt = \"2ms\"\n";
     let mut topology = Topology::parse(text).expect("our own text");

@@ -44,7 +44,7 @@ pub const CASES: &[Ill] = &[
     Ill {
         name: "always_on_a_slow_disk",
         how: "appendfsync always on a disk that syncs in 150 ms (a preload of ours)",
-        first: "aof_fsync_stall",
+        first: "fsync_always",
         make: always_on_a_slow_disk,
     },
     Ill {

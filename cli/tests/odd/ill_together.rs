@@ -20,8 +20,14 @@ pub const CASES: &[Ill] = &[
     Ill {
         name: "replica_buffer_of_1_mb",
         how: "client-output-buffer-limit replica 1mb, 20 MB/s of writes, a replica that wants 60 MB",
-        first: "full_resync_loop",
+        first: "replica_buffer_kill",
         make: replica_buffer_of_1_mb,
+    },
+    Ill {
+        name: "history_lost_again_and_again",
+        how: "DEBUG CHANGE-REPL-ID on the master every 700 ms and a cut link, as a master that restarts without its data has it",
+        first: "full_resync_loop",
+        make: history_lost_again_and_again,
     },
     Ill {
         name: "backlog_of_1_mb",
@@ -172,6 +178,21 @@ fn replica_buffer_of_1_mb(stage: &mut Stage) -> Made {
     stage.server(&[&of[..], &[("replicaof", replicaof.as_str())]].concat());
     let mut c = open(&master);
     until("a second full sync", || info(&mut c, "stats").is_ok_and(|i| i.number("sync_full") >= Some(2.0)));
+    Ok(())
+}
+
+fn history_lost_again_and_again(stage: &mut Stage) -> Made {
+    let debug: &[(&str, &str)] = if stage.since((7, 0)) { &[("enable-debug-command", "yes")] } else { &[] };
+    let pair = stage.pair(debug);
+    fill(&pair.nodes[0], 5_000, |i| words(&["SET", &format!("page:{i}"), &"x".repeat(1000)]));
+    let mut operator = Client::of(&pair.nodes[0]);
+    stage.work(move |on| {
+        let _ = operator.call(&["DEBUG", "CHANGE-REPL-ID"]);
+        let _ = operator.call(&["CLIENT", "KILL", "TYPE", "replica"]);
+        on.pause(ms(700));
+    });
+    let mut c = open(&pair.nodes[0]);
+    until("a third full sync", || info(&mut c, "stats").is_ok_and(|i| i.number("sync_full") >= Some(3.0)));
     Ok(())
 }
 

@@ -56,6 +56,26 @@ impl Group {
         })
     }
 
+    /// No more than this much memory for what it allocates from now on, and for whoever joins it.
+    pub fn with_memory(pid: u32, bytes: u64) -> Result<Group, &'static str> {
+        Group::make(mount("cgroup", Some("memory")).or_else(|| mount("cgroup2", None)), pid, |dir| {
+            let v2 = dir.join("memory.max");
+            let file = if v2.exists() { v2 } else { dir.join("memory.limit_in_bytes") };
+            fs::write(file, bytes.to_string())
+        })
+    }
+
+    /// The file that a process joins the group by.
+    pub fn door(&self) -> PathBuf {
+        self.dir.join("cgroup.procs")
+    }
+
+    /// What is charged to its memory.
+    pub fn charged(&self) -> u64 {
+        let read = |file: &str| fs::read_to_string(self.dir.join(file)).ok()?.trim().parse().ok();
+        read("memory.current").or_else(|| read("memory.usage_in_bytes")).unwrap_or(0)
+    }
+
     /// Frozen, as `docker pause` does it. The freezer of cgroup v2 only: what it holds can still be killed.
     pub fn frozen(pid: u32) -> Result<Group, &'static str> {
         let group = Group::make(mount("cgroup2", None), pid, |dir| fs::metadata(dir.join("cgroup.freeze")).map(drop))?;

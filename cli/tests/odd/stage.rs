@@ -25,6 +25,8 @@ pub type Make = fn(&mut Stage) -> Made;
 
 /// How long the doctor looks.
 pub const WINDOW: &str = "3s";
+/// The same, for others.
+pub const WINDOW_TIME: Duration = Duration::from_secs(3);
 
 /// What clients look at between two commands.
 #[derive(Clone, Default)]
@@ -256,6 +258,11 @@ impl Stage {
         self.password = server.target().password.map(|p| p.reveal().to_string());
     }
 
+    /// The password that the doctor comes with.
+    pub fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
     /// Has the doctor come as this user.
     pub fn as_user(&mut self, user: &str, password: &str) {
         self.url = self.url.replacen("redis://", &format!("redis://{user}@"), 1);
@@ -364,7 +371,7 @@ impl Stage {
         command.args(&self.arguments).args(more).env_remove("UNSLOW_PASSWORD");
         command.envs(self.password.iter().map(|p| ("UNSLOW_PASSWORD", p)));
         if let Some(dir) = std::env::var_os("UNSLOW_RECORD") {
-            command.arg("--save").arg(std::path::PathBuf::from(dir).join(format!("odd_{name}.json")));
+            command.arg("--save").arg(std::path::PathBuf::from(dir).join(format!("{name}.json")));
         }
         let noise = Noise::watch();
         let output = command.output().expect("the binary runs");

@@ -63,8 +63,8 @@ fn most_commands_are_denied_by_acl() {
     let run = settled(&server.url(), &["--window", "2s"]);
     drop(denied);
     assert_not_earned(&run);
-    // Refusals by ACL are errors like others (E16).
-    assert_eq!((run.verdict(), run.reports("error_flood")), ("causes", true), "{run}");
+    // Refusals by ACL are failures like others (E16), and have a finding of their own.
+    assert_eq!((run.verdict(), run.reports("acl_denials")), ("causes", true), "{run}");
     assert!(run.json["findings"].to_string().contains("NOPERM"), "{run}");
 }
 

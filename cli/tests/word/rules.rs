@@ -154,7 +154,7 @@ fn full_syncs_cut_off_by_a_small_buffer_are_a_finding_of_their_own() {
     let run = settled(&master.url(), &["--no-host", "--window", "6s"]);
     drop(writes);
     assert_eq!(run.verdict(), "causes", "{run}");
-    assert!(run.above_risk().contains(&"full_resync_loop"), "{run}");
+    assert!(run.above_risk().contains(&"replica_buffer_kill"), "{run}");
     // With a backlog larger than the data set a full copy is the cheaper way.
     let info = info(&mut master.connect_with(&options(2)).expect("it answers"), "memory").expect("INFO");
     let most = info.number("used_memory_peak").expect("a number");

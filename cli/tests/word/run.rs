@@ -10,7 +10,7 @@ use crate::common::{stderr, stdout, unseen, unslow};
 
 /// From the least to the worst.
 const SEVERITIES: [&str; 6] = ["info", "risk", "low", "medium", "high", "critical"];
-const VERDICTS: [&str; 6] = ["causes", "risks", "none_found", "idle", "blind", "unreachable"];
+const VERDICTS: [&str; 7] = ["causes", "risks", "none_found", "idle", "blind", "unreachable", "no_server"];
 
 pub struct Run {
     pub json: Value,
@@ -79,7 +79,7 @@ impl Run {
     pub fn assert_status_fits(&self) {
         let expected = match self.verdict() {
             "causes" => 1,
-            "blind" | "unreachable" => 2,
+            "blind" | "unreachable" | "no_server" => 2,
             _ => 0,
         };
         assert_eq!(self.status, Some(expected), "{self}");

@@ -110,7 +110,8 @@ fn worth(finding: &Finding) -> (f64, f64) {
 }
 
 /// Causes that are settings: what was over before the window began had them too.
-const SETTINGS: &[&str] = &["backlog_too_small", "node_timeout_margin", "save_too_often", "sentinel_down_after"];
+const SETTINGS: &[&str] =
+    &["backlog_too_small", "fsync_always", "node_timeout_margin", "save_too_often", "sentinel_down_after"];
 
 /// Whether a cause was there in time: what is known of the window alone explains nothing that was over before it.
 fn in_time(cause: &Finding, effect: &Finding) -> bool {

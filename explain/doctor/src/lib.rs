@@ -6,6 +6,7 @@
 
 mod chain;
 mod finding;
+mod logs;
 pub mod measure;
 mod report;
 mod rules;
@@ -13,6 +14,7 @@ mod rules;
 pub use finding::{
     Affected, Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of,
 };
+pub use logs::LogLine;
 pub use report::{
     Answer, Answered, CannotSee, Change, Conclusion, DeploymentSummary, Diff, Looked, NodeSummary, Report, SCHEMA,
     diagnose, diff,

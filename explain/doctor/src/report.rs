@@ -8,7 +8,8 @@ use unslow_facts::{Cost, Facts, Gap, Lack, Node};
 use unslow_topology::DeploymentKind;
 
 use crate::measure::{USED_OPS, sentinel_greetings};
-use crate::{Finding, Severity, Verdict, When, chain, rules};
+use crate::rules::OF_CLIENTS;
+use crate::{Finding, LogLine, Rule, Severity, Verdict, When, chain, logs, rules};
 
 /// Version of the report's JSON.
 pub const SCHEMA: &str = "unslow.doctor/1";
@@ -50,6 +51,9 @@ pub struct Report {
     pub ruled_out: Vec<String>,
     /// What could not be looked at.
     pub cannot_see: Vec<CannotSee>,
+    /// What the servers' logs say, the newest first.
+    #[serde(default)]
+    pub logs: Vec<LogLine>,
     /// What looking cost.
     pub cost: Cost,
 }
@@ -60,6 +64,8 @@ pub struct Report {
 pub enum Conclusion {
     /// Something costs now: findings above risk.
     Causes,
+    /// No server was looked at: what is said is of error messages and logs alone.
+    NoServer,
     /// No server answered, or the diagnosis failed as a whole.
     Unreachable,
     /// Too much is denied to this user: what was not found may be there.
@@ -167,16 +173,20 @@ pub struct CannotSee {
 
 /// Judges facts. `only` limits it to some rules; empty is all.
 pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
-    let rules: Vec<_> =
-        rules::ALL.iter().filter(|r| only.is_empty() || only.iter().any(|o| o == r.id)).copied().collect();
+    // Of words alone nothing can be said about servers: rules about them are not asked, unless by name.
+    let is_asked = |id: &str| match only {
+        [] => !facts.of_words_alone() || OF_CLIENTS.contains(&id),
+        some => some.iter().any(|o| o == id),
+    };
+    let rules: Vec<_> = rules::ALL.iter().filter(|r| is_asked(r.id)).copied().collect();
     let (mut present, mut ruled_out, mut cannot_see) = (Vec::new(), Vec::new(), Vec::new());
     let mut answers = Vec::new();
     // Where no server was measured nothing is ruled out either.
     let measured = facts.live().next().is_some();
     for rule in &rules {
-        let (answer, text) = match (rule.check)(facts) {
+        let (answer, text) = match verdict_of(rule, facts) {
             Verdict::NotHere => (Answered::NotHere, String::new()),
-            Verdict::Absent(text) if measured => {
+            Verdict::Absent(text) if measured || OF_CLIENTS.contains(&rule.id) => {
                 ruled_out.push(text.clone());
                 (Answered::Absent, text)
             }
@@ -186,9 +196,10 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
                 (Answered::Unknown, gap.why)
             }
             Verdict::Present(finding) => {
-                let recheck = format!("unslow doctor {} --only {}", facts.url, rule.id);
+                let recheck = recheck(facts, rule.id);
                 let title = finding.title.clone();
-                present.push(Finding { id: rule.id.into(), recheck, ..*finding });
+                let finding = logs::beside(*finding, facts, rule.id);
+                present.push(Finding { id: rule.id.into(), recheck, ..finding });
                 (Answered::Present, title)
             }
         };
@@ -201,14 +212,16 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
             Some(proxy) => format!("what stands behind {proxy} was not measured"),
             None => format!("{unmeasured} of {} servers could not be measured", facts.nodes.len()),
         };
-        for answer in answers.iter_mut().filter(|a| a.answer == Answered::Absent) {
+        let of_servers = |a: &&mut Answer| a.answer == Answered::Absent && !OF_CLIENTS.contains(&a.id.as_str());
+        for answer in answers.iter_mut().filter(of_servers) {
             (answer.answer, answer.text) = (Answered::Unknown, format!("{whom}; on the others: {}", answer.text));
         }
     }
     cannot_see.extend(unseen(facts));
     let mut findings = chain::fold(present, rules::ALL);
     // "Not your Redis" is said only when nothing measured says otherwise.
-    if findings.iter().any(|f| f.id != "not_your_redis" && f.severity > Severity::Risk) {
+    let against = |f: &Finding| f.id != "not_your_redis" && !OF_CLIENTS.contains(&f.id.as_str());
+    if findings.iter().any(|f| against(f) && f.severity > Severity::Risk) {
         findings.retain(|f| f.id != "not_your_redis" || f.severity > Severity::Risk);
     }
     let looked = looked(&answers);
@@ -219,7 +232,7 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
         window_s: facts.window_s,
         cut_short: facts.cut_short,
         through: facts.through.clone(),
-        verdict: conclusion(facts, &findings, &answers, &cannot_see, !only.is_empty()),
+        verdict: conclusion(facts, &findings, &answers, !only.is_empty()),
         error: None,
         looked,
         only: if only.is_empty() { Vec::new() } else { answers },
@@ -227,8 +240,24 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
         findings,
         ruled_out,
         cannot_see,
+        logs: logs::told(facts),
         cost: facts.cost.clone(),
     }
+}
+
+/// A rule about servers cannot look where there are words alone.
+fn verdict_of(rule: &Rule, facts: &Facts) -> Verdict {
+    if facts.of_words_alone() && !OF_CLIENTS.contains(&rule.id) {
+        return Verdict::unknown(Lack::Answer, "no server was looked at", "the URL of one");
+    }
+    (rule.check)(facts)
+}
+
+/// The command that shows whether a finding is still there. What a message said stays so: it takes a new one.
+fn recheck(facts: &Facts, id: &str) -> String {
+    let server = if facts.url.is_empty() { String::new() } else { format!(" {}", facts.url) };
+    let message = if OF_CLIENTS.contains(&id) { " --client-error FILE" } else { "" };
+    format!("unslow doctor{server}{message} --only {id}")
 }
 
 impl Report {
@@ -265,24 +294,28 @@ fn looked(answers: &[Answer]) -> Looked {
     Looked { rules: about.len() as u32, could: (about.len() - could_not.len()) as u32, could_not }
 }
 
-/// Of the rules that this deployment has something for, so many that lack a right leave the doctor blind.
-const BLIND_SHARE: f64 = 0.1;
+/// So many of a server's sources denied to this user leave the doctor blind: settings, the slow log, its clients, its view of the
+/// cluster. One alone hides some causes and is said as that; managed services deny CONFIG and show all the rest. Sources are
+/// counted and not rules, whose number says nothing about what is hidden.
+const BLIND_SOURCES: usize = 2;
 
-fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], unseen: &[CannotSee], only: bool) -> Conclusion {
+fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], only: bool) -> Conclusion {
     if findings.iter().any(|f| f.severity_now() > Severity::Risk) {
         return Conclusion::Causes;
     }
-    if facts.live().next().is_none() && facts.through.is_none() && facts.nodes.iter().all(|n| n.unreachable.is_some()) {
+    let alone = facts.of_words_alone();
+    if alone && !only {
+        return Conclusion::NoServer;
+    }
+    let no_answer = facts.live().next().is_none() && facts.nodes.iter().all(|n| n.unreachable.is_some());
+    if !alone && facts.through.is_none() && no_answer {
         return Conclusion::Unreachable;
     }
-    let lacks_rights =
-        |a: &&Answer| a.answer == Answered::Unknown && unseen.iter().any(|c| c.id == a.id && c.lack == Lack::Rights);
-    let about = answers.iter().filter(|a| a.answer != Answered::NotHere).count();
-    let denied = answers.iter().filter(lacks_rights).count();
     let denied_all = |n: &Node| n.away == Some(Lack::Rights) || n.unreachable.is_none() && n.last.is_none();
     let no_info = facts.nodes.iter().any(denied_all);
     // Behind a proxy nothing was seen: what it says of itself is no word about the servers.
-    let blind = no_info || facts.through.is_some() || denied as f64 > BLIND_SHARE * about as f64;
+    let denied = facts.live().map(denied_sources).max().unwrap_or(0);
+    let blind = no_info || facts.through.is_some() || denied >= BLIND_SOURCES;
     let idle = is_idle(facts);
     let risks = findings.iter().any(|f| f.severity_now() == Severity::Risk);
     // A question about some rules is answered by them: whether anyone is there is the asker's to know.
@@ -299,6 +332,12 @@ fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], unseen: &
         (.., true) => Conclusion::Risks,
         _ => Conclusion::NoneFound,
     }
+}
+
+/// How many of a server's sources its user may not see.
+fn denied_sources(node: &Node) -> usize {
+    let gaps = [node.config.refused(), node.slowlog.refused(), node.clients.refused(), node.cluster.refused()];
+    gaps.into_iter().flatten().filter(|gap| gap.lack == Lack::Rights).count()
 }
 
 /// Whether no application uses the deployment: its servers were measured, and hardly anything was asked of them.
@@ -459,6 +498,7 @@ fn summary(facts: &Facts) -> DeploymentSummary {
         }
     };
     let silent = nodes.iter().filter(|n| n.unreachable.is_some()).count();
+    let text = if facts.of_words_alone() { "no server, messages and logs alone".into() } else { text };
     let text = if silent > 0 { format!("{text}, {} not answering", plural(silent, "node")) } else { text };
     DeploymentSummary {
         url: facts.url.clone(),

@@ -257,11 +257,14 @@ fn sentinel(flags: &str, ckquorum: &str) -> SentinelNode {
         epoch: 1,
         ckquorum: ckquorum.into(),
         answered_at_ms: None,
+        others: None,
+        replicas: None,
     };
     SentinelNode {
         address: "10.0.0.5:26379".into(),
         unreachable: None,
         version: "Redis 7.2.4".into(),
+        tilt: None,
         groups: vec![group],
     }
 }

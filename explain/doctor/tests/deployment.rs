@@ -12,6 +12,12 @@ mod past;
 /// B10, E23, E24: settings, placement, and remedies that fit the deployment.
 #[path = "deployment/placed.rs"]
 mod placed;
+/// Sentinels.
+#[path = "deployment/sentinels.rs"]
+mod sentinels;
+/// Votes, and replicas that may take over.
+#[path = "deployment/votes.rs"]
+mod votes;
 
 use common::{NOW_MS, deployment, node, seen};
 use unslow_doctor::{Currency, Finding};
@@ -142,11 +148,14 @@ fn sentinel(n: usize, flags: &str) -> SentinelNode {
         epoch: 0,
         ckquorum: "OK 3 usable Sentinels. Quorum and failover authorization can be reached".into(),
         answered_at_ms: None,
+        others: None,
+        replicas: None,
     };
     SentinelNode {
         address: format!("10.0.0.{n}:26379"),
         unreachable: None,
         version: String::new(),
+        tilt: None,
         groups: vec![group],
     }
 }

@@ -1,14 +1,15 @@
 //! Facts recorded on real servers, judged again: the rule whose fault was injected comes first, and healthy
 //! deployments have nothing above risk. Milliseconds, no server.
 //!
-//! To record the facts again: `UNSLOW_RECORD=$PWD/explain/doctor/tests/facts cargo xtask test injected`.
+//! To record the facts again: `UNSLOW_RECORD=$PWD/explain/doctor/tests/facts cargo xtask test injected`. Those of rules that cannot
+//! be injected here are recordings too, with the figures of the fault written in by hand.
 
 #![allow(clippy::disallowed_methods)] // rules may not read files; their tests must
 
 use std::path::PathBuf;
 
 use unslow_doctor::measure::{outside_us, traffic_us, turns};
-use unslow_doctor::{ALL, Injected, Remedy, Report, Severity, diagnose};
+use unslow_doctor::{ALL, Answered, Injected, Remedy, Report, Severity, diagnose};
 use unslow_facts::{Facts, Gap, Lack, Seen};
 
 fn facts(name: &str) -> Facts {
@@ -25,6 +26,14 @@ fn first(report: &Report) -> &str {
 fn names_the_injected_fault_first() {
     for rule in ALL.iter().filter(|r| matches!(r.injected, Injected::Yes)) {
         assert_eq!(first(&diagnose(&facts(rule.id), &[])), rule.id);
+    }
+}
+
+#[test]
+fn what_cannot_be_injected_here_is_told_by_its_facts() {
+    for rule in ALL.iter().filter(|r| matches!(r.injected, Injected::No(_))) {
+        let report = diagnose(&facts(rule.id), &[rule.id.to_string()]);
+        assert_eq!(report.only[0].answer, Answered::Present, "{}: {}", rule.id, report.only[0].text);
     }
 }
 

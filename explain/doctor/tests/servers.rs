@@ -97,17 +97,43 @@ fn the_share_is_the_true_one_and_its_formula_adds_up() {
     for (node, share, formula) in [
         (ended(10_000, 3000, 0, "WRONGTYPE"), "30 %", "3000 failed / 10000 asked for = 30 %"),
         (ended(6900, 0, 3100, "OOM"), "31 %", "3100 failed / 10000 asked for = 31 %"),
-        (ended(3900, 0, 6100, "NOPERM"), "61 %", "6100 failed / 10000 asked for = 61 %"),
+        (ended(3900, 0, 6100, "NOAUTH"), "61 %", "6100 failed / 10000 asked for = 61 %"),
     ] {
         let found = finding(&alone(node), "error_flood");
         assert!(found.title.starts_with(share), "{}", found.title);
         assert_eq!(found.gain.formula, formula);
     }
+    let denied = alone(ended(3900, 0, 6100, "NOPERM"));
+    let found = finding(&denied, "acl_denials");
+    assert!(found.title.starts_with("61 %"), "{}", found.title);
+    assert_eq!(found.gain.formula, "6100 denied / 10000 asked for = 61 %");
+    assert_eq!(answer(&denied, "error_flood"), Answered::Absent, "told once");
     let cluster = deployment(DeploymentKind::Cluster, vec![ended(1000, 0, 2000, "MOVED")]);
     let found = finding(&cluster, "redirect_storm");
     assert!(found.title.starts_with("67 %"), "{}", found.title);
     assert!(found.gain.formula.contains("/ 3000 asked for = 67 %"), "{}", found.gain.formula);
     assert_eq!(answer(&cluster, "error_flood"), Answered::Absent, "redirects are no failures");
+}
+
+#[test]
+fn denied_commands_are_told_once_and_other_errors_beside_them() {
+    let both = |denied: u64, wrong: u64| {
+        let after = lines(&[("total_commands_processed", 10_000.0)])
+            + &command("get", 10_000, 10_000, denied, wrong)
+            + &errors("NOPERM", denied)
+            + &errors("WRONGTYPE", wrong);
+        alone(server("7.0.15", &after))
+    };
+    // Each is a flood.
+    let facts = both(2000, 1000);
+    assert!(finding(&facts, "acl_denials").title.contains("2,000 x NOPERM"));
+    let found = finding(&facts, "error_flood");
+    assert!(found.title.contains("1,000 x WRONGTYPE") && !found.title.contains("NOPERM"), "{}", found.title);
+    assert!(found.remedies.iter().all(|r| !r.text.contains("NOPERM")), "{:?}", found.remedies);
+    // Neither is one by itself, both are together.
+    let facts = both(80, 80);
+    assert_eq!(answer(&facts, "acl_denials"), Answered::Absent);
+    assert!(finding(&facts, "error_flood").remedies.iter().any(|r| r.text.contains("NOPERM")));
 }
 
 /// A server whose clients connect `new` times and send `gets` commands; `unknown` errors that no command's counters hold.
@@ -163,8 +189,8 @@ fn own_denials_are_not_told_and_those_of_others_are() {
         node.own.errors.insert("NOPERM".into(), own);
         alone(node)
     };
-    assert_eq!(answer(&with(500, 500), "error_flood"), Answered::Absent);
-    let found = finding(&with(1000, 400), "error_flood");
+    assert_eq!(answer(&with(500, 500), "acl_denials"), Answered::Absent);
+    let found = finding(&with(1000, 400), "acl_denials");
     assert!(found.title.contains("600 x NOPERM"), "{}", found.title);
     let all = commands(&found);
     assert!(all.contains("redis-cli -h 10.0.0.1 -p 6379 ACL LOG 10") && all.contains("+set"), "{all}");
@@ -192,7 +218,6 @@ fn every_kind_of_error_has_a_remedy_that_names_the_server() {
         "MASTERDOWN",
         "LOADING",
         "CLUSTERDOWN",
-        "NOPERM",
         "NOAUTH",
         "WRONGPASS",
         "WRONGTYPE",

@@ -77,6 +77,22 @@ fn a_user_without_rights_gets_no_all_clear() {
     assert_eq!((report.verdict, report.ruled_out.len()), (Conclusion::Blind, 0));
 }
 
+/// What managed services deny; the number of rules that read settings is nobody's business.
+#[test]
+fn one_denied_source_is_a_gap_and_two_leave_the_doctor_blind() {
+    let denied = || Gap::new(Lack::Rights, "denied to this user", "");
+    let mut node = server(10_000);
+    node.config = Seen::No(denied());
+    let report = standalone(node.clone());
+    assert!(matches!(report.verdict, Conclusion::NoneFound | Conclusion::Risks), "{:?}", report.verdict);
+    assert!(!report.looked.could_not.is_empty());
+    node.slowlog = Seen::No(denied());
+    assert_eq!(standalone(node.clone()).verdict, Conclusion::Blind);
+    // An old version is not a right.
+    node.slowlog = Seen::No(Gap::new(Lack::Version, "this server has no SLOWLOG", ""));
+    assert_ne!(standalone(node).verdict, Conclusion::Blind);
+}
+
 #[test]
 fn a_cause_outranks_every_other_verdict() {
     let mut node = server(0);

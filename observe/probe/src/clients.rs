@@ -16,7 +16,7 @@ const WHOLE_MAX: u64 = 400;
 const WINDOW: u64 = 64;
 /// Questions.
 const WINDOWS: u64 = 24;
-/// Rows with more bytes than this waiting are kept by themselves.
+/// Rows with more bytes than this waiting to be read, or half sent, are kept by themselves.
 const OUTPUT_NOTABLE_BYTES: u64 = 256 << 10;
 /// Rows kept by themselves, at most.
 const NOTABLE_MOST: usize = 50;
@@ -91,9 +91,10 @@ fn digest(text: &str, total: u64, sampled: bool) -> Clients {
         rows.insert(row.id, row);
     }
     let listed = rows.len() as u64;
+    let held = |r: &ClientRow| r.output_bytes.max(r.query_bytes);
     let mut notable: Vec<ClientRow> =
-        rows.into_values().filter(|r| r.flags.contains('O') || r.output_bytes > OUTPUT_NOTABLE_BYTES).collect();
-    notable.sort_by_key(|r| std::cmp::Reverse((r.flags.contains('O'), r.output_bytes)));
+        rows.into_values().filter(|r| r.flags.contains('O') || held(r) > OUTPUT_NOTABLE_BYTES).collect();
+    notable.sort_by_key(|r| std::cmp::Reverse((r.flags.contains('O'), held(r))));
     notable.truncate(NOTABLE_MOST);
     let mut groups: Vec<ClientGroup> = groups.into_values().collect();
     groups.sort_by_key(|g| std::cmp::Reverse(g.count));
@@ -117,6 +118,9 @@ fn row(line: &str) -> ClientRow {
             "age" => row.age_s = number(),
             "idle" => row.idle_s = number(),
             "omem" => row.output_bytes = number(),
+            "qbuf" | "qbuf-free" | "argv-mem" | "multi-mem" => {
+                row.query_bytes = row.query_bytes.saturating_add(number())
+            }
             _ => {}
         }
     }
@@ -175,5 +179,13 @@ mod tests {
         let ids: Vec<u64> = clients.notable.iter().map(|r| r.id).take(3).collect();
         assert_eq!(ids, [3, 99, 98]);
         assert!(clients.notable.iter().all(|r| r.id > 2), "small buffers are not notable");
+    }
+
+    #[test]
+    fn half_sent_requests_are_notable_by_all_that_is_held_of_them() {
+        let text = "id=7 addr=h:1 flags=N qbuf=900000 qbuf-free=100000 argv-mem=24 omem=0 cmd=NULL\n\
+                    id=8 addr=h:2 flags=N qbuf=26 qbuf-free=20448 argv-mem=10 omem=0 cmd=get\n";
+        let notable = digest(text, 2, false).notable;
+        assert_eq!(notable.iter().map(|r| (r.id, r.query_bytes)).collect::<Vec<_>>(), [(7, 1_000_024)]);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use unslow_client::{Error, ErrorKind};
-use unslow_facts::{Gap, Lack, Node, Seen};
+use unslow_facts::{Gap, Lack, LaterView, Node, Seen};
 use unslow_topology::ClusterView;
 
 use crate::ask::{Ask, seen};
@@ -31,8 +31,17 @@ pub fn look(ask: &mut Ask, node: &mut Node, level: (u32, u32)) {
         ));
         return;
     }
-    let view = ask.call(&["CLUSTER", "NODES"]).and_then(|v| {
-        ClusterView::parse(&v.text().unwrap_or_default()).map_err(|e| Error::new(ErrorKind::Reply, e.to_string()))
-    });
-    node.cluster = seen(view, "CLUSTER NODES");
+    node.cluster = seen(nodes(ask), NODES);
+}
+
+/// At the end of the window, of a node that was asked at its start: it costs the same again.
+pub fn again(ask: &mut Ask, before: &ClusterView) -> Seen<LaterView> {
+    seen(nodes(ask).map(|now| LaterView::of(before, now)), NODES)
+}
+
+const NODES: &str = "CLUSTER NODES";
+
+fn nodes(ask: &mut Ask) -> Result<ClusterView, Error> {
+    let reply = ask.call(&["CLUSTER", "NODES"])?;
+    ClusterView::parse(&reply.text().unwrap_or_default()).map_err(|e| Error::new(ErrorKind::Reply, e.to_string()))
 }

@@ -11,11 +11,14 @@ const PARAMETERS: &[&str] = &[
     "activedefrag",
     "appendfsync",
     "appendonly",
+    "auto-aof-rewrite-min-size",
+    "auto-aof-rewrite-percentage",
     "bind",
     "client-output-buffer-limit",
     "cluster-allow-replica-migration",
     "cluster-node-timeout",
     "cluster-port", // the probe's own: peers of the bus are no clients
+    "cluster-replica-no-failover",
     "cluster-replica-validity-factor",
     "cluster-require-full-coverage",
     "hz",
@@ -26,10 +29,12 @@ const PARAMETERS: &[&str] = &[
     "lazyfree-lazy-expire",
     "lazyfree-lazy-server-del",
     "lazyfree-lazy-user-del",
+    "loglevel",
     "maxclients",
     "maxmemory",
     "maxmemory-clients",
     "maxmemory-policy",
+    "min-replicas-max-lag",
     "min-replicas-to-write",
     "no-appendfsync-on-rewrite",
     "notify-keyspace-events",
@@ -39,6 +44,11 @@ const PARAMETERS: &[&str] = &[
     "repl-disable-tcp-nodelay",
     "repl-diskless-sync",
     "repl-timeout",
+    // of replicas; never masterauth, which is a password
+    "masteruser",
+    "replica-priority",
+    "replica-read-only",
+    "replica-serve-stale-data",
     "save",
     "slowlog-log-slower-than",
     "slowlog-max-len",
@@ -47,6 +57,10 @@ const PARAMETERS: &[&str] = &[
     "tcp-keepalive",
     "timeout",
     "tls-port",
+    // memory
+    "active-defrag-cycle-max",
+    "active-defrag-ignore-bytes",
+    "tracking-table-max-keys",
 ];
 
 pub fn look(ask: &mut Ask, level: (u32, u32)) -> Seen<BTreeMap<String, String>> {

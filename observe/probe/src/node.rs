@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use unslow_client::{Error, ErrorKind, Options, Target};
-use unslow_facts::{Lack, Node, Own, Rtt, Sample, Seen};
+use unslow_facts::{Gap, Lack, Node, Own, Rtt, Sample, Seen};
 use unslow_topology::{Info, Member, Role};
 
 use crate::ask::{Ask, Salt, seen};
@@ -226,9 +226,22 @@ impl Run<'_> {
             node.slowlog = log;
         }
         timeline::fill_up(start.begun);
+        self.look_again(ask, node, start.wait);
         node.last = patiently(self.clock, || ask.last(sample))?;
         node.window_s = start.begun.elapsed().as_secs_f64();
         Ok(cut_short)
+    }
+
+    /// The cluster's view a second time, as far as possible from the first: what is only spreading has settled by then.
+    fn look_again(&self, ask: &mut Ask, node: &mut Node, wait: Duration) {
+        let Some(before) = node.cluster.value() else { return };
+        node.cluster_last = match self.clock.over_for(2, wait) {
+            None if !ask.own.stopped_early => cluster::again(ask, before),
+            None => {
+                Seen::No(Gap::new(Lack::Other, "left out, because the server became slower while it was asked", ""))
+            }
+            Some(gap) => Seen::No(gap),
+        };
     }
 
     /// All of them; those that were refused again, a few times and as long as there is time, where the server runs a script past its

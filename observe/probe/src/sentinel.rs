@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use unslow_client::{Error, Options, Target, Value};
-use unslow_facts::{SentinelGroup, SentinelNode};
+use unslow_facts::{Listed, SentinelGroup, SentinelNode, Tilt};
 use unslow_topology::Info;
 
 use crate::ask::Ask;
@@ -12,8 +12,13 @@ use crate::node::patience;
 use crate::now_ms;
 
 pub fn look(address: &str, target: &Target, options: &Options, service: Option<&str>, clock: &Clock) -> SentinelNode {
-    let mut node =
-        SentinelNode { address: address.into(), unreachable: None, version: String::new(), groups: Vec::new() };
+    let mut node = SentinelNode {
+        address: address.into(),
+        unreachable: None,
+        version: String::new(),
+        tilt: None,
+        groups: Vec::new(),
+    };
     if let Err(e) = fill(&mut node, target, options, service, clock) {
         node.unreachable = Some(e.message);
     }
@@ -31,7 +36,14 @@ fn fill(
     // What an answer takes.
     let mut wait = Duration::ZERO;
     if clock.over(wait).is_none() {
-        let info = Info::parse(&ask.call(&["INFO", "server"])?.text().unwrap_or_default());
+        // A Sentinel's INFO is short: all of it is a page.
+        let info = match ask.call(&["INFO"]) {
+            Ok(value) => Info::parse(&value.text().unwrap_or_default()),
+            Err(e) if e.is_fatal() => return Err(e),
+            // Denied to this user: what it watches may not be.
+            Err(_) => Info::default(),
+        };
+        node.tilt = tilt(&info);
         node.version = info.version().map_or(String::new(), |(a, b, c)| format!("{} {a}.{b}.{c}", info.product()));
         wait = ask.waited();
     }
@@ -52,11 +64,27 @@ fn fill(
                 match answer {
                     Ok(value) => value.text().unwrap_or_default(),
                     Err(e) if e.is_fatal() => return Err(e),
-                    Err(e) => e.message,
+                    // Its own words, without the command that we put before them.
+                    Err(e) => e.message.trim_start_matches("SENTINEL CKQUORUM: ").to_string(),
                 }
             }
         };
+        let mut list = |sub: &str| -> Result<Option<Vec<Listed>>, Error> {
+            if clock.over(wait).is_some() {
+                return Ok(None);
+            }
+            let answer = ask.call(&["SENTINEL", sub, &name]);
+            wait = wait.max(ask.waited());
+            match answer {
+                Ok(value) => Ok(Some(value.items().iter().map(listed).collect())),
+                Err(e) if e.is_fatal() => Err(e),
+                Err(_) => Ok(None),
+            }
+        };
+        let (others, replicas) = (list("SENTINELS")?, list("REPLICAS")?);
         node.groups.push(SentinelGroup {
+            others,
+            replicas,
             master: format!("{}:{}", text("ip"), text("port")),
             flags: text("flags"),
             quorum: number("quorum"),
@@ -70,6 +98,23 @@ fn fill(
         });
     }
     Ok(())
+}
+
+fn tilt(info: &Info) -> Option<Tilt> {
+    match info.number("sentinel_tilt")? {
+        on if on > 0.0 => {
+            let since_s = info.number("sentinel_tilt_since_seconds").filter(|s| *s >= 0.0).map(|s| s as u64);
+            Some(Tilt::On { since_s })
+        }
+        _ => Some(Tilt::Off),
+    }
+}
+
+/// One row of SENTINEL SENTINELS or SENTINEL REPLICAS.
+fn listed(row: &Value) -> Listed {
+    let text = |field: &str| row.get(field).and_then(Value::text).unwrap_or_default();
+    let down_ms = row.get("s-down-time").and_then(Value::integer).unwrap_or(0).max(0) as u64;
+    Listed { address: format!("{}:{}", text("ip"), text("port")), flags: text("flags"), down_ms }
 }
 
 #[cfg(test)]
@@ -103,5 +148,44 @@ mod tests {
             (group.service.as_str(), group.master.as_str(), group.ckquorum.as_str()),
             ("main", "10.0.0.1:6379", "")
         );
+    }
+
+    #[test]
+    fn a_sentinel_that_denies_info_still_tells_its_groups() {
+        let target = server(|words| match words {
+            [command, sub, ..] if command == "SENTINEL" && sub == "MASTERS" => {
+                let fields = ["name", "main", "ip", "10.0.0.1", "port", "6379", "flags", "master"].map(bulk).concat();
+                format!("*1\r\n*8\r\n{fields}")
+            }
+            [command, ..] if command == "SENTINEL" => "*0\r\n".into(),
+            [command, ..] if command == "INFO" => "-NOPERM no permissions\r\n".into(),
+            _ => "+PONG\r\n".into(),
+        });
+        let node = look("h:1", &target, &Options::default(), None, &Clock::of(Duration::from_secs(60)));
+        assert_eq!((node.unreachable, node.tilt, node.groups.len()), (None, None, 1));
+    }
+
+    #[test]
+    fn a_sentinel_says_whether_it_trusts_its_clock_and_whom_it_knows() {
+        let peer = ["name", "x", "ip", "10.0.0.9", "port", "26379", "flags", "sentinel,s_down", "s-down-time", "90000"];
+        let row = format!("*1\r\n*10\r\n{}", peer.map(bulk).concat());
+        let target = server(move |words| match words {
+            [command, sub, ..] if command == "SENTINEL" && sub == "MASTERS" => {
+                let fields = ["name", "main", "ip", "10.0.0.1", "port", "6379", "flags", "master"].map(bulk).concat();
+                format!("*1\r\n*8\r\n{fields}")
+            }
+            [command, sub, ..] if command == "SENTINEL" && sub == "SENTINELS" => row.clone(),
+            [command, sub, ..] if command == "SENTINEL" && sub == "REPLICAS" => "*0\r\n".into(),
+            [command, ..] if command == "SENTINEL" => "+OK 3 usable Sentinels\r\n".into(),
+            [command, ..] if command == "INFO" => {
+                bulk("redis_version:7.0.0\r\nsentinel_tilt:1\r\nsentinel_tilt_since_seconds:4\r\n")
+            }
+            _ => "+PONG\r\n".into(),
+        });
+        let node = look("h:1", &target, &Options::default(), None, &Clock::of(Duration::from_secs(60)));
+        assert_eq!((node.unreachable, node.tilt), (None, Some(Tilt::On { since_s: Some(4) })));
+        let known = node.groups[0].others.as_ref().expect("asked");
+        assert_eq!((known[0].address.as_str(), known[0].down_ms), ("10.0.0.9:26379", 90_000));
+        assert!(node.groups[0].replicas.as_ref().is_some_and(Vec::is_empty));
     }
 }

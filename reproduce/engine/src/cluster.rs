@@ -94,7 +94,13 @@ impl Plan {
                 [("cluster-enabled", "yes"), ("cluster-config-file", "nodes.conf"), ("cluster-announce-ip", &spec.ip)];
             let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
             spec.settings.splice(0..0, own);
-        } else if i >= self.masters
+        } else if self.nodes.len() > 1 && !spec.ip.is_empty() {
+            // Where several addresses are of one machine the master would see another of them. The first one too: it follows
+            // another after a failover.
+            spec.settings.insert(0, ("replica-announce-ip".into(), spec.ip.clone()));
+        }
+        if !self.cluster
+            && i >= self.masters
             && let Some((ip, port)) = first
         {
             spec.settings.push(("replicaof".into(), format!("{ip} {port}")));
@@ -460,6 +466,11 @@ mod tests {
         assert_eq!(plan.spec(0, None).settings, settings(&[&own[..], &[masterauth]].concat()));
         let follows = ("replicaof", "10.0.0.1 7000");
         assert_eq!(plan.spec(1, first).settings, settings(&[&own[..], &[follows, masterauth]].concat()));
+        // Bound to an address of its own, it says so to its master.
+        let bound = ServerSpec { ip: "127.0.0.2".into(), ..spec.clone() };
+        let plan = Plan::of(&engine(), &Shape::MasterReplica { replicas: 1 }, &bound);
+        let announced = ("replica-announce-ip", "127.0.0.2");
+        assert_eq!(plan.spec(1, first).settings, settings(&[&[announced], &own[..], &[follows, masterauth]].concat()));
 
         let shape = Shape::Cluster { masters: 1, replicas: 1, hosts: vec!["127.0.0.1".into(), "127.0.0.2".into()] };
         let plan = Plan::of(&engine(), &shape, &spec);

@@ -74,6 +74,9 @@ fn state(lab: &Lab) -> Vec<BTreeMap<String, String>> {
         if lab.deployment.masters > 1 {
             let view = view(&mut c).expect("read");
             let me = view.myself().expect("itself");
+            // A node that was cut off stays out for a moment after all others are up again.
+            let said = c.call(&["CLUSTER", "INFO"]).ok().and_then(|v| v.text()).unwrap_or_default();
+            map.insert("serves".into(), said.contains("cluster_state:ok").to_string());
             map.insert("slots".into(), me.slots.to_string());
             map.insert("open".into(), format!("{:?} {:?}", me.migrating, me.importing));
             map.insert("master".into(), me.master_id.clone().unwrap_or_default());
@@ -142,10 +145,15 @@ fn on_one_server(wanted: impl Fn(&faults::Fault) -> bool) {
         "node_timeout_margin",
         "sentinel_down_after",
         "sentinel_master_down",
+        "sentinel_quorum",
+        "sentinel_tilt",
         "failover_flapping",
         "failover",
         "expire_storm",
         "aof_fsync_stall",
+        // With settings that are read at the start only.
+        "accept_overflow",
+        "io_threads",
     ];
     all_on(&topology, |f| {
         let six = (f.shape)().masters() > 1;
@@ -198,6 +206,26 @@ fn sentinels_lose_their_patience_and_get_it_back() {
     assert_eq!(patience(), ["500"; 3]);
     active.heal().expect("healed");
     assert_eq!(patience(), ["5000"; 3]);
+}
+
+#[test]
+fn sentinels_lose_their_quorum_and_their_trust_in_the_clock_and_get_both_back() {
+    let lab = start("sentinel_quorum");
+    let quorum = || connect(&lab.deployment.sentinels[0]).call(&["SENTINEL", "CKQUORUM", "mymaster"]).is_ok();
+    assert!(quorum());
+    let mut active = inject(&lab, "sentinel_quorum", None, None);
+    assert!(!quorum());
+    active.heal().expect("healed");
+    assert!(quorum() && lab.deployment.sentinels.iter().all(|s| s.alive()));
+    let tilted = || {
+        let says = |s: &Arc<Server>| info(&mut connect(s), "sentinel").expect("read").number("sentinel_tilt");
+        lab.deployment.sentinels.iter().filter(|s| says(s) == Some(1.0)).count()
+    };
+    let mut active = inject(&lab, "sentinel_tilt", None, None);
+    assert_eq!(tilted(), 3);
+    active.heal().expect("healed");
+    // Thirty seconds after the clocks went back.
+    until("the Sentinels to trust their clocks again", || tilted() == 0);
 }
 
 #[test]

@@ -7,7 +7,8 @@
 //! on, holds an AOF event of over 50 ms. An event of the last hour and not of the window is over, and a risk.
 //!
 //! Not to be taken for: a fork (another event name). I/O pressure of the host tells whether others use the same disk.
-//! Under `always` nothing is counted: there only the latency monitor can tell.
+//! Under `always` nothing is counted: there only the latency monitor can tell, and what `always` costs on the whole is `fsync_always`,
+//! whose consequence a single long sync then is.
 //!
 //! What to do: a faster or separate disk; no-appendfsync-on-rewrite, where rewrites are what the disk is busy with; everysec
 //! instead of always.
@@ -16,7 +17,7 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "AOF fsync stall";
-pub const LEADS_TO: &[&str] = &["node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["node_timeout_margin", "replica_lag"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// An event that is worth a word, in ms.

@@ -12,8 +12,8 @@
 //! What to do: backlog = write rate x 300 s, or the size of the data set if that is less.
 //! Sources: INFO repl_backlog_size, master_repl_offset, sync_partial_err.
 
-use super::full_resync_loop::{is_by_backlog, looping};
 use super::prelude::*;
+use super::replica_link::{is_by_backlog, looping};
 
 pub const TITLE: &str = "Backlog too small";
 pub const LEADS_TO: &[&str] = &["full_resync_loop"];

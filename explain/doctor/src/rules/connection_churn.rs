@@ -17,7 +17,7 @@
 //!
 //! How to confirm: `INFO stats` twice (total_connections_received); `CLIENT LIST`: connections with a small `age`.
 //!
-//! What to do: a pool, or one long-lived connection; PHP: pconnect.
+//! What to do: a pool, or one long-lived connection; PHP: pconnect. With TLS, for clients that cannot: resumed sessions, an ECDSA certificate.
 //! Sources: INFO total_connections_received, used_cpu_*, commandstats; CONFIG GET tls-port; CLIENT LIST ages.
 
 use unslow_facts::ClientGroup;
@@ -174,7 +174,21 @@ pub fn check(facts: &Facts) -> Verdict {
         ),
     };
     let text = "Keep connections: a pool of the size the load needs, or one shared connection";
-    evidence(finding, node, churn).fix(text, &pools(node), "a pool holds connections while idle", "").into()
+    let finding = evidence(finding, node, churn).fix(text, &pools(node), "a pool holds connections while idle", "");
+    if churn.tls { cheaper_handshakes(finding, node).into() } else { finding.into() }
+}
+
+/// For clients that cannot keep connections.
+fn cheaper_handshakes(finding: Finding, node: &Node) -> Finding {
+    finding.fix(
+        "Meanwhile: cheaper handshakes, by sessions that are resumed and a key that signs faster than RSA",
+        &[
+            &cli(&node.address, "CONFIG GET tls-session-caching"),
+            "openssl x509 -in CERTIFICATE -noout -text | grep 'Public Key Algorithm'   (id-ecPublicKey is ECDSA)",
+        ],
+        "clients must keep their sessions to resume them; a new certificate must be trusted by all of them",
+        "",
+    )
 }
 
 fn is_churn(node: &Node, churn: &Churn) -> bool {

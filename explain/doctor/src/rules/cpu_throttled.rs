@@ -20,7 +20,8 @@ use super::noisy_neighbour::SEE_HOST;
 use super::prelude::*;
 
 pub const TITLE: &str = "CPU throttled";
-pub const LEADS_TO: &[&str] = &["main_thread_saturated", "noisy_neighbour", "node_timeout_margin", "kernel_bound"];
+pub const LEADS_TO: &[&str] =
+    &["main_thread_saturated", "noisy_neighbour", "node_timeout_margin", "kernel_bound", "replica_lag"];
 pub const INJECTED: Injected = Injected::Yes;
 
 const PERIODS: f64 = 0.01;

@@ -1,6 +1,6 @@
 //! Many commands fail.
 //!
-//! Failed commands are lost work that latency graphs do not show: OOM, READONLY, MISCONF, NOPERM, NOAUTH, WRONGTYPE, BUSY,
+//! Failed commands are lost work that latency graphs do not show: OOM, READONLY, MISCONF, NOAUTH, WRONGTYPE, BUSY,
 //! CLUSTERDOWN. Clients that retry at once double the load.
 //!
 //! Seen when: more than 20 commands in the window and over 1 % of those asked for end in an error that costs a request; or OOM,
@@ -10,9 +10,11 @@
 //! What it weighs: the errors above are the server's, and everything it is asked may meet them. WRONGTYPE, ERR, NOPERM, NOAUTH and
 //! the like cost the requests that are wrong and no others: up to 10 % of the commands they are never critical.
 //!
-//! Not to be taken for: redirects (`redirect_storm`), NOSCRIPT before EVAL and BUSYGROUP, which are protocols at work; greetings
-//! that a server refuses. redis-py, Lettuce, Jedis and go-redis send `CLIENT SETINFO` on each new connection (known from 7.2 on),
-//! newer ones `CLIENT MAINT_NOTIFICATIONS`: up to three refusals per new connection do no harm and are not counted as failures.
+//! Not to be taken for: commands that a user's ACL denies (`acl_denials`, which speaks first and whose errors are left out here where
+//! it does); writes refused with MISCONF, which are a consequence of `saves_failing`; redirects (`redirect_storm`), NOSCRIPT before
+//! EVAL and BUSYGROUP, which are protocols at work; greetings that a server refuses. redis-py, Lettuce, Jedis and go-redis send
+//! `CLIENT SETINFO` on each new connection (known from 7.2 on), newer ones `CLIENT MAINT_NOTIFICATIONS`: up to three refusals per new
+//! connection do no harm and are not counted as failures.
 //!
 //! How to confirm: `INFO errorstats` twice; `INFO commandstats` names the commands (`rejected_calls`: refused before they ran,
 //! `failed_calls`: ran and failed); `ACL LOG` for NOPERM, NOAUTH and WRONGPASS.
@@ -31,6 +33,8 @@ const GRAVE: &[&str] = &["OOM", "MISCONF", "READONLY", "LOADING", "CLUSTERDOWN",
 /// A share of failed commands, and how many there must be of them.
 const SHARE: f64 = 0.01;
 const LEAST: u64 = 20;
+/// Reported by `acl_denials` where there are many.
+const DENIAL: &str = "NOPERM";
 /// Kinds of errors that get a remedy of their own.
 const KINDS: usize = 3;
 
@@ -57,6 +61,17 @@ impl Failing<'_> {
         Some(Failing { node, outcomes, kinds, total, share, grave })
     }
 
+    /// Without denied commands, where `acl_denials` reports them.
+    fn but_denials(mut self) -> Self {
+        if super::acl_denials::reported(self.node).is_none() {
+            return self;
+        }
+        self.kinds.retain(|(kind, _)| kind != DENIAL);
+        self.total = self.kinds.iter().fold(0u64, |sum, (_, n)| sum.saturating_add(*n));
+        self.share = self.outcomes.share(self.total as f64);
+        self
+    }
+
     fn is_flood(&self) -> bool {
         self.grave || (self.total > LEAST && self.share > SHARE)
     }
@@ -76,7 +91,7 @@ fn is_grave(kind: &str) -> bool {
 }
 
 pub fn check(facts: &Facts) -> Verdict {
-    let all: Vec<Failing<'_>> = facts.live().filter_map(Failing::of).collect();
+    let all: Vec<Failing<'_>> = facts.live().filter_map(Failing::of).map(Failing::but_denials).collect();
     let floods = by_worst(all.iter().filter(|f| f.is_flood()).collect(), |f| f.share);
     let Some(worst) = floods.first() else { return absent(facts, &all) };
     let node = worst.node;
@@ -145,6 +160,11 @@ fn absent(facts: &Facts, all: &[Failing<'_>]) -> Verdict {
         true => format!("; {} greetings of client libraries refused, which does no harm", count(greetings)),
         false => String::new(),
     };
+    let denied = facts.live().filter_map(super::acl_denials::reported).fold(0u64, u64::saturating_add);
+    let besides = match denied {
+        0 => besides,
+        n => format!("{besides}; {} denied by ACL, see acl_denials", count(n as f64)),
+    };
     let asked = count(worst.outcomes.asked);
     Verdict::Absent(format!(
         "errors: {} of {asked} commands failed ({} at most on a server){besides}",
@@ -154,7 +174,7 @@ fn absent(facts: &Facts, all: &[Failing<'_>]) -> Verdict {
 }
 
 /// The commands that were refused or failed most often, as a person writes them, with both counts.
-fn worst_commands(node: &Node) -> Vec<(String, u64, u64)> {
+pub(super) fn worst_commands(node: &Node) -> Vec<(String, u64, u64)> {
     let (Some(first), Some(last)) = (&node.first, &node.last) else { return Vec::new() };
     let before = first.info.command_stats();
     let rows = last.info.command_stats().into_iter().filter_map(|(name, after)| {
@@ -174,7 +194,7 @@ fn remedy<'a>(finding: Finding, facts: &'a Facts, at: &Failing<'a>, kind: &str) 
         "READONLY" => read_only(finding, facts, node),
         "MISCONF" => cannot_save(finding, node),
         "NOREPLICAS" => too_few_replicas(finding, node),
-        "NOPERM" => not_permitted(finding, node),
+        "NOPERM" => super::acl_denials::mend(finding, node),
         "ERR" => unknown_or_wrong(finding, at),
         "CLUSTERDOWN" => ask(
             finding,
@@ -280,7 +300,7 @@ fn ask(finding: Finding, text: &str, commands: &[&str]) -> Finding {
 }
 
 /// ` (mostly SET and INCR)`; nothing where the counters do not say.
-fn mostly(node: &Node) -> String {
+pub(super) fn mostly(node: &Node) -> String {
     let names: Vec<String> = worst_commands(node).into_iter().take(2).map(|c| c.0).collect();
     if names.is_empty() { String::new() } else { format!(" (mostly {})", names.join(" and ")) }
 }
@@ -370,25 +390,6 @@ fn too_few_replicas(finding: Finding, node: &Node) -> Finding {
         &[&set(good)],
         "writes can be lost in a failover",
         &set(need),
-    )
-}
-
-fn not_permitted(finding: Finding, node: &Node) -> Finding {
-    let refused = worst_commands(node).into_iter().find(|c| c.1 > 0);
-    let command = refused.map_or("COMMAND".to_string(), |c| c.0.to_lowercase().replace(' ', "|"));
-    let here = |command: &str| cli(&node.address, command);
-    finding.fix(
-        &format!(
-            "NOPERM: a user's ACL denies what its client asks for{}; the log names user, address, command or key",
-            mostly(node)
-        ),
-        &[
-            &here("ACL LOG 10"),
-            &here("ACL GETUSER USER"),
-            &here(&format!("ACL SETUSER USER +{command}   (or ~PATTERN for a denied key)")),
-        ],
-        "the user may do more than before",
-        &here(&format!("ACL SETUSER USER -{command}")),
     )
 }
 

@@ -6,7 +6,8 @@
 //! Seen when: over 10 keys a second are evicted, over 1 % of the commands, and under 80 % of the reads hit, or writes do
 //! little else, or evicting takes measurable time (total_eviction_exceeded_time, 7.0+).
 //!
-//! Not to be taken for: fragmentation (eviction counts used memory, not resident), or expiry.
+//! Not to be taken for: fragmentation (eviction counts used memory, not resident), or expiry. Where clients' buffers (`client_memory`)
+//! or a table that doubles (`rehash`) take the room, evictions are their consequence.
 //!
 //! What to do: more memory where the machine has it, shorter TTLs, an LFU policy, smaller values.
 //! Sources: INFO evicted_keys, keyspace_hits; CONFIG GET maxmemory.
@@ -14,7 +15,7 @@
 use super::prelude::*;
 
 pub const TITLE: &str = "Eviction pressure";
-pub const LEADS_TO: &[&str] = &[];
+pub const LEADS_TO: &[&str] = &["low_hit_ratio"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// What one node evicts.

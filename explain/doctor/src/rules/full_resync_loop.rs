@@ -11,51 +11,20 @@
 //! near the limit; failed partial syncs with a short backlog, or with a long one (another history); a replica's uptime. The server
 //! counts those connections for all clients together: where replicas have no limit they were not replicas.
 //!
-//! Not to be taken for: new replicas being added, or a replica that was given another master, which sync once each.
+//! Not to be taken for: new replicas being added, or a replica that was given another master, which sync once each. Where the
+//! replicas' output buffer limit ends the copies, `replica_buffer_kill` has the cause and this is what follows from it.
 //!
 //! What to do: by the cause: a larger replica output buffer, a larger backlog, repl-timeout above the time of a copy, a replica
 //! that keeps its data.
 //! Sources: INFO sync_full, sync_partial_err, slaveN state; redis #11534, #12787, #2896.
 
 use super::prelude::*;
+use super::replica_link::{Cause, Looping, attempt_s, cause, copy_s, looping, replicas_of};
 use super::slow_subscriber::{Limit, output_limit};
 
 pub const TITLE: &str = "Full resync loop";
-pub const LEADS_TO: &[&str] = &["fork_stall", "save_too_often"];
+pub const LEADS_TO: &[&str] = &["fork_stall", "save_too_often", "min_replicas_refusing"];
 pub const INJECTED: Injected = Injected::Yes;
-
-/// A backlog that lasts less was overrun by a break of the link.
-const SHORT_BACKLOG_S: f64 = 60.0;
-
-/// Full syncs that follow each other.
-pub struct Looping {
-    /// How many began in the window.
-    pub full: f64,
-    /// How many replicas there are.
-    pub replicas: f64,
-}
-
-/// Why a copy does not last.
-enum Cause<'a> {
-    /// The output buffer limit of replicas ends the connection; counted by the server, or inferred from the write rate.
-    Buffer {
-        limit: Option<Limit>,
-        counted: bool,
-    },
-    /// What a replica missed has left the backlog already.
-    Backlog {
-        lasts_s: f64,
-    },
-    /// A replica's process restarts.
-    Restart(&'a Node),
-    /// A replica comes back with a history that is not the master's.
-    History,
-    /// A copy takes longer than `repl-timeout`.
-    Timeout {
-        timeout_s: f64,
-    },
-    Unknown,
-}
 
 pub fn check(facts: &Facts) -> Verdict {
     let loops = facts.live().filter_map(|n| Some((n, looping(facts, n)?)));
@@ -78,82 +47,6 @@ pub fn check(facts: &Facts) -> Verdict {
         "full syncs",
         full.map(|n| format!("full syncs: {n:.0} in the window, for {replicas:.0} replicas")),
     )
-}
-
-/// New replicas sync once each. A loop shows more syncs than replicas, or syncs that were tried in part first.
-pub fn looping(facts: &Facts, node: &Node) -> Option<Looping> {
-    let full = node.delta("sync_full")?;
-    let replicas = node.info()?.replicas();
-    let down = replicas.iter().any(|r| r.2 != "online") || node.number("connected_slaves") == Some(0.0);
-    let known = replicas_of(facts, node).count().max(replicas.len()).max(1) as f64;
-    let failed = node.delta("sync_partial_err").unwrap_or(0.0);
-    // One is what a REPLICAOF costs.
-    let again = full >= 2.0 && down && failed + cut(node) > 0.0;
-    (full > known || again).then_some(Looping { full, replicas: known })
-}
-
-/// Connections that an output limit ended, of all clients together; none where replicas have no limit.
-fn cut(node: &Node) -> f64 {
-    let unlimited = output_limit(node, &["slave", "replica"]).is_some_and(|l| l.hard <= 0.0 && l.soft <= 0.0);
-    if unlimited { 0.0 } else { node.delta("client_output_buffer_limit_disconnections").unwrap_or(0.0) }
-}
-
-fn replicas_of<'a>(facts: &'a Facts, node: &'a Node) -> impl Iterator<Item = &'a Node> {
-    facts.nodes.iter().filter(|r| r.master.as_deref() == Some(node.address.as_str()))
-}
-
-fn restarted(node: &Node) -> bool {
-    let (Some(first), Some(last)) = (&node.first, &node.last) else { return false };
-    let changed = first.info.get("run_id") != last.info.get("run_id");
-    changed || last.info.number("uptime_in_seconds").is_some_and(|s| s + 1.0 < node.window_s)
-}
-
-/// What one attempt lasted at most, in seconds.
-fn attempt_s(node: &Node, l: &Looping) -> f64 {
-    node.window_s * l.replicas / l.full.max(1.0)
-}
-
-/// The limit as the server applies it: since 7.0 it is never below the backlog.
-fn replica_limit(node: &Node) -> Option<Limit> {
-    let limit = output_limit(node, &["slave", "replica"])?;
-    let backlog = node.number("repl_backlog_size").filter(|_| node.level() >= (7, 0)).unwrap_or(0.0);
-    Some(Limit { hard: if limit.hard > 0.0 { limit.hard.max(backlog) } else { 0.0 }, ..limit })
-}
-
-fn cause<'a>(facts: &'a Facts, node: &'a Node, l: &Looping) -> Cause<'a> {
-    let grown = |field| node.delta(field).unwrap_or(0.0);
-    let rate = node.rate("master_repl_offset").unwrap_or(0.0);
-    let limit = replica_limit(node);
-    if cut(node) > 0.0 {
-        return Cause::Buffer { limit, counted: true };
-    }
-    if let Some(replica) = replicas_of(facts, node).find(|r| restarted(r)) {
-        return Cause::Restart(replica);
-    }
-    // What is written during an attempt and does not fit the buffer ends it, whatever the backlog holds.
-    let attempt = attempt_s(node, l);
-    let (full_at, soft_at) = limit.map_or((0.0, 0.0), |l| (l.hard, if attempt >= l.soft_s { l.soft } else { 0.0 }));
-    let overflows = |share: f64| [full_at, soft_at].iter().any(|at| *at > 0.0 && rate * attempt >= share * at);
-    if overflows(1.0) {
-        return Cause::Buffer { limit, counted: false };
-    }
-    if grown("sync_partial_err") > 0.0 {
-        let lasts_s = node.number("repl_backlog_size").unwrap_or(0.0) / rate.max(1.0);
-        return if rate > 0.0 && lasts_s < SHORT_BACKLOG_S { Cause::Backlog { lasts_s } } else { Cause::History };
-    }
-    // No attempt in part: the first copy is never finished. Its buffer holds what is written meanwhile.
-    if overflows(0.5) {
-        return Cause::Buffer { limit, counted: false };
-    }
-    match node.setting_number("repl-timeout") {
-        Some(timeout_s) if (0.8 * timeout_s..3.0 * timeout_s).contains(&attempt) => Cause::Timeout { timeout_s },
-        _ => Cause::Unknown,
-    }
-}
-
-/// Whether the loop comes from the backlog, which `backlog_too_small` reports then.
-pub fn is_by_backlog(facts: &Facts, node: &Node, l: &Looping) -> bool {
-    matches!(cause(facts, node, l), Cause::Backlog { .. })
 }
 
 fn found(facts: &Facts, node: &Node, l: &Looping) -> Finding {
@@ -300,7 +193,7 @@ fn history_of(facts: &Facts, node: &Node) -> Vec<String> {
 
 /// Room for twice what is written during the longest attempt that was seen, at least the servers' default and at most a tenth of the
 /// memory.
-fn buffer(finding: Finding, node: &Node, l: &Looping, limit: Option<Limit>) -> Finding {
+pub fn buffer(finding: Finding, node: &Node, l: &Looping, limit: Option<Limit>) -> Finding {
     const DEFAULT: f64 = 268_435_456.0;
     let memory =
         node.number("maxmemory").filter(|m| *m > 0.0).or_else(|| node.number("total_system_memory")).unwrap_or(10e9);
@@ -318,12 +211,6 @@ fn buffer(finding: Finding, node: &Node, l: &Looping, limit: Option<Limit>) -> F
         Some(old) => finding.fix_at(&node.address, text, &[&new], &risk, &set(old)),
         None => finding.fix(text, &[&cli(&node.address, &new)], &risk, "the old limit"),
     }
-}
-
-/// How long a copy of the data set takes, in seconds: the last save of it and its way over a wire of a gigabit.
-fn copy_s(node: &Node) -> f64 {
-    let save = node.number("rdb_last_bgsave_time_sec").unwrap_or(0.0).max(0.0);
-    save + node.number("used_memory").unwrap_or(0.0) / 100e6
 }
 
 fn timeout(finding: Finding, facts: &Facts, node: &Node, timeout_s: f64) -> Finding {

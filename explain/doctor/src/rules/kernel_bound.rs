@@ -20,6 +20,7 @@
 //! Sources: INFO cpu (main thread since 6.2), commandstats; measured fit: us per command = 0.28 + 2.36 / depth.
 
 use super::far_client::is_local;
+use super::io_threads::{cores, is_set_at_runtime};
 use super::no_pipelining;
 use super::prelude::*;
 
@@ -52,6 +53,11 @@ impl Bound<'_> {
         let busy = cpu > BUSY || (cpu > HALF && !no_pipelining::speaks(node));
         (of_the_kernel && busy).then_some(Bound { node, cpu, sys, inside, ops, depth })
     }
+}
+
+/// Whether this rule names the node.
+pub(super) fn speaks(node: &Node) -> bool {
+    Bound::of(node).is_some()
 }
 
 pub fn check(facts: &Facts) -> Verdict {
@@ -108,11 +114,7 @@ pub fn check(facts: &Facts) -> Verdict {
             "start them without it",
         );
     }
-    if let Some(set) = io_threads(facts, node) {
-        let risk = "harm on 2 cores; needs a restart, except on the newest Valkey";
-        finding = finding.fix("Let io-threads take the sockets", &[&set], risk, "io-threads 1");
-    }
-    finding.into()
+    with_io_threads(finding, facts, node).into()
 }
 
 /// Whether clients are seen that run on the server's own machine.
@@ -121,23 +123,30 @@ fn has_local_clients(node: &Node) -> bool {
     sockets || node.clients.value().into_iter().flat_map(|c| &c.groups).any(|g| is_local(node, &g.host))
 }
 
-/// The setting that hands sockets to other threads, where the server has the version and is not known to lack the cores.
-pub(super) fn io_threads(facts: &Facts, node: &Node) -> Option<String> {
+/// The way out that hands sockets to other threads, where the server has the version and is not known to lack the cores.
+pub(super) fn with_io_threads(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     const CORES: f64 = 4.0;
     let on = node.setting_number("io-threads").is_some_and(|n| n > 1.0);
     if node.level() < (6, 0) || on {
-        return None;
+        return finding;
     }
-    let known = facts.process(node).map(|(host, process)| {
-        let allowed = f64::from(process.cpus_allowed.unwrap_or(host.cpus).min(host.cpus));
-        process.quota_cores.map_or(allowed, |quota| quota.min(allowed))
-    });
-    match known {
-        Some(cores) if cores < CORES => None,
-        Some(cores) => Some(format!(
-            "io-threads {:.0}   (in redis.conf or valkey.conf, then restart)",
-            (cores / 2.0).clamp(2.0, 8.0)
-        )),
-        None => Some("io-threads 3   (in redis.conf or valkey.conf, then restart; only with 4 cores or more)".into()),
+    let known = facts.process(node).map(|(host, process)| cores(host, process));
+    if known.is_some_and(|cores| cores < CORES) {
+        return finding;
     }
+    let text = "Let io-threads take the sockets";
+    let threads = known.map_or(3.0, |cores| (cores / 2.0).clamp(2.0, 8.0));
+    let only = if known.is_none() { "; only with 4 cores or more" } else { "" };
+    if is_set_at_runtime(node) {
+        let set = cli(&node.address, &format!("CONFIG SET io-threads {threads:.0}"));
+        let line = if known.is_none() { format!("{set}   (only with 4 cores or more)") } else { set };
+        return finding.fix(text, &[&line], "harm on 2 cores", &cli(&node.address, "CONFIG SET io-threads 1"));
+    }
+    let mut commands = vec![format!("io-threads {threads:.0}   (in redis.conf or valkey.conf, then restart{only})")];
+    // Of Redis 6 and 7, and of Valkey 7: later ones read with them anyway.
+    if node.info().and_then(|i| i.version()).is_some_and(|(major, ..)| major < 8) {
+        commands.push("io-threads-do-reads yes   (without it they write replies alone)".into());
+    }
+    let lines: Vec<&str> = commands.iter().map(String::as_str).collect();
+    finding.fix(text, &lines, "harm on 2 cores; needs a restart", "io-threads 1")
 }

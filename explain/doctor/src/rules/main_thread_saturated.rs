@@ -3,9 +3,11 @@
 //! One thread runs all commands. Above 90 % every request queues behind others: at a busy share of rho the mean wait is
 //! rho / (2 (1 - rho)) service times.
 //!
-//! Seen when: the main thread used over 90 % of a core in the window.
+//! Seen when: the main thread used over 90 % of a core in the window. With io-threads it polls for their results, which looks the same to
+//! the processor's clock: then it goes by the time that the server calls active (Valkey 9.1+), or leaves out what the split cannot explain.
 //!
-//! Not to be taken for: io-threads that poll (the main thread's own figures are used since 6.2), or saving children.
+//! Not to be taken for: io-threads that poll (the main thread's own figures are used since 6.2), more of them than processors
+//! (`io_threads`), or saving children.
 //!
 //! How to confirm: `top -H -p PID`, the first thread; `INFO commandstats` twice for the largest part.
 //!
@@ -13,7 +15,7 @@
 //! Sources: INFO used_cpu_*_main_thread (6.2+), commandstats, expire_cycle_cpu_milliseconds.
 
 use super::connection_churn::Churn;
-use super::kernel_bound::io_threads;
+use super::kernel_bound::with_io_threads;
 use super::prelude::*;
 
 pub const TITLE: &str = "Main thread saturated";
@@ -54,11 +56,29 @@ impl Split {
     }
 }
 
+/// Whether the main thread polls for the results of io-threads.
+fn polls(node: &Node) -> bool {
+    let set = node.setting_number("io-threads").is_some_and(|n| n > 1.0);
+    set || node.delta("io_threaded_writes_processed").is_some_and(|n| n > 0.0)
+}
+
+/// Share of the window in which the main thread worked; polling is no work.
+fn worked(facts: &Facts, node: &Node) -> Option<f64> {
+    let (user, sys) = node.cpu()?;
+    if !polls(node) {
+        return Some(user + sys);
+    }
+    let split = Split::of(facts, node, user, sys);
+    let explained = split.cpu - split.rest;
+    Some(node.rate("used_active_time_main_thread").map_or(explained, |active| active.min(split.cpu)))
+}
+
 pub fn check(facts: &Facts) -> Verdict {
-    let rows: Vec<_> = facts.live().filter_map(|n| Some((n, n.cpu()?))).filter(|(_, (u, s))| u + s > FULL).collect();
+    let full = |n: &&Node| worked(facts, n).is_some_and(|share| share > FULL);
+    let rows: Vec<_> = facts.live().filter(full).filter_map(|n| Some((n, n.cpu()?))).collect();
     let rows = by_worst(rows, |(_, (u, s))| u + s);
     let Some((node, (user, sys))) = rows.first() else {
-        let most = most(facts, |n| n.cpu().map(|(u, s)| u + s));
+        let most = most(facts, |n| worked(facts, n));
         return Verdict::absent(
             facts,
             "main thread",
@@ -89,15 +109,7 @@ pub fn check(facts: &Facts) -> Verdict {
     .saw(node, "INFO cpu", format!("user {}, kernel {} of a core", percent(*user), percent(*sys)))
     .saw(node, "INFO commandstats", format!("inside commands {}: {}", percent(commands), top.join(", ")))
     .saw(node, "INFO stats", format!("{} commands/s, {depth} per read", count(node.ops().unwrap_or(0.0))));
-    let finding = match io_threads(facts, node).filter(|_| sockets > commands) {
-        Some(set) => finding.fix(
-            "Let io-threads take the sockets",
-            &[&set],
-            "needs a restart, except on the newest Valkey",
-            "io-threads 1",
-        ),
-        None => finding,
-    };
+    let finding = if sockets > commands { with_io_threads(finding, facts, node) } else { finding };
     more_servers(finding, facts, node).into()
 }
 

@@ -3,9 +3,16 @@
 use crate::Rule;
 
 // What several rules ask; none is a rule.
+mod callers;
+mod memory;
+mod messages;
 mod peers;
 mod refusal;
+mod replica_link;
 mod takeover;
+
+#[cfg(test)]
+mod made;
 
 /// What every rule file needs.
 mod prelude {
@@ -32,9 +39,12 @@ macro_rules! rules {
 
 rules![
     // a server is away
+    no_majority,
     node_hangs,
     node_unreachable,
     sentinel_master_down,
+    paused,
+    loading_loop,
     // clients
     topology_storm,
     monitoring_storm,
@@ -42,28 +52,84 @@ rules![
     no_pipelining,
     kernel_bound,
     connection_churn,
+    accept_overflow,
+    fd_limit,
     too_many_connections,
+    dead_peers,
+    connection_leak,
+    normal_buffer_kill,
     keys_command,
     monitor_attached,
     big_key,
     long_script,
     slow_command,
+    acl_denials,
     error_flood,
     redirect_storm,
     slow_subscriber,
+    // habits of clients
+    chatter,
+    busy_polling,
+    watch_conflicts,
+    giant_transactions,
+    publish_in_cluster,
+    eval_bodies,
+    low_hit_ratio,
+    // what a client's error message says
+    client_thread_pool,
+    client_pool_exhausted,
+    client_unread_replies,
+    client_error,
     // server
+    saves_collide,
     save_too_often,
     fork_stall,
+    saves_failing,
+    disk_full_soon,
+    disk_slow,
+    aof_rewrite_storm,
+    fsync_always,
     aof_fsync_stall,
     eviction_pressure,
     out_of_memory,
     expire_storm,
     backlog_too_small,
     full_resync_loop,
+    // replication
+    replica_buffer_kill,
+    min_replicas_refusing,
+    replica_link_down,
+    replica_lag,
+    writable_replica,
+    // server, as a whole
     main_thread_saturated,
+    // shards
+    shard_imbalance,
+    reads_on_master,
+    slot_map_fragmented,
+    ghost_nodes,
+    views_disagree,
+    // memory
+    fragmentation,
+    defrag_running,
+    swap,
+    container_memory,
+    memory_pressure,
+    no_memory_limit,
+    growth_without_ttl,
+    client_memory,
+    copy_on_write,
+    script_cache,
+    tracking_table,
+    rehash,
     // deployment
     node_timeout_margin,
+    sentinel_quorum,
+    sentinel_tilt,
+    sentinel_reset_needed,
+    sentinels_share_host,
     sentinel_down_after,
+    no_failover_possible,
     failover_flapping,
     masters_share_host,
     replica_shares_host,
@@ -74,15 +140,24 @@ rules![
     // host and network
     packet_loss,
     cpu_throttled,
+    pinned,
+    io_threads,
     noisy_neighbour,
     hypervisor_steal,
+    clocksource,
     // verdict and risks
     not_your_redis,
     no_auth,
     overcommit,
     transparent_huge_pages,
+    log_level,
+    notifications_for_nobody,
     blind_instruments,
 ];
+
+/// Rules about messages that a person hands in. They need no server, and what they find is no word against one.
+pub const OF_CLIENTS: &[&str] =
+    &["client_thread_pool", "client_pool_exhausted", "client_unread_replies", "client_error"];
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,8 @@
 //! the price is latency, and this rule speaks. Where they are not, or the server has no time left (over 70 % busy), the price is the
 //! core's, and from half a core on that rule does. Never both.
 //!
-//! Not to be taken for: a server at its limit, clients with nothing to do, or `connection_churn`. Through a proxy, connections and
+//! Not to be taken for: a server at its limit, clients with nothing to do, or `connection_churn`; nor for commands most of which do
+//! no work (`chatter`, `busy_polling`, `watch_conflicts`), which are to be left out rather than batched. Through a proxy, connections and
 //! reads are the proxy's: then nothing is known.
 //!
 //! How to confirm: `INFO stats` twice: total_commands_processed / total_reads_processed; `redis-cli --latency` from a client.
@@ -54,24 +55,38 @@ impl Sequential<'_> {
         if !node.is_master() || node.rate("total_connections_received").unwrap_or(0.0) * 10.0 > ops {
             return None;
         }
+        // Where most commands do no work, the habit behind them is the cause, and has its own price.
+        if mostly_wasted(node) {
+            return None;
+        }
         let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
-        // Our own PING holds the server's share of a round trip, the sockets' smallest one the clients' distance. The
-        // sockets' smoothed figure is of no use: a client that pauses delays its ACKs.
-        let from_here = f64::from(node.rtt.value()?.us_p50);
-        let typical = typical_distance_us(node);
-        // Without the server's sockets the clients' distance is not known; ours stands in for it, and the finding says so.
-        let rtt_us = typical.map_or(from_here, |us| us.max(from_here.min(1000.0)));
+        let (rtt_us, distance_seen) = round_trip_us(node)?;
         let idle: u64 = node.clients.value().map_or(0, |c| c.groups.iter().map(|g| g.idle_hour).sum());
         let replicas = node.number("connected_slaves").unwrap_or(0.0);
         let connections = (node.number("connected_clients").unwrap_or(1.0) - 1.0 - idle as f64 - replicas).max(1.0);
         let waiting = ops / connections * rtt_us / 1e6;
-        Some(Sequential { node, ops, depth, busy, rtt_us, connections, waiting, distance_seen: typical.is_some() })
+        Some(Sequential { node, ops, depth, busy, rtt_us, connections, waiting, distance_seen })
     }
 
     fn is_bound(&self) -> bool {
         // Far above one: several commands are in flight on each connection, which is pipelining of another kind.
         self.depth < DEPTH && self.busy <= BUSY && (0.3..3.0).contains(&self.waiting)
     }
+}
+
+/// Whether most of the commands do no work, which other rules report: batching them would be the wrong remedy.
+fn mostly_wasted(node: &Node) -> bool {
+    super::chatter::is_most(node) || super::busy_polling::is_most(node) || super::watch_conflicts::is_most(node)
+}
+
+/// A round trip of this server's clients in us, and whether their own distance was seen; if not, ours stands in for it.
+pub(super) fn round_trip_us(node: &Node) -> Option<(f64, bool)> {
+    // Our own PING holds the server's share of a round trip, the sockets' smallest one the clients' distance. The
+    // sockets' smoothed figure is of no use: a client that pauses delays its ACKs.
+    let from_here = f64::from(node.rtt.value()?.us_p50);
+    let typical = typical_distance_us(node);
+    // Without the server's sockets the clients' distance is not known; ours stands in for it, and the finding says so.
+    Some((typical.map_or(from_here, |us| us.max(from_here.min(1000.0))), typical.is_some()))
 }
 
 /// The median over the sockets of the smallest round trip of each.
@@ -185,6 +200,12 @@ fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
             node.address
         );
         return Verdict::unknown(Lack::Version, why, "upgrade to 6.0 or later, or look at the client's code");
+    }
+    if let Some(node) = facts.live().find(|n| all.is_empty() && mostly_wasted(n)) {
+        return Verdict::Absent(format!(
+            "sequential clients: most commands of {} do no work, which is reported by itself",
+            node.address
+        ));
     }
     let text = match all.iter().max_by(|a, b| a.waiting.total_cmp(&b.waiting)) {
         Some(s) => Some(format!(

@@ -10,8 +10,8 @@
 //!
 //! Not to be taken for: a dead process (the connection is refused), a dead machine or a cut path (no answer to the
 //! connection attempt): `node_unreachable`. From outside, one command or fork of many seconds looks the same for as long as it
-//! lasts; and where no node of several answers, something on the way that takes every connection (a proxy, a load balancer)
-//! looks the same too.
+//! lasts, and so does CLIENT PAUSE without WRITE (`paused`); and where no node of several answers, something on the way that takes
+//! every connection (a proxy, a load balancer) looks the same too.
 //!
 //! It began when it was last heard: by us in the window, by its peers (CLUSTER NODES, pong-received), its replicas
 //! (master_last_io_seconds_ago) or its Sentinels (last-ok-ping-reply).
@@ -27,8 +27,13 @@ use crate::Affected;
 use unslow_topology::ClusterView;
 
 pub const TITLE: &str = "Node hangs";
-pub const LEADS_TO: &[&str] =
-    &["slots_uncovered", "sentinel_master_down", "master_without_replica", "failover_flapping"];
+pub const LEADS_TO: &[&str] = &[
+    "slots_uncovered",
+    "sentinel_master_down",
+    "master_without_replica",
+    "failover_flapping",
+    "min_replicas_refusing",
+];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// A server that says nothing, how long we waited for it, and what is lost meanwhile.

@@ -31,8 +31,13 @@ use super::takeover;
 use unslow_topology::{ClusterView, Role};
 
 pub const TITLE: &str = "Node unreachable";
-pub const LEADS_TO: &[&str] =
-    &["slots_uncovered", "sentinel_master_down", "master_without_replica", "failover_flapping"];
+pub const LEADS_TO: &[&str] = &[
+    "slots_uncovered",
+    "sentinel_master_down",
+    "master_without_replica",
+    "failover_flapping",
+    "min_replicas_refusing",
+];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// How bad one loss is, the worst last.

@@ -10,8 +10,9 @@
 //! What it costs: the time the main thread was ready and did not run. What the neighbours use is not its price: on a machine with
 //! cores to spare they cost the server nothing.
 //!
-//! Not to be taken for: a CPU quota (`cpu_throttled`); steal (`hypervisor_steal`), where the neighbour is another virtual machine;
-//! the server's own clients on the same machine, in containers too, which are recognised by their connections.
+//! Not to be taken for: the server's own threads and children on the one processor it may use (`pinned`); a CPU quota
+//! (`cpu_throttled`); steal (`hypervisor_steal`), where the neighbour is another virtual machine; the server's own clients on the same
+//! machine, in containers too, which are recognised by their connections.
 //!
 //! How to confirm: `cat /proc/PID/schedstat` twice (the second number is the waiting, in ns); `top -H -p PID`; `pidstat -u 1 5`.
 //!
@@ -75,7 +76,8 @@ pub(super) fn tail_is_hit(node: &Node, by_us: u32) -> bool {
 pub fn check(facts: &Facts) -> Verdict {
     let all: Vec<Waiting<'_>> = facts.live().filter_map(|node| Waiting::of(facts, node)).collect();
     // What costs stands before what only might.
-    let rows = by_worst(all.iter().filter(|w| w.is_noticed()).collect(), |w| w.delay + f64::from(u8::from(w.costs())));
+    let noticed = |w: &&Waiting<'_>| w.is_noticed() && !super::pinned::speaks(facts, w.node);
+    let rows = by_worst(all.iter().filter(noticed).collect(), |w| w.delay + f64::from(u8::from(w.costs())));
     let Some(worst) = rows.first() else { return absent(&all) };
     let (node, host, delay) = (worst.node, worst.host, worst.delay);
     let busy = node.cpu().map_or(0.0, |(u, s)| u + s);
@@ -108,7 +110,10 @@ pub fn check(facts: &Facts) -> Verdict {
             .proven("the kernel counted the main thread's waiting in this window")
     } else {
         finding
-            .risk(format!("{text}; {}", if is_used(node) { "no request shows it yet" } else { "no application uses it now" }))
+            .risk(format!(
+                "{text}; {}",
+                if is_used(node) { "no request shows it yet" } else { "no application uses it now" }
+            ))
             .likely("the waiting was counted by the kernel; no request was seen that waited for it")
     };
     let pressure = host.pressure.get("cpu.some").map(|p| format!("some task waited {} of the time", percent(*p)));

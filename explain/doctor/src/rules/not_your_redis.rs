@@ -15,7 +15,8 @@
 //! far away. It names what it did not look at. If one of these is not so, or a main source (settings, slow log, clients,
 //! counters) was not seen or keeps nothing, the servers are not cleared: the diagnosis then ends without a claim about elsewhere.
 //!
-//! Not to be taken for: a slow subscriber (`slow_subscriber`), whose buffer is the server's problem too.
+//! Not to be taken for: a slow subscriber (`slow_subscriber`), whose buffer is the server's problem too, as are buffers of ordinary
+//! clients once they take a tenth of the memory (`client_memory`).
 //!
 //! How to confirm: `redis-cli --latency` from the application's machine; `CLIENT LIST`: omem and idle of its connections.
 //!

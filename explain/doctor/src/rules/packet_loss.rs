@@ -8,7 +8,8 @@
 //! all it sent there; 1 % is bad. Only on the server's own machine, or with `unslow host --save` from there.
 //!
 //! Not to be taken for: a stall of the server, which hits all connections at the same moment and sends nothing again; a
-//! client that does not read (`not_your_redis`), whose window is closed; probes that came too early. The kernel sends the last
+//! client that does not read (`not_your_redis`), whose window is closed; a machine that is away (`dead_peers`), which answers on none of its
+//! connections; probes that came too early. The kernel sends the last
 //! segment again when its ACK is late (a tail-loss probe), and a client that is short of CPU is late without any loss: sockets
 //! within the machine do not count, and without a single time-out on the machine it takes 1 % to be called loss.
 //!
@@ -50,7 +51,9 @@ struct Sent<'a> {
 
 impl Sent<'_> {
     fn of<'a>(facts: &'a Facts, node: &'a Node) -> Option<Sent<'a>> {
-        let peers: Vec<&PeerSockets> = node.sockets.value()?.iter().filter(|p| !is_local(node, &p.host)).collect();
+        // A peer that answers on no socket at all is away: nothing is lost on the way to it.
+        let counts = |p: &&PeerSockets| !is_local(node, &p.host) && p.unanswered < p.sockets.max(1);
+        let peers: Vec<&PeerSockets> = node.sockets.value()?.iter().filter(counts).collect();
         let add = |count: fn(&PeerSockets) -> u64| peers.iter().fold(0u64, |sum, p| sum.saturating_add(count(p)));
         let (segments, again) = (add(|p| p.segments_out), add(|p| p.retransmits));
         let timeouts = facts.process(node).and_then(|(host, _)| Some(host.tcp?.timeouts));

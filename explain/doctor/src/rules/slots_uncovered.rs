@@ -7,8 +7,8 @@
 //! Seen when: a slot has no owner in the merged view; or its owner is marked failed or suspected by its peers, or does not
 //! answer here while they have lost it too; or masters say cluster_state:fail.
 //!
-//! Not to be taken for: an owner that only this machine cannot reach (`node_unreachable` says so), or slots that a replica
-//! has taken over while we looked.
+//! Not to be taken for: an owner that only this machine cannot reach (`node_unreachable` says so), slots that a replica
+//! has taken over while we looked, or slots that every node gives to another one (`views_disagree`).
 //!
 //! What to do: bring the owner back, or let its replica take over; assign the slots that no node owns.
 //! Sources: CLUSTER NODES of every node that answers, CLUSTER INFO; clusterUpdateState() of the servers.
@@ -55,7 +55,7 @@ pub fn check(facts: &Facts) -> Verdict {
         );
     };
     let ill: Vec<Ill> = merged.masters().filter_map(|row| owner(facts, &merged, row)).collect();
-    let unassigned = merged.unassigned();
+    let unassigned = unowned(facts, &merged);
     let saying_fail: Vec<&Node> = facts
         .nodes
         .iter()
@@ -85,6 +85,18 @@ pub fn check(facts: &Facts) -> Verdict {
         };
     }
     present(facts, asked, &merged, &unassigned, &seen, &saying_fail)
+}
+
+/// Slots that no node owns. Those that each node gives to another one, which denies it, are what `views_disagree` is about: no
+/// server takes them for uncovered.
+fn unowned(facts: &Facts, merged: &ClusterView) -> SlotSet {
+    let nobodys = merged.unassigned();
+    if nobodys.is_empty() {
+        return nobodys;
+    }
+    let seen: Vec<SlotSet> = facts.nodes.iter().filter_map(|n| n.cluster.value()).map(ClusterView::unassigned).collect();
+    let slots = nobodys.ranges().iter().flat_map(|&(a, b)| a..=b);
+    SlotSet::from_ranges(slots.filter(|slot| seen.iter().any(|s| s.contains(*slot))).map(|slot| (slot, slot)))
 }
 
 /// None of an owner that is well.

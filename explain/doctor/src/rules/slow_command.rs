@@ -99,7 +99,7 @@ fn judged_elsewhere(name: &str) -> bool {
 }
 
 /// By the CPU time it can have had: what the server waited for a processor, or for a page, is not the command's.
-fn is_heavy(node: &Node, held: &Held) -> bool {
+pub(super) fn is_heavy(node: &Node, held: &Held) -> bool {
     let inside = inside_share(node);
     let on_cpu = match node.cpu() {
         Some((user, sys)) if inside > 0.01 => ((user + sys) / inside).min(1.0),

@@ -5,7 +5,8 @@
 //!
 //! Seen when: a pub/sub connection has over 1 MB waiting, and all of them 5 % of the memory or one of them 4 MB.
 //!
-//! Not to be taken for: a replica that falls behind (flag S, another limit), or one large reply on its way.
+//! Not to be taken for: a replica that falls behind (flag S, another limit), or one large reply on its way; buffers of ordinary clients
+//! (`client_memory`), which speaks where subscribers do not hold most of it.
 //!
 //! What to do: a faster or second consumer, a stream with a consumer group, smaller messages.
 //! Sources: CLIENT LIST omem; CONFIG GET client-output-buffer-limit.

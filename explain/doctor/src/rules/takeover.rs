@@ -131,7 +131,7 @@ pub fn outlook(facts: &Facts, view: Option<&ClusterView>, master: &Node) -> Outl
 }
 
 /// Masters that can be reached, by us or by the others, and all of them. None where no server could say.
-fn majority(facts: &Facts, view: Option<&ClusterView>) -> Option<(usize, usize)> {
+pub fn majority(facts: &Facts, view: Option<&ClusterView>) -> Option<(usize, usize)> {
     let reached =
         |n: &Node| answers(n) || peers::refuses(n) || matches!(peers::standing(facts, n), Standing::FromHere { .. });
     let (alive, of) = match view {
@@ -182,7 +182,7 @@ fn of_cluster(facts: &Facts, view: Option<&ClusterView>, master: &Node, replicas
 }
 
 /// Why a replica of a cluster would not stand for election.
-fn unfit(view: Option<&ClusterView>, replica: &Node) -> Option<Hindrance> {
+pub fn unfit(view: Option<&ClusterView>, replica: &Node) -> Option<Hindrance> {
     if view.and_then(|v| row(v, replica)).is_some_and(|r| r.is("nofailover")) {
         return Some(Hindrance::Barred {
             replica: replica.address.clone(),

@@ -52,6 +52,11 @@ fn rate(node: &Node, held: &Held) -> f64 {
     held.calls / node.window_s.max(0.001)
 }
 
+/// Whether this rule names the node.
+pub(super) fn speaks(node: &Node) -> bool {
+    is_storm(node, &held(node, COMMANDS))
+}
+
 fn is_storm(node: &Node, h: &Held) -> bool {
     let mean = h.mean_us();
     h.share() > 0.02 || (mean > 1000.0 && rate(node, h) > 1.0) || (mean > 10_000.0 && h.calls >= 5.0)

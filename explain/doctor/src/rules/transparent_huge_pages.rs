@@ -16,7 +16,7 @@ use super::noisy_neighbour::SEE_HOST;
 use super::prelude::*;
 
 pub const TITLE: &str = "Transparent huge pages";
-pub const LEADS_TO: &[&str] = &[];
+pub const LEADS_TO: &[&str] = &["copy_on_write"];
 pub const INJECTED: Injected = Injected::No(
     "THP is a setting of the whole machine; the rule is tested on recorded facts with that one field changed",
 );

@@ -72,7 +72,7 @@ pub fn machine(process: Process) -> Host {
 
 /// A process that is no client.
 pub fn stranger(cpu_share: f64) -> Neighbour {
-    Neighbour { pid: 99, name: "backup".into(), cpu_share, client: false }
+    Neighbour { pid: 99, name: "backup".into(), cpu_share, client: false, parent: None }
 }
 
 /// Sockets to one address.

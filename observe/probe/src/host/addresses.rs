@@ -127,6 +127,12 @@ pub fn ss(listened: &[Listened]) -> String {
     format!("ss -tin {}", each.join(" or "))
 }
 
+/// Whether its peer answers nothing any more. One loss in a row happens; three tries and seconds without a word are no loss. A peer whose
+/// window is closed answers probes, which ends the count.
+fn is_unanswered(socket: &TcpSocket) -> bool {
+    socket.tries >= 3 && socket.quiet_ms >= 3000
+}
+
 /// The sockets of one server by peer address.
 pub fn by_peer(sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets> {
     let own = |s: &TcpSocket| {
@@ -156,6 +162,13 @@ pub fn by_peer(sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets>
                 send_queue_bytes: group.iter().map(|s| u64::from(s.send_queue)).sum(),
                 receive_queue_bytes: group.iter().map(|s| u64::from(s.receive_queue)).sum(),
                 window_closed: group.iter().filter(|s| s.send_queue > 0 && s.peer_window == Some(0)).count() as u32,
+                unanswered: group.iter().filter(|s| is_unanswered(s)).count() as u32,
+                unanswered_ms: group
+                    .iter()
+                    .filter(|s| is_unanswered(s))
+                    .map(|s| u64::from(s.quiet_ms))
+                    .max()
+                    .unwrap_or(0),
             }
         })
         .collect();
@@ -184,6 +197,9 @@ pub mod tests {
             retransmits: 0,
             segments_out: 0,
             peer_window: None,
+            tries: 0,
+            quiet_ms: 0,
+            drops: None,
         }
     }
 
@@ -202,8 +218,12 @@ pub mod tests {
             client("10.0.0.2:6379", "10.0.0.7:1002", Some(200), 800),
             // Without a measured round trip.
             TcpSocket { send_queue: 5, peer_window: Some(0), ..client("10.0.0.1:6379", "10.0.0.7:1003", None, 0) },
-            // Its window is closed, but no data waits.
-            TcpSocket { peer_window: Some(0), ..client("10.0.0.1:6379", "10.0.0.8:1000", Some(50), 60) },
+            // Its window is closed, but no data waits. One segment was lost a moment ago.
+            TcpSocket { peer_window: Some(0), tries: 1, ..client("10.0.0.1:6379", "10.0.0.8:1000", Some(50), 60) },
+            // Nothing was heard of it, whatever was sent again.
+            TcpSocket { tries: 5, quiet_ms: 9000, ..client("10.0.0.1:6379", "10.0.0.8:1001", Some(50), 60) },
+            // It answered a moment ago.
+            TcpSocket { tries: 5, quiet_ms: 20, ..client("10.0.0.1:6379", "10.0.0.8:1002", Some(50), 60) },
             client("10.0.0.1:6380", "10.0.0.7:1004", Some(1), 1),
             TcpSocket { listening: true, ..socket("0.0.0.0:6379", "0.0.0.0:0") },
         ];
@@ -212,6 +232,7 @@ pub mod tests {
         assert_eq!((near.host.as_str(), near.sockets, near.retransmits, near.segments_out), ("10.0.0.7", 4, 4, 40));
         assert_eq!((near.min_rtt_us, near.min_rtt_us_p50, near.rtt_us_p50), (100, 200, 800));
         assert_eq!((near.send_queue_bytes, near.window_closed, far.window_closed), (5, 1, 0));
+        assert_eq!((near.unanswered, far.unanswered, far.unanswered_ms), (0, 1, 9000));
         let one_address = by_peer(&sockets, &[at("10.0.0.2:6379")]);
         assert_eq!(one_address.iter().map(|p| (p.host.as_str(), p.sockets)).collect::<Vec<_>>(), [("10.0.0.7", 1)]);
     }

@@ -69,6 +69,7 @@ impl First {
             swap_used_bytes: meminfo("SwapTotal").zip(meminfo("SwapFree")).map(|(t, f)| t.saturating_sub(f)),
             swap_in_pages: self.swap_in.zip(vmstat("pswpin")).map(|(a, b)| b.saturating_sub(a)),
             clocksource: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            clock_read_ns: clock_read_ns(),
             hypervisor: hypervisor(),
             steal_share: cpu.map(|(steal, _)| steal),
             busy_share: cpu.map(|(_, busy)| busy),
@@ -84,6 +85,21 @@ impl First {
 
 pub fn line(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok().map(|t| t.trim().to_string())
+}
+
+/// What reading the clock takes: the quickest of some rounds, so that a moment without a processor does not count.
+fn clock_read_ns() -> Option<f64> {
+    const ROUNDS: u32 = 5;
+    const READS: u32 = 100;
+    let round = |_| {
+        let begun = Instant::now();
+        let mut last = begun;
+        for _ in 0..READS {
+            last = Instant::now();
+        }
+        (last - begun).as_nanos() as f64 / f64::from(READS)
+    };
+    (0..ROUNDS).map(round).reduce(f64::min)
 }
 
 fn meminfo(field: &str) -> Option<u64> {

@@ -7,9 +7,12 @@ mod addresses;
 mod assign;
 mod elsewhere;
 mod machine;
+mod memory_group;
 mod neighbours;
 mod parse;
 mod processes;
+mod queues;
+mod storage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,6 +36,7 @@ pub struct Watch {
     tasks: BTreeMap<u32, Task>,
     /// Segments sent again, and sent, on each socket.
     sockets: BTreeMap<Ends, (u32, u32)>,
+    queues: queues::First,
 }
 
 /// Local and peer address of a socket.
@@ -49,14 +53,12 @@ enum Found {
 impl Watch {
     /// Takes the first sample.
     pub fn start() -> Watch {
+        let (machine, tasks, all) = (machine::First::take(), tasks(), sockets::all().unwrap_or_default());
         Watch {
-            machine: machine::First::take(),
-            tasks: tasks(),
-            sockets: sockets::all()
-                .unwrap_or_default()
-                .into_iter()
-                .map(|s| ((s.local, s.peer), (s.retransmits, s.segments_out)))
-                .collect(),
+            machine,
+            tasks,
+            queues: queues::First::take(&all, &sockets::listen_drops()),
+            sockets: all.into_iter().map(|s| ((s.local, s.peer), (s.retransmits, s.segments_out))).collect(),
         }
     }
 
@@ -70,11 +72,14 @@ impl Watch {
         };
         let here = Here { sockets, listeners: listeners(sockets), local: local_ips() };
         let there = elsewhere::servers();
+        let drops = sockets::listen_drops();
         let mut reached = BTreeSet::new();
         for node in nodes.iter_mut().filter(|n| n.first.is_some()) {
             let Some(found) = here.find(node, &there) else { continue };
+            let mut queues = Vec::new();
             let pid = match found {
                 Found::Here(pid, listened) => {
+                    queues = listened.as_ref().map_or(Vec::new(), |at| self.queues.second(sockets, &drops, at));
                     node.sockets = seen_sockets(sockets, refused, listened);
                     pid
                 }
@@ -85,6 +90,7 @@ impl Watch {
                 }
             };
             self.serves(&mut host, pid, &node.address);
+            has_queues(&mut host, pid, queues);
         }
         self.complete(host, sockets, reached)
     }
@@ -95,13 +101,16 @@ impl Watch {
         let mut host = self.machine.second();
         let sockets = sockets::all().unwrap_or_default();
         let listeners = listeners(&sockets);
+        let drops = sockets::listen_drops();
         for Listener { pid, ip, port } in &listeners {
             let own: Vec<Listened> = listeners.iter().filter(|l| l.pid == *pid).map(|l| (l.ip, l.port)).collect();
             if is_bus_of(&own, *port) {
                 continue;
             }
-            let ip = if ip.is_unspecified() { "*".to_string() } else { ip.to_string() };
-            self.serves(&mut host, *pid, &format!("{ip}:{port}"));
+            let name = if ip.is_unspecified() { "*".to_string() } else { ip.to_string() };
+            self.serves(&mut host, *pid, &format!("{name}:{port}"));
+            let clients: Vec<Listened> = own.iter().copied().filter(|(_, port)| !is_bus_of(&own, *port)).collect();
+            has_queues(&mut host, *pid, self.queues.second(&sockets, &drops, &clients));
         }
         let mut reached = BTreeSet::new();
         for server in elsewhere::servers() {
@@ -141,6 +150,13 @@ impl Watch {
         }
         neighbours::look(&self.tasks, &mut host, sockets, elsewhere);
         host
+    }
+}
+
+/// Keeps a process's accept queues.
+fn has_queues(host: &mut Host, pid: u32, queues: Vec<unslow_facts::AcceptQueue>) {
+    if let Some(process) = host.processes.iter_mut().find(|p| p.pid == pid && !queues.is_empty()) {
+        process.accept_queues = queues;
     }
 }
 

@@ -28,7 +28,7 @@ pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket]
         .map(|(pid, after)| {
             let then = before.get(&pid).map_or(0, |t| t.ticks);
             let cpu_share = ticks_to_s(after.ticks.saturating_sub(then)) / host.window_s;
-            Neighbour { pid, name: after.name, cpu_share, client: false }
+            Neighbour { pid, name: after.name, cpu_share, client: false, parent: Some(after.parent) }
         })
         .filter(|n| n.cpu_share > 0.02)
         .collect();

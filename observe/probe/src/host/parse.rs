@@ -31,10 +31,14 @@ pub struct Throttled {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     pub name: String,
+    /// The process that started it.
+    pub parent: u32,
     /// In user mode and in the kernel.
     pub ticks: u64,
     /// When it was started, since boot.
     pub started_ticks: u64,
+    /// Pages it had to wait for a disk for.
+    pub major_faults: u64,
 }
 
 /// A line of /proc/net/tcp or tcp6.
@@ -118,6 +122,24 @@ pub fn cpus_allowed(status: &str) -> Option<u32> {
     Some(mask.chars().filter_map(|c| c.to_digit(16)).map(u32::count_ones).sum())
 }
 
+/// Numbers of the processors in the list in the text of `status`: `0-1,32-39`. Empty where it is not there, or cannot be one.
+pub fn processors(status: &str) -> Vec<u32> {
+    /// No machine has more.
+    const MOST: u32 = 100_000;
+    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).map_or("", str::trim);
+    let range = |part: &str| -> Option<std::ops::RangeInclusive<u32>> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok().filter(|n| *n < MOST)?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
+/// On a processor and waiting for one, in ns: the text of a thread's `schedstat`.
+pub fn scheduled(text: &str) -> Option<(u64, u64)> {
+    let mut words = text.split_whitespace();
+    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}
+
 /// Stolen and busy shares between two samples.
 pub fn shares(a: CpuTimes, b: CpuTimes) -> (f64, f64) {
     let all = b.all.saturating_sub(a.all).max(1) as f64;
@@ -169,7 +191,9 @@ pub fn stat(text: &str) -> Option<Stat> {
     let name = head.split_once('(')?.1.to_string();
     let words: Vec<&str> = tail.split_whitespace().collect();
     let number = |i: usize| words.get(i)?.parse::<u64>().ok();
-    Some(Stat { name, ticks: number(11)? + number(12)?, started_ticks: number(19)? })
+    let parent = words.get(1)?.parse().ok()?;
+    let (ticks, started_ticks, major_faults) = (number(11)? + number(12)?, number(19)?, number(9)?);
+    Some(Stat { name, parent, ticks, started_ticks, major_faults })
 }
 
 /// By the names the servers and their forks give themselves; a server renamed with `exec -a` keeps its comm.
@@ -224,6 +248,11 @@ pub fn cores(quota: &str, period: &str) -> Option<f64> {
 /// v1 says "no limit" with a number near 2^63, v2 with `max`.
 pub fn limit_of(text: &str) -> Option<u64> {
     text.parse::<u64>().ok().filter(|n| *n < 1 << 60)
+}
+
+/// A `name number` line of memory.stat, memory.events or memory.oom_control.
+pub fn group_field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 #[cfg(test)]
@@ -307,10 +336,17 @@ mod tests {
     }
 
     #[test]
+    fn a_threads_time_on_a_processor_stands_before_its_waiting() {
+        assert_eq!(scheduled("123 45 6\n"), Some((123, 45)));
+        assert_eq!((scheduled("123"), scheduled("")), (None, None));
+    }
+
+    #[test]
     fn process_names_may_contain_blanks_and_brackets() {
-        let rest = "S 1 1 1 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 4 0 100 1000 10";
+        let rest = "S 1 1 1 0 -1 4194560 1 0 6 0 250 50 0 0 20 0 4 0 100 1000 10";
         for name in ["redis-server", "a b", "x) S 1 (y", ""] {
-            let expected = Stat { name: name.to_string(), ticks: 300, started_ticks: 100 };
+            let name_of = name.to_string();
+            let expected = Stat { name: name_of, parent: 1, ticks: 300, started_ticks: 100, major_faults: 6 };
             assert_eq!(stat(&format!("77 ({name}) {rest}")), Some(expected), "{name}");
         }
         assert_eq!(stat("77 (ended) Z 1 1"), None);
@@ -339,12 +375,22 @@ mod tests {
             (cpus_allowed(status), kib(status, "VmSwap:"), kib(status, "VmRSS:")),
             (Some(10), Some(12_288), None)
         );
+        assert_eq!(processors(status), (0..=1).chain(32..=39).collect::<Vec<u32>>());
+        assert_eq!(processors("Cpus_allowed_list:\t3\n"), [3]);
+        assert!(processors("").is_empty() && processors("Cpus_allowed_list:\t0-4294967295\n").is_empty());
         for (quota, period, expected) in
             [("150000", "100000", Some(1.5)), ("max", "100000", None), ("-1", "100000", None), ("100000", "0", None)]
         {
             assert_eq!(cores(quota, period), expected, "{quota} {period}");
         }
         assert_eq!(["1073741824", "max", "9223372036854771712"].map(limit_of), [Some(1 << 30), None, None]);
+    }
+
+    #[test]
+    fn fields_of_a_cgroups_memory_are_found_by_their_whole_name() {
+        let text = "oom 5\noom_kill 2\nmax 9\nbad x\n";
+        let fields = ["oom", "oom_kill", "max", "ma", "bad", "low"].map(|name| group_field(text, name));
+        assert_eq!(fields, [Some(5), Some(2), Some(9), None, None, None]);
     }
 
     #[test]

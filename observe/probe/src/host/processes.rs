@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use unslow_facts::{Node, Process};
 
 use super::machine::line;
+use super::memory_group;
 use super::parse::{
-    Stat, Throttled, cgroup_places, cores, cpus_allowed, is_server, kib, limit_of, open_files_max, own_pid, stat,
-    throttled_of,
+    Stat, Throttled, cgroup_places, cores, cpus_allowed, is_server, kib, limit_of, open_files_max, own_pid, processors,
+    scheduled, stat, throttled_of,
 };
+use super::storage;
 use crate::now_ms;
 use crate::sockets::TcpSocket;
 
@@ -23,9 +25,13 @@ pub const START_MS: f64 = 10_000.0;
 #[derive(Clone, Default)]
 pub struct Task {
     pub name: String,
+    pub parent: u32,
     pub ticks: u64,
-    run_delay_ns: Option<u64>,
+    /// Of the main thread, on a processor and waiting for one, in ns.
+    scheduled: Option<(u64, u64)>,
     throttled: Option<Throttled>,
+    memory: Option<memory_group::Sample>,
+    major_faults: u64,
 }
 
 pub fn ticks_to_s(ticks: u64) -> f64 {
@@ -43,14 +49,13 @@ pub fn tasks() -> BTreeMap<u32, Task> {
 }
 
 fn task(pid: u32) -> Option<Task> {
-    let Stat { name, ticks, .. } = stat_of(pid)?;
+    let Stat { name, parent, ticks, major_faults, .. } = stat_of(pid)?;
     let server = is_server(&name);
-    let run_delay_ns = server
-        .then(|| line(format!("/proc/{pid}/task/{pid}/schedstat")))
-        .flatten()
-        .and_then(|t| t.split_whitespace().nth(1)?.parse().ok());
+    let main_thread = server.then(|| line(format!("/proc/{pid}/task/{pid}/schedstat"))).flatten();
     let throttled = server.then(|| cgroup(pid, "cpu")).flatten().and_then(|dir| throttled(&dir));
-    Some(Task { name, ticks, run_delay_ns, throttled })
+    let memory = server.then(|| cgroup(pid, "memory")).flatten().and_then(|dir| memory_group::sample(&dir));
+    let scheduled = main_thread.as_deref().and_then(scheduled);
+    Some(Task { name, parent, ticks, scheduled, throttled, memory, major_faults })
 }
 
 fn stat_of(pid: u32) -> Option<Stat> {
@@ -64,6 +69,8 @@ pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) ->
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
     let throttled = before.and_then(|b| b.throttled).zip(after.throttled);
+    let main_thread = before.and_then(|b| b.scheduled).zip(after.scheduled);
+    let share = |before_ns: u64, after_ns: u64| after_ns.saturating_sub(before_ns) as f64 / 1e9 / window_s;
     Process {
         pid,
         own_pid: own_pid(&status),
@@ -71,9 +78,9 @@ pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) ->
         name: after.name.clone(),
         addresses: vec![address.to_string()],
         cpu_share: before.map(|b| ticks_to_s(after.ticks.saturating_sub(b.ticks)) / window_s),
-        run_delay_share: before
-            .and_then(|b| Some(after.run_delay_ns?.saturating_sub(b.run_delay_ns?) as f64 / 1e9 / window_s)),
+        run_delay_share: main_thread.map(|(before, after)| share(before.1, after.1)),
         swap_bytes: kib(&status, "VmSwap:"),
+        major_faults: before.map(|b| after.major_faults.saturating_sub(b.major_faults)),
         anon_huge_bytes: kib(&rollup, "AnonHugePages:"),
         open_files_max: open_files_max(&limits),
         cpus_allowed: cpus_allowed(&status),
@@ -82,6 +89,12 @@ pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) ->
         throttled_periods: throttled
             .map(|(a, b)| (b.throttled.saturating_sub(a.throttled), b.periods.saturating_sub(a.periods))),
         memory_limit_bytes: cgroup(pid, "memory").and_then(|dir| memory_limit(&dir)),
+        memory_group: after.memory.map(|end| memory_group::in_window(before.and_then(|b| b.memory), end, window_s)),
+        open_files: fs::read_dir(format!("/proc/{pid}/fd")).ok().map(|all| all.count() as u64),
+        main_cpu_share: main_thread.map(|(before, after)| share(before.0, after.0)),
+        processors: processors(&status),
+        accept_queues: Vec::new(),
+        storage: storage::of(pid),
     }
 }
 

@@ -46,20 +46,6 @@ pub fn unpipelined(at: &At<'_>) -> Result<Active, Error> {
     Ok(active.work(move |flags| with(&mut slot, &target, flags, |c| c.call(&["INCR", &tag]).map(drop))))
 }
 
-/// Fifty connections to one key, in pipelines of ten.
-pub fn hot_key(at: &At<'_>) -> Result<Active, Error> {
-    let (target, key) = (at.node()?.target(), format!("hot:{}", at.tag()?));
-    let client = at.client()?;
-    let mut slots: Vec<Option<Connection>> =
-        (0..50).map(|_| client.connect(&target).map(Some)).collect::<Result<_, _>>()?;
-    let active = sweep(at.active("a copy of the value in the client, or the key split"), &at.node()?, key.clone());
-    Ok(active.work(move |flags| {
-        for slot in slots.iter_mut().take_while(|_| !flags.stopped()) {
-            with(slot, &target, flags, |c| c.pipeline(&vec![words(&["INCR", &key]); 10]).map(drop));
-        }
-    }))
-}
-
 pub fn monitoring_storm(at: &At<'_>) -> Result<Active, Error> {
     let target = at.node()?.target();
     let client = at.client()?;
@@ -87,7 +73,7 @@ pub fn no_pipelining(at: &At<'_>) -> Result<Active, Error> {
 }
 
 /// Connections that always have one command in flight: write to all, then read from all.
-fn one_in_flight(target: &Target, connections: usize, command: &[u8], flags: &Flags, reply_ends: usize) {
+pub(super) fn one_in_flight(target: &Target, connections: usize, command: &[u8], flags: &Flags, reply_ends: usize) {
     let streams: Vec<TcpStream> =
         (0..connections).map_while(|_| stream(target).ok().filter(|_| !flags.stopped())).collect();
     let mut buffer = [0u8; 64 * 1024];

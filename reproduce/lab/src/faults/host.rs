@@ -42,6 +42,11 @@ pub fn cpu_throttle(at: &At<'_>) -> Result<Active, Error> {
 }
 
 pub fn memory_limit(at: &At<'_>) -> Result<Active, Error> {
+    Ok(contain(at, "a higher limit")?.0)
+}
+
+/// Puts the servers into a memory cgroup of this fault's size. The directory of the group comes with it.
+pub(super) fn contain(at: &At<'_>, remedy: &'static str) -> Result<(Active, PathBuf), Error> {
     let bytes = at.bytes()?;
     let group = Group::make(at, "memory", |dir| {
         let v2 = dir.join("memory.max");
@@ -49,14 +54,22 @@ pub fn memory_limit(at: &At<'_>) -> Result<Active, Error> {
         fs::write(file, bytes.to_string())
     })?;
     let nodes = at.nodes()?;
-    let mut active = at.active("a higher limit");
+    let mut active = at.active(remedy);
     for node in &nodes {
         at.claim(&mut active, node, "memory limit")?;
     }
+    let dir = group.dir.clone();
     // Whoever was killed for it starts again afterwards.
-    Ok(active
+    let active = active
         .on_end(move || drop(group))
-        .undo_with(move || nodes.iter().filter(|n| !n.alive()).try_for_each(|n| n.restart())))
+        .undo_with(move || nodes.iter().filter(|n| !n.alive()).try_for_each(|n| n.restart()));
+    Ok((active, dir))
+}
+
+/// What is charged to a memory cgroup now.
+pub(super) fn charged(dir: &Path) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse().ok();
+    read("memory.current").or_else(|| read("memory.usage_in_bytes"))
 }
 
 /// A cgroup that gives its processes back to where they were and goes.

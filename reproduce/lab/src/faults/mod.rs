@@ -5,13 +5,20 @@
 //! `unslow demo` proves.
 
 mod at;
+mod catalogue;
 mod clients;
 mod deployment;
+mod disk;
+mod habits;
 mod host;
+mod machine;
+mod memory;
 mod path;
 mod placement;
 mod process;
+mod replication;
 mod server;
+mod shards;
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -23,6 +30,7 @@ use unslow_client::{Connection, Options, Target};
 use unslow_engine::{Error, Seat, Server};
 
 pub use at::At;
+pub use catalogue::ALL;
 pub(crate) use host::remove_leftovers;
 
 use crate::lab::Lab;
@@ -450,6 +458,14 @@ fn sentinel() -> Topology {
     zones(Kind::Sentinel, 1, 2)
 }
 
+/// A master with one replica on two hosts, and three Sentinels: two of them are on one host.
+fn two_hosts_of_sentinels() -> Topology {
+    let mut topology = zones(Kind::Sentinel, 1, 1);
+    topology.zones.truncate(1);
+    topology.zones[0].hosts = Some(2);
+    topology
+}
+
 /// Three masters with a replica each on three hosts, no replica beside its master.
 fn six_nodes() -> Topology {
     zones(Kind::Cluster, 3, 1)
@@ -522,227 +538,5 @@ impl Fault {
     }
 }
 
-use Takes::{Deployment, Node, Path, Processes};
-
 /// DEBUG is off by default since Redis 7.0, which has this setting; older servers have neither.
 const DEBUG: &str = "enable-debug-command";
-
-/// Every fault.
-pub const ALL: &[Fault] = &[
-    // Processes, hosts and paths.
-    fault("kill", "servers are killed, and with them what they had not saved; healed, they start again", Processes, six_nodes, process::kill)
-        .rule("node_unreachable"),
-    fault("restart", "servers are killed and started again at once", Processes, six_nodes, process::restart),
-    fault("hang", "processes stop (SIGSTOP) without a word to anybody", Processes, six_nodes, process::hang)
-        .rule("node_hangs"),
-    fault("partition", "nothing passes any more", Path, six_nodes, path::partition).wired(),
-    fault("delay", "packets take longer, each way", Path, two_zones, path::delay).value("TIME", "5ms").wired(),
-    fault("loss", "packets are lost", Path, standalone, path::loss).value("SHARE", "1%").rule("packet_loss").wired(),
-    fault("rate", "a path carries no more than this", Path, two_zones, path::rate).value("RATE", "10mbit").wired(),
-    fault("cpu_throttle", "a CPU quota, as a share of one core, under steady writes", Processes, standalone, host::cpu_throttle)
-        .value("SHARE", "10%")
-        .rule("cpu_throttled")
-        .root(),
-    fault("cpu_neighbour", "other processes want the same cores, under steady writes", Deployment, standalone, host::cpu_neighbour)
-        .value("PER_CORE", "3")
-        .rule("noisy_neighbour")
-        .near(),
-    fault("memory_limit", "no more memory than this from now on", Processes, standalone, host::memory_limit)
-        .value("SIZE", "100mb")
-        .root(),
-    fault("slow_fork", "every fork takes this long", Processes, standalone, process::slow_fork).value("TIME", "1s"),
-    fault("slow_fsync", "every fsync takes this long", Processes, standalone, process::slow_fsync).value("TIME", "1s"),
-    fault("slow_disk", "files are written no faster than this", Processes, standalone, process::slow_disk)
-        .value("BYTES_PER_S", "1mb"),
-    fault("full_disk", "not one page more fits on the host's disk", Processes, standalone, process::full_disk).wired(),
-    fault("clock_jump", "the wall clock jumps, forwards or back", Processes, standalone, process::clock_jump)
-        .value("TIME", "+60s"),
-    // The deployment.
-    fault("move_slot", "a slot and its keys move to a node, or away from it where it owns the slot", Node, six_nodes, deployment::move_slot)
-        .value("SLOT", "42"),
-    fault("reshard", "slots of a node move away one by one, key by key", Node, six_nodes, deployment::reshard)
-        .value("SLOTS", "100"),
-    fault("reshard_atomic", "slots of a node move away at once (CLUSTER MIGRATESLOTS)", Node, six_nodes, deployment::reshard_atomic)
-        .value("SLOTS", "100"),
-    fault("failover", "a replica takes its master's place", Node, six_nodes, deployment::failover),
-    fault("open_slot", "a reshard stops half way", Deployment, six_nodes, placement::open_slot).rule("open_slots"),
-    fault("config_drift", "one node has another memory limit", Node, six_nodes, placement::config_drift)
-        .rule("config_drift"),
-    fault("ghost_nodes", "a node restarts with nodes in nodes.conf that are gone", Node, six_nodes, deployment::ghost_nodes)
-        .value("NODES", "300"),
-    fault(
-        "two_masters_on_one_host",
-        "a failover puts two masters on one host",
-        Deployment,
-        six_nodes,
-        placement::two_masters,
-    )
-    .rule("masters_share_host"),
-    // Clients.
-    fault(
-        "topology_storm",
-        "the first master restarts with 300 ghosts, and Lettuce clients refresh the topology from every node, over and over",
-        Deployment,
-        six_nodes,
-        clients::topology_storm,
-    )
-    .value("CLIENTS", "20")
-    .rule("topology_storm")
-    .demo(),
-    fault("connection_churn", "clients connect anew for every command", Node, standalone, clients::connection_churn)
-        .rule("connection_churn")
-        .near()
-        .demo(),
-    fault(
-        "unpipelined",
-        "a client in another zone sends one command per round trip",
-        Node,
-        two_zones,
-        clients::unpipelined,
-    )
-    .rule("far_client")
-    .wired(),
-    fault("monitor", "somebody left MONITOR running", Node, standalone, clients::monitor).rule("monitor_attached"),
-    fault("keys", "KEYS on 300,000 keys, five times a second", Node, standalone, clients::keys)
-        .rule("keys_command")
-        .demo(),
-    fault("big_key", "HGETALL on a hash of 200,000 fields", Node, standalone, clients::big_key).rule("big_key").demo(),
-    fault("slow_subscriber", "a subscriber stops reading", Node, standalone, clients::slow_subscriber)
-        .settings(&[("client-output-buffer-limit", "pubsub 64mb 64mb 60")])
-        .rule("slow_subscriber"),
-    fault("hot_key", "every client wants the same key", Node, six_nodes, clients::hot_key),
-    fault("lua_loop", "a script loops for tens of milliseconds", Node, standalone, clients::lua_loop)
-        .rule("long_script")
-        .demo(),
-    fault("save_storm", "a snapshot every second", Node, standalone, server::save_storm).rule("save_too_often"),
-    fault(
-        "monitoring_storm",
-        "scrapers ask INFO and CLIENT LIST as fast as they can",
-        Node,
-        standalone,
-        clients::monitoring_storm,
-    )
-    .rule("monitoring_storm"),
-    fault("no_pipelining", "one client sends one command per round trip", Node, standalone, clients::no_pipelining)
-        .rule("no_pipelining"),
-    fault("kernel_bound", "fifty connections with one command in flight each", Node, standalone, clients::kernel_bound)
-        .rule("kernel_bound")
-        .near(),
-    fault(
-        "too_many_connections",
-        "pools grow to maxclients, and more come",
-        Node,
-        standalone,
-        clients::too_many_connections,
-    )
-    .settings(&[("maxclients", "100")])
-    .rule("too_many_connections"),
-    fault("slow_command", "SUNION of fifty sets", Node, standalone, clients::slow_command).rule("slow_command"),
-    fault("error_flood", "clients use strings as lists", Node, standalone, clients::error_flood)
-        .rule("error_flood")
-        .demo(),
-    fault(
-        "redirect_storm",
-        "a client without cluster mode asks one node for everything",
-        Node,
-        six_nodes,
-        clients::redirect_storm,
-    )
-    .rule("redirect_storm"),
-    fault(
-        "main_thread_saturated",
-        "pipelines of BITCOUNT fill the main thread",
-        Node,
-        standalone,
-        clients::main_thread_saturated,
-    )
-    .rule("main_thread_saturated")
-    .near(),
-    fault("not_your_redis", "a client does not read its replies", Node, standalone, clients::not_your_redis)
-        .rule("not_your_redis"),
-    // The server.
-    fault("fork_stall", "fork takes a second, and a save begins", Node, standalone, server::fork_stall)
-        .value("TIME", "1s")
-        .rule("fork_stall"),
-    fault("aof_fsync_stall", "fsync takes three seconds", Node, standalone, server::aof_fsync_stall)
-        .settings(&[("appendonly", "yes")])
-        .rule("aof_fsync_stall"),
-    fault("eviction_pressure", "a cache of 20 MB gets new keys for ever", Node, standalone, server::eviction_pressure)
-        .settings(&[("maxmemory", "20mb"), ("maxmemory-policy", "allkeys-lru")])
-        .rule("eviction_pressure"),
-    fault("out_of_memory", "10 MB and noeviction", Node, standalone, server::out_of_memory)
-        .settings(&[("maxmemory", "10mb"), ("maxmemory-policy", "noeviction")])
-        .rule("out_of_memory"),
-    fault("expire_storm", "hundreds of thousands of keys die together", Node, standalone, server::expire_storm)
-        .rule("expire_storm"),
-    fault("backlog_too_small", "a backlog of 16 kB under megabytes of writes", Node, pair, server::backlog_too_small)
-        .settings(&[("repl-backlog-size", "16kb")])
-        .rule("backlog_too_small"),
-    fault(
-        "full_resync_loop",
-        "a replica comes back without its data, again and again",
-        Deployment,
-        pair,
-        server::full_resync_loop,
-    )
-    .rule("full_resync_loop"),
-    fault(
-        "node_timeout_margin",
-        "a stall of 1.3 s under a node timeout of 2 s",
-        Node,
-        six_nodes,
-        placement::node_timeout_margin,
-    )
-    .settings(&[("cluster-node-timeout", "2000"), (DEBUG, "yes")])
-    .rule("node_timeout_margin"),
-    fault(
-        "sentinel_down_after",
-        "every Sentinel takes a master for dead after half a second",
-        Deployment,
-        sentinel,
-        deployment::sentinel_down_after,
-    )
-    .rule("sentinel_down_after"),
-    fault(
-        "sentinel_master_down",
-        "Sentinels log in as a user that may not PING, and take a healthy master for dead",
-        Deployment,
-        sentinel,
-        deployment::sentinel_master_down,
-    )
-    .rule("sentinel_master_down"),
-    fault(
-        "failover_flapping",
-        "a master hangs for longer than the node timeout and comes back",
-        Deployment,
-        six_nodes,
-        placement::failover_flapping,
-    )
-    .settings(&[("cluster-node-timeout", "1500")])
-    .rule("failover_flapping"),
-    fault(
-        "replica_shares_host",
-        "a replica follows the master beside it",
-        Deployment,
-        six_nodes,
-        placement::replica_shares_host,
-    )
-    .rule("replica_shares_host"),
-    fault(
-        "master_without_replica",
-        "a master's only replica follows another",
-        Deployment,
-        six_nodes,
-        placement::master_without_replica,
-    )
-    .settings(&[("cluster-migration-barrier", "5")])
-    .rule("master_without_replica"),
-    fault("slots_uncovered", "a hundred slots lose their owner", Deployment, six_nodes, placement::slots_uncovered)
-        .rule("slots_uncovered"),
-    fault("no_auth", "bound to every address, no password", Node, standalone, server::nothing)
-        .settings(&[("bind", "0.0.0.0"), ("protected-mode", "no")])
-        .rule("no_auth"),
-    fault("blind_instruments", "the server's defaults: no latency monitor", Node, standalone, server::nothing)
-        .rule("blind_instruments")
-        .near(),
-];

@@ -15,7 +15,13 @@ pub fn nothing(at: &At<'_>) -> Result<Active, Error> {
 }
 
 /// A worker that writes `per_ms` values of `value_bytes` each millisecond, more or less, over `keys` keys in turn.
-fn writes(active: Active, at: &At<'_>, value_bytes: usize, per_ms: usize, keys: u64) -> Result<Active, Error> {
+pub(super) fn writes(
+    active: Active,
+    at: &At<'_>,
+    value_bytes: usize,
+    per_ms: usize,
+    keys: u64,
+) -> Result<Active, Error> {
     let (target, tag, mut slot, mut i) = (at.node()?.target(), at.tag()?, None, 0u64);
     let value = "x".repeat(value_bytes);
     let active = sweep(active, &at.node()?, format!("w:{tag}:*"));

@@ -1,0 +1,416 @@
+//! Rules about what a machine allows a server: facts by hand, the case and what looks like it.
+
+mod common;
+#[path = "common/hand.rs"]
+mod hand;
+
+use common::{answer, finding, seen};
+use hand::{HERE, alone, command, commands, lines, machine, peer, server, stranger, text};
+use unslow_doctor::{Answered, Confidence, Currency, Severity, diagnose};
+use unslow_facts::{AcceptQueue, ClientGroup, Clients, Facts, Host, Neighbour, PeerSockets, Process, Seen, Tcp};
+
+/// A server that an application uses, and that came to say this, on this machine.
+fn on(more: &str, host: Host) -> Facts {
+    let used = lines(&[("used_cpu_user_main_thread", 4.0), ("total_connections_received", 300.0)]);
+    let node = server("7.2.4", &(used + &command("get", 10_000, 20_000, 0, 0) + more));
+    Facts { hosts: vec![host], ..alone(node) }
+}
+
+fn configure(facts: &mut Facts, settings: &[(&str, &str)]) {
+    facts.nodes[0].config = seen(settings.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect());
+}
+
+// The accept queue.
+
+fn queue(waiting: u32, limit: u32, dropped: Option<u64>) -> AcceptQueue {
+    AcceptQueue { address: HERE.into(), waiting, limit, dropped }
+}
+
+/// With this queue, and these overflows of all programs on the machine.
+fn queued(queue: AcceptQueue, listen_overflows: Option<u64>) -> Facts {
+    let tcp = listen_overflows.map(|n| Tcp { listen_overflows: n, listen_drops: n, ..Tcp::default() });
+    on("", Host { tcp, somaxconn: Some(4096), ..machine(Process { accept_queues: vec![queue], ..Process::default() }) })
+}
+
+#[test]
+fn connections_that_the_kernel_dropped_are_those_of_the_servers_own_queue() {
+    let found = finding(&queued(queue(130, 128, Some(100)), Some(140)), "accept_overflow");
+    assert_eq!((found.impact.currency, found.confidence), (Currency::Availability, Confidence::Proven));
+    assert!((found.impact.value - 21_600.0).abs() < 1.0, "100 of 400 attempts: {:?}", found.impact);
+    assert!(commands(&found).contains("tcp-backlog 4096"), "{}", commands(&found));
+    assert!(!commands(&found).contains("sysctl"), "the kernel allows that many: {}", commands(&found));
+    // Not enough to matter.
+    assert_eq!(finding(&queued(queue(0, 128, Some(2)), Some(2)), "accept_overflow").severity, Severity::Risk);
+    // Of another program on the same machine, and of no accept queue.
+    assert_eq!(answer(&queued(queue(0, 511, Some(0)), Some(140)), "accept_overflow"), Answered::Absent);
+    assert_eq!(answer(&queued(queue(0, 511, Some(9)), Some(0)), "accept_overflow"), Answered::Absent);
+    // Overflows are not shown, or are mostly another program's.
+    assert_eq!(answer(&queued(queue(0, 511, Some(3)), None), "accept_overflow"), Answered::Unknown);
+    assert_eq!(answer(&queued(queue(0, 511, Some(9)), Some(100)), "accept_overflow"), Answered::Unknown);
+    // Overflows of before the window.
+    assert_eq!(answer(&queued(queue(3, 511, Some(0)), Some(0)), "accept_overflow"), Answered::Absent);
+}
+
+#[test]
+fn a_kernel_that_does_not_count_drops_by_socket_leaves_it_open() {
+    let found = finding(&queued(queue(129, 128, None), Some(50)), "accept_overflow");
+    assert_eq!(found.confidence, Confidence::Likely);
+    assert_eq!(answer(&queued(queue(4, 128, None), Some(50)), "accept_overflow"), Answered::Unknown);
+    assert_eq!(answer(&queued(queue(4, 511, None), Some(0)), "accept_overflow"), Answered::Absent);
+    let unseen = on("", machine(Process::default()));
+    assert_eq!(answer(&unseen, "accept_overflow"), Answered::Unknown);
+}
+
+#[test]
+fn a_queue_shorter_than_asked_for_is_a_risk_where_more_clients_are_connected() {
+    let with = |clients: f64| {
+        let mut facts = queued(queue(0, 128, Some(0)), Some(0));
+        let last = facts.nodes[0].last.as_mut().unwrap();
+        last.info.0.insert("connected_clients".into(), clients.to_string());
+        configure(&mut facts, &[("tcp-backlog", "511")]);
+        facts.hosts[0].somaxconn = Some(128);
+        facts
+    };
+    let found = finding(&with(900.0), "accept_overflow");
+    assert_eq!((found.severity, found.confidence), (Severity::Risk, Confidence::Possible));
+    assert!(commands(&found).contains("net.core.somaxconn=4096"), "{}", commands(&found));
+    assert_eq!(answer(&with(51.0), "accept_overflow"), Answered::Absent);
+    // It asked for no more.
+    let mut asked = with(900.0);
+    configure(&mut asked, &[("tcp-backlog", "128")]);
+    assert_eq!(answer(&asked, "accept_overflow"), Answered::Absent);
+}
+
+// Open files.
+
+/// So many clients of so many, so many refused, under this file limit.
+fn files(clients: f64, max: f64, refused: f64, limit: u64) -> Facts {
+    let says = lines(&[("connected_clients", clients), ("maxclients", max), ("rejected_connections", refused)]);
+    on(
+        &says,
+        machine(Process { open_files_max: Some(limit), open_files: Some(clients as u64 + 12), ..Process::default() }),
+    )
+}
+
+#[test]
+fn a_maxclients_that_the_file_limit_made_is_told_from_one_that_was_set() {
+    let facts = files(992.0, 992.0, 100.0, 1024);
+    let found = finding(&facts, "fd_limit");
+    assert_eq!((found.impact.currency, found.confidence), (Currency::Availability, Confidence::Likely));
+    let all = commands(&found);
+    assert!(
+        all.contains("prlimit --pid 7 --nofile=131072:131072") && all.contains("CONFIG SET maxclients 10000"),
+        "{all}"
+    );
+    // One trouble, told once.
+    let report = diagnose(&facts, &[]);
+    let ids: Vec<&str> = report.findings.iter().map(|f| f.id.as_str()).collect();
+    assert!(!ids.contains(&"too_many_connections"), "{ids:?}");
+    assert!(report.findings.iter().any(|f| f.chain.iter().any(|l| l.id == "too_many_connections")));
+    // No one was refused yet.
+    assert_eq!(finding(&files(900.0, 992.0, 0.0, 1024), "fd_limit").severity, Severity::Risk);
+    // Set by hand under a larger limit, and a limit that the server raised for its maxclients.
+    for (max, limit) in [(992.0, 4096), (10_000.0, 10_032), (5000.0, 5032), (4096.0, 4128), (10_000.0, 65_536)] {
+        let facts = files(max - 1.0, max, 100.0, limit);
+        assert_eq!(answer(&facts, "fd_limit"), Answered::Absent, "{max} under {limit}");
+        assert_eq!(answer(&facts, "too_many_connections"), Answered::Present, "{max} under {limit}");
+    }
+    // Lowered, and few clients.
+    let enough = files(51.0, 4064.0, 0.0, 4096);
+    assert_eq!(answer(&enough, "fd_limit"), Answered::Absent);
+    assert!(text(&enough, "fd_limit").contains("was lowered"), "{}", text(&enough, "fd_limit"));
+}
+
+#[test]
+fn a_process_that_can_open_no_more_files_keeps_connections_waiting() {
+    let mut facts = files(500.0, 10_000.0, 0.0, 512);
+    let found = finding(&facts, "fd_limit");
+    assert_eq!(found.severity, Severity::Risk, "no one was seen to wait");
+    assert!(!commands(&found).contains("maxclients"), "{}", commands(&found));
+    facts.hosts[0].processes[0].accept_queues = vec![queue(20, 511, Some(0))];
+    let found = finding(&facts, "fd_limit");
+    assert_eq!((found.impact.currency, found.confidence), (Currency::Availability, Confidence::Likely));
+    // The limit was not seen.
+    facts.hosts[0].processes[0].open_files_max = None;
+    assert_eq!(answer(&facts, "fd_limit"), Answered::Unknown);
+}
+
+// Processors.
+
+/// A server on one processor of four whose main thread waited this share; all its threads used this much.
+fn bound(delay: f64, cpu_share: f64, busy_share: f64, neighbours: Vec<Neighbour>) -> Facts {
+    let process = Process {
+        cpus_allowed: Some(1),
+        processors: vec![2],
+        run_delay_share: Some(delay),
+        main_cpu_share: Some(0.4),
+        cpu_share: Some(cpu_share),
+        ..Process::default()
+    };
+    on("", Host { busy_share: Some(busy_share), neighbours, ..machine(process) })
+}
+
+#[test]
+fn threads_and_children_on_the_only_processor_are_no_neighbours() {
+    let found = finding(&bound(0.3, 0.65, 0.3, Vec::new()), "pinned");
+    assert_eq!((found.impact.value, found.confidence), (0.3, Confidence::Likely));
+    assert!(commands(&found).contains("taskset -acp 0-3 7"), "{}", commands(&found));
+    assert_eq!(found.remedies[0].rollback, "taskset -acp 2 7");
+    // A child that saves on the same processor: its own, though it is another process.
+    let child = Neighbour { name: "redis-server".into(), parent: Some(7), ..stranger(0.55) };
+    let saving = bound(0.4, 0.41, 0.3, vec![child]);
+    assert_eq!(answer(&saving, "pinned"), Answered::Present);
+    assert_eq!(answer(&saving, "noisy_neighbour"), Answered::Absent);
+    // Strangers hold it.
+    let held = bound(0.4, 0.41, 0.5, vec![stranger(0.9)]);
+    assert_eq!((answer(&held, "pinned"), answer(&held, "noisy_neighbour")), (Answered::Absent, Answered::Present));
+    // Its threads used too little to explain the waiting; the machine has nothing to spare; it does not wait.
+    assert_eq!(answer(&bound(0.3, 0.45, 0.3, Vec::new()), "pinned"), Answered::Absent);
+    assert_eq!(answer(&bound(0.3, 0.65, 0.95, Vec::new()), "pinned"), Answered::Absent);
+    assert_eq!(answer(&bound(0.01, 0.65, 0.3, Vec::new()), "pinned"), Answered::Absent);
+    // More processors, and a machine that has one.
+    let mut free = bound(0.3, 0.65, 0.3, Vec::new());
+    free.hosts[0].processes[0].cpus_allowed = Some(4);
+    assert_eq!(answer(&free, "pinned"), Answered::Absent);
+    let mut one = bound(0.3, 0.65, 0.3, Vec::new());
+    one.hosts[0].cpus = 1;
+    assert_eq!(answer(&one, "pinned"), Answered::Absent);
+}
+
+#[test]
+fn a_server_on_one_processor_whose_waiting_is_not_shown_is_not_ruled_out() {
+    let mut facts = bound(0.3, 0.65, 0.3, Vec::new());
+    facts.hosts[0].processes[0].run_delay_share = None;
+    assert_eq!(answer(&facts, "pinned"), Answered::Unknown);
+    facts.hosts.clear();
+    assert_eq!(answer(&facts, "pinned"), Answered::Unknown);
+}
+
+// Threads for sockets.
+
+/// A server with so many io-threads on four processors; its other threads used this, and its main thread waited this share.
+fn threaded(threads: u32, others: f64, delay: f64) -> Facts {
+    let process = Process {
+        main_cpu_share: Some(0.7),
+        cpu_share: Some(0.7 + others),
+        run_delay_share: Some(delay),
+        ..Process::default()
+    };
+    let mut facts = on("", machine(process));
+    let threads = threads.to_string();
+    configure(&mut facts, &[("io-threads", threads.as_str())]);
+    facts
+}
+
+#[test]
+fn more_threads_than_processors_cost_what_the_main_thread_waits() {
+    let found = finding(&threaded(8, 2.5, 0.3), "io_threads");
+    assert_eq!((found.impact.value, found.confidence), (0.3, Confidence::Likely));
+    assert!(commands(&found).contains("io-threads 3"), "{}", commands(&found));
+    // Strangers hold the processors.
+    let mut held = threaded(8, 2.5, 0.3);
+    held.hosts[0].neighbours = vec![stranger(3.0)];
+    let found = finding(&held, "io_threads");
+    assert_eq!(found.severity, Severity::Risk);
+    assert!(found.ruled_out.iter().all(|what| !what.contains("neighbour")), "{:?}", found.ruled_out);
+    // The setting without an effect, and threads that sleep.
+    assert_eq!(finding(&threaded(8, 2.5, 0.01), "io_threads").severity, Severity::Risk);
+    assert_eq!(finding(&threaded(8, 0.01, 0.3), "io_threads").severity, Severity::Risk);
+    // As many as processors, and none.
+    assert_eq!(answer(&threaded(4, 2.5, 0.3), "io_threads"), Answered::Absent);
+    assert_eq!(answer(&threaded(1, 0.0, 0.3), "io_threads"), Answered::Absent);
+    // A quota is fewer processors, and is used up by polling.
+    let mut quota = threaded(4, 1.2, 0.0);
+    let process = &mut quota.hosts[0].processes[0];
+    (process.quota_cores, process.throttled_periods, process.throttled_share) = (Some(2.0), Some((60, 100)), Some(0.2));
+    let found = finding(&quota, "io_threads");
+    assert_eq!(found.impact.value, 0.2);
+    let report = diagnose(&quota, &[]);
+    assert!(report.findings.iter().all(|f| f.id != "cpu_throttled"), "told beneath its cause");
+    // Neither the machine nor the setting was seen.
+    let mut blind = threaded(8, 2.5, 0.3);
+    blind.hosts.clear();
+    assert_eq!(answer(&blind, "io_threads"), Answered::Unknown);
+    assert_eq!(answer(&on("", machine(Process::default())), "io_threads"), Answered::Unknown);
+}
+
+#[test]
+fn a_main_thread_that_polls_for_its_threads_is_not_saturated() {
+    let polling = |more: &[(&str, f64)]| {
+        let says = lines(&[("used_cpu_user_main_thread", 9.8)]) + &lines(more);
+        let mut facts = on(&says, machine(Process::default()));
+        let first = facts.nodes[0].first.as_mut().unwrap();
+        first.info.0.extend(more.iter().map(|(name, _)| (name.to_string(), "0".to_string())));
+        configure(&mut facts, &[("io-threads", "3")]);
+        facts
+    };
+    assert_eq!(answer(&polling(&[("used_active_time_main_thread", 2.0)]), "main_thread_saturated"), Answered::Absent);
+    assert_eq!(answer(&polling(&[]), "main_thread_saturated"), Answered::Absent, "no command explains the time");
+    // It works through all of it, by the server's own clock.
+    let full = polling(&[("used_active_time_main_thread", 9.7)]);
+    assert_eq!(answer(&full, "main_thread_saturated"), Answered::Present);
+    // The same CPU time without io-threads.
+    let mut plain = polling(&[]);
+    configure(&mut plain, &[("io-threads", "1")]);
+    assert_eq!(answer(&plain, "main_thread_saturated"), Answered::Present);
+}
+
+// The clock.
+
+/// A server with so many commands in ten seconds, on a machine with this clock.
+fn clocked(source: &str, clock_read_ns: Option<f64>, commands: f64) -> Facts {
+    let host = Host { clocksource: Some(source.into()), clock_read_ns, ..machine(Process::default()) };
+    on(&lines(&[("total_commands_processed", commands)]), host)
+}
+
+#[test]
+fn a_slow_clock_costs_its_readings() {
+    // 50,000 commands a second, two readings each, 1 us more than they need take.
+    let found = finding(&clocked("hpet", Some(1025.0), 500_000.0), "clocksource");
+    assert!((found.impact.value - 0.1).abs() < 1e-9, "{:?}", found.impact);
+    assert_eq!((found.impact.currency, found.confidence), (Currency::Capacity, Confidence::Likely));
+    assert!(found.remedies[0].rollback.contains("echo hpet"), "{:?}", found.remedies[0]);
+    // Hardly used, and not timed: a risk.
+    assert_eq!(finding(&clocked("hpet", Some(1025.0), 500.0), "clocksource").severity, Severity::Risk);
+    assert_eq!(finding(&clocked("xen", None, 500_000.0), "clocksource").severity, Severity::Risk);
+    // A kernel that lets the C library read this one.
+    assert_eq!(answer(&clocked("xen", Some(40.0), 500_000.0), "clocksource"), Answered::Absent);
+    for quick in ["tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase"] {
+        assert_eq!(answer(&clocked(quick, Some(30.0), 500_000.0), "clocksource"), Answered::Absent, "{quick}");
+    }
+    assert_eq!(answer(&on("", machine(Process::default())), "clocksource"), Answered::Unknown);
+}
+
+// Peers that are gone.
+
+/// A server with this keepalive, sockets to one machine of which some have no answer, and rows that are idle for over an hour.
+fn peers(keepalive: &str, from: &str, unanswered: u32, idle_hour: u64) -> Facts {
+    let mut facts = on("", machine(Process::default()));
+    configure(&mut facts, &[("tcp-keepalive", keepalive)]);
+    let sockets = PeerSockets { unanswered, unanswered_ms: u64::from(unanswered) * 9000, ..peer(from, 6, 100, 40) };
+    facts.nodes[0].sockets = seen(vec![sockets]);
+    let group = ClientGroup { host: from.into(), count: 6, idle_hour, ..ClientGroup::default() };
+    facts.nodes[0].clients = seen(Clients { total: 51, listed: 6, groups: vec![group], ..Clients::default() });
+    facts
+}
+
+#[test]
+fn peers_that_do_not_answer_matter_where_nothing_looks_after_them() {
+    let found = finding(&peers("0", "10.0.0.9", 6, 0), "dead_peers");
+    assert_eq!((found.severity, found.confidence), (Severity::Risk, Confidence::Likely));
+    assert!(found.title.starts_with("6 connections"), "{}", found.title);
+    assert_eq!(found.remedies[0].rollback, "redis-cli -h 10.0.0.1 -p 6379 CONFIG SET tcp-keepalive 0");
+    let slow = finding(&peers("7200", "10.0.0.9", 0, 4), "dead_peers");
+    assert_eq!(slow.confidence, Confidence::Possible);
+    assert!(slow.title.contains("about 240 min"), "{}", slow.title);
+    // The default notices them; no one is idle or silent; all are on this machine.
+    assert_eq!(answer(&peers("300", "10.0.0.9", 6, 4), "dead_peers"), Answered::Absent);
+    assert_eq!(answer(&peers("0", "10.0.0.9", 0, 0), "dead_peers"), Answered::Absent);
+    assert_eq!(answer(&peers("0", "127.0.0.1", 0, 4), "dead_peers"), Answered::Absent);
+    // Neither the setting nor who is connected was seen.
+    let mut unseen = peers("0", "10.0.0.9", 0, 0);
+    unseen.nodes[0].clients = Seen::default();
+    assert_eq!(answer(&unseen, "dead_peers"), Answered::Unknown);
+    assert_eq!(answer(&on("", machine(Process::default())), "dead_peers"), Answered::Unknown);
+}
+
+#[test]
+fn a_machine_that_is_away_is_no_loss_on_the_way() {
+    let mut facts = peers("300", "10.0.0.9", 6, 0);
+    let sockets = PeerSockets { retransmits: 30, unanswered: 6, ..peer("10.0.0.9", 6, 100, 400) };
+    facts.nodes[0].sockets = seen(vec![sockets.clone(), peer("10.0.0.8", 6, 100, 400)]);
+    assert_eq!(answer(&facts, "packet_loss"), Answered::Absent);
+    // It answers on one of them.
+    facts.nodes[0].sockets = seen(vec![PeerSockets { unanswered: 5, ..sockets }]);
+    assert_eq!(answer(&facts, "packet_loss"), Answered::Present);
+}
+
+// Connections that are forgotten.
+
+/// A server to which clients came in the window, of which some stayed; of a hundred rows that were seen this many are idle for an hour.
+fn leaking(came: f64, stayed: f64, idle_hour: u64, young: u64) -> Facts {
+    let says =
+        lines(&[("total_connections_received", came), ("connected_clients", 51.0 + stayed), ("maxclients", 101.0)]);
+    let mut facts = on(&says, machine(Process::default()));
+    let group = ClientGroup {
+        host: "10.0.0.9".into(),
+        name: "shop-".into(),
+        count: 100,
+        idle_hour,
+        young,
+        ..ClientGroup::default()
+    };
+    facts.nodes[0].clients = seen(Clients { total: 71, listed: 100, groups: vec![group], ..Clients::default() });
+    facts
+}
+
+#[test]
+fn connections_that_stay_without_use_are_a_leak_only_where_more_come() {
+    let found = finding(&leaking(20.0, 20.0, 80, 4), "connection_leak");
+    assert_eq!((found.severity, found.confidence), (Severity::Risk, Confidence::Likely));
+    assert!(found.impact.text.contains("in 15 s"), "30 places at 2 a second: {}", found.impact.text);
+    assert!(commands(&found).contains("CONFIG SET timeout 3600"), "{}", commands(&found));
+    // A pool that idles does not grow; churn comes and goes; a busy group grows; a new one has no hour behind it.
+    for healthy in
+        [leaking(0.0, 0.0, 80, 0), leaking(200.0, 20.0, 80, 4), leaking(20.0, 20.0, 20, 4), leaking(20.0, 20.0, 0, 20)]
+    {
+        assert_eq!(answer(&healthy, "connection_leak"), Answered::Absent);
+    }
+    // What idles is not who opens.
+    assert_eq!(answer(&leaking(20.0, 20.0, 80, 0), "connection_leak"), Answered::Absent);
+    let mut unseen = leaking(20.0, 20.0, 80, 4);
+    unseen.nodes[0].clients = Seen::default();
+    assert_eq!(answer(&unseen, "connection_leak"), Answered::Unknown);
+}
+
+// Clients closed at a limit.
+
+/// A server of 10,000 commands that closed this many connections; its limits, subscribers and full syncs.
+fn closed(limits: &str, output: f64, query: f64, channels: f64, synced: f64) -> Facts {
+    let fields = [
+        ("client_output_buffer_limit_disconnections", output),
+        ("client_query_buffer_limit_disconnections", query),
+        ("total_commands_processed", 10_000.0),
+        ("pubsub_channels", channels),
+        ("pubsub_patterns", 0.0),
+        ("sync_full", synced),
+        ("sync_partial_err", 0.0),
+    ];
+    let mut facts = on(&lines(&fields), machine(Process::default()));
+    let first = facts.nodes[0].first.as_mut().unwrap();
+    first.info.0.extend(fields.iter().map(|(name, _)| (name.to_string(), "0".to_string())));
+    configure(&mut facts, &[("client-output-buffer-limit", limits)]);
+    facts
+}
+
+const LIMITED: &str = "normal 1048576 524288 10 slave 268435456 67108864 60 pubsub 33554432 8388608 60";
+const DEFAULT: &str = "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60";
+
+#[test]
+fn closed_clients_are_ordinary_where_no_others_can_be_meant() {
+    let found = finding(&closed(LIMITED, 100.0, 0.0, 0.0, 0.0), "normal_buffer_kill");
+    assert_eq!((found.impact.currency, found.confidence), (Currency::Availability, Confidence::Proven));
+    assert!((found.impact.value - 864.0).abs() < 1e-6, "1 % of the commands: {:?}", found.impact);
+    assert_eq!(found.severity, Severity::Medium, "they cost these commands, and no others");
+    assert!(commands(&found).contains("\"normal 2097152 1048576 10\""), "{}", commands(&found));
+    // The query buffer is of ordinary clients alone.
+    let query = finding(&closed(DEFAULT, 0.0, 5.0, 3.0, 0.0), "normal_buffer_kill");
+    assert!(query.title.contains("query buffers") && !commands(&query).contains("normal"), "{}", query.title);
+    // Ordinary clients have no limit; nothing was closed.
+    assert_eq!(answer(&closed(DEFAULT, 100.0, 0.0, 3.0, 0.0), "normal_buffer_kill"), Answered::Absent);
+    assert_eq!(answer(&closed(LIMITED, 0.0, 0.0, 3.0, 0.0), "normal_buffer_kill"), Answered::Absent);
+    // Subscribers or replicas may be meant, or the limits were not seen.
+    assert_eq!(answer(&closed(LIMITED, 100.0, 0.0, 3.0, 0.0), "normal_buffer_kill"), Answered::Unknown);
+    let mut cut = closed(LIMITED, 100.0, 0.0, 0.0, 2.0);
+    cut.nodes[0].last.as_mut().unwrap().info.0.insert("connected_slaves".into(), "1".into());
+    assert_eq!(answer(&cut, "normal_buffer_kill"), Answered::Unknown);
+    // A subscriber that was closed is gone by the window's end.
+    let mut gone = closed(LIMITED, 100.0, 0.0, 0.0, 0.0);
+    gone.nodes[0].first.as_mut().unwrap().info.0.insert("pubsub_channels".into(), "1".into());
+    assert_eq!(answer(&gone, "normal_buffer_kill"), Answered::Unknown);
+    let mut denied = closed(LIMITED, 100.0, 0.0, 0.0, 0.0);
+    denied.nodes[0].config = Seen::default();
+    assert_eq!(answer(&denied, "normal_buffer_kill"), Answered::Unknown);
+    // A version that does not count them.
+    assert_eq!(answer(&on("", machine(Process::default())), "normal_buffer_kill"), Answered::Unknown);
+}

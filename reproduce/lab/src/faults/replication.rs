@@ -1,0 +1,241 @@
+//! Faults of replication: links that are refused, replicas that fall behind, are written to or leave, votes that are not to be had.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use unslow_engine::{Error, Server, info, wait_for};
+
+use super::at::{beside, id_of};
+use super::deployment::answering;
+use super::process::turn;
+use super::server::writes;
+use super::{Active, At, fill, sweep, with, words};
+use crate::shim::Knob;
+use crate::wire::{Change, Conditions};
+
+/// How long servers may take to see what was done to them.
+const SEEN: Duration = Duration::from_secs(60);
+
+/// A master and a server that follows it, without cluster mode.
+fn pair(at: &At<'_>) -> Result<(Arc<Server>, Arc<Server>), Error> {
+    let master = at.node()?;
+    let other = at.lab.deployment.nodes.iter().find(|n| !Arc::ptr_eq(n, &master)).cloned();
+    other.filter(|_| at.lab.deployment.masters == 1).map(|replica| (master, replica)).ok_or_else(|| {
+        Error::new(
+            "a master with a replica, without cluster mode, is needed: kind = \"master-replica\" or \"sentinel\"",
+        )
+    })
+}
+
+/// Whether the replica's own word of its link is this.
+fn link_is(replica: &Server, status: &str) -> Result<bool, Error> {
+    Ok(info(&mut beside(replica)?, "replication")?.get("master_link_status") == Some(status))
+}
+
+/// Ends the links of this master's replicas, as a break of the network does.
+fn cut_links(master: &Server) -> Result<(), Error> {
+    beside(master)?.call(&["CLIENT", "KILL", "TYPE", "slave"])?;
+    Ok(())
+}
+
+/// A replica keeps an old password for its master, which shows at the next break of its link.
+pub fn replica_link_down(at: &At<'_>) -> Result<Active, Error> {
+    let master = at.node()?;
+    let replica = at.replica_of(&master)?;
+    let now = beside(&replica)?.call(&["CONFIG", "GET", "masterauth"])?;
+    let before = now.get("masterauth").and_then(|v| v.text()).unwrap_or_default();
+    let mut active = at.active("the password that its master takes");
+    at.claim(&mut active, &replica, "masterauth")?;
+    let active = active.undo_with({
+        let replica = replica.clone();
+        move || {
+            beside(&replica)?.call(&["CONFIG", "SET", "masterauth", &before])?;
+            wait_for("the replica's link", SEEN, || link_is(&replica, "up"))
+        }
+    });
+    beside(&replica)?.call(&["CONFIG", "SET", "masterauth", "forgotten"])?;
+    cut_links(&master)?;
+    wait_for("the replica to have lost its master", SEEN, || link_is(&replica, "down"))?;
+    Ok(active)
+}
+
+/// The path to the replica carries less than is written.
+pub fn replica_lag(at: &At<'_>) -> Result<Active, Error> {
+    const FAR_BYTES: f64 = 20e6;
+    let (master, replica) = pair(at)?;
+    let wire = at.lab.wire()?.clone();
+    let add = Conditions { rate_bits_per_s: Some(2_000_000), ..Conditions::default() };
+    let (from, to) = (vec![at.lab.host_of(&master)], vec![at.lab.host_of(&replica)]);
+    let id = wire.change(Change { from, to, both_ways: false, add });
+    let active = at.active("a wider path").on_end(move || wire.undo(id));
+    let active = writes(active, at, 1000, 2, 1000)?;
+    let mut c = beside(&master)?;
+    wait_for("the replica to be far behind", SEEN, || {
+        let now = info(&mut c, "replication")?;
+        let written = now.number("master_repl_offset").unwrap_or(0.0);
+        Ok(now.replicas().iter().any(|r| r.4 > 0 && written - r.4 as f64 >= FAR_BYTES))
+    })?;
+    Ok(active)
+}
+
+/// A copy takes longer than the replica's buffer lasts, so that it is cut off at its end and begins again.
+pub fn replica_buffer_kill(at: &At<'_>) -> Result<Active, Error> {
+    let (master, _) = pair(at)?;
+    let mut c = beside(&master)?;
+    let active = sweep(at.active("a larger limit"), &master, "page:*".into());
+    fill(&mut c, 6_000, |i| words(&["SET", &format!("page:{i}"), &"x".repeat(10_000)]))?;
+    let active = writes(active, at, 10_000, 2, 2000)?;
+    cut_links(&master)?;
+    let syncs = |c: &mut unslow_client::Connection| -> Result<f64, Error> {
+        Ok(info(c, "stats")?.number("sync_full").unwrap_or(0.0))
+    };
+    let before = syncs(&mut c)?;
+    wait_for("a second full copy", SEEN, || Ok(syncs(&mut c)? >= before + 2.0))?;
+    Ok(active)
+}
+
+/// A job keeps its results on the replica, which takes writes for it.
+pub fn writable_replica(at: &At<'_>) -> Result<Active, Error> {
+    const KEYS: u64 = 100;
+    let (_, replica) = pair(at)?;
+    let key = |i: u64| format!("job:{}", i % KEYS);
+    let mut active = at.active("the job writes to the master");
+    at.claim(&mut active, &replica, "replica-read-only")?;
+    let set = {
+        let replica = replica.clone();
+        move |to: &str| -> Result<(), Error> {
+            beside(&replica)?.call(&["CONFIG", "SET", "replica-read-only", to])?;
+            Ok(())
+        }
+    };
+    set("no")?;
+    let active = active.undo_with(move || set("yes")).undo_with({
+        let replica = replica.clone();
+        move || {
+            let command: Vec<String> = std::iter::once("DEL".to_string()).chain((0..KEYS).map(key)).collect();
+            beside(&replica)?.call(&command)?;
+            Ok(())
+        }
+    });
+    let (target, mut slot, mut i) = (replica.target(), None, 0u64);
+    Ok(active.work(move |flags| {
+        i += 1;
+        let command = words(&["SET", &key(i), "result"]);
+        with(&mut slot, &target, flags, |c| c.call(&command).map(drop));
+        flags.pause(Duration::from_millis(2));
+    }))
+}
+
+/// The only replica leaves, and its master needs one to write.
+pub fn min_replicas_refusing(at: &At<'_>) -> Result<Active, Error> {
+    let (master, replica) = pair(at)?;
+    let (ip, port) = (master.ip.clone(), master.port.to_string());
+    let good = |master: &Server| -> Result<bool, Error> {
+        Ok(info(&mut beside(master)?, "replication")?.number("min_slaves_good_slaves") > Some(0.0))
+    };
+    // Undone first: what was written can only be swept while there is a replica.
+    let active = writes(at.active("the replica comes back"), at, 100, 1, 1000)?.undo_with({
+        let (master, replica) = (master.clone(), replica.clone());
+        move || {
+            beside(&replica)?.call(&["REPLICAOF", &ip, &port])?;
+            wait_for("a replica that keeps up", SEEN, || good(&master))
+        }
+    });
+    beside(&replica)?.call(&["REPLICAOF", "NO", "ONE"])?;
+    wait_for("the master to miss its replica", SEEN, || Ok(!good(&master)?))?;
+    Ok(active)
+}
+
+/// The only replica of the first master is one for backups, which must not take over.
+pub fn no_failover_possible(at: &At<'_>) -> Result<Active, Error> {
+    let master = at.node()?;
+    let replica = at.replica_of(&master)?;
+    let (nodes, id) = (at.lab.deployment.nodes.clone(), id_of(&replica)?);
+    let mut active = at.active("it may take over");
+    at.claim(&mut active, &replica, "cluster-replica-no-failover")?;
+    let set = move |to: &str| -> Result<(), Error> {
+        beside(&replica)?.call(&["CONFIG", "SET", "cluster-replica-no-failover", to])?;
+        wait_for("every node to see what the replica may do", SEEN, || {
+            let barred = |view: &unslow_topology::ClusterView| view.by_id(&id).is_some_and(|n| n.is("nofailover"));
+            Ok(nodes.iter().filter_map(answering).all(|(_, view)| barred(&view) == (to == "yes")))
+        })
+    };
+    let active = active.undo_with({
+        let set = set.clone();
+        move || set("no")
+    });
+    set("yes")?;
+    Ok(active)
+}
+
+/// All masters but the first are killed at once.
+pub fn no_majority(at: &At<'_>) -> Result<Active, Error> {
+    let first = at.node()?;
+    let lost: Vec<Arc<Server>> = at.masters()?.into_iter().filter(|m| !Arc::ptr_eq(m, &first)).collect();
+    if lost.len() < 2 {
+        return Err(Error::new("a cluster with three masters is needed"));
+    }
+    let mut active = at.active("they start again");
+    for node in &lost {
+        at.claim(&mut active, node, "process")?;
+    }
+    for node in &lost {
+        node.kill();
+    }
+    Ok(active.undo_with(move || lost.iter().filter(|n| !n.alive()).try_for_each(|n| n.restart())))
+}
+
+/// The Sentinels, of which there must be three at least.
+fn sentinels(at: &At<'_>) -> Result<Vec<Arc<Server>>, Error> {
+    let all = at.lab.deployment.sentinels.clone();
+    if all.len() < 3 {
+        return Err(Error::new("a deployment with three Sentinels is needed: kind = \"sentinel\""));
+    }
+    Ok(all)
+}
+
+/// Whether this Sentinel could authorise a failover.
+fn has_quorum(sentinel: &Server) -> Result<bool, Error> {
+    Ok(beside(sentinel)?.call(&["SENTINEL", "CKQUORUM", "mymaster"]).is_ok())
+}
+
+/// All Sentinels but one are killed.
+pub fn sentinel_quorum(at: &At<'_>) -> Result<Active, Error> {
+    let mut all = sentinels(at)?;
+    let left = all.remove(0);
+    let mut active = at.active("they start again");
+    for sentinel in &all {
+        at.claim(&mut active, sentinel, "process")?;
+    }
+    for sentinel in &all {
+        sentinel.kill();
+    }
+    let active = active.undo_with({
+        let left = left.clone();
+        move || {
+            all.iter().filter(|s| !s.alive()).try_for_each(|s| s.restart())?;
+            wait_for("a quorum of Sentinels", SEEN, || has_quorum(&left))
+        }
+    });
+    wait_for("the last Sentinel to miss the others", SEEN, || Ok(!has_quorum(&left)?))?;
+    Ok(active)
+}
+
+/// The clocks of all Sentinels jump, as after a step by NTP or a VM that was moved.
+pub fn sentinel_tilt(at: &At<'_>) -> Result<Active, Error> {
+    const JUMP_US: i64 = 60_000_000;
+    let all = sentinels(at)?;
+    let mut active = at.active("clocks that are set by slewing");
+    for sentinel in &all {
+        active = turn(at, active, sentinel, Knob::ClockUs, JUMP_US)?;
+    }
+    wait_for("every Sentinel to distrust its clock", SEEN, || {
+        for sentinel in &all {
+            if info(&mut beside(sentinel)?, "sentinel")?.number("sentinel_tilt") != Some(1.0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(active)
+}
