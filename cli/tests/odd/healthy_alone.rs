@@ -206,8 +206,11 @@ fn short_scripts(stage: &mut Stage) -> Made {
 fn transactions_with_watch(stage: &mut Stage) -> Made {
     let server = stage.server(&[]);
     for i in 0..4 {
-        let (mut c, key) = (Client::of(&server), format!("stock:{}", i % 2));
+        // Another item each time: two clients of one pace and one key would conflict in every second transaction.
+        let (mut c, mut n) = (Client::of(&server), i * 25);
         stage.work(move |on| {
+            n += 1;
+            let key = format!("stock:{}", n % 100);
             let _ = c.call(&["WATCH", &key]);
             let _ = c.call(&["GET", &key]);
             let _ = c.pipeline(&[words(&["MULTI"]), words(&["SET", &key, "9"]), words(&["EXEC"])]);

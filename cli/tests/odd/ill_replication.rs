@@ -20,7 +20,7 @@ pub const CASES: &[Ill] = &[
     },
     Ill {
         name: "replica_paused_over_and_over",
-        how: "the replica's process runs 3 ms of every 500 (SIGSTOP, SIGCONT), 6 MB/s of writes",
+        how: "the replica's process runs 3 ms of every 900 (SIGSTOP, SIGCONT), 6 MB/s of writes",
         first: "replica_lag",
         make: replica_paused_over_and_over,
     },
@@ -110,7 +110,7 @@ fn replica_paused_over_and_over(stage: &mut Stage) -> Made {
     let paused = replica.clone();
     stage.work(move |on| {
         paused.signal(libc::SIGSTOP);
-        on.pause(ms(500));
+        on.pause(ms(900));
         paused.signal(libc::SIGCONT);
         // Shorter than the steps of a pause.
         let until = Instant::now() + Duration::from_millis(3);

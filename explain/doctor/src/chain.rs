@@ -113,8 +113,13 @@ fn worth(finding: &Finding) -> (f64, f64) {
 const SETTINGS: &[&str] =
     &["backlog_too_small", "fsync_always", "node_timeout_margin", "save_too_often", "sentinel_down_after"];
 
-/// Whether a cause was there in time: what is known of the window alone explains nothing that was over before it.
+/// Whether a cause was there in time: what is known of the window alone explains nothing that was over before it, and what is over
+/// explains no rate of the window. States that it left behind (two masters on one host, slots without an owner) are its own.
 fn in_time(cause: &Finding, effect: &Finding) -> bool {
+    let is_rate = matches!(effect.impact.currency, Currency::Capacity | Currency::Latency);
+    if cause.when == When::Past && effect.when == When::Now && is_rate {
+        return false;
+    }
     let earlier = matches!((cause.since, effect.since), (Some(cause), Some(effect)) if cause <= effect);
     effect.when == When::Now || cause.when != When::Now || earlier || SETTINGS.contains(&cause.id.as_str())
 }
@@ -176,6 +181,11 @@ mod tests {
             (
                 vec![finding("node_hangs").availability(60.0, "").since(2500), election()],
                 vec![chain("node_hangs", &[]), chain("failover_flapping", &[])],
+            ),
+            // A script of a minute ago is not what fills the main thread now.
+            (
+                vec![finding("long_script").core(0.1, "").past(1000), finding("main_thread_saturated").core(0.97, "")],
+                vec![chain("main_thread_saturated", &[]), chain("long_script", &[])],
             ),
             // A setting was there then as well.
             (

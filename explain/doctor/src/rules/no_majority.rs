@@ -95,10 +95,7 @@ pub fn check(facts: &Facts) -> Verdict {
 /// Whether neither we nor its peers reach it, as `takeover::majority` counts.
 fn is_lost(facts: &Facts, row: &ClusterNode) -> bool {
     match peers::node_of(facts, row) {
-        Some(node) => {
-            let from_here = matches!(peers::standing(facts, node), peers::Standing::FromHere { .. });
-            !peers::answers(node) && !peers::refuses(node) && !from_here
-        }
+        Some(node) => !takeover::can_vote(facts, node),
         None => row.is_down(),
     }
 }

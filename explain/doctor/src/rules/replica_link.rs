@@ -259,9 +259,14 @@ fn why(facts: &Facts, replica: &Node, master: Option<&Node>) -> Why {
     }
 }
 
-/// A copy that has begun, by the replica's own word.
+/// A copy that has begun, by the replica's own word. It says "in progress" while its master turns PSYNC and SYNC down, too: what has
+/// come, or will, says which (6.2+).
 fn copying(replica: &Node) -> Option<Why> {
     replica.number("master_sync_in_progress").filter(|n| *n > 0.0)?;
+    let counted = ["master_sync_read_bytes", "master_sync_total_bytes"].map(|field| replica.number(field));
+    if counted.iter().any(Option::is_some) && counted.iter().all(|n| n.is_none_or(|n| n <= 0.0)) {
+        return None;
+    }
     let silent_s = replica.number("master_sync_last_io_seconds_ago").unwrap_or(0.0);
     Some(if silent_s > STILL_S { Why::CopyStands { silent_s } } else { Why::Copying })
 }

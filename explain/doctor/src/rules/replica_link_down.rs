@@ -335,12 +335,21 @@ mod tests {
                 "refuses its login (WRONGPASS)",
             ),
             (
+                "rights of replication withdrawn, and a copy that is said to be in progress",
+                "total_connections_received:20\nerrorstat_NOPERM:count=20\n\
+                 cmdstat_psync:calls=0,usec=0,usec_per_call=0,rejected_calls=10,failed_calls=0\n",
+                "denies its user what replication needs (NOPERM)",
+            ),
+            (
                 "another client's login",
                 "total_connections_received:20\nerrorstat_NOAUTH:count=40\n",
                 "not seen from here",
             ),
         ] {
-            let found = said(check(&pair(after, DOWN, "")));
+            // While it is turned down a replica says that a copy is in progress, of which nothing comes.
+            let trying = "master_sync_in_progress:1\nmaster_sync_total_bytes:-1\nmaster_sync_read_bytes:0\n";
+            let replica = if what.contains("in progress") { trying } else { "" };
+            let found = said(check(&pair(after, DOWN, replica)));
             assert!(found.title.contains(title), "{what}: {}", found.title);
             assert_eq!(found.severity, Severity::High, "{what}: no other copy is in step");
             assert!(found.since.is_some() && !found.remedies.is_empty(), "{what}");

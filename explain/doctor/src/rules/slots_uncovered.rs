@@ -60,6 +60,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .nodes
         .iter()
         .filter(|n| n.cluster_info.value().and_then(|i| i.get("cluster_state")).is_some_and(|s| s == "fail"))
+        .filter(|n| !is_without_slots(n))
         .collect();
     let seen: Vec<&Ill> = ill.iter().filter(|i| i.how != Owner::Unseen).collect();
     if unassigned.is_empty() && seen.is_empty() && saying_fail.is_empty() {
@@ -85,6 +86,12 @@ pub fn check(facts: &Facts) -> Verdict {
         };
     }
     present(facts, asked, &merged, &unassigned, &seen, &saying_fail)
+}
+
+/// A master that owns no slots by its own word is asked for none: a new node, or one that came back without its nodes.conf.
+fn is_without_slots(node: &Node) -> bool {
+    let myself = node.cluster.value().and_then(ClusterView::myself);
+    node.is_master() && myself.is_some_and(|row| row.slots.is_empty())
 }
 
 /// Slots that no node owns. Those that each node gives to another one, which denies it, are what `views_disagree` is about: no
@@ -138,7 +145,7 @@ fn present(
     let lost = unassigned.len() + failed.len() + suspected.len();
     let full = facts.live().any(|n| n.setting("cluster-require-full-coverage") == Some("yes"));
     // One node that has just come back says fail for itself alone: what counts is how many masters do.
-    let masters = facts.live().filter(|n| n.is_master()).count().max(1);
+    let masters = facts.live().filter(|n| n.is_master() && !is_without_slots(n)).count().max(1);
     let failing = saying_fail.iter().filter(|n| n.is_master()).count() as f64 / masters as f64;
     // A suspicion alone does not stop the rest: the servers count owners that are marked failed.
     let stopped = full && unassigned.len() + failed.len() > 0;

@@ -130,10 +130,16 @@ pub fn outlook(facts: &Facts, view: Option<&ClusterView>, master: &Node) -> Outl
     }
 }
 
-/// Masters that can be reached, by us or by the others, and all of them. None where no server could say.
+/// Whether it can vote: it answers us, refuses us, or is cut off from here alone. One that takes connections and says nothing stands still
+/// or is busy, and votes for nobody, though the others stay connected to it until the node timeout is over.
+pub fn can_vote(facts: &Facts, node: &Node) -> bool {
+    let from_here = || matches!(peers::standing(facts, node), Standing::FromHere { .. });
+    answers(node) || peers::refuses(node) || (node.silent_ms.is_none() && from_here())
+}
+
+/// Masters that can vote, and all of them. None where no server could say.
 pub fn majority(facts: &Facts, view: Option<&ClusterView>) -> Option<(usize, usize)> {
-    let reached =
-        |n: &Node| answers(n) || peers::refuses(n) || matches!(peers::standing(facts, n), Standing::FromHere { .. });
+    let reached = |n: &Node| can_vote(facts, n);
     let (alive, of) = match view {
         Some(view) => {
             let masters: Vec<_> = view.masters().collect();

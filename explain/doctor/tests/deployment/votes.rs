@@ -2,6 +2,7 @@
 
 use unslow_doctor::{Answered, Conclusion, Currency, Severity, diagnose};
 use unslow_facts::{Facts, Gap, Lack, Seen};
+use unslow_topology::ClusterView;
 
 use crate::common::{answer, finding};
 use crate::{Mark, address, away, cluster, commands, config, hung, set, share, watched};
@@ -30,6 +31,9 @@ fn half_of_the_masters_is_no_majority() {
     assert!(report.findings[0].chain.iter().any(|l| l.id == "slots_uncovered"), "{:?}", report.findings[0].chain);
     let hanging = hung(hung(cluster(&[(2, Mark::Failed), (3, Mark::Failed)]), 2), 3);
     assert_eq!(diagnose(&hanging, &[]).findings[0].id, "no_majority");
+    // The node timeout is not over, and the others are still connected to processes that stand still: these vote for nobody.
+    let fresh = hung(hung(cluster(&[]), 2), 3);
+    assert_eq!(diagnose(&fresh, &[]).findings[0].id, "no_majority");
 }
 
 #[test]
@@ -41,6 +45,23 @@ fn masters_that_stopped_serving_cost_all_of_it() {
     let found = finding(&facts, "no_majority");
     assert_eq!(share(&found), 1.0);
     assert!(found.title.contains("the whole cluster refuses to serve"), "{}", found.title);
+}
+
+/// As a pod that came back without its nodes.conf: a cluster of its own, which covers nothing.
+#[test]
+fn a_node_without_slots_that_calls_the_cluster_down_stops_nobody() {
+    let mut facts = cluster(&[]);
+    let mut pod = facts.nodes[0].clone();
+    pod.address = "10.0.0.99:6379".into();
+    pod.node_id = Some("f".repeat(40));
+    let alone = format!("{} 10.0.0.99:6379@16379 myself,master - 0 0 0 connected\n", "f".repeat(40));
+    pod.cluster = crate::seen(ClusterView::parse(&alone).unwrap());
+    pod.cluster_info = crate::seen([("cluster_state".to_string(), "fail".to_string())].into());
+    facts.nodes.push(pod);
+    assert_eq!(answer(&facts, "slots_uncovered"), Answered::Absent);
+    facts.nodes[0].cluster_info = crate::seen([("cluster_state".to_string(), "fail".to_string())].into());
+    let found = finding(&facts, "slots_uncovered");
+    assert!((share(&found) - 1.0 / 3.0).abs() < 1e-9, "one of three masters that serve: {}", share(&found));
 }
 
 #[test]
