@@ -66,7 +66,7 @@ fn node(node: &Node) -> Result<(), String> {
     Ok(())
 }
 
-/// Figures of a message: whoever made it up, sums and quotients of them must hold.
+/// Figures of a message: sums and quotients of them must hold, even of a forged one.
 fn client_error(error: &ClientError) -> Result<(), String> {
     let shown = error.multiplexer.as_ref();
     let pools = shown.into_iter().flat_map(|m| [m.worker, m.iocp]).flatten();

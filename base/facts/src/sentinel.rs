@@ -10,7 +10,7 @@ pub enum Tilt {
     Off,
     /// Its clock jumped, or it did not run for over two seconds.
     On {
-        /// For so many seconds (7.0+).
+        /// For this many seconds (7.0+).
         since_s: Option<u64>,
     },
 }

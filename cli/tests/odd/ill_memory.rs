@@ -25,7 +25,7 @@ pub const CASES: &[Ill] = &[
     },
     Ill {
         name: "stream_without_maxlen",
-        how: "300 MB for a server without maxmemory, a stream that nobody trims",
+        how: "300 MB for a server without maxmemory, a stream that is never trimmed",
         first: "no_memory_limit",
         make: stream_without_maxlen,
     },

@@ -56,7 +56,7 @@ impl Group {
         })
     }
 
-    /// No more than this much memory for what it allocates from now on, and for whoever joins it.
+    /// No more than this much memory for what it allocates from now on, and for processes that join it.
     pub fn with_memory(pid: u32, bytes: u64) -> Result<Group, &'static str> {
         Group::make(mount("cgroup", Some("memory")).or_else(|| mount("cgroup2", None)), pid, |dir| {
             let v2 = dir.join("memory.max");

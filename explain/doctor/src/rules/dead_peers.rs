@@ -1,4 +1,4 @@
-//! Connections whose other end is gone stay open, because the server does not look after them.
+//! Connections whose other end has left stay open, because the server does not look after them.
 //!
 //! A client's machine that dies, or a firewall that forgets a connection, sends no farewell. The server learns of it by keepalive probes,
 //! which `tcp-keepalive` sets (300 s by default; 0 turns them off), or, where it has sent something, when the kernel gives up on that after

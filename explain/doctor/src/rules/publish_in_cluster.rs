@@ -1,4 +1,4 @@
-//! PUBLISH in a cluster goes to every node, whoever is subscribed where.
+//! PUBLISH in a cluster goes to every node, with or without subscribers there.
 //!
 //! A node that is sent PUBLISH passes the message on over the cluster bus to all others, replicas too, since any of them may
 //! have subscribers. One message costs a cluster of n nodes n - 1 messages on the bus, each read by a main thread. More shards

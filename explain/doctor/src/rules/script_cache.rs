@@ -1,4 +1,4 @@
-//! Every call brings a new script: the server compiles each, and keeps what nobody calls again.
+//! Every call brings a new script: the server compiles each, and keeps scripts that are never called again.
 //!
 //! A script is known by its whole text. Where values are written into the text, instead of KEYS and ARGV, each call is another script.
 //! It is compiled, which costs many times what running it does, and kept: for good before Redis 7.4 and Valkey 8, the newest 500 of

@@ -1,4 +1,4 @@
-//! A replica takes writes of its own: they exist there alone, and the next full copy removes them without a word.
+//! A replica accepts writes from clients: they exist there alone, and the next full copy removes them without a word.
 //!
 //! With replica-read-only no a replica executes what clients write and tells no other server. Its data is no longer its master's: reads
 //! differ by server, keys with a TTL that were made there may never expire (before 4.0), and a failover to it makes the difference the
