@@ -17,6 +17,9 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use crate::tls::Session;
 use crate::{Carrier, Change, Closed, Handler, Id, Listening, Peer, Tls, Visitor, Waker, now_ns};
 
+#[cfg(test)]
+mod tests;
+
 /// Bytes read at once, at most; also the largest piece a handler gets, unless it leaves more than half of it unused.
 const READ: usize = 64 * 1024;
 /// Connections taken from a listener in one go: those that are open want their turn as well.
@@ -59,7 +62,7 @@ pub struct Io {
     /// Output of connections that are gone.
     nowhere: Vec<u8>,
     input_max: usize,
-    output_kept: usize,
+    idle_kept: usize,
     listeners: Vec<Option<Arc<Listening>>>,
     /// Of the connection that was closed last: how much of its output the socket had not taken.
     lost: usize,
@@ -136,7 +139,7 @@ impl Reactor {
             broken: Vec::new(),
             nowhere: Vec::new(),
             input_max: 512 << 20,
-            output_kept: 64 * 1024,
+            idle_kept: 64 * 1024,
             listeners: Vec::new(),
             lost: 0,
             stopped: false,
@@ -422,10 +425,12 @@ impl Reactor {
         };
         let used = if bytes.is_empty() { 0 } else { handler.data(&mut self.io, id, bytes) };
         let rest = &bytes[used.min(bytes.len())..];
+        let idle = self.io.idle_kept;
         if let Some(link) = self.io.link(id)
-            && !rest.is_empty()
+            && (kept > 0 || !rest.is_empty())
         {
             link.left.extend_from_slice(rest);
+            trim(&mut link.left, idle);
             if rest.len() > self.io.input_max {
                 self.io.fail(id, Closed::TooMuch);
             }
@@ -483,9 +488,7 @@ impl Reactor {
         }
         let used = handler.data(&mut self.io, id, &held);
         held.drain(..used.min(held.len()));
-        if held.capacity() > 4 * READ.max(held.len()) {
-            held.shrink_to(2 * held.len());
-        }
+        trim(&mut held, self.io.idle_kept);
         let too_much = held.len() > self.io.input_max;
         let Some(link) = self.io.link(id) else { return };
         let unwritten = link.unwritten.is_some();
@@ -515,9 +518,10 @@ impl Io {
         self.input_max = bytes;
     }
 
-    /// An emptied output keeps this much memory for the next. Default 64 KiB; less for many connections.
-    pub fn limit_idle_output(&mut self, bytes: usize) {
-        self.output_kept = bytes;
+    /// An emptied buffer of a connection, for output or for unused input, keeps this much memory for later bytes. Default 64 KiB;
+    /// less for many connections.
+    pub fn limit_idle_buffers(&mut self, bytes: usize) {
+        self.idle_kept = bytes;
     }
 
     /// Takes connections from a listening socket; the number is in each [`Visitor`].
@@ -709,7 +713,7 @@ impl Io {
 
     /// Writes what waits on a connection, as far as the socket takes it.
     pub fn flush(&mut self, id: Id) {
-        let kept = self.output_kept;
+        let kept = self.idle_kept;
         let Some(link) = self.link(id) else { return };
         link.dirty = false;
         if !link.connected {
@@ -913,6 +917,14 @@ fn emptied(buffer: &mut Vec<u8>, kept: usize) {
     buffer.clear();
     if buffer.capacity() > kept {
         buffer.shrink_to(kept / 4);
+    }
+}
+
+/// Frees most of the memory that unused input does not need: otherwise each connection would keep, while it is idle, as much as its
+/// longest message once took.
+fn trim(left: &mut Vec<u8>, idle: usize) {
+    if left.capacity() > idle.max(4 * left.len()) {
+        left.shrink_to(2 * left.len());
     }
 }
 

@@ -7,14 +7,28 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use unslow_reactor::{End, Waited};
+
 /// What a process says of itself. Called on threads of this crate.
 pub trait Status: Send + Sync + 'static {
     /// For `/metrics`, in Prometheus' text format.
     fn metrics(&self) -> String;
     /// For `/readyz`: `Err` says why it is not.
     fn ready(&self) -> Result<(), String>;
-    /// Whether to stop serving.
-    fn ended(&self) -> bool;
+}
+
+/// Serves as long as it lives.
+#[derive(Debug)]
+pub struct Serving {
+    /// Where; not known yet while the address is taken.
+    pub address: Option<SocketAddr>,
+    end: End,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.end.end();
+    }
 }
 
 /// Connections at once. A further one takes the place of the oldest.
@@ -24,46 +38,72 @@ const SERVED: Duration = Duration::from_millis(100);
 /// For a whole request and its answer, however many pieces they come in.
 const EXCHANGE: Duration = Duration::from_secs(5);
 const HEAD_BYTES_MAX: usize = 8192;
+/// Between attempts to listen or accept where that failed.
+const RETRY: Duration = Duration::from_millis(100);
 
-/// Serves `/metrics`, `/healthz` (it runs) and `/readyz` at `address`, and returns where. With `patient` an address that
-/// is taken is tried again until it is free.
-pub fn serve(address: &str, patient: bool, status: Arc<dyn Status>) -> std::io::Result<Option<SocketAddr>> {
-    let mut listener = match TcpListener::bind(address) {
+/// Serves `/metrics`, `/healthz` (it runs) and `/readyz` at `address`. With `patient` an address that is taken is tried
+/// again until it is free.
+pub fn serve(address: &str, patient: bool, status: Arc<dyn Status>) -> std::io::Result<Serving> {
+    let listener = match listen(address) {
         Ok(listener) => Some(listener),
         Err(_) if patient => None,
         Err(e) => return Err(e),
     };
     let bound = listener.as_ref().and_then(|l| l.local_addr().ok());
-    let address = address.to_string();
-    let open = Arc::new(Open::default());
-    let thread = std::thread::Builder::new().name("status".into());
+    let (end, address) = (End::new()?, address.to_string());
+    let theirs = end.clone();
+    let thread = std::thread::Builder::new().name(bound.map_or("status".into(), |b| format!("status-{}", b.port())));
     thread.spawn(move || {
-        while !status.ended() {
-            let Some(ready) = &listener else {
-                listener = TcpListener::bind(&address).ok();
-                std::thread::sleep(Duration::from_millis(100));
-                continue;
-            };
-            let _ = ready.set_nonblocking(true);
-            match ready.accept() {
-                // A thread each, so that a slow client keeps no other waiting.
-                Ok((stream, _)) => {
-                    let stream = Arc::new(stream);
-                    open.add(stream.clone());
-                    let (status, theirs, own) = (status.clone(), open.clone(), stream.clone());
-                    let spawned = std::thread::Builder::new().spawn(move || {
-                        let _ = answer(&own, &*status, Instant::now() + EXCHANGE);
-                        theirs.remove(&own);
-                    });
-                    if spawned.is_err() {
-                        open.remove(&stream);
-                    }
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
+        if let Some(listener) = listener.or_else(|| listen_when_free(&address, &theirs)) {
+            accept(&listener, &status, &theirs);
         }
     })?;
-    Ok(bound)
+    Ok(Serving { address: bound, end })
+}
+
+/// Clients are waited for together with the end, so accepting one must not wait.
+fn listen(address: &str) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn listen_when_free(address: &str, end: &End) -> Option<TcpListener> {
+    while !end.sleep(RETRY) {
+        if let Ok(listener) = listen(address) {
+            return Some(listener);
+        }
+    }
+    None
+}
+
+/// Until the end; a thread for each client, so that a slow one keeps no other waiting.
+fn accept(listener: &TcpListener, status: &Arc<dyn Status>, end: &End) {
+    let open = Arc::new(Open::default());
+    loop {
+        match end.wait(listener, None) {
+            Waited::Ended => return,
+            Waited::TimedOut => continue,
+            Waited::Readable => {}
+        }
+        let stream = match listener.accept() {
+            Ok((stream, _)) => Arc::new(stream),
+            // It has left again.
+            Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+            // Out of descriptors, and the client is still there: some come back.
+            Err(_) if end.sleep(RETRY) => return,
+            Err(_) => continue,
+        };
+        open.add(stream.clone());
+        let (status, theirs, own) = (status.clone(), open.clone(), stream.clone());
+        let spawned = std::thread::Builder::new().spawn(move || {
+            let _ = answer(&own, &*status, Instant::now() + EXCHANGE);
+            theirs.remove(&own);
+        });
+        if spawned.is_err() {
+            open.remove(&stream);
+        }
+    }
 }
 
 /// Connections that are being answered, the oldest first.
@@ -158,8 +198,7 @@ mod tests {
 
     use super::*;
 
-    #[derive(Default)]
-    struct Fine(AtomicBool);
+    struct Fine;
 
     impl Status for Fine {
         fn metrics(&self) -> String {
@@ -168,10 +207,6 @@ mod tests {
 
         fn ready(&self) -> Result<(), String> {
             Err("not yet".into())
-        }
-
-        fn ended(&self) -> bool {
-            self.0.load(Ordering::Acquire)
         }
     }
 
@@ -185,8 +220,8 @@ mod tests {
 
     #[test]
     fn connections_that_never_end_their_request_keep_no_other_from_being_answered() {
-        let status = Arc::new(Fine::default());
-        let address = serve("127.0.0.1:0", false, status.clone()).unwrap().expect("it is bound");
+        let serving = serve("127.0.0.1:0", false, Arc::new(Fine)).unwrap();
+        let address = serving.address.expect("it is bound");
         let mut slow: Vec<TcpStream> = Vec::new();
         for _ in 0..3 {
             for _ in 0..AT_ONCE_MAX {
@@ -202,7 +237,51 @@ mod tests {
         // The oldest had to go.
         slow[0].set_read_timeout(None).unwrap();
         assert!(matches!(slow[0].read(&mut [0; 16]), Ok(0) | Err(_)));
-        status.0.store(true, Ordering::Release);
+    }
+
+    /// How often the thread of this name has gone to sleep; `None` when there is no such thread.
+    fn sleeps(name: &str) -> Option<u64> {
+        let mut tasks = std::fs::read_dir("/proc/self/task").expect("/proc").flatten().map(|task| task.path());
+        let named = |task: &std::path::PathBuf| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+        };
+        let status = std::fs::read_to_string(tasks.find(named)?.join("status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
+    }
+
+    #[test]
+    fn without_a_request_the_thread_sleeps_and_its_end_frees_the_address() {
+        let serving = serve("127.0.0.1:0", false, Arc::new(Fine)).unwrap();
+        let address = serving.address.expect("it is bound");
+        let name = format!("status-{}", address.port());
+        assert!(ask(address, "/healthz").starts_with("HTTP/1.1 200"));
+        let before = sleeps(&name).expect("its thread");
+        std::thread::sleep(Duration::from_millis(500)); // nobody asks
+        let slept = sleeps(&name).expect("its thread") - before;
+        assert!(slept <= 3, "it slept {slept} times, and nothing happened");
+        drop(serving);
+        let begun = Instant::now();
+        while sleeps(&name).is_some() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "its thread does not end");
+            std::thread::yield_now();
+        }
+        TcpListener::bind(address).expect("the address is free");
+    }
+
+    #[test]
+    fn a_patient_server_has_the_address_when_it_is_free() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        assert!(serve(&address.to_string(), false, Arc::new(Fine)).is_err());
+        let serving = serve(&address.to_string(), true, Arc::new(Fine)).unwrap();
+        assert_eq!(serving.address, None);
+        drop(taken);
+        let begun = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(ask(address, "/healthz").starts_with("HTTP/1.1 200"));
     }
 
     #[test]

@@ -434,8 +434,10 @@ impl Table {
                 _ => {}
             }
         }
+        let subcommands = rest.get(3).map_or(&[][..], Value::items).to_vec();
         for fill in FILL.iter().filter(|f| f.name == name) {
-            if let (Some(key), KeyAt::Nowhere) = (fill.key, command.key) {
+            // Where the server lists subcommands, these have the keys: what names none of them has none.
+            if let (Some(key), KeyAt::Nowhere, true) = (fill.key, command.key, subcommands.is_empty()) {
                 command.key = key;
             }
             if let Some((spread, join)) = fill.spread {
@@ -446,7 +448,6 @@ impl Table {
         if let Some(parent) = parent {
             command.special = self.commands[usize::from(parent)].special;
         }
-        let subcommands = rest.get(3).map_or(&[][..], Value::items).to_vec();
         // A container answers by itself only when it has no subcommands of which to route.
         let own = self.insert(command);
         if let Some(parent) = parent {
@@ -541,10 +542,7 @@ impl Table {
                 }
                 _ => Some(*at),
             },
-            KeyAt::Counted { count, first } => {
-                let counted = arg(*count).and_then(|n| std::str::from_utf8(n).ok()?.parse::<i64>().ok());
-                counted.filter(|n| *n > 0).map(|_| *first)
-            }
+            KeyAt::Counted { count, first } => arg(*count).filter(|text| number_of_keys(text) > 0).map(|_| *first),
             KeyAt::Behind { word, from } => {
                 (*from..args.len()).find(|&i| arg(i).is_some_and(|a| word.is(a))).map(|i| i + 1)
             }
@@ -589,15 +587,25 @@ impl Table {
 
     /// The name of the command that is spelled most like this.
     pub fn near(&self, name: &str) -> Option<&str> {
-        let far = |c: &&Command| strsim::damerau_levenshtein(&c.name, name);
         let names = self.commands.iter().skip(1).filter(|c| !c.name.contains('|'));
-        names.min_by_key(far).filter(|c| far(c) <= 2).map(|c| c.name.as_str())
+        unslow_units::nearest(name, names.map(|c| c.name.as_str()))
     }
 
     /// How many numbers there are.
     pub fn count(&self) -> usize {
         self.commands.len()
     }
+}
+
+/// How many keys an argument announces, as servers read it to find the node: as C's `atoi`, with blanks before the number and anything
+/// behind it. Only the command itself, on its node, refuses such a number.
+pub fn number_of_keys(text: &[u8]) -> i64 {
+    let begin = text.iter().position(|b| !matches!(b, b' ' | b'\t'..=b'\r')).unwrap_or(text.len());
+    let (number, negative) = (&text[begin..], text.get(begin) == Some(&b'-'));
+    let signed = negative || number.first() == Some(&b'+');
+    let digits = number[usize::from(signed)..].iter().take_while(|b| b.is_ascii_digit());
+    let number = digits.fold(0i64, |n, b| n.saturating_mul(10).saturating_add(i64::from(b - b'0')));
+    if negative { -number } else { number }
 }
 
 /// Whether a command may answer with an error that a script, a function or a module has written. By its name: servers before 7.0

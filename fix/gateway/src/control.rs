@@ -1,21 +1,18 @@
 //! Starting and ending: listeners, workers, the watcher's news, reload, drain, hand-over, and the HTTP endpoints.
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use unslow_client::{Connection, Options, Target, address_target};
-use unslow_reactor::{Listening, Peer, Reactor, bind, now_ns};
-use unslow_status::Status;
+use unslow_reactor::{End, Listening, Peer, Reactor, bind, now_ns};
+use unslow_status::{Serving, Status};
 use unslow_topology::{Change, Health, Info, Topology};
 use unslow_watch::{News, Settings, Watch};
 
@@ -23,6 +20,7 @@ use crate::admin::metrics;
 use crate::config::{Config, Facade};
 use crate::handover::{self, Offer};
 use crate::map::Map;
+use crate::server_tls::{server_tls, tls_files};
 use crate::shared::{Asker, Mailbox, Message, Notice, ServerLimits, Shared};
 use crate::worker::{Worker, error};
 use unslow_topology::commands::Table;
@@ -39,7 +37,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-fn failed(what: impl fmt::Display, why: impl fmt::Display) -> Error {
+pub(crate) fn failed(what: impl fmt::Display, why: impl fmt::Display) -> Error {
     Error(format!("{what}: {why}"))
 }
 
@@ -153,12 +151,15 @@ impl Gateway {
                 thread.spawn(move || work(number, theirs, sockets)).map_err(|e| failed("a worker thread", e))?;
             workers.push(thread);
         }
-        if !config.metrics.is_empty() {
-            // Of an heir the port is free only when its predecessor has ended.
-            let seen = Arc::new(Seen { shared: shared.clone(), stop: stop.clone() });
-            unslow_status::serve(&config.metrics, inheritance.is_some(), seen)
-                .map_err(|e| failed(format!("metrics at {}", config.metrics), e))?;
-        }
+        let status = match config.metrics.as_str() {
+            "" => None,
+            address => {
+                let seen = Arc::new(Seen { shared: shared.clone() });
+                // Of an heir the port is free only when its predecessor has ended.
+                let serving = unslow_status::serve(address, inheritance.is_some(), seen);
+                Some(serving.map_err(|e| failed(format!("metrics at {address}"), e))?)
+            }
+        };
         let mut control = Control {
             shared: shared.clone(),
             watch,
@@ -173,12 +174,14 @@ impl Gateway {
             addresses: addresses.clone(),
             sequence: 0,
             tls_files: tls_files(&config),
+            offer_end: End::new().map_err(|e| failed("a descriptor", e))?,
+            _status: status,
         };
         control.open_facade();
         if !config.handover.is_empty() {
             control.offer(&config.handover)?;
         }
-        let control = std::thread::Builder::new().name("gateway-control".into()).spawn(move || control.run());
+        let control = std::thread::Builder::new().name("gateway-control".into()).spawn(move || control.run_guarded());
         let control = Some(control.map_err(|e| failed("the control thread", e))?);
         // Only now: had anything failed, the old gateway would go on.
         if let Some(inheritance) = inheritance {
@@ -249,7 +252,7 @@ fn work(number: usize, shared: Arc<Shared>, sockets: Vec<Arc<Listening>>) {
             reactor.carried_by(unslow_bypass::reactor::rings());
         }
         let io = reactor.io();
-        io.limit_idle_output(4096);
+        io.limit_idle_buffers(4096);
         // Above what clients may hold, so that whoever holds more hears of it first.
         io.limit_input(shared.config().client_input_bytes.saturating_add(1 << 20));
         for listening in &sockets {
@@ -282,9 +285,52 @@ struct Control {
     sequence: u64,
     /// What the certificates in use were read from.
     tls_files: Vec<(&'static str, u64)>,
+    /// Ends the hand-over's thread.
+    offer_end: End,
+    /// Metrics are served until the last worker has ended.
+    _status: Option<Serving>,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.offer_end.end();
+    }
 }
 
 impl Control {
+    /// Runs to the end of the gateway. After a panic nothing would keep the map fresh, and nothing would end the
+    /// workers: so they are told to let clients finish, and the gateway is broken.
+    fn run_guarded(&mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.run())).is_ok() {
+            return;
+        }
+        self.shared.broken.store(true, Ordering::Release);
+        self.shared.end.store(true, Ordering::Release);
+        self.drain();
+        // It may be what panicked: stderr can be closed.
+        let log = self.log.clone();
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            log(("control", &[("ended", "by a panic, a defect of unslow; letting clients finish".into())]));
+        }));
+        while !self.stop.load(Ordering::Acquire) && !self.all_drained() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn all_drained(&self) -> bool {
+        self.shared.drained.load(Ordering::Acquire) >= self.shared.workers.len()
+    }
+
+    /// No new clients; those that are there have `drain_ms` to finish.
+    fn drain(&mut self) {
+        let until = now_ns() + self.shared.config().drain_ms * 1_000_000;
+        self.sockets.clear();
+        self.offer_end.end();
+        for worker in 0..self.shared.workers.len() {
+            self.shared.post(worker, Message::Drain(until));
+        }
+    }
+
     fn run(&mut self) {
         let mut draining = false;
         while !self.stop.load(Ordering::Acquire) {
@@ -331,13 +377,9 @@ impl Control {
                         ("at_most_ms", patience.to_string()),
                     ],
                 ));
-                let until = now_ns() + patience * 1_000_000;
-                self.sockets.clear();
-                for worker in 0..self.shared.workers.len() {
-                    self.shared.post(worker, Message::Drain(until));
-                }
+                self.drain();
             }
-            if self.shared.drained.load(Ordering::Acquire) == self.shared.workers.len() {
+            if self.all_drained() {
                 return;
             }
         }
@@ -492,12 +534,13 @@ impl Control {
     /// Gives the listening sockets to whoever may have them and asks, and ends then.
     fn offer(&self, path: &str) -> Result<(), Error> {
         let offer = Offer::open(path).map_err(|e| failed(path, e))?;
-        let (shared, sockets, stop, log) =
-            (self.shared.clone(), self.sockets.clone(), self.stop.clone(), self.log.clone());
-        std::thread::spawn(move || {
-            while !stop.load(Ordering::Acquire) && !shared.end.load(Ordering::Acquire) {
-                match offer.visitor() {
-                    Ok(None) => std::thread::sleep(Duration::from_millis(50)),
+        let (shared, sockets, end, log) =
+            (self.shared.clone(), self.sockets.clone(), self.offer_end.clone(), self.log.clone());
+        let thread = std::thread::Builder::new().name("gateway-handover".into());
+        let offering = thread.spawn(move || {
+            loop {
+                match offer.visitor(&end) {
+                    Ok(None) => return,
                     Err(why) => log(("handover", &[("refused", why)])),
                     Ok(Some(mut heir)) => {
                         // It serves: from now on everybody new is its client.
@@ -509,7 +552,7 @@ impl Control {
                 }
             }
         });
-        Ok(())
+        offering.map(drop).map_err(|e| failed("the hand-over's thread", e))
     }
 }
 
@@ -523,18 +566,6 @@ fn answer(shared: &Shared, askers: &[Asker], done: Result<(), &str>) {
     for (worker, whom, seq) in askers {
         shared.post(*worker, Message::Answer(*whom, *seq, bytes.clone()));
     }
-}
-
-/// What files the settings name for TLS, with a digest of what is in them; for none that cannot be read.
-fn tls_files(config: &Config) -> Vec<(&'static str, u64)> {
-    let files =
-        [("tls_cert", &config.tls_cert), ("tls_key", &config.tls_key), ("tls_client_ca", &config.tls_client_ca)];
-    let digest = |path: &PathBuf| {
-        let mut hasher = DefaultHasher::new();
-        std::fs::read(path).ok()?.hash(&mut hasher);
-        Some(hasher.finish())
-    };
-    files.into_iter().filter_map(|(name, path)| Some((name, digest(path.as_ref()?)?))).collect()
 }
 
 /// Name, version and RESP3 of a server.
@@ -627,34 +658,9 @@ fn name_of(fd: &OwnedFd, text: &str) -> String {
     address.map_or(text.to_string(), |a| a.to_string())
 }
 
-fn server_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, Error> {
-    let (Some(cert), Some(key)) = (&config.tls_cert, &config.tls_key) else { return Ok(None) };
-    let pem = |path: &PathBuf| CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let chain = pem(cert).map_err(|e| failed(cert.display(), format!("{e}; a PEM certificate was expected")))?;
-    let key_der =
-        PrivateKeyDer::from_pem_file(key).map_err(|e| failed(key.display(), format!("{e}; a PEM key was expected")))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| failed("TLS", e))?;
-    let builder = match &config.tls_client_ca {
-        Some(ca) => {
-            let mut roots = rustls::RootCertStore::empty();
-            for cert in pem(ca).map_err(|e| failed(ca.display(), e))? {
-                roots.add(cert).map_err(|e| failed(ca.display(), e))?;
-            }
-            let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-            builder.with_client_cert_verifier(verifier.build().map_err(|e| failed(ca.display(), e))?)
-        }
-        None => builder.with_no_client_auth(),
-    };
-    Ok(Some(Arc::new(builder.with_single_cert(chain, key_der).map_err(|e| failed(cert.display(), e))?)))
-}
-
 /// What the gateway says of itself over HTTP.
 struct Seen {
     shared: Arc<Shared>,
-    stop: Arc<AtomicBool>,
 }
 
 impl Status for Seen {
@@ -670,28 +676,5 @@ impl Status for Seen {
             && !map.slots.contains(&crate::map::NOBODY)
             && !self.shared.end.load(Ordering::Acquire);
         if ready { Ok(()) } else { Err("some slots have no node that answers, or the gateway drains".into()) }
-    }
-
-    fn ended(&self) -> bool {
-        self.stop.load(Ordering::Acquire) || self.shared.drained.load(Ordering::Acquire) >= self.shared.workers.len()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_renewed_certificate_is_noticed_under_its_old_name() {
-        let path = std::env::temp_dir().join(format!("unslow-gateway-tls-{}.pem", std::process::id()));
-        let config =
-            Config { tls_cert: Some(path.clone()), tls_key: Some("/no/such/file".into()), ..Config::default() };
-        std::fs::write(&path, "old").expect("a file");
-        let old = tls_files(&config);
-        assert_eq!(old.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["tls_cert"]);
-        assert_eq!(tls_files(&config), old);
-        std::fs::write(&path, "renewed").expect("a file");
-        assert_ne!(tls_files(&config), old);
-        std::fs::remove_file(&path).expect("it is there");
     }
 }

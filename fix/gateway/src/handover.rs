@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sockopt,
 };
-use unslow_reactor::Listening;
+use unslow_reactor::{End, Listening, Waited};
 
 /// What goes with the sockets, and what the heir says when it serves.
 const SOCKETS: &[u8] = b"sockets\n";
@@ -26,6 +26,8 @@ const SOCKETS_MAX: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The heir is ready within this time, or the predecessor goes on.
 const HEIR_PATIENCE: Duration = Duration::from_secs(60);
+/// Between attempts to accept where that failed.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// The sockets of a predecessor, and the connection on which to tell it that we serve.
 pub struct Inheritance {
@@ -146,9 +148,21 @@ impl Offer {
         opened.map(|listener| Offer { listener }).map_err(|e| e.to_string())
     }
 
-    /// Who has come for the sockets; None where nobody has. Those of other users are sent away, and the reason is the error.
-    pub fn visitor(&self) -> Result<Option<UnixStream>, String> {
-        let Ok((heir, _)) = self.listener.accept() else { return Ok(None) };
+    /// Waits for a process that comes for the sockets; None at the end. Those of other users are sent away, and the reason is
+    /// the error.
+    pub fn visitor(&self, end: &End) -> Result<Option<UnixStream>, String> {
+        let heir = loop {
+            if end.wait(&self.listener, None) == Waited::Ended {
+                return Ok(None);
+            }
+            match self.listener.accept() {
+                Ok((heir, _)) => break heir,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {} // it has left again
+                // Out of descriptors, and the heir is still there: some come back.
+                Err(_) if end.sleep(RETRY) => return Ok(None),
+                Err(_) => {}
+            }
+        };
         let uid = user_of(&heir)?;
         match may_hand_over(uid) {
             true => Ok(Some(heir)),
@@ -268,17 +282,26 @@ mod tests {
     }
 
     #[test]
+    fn an_offer_that_nobody_takes_waits_for_its_end() {
+        let (directory, path) = place("alone");
+        let offer = Offer::open(&path).expect("it listens");
+        let end = End::new().expect("a descriptor");
+        let theirs = end.clone();
+        let waits = std::thread::spawn(move || offer.visitor(&theirs).map(|heir| heir.is_some()));
+        end.end();
+        assert_eq!(waits.join().expect("it does not panic"), Ok(false));
+        std::fs::remove_dir_all(directory).expect("it is there");
+    }
+
+    #[test]
     fn sockets_go_to_an_heir_that_says_when_it_is_ready() {
         let (directory, path) = place("heir");
         let offer = Offer::open(&path).expect("it listens");
         let given = std::thread::spawn(move || {
-            let sockets = listening();
-            loop {
-                if let Some(mut heir) = offer.visitor().expect("our own user") {
-                    return give(&mut heir, &sockets);
-                }
-                std::thread::yield_now();
-            }
+            let end = End::new().expect("a descriptor");
+            // One call waits until it comes.
+            let mut heir = offer.visitor(&end).expect("our own user").expect("a visitor");
+            give(&mut heir, &listening())
         });
         let inherited = take_over(&path).expect("a gateway").expect("its sockets");
         assert_eq!(inherited.sockets.len(), 1);

@@ -24,6 +24,7 @@ mod lanes;
 mod map;
 mod own;
 mod request;
+mod server_tls;
 mod session;
 mod shared;
 mod special;

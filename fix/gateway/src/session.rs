@@ -408,6 +408,11 @@ impl Client {
             && self.stream.is_none()
     }
 
+    /// Whether it waits for an answer that cannot come once it sends no more: its server has half of a command and waits for the rest.
+    pub fn lacks_rest(&self) -> bool {
+        self.stall == Stall::No && self.stream.as_ref().is_some_and(|s| s.lane.is_some())
+    }
+
     /// Whether it has said more than what connections begin with: HELLO, AUTH, CLIENT, SELECT.
     pub fn has_begun(&self) -> bool {
         const HANDSHAKE: u64 = 8;

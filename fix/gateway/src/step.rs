@@ -130,8 +130,8 @@ pub enum Step {
     OwnConnections,
     /// This is its answer, and EXEC will run nothing.
     Poison(Vec<u8>),
-    /// EXEC of a transaction in which something was refused.
-    Abort,
+    /// EXEC of a transaction in which something was refused; this is its answer.
+    Abort(Cow<'static, [u8]>),
     /// MULTI: by what is watched it is said to the server at once, later, or never.
     Begin,
     /// Kept until a command with a key tells the node of the transaction.
@@ -246,7 +246,8 @@ impl Client {
             return Step::Poison(error("ERR", &why));
         }
         if exec && transaction.poisoned {
-            return if self.pending.is_empty() { Step::Abort } else { Step::Wait(Stall::Answers) };
+            let ready = self.pending.is_empty();
+            return if ready { Step::Abort(aborted(command, known)) } else { Step::Wait(Stall::Answers) };
         }
         match at {
             Txn::Open => Step::Within,
@@ -420,6 +421,14 @@ pub const NO_DEBUGGER: &str =
 /// Why a command is refused whose meaning depends on the node.
 pub fn for_one_node(name: &str) -> String {
     format!("unslow: {name} is for one node of a cluster, and a gateway would choose any; connect to the node itself")
+}
+
+/// The server's words for EXEC where something was refused before: it says what is wrong with EXEC itself first.
+fn aborted(command: &Command, known: &commands::Command) -> Cow<'static, [u8]> {
+    match known.fits(command.len()) {
+        true => Cow::Borrowed(b"-EXECABORT Transaction discarded because of previous errors.\r\n"),
+        false => Cow::Owned(wrong_arity(command, known)),
+    }
 }
 
 /// The server's words for a command with too few or too many arguments.

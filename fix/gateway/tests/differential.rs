@@ -93,6 +93,12 @@ const FOUND: &[&str] = &[
     "default: MULTI; OBJECT nosuch @; SET @ v; EXEC; GET @",
     "default: MULTI; XINFO nosuch @; EXEC",
     "default: MULTI; SET @ v; OBJECT nosuch @; EXEC; GET @",
+    // Where there is no such subcommand, the word behind it is no key: it names no node. One of these groups would name another.
+    "default: MULTI; XGROUP @ a; SET @ v; EXEC; GET @",
+    "default: MULTI; XGROUP @ b; SET @ v; EXEC; GET @",
+    "default: MULTI; XGROUP @ c; SET @ v; EXEC; GET @",
+    // Servers look for keys with C's atoi; the number itself is refused by the node of the first.
+    "default: ZDIFF 1x @ @; EVAL text +1 @; MULTI; ZUNION 2x @ @; EXEC",
     "default: OBJECT nosuch @; OBJECT; CLUSTER KEYSLOT; CLUSTER KEYSLOT @ more",
     // What the gateway answers by itself the user may have no right to. Arguments are judged first.
     "few: UNWATCH; UNWATCH more",

@@ -188,6 +188,32 @@ fn a_renamed_command_does_not_act_on_connections_of_other_clients() {
     }
 }
 
+// Long values.
+
+#[test]
+fn clients_that_leave_in_the_middle_of_a_long_value_leave_no_server_connections() {
+    let server = standalone(ENGINE);
+    let gateway = gate(&server.url(), |_| {});
+    let half = [&b"*3\r\n$3\r\nSET\r\n$4\r\nlong\r\n$10000000\r\n"[..], &b"x".repeat(1 << 20)].concat();
+    beside(&target(&gateway), |others| {
+        for round in 0..40 {
+            wire(&gateway).write(&half);
+            if round % 10 == 0 {
+                others.do_more(4);
+            }
+        }
+    });
+    until_few_connections(&server);
+}
+
+#[track_caller]
+fn until_few_connections(server: &Server) {
+    until_ok("the server to have few connections again", || {
+        let list = server.connect_with(&options(2))?.call(&["CLIENT", "LIST"])?.text().unwrap_or_default();
+        Ok::<_, Error>(list.lines().count() < 20)
+    });
+}
+
 // Users.
 
 const USER: &str = "application";
@@ -278,10 +304,7 @@ fn three_hundred_passwords_for_one_user_leave_few_server_connections() {
             }
         }
     });
-    until_ok("the server to have few connections again", || {
-        let list = server.connect_with(&options(2))?.call(&["CLIENT", "LIST"])?.text().unwrap_or_default();
-        Ok::<_, Error>(list.lines().count() < 20)
-    });
+    until_few_connections(&server);
 }
 
 #[test]
@@ -379,7 +402,7 @@ fn transactions_without_a_key_are_buffered_up_to_a_limit() {
 }
 
 #[test]
-#[ignore = "long: all attacks at once for two minutes, or UNSLOW_SOAK_S"]
+#[ignore = "long: all attacks, or UNSLOW_SOAK_ATTACKS, at once for two minutes, or UNSLOW_SOAK_S"]
 fn all_attacks_at_once_leave_other_clients_unhurt() {
     let seconds = std::env::var("UNSLOW_SOAK_S").map_or(120, |text| text.parse().expect("UNSLOW_SOAK_S is a number"));
     soak::run(std::time::Duration::from_secs(seconds));

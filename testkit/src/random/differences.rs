@@ -18,6 +18,8 @@ pub struct Exchange<'a> {
     pub watch_left: bool,
     /// The pipeline contains an HTTP request, and both connections were closed.
     pub aborted: bool,
+    /// There is no command: `tested` is a message that the client had once before it left its last subscription.
+    pub again: bool,
     /// `None` where the connection was closed instead.
     pub direct: Option<&'a [u8]>,
     pub tested: Option<&'a [u8]>,
@@ -120,11 +122,30 @@ pub fn clock(exchange: &Exchange<'_>) -> bool {
     exchange.comparable(true).is_some_and(|(a, b)| a == b)
 }
 
-/// Any elements, as many on both sides.
+/// Any elements, as many on both sides; also where EXEC ran the command that picks them.
 pub fn chance(exchange: &Exchange<'_>) -> bool {
-    let random = matches!(exchange.name().as_str(), "HRANDFIELD" | "RANDOMKEY" | "SRANDMEMBER" | "ZRANDMEMBER");
+    exchange.both().is_some_and(|(direct, tested)| match exchange.name().as_str() {
+        "EXEC" => chance_within(exchange.queued, direct, tested),
+        _ => picked(exchange.words, direct, tested),
+    })
+}
+
+/// EXEC's replies, of which each is that of the command queued at its place: all others are the same, but for the time they tell.
+fn chance_within(queued: &[Words], direct: &[u8], tested: &[u8]) -> bool {
+    let (Some(a), Some(b)) = (elements(direct), elements(tested)) else { return false };
+    let same =
+        |words: &[Vec<u8>], a: &[u8], b: &[u8]| comparable(words, &[], a, true) == comparable(words, &[], b, true);
+    let mut parts = queued.iter().zip(a.iter().zip(&b));
+    !queued.is_empty()
+        && [a.len(), b.len()] == [queued.len(); 2]
+        && parts.all(|(words, (a, b))| same(words, a, b) || picked(words, a, b))
+}
+
+/// Whether a command picks any elements, and has picked as many on both sides.
+fn picked(words: &[Vec<u8>], direct: &[u8], tested: &[u8]) -> bool {
+    let random = matches!(word(words, 0).as_str(), "HRANDFIELD" | "RANDOMKEY" | "SRANDMEMBER" | "ZRANDMEMBER");
     let shape = |reply: &[u8]| (reply.first().copied(), elements(reply).map(|all| all.len()));
-    random && exchange.both().is_some_and(|(a, b)| shape(a) == shape(b))
+    random && shape(direct) == shape(tested)
 }
 
 /// Whether a string frame ends with this text.
@@ -228,17 +249,29 @@ fn mask(reply: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    const ALLOWED: &[Difference] = &[difference("clock", Then::Continue, clock, "time passes")];
+    const ALLOWED: &[Difference] = &[
+        difference("clock", Then::Continue, clock, "time passes"),
+        difference("chance", Then::Continue, chance, "the server picks"),
+    ];
+
+    fn words(line: &str) -> Words {
+        line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
+    }
 
     fn compared(line: &str, direct: &str, tested: &str) -> Verdict {
-        let words: Words = line.split(' ').map(|word| word.as_bytes().to_vec()).collect();
+        compared_within(&[], line, direct, tested)
+    }
+
+    fn compared_within(queued: &[&str], line: &str, direct: &str, tested: &str) -> Verdict {
+        let (words, queued) = (words(line), queued.iter().map(|line| words(line)).collect::<Vec<_>>());
         let exchange = Exchange {
             cluster: false,
             words: &words,
-            queued: &[],
+            queued: &queued,
             within: false,
             watch_left: false,
             aborted: false,
+            again: false,
             direct: Some(direct.as_bytes()),
             tested: Some(tested.as_bytes()),
         };
@@ -257,6 +290,32 @@ mod tests {
         for ordered in ["LRANGE l 0 -1", "SORT t ALPHA"] {
             assert!(matches!(compared(ordered, ab, ba), Verdict::Unknown), "{ordered}");
         }
+    }
+
+    #[test]
+    fn chance_is_known_within_exec_by_the_command_at_that_place() {
+        let queued = ["HSET h f1 1", "HRANDFIELD h 1", "TTL s"];
+        let exec = |first: &str, field: &str, ttl: &str| {
+            format!("*3\r\n{first}\r\n*1\r\n${}\r\n{field}\r\n{ttl}\r\n", field.len())
+        };
+        let verdict = |tested: &str| compared_within(&queued, "EXEC", &exec(":1", "f1", ":100"), tested);
+        assert!(matches!(verdict(&exec(":1", "f1", ":100")), Verdict::Same));
+        for tested in [exec(":1", "other", ":100"), exec(":1", "f2", ":99")] {
+            assert!(matches!(verdict(&tested), Verdict::Known(Difference { name: "chance", .. })), "{tested}");
+        }
+        let two = "*3\r\n:1\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n:100\r\n";
+        for tested in [
+            exec(":0", "f2", ":100").as_str(),
+            exec(":1", "f2", ":-1").as_str(),
+            two,
+            "*-1\r\n",
+            "*2\r\n:1\r\n*1\r\n$2\r\nf2\r\n",
+        ] {
+            assert!(matches!(verdict(tested), Verdict::Unknown), "{tested}");
+        }
+        let swapped = ["HRANDFIELD h 1", "HSET h f1 1", "TTL s"];
+        let verdict = compared_within(&swapped, "EXEC", &exec(":1", "f1", ":100"), &exec(":1", "f2", ":100"));
+        assert!(matches!(verdict, Verdict::Unknown), "the elements are another command's");
     }
 
     #[test]

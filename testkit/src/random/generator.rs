@@ -30,6 +30,8 @@ pub struct Generator {
     rng: StdRng,
     client: usize,
     cluster: bool,
+    /// Messages so far: no two are the same.
+    messages: u64,
     pub users: Vec<User>,
 }
 
@@ -37,7 +39,7 @@ impl Generator {
     pub fn new(seed: u64, client: usize, cluster: bool) -> Generator {
         let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(client as u64));
         let users = (0..3).map(|number| user(&mut rng, client, number)).collect();
-        Generator { rng, client, cluster, users }
+        Generator { rng, client, cluster, messages: 0, users }
     }
 
     /// How many steps the next pair of connections lasts.
@@ -227,7 +229,8 @@ impl Generator {
     fn message(&mut self, tag: Tag, state: &State) -> Words {
         let at = self.rng.random_range(0..state.channels.len());
         let (kind, name) = state.channels.iter().nth(at).cloned().expect("a channel");
-        let text = format!("message {}", self.rng.random_range(0..1000)).into_bytes();
+        self.messages += 1;
+        let text = format!("message {} {}", self.messages, self.rng.random_range(0..1000)).into_bytes();
         match kind {
             b'p' => vec![b"PUBLISH".to_vec(), format!("{}ch1", tag.own()).into_bytes(), text],
             b's' => vec![b"SPUBLISH".to_vec(), name, text],

@@ -1,7 +1,7 @@
 //! A client's two connections: one to what is right by definition, one to what is tested. Both get the same bytes, and their replies
 //! are compared.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -27,7 +27,32 @@ pub struct Pair {
     direct: Wire,
     tested: Wire,
     publishers: Option<[Wire; 2]>,
+    messages: Messages,
     tokens: u64,
+}
+
+/// What the tested side has pushed. Nodes of a cluster pass messages on: who leaves its last subscription and subscribes again on
+/// another node may get there, late, what it has had already.
+#[derive(Default)]
+struct Messages {
+    had: BTreeSet<Vec<u8>>,
+    /// Before the client left its last subscription.
+    left: BTreeSet<Vec<u8>>,
+}
+
+impl Messages {
+    /// Whether it has come before the client left its last subscription, and is not what the other side has got now.
+    fn again(&self, push: &[u8], expected: &[Vec<u8>]) -> bool {
+        self.left.contains(push) && !expected.iter().any(|other| other.as_slice() == push)
+    }
+
+    /// `subscribed`: the client has subscriptions after these.
+    fn add(&mut self, pushes: Vec<Vec<u8>>, subscribed: bool) {
+        self.had.extend(pushes);
+        if !subscribed {
+            self.left.append(&mut self.had);
+        }
+    }
 }
 
 /// A pipeline in flight.
@@ -79,6 +104,7 @@ impl Pair {
             direct,
             tested,
             publishers: None,
+            messages: Messages::default(),
             tokens: 0,
         }
     }
@@ -140,9 +166,10 @@ impl Pair {
     pub fn finish(&mut self, sent: Sent) -> Outcome {
         let Sent { planned, said, .. } = sent;
         let direct = self.direct.hear(&planned.until, 0);
-        let tested = self.tested.hear(&planned.until, direct.pushes.len());
+        let mut outcome = Outcome::default();
+        let tested = self.hear_tested(&planned.until, direct.pushes.len(), &direct.pushes, &mut outcome);
         let ends = [direct.end, tested.end];
-        let mut outcome = Outcome { over: ends != [End::Open; 2], ..Outcome::default() };
+        outcome.over |= ends != [End::Open; 2];
         let aborted = ends == [End::Closed; 2] && said.iter().any(Said::looks_like_http);
         let mut state = self.state.clone();
         for at in 0..direct.replies.len().max(tested.replies.len()) {
@@ -154,6 +181,7 @@ impl Pair {
                 within: state.multi != Multi::No,
                 watch_left: state.watch_left,
                 aborted,
+                again: false,
                 direct: direct.replies.get(at).map(Vec::as_slice),
                 tested: tested.replies.get(at).map(Vec::as_slice),
             };
@@ -166,7 +194,52 @@ impl Pair {
         }
         outcome.compare_rest(&direct, &tested);
         self.state = State { channels: planned.after.channels, ..state };
+        self.messages.add(tested.pushes, !self.state.channels.is_empty());
         outcome
+    }
+
+    /// Reads what the tested side says, as [`Wire::hear`]; messages that come once more are counted where that is documented, and left
+    /// out.
+    fn hear_tested(&mut self, until: &Until, pushes: usize, expected: &[Vec<u8>], outcome: &mut Outcome) -> Heard {
+        let mut heard = self.tested.hear(until, pushes);
+        loop {
+            let before = heard.pushes.len();
+            heard.pushes.retain(|push| {
+                let known = self.documented_again(push, expected);
+                outcome.over |= known.is_some_and(|known| known.then == Then::StartAfresh);
+                outcome.known.extend(known.map(|known| known.name));
+                known.is_none()
+            });
+            let missing = pushes.saturating_sub(heard.pushes.len());
+            if heard.pushes.len() == before || missing == 0 || heard.end != End::Open {
+                return heard;
+            }
+            let more = self.tested.hear(&Until::Replies(0), missing);
+            heard.pushes.extend(more.pushes);
+            heard.replies.extend(more.replies);
+            heard.end = more.end;
+        }
+    }
+
+    fn documented_again(&self, push: &[u8], expected: &[Vec<u8>]) -> Option<&'static Difference> {
+        if !self.messages.again(push, expected) {
+            return None;
+        }
+        let exchange = Exchange {
+            cluster: self.cluster,
+            words: &[],
+            queued: &[],
+            within: false,
+            watch_left: false,
+            aborted: false,
+            again: true,
+            direct: None,
+            tested: Some(push),
+        };
+        match exchange.verdict(self.differences) {
+            Verdict::Known(known) => Some(known),
+            Verdict::Same | Verdict::Unknown => None,
+        }
     }
 
     /// Publishes the same message both ways, from other connections.
@@ -187,6 +260,7 @@ impl Pair {
             within: false,
             watch_left: false,
             aborted: false,
+            again: false,
             direct: direct.replies.first().map(Vec::as_slice),
             tested: tested.replies.first().map(Vec::as_slice),
         };
@@ -196,9 +270,11 @@ impl Pair {
         }
         let count = exchange.direct.and_then(|reply| Frame::new(reply).integer()).unwrap_or(0);
         let count = usize::try_from(count).unwrap_or(0);
-        let [direct, tested] = [&mut self.direct, &mut self.tested].map(|wire| wire.hear(&Until::Replies(0), count));
+        let direct = self.direct.hear(&Until::Replies(0), count);
+        let tested = self.hear_tested(&Until::Replies(0), count, &direct.pushes, &mut outcome);
         outcome.over |= [direct.end, tested.end] != [End::Open; 2];
         outcome.compare_rest(&direct, &tested);
+        self.messages.add(tested.pushes, !self.state.channels.is_empty());
         outcome
     }
 }
@@ -277,4 +353,23 @@ fn pieces(len: usize, cuts: Option<u64>) -> VecDeque<Range<usize>> {
     ends.sort_unstable();
     let begins = std::iter::once(0).chain(ends.iter().copied());
     begins.zip(ends.iter().copied()).map(|(from, to)| from..to).filter(|piece| !piece.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_comes_again_only_once_all_subscriptions_were_left() {
+        let push = |text: &str| text.as_bytes().to_vec();
+        let mut messages = Messages::default();
+        messages.add(vec![push("one")], true);
+        assert!(!messages.again(&push("one"), &[]), "a second time to the same subscription");
+        messages.add(vec![push("two")], false);
+        messages.add(vec![push("three")], true);
+        assert!(messages.again(&push("one"), &[push("four")]));
+        assert!(messages.again(&push("two"), &[]));
+        assert!(!messages.again(&push("one"), &[push("one")]), "the other side has it too");
+        assert!(!messages.again(&push("three"), &[]) && !messages.again(&push("four"), &[]));
+    }
 }

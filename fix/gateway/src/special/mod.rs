@@ -85,7 +85,7 @@ impl Worker {
                 let answer = client.in_lost(command, known);
                 self.say(io, whom, &answer);
             }
-            Step::Abort => self.abort(io, whom),
+            Step::Abort(answer) => self.abort(io, whom, &answer),
             Step::Begin => self.begin(io, whom, command),
             Step::Open => return self.open(io, whom, command),
             Step::Within => return self.within(io, whom, command),

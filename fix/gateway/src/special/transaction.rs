@@ -191,13 +191,13 @@ impl Worker {
     }
 
     /// EXEC of a transaction in which the gateway refused a command: as servers do, nothing of it runs.
-    pub(super) fn abort(&mut self, io: &mut Io, whom: Whom) {
+    pub(super) fn abort(&mut self, io: &mut Io, whom: Whom, answer: &[u8]) {
         let Some(client) = self.client(whom) else { return };
         client.end_transaction();
         if let Some(pin) = client.pin.take() {
             self.close_lane(io, pin);
         }
-        self.say(io, whom, b"-EXECABORT Transaction discarded because of previous errors.\r\n");
+        self.say(io, whom, answer);
     }
 
     /// What a transaction has said before it had its node; a MULTI among it is the client's own mistake.

@@ -200,7 +200,7 @@ fn step(client: &Client, world: World, line: &str) -> Step {
 /// Whether this is the answer, with or without an end to it.
 fn says(step: &Step, text: &str) -> bool {
     match step {
-        Step::Say(answer) | Step::SayAndClose(answer) => answer.starts_with(text.as_bytes()),
+        Step::Say(answer) | Step::SayAndClose(answer) | Step::Abort(answer) => answer.starts_with(text.as_bytes()),
         Step::Poison(answer) => answer.starts_with(text.as_bytes()),
         _ => false,
     }
@@ -344,7 +344,10 @@ rows! {
     said_takes_no_client_id_alone: said, ALONE, "CLIENT ID" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
     said_kills_no_client: said, ALONE, "CLIENT KILL ID 1" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
     said_pauses_no_client: said, CLUSTER, "CLIENT PAUSE 100" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
-    poisoned_runs_nothing: poisoned, CLUSTER, "EXEC" => Step::Abort,
+    poisoned_runs_nothing: poisoned, CLUSTER, "EXEC" =>
+        Step::Abort(_) = "-EXECABORT Transaction discarded because of previous",
+    poisoned_is_done_with_a_word: poisoned, CLUSTER, "EXEC now" =>
+        Step::Abort(_) = "-EXECABORT Transaction discarded because of: wrong",
     poisoned_is_discarded: poisoned, CLUSTER, "DISCARD" => Step::EndUnsaid,
 
     // MULTI, on a connection.
@@ -362,7 +365,10 @@ rows! {
     open_flushes_not_all: open, CLUSTER, "FLUSHALL" => Step::Poison(_) = "-ERR unslow: FLUSHALL goes to several",
     open_saves_not_any: open, CLUSTER, "BGSAVE" => Step::Poison(_) = "-ERR unslow: BGSAVE is for one node",
     open_saves_the_only_one: open, ALONE, "BGSAVE" => Step::Within,
-    open_poisoned_runs_nothing: open_poisoned, CLUSTER, "EXEC" => Step::Abort,
+    open_poisoned_runs_nothing: open_poisoned, CLUSTER, "EXEC" =>
+        Step::Abort(_) = "-EXECABORT Transaction discarded because of previous",
+    open_poisoned_is_done_with_a_word: open_poisoned, ALONE, "EXEC now" =>
+        Step::Abort(_) = "-EXECABORT Transaction discarded because of: wrong",
     open_poisoned_is_discarded: open_poisoned, CLUSTER, "DISCARD" => Step::Within,
     open_and_gone: open, CLUSTER, "QUIT" => Step::SayAndClose(_),
 

@@ -177,6 +177,15 @@ impl Worker {
         }
     }
 
+    /// A client sends no more, and everything that it has sent was read: it is closed with its last answer, at once where that cannot
+    /// come.
+    pub(super) fn said_all(&mut self, io: &mut Io, whom: Whom) {
+        match self.client(whom).is_some_and(|c| c.lacks_rest()) {
+            true => self.drop_client(io, whom),
+            false => self.close_when_answered(io, whom),
+        }
+    }
+
     /// A client goes before the server has judged who it is: half of an answer says nothing, so the connection goes too.
     fn close_judges(&mut self, io: &mut Io, whom: Whom) {
         let its = |l: &Lane| !l.free && l.pooled && l.owner == Some(whom);

@@ -284,7 +284,12 @@ impl Handler for Worker {
             if let Some(client) = self.client(whom) {
                 client.stall = Stall::No;
                 let id = client.id;
+                // What it has sent already is read again, if there is any; this is for a client that is not read again.
+                let done = client.leaving == Leaving::SaidAll && client.unread == 0;
                 io.pause(id, false);
+                if done {
+                    self.said_all(io, whom);
+                }
             }
         }
         for whom in std::mem::take(&mut self.parting) {
@@ -361,6 +366,9 @@ impl Handler for Worker {
         let Some(client) = self.clients[id.index()].as_mut() else { return false };
         if client.pin.is_some() || client.aside.is_some() {
             // It blocks, or is within a transaction: what a server does for it from here on it would do for nobody.
+            return false;
+        }
+        if client.lacks_rest() {
             return false;
         }
         let quiet = client.subs.is_empty() && !matches!(client.doing, Doing::Monitor);

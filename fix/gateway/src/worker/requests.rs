@@ -99,7 +99,7 @@ impl Worker {
         self.stats.bytes_in += used as u64;
         self.hold_input(io, whom, bytes.len() - used);
         if self.client(whom).is_some_and(|c| c.leaving == Leaving::SaidAll && c.stall == Stall::No) {
-            self.close_when_answered(io, whom);
+            self.said_all(io, whom);
         }
         used
     }

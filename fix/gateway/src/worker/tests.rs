@@ -290,6 +290,24 @@ impl Rig {
         self.worker.closed(self.reactor.io(), id, Closed::Peer);
     }
 
+    /// A client sends no more; it is closed unless the gateway still has something for it.
+    pub(crate) fn ends(&mut self, client: Id) {
+        if !Handler::ended(&mut self.worker, self.reactor.io(), client) {
+            self.leaves(client);
+        }
+    }
+
+    /// Whether a client is closed with its last answer.
+    pub(crate) fn goes(&self, client: Id) -> bool {
+        self.worker.everyone().any(|c| c.id == client && c.leaving == Leaving::WhenAnswered)
+    }
+
+    /// The next turn looks after the clients that wait for room.
+    pub(crate) fn makes_room(&mut self) {
+        self.worker.tick_at = 0;
+        self.turn();
+    }
+
     /// A connection is closed by its peer, whoever that is.
     pub(crate) fn close(&mut self, id: Id) {
         self.reactor.io().close(id);
@@ -418,12 +436,77 @@ fn later_arguments_of_a_long_request_are_held_against_the_servers_limit_too() {
     assert!(rig.worker.lanes.iter().all(|l| l.free), "nobody goes on with half a command");
 }
 
+/// The beginning of a SET of a long value.
+const LONG_SET: &str = "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$300000\r\n";
+
+/// A client that waits for the connection on which its long value is to pass.
+fn with_a_long_value() -> (Rig, Id) {
+    let mut rig = Rig::alone();
+    let client = rig.client(None);
+    rig.waits(client, LONG_SET);
+    (rig, client)
+}
+
+fn assert_nothing_is_left(rig: &Rig) {
+    assert_eq!((rig.worker.everyone().count(), rig.worker.unread), (0, 0));
+    assert!(rig.worker.lanes.iter().all(|l| l.free), "a server connection with half a command stays open");
+    assert!(rig.worker.sets.iter().all(|s| s.owner.is_none()), "a set belongs to a client that has left");
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_a_long_value_leaves_nothing_behind() {
+    // Within the value, and within the line after it.
+    for sent in ["x".repeat(1000), "x".repeat(300_000) + "\r"] {
+        let (mut rig, client) = with_a_long_value();
+        rig.open();
+        rig.makes_room();
+        rig.says(client, &(LONG_SET.to_string() + &sent));
+        rig.ends(client);
+        assert_nothing_is_left(&rig);
+    }
+}
+
+#[test]
+fn a_client_that_left_before_its_long_value_could_pass_is_closed_after_all_of_it_was_read() {
+    for (rest, whole) in [("x".repeat(1000), false), ("x".repeat(300_000) + "\r\n", true)] {
+        let (mut rig, client) = with_a_long_value();
+        rig.ends(client);
+        assert_eq!(rig.worker.everyone().count(), 1, "what it has sent may be whole");
+        rig.open();
+        rig.makes_room();
+        rig.says(client, &(LONG_SET.to_string() + &rest));
+        if whole {
+            rig.answers(0, "+OK\r\n");
+            assert_eq!(rig.told(client), "+OK\r\n");
+            assert!(rig.goes(client));
+        } else {
+            assert_nothing_is_left(&rig);
+        }
+    }
+}
+
+#[test]
+fn a_client_that_left_after_a_value_its_server_takes_slowly_is_closed_with_its_answer() {
+    let (mut rig, client) = with_a_long_value();
+    rig.open();
+    rig.makes_room();
+    rig.says(client, &(LONG_SET.to_string() + &"x".repeat(300_000) + "\r\n"));
+    // So much is ahead of the server that the client is not read until the server has caught up.
+    let whom = rig.worker.everyone().find(|c| c.id == client).map(|c| c.whom()).expect("it is there");
+    rig.worker.stall(rig.reactor.io(), whom, Stall::Room);
+    rig.ends(client);
+    assert!(!rig.goes(client));
+    rig.makes_room();
+    assert!(rig.goes(client), "nothing of it is left to be read");
+    rig.answers(0, "+OK\r\n");
+    assert_eq!(rig.told(client), "+OK\r\n");
+}
+
 #[test]
 fn a_draining_gateway_lets_each_client_go_behind_an_answer_and_never_before_one() {
     let mut rig = Rig::halves(Config::default());
     let [key, ..] = rig.keys(0);
     let [busy, begins, queues, watches, listens] = [(); 5].map(|()| rig.client(None));
-    let goes = |rig: &Rig, id: Id| rig.worker.everyone().any(|c| c.id == id && c.leaving == Leaving::WhenAnswered);
     rig.says(queues, "MULTI\r\n");
     rig.says(watches, &format!("WATCH {key}\r\n"));
     rig.asked(0);
@@ -437,34 +520,34 @@ fn a_draining_gateway_lets_each_client_go_behind_an_answer_and_never_before_one(
     rig.answers(0, "$1\r\na\r\n");
     awake(&mut rig);
     rig.turn();
-    assert!(!goes(&rig, busy), "an answer is owed");
+    assert!(!rig.goes(busy), "an answer is owed");
     // The beginning of another command has come.
     let half = rig.worker.data(rig.reactor.io(), busy, b"*2\r\n$3\r\nGET");
     assert_eq!(half, 0);
     rig.answers(0, "$1\r\nb\r\n");
     awake(&mut rig);
     rig.turn();
-    assert!(!goes(&rig, busy), "in the middle of a command");
+    assert!(!rig.goes(busy), "in the middle of a command");
     rig.says(busy, &format!("GET {key}\r\n"));
     rig.asked(0);
     rig.answers(0, "$1\r\nc\r\n");
     awake(&mut rig);
     rig.turn();
-    assert!(goes(&rig, busy), "between two commands, although it was never silent");
+    assert!(rig.goes(busy), "between two commands, although it was never silent");
     assert_eq!(rig.told(busy), "$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n");
     // Who has only just come says what it came for.
     rig.says(begins, "PING\r\n");
     awake(&mut rig);
     rig.turn();
-    assert!(!goes(&rig, begins));
+    assert!(!rig.goes(begins));
     rig.says(begins, &format!("GET {key}\r\n"));
     rig.asked(0);
     rig.answers(0, "$-1\r\n");
     awake(&mut rig);
     rig.turn();
-    assert!(goes(&rig, begins));
+    assert!(rig.goes(begins));
     for (client, why) in [(queues, "a transaction"), (watches, "a WATCH"), (listens, "a subscription")] {
-        assert!(!goes(&rig, client), "{why}");
+        assert!(!rig.goes(client), "{why}");
     }
     assert_eq!(rig.worker.everyone().count(), 5, "nobody was cut off");
 }

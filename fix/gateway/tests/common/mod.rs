@@ -18,6 +18,12 @@ pub fn gate(url: &str, change: impl FnOnce(&mut Config)) -> Gateway {
     Gateway::start(start).unwrap_or_else(|e| panic!("the gateway does not start: {e}"))
 }
 
+/// How many descriptors a process has open.
+#[track_caller]
+pub fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs").count()
+}
+
 /// The resident memory of a process, in megabytes.
 #[track_caller]
 pub fn resident_mb(pid: u32) -> u64 {

@@ -4,6 +4,7 @@ use unslow_testkit::random::{
     Difference, Exchange, Then, chance, client_id, clock, difference, hello, replies_before_http,
 };
 use unslow_testkit::wire::elements;
+use unslow_topology::commands::number_of_keys;
 
 /// The first one that applies is counted.
 pub const DIFFERENCES: &[Difference] = &[
@@ -86,6 +87,18 @@ pub const DIFFERENCES: &[Difference] = &[
         empty_transaction,
         "a transaction without commands is never sent, so no server can refuse EXEC or DISCARD; nor those without MULTI",
     ),
+    difference(
+        "EXEC refused as spoiled",
+        Then::StartAfresh,
+        refused_as_spoiled,
+        "a transaction of which the gateway refused a command is never run, so no server can refuse EXEC (docs/gateway.md)",
+    ),
+    difference(
+        "late messages",
+        Then::Continue,
+        late_message,
+        "nodes pass messages on in their own time: who subscribes anew may get one again, on another node (docs/gateway.md)",
+    ),
 ];
 
 fn own_refusal(exchange: &Exchange<'_>) -> bool {
@@ -150,11 +163,22 @@ fn split(exchange: &Exchange<'_>) -> bool {
 }
 
 fn queued_without_a_node(exchange: &Exchange<'_>) -> bool {
-    let keyless = !exchange.words.iter().any(|word| word.starts_with(b"{"));
     // Which subcommands there are the server's table tells.
     let untold = |reply: &[u8]| reply.starts_with(b"-") && !reply.starts_with(b"-ERR unknown subcommand");
     let late = exchange.both().is_some_and(|(a, b)| untold(a) && b == b"+QUEUED\r\n");
-    exchange.cluster && exchange.within && keyless && late
+    exchange.cluster && exchange.within && names_no_key(exchange) && late
+}
+
+/// Words that look like keys are none where the number in front of them announces none, or without the word that stands before them.
+fn names_no_key(exchange: &Exchange<'_>) -> bool {
+    let counted = |at: usize| exchange.words.get(at).is_some_and(|count| number_of_keys(count) < 1);
+    let keyless = match exchange.name().as_str() {
+        "EVAL" | "EVALSHA" | "FCALL" | "BLMPOP" | "BZMPOP" => counted(2),
+        "LMPOP" | "SINTERCARD" | "ZDIFF" | "ZINTER" | "ZINTERCARD" | "ZMPOP" | "ZUNION" => counted(1),
+        "XREAD" | "XREADGROUP" => !exchange.words.iter().any(|word| word.eq_ignore_ascii_case(b"STREAMS")),
+        _ => false,
+    };
+    keyless || !exchange.words.iter().any(|word| word.starts_with(b"{"))
 }
 
 fn watch_left(exchange: &Exchange<'_>) -> bool {
@@ -182,6 +206,22 @@ fn empty_transaction(exchange: &Exchange<'_>) -> bool {
         })
 }
 
+fn refused_as_spoiled(exchange: &Exchange<'_>) -> bool {
+    const SPOILED: &[u8] = b"-EXECABORT Transaction discarded because of previous errors.\r\n";
+    let refused = |reply: &[u8]| reply.starts_with(b"-EXECABORT Transaction discarded because of: NOPERM ");
+    let refused = exchange.both().is_some_and(|(a, b)| refused(a) && b == SPOILED);
+    exchange.name() == "EXEC" && exchange.within && refused
+}
+
+fn late_message(exchange: &Exchange<'_>) -> bool {
+    // Messages of shard channels come from one node.
+    let passed_on = |message: &[u8]| {
+        let kind = elements(message).and_then(|all| all.first().map(|kind| kind.to_vec()));
+        kind.is_some_and(|kind| [&b"$7\r\nmessage\r\n"[..], b"$8\r\npmessage\r\n"].contains(&kind.as_slice()))
+    };
+    exchange.cluster && exchange.again && exchange.tested.is_some_and(passed_on)
+}
+
 /// The code word of an error reply.
 fn code(reply: &[u8]) -> Option<&[u8]> {
     reply.strip_prefix(b"-")?.split(|b| matches!(b, b' ' | b'\r')).next()
@@ -192,6 +232,85 @@ mod tests {
     use unslow_testkit::random::Verdict;
 
     use super::*;
+
+    fn named(exchange: &Exchange<'_>) -> &'static str {
+        match exchange.verdict(DIFFERENCES) {
+            Verdict::Same => "same",
+            Verdict::Known(known) => known.name,
+            Verdict::Unknown => "unknown",
+        }
+    }
+
+    /// What becomes of two replies to a command within MULTI in a cluster.
+    fn within(line: &str, direct: &str, gateway: &str) -> &'static str {
+        let words: Vec<Vec<u8>> = line.split(' ').map(|word| word.as_bytes().to_vec()).collect();
+        named(&Exchange {
+            cluster: true,
+            words: &words,
+            queued: &[],
+            within: true,
+            watch_left: false,
+            aborted: false,
+            again: false,
+            direct: Some(direct.as_bytes()),
+            tested: Some(gateway.as_bytes()),
+        })
+    }
+
+    #[test]
+    fn only_commands_that_name_no_key_may_be_refused_late() {
+        for (line, late) in [
+            ("EVAL text -1 {tag}s1", true),
+            ("eval text 0 {tag}s1", true),
+            ("EVAL text garbage {tag}s1", true),
+            ("ZDIFF 0 {tag}z1", true),
+            ("XREAD COUNT 3 {tag}x1 0", true),
+            ("ECHO text", true),
+            ("EVAL text 1 {tag}s1", false),
+            ("ZDIFF 1e400 {tag}z1", false),
+            ("XREAD STREAMS {tag}x1 0", false),
+            ("GET {tag}s1", false),
+        ] {
+            let expected = if late { "no key within MULTI" } else { "unknown" };
+            assert_eq!(within(line, "-NOPERM no right\r\n", "+QUEUED\r\n"), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_spoiled_transaction_may_hide_only_that_the_user_may_not_exec() {
+        let previous = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+        let refused = "-EXECABORT Transaction discarded because of: NOPERM User u has no permissions\r\n";
+        let arity = "-EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command\r\n";
+        assert_eq!(within("EXEC", refused, previous), "EXEC refused as spoiled");
+        assert_eq!(within("EXEC more", arity, previous), "unknown");
+        assert_eq!(within("EXEC", previous, refused), "unknown");
+        assert_eq!(within("SET {tag}s1 v", refused, previous), "unknown");
+    }
+
+    #[test]
+    fn only_messages_that_nodes_pass_on_may_come_again() {
+        let verdict = |cluster: bool, again: bool, kind: &str| {
+            let message = format!("*3\r\n${}\r\n{kind}\r\n$1\r\nc\r\n$4\r\ntext\r\n", kind.len());
+            named(&Exchange {
+                cluster,
+                words: &[],
+                queued: &[],
+                within: false,
+                watch_left: false,
+                aborted: false,
+                again,
+                direct: None,
+                tested: Some(message.as_bytes()),
+            })
+        };
+        assert_eq!(verdict(true, true, "message"), "late messages");
+        assert_eq!(verdict(true, true, "pmessage"), "late messages");
+        for (cluster, again, kind) in
+            [(true, true, "smessage"), (true, false, "message"), (false, true, "message"), (true, true, "subscribe")]
+        {
+            assert_eq!(verdict(cluster, again, kind), "unknown", "{cluster} {again} {kind}");
+        }
+    }
 
     #[test]
     fn exec_may_answer_nil_only_when_what_was_watched_was_left() {
@@ -204,14 +323,11 @@ mod tests {
                 within: true,
                 watch_left,
                 aborted: false,
+                again: false,
                 direct: Some(b"*0\r\n"),
                 tested: Some(gateway),
             };
-            match exchange.verdict(DIFFERENCES) {
-                Verdict::Same => "same",
-                Verdict::Known(known) => known.name,
-                Verdict::Unknown => "unknown",
-            }
+            named(&exchange)
         };
         assert_eq!(verdict(true, b"*-1\r\n"), "WATCH before AUTH, HELLO or SELECT");
         assert_eq!(verdict(false, b"*-1\r\n"), "unknown");

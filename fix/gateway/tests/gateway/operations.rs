@@ -182,3 +182,19 @@ fn cluster_clients_see_a_cluster_of_ports_and_hear_of_moves() {
     assert_eq!((view.nodes.len(), view.nodes[0].address.clone()), (1, one.addresses[0].clone()));
     assert!(client(&one).call(&["CLIENT", "MAINT_NOTIFICATIONS", "ON"]).is_err());
 }
+
+#[test]
+fn a_panic_of_the_control_thread_lets_clients_finish_and_ends_the_gateway_as_broken() {
+    let server = standalone("valkey-9.1");
+    let config = Config { listen: vec!["127.0.0.1:0".into()], target: server.url(), ..Config::default() };
+    let target = Target::parse(&config.target).unwrap();
+    // As it is where the log cannot be written: stderr is closed.
+    let log = |(event, _): Log<'_>| assert_ne!(event, "reload");
+    let start = Start { config, target, options: options(3), reread: None, log: Box::new(log) };
+    let gateway = Gateway::start(start).unwrap();
+    client(&gateway).call(&["PING"]).unwrap();
+    assert!(!gateway.broken());
+    gateway.reload();
+    until("the workers to end", || gateway.ended());
+    assert!(gateway.broken());
+}

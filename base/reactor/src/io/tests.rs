@@ -1,0 +1,61 @@
+//! How much memory a connection keeps of the input that its handler left over.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+const IDLE: usize = 4096;
+
+/// Uses this many bytes of each piece.
+struct Uses(usize);
+
+impl Handler for Uses {
+    fn turn(&mut self, _: &mut Io) -> Option<u64> {
+        None
+    }
+    fn opened(&mut self, _: &mut Io, _: Id) {}
+    fn data(&mut self, _: &mut Io, _: Id, bytes: &[u8]) -> usize {
+        self.0.min(bytes.len())
+    }
+    fn closed(&mut self, _: &mut Io, _: Id, why: Closed) {
+        panic!("{why}");
+    }
+    fn timer(&mut self, _: &mut Io, _: u64) {}
+}
+
+/// A connection whose handler has used nothing of this many bytes, and its peer.
+fn filled(bytes: usize) -> (Reactor, Id, UnixStream) {
+    let (mut peer, ours) = UnixStream::pair().expect("descriptors are free");
+    ours.set_nonblocking(true).expect("a socket");
+    let mut reactor = Reactor::new().expect("descriptors are free");
+    reactor.io.limit_idle_buffers(IDLE);
+    let id = reactor.io.insert(ours.into(), None, EventFlags::IN);
+    let link = reactor.io.link(id).expect("it was just made");
+    (link.connected, link.opened) = (true, true);
+    let mut written = 0;
+    while written < bytes {
+        let piece = (bytes - written).min(16 << 10);
+        peer.write_all(&vec![b'x'; piece]).expect("the socket has room");
+        written += piece;
+        reactor.read(&mut Uses(0), id, EventFlags::IN);
+    }
+    assert_eq!(reactor.io.link(id).map(|l| l.left.len()), Some(bytes));
+    (reactor, id, peer)
+}
+
+#[test]
+fn memory_for_unused_input_is_freed_when_it_is_used() {
+    // Shorter and longer than what is read at once.
+    for held in [READ, 3 * READ] {
+        for rest in [0, 10, 2000] {
+            let (mut reactor, id, mut peer) = filled(held);
+            peer.write_all(b"y").expect("the socket has room");
+            reactor.read(&mut Uses(held + 1 - rest), id, EventFlags::IN);
+            let left = &reactor.io.link(id).expect("it is open").left;
+            assert_eq!(left.len(), rest);
+            let most = IDLE.max(4 * rest);
+            assert!(left.capacity() <= most, "{} bytes are kept for {rest} of {held}", left.capacity());
+        }
+    }
+}
