@@ -5,7 +5,6 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -62,14 +61,6 @@ pub struct BypassArguments {
 enum What {
     /// What goes over shared memory now
     Ls,
-}
-
-/// The programs are in the kernel, until somebody says that it is enough.
-static ATTACHED: AtomicBool = AtomicBool::new(false);
-
-/// Ends `--sockmap`; false when none runs.
-pub fn interrupt() -> bool {
-    ATTACHED.swap(false, Ordering::AcqRel)
 }
 
 /// A connection, as its server tells of it.
@@ -145,15 +136,13 @@ impl BypassArguments {
             bail!("{} ports; 1000 are the most. Without --port all of this machine's are taken", self.port.len());
         }
         let attached = Sockmap::attach(&self.port).map_err(|e| anyhow::anyhow!("--sockmap: {e}"))?;
-        ATTACHED.store(true, Ordering::Release);
+        let stop = unslow_interrupt::guard_quietly(); // "detached" follows within moments
         let ports: Vec<String> = self.port.iter().map(u16::to_string).collect();
         let which = if ports.is_empty() { "any port".into() } else { format!("port {}", ports.join(", ")) };
         output.note(&format!(
             "connections within this machine to {which} bypass TCP from now on, older ones do not; Ctrl-C ends it"
         ));
-        while ATTACHED.load(Ordering::Acquire) {
-            std::thread::park_timeout(std::time::Duration::from_millis(200));
-        }
+        stop.wait();
         attached.detach();
         output.note("detached; connections go on over TCP");
         Ok(0)

@@ -12,17 +12,16 @@ use rand::SeedableRng;
 use rand::seq::IndexedRandom;
 use serde::Serialize;
 use unslow_client::{Connection, Options, Target, discover};
-use unslow_doctor::measure::{count, percent, time_us};
 use unslow_doctor::{Report, Severity, diagnose};
 use unslow_engine::{Deployment, find};
 use unslow_lab::faults::{self, Fault};
 use unslow_lab::lab::Lab;
 use unslow_probe::Settings;
 use unslow_topology::slot_of;
+use unslow_units::{count, percent, time, time_us};
 
-use crate::doctor::files;
+use crate::doctor::{files, page, text};
 use crate::output::{Output, style};
-use crate::{html, text};
 
 #[derive(Args)]
 pub struct Demo {
@@ -39,7 +38,7 @@ pub struct Demo {
     #[arg(long, value_name = "PATH", conflicts_with = "engine")]
     server: Option<PathBuf>,
     /// Length of the doctor's window
-    #[arg(long, default_value = "5s", value_parser = crate::doctor::parse_duration, value_name = "TIME")]
+    #[arg(long, default_value = "5s", value_parser = crate::typed::lasting, value_name = "TIME")]
     window: Duration,
     /// Keep the diagnosis as a page
     #[arg(long, value_name = "FILE")]
@@ -104,7 +103,7 @@ impl Demo {
         let engine = find(&name)?;
         // On loopback addresses: the tour needs no rights. `unslow lab up` has the zones.
         let lab = Lab::start_flat(&fault.topology_of_six(&name))?;
-        output.note(&format!("   {}, ready after {:.1} s", engine.version, begun.elapsed().as_secs_f64()));
+        output.note(&format!("   {}, ready after {}", engine.version, time(begun.elapsed())));
         output.note(&format!("2  hiding a fault in it (seed {seed}) and running an application against it"));
         let active = fault.inject(&lab, None, None)?;
         std::thread::sleep(Duration::from_millis(500));
@@ -191,7 +190,7 @@ impl Demo {
             if let Some(path) = &self.html
                 && report.findings.iter().any(|f| f.severity_now() > Severity::Risk)
             {
-                files::write(path, &html::page(&report, &facts)?)?;
+                files::write(path, &page::render(&report, &facts)?)?;
             }
             times.sort_unstable();
             let at = |q: f64| {
@@ -294,12 +293,13 @@ fn closing(
     };
     let _ = writeln!(
         out,
-        "\nThe doctor {verb} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {seconds:.0} s.",
+        "\nThe doctor {verb} {}; the fix took p99 from {} to {} and that master's CPU from {} to {} of a core, in {}.",
         rule(fault),
         time_us(before.latency_us_p99.into()),
         time_us(after.latency_us_p99.into()),
         percent(before.server_cpu_share),
         percent(after.server_cpu_share),
+        time_us(seconds * 1e6)
     );
     out
 }

@@ -6,6 +6,7 @@ use anyhow::anyhow;
 use clap::Args;
 use serde_json::json;
 use unslow_doctor::{ALL, Rule};
+use unslow_units::similar;
 
 use crate::output::{Output, style};
 
@@ -117,40 +118,10 @@ pub fn rule(name: &str) -> Result<&'static Rule, String> {
     if let Some(rule) = ALL.iter().find(|r| r.id == wanted) {
         return Ok(rule);
     }
-    let near = nearest(&wanted);
+    let near = similar(&wanted, ALL.iter().map(|rule| rule.id));
+    let near = &near[..near.len().min(3)];
     let meant = if near.is_empty() { String::new() } else { format!(" did you mean {}?", near.join(" or ")) };
     Err(format!("there is no rule {name:?};{meant} `unslow explain` lists all {}", ALL.len()))
-}
-
-/// Ids that are a few letters away, or hold the word; at most three, the nearest first.
-fn nearest(wanted: &str) -> Vec<&'static str> {
-    let mut near: Vec<(usize, &str)> = ALL
-        .iter()
-        .filter_map(|rule| {
-            let part = wanted.len() >= 3 && (rule.id.contains(wanted) || wanted.contains(rule.id));
-            let typed = distance(wanted, rule.id);
-            let limit = (rule.id.len() / 4).max(2);
-            (part || typed <= limit).then_some((if typed <= limit { typed } else { limit + 1 }, rule.id))
-        })
-        .collect();
-    near.sort_unstable();
-    near.into_iter().take(3).map(|(_, id)| id).collect()
-}
-
-/// How many letters must be put in, taken out or changed to make one of the other (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let changed = before + usize::from(x != *y);
-            before = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(before + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -159,7 +130,6 @@ mod tests {
 
     #[test]
     fn a_mistyped_rule_gets_the_one_that_was_meant() {
-        assert_eq!((distance("", "abc"), distance("kitten", "sitting"), distance("same", "same")), (3, 3, 0));
         assert_eq!(rule("keys_command").map(|r| r.id), Ok("keys_command"));
         assert_eq!(rule("Keys-Command").map(|r| r.id), Ok("keys_command"));
         for (typed, meant) in

@@ -2,15 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_gateway::{ClientAuth, Config, Facade, Gateway, Read, Reread, Start};
 
-use crate::doctor::Reach;
 use crate::output::Output;
+use crate::reach::Reach;
 
 #[derive(Clone, Copy, ValueEnum)]
 enum ReadFlag {
@@ -88,21 +87,6 @@ pub struct GatewayArguments {
     open: bool,
     #[command(flatten)]
     reach: Reach,
-}
-
-static RUNNING: AtomicBool = AtomicBool::new(false);
-static SIGNALS: AtomicU8 = AtomicU8::new(0);
-
-/// SIGHUP: true when a gateway runs and is to read its settings again.
-pub fn hang_up() -> bool {
-    let running = RUNNING.load(Ordering::Acquire);
-    HANG_UP.fetch_or(running, Ordering::AcqRel);
-    running
-}
-
-/// Ctrl-C or SIGTERM: true when a gateway runs and is to end politely.
-pub fn interrupt() -> bool {
-    RUNNING.load(Ordering::Acquire) && SIGNALS.fetch_add(1, Ordering::AcqRel) == 0
 }
 
 impl GatewayArguments {
@@ -198,23 +182,20 @@ impl GatewayArguments {
             from_file.then(|| Box::new(move || self.checked().map_err(|e| format!("{e:#}"))) as Reread);
         let start = Start { config, target: target.clone(), options, reread, log: Box::new(log) };
         let gateway = Gateway::start(start)?;
-        RUNNING.store(true, Ordering::Release);
+        let hang_ups = unslow_interrupt::hang_ups();
+        let stop = unslow_interrupt::guard("letting clients finish (Ctrl-C again: at once)");
         for address in &gateway.addresses {
             output.note(&format!("{address} -> {}", target.url()));
         }
         let mut drained = false;
         while !gateway.ended() {
             std::thread::sleep(Duration::from_millis(50));
-            if HANG_UP.swap(false, Ordering::AcqRel) {
+            if hang_ups.take() {
                 gateway.reload();
             }
-            match SIGNALS.load(Ordering::Acquire) {
-                0 => {}
-                _ if !drained => {
-                    drained = true;
-                    gateway.drain();
-                }
-                _ => {}
+            if stop.asked() && !drained {
+                drained = true;
+                gateway.drain();
             }
         }
         if gateway.broken() {
@@ -223,8 +204,6 @@ impl GatewayArguments {
         Ok(0)
     }
 }
-
-static HANG_UP: AtomicBool = AtomicBool::new(false);
 
 /// Whether only processes of this machine can connect to an address.
 fn local(address: &str) -> bool {

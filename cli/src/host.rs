@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use unslow_doctor::measure::{percent, time_us};
 use unslow_facts::Host;
 use unslow_probe::host::{Watch, fsync_times};
+use unslow_units::{percent, time_us};
 
-use crate::doctor::{files, parse_duration};
+use crate::doctor::files;
 use crate::output::Output;
+use crate::typed::lasting;
 
 #[derive(Args)]
 pub struct HostArguments {
@@ -18,7 +19,7 @@ pub struct HostArguments {
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Length of the window; best the same, at the same time, as the diagnosis
-    #[arg(long, default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
+    #[arg(long, default_value = "10s", value_parser = lasting, value_name = "TIME")]
     window: Duration,
     /// Time 20 fsyncs of 4 KiB in this directory (writes there, and cleans up)
     #[arg(long, value_name = "DIR")]
@@ -49,7 +50,7 @@ impl HostArguments {
             output.print_json(&host)?;
         } else {
             // A process may call itself what it likes.
-            output.print(&crate::text::clean_lines(&text(&host)))?;
+            output.print(&crate::doctor::text::clean_lines(&text(&host)))?;
         }
         saved.context("the facts are not saved")?;
         timed.map(|()| 0)
@@ -82,8 +83,8 @@ fn text(host: &Host) -> String {
         );
     }
     for disk in &host.disks {
-        out +=
-            &format!("disk {}: {:.1} ms a write, {} busy\n", disk.name, disk.write_await_ms, percent(disk.busy_share));
+        let write = time_us(disk.write_await_ms * 1e3);
+        out += &format!("disk {}: {write} a write, {} busy\n", disk.name, percent(disk.busy_share));
     }
     if let Some(fsync) = &host.fsync {
         out += &format!(

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 use unslow_lab::daemon::{self, Description, Found, Request};
 use unslow_lab::faults::ALL;
 use unslow_lab::launch::{self, Order};
+use unslow_lab::topology::parse_duration;
+use unslow_units::{time, time_rough_s, time_us};
 
 use crate::output::{Output, style, table};
 
@@ -39,7 +41,7 @@ enum What {
         #[arg(allow_hyphen_values = true)]
         value: Option<String>,
         /// Heal it by itself after this time
-        #[arg(long = "for", value_parser = crate::doctor::parse_duration, value_name = "TIME")]
+        #[arg(long = "for", value_parser = crate::typed::lasting, value_name = "TIME")]
         lasts: Option<Duration>,
         #[arg(long, value_name = "NAME")]
         lab: Option<String>,
@@ -139,7 +141,7 @@ impl Up {
         }
         let mut text = String::new();
         if let Some(rtt) = &self.rtt {
-            unslow_lab::topology::parse_duration(rtt).map_err(|e| anyhow::anyhow!("--rtt: {e}"))?;
+            parse_duration(rtt).map_err(|e| anyhow::anyhow!("--rtt: {e}"))?;
             text += &format!("[between]\nrtt = {rtt:?}\n");
         }
         text += "[deployment]\n";
@@ -216,11 +218,11 @@ impl LabArguments {
         }
         output.print(&show(&description))?;
         let mut out = format!(
-            "\n{} is up: {} servers on {} hosts, ready after {:.1} s. Try:\n",
+            "\n{} is up: {} servers on {} hosts, ready after {}. Try:\n",
             description.name,
             description.servers.len(),
             description.hosts.len(),
-            description.ready_ms as f64 / 1000.0
+            time_us(description.ready_ms as f64 * 1e3)
         );
         let (c, name) = (style::COMMAND, &description.name);
         let lab = if name == "default" { String::new() } else { format!(" --lab {name}") };
@@ -291,13 +293,13 @@ fn show(description: &Description) -> String {
         out += &format!("{faint}flat: no {missing}{faint:#}\n");
     }
     for fault in &description.faults {
-        let left = fault.left_ms.map(|ms| format!(", heals in {:.0} s", ms as f64 / 1000.0)).unwrap_or_default();
+        let left = fault.left_ms.map(|ms| format!(", heals in {}", time_rough_s(ms as f64 / 1e3))).unwrap_or_default();
         out += &format!(
-            "{bad}fault {}{bad:#}  {} on {} for {:.0} s{left}\n",
+            "{bad}fault {}{bad:#}  {} on {} for {}{left}\n",
             fault.id,
             fault.name,
             fault.subject,
-            fault.age_ms as f64 / 1000.0
+            time_rough_s(fault.age_ms as f64 / 1e3)
         );
         if let Some(error) = &fault.error {
             out += &format!("         {error}\n");
@@ -307,13 +309,13 @@ fn show(description: &Description) -> String {
         && wire.packets_carried > 0
     {
         out += &format!(
-            "{faint}wire: {} packets carried, {} lost, {} cut, {} queued over, {} refused by the kernel, {:.1} us of CPU each{faint:#}\n",
+            "{faint}wire: {} packets carried, {} lost, {} cut, {} queued over, {} refused by the kernel, {} of CPU each{faint:#}\n",
             wire.packets_carried,
             wire.packets_lost,
             wire.packets_cut,
             wire.packets_overflowed,
             wire.packets_refused,
-            wire.cpu_us as f64 / wire.packets_carried as f64
+            time_us(wire.cpu_us as f64 / wire.packets_carried as f64)
         );
     }
     out
@@ -408,8 +410,8 @@ fn fault(
     let text = |field: &str| begun[field].as_str().unwrap_or_default().to_string();
     output.print(&format!("{} on {}: {}\n", text("name"), text("subject"), text("about")))?;
     if begun["name"] != "restart" {
-        let heal = lasts
-            .map_or(format!("unslow lab heal {} ends it", begun["id"]), |d| format!("heals in {} s", d.as_secs_f64()));
+        let heal =
+            lasts.map_or(format!("unslow lab heal {} ends it", begun["id"]), |d| format!("heals in {}", time(d)));
         let rule = begun["rule"].as_str().map(|r| format!("; the doctor calls it {r}")).unwrap_or_default();
         output.note(&format!("{heal}{rule}"));
     }

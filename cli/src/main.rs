@@ -4,35 +4,29 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod bench_html;
 mod bypass;
 mod case;
-mod case_html;
+mod chart;
 mod demo;
 mod doctor;
 mod drill;
-mod drill_html;
 mod engine;
 mod explain;
 mod fix_plan;
+mod frame;
 mod gateway;
 mod host;
-mod html;
 mod lab;
 mod output;
+mod reach;
 mod sink;
-mod text;
+mod typed;
 mod watch;
 
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-
-/// A signal is ending what was started, and then the process.
-static ENDING: AtomicBool = AtomicBool::new(false);
+use unslow_interrupt::Action;
 
 /// Finds out why a Redis or Valkey deployment is slow.
 #[derive(Parser)]
@@ -93,7 +87,7 @@ fn main() -> ExitCode {
     if let Verb::Lab(lab) = &arguments.verb
         && let Some(e) = lab.run_alone()
     {
-        eprintln!("unslow: {}", text::clean_lines(&format!("{e:#}")));
+        eprintln!("unslow: {}", doctor::text::clean_lines(&format!("{e:#}")));
         return ExitCode::from(2);
     }
     let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());
@@ -101,52 +95,13 @@ fn main() -> ExitCode {
         Verb::Lab(lab) if !lab.begins() => "the lab goes on",
         _ => "everything that was started has been ended",
     };
-    // One way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us.
-    let on_signal = move |signal| {
-        if signal == SIGHUP && gateway::hang_up() {
-            return; // it reads its settings again
-        }
-        if holds && unslow_lab::launch::stop_serving() {
-            return; // it takes its lab down in order
-        }
-        if doctor::interrupt() {
-            eprintln!("\nunslow: ending the window; the diagnosis of what was seen follows (Ctrl-C again: at once)");
-            return;
-        }
-        if unslow_bench::interrupt() {
-            eprintln!("\nunslow: ending the run; its results so far follow (Ctrl-C again: nothing follows)");
-            return;
-        }
-        if unslow_drill::run::interrupt() {
-            eprintln!("\nunslow: healing and undoing; what was seen so far is kept (Ctrl-C again: at once)");
-            return;
-        }
-        if sink::interrupt() {
-            eprintln!("\nunslow: ending when what is under way is done (Ctrl-C again: at once; it comes again)");
-            return;
-        }
-        if bypass::interrupt() {
-            return; // it detaches
-        }
-        if gateway::interrupt() {
-            eprintln!("\nunslow: letting clients finish (Ctrl-C again: at once)");
-            return;
-        }
-        ENDING.store(true, Ordering::SeqCst); // before anything is ended
-        unslow_lab::launch::interrupt();
-        unslow_engine::stop_all();
-        unslow_lab::place::forget_empty_dir();
-        doctor::fail_document("interrupted before the diagnosis");
-        doctor::files::forget_half_written();
-        if !holds {
-            eprintln!("\nunslow: interrupted; {last_word}");
-        }
-        #[allow(clippy::disallowed_methods)] // the one place that may
-        std::process::exit(2);
-    };
-    match Signals::new([SIGINT, SIGTERM, SIGHUP]) {
-        Ok(mut signals) => drop(std::thread::spawn(move || signals.forever().for_each(on_signal))),
-        Err(e) => eprintln!("unslow: no handler for Ctrl-C: {e}"),
+    let listening = unslow_interrupt::listen(move |action| match action {
+        Action::Nothing => {}
+        Action::Say(what) => eprintln!("\nunslow: {what}"),
+        Action::End => end_at_once((!holds).then_some(last_word)),
+    });
+    if let Err(e) = listening {
+        eprintln!("unslow: no handler for Ctrl-C: {e}");
     }
     let result = match arguments.verb {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),
@@ -164,18 +119,29 @@ fn main() -> ExitCode {
         Verb::Drill(drill) => drill.run(&arguments.output),
         Verb::Engine(engine) => engine.run(&arguments.output),
     };
-    if ENDING.load(Ordering::SeqCst) {
-        // What the verb found is that its servers were ended under it. The handler has the last word, and ends the process.
-        loop {
-            std::thread::park();
-        }
-    }
+    // What the verb found may be that its servers were ended under it.
+    unslow_interrupt::park_if_ending();
     match result {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
             // Words of a server may stand in it.
-            eprintln!("unslow: {}", text::clean_lines(&format!("{e:#}")));
+            eprintln!("unslow: {}", doctor::text::clean_lines(&format!("{e:#}")));
             ExitCode::from(2)
         }
     }
+}
+
+/// The one way out for Ctrl-C and SIGTERM, whatever is running: servers of ours end with us. The holder of a lab has no
+/// last word; the command that started it has.
+fn end_at_once(last_word: Option<&str>) -> ! {
+    unslow_lab::launch::end_starting();
+    unslow_engine::stop_all();
+    unslow_lab::place::forget_empty_dir();
+    doctor::fail_document("interrupted before the diagnosis");
+    doctor::files::forget_half_written();
+    if let Some(last_word) = last_word {
+        eprintln!("\nunslow: interrupted; {last_word}");
+    }
+    #[allow(clippy::disallowed_methods)] // the one place that may
+    std::process::exit(2);
 }

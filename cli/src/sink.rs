@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -10,9 +9,10 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use unslow_client::Target;
 use unslow_sink::{Config, Sink, Snapshot, Start, dry_run};
+use unslow_units::{rate, time_us};
 
-use crate::doctor::Reach;
 use crate::output::Output;
+use crate::reach::Reach;
 
 #[derive(Args)]
 #[command(
@@ -88,14 +88,6 @@ pub struct SinkArguments {
     messages: usize,
     #[command(flatten)]
     reach: Reach,
-}
-
-static RUNNING: AtomicBool = AtomicBool::new(false);
-static SIGNALS: AtomicU8 = AtomicU8::new(0);
-
-/// Ctrl-C or SIGTERM: true when a sink runs and is to end politely.
-pub fn interrupt() -> bool {
-    RUNNING.load(Ordering::Acquire) && SIGNALS.fetch_add(1, Ordering::AcqRel) == 0
 }
 
 impl SinkArguments {
@@ -182,7 +174,8 @@ impl SinkArguments {
             return failed.map_or(Ok(u8::from(bad > 0)), Err);
         }
         let sink = Sink::start(start)?;
-        RUNNING.store(true, Ordering::Release);
+        let stop =
+            unslow_interrupt::guard("finishing batches in flight (Ctrl-C again: stop now; they will be read again)");
         output.note(&reading);
         if let Some(address) = sink.metrics {
             output.note(&format!("metrics at http://{address}/metrics"));
@@ -190,7 +183,7 @@ impl SinkArguments {
         let (mut last, mut told) = (sink.snapshot(), Instant::now());
         while !sink.ended() {
             std::thread::sleep(Duration::from_millis(20));
-            if SIGNALS.load(Ordering::Acquire) > 0 {
+            if stop.asked() {
                 sink.stop();
             }
             if told.elapsed() >= Duration::from_millis(500) {
@@ -215,9 +208,8 @@ impl SinkArguments {
 }
 
 fn progress(now: &Snapshot, last: &Snapshot) -> String {
-    let rate = (now.done - last.done) as f64 / (now.seconds - last.seconds).max(0.001);
-    let mut text =
-        format!("{} messages, {}/s, batch p99 {:.1} ms", now.done, thousands(rate), now.batch_us_p99 as f64 / 1000.0);
+    let per_s = (now.done - last.done) as f64 / (now.seconds - last.seconds).max(0.001);
+    let mut text = format!("{} messages, {}, batch p99 {}", now.done, rate(per_s), time_us(now.batch_us_p99 as f64));
     let lag: i64 = now.lag.values().sum();
     if !now.lag.is_empty() {
         text += &format!(", {lag} behind");
@@ -232,25 +224,21 @@ fn progress(now: &Snapshot, last: &Snapshot) -> String {
     text
 }
 
-fn thousands(rate: f64) -> String {
-    if rate >= 10_000.0 { format!("{:.0}k", rate / 1000.0) } else { format!("{rate:.0}") }
-}
-
 fn summary(s: &Snapshot) -> String {
     let mut text = format!(
-        "{} messages in {:.1} s ({}/s), {} commands, {} batches",
+        "{} messages in {} ({}), {} commands, {} batches",
         s.done,
-        s.seconds,
-        thousands(s.done as f64 / s.seconds.max(0.001)),
+        time_us(s.seconds * 1e6),
+        rate(s.done as f64 / s.seconds.max(0.001)),
         s.commands,
         s.batches
     );
     if s.batches > 0 {
         text += &format!(
-            " in {} round trips, p50 {:.1} ms, p99 {:.1} ms",
+            " in {} round trips, p50 {}, p99 {}",
             s.round_trips,
-            s.batch_us_p50 as f64 / 1000.0,
-            s.batch_us_p99 as f64 / 1000.0
+            time_us(s.batch_us_p50 as f64),
+            time_us(s.batch_us_p99 as f64)
         );
     }
     if s.skipped > 0 {

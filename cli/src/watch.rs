@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use unslow_topology::{Change, DeploymentKind, Health, Role, Topology};
+use unslow_units::{time, time_us};
 use unslow_watch::{Delta, Known, Line, News, Publish, Settings, Watch};
 
-use crate::bench::short_time;
-use crate::doctor::Reach;
 use crate::output::{Output, style};
+use crate::reach::Reach;
+use crate::typed::{end_after, short_time};
 
 #[derive(Args)]
 #[command(
@@ -29,8 +30,8 @@ pub struct WatchArguments {
     /// A node that owes an answer so long is suspected to hang
     #[arg(long, default_value = "250ms", value_parser = short_time, value_name = "TIME")]
     suspect_after: Duration,
-    /// End after this time [default: never]
-    #[arg(long, value_parser = short_time, value_name = "TIME")]
+    /// End after this time, as 90s or 36h [default: never]
+    #[arg(long, value_parser = end_after, value_name = "TIME")]
     r#for: Option<Duration>,
     /// End after so many changes
     #[arg(long, value_name = "N")]
@@ -107,7 +108,7 @@ pub fn overview(topology: &Topology) -> String {
             words.push(format!("slots {}", n.slots));
         }
         words.extend(n.zone.as_ref().map(|z| format!("zone {z}")));
-        words.extend(n.rtt_us.map(|us| format!("{us} us away")));
+        words.extend(n.rtt_us.map(|us| format!("{} away", time_us(us as f64))));
         let health = match n.health {
             Health::Up => String::new(),
             Health::Suspected => format!(", {bad}suspected{bad:#}"),
@@ -141,14 +142,11 @@ pub fn lines(delta: &Delta) -> String {
             Change::Promoted { .. } | Change::Back { .. } => style::GOOD,
             _ => style::TITLE,
         };
-        let silent = silent_ms.map_or(String::new(), |ms| format!(", silent for {ms} ms"));
-        let known = match known_us {
-            0..1000 => format!("{known_us} us after"),
-            us => format!("{:.1} ms after", *us as f64 / 1000.0),
-        };
+        let silent = silent_ms.map_or(String::new(), |ms| format!(", silent for {}", time(Duration::from_millis(ms))));
+        let known = time_us(*known_us as f64);
         let _ = writeln!(
             out,
-            "{faint}{clock}  #{}{faint:#}  {color}{what}{color:#}{silent}  {faint}known {known} {}{faint:#}",
+            "{faint}{clock}  #{}{faint:#}  {color}{what}{color:#}{silent}  {faint}known {known} after {}{faint:#}",
             delta.sequence,
             sign.word()
         );

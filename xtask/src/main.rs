@@ -20,18 +20,21 @@ mod test;
 
 /// Layers from the bottom: a crate may depend on its own layer and those below, `doctor` on `base` alone, and so on.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("unslow-units", &[]),
     ("unslow-resp", &[]),
-    ("unslow-topology", &["unslow-resp"]),
+    ("unslow-topology", &["unslow-resp", "unslow-units"]),
     ("unslow-nodes", &["unslow-resp"]),
     ("unslow-facts", &["unslow-topology"]),
     ("unslow-client", &["unslow-resp", "unslow-topology"]),
     ("unslow-reactor", &[]),
-    ("unslow-status", &[]),
+    ("unslow-status", &["unslow-reactor"]),
+    ("unslow-interrupt", &[]),
+    ("unslow-series", &[]),
     ("unslow-given", &["unslow-facts"]),
     ("unslow-probe", &["unslow-client", "unslow-facts", "unslow-resp", "unslow-topology"]),
-    ("unslow-doctor", &["unslow-facts", "unslow-topology"]),
+    ("unslow-doctor", &["unslow-facts", "unslow-topology", "unslow-units"]),
     ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
-    ("unslow-lab", &["unslow-client", "unslow-engine", "unslow-topology"]),
+    ("unslow-lab", &["unslow-client", "unslow-engine", "unslow-interrupt", "unslow-topology", "unslow-units"]),
     ("unslow-watch", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow-gateway",
@@ -55,14 +58,36 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-resp",
             "unslow-status",
             "unslow-topology",
+            "unslow-units",
             "unslow-watch",
         ],
     ),
     ("unslow-bypass", &["unslow-reactor"]),
-    ("unslow-bench", &["unslow-bypass", "unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
+    (
+        "unslow-bench",
+        &[
+            "unslow-bypass",
+            "unslow-client",
+            "unslow-interrupt",
+            "unslow-nodes",
+            "unslow-reactor",
+            "unslow-resp",
+            "unslow-topology",
+            "unslow-units",
+        ],
+    ),
     (
         "unslow-drill",
-        &["unslow-client", "unslow-engine", "unslow-facts", "unslow-lab", "unslow-probe", "unslow-topology"],
+        &[
+            "unslow-client",
+            "unslow-engine",
+            "unslow-facts",
+            "unslow-interrupt",
+            "unslow-lab",
+            "unslow-probe",
+            "unslow-topology",
+            "unslow-units",
+        ],
     ),
     (
         "unslow",
@@ -76,10 +101,12 @@ const ARROWS: &[(&str, &[&str])] = &[
             "unslow-facts",
             "unslow-gateway",
             "unslow-given",
+            "unslow-interrupt",
             "unslow-lab",
             "unslow-probe",
             "unslow-sink",
             "unslow-topology",
+            "unslow-units",
             "unslow-watch",
         ],
     ),
@@ -241,11 +268,15 @@ fn rules(root: &Path, wrong: &mut Vec<String>) {
     }
 }
 
+/// What the rules do not tell, written by hand: the index of rules ends with it.
+const NOT_SHOWN: &str = include_str!("../../docs/rules/not-shown.md");
+
 /// Every document that is made from code, by path.
 fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     let mut index = String::from(
-        "# Rules\n\nOne page each, made from the head of the rule's file by `cargo xtask docs`.\n\n| rule | what it means |\n|---|---|\n",
+        "# Rules\n\nOne page each, made from the head of the rule's file by `cargo xtask docs`. \
+         [What no rule tells](#not-shown-here-and-why) stands at the end.\n\n| rule | what it means |\n|---|---|\n",
     );
     for rule in ALL {
         let page = rule.page();
@@ -265,6 +296,7 @@ fn generated() -> anyhow::Result<BTreeMap<String, String>> {
         text += &format!("Source: [`{0}.rs`](../../explain/doctor/src/rules/{0}.rs)\n", rule.id);
         all.insert(format!("docs/rules/{}.md", rule.id), text);
     }
+    index += &format!("\n## Not shown here, and why\n\n{NOT_SHOWN}");
     all.insert("docs/rules/README.md".into(), index);
     all.insert("docs/faults.md".into(), faults());
     let schema = schemars::schema_for!(unslow_lab::daemon::Description);

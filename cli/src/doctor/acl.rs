@@ -5,8 +5,8 @@ use serde_json::json;
 use unslow_client::{ReadOnly, acl_rule};
 use unslow_topology::Info;
 
-use super::Reach;
 use crate::output::Output;
+use crate::reach::Reach;
 
 /// What `--print-acl` without a value stands for.
 pub const ASK: &str = "ask";
@@ -27,7 +27,7 @@ pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> 
         let url = url.context("give a URL to ask, or a version: unslow doctor --print-acl 7.0")?;
         let mut connection = ReadOnly::open(&reach.target(url)?, &reach.options()?)?;
         let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
-        (info.redis_level(), info.mode() == Some("sentinel"))
+        (level(&info), info.mode() == Some("sentinel"))
     };
     let rule = acl_rule(level, sentinel);
     if output.json() {
@@ -41,4 +41,26 @@ pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> 
         return Ok(1);
     }
     Ok(0)
+}
+
+/// What the server has of the list, in Redis' numbering. CLUSTER SLOT-STATS is the only command on it that is younger than 7.2: Valkey
+/// has it from 8.0 on, Redis from 8.2 on.
+fn level(info: &Info) -> (u32, u32) {
+    match info.version() {
+        Some((8.., _, _)) if info.product() == "Valkey" => (8, 2),
+        _ => info.redis_level(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_valkey_is_granted_what_it_has() {
+        let grants = |text: &str| acl_rule(level(&Info::parse(text)), false).unwrap().contains("+cluster|slot-stats");
+        let valkey = |version: &str| format!("redis_version:7.2.4\nserver_name:valkey\nvalkey_version:{version}\n");
+        assert!(grants(&valkey("8.0.1")) && grants(&valkey("9.1.2")) && !grants(&valkey("7.2.9")));
+        assert!(grants("redis_version:8.2.0\n") && !grants("redis_version:8.0.3\n"));
+    }
 }

@@ -5,12 +5,12 @@
 mod acl;
 pub mod files;
 mod given;
-mod reach;
+pub mod page;
+pub mod text;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
@@ -19,12 +19,12 @@ use serde::Serialize;
 use unslow_client::{Error, ErrorKind, Options, Target, discover};
 use unslow_doctor::{Change, Conclusion, Report, Severity, When, diagnose, diff};
 use unslow_facts::{Facts, Host};
+use unslow_interrupt::Guard;
 use unslow_probe::Settings;
 
 use crate::output::{Format, Output, style};
-use crate::{explain, fix_plan, html, text};
-
-pub use reach::Reach;
+use crate::reach::Reach;
+use crate::{explain, fix_plan, typed};
 
 /// What makes the exit status 1.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -61,7 +61,7 @@ pub struct Doctor {
     #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl", "client_error", "log"])]
     urls: Vec<String>,
     /// Length of the window between the two samples, as 10s, 500ms or 2m; Ctrl-C ends it early and the diagnosis follows
-    #[arg(long, default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
+    #[arg(long, default_value = "10s", value_parser = typed::lasting, value_name = "TIME")]
     window: Duration,
     /// Write the facts to a file
     #[arg(long, value_name = "FILE")]
@@ -110,35 +110,11 @@ fn rule_name(text: &str) -> Result<String, String> {
     explain::rule(text).map(|rule| rule.id.to_string())
 }
 
-/// `10s`, `500ms`, `2m`, or bare seconds.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let (number, scale) = if let Some(n) = text.strip_suffix("ms") {
-        (n, 0.001)
-    } else if let Some(n) = text.strip_suffix('m') {
-        (n, 60.0)
-    } else {
-        (text.strip_suffix('s').unwrap_or(text), 1.0)
-    };
-    match number.parse::<f64>() {
-        Ok(n) if n * scale >= 0.5 && n * scale <= 86400.0 => Ok(Duration::from_secs_f64(n * scale)),
-        Ok(_) => Err("between 500ms and a day".into()),
-        Err(_) => Err("a time such as 10s, 500ms or 2m was expected".into()),
-    }
-}
-
 /// The URL of a run that has yet to print its JSON document.
 static OWED: Mutex<Option<String>> = Mutex::new(None);
-/// What ends the window that is open now.
-static WINDOW: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
 
 fn locked<T>(what: &'static Mutex<T>) -> MutexGuard<'static, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// On a signal: ends the window, so that the diagnosis of what was seen follows. `false` when no window is open or it is ending
-/// already: the signal means the whole run then.
-pub fn interrupt() -> bool {
-    locked(&WINDOW).as_ref().is_some_and(|stop| !stop.swap(true, Ordering::SeqCst))
 }
 
 /// Prints the JSON document that is still owed, if any, saying what failed.
@@ -183,21 +159,9 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
-/// The window: a signal ends it while this lives.
-struct Window(Arc<AtomicBool>);
-
-impl Window {
-    fn open() -> Window {
-        let stop = Arc::new(AtomicBool::new(false));
-        *locked(&WINDOW) = Some(stop.clone());
-        Window(stop)
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        *locked(&WINDOW) = None;
-    }
+/// Opens the window: while the guard lives, a signal ends the window, and the diagnosis of what was seen follows.
+fn open_window() -> Guard {
+    unslow_interrupt::guard("ending the window; the diagnosis of what was seen follows (Ctrl-C again: at once)")
 }
 
 impl Doctor {
@@ -262,7 +226,7 @@ impl Doctor {
             lost.extend(saved.err().map(|e| e.context("the facts are not saved")));
         }
         if let Some(path) = &self.html {
-            match html::page(report, facts).and_then(|page| files::write(path, &page)) {
+            match page::render(report, facts).and_then(|page| files::write(path, &page)) {
                 Ok(()) => output.note(&format!("page written to {}", path.display())),
                 Err(e) => lost.push(e.context("there is no page")),
             }
@@ -280,14 +244,14 @@ impl Doctor {
         output.print(&text::report(report, output.verbose))
     }
 
-    fn look(&self, hosts: Vec<Host>, output: &Output) -> anyhow::Result<(Facts, Window)> {
+    fn look(&self, hosts: Vec<Host>, output: &Output) -> anyhow::Result<(Facts, Guard)> {
         let options = self.reach.options()?;
         let targets = self.urls.iter().map(|url| self.reach.target(url)).collect::<anyhow::Result<Vec<Target>>>()?;
         let mut failed: Vec<(&Target, Error)> = Vec::new();
         for target in &targets {
             match discover(target, &options) {
                 Ok(deployment) => {
-                    let window = Window::open();
+                    let window = open_window();
                     let settings = self.settings(target, options, hosts, &window);
                     let what = format!("looking at {} servers", deployment.members.len());
                     let _bar = output.countdown(&what, self.window + Duration::from_millis(300));
@@ -300,7 +264,7 @@ impl Doctor {
         if let Some((_, of_the_question)) = failed.iter().find(|(_, e)| !is_of_the_server(e)) {
             return Err(of_the_question.clone().into());
         }
-        let window = Window::open();
+        let window = open_window();
         let each = failed.iter().map(|(target, error)| {
             unslow_probe::unreachable(target, error, &self.settings(target, options.clone(), hosts.clone(), &window))
         });
@@ -308,7 +272,7 @@ impl Doctor {
         Ok((facts, window))
     }
 
-    fn settings(&self, target: &Target, options: Options, hosts: Vec<Host>, window: &Window) -> Settings {
+    fn settings(&self, target: &Target, options: Options, hosts: Vec<Host>, window: &Guard) -> Settings {
         Settings {
             window: self.window,
             options,
@@ -316,7 +280,7 @@ impl Doctor {
             host: !self.no_host,
             hosts,
             url: target.url(),
-            stop: Some(window.0.clone()),
+            stop: Some(window.flag()),
         }
     }
 }
@@ -476,12 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_after_the_window_still_ends_it_and_the_document_is_printed_once() {
-        let window = Window::open();
-        assert!(interrupt());
-        assert!(!interrupt(), "the second one means the whole run");
-        drop(window);
-        assert!(!interrupt());
+    fn a_document_that_a_signal_has_printed_is_not_printed_again() {
         *locked(&OWED) = None;
         struct NotPrinted;
         impl Serialize for NotPrinted {

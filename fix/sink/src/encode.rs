@@ -230,6 +230,11 @@ impl Encoder {
         }
     }
 
+    /// Whether sources have to bring headers.
+    pub fn needs_headers(&self) -> bool {
+        self.mapping.needs_headers()
+    }
+
     /// Whether EXISTS is asked to confirm refusals: of scripts, functions and modules, but not inside the guard.
     pub fn asks_exists(&self) -> bool {
         self.guard.is_none() && self.mapping.scripted()

@@ -22,6 +22,7 @@ mod ledger;
 mod mapping;
 mod private;
 mod record;
+mod routes;
 mod run;
 mod source;
 mod stats;

@@ -9,6 +9,7 @@ use minijinja::{Environment, Expression, State};
 use serde::Deserialize;
 use unslow_topology::commands::{KeyAt, Spread, Table, UNKNOWN};
 use unslow_topology::slot_of;
+use unslow_units::parse_time_within;
 
 use crate::document::{Document, Format, Path};
 use crate::record::Message;
@@ -196,6 +197,11 @@ impl Mapping {
         self.maps.iter().any(|m| m.fold)
     }
 
+    /// Whether any command has a message's headers in it.
+    pub fn needs_headers(&self) -> bool {
+        self.maps.iter().flat_map(|m| m.commands.iter().chain(&m.tombstone)).any(|c| c.template.needs_headers())
+    }
+
     /// Whether any command runs a script, a function or a module.
     pub fn scripted(&self) -> bool {
         self.maps.iter().flat_map(|m| m.commands.iter().chain(&m.tombstone)).any(|c| c.known.scripted)
@@ -310,7 +316,7 @@ impl Command {
         let ttl_ms = match ttl {
             None => None,
             Some(_) if key.is_none() => return Err(bad(format!("ttl needs a key, and {shown} has none"))),
-            Some(text) => Some(parse_ttl(text).map_err(bad)?.as_millis().to_string()),
+            Some(text) => Some(parse_ttl(text).map_err(|e| bad(format!("ttl: {e}")))?.as_millis().to_string()),
         };
         let when = when.map(Condition::compile).transpose().map_err(bad)?;
         template.key = key;
@@ -467,22 +473,14 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// `500ms`, `30s`, `15m`, `36h`, `7d`.
-pub fn parse_ttl(text: &str) -> Result<Duration, String> {
-    let bad = || format!("a time like 500ms, 30s, 15m, 36h or 7d was expected, not {text:?}");
-    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
-    let n: u64 = text[..split].parse().map_err(|_| bad())?;
-    let unit_ms: u64 = match &text[split..] {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return Err(bad()),
-    };
-    // The servers' own limit for a time to live is the year 2^63 ms; this is safely below.
-    let ms = n.checked_mul(unit_ms).filter(|ms| (1..=1 << 50).contains(ms)).ok_or_else(bad)?;
-    Ok(Duration::from_millis(ms))
+/// The servers take no shorter one.
+const TTL_LEAST: Duration = Duration::from_millis(1);
+/// The servers' own limit for a time to live is the year 2^63 ms; this is safely below.
+const TTL_MOST: Duration = Duration::from_millis(1 << 50);
+
+/// A time to live, as `30s`, `36h` or `7d`.
+pub fn parse_ttl(text: &str) -> Result<Duration, unslow_units::Error> {
+    parse_time_within(text, TTL_LEAST..=TTL_MOST)
 }
 
 #[cfg(test)]
@@ -539,7 +537,7 @@ pub(crate) mod tests {
             (r#""EVAL s {n} k""#, "the number of keys of EVAL"),
             (r#""SET {fields...} x""#, "the key of SET stands before"),
             (r#"{ run = "ECHO x", ttl = "1s" }"#, "ttl needs a key, and ECHO has none"),
-            (r#"{ run = "SET k v", ttl = "1y" }"#, "a time like"),
+            (r#"{ run = "SET k v", ttl = "1y" }"#, "invalid duration"),
             (r#"{ run = "SET k v", when = "a >" }"#, "when = \"a >\""),
         ] {
             let why = mapping(&format!("[[map]]\ncommands = [{commands}]"), false, false).err().unwrap_or_default();
@@ -604,12 +602,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn ttls_need_a_unit_and_a_sane_range() {
-        for (text, ms) in [("500ms", 500), ("30s", 30_000), ("15m", 900_000), ("36h", 129_600_000), ("7d", 604_800_000)]
-        {
+    fn ttls_have_the_forms_of_every_duration_and_a_sane_range() {
+        for (text, ms) in [
+            ("500ms", 500),
+            ("30s", 30_000),
+            ("5", 5_000),
+            ("1.5h", 5_400_000),
+            ("36h", 129_600_000),
+            ("7d", 604_800_000),
+        ] {
             assert_eq!(parse_ttl(text), Ok(Duration::from_millis(ms)), "{text}");
         }
-        for text in ["", "5", "s", "0s", "1.5h", "-1s", "5 s", "99999999999999d", "18446744073709551616ms"] {
+        for text in ["", "s", "0s", "900us", "-1s", "99999999999999d", "18446744073709551616ms"] {
             assert!(parse_ttl(text).is_err(), "{text}");
         }
     }

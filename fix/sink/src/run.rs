@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use unslow_client::{Connection, Options, Target, address_target};
 use unslow_reactor::{Reactor, Waker};
 use unslow_resp::{Frame, Scan, Scanner, quote_words};
-use unslow_status::Status;
+use unslow_status::{Serving, Status};
 use unslow_topology::commands::Table;
-use unslow_topology::{DeploymentKind, Health, SLOTS, Topology};
-use unslow_watch::{News, Settings, Watch, peer_of, tls_of};
+use unslow_topology::{DeploymentKind, Topology};
+use unslow_watch::{Settings, Watch};
 
 use crate::config::Config;
 use crate::dead::DeadLetters;
@@ -23,13 +23,14 @@ use crate::encode::{Became, Encoder, GUARD};
 use crate::ledger::Ledger;
 use crate::mapping::Mapping;
 use crate::record::Batch;
+use crate::routes::{Router, Routes, Stop};
 use crate::source::kafka::{Kafka, Producer};
 use crate::source::lines::Lines;
 use crate::source::stream::{Stream, StreamSettings};
 use crate::source::{KafkaSettings, Limit, Read, Source};
 use crate::stats::{Snapshot, Stats};
 use crate::trouble::{Trouble, Voice, classify};
-use crate::writer::{NOBODY, Order, Route, RouteNode, Writer, WriterSettings, WriterShared};
+use crate::writer::{Order, Writer, WriterSettings, WriterShared};
 
 /// Why a sink does not start, or has ended, as a sentence.
 #[derive(Debug)]
@@ -64,16 +65,10 @@ pub struct Sink {
     pump: Option<JoinHandle<Result<(), String>>>,
     writer: Option<JoinHandle<()>>,
     _watch: Arc<Watch>,
+    _status: Option<Serving>,
     waker: Waker,
     /// Where metrics are served.
     pub metrics: Option<std::net::SocketAddr>,
-}
-
-#[derive(Default)]
-struct Stop {
-    asked: AtomicBool,
-    over: AtomicBool,
-    silent: AtomicBool,
 }
 
 impl AsRef<Stats> for WriterShared {
@@ -101,10 +96,6 @@ impl Status for Seen {
         }
         Ok(())
     }
-
-    fn ended(&self) -> bool {
-        self.stop.over.load(Ordering::Acquire)
-    }
 }
 
 impl Sink {
@@ -125,6 +116,7 @@ impl Sink {
         if encoder.asks_exists() {
             may_ask_exists(&target, &options, &topology)?;
         }
+        let headers = !config.dead_letter.is_empty() || encoder.needs_headers();
         let shared = Arc::new(WriterShared {
             orders: Mutex::new(VecDeque::from([Order::Route(router.route(&topology))])),
             window: Default::default(),
@@ -135,12 +127,14 @@ impl Sink {
         let dead = match config.dead_letter.as_str() {
             "" => DeadLetters::Refuse,
             other => match other.strip_prefix("topic:") {
-                Some(topic) => DeadLetters::Topic(Box::new(Producer::open(&kafka(&config)?, topic).map_err(Error)?)),
+                Some(topic) => {
+                    DeadLetters::Topic(Box::new(Producer::open(&kafka(&config, headers)?, topic).map_err(Error)?))
+                }
                 None => DeadLetters::file(Path::new(other)).map_err(Error)?,
             },
         };
         let ledger = Arc::new(Mutex::new(Ledger::new(hear, dead, shared.clone(), note.clone())));
-        let source = open_source(&config, stream, &options, &ledger, &shared, &note)?;
+        let source = open_source(&config, headers, stream, &options, &ledger, &shared, &note)?;
         let stop = Arc::new(Stop::default());
         // The writer's loop is made on its own thread; its waker comes back.
         let (ready, waker) = channel();
@@ -164,34 +158,18 @@ impl Sink {
         });
         let writer = writer.map_err(|e| Error(format!("the writer's thread: {e}")))?;
         let waker: Waker = waker.recv().map_err(|_| Error("the writer has no event loop".into()))?;
-        // The watcher's news become routes.
-        {
-            let (shared, waker, note, stop) = (shared.clone(), waker.clone(), note.clone(), stop.clone());
-            let thread = std::thread::Builder::new().name("sink-routes".into());
-            let routes = thread.spawn(move || {
-                for news in news {
-                    match news {
-                        News::Delta(delta, topology) => {
-                            delta.changes.iter().for_each(|known| note(&known.what.to_string()));
-                            let silent = topology.masters().any(|n| n.health != Health::Up);
-                            stop.silent.store(silent, Ordering::Release);
-                            shared.order(Order::Route(router.route(&topology)), &waker);
-                        }
-                        News::Note(text) => note(&text),
-                        // The same again: a redirect may have led astray.
-                        News::Fresh(topology) => shared.order(Order::Route(router.route(&topology)), &waker),
-                    }
-                }
-            });
-            drop(routes.map_err(|e| Error(format!("a thread: {e}")))?);
-        }
-        let metrics = match config.metrics.as_str() {
+        let status = match config.metrics.as_str() {
             "" => None,
             address => {
                 let seen = Arc::new(Seen { shared: shared.clone(), stop: stop.clone() });
-                unslow_status::serve(address, false, seen).map_err(|e| Error(format!("metrics at {address}: {e}")))?
+                let serving = unslow_status::serve(address, false, seen);
+                Some(serving.map_err(|e| Error(format!("metrics at {address}: {e}")))?)
             }
         };
+        let metrics = status.as_ref().and_then(|s| s.address);
+        let routes = Routes { shared: shared.clone(), waker: waker.clone(), stop: stop.clone(), note, router };
+        let thread = std::thread::Builder::new().name("sink-routes".into());
+        drop(thread.spawn(move || routes.follow(news)).map_err(|e| Error(format!("a thread: {e}")))?);
         let pump = Pump {
             limit: Limiter::new(&config),
             config,
@@ -203,7 +181,7 @@ impl Sink {
         };
         let pump = std::thread::Builder::new().name("sink-source".into()).spawn(move || pump.run());
         let pump = Some(pump.map_err(|e| Error(format!("the source's thread: {e}")))?);
-        Ok(Sink { shared, stop, pump, writer: Some(writer), _watch: watch, waker, metrics })
+        Ok(Sink { shared, stop, pump, writer: Some(writer), _watch: watch, _status: status, waker, metrics })
     }
 
     /// Reads no more, and ends when what is under way is done or `drain_ms` are over.
@@ -252,37 +230,9 @@ impl Drop for Sink {
 }
 
 impl WriterShared {
-    fn order(&self, order: Order, waker: &Waker) {
+    pub(crate) fn order(&self, order: Order, waker: &Waker) {
         self.orders.lock().expect("no thread panicked").push_back(order);
         waker.wake();
-    }
-}
-
-struct Router {
-    target: Target,
-    tls: Option<Arc<rustls::ClientConfig>>,
-    server_name: Option<String>,
-}
-
-impl Router {
-    fn route(&self, topology: &Topology) -> Route {
-        let mut slots = vec![NOBODY; usize::from(SLOTS)];
-        for (slot, owner) in topology.owners().into_iter().enumerate() {
-            slots[slot] = owner.unwrap_or(NOBODY);
-        }
-        let nodes = topology.nodes.iter().map(|node| {
-            let target = address_target(&self.target, &node.address).unwrap_or_else(|| self.target.clone());
-            let tls = tls_of(&target, self.tls.as_ref(), self.server_name.as_deref());
-            RouteNode {
-                address: node.address.clone(),
-                alias: node.alias.clone(),
-                // Never in the clear where TLS was asked for.
-                peer: peer_of(&target).filter(|_| !target.tls || tls.is_some()),
-                tls,
-                silent: node.health != Health::Up,
-            }
-        });
-        Route { nodes: nodes.collect(), slots }
     }
 }
 
@@ -353,7 +303,7 @@ fn exists_denied(error: &str, user: Option<&str>) -> Option<String> {
     })
 }
 
-fn kafka(config: &Config) -> Result<KafkaSettings, Error> {
+fn kafka(config: &Config, headers: bool) -> Result<KafkaSettings, Error> {
     let Some(brokers) = config.from.strip_prefix("kafka://") else {
         return Err(Error("dead letters can go to a topic only when messages come from Kafka".into()));
     };
@@ -364,12 +314,13 @@ fn kafka(config: &Config) -> Result<KafkaSettings, Error> {
         properties: config.kafka.clone(),
         until_end: config.until_end,
         exactly_once: config.exactly_once,
-        headers: !config.dead_letter.is_empty() || format!("{:?}", config.map).contains("$header."),
+        headers,
     })
 }
 
 fn open_source(
     config: &Config,
+    headers: bool,
     stream: Option<Target>,
     options: &Options,
     ledger: &Arc<Mutex<Ledger>>,
@@ -377,7 +328,7 @@ fn open_source(
     note: &Arc<dyn Fn(&str) + Send + Sync>,
 ) -> Result<Box<dyn Source>, Error> {
     if config.from.starts_with("kafka://") {
-        let source = Kafka::open(&kafka(config)?, ledger.clone(), shared.clone(), note.clone());
+        let source = Kafka::open(&kafka(config, headers)?, ledger.clone(), shared.clone(), note.clone());
         return Ok(Box::new(source.map_err(Error)?));
     }
     if let Some(target) = stream {
@@ -508,7 +459,8 @@ impl Pump {
                 return self.drain(None);
             }
         }
-        self.drain(Some(Duration::from_millis(self.config.drain_ms)))
+        self.drain(Some(Duration::from_millis(self.config.drain_ms)))?;
+        self.stop.why()
     }
 
     /// Waits for what is under way; at the end of a source as long as it takes.

@@ -114,6 +114,14 @@ impl Template {
         })
     }
 
+    /// Whether it has a message's headers in it.
+    pub fn needs_headers(&self) -> bool {
+        self.words.iter().any(|w| match w {
+            Word::Pieces(pieces) => pieces.iter().any(|p| matches!(p, Piece::Meta(Meta::Header(_)))),
+            Word::Constant { .. } | Word::Members { .. } => false,
+        })
+    }
+
     /// Appends the command. Returns where in `out` its key stands, if it has one. On an error, which is a sentence about
     /// the message, `out` may have a part of the command.
     pub fn render(
@@ -336,6 +344,18 @@ mod tests {
             assert_eq!(&out[a..b], *word, "the key is where it was said to be");
         }
         Ok(quote_words(words))
+    }
+
+    #[test]
+    fn headers_are_needed_where_they_are_rendered_and_not_where_the_text_looks_like_one() {
+        for (template, needed) in [
+            ("SET {$key} {$header.h}", true),
+            ("SET {$key} a{$header.h}b", true),
+            ("SET {$key} {{$header.h}}", false),
+            ("SET $header.h {$value}", false),
+        ] {
+            assert_eq!(Template::parse(template).unwrap().needs_headers(), needed, "{template}");
+        }
     }
 
     #[test]

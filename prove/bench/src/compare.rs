@@ -12,6 +12,7 @@
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use unslow_units::{percent, rate, time_us};
 
 use crate::report::{Report, Run, round};
 
@@ -111,24 +112,10 @@ enum Unit {
 impl Unit {
     fn text(self, x: f64) -> String {
         match self {
-            Unit::Us => time(x),
-            Unit::PerSecond => format!("{x:.0}/s"),
-            Unit::Share => format!("{:.2} %", x * 100.0),
+            Unit::Us => time_us(x),
+            Unit::PerSecond => rate(x),
+            Unit::Share => percent(x),
         }
-    }
-}
-
-/// A time in the unit that reads best, three digits: `1.93 s`, `17.4 us`.
-pub fn time(us: f64) -> String {
-    let (x, unit) = match us.abs() {
-        a if a >= 1e6 => (us / 1e6, "s"),
-        a if a >= 1e3 => (us / 1e3, "ms"),
-        _ => (us, "us"),
-    };
-    match x.abs() {
-        a if a >= 99.95 => format!("{x:.0} {unit}"),
-        a if a >= 9.995 => format!("{x:.1} {unit}"),
-        _ => format!("{x:.2} {unit}"),
     }
 }
 
@@ -186,9 +173,9 @@ pub fn compare(a: &Report, b: &Report) -> Comparison {
     if fa.max(fb) > 0.001 && (fa - fb).abs() > 0.1 * fa.max(fb) {
         let (worse, share) = if fa > fb { ("A", fa) } else { ("B", fb) };
         sentence = format!(
-            "{:.1} % of {worse}'s requests failed, {:.1} % of the other's: the two are not to be compared by their speed. {sentence}",
-            share * 100.0,
-            fa.min(fb) * 100.0
+            "{} of {worse}'s requests failed, {} of the other's: the two are not to be compared by their speed. {sentence}",
+            percent(share),
+            percent(fa.min(fb))
         );
     }
     if a.runs.iter().chain(&b.runs).any(|r| !r.valid) {
@@ -443,7 +430,7 @@ mod tests {
             run.throughput_per_s = 2000.0 + i as f64;
         }
         let told = compare(&a, &b);
-        assert!(told.sentence.starts_with("throughput rose from 1000/s to 2002/s"), "{}", told.sentence);
+        assert!(told.sentence.starts_with("throughput rose from 1,000/s to 2,002/s"), "{}", told.sentence);
         assert_eq!(of(&told, "throughput_per_s").better, Some(true));
     }
 
@@ -503,7 +490,7 @@ mod tests {
             (run.answered, run.refused, run.unanswered) = (800, 150, 50);
         }
         let told = compare(&a, &b);
-        assert!(told.sentence.starts_with("20.0 % of B's requests failed, 0.0 % of the other's"), "{}", told.sentence);
+        assert!(told.sentence.starts_with("20 % of B's requests failed, 0 % of the other's"), "{}", told.sentence);
         assert_eq!(of(&told, "failed_share").b, 0.2);
         // As many on both sides are no reason.
         let told = compare(&b, &b);
@@ -517,14 +504,5 @@ mod tests {
             |report: &Report| -> Report { serde_json::from_str(&serde_json::to_string(report).unwrap()).unwrap() };
         let (now, later) = (compare(&a, &b), compare(&kept(&a), &kept(&b)));
         assert_eq!(serde_json::to_value(&now).unwrap(), serde_json::to_value(&later).unwrap());
-    }
-
-    #[test]
-    fn times_have_three_digits() {
-        for (us, text) in
-            [(17.44, "17.4 us"), (1_934_000.0, "1.93 s"), (999.0, "999 us"), (1234.0, "1.23 ms"), (0.5, "0.50 us")]
-        {
-            assert_eq!(time(us), text);
-        }
     }
 }

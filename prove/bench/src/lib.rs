@@ -22,12 +22,12 @@ mod worker;
 mod workload;
 
 pub use arrivals::Arrivals;
-pub use compare::{Bounds, Comparison, Difference, Side, compare, time};
+pub use compare::{Bounds, Comparison, Difference, Side, compare};
 pub use export::{percentile_table, with_log};
 pub use hdrhistogram::Histogram;
 pub use report::{
     CommandRun, Deployment, Errors, Event, Generator, KindCount, Latency, Load, Percentile, PubSub, Recorded, Report,
     Run, SCHEMA, Second, ServerRun,
 };
-pub use run::{Error, Model, Progress, ReadFrom, Session, Settings, interrupt, interrupted};
+pub use run::{Error, Model, Progress, ReadFrom, Session, Settings};
 pub use workload::Spec;

@@ -442,7 +442,7 @@ pub(crate) mod tests {
         let mut interval = Interval::new(1);
         interval.second = 4;
         interval.counts.waiting = 900;
-        interval.error("timeout", "no answer for 1.0 s");
+        interval.error("timeout", "no answer for 1 s");
         interval.error("timeout", "no answer for 1.1 s");
         let second = Second::of(&interval, &interval.all());
         assert_eq!((second.at_s, second.answered, second.errors, second.waiting), (4, 0, 2, 900));

@@ -10,8 +10,10 @@ use hdrhistogram::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use unslow_client::{Connection, Options, Target, Value, address_target};
+use unslow_interrupt::Guard;
 use unslow_reactor::now_ns;
 use unslow_topology::Info;
+use unslow_units::{count, percent, time, time_us};
 
 use crate::arrivals::Arrivals;
 use crate::report::{
@@ -193,22 +195,10 @@ enum News {
     Event(Event),
 }
 
-/// Ends the run that is going on: its results so far, and those of the runs before it, are still reported. True the first
-/// time there is a session; whoever asks again wants out at once.
-pub fn interrupt() -> bool {
-    SESSIONS.load(Ordering::Acquire) > 0 && !INTERRUPTED.swap(true, Ordering::AcqRel)
-}
-
-/// Whether [`interrupt`] was called: no further run should begin.
-pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Acquire)
-}
-
-static SESSIONS: AtomicUsize = AtomicUsize::new(0);
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// A deployment and a workload that fit each other.
+/// A deployment and a workload that fit each other. While it lives, a signal ends the run that is going on: its results so
+/// far, and those of the runs before it, are still reported.
 pub struct Session {
+    guard: Guard,
     settings: Settings,
     workload: Arc<Workload>,
     map: Map,
@@ -219,10 +209,8 @@ pub struct Session {
     runs: u32,
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        SESSIONS.fetch_sub(1, Ordering::AcqRel);
-    }
+fn guarded() -> Guard {
+    unslow_interrupt::guard("ending the run; its results so far follow (Ctrl-C again: nothing follows)")
 }
 
 impl Settings {
@@ -449,17 +437,14 @@ impl Session {
             lateness_us_allowed: settings.lateness_max.as_nanos() as f64 / 1e3,
         };
         let preload = settings.spec.preload.unwrap_or_else(|| workload.wants_preload() && !is_replica);
-        if SESSIONS.fetch_add(1, Ordering::AcqRel) == 0 {
-            INTERRUPTED.store(false, Ordering::Release);
-        }
-        let mut session =
-            Session { settings, workload: Arc::new(workload), map, version, at_ms: 0, load, preloaded: 0, runs: 0 };
+        let (guard, workload) = (guarded(), Arc::new(workload));
+        let mut session = Session { guard, settings, workload, map, version, at_ms: 0, load, preloaded: 0, runs: 0 };
         session.probe(&mut masters)?;
         drop(masters);
         if preload {
             session.preload(observer)?;
         }
-        if interrupted() {
+        if session.guard.asked() {
             return Err(Error("interrupted before the first run; nothing was measured".into()));
         }
         Ok(session)
@@ -516,6 +501,7 @@ impl Session {
         settings.spec.replay = None;
         let workload = Workload::preload(&settings.spec).map_err(Error)?;
         let session = Session {
+            guard: guarded(),
             workload: Arc::new(workload),
             map: self.map.clone(),
             version: String::new(),
@@ -525,7 +511,6 @@ impl Session {
             preloaded: 0,
             runs: 0,
         };
-        SESSIONS.fetch_add(1, Ordering::AcqRel);
         let mut done = 0;
         let (run, _) = session.run_once(&mut |progress| {
             if let Progress::Second(second, _) = progress {
@@ -546,6 +531,16 @@ impl Session {
         observer(Progress::Preload { done: total, total });
         self.preloaded = total;
         Ok(())
+    }
+
+    /// Whether it was asked to end: no further run should begin.
+    pub fn asked_to_end(&self) -> bool {
+        self.guard.asked()
+    }
+
+    /// Setting it ends this session's run as a signal does.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.guard.flag()
     }
 
     /// One run, and the latency of all its requests in nanoseconds.
@@ -683,7 +678,7 @@ impl Session {
                 Ok(Said::Interval(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(Error("the generator's threads ended".into())),
             }
-            if INTERRUPTED.load(Ordering::Acquire) {
+            if self.guard.asked() {
                 shared.stop.store(true, Ordering::Release);
             }
         }
@@ -766,7 +761,7 @@ impl Session {
             }
             told = news.len();
             drop(news);
-            if INTERRUPTED.load(Ordering::Acquire) && !interrupted {
+            if self.guard.asked() && !interrupted {
                 interrupted = true;
                 shared.stop.store(true, Ordering::Release);
                 shared.routes.wake_all();
@@ -776,7 +771,7 @@ impl Session {
             finish(interval, &mut total, tell);
         }
         let took = summaries.iter().map(|s| s.took_ns).max().unwrap_or(0) as f64 / 1e9;
-        interrupted |= INTERRUPTED.load(Ordering::Acquire);
+        interrupted |= self.guard.asked();
         // A schedule lasts as long as it lasts, even where its last request comes before its end.
         let scheduled = self.load.open_loop && self.settings.requests.is_none() && !interrupted;
         let seconds = if scheduled { took.max(self.settings.length.as_secs_f64()) } else { took };
@@ -824,8 +819,9 @@ impl Session {
         {
             valid = false;
             doubts.push(format!(
-                "invalid: the generator itself was late (p99.9 {:.0} us, at most {:.0} us are allowed); its latency is in these figures. Give it --threads, a processor of its own, or a lower --rate",
-                late.us_p99_9, self.load.lateness_us_allowed
+                "invalid: the generator itself was late (p99.9 {}, at most {} are allowed); its latency is in these figures. Give it --threads, a processor of its own, or a lower --rate",
+                time_us(late.us_p99_9),
+                time_us(self.load.lateness_us_allowed)
             ));
         }
         if let Some(late) = lateness.as_ref().filter(|_| valid)
@@ -833,14 +829,14 @@ impl Session {
             && late.us_p99_9 > 0.2 * Latency::of(&all).us_p99_9
         {
             doubts.push(format!(
-                "the generator itself was up to {:.0} us late at p99.9, which is in the tail above; a busy machine does that",
-                late.us_p99_9
+                "the generator itself was up to {} late at p99.9, which is in the tail above; a busy machine does that",
+                time_us(late.us_p99_9)
             ));
         }
         if !self.load.open_loop && busy.iter().any(|b| *b > 0.95) {
             doubts.push(format!(
-                "the generator was the bottleneck: a thread of it was busy {:.0} % of the time; give it --threads {}",
-                busy.iter().copied().fold(0.0, f64::max) * 100.0,
+                "the generator was the bottleneck: a thread of it was busy {} of the time; give it --threads {}",
+                percent(busy.iter().copied().fold(0.0, f64::max)),
                 self.settings.threads * 2
             ));
         }
@@ -864,18 +860,19 @@ impl Session {
                 _ => "the servers did not keep up",
             };
             let asked = if asked > 0.0 {
-                format!("{asked:.0} requests/s were asked for and {throughput:.0}/s answered")
+                format!("{} requests/s were asked for and {}/s answered", count(asked), count(throughput))
             } else {
                 "the recording's pace was not kept".into()
             };
-            doubts.push(format!("{asked}: {why}; {drain_s:.1} s after the end of the load the last answer came"));
+            let late = time_us(drain_s * 1e6);
+            doubts.push(format!("{asked}: {why}; the last answer came {late} after the end of the load"));
         }
         for (command, (latency, nulls)) in self.workload.commands.iter().zip(total.latency.iter().zip(&total.nulls)) {
             let share = *nulls as f64 / latency.len().max(1) as f64;
             if command.template.name() == "GET" && share > 0.5 {
                 doubts.push(format!(
-                    "{:.0} % of {}'s answers were null: the keys are not there (--preload writes them)",
-                    share * 100.0,
+                    "{} of {}'s answers were null: the keys are not there (--preload writes them)",
+                    percent(share),
                     command.name
                 ));
             }
@@ -920,8 +917,8 @@ impl Session {
         }
         if !self.load.open_loop && all.max() > 100_000_000 && all.max() > 20 * all.value_at_quantile(0.5) {
             doubts.push(format!(
-                "closed loop: while an answer took {:.1} s its caller asked nothing else, so these percentiles leave out what would have waited; --rate does not",
-                all.max() as f64 / 1e9
+                "closed loop: while an answer took {} its caller asked nothing else, so these percentiles leave out what would have waited; --rate does not",
+                time(Duration::from_nanos(all.max()))
             ));
         }
         let cpu_s: Option<f64> =
@@ -1198,8 +1195,8 @@ mod tests {
         };
         let workload = Arc::new(Workload::compile(&settings.spec, None).unwrap());
         let load = crate::report::tests::load(rate);
-        SESSIONS.fetch_add(1, Ordering::AcqRel); // what its end takes away
-        Session { settings, workload, map, version: String::new(), at_ms: 0, load, preloaded: 0, runs: 0 }
+        let version = String::new();
+        Session { guard: guarded(), settings, workload, map, version, at_ms: 0, load, preloaded: 0, runs: 0 }
     }
 
     /// 1,000 answers, each within a millisecond, which nobody was late for.
@@ -1246,7 +1243,7 @@ mod tests {
         assert!(!run.valid && run.doubts[0].starts_with("invalid: the generator itself was late"), "{:?}", run.doubts);
         // Less than is allowed, and yet a good part of the tail.
         let run = late(2, 4_000_000);
-        assert!(run.valid && run.doubts[0].starts_with("the generator itself was up to 40"), "{:?}", run.doubts);
+        assert!(run.valid && run.doubts[0].starts_with("the generator itself was up to 4 ms"), "{:?}", run.doubts);
     }
 
     #[test]
@@ -1262,9 +1259,9 @@ mod tests {
         assert!(doubts(0.09, 10, true).iter().all(|d| !d.contains("asked for")));
         let behind = doubts(1.0, 0, false);
         assert!(
-            behind[0].starts_with("1000 requests/s were asked for and 500/s answered: the servers did not keep up;")
+            behind[0].starts_with("1,000 requests/s were asked for and 500/s answered: the servers did not keep up;")
         );
-        assert!(behind[0].contains("1.0 s after the end of the load"), "{behind:?}");
+        assert!(behind[0].contains("1 s after the end of the load"), "{behind:?}");
         assert!(doubts(1.0, 0, true)[0].contains("requests waited for one: --connections"));
         assert!(doubts(0.0, 11, false)[0].contains("were asked for"), "one of a hundred has no answer");
     }
@@ -1277,7 +1274,7 @@ mod tests {
         let mut stood_still = total();
         stood_still.latency[0].record(2_000_000_000).unwrap();
         let run = judged(None, stood_still, 0.0, 0.2);
-        assert!(run.doubts[0].starts_with("closed loop: while an answer took 2.0 s"), "{:?}", run.doubts);
+        assert!(run.doubts[0].starts_with("closed loop: while an answer took 2 s"), "{:?}", run.doubts);
     }
 
     #[test]

@@ -185,7 +185,7 @@ mod tests {
         interval.nulls[1] = 1;
         let answered = latencies.len() as u64;
         interval.counts = Counts { answered, unanswered: 1, waiting: 30, open: 2, ..Counts::default() };
-        interval.error("timeout", "no answer for 1.0 s");
+        interval.error("timeout", "no answer for 1 s");
         interval.lost.insert(("10.0.0.1:6379".into(), "it broke".into()), (1, lost_at));
         interval.wait.record(answered).unwrap();
         interval

@@ -18,9 +18,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
+use unslow_nodes::Backoff;
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, Tls, now_ns};
 use unslow_resp::{Done, Frame, Kind, Limits, Scan, Scanner, Split, Splitter, write_command};
+use unslow_units::time;
 
 use crate::arrivals::Schedule;
 use crate::route::{Map, NOBODY, Routes, bare_port};
@@ -45,8 +48,8 @@ const UNSENT_MAX: usize = 64 << 20;
 const NOBODYS: u32 = u32::MAX;
 /// Redirections of one request before it is given up, as clients do.
 const HOPS_MAX: u8 = 16;
-/// Longest wait between attempts to connect again.
-const BACKOFF_MAX: u64 = SECOND;
+/// Shortest and longest wait between attempts to connect again.
+const BACKOFF: (u64, u64) = (SECOND / 50, SECOND);
 
 /// What all threads of a run share.
 pub struct Shared {
@@ -119,7 +122,7 @@ struct Lane {
     progress: u64,
     /// Attempts to connect since it last stood.
     attempts: usize,
-    backoff: u64,
+    backoff: Backoff,
     /// What the reply being read has brought that is no answer.
     trouble: Option<Trouble>,
     /// In its node's list of lanes with room.
@@ -281,7 +284,7 @@ impl Lane {
             greeting: 0,
             progress: 0,
             attempts: 0,
-            backoff: 0,
+            backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
             trouble: None,
             listed: false,
             subscriber,
@@ -550,13 +553,12 @@ impl Worker {
         }
     }
 
-    /// Tries again later, each time a little later.
+    /// Tries again later, each time a little later, and not at the same moment as all others that lost this node.
     fn put_off(&mut self, lane: u32) {
         let lane = &mut self.lanes[lane as usize];
         lane.id = None;
         lane.attempts += 1;
-        lane.backoff = (lane.backoff * 2).clamp(SECOND / 50, BACKOFF_MAX);
-        lane.state = State::Waiting(now_ns() + lane.backoff);
+        lane.state = State::Waiting(now_ns() + lane.backoff.failed(rand::random_range));
     }
 
     fn summary(&mut self) -> Summary {
@@ -880,7 +882,7 @@ impl Worker {
         }
         let Some(pending) = lane.flight.pop_front() else { return };
         lane.progress = now;
-        lane.backoff = 0;
+        lane.backoff.succeeded();
         if pending.caller == NOBODYS {
             lane.trouble = None;
             match self.choice {
@@ -1125,7 +1127,7 @@ impl Worker {
                 State::Open if !lane.flight.is_empty() => {
                     let silent = now.saturating_sub(lane.progress);
                     if silent > timeout {
-                        let text = format!("no answer for {:.1} s", silent as f64 / 1e9);
+                        let text = format!("no answer for {}", time(Duration::from_nanos(silent)));
                         self.lose(lane_index, "timeout", &text, now, io);
                     } else if silent > timeout.min(SECOND) / 2 {
                         self.shared.routes.want(); // a hung master says nothing: others may have replaced it
@@ -1568,6 +1570,23 @@ mod tests {
         worker.budget = 9;
         worker.arrive(START + 60 * SECOND, reactor.io());
         assert_eq!((worker.outstanding, worker.next_due), (260, None));
+    }
+
+    #[test]
+    fn connections_that_were_lost_together_do_not_return_together() {
+        let (mut worker, _heard) = worker();
+        worker.lanes.extend((0..64).map(|_| Lane::new(0, false)));
+        let mut pauses: Vec<u64> = Vec::new();
+        for lane in 0..64 {
+            let before = now_ns();
+            worker.put_off(lane);
+            match worker.lanes[lane as usize].state {
+                State::Waiting(at) => pauses.push(at - before),
+                _ => panic!("lane {lane} does not wait"),
+            }
+        }
+        let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+        assert!(*least >= BACKOFF.0 / 2 && *least < BACKOFF.0 && most - least > MILLISECOND, "{least} to {most} ns");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use rand_distr::{Distribution, Zipf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
+use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
 use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
@@ -409,10 +410,9 @@ impl Workload {
 fn built_in(name: &str, spec: &Spec, own: &[(String, Template)]) -> Result<Template, String> {
     let Some((_, template)) = BUILT_IN.iter().find(|(n, _)| *n == name) else {
         let names: Vec<&str> = BUILT_IN.iter().map(|(n, _)| *n).chain(own.iter().map(|(n, _)| n.as_str())).collect();
-        let near = names.iter().min_by_key(|n| strsim::damerau_levenshtein(n, name)).copied().unwrap_or("get");
         return Err(format!(
-            "the mix names {name:?}, which is no built-in command; did you mean {near:?}? There are {}; any other: --command \"{name}=...\"",
-            names.join(", ")
+            "the mix names {name:?}, which is not a built-in command (any other: --command \"{name}=...\"){}",
+            did_you_mean(name, &names)
         ));
     };
     let prefix = spec.key_prefix.replace('{', "{{").replace('}', "}}");
@@ -456,8 +456,8 @@ impl Keys {
             }
             "hot" => {
                 let (a, b) = rest.split_once(':').unwrap_or(("0.2", "0.8"));
-                match (number(a), number(b)) {
-                    (Some(a), Some(b)) if a > 0.0 && a < 1.0 && (0.0..=1.0).contains(&b) => {
+                match (parse_share(a), parse_share(b)) {
+                    (Ok(a), Ok(b)) if a > 0.0 && a < 1.0 => {
                         Ok(Keys::Hot { keys: ((keys as f64 * a) as u64).clamp(1, keys), share: b })
                     }
                     _ => Err("hot takes two shares, as hot:0.2:0.8 (a fifth of the keys, four fifths of the requests)"
@@ -474,7 +474,11 @@ impl Keys {
 impl Sizes {
     fn parse(text: &str) -> Result<Sizes, String> {
         const MOST: usize = 512 << 20; // the servers' own limit of a value
-        let size = |t: &str| t.trim().parse::<usize>().ok().filter(|n| *n <= MOST);
+        // A comma separates sizes here: "64,128" must not become 64128.
+        let size = |t: &str| {
+            let bytes = (!t.contains(',')).then(|| parse_bytes(t).ok()).flatten();
+            bytes.and_then(|n| usize::try_from(n).ok()).filter(|n| *n <= MOST)
+        };
         let parsed = if let Some(n) = size(text) {
             Some(Sizes::Fixed(n))
         } else if text.contains(':') {
@@ -507,7 +511,7 @@ impl Sizes {
                 .map(|(a, b)| Sizes::Range(a, b))
         };
         parsed.ok_or(format!(
-            "{text:?} is no value size; write bytes without a unit (64, 10240), a range (16-1024) or sizes with weights (64:0.7,1024:0.3), each at most 512 MiB"
+            "invalid value size {text:?}; expected a size (64, 10kb), a range (16-1024) or sizes with weights (64:0.7,1kb:0.3), each at most 512 MiB"
         ))
     }
 

@@ -1,11 +1,10 @@
 //! Runs against real servers: what is measured is what happened.
-//!
-//! Each test is a process of its own (`cargo xtask test`): runs are ended by `interrupt`, which ends every run of a process.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use unslow_bench::{Arrivals, Model, Progress, ReadFrom, Run, Second, Session, Settings, Spec, interrupt};
+use unslow_bench::{Arrivals, Model, Progress, ReadFrom, Run, Second, Session, Settings, Spec};
 use unslow_client::{Connection, Endpoint, Target};
 use unslow_engine::{Deployment, Server, Shape, info, view};
 use unslow_testkit::servers::{deployment, sentinels};
@@ -59,10 +58,10 @@ fn run(settings: Settings) -> Run {
 /// Until `met` has heard enough. What is in flight then stays unfinished.
 #[track_caller]
 fn run_until(session: &mut Session, mut met: impl FnMut(Progress) -> bool) -> Run {
-    let mut ended = false;
+    let stop = session.stop_flag();
     let observer = &mut |progress: Progress| {
-        if !ended && met(progress) {
-            ended = interrupt();
+        if !stop.load(Ordering::SeqCst) && met(progress) {
+            stop.store(true, Ordering::SeqCst);
         }
     };
     let run = session.run(observer).unwrap().0;
@@ -168,6 +167,7 @@ fn a_server_that_freezes_is_charged_for_every_request_it_kept_waiting() {
     settings.spec.mix = mix(&["get"]);
     settings.rate = Some(vec![RATE]);
     let mut session = prepare(settings);
+    let stop = session.stop_flag();
     let before = gets(&server).unwrap();
     let begun = Instant::now();
     let ((run, latency), frozen) = std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ fn a_server_that_freezes_is_charged_for_every_request_it_kept_waiting() {
             // Requests are sent in the order they are due: once so many were executed, all that were due in the freeze were.
             let due = (begun.elapsed().as_secs_f64() * RATE) as u64 + 1;
             until("the backlog to be worked off", || gets(&server).unwrap() >= before + due);
-            interrupt();
+            stop.store(true, Ordering::SeqCst);
             frozen.as_secs_f64()
         });
         (session.run(&mut |_| {}).unwrap(), freezer.join().unwrap())

@@ -10,8 +10,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use unslow_client::{Options, Target, TlsOptions, Value};
 use unslow_engine::{Error, info, view, wait_for};
+/// Whether a signal has asked this process to end.
+pub use unslow_interrupt::asked as interrupted;
 use unslow_lab::faults::{self, Active};
 use unslow_lab::lab::Lab;
+use unslow_units::{time, time_us};
 
 use crate::check::availability::{Window, windows};
 use crate::check::exclusion::{Locks, locks};
@@ -135,32 +138,13 @@ pub struct Document {
     pub runs: Vec<Outcome>,
 }
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-static RUNNING: AtomicBool = AtomicBool::new(false);
-
-/// Ends a run under way: everything is healed, the evidence is kept. `false` when there is none, or when it was asked before.
-pub fn interrupt() -> bool {
-    RUNNING.load(Ordering::SeqCst) && !INTERRUPTED.swap(true, Ordering::SeqCst)
-}
-
-/// Whether somebody has ended it.
-pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::SeqCst)
-}
-
 /// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody; a hang ends by itself.
 pub const FOREIGN: [&str; 3] = ["failover", "hang", "none"];
 
-/// Runs `body` so that [`interrupt`] asks it to end in order.
+/// Runs `body` so that a signal asks it to end in order: everything is healed, the evidence is kept. [`interrupted`] says
+/// whether one did.
 pub(crate) fn while_running<T>(body: impl FnOnce() -> T) -> T {
-    /// Whether something around it was running already: a case plays drills.
-    struct Over(bool);
-    impl Drop for Over {
-        fn drop(&mut self) {
-            RUNNING.store(self.0, Ordering::SeqCst);
-        }
-    }
-    let _over = Over(RUNNING.swap(true, Ordering::SeqCst));
+    let _guard = unslow_interrupt::guard("healing and undoing; what was seen so far is kept (Ctrl-C again: at once)");
     body()
 }
 
@@ -804,14 +788,6 @@ fn measure(history: &History, played: &Played, events: &[Event]) -> Figures {
     }
 }
 
-fn ms(us: u64) -> String {
-    match us {
-        0..10_000 => format!("{:.1} ms", us as f64 / 1e3),
-        10_000..10_000_000 => format!("{:.0} ms", us as f64 / 1e3),
-        _ => format!("{:.1} s", us as f64 / 1e6),
-    }
-}
-
 fn told(op: &Op) -> String {
     serde_json::to_string(op).unwrap_or_default()
 }
@@ -860,7 +836,7 @@ fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op], at_
         let text = format!(
             "{} writes lost that were acknowledged later than {} after the fault began; at most {most} were expected",
             late.len(),
-            ms(bound.as_micros() as u64)
+            time(bound)
         );
         let all = figures.writes.acknowledged + figures.writes_stays.acknowledged;
         let check = Check::of("lost_within", late.len() as u64 <= most, text).because(shown(&late));
@@ -877,9 +853,9 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
         let open = figures.windows.iter().any(|w| w.model == Model::Follows && !w.closed && w.length_us > most);
         let text = format!(
             "clients that follow were without an answer for {} at most{}; {} were allowed",
-            ms(figures.window_us_max),
+            time_us(figures.window_us_max as f64),
             if open { " and to the end" } else { "" },
-            ms(most)
+            time_us(most as f64)
         );
         let check = Check::of("window", figures.window_us_max <= most, text);
         let seen = figures.windows.iter().filter(|w| w.model == Model::Follows).count() as u64;
@@ -924,8 +900,8 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
     if let Some(most) = expect.stale {
         let text = format!(
             "reads of replicas were up to {} too late; {} were allowed",
-            ms(from_replicas.stale_us_max),
-            ms(most.as_micros() as u64)
+            time_us(from_replicas.stale_us_max as f64),
+            time(most)
         );
         let check = Check::of("stale", from_replicas.stale_us_max <= most.as_micros() as u64, text);
         checks.push(known(check, from_replicas.answered, "no replica answered a read"));
@@ -967,8 +943,8 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
                 us <= most.as_micros() as u64,
                 format!(
                     "{} after the fault every shard had its replicas again; {} were allowed",
-                    ms(us),
-                    ms(most.as_micros() as u64)
+                    time_us(us as f64),
+                    time(most)
                 ),
             ),
             None if interrupted() => Check::unknown("redundant", "interrupted before it could be seen"),

@@ -37,7 +37,8 @@ use serde::de::{Deserializer, Error as _};
 use toml::{Table, Value};
 use unslow_engine::Error;
 use unslow_lab::faults;
-use unslow_lab::topology::{Topology, near, parse_duration};
+use unslow_lab::topology::{Topology, parse_duration};
+use unslow_units::did_you_mean;
 
 /// What a load does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -375,7 +376,7 @@ impl Plan {
         let topology = Topology::parse(&text).map_err(|e| format!("[lab]: {e}"))?;
         let names: Vec<&str> = topology.zones.iter().map(|z| z.name.as_str()).collect();
         if let Some(zone) = zones.iter().find(|z| !names.contains(&z.as_str())) {
-            return Err(format!("load.zones: no zone {zone:?}{}", near(zone, &names)));
+            return Err(format!("load.zones: no zone {zone:?}{}", did_you_mean(zone, &names)));
         }
         plan.fits(topology.deployment.masters.max(1) as usize)?;
         plan.topology = Some(topology);
@@ -463,7 +464,7 @@ pub fn find(name: &str) -> Result<Drill, Error> {
     let names: Vec<&str> = BUILT_IN.iter().map(|(n, _)| *n).collect();
     Err(Error::new(format!(
         "no drill {name:?}{}; a file of your own ends in .toml",
-        near(&name.to_lowercase(), &names)
+        did_you_mean(&name.to_lowercase(), &names)
     )))
 }
 
@@ -502,7 +503,7 @@ mod tests {
         let check = error("about = \"x\"\n[expect]\nlost_wirtes = 0\n");
         assert!(check.contains("lost_wirtes") && check.contains("lost_writes"), "{check}");
         let time = error("about = \"x\"\n[[fault]]\nat = \"soon\"\ndo = \"kill\"\n");
-        assert!(time.contains("is no time"), "{time}");
+        assert!(time.contains("invalid duration \"soon\""), "{time}");
         let lab = error("about = \"x\"\n[lab.deployment]\nkind = \"cluser\"\n");
         assert!(lab.contains("[lab]") && lab.contains("cluser"), "{lab}");
         let unfit = error("about = \"x\"\n[load]\nkind = \"locks\"\n[expect]\nlost_writes = 0\n");

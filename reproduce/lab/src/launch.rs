@@ -10,11 +10,12 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use unslow_engine::{Error, stop_all};
+use unslow_units::did_you_mean;
 
 use crate::daemon::{self, Description};
 use crate::lab::{Lab, Up};
@@ -61,12 +62,8 @@ enum Line {
     Error(String),
 }
 
-/// The holder that is being started, for [`interrupt`].
+/// The holder that is being started, for [`end_starting`].
 static STARTING: AtomicU32 = AtomicU32::new(0);
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-/// Set by a signal in the holder once its lab is up.
-static STOP: AtomicBool = AtomicBool::new(false);
-static SERVING: AtomicBool = AtomicBool::new(false);
 
 /// Starts a holder and waits until its lab is ready.
 pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Description, Error> {
@@ -122,18 +119,14 @@ pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Descripti
     }
     if result.is_err() {
         let _ = child.wait();
-        // The handler of the signal that ended it has the last word, and ends us.
-        while INTERRUPTED.load(Ordering::SeqCst) {
-            std::thread::park();
-        }
+        unslow_interrupt::park_if_ending(); // a signal may have ended it
     }
     STARTING.store(0, Ordering::SeqCst);
     result
 }
 
 /// For a signal handler's thread: ends a holder that is being started, and waits until it has undone everything.
-pub fn interrupt() {
-    INTERRUPTED.store(true, Ordering::SeqCst);
+pub fn end_starting() {
     let pid = STARTING.load(Ordering::SeqCst);
     if pid == 0 {
         return;
@@ -146,12 +139,6 @@ pub fn interrupt() {
     while started_at(pid).is_some() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// For a signal handler's thread in a holder: whether it serves already, and will end in order.
-pub fn stop_serving() -> bool {
-    STOP.store(true, Ordering::SeqCst);
-    SERVING.load(Ordering::SeqCst)
 }
 
 /// Has a command start as root of a user namespace with namespaces for network and mounts.
@@ -209,7 +196,10 @@ pub fn hold() -> Result<bool, Error> {
     };
     match up() {
         Ok((lab, listener)) => {
-            SERVING.store(true, Ordering::SeqCst);
+            // From here on a signal takes the lab down in order, however many there are.
+            let stop = unslow_interrupt::guard_patiently();
+            let asked = stop.flag();
+            stop.keep();
             let description = daemon::describe(&lab);
             // Before the word: whoever reads it may end the next moment. Who ended already does not read it.
             // SAFETY: numbers only.
@@ -220,7 +210,7 @@ pub fn hold() -> Result<bool, Error> {
                 return Ok(false);
             }
             detach(&lab.dir().join("holder.log"));
-            daemon::serve(lab, listener, &STOP);
+            daemon::serve(lab, listener, &asked);
             Ok(true)
         }
         Err(e) => {
@@ -284,7 +274,7 @@ fn prepare(found: &daemon::Found, host: &str, words: &[String]) -> Result<Comman
     });
     let row = row.ok_or_else(|| {
         let names: Vec<&str> = description.hosts.iter().map(|h| h.name.as_str()).collect();
-        Error::new(format!("no host {host:?} in lab {}{}", found.name, crate::topology::near(host, &names)))
+        Error::new(format!("no host {host:?} in lab {}{}", found.name, did_you_mean(host, &names)))
     })?;
     let here = std::env::current_dir().unwrap_or_else(|_| "/".into());
     if let Some((net, mount)) = &row.doors {

@@ -10,8 +10,9 @@ use unslow_engine::{Error, Server, free_port, info, wait_for};
 use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_lab::launch::raise_descriptors;
+use unslow_units::{percent, rate, time_us};
 
-use super::{Background, Context, Played, Row, believed, cpu_of, number, percent, time};
+use super::{Background, Context, Played, Row, believed, cpu_of, number};
 
 /// Clients that refresh: so many a second to each node, each on a connection of its own, as Lettuce does.
 struct Storm {
@@ -149,12 +150,12 @@ fn measure(
 
 fn row(name: &str, seen: &Seen) -> Row {
     let cells = vec![
-        format!("{:.0}/s", seen.asked_per_s),
-        time(seen.each_us),
+        rate(seen.asked_per_s),
+        time_us(seen.each_us),
         percent(seen.masters),
         percent(seen.replicas),
-        time(seen.p50),
-        time(seen.p999),
+        time_us(seen.p50),
+        time_us(seen.p999),
     ];
     Row { name: name.into(), cells }
 }
@@ -277,11 +278,11 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     played.closing = format!(
         "CLUSTER NODES took {} of each Redis 5.0 master's core at {} a call; asked of replicas only it takes {} of a master's, told by unslow watch {} (its own questions), behind the gateway {}, and Redis 7.0 answers in {}.",
         percent(before.masters),
-        time(before.each_us),
+        time_us(before.each_us),
         percent(replicas.masters),
         percent(told.masters),
         percent(behind.masters),
-        time(upgraded.each_us)
+        time_us(upgraded.each_us)
     );
     played.diagnosis = Some(diagnosis);
     Ok(played)

@@ -6,8 +6,9 @@ use unslow_client::{Connection, Options};
 use unslow_engine::Error;
 use unslow_lab::faults;
 use unslow_lab::lab::{Host, Lab};
+use unslow_units::{rate, time_us};
 
-use super::{Context, Played, Row, rate, time};
+use super::{Context, Played, Row};
 
 /// A day and a half, as in the account.
 const TTL_S: &str = "129600";
@@ -81,7 +82,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         let us = |at: usize| times[at].as_secs_f64() * 1e6;
         let (middle, longest) = (us(times.len() / 2), us(times.len() - 1));
         medians.push(middle);
-        let cells = vec![time(middle), time(longest), rate(messages as f64 / (middle / 1e6))];
+        let cells = vec![time_us(middle), time_us(longest), rate(messages as f64 / (middle / 1e6))];
         played.rows.push(Row { name: name.into(), cells });
     }
     cx.say("unslow sink, from the other zone");
@@ -111,10 +112,10 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         .push((medians[2] * 5.0 < medians[0], "pipelining was not five times as fast from the other zone".into()));
     played.closing = format!(
         "A batch of {messages} messages from the other zone takes {} in one go in place of {} one command at a time: {:.0} times as fast. Moving the consumer beside the master gives {}.",
-        time(medians[2]),
-        time(medians[0]),
+        time_us(medians[2]),
+        time_us(medians[0]),
         medians[0] / medians[2],
-        time(medians[1])
+        time_us(medians[1])
     );
     Ok(played)
 }

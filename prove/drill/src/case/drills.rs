@@ -1,8 +1,9 @@
 //! I4: questions that are answered by drills.
 
 use unslow_engine::Error;
+use unslow_units::{percent, time_us};
 
-use super::{Context, Played, Row, time};
+use super::{Context, Played, Row};
 use crate::check::Verdict;
 use crate::run::{self, How, Outcome};
 use crate::spec;
@@ -49,7 +50,7 @@ pub fn locks(cx: &mut Context<'_>) -> Result<Played, Error> {
             format!("{}, {}", outcome.variant, if outcome.fault == "none" { "nothing fails" } else { &outcome.fault });
         played.rows.push(Row {
             name,
-            cells: vec![seen.taken.to_string(), seen.double_holders.to_string(), time(seen.double_us as f64)],
+            cells: vec![seen.taken.to_string(), seen.double_holders.to_string(), time_us(seen.double_us as f64)],
         });
     }
     let double = |i: usize| outcomes[i].figures.locks.as_ref().map_or(0, |l| l.double_holders);
@@ -100,8 +101,8 @@ pub fn sentinel(cx: &mut Context<'_>) -> Result<Played, Error> {
         played.rows.push(Row {
             name: format!("{}: {}, {}", outcome.drill, outcome.fault, outcome.variant),
             cells: vec![
-                f.promoted_after_us.map_or("-".into(), |us| time(us as f64)),
-                time(f.window_us_max as f64),
+                f.promoted_after_us.map_or("-".into(), |us| time_us(us as f64)),
+                time_us(f.window_us_max as f64),
                 (f.writes.acknowledged + f.writes_stays.acknowledged).to_string(),
                 f.writes.lost.to_string(),
                 f.writes_stays.lost.to_string(),
@@ -114,7 +115,7 @@ pub fn sentinel(cx: &mut Context<'_>) -> Result<Played, Error> {
     let lost = |i: usize| outcomes[i].figures.writes.lost + outcomes[i].figures.writes_stays.lost;
     played.closing = format!(
         "Sentinel promoted a replica {} after a kill: clients that asked it lost {} acknowledged writes, those that stayed {}. A master that hung and went on lost {}, one that was cut off with its clients {}, with min-replicas-to-write 1 {}, with WAIT 1 {}.",
-        outcomes[0].figures.promoted_after_us.map_or("-".into(), |us| time(us as f64)),
+        outcomes[0].figures.promoted_after_us.map_or("-".into(), |us| time_us(us as f64)),
         outcomes[0].figures.writes.lost,
         outcomes[0].figures.writes_stays.lost,
         lost(1),
@@ -141,8 +142,8 @@ pub fn clients(cx: &mut Context<'_>) -> Result<Played, Error> {
         let cell = |fault: &&str| match seen.iter().find(|s| s.client == name && s.fault == **fault) {
             Some(s) if s.missing.is_none() => {
                 let never = if s.never { "never, " } else { "" };
-                let time = s.recovery_us.map_or("-".into(), |us| time(us as f64));
-                format!("{never}{time}; {:.1} % slow, {} errors", s.slow_share * 100.0, s.errors)
+                let time = s.recovery_us.map_or("-".into(), |us| time_us(us as f64));
+                format!("{never}{time}; {} slow, {} errors", percent(s.slow_share), s.errors)
             }
             _ => "not run".into(),
         };
@@ -165,7 +166,7 @@ pub fn clients(cx: &mut Context<'_>) -> Result<Played, Error> {
     played.unknown.extend(missing);
     let told = |fault: &str| {
         worst(fault)
-            .map_or("nobody ran".into(), |s| format!("{} {}", s.client, time(s.recovery_us.unwrap_or(0) as f64)))
+            .map_or("nobody ran".into(), |s| format!("{} {}", s.client, time_us(s.recovery_us.unwrap_or(0) as f64)))
     };
     played.closing = format!(
         "The longest without an answer after a kill: {}; after a hang: {}; after a slot moved: {}.",

@@ -9,8 +9,9 @@ use unslow_engine::{Error, view, wait_for};
 use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_lab::topology::Setting;
+use unslow_units::time_us;
 
-use super::{Context, Played, Row, time};
+use super::{Context, Played, Row};
 use crate::check::availability::windows;
 use crate::ground::Ground;
 use crate::load::{self, Run};
@@ -129,7 +130,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         ..Played::default()
     };
     let mut told = |name: &str, longest: f64, failover: bool, crowd: usize| {
-        let cells = vec![time(longest), if failover { "yes" } else { "no" }.into(), crowd.to_string()];
+        let cells = vec![time_us(longest), if failover { "yes" } else { "no" }.into(), crowd.to_string()];
         played.rows.push(Row { name: name.into(), cells });
     };
     told("the save, as it was", before, true, crowd_after);
@@ -212,10 +213,10 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     ];
     played.closing = format!(
         "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the same save then held nobody up for longer than {} when the replica made it. On the master the plan's longer node timeout keeps it in place, at the price of the whole stall: {}.",
-        time(stall.as_secs_f64() * 1e6),
+        time_us(stall.as_secs_f64() * 1e6),
         failover.first().map_or("nothing", |l| l.as_str()),
-        time(calm),
-        time(longer)
+        time_us(calm),
+        time_us(longer)
     );
     played.diagnosis = Some(diagnosis);
     Ok(played)

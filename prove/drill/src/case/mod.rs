@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use unslow_engine::{Error, Server, spawn_bound};
 use unslow_lab::lab::{Host, Lab};
-use unslow_lab::topology::near;
+use unslow_units::did_you_mean;
 
 use crate::check::Verdict;
 use crate::run::{interrupted, while_running};
@@ -98,7 +98,7 @@ pub fn find(name: &str) -> Result<&'static Case, Error> {
     let names: Vec<&str> = ALL.iter().map(|c| c.name).collect();
     ALL.iter()
         .find(|c| c.name == name || c.name.replace('-', "_") == name)
-        .ok_or_else(|| Error::new(format!("no case {name:?}{}", near(name, &names))))
+        .ok_or_else(|| Error::new(format!("no case {name:?}{}", did_you_mean(name, &names))))
 }
 
 /// What the doctor said.
@@ -446,25 +446,6 @@ fn cpu_of(server: &Server) -> Result<Duration, Error> {
 
 fn number(value: &Json) -> f64 {
     value.as_f64().unwrap_or(f64::NAN)
-}
-
-/// `12.3k/s`.
-fn rate(per_s: f64) -> String {
-    if per_s >= 10_000.0 { format!("{:.0}k/s", per_s / 1e3) } else { format!("{per_s:.0}/s") }
-}
-
-/// `12 us`, `3.4 ms`, `2.1 s`.
-fn time(us: f64) -> String {
-    match us {
-        _ if us.is_nan() => "-".into(),
-        _ if us < 1000.0 => format!("{us:.0} us"),
-        _ if us < 1e6 => format!("{:.1} ms", us / 1e3),
-        _ => format!("{:.2} s", us / 1e6),
-    }
-}
-
-fn percent(share: f64) -> String {
-    if share.is_nan() { "-".into() } else { format!("{:.1} %", share * 100.0) }
 }
 
 /// The middle one.

@@ -7,8 +7,9 @@ use std::time::Duration;
 use unslow_engine::{Error, Server, ServerSpec, free_port, spawn_bound, wait_for};
 use unslow_lab::faults;
 use unslow_lab::lab::Lab;
+use unslow_units::{percent, rate, time_us};
 
-use super::{Background, Context, Played, Row, believed, flames, median, number, percent, rate, time};
+use super::{Background, Context, Played, Row, believed, flames, median, number};
 
 /// What is measured with a way to the server.
 struct Way<'a> {
@@ -176,10 +177,10 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         }
         let cells = vec![
             rate(per_s),
-            time(p50),
-            time(median(seen.p99)),
-            format!("{server:.2} us"),
-            format!("{:.2} us", median(seen.client_us)),
+            time_us(p50),
+            time_us(median(seen.p99)),
+            time_us(server),
+            time_us(median(seen.client_us)),
             percent(kernel),
         ];
         played.rows.push(Row { name: way.name.into(), cells });
@@ -192,14 +193,14 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     played.held.push((after.0 > 1.5 * before.0, "shared memory was not half as fast again as TCP".into()));
     played.held.push((after.2 < before.2, "shared memory cost the server more than TCP".into()));
     played.closing = format!(
-        "The same redis-server answers {:.1} times the requests without the kernel's TCP path: {} in place of {}, p50 {} in place of {}, {:.2} us of its CPU each in place of {:.2}.",
+        "The same redis-server answers {:.1} times the requests without the kernel's TCP path: {} instead of {}, p50 {} instead of {}, {} of its CPU each instead of {}.",
         after.0 / before.0,
         rate(after.0),
         rate(before.0),
-        time(after.1),
-        time(before.1),
-        after.2,
-        before.2
+        time_us(after.1),
+        time_us(before.1),
+        time_us(after.2),
+        time_us(before.2)
     );
     (played.diagnosis, played.notes) = (Some(diagnosis), notes);
     Ok(played)

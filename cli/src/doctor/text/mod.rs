@@ -8,13 +8,16 @@ use std::fmt::Write;
 
 use anstyle::Style;
 use textwrap::core::display_width;
-use unslow_doctor::measure::{ago, count, names, percent};
-use unslow_doctor::{Answer, Answered, CannotSee, Currency, Finding, LogLine, Report, Severity, When};
+use unslow_doctor::measure::{ago, names};
+use unslow_doctor::{Answer, Answered, CannotSee, Finding, LogLine, Report, Severity, When};
 use unslow_facts::Lack;
+use unslow_units::{count, percent, time_us};
 
 use crate::output::style;
 use words::plural;
-pub use words::{Sorted, closing, confidence_words, head, severity_words, through, verdict, when_words};
+pub use words::{
+    Sorted, closing, confidence_words, currency_words, head, severity_words, through, verdict, when_words,
+};
 
 /// Lines of a report: the prompt takes the 24th.
 const SCREEN: usize = 23;
@@ -208,7 +211,8 @@ impl<'a> Page<'a> {
     fn top(&mut self) {
         let (t, f) = (style::TITLE, style::FAINT);
         let (what, place) = head(self.report);
-        let text = format!("{t}{}{t:#} {f}{}{f:#}", clean(&what), clean(&place));
+        let what = format!("{t}{}{t:#}", clean(&what));
+        let text = if place.is_empty() { what } else { format!("{what} {f}{}{f:#}", clean(&place)) };
         let _ = writeln!(self.out, "{}", wrap(&text, self.width, usize::MAX).join("\n"));
         if let Some(through) = through(self.report) {
             self.worded(style::WARN, "through", &through);
@@ -263,12 +267,7 @@ impl<'a> Page<'a> {
     }
 
     fn price(&mut self, finding: &Finding) {
-        let currency = match finding.impact.currency {
-            Currency::Availability => "availability",
-            Currency::Latency => "latency",
-            Currency::Capacity => "capacity",
-            Currency::Risk => "risk",
-        };
+        let currency = currency_words(finding);
         let when = when_words(finding, self.report.at_ms);
         let when = if when.is_empty() { when } else { format!("; {when}") };
         self.field("impact", &format!("{}{when} [{currency}]", finding.impact.text), self.limit(|r| r.impact));
@@ -446,12 +445,12 @@ impl<'a> Page<'a> {
         let cost = &self.report.cost;
         if cost.commands > 0 {
             let (commands, share) = (count(cost.commands as f64), percent(cost.server_cpu_share));
-            said.push(format!("cost: {:.1} s, {commands} commands, {share} of one core", cost.seconds));
+            said.push(format!("cost: {}, {commands} commands, {share} of one core", time_us(cost.seconds * 1e6)));
         }
         let mut text = said.join("; ");
         if self.room.is_none() && cost.commands > 0 {
-            let (slowest_ms, command) = (cost.slowest_us / 1000.0, &cost.slowest_command);
-            let _ = write!(text, " on the server that paid most, slowest {slowest_ms:.2} ms ({command})");
+            let (slowest, command) = (time_us(cost.slowest_us), &cost.slowest_command);
+            let _ = write!(text, " on the server that paid most, slowest {slowest} ({command})");
         }
         if !text.is_empty() {
             self.styled(style::FAINT, &text);

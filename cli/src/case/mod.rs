@@ -1,6 +1,8 @@
 //! `unslow case`: the five incidents end to end, each with its before and after on one page.
 
-use std::fmt::Write;
+mod page;
+mod text;
+
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -8,9 +10,9 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use unslow_drill::case::{self, Case, Document, Report};
 use unslow_drill::check::Verdict;
+use unslow_units::time_rough_s;
 
-use crate::case_html;
-use crate::output::{Output, style, table, writable};
+use crate::output::{Output, style, writable};
 
 #[derive(Args)]
 pub struct CaseArguments {
@@ -81,14 +83,14 @@ impl CaseArguments {
                     other => other.with_context(|| format!("case {}", case.name))?,
                 };
                 let (mark, word) = verdict(&report);
-                output.note(&format!("{head}: {mark}{word}{mark:#} ({:.0} s)", report.seconds));
+                output.note(&format!("{head}: {mark}{word}{mark:#} ({})", time_rough_s(report.seconds)));
                 if !output.json() {
-                    output.print(&text(&report))?;
+                    output.print(&text::report(&report))?;
                 }
                 reports.push(report);
             }
         }
-        let page = html.as_ref().map(|path| Ok::<_, anyhow::Error>((path, case_html::page(&reports)?))).transpose()?;
+        let page = html.as_ref().map(|path| Ok::<_, anyhow::Error>((path, page::render(&reports)?))).transpose()?;
         let status = match reports.iter().map(|r| r.verdict).max() {
             Some(Verdict::Failed) => 1,
             Some(Verdict::Passed) if !unslow_drill::run::interrupted() => 0,
@@ -99,7 +101,7 @@ impl CaseArguments {
         } else if reports.len() > 1 {
             let right = reports.iter().filter(|r| r.verdict == Verdict::Passed).count();
             let seconds: f64 = reports.iter().map(|r| r.seconds).sum();
-            output.print(&format!("{right} of {} cases passed, in {seconds:.0} s.\n", reports.len()))?;
+            output.print(&format!("{right} of {} cases passed, in {}.\n", reports.len(), time_rough_s(seconds)))?;
         }
         if let Some((path, page)) = page {
             std::fs::write(path, page).with_context(|| path.display().to_string())?;
@@ -132,39 +134,4 @@ fn verdict(report: &Report) -> (anstyle::Style, &'static str) {
         Verdict::Unknown => (style::WARN, "unknown"),
         Verdict::Failed => (style::BAD, "failed"),
     }
-}
-
-/// Columns and rows, the first column being what it was measured with.
-pub fn rows(report: &Report) -> Vec<Vec<String>> {
-    let mut all = vec![report.columns.clone()];
-    all.extend(report.rows.iter().map(|r| std::iter::once(r.name.clone()).chain(r.cells.iter().cloned()).collect()));
-    all
-}
-
-fn text(report: &Report) -> String {
-    let (title, faint, bad) = (style::TITLE, style::FAINT, style::BAD);
-    let mut out = format!("\n{title}{}{title:#} ({}, incident {})\n", report.title, report.case, report.incident);
-    let options = textwrap::Options::with_termwidth();
-    let _ = writeln!(out, "{}", textwrap::fill(&report.about, &options));
-    if let Some(d) = &report.diagnosis {
-        let (mark, word) = if d.right { (style::GOOD, "right") } else { (bad, "wrong") };
-        let _ = writeln!(out, "\ndoctor: {mark}{}{mark:#} ({word}): {}", d.found, d.sentence);
-        if !d.chain.is_empty() {
-            let _ = writeln!(out, "        then {}", d.chain.join(", "));
-        }
-    }
-    out += "\n";
-    out += &table(&rows(report));
-    for note in &report.notes {
-        let _ = writeln!(out, "{faint}{note}{faint:#}");
-    }
-    for picture in &report.pictures {
-        let _ = writeln!(out, "{faint}{}: {}{faint:#}", picture.title, picture.file);
-    }
-    for why in &report.failed {
-        let _ = writeln!(out, "{bad}failed{bad:#} {why}");
-    }
-    let _ = writeln!(out, "{faint}evidence: {}{faint:#}", report.folder);
-    let _ = writeln!(out, "\n{}\n", report.closing);
-    out
 }

@@ -1,22 +1,19 @@
-//! The report as one self-contained page: no script, no font, no request to anywhere.
+//! The report as a page: causes, topology, and what was measured in the window.
 
-use anyhow::Context;
-use minijinja::{Environment, Value, context};
-use plotters::prelude::*;
+use minijinja::{Value, context};
 use serde::Serialize;
-use unslow_doctor::measure::{count, percent, time_us};
 use unslow_doctor::{Finding, Report, Severity};
 use unslow_facts::{Facts, Node};
+use unslow_units::{count, percent, time_us};
 
-use crate::text::{self, Sorted, clock};
+use super::text::{self, Sorted, clock};
+use crate::chart::{Along, Line as ChartLine, LineChart, Unit, Values};
+use crate::frame::{self, date};
 
 /// Nodes drawn in one plot, at most: more lines than this cannot be told apart.
 const PLOT_NODES: usize = 8;
 
-pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
-    let mut environment = Environment::new();
-    // The name ends in .html: everything put into it is escaped.
-    environment.add_template("report.html", include_str!("../templates/report.html"))?;
+pub fn render(report: &Report, facts: &Facts) -> anyhow::Result<String> {
     let sorted = Sorted::of(report);
     let told = |findings: &[&Finding]| -> anyhow::Result<Vec<Value>> {
         findings.iter().map(|f| finding(f, report.at_ms)).collect()
@@ -25,31 +22,29 @@ pub fn page(report: &Report, facts: &Facts) -> anyhow::Result<String> {
     let (_, word, verdict) = text::verdict(report);
     let (what, place) = text::head(report);
     let cost = format!(
-        "{:.1} s, {} commands, {} of one core on the server that paid most; the most expensive command was {} at {}.",
-        report.cost.seconds,
+        "{}, {} commands, {} of one core on the server that paid most; the most expensive command was {} at {}.",
+        time_us(report.cost.seconds * 1e6),
         report.cost.commands,
         percent(report.cost.server_cpu_share),
         report.cost.slowest_command,
         time_us(report.cost.slowest_us)
     );
-    environment
-        .get_template("report.html")?
-        .render(context! {
-            report => report, what, place, word, verdict, cost,
-            through => text::through(report),
-            closing => text::closing(report),
-            causes => told(&sorted.causes)?,
-            over => told(&sorted.over)?,
-            risks => told(&sorted.risks)?,
-            elsewhere => told(&elsewhere)?,
-            taken => date(report.at_ms),
-            topology => topology(report),
-            logs => report.logs.iter().map(|line| (date(line.at_ms), line.text.clone())).collect::<Vec<_>>(),
-            nodes => nodes(report),
-            clients => clients(facts),
-            plots => plots(facts)?,
-        })
-        .context("the page could not be rendered")
+    let values = context! {
+        report => report, what, place, word, verdict, cost,
+        through => text::through(report),
+        closing => text::closing(report),
+        causes => told(&sorted.causes)?,
+        over => told(&sorted.over)?,
+        risks => told(&sorted.risks)?,
+        elsewhere => told(&elsewhere)?,
+        taken => date(report.at_ms),
+        topology => topology(report),
+        logs => report.logs.iter().map(|line| (date(line.at_ms), line.text.clone())).collect::<Vec<_>>(),
+        nodes => nodes(report),
+        clients => clients(facts),
+        plots => plots(facts),
+    };
+    frame::render("report.html", include_str!("../../templates/report.html"), values)
 }
 
 /// A finding as the page shows it: with its words for how bad, how sure and since when.
@@ -60,15 +55,10 @@ fn finding(finding: &Finding, now_ms: u64) -> anyhow::Result<Value> {
         evidence["clock"] = clock(at).into();
     }
     json["severity_words"] = text::severity_words(finding).into();
+    json["currency_words"] = text::currency_words(finding).into();
     json["confidence_words"] = text::confidence_words(finding).into();
     json["when_words"] = text::when_words(finding, now_ms).into();
     Ok(Value::from_serialize(json))
-}
-
-/// `2026-11-21 02:31:52Z`.
-pub fn date(at_ms: u64) -> String {
-    let (year, month, day) = unslow_facts::civil_date(at_ms);
-    format!("{year}-{month:02}-{day:02} {}", clock(at_ms))
 }
 
 #[derive(Serialize)]
@@ -168,11 +158,15 @@ fn topology(report: &Report) -> Topology {
 fn nodes(report: &Report) -> Vec<Value> {
     let row = |n: &unslow_doctor::NodeSummary| {
         let (user, kernel) = (n.cpu_user_share.unwrap_or(0.0), n.cpu_sys_share.unwrap_or(0.0));
+        let cpu = match n.cpu_user_share {
+            Some(_) => format!("{} / {}", percent(user), percent(kernel)),
+            None => n.unreachable.clone().unwrap_or_default(),
+        };
         context! {
             address => n.address, role => n.role, version => n.version,
             rate => n.commands_per_s.map_or("-".into(), count),
             rtt => n.rtt_us_p50.map_or("-".into(), |us| time_us(us.into())),
-            cpu => if n.cpu_user_share.is_some() { format!("{} / {}", percent(user), percent(kernel)) } else { n.unreachable.clone().unwrap_or_default() },
+            cpu,
             user => (user * 100.0).min(100.0), kernel => (kernel * 100.0).min(100.0),
         }
     };
@@ -182,11 +176,15 @@ fn nodes(report: &Report) -> Vec<Value> {
 fn clients(facts: &Facts) -> Vec<Value> {
     let rows = facts.nodes.iter().flat_map(|n| n.sockets.value().into_iter().flatten().map(move |p| (n, p)));
     rows.take(40)
-        .map(|(n, p)| context! { server => n.address, host => p.host, sockets => p.sockets, min => time_us(p.min_rtt_us.into()), now => time_us(p.rtt_us_p50.into()), again => format!("{} of {}", p.retransmits, p.segments_out) })
+        .map(|(n, p)| {
+            let again = format!("{} of {}", p.retransmits, p.segments_out);
+            let (min, now) = (time_us(p.min_rtt_us.into()), time_us(p.rtt_us_p50.into()));
+            context! { server => n.address, host => p.host, sockets => p.sockets, min, now, again }
+        })
         .collect()
 }
 
-fn plots(facts: &Facts) -> anyhow::Result<Vec<Value>> {
+fn plots(facts: &Facts) -> Vec<Value> {
     let busiest = |points: fn(&Node) -> bool| -> Vec<&Node> {
         let mut nodes: Vec<&Node> = facts.live().filter(|n| points(n)).collect();
         nodes.sort_by(|a, b| b.ops().unwrap_or(0.0).total_cmp(&a.ops().unwrap_or(0.0)));
@@ -196,73 +194,76 @@ fn plots(facts: &Facts) -> anyhow::Result<Vec<Value>> {
     let mut plots = Vec::new();
     let pinged = busiest(|n| n.pings.len() > 1);
     if !pinged.is_empty() {
-        let series = pinged
-            .iter()
-            .map(|n| {
-                (
-                    n.address.clone(),
-                    n.pings.iter().map(|(t, us)| (f64::from(*t) / 1000.0, f64::from(*us) / 1000.0)).collect(),
-                )
-            })
-            .collect();
-        plots.push(context! { title => "PING from here, ms", svg => lines(series, "ms")?, note => "A peak on one node is a stall of that server; on all at once, of this machine or the network." });
+        let points = |n: &Node| n.pings.iter().map(|(t, us)| (from_ms(*t), f64::from(*us))).collect::<Vec<_>>();
+        plots.push(plot(
+            "PING from here",
+            "A peak on one node is a stall of that server; on all at once, of this machine or the network.",
+            lines(&pinged, points),
+            Unit::Time,
+        ));
     }
     let loaded = busiest(|n| n.series.len() > 1);
     if !loaded.is_empty() {
-        let series = loaded
-            .iter()
-            .map(|n| {
-                (n.address.clone(), n.series.iter().map(|p| (f64::from(p.at_ms) / 1000.0, p.commands_per_s)).collect())
-            })
-            .collect();
-        plots.push(context! { title => "Commands per second", svg => lines(series, "commands/s")?, note => "By the servers' own counters, without the doctor's commands." });
-        let series = loaded
-            .iter()
-            .map(|n| {
-                (
-                    n.address.clone(),
-                    n.series
-                        .iter()
-                        .map(|p| (f64::from(p.at_ms) / 1000.0, 100.0 * (p.cpu_user_share + p.cpu_sys_share)))
-                        .collect(),
-                )
-            })
-            .collect();
-        plots.push(context! { title => "CPU of the main thread, %", svg => lines(series, "%")?, note => "User and kernel together." });
+        let points = |n: &Node| n.series.iter().map(|p| (from_ms(p.at_ms), p.commands_per_s)).collect::<Vec<_>>();
+        plots.push(plot(
+            "Commands per second",
+            "By the servers' own counters, without the doctor's commands.",
+            lines(&loaded, points),
+            Unit::Count,
+        ));
+        let share = |n: &Node| {
+            n.series
+                .iter()
+                .map(|p| (from_ms(p.at_ms), 100.0 * (p.cpu_user_share + p.cpu_sys_share)))
+                .collect::<Vec<_>>()
+        };
+        plots.push(plot("CPU of the main thread", "User and kernel together.", lines(&loaded, share), Unit::Percent));
     }
-    Ok(plots)
+    plots
 }
 
-/// One line per node over the window's seconds.
-fn lines(series: Vec<(String, Vec<(f64, f64)>)>, unit: &str) -> anyhow::Result<String> {
-    let right = series.iter().flat_map(|(_, p)| p).map(|p| p.0).fold(0.1, f64::max);
-    let top = series.iter().flat_map(|(_, p)| p).map(|p| p.1).fold(0.1, f64::max) * 1.1;
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, (1000, 260)).into_drawing_area();
-        let fail = |e: &dyn std::fmt::Display| anyhow::anyhow!("plot: {e}");
-        let mut chart = ChartBuilder::on(&area)
-            .margin(10)
-            .x_label_area_size(30)
-            .y_label_area_size(70)
-            .build_cartesian_2d(0.0..right, 0.0..top)
-            .map_err(|e| fail(&e))?;
-        chart.configure_mesh().disable_x_mesh().x_desc("s").y_desc(unit).draw().map_err(|e| fail(&e))?;
-        for (i, (name, points)) in series.into_iter().enumerate() {
-            let colour = Palette99::pick(i).to_rgba();
-            chart
-                .draw_series(LineSeries::new(points, colour.stroke_width(1)))
-                .map_err(|e| fail(&e))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
-        }
-        chart
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .draw()
-            .map_err(|e| fail(&e))?;
-        area.present().map_err(|e| fail(&e))?;
+/// Microseconds, as charts have them.
+fn from_ms(ms: u32) -> f64 {
+    f64::from(ms) * 1e3
+}
+
+/// A line for each node.
+fn lines(nodes: &[&Node], points: impl Fn(&Node) -> Vec<(f64, f64)>) -> Vec<ChartLine> {
+    nodes.iter().map(|n| (n.address.clone(), points(n))).collect()
+}
+
+fn plot(title: &str, note: &str, lines: Vec<ChartLine>, unit: Unit) -> Value {
+    let chart = LineChart { title, lines, along: Along::TimeUntil(0.0), values: Values::Linear(unit), marks: &[] };
+    context! { title, note, chart => chart.html() }
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_doctor::diagnose;
+
+    use super::*;
+    use crate::frame::tests::assert_framed;
+
+    fn recorded(name: &str) -> (Report, Facts) {
+        let path = format!("{}/../explain/doctor/tests/facts/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        let facts = Facts::from_json(&std::fs::read_to_string(path).unwrap()).unwrap();
+        (diagnose(&facts, &[]), facts)
     }
-    Ok(svg)
+
+    #[test]
+    fn a_page_of_recorded_facts_is_framed_and_has_its_causes_and_plots() {
+        let (report, facts) = recorded("keys_command");
+        let page = render(&report, &facts).unwrap();
+        assert_framed(&page);
+        assert!(page.contains("id=\"keys_command\"") && page.contains("class=\"topology\""), "{page}");
+        assert!(page.contains("aria-label=\"PING from here\"") && page.contains("<polyline class=\"s1\""), "{page}");
+    }
+
+    #[test]
+    fn a_report_without_a_window_has_no_plots() {
+        let facts = Facts::of_nothing("redis://nowhere:1");
+        let page = render(&diagnose(&facts, &[]), &facts).unwrap();
+        assert_framed(&page);
+        assert!(!page.contains("class=\"plot\""), "{page}");
+    }
 }

@@ -1,9 +1,10 @@
 //! The report in words: the verdict, the last sentence, how bad, how sure, since when. The terminal and the page share them.
 
 use anstyle::Style;
-use unslow_doctor::measure::{ago, count};
-use unslow_doctor::{Affected, CannotSee, Conclusion, Confidence, Finding, Report, Severity, When};
+use unslow_doctor::measure::ago;
+use unslow_doctor::{Affected, CannotSee, Conclusion, Confidence, Currency, Finding, Report, Severity, When};
 use unslow_facts::Lack;
+use unslow_units::count;
 
 use crate::output::style;
 
@@ -22,6 +23,18 @@ pub fn severity_words(finding: &Finding) -> &'static str {
         Severity::Low => "it costs a little now",
         Severity::Risk => "it costs nothing now and could later",
         Severity::Info => "worth knowing",
+    }
+}
+
+/// What it is paid in. What is worse than a risk and cannot be counted is none: requests that failed by a client's message, writes that
+/// the next client would be refused.
+pub fn currency_words(finding: &Finding) -> &'static str {
+    match finding.impact.currency {
+        Currency::Availability => "availability",
+        Currency::Latency => "latency",
+        Currency::Capacity => "capacity",
+        Currency::Risk if finding.severity > Severity::Risk => "not counted",
+        Currency::Risk => "risk",
     }
 }
 

@@ -1,5 +1,9 @@
 //! `unslow bench`: load, honest tails.
 
+mod compare;
+mod page;
+mod text;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,14 +13,16 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_bench::{
-    Arrivals, Comparison, Histogram, Latency, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec,
-    compare, percentile_table, time, with_log,
+    Arrivals, Comparison, Histogram, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec,
+    percentile_table, with_log,
 };
-use unslow_doctor::measure::{count, percent};
+use unslow_units::{count, parse_count, parse_rate, time_us};
 
-use crate::bench_html;
-use crate::doctor::Reach;
-use crate::output::{Output, style, table, writable};
+use crate::output::{Output, writable};
+use crate::reach::Reach;
+use crate::typed::{seconds, short_time};
+
+pub use compare::Compare;
 
 /// How requests arrive in an open loop. (Documented at the flag: documented values make all of the help twice as long.)
 #[derive(Clone, Copy, ValueEnum)]
@@ -42,8 +48,8 @@ pub struct Bench {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(value_name = "URL")]
     url: String,
-    /// Open loop: requests per second in all; several rates (10000,20000) are steps of equal length
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',')]
+    /// Open loop: requests per second in all; several rates (10000,20k) are steps of equal length
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = parse_rate)]
     rate: Vec<f64>,
     #[arg(
         long,
@@ -53,11 +59,11 @@ pub struct Bench {
         help = "How requests arrive at --rate: evenly spaced, or independent of each other as many users are [default: constant]"
     )]
     arrivals: Option<ArrivalsFlag>,
-    /// Length of a run
-    #[arg(long, default_value_t = 10.0, value_name = "S")]
+    /// Length of a run, as 30s or 2m
+    #[arg(long, default_value = "10s", value_parser = seconds, value_name = "TIME")]
     seconds: f64,
     /// End after so many requests
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_parser = parse_count, value_name = "N")]
     requests: Option<u64>,
     /// Connections to each server, for --model own [default: 50]
     #[arg(short, long, value_name = "N")]
@@ -126,7 +132,7 @@ struct WorkloadFlags {
     #[arg(long, value_name = "TEMPLATE")]
     command: Vec<String>,
     /// Size of the key space [default: 100000]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_parser = parse_count, value_name = "N")]
     keys: Option<u64>,
     /// What built-in commands put in front of a key's number [default: unslow:]
     #[arg(long, value_name = "TEXT")]
@@ -134,7 +140,7 @@ struct WorkloadFlags {
     /// uniform, zipf[:EXPONENT], hot[:KEYS:REQUESTS] (shares) or sequential [default: uniform]
     #[arg(long, value_name = "HOW")]
     key_distribution: Option<String>,
-    /// Bytes of a value: 64, 16-1024, or sizes with weights 64:0.7,1024:0.3 [default: 64]
+    /// Bytes of a value: 64, 10kb, 16-1024, or sizes with weights 64:0.7,1kb:0.3 [default: 64]
     #[arg(long, value_name = "SIZE")]
     value_size: Option<String>,
     /// Seconds until a key that `set` writes expires
@@ -164,19 +170,6 @@ struct WorkloadFlags {
     /// Seed of all that is drawn [default: 1]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-}
-
-/// `200us`, `1ms`, `0.5s`.
-pub fn short_time(text: &str) -> Result<Duration, String> {
-    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
-    let scale = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        _ => return Err("write a time as 200us, 1ms or 0.5s".into()),
-    };
-    let number: f64 = text[..text.len() - unit.len()].parse().map_err(|_| "write a time as 200us, 1ms or 0.5s")?;
-    Ok(Duration::from_secs_f64((number * scale).min(3600.0)))
 }
 
 fn mix(text: &str) -> Result<BTreeMap<String, f64>, String> {
@@ -237,7 +230,7 @@ impl WorkloadFlags {
 impl Bench {
     fn settings(&self, url: &str) -> anyhow::Result<Settings> {
         if !(self.seconds.is_finite() && self.seconds > 0.0 && self.seconds <= 604_800.0) {
-            bail!("--seconds takes more than 0 and at most a week (604800)");
+            bail!("--seconds takes more than 0 and at most a week (7d)");
         }
         if self.workload.speed.is_some_and(|s| !(s > 0.0 && s <= 1e6)) {
             bail!("--speed takes a factor above 0");
@@ -308,7 +301,7 @@ impl Bench {
                 let mut order: Vec<usize> = (0..sessions.len()).collect();
                 order.rotate_left(round % sessions.len());
                 for side in order {
-                    if unslow_bench::interrupted() {
+                    if sessions[side].asked_to_end() {
                         return Ok(());
                     }
                     let (run, histogram) = sessions[side].run(&mut |p| {
@@ -350,7 +343,7 @@ impl Bench {
             reports.iter_mut().for_each(|r| r.pair = Some(pair.clone()));
         }
         let comparison = match &reports[..] {
-            [a, b] if rounds > 0 => Some(Comparison { reports: reports.clone(), ..compare(a, b) }),
+            [a, b] if rounds > 0 => Some(Comparison { reports: reports.clone(), ..unslow_bench::compare(a, b) }),
             _ => None,
         };
         let mut trouble: Vec<anyhow::Error> = failed.into_iter().collect();
@@ -363,7 +356,7 @@ impl Bench {
         keep(&self.save_against, &|| {
             Ok(reports.get(1).map(serde_json::to_string_pretty).transpose()?.unwrap_or_default() + "\n")
         });
-        keep(&self.html, &|| bench_html::page(&reports));
+        keep(&self.html, &|| page::render(&reports, comparison.as_ref()));
         keep(&self.hgrm, &|| Ok(total.as_ref().map(percentile_table).unwrap_or_default()));
         trouble.extend(logged.err().map(anyhow::Error::msg));
         match (output.json(), &comparison) {
@@ -371,10 +364,10 @@ impl Bench {
             (true, None) => output.print_json(&reports[0])?,
             (false, _) => {
                 for report in &reports {
-                    output.print(&(text(report, output.verbose) + "\n"))?;
+                    output.print(&(text::report(report, output.verbose) + "\n"))?;
                 }
                 if let Some(comparison) = &comparison {
-                    output.print(&comparison_text(comparison))?;
+                    output.print(&text::comparison(comparison))?;
                 }
             }
         }
@@ -437,10 +430,10 @@ fn line(second: &Second) -> String {
         "{:>4} s  {:>10}/s  p50 {:>8}  p99 {:>8}  p99.9 {:>8}  max {:>8}",
         second.at_s + 1,
         count(second.answered as f64),
-        time(second.latency_us_p50),
-        time(second.latency_us_p99),
-        time(second.latency_us_p99_9),
-        time(second.latency_us_max)
+        time_us(second.latency_us_p50),
+        time_us(second.latency_us_p99),
+        time_us(second.latency_us_p99_9),
+        time_us(second.latency_us_max)
     );
     if second.waiting > 0 {
         let _ = write!(line, "  waiting {}", count(second.waiting as f64));
@@ -449,277 +442,6 @@ fn line(second: &Second) -> String {
         let _ = write!(line, "  {} {}", k.kind, count(k.count as f64));
     }
     line
-}
-
-/// The report for people.
-pub fn text(report: &Report, verbose: bool) -> String {
-    let t = style::TITLE;
-    let load = &report.load;
-    let kind = serde_json::to_value(report.deployment.kind).ok().and_then(|v| v.as_str().map(|s| s.replace('_', "-")));
-    let how = if load.open_loop {
-        let rates = load.rate_per_s.iter().map(|r| count(*r)).collect::<Vec<_>>().join(", ");
-        let arrivals = load.arrivals.map_or("", |a| match a {
-            Arrivals::Constant => "evenly spaced",
-            Arrivals::Poisson => "Poisson",
-            Arrivals::Recorded => "as recorded",
-        });
-        if rates.is_empty() {
-            format!("open loop, {arrivals}")
-        } else {
-            format!("open loop, {rates} requests/s {arrivals}")
-        }
-    } else {
-        "closed loop".into()
-    };
-    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-    let mut parts = vec![format!("{} to each server", plural(load.connections, "connection"))];
-    if let Some(n) = load.in_flight_max.filter(|n| *n > 1) {
-        parts.push(format!("{n} requests under way on each"));
-    }
-    if load.model != "own" {
-        parts.push(format!("model {}", load.model));
-    }
-    parts.extend(load.callers.filter(|_| load.model != "own" || load.open_loop).map(|n| plural(n, "caller")));
-    if load.threads > 1 {
-        parts.push(plural(load.threads, "generator thread"));
-    }
-    let mut out = format!(
-        "{t}{} {} at {}{t:#}: {how}; {}\n{}\n",
-        report.deployment.version,
-        kind.unwrap_or_default(),
-        report.target,
-        parts.join(", "),
-        asked(report)
-    );
-    for (i, run) in report.runs.iter().enumerate() {
-        out.push('\n');
-        if report.runs.len() > 1 {
-            let _ = writeln!(out, "{t}run {} of {}{t:#}", i + 1, report.runs.len());
-        }
-        out += &run_text(run, verbose);
-    }
-    if report.runs.len() > 1 {
-        let worst = |f: fn(&Run) -> f64| {
-            let mut all: Vec<f64> = report.runs.iter().map(f).collect();
-            all.sort_by(f64::total_cmp);
-            (all[0], all[all.len() / 2], all[all.len() - 1])
-        };
-        let (low, mid, high) = worst(|r| r.latency.us_p99);
-        let (slow, rate, fast) = worst(|r| r.throughput_per_s);
-        let invalid = report.runs.iter().filter(|r| !r.valid).count();
-        let failed: u64 = report.runs.iter().map(|r| r.refused + r.unanswered).sum();
-        let trouble = match (invalid, failed) {
-            (0, 0) => "no errors".to_string(),
-            (0, n) => format!("{} requests failed", count(n as f64)),
-            (i, n) => format!("{i} of the runs INVALID, {} requests failed", count(n as f64)),
-        };
-        let _ = writeln!(
-            out,
-            "\nOf {} runs: p99 {} (median; {} to {}), {} requests/s ({} to {}); {trouble}.",
-            report.runs.len(),
-            time(mid),
-            time(low),
-            time(high),
-            count(rate),
-            count(slow),
-            count(fast)
-        );
-    } else if let Some(run) = report.runs.first() {
-        let _ = writeln!(out, "\n{}", sentence(run));
-    }
-    out
-}
-
-/// What was asked, in a line.
-fn asked(report: &Report) -> String {
-    let spec = &report.workload;
-    if let Some(recording) = &report.recording {
-        let left = match recording.left_out {
-            0 => String::new(),
-            n => format!(", {} left out that would change their connection", count(n as f64)),
-        };
-        return format!("a recording of {} commands{left}", count(recording.commands as f64));
-    }
-    let mut names: Vec<String> = report.runs.first().map_or(Vec::new(), |run| {
-        let all: u64 = run.commands.iter().map(|c| c.latency.count).sum();
-        let share = |c: &unslow_bench::CommandRun| percent(c.latency.count as f64 / all.max(1) as f64);
-        run.commands
-            .iter()
-            .map(|c| if run.commands.len() > 1 { format!("{} {}", c.name, share(c)) } else { c.name.clone() })
-            .collect()
-    });
-    if spec.multi > 0 {
-        names = vec![format!(
-            "blocks of {} commands, each a request under the name of its first: {}",
-            spec.multi,
-            names.join(", ")
-        )];
-    }
-    format!(
-        "{}; {} keys {}, values of {} bytes, seed {}",
-        names.join(", "),
-        count(spec.keys as f64),
-        spec.key_distribution,
-        spec.value_size,
-        spec.seed
-    )
-}
-
-fn sentence(run: &Run) -> String {
-    let errors = match run.refused + run.unanswered {
-        0 => "no errors".to_string(),
-        n => format!("{} of {} requests failed", count(n as f64), count(run.requests as f64)),
-    };
-    let what = if run.valid { "" } else { "INVALID: " };
-    format!(
-        "{what}{} requests/s with p50 {}, p99 {}, p99.9 {}; {errors}.",
-        count(run.throughput_per_s),
-        time(run.latency.us_p50),
-        time(run.latency.us_p99),
-        time(run.latency.us_p99_9)
-    )
-}
-
-fn run_text(run: &Run, verbose: bool) -> String {
-    let head = ["", "requests", "mean", "p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "max"];
-    let mut rows = vec![head.map(str::to_string).to_vec()];
-    let mut row = |name: &str, l: &Latency| {
-        let times = [l.us_mean, l.us_p50, l.us_p90, l.us_p99, l.us_p99_9, l.us_p99_99, l.us_p99_999, l.us_max];
-        let mut row = vec![name.to_string(), count(l.count as f64)];
-        row.extend(times.map(|t| if l.count == 0 { "-".to_string() } else { time(t) }));
-        rows.push(row);
-    };
-    row(if run.lateness.is_some() { "from due to answered" } else { "latency" }, &run.latency);
-    if run.commands.len() > 1 {
-        for command in run.commands.iter().take(if verbose { 200 } else { 12 }) {
-            row(&format!("  {}", command.name), &command.latency);
-        }
-    }
-    if let Some(wait) = &run.pool_wait {
-        row("  of it until a connection was free", wait);
-    }
-    if let Some(late) = &run.lateness {
-        row("generator's lateness", late);
-    }
-    if let Some(refused) = &run.refused_latency {
-        row("error replies", refused);
-    }
-    let mut out = table(&rows);
-    let busy = run.generator.thread_busy_share.iter().copied().fold(0.0, f64::max);
-    let _ = write!(
-        out,
-        "\n{} answered/s over {:.1} s; the generator used {:.2} us of CPU a request ({} busy)",
-        count(run.throughput_per_s),
-        run.seconds,
-        run.generator.cpu_us_per_request,
-        percent(busy)
-    );
-    match run.server_cpu_us_per_request {
-        Some(us) => {
-            let _ = writeln!(out, ", the servers {us:.2} us");
-        }
-        None => {
-            let _ = writeln!(out, "; the servers' CPU could not be read on all of them, or was too little to tell");
-        }
-    }
-    if verbose {
-        for server in &run.servers {
-            let share = server.cpu_share.map_or("unknown".into(), percent);
-            let each = server.cpu_us_per_command.map_or("?".into(), |c| format!("{c:.2} us"));
-            let _ = writeln!(out, "  {} {}: {share} of a core, {each} a command", server.role, server.address);
-        }
-    }
-    if run.moved + run.ask > 0 {
-        let _ =
-            writeln!(out, "redirections followed: {} MOVED, {} ASK", count(run.moved as f64), count(run.ask as f64));
-    }
-    for error in &run.errors {
-        let b = style::BAD;
-        let _ = writeln!(out, "{b}{}{b:#} {}: {}", count(error.count as f64), error.kind, error.example);
-    }
-    let seen = |us: f64| if us > 0.0 { time(us) } else { "-".to_string() };
-    let troubled = !run.events.is_empty() || run.timeline.iter().any(|s| s.errors > 0 || s.waiting > 1000);
-    if troubled && !verbose && run.timeline.len() > 120 {
-        let _ = writeln!(
-            out,
-            "{} seconds and {} events: -v shows them, --html draws them",
-            run.timeline.len(),
-            run.events.len()
-        );
-    } else if verbose || troubled {
-        out += "\n";
-        let mut rows = vec![
-            ["second", "answered", "errors", "waiting", "p50", "p99", "max", "connections"]
-                .map(str::to_string)
-                .to_vec(),
-        ];
-        for s in &run.timeline {
-            let kinds: Vec<String> =
-                s.error_kinds.iter().map(|k| format!("{} {}", k.kind, count(k.count as f64))).collect();
-            rows.push(vec![
-                s.at_s.to_string(),
-                count(s.answered as f64),
-                if kinds.is_empty() { "0".into() } else { kinds.join(", ") },
-                count(s.waiting as f64),
-                seen(s.latency_us_p50),
-                seen(s.latency_us_p99),
-                seen(s.latency_us_max),
-                s.connections.to_string(),
-            ]);
-        }
-        out += &table(&rows);
-        for event in &run.events {
-            let _ = writeln!(out, "{:>6.2} s  {}", event.at_s, event.text);
-        }
-    }
-    if let Some(pubsub) = &run.pubsub {
-        let l = &pubsub.latency;
-        let _ = writeln!(
-            out,
-            "{} subscribers got {} of {} messages; from publication to delivery p50 {}, p99 {}, p99.9 {}, longest {}",
-            pubsub.subscribers,
-            count(pubsub.delivered as f64),
-            count(pubsub.expected as f64),
-            time(l.us_p50),
-            time(l.us_p99),
-            time(l.us_p99_9),
-            time(l.us_max)
-        );
-    }
-    for doubt in &run.doubts {
-        let w = if run.valid { style::WARN } else { style::BAD };
-        let _ = writeln!(out, "{w}!{w:#} {doubt}");
-    }
-    if run.interrupted {
-        let _ = writeln!(out, "ended before its time: these are the results so far");
-    }
-    out
-}
-
-#[derive(Args)]
-#[command(
-    after_help = "Both files are made by `unslow bench --save FILE`, best with --repeat 5 and in turn (--against)."
-)]
-pub struct Compare {
-    /// Report of the first
-    #[arg(value_name = "A.json")]
-    a: PathBuf,
-    /// Report of the second
-    #[arg(value_name = "B.json")]
-    b: PathBuf,
-}
-
-impl Compare {
-    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
-        let (a, b) = (read(&self.a)?, read(&self.b)?);
-        let comparison = compare(&a, &b);
-        if output.json() {
-            output.print_json(&comparison)?;
-        } else {
-            output.print(&comparison_text(&comparison))?;
-        }
-        Ok(0)
-    }
 }
 
 /// Writes a file beside the old one and puts it in its place: a full disk costs nobody the earlier result.
@@ -738,34 +460,4 @@ fn replace(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
         Err(e) if e.kind() != std::io::ErrorKind::StorageFull => Ok(std::fs::write(path, text)?),
         other => Ok(other?),
     }
-}
-
-fn read(path: &std::path::Path) -> anyhow::Result<Report> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let report: Report = serde_json::from_str(&text)
-        .map_err(|e| anyhow!("{}: no report of `unslow bench --save`: {e}", path.display()))?;
-    if report.schema != unslow_bench::SCHEMA {
-        bail!("{}: its schema is {:?}, and {} was expected", path.display(), report.schema, unslow_bench::SCHEMA);
-    }
-    Ok(report)
-}
-
-fn comparison_text(comparison: &Comparison) -> String {
-    let (t, w) = (style::TITLE, style::WARN);
-    let side = |s: &unslow_bench::Side| format!("{} at {} ({} runs)", s.version, s.target, s.runs);
-    let turn = if comparison.interleaved { ", in turn" } else { "" };
-    let mut out = format!("{t}A{t:#} {}\n{t}B{t:#} {}{turn}\n\n", side(&comparison.a), side(&comparison.b));
-    for d in &comparison.differences {
-        let mark = match d.better {
-            Some(true) => format!("{}+{:#}", style::GOOD, style::GOOD),
-            Some(false) => format!("{}-{:#}", style::BAD, style::BAD),
-            None => " ".to_string(),
-        };
-        let _ = writeln!(out, "{mark} {}", d.sentence);
-    }
-    for warning in &comparison.warnings {
-        let _ = writeln!(out, "{w}!{w:#} {warning}");
-    }
-    let _ = writeln!(out, "\n{}", comparison.sentence);
-    out
 }

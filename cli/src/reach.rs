@@ -8,6 +8,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use unslow_client::{Options, Secret, Target, TlsOptions};
 
+use crate::typed;
+
 /// How to reach the servers; shared by every verb that talks to them.
 #[derive(Args, Clone)]
 pub struct Reach {
@@ -32,8 +34,8 @@ pub struct Reach {
     /// Name expected in the certificate
     #[arg(long, value_name = "NAME")]
     pub server_name: Option<String>,
-    /// Seconds to wait for a connection or an answer
-    #[arg(long, default_value_t = 3.0, value_name = "S")]
+    /// Time to wait for a connection or an answer, as 500ms or 3s
+    #[arg(long, default_value = "3s", value_parser = typed::seconds, value_name = "TIME")]
     pub timeout: f64,
     /// RESP version to speak
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=3), value_name = "2|3")]
@@ -43,7 +45,7 @@ pub struct Reach {
 impl Reach {
     pub fn options(&self) -> anyhow::Result<Options> {
         if !(self.timeout > 0.0 && self.timeout <= 3600.0) {
-            bail!("--timeout takes seconds, more than 0 and at most 3600");
+            bail!("--timeout takes more than 0 and at most an hour, for example 3s");
         }
         Ok(Options {
             connect_timeout: Duration::from_secs_f64(self.timeout),

@@ -1,7 +1,7 @@
 //! On recorded facts: what fits a screen, what stands where, what is never said.
 
 use unslow_doctor::{Affected, Conclusion, diagnose};
-use unslow_facts::{Facts, Gap, Seen};
+use unslow_facts::{ClientError, ClientErrorKind, Facts, Gap, Multiplexer, Seen, ThreadPool};
 
 use super::*;
 
@@ -103,6 +103,41 @@ fn nothing_is_said_to_be_lost_where_no_client_was_seen() {
         let text = shown(&report, false);
         assert!(text.contains(expected) && !text.contains(other), "{affected:?}:\n{text}");
     }
+}
+
+/// A client's message and nothing else: its thread pool was exhausted, and replies waited.
+fn of_a_message() -> Report {
+    let worker = Some(ThreadPool { busy: 600, min: 6, max: 32_767 });
+    let error = ClientError {
+        kind: ClientErrorKind::Timeout,
+        count: 3,
+        multiplexer: Some(Multiplexer { worker, unread_bytes: Some(2256), ..Multiplexer::default() }),
+        ..ClientError::default()
+    };
+    diagnose(&Facts { client_errors: vec![error], ..Facts::of_nothing("") }, &[])
+}
+
+#[test]
+fn no_line_of_a_report_without_a_server_ends_in_a_blank() {
+    for verbose in [false, true] {
+        let text = shown(&of_a_message(), verbose);
+        assert_eq!(text.lines().next(), Some("no server, messages and logs alone"), "{text}");
+        assert!(text.lines().all(|line| !line.ends_with(' ')), "{text:?}");
+    }
+}
+
+#[test]
+fn what_is_worse_than_a_risk_and_cannot_be_counted_is_not_called_a_risk() {
+    let report = of_a_message();
+    let first = &report.findings[0];
+    assert_eq!((first.id.as_str(), first.severity), ("client_thread_pool", Severity::Medium));
+    let text = shown(&report, false);
+    assert!(text.contains("MEDIUM: requests failed when the message was written"), "{text}");
+    assert!(text.contains("[not counted]") && !text.contains("[risk]"), "{text}");
+    // A risk is one.
+    let mut risk = report;
+    risk.findings[0].severity = Severity::Risk;
+    assert!(shown(&risk, false).contains("[risk]"), "{}", shown(&risk, false));
 }
 
 #[test]

@@ -1,0 +1,42 @@
+//! Values that several verbs take, with the bounds that they share.
+
+use std::time::Duration;
+
+use unslow_units::{Error, parse_time, parse_time_within};
+
+/// How long something lasts, the doctor's window or a fault: at least half a second, or there would be nothing to see.
+pub fn lasting(text: &str) -> Result<Duration, Error> {
+    parse_time_within(text, Duration::from_millis(500)..=Duration::from_secs(86_400))
+}
+
+/// When a verb ends that would otherwise run on: at most a year.
+pub fn end_after(text: &str) -> Result<Duration, Error> {
+    parse_time_within(text, Duration::ZERO..=Duration::from_secs(365 * 86_400))
+}
+
+/// A delay that a run measures against: at most an hour.
+pub fn short_time(text: &str) -> Result<Duration, Error> {
+    parse_time_within(text, Duration::ZERO..=Duration::from_secs(3600))
+}
+
+/// A time in seconds; its verb checks the bounds.
+pub fn seconds(text: &str) -> Result<f64, Error> {
+    parse_time(text).map(|time| time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_takes_the_same_forms() {
+        for (text, ms) in [("500ms", 500), ("1.5s", 1_500), ("10s", 10_000), ("2m", 120_000), ("90", 90_000)] {
+            let expected = Duration::from_millis(ms);
+            assert_eq!((lasting(text), short_time(text)), (Ok(expected), Ok(expected)), "{text}");
+            assert_eq!(seconds(text), Ok(expected.as_secs_f64()), "{text}");
+        }
+        assert_eq!(end_after("36h"), Ok(Duration::from_secs(129_600)));
+        assert_eq!(short_time("250us"), Ok(Duration::from_micros(250)));
+        assert!(lasting("250us").is_err() && lasting("2d").is_err() && short_time("2h").is_err());
+    }
+}

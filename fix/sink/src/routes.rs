@@ -1,0 +1,142 @@
+//! Where calls go: the watcher's news become routes for the writer, and what happens when the watcher dies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+
+use unslow_client::{Target, address_target};
+use unslow_reactor::Waker;
+use unslow_topology::{Health, SLOTS, Topology};
+use unslow_watch::{News, peer_of, tls_of};
+
+use crate::writer::{NOBODY, Order, Route, RouteNode, WriterShared};
+
+/// How the threads of a sink know of its end.
+#[derive(Default)]
+pub struct Stop {
+    /// Reads no more, and finishes what is in flight.
+    pub asked: AtomicBool,
+    /// It is dropped.
+    pub over: AtomicBool,
+    /// Some slots have no master that answers.
+    pub silent: AtomicBool,
+    /// It was asked since its watcher had died.
+    unwatched: AtomicBool,
+}
+
+/// What the operator and the service manager hear of that.
+const UNWATCHED: &str = "the watcher of the deployment ended by itself, a defect of unslow";
+
+impl Stop {
+    /// Whether it was asked for a reason that is an error.
+    pub fn why(&self) -> Result<(), String> {
+        if self.unwatched.load(Ordering::Acquire) { Err(UNWATCHED.into()) } else { Ok(()) }
+    }
+}
+
+/// The watcher's news become routes.
+pub struct Routes {
+    pub shared: Arc<WriterShared>,
+    pub waker: Waker,
+    pub stop: Arc<Stop>,
+    pub note: Arc<dyn Fn(&str) + Send + Sync>,
+    pub router: Router,
+}
+
+impl Routes {
+    /// Until the watcher ends. If nothing has ended it, the routes would only age from here on: the sink finishes
+    /// what is in flight and ends with an error, so that its service manager starts it again.
+    pub fn follow(&self, news: Receiver<News>) {
+        for news in news {
+            match news {
+                News::Delta(delta, topology) => {
+                    delta.changes.iter().for_each(|known| (self.note)(&known.what.to_string()));
+                    let silent = topology.masters().any(|n| n.health != Health::Up);
+                    self.stop.silent.store(silent, Ordering::Release);
+                    self.route(&topology);
+                }
+                News::Note(text) => (self.note)(&text),
+                // The same again: a redirect may have led astray.
+                News::Fresh(topology) => self.route(&topology),
+            }
+        }
+        if self.stop.over.load(Ordering::Acquire) {
+            return;
+        }
+        (self.note)(&format!("{UNWATCHED}; finishing batches in flight"));
+        self.stop.unwatched.store(true, Ordering::Release);
+        self.stop.asked.store(true, Ordering::Release);
+    }
+
+    fn route(&self, topology: &Topology) {
+        self.shared.order(Order::Route(self.router.route(topology)), &self.waker);
+    }
+}
+
+/// Makes routes of what a watcher has seen.
+pub struct Router {
+    pub target: Target,
+    pub tls: Option<Arc<rustls::ClientConfig>>,
+    pub server_name: Option<String>,
+}
+
+impl Router {
+    pub fn route(&self, topology: &Topology) -> Route {
+        let mut slots = vec![NOBODY; usize::from(SLOTS)];
+        for (slot, owner) in topology.owners().into_iter().enumerate() {
+            slots[slot] = owner.unwrap_or(NOBODY);
+        }
+        let nodes = topology.nodes.iter().map(|node| {
+            let target = address_target(&self.target, &node.address).unwrap_or_else(|| self.target.clone());
+            let tls = tls_of(&target, self.tls.as_ref(), self.server_name.as_deref());
+            RouteNode {
+                address: node.address.clone(),
+                alias: node.alias.clone(),
+                // Never in the clear where TLS was asked for.
+                peer: peer_of(&target).filter(|_| !target.tls || tls.is_some()),
+                tls,
+                silent: node.health != Health::Up,
+            }
+        });
+        Route { nodes: nodes.collect(), slots }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Sender, channel};
+
+    use unslow_reactor::Reactor;
+
+    use super::*;
+    use crate::stats::Stats;
+
+    #[test]
+    fn a_watcher_that_dies_ends_the_sink_with_an_error_and_one_that_was_ended_does_not() {
+        for over in [false, true] {
+            let shared = Arc::new(WriterShared {
+                orders: Mutex::default(),
+                window: Default::default(),
+                stats: Stats::default(),
+                fatal: Mutex::default(),
+            });
+            let stop = Arc::new(Stop::default());
+            stop.over.store(over, Ordering::Release);
+            let notes = Arc::new(Mutex::new(Vec::<String>::new()));
+            let noted = notes.clone();
+            let routes = Routes {
+                shared,
+                waker: Reactor::new().unwrap().io().waker(),
+                stop: stop.clone(),
+                note: Arc::new(move |text: &str| noted.lock().unwrap().push(text.into())),
+                router: Router { target: Target::parse("redis://h:1").unwrap(), tls: None, server_name: None },
+            };
+            let (send, news) = channel();
+            drop::<Sender<News>>(send); // as the watcher's thread does at its end
+            routes.follow(news);
+            assert_eq!((stop.asked.load(Ordering::Acquire), stop.why().is_err()), (!over, !over));
+            assert_eq!(notes.lock().unwrap().len(), usize::from(!over));
+        }
+    }
+}
