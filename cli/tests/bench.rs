@@ -394,7 +394,7 @@ fn bad_orders_get_one_clear_line() {
         (&["--command", "x=GET a", "--mix", "get=1"], "would never be sent"),
         (&["--script", "/etc/hostname"], "EVALSHA {sha}"),
         (&["--script", "/nowhere.lua", "--command", "EVALSHA {sha} 0"], "/nowhere.lua"),
-        (&["--value-size", "10k"], "without a unit"),
+        (&["--value-size", "10 miles"], "invalid value size"),
         (&["--key-distribution", "zipf:-1"], "zipf:-1"),
         (&["--model", "pool"], "no client model"),
         (&["--model", "shared", "--pipeline", "4"], "--pipeline"),
@@ -525,6 +525,8 @@ fn the_page_shows_an_outage_in_a_real_browser() {
     let dom = browse(&page);
     assert!(dom.contains("Latency over time") && dom.contains("Errors per second") && dom.contains("slots moved from"));
     assert!(dom.matches("<polyline").count() >= 8, "plots have no lines");
+    let (read, folded) = dom.split_once("<details id=\"workload\">").expect("the workload is folded");
+    assert!(read.contains("class=\"verdict") && !read.contains("key_prefix") && folded.contains("key_prefix"));
     assert!(!dom.contains("<b>&amp;:") && dom.contains("&lt;b&gt;"), "a key prefix is text, not markup");
     assert!(std::fs::read_to_string(&hgrm).unwrap().contains("#[Max"));
     let report = kept(save.to_str().unwrap());

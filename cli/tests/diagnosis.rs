@@ -351,6 +351,7 @@ fn the_page_opens_in_a_real_browser_with_its_causes_and_plots() {
     );
     // A line of PINGs for each node.
     assert!(dom.matches("<polyline").count() >= 6, "plots have no lines");
+    assert!(dom.contains("aria-label=\"PING from here\""), "the chart has no name");
     for server in &lab.deployment.nodes {
         assert!(dom.contains(&server.address()), "{} is missing", server.address());
     }

@@ -127,6 +127,27 @@ fn serves_reloads_and_ends_by_signals_and_says_how_it_is() {
 }
 
 #[test]
+fn the_first_ctrl_c_lets_clients_finish_and_the_second_one_does_not_wait() {
+    let server = standalone("valkey-9.1");
+    let port = free_port("127.0.0.1").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("gateway.toml");
+    std::fs::write(&file, format!("target = {:?}\ndrain_ms = 600000\n", server.url())).unwrap();
+    let listen = format!("127.0.0.1:{port}");
+    let mut gateway = start(&["gateway", "--config", &file.display().to_string(), "--listen", &listen]);
+    until_ok("the gateway to answer", || client(port)?.call(&["PING"]).map(|_| true));
+    // A client in a transaction may finish it.
+    let mut c = client(port).unwrap();
+    c.call(&["MULTI"]).unwrap();
+    let mut said = BufReader::new(gateway.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+    gateway.signal(libc::SIGINT);
+    assert!(said.any(|line| line.contains("letting clients finish (Ctrl-C again: at once)")));
+    gateway.signal(libc::SIGINT);
+    assert_eq!(gateway.ended(), Some(2));
+    assert!(said.any(|line| line.contains("interrupted; everything that was started has been ended")));
+}
+
+#[test]
 fn speaks_tls_on_both_sides() {
     let dir = tempfile::tempdir().unwrap();
     let (server, tls_port) = tls_server(dir.path());

@@ -144,12 +144,19 @@ fn cannot(fault: &Fault, engine: &Engine) -> Option<&'static str> {
         Some("no_pipelining") if old => Some("reads are not counted before 6.0"),
         // memory
         Some("fragmentation") if engine.name != "redis-7.0" => Some("its allocator does not count gaps"),
-        Some("tracking_table") if !engine.is_valkey() && engine.level() < (6, 0) => {
+        Some("tracking_storm" | "tracking_table") if !engine.is_valkey() && engine.level() < (6, 0) => {
             Some("there is no client-side caching before 6.0")
         }
         // The disk.
         Some("aof_rewrite_storm") if !engine.is_valkey() && engine.level() < (7, 0) => {
             Some("rewrites are not counted before 7.0")
+        }
+        Some("version_mix") if !engine.is_valkey() => Some("the older server of this fault is a Redis 7.0"),
+        Some("clock_skew") if !engine.is_valkey() && engine.level() < (7, 0) => {
+            Some("INFO does not tell the server's time before 7.0")
+        }
+        Some("hash_tag_skew") if !engine.is_valkey() && engine.level() < (8, 2) => {
+            Some("keys of slots are not listed before Redis 8.2")
         }
         Some("paused") if old => Some("writes cannot be paused alone before 6.2"),
         Some("saves_failing") if old => Some("refusals are not counted by kind before 6.2"),
@@ -158,7 +165,7 @@ fn cannot(fault: &Fault, engine: &Engine) -> Option<&'static str> {
 }
 
 /// Faults that fill a server's main thread, which cannot be while others hold its processor.
-const FULL: &[&str] = &["kernel_bound", "main_thread_saturated", "reads_on_master", "shard_imbalance"];
+const FULL: &[&str] = &["big_values", "kernel_bound", "main_thread_saturated", "reads_on_master", "shard_imbalance"];
 
 /// The fault of this rule, which must be named first.
 fn is_named_first(rule: &str) {
@@ -213,19 +220,20 @@ macro_rules! named_first {
 }
 
 named_first! {
-    accept_overflow acl_denials aof_fsync_stall aof_rewrite_storm backlog_too_small big_key blind_instruments
-    busy_polling chatter client_memory config_drift connection_churn container_memory cpu_throttled dead_peers
-    disk_full_soon error_flood eval_bodies eviction_pressure expire_storm failover_flapping far_client fork_stall
-    fragmentation fsync_always full_resync_loop ghost_nodes giant_transactions growth_without_ttl io_threads
-    kernel_bound keys_command log_level long_script low_hit_ratio main_thread_saturated master_without_replica
+    accept_overflow acl_denials aof_fsync_stall aof_rewrite_storm backlog_too_small bandwidth big_key big_values
+    blind_instruments blocking_on_shared_connection busy_polling chatter client_memory clock_skew config_drift
+    connection_churn container_memory cpu_throttled dead_peers disk_full_soon error_flood eval_bodies
+    eviction_pressure expire_storm failover_flapping far_client fork_stall fragmentation fsync_always full_resync_loop
+    ghost_nodes giant_commands giant_transactions growth_without_ttl hash_tag_skew idle_reaper io_threads kernel_bound
+    keys_command lock_spinning log_level long_script low_hit_ratio main_thread_saturated master_without_replica
     masters_share_host min_replicas_refusing monitor_attached monitoring_storm no_auth no_failover_possible
     no_majority no_memory_limit no_pipelining node_hangs node_timeout_margin node_unreachable noisy_neighbour
     normal_buffer_kill not_your_redis notifications_for_nobody open_slots out_of_memory packet_loss paused pinned
-    publish_in_cluster reads_on_master redirect_storm replica_buffer_kill replica_lag replica_link_down
-    replica_shares_host save_too_often saves_collide saves_failing script_cache sentinel_down_after
-    sentinel_master_down sentinel_quorum sentinel_tilt sentinels_share_host shard_imbalance slot_map_fragmented
-    slots_uncovered slow_command slow_subscriber too_many_connections topology_storm tracking_table views_disagree
-    watch_conflicts writable_replica
+    publish_in_cluster reads_on_master reconnect_stampede redirect_storm replica_buffer_kill replica_lag
+    replica_link_down replica_shares_host resync_storm save_too_often saves_collide saves_failing script_cache
+    sentinel_down_after sentinel_master_down sentinel_quorum sentinel_tilt sentinels_share_host shard_imbalance
+    slot_map_fragmented slots_uncovered slow_command slow_subscriber too_many_connections topology_storm
+    tracking_storm tracking_table version_mix views_disagree watch_conflicts writable_replica
 }
 
 #[test]

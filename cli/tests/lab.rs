@@ -250,7 +250,7 @@ fn bad_orders_get_a_clear_error_and_leave_nothing() {
     labs.refused(&["up", "--server", "/bin/ls"], "redis-server or valkey-server was expected");
     labs.refused(&["up", "--name", "Über"], "a-z, 0-9");
     labs.refused(&["up", "--zones", "0"], "1 to 15");
-    labs.refused(&["up", "--rtt", "quick"], "is no time");
+    labs.refused(&["up", "--rtt", "quick"], "invalid duration \"quick\"");
     // A server that dies at start: its own words.
     let dies = file(&format!("{zone}[deployment]\nkind = \"standalone\"\nsettings = {{ no-such-setting = 1 }}\n"));
     labs.refused(&["up", &dies], "node-1 ended at start");

@@ -8,6 +8,8 @@ use crate::{ClientError, Facts, Host, LogEvent, Node, Rtt};
 const CORES: f64 = 1e5;
 /// No server has counted more of anything, calls or microseconds: it is 31 years of the latter.
 const COUNTED: f64 = 1e15;
+/// No machine has more memory: 1 EiB.
+const LARGEST_BYTES: f64 = (1u64 << 60) as f64;
 /// A year: no window is longer.
 const WINDOW_S: f64 = 366.0 * 86400.0;
 /// The end of the year 9999, unix time in ms.
@@ -52,6 +54,7 @@ fn node(node: &Node) -> Result<(), String> {
         within(point.commands_per_s, 0.0, 1e12, &name("series.commands_per_s"))?;
         within(point.cpu_user_share, 0.0, CORES, &name("series.cpu_user_share"))?;
         within(point.cpu_sys_share, 0.0, CORES, &name("series.cpu_sys_share"))?;
+        within(point.connections_per_s.unwrap_or(0.0), 0.0, 1e12, &name("series.connections_per_s"))?;
     }
     for (command, ranges) in node.histograms.value().into_iter().flatten() {
         for range in ranges {
@@ -107,6 +110,22 @@ fn host(host: &Host) -> Result<(), String> {
     within(host.clock_read_ns.unwrap_or(0.0), 0.0, 1e9, &name("clock_read_ns"))?;
     for (what, share) in &host.pressure {
         within(*share, 0.0, 2.0, &name(&format!("pressure.{what}")))?;
+    }
+    for core in &host.cores {
+        for (share, field) in [(core.busy_share, "busy_share"), (core.softirq_share, "softirq_share")] {
+            within(share, -0.5, 1.5, &name(&format!("{field} of processor {}", core.number)))?;
+        }
+        let speed = core.speed.iter().flat_map(|s| [s.first_khz, s.last_khz, Some(s.allowed_khz), Some(s.max_khz)]);
+        for count in speed.chain([core.device_interrupts]).flatten() {
+            within(count as f64, 0.0, COUNTED, &name(&format!("a figure of processor {}", core.number)))?;
+        }
+    }
+    let reclaims = host.reclaims.iter().flat_map(|r| [r.direct, r.compactions]);
+    let nodes = host.memory_nodes.iter().filter_map(|n| n.memory_bytes);
+    let held = host.processes.iter().flat_map(|p| &p.anon_by_node).map(|(_, bytes)| *bytes);
+    for figure in reclaims.chain(nodes).chain(held) {
+        // Sums are made of them.
+        within(figure as f64, 0.0, LARGEST_BYTES, &name("reclaims, memory_nodes or anon_by_node"))?;
     }
     for disk in &host.disks {
         within(disk.write_await_ms, 0.0, 1e9, &name("disks.write_await_ms"))?;
@@ -193,6 +212,18 @@ mod tests {
             (|f| f.window_s = -3.0, "window_s is -3"),
             (|f| f.cost.server_cpu_share = -1.0, "cost.server_cpu_share"),
             (|f| f.nodes[0].window_s = 1e300, "window_s of a:1"),
+            (
+                |f| {
+                    f.nodes[0].series.push(crate::Point {
+                        at_ms: 1000,
+                        commands_per_s: 1.0,
+                        cpu_user_share: 0.1,
+                        cpu_sys_share: 0.1,
+                        connections_per_s: Some(f64::NAN),
+                    });
+                },
+                "series.connections_per_s of a:1",
+            ),
             (|f| f.nodes[0].histograms = histogram(1, u64::MAX), "calls in the histogram of get of a:1"),
             (|f| f.nodes[0].histograms = histogram(u64::MAX, 1), "up_to_us in the histogram of get of a:1"),
             (|f| f.hosts[0].steal_share = Some(17.0), "steal_share of the machine"),
@@ -201,6 +232,17 @@ mod tests {
                 "a figure of client_errors",
             ),
             (|f| f.hosts[0].busy_share = Some(f64::NAN), "busy_share of the machine"),
+            (
+                |f| f.hosts[0].cores = vec![crate::Core { softirq_share: 7.0, ..crate::Core::default() }],
+                "softirq_share of processor 0 of the machine",
+            ),
+            (
+                |f| {
+                    let anon_by_node = vec![(0, u64::MAX)];
+                    f.hosts[0].processes.push(crate::Process { anon_by_node, ..crate::Process::default() });
+                },
+                "anon_by_node of the machine",
+            ),
             (|f| f.hosts[0].clock_read_ns = Some(-1.0), "clock_read_ns of the machine"),
             (
                 |f| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AcceptQueue, MemoryGroup, Rtt, Storage};
+use crate::{AcceptQueue, Core, Link, MemoryGroup, MemoryNode, Reclaims, Rtt, Storage};
 
 /// One machine. Shares are of one core and of the window's wall time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -47,12 +47,24 @@ pub struct Host {
     pub steal_share: Option<f64>,
     /// Busy, share of all processors' time.
     pub busy_share: Option<f64>,
+    /// Its processors one by one; none where they were not seen, and in facts of before this was kept.
+    #[serde(default)]
+    pub cores: Vec<Core>,
+    /// Its memory nodes: one on most machines; none where they were not seen, and in facts of before this was kept.
+    #[serde(default)]
+    pub memory_nodes: Vec<MemoryNode>,
+    /// How often tasks had to look for memory themselves. None in facts of before this was kept.
+    #[serde(default)]
+    pub reclaims: Option<Reclaims>,
     /// `/proc/pressure`: `cpu.some`, `io.full`, ... as share of the window's wall time stalled.
     pub pressure: BTreeMap<String, f64>,
     /// TCP counters over the window.
     pub tcp: Option<Tcp>,
     /// Block devices with traffic in the window.
     pub disks: Vec<Disk>,
+    /// Network devices with traffic in the window, the loopback left out. None in facts of before this was kept.
+    #[serde(default)]
+    pub links: Vec<Link>,
     /// fsync of 4 KiB in the directory that `--fsync-dir` names.
     pub fsync: Option<Rtt>,
     /// Redis and Valkey servers found on it.
@@ -117,15 +129,18 @@ pub struct Process {
     pub open_files_max: Option<u64>,
     /// Processors it may run on.
     pub cpus_allowed: Option<u32>,
-    /// cgroup quota in cores; `None` is no quota.
+    /// CPU quota in cores, the tightest of its cgroup and those above; `None` is no quota.
     pub quota_cores: Option<f64>,
-    /// Share of the window its cgroup was throttled.
+    /// Share of the window its cgroup was throttled, or the one above it that was throttled most.
     pub throttled_share: Option<f64>,
     /// (throttled, all) enforcement periods in the window.
     pub throttled_periods: Option<(u64, u64)>,
-    /// cgroup memory limit in bytes.
+    /// How many levels above its own the cgroup with these periods is; 0 is its own.
+    #[serde(default)]
+    pub throttled_above: u32,
+    /// Memory limit in bytes, the tightest of its cgroup and those above.
     pub memory_limit_bytes: Option<u64>,
-    /// The memory of its cgroup. None where it is not shown, and in facts of before this was kept.
+    /// The memory of the cgroup with that limit; its own where there is no limit. None where it is not shown, and in facts of before this was kept.
     #[serde(default)]
     pub memory_group: Option<MemoryGroup>,
     /// Open files at the end of the window.
@@ -134,6 +149,12 @@ pub struct Process {
     /// Time of its main thread on a processor, by the kernel.
     #[serde(default)]
     pub main_cpu_share: Option<f64>,
+    /// Where its main thread was seen, at the window's start and end: one number if it was the same processor. None where it was not seen.
+    #[serde(default)]
+    pub ran_on: Vec<u32>,
+    /// What its cgroup holds on each memory node, page cache left out: (node, bytes). None where it was not seen.
+    #[serde(default)]
+    pub anon_by_node: Vec<(u32, u64)>,
     /// Numbers of the processors it may run on; none where they were not seen.
     #[serde(default)]
     pub processors: Vec<u32>,
@@ -143,6 +164,16 @@ pub struct Process {
     /// The file system of its working directory, where it writes its files. None in facts of before this was kept.
     #[serde(default)]
     pub storage: Option<Storage>,
+}
+
+impl Process {
+    /// The processor that its main thread ran on all the time, as far as is known: the only one it may use, or the one it was seen on twice.
+    pub fn core(&self) -> Option<u32> {
+        match (&self.processors[..], &self.ran_on[..]) {
+            ([only], _) | (_, [only]) => Some(*only),
+            _ => None,
+        }
+    }
 }
 
 /// Another process.

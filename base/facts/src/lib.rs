@@ -9,21 +9,26 @@
 
 mod check;
 mod client_error;
+mod cores;
 mod host;
 mod later;
+mod link;
 mod listen;
 mod log_event;
 mod memory_group;
 mod node;
 mod sentinel;
+mod slot_stat;
 mod storage;
 
 use serde::{Deserialize, Serialize};
 use unslow_topology::DeploymentKind;
 
 pub use client_error::{ClientError, ClientErrorKind, ClientLibrary, Multiplexer, ThreadPool};
+pub use cores::{Core, MemoryNode, Reclaims, Speed};
 pub use host::{Disk, Host, Neighbour, Process, Tcp};
 pub use later::LaterView;
+pub use link::Link;
 pub use listen::AcceptQueue;
 pub use log_event::{LogEvent, LogKind};
 pub use memory_group::MemoryGroup;
@@ -32,6 +37,7 @@ pub use node::{
     SentinelNode, SlowEntry, TimeRange,
 };
 pub use sentinel::{Listed, Tilt};
+pub use slot_stat::SlotStat;
 pub use storage::{Storage, StorageState};
 
 /// Version of the saved form. A reader refuses any other major number.

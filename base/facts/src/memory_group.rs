@@ -1,10 +1,13 @@
-//! The memory of the cgroup that a server runs in, as the kernel accounts for it.
+//! The memory of the cgroup that bounds a server's, as the kernel accounts for it.
 
 use serde::{Deserialize, Serialize};
 
 /// One cgroup's memory. Counters are of the window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct MemoryGroup {
+    /// How many levels above the server's own cgroup it is; 0 is its own.
+    #[serde(default)]
+    pub above: u32,
     /// Charged to it at the window's end, page cache included: `memory.current` (v2), `memory.usage_in_bytes` (v1).
     pub used_bytes: u64,
     /// Page cache among it that the kernel takes back without ending a process: `active_file` and `inactive_file`.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use unslow_topology::{ClusterView, CommandStat, Info, Role};
 
-use crate::{LaterView, Seen};
+use crate::{LaterView, Seen, SlotStat};
 
 /// One INFO reply and when it came.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -71,6 +71,9 @@ pub struct Node {
     pub cluster_last: Seen<LaterView>,
     /// CLUSTER INFO.
     pub cluster_info: Seen<BTreeMap<String, String>>,
+    /// A master's slots with the most keys, then those that took the most time. Not in facts of before this was kept.
+    #[serde(default)]
+    pub slot_stats: Seen<Vec<SlotStat>>,
     /// Sizes of the keys that the slow log names.
     pub key_sizes: Seen<Vec<KeySize>>,
     /// The kernel's figures for its client sockets, by peer, where its machine is this one.
@@ -92,6 +95,9 @@ pub struct Point {
     pub cpu_user_share: f64,
     /// Share of a core in the kernel.
     pub cpu_sys_share: f64,
+    /// Connections accepted per second since the point before. None where they are not counted, and in facts of before this was kept.
+    #[serde(default)]
+    pub connections_per_s: Option<f64>,
 }
 
 /// Round-trip times.
@@ -136,7 +142,7 @@ pub struct SlowEntry {
     pub us: u64,
     /// Upper case, with its sub-command where it has one.
     pub command: String,
-    /// Number of arguments, the command included.
+    /// Number of arguments, the command included; 32 at most in older facts, which have what the log kept of a command.
     pub args: u32,
     /// The first key, hashed with the run's salt unless `--show-keys`.
     pub key: Option<String>,
@@ -188,11 +194,14 @@ pub struct Clients {
     pub total: u64,
     /// Rows read.
     pub listed: u64,
+    /// Rows that wait in a blocking command. None in facts of before this was kept.
+    #[serde(default)]
+    pub blocked: Option<u64>,
     /// Whether the rows are a sample by windows of ids.
     pub sampled: bool,
     /// Rows by library, name and host, largest first.
     pub groups: Vec<ClientGroup>,
-    /// Rows worth a line of their own: MONITOR, large buffers.
+    /// Rows worth a line of their own: MONITOR, large buffers, commands that wait behind a blocking one.
     pub notable: Vec<ClientRow>,
 }
 
@@ -211,6 +220,13 @@ pub struct ClientGroup {
     pub young: u64,
     /// Rows idle for over an hour.
     pub idle_hour: u64,
+    /// Rows that connected since the window began. 0 in facts of before this was kept.
+    #[serde(default)]
+    pub opened: u64,
+    /// Seconds since the last command of the row that has been idle for longest, of rows that `timeout` applies to: no subscribers,
+    /// replicas or blocked clients. None where there are none, and in facts of before this was kept.
+    #[serde(default)]
+    pub idle_s_max: Option<u64>,
     /// Last commands and how many rows show each.
     pub commands: BTreeMap<String, u64>,
 }
@@ -241,6 +257,9 @@ pub struct ClientRow {
     /// 0 in facts of before this was kept.
     #[serde(default)]
     pub query_bytes: u64,
+    /// Of these, what was read and not yet parsed (`qbuf`). 0 in facts of before this was kept.
+    #[serde(default)]
+    pub unparsed_bytes: u64,
 }
 
 /// The kernel's figures for the server's sockets towards one peer address.
@@ -367,6 +386,7 @@ impl Node {
             cluster: Seen::default(),
             cluster_last: Seen::default(),
             cluster_info: Seen::default(),
+            slot_stats: Seen::default(),
             key_sizes: Seen::default(),
             sockets: Seen::default(),
             open_door: false,

@@ -168,6 +168,17 @@ def publish(number, seconds):
     forever(float(seconds), body)
 
 
+def lock(number):
+    """redis-py's own lock, told to ask a thousand times a second."""
+    r = connect()
+
+    def body():
+        with r.lock("{t2}lock", timeout=10, sleep=0.001):
+            time.sleep(0.05)
+
+    threads(number, body)
+
+
 def import_all(number):
     """A pipeline is a transaction unless it is told otherwise."""
     r = connect()
@@ -181,10 +192,19 @@ def import_all(number):
     forever(0.01, body)
 
 
+def mset_all(number, seconds):
+    """Prices of everything, written again in one MSET whenever the list comes."""
+    r = connect()
+    prices = {f"{{t2}}price:{i}": "12.50" for i in range(int(number))}
+    forever(float(seconds), lambda: r.mset(prices))
+
+
 {
     "cache": cache,
     "eval_each_time": eval_each_time,
     "import_all": import_all,
+    "lock": lock,
+    "mset_all": mset_all,
     "poll": poll,
     "publish": publish,
     "selects": selects,

@@ -50,8 +50,8 @@ pub const CASES: &[Ill] = &[
     Ill { name: "list_sorted", how: "SORT ids LIMIT 0 10 of 200,000 numbers", first: "big_key", make: list_sorted },
     Ill {
         name: "mget_of_ten_thousand",
-        how: "MGET of 10,000 keys, over and over",
-        first: "slow_command",
+        how: "MGET of 10,000 keys, over and over, and a slow log from 1 ms on",
+        first: "giant_commands",
         make: mget_of_ten_thousand,
     },
     Ill {
@@ -274,7 +274,7 @@ pub fn list_sorted(stage: &mut Stage) -> Made {
 }
 
 pub fn mget_of_ten_thousand(stage: &mut Stage) -> Made {
-    let server = stage.server(&[]);
+    let server = stage.server(&[("slowlog-log-slower-than", "1000")]);
     fill(&server, 10_000, numbered("price", "1234567890"));
     stage.application(&server, 500);
     let names: Vec<String> = (0..10_000).map(|i| format!("price:{i}")).collect();

@@ -1,12 +1,14 @@
 //! Faults that the habits of clients make: checks before each command, polls of empty queues, caches that miss, denied rights,
-//! scripts sent whole, transactions that collide.
+//! scripts sent whole, transactions that collide, locks that are spun on, clients that come back at once.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use unslow_engine::Shape;
+use unslow_engine::{Shape, info};
+use unslow_testkit::until;
 
 use crate::Ill;
+use crate::healthy_alone::reader;
 use crate::stage::{Client, Made, Stage, at_work, fill, ms, open, target, words};
 
 pub const CASES: &[Ill] = &[
@@ -83,10 +85,52 @@ pub const CASES: &[Ill] = &[
         make: import_by_redis_py,
     },
     Ill {
+        name: "prices_in_one_mset",
+        how: "redis-py: r.mset() of 100,000 small keys, over and over",
+        first: "giant_commands",
+        make: prices_in_one_mset,
+    },
+    Ill {
+        name: "pages_of_100_kb",
+        how: "redis-benchmark: GET of 100 kB, fifty connections",
+        first: "big_values",
+        make: pages_of_100_kb,
+    },
+    Ill {
         name: "publish_by_redis_py",
         how: "redis-py: pipelines of PUBLISH to one node of a cluster of six, two processes",
         first: "publish_in_cluster",
         make: publish_by_redis_py,
+    },
+    Ill {
+        name: "user_killed_every_few_seconds",
+        how: "CLIENT KILL USER of an application's 120 connections, every 2.5 s, by an operator's job",
+        first: "reconnect_stampede",
+        make: user_killed_every_few_seconds,
+    },
+    Ill {
+        name: "timeout_of_two_seconds",
+        how: "timeout 2, and sixty clients that send a command every five seconds",
+        first: "idle_reaper",
+        make: timeout_of_two_seconds,
+    },
+    Ill {
+        name: "lock_by_redis_py",
+        how: "redis-py: r.lock() with a sleep of 1 ms, eight threads",
+        first: "lock_spinning",
+        make: lock_by_redis_py,
+    },
+    Ill {
+        name: "broadcast_of_a_hot_prefix",
+        how: "twenty clients in RESP3 with CLIENT TRACKING BCAST for the prefix that is written",
+        first: "tracking_storm",
+        make: broadcast_of_a_hot_prefix,
+    },
+    Ill {
+        name: "xread_on_the_shared_connection",
+        how: "XREAD BLOCK 0 of a quiet stream, and INCR after INCR behind it on the same connection",
+        first: "blocking_on_shared_connection",
+        make: xread_on_the_shared_connection,
     },
 ];
 
@@ -216,11 +260,110 @@ fn import_by_redis_py(stage: &mut Stage) -> Made {
     Ok(())
 }
 
+fn prices_in_one_mset(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    stage.application(&server, 500);
+    stage.python(&server, "mset_all", &["100000", "0.2"]);
+    at_work(&server, "mset");
+    Ok(())
+}
+
+fn pages_of_100_kb(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    open(&server).call(&["SET", "{t2}page", &"x".repeat(100_000)]).expect("a page");
+    stage.tool("redis-benchmark", &server, &["-c", "50", "-n", "100000000", "-q", "GET", "{t2}page"]);
+    at_work(&server, "get");
+    Ok(())
+}
+
 fn publish_by_redis_py(stage: &mut Stage) -> Made {
     let cluster = stage.together(Shape::six_nodes(), &[]);
     for _ in 0..2 {
         stage.python(&cluster.nodes[0], "publish", &["20", "0.003"]);
     }
     at_work(&cluster.nodes[0], "publish");
+    Ok(())
+}
+
+fn user_killed_every_few_seconds(stage: &mut Stage) -> Made {
+    if !stage.since((6, 0)) {
+        return Err("there are no users before 6.0");
+    }
+    let server = stage.server(&[]);
+    open(&server).call(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"]).expect("a user");
+    for _ in 0..120 {
+        let mut c = Client::at(target(&server, Some(("app", "pw")), 0));
+        stage.work(move |on| {
+            let _ = c.call(&["INCR", "{t2}requests"]);
+            on.pause(ms(50));
+        });
+    }
+    stage.repeat(&server, ms(2500), &["CLIENT", "KILL", "USER", "app"]);
+    at_work(&server, "incr");
+    Ok(())
+}
+
+fn timeout_of_two_seconds(stage: &mut Stage) -> Made {
+    let server = stage.server(&[("timeout", "2")]);
+    let mut all: Vec<Client> = (0..60).map(|_| Client::of(&server)).collect();
+    let mut turn = 0;
+    stage.work(move |on| {
+        turn = (turn + 1) % all.len();
+        if all[turn].call(&["INCR", "{t2}requests"]).is_none() {
+            let _ = all[turn].call(&["INCR", "{t2}requests"]);
+        }
+        on.pause(ms(80));
+    });
+    let mut c = open(&server);
+    until("connections to be closed and opened again", || {
+        info(&mut c, "stats").is_ok_and(|i| i.number("total_connections_received").is_some_and(|n| n >= 120.0))
+    });
+    Ok(())
+}
+
+fn lock_by_redis_py(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    stage.python(&server, "lock", &["8"]);
+    at_work(&server, "evalsha");
+    Ok(())
+}
+
+fn broadcast_of_a_hot_prefix(stage: &mut Stage) -> Made {
+    if !stage.since((6, 0)) {
+        return Err("there is no client-side caching before 6.0");
+    }
+    let server = stage.server(&[]);
+    for _ in 0..20 {
+        reader(stage, &server, b"HELLO 3\r\nCLIENT TRACKING ON BCAST PREFIX price:\r\n");
+    }
+    let (mut c, mut n) = (Client::of(&server), 0u32);
+    stage.work(move |on| {
+        n = n.wrapping_add(1);
+        let batch: Vec<Vec<String>> =
+            (0..4).map(|i| words(&["SET", &format!("price:{}", n % 100 + i), "9.99"])).collect();
+        let _ = c.pipeline(&batch);
+        on.pause(ms(1));
+    });
+    let mut c = open(&server);
+    until("twenty clients that track", || {
+        info(&mut c, "clients").is_ok_and(|i| i.number("tracking_clients") == Some(20.0))
+    });
+    Ok(())
+}
+
+fn xread_on_the_shared_connection(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    stage.application(&server, 200);
+    open(&server).call(&["XADD", "{t2}events", "*", "kind", "first"]).expect("a stream");
+    let mut stream = TcpStream::connect((server.ip.as_str(), server.port)).expect("a connection");
+    stream.write_all(b"XREAD BLOCK 0 STREAMS {t2}events $\r\n").expect("the server takes it");
+    stage.work(move |on| {
+        let _ = stream.write_all(b"INCR {t2}requests\r\n");
+        on.pause(ms(5));
+    });
+    let mut c = open(&server);
+    until("a client that is blocked", || {
+        info(&mut c, "clients").is_ok_and(|i| i.number("blocked_clients").is_some_and(|n| n >= 1.0))
+    });
     Ok(())
 }

@@ -8,8 +8,8 @@ use unslow_testkit::servers::settings;
 use unslow_testkit::until;
 
 use crate::Ill;
-use crate::means::Group;
-use crate::stage::{Client, Made, Stage, ms, open, words};
+use crate::means::{Group, slow_server};
+use crate::stage::{Client, Made, Stage, fill, ms, open, words};
 
 pub const CASES: &[Ill] = &[
     Ill {
@@ -29,6 +29,24 @@ pub const CASES: &[Ill] = &[
         how: "replica-read-only no from the start, LPUSH on the replica beside an application on the master",
         first: "writable_replica",
         make: results_kept_on_the_replica,
+    },
+    Ill {
+        name: "two_replicas_added_in_a_loop",
+        how: "two new replicas at once, a copy that sleeps 10 ms a key (rdb-key-save-delay)",
+        first: "resync_storm",
+        make: two_replicas_added_in_a_loop,
+    },
+    Ill {
+        name: "old_image_for_the_replica",
+        how: "a new replica is started from the image of the version before its master's",
+        first: "version_mix",
+        make: old_image_for_the_replica,
+    },
+    Ill {
+        name: "replica_without_ntp",
+        how: "the replica's clock is 20 s behind, by a preload",
+        first: "clock_skew",
+        make: replica_without_ntp,
     },
     Ill {
         name: "second_replica_never_came",
@@ -134,6 +152,62 @@ fn results_kept_on_the_replica(stage: &mut Stage) -> Made {
     stage.application(&pair.nodes[0], 200);
     stage.repeat(&pair.nodes[1], ms(5), &["LPUSH", "results", "one"]);
     stage.repeat(&pair.nodes[1], ms(5), &["LTRIM", "results", "0", "99"]);
+    Ok(())
+}
+
+fn two_replicas_added_in_a_loop(stage: &mut Stage) -> Made {
+    const KEYS: usize = 6000;
+    if !stage.since((6, 2)) {
+        return Err("copies cannot be slowed down by a setting before 6.0");
+    }
+    let master = stage.server(&[("repl-backlog-size", "64mb"), ("rdb-key-save-delay", "10000")]);
+    fill(&master, KEYS, |i| words(&["SET", &format!("user:{i}"), "v"]));
+    stage.application(&master, 200);
+    let address = format!("{} {}", master.ip, master.port);
+    for _ in 0..2 {
+        stage.server(&[("repl-backlog-size", "64mb"), ("replicaof", &address)]);
+    }
+    let mut c = open(&master);
+    until("both to wait for their copy", || {
+        info(&mut c, "replication").is_ok_and(|i| i.replicas().iter().filter(|row| row.2 != "online").count() == 2)
+    });
+    Ok(())
+}
+
+fn old_image_for_the_replica(stage: &mut Stage) -> Made {
+    let older = match (stage.engine.is_valkey(), stage.engine.level()) {
+        (true, _) => "redis-7.0",
+        (false, (7, 0)) => "redis-6.2",
+        _ => return Err("the catalogue has no older version that refuses its copies"),
+    };
+    let master = stage.server(&[("repl-backlog-size", "64mb")]);
+    stage.application(&master, 200);
+    let address = format!("{} {}", master.ip, master.port);
+    let own = settings(&[("repl-backlog-size", "64mb"), ("replicaof", &address)]);
+    let replica =
+        stage.server_on(&unslow_testkit::engine(older), ServerSpec { settings: own, ..ServerSpec::default() });
+    // Between two copies it is not in its master's list.
+    stage.point_at(&replica);
+    let mut c = open(&master);
+    until("a second copy that was in vain", || {
+        info(&mut c, "stats").is_ok_and(|i| i.number("sync_full").unwrap_or(0.0) >= 2.0)
+    });
+    Ok(())
+}
+
+fn replica_without_ntp(stage: &mut Stage) -> Made {
+    if !stage.since((7, 0)) {
+        return Err("INFO does not tell the server's time before 7.0");
+    }
+    let master = stage.server(&[("repl-backlog-size", "64mb")]);
+    stage.application(&master, 200);
+    let address = format!("{} {}", master.ip, master.port);
+    let own = [("repl-backlog-size", "64mb"), ("replicaof", address.as_str())];
+    let replica = slow_server(stage, &own, "ODD_LATE_MS", 20_000);
+    let mut c = open(&replica);
+    until("the replica's link", || {
+        info(&mut c, "replication").is_ok_and(|i| i.get("master_link_status") == Some("up"))
+    });
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use unslow_topology::slot_of;
 
 use crate::Ill;
 use crate::means::{halves, loose_cluster, open_slot};
-use crate::stage::{Made, Stage, at_work, ms, open};
+use crate::stage::{Made, Stage, at_work, fill, ms, open, words};
 
 pub const CASES: &[Ill] = &[
     Ill {
@@ -18,6 +18,12 @@ pub const CASES: &[Ill] = &[
         how: "all keys of a tenant share a hash tag, redis-benchmark -P 16 for that tenant",
         first: "shard_imbalance",
         make: one_tenant_one_slot,
+    },
+    Ill {
+        name: "tenant_that_outgrew_its_slot",
+        how: "a large tenant's 150,000 sorted sets share one hash tag, others have a slot for each key",
+        first: "hash_tag_skew",
+        make: tenant_that_outgrew_its_slot,
     },
     Ill {
         name: "benchmark_reads_the_master",
@@ -60,6 +66,20 @@ fn one_tenant_one_slot(stage: &mut Stage) -> Made {
     let load = ["-c", "16", "-P", "16", "-r", "1000", "-n", "100000000", "-q", "SETNX", lock.as_str(), "mine"];
     stage.tool("redis-benchmark", &owner, &load);
     at_work(&owner, "setnx");
+    Ok(())
+}
+
+fn tenant_that_outgrew_its_slot(stage: &mut Stage) -> Made {
+    if !stage.engine.is_valkey() {
+        return Err("keys of slots are not listed before Redis 8.2");
+    }
+    let cluster = six(stage);
+    let owner = &cluster.nodes[owner_of(&cluster, slot_of(b"tenant"))];
+    fill(owner, 150_000, |i| words(&["ZADD", &format!("{{tenant}}:cart:{i}"), "1", "article", "2", "other"]));
+    let others = (0..3000).map(|i| format!("small:{i}"));
+    let others: Vec<String> = others.filter(|key| owner_of(&cluster, slot_of(key.as_bytes())) == 0).collect();
+    fill(&cluster.nodes[0], others.len(), |i| words(&["SET", &others[i], "v"]));
+    stage.application(&cluster.nodes[0], 200);
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use unslow_testkit::wait::until_ok;
 
 use crate::stage::{Made, Stage, ms, open, words};
 
-/// A server whose forks or syncs are slow, by a preload that is compiled here.
+/// A server whose forks or syncs are slow, or whose clock is late, by a preload that is compiled here.
 pub fn slow_server(stage: &mut Stage, of: &[(&str, &str)], knob: &str, ms: u32) -> Arc<Server> {
     let dir = tempfile::tempdir().expect("a directory");
     let library = dir.path().join("slow.so");

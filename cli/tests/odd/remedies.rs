@@ -36,7 +36,7 @@ pub const CASES: &[Remedy] = &[
     Remedy { name: "lrange_of_all", rule: "big_key", make: ill_clients::whole_list_read },
     Remedy { name: "zrange_of_all", rule: "big_key", make: ill_clients::whole_board_read },
     Remedy { name: "sort", rule: "big_key", make: ill_clients::list_sorted },
-    Remedy { name: "mget_of_ten_thousand", rule: "slow_command", make: ill_clients::mget_of_ten_thousand },
+    Remedy { name: "mget_of_ten_thousand", rule: "giant_commands", make: ill_clients::mget_of_ten_thousand },
     Remedy { name: "pfcount_of_a_thousand", rule: "slow_command", make: ill_clients::pfcount_of_a_thousand },
     Remedy { name: "scan_with_count_100000", rule: "slow_command", make: ill_clients::scan_with_count_100000 },
     Remedy { name: "script_of_30_ms", rule: "long_script", make: script_of_30_ms },

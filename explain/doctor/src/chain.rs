@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::{Currency, Finding, Link, Remedy, Rule, Severity, When, setting_of};
 
-/// Folds consequences into their causes and ranks what is left, dearest first.
-pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
+/// Folds consequences into their causes and ranks what is left, dearest first. `holds` says of a cause and an effect that an arrow joins
+/// whether the facts bear it out.
+pub fn fold(findings: Vec<Finding>, rules: &[Rule], holds: impl Fn(&Finding, &Finding) -> bool) -> Vec<Finding> {
     let leads_to: BTreeMap<&str, &[&str]> = rules.iter().map(|r| (r.id, r.leads_to)).collect();
     let mut order: Vec<usize> = (0..findings.len()).collect();
     order.sort_by(|&a, &b| worth(&findings[b]).partial_cmp(&worth(&findings[a])).unwrap_or(std::cmp::Ordering::Equal));
@@ -23,6 +24,7 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule]) -> Vec<Finding> {
                         .is_some_and(|l| l.contains(&findings[effect].id.as_str()))
                     && linked(&findings[cause], &findings[effect])
                     && in_time(&findings[cause], &findings[effect])
+                    && holds(&findings[cause], &findings[effect])
             })
         })
         .collect();
@@ -144,7 +146,7 @@ mod tests {
     /// The rules in the order of rank, each with those beneath it.
     fn folded(findings: Vec<Finding>) -> Vec<(String, Vec<String>)> {
         let told = |f: Finding| (f.id, f.chain.into_iter().map(|l| l.id).collect());
-        fold(findings, rules::ALL).into_iter().map(told).collect()
+        fold(findings, rules::ALL, |_, _| true).into_iter().map(told).collect()
     }
 
     fn chain(root: &str, links: &[&str]) -> (String, Vec<String>) {
@@ -186,6 +188,24 @@ mod tests {
             (
                 vec![finding("long_script").core(0.1, "").past(1000), finding("main_thread_saturated").core(0.97, "")],
                 vec![chain("main_thread_saturated", &[]), chain("long_script", &[])],
+            ),
+            // Clients that a stall of the window has thrown off come back at once; one of last night has nothing to do with it.
+            (
+                vec![finding("fork_stall").availability(5.0, ""), finding("reconnect_stampede").core(0.02, "")],
+                vec![chain("fork_stall", &["reconnect_stampede"])],
+            ),
+            (
+                vec![
+                    finding("fork_stall").availability(5.0, "").past(1000),
+                    finding("reconnect_stampede").core(0.02, ""),
+                    finding("idle_reaper").latency(0.1, ""),
+                    finding("connection_churn").core(0.01, ""),
+                ],
+                vec![
+                    chain("idle_reaper", &["connection_churn"]),
+                    chain("reconnect_stampede", &[]),
+                    chain("fork_stall", &[]),
+                ],
             ),
             // A setting was there then as well.
             (

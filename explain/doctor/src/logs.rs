@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use unslow_facts::{Facts, LogEvent, LogKind, Node};
+use unslow_units::count;
 
 use crate::Finding;
-use crate::measure::count;
 
 /// So many lines the report has, the newest.
 const TOLD: usize = 50;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use unslow_facts::{Facts, Gap, Lack, Node, SlowEntry};
 use unslow_topology::CommandStat;
+use unslow_units::{time_rough_s, time_us};
 
 mod between;
 mod constant_time;
@@ -12,7 +13,10 @@ mod residual;
 
 pub use between::{IDLE_SHARE, TURN_US, call_us, outside_us, traffic_us, turns};
 pub use constant_time::{CONSTANT_TIME, PER_ARGUMENT, WITHOUT_COUNT, is_victim};
-pub use held::{Held, LARGE_REPLY_BYTES, SCRIPTS, held, in_scripts, inside_share, script_around, sender};
+pub use held::{
+    Held, LARGE_REPLY_BYTES, SCRIPTS, held, in_scripts, inside_share, moving_us, received_bytes, script_around, sender,
+    sent_bytes,
+};
 
 /// Calls and microseconds of some commands in the window, our own taken off.
 pub struct Spent {
@@ -213,13 +217,7 @@ pub fn cli(address: &str, command: &str) -> String {
 
 /// `3 min ago`, `2 days ago`: from `at_ms` to `now_ms`.
 pub fn ago(now_ms: u64, at_ms: u64) -> String {
-    let s = now_ms.saturating_sub(at_ms) / 1000;
-    match s {
-        0..120 => format!("{s} s ago"),
-        120..7200 => format!("{} min ago", s / 60),
-        7200..172_800 => format!("{} h ago", s / 3600),
-        _ => format!("{} days ago", s / 86400),
-    }
+    time_rough_s(now_ms.saturating_sub(at_ms) as f64 / 1000.0) + " ago"
 }
 
 /// When a node's process started, unix time in ms; none if it does not say.
@@ -285,60 +283,6 @@ pub fn failure_timeout_ms(facts: &Facts, node: &Node) -> Option<(f64, String)> {
     let own = |g: &&unslow_facts::SentinelGroup| g.master == node.address || node.master.as_ref() == Some(&g.master);
     let group = groups().find(own).or_else(|| groups().next())?;
     Some((group.down_after_ms as f64, format!("down-after-milliseconds {}", group.down_after_ms)))
-}
-
-/// `12 %`, `0.4 %`.
-pub fn percent(share: f64) -> String {
-    let p = share * 100.0;
-    if p >= 10.0 {
-        format!("{p:.0} %")
-    } else if p >= 0.1 {
-        format!("{p:.1} %")
-    } else {
-        format!("{p:.2} %")
-    }
-}
-
-/// A time in the unit that reads best.
-pub fn time_us(us: f64) -> String {
-    if us >= 1e6 {
-        format!("{:.1} s", us / 1e6)
-    } else if us >= 1e3 {
-        format!("{:.1} ms", us / 1e3)
-    } else if us >= 10.0 {
-        format!("{us:.0} us")
-    } else {
-        format!("{us:.2} us")
-    }
-}
-
-/// Bytes in the unit that reads best.
-pub fn bytes(n: f64) -> String {
-    if n >= 1e9 {
-        format!("{:.1} GB", n / 1e9)
-    } else if n >= 1e6 {
-        format!("{:.1} MB", n / 1e6)
-    } else if n >= 1e3 {
-        format!("{:.1} kB", n / 1e3)
-    } else {
-        format!("{n:.0} B")
-    }
-}
-
-/// `1,234,567`; decimals only below 10.
-pub fn count(n: f64) -> String {
-    if n < 10.0 && n.fract().abs() > 0.05 {
-        return format!("{n:.1}");
-    }
-    let digits = format!("{n:.0}");
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 && c != '-' {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
 }
 
 /// Who matters most first.

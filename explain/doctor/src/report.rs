@@ -218,7 +218,7 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
         }
     }
     cannot_see.extend(unseen(facts));
-    let mut findings = chain::fold(present, rules::ALL);
+    let mut findings = chain::fold(present, rules::ALL, |cause, effect| rules::arrows::holds(facts, cause, effect));
     // "Not your Redis" is said only when nothing measured says otherwise.
     let against = |f: &Finding| f.id != "not_your_redis" && !OF_CLIENTS.contains(&f.id.as_str());
     if findings.iter().any(|f| against(f) && f.severity > Severity::Risk) {

@@ -167,7 +167,7 @@ fn refused_writes_are_told_beneath_the_save_that_failed() {
 fn why_a_save_fails_is_read_on_the_machine() {
     let of = |facts: &Facts| -> Finding { finding(facts, "saves_failing") };
     let full = of(&stored(unsaved(300), 1 << 20, StorageState::Usable));
-    assert!(full.title.contains("1.0 MB are free") && commands(&full).contains("df -h"), "{}", full.title);
+    assert!(full.title.contains("1.05 MB are free") && commands(&full).contains("df -h"), "{}", full.title);
     let removed = of(&stored(unsaved(300), 50 << 30, StorageState::Removed));
     // The directory cannot be changed by command from 7.0 on.
     assert!(removed.title.contains("removed") && !commands(&removed).contains("CONFIG SET dir"), "{}", removed.title);
@@ -226,7 +226,7 @@ fn a_pause_is_named_where_the_server_says_so() {
     ];
     let found = finding(&alone(held_back("8.1.0", "6", &by_command)), "paused");
     assert!((found.impact.value - 86400.0 * 0.75).abs() < 1.0, "{:?}", found.impact);
-    assert!(found.title.contains("CLIENT PAUSE") && found.title.contains("57.0 s"), "{}", found.title);
+    assert!(found.title.contains("CLIENT PAUSE") && found.title.contains("57 s"), "{}", found.title);
     assert_eq!(found.confidence, Confidence::Proven);
     assert!(commands(&found).contains("CLIENT UNPAUSE") && found.remedies.iter().all(|r| !r.exact));
     // No write has come yet.
@@ -320,7 +320,7 @@ fn room_for_the_next_save_is_compared_with_what_it_writes() {
     assert_eq!(is(&saving(40_000_000)), Answered::Absent);
     let found = finding(&saving(20_000_000), "disk_full_soon");
     assert_eq!(found.severity, Severity::Risk);
-    assert!(found.title.contains("20.0 MB of disk left") && found.title.contains("35.0 MB"), "{}", found.title);
+    assert!(found.title.contains("20 MB of disk left") && found.title.contains("35 MB"), "{}", found.title);
     // What fails already is told by the other rule.
     let failed = stored(unsaved(0), 1 << 20, StorageState::Usable);
     assert_eq!(is(&failed), Answered::NotHere);
@@ -381,6 +381,17 @@ fn two_savers(one: (&str, &str), other: (&str, &str)) -> Facts {
     let mut facts = alone(first);
     facts.nodes.push(second);
     facts
+}
+
+#[test]
+fn errors_that_no_failed_save_makes_are_a_finding_of_their_own() {
+    let mut node = unsaved(10);
+    let wrong = command("lpush", 400, 400, 0, 400) + &errors("WRONGTYPE", 400);
+    node.last.as_mut().unwrap().info.0.extend(unslow_topology::Info::parse(&wrong).0);
+    let report = diagnose(&alone(node), &["saves_failing".into(), "error_flood".into()]);
+    let mut ids: Vec<&str> = report.findings.iter().map(|f| f.id.as_str()).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, ["error_flood", "saves_failing"], "{:?}", report.findings);
 }
 
 #[test]

@@ -7,7 +7,10 @@ mod hand;
 use common::{answer, finding, seen};
 use hand::{HERE, alone, command, commands, lines, machine, peer, server, stranger, text};
 use unslow_doctor::{Answered, Confidence, Currency, Severity, diagnose};
-use unslow_facts::{AcceptQueue, ClientGroup, Clients, Facts, Host, Neighbour, PeerSockets, Process, Seen, Tcp};
+use unslow_facts::{
+    AcceptQueue, ClientGroup, Clients, Core, Facts, Host, MemoryGroup, MemoryNode, Neighbour, PeerSockets, Process,
+    Reclaims, Seen, Speed, Tcp,
+};
 
 /// A server that an application uses, and that came to say this, on this machine.
 fn on(more: &str, host: Host) -> Facts {
@@ -279,6 +282,172 @@ fn a_slow_clock_costs_its_readings() {
         assert_eq!(answer(&clocked(quick, Some(30.0), 500_000.0), "clocksource"), Answered::Absent, "{quick}");
     }
     assert_eq!(answer(&on("", machine(Process::default())), "clocksource"), Answered::Unknown);
+}
+
+// Soft interrupts.
+
+/// A server whose main thread was on processor 2 all the time, which spent this in soft interrupts and took this many of devices.
+fn packets(softirq_share: f64, busy_share: f64, device_interrupts: u64) -> Facts {
+    let process = Process { ran_on: vec![2], main_cpu_share: Some(0.5), ..Process::default() };
+    let core = Core { number: 2, busy_share, softirq_share, device_interrupts: Some(device_interrupts), speed: None };
+    let other = Core { number: 3, device_interrupts: Some(0), ..Core::default() };
+    on("", Host { cores: vec![core, other], ..machine(process) })
+}
+
+#[test]
+fn soft_interrupts_matter_on_the_servers_own_processor_and_of_a_card() {
+    let found = finding(&packets(0.45, 0.99, 80_000), "softirq_on_core");
+    assert_eq!((found.impact.value, found.confidence), (0.45, Confidence::Likely));
+    assert!(commands(&found).contains("smp_affinity_list"), "{}", commands(&found));
+    // There is time left; no application uses it.
+    assert_eq!(finding(&packets(0.45, 0.7, 80_000), "softirq_on_core").severity, Severity::Risk);
+    let mut idle = packets(0.45, 0.99, 80_000);
+    idle.nodes[0].last.as_mut().unwrap().info = idle.nodes[0].first.as_ref().unwrap().info.clone();
+    assert_eq!(finding(&idle, "softirq_on_core").severity, Severity::Risk);
+    // Few; the machine's own traffic, which no card interrupts for.
+    assert_eq!(answer(&packets(0.1, 0.99, 80_000), "softirq_on_core"), Answered::Absent);
+    let own = packets(0.45, 0.99, 20);
+    assert_eq!(answer(&own, "softirq_on_core"), Answered::Absent);
+    assert!(text(&own, "softirq_on_core").contains("own traffic"), "{}", text(&own, "softirq_on_core"));
+    // Another processor has them.
+    let mut elsewhere = packets(0.45, 0.99, 80_000);
+    elsewhere.hosts[0].processes[0].ran_on = vec![3];
+    assert_eq!(answer(&elsewhere, "softirq_on_core"), Answered::Absent);
+}
+
+#[test]
+fn a_server_that_moved_between_processors_is_judged_only_where_all_of_them_are_quiet() {
+    let moved = |share: f64, may: &[u32]| {
+        let mut facts = packets(share, 0.99, 80_000);
+        (facts.hosts[0].processes[0].ran_on, facts.hosts[0].processes[0].processors) = (vec![2, 3], may.to_vec());
+        answer(&facts, "softirq_on_core")
+    };
+    assert_eq!(moved(0.45, &[2, 3]), Answered::Unknown);
+    assert_eq!(moved(0.1, &[2, 3]), Answered::Absent);
+    // Bound to one, wherever it was seen.
+    assert_eq!(moved(0.45, &[2]), Answered::Present);
+    assert_eq!(moved(0.45, &[3]), Answered::Absent);
+    assert_eq!(answer(&on("", machine(Process::default())), "softirq_on_core"), Answered::Unknown);
+}
+
+// Memory that is not at hand.
+
+/// A machine of 16 GB with this share of it free, so many waits for memory in ten seconds, and stalls of any task.
+fn short_of_pages(free: f64, direct: u64, compactions: u64, some: f64) -> Facts {
+    let host = Host {
+        memory_bytes: Some(16_000_000_000),
+        memory_available_bytes: Some((16e9 * free) as u64),
+        reclaims: Some(Reclaims { direct, compactions }),
+        pressure: [("memory.some".to_string(), some)].into(),
+        ..machine(Process::default())
+    };
+    on("", host)
+}
+
+#[test]
+fn tasks_that_look_for_memory_themselves_are_told_where_the_machine_has_some() {
+    let found = finding(&short_of_pages(0.5, 5000, 100, 0.2), "reclaim");
+    assert_eq!((found.impact.value, found.confidence), (0.2, Confidence::Likely));
+    assert!(commands(&found).contains("watermark_scale_factor=100") && !commands(&found).contains("hugepage"));
+    assert!(commands(&finding(&short_of_pages(0.5, 10, 5000, 0.2), "reclaim")).contains("transparent_hugepage/defrag"));
+    // No stall was counted.
+    assert_eq!(finding(&short_of_pages(0.5, 5000, 100, 0.0), "reclaim").severity, Severity::Risk);
+    // A machine that is short is another finding, and the only one.
+    let short = short_of_pages(0.03, 5000, 100, 0.2);
+    assert_eq!((answer(&short, "reclaim"), answer(&short, "memory_pressure")), (Answered::Absent, Answered::Present));
+    assert_eq!(answer(&short_of_pages(0.5, 3, 2, 0.2), "reclaim"), Answered::Absent);
+    // Not shown, and no machine.
+    assert_eq!(answer(&on("", machine(Process::default())), "reclaim"), Answered::Unknown);
+}
+
+#[test]
+fn stalls_of_a_container_at_its_limit_are_no_reclaim_of_the_machine() {
+    let grouped = |limit_hits: u64| {
+        let mut facts = short_of_pages(0.5, 5000, 100, 0.2);
+        let group = MemoryGroup { limit_hits: Some(limit_hits), stalled_share: Some(0.15), ..MemoryGroup::default() };
+        facts.hosts[0].processes[0].memory_group = Some(group);
+        finding(&facts, "reclaim")
+    };
+    let own = grouped(0);
+    assert_eq!((own.impact.value, own.confidence), (0.15, Confidence::Proven));
+    assert_eq!(grouped(40).severity, Severity::Risk);
+}
+
+// Memory nodes.
+
+/// A server on node 0 of two, with so much of its 90 MB there and on the other.
+fn on_nodes(near: u64, far: u64) -> Facts {
+    let process = Process { ran_on: vec![1], anon_by_node: vec![(0, near), (1, far)], ..Process::default() };
+    let node = |number: u32, processors: Vec<u32>| MemoryNode { number, processors, memory_bytes: None };
+    on("", Host { memory_nodes: vec![node(0, vec![0, 1]), node(1, vec![2, 3])], ..machine(process) })
+}
+
+#[test]
+fn memory_of_another_node_is_a_risk_where_most_of_it_is_there() {
+    let far = on_nodes(10_000_000, 80_000_000);
+    let found = finding(&far, "numa");
+    assert_eq!((found.severity, found.confidence), (Severity::Risk, Confidence::Likely));
+    assert!(found.title.contains("runs on memory node 0, and 89 %"), "{}", found.title);
+    assert!(commands(&found).contains("--membind=0"), "{}", commands(&found));
+    assert_eq!(answer(&on_nodes(80_000_000, 10_000_000), "numa"), Answered::Absent);
+    assert_eq!(answer(&on_nodes(45_000_000, 45_000_000), "numa"), Answered::Absent, "interleaved");
+    // Other programs are in its cgroup; it ran on both nodes.
+    assert_eq!(answer(&on_nodes(10_000_000, 900_000_000), "numa"), Answered::Unknown);
+    let mut both = far.clone();
+    both.hosts[0].processes[0].ran_on = vec![1, 2];
+    assert_eq!(answer(&both, "numa"), Answered::Unknown);
+    // Bound to the processors of one.
+    both.hosts[0].processes[0].processors = vec![2, 3];
+    assert_eq!(answer(&both, "numa"), Answered::Absent);
+    // One node, and nodes that were not seen.
+    let mut one = far;
+    one.hosts[0].memory_nodes.truncate(1);
+    assert_eq!(answer(&one, "numa"), Answered::NotHere);
+    one.hosts[0].memory_nodes.clear();
+    assert_eq!(answer(&one, "numa"), Answered::Unknown);
+}
+
+// Frequency.
+
+/// A server on a processor that can do 3.5 GHz: its governor and driver, its speed at both ends, how busy it is.
+fn at_speed(governor: &str, driver: &str, mhz: u64, allowed_mhz: u64, busy_share: f64) -> Facts {
+    let speed = Speed {
+        driver: driver.into(),
+        governor: governor.into(),
+        first_khz: Some(mhz * 1000),
+        last_khz: Some(mhz * 1000),
+        allowed_khz: allowed_mhz * 1000,
+        max_khz: 3_500_000,
+    };
+    let core = Core { number: 2, busy_share, speed: Some(speed), ..Core::default() };
+    let process = Process { ran_on: vec![2], main_cpu_share: Some(0.8), ..Process::default() };
+    on("", Host { cores: vec![core], ..machine(process) })
+}
+
+#[test]
+fn a_processor_is_kept_slow_only_where_it_is_busy_or_may_never_be_quick() {
+    let found = finding(&at_speed("powersave", "acpi-cpufreq", 1400, 3500, 0.9), "frequency");
+    assert!((found.impact.value - 0.8 * 0.6).abs() < 1e-9, "{:?}", found.impact);
+    assert_eq!((found.impact.currency, found.confidence), (Currency::Capacity, Confidence::Likely));
+    assert_eq!(found.remedies[0].rollback, "cpupower frequency-set -g powersave -u 3500000kHz");
+    // It has little to do so far.
+    assert_eq!(finding(&at_speed("powersave", "acpi-cpufreq", 1400, 3500, 0.1), "frequency").severity, Severity::Risk);
+    let capped = finding(&at_speed("performance", "intel_pstate", 2000, 2000, 0.1), "frequency");
+    assert!(capped.severity == Severity::Risk && capped.title.contains("2.0 GHz of 3.5 GHz"), "{}", capped.title);
+    // An idle processor, the ordinary governor of this driver, and one whose turbo is for one core alone.
+    for (governor, driver, mhz, busy) in [
+        ("ondemand", "acpi-cpufreq", 800, 0.1),
+        ("powersave", "intel_pstate", 800, 0.1),
+        ("powersave", "intel_pstate", 3400, 0.9),
+        ("performance", "acpi-cpufreq", 2800, 0.95),
+    ] {
+        assert_eq!(answer(&at_speed(governor, driver, mhz, 3500, busy), "frequency"), Answered::Absent, "{governor}");
+    }
+    // A guest does not see it; a machine that is none hides it.
+    let mut guest = on("", machine(Process::default()));
+    assert_eq!(answer(&guest, "frequency"), Answered::Unknown);
+    guest.hosts[0].hypervisor = Some("kvm".into());
+    assert_eq!(answer(&guest, "frequency"), Answered::NotHere);
 }
 
 // Peers that are gone.

@@ -167,6 +167,7 @@ fn a_container_is_full_of_what_is_held_and_not_of_page_cache() {
         limit_hits: Some(hits),
         oom_kills: Some(0),
         stalled_share: None,
+        ..MemoryGroup::default()
     };
     let limit = "maxmemory:700000000\r\nmaxmemory_policy:noeviction\r\n";
     let judge = |group: MemoryGroup| finding(&contained(limit, group), "container_memory");
@@ -180,6 +181,10 @@ fn a_container_is_full_of_what_is_held_and_not_of_page_cache() {
     assert_eq!((stalled.impact.currency, stalled.confidence), (Currency::Capacity, Confidence::Proven));
     let killed = judge(MemoryGroup { oom_kills: Some(1), ..group(500_000_000, 0, 40) });
     assert_eq!(killed.severity, Severity::High);
+    // The limit of a pod, which its other containers fill as well.
+    let pod = judge(MemoryGroup { above: 1, ..group(960_000_000, 10_000_000, 0) });
+    assert!(pod.evidence.iter().any(|e| e.source.contains("above that of pid 7")), "{:?}", pod.evidence);
+    assert!(near.evidence.iter().all(|e| !e.source.contains("above")), "{:?}", near.evidence);
     // Most groups that write files stand at their limit all the time.
     let cache = contained(limit, group(1_000_000_000, 600_000_000, 9000));
     assert_eq!(answer(&cache, "container_memory"), Absent);
@@ -242,7 +247,7 @@ fn without_a_limit_the_machine_is_the_limit() {
     // In a container its limit counts.
     let group = MemoryGroup { used_bytes: 600_000_000, ..MemoryGroup::default() };
     let inside = contained("used_memory_rss:600000000\r\n", group);
-    assert!(finding(&inside, "no_memory_limit").title.contains("the container's limit of 1.0 GB"));
+    assert!(finding(&inside, "no_memory_limit").title.contains("the container's limit of 1 GB"));
 }
 
 #[test]

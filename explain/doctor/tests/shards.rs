@@ -7,7 +7,7 @@ mod hand;
 use common::{NOW_MS, answer, deployment, finding, node, seen};
 use hand::{before, command, commands, lines, text};
 use unslow_doctor::{Answered, Currency, Finding, Severity, diagnose};
-use unslow_facts::{Facts, Gap, Lack, LaterView, Node, Seen};
+use unslow_facts::{Facts, Gap, Lack, LaterView, Node, Seen, SlotStat};
 use unslow_topology::{ClusterView, DeploymentKind, Info, Role};
 
 const EVEN: [&str; 3] = ["0-5460", "5461-10922", "10923-16383"];
@@ -144,6 +144,49 @@ fn a_shard_that_is_full_before_the_others_is_a_risk() {
     let found = finding(&facts, "shard_imbalance");
     assert!(on_two(&found) && found.impact.currency == Currency::Risk, "{found:?}");
     assert!(commands(&found).contains("--memkeys"), "{}", commands(&found));
+}
+
+/// Three masters with a million keys each in a gigabyte; the largest slot of master 2 has this many of its own, in this much.
+fn tagged(keys: u64, dataset: u64) -> Facts {
+    let mut facts = cluster([IDLE; 3], &EVEN);
+    for n in 1..=3 {
+        let (data, most) = if n == 2 { (dataset, keys) } else { (1_000_000_000, 250) };
+        set(&mut facts, n, &format!("db0:keys=1000000,expires=0\nused_memory_dataset:{data}\n"));
+        facts.nodes[n - 1].slot_stats = seen(vec![SlotStat { slot: 6000, keys: most, cpu_us: None }]);
+    }
+    facts
+}
+
+#[test]
+fn a_tag_that_most_keys_share_makes_a_slot_that_cannot_be_spread() {
+    let found = finding(&tagged(700_000, 4_000_000_000), "hash_tag_skew");
+    assert!(on_two(&found) && found.impact.currency == Currency::Risk, "{found:?}");
+    assert!(found.title.contains("Slot 6000 holds 70 %"), "{}", found.title);
+    assert!(commands(&found).contains("CLUSTER GETKEYSINSLOT 6000 10"), "{}", commands(&found));
+    // A third of the keys, a shard that is no larger than the others, and a slot that is most of very little.
+    assert_eq!(answer(&tagged(330_000, 4_000_000_000), "hash_tag_skew"), Answered::Absent);
+    assert_eq!(answer(&tagged(700_000, 1_000_000_000), "hash_tag_skew"), Answered::Absent);
+    let mut few = tagged(700, 4_000_000_000);
+    set(&mut few, 2, "db0:keys=1000,expires=0\n");
+    assert_eq!(answer(&few, "hash_tag_skew"), Answered::Absent);
+    // One that does not list its slots may have it.
+    let mut unseen = tagged(330_000, 4_000_000_000);
+    unseen.nodes[0].slot_stats = denied();
+    assert_eq!(answer(&unseen, "hash_tag_skew"), Answered::Unknown);
+    unseen.kind = DeploymentKind::Standalone;
+    assert_eq!(answer(&unseen, "hash_tag_skew"), Answered::NotHere);
+}
+
+#[test]
+fn the_hot_slot_is_named_where_the_server_counts_its_time() {
+    let mut facts = cluster([IDLE, hot(0.9), IDLE], &EVEN);
+    let slot = |slot: u16, cpu_us: Option<u64>| SlotStat { slot, keys: 3, cpu_us };
+    facts.nodes[1].slot_stats = seen(vec![slot(6000, Some(1000)), slot(6001, Some(8_000_000))]);
+    let named =
+        |facts: &Facts| finding(facts, "shard_imbalance").evidence.iter().any(|e| e.value.contains("slot 6001: 8 s"));
+    assert!(named(&facts));
+    facts.nodes[1].slot_stats = seen(vec![slot(6001, None)]);
+    assert!(!named(&facts));
 }
 
 #[test]

@@ -21,13 +21,17 @@ const OUTPUT_NOTABLE_BYTES: u64 = 256 << 10;
 /// Rows kept by themselves, at most.
 const NOTABLE_MOST: usize = 50;
 
-/// `time_left` is asked before each of several questions.
-pub fn look(ask: &mut Ask, level: (u32, u32), total: u64, time_left: impl Fn() -> bool) -> Seen<Clients> {
+/// `window_ms` is how long ago the window began; `time_left` is asked before each of several questions.
+pub fn look(
+    ask: &mut Ask,
+    level: (u32, u32),
+    total: u64,
+    window_ms: u64,
+    time_left: impl Fn() -> bool,
+) -> Seen<Clients> {
     if total <= WHOLE_MAX {
-        return seen(
-            ask.call(&["CLIENT", "LIST"]).map(|v| digest(&v.text().unwrap_or_default(), total, false)),
-            "CLIENT LIST",
-        );
+        let reply = ask.call(&["CLIENT", "LIST"]);
+        return seen(reply.map(|v| digest(&v.text().unwrap_or_default(), total, false, window_ms)), "CLIENT LIST");
     }
     if level < (6, 2) {
         return Seen::No(Gap::new(
@@ -36,10 +40,10 @@ pub fn look(ask: &mut Ask, level: (u32, u32), total: u64, time_left: impl Fn() -
             "run CLIENT LIST by hand at a quiet hour, or ask a replica",
         ));
     }
-    seen(sample(ask, total, time_left), "CLIENT LIST ID (windows of ids)")
+    seen(sample(ask, total, window_ms, time_left), "CLIENT LIST ID (windows of ids)")
 }
 
-fn sample(ask: &mut Ask, total: u64, time_left: impl Fn() -> bool) -> Result<Clients, Error> {
+fn sample(ask: &mut Ask, total: u64, window_ms: u64, time_left: impl Fn() -> bool) -> Result<Clients, Error> {
     let newest = ask.call(&["CLIENT", "ID"])?.integer().unwrap_or(1).max(1) as u64;
     let mut text = String::new();
     // A server that answers slowly shows fewer windows; how many rows were read stands in the facts.
@@ -54,7 +58,7 @@ fn sample(ask: &mut Ask, total: u64, time_left: impl Fn() -> bool) -> Result<Cli
     {
         text += &subscribers.text().unwrap_or_default();
     }
-    Ok(digest(&text, total, true))
+    Ok(digest(&text, total, true, window_ms))
 }
 
 /// The first id of each window. Half of the windows are among the newest ids, where churn lives; half over all ids ever
@@ -68,7 +72,7 @@ fn windows(newest: u64, total: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-fn digest(text: &str, total: u64, sampled: bool) -> Clients {
+fn digest(text: &str, total: u64, sampled: bool, window_ms: u64) -> Clients {
     let mut rows: BTreeMap<u64, ClientRow> = BTreeMap::new();
     let mut groups: BTreeMap<(String, String, String), ClientGroup> = BTreeMap::new();
     for line in text.lines() {
@@ -87,19 +91,27 @@ fn digest(text: &str, total: u64, sampled: bool) -> Clients {
         group.count += 1;
         group.young += u64::from(row.age_s < 2);
         group.idle_hour += u64::from(row.idle_s > 3600);
+        // Ages are whole seconds, rounded down.
+        group.opened += u64::from(row.age_s.saturating_mul(1000) < window_ms);
+        // `timeout` leaves these alone.
+        if !row.flags.contains(['b', 'M', 'O', 'P', 'S']) {
+            group.idle_s_max = group.idle_s_max.max(Some(row.idle_s));
+        }
         *group.commands.entry(row.command.clone()).or_default() += 1;
         rows.insert(row.id, row);
     }
     let listed = rows.len() as u64;
+    let blocked = Some(rows.values().filter(|r| r.flags.contains('b')).count() as u64);
     let held = |r: &ClientRow| r.output_bytes.max(r.query_bytes);
+    let is_special = |r: &ClientRow| r.flags.contains('O') || (r.flags.contains('b') && r.unparsed_bytes > 0);
     let mut notable: Vec<ClientRow> =
-        rows.into_values().filter(|r| r.flags.contains('O') || held(r) > OUTPUT_NOTABLE_BYTES).collect();
-    notable.sort_by_key(|r| std::cmp::Reverse((r.flags.contains('O'), held(r))));
+        rows.into_values().filter(|r| is_special(r) || held(r) > OUTPUT_NOTABLE_BYTES).collect();
+    notable.sort_by_key(|r| std::cmp::Reverse((r.flags.contains('O'), is_special(r), held(r))));
     notable.truncate(NOTABLE_MOST);
     let mut groups: Vec<ClientGroup> = groups.into_values().collect();
     groups.sort_by_key(|g| std::cmp::Reverse(g.count));
     groups.truncate(200);
-    Clients { total, listed, sampled, groups, notable }
+    Clients { total, listed, blocked, sampled, groups, notable }
 }
 
 fn row(line: &str) -> ClientRow {
@@ -119,7 +131,10 @@ fn row(line: &str) -> ClientRow {
             "idle" => row.idle_s = number(),
             "omem" => row.output_bytes = number(),
             "qbuf" | "qbuf-free" | "argv-mem" | "multi-mem" => {
-                row.query_bytes = row.query_bytes.saturating_add(number())
+                row.query_bytes = row.query_bytes.saturating_add(number());
+                if key == "qbuf" {
+                    row.unparsed_bytes = number();
+                }
             }
             _ => {}
         }
@@ -141,13 +156,26 @@ mod tests {
                     id=5 addr=10.0.0.2:6 name= age=9 idle=4 flags=O omem=0 cmd=monitor lib-name= lib-ver=\n\
                     id=5 addr=10.0.0.2:6 name= age=9 idle=4 flags=O omem=0 cmd=monitor lib-name= lib-ver=\n\
                     id=6 addr=10.0.0.3:6 name=unslow age=9 idle=4 flags=N omem=0 cmd=client|list\n";
-        let clients = digest(text, 3, false);
+        let clients = digest(text, 3, false, 5000);
         assert_eq!((clients.listed, clients.groups.len(), clients.notable.len()), (3, 2, 1));
         let jedis = &clients.groups[0];
         assert_eq!(
             (jedis.library.as_str(), jedis.name.as_str(), jedis.count, jedis.young, jedis.idle_hour),
             ("jedis 5.1", "app-", 2, 1, 1)
         );
+        assert_eq!((jedis.opened, jedis.idle_s_max), (1, Some(4000)), "one came since the window began, 5 s ago");
+        let monitor = clients.groups.iter().find(|g| g.host == "10.0.0.2").unwrap();
+        assert_eq!(monitor.idle_s_max, None, "timeout leaves it alone");
+    }
+
+    #[test]
+    fn commands_that_wait_behind_a_blocking_one_are_notable_however_few_bytes_they_have() {
+        let text = "id=7 addr=h:1 flags=b qbuf=40 qbuf-free=100 omem=0 cmd=blpop\n\
+                    id=8 addr=h:2 flags=b qbuf=0 qbuf-free=20448 omem=0 cmd=blpop\n\
+                    id=9 addr=h:3 flags=N qbuf=40 qbuf-free=20448 omem=0 cmd=get\n";
+        let clients = digest(text, 3, false, 0);
+        assert_eq!(clients.blocked, Some(2));
+        assert_eq!(clients.notable.iter().map(|r| (r.id, r.unparsed_bytes)).collect::<Vec<_>>(), [(7, 40)]);
     }
 
     #[test]
@@ -174,7 +202,7 @@ mod tests {
             .into_iter()
             .chain((10..100).map(|id| row(id, "N", 1_000_000 + id)))
             .collect();
-        let clients = digest(&text, 93, true);
+        let clients = digest(&text, 93, true, 0);
         assert_eq!((clients.listed, clients.notable.len()), (93, NOTABLE_MOST));
         let ids: Vec<u64> = clients.notable.iter().map(|r| r.id).take(3).collect();
         assert_eq!(ids, [3, 99, 98]);
@@ -185,7 +213,7 @@ mod tests {
     fn half_sent_requests_are_notable_by_all_that_is_held_of_them() {
         let text = "id=7 addr=h:1 flags=N qbuf=900000 qbuf-free=100000 argv-mem=24 omem=0 cmd=NULL\n\
                     id=8 addr=h:2 flags=N qbuf=26 qbuf-free=20448 argv-mem=10 omem=0 cmd=get\n";
-        let notable = digest(text, 2, false).notable;
+        let notable = digest(text, 2, false, 0).notable;
         assert_eq!(notable.iter().map(|r| (r.id, r.query_bytes)).collect::<Vec<_>>(), [(7, 1_000_024)]);
     }
 }

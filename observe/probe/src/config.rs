@@ -21,6 +21,7 @@ const PARAMETERS: &[&str] = &[
     "cluster-replica-no-failover",
     "cluster-replica-validity-factor",
     "cluster-require-full-coverage",
+    "cluster-slot-stats-enabled", // Valkey 8.0+, Redis 8.2+
     "hz",
     "io-threads",
     "latency-monitor-threshold",

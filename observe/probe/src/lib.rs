@@ -20,6 +20,7 @@ mod node;
 mod questions;
 mod rtt;
 mod sentinel;
+mod slot_stats;
 mod slowlog;
 mod sockets;
 mod timeline;

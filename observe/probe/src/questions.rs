@@ -10,7 +10,7 @@ use unslow_topology::Role;
 use crate::ask::{Ask, Salt};
 use crate::clock::Clock;
 use crate::histogram::{self, Counted};
-use crate::{clients, key_sizes, latency, rtt, slowlog};
+use crate::{clients, key_sizes, latency, rtt, slot_stats, slowlog};
 
 /// PINGs between two questions, and the time for them.
 const PINGS: usize = 5;
@@ -82,8 +82,19 @@ impl<'a> Questions<'a> {
         }
         if is_open(&node.clients) {
             node.clients = match self.left_out(ask)? {
-                None if node.first.is_none() => Seen::No(unknown_number()),
-                None => clients::look(ask, level, total, || self.clock.over(self.wait).is_none()),
+                None => match &node.first {
+                    None => Seen::No(unknown_number()),
+                    Some(first) => {
+                        let window_ms = crate::now_ms().saturating_sub(first.at_ms);
+                        clients::look(ask, level, total, window_ms, || self.clock.over(self.wait).is_none())
+                    }
+                },
+                Some(gap) => Seen::No(gap),
+            };
+        }
+        if is_open(&node.slot_stats) && owns_slots(node) {
+            node.slot_stats = match self.left_out(ask)? {
+                None => slot_stats::look(ask, node),
                 Some(gap) => Seen::No(gap),
             };
         }
@@ -128,6 +139,12 @@ pub fn is_any_open(node: &Node) -> bool {
 fn are_sizes_open(node: &Node) -> bool {
     let loading = node.info().and_then(|i| i.get("loading")) == Some("1");
     !loading && node.slowlog.value().is_some() && is_open(&node.key_sizes)
+}
+
+/// Only masters of a cluster count what is in their slots.
+fn owns_slots(node: &Node) -> bool {
+    let me = node.cluster.value().and_then(|view| view.myself());
+    me.is_some_and(|me| me.is("master") && !me.slots.is_empty())
 }
 
 /// CLIENT LIST is harmless for few clients only.

@@ -8,6 +8,8 @@ use crate::ask::{Ask, Salt, seen};
 
 /// Entries asked for: the default length of the log.
 const ENTRIES: &str = "128";
+/// Words of a command that the server keeps (SLOWLOG_ENTRY_MAX_ARGC).
+const WORDS_KEPT: u32 = 32;
 
 /// The entries, and the keys in the clear for the size probe alone.
 pub fn look(ask: &mut Ask, salt: &Salt) -> (Seen<Vec<SlowEntry>>, Vec<Vec<u8>>) {
@@ -77,11 +79,24 @@ fn entry(value: &Value, salt: &Salt, keys: &mut Vec<Vec<u8>>) -> Option<SlowEntr
         at_s: at.integer()? as u64,
         us: us.integer()? as u64,
         command,
-        args: args.items().len() as u32,
+        args: words(args, rest),
         key: key.map(|k| salt.hide(&k)),
         client: rest.first().and_then(Value::text).unwrap_or_default(),
         client_name: rest.get(1).and_then(Value::text).unwrap_or_default(),
     })
+}
+
+/// How many words the command had. The server keeps 32 of them: the last one kept of a longer command says how many
+/// more there were, and Redis 8.10 and newer give the number in a field.
+fn words(args: &Value, rest: &[Value]) -> u32 {
+    let kept = args.items().len() as u32;
+    if let Some(all) = rest.get(2).and_then(Value::integer) {
+        return u32::try_from(all).unwrap_or(kept).max(kept);
+    }
+    let last = args.items().last().and_then(Value::text).unwrap_or_default();
+    let more = last.strip_prefix("... (").and_then(|t| t.strip_suffix(" more arguments)"));
+    let more = more.filter(|_| kept == WORDS_KEPT).and_then(|n| n.parse::<u32>().ok());
+    more.map_or(kept, |more| (kept - 1).saturating_add(more))
 }
 
 #[cfg(test)]
@@ -113,5 +128,23 @@ mod tests {
             assert_eq!((old.client.as_str(), old.client_name.as_str()), ("", ""));
             assert_eq!(old.key.is_some_and(|k| k.starts_with("key#") && k.len() == 12), key.is_some());
         }
+    }
+
+    #[test]
+    fn a_command_that_was_cut_short_in_the_log_still_tells_how_long_it_was() {
+        let text = |t: &str| Value::Text(t.as_bytes().to_vec());
+        let mget = |words: usize, last: &str| {
+            let keys = (1..words - 1).map(|i| text(&format!("k{i}")));
+            let args = std::iter::once(text("MGET")).chain(keys).chain([text(last)]).collect();
+            vec![Value::Integer(7), Value::Integer(1_700_000_000), Value::Integer(12_000), Value::Array(args)]
+        };
+        let count = |row: Vec<Value>| entry(&Value::Array(row), &Salt::new(false), &mut Vec::new()).unwrap().args;
+        assert_eq!(count(mget(32, "... (9970 more arguments)")), 10_001);
+        assert_eq!(count(mget(32, "k31")), 32);
+        // A key that only looks like it, in a command that is logged whole.
+        assert_eq!(count(mget(5, "... (9970 more arguments)")), 5);
+        // The seventh field of newer servers.
+        let newer = [text("10.0.0.1:5"), text("app"), Value::Integer(10_001)];
+        assert_eq!(count(mget(32, "k31").into_iter().chain(newer).collect()), 10_001);
     }
 }

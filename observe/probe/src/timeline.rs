@@ -143,6 +143,8 @@ fn reserve(wait: Duration, window: Duration) -> Duration {
 struct Counters {
     at: Duration,
     commands: f64,
+    /// Not on every server.
+    connections: Option<f64>,
     /// How many of all commands were ours, up to now.
     own: u64,
     user_s: f64,
@@ -162,6 +164,7 @@ fn counters_of(info: &Info, at: Duration, own: u64) -> Option<Counters> {
     Some(Counters {
         at,
         commands: info.number("total_commands_processed")?,
+        connections: info.number("total_connections_received"),
         own,
         user_s: cpu("used_cpu_user_main_thread", "used_cpu_user").unwrap_or(0.0),
         sys_s: cpu("used_cpu_sys_main_thread", "used_cpu_sys").unwrap_or(0.0),
@@ -181,6 +184,7 @@ fn between(before: &Counters, after: &Counters) -> Option<Point> {
         commands_per_s: ((commands - own) / s).max(0.0),
         cpu_user_share: grown(before.user_s, after.user_s)? / s,
         cpu_sys_share: grown(before.sys_s, after.sys_s)? / s,
+        connections_per_s: before.connections.zip(after.connections).and_then(|(b, a)| grown(b, a)).map(|n| n / s),
     })
 }
 
@@ -213,6 +217,19 @@ mod tests {
             assert_eq!(between(at(0, 1000, 40, 1.0), after), None, "{commands} {cpu}");
         }
         assert!(counters_of(&Info::parse("used_cpu_user:9\r\n"), Duration::ZERO, 0).is_none());
+    }
+
+    #[test]
+    fn a_point_says_how_many_connections_came_since_the_one_before() {
+        let at = |ms: u64, connections: &str| {
+            let text = format!("total_commands_processed:{ms}\r\n{connections}");
+            counters_of(&Info::parse(&text), Duration::from_millis(ms), 0).unwrap()
+        };
+        let came = |before: &str, after: &str| between(&at(1000, before), &at(3000, after)).unwrap().connections_per_s;
+        let counted = |n: u64| format!("total_connections_received:{n}\r\n");
+        assert_eq!(came(&counted(40), &counted(640)), Some(300.0), "600 in two seconds");
+        assert_eq!(came("", &counted(640)), None, "not counted before");
+        assert_eq!(came(&counted(640), &counted(3)), None, "CONFIG RESETSTAT");
     }
 
     #[test]

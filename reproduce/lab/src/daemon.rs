@@ -18,12 +18,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use unslow_client::Options;
 use unslow_engine::{Error, Server};
+use unslow_units::did_you_mean;
 
 use crate::faults::{self, Active};
 use crate::lab::Lab;
 use crate::place::{self, Owner, forget_empty_dir};
 use crate::processes;
-use crate::topology::near;
 use crate::wire::WireStats;
 
 const SOCKET: &str = "control.sock";
@@ -339,7 +339,7 @@ impl Holder<'_> {
                     return Err(Error::new(if names.is_empty() {
                         format!("no fault {word:?} is at work, nor any other")
                     } else {
-                        format!("no fault {word:?} is at work{}", near(word, &names))
+                        format!("no fault {word:?} is at work{}", did_you_mean(word, &names))
                     }));
                 }
             }
@@ -402,7 +402,7 @@ impl Holder<'_> {
         let found = self.lab.servers().find(|(s, _)| s.name() == server || s.address() == server);
         let (server, _) = found.ok_or_else(|| {
             let names: Vec<&str> = self.lab.servers().map(|(s, _)| s.name()).collect();
-            Error::new(format!("no server {server:?} in lab {}{}", self.lab.name, near(server, &names)))
+            Error::new(format!("no server {server:?} in lab {}{}", self.lab.name, did_you_mean(server, &names)))
         })?;
         let path = server.dir().join("server.log");
         let io = |e: io::Error| Error::new(format!("the log of {}: {e}", server.name()));
@@ -538,7 +538,7 @@ pub fn find(name: Option<&str>) -> Result<Found, Error> {
             Some(found) => Ok(found.clone()),
             None => {
                 let names: Vec<&str> = all.iter().map(|f| f.name.as_str()).collect();
-                Err(Error::new(format!("there is no lab {name:?}{}; try: unslow lab ls", near(name, &names))))
+                Err(Error::new(format!("there is no lab {name:?}{}; try: unslow lab ls", did_you_mean(name, &names))))
             }
         },
         None if all.is_empty() => Err(Error::new("there is no lab; try: unslow lab up")),

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options};
 use unslow_engine::{Deployment, Engine, Error, Member, Plan, Seat, Server, ServerSpec};
+use unslow_units::did_you_mean;
 
 use crate::place::Directory;
-use crate::topology::{Kind, Topology, near};
+use crate::topology::{Kind, Topology};
 use crate::wire::{self, Conditions, Rules, Wire};
 use crate::{processes, shim};
 
@@ -474,7 +475,7 @@ fn plan(
 pub fn host<'a>(lab: &'a Lab, name: &str) -> Result<&'a Host, Error> {
     lab.hosts.iter().find(|h| h.name == name).ok_or_else(|| {
         let names: Vec<&str> = lab.hosts.iter().map(|h| h.name.as_str()).collect();
-        Error::new(format!("no host {name:?} in lab {}{}", lab.name, near(name, &names)))
+        Error::new(format!("no host {name:?} in lab {}{}", lab.name, did_you_mean(name, &names)))
     })
 }
 

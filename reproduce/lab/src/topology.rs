@@ -37,6 +37,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::Spanned;
 use unslow_engine::Error;
+use unslow_units::{Quantity, did_you_mean, parse_bit_rate, parse_bytes, parse_share, parse_time_within};
 
 /// A lab, as the file says.
 #[derive(Clone, Debug, Deserialize)]
@@ -319,7 +320,11 @@ impl Topology {
         let zones: Vec<&str> = self.zones.iter().map(|z| z.name.as_str()).collect();
         for end in self.links.iter().flat_map(|l| [&l.from, &l.to]) {
             if !zones.contains(&end.get_ref().as_str()) {
-                return Err(located(text, end, &format!("no zone {:?}{}", end.get_ref(), near(end.get_ref(), &zones))));
+                return Err(located(
+                    text,
+                    end,
+                    &format!("no zone {:?}{}", end.get_ref(), did_you_mean(end.get_ref(), &zones)),
+                ));
             }
         }
         for link in &self.links {
@@ -333,7 +338,7 @@ impl Topology {
         let placed = d.placement.iter().flatten();
         for name in self.hosts.iter().map(|h| &h.name).chain(placed) {
             if !names.contains(&name.get_ref().as_str()) {
-                let message = format!("no host {:?}{}", name.get_ref(), near(name.get_ref(), &names));
+                let message = format!("no host {:?}{}", name.get_ref(), did_you_mean(name.get_ref(), &names));
                 return Err(located(text, name, &message));
             }
         }
@@ -477,74 +482,24 @@ fn located(text: &str, at: &Spanned<String>, message: &str) -> Error {
     Error::new(format!("line {line}, column {column}: {message}"))
 }
 
-/// `; did you mean "zone-b"?`, or what there is.
-pub fn near(name: &str, all: &[&str]) -> String {
-    let best = all.iter().map(|a| (strsim::damerau_levenshtein(name, a), a)).min();
-    match best {
-        Some((distance, best)) if distance <= 2.max(name.len() / 3) => format!("; did you mean {best:?}?"),
-        _ if all.is_empty() => String::new(),
-        _ => format!("; there are {}", all.join(", ")),
-    }
+/// No wire, fault or wait of a lab is longer.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
+/// A duration up to a day.
+pub fn parse_duration(text: &str) -> Result<Duration, unslow_units::Error> {
+    parse_time_within(text, Duration::ZERO..=LONGEST)
 }
 
-/// `1ms`, `0.5s`, `20 us`, `2m`.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let text = text.trim();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let unit = match text[split..].trim() {
-        "us" | "µs" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("{text:?} is no time; expected for example \"1ms\" or \"20us\"")),
-    };
-    match text[..split].parse::<f64>() {
-        Ok(n) if n.is_finite() && n * unit <= 86_400.0 => Ok(Duration::from_secs_f64(n * unit)),
-        _ => Err(format!("{text:?} is no time up to a day; expected for example \"1ms\" or \"20us\"")),
+/// Bits a second: a wire that carried less than a thousand would hold a single packet for seconds.
+pub fn parse_rate(text: &str) -> Result<u64, unslow_units::Error> {
+    match parse_bit_rate(text)? {
+        bits if bits >= 1000 => Ok(bits),
+        _ => Err(unslow_units::Error::Range {
+            quantity: Quantity::BitRate,
+            found: text.to_string(),
+            allowed: "from 1 kbit on".into(),
+        }),
     }
-}
-
-/// `1%`, or `0.01`.
-pub fn parse_share(text: &str) -> Result<f64, String> {
-    let text = text.trim();
-    let (number, scale) = text.strip_suffix('%').map_or((text, 1.0), |n| (n.trim(), 0.01));
-    match number.parse::<f64>() {
-        Ok(n) if (0.0..=1.0).contains(&(n * scale)) => Ok(n * scale),
-        _ => Err(format!("{text:?} is no share; expected for example \"1%\" or 0.01")),
-    }
-}
-
-/// `100mbit`, `1gbit`: bits a second.
-pub fn parse_rate(text: &str) -> Result<u64, String> {
-    let text = text.trim().to_ascii_lowercase();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let unit = match text[split..].trim().trim_end_matches("/s").trim_end_matches("ps") {
-        "bit" => 1.0,
-        "kbit" => 1e3,
-        "mbit" => 1e6,
-        "gbit" => 1e9,
-        _ => return Err(format!("{text:?} is no rate; expected for example \"100mbit\" or \"1gbit\"")),
-    };
-    match text[..split].parse::<f64>() {
-        Ok(n) if n * unit >= 1000.0 => Ok((n * unit) as u64),
-        _ => Err(format!("{text:?} is no rate from 1 kbit on; expected for example \"100mbit\"")),
-    }
-}
-
-/// `100mb`, `1gb`: powers of 1024, as in the servers' own configuration.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let text = text.trim().to_ascii_lowercase();
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let unit = match text[split..].trim() {
-        "" | "b" => 1.0,
-        "kb" | "k" => 1024.0,
-        "mb" | "m" => 1024.0 * 1024.0,
-        "gb" | "g" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(format!("{text:?} is no size; expected for example \"100mb\"")),
-    };
-    let number = text[..split].parse::<f64>();
-    number.map(|n| (n * unit) as u64).map_err(|_| format!("{text:?} is no size; expected for example \"100mb\""))
 }
 
 fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
@@ -604,7 +559,7 @@ mod tests {
     fn tells_line_and_column_of_what_it_does_not_understand() {
         let error = |text: &str| Topology::parse(text).unwrap_err().to_string();
         let unit = error("[[zone]]\nname = \"a\"\nrtt = \"1 parsec\"\n");
-        assert!(unit.contains("line 3, column 7") && unit.contains("is no time"), "{unit}");
+        assert!(unit.contains("line 3, column 7") && unit.contains("invalid duration \"1 parsec\""), "{unit}");
         let field = error("[[zone]]\nname = \"a\"\nrrt = \"1ms\"\n");
         assert!(field.contains("line 3, column 1") && field.contains("rrt"), "{field}");
         let zone = error("[[zone]]\nname = \"zone-a\"\n[[link]]\nfrom = \"zone-a\"\nto = \"zoen-a\"\n");
@@ -620,7 +575,7 @@ mod tests {
         let error = |text: &str| Topology::parse(text).unwrap_err().to_string();
         assert!(error("zone = []\n").contains("0 zones"));
         assert!(error("[[zone]]\nname = \"A b\"\n").contains("a-z"));
-        assert!(error("[[zone]]\nname = \"a\"\nloss = 7\n").contains("is no share"));
+        assert!(error("[[zone]]\nname = \"a\"\nloss = 7\n").contains("invalid share \"7\""));
         assert!(error("[[zone]]\nname = \"a\"\nhosts = 0\n").contains("no zone has a host"));
         let port = "[[zone]]\nname = \"a\"\n[deployment]\nsettings = { port = 7000 }\n";
         assert!(error(port).contains("the lab's own"));

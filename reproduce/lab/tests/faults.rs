@@ -154,6 +154,9 @@ fn on_one_server(wanted: impl Fn(&faults::Fault) -> bool) {
         // With settings that are read at the start only.
         "accept_overflow",
         "io_threads",
+        // Of deployments of their own.
+        "resync_storm",
+        "version_mix",
     ];
     all_on(&topology, |f| {
         let six = (f.shape)().masters() > 1;
@@ -226,6 +229,15 @@ fn sentinels_lose_their_quorum_and_their_trust_in_the_clock_and_get_both_back() 
     active.heal().expect("healed");
     // Thirty seconds after the clocks went back.
     until("the Sentinels to trust their clocks again", || tilted() == 0);
+}
+
+#[test]
+fn two_copies_at_once_and_an_upgrade_half_done_are_undone() {
+    for name in ["resync_storm", "version_mix"] {
+        let mut topology = faults::named(name).expect("a fault").topology("valkey-9.1");
+        topology.deployment.settings.insert("requirepass".into(), Setting::Text("s3cret".into()));
+        all_on(&topology, |f| f.name == name);
+    }
 }
 
 #[test]
@@ -447,8 +459,8 @@ fn words_that_mean_nothing_are_answered_with_near_ones() {
         ("partition", Some("zone-a:zone-d"), None, "did you mean \"zone-"),
         ("monitor", Some("zone-a-host-1"), None, "is done to one server"),
         ("hang", Some("zone-a-client-1"), None, "no server runs on"),
-        ("loss", Some("zone-a"), Some("lots"), "is no share"),
-        ("delay", Some("zone-a"), Some("5"), "is no time"),
+        ("loss", Some("zone-a"), Some("lots"), "invalid share \"lots\""),
+        ("delay", Some("zone-a"), Some("5 miles"), "invalid duration \"5 miles\""),
         ("monitor", None, Some("3"), "takes no value"),
         ("open_slot", Some("node-1"), None, "takes no target"),
         ("move_slot", None, Some("20000"), "0 to 16383"),

@@ -4,8 +4,9 @@
 //! taken from the CPU time the main thread spent outside commands.
 
 use unslow_facts::{Node, SlowEntry};
+use unslow_units::{percent, time_us};
 
-use super::{between, is_one_of, percent, residual, slow_entries, spent, time_us};
+use super::{between, is_one_of, residual, slow_entries, spent};
 
 /// Commands that run scripts or functions.
 pub const SCRIPTS: &[&str] = &["eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro"];
@@ -147,18 +148,38 @@ fn written(node: &Node, names: &[&str]) -> (f64, f64) {
         all_us += stat.usec as f64;
         own_us += if is_one_of(names, name) { stat.usec as f64 } else { 0.0 };
     }
-    let Some(sent) = node.delta("total_net_output_bytes").filter(|_| own_us > 0.0) else { return (0.0, 0.0) };
-    // Before 7.0 replication is not counted by itself: each replica got what was written.
-    let replicas = node.number("connected_slaves").unwrap_or(0.0);
-    let offset = node.delta("master_repl_offset").unwrap_or(0.0);
-    let replication = node.delta("total_net_repl_output_bytes").unwrap_or(offset * replicas);
-    let bytes = (sent - replication).max(0.0);
+    let Some(bytes) = sent_bytes(node).filter(|_| own_us > 0.0) else { return (0.0, 0.0) };
     let us = match between::outside_us(node) {
         Some(outside_us) => writing_us(outside_us, between::traffic_us(node), bytes),
         None => bytes * WRITE_NS / 1000.0,
     };
     let share = own_us / all_us;
     (bytes * share, us * share)
+}
+
+/// Bytes that the server sent to clients in the window; what replicas got is left out. `None` where it is not counted.
+pub fn sent_bytes(node: &Node) -> Option<f64> {
+    let sent = node.delta("total_net_output_bytes")?;
+    // Before 7.0 replication is not counted by itself: each replica got what was written.
+    let replicas = node.number("connected_slaves").unwrap_or(0.0);
+    let offset = node.delta("master_repl_offset").unwrap_or(0.0);
+    let replication = node.delta("total_net_repl_output_bytes").unwrap_or(offset * replicas);
+    Some((sent - replication).max(0.0))
+}
+
+/// Bytes that clients sent to the server in the window; what its master sent is left out. `None` where it is not counted.
+pub fn received_bytes(node: &Node) -> Option<f64> {
+    let received = node.delta("total_net_input_bytes")?;
+    // Before 7.0 replication is not counted by itself.
+    let stream = if node.is_master() { 0.0 } else { node.delta("master_repl_offset").unwrap_or(0.0) };
+    let replication = node.delta("total_net_repl_input_bytes").unwrap_or(stream);
+    Some((received - replication).max(0.0))
+}
+
+/// What moving these bytes through its sockets cost the main thread, in us: the CPU time outside commands that plain
+/// traffic does not explain, within the known price of a byte. `None` where the server does not show its CPU time.
+pub fn moving_us(node: &Node, bytes: f64) -> Option<f64> {
+    between::outside_us(node).map(|outside_us| writing_us(outside_us, between::traffic_us(node), bytes))
 }
 
 /// What of the CPU time outside commands went into writing these bytes, in us: what plain traffic does not explain, within what a
@@ -246,7 +267,7 @@ impl Held {
         if inside_us > 0.0 { Held { longest_us: None, rest_us: None, ..rest } } else { rest }
     }
 
-    /// `11.0 ms on average, 52.0 ms at most, 31 % of the window`: each figure by its own name.
+    /// `11 ms on average, 52 ms at most, 31 % of the window`: each figure by its own name.
     pub fn figures(&self) -> String {
         let inside = self.inside_us / self.calls.max(1.0);
         let mut parts = vec![if self.calls > 1.5 {

@@ -16,7 +16,7 @@ use super::prelude::*;
 use super::replica_link::{is_by_backlog, looping};
 
 pub const TITLE: &str = "Backlog too small";
-pub const LEADS_TO: &[&str] = &["full_resync_loop"];
+pub const LEADS_TO: &[&str] = &["full_resync_loop", "resync_storm"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// A break of this length should cost no copy.

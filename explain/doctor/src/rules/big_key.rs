@@ -19,7 +19,7 @@ use super::prelude::*;
 use super::slow_command::{from_replica, smaller_steps};
 
 pub const TITLE: &str = "Big key";
-pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "expire_starved"];
 pub const INJECTED: Injected = Injected::Yes;
 
 const HOUR_S: u64 = 3600;
@@ -84,6 +84,11 @@ fn absent_text(facts: &Facts) -> String {
         0 => "big keys: the slow log names no key".into(),
         n => format!("big keys: the slow log names {n}; none is both large and slow {TIMES} times in the last hour"),
     }
+}
+
+/// Whether a big key cost something in the window.
+pub(super) fn speaks(node: &Node) -> bool {
+    big(node).iter().any(|b| b.held.is_some())
 }
 
 fn big(node: &Node) -> Vec<Big<'_>> {

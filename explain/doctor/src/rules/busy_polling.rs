@@ -118,7 +118,7 @@ fn names_of(table: &[(&'static str, &'static str)]) -> Vec<&'static str> {
 }
 
 /// Changes of the data set in the window; `None` where a save set the count back, or it is not there.
-fn changes(node: &Node) -> Option<f64> {
+pub(super) fn changes(node: &Node) -> Option<f64> {
     let saved = |sample: &Sample| sample.info.get("rdb_last_save_time").map(String::from);
     let (before, after) = (saved(node.first.as_ref()?)?, saved(node.last.as_ref()?)?);
     if before == after { node.delta("rdb_changes_since_last_save") } else { None }

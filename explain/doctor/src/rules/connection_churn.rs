@@ -12,8 +12,9 @@
 //! by the new connections; and the time inside AUTH, HELLO, SELECT and CLIENT.
 //! Where that cannot be told apart, 17.5 us a connection, which is the least we have measured.
 //!
-//! Not to be taken for: clients that are refused and try again (`too_many_connections`), or topology refreshes over new
-//! connections (then that is the finding).
+//! Not to be taken for: clients that are refused and try again (`too_many_connections`), topology refreshes over new connections (then
+//! that is the finding), or clients that all reconnect at one moment and then stay (`reconnect_stampede`). TLS has no rule of its own:
+//! its handshakes are part of a new connection's price here, and the remedies for them stand beside.
 //!
 //! How to confirm: `INFO stats` twice (total_connections_received); `CLIENT LIST`: connections with a small `age`.
 //!
@@ -195,7 +196,7 @@ fn is_churn(node: &Node, churn: &Churn) -> bool {
     let cpu = node.cpu().map_or(0.0, |(u, s)| u + s);
     let expensive = churn.share > SHARE && churn.share >= PART * cpu;
     let short = churn.rate > MANY && churn.commands_each < FEW_COMMANDS;
-    expensive || short
+    (expensive || short) && !super::reconnect_stampede::speaks(node)
 }
 
 fn evidence(finding: Finding, node: &Node, churn: &Churn) -> Finding {

@@ -96,7 +96,7 @@ fn found(worst: &Leak<'_>) -> Finding {
     let who: Vec<&str> =
         [group.name.as_str(), group.library.as_str()].into_iter().filter(|word| !word.is_empty()).collect();
     let who = if who.is_empty() { group.host.clone() } else { format!("{} ({})", group.host, who.join(", ")) };
-    let left = time_left(worst.left_s());
+    let left = time_rough_s(worst.left_s());
     let finding = Finding::new(format!(
         "Clients of {} forget connections: {} more in {:.0} s, and about {} have been idle for over an hour",
         node.address,
@@ -143,17 +143,4 @@ fn found(worst: &Leak<'_>) -> Finding {
         "",
         "",
     )
-}
-
-/// In the unit that a person would plan with.
-fn time_left(s: f64) -> String {
-    if s < 120.0 {
-        format!("{s:.0} s")
-    } else if s < 7200.0 {
-        format!("{:.0} min", s / 60.0)
-    } else if s < 172_800.0 {
-        format!("{:.0} h", s / 3600.0)
-    } else {
-        format!("{:.0} days", s / 86400.0)
-    }
 }

@@ -4,7 +4,8 @@
 //! memory is wanted. What is left is held, and where that reaches the limit the kernel ends a process: the server, or the child that
 //! saves. maxmemory does not prevent it: it counts used memory alone.
 //!
-//! Seen when: what is held, without page cache, is nine tenths of the limit or more. It costs something now where the group stood at
+//! Seen when: what is held, without page cache, is nine tenths of the limit or more; of all cgroups above the server the one with the
+//! tightest limit is meant, and what others in it hold counts. It costs something now where the group stood at
 //! its limit in the window (`max` of memory.events, or memory.failcnt) and its tasks waited (memory.pressure), or where the OOM killer
 //! came. A risk: maxmemory is above nine tenths of the limit, or above four fifths for a server that forks.
 //!
@@ -129,7 +130,7 @@ fn found(facts: &Facts, c: &Contained, state: State) -> Finding {
     });
     let finding = cost(finding, c, state)
         .saw_at(
-            format!("memory cgroup of pid {}", c.process.pid),
+            memory::group_words(c.process, group),
             format!("limit {limit}, {} used, of which {held} without page cache", bytes(group.used_bytes as f64)),
             node.at_ms(),
         )
@@ -158,7 +159,7 @@ fn cost(finding: Finding, c: &Contained, state: State) -> Finding {
     );
     let finding = match state {
         State::Killed | State::AtLimit => finding.saw_at(
-            format!("memory.events or memory.failcnt of pid {}'s cgroup", c.process.pid),
+            format!("memory.events or memory.failcnt, {}", memory::group_words(c.process, group)),
             counted.clone(),
             c.node.at_ms(),
         ),
@@ -168,11 +169,11 @@ fn cost(finding: Finding, c: &Contained, state: State) -> Finding {
         (State::Killed, _) => finding
             .risk(format!("{counted} in this window; the server may be next"))
             .severity(Severity::High)
-            .proven("the kernel counted it for this server's cgroup in the window"),
+            .proven("the kernel counted it for the cgroup with this limit in the window"),
         (State::AtLimit, Some(share)) => finding
             .core(share.min(1.0), format!("its tasks waited for memory {} of the time; {counted}", percent(share)))
             .gain("with room: none of it", format!("memory.pressure some: {share:.3} of the window"))
-            .proven("the kernel counted the waits of this server's cgroup in the window"),
+            .proven("the kernel counted the waits of the cgroup with this limit in the window"),
         (State::AtLimit, None) => finding
             .risk(format!("{counted} in this window; how long its tasks waited for it was not counted"))
             .severity(Severity::Medium)

@@ -3,13 +3,13 @@
 //! When the quota of a period (100 ms) is used up the kernel stops every thread until the next one. The slow log stays
 //! empty, LATENCY DOCTOR sees nothing: only the cgroup's counters, or a probe from outside, can show it.
 //!
-//! Seen when: the server's cgroup was throttled in over 1 % of its periods in the window. If it stood still for less than 0.1 % of
+//! Seen when: the server's cgroup, or one above it (a pod, a slice), was throttled in over 1 % of its periods in the window. If it stood still for less than 0.1 % of
 //! the time, it is a risk.
 //!
 //! Not to be taken for: steal (`hypervisor_steal`: the hypervisor's doing) or a busy neighbour (`noisy_neighbour`: no quota
 //! involved).
 //!
-//! How to confirm: `cat cpu.stat` twice in the server's cgroup (`/proc/PID/cgroup` names it): nr_throttled grows.
+//! How to confirm: `cat cpu.stat` twice in the server's cgroup (`/proc/PID/cgroup` names it) and in those above: nr_throttled grows.
 //!
 //! What to do: no CPU limit, or whole cores: threads plus one for saving.
 //! Sources: cpu.stat nr_throttled, throttled time; measured: a quota of 20 % gave stalls of 52 ms and an empty slow log.
@@ -54,8 +54,9 @@ pub fn check(facts: &Facts) -> Verdict {
     let wait_ms = share * each_ms / 2.0;
     let quota = process.quota_cores.map_or(String::new(), |cores| format!(" of {cores:.2} cores"));
     let finding = Finding::new(format!(
-        "{} is stopped by its CPU quota{quota}: {} of the time, {each_ms:.0} ms at a time",
+        "{} is stopped by {} CPU quota{quota}: {} of the time, {each_ms:.0} ms at a time",
         node.address,
+        if process.throttled_above == 0 { "its" } else { "its pod's or slice's" },
         percent(share)
     ))
     .on(rows.iter().map(|r| r.0.address.as_str()));
@@ -70,9 +71,12 @@ pub fn check(facts: &Facts) -> Verdict {
             "without the quota: none of it",
             format!("{throttled} of {periods} periods; {share:.3} of the time x {each_ms:.0} ms / 2 = {wait_ms:.2} ms a request"),
         )
-        .proven("the kernel counted the throttled periods of this server's cgroup in the window")
+        .proven(match process.throttled_above {
+            0 => "the kernel counted the throttled periods of this server's cgroup in the window",
+            _ => "the kernel counted the throttled periods of a cgroup above this server's in the window",
+        })
         .saw_at(
-            format!("cpu.stat of pid {} ({})", process.pid, host.hostname),
+            format!("cpu.stat of pid {}{} ({})", process.pid, levels(process.throttled_above), host.hostname),
             format!("nr_throttled +{throttled} of {periods} periods, {:.0} ms throttled", share * host.window_s * 1000.0),
             host.at_ms,
         );
@@ -96,10 +100,22 @@ pub fn check(facts: &Facts) -> Verdict {
                 "kubernetes: no resources.limits.cpu, and resources.requests.cpu of 1 or more",
                 "docker update --cpus 0 CONTAINER",
                 "systemctl set-property SERVICE CPUQuota=",
-                "echo max > cpu.max   (cgroup v2)   or   echo -1 > cpu.cfs_quota_us   (v1), in the server's cgroup",
+                match process.throttled_above {
+                    0 => "echo max > cpu.max   (cgroup v2)   or   echo -1 > cpu.cfs_quota_us   (v1), in the server's cgroup",
+                    _ => "echo max > cpu.max   (cgroup v2)   or   echo -1 > cpu.cfs_quota_us   (v1), in the cgroup above that is throttled",
+                },
             ],
             "it may take CPU from its neighbours",
             "set the quota again",
         )
         .into()
+}
+
+/// `, 2 cgroups above its own`; nothing for its own.
+fn levels(above: u32) -> String {
+    match above {
+        0 => String::new(),
+        1 => ", one cgroup above its own".into(),
+        n => format!(", {n} cgroups above its own"),
+    }
 }

@@ -220,7 +220,7 @@ mod tests {
         let Verdict::Present(found) = check(&facts(50_000, 10, 3000, "")) else { panic!("not found") };
         // 5,000 times 2,960 bytes a second, at 2.8 ns.
         assert!((found.impact.value - 0.0414).abs() < 0.001, "{}", found.impact.value);
-        assert!(found.title.contains("5,000 EVAL a second of about 3.0 kB"), "{}", found.title);
+        assert!(found.title.contains("5,000 EVAL a second of about 3 kB"), "{}", found.title);
         assert!(found.remedies.iter().any(|r| r.commands.iter().any(|c| c.contains("FUNCTION LOAD"))));
     }
 

@@ -22,7 +22,7 @@ use super::takeover::names_of;
 use unslow_facts::Sample;
 
 pub const TITLE: &str = "Failover flapping";
-pub const LEADS_TO: &[&str] = &["masters_share_host", "replica_shares_host"];
+pub const LEADS_TO: &[&str] = &["masters_share_host", "replica_shares_host", "reconnect_stampede"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// From the end of the failure detector's patience to a new master.
@@ -214,7 +214,7 @@ fn before(facts: &Facts, elections: &[Election]) -> Verdict {
                 format!(
                     "about {outage:.0} s without that shard's master each time, {} in {}, the last {when}",
                     times(attempts),
-                    span(uptime_s)
+                    time_rough_s(uptime_s)
                 ),
             )
             .severity(Severity::Medium)
@@ -284,14 +284,6 @@ fn attempts(facts: &Facts, node: &Node) -> f64 {
 
 fn times(n: f64) -> String {
     if n < 1.5 { "once".into() } else { format!("{n:.0} times") }
-}
-
-fn span(seconds: f64) -> String {
-    match seconds {
-        s if s < 7200.0 => format!("{:.0} min", (s / 60.0).max(1.0)),
-        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
-        s => format!("{:.0} days", s / 86400.0),
-    }
 }
 
 fn formula(timeout_s: Option<f64>) -> String {

@@ -17,7 +17,7 @@ use super::peers;
 use super::prelude::*;
 
 pub const TITLE: &str = "Fork stall";
-pub const LEADS_TO: &[&str] = &["node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["node_timeout_margin", "reconnect_stampede"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// The longest node timeout that is worth its price: a dead master goes unnoticed for that long.

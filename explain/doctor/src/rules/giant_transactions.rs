@@ -8,7 +8,7 @@
 //!
 //! Not to be taken for: a slow command inside a transaction (`slow_command`, `big_key`, `keys_command`): where one kind of
 //! command of over 0.5 ms a call took half of the time, that is the cause. A pipeline without MULTI, however long, lets others
-//! between: the server reads it in pieces of some kB. MGET or MSET of thousands of keys is `slow_command`.
+//! between: the server reads it in pieces of some kB. One MGET, MSET or DEL of thousands of keys is `giant_commands`.
 //!
 //! How to confirm: `INFO commandstats` twice: usec_per_call of cmdstat_exec, and how many commands there were for each EXEC.
 //!

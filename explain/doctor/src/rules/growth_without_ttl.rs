@@ -95,7 +95,7 @@ fn found(facts: &Facts, f: &Fills) -> Finding {
     let finding = Finding::new(format!(
         "{} fills up with keys that have no TTL: at this pace maxmemory is reached in {}",
         node.address,
-        memory::span(f.full_s)
+        time_rough_s(f.full_s)
     ))
     .risk(if policy.starts_with("volatile") {
         format!("then keys with a TTL are evicted, and when none is left writes fail: {policy} evicts no other key")
@@ -103,8 +103,8 @@ fn found(facts: &Facts, f: &Fills) -> Finding {
         format!("then writes fail: {policy}")
     })
     .gain(
-        format!("a TTL of less than {} keeps it below the limit", memory::span(f.full_s)),
-        format!("{} left / {} a second = {}", bytes(left), bytes(f.per_s), memory::span(f.full_s)),
+        format!("a TTL of less than {} keeps it below the limit", time_rough_s(f.full_s)),
+        format!("{} left / {} a second = {}", bytes(left), bytes(f.per_s), time_rough_s(f.full_s)),
     )
     .likely("the pace is that of this window; that it goes on is inferred")
     .saw(

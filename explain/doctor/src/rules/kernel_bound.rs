@@ -11,7 +11,8 @@
 //! server), the price is the core, and this one does. Above 70 % it is always this one. Below half a core nothing is short yet,
 //! and neither speaks. Never both.
 //!
-//! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS.
+//! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS; values of tens
+//! of kilobytes (`big_values`), where the bytes are the cost and not the system calls, and batches would change nothing.
 //!
 //! How to confirm: `INFO cpu` and `INFO stats` twice; `perf top -p PID` shows tcp_sendmsg, tcp_recvmsg and the like.
 //!
@@ -19,6 +20,7 @@
 //! instead of 3.4); a multiplexing proxy; io-threads where there are cores.
 //! Sources: INFO cpu (main thread since 6.2), commandstats; measured fit: us per command = 0.28 + 2.36 / depth.
 
+use super::big_values;
 use super::far_client::is_local;
 use super::io_threads::{cores, is_set_at_runtime};
 use super::no_pipelining;
@@ -51,7 +53,8 @@ impl Bound<'_> {
         let of_the_kernel =
             cpu > 0.0 && ops > 0.0 && sys / cpu >= 0.5 && inside / cpu < 0.3 && depth.is_none_or(|d| d < 4.0);
         let busy = cpu > BUSY || (cpu > HALF && !no_pipelining::speaks(node));
-        (of_the_kernel && busy).then_some(Bound { node, cpu, sys, inside, ops, depth })
+        let is_bound = of_the_kernel && busy && !big_values::speaks(node);
+        is_bound.then_some(Bound { node, cpu, sys, inside, ops, depth })
     }
 }
 

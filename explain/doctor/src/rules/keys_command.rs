@@ -21,7 +21,7 @@ use super::prelude::*;
 use crate::Link;
 
 pub const TITLE: &str = "KEYS in production";
-pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "expire_starved"];
 pub const INJECTED: Injected = Injected::Yes;
 
 const HOUR_S: u64 = 3600;

@@ -21,7 +21,7 @@ use super::peers;
 use super::prelude::*;
 
 pub const TITLE: &str = "Restarts again and again";
-pub const LEADS_TO: &[&str] = &["full_resync_loop"];
+pub const LEADS_TO: &[&str] = &["full_resync_loop", "resync_storm"];
 pub const INJECTED: Injected = Injected::No(
     "a start has to fall into the few seconds that the doctor looks, between two of its questions; the lab's restarts come at any time",
 );

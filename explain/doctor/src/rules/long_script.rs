@@ -19,7 +19,7 @@ use super::prelude::*;
 use crate::Link;
 
 pub const TITLE: &str = "Long script";
-pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "replica_lag"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "replica_lag", "expire_starved"];
 pub const INJECTED: Injected = Injected::Yes;
 
 const HOUR_S: u64 = 3600;

@@ -4,11 +4,11 @@
 //! INFO's own parts; what the second holds beyond the first is fragmentation, a fork's copies, or pages that came back late; what is in
 //! the first and not in the second is swapped out. DESIGN.md has the table.
 
-use unslow_facts::{Facts, Lack, MemoryGroup, Node, Process};
+use unslow_facts::{Facts, Host, Lack, MemoryGroup, Node, Process};
 use unslow_topology::Info;
+use unslow_units::bytes;
 
 use crate::Verdict;
-use crate::measure::bytes;
 
 /// Which limit it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// `the container's limit of 2.0 GB`.
+    /// `the container's limit of 2 GB`.
     pub fn words(self) -> String {
         let size = bytes(self.bytes);
         match self.bound {
@@ -103,10 +103,38 @@ pub fn room(facts: &Facts, node: &Node) -> Option<Limit> {
     all.into_iter().flatten().min_by(|a, b| a.bytes.total_cmp(&b.bytes))
 }
 
-/// The server's cgroup and its limit, where it has one of its own.
+/// The cgroup whose limit is the tightest of the server's own and those above, and that limit.
 pub fn group<'a>(facts: &'a Facts, node: &Node) -> Option<(&'a Process, &'a MemoryGroup, f64)> {
     let (_, process) = facts.process(node)?;
     Some((process, process.memory_group.as_ref()?, container(facts, node)?))
+}
+
+/// Of the machine's memory: with less available the kernel looks for pages all the time, which `memory_pressure` tells. With more,
+/// tasks that have to look for it themselves are `reclaim`'s.
+pub const SHORT: f64 = 0.1;
+
+/// Share of the machine's memory that is available.
+pub fn available(host: &Host) -> Option<f64> {
+    Some(host.memory_available_bytes? as f64 / (host.memory_bytes? as f64).max(1.0))
+}
+
+/// Servers of the deployment that run there.
+pub fn servers_on<'a>(facts: &'a Facts, host: &'a Host) -> impl Iterator<Item = &'a Node> {
+    facts.live().filter(move |n| facts.process(n).is_some_and(|(h, _)| std::ptr::eq(h, host)))
+}
+
+/// Whether it stood at its limit in the window: what its tasks waited for then is `container_memory`'s.
+pub fn is_at_limit(group: &MemoryGroup) -> bool {
+    group.limit_hits.is_some_and(|n| n > 0)
+}
+
+/// `memory cgroup of pid 7`, or how far above it that is: what its neighbours in it hold counts as well.
+pub fn group_words(process: &Process, group: &MemoryGroup) -> String {
+    match group.above {
+        0 => format!("memory cgroup of pid {}", process.pid),
+        1 => format!("memory cgroup above that of pid {} (its pod's or slice's)", process.pid),
+        n => format!("memory cgroup {n} levels above that of pid {}", process.pid),
+    }
 }
 
 /// What its ordinary clients hold. Replies that share a value's memory are counted by their full length (Valkey 8), so it is never
@@ -166,7 +194,7 @@ pub fn parts(facts: &Facts, node: &Node) -> Vec<(Part, f64)> {
     crate::measure::by_worst(seen.filter(|(_, bytes)| *bytes > 0.0).collect(), |(_, bytes)| *bytes)
 }
 
-/// `data 70.0 MB, clients 20.0 MB, fragmentation 8.0 MB`.
+/// `data 70 MB, clients 20 MB, fragmentation 8 MB`.
 pub fn parts_text(facts: &Facts, node: &Node) -> String {
     let named = |(part, size): &(Part, f64)| format!("{} {}", part.name(), bytes(*size));
     parts(facts, node).iter().map(named).collect::<Vec<_>>().join(", ")
@@ -249,13 +277,4 @@ pub fn replica_of<'a>(facts: &'a Facts, node: &Node) -> Option<&'a Node> {
 pub fn unseen_machine(what: &str) -> Verdict {
     let why = format!("{what}: the server's machine could not be looked into");
     Verdict::unknown(Lack::Host, why, super::noisy_neighbour::SEE_HOST)
-}
-
-/// `3 s`, `4 min`, `2 h`.
-pub fn span(seconds: f64) -> String {
-    match seconds {
-        s if s < 120.0 => format!("{s:.0} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.0} h", s / 3600.0),
-    }
 }

@@ -7,7 +7,8 @@
 //! more (or all of them for 1 %).
 //!
 //! Not to be taken for: another container that is at its own limit, which the same counters show while the machine has memory to
-//! spare; the server's own container (`container_memory`); pages on a disk (`swap`), which may follow.
+//! spare; tasks that look for memory themselves though the machine has some (`reclaim`); the server's own container
+//! (`container_memory`); pages on a disk (`swap`), which may follow.
 //!
 //! How to confirm: `cat /proc/pressure/memory` twice: total grows; `grep MemAvailable /proc/meminfo`; `vmstat 1`.
 //!
@@ -25,8 +26,6 @@ pub const INJECTED: Injected = Injected::No(
     "the machine's memory would have to be used up, which ends other programs there; the rule is tested on facts by hand",
 );
 
-/// Of the machine's memory: with less available the kernel looks for pages all the time.
-const SHORT: f64 = 0.1;
 /// Share of the window in which some task stood still.
 const SOME: f64 = 0.05;
 /// The same of all of them together.
@@ -39,28 +38,18 @@ fn stalls(host: &Host) -> Option<(f64, f64)> {
     Some((of("memory.some")?, of("memory.full").unwrap_or(0.0)))
 }
 
-/// Share of the machine's memory that is available.
-fn available(host: &Host) -> Option<f64> {
-    Some(host.memory_available_bytes? as f64 / (host.memory_bytes? as f64).max(1.0))
-}
-
-/// Servers of the deployment that run there.
-fn servers<'a>(facts: &'a Facts, host: &'a Host) -> impl Iterator<Item = &'a Node> {
-    facts.live().filter(move |n| facts.process(n).is_some_and(|(h, _)| std::ptr::eq(h, host)))
-}
-
 pub fn check(facts: &Facts) -> Verdict {
     let hosts: Vec<(&Host, f64, f64, f64)> = facts
         .hosts
         .iter()
-        .filter(|h| servers(facts, h).next().is_some())
+        .filter(|h| memory::servers_on(facts, h).next().is_some())
         .filter_map(|h| {
-            let ((some, full), free) = (stalls(h)?, available(h)?);
+            let ((some, full), free) = (stalls(h)?, memory::available(h)?);
             Some((h, some, full, free))
         })
         .collect();
     let hosts = by_worst(hosts, |h| h.1);
-    let short = hosts.iter().find(|(_, some, full, free)| *free < SHORT && (*some >= SOME || *full >= FULL));
+    let short = hosts.iter().find(|(_, some, full, free)| *free < memory::SHORT && (*some >= SOME || *full >= FULL));
     if let Some((host, some, full, free)) = short {
         return found(facts, host, (*some, *full), *free).into();
     }
@@ -80,7 +69,7 @@ pub fn check(facts: &Facts) -> Verdict {
 }
 
 fn found(facts: &Facts, host: &Host, (some, full): (f64, f64), free: f64) -> Finding {
-    let servers: Vec<&Node> = servers(facts, host).collect();
+    let servers: Vec<&Node> = memory::servers_on(facts, host).collect();
     let resident: f64 = servers.iter().filter_map(|n| n.number("used_memory_rss")).sum();
     let often = |faults: u64| faults as f64 >= WAITS_PER_S * host.window_s.max(1.0);
     let waits = |n: &&&Node| facts.process(n).and_then(|(_, p)| p.major_faults).is_some_and(often);

@@ -3,9 +3,9 @@
 //! A message is of its own time: it says what failed then, and nothing about the window.
 
 use unslow_facts::{ClientError, ClientErrorKind, Facts, Multiplexer, ThreadPool};
+use unslow_units::{count, time_us};
 
 use super::ALL;
-use crate::measure::{count, time_us};
 use crate::{Finding, Severity, Verdict, When};
 
 /// Bytes of replies that wait in the client's socket, from which on it is not reading: one small reply may have come late.
@@ -35,7 +35,7 @@ pub fn unread(error: &ClientError) -> Option<u64> {
     waiting.or_else(|| counters.partial_bytes.filter(|n| *n >= PARTIAL_BYTES))
 }
 
-/// What failed, for a sentence: `StackExchange.Redis got no reply to GET within 5.0 s`.
+/// What failed, for a sentence: `StackExchange.Redis got no reply to GET within 5 s`.
 pub fn said(error: &ClientError) -> String {
     use ClientErrorKind::*;
     let who = error.library.name();

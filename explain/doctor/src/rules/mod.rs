@@ -3,6 +3,7 @@
 use crate::Rule;
 
 // What several rules ask; none is a rule.
+pub mod arrows;
 mod callers;
 mod memory;
 mod messages;
@@ -20,6 +21,7 @@ mod prelude {
     pub use crate::{Finding, Injected, Severity, Verdict};
     pub use unslow_facts::{Facts, Gap, Lack, Node};
     pub use unslow_topology::DeploymentKind;
+    pub use unslow_units::{bytes, count, percent, time_rough_s, time_us};
 }
 
 macro_rules! rules {
@@ -52,6 +54,8 @@ rules![
     no_pipelining,
     kernel_bound,
     connection_churn,
+    reconnect_stampede,
+    idle_reaper,
     accept_overflow,
     fd_limit,
     too_many_connections,
@@ -70,8 +74,13 @@ rules![
     // habits of clients
     chatter,
     busy_polling,
+    lock_spinning,
+    blocking_on_shared_connection,
+    tracking_storm,
     watch_conflicts,
     giant_transactions,
+    giant_commands,
+    big_values,
     publish_in_cluster,
     eval_bodies,
     low_hit_ratio,
@@ -93,9 +102,12 @@ rules![
     eviction_pressure,
     out_of_memory,
     expire_storm,
+    expire_starved,
     backlog_too_small,
     full_resync_loop,
+    resync_storm,
     // replication
+    write_throttling,
     replica_buffer_kill,
     min_replicas_refusing,
     replica_link_down,
@@ -105,6 +117,7 @@ rules![
     main_thread_saturated,
     // shards
     shard_imbalance,
+    hash_tag_skew,
     reads_on_master,
     slot_map_fragmented,
     ghost_nodes,
@@ -115,6 +128,7 @@ rules![
     swap,
     container_memory,
     memory_pressure,
+    reclaim,
     no_memory_limit,
     growth_without_ttl,
     client_memory,
@@ -136,14 +150,20 @@ rules![
     master_without_replica,
     slots_uncovered,
     open_slots,
+    version_mix,
+    clock_skew,
     config_drift,
     // host and network
+    bandwidth,
     packet_loss,
     cpu_throttled,
     pinned,
     io_threads,
     noisy_neighbour,
     hypervisor_steal,
+    softirq_on_core,
+    frequency,
+    numa,
     clocksource,
     // verdict and risks
     not_your_redis,

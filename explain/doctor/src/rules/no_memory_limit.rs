@@ -100,7 +100,7 @@ fn found(facts: &Facts, u: &Unbounded) -> Finding {
             "{} has no maxmemory and grows: at this pace {} is full in {}",
             node.address,
             limit.words(),
-            memory::span(s)
+            time_rough_s(s)
         ),
         None => format!("{} has no maxmemory, and holds {} of {}", node.address, percent(u.share()), limit.words()),
     })

@@ -11,8 +11,8 @@
 //! core's, and from half a core on that rule does. Never both.
 //!
 //! Not to be taken for: a server at its limit, clients with nothing to do, or `connection_churn`; nor for commands most of which do
-//! no work (`chatter`, `busy_polling`, `watch_conflicts`), which are to be left out rather than batched. Through a proxy, connections and
-//! reads are the proxy's: then nothing is known.
+//! no work (`chatter`, `busy_polling`, `lock_spinning`, `watch_conflicts`), which are to be left out rather than batched. Through a proxy,
+//! connections and reads are the proxy's: then nothing is known.
 //!
 //! How to confirm: `INFO stats` twice: total_commands_processed / total_reads_processed; `redis-cli --latency` from a client.
 //!
@@ -76,7 +76,10 @@ impl Sequential<'_> {
 
 /// Whether most of the commands do no work, which other rules report: batching them would be the wrong remedy.
 fn mostly_wasted(node: &Node) -> bool {
-    super::chatter::is_most(node) || super::busy_polling::is_most(node) || super::watch_conflicts::is_most(node)
+    super::chatter::is_most(node)
+        || super::busy_polling::is_most(node)
+        || super::lock_spinning::is_most(node)
+        || super::watch_conflicts::is_most(node)
 }
 
 /// A round trip of this server's clients in us, and whether their own distance was seen; if not, ours stands in for it.

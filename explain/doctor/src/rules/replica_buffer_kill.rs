@@ -186,7 +186,7 @@ mod tests {
         let counted = format!("{LOOP}client_output_buffer_limit_disconnections:4\n");
         let found = said(check(&master(&counted, SMALL)));
         assert_eq!(found.confidence, crate::Confidence::Proven);
-        assert!(found.title.contains("4.0 MB") && found.remedies[0].commands[0].contains("replica "), "{found:?}");
+        assert!(found.title.contains("4 MB") && found.remedies[0].commands[0].contains("replica "), "{found:?}");
         // Not counted by older servers: 10 MB/s for 2.5 s an attempt is over 4 MB.
         assert_eq!(said(check(&master(LOOP, SMALL))).confidence, crate::Confidence::Likely);
         for (what, after, limit) in [

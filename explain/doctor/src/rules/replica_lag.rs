@@ -28,7 +28,7 @@ use super::reads_on_master;
 use super::replica_link::replica_limit;
 
 pub const TITLE: &str = "Replica lag";
-pub const LEADS_TO: &[&str] = &["replica_buffer_kill", "min_replicas_refusing"];
+pub const LEADS_TO: &[&str] = &["replica_buffer_kill", "min_replicas_refusing", "write_throttling"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// Less than this many seconds of writes is on its way.
@@ -352,7 +352,7 @@ mod tests {
         let still = "role:master\nconnected_slaves:1\nmaster_repl_offset:500000000\n\
                      slave0:ip=10.0.0.2,port=6379,state=online,offset=460000000,lag=1\n";
         let found = said(check(&replicated(vec![node_at(MASTER, still, ""), node_at(REPLICA, "role:slave\n", "")])));
-        assert!(found.title.contains("is 40.0 MB behind its master, and does not"), "{}", found.title);
+        assert!(found.title.contains("is 40 MB behind its master, and does not"), "{}", found.title);
     }
 
     #[test]
@@ -360,7 +360,7 @@ mod tests {
         let mut facts = pair(40_000_000, 60_000_000, 1);
         let quiet = said(check(&facts));
         assert!(
-            quiet.title.contains("30.0 s behind") && quiet.title.contains("2.0 MB more each second"),
+            quiet.title.contains("30 s behind") && quiet.title.contains("2 MB more each second"),
             "{}",
             quiet.title
         );

@@ -380,7 +380,7 @@ mod tests {
         let copying = DOWN.replace("in_progress:0", "in_progress:1") + "master_sync_last_io_seconds_ago:0\n";
         assert_eq!(answer(&check(&pair("", &copying, ""))), "absent");
         let stands = copying.replace("ago:0", "ago:30");
-        assert!(said(check(&pair("", &stands, ""))).title.contains("nothing has come for 30.0 s"));
+        assert!(said(check(&pair("", &stands, ""))).title.contains("nothing has come for 30 s"));
         let looping = "sync_full:4\nsync_partial_err:3\n";
         assert_eq!(answer(&check(&pair(looping, DOWN, ""))), "absent");
         assert_eq!(answer(&check(&pair("", DOWN, "loading:1\n"))), "absent");

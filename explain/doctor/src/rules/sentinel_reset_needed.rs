@@ -85,7 +85,7 @@ fn found(facts: &Facts, sentinel: &SentinelNode, group: &SentinelGroup, all: &[&
         "Sentinels remember {} that {} been down for {}{counted}",
         names(&addresses),
         if all.len() == 1 { "has" } else { "have" },
-        ago(longest, 0).trim_end_matches(" ago")
+        time_rough_s(longest as f64 / 1000.0)
     ))
     .on(subjects)
     .on(addresses.iter().map(String::as_str))

@@ -277,7 +277,8 @@ fn rebalance(finding: Finding, facts: &Facts, hot: &Node) -> Finding {
 }
 
 /// What can go wrong while slots move.
-const MOVING: &str = "keys move while clients use them: some redirects, and a large key blocks both servers while it moves";
+const MOVING: &str =
+    "keys move while clients use them: some redirects, and a large key blocks both servers while it moves";
 
 fn even_out(finding: Finding, node: &Node) -> Finding {
     finding.fix(
@@ -302,7 +303,7 @@ fn give_away(finding: Finding, node: &Node) -> Finding {
 
 /// Where keys explain it: find them, then do less with them.
 fn keys(finding: Finding, node: &Node) -> Finding {
-    let finding = which(finding, node);
+    let finding = which(slots_seen(finding, node), node);
     let reads = reads_on_master::read_share(node).unwrap_or(0.0);
     let finding = if reads > 0.5 {
         finding.fix(
@@ -328,6 +329,20 @@ fn keys(finding: Finding, node: &Node) -> Finding {
         "commands with keys of several tags end in CROSSSLOT; the old keys must be copied",
         "",
     )
+}
+
+/// The slot that has taken the most time since the server counts it, where it does.
+fn slots_seen(finding: Finding, node: &Node) -> Finding {
+    let counted =
+        node.slot_stats.value().into_iter().flatten().filter_map(|s| Some((s, s.cpu_us.filter(|us| *us > 0)?)));
+    match counted.max_by_key(|(_, us)| *us) {
+        Some((stat, us)) => finding.saw(
+            node,
+            "CLUSTER SLOT-STATS ORDERBY CPU-USEC LIMIT 5 DESC",
+            format!("slot {}: {} in all, {} keys", stat.slot, time_us(us as f64), count(stat.keys as f64)),
+        ),
+        None => finding,
+    }
 }
 
 /// How the hot slot and the hot key are found on a server of this version.

@@ -1,12 +1,12 @@
 //! Commands that take long hold up everyone else.
 //!
-//! One thread serves all: an O(N) command over many elements (SORT, ZUNIONSTORE, SINTER, LRANGE 0 -1, large MGETs, FLUSHALL)
+//! One thread serves all: an O(N) command over many elements (SORT, ZUNIONSTORE, SINTER, LRANGE 0 -1, FLUSHALL)
 //! is a stall for every other client, and so is the writing of a reply of megabytes. The slow log names such commands, but it
 //! names victims too: a GET of a few bytes that took 12 ms did nothing slow itself; the host, a fork or a page fault did.
 //!
 //! Seen when: a command that is not constant-time takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five
 //! times or with 1 % of a core. The writing of large replies is counted with it, and then a GET may be the cause as well.
-//! KEYS, scripts, CLUSTER, monitoring and commands on one big key have their own rules.
+//! KEYS, scripts, CLUSTER, monitoring, commands on one big key and commands of hundreds of keys have their own rules.
 //!
 //! Not to be taken for: constant-time commands in the slow log, which are victims and are reported as such. MGET, HSET and others
 //! that grow with their arguments are victims too if the slow log shows few arguments. Nor for a server that was not
@@ -19,7 +19,7 @@ use super::prelude::*;
 use crate::Link;
 
 pub const TITLE: &str = "Slow command";
-pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "expire_starved"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// Replication, forks, what contains other commands, and what other rules judge.
@@ -76,9 +76,16 @@ pub fn check(facts: &Facts) -> Verdict {
     }
 }
 
+/// Whether this rule names a command of the node.
+pub(super) fn speaks(node: &Node) -> bool {
+    !slow(node).is_empty()
+}
+
 fn slow(node: &Node) -> Vec<Slow<'_>> {
     let commands = node.foreign_commands();
-    let names = commands.keys().filter(|name| !judged_elsewhere(name));
+    let giant = super::giant_commands::of(node);
+    let is_ours = |name: &&String| !judged_elsewhere(name) && !giant.contains(name);
+    let names = commands.keys().filter(is_ours);
     names
         .filter_map(|name| {
             let held = rest_of(node, name);
@@ -89,7 +96,7 @@ fn slow(node: &Node) -> Vec<Slow<'_>> {
 }
 
 /// What a command cost without its calls on big keys, which `big_key` reports.
-fn rest_of(node: &Node, name: &str) -> Held {
+pub(super) fn rest_of(node: &Node, name: &str) -> Held {
     let (calls, inside_us) = super::big_key::part_of(node, name);
     held(node, &[&format!("={name}")]).without(calls, inside_us)
 }
@@ -130,7 +137,8 @@ pub fn in_scripts_of(node: &Node) -> Vec<(String, f64)> {
 fn absent(facts: &Facts, victims: usize) -> Verdict {
     let costs = |node| {
         let commands = Node::foreign_commands(node);
-        let names = commands.keys().filter(|name| !judged_elsewhere(name));
+        let giant = super::giant_commands::of(node);
+        let names = commands.keys().filter(|name| !judged_elsewhere(name) && !giant.contains(name));
         names.map(|name| (upper(name), rest_of(node, name))).filter(|(_, h)| h.calls > 0.5).collect::<Vec<_>>()
     };
     let most = by_worst(facts.live().flat_map(costs).collect(), |(_, h): &(String, Held)| h.share());

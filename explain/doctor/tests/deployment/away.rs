@@ -479,7 +479,13 @@ fn without_an_application_nothing_is_said_to_be_lost() {
     }
     // Another server of the deployment has one, or this one had one until it stopped answering.
     let mut half = alone();
-    half.nodes[0].series = vec![Point { at_ms: 1000, commands_per_s: 500.0, cpu_user_share: 0.1, cpu_sys_share: 0.1 }];
+    half.nodes[0].series = vec![Point {
+        at_ms: 1000,
+        commands_per_s: 500.0,
+        cpu_user_share: 0.1,
+        cpu_sys_share: 0.1,
+        connections_per_s: None,
+    }];
     half.nodes[0].silent_ms = Some(3000);
     half.nodes[0].unreachable = Some("no answer within 3.0 s".into());
     for (facts, rule) in [

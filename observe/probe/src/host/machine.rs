@@ -5,9 +5,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use unslow_facts::{Host, Tcp};
+use unslow_facts::{Host, Link, Reclaims, Tcp};
 
-use super::parse::{CpuTimes, DiskTimes, counter, cpu_times_of, disk_times, kib, shares, stalled, written};
+use super::cores;
+use super::parse::{
+    Carried, CpuTimes, DiskTimes, carried, counter, cpu_times_of, disk_times, kib, shares, stalled, written,
+};
 use crate::now_ms;
 
 /// The first of the two.
@@ -17,7 +20,10 @@ pub struct First {
     pressure: BTreeMap<String, u64>,
     tcp: Option<Tcp>,
     swap_in: Option<u64>,
+    reclaims: Option<Reclaims>,
+    cores: cores::First,
     disks: BTreeMap<String, DiskTimes>,
+    links: BTreeMap<String, Carried>,
 }
 
 impl First {
@@ -28,7 +34,10 @@ impl First {
             pressure: pressure(),
             tcp: tcp(),
             swap_in: vmstat("pswpin"),
+            reclaims: reclaims(),
+            cores: cores::First::take(),
             disks: disks(),
+            links: links(),
         }
     }
 
@@ -73,13 +82,35 @@ impl First {
             hypervisor: hypervisor(),
             steal_share: cpu.map(|(steal, _)| steal),
             busy_share: cpu.map(|(_, busy)| busy),
+            cores: self.cores.second(),
+            memory_nodes: cores::memory_nodes(),
+            reclaims: self.reclaims.zip(reclaims()).map(|(a, b)| Reclaims {
+                direct: b.direct.saturating_sub(a.direct),
+                compactions: b.compactions.saturating_sub(a.compactions),
+            }),
             pressure,
             tcp,
             disks,
+            links: self.links(),
             fsync: None,
             processes: Vec::new(),
             neighbours: Vec::new(),
         }
+    }
+
+    /// What each network device carried since the first sample.
+    fn links(&self) -> Vec<Link> {
+        let carried = |(name, after): (String, Carried)| {
+            let before = *self.links.get(&name)?;
+            let link = Link {
+                speed_mbit: speed_mbit(&name),
+                received_bytes: after.received.saturating_sub(before.received),
+                sent_bytes: after.sent.saturating_sub(before.sent),
+                name,
+            };
+            (link.received_bytes > 0 || link.sent_bytes > 0).then_some(link)
+        };
+        links().into_iter().filter_map(carried).collect()
     }
 }
 
@@ -109,6 +140,19 @@ fn meminfo(field: &str) -> Option<u64> {
 fn vmstat(field: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/vmstat").ok()?;
     text.lines().find_map(|l| l.strip_prefix(field)?.trim().parse().ok())
+}
+
+fn reclaims() -> Option<Reclaims> {
+    reclaims_of(&fs::read_to_string("/proc/vmstat").ok()?)
+}
+
+/// Waits for memory since boot: `allocstall` had no zones before Linux 4.10. A kernel without compaction does not count it.
+fn reclaims_of(text: &str) -> Option<Reclaims> {
+    let fields =
+        || text.lines().filter_map(|l| l.split_once(' ')).map(|(name, n)| (name, n.trim().parse::<u64>().unwrap_or(0)));
+    let stalls: Vec<u64> = fields().filter(|(name, _)| name.starts_with("allocstall")).map(|(_, n)| n).collect();
+    let compactions = fields().find(|(name, _)| *name == "compact_stall").map_or(0, |(_, n)| n);
+    (!stalls.is_empty()).then(|| Reclaims { direct: stalls.iter().sum(), compactions })
 }
 
 fn cpu_times() -> Option<CpuTimes> {
@@ -143,6 +187,24 @@ fn disks() -> BTreeMap<String, DiskTimes> {
     text.lines().filter_map(disk_times).filter(|(name, _)| whole(name)).collect()
 }
 
+/// Of this network namespace, by device.
+fn links() -> BTreeMap<String, Carried> {
+    let text = fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    text.lines().filter_map(carried).filter(|(name, _)| name != "lo").collect()
+}
+
+/// As the device says it. `/sys` shows the devices of the namespace that it was mounted in: a device of the same name there is not
+/// ours, so the bytes it has carried are held against those before and after.
+fn speed_mbit(name: &str) -> Option<u64> {
+    let dir = Path::new("/sys/class/net").join(name);
+    let sent = || links().get(name).map(|c| c.sent);
+    let before = sent()?;
+    let there: u64 = line(dir.join("statistics/tx_bytes"))?.parse().ok()?;
+    let is_ours = (before..=sent()?).contains(&there);
+    // Without a carrier, and on devices without a speed, it is -1 or an error.
+    line(dir.join("speed"))?.parse::<i64>().ok().filter(|n| is_ours && *n > 0).map(|n| n as u64)
+}
+
 /// By `/sys/hypervisor`, then DMI, then CPUID.
 fn hypervisor() -> Option<String> {
     if let Some(kind) = line("/sys/hypervisor/type").filter(|t| !t.is_empty()) {
@@ -172,4 +234,18 @@ fn hypervisor() -> Option<String> {
         });
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_for_memory_are_summed_over_zones() {
+        let text = "pgfault 9\nallocstall_dma32 1\nallocstall_normal 20\nallocstall_movable 300\n\
+                    compact_stall 7\ncompact_fail 5\n";
+        assert_eq!(reclaims_of(text), Some(Reclaims { direct: 321, compactions: 7 }));
+        assert_eq!(reclaims_of("allocstall 4\n"), Some(Reclaims { direct: 4, compactions: 0 }));
+        assert_eq!(reclaims_of("pgfault 9\n"), None);
+    }
 }

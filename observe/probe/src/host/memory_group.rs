@@ -50,6 +50,7 @@ pub fn sample(dir: &Path) -> Option<Sample> {
 pub fn in_window(before: Option<Sample>, end: Sample, window_s: f64) -> MemoryGroup {
     let grown = |of: fn(&Sample) -> Option<u64>| Some(of(&end)?.saturating_sub(of(before.as_ref()?)?));
     MemoryGroup {
+        above: 0,
         used_bytes: end.used_bytes,
         file_bytes: end.file_bytes,
         limit_hits: grown(|s| s.limit_hits),
@@ -96,6 +97,7 @@ mod tests {
         );
         let group = in_window(before, sample(&v2).unwrap(), 10.0);
         let expected = MemoryGroup {
+            above: 0,
             used_bytes: 1000,
             file_bytes: Some(200),
             limit_hits: Some(20),

@@ -5,6 +5,8 @@
 
 mod addresses;
 mod assign;
+mod cgroups;
+mod cores;
 mod elsewhere;
 mod machine;
 mod memory_group;
@@ -147,6 +149,7 @@ impl Watch {
         if !elsewhere.is_empty() {
             // Each network namespace has its own; ours says nothing of theirs.
             (host.tcp, host.somaxconn) = (None, None);
+            host.links.clear();
         }
         neighbours::look(&self.tasks, &mut host, sockets, elsewhere);
         host

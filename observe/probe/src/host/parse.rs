@@ -20,6 +20,13 @@ pub struct DiskTimes {
     pub busy_ms: u64,
 }
 
+/// Bytes that a network device has carried since it is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Carried {
+    pub received: u64,
+    pub sent: u64,
+}
+
 #[derive(Clone, Copy, Default)]
 pub struct Throttled {
     pub periods: u64,
@@ -39,6 +46,8 @@ pub struct Stat {
     pub started_ticks: u64,
     /// Pages it had to wait for a disk for.
     pub major_faults: u64,
+    /// The processor that its main thread ran on last.
+    pub processor: Option<u32>,
 }
 
 /// A line of /proc/net/tcp or tcp6.
@@ -124,14 +133,18 @@ pub fn cpus_allowed(status: &str) -> Option<u32> {
 
 /// Numbers of the processors in the list in the text of `status`: `0-1,32-39`. Empty where it is not there, or cannot be one.
 pub fn processors(status: &str) -> Vec<u32> {
+    cpu_list(status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap_or_default())
+}
+
+/// Numbers of the processors of a list as the kernel writes it: `0-1,32-39`.
+pub fn cpu_list(list: &str) -> Vec<u32> {
     /// No machine has more.
     const MOST: u32 = 100_000;
-    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).map_or("", str::trim);
     let range = |part: &str| -> Option<std::ops::RangeInclusive<u32>> {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok().filter(|n| *n < MOST)?)
     };
-    list.split(',').filter_map(range).flatten().collect()
+    list.trim().split(',').filter_map(range).flatten().collect()
 }
 
 /// On a processor and waiting for one, in ns: the text of a thread's `schedstat`.
@@ -184,6 +197,14 @@ pub fn disk_times(line: &str) -> Option<(String, DiskTimes)> {
     Some((words.get(2)?.to_string(), times))
 }
 
+/// A line of /proc/net/dev; none of its two lines of titles.
+pub fn carried(line: &str) -> Option<(String, Carried)> {
+    let (name, figures) = line.split_once(':')?;
+    let words: Vec<&str> = figures.split_whitespace().collect();
+    let number = |i: usize| words.get(i)?.parse().ok();
+    Some((name.trim().to_string(), Carried { received: number(0)?, sent: number(8)? }))
+}
+
 /// From the text of /proc/PID/stat.
 pub fn stat(text: &str) -> Option<Stat> {
     // The name may hold spaces and brackets; what follows the last one is fixed.
@@ -193,7 +214,8 @@ pub fn stat(text: &str) -> Option<Stat> {
     let number = |i: usize| words.get(i)?.parse::<u64>().ok();
     let parent = words.get(1)?.parse().ok()?;
     let (ticks, started_ticks, major_faults) = (number(11)? + number(12)?, number(19)?, number(9)?);
-    Some(Stat { name, parent, ticks, started_ticks, major_faults })
+    let processor = words.get(36).and_then(|w| w.parse().ok());
+    Some(Stat { name, parent, ticks, started_ticks, major_faults, processor })
 }
 
 /// By the names the servers and their forks give themselves; a server renamed with `exec -a` keeps its comm.
@@ -255,9 +277,36 @@ pub fn group_field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
+/// What a group holds on each memory node, page cache left out, from the text of memory.numa_stat: v2 says bytes, v1 pages of this
+/// size (`anon=374 N0=374`).
+pub fn anon_by_node(text: &str, page_bytes: u64) -> Vec<(u32, u64)> {
+    let line = |prefix: &str| text.lines().find_map(|l| l.strip_prefix(prefix));
+    let (rest, unit) = match (line("anon "), line("anon=")) {
+        (Some(rest), _) => (rest, 1),
+        (None, Some(rest)) => (rest, page_bytes),
+        (None, None) => return Vec::new(),
+    };
+    let node = |word: &str| -> Option<(u32, u64)> {
+        let (number, held) = word.strip_prefix('N')?.split_once('=')?;
+        Some((number.parse().ok()?, held.parse::<u64>().ok()?.saturating_mul(unit)))
+    };
+    rest.split_whitespace().filter_map(node).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_what_a_network_device_has_carried() {
+        let line = "  eth0: 12345678  900    0    0    0     0          0         0 87654321  800    0    0    0     0       0          0";
+        let expected = Carried { received: 12_345_678, sent: 87_654_321 };
+        assert_eq!(carried(line), Some(("eth0".to_string(), expected)));
+        for title in ["Inter-|   Receive                 |  Transmit", " face |bytes    packets errs|bytes packets", ""]
+        {
+            assert_eq!(carried(title), None, "{title}");
+        }
+    }
 
     #[test]
     fn reads_lines_of_the_tables_of_sockets() {
@@ -346,8 +395,18 @@ mod tests {
         let rest = "S 1 1 1 0 -1 4194560 1 0 6 0 250 50 0 0 20 0 4 0 100 1000 10";
         for name in ["redis-server", "a b", "x) S 1 (y", ""] {
             let name_of = name.to_string();
-            let expected = Stat { name: name_of, parent: 1, ticks: 300, started_ticks: 100, major_faults: 6 };
-            assert_eq!(stat(&format!("77 ({name}) {rest}")), Some(expected), "{name}");
+            let of = |processor: Option<u32>| Stat {
+                name: name_of.clone(),
+                parent: 1,
+                ticks: 300,
+                started_ticks: 100,
+                major_faults: 6,
+                processor,
+            };
+            assert_eq!(stat(&format!("77 ({name}) {rest}")), Some(of(None)), "{name}");
+            // The whole line: the processor is the 39th of its fields.
+            let whole = format!("77 ({name}) {rest} 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0");
+            assert_eq!(stat(&whole), Some(of(Some(3))), "{name}");
         }
         assert_eq!(stat("77 (ended) Z 1 1"), None);
         for (name, server) in [
@@ -384,6 +443,15 @@ mod tests {
             assert_eq!(cores(quota, period), expected, "{quota} {period}");
         }
         assert_eq!(["1073741824", "max", "9223372036854771712"].map(limit_of), [Some(1 << 30), None, None]);
+    }
+
+    #[test]
+    fn memory_of_a_group_is_told_by_node_in_both_versions() {
+        let v2 = "anon N0=4096 N1=8192\nfile N0=1 N1=2\nanon_thp N0=0 N1=0\n";
+        assert_eq!(anon_by_node(v2, 4096), [(0, 4096), (1, 8192)]);
+        let v1 = "total=9 N0=9\nfile=1 N0=1\nanon=374 N0=370 N1=4\nhierarchical_anon=1 N0=1\n";
+        assert_eq!(anon_by_node(v1, 4096), [(0, 370 * 4096), (1, 4 * 4096)]);
+        assert!(anon_by_node("", 4096).is_empty() && anon_by_node("anon x N=1 N1\n", 4096).is_empty());
     }
 
     #[test]

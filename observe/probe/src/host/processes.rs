@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 
-use unslow_facts::{Node, Process};
+use unslow_facts::{MemoryGroup, Node, Process};
 
+use super::cgroups::{self, Bounding, Periods};
 use super::machine::line;
 use super::memory_group;
 use super::parse::{
-    Stat, Throttled, cgroup_places, cores, cpus_allowed, is_server, kib, limit_of, open_files_max, own_pid, processors,
-    scheduled, stat, throttled_of,
+    Stat, anon_by_node, cpus_allowed, is_server, kib, open_files_max, own_pid, processors, scheduled, stat,
 };
 use super::storage;
 use crate::now_ms;
@@ -29,9 +28,13 @@ pub struct Task {
     pub ticks: u64,
     /// Of the main thread, on a processor and waiting for one, in ns.
     scheduled: Option<(u64, u64)>,
-    throttled: Option<Throttled>,
-    memory: Option<memory_group::Sample>,
+    /// Of its cgroup and those above.
+    periods: Vec<Periods>,
+    /// The group that bounds its memory, and what that holds.
+    memory: Option<(Bounding, memory_group::Sample)>,
     major_faults: u64,
+    /// Where the main thread was seen last.
+    processor: Option<u32>,
 }
 
 pub fn ticks_to_s(ticks: u64) -> f64 {
@@ -49,13 +52,31 @@ pub fn tasks() -> BTreeMap<u32, Task> {
 }
 
 fn task(pid: u32) -> Option<Task> {
-    let Stat { name, parent, ticks, major_faults, .. } = stat_of(pid)?;
+    let Stat { name, parent, ticks, major_faults, processor, .. } = stat_of(pid)?;
     let server = is_server(&name);
     let main_thread = server.then(|| line(format!("/proc/{pid}/task/{pid}/schedstat"))).flatten();
-    let throttled = server.then(|| cgroup(pid, "cpu")).flatten().and_then(|dir| throttled(&dir));
-    let memory = server.then(|| cgroup(pid, "memory")).flatten().and_then(|dir| memory_group::sample(&dir));
+    let groups = |controller: &str| if server { cgroups::of(pid, controller) } else { Vec::new() };
+    let periods = cgroups::periods(&groups("cpu"));
+    let bounding = cgroups::bounding(&groups("memory"));
+    let memory = bounding.and_then(|group| memory_group::sample(&group.dir).map(|sample| (group, sample)));
     let scheduled = main_thread.as_deref().and_then(scheduled);
-    Some(Task { name, parent, ticks, scheduled, throttled, memory, major_faults })
+    Some(Task { name, parent, ticks, scheduled, periods, memory, major_faults, processor })
+}
+
+/// What became of the memory of its group in the window; a group that was not the same at the start has no past.
+fn memory_in_window(before: Option<&Task>, after: &Task, window_s: f64) -> Option<MemoryGroup> {
+    let (group, end) = after.memory.as_ref()?;
+    let same = before.and_then(|b| b.memory.as_ref()).filter(|(then, _)| then.dir == group.dir);
+    Some(MemoryGroup { above: group.above, ..memory_group::in_window(same.map(|(_, sample)| *sample), *end, window_s) })
+}
+
+/// What its own group holds on each memory node. The process's own map would say more, and walks all of its pages under a lock.
+fn held_by_node(pid: u32) -> Vec<(u32, u64)> {
+    // SAFETY: sysconf has no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let own = cgroups::of(pid, "memory").into_iter().next();
+    let text = own.and_then(|dir| fs::read_to_string(dir.join("memory.numa_stat")).ok());
+    anon_by_node(&text.unwrap_or_default(), page.max(1) as u64)
 }
 
 fn stat_of(pid: u32) -> Option<Stat> {
@@ -68,7 +89,10 @@ pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) ->
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
-    let throttled = before.and_then(|b| b.throttled).zip(after.throttled);
+    let cpu = cgroups::of(pid, "cpu");
+    let stopped = before.and_then(|b| cgroups::stopped(&cpu, &b.periods, &after.periods));
+    let seen_on = before.and_then(|b| b.processor).zip(after.processor);
+    let ran_on = seen_on.map_or(Vec::new(), |(first, last)| if first == last { vec![last] } else { vec![first, last] });
     let main_thread = before.and_then(|b| b.scheduled).zip(after.scheduled);
     let share = |before_ns: u64, after_ns: u64| after_ns.saturating_sub(before_ns) as f64 / 1e9 / window_s;
     Process {
@@ -84,14 +108,16 @@ pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) ->
         anon_huge_bytes: kib(&rollup, "AnonHugePages:"),
         open_files_max: open_files_max(&limits),
         cpus_allowed: cpus_allowed(&status),
-        quota_cores: cgroup(pid, "cpu").and_then(|dir| quota(&dir)),
-        throttled_share: throttled.map(|(a, b)| b.us.saturating_sub(a.us) as f64 / 1e6 / window_s),
-        throttled_periods: throttled
-            .map(|(a, b)| (b.throttled.saturating_sub(a.throttled), b.periods.saturating_sub(a.periods))),
-        memory_limit_bytes: cgroup(pid, "memory").and_then(|dir| memory_limit(&dir)),
-        memory_group: after.memory.map(|end| memory_group::in_window(before.and_then(|b| b.memory), end, window_s)),
+        quota_cores: cgroups::quota(&cpu),
+        throttled_share: stopped.map(|s| s.us as f64 / 1e6 / window_s),
+        throttled_periods: stopped.map(|s| (s.throttled, s.periods)),
+        throttled_above: stopped.map_or(0, |s| s.above),
+        memory_limit_bytes: cgroups::bounding(&cgroups::of(pid, "memory")).and_then(|group| group.limit),
+        memory_group: memory_in_window(before, &after, window_s),
         open_files: fs::read_dir(format!("/proc/{pid}/fd")).ok().map(|all| all.count() as u64),
         main_cpu_share: main_thread.map(|(before, after)| share(before.0, after.0)),
+        ran_on,
+        anon_by_node: held_by_node(pid),
         processors: processors(&status),
         accept_queues: Vec::new(),
         storage: storage::of(pid),
@@ -105,39 +131,6 @@ pub fn comm(pid: u32) -> String {
 /// Numbers of the processes that are servers, or forks of one.
 pub fn servers() -> impl Iterator<Item = u32> {
     pids().filter(|pid| is_server(&comm(*pid)))
-}
-
-/// The directory of the process's cgroup for a v1 controller, or its only one under v2.
-fn cgroup(pid: u32, controller: &str) -> Option<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let mounts = fs::read_to_string("/proc/mounts").ok()?;
-    for (base, dir) in cgroup_places(&text, &mounts, controller) {
-        // Inside a container the path is the host's, and the mount shows our own group at its root.
-        let dir = if dir.exists() { dir } else { base };
-        let file = if controller == "cpu" { "cpu.stat" } else { "memory.max" };
-        if dir.join(file).exists() || dir.join("memory.limit_in_bytes").exists() {
-            return Some(dir);
-        }
-    }
-    None
-}
-
-fn throttled(dir: &Path) -> Option<Throttled> {
-    throttled_of(&fs::read_to_string(dir.join("cpu.stat")).ok()?)
-}
-
-fn quota(dir: &Path) -> Option<f64> {
-    match line(dir.join("cpu.max")) {
-        Some(text) => {
-            let (quota, period) = text.split_once(' ')?;
-            cores(quota, period)
-        }
-        None => cores(&line(dir.join("cpu.cfs_quota_us"))?, &line(dir.join("cpu.cfs_period_us"))?),
-    }
-}
-
-fn memory_limit(dir: &Path) -> Option<u64> {
-    limit_of(&line(dir.join("memory.max")).or_else(|| line(dir.join("memory.limit_in_bytes")))?)
 }
 
 pub fn socket_inodes(pid: u32) -> Vec<u32> {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use unslow_client::Connection;
 use unslow_engine::{Error, Seat, Server, info, view};
 use unslow_topology::{ClusterView, slot_of};
+use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
 use super::{Active, Claim, Client, Fault, Takes, brief, patient};
 use crate::lab::{Host, Lab};
-use crate::topology::{near, parse_bytes, parse_duration, parse_rate, parse_share};
+use crate::topology::{parse_duration, parse_rate};
 use crate::wire::{Change, Conditions};
 
 /// A fault's place and number.
@@ -181,7 +182,7 @@ impl<'a> At<'a> {
 
     /// The number as a time.
     pub fn duration(&self) -> Result<Duration, Error> {
-        parse_duration(self.value).map_err(Error::new)
+        parse_duration(self.value).map_err(unreadable)
     }
 
     /// The number as a time that may be negative, in us.
@@ -190,22 +191,22 @@ impl<'a> At<'a> {
             Some(rest) => (-1, rest),
             None => (1, self.value.strip_prefix('+').unwrap_or(self.value)),
         };
-        Ok(sign * parse_duration(rest).map_err(Error::new)?.as_micros() as i64)
+        Ok(sign * parse_duration(rest).map_err(unreadable)?.as_micros() as i64)
     }
 
     /// The number as a share.
     pub fn share(&self) -> Result<f64, Error> {
-        parse_share(self.value).map_err(Error::new)
+        parse_share(self.value).map_err(unreadable)
     }
 
     /// The number as bits a second.
     pub fn rate(&self) -> Result<u64, Error> {
-        parse_rate(self.value).map_err(Error::new)
+        parse_rate(self.value).map_err(unreadable)
     }
 
     /// The number as bytes.
     pub fn bytes(&self) -> Result<u64, Error> {
-        parse_bytes(self.value).map_err(Error::new)
+        parse_bytes(self.value).map_err(unreadable)
     }
 
     /// The number as a count from 1 to `most`.
@@ -291,6 +292,10 @@ pub fn beside(server: &Server) -> Result<Connection, Error> {
     Ok(server.connect_with(&patient())?)
 }
 
+fn unreadable(why: unslow_units::Error) -> Error {
+    Error::new(why.to_string())
+}
+
 /// Whether two spellings of a setting mean the same: `20mb` and `20971520`.
 fn same(a: &str, b: &str) -> bool {
     a == b || matches!((parse_bytes(a), parse_bytes(b)), (Ok(x), Ok(y)) if x == y)
@@ -357,7 +362,7 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
     let mut names: Vec<&str> = lab.servers().map(|(s, _)| s.name()).collect();
     names.extend(["master", "replica"]);
     names.extend(lab.hosts.iter().filter(|h| !h.client).map(|h| h.name.as_str()));
-    Err(Error::new(format!("no server or host {target:?} in lab {}{}", lab.name, near(target, &names))))
+    Err(Error::new(format!("no server or host {target:?} in lab {}{}", lab.name, did_you_mean(target, &names))))
 }
 
 fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
@@ -412,5 +417,5 @@ fn hosts(lab: &Lab, word: &str) -> Result<Vec<usize>, Error> {
     let mut names: Vec<&str> = lab.zones.iter().map(String::as_str).collect();
     names.extend(lab.hosts.iter().map(|h| h.name.as_str()));
     names.extend(lab.servers().map(|(s, _)| s.name()));
-    Err(Error::new(format!("no zone, host or server {word:?} in lab {}{}", lab.name, near(word, &names))))
+    Err(Error::new(format!("no zone, host or server {word:?} in lab {}{}", lab.name, did_you_mean(word, &names))))
 }

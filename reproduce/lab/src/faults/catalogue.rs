@@ -59,6 +59,8 @@ pub const ALL: &[Fault] = &[
     fault("hot_key", "every client wants the same key", Node, six_nodes, shards::hot_key)
         .rule("shard_imbalance")
         .near(),
+    fault("hash_tag_skew", "all keys of an application share one hash tag", Node, six_nodes, shards::hash_tag_skew)
+        .rule("hash_tag_skew"),
     fault("reads_on_master", "clients read from the master, and its replica is idle", Node, pair, shards::reads_on_master)
         .rule("reads_on_master")
         .near(),
@@ -217,8 +219,59 @@ pub const ALL: &[Fault] = &[
         .rule("watch_conflicts"),
     fault("giant_transactions", "an import of 100,000 commands at a time, in MULTI and EXEC", Node, standalone, habits::giant_transactions)
         .rule("giant_transactions"),
+    fault("giant_commands", "a report reads 100,000 small keys in one MGET", Node, standalone, habits::giant_commands)
+        .rule("giant_commands"),
+    fault("big_values", "clients read pages of 100 kB as fast as they can", Node, standalone, habits::big_values)
+        .rule("big_values")
+        .near(),
+    fault(
+        "bandwidth",
+        "the path to the clients carries 20 Mbit/s, and they read pages of 100 kB",
+        Node,
+        standalone,
+        habits::bandwidth,
+    )
+        .rule("bandwidth")
+        .wired(),
     fault("publish_in_cluster", "thousands of PUBLISH a second, with one subscriber in the whole cluster", Node, six_nodes, habits::publish_in_cluster)
         .rule("publish_in_cluster"),
+    // Many clients at once, and clients that wait for each other.
+    fault(
+        "reconnect_stampede",
+        "two hundred clients lose their connections at one moment, again and again, and come back at once",
+        Node,
+        standalone,
+        crowd::reconnect_stampede,
+    )
+    .rule("reconnect_stampede"),
+    fault(
+        "idle_reaper",
+        "the server closes what is idle for a second, and a pool uses each connection every four seconds",
+        Node,
+        standalone,
+        crowd::idle_reaper,
+    )
+    .settings(&[("timeout", "1")])
+    .rule("idle_reaper"),
+    fault("lock_spinning", "eight clients ask for one lock without a pause", Node, standalone, crowd::lock_spinning)
+        .rule("lock_spinning"),
+    fault(
+        "tracking_storm",
+        "thirty caching clients are told of every change of a busy server",
+        Node,
+        standalone,
+        crowd::tracking_storm,
+    )
+    .rule("tracking_storm")
+    .near(),
+    fault(
+        "blocking_on_shared_connection",
+        "one thread waits in BLPOP on the connection over which others read",
+        Node,
+        standalone,
+        crowd::blocking_on_shared_connection,
+    )
+    .rule("blocking_on_shared_connection"),
     // The server.
     fault("fork_stall", "fork takes a second, and a save begins", Node, standalone, server::fork_stall)
         .value("TIME", "1s")
@@ -272,6 +325,31 @@ pub const ALL: &[Fault] = &[
     )
     .settings(&[("client-output-buffer-limit", "replica 1mb 1mb 1"), ("repl-backlog-size", "1mb")])
     .rule("replica_buffer_kill"),
+    fault(
+        "resync_storm",
+        "both replicas come back with another history, over paths of 2 Mbit/s",
+        Deployment,
+        two_replicas,
+        replication::resync_storm,
+    )
+    .rule("resync_storm")
+    .wired(),
+    fault(
+        "version_mix",
+        "in the middle of an upgrade the newer replica takes over, and the older server must follow it",
+        Deployment,
+        two_versions,
+        replication::version_mix,
+    )
+    .rule("version_mix"),
+    fault(
+        "clock_skew",
+        "the clock of the replica's machine is half a minute ahead",
+        Deployment,
+        pair,
+        replication::clock_skew,
+    )
+    .rule("clock_skew"),
     fault("writable_replica", "a job keeps its results on the replica", Deployment, pair, replication::writable_replica)
         .rule("writable_replica"),
     fault(

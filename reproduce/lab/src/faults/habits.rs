@@ -1,13 +1,16 @@
 //! Faults that the habits of clients make: what they ask for though it is not there, or send though nothing needs it.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use unslow_client::{Connection, Secret, Target, Value};
-use unslow_engine::Error;
+use unslow_engine::{Error, Server};
 
 use super::at::beside;
-use super::{Active, At, stream, sweep, with, words};
+use super::clients::one_in_flight;
+use super::{Active, At, fill, stream, sweep, with, words};
+use crate::wire::{Change, Conditions};
 
 /// As a pool does with testOnBorrow and testOnReturn: a PING before and after each command.
 pub fn chatter(at: &At<'_>) -> Result<Active, Error> {
@@ -177,6 +180,65 @@ pub fn giant_transactions(at: &At<'_>) -> Result<Active, Error> {
         with(&mut slot, &target, flags, |c| c.pipeline(commands).map(drop));
         flags.pause(Duration::from_millis(if fixed { 1 } else { 150 }));
     }))
+}
+
+/// A report that reads all its small keys in one command.
+pub fn giant_commands(at: &At<'_>) -> Result<Active, Error> {
+    const KEYS: usize = 100_000;
+    let (node, tag) = (at.node()?, at.tag()?);
+    let active = sweep(at.active("MGET of 100 keys, several in a pipeline"), &node, format!("price:{tag}:*"));
+    fill(&mut beside(&node)?, KEYS, |i| words(&["SET", &format!("price:{tag}:{i}"), "12.50"]))?;
+    let names: Vec<String> = (0..KEYS).map(|i| format!("price:{tag}:{i}")).collect();
+    let mget = |keys: &[String]| [&words(&["MGET"])[..], keys].concat();
+    let batches: Vec<Vec<Vec<String>>> = names.chunks(5000).map(|some| some.chunks(100).map(mget).collect()).collect();
+    let (all, target, mut slot, mut i) = (mget(&names), node.target(), None, 0);
+    Ok(active.work(move |flags| {
+        let fixed = flags.fixed();
+        i = (i + 1) % batches.len();
+        let batch = &batches[i];
+        with(&mut slot, &target, flags, |c| if fixed { c.pipeline(batch).map(drop) } else { c.call(&all).map(drop) });
+        flags.pause(Duration::from_millis(if fixed { 10 } else { 150 }));
+    }))
+}
+
+/// A page of a cache, and a GET of it as its bytes with the length of its reply.
+const PAGE_BYTES: usize = 100_000;
+
+fn page(at: &At<'_>) -> Result<(Arc<Server>, String), Error> {
+    let (node, key) = (at.node()?, format!("page:{}", at.tag()?));
+    beside(&node)?.call(&["SET", &key, &"x".repeat(PAGE_BYTES)])?;
+    Ok((node, key))
+}
+
+/// Two applications of 25 connections each, with one GET of a page in flight on each: nothing but bytes to move.
+pub fn big_values(at: &At<'_>) -> Result<Active, Error> {
+    let (node, key) = page(at)?;
+    let mut active = sweep(at.active("pages that are compressed"), &node, key.clone());
+    let get = format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len());
+    // "$100000\r\n", the page, "\r\n"
+    let reply = format!("${PAGE_BYTES}\r\n").len() + PAGE_BYTES + 2;
+    for _ in 0..2 {
+        let (target, get) = (node.target(), get.clone());
+        active = active.work(move |flags| one_in_flight(&target, 25, get.as_bytes(), flags, reply));
+    }
+    Ok(active)
+}
+
+/// Sixteen clients want pages of 100 kB over a path that is too narrow for them.
+pub fn bandwidth(at: &At<'_>) -> Result<Active, Error> {
+    let (node, key) = page(at)?;
+    let wire = at.lab.wire()?.clone();
+    let from = at.lab.host_of(&node);
+    let to = (0..at.lab.hosts.len()).filter(|host| *host != from).collect();
+    let add = Conditions { rate_bits_per_s: Some(20_000_000), ..Conditions::default() };
+    let id = wire.change(Change { from: vec![from], to, both_ways: false, add });
+    let active = at.active("a path that carries what they ask for").on_end(move || wire.undo(id));
+    let mut active = sweep(active, &node, key.clone());
+    for _ in 0..16 {
+        let (target, key, mut slot) = (node.target(), key.clone(), None);
+        active = active.work(move |flags| with(&mut slot, &target, flags, |c| c.call(&["GET", &key]).map(drop)));
+    }
+    Ok(active)
 }
 
 /// Two publishers at one node, and a subscriber at another.

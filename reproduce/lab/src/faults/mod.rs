@@ -7,6 +7,7 @@
 mod at;
 mod catalogue;
 mod clients;
+mod crowd;
 mod deployment;
 mod disk;
 mod habits;
@@ -20,6 +21,7 @@ mod replication;
 mod server;
 mod shards;
 
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,13 +30,14 @@ use std::time::Duration;
 
 use unslow_client::{Connection, Options, Target};
 use unslow_engine::{Error, Seat, Server};
+use unslow_units::did_you_mean;
 
 pub use at::At;
 pub use catalogue::ALL;
 pub(crate) use host::remove_leftovers;
 
 use crate::lab::Lab;
-use crate::topology::{Kind, Topology, near};
+use crate::topology::{HostSpec, Kind, Topology};
 
 /// What a fault can be done to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,7 +300,7 @@ pub fn find(name: &str) -> Option<&'static Fault> {
 pub fn named(name: &str) -> Result<&'static Fault, Error> {
     find(name).ok_or_else(|| {
         let names: Vec<&str> = ALL.iter().flat_map(|f| std::iter::once(f.name).chain(f.rule)).collect();
-        Error::new(format!("no fault {name:?}{}", near(name, &names)))
+        Error::new(format!("no fault {name:?}{}", did_you_mean(name, &names)))
     })
 }
 
@@ -450,6 +453,27 @@ fn pair() -> Topology {
     let mut topology = zones(Kind::MasterReplica, 1, 1);
     topology.zones.truncate(1);
     topology.zones[0].hosts = Some(2);
+    topology
+}
+
+/// A master and two replicas, on three hosts of one zone.
+fn two_replicas() -> Topology {
+    let mut topology = zones(Kind::MasterReplica, 1, 2);
+    topology.zones.truncate(1);
+    topology.zones[0].hosts = Some(3);
+    topology
+}
+
+/// The same pair in the middle of an upgrade: the master is still a Redis 7.0.
+fn two_versions() -> Topology {
+    let mut topology = pair();
+    let first = toml::Spanned::new(0..0, format!("{}-host-1", topology.zones[0].name));
+    topology.hosts.push(HostSpec {
+        name: first,
+        server: Some("redis-7.0".into()),
+        settings: BTreeMap::new(),
+        disk: None,
+    });
     topology
 }
 

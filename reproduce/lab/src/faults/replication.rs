@@ -102,6 +102,95 @@ pub fn replica_buffer_kill(at: &At<'_>) -> Result<Active, Error> {
     Ok(active)
 }
 
+/// Makes it follow this master with a history of its own, so that nothing but a full copy will do.
+fn follow_anew(replica: &Server, master: &Server) -> Result<(), Error> {
+    let mut c = beside(replica)?;
+    c.call(&["REPLICAOF", "NO", "ONE"])?;
+    c.call(&["SET", "own", "history"])?;
+    c.call(&["REPLICAOF", &master.ip, &master.port.to_string()])?;
+    Ok(())
+}
+
+/// The replicas of a master without cluster mode.
+fn followers(at: &At<'_>, master: &Arc<Server>) -> Vec<Arc<Server>> {
+    let all = at.lab.deployment.nodes.iter();
+    all.filter(|n| at.lab.deployment.masters == 1 && !Arc::ptr_eq(n, master)).cloned().collect()
+}
+
+/// Letters and digits that do not shrink when a copy is compressed; others for each number.
+fn noise(number: usize, bytes: usize) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut state = number as u64 + 1;
+    (0..bytes)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            char::from(LETTERS[(state >> 58) as usize])
+        })
+        .collect()
+}
+
+/// Both replicas come back with another history at the same time, over paths on which a copy takes minutes.
+pub fn resync_storm(at: &At<'_>) -> Result<Active, Error> {
+    let master = at.node()?;
+    let replicas = followers(at, &master);
+    if replicas.len() < 2 {
+        return Err(Error::new("a master with two replicas, without cluster mode, is needed: replicas = 2"));
+    }
+    let wire = at.lab.wire()?.clone();
+    let mut c = beside(&master)?;
+    let active = sweep(at.active("one replica after the other"), &master, "page:*".into());
+    fill(&mut c, 4_000, |i| words(&["SET", &format!("page:{i}"), &noise(i, 10_000)]))?;
+    let add = Conditions { rate_bits_per_s: Some(2_000_000), ..Conditions::default() };
+    let (from, to) = (vec![at.lab.host_of(&master)], replicas.iter().map(|r| at.lab.host_of(r)).collect());
+    let id = wire.change(Change { from, to, both_ways: false, add });
+    let active = active.on_end(move || wire.undo(id)).undo_with({
+        let replicas = replicas.clone();
+        move || replicas.iter().try_for_each(|r| wait_for("the replica's link", SEEN, || link_is(r, "up")))
+    });
+    for replica in &replicas {
+        follow_anew(replica, &master)?;
+    }
+    wait_for("both replicas to be copied", SEEN, || {
+        let rows = info(&mut c, "replication")?.replicas();
+        Ok(rows.iter().filter(|row| row.2 != "online").count() >= 2)
+    })?;
+    Ok(active)
+}
+
+/// In the middle of an upgrade the newer replica takes over, and the older server must follow it.
+pub fn version_mix(at: &At<'_>) -> Result<Active, Error> {
+    let (old, new) = pair(at)?;
+    if old.engine().version == new.engine().version {
+        return Err(Error::new(
+            "an older master with a newer replica is needed: server = \"redis-7.0\" under [[host]] of the master",
+        ));
+    }
+    let active = at.active("the older server is upgraded").undo_with({
+        let (old, new) = (old.clone(), new.clone());
+        move || {
+            beside(&old)?.call(&["REPLICAOF", "NO", "ONE"])?;
+            beside(&new)?.call(&["REPLICAOF", &old.ip, &old.port.to_string()])?;
+            wait_for("the replica's link", SEEN, || link_is(&new, "up"))
+        }
+    });
+    beside(&new)?.call(&["REPLICAOF", "NO", "ONE"])?;
+    // What it still took as a master is not in the other's history: a full copy it must be.
+    beside(&old)?.call(&["SET", "own", "history"])?;
+    beside(&old)?.call(&["REPLICAOF", &new.ip, &new.port.to_string()])?;
+    wait_for("a second copy that was in vain", SEEN, || {
+        let copies = info(&mut beside(&new)?, "stats")?.number("sync_full").unwrap_or(0.0);
+        Ok(copies >= 2.0 && link_is(&old, "down")?)
+    })?;
+    Ok(active)
+}
+
+/// The clock of the replica's machine is half a minute ahead.
+pub fn clock_skew(at: &At<'_>) -> Result<Active, Error> {
+    const AHEAD_US: i64 = 30_000_000;
+    let (_, replica) = pair(at)?;
+    turn(at, at.active("one time service for all machines"), &replica, Knob::ClockUs, AHEAD_US)
+}
+
 /// A job keeps its results on the replica, which takes writes for it.
 pub fn writable_replica(at: &At<'_>) -> Result<Active, Error> {
     const KEYS: u64 = 100;

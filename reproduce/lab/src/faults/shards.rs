@@ -8,7 +8,7 @@ use unslow_engine::{Error, Server, view, wait_for};
 use super::at::{beside, id_of};
 use super::clients::one_in_flight;
 use super::deployment::answering;
-use super::{Active, At, sweep};
+use super::{Active, At, fill, sweep};
 
 /// Commands of a client that are in flight at a time.
 const PIPELINE: usize = 10;
@@ -35,6 +35,17 @@ pub fn reads_on_master(at: &At<'_>) -> Result<Active, Error> {
     let active = sweep(at.active("reads go to the replicas"), &node, key);
     // "$64\r\n" + 64 + "\r\n"
     Ok(active.work(move |flags| one_in_flight(&target, CLIENTS, batch.as_bytes(), flags, 71 * PIPELINE)))
+}
+
+/// An application gives all of its keys one hash tag.
+pub fn hash_tag_skew(at: &At<'_>) -> Result<Active, Error> {
+    const KEYS: usize = 200_000;
+    let (node, tag) = (at.node()?, at.tag()?);
+    let active = sweep(at.active("a tag for each user"), &node, format!("{tag}:*"));
+    fill(&mut beside(&node)?, KEYS, |i| {
+        ["SET", &format!("{tag}:user:{i}"), &"x".repeat(100)].map(String::from).to_vec()
+    })?;
+    Ok(active)
 }
 
 /// Slots that change hands, every other one.

@@ -1,0 +1,155 @@
+//! Arrows that hold only where the facts say so. Not a rule: a rule's `LEADS_TO` names what it can cause, this says whether it did.
+//!
+//! A consequence is told beneath its cause and not by itself. Where it has another cause, that one would be hidden: a flood of WRONGTYPE
+//! beneath a save that failed, a backup job beneath servers that save at the same time.
+
+use unslow_facts::{Facts, Host, Neighbour, Node};
+
+use crate::Finding;
+use crate::measure::Outcomes;
+
+/// Errors that servers answer with because of a cause. Other causes of floods say on whom they are by their subjects (`replica_link_down`).
+const ERRORS: &[(&str, &[&str])] = &[
+    ("saves_failing", &["MISCONF"]),
+    ("out_of_memory", &["OOM"]),
+    ("min_replicas_refusing", &["NOREPLICAS"]),
+    ("slots_uncovered", &["CLUSTERDOWN"]),
+    ("sentinel_master_down", &["NOAUTH", "WRONGPASS", "NOPERM", "LOADING", "BUSY", "MASTERDOWN", "READONLY"]),
+];
+/// Of the errors, or of the processors' time: what a cause must account for.
+const MOST: f64 = 0.5;
+
+/// Whether this cause is behind this effect, as far as facts tell; an arrow without a condition holds.
+pub fn holds(facts: &Facts, cause: &Finding, effect: &Finding) -> bool {
+    let on = || effect.subjects.iter().filter_map(move |address| facts.node(address));
+    match (cause.id.as_str(), effect.id.as_str()) {
+        (id, "error_flood") => {
+            let kinds = ERRORS.iter().find(|(rule, _)| *rule == id).map(|(_, kinds)| *kinds);
+            kinds.is_none_or(|kinds| are_most(on(), kinds))
+        }
+        ("saves_collide" | "save_too_often", "noisy_neighbour") => own_children(on().filter_map(|n| facts.process(n))),
+        // A snapshot that fails makes no rewrite begin again.
+        ("saves_failing", "aof_rewrite_storm") => {
+            let failed =
+                |n: &Node| n.info().and_then(|i| i.get("aof_last_bgrewrite_status")).is_some_and(|s| s != "ok");
+            on().any(failed)
+        }
+        _ => true,
+    }
+}
+
+/// Whether most failures of these servers are of these kinds. Denied commands are another finding's where there are many.
+fn are_most<'a>(nodes: impl Iterator<Item = &'a Node>, kinds: &[&str]) -> bool {
+    let (mut of_these, mut all) = (0.0, 0.0);
+    for node in nodes {
+        let denials_apart = super::acl_denials::reported(node).is_some();
+        for (kind, n) in Outcomes::of(node).map_or(Vec::new(), |o| o.failures()) {
+            if kind == "NOPERM" && denials_apart {
+                continue;
+            }
+            all += n as f64;
+            of_these += if kinds.contains(&kind.as_str()) { n as f64 } else { 0.0 };
+        }
+    }
+    of_these > 0.0 && of_these >= MOST * all
+}
+
+/// Whether most of what other processes use on these machines are servers' own children, which save for them.
+fn own_children<'a>(processes: impl Iterator<Item = (&'a Host, &'a unslow_facts::Process)>) -> bool {
+    let (mut own, mut all) = (0.0, 0.0);
+    for (host, _) in processes {
+        let is_own = |n: &Neighbour| match n.parent {
+            Some(parent) => host.processes.iter().any(|p| p.pid == parent),
+            // Facts of before the parent was kept.
+            None => ["redis", "valkey", "keydb"].iter().any(|name| n.name.starts_with(name)),
+        };
+        for neighbour in host.neighbours.iter().filter(|n| !n.client) {
+            all += neighbour.cpu_share;
+            own += if is_own(neighbour) { neighbour.cpu_share } else { 0.0 };
+        }
+    }
+    own >= MOST * all
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::Process;
+
+    use super::super::made::{node_at, of};
+    use super::*;
+    use crate::rules::ALL;
+    use unslow_topology::DeploymentKind;
+
+    const HERE: &str = "10.0.0.1:6379";
+
+    fn finding(id: &str) -> Finding {
+        Finding { id: id.into(), ..Finding::new(id).on([HERE]) }
+    }
+
+    /// A server that answered with these errors.
+    fn failing(errors: &[(&str, u64)]) -> Facts {
+        let start = "redis_version:7.2.4\r\nrole:master\r\ntotal_commands_processed:0\r\n";
+        let total: u64 = errors.iter().map(|(_, n)| n).sum();
+        let mut end = format!(
+            "total_commands_processed:1000\r\ncmdstat_set:calls=1000,usec=1,usec_per_call=1.00,rejected_calls=0,failed_calls={total}\r\n"
+        );
+        for (kind, n) in errors {
+            end += &format!("errorstat_{kind}:count={n}\r\n");
+        }
+        of(DeploymentKind::Standalone, vec![node_at(HERE, start, &end)])
+    }
+
+    #[test]
+    fn a_flood_is_beneath_a_cause_whose_errors_it_is_made_of() {
+        let flood = finding("error_flood");
+        for (cause, kinds) in ERRORS {
+            let holds = |errors: &[(&str, u64)]| holds(&failing(errors), &finding(cause), &flood);
+            assert!(holds(&[(kinds[0], 300), ("WRONGTYPE", 20)]), "{cause}");
+            assert!(!holds(&[("WRONGTYPE", 300)]), "{cause}");
+            assert!(!holds(&[(kinds[0], 20), ("WRONGTYPE", 300)]), "{cause}: most of them have another cause");
+        }
+        // By its subjects, and without a condition.
+        assert!(holds(&failing(&[("WRONGTYPE", 300)]), &finding("replica_link_down"), &flood));
+        assert!(holds(&failing(&[]), &finding("fork_stall"), &finding("node_timeout_margin")));
+    }
+
+    #[test]
+    fn every_condition_is_of_an_arrow() {
+        let arrow = |from: &str, to: &str| ALL.iter().any(|r| r.id == from && r.leads_to.contains(&to));
+        assert!(ERRORS.iter().all(|(cause, _)| arrow(cause, "error_flood")));
+        assert!(arrow("saves_collide", "noisy_neighbour") && arrow("save_too_often", "noisy_neighbour"));
+        assert!(arrow("saves_failing", "aof_rewrite_storm"));
+    }
+
+    #[test]
+    fn a_backup_job_is_not_beneath_servers_that_save_together() {
+        let beside = |neighbours: Vec<Neighbour>| {
+            let process = Process { pid: 7, addresses: vec![HERE.into()], ..Process::default() };
+            let mut facts = failing(&[]);
+            facts.hosts = vec![Host { processes: vec![process], neighbours, ..Host::default() }];
+            holds(&facts, &finding("saves_collide"), &finding("noisy_neighbour"))
+        };
+        let neighbour = |name: &str, cpu_share: f64, parent: Option<u32>| Neighbour {
+            pid: 99,
+            name: name.into(),
+            cpu_share,
+            client: false,
+            parent,
+        };
+        assert!(beside(vec![neighbour("redis-rdb-bgsav", 0.9, Some(7)), neighbour("sshd", 0.1, Some(1))]));
+        assert!(!beside(vec![neighbour("redis-rdb-bgsav", 0.3, Some(7)), neighbour("restic", 0.9, Some(1))]));
+        // The child of a server that is not ours, and facts that do not tell whose it is.
+        assert!(!beside(vec![neighbour("redis-server", 0.9, Some(1234))]));
+        assert!(beside(vec![neighbour("redis-server", 0.9, None)]));
+    }
+
+    #[test]
+    fn rewrites_that_begin_again_are_of_saves_that_fail_only_where_rewrites_fail() {
+        let with = |status: &str| {
+            let info = format!("redis_version:7.2.4\r\naof_last_bgrewrite_status:{status}\r\n");
+            let facts = of(DeploymentKind::Standalone, vec![node_at(HERE, &info, "")]);
+            holds(&facts, &finding("saves_failing"), &finding("aof_rewrite_storm"))
+        };
+        assert!(with("err") && !with("ok"));
+    }
+}
