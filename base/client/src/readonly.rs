@@ -48,6 +48,7 @@ pub const ALLOWED: &[Allowed] = &[
     allow("client", "setname", (2, 6), "our own name in CLIENT LIST"),
     allow("cluster", "nodes", (3, 0), "slots, epochs, placement, failed nodes"),
     allow("cluster", "info", (3, 0), "cluster state and bus traffic"),
+    allow("cluster", "slot-stats", (8, 2), "slots with the most keys; Valkey has it from 8.0 on"),
     allow("acl", "whoami", (6, 0), "who we are, for the grant to ask for"),
     allow("readonly", "", (3, 0), "key sizes on cluster replicas"),
     allow("type", "", (1, 0), "the size of keys the slow log names"),
@@ -244,6 +245,8 @@ mod tests {
         assert!(acl_rule((7, 0), true).unwrap().contains("+sentinel|ckquorum"));
         let histogram = |version| acl_rule(version, false).unwrap().contains(" +latency|histogram");
         assert!(histogram((7, 0)) && !histogram((6, 2)));
+        let slots = |version| acl_rule(version, false).unwrap().contains(" +cluster|slot-stats");
+        assert!(slots((8, 2)) && !slots((8, 0)) && !slots((7, 2)));
         // A server takes no rule that names a command it does not have.
         for (version, sentinel) in [((6, 0), false), ((6, 2), true), ((7, 2), false), ((7, 2), true)] {
             let rule = acl_rule(version, sentinel).unwrap();

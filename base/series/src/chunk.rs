@@ -1,0 +1,271 @@
+//! A chunk: half an hour or so of one series, in columns; in memory as it grows, and as bytes.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use crate::column::{Column, Kind, decode_words, encode_words};
+use crate::wire::{Cursor, put_bytes, put_signed, put_varint};
+use crate::{Stamp, Value};
+
+// What a writer keeps to, so that a reader may refuse more: values and rows of a chunk, and its bytes before zstd.
+pub const CELLS_DUE: usize = 1 << 20;
+pub const NOTE_BYTES_DUE: usize = 4 << 20;
+pub const MAX_FIELDS: usize = 16_384;
+pub const MAX_NAME: usize = 1_024;
+pub const MAX_TEXT: usize = 4_096;
+pub const MAX_TEXTS: usize = 1_024;
+pub const MAX_PAYLOAD: usize = 1 << 20;
+const MAX_CELLS: usize = 4 << 20;
+const MAX_COLUMNS: usize = 4 * MAX_FIELDS;
+const MAX_RAW: usize = 64 << 20;
+
+/// A text and since when it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub name: String,
+    pub value: String,
+    pub since_ms: i64,
+}
+
+/// What is kept once: a text that changed, or an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    pub seq: u64,
+    pub at: Stamp,
+    pub said: Saying,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Saying {
+    Text { name: String, value: String },
+    Event { kind: String, payload: Vec<u8> },
+}
+
+impl Saying {
+    pub fn put(&self, out: &mut Vec<u8>) {
+        let (byte, first, second) = match self {
+            Saying::Text { name, value } => (0, name, value.as_bytes()),
+            Saying::Event { kind, payload } => (1, kind, payload.as_slice()),
+        };
+        out.push(byte);
+        put_bytes(out, first.as_bytes());
+        put_bytes(out, second);
+    }
+
+    pub fn read(bytes: &mut Cursor<'_>) -> Option<Saying> {
+        match bytes.byte()? {
+            0 => Some(Saying::Text { name: bytes.text()?.to_string(), value: bytes.text()?.to_string() }),
+            1 => Some(Saying::Event { kind: bytes.text()?.to_string(), payload: bytes.bytes()?.to_vec() }),
+            _ => None,
+        }
+    }
+}
+
+/// What an index says of a chunk: enough to leave it unread. Sequence numbers begin at 1; 0 is "none".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meta {
+    pub series: Arc<str>,
+    pub rows: u64,
+    pub seq_first: u64,
+    pub seq_last: u64,
+    pub note_last: u64,
+    pub wall_min: i64,
+    pub wall_max: i64,
+}
+
+impl Meta {
+    pub fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(out, self.series.as_bytes());
+        for number in [self.rows, self.seq_first, self.seq_last, self.note_last] {
+            put_varint(out, number);
+        }
+        put_signed(out, self.wall_min);
+        put_signed(out, self.wall_max);
+    }
+
+    pub fn read(bytes: &mut Cursor<'_>) -> Option<Meta> {
+        let series = bytes.text()?.into();
+        let [rows, seq_first, seq_last, note_last] =
+            [bytes.varint()?, bytes.varint()?, bytes.varint()?, bytes.varint()?];
+        let [wall_min, wall_max] = [bytes.signed()?, bytes.signed()?];
+        Some(Meta { series, rows, seq_first, seq_last, note_last, wall_min, wall_max })
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Chunk {
+    pub series: Arc<str>,
+    seqs: Vec<u64>,
+    walls: Vec<u64>,
+    monos: Vec<u64>,
+    columns: Vec<Column>,
+    /// Where the column of a name and a kind is.
+    index: HashMap<Arc<str>, [Option<usize>; 3]>,
+    /// The texts that held when it began.
+    pub state: Vec<Held>,
+    pub notes: Vec<Note>,
+    cells: usize,
+    note_bytes: usize,
+}
+
+impl Chunk {
+    pub fn new(series: Arc<str>, state: Vec<Held>) -> Chunk {
+        Chunk {
+            series,
+            seqs: Vec::new(),
+            walls: Vec::new(),
+            monos: Vec::new(),
+            columns: Vec::new(),
+            index: HashMap::new(),
+            state,
+            notes: Vec::new(),
+            cells: 0,
+            note_bytes: 0,
+        }
+    }
+
+    pub fn push<'a>(&mut self, seq: u64, at: Stamp, values: impl Iterator<Item = (&'a Arc<str>, Value)>) {
+        let row = self.seqs.len();
+        self.seqs.push(seq);
+        self.walls.push(at.wall_ms as u64);
+        self.monos.push(at.mono_ms);
+        self.cells += 3;
+        for (name, value) in values {
+            let (kind, word) = Kind::split(value);
+            let places = self.index.entry(name.clone()).or_insert([None; 3]);
+            let place = *places[kind as usize].get_or_insert(self.columns.len());
+            if place == self.columns.len() {
+                self.columns.push(Column::new(name.clone(), kind));
+            }
+            self.columns[place].push(row, word);
+            self.cells += 1;
+        }
+    }
+
+    pub fn note(&mut self, note: Note) {
+        self.note_bytes += match &note.said {
+            Saying::Text { name, value } => name.len() + value.len(),
+            Saying::Event { kind, payload } => kind.len() + payload.len(),
+        };
+        self.note_bytes += 32;
+        self.notes.push(note);
+    }
+
+    pub fn rows(&self) -> usize {
+        self.seqs.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.seqs.is_empty() && self.notes.is_empty()
+    }
+
+    /// What it takes in memory, about.
+    pub fn bytes(&self) -> usize {
+        self.cells * 8 + self.note_bytes + self.columns.len() * 128
+    }
+
+    /// Whether it is so large that it must end, whatever its age.
+    pub fn is_due(&self) -> bool {
+        self.cells >= CELLS_DUE || self.note_bytes >= NOTE_BYTES_DUE || self.columns.len() >= MAX_FIELDS
+    }
+
+    /// Whether one more sample could make it larger than a reader takes.
+    pub fn is_over(&self) -> bool {
+        self.cells >= 2 * CELLS_DUE || self.note_bytes >= 2 * NOTE_BYTES_DUE || self.columns.len() >= 2 * MAX_FIELDS
+    }
+
+    pub fn stamp(&self, row: usize) -> Option<(u64, Stamp)> {
+        let (seq, wall, mono) = (self.seqs.get(row)?, self.walls.get(row)?, self.monos.get(row)?);
+        Some((*seq, Stamp { wall_ms: *wall as i64, mono_ms: *mono }))
+    }
+
+    pub fn values(&self, row: usize) -> impl Iterator<Item = (&Arc<str>, Value)> {
+        self.columns.iter().filter_map(move |c| Some((&c.name, c.at(row)?)))
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.columns.iter().map(|c| &c.name)
+    }
+
+    pub fn meta(&self) -> Meta {
+        let walls = || self.walls.iter().map(|w| *w as i64).chain(self.notes.iter().map(|n| n.at.wall_ms));
+        Meta {
+            series: self.series.clone(),
+            rows: self.seqs.len() as u64,
+            seq_first: self.seqs.first().copied().unwrap_or(0),
+            seq_last: self.seqs.last().copied().unwrap_or(0),
+            note_last: self.notes.last().map_or(0, |n| n.seq),
+            wall_min: walls().min().unwrap_or(0),
+            wall_max: walls().max().unwrap_or(0),
+        }
+    }
+
+    /// The body of its frame.
+    pub fn pack(&self, level: i32) -> io::Result<Vec<u8>> {
+        let raw = self.encode();
+        let mut body = Vec::new();
+        self.meta().put(&mut body);
+        put_varint(&mut body, raw.len() as u64);
+        body.extend_from_slice(&zstd::bulk::compress(&raw, level)?);
+        Ok(body)
+    }
+
+    /// `None` for what no writer makes: memory is bounded by the limits above, whatever the bytes claim.
+    pub fn unpack(body: &[u8]) -> Option<Chunk> {
+        let mut bytes = Cursor::new(body);
+        let meta = Meta::read(&mut bytes)?;
+        let raw_bytes = usize::try_from(bytes.varint()?).ok().filter(|n| *n <= MAX_RAW)?;
+        let raw = zstd::bulk::decompress(bytes.rest(), raw_bytes).ok().filter(|raw| raw.len() == raw_bytes)?;
+        let chunk = Chunk::decode(meta.series.clone(), &raw)?;
+        (chunk.meta() == meta).then_some(chunk)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_varint(&mut out, self.seqs.len() as u64);
+        for words in [&self.seqs, &self.walls, &self.monos] {
+            encode_words(&mut out, words);
+        }
+        put_varint(&mut out, self.columns.len() as u64);
+        self.columns.iter().for_each(|c| c.encode(&mut out));
+        put_varint(&mut out, self.state.len() as u64);
+        for held in &self.state {
+            put_bytes(&mut out, held.name.as_bytes());
+            put_bytes(&mut out, held.value.as_bytes());
+            put_signed(&mut out, held.since_ms);
+        }
+        put_varint(&mut out, self.notes.len() as u64);
+        let words: [fn(&Note) -> u64; 3] = [|n| n.seq, |n| n.at.wall_ms as u64, |n| n.at.mono_ms];
+        for word in words {
+            encode_words(&mut out, &self.notes.iter().map(word).collect::<Vec<u64>>());
+        }
+        self.notes.iter().for_each(|n| n.said.put(&mut out));
+        out
+    }
+
+    fn decode(series: Arc<str>, raw: &[u8]) -> Option<Chunk> {
+        let mut bytes = Cursor::new(raw);
+        let mut chunk = Chunk::new(series, Vec::new());
+        let rows = usize::try_from(bytes.varint()?).ok()?;
+        let mut budget = MAX_CELLS.checked_sub(rows.checked_mul(3)?)?;
+        chunk.seqs = decode_words(&mut bytes, rows)?;
+        chunk.walls = decode_words(&mut bytes, rows)?;
+        chunk.monos = decode_words(&mut bytes, rows)?;
+        for _ in 0..bytes.count(3).filter(|n| *n <= MAX_COLUMNS)? {
+            chunk.columns.push(Column::decode(&mut bytes, rows, &mut budget)?);
+        }
+        for _ in 0..bytes.count(3).filter(|n| *n <= MAX_TEXTS)? {
+            let (name, value) = (bytes.text()?.to_string(), bytes.text()?.to_string());
+            chunk.state.push(Held { name, value, since_ms: bytes.signed()? });
+        }
+        let notes = bytes.count(3).filter(|n| *n <= MAX_CELLS)?;
+        let [seqs, walls, monos] =
+            [decode_words(&mut bytes, notes)?, decode_words(&mut bytes, notes)?, decode_words(&mut bytes, notes)?];
+        for ((seq, wall), mono_ms) in seqs.into_iter().zip(walls).zip(monos) {
+            let at = Stamp { wall_ms: wall as i64, mono_ms };
+            chunk.note(Note { seq, at, said: Saying::read(&mut bytes)? });
+        }
+        bytes.is_empty().then_some(chunk)
+    }
+}

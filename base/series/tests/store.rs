@@ -1,0 +1,306 @@
+//! What is written comes back: any values in any order, after kills, restarts, retention and on full disks.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use unslow_series::{
+    Damage, DamageKind, Directory, Error, Gap, Item, Memory, Reader, Row, Settings, Stamp, Value, Writer,
+};
+
+const NODE: &str = "10.0.0.1:6379";
+const ALWAYS: std::ops::Range<i64> = i64::MIN..i64::MAX;
+
+fn at(second: u64) -> Stamp {
+    Stamp { wall_ms: 1_795_460_000_000 + second as i64 * 1000, mono_ms: second * 1000 }
+}
+
+fn rows(disk: &Memory) -> Vec<Row> {
+    let reader = Reader::with_disk(disk.clone()).unwrap();
+    let row = |item| match item {
+        Item::Row(row) => Some(row),
+        Item::Gap(_) | Item::Step(_) => None,
+    };
+    reader.range(NODE, ALWAYS).filter_map(row).collect()
+}
+
+/// Bits, so that NaN is itself.
+fn bits(value: Value) -> (u8, u64) {
+    match value {
+        Value::Int(n) => (0, n as u64),
+        Value::Float(n) => (1, n.to_bits()),
+        Value::Counter(n) => (2, n),
+    }
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let float = prop_oneof![
+        any::<u64>().prop_map(f64::from_bits),
+        (-1_000_000i32..1_000_000).prop_map(|n| f64::from(n) / 100.0),
+        Just(f64::NAN),
+        Just(f64::INFINITY),
+        Just(f64::NEG_INFINITY),
+        Just(-0.0),
+    ];
+    prop_oneof![
+        prop_oneof![any::<i64>(), -9i64..9, Just(i64::MIN), Just(i64::MAX)].prop_map(Value::Int),
+        float.prop_map(Value::Float),
+        prop_oneof![any::<u64>(), 0u64..9, Just(u64::MAX)].prop_map(Value::Counter),
+    ]
+}
+
+/// A call, or the end of a writer.
+#[derive(Clone, Debug)]
+enum Act {
+    Sample { step_ms: i64, values: BTreeMap<u8, Value> },
+    Text(u8, String),
+    Flush,
+    Kill,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let step = prop_oneof![8 => Just(1000i64), 1 => -100_000_000i64..100_000_000];
+    let values = proptest::collection::btree_map(0u8..6, value(), 0..6);
+    prop_oneof![
+        12 => (step, values).prop_map(|(step_ms, values)| Act::Sample { step_ms, values }),
+        2 => (0u8..3, "[a-c]{0,2}").prop_map(|(name, text)| Act::Text(name, text)),
+        1 => Just(Act::Flush),
+        1 => Just(Act::Kill),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn everything_given_comes_back_after_kills_and_restarts(acts in proptest::collection::vec(act(), 1..60)) {
+        let settings = || Settings { segment_bytes: 500, ..Settings::default() };
+        let mut writer = Writer::with_disk(Memory::default(), settings()).unwrap();
+        let (mut wall_ms, mut mono_ms, mut given, mut texts) = (1_795_460_000_000i64, 0, Vec::new(), BTreeMap::new());
+        for act in acts {
+            let node = writer.series(NODE).unwrap();
+            mono_ms += 1000;
+            match act {
+                Act::Sample { step_ms, values } => {
+                    wall_ms += step_ms;
+                    let mut named = Vec::new();
+                    for (field, value) in &values {
+                        named.push((writer.field(&format!("field{field}")).unwrap(), *value));
+                    }
+                    writer.sample(node, Stamp { wall_ms, mono_ms }, &named).unwrap();
+                    given.push((wall_ms, values));
+                }
+                Act::Text(name, text) => {
+                    let stored = writer.text(node, Stamp { wall_ms, mono_ms }, &format!("text{name}"), &text).unwrap();
+                    let before = texts.insert(name, text.clone());
+                    prop_assert_eq!(stored, before != Some(text), "stored on change only");
+                }
+                Act::Flush => writer.flush().unwrap(),
+                Act::Kill => writer = Writer::with_disk(writer.disk().clone(), settings()).unwrap(),
+            }
+        }
+        let found = rows(writer.disk());
+        prop_assert_eq!(found.len(), given.len());
+        for (i, (row, (wall_ms, values))) in found.iter().zip(&given).enumerate() {
+            prop_assert_eq!((row.seq, row.at.wall_ms), (i as u64 + 1, *wall_ms));
+            let got: BTreeMap<String, (u8, u64)> =
+                row.values.iter().map(|(name, value)| (name.to_string(), bits(*value))).collect();
+            let expected: BTreeMap<String, (u8, u64)> =
+                values.iter().map(|(field, value)| (format!("field{field}"), bits(*value))).collect();
+            prop_assert_eq!(got, expected);
+        }
+        let reader = Reader::with_disk(writer.disk().clone()).unwrap();
+        prop_assert_eq!(reader.verify(), Vec::<Damage>::new());
+        // A part of it is the same part of it.
+        let (from, to) = (1_795_460_003_000, 1_795_460_020_000);
+        let part = reader.range(NODE, from..to).filter(|item| matches!(item, Item::Row(_))).count();
+        prop_assert_eq!(part, given.iter().filter(|(wall, _)| (from..to).contains(wall)).count());
+    }
+}
+
+/// Some rows, a text and an event, partly in a segment and partly in the log.
+fn small() -> Writer<Memory> {
+    let mut writer = Writer::with_disk(Memory::default(), Settings::default()).unwrap();
+    let (node, field) = (writer.series(NODE).unwrap(), writer.field("ops").unwrap());
+    for second in 0..6 {
+        writer.sample(node, at(second), &[(field, Value::Counter(second * 7))]).unwrap();
+        if second == 2 {
+            writer.text(node, at(second), "role", "master").unwrap();
+            writer.flush().unwrap();
+        }
+    }
+    writer.event(node, at(5), "slowlog", b"KEYS *").unwrap();
+    writer
+}
+
+#[test]
+fn clock_steps_are_kept_and_reported() {
+    let mut writer = Writer::with_disk(Memory::default(), Settings::default()).unwrap();
+    let (node, field) = (writer.series(NODE).unwrap(), writer.field("ops").unwrap());
+    for (second, wall_ms) in [10_000, 11_000, 3_611_000 + 1000, 5_000].into_iter().enumerate() {
+        let at = Stamp { wall_ms, mono_ms: second as u64 * 1000 };
+        writer.sample(node, at, &[(field, Value::Int(second as i64))]).unwrap();
+    }
+    let reader = Reader::with_disk(writer.disk().clone()).unwrap();
+    let steps: Vec<i64> = reader
+        .range(NODE, ALWAYS)
+        .filter_map(|item| match item {
+            Item::Step(step) => Some(step.by_ms),
+            Item::Row(_) | Item::Gap(_) => None,
+        })
+        .collect();
+    assert_eq!(steps, [3_600_000, -3_608_000]);
+    let early = reader.column(NODE, "ops", 0..11_000);
+    assert_eq!(early.items.iter().map(|(_, value)| *value).collect::<Vec<_>>(), [Value::Int(0), Value::Int(3)]);
+}
+
+#[test]
+fn texts_from_before_a_range_hold_in_it_and_events_come_once() {
+    let writer = small();
+    let reader = Reader::with_disk(writer.disk().clone()).unwrap();
+    let texts = reader.texts(NODE, at(4).wall_ms..at(5).wall_ms).items;
+    let texts: Vec<_> = texts.iter().map(|t| (t.name.as_str(), t.value.as_str(), t.since_ms)).collect();
+    assert_eq!(texts, [("role", "master", at(2).wall_ms)]);
+    let events = reader.events(None, ALWAYS).items;
+    assert_eq!(events.len(), 1);
+    assert_eq!((events[0].kind.as_str(), events[0].payload.as_slice()), ("slowlog", &b"KEYS *"[..]));
+    assert_eq!(reader.series().iter().map(|s| s.to_string()).collect::<Vec<_>>(), [NODE]);
+    assert_eq!(reader.span().map(|s| (s.from_ms, s.to_ms)), Some((at(0).wall_ms, at(5).wall_ms)));
+}
+
+#[test]
+fn a_log_that_was_not_removed_adds_nothing() {
+    let mut writer = small();
+    let log = writer.disk().files.iter().find(|(name, _)| name.ends_with(".open")).unwrap();
+    let (name, bytes) = (log.0.clone(), log.1.clone());
+    let before = rows(writer.disk());
+    writer.flush().unwrap();
+    // Killed between the segment and the removal of the log.
+    writer.disk_mut().files.insert(name, bytes);
+    assert_eq!(rows(writer.disk()), before);
+    let events = Reader::with_disk(writer.disk().clone()).unwrap().events(Some(NODE), ALWAYS);
+    assert_eq!(events.items.len(), 1);
+    let next = Writer::with_disk(writer.disk().clone(), Settings::default()).unwrap();
+    assert_eq!(rows(next.disk()), before);
+}
+
+#[test]
+fn the_oldest_segments_go_by_bytes_and_by_age() {
+    let settings = Settings { segment_bytes: 1, retain_bytes: Some(1500), ..Settings::default() };
+    let mut writer = Writer::with_disk(Memory::default(), settings).unwrap();
+    let (node, field) = (writer.series(NODE).unwrap(), writer.field("ops").unwrap());
+    for second in 0..40 {
+        writer.sample(node, at(second), &[(field, Value::Int(1))]).unwrap();
+        writer.flush().unwrap();
+        writer.tick(at(second)).unwrap();
+    }
+    let left = rows(writer.disk());
+    assert!(left.len() > 1 && left.len() < 30, "{} rows", left.len());
+    assert_eq!(left.last().map(|row| row.seq), Some(40));
+
+    let settings = Settings { retain_for: Some(Duration::from_secs(3600)), ..Settings::default() };
+    let mut writer = Writer::with_disk(writer.disk().clone(), settings).unwrap();
+    writer.tick(at(100)).unwrap();
+    // Years ahead, by mistake: nothing is deleted for an hour.
+    let wrong = Stamp { wall_ms: at(0).wall_ms * 2, mono_ms: 101_000 };
+    writer.tick(wrong).unwrap();
+    assert_eq!(rows(writer.disk()), left);
+    writer.tick(at(102)).unwrap();
+    for second in (103..2 * 3600 + 200).step_by(60) {
+        writer.tick(at(second)).unwrap();
+    }
+    assert!(rows(writer.disk()).is_empty());
+}
+
+#[test]
+fn a_full_disk_costs_the_oldest_segment_and_says_so() {
+    let settings = Settings { segment_bytes: 1, ..Settings::default() };
+    let disk = Memory { limit: Some(6000), ..Memory::default() };
+    let mut writer = Writer::with_disk(disk, settings).unwrap();
+    let (node, field) = (writer.series(NODE).unwrap(), writer.field("ops").unwrap());
+    for second in 0..200 {
+        writer.sample(node, at(second), &[(field, Value::Int(second as i64))]).unwrap();
+        if second % 3 == 0 {
+            writer.flush().unwrap();
+        }
+        writer.tick(at(second)).unwrap();
+    }
+    assert!(writer.dropped().segments > 0);
+    assert_eq!(rows(writer.disk()).last().map(|row| row.seq), Some(200));
+    let events = Reader::with_disk(writer.disk().clone()).unwrap().events(Some(""), ALWAYS).items;
+    assert!(events.iter().any(|e| e.kind == "store.disk_full"), "{events:?}");
+}
+
+#[test]
+fn what_a_full_disk_could_not_take_is_written_when_there_is_room() {
+    let mut writer = small();
+    writer.disk_mut().limit = Some(0);
+    let (node, field) = (writer.series(NODE).unwrap(), writer.field("ops").unwrap());
+    for second in 6..30 {
+        writer.sample(node, at(second), &[(field, Value::Counter(second * 7))]).unwrap();
+    }
+    writer.disk_mut().limit = None;
+    writer.tick(at(60)).unwrap();
+    let seqs: Vec<u64> = rows(writer.disk()).iter().map(|row| row.seq).collect();
+    assert_eq!(seqs.last(), Some(&30));
+    assert!(seqs.ends_with(&(7..=30).collect::<Vec<u64>>()), "{seqs:?}");
+}
+
+#[test]
+fn a_deleted_middle_is_a_gap() {
+    let mut writer =
+        Writer::with_disk(Memory::default(), Settings { segment_bytes: 1, ..Settings::default() }).unwrap();
+    let node = writer.series(NODE).unwrap();
+    for second in 0..3 {
+        writer.sample(node, at(second), &[]).unwrap();
+        writer.flush().unwrap();
+    }
+    writer.disk_mut().files.retain(|name, _| !name.ends_with("1.seg"));
+    let items: Vec<Item> = Reader::with_disk(writer.disk().clone()).unwrap().range(NODE, ALWAYS).collect();
+    let (after_ms, before_ms) = (at(0).wall_ms, at(2).wall_ms);
+    assert_eq!(items.get(1), Some(&Item::Gap(Gap { after_seq: 1, before_seq: 3, after_ms, before_ms })), "{items:?}");
+}
+
+#[test]
+fn a_directory_has_one_writer_and_any_number_of_readers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("recording");
+    let mut writer = Writer::open(&path, Settings::default()).unwrap();
+    let (node, field) = (writer.series(NODE).unwrap(), writer.field("ops").unwrap());
+    writer.sample(node, at(1), &[(field, Value::Int(5))]).unwrap();
+    match Writer::open(&path, Settings::default()).map(drop) {
+        Err(Error::Locked { holder, .. }) => assert_eq!(holder, std::process::id().to_string()),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(Reader::open(&path).unwrap().column(NODE, "ops", ALWAYS).items, [(at(1), Value::Int(5))]);
+    writer.close().unwrap();
+    let reader = Reader::open(&path).unwrap();
+    assert_eq!(reader.column(NODE, "ops", ALWAYS).items, [(at(1), Value::Int(5))]);
+    assert!(reader.damage().is_empty());
+    drop(Directory::locked(&path).unwrap());
+}
+
+#[test]
+fn a_newer_format_is_refused_by_name() {
+    let writer = small();
+    for extension in [".seg", ".open"] {
+        let mut disk = writer.disk().clone();
+        let file = disk.files.iter_mut().find(|(name, _)| name.ends_with(extension)).unwrap().1;
+        file[8] = 2;
+        let sum = crc32fast::hash(&file[..18]).to_le_bytes();
+        file[18..22].copy_from_slice(&sum);
+        let error = Reader::with_disk(disk.clone()).map(drop).unwrap_err();
+        assert!(matches!(error, Error::Version { found: 2, newest: 1, .. }), "{error}");
+        assert!(Writer::with_disk(disk, Settings::default()).is_err());
+    }
+}
+
+#[test]
+fn a_damaged_log_leaves_the_segments_and_a_torn_tail_is_named() {
+    let mut disk = small().disk().clone();
+    let file = disk.files.iter_mut().find(|(name, _)| name.ends_with(".open")).unwrap().1;
+    file.truncate(file.len() - 3);
+    let reader = Reader::with_disk(disk.clone()).unwrap();
+    assert!(matches!(reader.damage(), [Damage { kind: DamageKind::TornTail, .. }]), "{:?}", reader.damage());
+    assert_eq!(rows(&disk).len(), 6, "only the event was torn");
+}
