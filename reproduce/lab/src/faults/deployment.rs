@@ -63,8 +63,22 @@ pub fn fail_over(nodes: &[Arc<Server>], replica: &Arc<Server>) -> Result<(), Err
             master.connect()?.call(&["SET", &key.unwrap_or_default(), "v"])?;
         }
     }
+    // Whoever is promoted with the mark of a failure on it is voted out again by those who still see the mark.
+    wait_unmarked(nodes, &id)?;
     c.call(&["CLUSTER", "FAILOVER"])?;
     wait_master(nodes, &id)
+}
+
+/// Waits until no node that answers takes this one for failed. A master with slots keeps its mark for twice the node timeout, a
+/// replica until it answers the next ping.
+pub fn wait_unmarked(nodes: &[Arc<Server>], id: &str) -> Result<(), Error> {
+    for node in nodes {
+        let Some((mut c, _)) = answering(node) else { continue };
+        wait_for("the mark of the failure to go", Duration::from_secs(40), || {
+            Ok(view(&mut c)?.by_id(id).is_none_or(|n| !n.is_down()))
+        })?;
+    }
+    Ok(())
 }
 
 pub fn failover(at: &At<'_>) -> Result<Active, Error> {

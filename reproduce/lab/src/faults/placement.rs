@@ -6,7 +6,7 @@ use std::time::Duration;
 use unslow_engine::{Error, Server, view, wait_for};
 
 use super::at::{beside, id_of};
-use super::deployment::{answering, fail_over, take_over, wait_master};
+use super::deployment::{answering, fail_over, take_over, wait_master, wait_unmarked};
 use super::{Active, At};
 
 /// Waits until every node that answers agrees that `replica` follows `master`.
@@ -52,17 +52,12 @@ pub fn failover_flapping(at: &At<'_>) -> Result<Active, Error> {
     let (old, new) = (id_of(&master)?, id_of(&replica)?);
     let nodes = at.lab.deployment.nodes.clone();
     let active = at.active("no stall beyond the timeout").undo_with({
-        let (nodes, master) = (nodes.clone(), master.clone());
+        let (nodes, master, old, new) = (nodes.clone(), master.clone(), old.clone(), new.clone());
         move || {
             fail_over(&nodes, &master)?;
-            // A master with slots keeps its mark of failure for twice the node timeout: for as long as that is short.
-            for node in &nodes {
-                let Some((mut c, _)) = answering(node) else { continue };
-                wait_for("nobody to be marked as failed", Duration::from_secs(20), || {
-                    Ok(view(&mut c)?.nodes.iter().all(|n| !n.is_down()))
-                })?;
-            }
-            Ok(())
+            // Whoever hung took the others for dead.
+            wait_unmarked(&nodes, &old)?;
+            wait_unmarked(&nodes, &new)
         }
     });
     let mut c = replica.connect()?;
