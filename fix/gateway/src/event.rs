@@ -125,7 +125,9 @@ pub enum Meaning {
     Probed,
     /// Nobody.
     Nothing,
-    /// MULTI was refused to this user.
+    /// The client: MULTI was refused, on the connection that it watches with.
+    NotBegun,
+    /// MULTI was refused to this user, who was told that it was not.
     NoTransaction,
 }
 
@@ -142,6 +144,8 @@ pub fn meaning(flight: &Flight, reply: &[u8]) -> Meaning {
         Kind::Probe => Meaning::Probed,
         Kind::Watch if reply.first() == Some(&b'-') => Meaning::StillWithin,
         Kind::Watch => Meaning::Watched,
+        Kind::Begin if reply.first() == Some(&b'-') => Meaning::NotBegun,
+        Kind::Begin => Meaning::Answer,
         Kind::Exec if leaves_nothing(reply, flight.author) => Meaning::Ended,
         Kind::Exec => Meaning::StillWithin,
         Kind::Swallow if flight.seq == MULTI_SEQ && reply.first() == Some(&b'-') => Meaning::NoTransaction,

@@ -36,11 +36,12 @@ impl Worker {
     pub fn divide(&mut self, io: &mut Io, whom: Whom, command: &Command, how: Divide) -> bool {
         let arg = |i: usize| command.arg(i);
         let step = if how == Divide::Pairs { 2 } else { 1 };
-        if command.len() < 1 + step || !(command.len() - 1).is_multiple_of(step) {
-            return self.send(io, whom, command, NO_SLOT, Kind::Reply); // the server says what is wrong with it
-        }
         let keys = || (1..command.len()).step_by(step);
-        let first = slot_of(arg(1));
+        let first = keys().next().map_or(NO_SLOT, |i| slot_of(arg(i)));
+        if command.len() < 1 + step || !(command.len() - 1).is_multiple_of(step) {
+            // The server says what is wrong with it, after it has looked at the keys.
+            return self.send(io, whom, command, first, Kind::Reply);
+        }
         if keys().all(|i| slot_of(arg(i)) == first) {
             return self.send(io, whom, command, first, Kind::Reply);
         }
@@ -416,6 +417,10 @@ mod tests {
         // All keys in one slot: the command stays whole.
         rig.says(client, &format!("MSET {a} 1 {a} 2\r\n"));
         assert_eq!(rig.asked(0), [format!("MSET {a} 1 {a} 2")]);
+        // As does one that is none: the node that has its keys says why, another would redirect.
+        let other = rig.client(None);
+        rig.says(other, &format!("MSET {b} 1 {b}\r\n"));
+        assert_eq!(rig.asked(1), [format!("MSET {b} 1 {b}")]);
     }
 
     #[test]

@@ -446,6 +446,8 @@ pub enum Kind {
     Block,
     /// The client; its keys are watched if it is good.
     Watch,
+    /// The client; a transaction, unless it is refused.
+    Begin,
     /// The client; the transaction is over.
     Exec,
     /// The client; a new identity if it is good.

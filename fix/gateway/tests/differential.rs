@@ -107,13 +107,19 @@ const FOUND: &[&str] = &[
     "few: CLUSTER KEYSLOT @; CLUSTER KEYSLOT",
     // A WATCH that was refused leaves nothing behind that a new user could lose.
     "blind: WATCH @; AUTH blind word; MULTI; SET @ v; EXEC; GET @",
+    // Where MULTI is refused, what comes after it runs at once: SELECT too.
+    "single: SET @ v; WATCH @; MULTI; SELECT 1; EXEC; GET @",
+    // A server looks at the keys before it counts the values.
+    "default: MSET @ v @; MSET @ v @",
 ];
 
 /// The replies of both sides are equal; of errors the code words are.
 fn found_before(shape: &Shape) {
     let sides = Sides::start(shape, 1);
     for server in sides.direct.nodes.iter().chain(&sides.gated.nodes) {
-        for (user, denied) in [("few", &["-unwatch", "-cluster|keyslot"][..]), ("blind", &["-watch"])] {
+        for (user, denied) in
+            [("few", &["-unwatch", "-cluster|keyslot"][..]), ("blind", &["-watch"]), ("single", &["-multi", "-exec"])]
+        {
             let rules = [&["ACL", "SETUSER", user, "reset", "on", ">word", "~*", "&*", "+@all"][..], denied].concat();
             let connection = server.connect_with(&options(2));
             connection.and_then(|mut c| c.call(&rules)).expect("the rules are valid");

@@ -387,7 +387,9 @@ impl Worker {
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
             Kind::Setup => self.set_up(io, flight, bytes, None),
-            Kind::Reply | Kind::Block | Kind::Watch => self.answer(io, flight.whom, flight.seq, bytes, true),
+            Kind::Reply | Kind::Block | Kind::Watch | Kind::Begin => {
+                self.answer(io, flight.whom, flight.seq, bytes, true)
+            }
         }
     }
 

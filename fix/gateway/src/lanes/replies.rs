@@ -176,6 +176,13 @@ impl Worker {
                 }
                 self.answer(io, flight.whom, flight.seq, bytes, true);
             }
+            Meaning::NotBegun => {
+                if let Some(client) = self.client(flight.whom) {
+                    client.doing = Doing::Nothing;
+                }
+                self.answer(io, flight.whom, flight.seq, bytes, true);
+                self.unpin(io, flight.whom, lane);
+            }
             // It goes on with the connection that it has, if there is anything to go on with.
             Meaning::StillWithin => {
                 self.answer(io, flight.whom, flight.seq, bytes, true);

@@ -210,6 +210,27 @@ fn losing_a_watch_fails_the_next_exec_as_a_changed_key_would() {
 }
 
 #[test]
+fn what_comes_after_a_refused_multi_is_in_no_transaction() {
+    let mut rig = Rig::halves(Config::default());
+    let [key, ..] = rig.keys(0);
+    let client = rig.client(None);
+    rig.says(client, &format!("WATCH {key}\r\n"));
+    rig.asked(0);
+    rig.answers(0, "+OK\r\n");
+    rig.told(client);
+    // Nothing is sent behind it, where it would run at once.
+    rig.says(client, "MULTI\r\n");
+    rig.waits(client, &format!("SET {key} v\r\n"));
+    assert_eq!(rig.asked(0), ["MULTI"]);
+    rig.answers(0, "-NOPERM no right to MULTI\r\n");
+    assert!(rig.worker.everyone().all(|c| c.transaction().is_none() && c.watch.held()));
+    rig.says(client, &format!("SET {key} v\r\n"));
+    assert_eq!(rig.asked(0), [format!("SET {key} v")]);
+    rig.answers(0, "+OK\r\n");
+    assert_eq!(rig.told(client), "-NOPERM no right to MULTI\r\n+OK\r\n");
+}
+
+#[test]
 fn a_refused_watch_watches_nothing() {
     let mut rig = Rig::halves(Config::default());
     let [key, ..] = rig.keys(0);
@@ -254,9 +275,12 @@ fn what_blocks_while_keys_are_watched_has_a_connection_of_its_own() {
     let told = rig.told(client);
     assert!(told.starts_with("+OK\r\n*-1\r\n-ERR unslow: "), "{told}");
     assert!(rig.worker.everyone().all(|c| c.watch.held() && c.aside.is_none()));
-    rig.says(client, &format!("MULTI\r\nSET {here} v\r\nEXEC\r\n"));
-    assert_eq!(rig.asked(0), ["MULTI".to_string(), format!("SET {here} v"), "EXEC".into()]);
-    rig.answers(0, "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    rig.says(client, "MULTI\r\n");
+    assert_eq!(rig.asked(0), ["MULTI"]);
+    rig.answers(0, "+OK\r\n");
+    rig.says(client, &format!("SET {here} v\r\nEXEC\r\n"));
+    assert_eq!(rig.asked(0), [format!("SET {here} v"), "EXEC".into()]);
+    rig.answers(0, "+QUEUED\r\n*1\r\n+OK\r\n");
     assert_eq!(rig.told(client), "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
     assert!(rig.worker.everyone().all(|c| c.pin.is_none()));
 }
@@ -271,9 +295,12 @@ fn a_transaction_over_two_nodes_is_not_told_to_try_again() {
         rig.says(client, &format!("WATCH {here}\r\n"));
         rig.asked(0);
         rig.answers(0, "+OK\r\n");
-        rig.says(client, &format!("MULTI\r\nSET {key} v\r\n"));
-        assert_eq!(rig.asked(0), ["MULTI".to_string(), format!("SET {key} v")]);
-        rig.answers(0, &format!("+OK\r\n{}", moved(key)));
+        rig.says(client, "MULTI\r\n");
+        rig.asked(0);
+        rig.answers(0, "+OK\r\n");
+        rig.says(client, &format!("SET {key} v\r\n"));
+        assert_eq!(rig.asked(0), [format!("SET {key} v")]);
+        rig.answers(0, &moved(key));
         let told = rig.told(client);
         let last = told.lines().last().expect("an answer");
         assert!(last.starts_with(expected), "{key}: {told}");

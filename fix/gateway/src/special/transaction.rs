@@ -81,7 +81,9 @@ impl Worker {
         match client.pin {
             None => self.say(io, whom, b"+OK\r\n"),
             Some(pin) => {
-                let said = Said { bytes: command.bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Reply };
+                // Refused, it queues nothing: what comes next would run at once.
+                client.barrier = true;
+                let said = Said { bytes: command.bytes, plan: &command.plan, slot: NO_SLOT, kind: Kind::Begin };
                 self.on_lane(io, whom, pin, said);
             }
         }

@@ -166,19 +166,20 @@ fn queued_without_a_node(exchange: &Exchange<'_>) -> bool {
     // Which subcommands there are the server's table tells.
     let untold = |reply: &[u8]| reply.starts_with(b"-") && !reply.starts_with(b"-ERR unknown subcommand");
     let late = exchange.both().is_some_and(|(a, b)| untold(a) && b == b"+QUEUED\r\n");
-    exchange.cluster && exchange.within && names_no_key(exchange) && late
+    exchange.cluster && exchange.within && keyless(exchange.words) && late
 }
 
 /// Words that look like keys are none where the number in front of them announces none, or without the word that stands before them.
-fn names_no_key(exchange: &Exchange<'_>) -> bool {
-    let counted = |at: usize| exchange.words.get(at).is_some_and(|count| number_of_keys(count) < 1);
-    let keyless = match exchange.name().as_str() {
+fn keyless(words: &[Vec<u8>]) -> bool {
+    let counted = |at: usize| words.get(at).is_some_and(|count| number_of_keys(count) < 1);
+    let name = words.first().map(|name| String::from_utf8_lossy(name).to_uppercase());
+    let none = match name.unwrap_or_default().as_str() {
         "EVAL" | "EVALSHA" | "FCALL" | "BLMPOP" | "BZMPOP" => counted(2),
         "LMPOP" | "SINTERCARD" | "ZDIFF" | "ZINTER" | "ZINTERCARD" | "ZMPOP" | "ZUNION" => counted(1),
-        "XREAD" | "XREADGROUP" => !exchange.words.iter().any(|word| word.eq_ignore_ascii_case(b"STREAMS")),
+        "XREAD" | "XREADGROUP" => !words.iter().any(|word| word.eq_ignore_ascii_case(b"STREAMS")),
         _ => false,
     };
-    keyless || !exchange.words.iter().any(|word| word.starts_with(b"{"))
+    none || !words.iter().any(|word| word.starts_with(b"{"))
 }
 
 fn watch_left(exchange: &Exchange<'_>) -> bool {
@@ -196,8 +197,11 @@ fn multi_refused(exchange: &Exchange<'_>) -> bool {
 
 fn empty_transaction(exchange: &Exchange<'_>) -> bool {
     let refused = |reply: &[u8]| reply.starts_with(b"-NOPERM") || reply.starts_with(b"-EXECABORT");
+    // Without a key there is no node to send it to.
+    let discards = exchange.cluster && exchange.name() == "DISCARD";
+    let unsent = exchange.queued.iter().all(|words| discards && keyless(words));
     // How many arguments there may be the gateway knows by itself.
-    exchange.queued.is_empty()
+    unsent
         && exchange.words.len() == 1
         && exchange.both().is_some_and(|(a, b)| match exchange.name().as_str() {
             "EXEC" => refused(a) && (b == b"*0\r\n" || b.starts_with(b"-ERR EXEC without MULTI")),
@@ -274,6 +278,28 @@ mod tests {
             let expected = if late { "no key within MULTI" } else { "unknown" };
             assert_eq!(within(line, "-NOPERM no right\r\n", "+QUEUED\r\n"), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn discard_may_go_unrefused_only_where_nothing_was_sent() {
+        let after = |queued: &[&str]| {
+            let split = |line: &str| line.split(' ').map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
+            let queued: Vec<_> = queued.iter().map(|line| split(line)).collect();
+            named(&Exchange {
+                cluster: true,
+                words: &split("DISCARD"),
+                queued: &queued,
+                within: true,
+                watch_left: false,
+                aborted: false,
+                again: false,
+                direct: Some(b"-NOPERM no right to DISCARD\r\n"),
+                tested: Some(b"+OK\r\n"),
+            })
+        };
+        assert_eq!(after(&[]), "empty transactions");
+        assert_eq!(after(&["COMMAND INFO GET", "PING"]), "empty transactions");
+        assert_eq!(after(&["PING", "GET {t}k"]), "unknown");
     }
 
     #[test]
