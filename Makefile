@@ -2,7 +2,7 @@
 export UNSLOW_CACHE ?= $(CURDIR)/.cache
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test test-long check bench fuzz tools compilers
+.PHONY: demo test test-long check bench fuzz bpf tools compilers
 
 compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wants OpenSSL
 	@missing=""; \
@@ -52,6 +52,13 @@ fuzz: compilers ## every parser of foreign bytes under libFuzzer, FUZZ_S seconds
 	command -v cargo-fuzz > /dev/null || cargo install --locked cargo-fuzz
 	cd fuzz && for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do \
 		RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer address $$target -- -max_total_time=$(FUZZ_S) -rss_limit_mb=4096 -print_final_stats=1 || exit 1; done
+
+bpf: ## fix/bypass/src/sockmap.bpf.o from its C source, compared with the committed one; after a change to that source
+	@missing=""; \
+	for tool in clang:clang llvm-strip:llvm; do command -v $${tool%%:*} > /dev/null || missing="$$missing $${tool##*:}"; done; \
+	test -e /usr/include/bpf/bpf_helpers.h || missing="$$missing libbpf-dev"; \
+	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
+	./fix/bypass/sockmap.sh
 
 bench: tools compilers ## the tables in bench/runs, made anew
 	cargo build --release --package unslow

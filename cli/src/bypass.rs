@@ -132,9 +132,6 @@ impl BypassArguments {
     }
 
     fn sockmap(&self, output: &Output) -> anyhow::Result<u8> {
-        if self.port.len() > 1000 {
-            bail!("{} ports; 1000 are the most. Without --port all of this machine's are taken", self.port.len());
-        }
         let attached = Sockmap::attach(&self.port).map_err(|e| anyhow::anyhow!("--sockmap: {e}"))?;
         let stop = unslow_interrupt::guard_quietly(); // "detached" follows within moments
         let ports: Vec<String> = self.port.iter().map(u16::to_string).collect();
