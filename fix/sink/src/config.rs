@@ -6,6 +6,34 @@ use serde::Deserialize;
 
 use crate::mapping::MapSettings;
 
+/// Why settings cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Not TOML, or a setting that is not known, or a value that it does not take. Without values.
+    #[error("{}{why}", .line.map_or(String::new(), |n| format!("line {n}: ")))]
+    Toml { line: Option<usize>, why: String },
+    /// A number that cannot work.
+    #[error("{name} = {value}: it takes {least} to {most}")]
+    Range { name: &'static str, value: u64, least: u64, most: u64 },
+    /// Kafka without `topics`.
+    #[error("which topics? --topic NAME, once for each")]
+    NoTopics,
+    /// The server of a stream without `stream`.
+    #[error("which stream? --stream KEY")]
+    NoStream,
+    /// `exactly_once` with standard input.
+    #[error(
+        "exactly_once knows a message again by its place, and standard input has none; use a file, Kafka or a stream"
+    )]
+    NoPlace,
+    /// A server would count as silent while it waits for its replicas.
+    #[error("silence_ms = {silence_ms} must be more than wait_ms = {wait_ms}")]
+    ShortSilence { silence_ms: u64, wait_ms: u64 },
+    /// `dead_letter = "topic:NAME"` without Kafka.
+    #[error("dead letters can go to a topic only when messages come from Kafka")]
+    LetterTopic,
+}
+
 /// See docs/sink.toml.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -96,16 +124,15 @@ impl Default for Config {
 
 impl Config {
     /// Reads TOML. The error has line and column, and no values.
-    pub fn parse(text: &str) -> Result<Config, String> {
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
         toml::from_str(text).map_err(|e| {
             let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-            let at = line.map_or(String::new(), |n| format!("line {n}: "));
-            format!("{at}{}", e.message())
+            ConfigError::Toml { line, why: e.message().to_string() }
         })
     }
 
     /// Whether the numbers can work.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), ConfigError> {
         let sane = [
             ("batch_messages_max", self.batch_messages_max as u64, 1, 1_000_000),
             ("batch_bytes_max", self.batch_bytes_max as u64, 1024, 1 << 30),
@@ -117,19 +144,17 @@ impl Config {
         ];
         for (name, value, least, most) in sane {
             if !(least..=most).contains(&value) {
-                return Err(format!("{name} = {value}: it takes {least} to {most}"));
+                return Err(ConfigError::Range { name, value, least, most });
             }
         }
         if self.from.starts_with("kafka://") && self.topics.is_empty() {
-            return Err("which topics? --topic NAME, once for each".into());
+            return Err(ConfigError::NoTopics);
         }
         if self.from == "-" && self.exactly_once {
-            return Err(
-                "exactly_once knows a message again by its place, and standard input has none; use a file, Kafka or a stream".into(),
-            );
+            return Err(ConfigError::NoPlace);
         }
         if self.wait_replicas > 0 && self.silence_ms <= self.wait_ms {
-            return Err(format!("silence_ms = {} must be more than wait_ms = {}", self.silence_ms, self.wait_ms));
+            return Err(ConfigError::ShortSilence { silence_ms: self.silence_ms, wait_ms: self.wait_ms });
         }
         Ok(())
     }
@@ -164,16 +189,32 @@ mod tests {
 
     #[test]
     fn a_mistake_is_named_and_no_password_repeated() {
-        for (text, expected) in [
-            ("batch_messages_max = 0", "it takes 1 to"),
-            ("batch_mesages_max = 7", "unknown field"),
-            ("\nto = redis://:hunter2@h", "line 2"),
-            ("wait_replicas = 1\nwait_ms = 20000", "must be more than wait_ms"),
-            ("[[map]]\nformat = \"xml\"", "line 2"),
-            ("[[map]]\ncommands = [{ run = \"SET a b\", tll = \"1s\" }]", "line 2"),
+        let toml = |line| ConfigError::Toml { line: Some(line), why: String::new() };
+        let range = |name, value, least, most| ConfigError::Range { name, value, least, most };
+        for (text, kind, expected) in [
+            ("batch_messages_max = 0", range("batch_messages_max", 0, 1, 1_000_000), "it takes 1 to"),
+            ("wait_ms = 600001", range("wait_ms", 600_001, 1, 600_000), "wait_ms = 600001: it takes 1 to 600000"),
+            ("batch_mesages_max = 7", toml(1), "unknown field"),
+            ("\nto = redis://:hunter2@h", toml(2), "line 2"),
+            (
+                "wait_replicas = 1\nwait_ms = 20000",
+                ConfigError::ShortSilence { silence_ms: 10_000, wait_ms: 20_000 },
+                "silence_ms = 10000 must be more than wait_ms = 20000",
+            ),
+            ("[[map]]\nformat = \"xml\"", toml(2), "line 2"),
+            ("[[map]]\ncommands = [{ run = \"SET a b\", tll = \"1s\" }]", toml(2), "line 2"),
+            ("from = \"kafka://h:1\"", ConfigError::NoTopics, "--topic NAME"),
+            ("exactly_once = true", ConfigError::NoPlace, "standard input"),
         ] {
             let why = Config::parse(text).and_then(|c| c.check()).unwrap_err();
-            assert!(why.contains(expected) && !why.contains("hunter2"), "{text}: {why}");
+            let words = why.to_string();
+            assert!(words.contains(expected) && !words.contains("hunter2"), "{text}: {words}");
+            match (&why, &kind) {
+                (ConfigError::Toml { line, .. }, ConfigError::Toml { line: expected, .. }) => {
+                    assert_eq!(line, expected, "{text}");
+                }
+                _ => assert_eq!(why, kind, "{text}"),
+            }
         }
     }
 }

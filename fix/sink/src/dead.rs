@@ -1,7 +1,7 @@
 //! Messages that cannot be written, set aside with the reason: in a file as JSON lines, or in a topic.
 
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -9,10 +9,31 @@ use base64::prelude::BASE64_STANDARD;
 
 use crate::ledger::Letter;
 use crate::private;
+use crate::source::BrokerError;
 use crate::source::kafka::Producer;
 
 /// A value of which this much is kept; longer ones are found again by their offset.
 const KEPT_BYTES: usize = 1 << 20;
+
+/// Why messages are not set aside. Nothing from the first of them on is committed.
+#[derive(Debug, thiserror::Error)]
+pub enum DeadLetterError {
+    /// There is no place for them.
+    #[error(
+        "{topic} [{partition}] at {offset}: {reason}; nothing behind it is committed. With --dead-letter FILE such \
+         messages are set aside and the rest goes on"
+    )]
+    Nowhere { topic: String, partition: i32, offset: String, reason: String },
+    /// The file cannot be opened.
+    #[error("{}: {cause}", .path.display())]
+    Open { path: PathBuf, cause: io::Error },
+    /// The file cannot be written: mostly a full disk.
+    #[error("{}: {cause}; the messages that belong there are not committed and come again", .path.display())]
+    Write { path: PathBuf, cause: io::Error },
+    /// Their topic does not take them.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+}
 
 /// Where they go.
 pub enum DeadLetters {
@@ -26,35 +47,38 @@ pub enum DeadLetters {
 
 impl DeadLetters {
     /// Opens a file to append to.
-    pub fn file(path: &Path) -> Result<DeadLetters, String> {
-        let file = private::append(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    pub fn file(path: &Path) -> Result<DeadLetters, DeadLetterError> {
+        let opened = private::append(path);
+        let file = opened.map_err(|cause| DeadLetterError::Open { path: path.to_path_buf(), cause })?;
         Ok(DeadLetters::File(path.to_path_buf(), file))
     }
 
     /// Sets messages aside; they are there when this returns.
-    pub fn write(&mut self, letters: &[Letter]) -> Result<(), String> {
+    pub fn write(&mut self, letters: &[Letter]) -> Result<(), DeadLetterError> {
         match self {
             DeadLetters::Refuse => {
                 let letter = &letters[0];
-                Err(format!(
-                    "{} [{}] at {}: {}; nothing behind it is committed. With --dead-letter FILE such messages are set aside and the rest goes on",
-                    letter.origin.topic, letter.origin.partition, letter.offset, letter.reason
-                ))
+                Err(DeadLetterError::Nowhere {
+                    topic: letter.origin.topic.clone(),
+                    partition: letter.origin.partition,
+                    offset: letter.offset.to_string(),
+                    reason: letter.reason.clone(),
+                })
             }
             DeadLetters::File(path, file) => {
                 let mut text = Vec::new();
                 for letter in letters {
-                    serde_json::to_writer(&mut text, &line(letter)).map_err(|e| e.to_string())?;
+                    let written = serde_json::to_writer(&mut text, &line(letter));
+                    written.map_err(|e| DeadLetterError::Write { path: path.clone(), cause: e.into() })?;
                     text.push(b'\n');
                 }
                 let length = file.metadata().map_or(0, |m| m.len());
-                file.write_all(&text).and_then(|()| sync(file)).map_err(|e| {
-                    let _ = file.set_len(length); // no half a line for the next one to go on with
-
-                    format!("{}: {e}; the messages that belong there are not committed and come again", path.display())
+                file.write_all(&text).and_then(|()| sync(file)).map_err(|cause| {
+                    let _ = file.set_len(length); // so that the next line does not continue a torn one
+                    DeadLetterError::Write { path: path.clone(), cause }
                 })
             }
-            DeadLetters::Topic(producer) => producer.send(letters),
+            DeadLetters::Topic(producer) => Ok(producer.send(letters)?),
         }
     }
 }
@@ -106,6 +130,33 @@ mod tests {
 
     use super::*;
     use crate::record::{Offset, Origin};
+
+    #[test]
+    fn a_file_that_cannot_be_opened_is_told_from_one_that_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let (missing, here) = (dir.path().join("no/such/place"), dir.path().join("letters"));
+        let error = DeadLetters::file(&missing).err().expect("a refusal");
+        assert!(matches!(&error, DeadLetterError::Open { path, .. } if *path == missing), "{error:?}");
+        assert!(!error.to_string().contains("not committed"), "{error}");
+        std::fs::write(&here, "").unwrap();
+        // Opened for reading, so that writing fails.
+        let mut letters = DeadLetters::File(here.clone(), File::open(&here).unwrap());
+        let letter = Letter {
+            origin: Arc::new(Origin { topic: "t".into(), partition: 3, id: "o".into() }),
+            offset: Offset(5, 7),
+            time_ms: 9,
+            key: None,
+            value: None,
+            headers: Vec::new(),
+            reason: "bad".into(),
+        };
+        let error = letters.write(std::slice::from_ref(&letter)).unwrap_err();
+        assert!(matches!(&error, DeadLetterError::Write { path, .. } if *path == here), "{error:?}");
+        assert!(error.to_string().contains("; the messages that belong there are not committed"), "{error}");
+        let error = DeadLetters::Refuse.write(&[letter]).unwrap_err();
+        let DeadLetterError::Nowhere { topic, partition: 3, offset, reason } = &error else { panic!("{error:?}") };
+        assert_eq!([topic.as_str(), offset.as_str(), reason.as_str()], ["t", "5-7", "bad"]);
+    }
 
     #[test]
     fn letters_can_be_written_to_a_pipe() {

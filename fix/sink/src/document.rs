@@ -10,6 +10,8 @@ use rmpv::ValueRef;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::poison::Poison;
+
 /// How values are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -23,16 +25,21 @@ pub enum Format {
     Msgpack,
 }
 
+/// A text that names no member of a message: `a..b`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} names no member of a message")]
+pub struct NoMember(pub String);
+
 /// Names on the way to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path(Vec<String>);
 
 impl Path {
     /// Reads `a.b.0`.
-    pub fn parse(text: &str) -> Result<Path, String> {
+    pub fn parse(text: &str) -> Result<Path, NoMember> {
         let names: Vec<String> = text.split('.').map(str::to_string).collect();
         if names.iter().any(String::is_empty) {
-            return Err(format!("{text:?} names no member of a message"));
+            return Err(NoMember(text.to_string()));
         }
         Ok(Path(names))
     }
@@ -67,22 +74,23 @@ pub enum Document<'a> {
 type Members<'a> = Vec<(Cow<'a, str>, &'a RawValue)>;
 
 impl<'a> Document<'a> {
-    /// Opens a value. The error is a sentence about it.
-    pub fn open(value: &'a [u8], format: Format) -> Result<Document<'a>, String> {
+    /// Opens a value.
+    pub fn open(value: &'a [u8], format: Format) -> Result<Document<'a>, Poison> {
         match format {
             Format::Raw => Ok(Document::Closed),
             Format::Json => {
                 let mut reader = serde_json::Deserializer::from_slice(value);
                 let members = (&mut reader).deserialize_map(ObjectVisitor).and_then(|m| reader.end().map(|()| m));
-                members.map(Document::Json).map_err(|e| format!("no JSON object: {e}"))
+                members.map(Document::Json).map_err(|e| Poison::Json { why: e.to_string() })
             }
             Format::Msgpack => {
                 let mut rest = value;
-                let read = rmpv::decode::read_value_ref(&mut rest).map_err(|e| format!("no MessagePack: {e}"))?;
+                let read = rmpv::decode::read_value_ref(&mut rest);
+                let read = read.map_err(|e| Poison::Msgpack { why: e.to_string() })?;
                 match read {
                     ValueRef::Map(_) if rest.is_empty() => Ok(Document::Msgpack(read)),
-                    ValueRef::Map(_) => Err(format!("{} bytes behind the end of its MessagePack map", rest.len())),
-                    _ => Err("no MessagePack map".into()),
+                    ValueRef::Map(_) => Err(Poison::MsgpackTail(rest.len())),
+                    _ => Err(Poison::MsgpackKind),
                 }
             }
         }
@@ -116,24 +124,24 @@ impl<'a> Document<'a> {
     pub fn members(
         &self,
         path: Option<&Path>,
-        mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), String>,
-    ) -> Result<(), String> {
+        mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), Poison>,
+    ) -> Result<(), Poison> {
         let Some(path) = path else {
             return match self {
-                Document::Closed => Err("raw messages have no members".into()),
+                Document::Closed => Err(Poison::Raw),
                 Document::Json(members) => each_json(members, each),
                 Document::Msgpack(value) => each_msgpack(value, each),
             };
         };
-        let nothing = || format!("{path} is no object and no array");
-        match self.find(path).ok_or_else(|| format!("there is no {path} in it, or it is null"))? {
+        let broken = |e: serde_json::Error| Poison::Member { path: path.to_string(), why: e.to_string() };
+        match self.find(path).ok_or_else(|| Poison::Missing { path: path.to_string() })? {
             Field::Json(text) if text.starts_with('{') => {
                 let members = serde_json::Deserializer::from_str(text).deserialize_map(ObjectVisitor);
-                each_json(&members.map_err(|e| e.to_string())?, each)
+                each_json(&members.map_err(broken)?, each)
             }
             Field::Json(text) if text.starts_with('[') => {
                 let elements = serde_json::Deserializer::from_str(text).deserialize_seq(ArrayVisitor);
-                for element in elements.map_err(|e| e.to_string())? {
+                for element in elements.map_err(broken)? {
                     let field = Field::Json(element.get());
                     if !field.is_null() {
                         each(None, field)?;
@@ -142,15 +150,15 @@ impl<'a> Document<'a> {
                 Ok(())
             }
             Field::Msgpack(value @ (ValueRef::Map(_) | ValueRef::Array(_))) => each_msgpack(value, each),
-            _ => Err(nothing()),
+            _ => Err(Poison::Flat { path: path.to_string() }),
         }
     }
 }
 
 fn each_json(
     members: &Members<'_>,
-    mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), String>,
-) -> Result<(), String> {
+    mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), Poison>,
+) -> Result<(), Poison> {
     for (name, value) in members {
         let field = Field::Json(value.get());
         if !field.is_null() {
@@ -162,14 +170,14 @@ fn each_json(
 
 fn each_msgpack(
     value: &ValueRef<'_>,
-    mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), String>,
-) -> Result<(), String> {
+    mut each: impl FnMut(Option<&str>, Field<'_>) -> Result<(), Poison>,
+) -> Result<(), Poison> {
     match value {
         ValueRef::Map(members) => {
             for (name, value) in members.iter().filter(|(_, v)| *v != ValueRef::Nil) {
                 let mut text = Vec::new();
                 Field::Msgpack(name).write(&mut text)?;
-                let name = String::from_utf8(text).map_err(|_| "a member's name is no text".to_string())?;
+                let name = String::from_utf8(text).map_err(|_| Poison::MemberName)?;
                 each(Some(&name), Field::Msgpack(value))?;
             }
         }
@@ -178,7 +186,7 @@ fn each_msgpack(
                 each(None, Field::Msgpack(element))?;
             }
         }
-        _ => return Err("it is no object and no array".into()),
+        _ => return Err(Poison::MsgpackKind),
     }
     Ok(())
 }
@@ -229,18 +237,20 @@ impl<'a> Field<'a> {
     }
 
     /// Appends its text.
-    pub fn write(self, out: &mut Vec<u8>) -> Result<(), String> {
+    pub fn write(self, out: &mut Vec<u8>) -> Result<(), Poison> {
         if let Some(plain) = self.plain() {
             out.extend_from_slice(plain);
             return Ok(());
         }
         match self {
             Field::Json(text) => {
-                let text: String = serde_json::from_str(text).map_err(|e| format!("a string: {e}"))?;
+                let text: Result<String, serde_json::Error> = serde_json::from_str(text);
+                let text = text.map_err(|e| Poison::Text { why: e.to_string() })?;
                 out.extend_from_slice(text.as_bytes());
             }
             Field::Msgpack(value) => {
-                serde_json::to_writer(&mut *out, &value.to_owned()).map_err(|e| format!("no JSON for it: {e}"))?;
+                let written = serde_json::to_writer(&mut *out, &value.to_owned());
+                written.map_err(|e| Poison::Unprintable { why: e.to_string() })?;
             }
         }
         Ok(())
@@ -318,6 +328,8 @@ impl<'de> serde::Deserialize<'de> for Name<'de> {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::discriminant;
+
     use super::*;
 
     #[test]
@@ -369,16 +381,38 @@ mod tests {
 
     #[test]
     fn values_that_are_not_exactly_one_object_are_refused() {
-        for (value, format, why) in [
-            (&b"[1]"[..], Format::Json, "no JSON object"),
-            (b"{} {}", Format::Json, "no JSON object"),
-            (b"{\"a\": tru}", Format::Json, "no JSON object"),
-            (b"\x91\x01", Format::Msgpack, "no MessagePack map"),
-            (b"\x80\x80", Format::Msgpack, "1 bytes behind the end"),
-            (b"\x81\xa1", Format::Msgpack, "no MessagePack:"),
+        let why = String::new;
+        for (value, format, kind) in [
+            (&b"[1]"[..], Format::Json, Poison::Json { why: why() }),
+            (b"{} {}", Format::Json, Poison::Json { why: why() }),
+            (b"{\"a\": tru}", Format::Json, Poison::Json { why: why() }),
+            (b"\x91\x01", Format::Msgpack, Poison::MsgpackKind),
+            (b"\x80\x80", Format::Msgpack, Poison::MsgpackTail(1)),
+            (b"\x81\xa1", Format::Msgpack, Poison::Msgpack { why: why() }),
         ] {
-            let error = Document::open(value, format).err().unwrap_or_default();
-            assert!(error.contains(why), "{}: {error:?}", value.escape_ascii());
+            let error = Document::open(value, format).unwrap_err();
+            assert_eq!(discriminant(&error), discriminant(&kind), "{}: {error:?}", value.escape_ascii());
         }
+        assert_eq!(Document::open(b"\x80\x80", Format::Msgpack).unwrap_err(), Poison::MsgpackTail(1));
+        let json = Document::open(b"[1]", Format::Json).unwrap_err().to_string();
+        assert!(json.starts_with("no JSON object: invalid type"), "{json}");
+    }
+
+    #[test]
+    fn members_that_are_missing_flat_or_broken_are_told_apart() {
+        let document = Document::open(br#"{"a": 1, "gone": null, "o": {"\ud800": 1}}"#, Format::Json).unwrap();
+        let quoted = |path: &str| format!("{path:?}");
+        for (path, kind) in [
+            ("b", Poison::Missing { path: quoted("b") }),
+            ("gone", Poison::Missing { path: quoted("gone") }),
+            ("a", Poison::Flat { path: quoted("a") }),
+            ("o", Poison::Member { path: quoted("o"), why: String::new() }),
+        ] {
+            let error = document.members(Some(&Path::parse(path).unwrap()), |_, _| Ok(())).unwrap_err();
+            assert_eq!(discriminant(&error), discriminant(&kind), "{path}: {error:?}");
+            assert!(error.to_string().contains(&quoted(path)), "{error}");
+        }
+        assert_eq!(Document::Closed.members(None, |_, _| Ok(())), Err(Poison::Raw));
+        assert_eq!(Path::parse("a..b"), Err(NoMember("a..b".into())));
     }
 }

@@ -12,6 +12,7 @@ use unslow_topology::{SLOTS, slot_of};
 
 use crate::document::Document;
 use crate::mapping::{Command, Map, Mapping};
+use crate::poison::Poison;
 use crate::record::{Batch, Message, Offset, Origin, Record};
 use crate::template::Scratch;
 use crate::trouble::Voice;
@@ -63,7 +64,7 @@ pub enum Became {
     /// No map wants it, or a later one of its batch says all that it says.
     Nothing,
     /// It cannot be written, for this reason.
-    Poison(String),
+    Poison(Poison),
 }
 
 /// Turns messages into calls.
@@ -135,10 +136,10 @@ impl Encoder {
         batch: &Batch,
         record: &Record,
         takers: &[Arc<[usize]>],
-    ) -> Result<Vec<(usize, Vec<u8>)>, String> {
+    ) -> Result<Vec<(usize, Vec<u8>)>, Poison> {
         let (message, mut keys, mut words) = (batch.message(record), Vec::new(), 0);
         if record.broken {
-            return Err("it cannot be read".into());
+            return Err(Poison::Broken);
         }
         for &i in &*takers[record.origin as usize] {
             let map = &self.mapping.maps[i];
@@ -155,7 +156,8 @@ impl Encoder {
             }
             keys.extend(first.map(|key| (i, key)));
         }
-        if self.guard.is_some() && words > GUARDED_WORDS_MAX { Err("too many words".into()) } else { Ok(keys) }
+        let most = GUARDED_WORDS_MAX;
+        if self.guard.is_some() && words > most { Err(Poison::Words { most }) } else { Ok(keys) }
     }
 
     /// Appends the calls of one message.
@@ -166,7 +168,7 @@ impl Encoder {
         let origin = &batch.origins[record.origin as usize];
         let mut outcome = Ok(());
         if record.broken {
-            outcome = Err("it cannot be read; see the beginning of its value".to_string());
+            outcome = Err(Poison::Broken);
         }
         if let Some(guard) = &mut self.guard {
             guard.parts.clear();
@@ -197,7 +199,7 @@ impl Encoder {
             });
         }
         if let (Ok(()), Some(guard)) = (&outcome, &mut self.guard) {
-            outcome = guard.finish(number, origin, record.offset, encoded);
+            guard.finish(number, origin, record.offset, encoded);
         }
         match outcome {
             Ok(()) if encoded.calls.len() == calls => Became::Nothing,
@@ -251,7 +253,7 @@ impl Encoder {
     }
 }
 
-fn open<'a>(map: &Map, message: &Message<'a>) -> Result<Document<'a>, String> {
+fn open<'a>(map: &Map, message: &Message<'a>) -> Result<Document<'a>, Poison> {
     match message.value {
         Some(value) if map.looks_inside() => Document::open(value, map.format),
         _ => Ok(Document::Closed),
@@ -266,7 +268,7 @@ fn plain(
     cluster: bool,
     encoded: &mut Encoded,
     scratch: &mut Scratch,
-) -> Result<(), String> {
+) -> Result<(), Poison> {
     let from = encoded.bytes.len();
     let Rendered { slot, key, expires_at } = render(command, message, document, cluster, &mut encoded.bytes, scratch)?;
     let end = encoded.bytes.len();
@@ -331,7 +333,7 @@ fn render(
     cluster: bool,
     out: &mut Vec<u8>,
     scratch: &mut Scratch,
-) -> Result<Rendered, String> {
+) -> Result<Rendered, Poison> {
     let from = out.len();
     let key = command.template.render(out, message, document, scratch)?;
     let slot = match key {
@@ -340,7 +342,7 @@ fn render(
         None => message.key.map_or(0, slot_of),
     };
     if cluster && !keys_of(command, &out[from..]).all(|k| slot_of(k) == slot) {
-        return Err("its keys are in different slots; give them a common {tag}, or a command each".into());
+        return Err(Poison::Slots);
     }
     let mut expires_at = None;
     if let (Some(ttl), Some((a, b))) = (&command.ttl_ms, key) {
@@ -381,7 +383,7 @@ impl Guard {
         document: &Document<'_>,
         cluster: bool,
         scratch: &mut Scratch,
-    ) -> Result<(), String> {
+    ) -> Result<(), Poison> {
         self.plain.clear();
         let Rendered { slot, key, expires_at } = render(command, message, document, cluster, &mut self.plain, scratch)?;
         let first = key.map_or(&b""[..], |(a, b)| &self.plain[a..b]);
@@ -409,18 +411,12 @@ impl Guard {
             part.words += words + 1;
         }
         if part.words > GUARDED_WORDS_MAX {
-            return Err(format!("more than {GUARDED_WORDS_MAX} words, which exactly_once cannot send"));
+            return Err(Poison::Words { most: GUARDED_WORDS_MAX });
         }
         Ok(())
     }
 
-    fn finish(
-        &mut self,
-        number: u32,
-        origin: &Arc<Origin>,
-        offset: Offset,
-        encoded: &mut Encoded,
-    ) -> Result<(), String> {
+    fn finish(&mut self, number: u32, origin: &Arc<Origin>, offset: Offset, encoded: &mut Encoded) {
         for part in &self.parts {
             let from = encoded.bytes.len();
             let out = &mut encoded.bytes;
@@ -441,7 +437,6 @@ impl Guard {
             let (voice, check) = (Voice::Guard, (0, 0));
             encoded.calls.push(Call { from, to, record: number, slot: part.slot, replies: 1, before_at, voice, check });
         }
-        Ok(())
     }
 }
 
@@ -543,6 +538,8 @@ pub(crate) mod tests {
             matches!(&became[..], [Became::Calls(2), Became::Poison(_), Became::Poison(_), Became::Calls(2)]),
             "{became:?}"
         );
+        assert_eq!(became[1], Became::Poison(Poison::Missing { path: "\"v\"".into() }));
+        assert!(matches!(became[2], Became::Poison(Poison::Json { .. })), "{became:?}");
         assert_eq!(commands(&encoded.bytes), ["SET a1 1", "SET b 1", "SET a4 1", "SET b 4"]);
         assert_eq!(encoded.calls.iter().map(|c| c.record).collect::<Vec<_>>(), [0, 0, 3, 3]);
     }
@@ -554,6 +551,8 @@ pub(crate) mod tests {
             let (_, became) = encode(&mut encoder("commands = [\"MSET {$key} 1 {to} 2\"]", cluster, false), &batch);
             assert_eq!([0, 1].map(|i| matches!(became[i], Became::Calls(1))), expected, "{became:?}");
         }
+        let (_, became) = encode(&mut encoder("commands = [\"MSET {$key} 1 {to} 2\"]", true, false), &batch);
+        assert_eq!(became[0], Became::Poison(Poison::Slots));
         // Values are not keys.
         let (_, became) = encode(&mut encoder("commands = [\"MSET {$key} {to}\"]", true, false), &batch);
         assert_eq!(became, [Became::Calls(1), Became::Calls(1)]);
@@ -598,6 +597,19 @@ pub(crate) mod tests {
         for (before, told) in [(None, 0), (Some(Offset(0, 2)), 2)] {
             Encoder::set_before(&mut encoded.bytes, &third, before);
             assert_eq!(line(&encoded, third), expected(2, 3, told));
+        }
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_read_or_has_too_many_words_for_the_guard_is_poison() {
+        let long = format!(r#"{{"l": [{}1]}}"#, "1,".repeat(GUARDED_WORDS_MAX));
+        let mut batch = batch(&[("k", Some(r#"{"l": [1]}"#)), ("k", Some(long.as_str()))]);
+        batch.records[0].broken = true;
+        for (guarded, second) in
+            [(true, Became::Poison(Poison::Words { most: GUARDED_WORDS_MAX })), (false, Became::Calls(1))]
+        {
+            let (_, became) = encode(&mut encoder("commands = [\"DEL {$key} {l...}\"]", false, guarded), &batch);
+            assert_eq!(became, [Became::Poison(Poison::Broken), second]);
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use crate::dead::DeadLetters;
+use crate::dead::{DeadLetterError, DeadLetters};
 use crate::record::{Batch, Offset, Origin, Record};
 use crate::stats::Stats;
 use crate::writer::Said;
@@ -91,7 +91,7 @@ impl Ledger {
 
     /// Takes what the writer has said, waiting for a first word at most so long. Fails when a message can be neither
     /// written nor set aside; nothing behind it is committed then.
-    pub fn listen(&mut self, patience: Duration) -> Result<(), String> {
+    pub fn listen(&mut self, patience: Duration) -> Result<(), DeadLetterError> {
         let mut first = if patience.is_zero() { None } else { Some(patience) };
         loop {
             let said = match first.take() {
@@ -202,7 +202,8 @@ mod tests {
         // The next caller gets the same error.
         for committed in [vec![(0, 10)], vec![]] {
             let why = ledger.listen(Duration::ZERO).unwrap_err();
-            assert!(why.contains("t [0] at 20: bad; nothing behind it is committed"), "{why}");
+            assert!(matches!(&why, DeadLetterError::Nowhere { partition: 0, offset, .. } if offset == "20"), "{why:?}");
+            assert!(why.to_string().starts_with("t [0] at 20: bad; nothing behind it is committed"), "{why}");
             assert_eq!((commits(&mut ledger), ledger.in_flight()), (committed, 2));
         }
         assert_eq!(shared.stats.dead.load(Ordering::Relaxed), 0);

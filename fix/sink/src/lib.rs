@@ -14,12 +14,15 @@
 //! - Order is kept within a slot, and so within a key; see `writer.rs` for what that takes when servers move or fail.
 #![forbid(unsafe_code)]
 
+mod condition;
 mod config;
 mod dead;
 mod document;
 mod encode;
+mod error;
 mod ledger;
 mod mapping;
+mod poison;
 mod private;
 mod record;
 mod routes;
@@ -31,11 +34,18 @@ mod trouble;
 mod window;
 mod writer;
 
-pub use config::Config;
-pub use document::Format;
-pub use mapping::{CommandSettings, Fold, MapSettings, OneOrMore};
-pub use run::{Error, Sink, Start, dry_run};
+pub use condition::ConditionError;
+pub use config::{Config, ConfigError};
+pub use dead::DeadLetterError;
+pub use document::{Format, NoMember};
+pub use error::Error;
+pub use mapping::{CommandError, CommandSettings, Fold, MapError, MapSettings, MappingError, OneOrMore};
+pub use poison::TooLong;
+pub use run::{Sink, Start, dry_run};
+pub use source::{BrokerError, SourceError};
 pub use stats::{Report, Snapshot};
+pub use template::TemplateError;
+pub use writer::WriteError;
 
 /// For fuzzing: a template and a message, as JSON and as MessagePack.
 pub fn fuzz(template: &str, message: &[u8]) {

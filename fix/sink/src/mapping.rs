@@ -1,19 +1,18 @@
 //! Which messages become which commands: the `[[map]]` parts of the settings, compiled and held against the server's own
 //! table of commands.
 
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use minijinja::value::{Enumerator, Object, ObjectRepr, Rest, Value, ValueKind};
-use minijinja::{Environment, Expression, State};
 use serde::Deserialize;
 use unslow_topology::commands::{KeyAt, Spread, Table, UNKNOWN};
 use unslow_topology::slot_of;
 use unslow_units::parse_time_within;
 
-use crate::document::{Document, Format, Path};
+use crate::condition::{Condition, ConditionError};
+use crate::document::{Document, Format};
+use crate::poison::Poison;
 use crate::record::Message;
-use crate::template::Template;
+use crate::template::{Template, TemplateError};
 
 /// A `[[map]]` as it is written.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -68,6 +67,15 @@ pub enum CommandSettings {
     Full(FullCommand),
 }
 
+impl CommandSettings {
+    fn text(&self) -> &str {
+        match self {
+            CommandSettings::Plain(text) => text,
+            CommandSettings::Full(full) => &full.run,
+        }
+    }
+}
+
 /// See [`CommandSettings::Full`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,6 +97,100 @@ pub enum Fold {
     Never,
     /// The last: each message says all there is to say of its key.
     Last,
+}
+
+/// Why a mapping cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MappingError {
+    /// There is no `[[map]]`.
+    #[error("no [[map]]: which messages become which commands? docs/sink.md has examples")]
+    NoMaps,
+    /// One of them cannot work. They are counted from 1.
+    #[error("map {number}: {error}")]
+    Map { number: usize, error: MapError },
+}
+
+/// Why a `[[map]]` cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// Neither commands nor tombstone.
+    #[error("it has no commands")]
+    NoCommands,
+    /// A command has a condition, and the map folds: the last message could leave out what an earlier one writes.
+    #[error("with fold = \"last\" a condition belongs to the map, not to a command")]
+    FoldedCondition,
+    /// Its own condition is wrong.
+    #[error(transparent)]
+    Condition(#[from] ConditionError),
+    /// A command asks for members of raw messages or of tombstones.
+    #[error("{command:?} looks into messages that have nothing inside")]
+    NothingInside { command: String },
+    /// A command cannot be sent.
+    #[error("{command:?}: {error}")]
+    Command { command: String, error: CommandError },
+}
+
+/// Why a command cannot stand in a mapping; with its name, and what the server says of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// Its text cannot be compiled.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// Its condition is wrong.
+    #[error(transparent)]
+    Condition(#[from] ConditionError),
+    /// The server's table does not list it.
+    #[error("the server has no command {name}{}", meant(.near.as_deref()))]
+    Unknown { name: String, near: Option<String> },
+    /// It takes another number of words.
+    #[error("{name} takes {words} words, itself among them; here are {found}")]
+    Words { name: String, words: u64, found: usize },
+    /// It takes more words.
+    #[error("{name} takes at least {least} words, itself among them; here are {found}")]
+    FewWords { name: String, least: u64, found: usize },
+    /// SUBSCRIBE, MULTI, BLPOP and the like.
+    #[error("{0} changes or blocks the connection that all messages share")]
+    Connection(String),
+    /// An admin command.
+    #[error("{0} is for operators, not for messages")]
+    Operators(String),
+    /// It concerns more than a key: FLUSHALL, DBSIZE.
+    #[error("{0} is about a whole server or deployment, not about a key")]
+    Deployment(String),
+    /// Marks are kept by a script, in which it is refused.
+    #[error("{0} cannot be sent with exactly_once: servers refuse it inside scripts")]
+    NoScript(String),
+    /// EVAL and the like, with a number of keys that comes from the message.
+    #[error("the number of keys of {0} stands in the mapping as a number")]
+    KeyCount(String),
+    /// The word in front of its key is missing.
+    #[error("where is the key of {0}?")]
+    NoKey(String),
+    /// Where its key is depends on the message.
+    #[error("the key of {0} stands before what {{...}} brings")]
+    LateKey(String),
+    /// The server does not say where its key is, and in a cluster the key decides who runs it.
+    #[error("the server does not say where {0} has its key, and a cluster needs to know")]
+    UnknownKey(String),
+    /// The same for some of its keys, which a script has to declare.
+    #[error("the server does not say where all keys of {0} are, and exactly_once has to name them")]
+    HiddenKeys(String),
+    /// Without a key there is no slot for a mark.
+    #[error("{0} has no key, and exactly_once keeps its mark beside the key")]
+    NoMark(String),
+    /// Its keys are the same for all messages, and no node has all of them.
+    #[error("its keys are in different slots; give them a common {{{{tag}}}}")]
+    Slots,
+    /// There is nothing to expire.
+    #[error("ttl needs a key, and {0} has none")]
+    TtlWithoutKey(String),
+    /// Not a duration, or none that servers take.
+    #[error("ttl: {0}")]
+    Ttl(unslow_units::Error),
+}
+
+fn meant(near: Option<&str>) -> String {
+    near.map_or(String::new(), |name| format!("; did you mean {name}?"))
 }
 
 /// The whole mapping, compiled.
@@ -118,78 +220,21 @@ pub struct Command {
     pub counted: Option<usize>,
 }
 
-/// A compiled expression.
-pub struct Condition {
-    text: String,
-    compiled: Expression<'static, 'static>,
-    /// Members it asks for.
-    names: Vec<(Path, String)>,
-    /// It compares by size.
-    compares: bool,
-}
-
-/// Where members that a message does not have stand in an order.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    /// Below everything, as Jinja has it.
-    Below,
-    /// Above everything.
-    Above,
-}
-
-impl std::fmt::Debug for Condition {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
 impl Mapping {
-    /// Compiles. `table` is the server's; `cluster` and `once` say what else must hold. The error names the map and the
-    /// command, and what to write instead.
-    pub fn compile(settings: &[MapSettings], table: &Table, cluster: bool, once: bool) -> Result<Mapping, String> {
+    /// Compiles. `table` is the server's; `cluster` and `once` say what else must hold.
+    pub fn compile(
+        settings: &[MapSettings],
+        table: &Table,
+        cluster: bool,
+        once: bool,
+    ) -> Result<Mapping, MappingError> {
         if settings.is_empty() {
-            return Err("no [[map]]: which messages become which commands? docs/sink.md has examples".into());
+            return Err(MappingError::NoMaps);
         }
-        let mut maps = Vec::new();
-        for (i, map) in settings.iter().enumerate() {
-            let place = |what: &str| format!("map {}: {what}", i + 1);
-            if map.commands.is_empty() && map.tombstone.is_empty() {
-                return Err(place("it has no commands"));
-            }
-            let compile = |list: &[CommandSettings], inside: bool| -> Result<Vec<Command>, String> {
-                let compiled = list.iter().map(|c| {
-                    Command::compile(c, table, cluster, once).and_then(|command| {
-                        if command.looks_inside() && !inside {
-                            let text = command.template.text();
-                            return Err(format!("{text:?} looks into messages that have nothing inside"));
-                        }
-                        Ok(command)
-                    })
-                });
-                compiled.collect::<Result<Vec<_>, _>>().map_err(|e| place(&e))
-            };
-            let fold = map.fold == Fold::Last;
-            if fold
-                && map
-                    .commands
-                    .iter()
-                    .chain(&map.tombstone)
-                    .any(|c| matches!(c, CommandSettings::Full(f) if f.when.is_some()))
-            {
-                return Err(place("with fold = \"last\" a condition belongs to the map, not to a command"));
-            }
-            let inside = map.format != Format::Raw;
-            let when = map.when.as_deref().map(Condition::compile).transpose();
-            maps.push(Map {
-                topics: map.topic.list(),
-                when: when.map_err(|e| place(&e))?,
-                format: map.format,
-                commands: compile(&map.commands, inside)?,
-                tombstone: compile(&map.tombstone, false)?,
-                fold,
-            });
-        }
-        Ok(Mapping { maps })
+        let maps = (1..).zip(settings).map(|(number, map)| {
+            Map::compile(map, table, cluster, once).map_err(|error| MappingError::Map { number, error })
+        });
+        Ok(Mapping { maps: maps.collect::<Result<_, _>>()? })
     }
 
     /// Whether any map folds.
@@ -209,6 +254,39 @@ impl Mapping {
 }
 
 impl Map {
+    fn compile(settings: &MapSettings, table: &Table, cluster: bool, once: bool) -> Result<Map, MapError> {
+        let (commands, tombstone) = (&settings.commands, &settings.tombstone);
+        if commands.is_empty() && tombstone.is_empty() {
+            return Err(MapError::NoCommands);
+        }
+        let fold = settings.fold == Fold::Last;
+        let conditional = |c: &CommandSettings| matches!(c, CommandSettings::Full(f) if f.when.is_some());
+        if fold && commands.iter().chain(tombstone).any(conditional) {
+            return Err(MapError::FoldedCondition);
+        }
+        let compile = |list: &[CommandSettings], inside: bool| -> Result<Vec<Command>, MapError> {
+            let compiled = list.iter().map(|settings| {
+                let command = || settings.text().to_string();
+                match Command::compile(settings, table, cluster, once) {
+                    Ok(compiled) if compiled.looks_inside() && !inside => {
+                        Err(MapError::NothingInside { command: command() })
+                    }
+                    Ok(compiled) => Ok(compiled),
+                    Err(error) => Err(MapError::Command { command: command(), error }),
+                }
+            });
+            compiled.collect()
+        };
+        Ok(Map {
+            topics: settings.topic.list(),
+            when: settings.when.as_deref().map(Condition::compile).transpose()?,
+            format: settings.format,
+            commands: compile(commands, settings.format != Format::Raw)?,
+            tombstone: compile(tombstone, false)?,
+            fold,
+        })
+    }
+
     /// Whether it takes messages of this topic.
     pub fn takes(&self, topic: &str) -> bool {
         self.topics.is_empty() || self.topics.iter().any(|pattern| matches(pattern, topic))
@@ -220,7 +298,7 @@ impl Map {
     }
 
     /// Whether this message is meant.
-    pub fn wants(&self, message: &Message<'_>, document: &Document<'_>) -> Result<bool, String> {
+    pub fn wants(&self, message: &Message<'_>, document: &Document<'_>) -> Result<bool, Poison> {
         self.when.as_ref().map_or(Ok(true), |c| c.holds(message, document))
     }
 }
@@ -230,39 +308,31 @@ impl Command {
         self.when.is_some() || self.template.needs_document()
     }
 
-    fn compile(settings: &CommandSettings, table: &Table, cluster: bool, once: bool) -> Result<Command, String> {
-        let (text, ttl, when) = match settings {
-            CommandSettings::Plain(text) => (text, None, None),
-            CommandSettings::Full(full) => (&full.run, full.ttl.as_deref(), full.when.as_deref()),
+    fn compile(settings: &CommandSettings, table: &Table, cluster: bool, once: bool) -> Result<Command, CommandError> {
+        let (ttl, when) = match settings {
+            CommandSettings::Plain(_) => (None, None),
+            CommandSettings::Full(full) => (full.ttl.as_deref(), full.when.as_deref()),
         };
-        let bad = |why: String| format!("{text:?}: {why}");
-        let mut template = Template::parse(text).map_err(bad)?;
+        let mut template = Template::parse(settings.text())?;
         let constants: Vec<Option<&[u8]>> = template.constants().collect();
-        let name = constants[0].unwrap_or_default();
-        let number = table.look_up(name, constants.get(1).copied().flatten());
-        let shown = String::from_utf8_lossy(name).to_uppercase();
+        let first = constants[0].unwrap_or_default();
+        let number = table.look_up(first, constants.get(1).copied().flatten());
+        let name = String::from_utf8_lossy(first).to_uppercase();
         if number == UNKNOWN {
-            let near = table.near(&shown).map_or(String::new(), |n| format!("; did you mean {n}?"));
-            return Err(bad(format!("the server has no command {shown}{near}")));
+            let near = table.near(&name).map(str::to_string);
+            return Err(CommandError::Unknown { name, near });
         }
         let command = table.get(number);
-        let (fewest, open) = template.arguments();
-        if !(command.fits(fewest) || open && command.arity < 0) {
-            let n = command.arity.unsigned_abs();
-            let expected = if command.arity < 0 { format!("at least {n}") } else { n.to_string() };
-            return Err(bad(format!("{shown} takes {expected} words, itself among them; here are {fewest}")));
+        let (found, open) = template.arguments();
+        let words = command.arity.unsigned_abs();
+        if !command.fits(found) && command.arity >= 0 {
+            return Err(CommandError::Words { name, words, found });
         }
-        if command.special.is_some() || command.blocking {
-            return Err(bad(format!("{shown} changes or blocks the connection that all messages share")));
+        if !(command.fits(found) || open) {
+            return Err(CommandError::FewWords { name, least: words, found });
         }
-        if command.admin {
-            return Err(bad(format!("{shown} is for operators, not for messages")));
-        }
-        if command.spread != Spread::Any {
-            return Err(bad(format!("{shown} is about a whole server or deployment, not about a key")));
-        }
-        if once && command.noscript {
-            return Err(bad(format!("{shown} cannot be sent with exactly_once: servers refuse it inside scripts")));
+        if let Some(refused) = refused(command, &name, once) {
+            return Err(refused);
         }
         let numeric = |at: usize| {
             let text = constants.get(at).copied().flatten().and_then(|n| std::str::from_utf8(n).ok());
@@ -279,187 +349,59 @@ impl Command {
                     counted = Some(n);
                     Some(first)
                 }
-                None => return Err(bad(format!("the number of keys of {shown} stands in the mapping as a number"))),
+                None => return Err(CommandError::KeyCount(name)),
             },
             KeyAt::Behind { word, from } => {
                 (from..constants.len()).find(|&i| constants[i].is_some_and(|w| word.is(w))).map(|i| i + 1)
             }
         };
         if key.is_none() && command.key != KeyAt::Nowhere && !matches!(command.key, KeyAt::Counted { .. }) {
-            return Err(bad(format!("where is the key of {shown}?")));
+            return Err(CommandError::NoKey(name));
         }
-        if let Some(key) = key
-            && key >= constants.len()
-            && (open || constants.len() <= key)
-        {
-            return Err(bad(format!("the key of {shown} stands before what {{...}} brings")));
+        if key.is_some_and(|key| key >= constants.len()) {
+            return Err(CommandError::LateKey(name));
         }
         if cluster && key.is_none() && command.unsure() {
-            return Err(bad(format!("the server does not say where {shown} has its key, and a cluster needs to know")));
+            return Err(CommandError::UnknownKey(name));
         }
         if once && cluster && command.hides_keys() {
-            return Err(bad(format!(
-                "the server does not say where all keys of {shown} are, and exactly_once has to name them"
-            )));
+            return Err(CommandError::HiddenKeys(name));
         }
         if once && key.is_none() {
-            return Err(bad(format!("{shown} has no key, and exactly_once keeps its mark beside the key")));
+            return Err(CommandError::NoMark(name));
         }
         // Keys that are the same for all messages can be held against each other now.
         if cluster {
             let fixed: Vec<u16> =
                 keys.iter().filter_map(|&k| constants.get(k).copied().flatten()).map(slot_of).collect();
             if fixed.windows(2).any(|w| w[0] != w[1]) {
-                return Err(bad("its keys are in different slots; give them a common {{tag}}".into()));
+                return Err(CommandError::Slots);
             }
         }
         let ttl_ms = match ttl {
             None => None,
-            Some(_) if key.is_none() => return Err(bad(format!("ttl needs a key, and {shown} has none"))),
-            Some(text) => Some(parse_ttl(text).map_err(|e| bad(format!("ttl: {e}")))?.as_millis().to_string()),
+            Some(_) if key.is_none() => return Err(CommandError::TtlWithoutKey(name)),
+            Some(text) => Some(parse_ttl(text).map_err(CommandError::Ttl)?.as_millis().to_string()),
         };
-        let when = when.map(Condition::compile).transpose().map_err(bad)?;
+        let when = when.map(Condition::compile).transpose()?;
         template.key = key;
         Ok(Command { template, ttl_ms, when, known: command.clone(), counted })
     }
 }
 
-impl Condition {
-    fn compile(text: &str) -> Result<Condition, String> {
-        let compiled = ENVIRONMENT.compile_expression(String::leak(text.to_string())); // once a condition, for ever
-        let compiled = compiled.map_err(|e| format!("when = {text:?}: {}", e.detail().unwrap_or("no expression")))?;
-        let names = compiled.undeclared_variables(false).into_iter().filter(|n| n != ABOUT);
-        let names = names.map(|name| Ok((Path::parse(&name)?, name))).collect::<Result<Vec<_>, String>>()?;
-        Ok(Condition { text: text.into(), compiled, names, compares: text.contains(['<', '>']) })
+/// Why a command cannot stand in any mapping, whatever its arguments are.
+fn refused(command: &unslow_topology::commands::Command, name: &str, once: bool) -> Option<CommandError> {
+    let name = || name.to_string();
+    if command.special.is_some() || command.blocking {
+        return Some(CommandError::Connection(name()));
     }
-
-    /// Whether it is true for this message; an error of its own (`a / 'x'`) is the message's.
-    ///
-    /// A member that is missing is neither less nor more than anything. Jinja sorts it below everything, which makes
-    /// `age < 18` true without an age; so what holds that way has to hold as well with it above everything.
-    pub fn holds(&self, message: &Message<'_>, document: &Document<'_>) -> Result<bool, String> {
-        let held = self.eval(message, document, Missing::Below)?;
-        if !held || !self.compares {
-            return Ok(held);
-        }
-        // What cannot be evaluated so is no comparison: the first word counts.
-        Ok(self.eval(message, document, Missing::Above).unwrap_or(true))
+    if command.admin {
+        return Some(CommandError::Operators(name()));
     }
-
-    fn eval(&self, message: &Message<'_>, document: &Document<'_>, missing: Missing) -> Result<bool, String> {
-        // `x in user` would find every member in an object that has one for each name.
-        let inside = !self.text.contains(" in ");
-        let member = |(path, name): &(Path, String)| {
-            let value = document.find(path).map(|field| field.to_condition());
-            let value = match (missing, value) {
-                (Missing::Below, value) => value?,
-                (Missing::Above, Some(value)) if inside => above(value),
-                (Missing::Above, Some(value)) => value,
-                (Missing::Above, None) if ENVIRONMENT.globals().any(|(global, _)| global == name) => return None,
-                (Missing::Above, None) => Value::from_object(Above { null: false }),
-            };
-            Some((name.clone(), value))
-        };
-        let members = self.names.iter().filter_map(member);
-        let about = Value::from_object(About {
-            topic: message.topic.into(),
-            key: message.key.map(|k| String::from_utf8_lossy(k).into_owned()),
-        });
-        let context = members.chain([(ABOUT.to_string(), about)]).collect::<Value>();
-        let held = self.compiled.eval(context).map_err(|e| format!("when = {:?}: {e}", self.text))?;
-        Ok(held.is_true())
+    if command.spread != Spread::Any {
+        return Some(CommandError::Deployment(name()));
     }
-}
-
-/// The name of [`About`] in conditions.
-const ABOUT: &str = "_meta";
-
-static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
-    let mut environment = Environment::new();
-    environment.add_test("defined", is_there);
-    environment.add_test("undefined", is_missing);
-    environment.add_test("none", is_null);
-    environment.add_filter("default", or_default);
-    environment.add_filter("d", or_default);
-    environment
-});
-
-/// A member that is missing, or null inside an object, sorted above everything else; otherwise like what it is.
-#[derive(Debug)]
-struct Above {
-    null: bool,
-}
-
-impl Object for Above {
-    /// The last kind in minijinja's order of values.
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        false
-    }
-
-    fn render(self: &Arc<Self>, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        Ok(())
-    }
-}
-
-/// An object of a message; what is missing inside it is [`Above`].
-#[derive(Debug)]
-struct Members(Value);
-
-impl Object for Members {
-    fn get_value(self: &Arc<Self>, name: &Value) -> Option<Value> {
-        Some(above(self.0.get_item(name).unwrap_or(Value::UNDEFINED)))
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        self.0.try_iter().map_or(Enumerator::NonEnumerable, |names| Enumerator::Values(names.collect()))
-    }
-}
-
-fn above(value: Value) -> Value {
-    match value.kind() {
-        ValueKind::Undefined => Value::from_object(Above { null: false }),
-        ValueKind::None => Value::from_object(Above { null: true }),
-        ValueKind::Map => Value::from_object(Members(value)),
-        _ => value,
-    }
-}
-
-fn is_missing(value: &Value) -> bool {
-    value.is_undefined() || value.downcast_object_ref::<Above>().is_some_and(|above| !above.null)
-}
-
-fn is_null(value: &Value) -> bool {
-    value.is_none() || value.downcast_object_ref::<Above>().is_some_and(|above| above.null)
-}
-
-fn is_there(value: &Value) -> bool {
-    !is_missing(value)
-}
-
-fn or_default(state: &State<'_, '_>, value: &Value, other: Rest<Value>) -> Result<Value, minijinja::Error> {
-    let undefined = Value::UNDEFINED;
-    minijinja::filters::default(state, if is_missing(value) { &undefined } else { value }, other)
-}
-
-/// The message itself, in conditions.
-#[derive(Debug)]
-struct About {
-    topic: String,
-    key: Option<String>,
-}
-
-impl Object for About {
-    fn get_value(self: &Arc<Self>, name: &Value) -> Option<Value> {
-        match name.as_str()? {
-            "topic" => Some(self.topic.clone().into()),
-            "key" => self.key.clone().map(Value::from),
-            _ => None,
-        }
-    }
+    (once && command.noscript).then(|| CommandError::NoScript(name()))
 }
 
 /// `*` stands for any characters.
@@ -489,7 +431,6 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::record::Offset;
 
     /// Rows of COMMAND: name, arity, flags, first key, last key, step.
     pub(crate) fn table() -> Table {
@@ -516,68 +457,96 @@ pub(crate) mod tests {
     }
 
     /// The compiled `[[map]]`s of these settings.
-    pub(crate) fn mapping(toml: &str, cluster: bool, once: bool) -> Result<Mapping, String> {
+    pub(crate) fn mapping(toml: &str, cluster: bool, once: bool) -> Result<Mapping, MappingError> {
         Mapping::compile(&Config::parse(toml).expect("settings").map, &table(), cluster, once)
     }
 
-    fn message<'a>(topic: &'a str, key: Option<&'a [u8]>) -> Message<'a> {
-        Message { topic, partition: 0, offset: Offset(0, 1), time_ms: 0, key, value: None, headers: Vec::new() }
+    /// What is wrong with the first `[[map]]`.
+    fn refused(map: &str, cluster: bool, once: bool) -> Option<MapError> {
+        mapping(&format!("[[map]]\n{map}"), cluster, once).err().map(|error| {
+            assert!(error.to_string().starts_with("map 1: "), "{error}");
+            match error {
+                MappingError::Map { number: 1, error } => error,
+                error => panic!("{error:?}"),
+            }
+        })
+    }
+
+    /// What is wrong with one of its commands.
+    fn command_refused(commands: &str, cluster: bool, once: bool) -> Option<CommandError> {
+        refused(&format!("commands = [{commands}]"), cluster, once).map(|error| match error {
+            MapError::Command { error, .. } => error,
+            error => panic!("{error:?}"),
+        })
     }
 
     #[test]
     fn unusable_commands_are_refused_with_a_reason() {
-        for (commands, reason) in [
-            (r#""HSTE k f v""#, "no command HSTE; did you mean HSET?"),
-            (r#""GET""#, "GET takes 2 words"),
-            (r#""SET k""#, "SET takes at least 3 words, itself among them; here are 2"),
-            (r#""SUBSCRIBE c""#, "changes or blocks the connection"),
-            (r#""BLPOP k 0""#, "changes or blocks the connection"),
-            (r#""CONFIG SET a b""#, "CONFIG is for operators"),
-            (r#""DBSIZE""#, "DBSIZE is about a whole server"),
-            (r#""EVAL s {n} k""#, "the number of keys of EVAL"),
-            (r#""SET {fields...} x""#, "the key of SET stands before"),
-            (r#"{ run = "ECHO x", ttl = "1s" }"#, "ttl needs a key, and ECHO has none"),
-            (r#"{ run = "SET k v", ttl = "1y" }"#, "invalid duration"),
-            (r#"{ run = "SET k v", when = "a >" }"#, "when = \"a >\""),
+        use CommandError::*;
+        let (set, get) = (|| "SET".to_string(), || "GET".to_string());
+        let year = parse_ttl("1y").unwrap_err();
+        for (commands, error, words) in [
+            (
+                r#""HSTE k f v""#,
+                Unknown { name: "HSTE".into(), near: Some("HSET".into()) },
+                "no command HSTE; did you mean HSET?",
+            ),
+            (r#""GET""#, Words { name: get(), words: 2, found: 1 }, "GET takes 2 words, itself among them; here are 1"),
+            (r#""SET k""#, FewWords { name: set(), least: 3, found: 2 }, "SET takes at least 3 words, itself"),
+            (r#""SUBSCRIBE c""#, Connection("SUBSCRIBE".into()), "changes or blocks the connection"),
+            (r#""BLPOP k 0""#, Connection("BLPOP".into()), "changes or blocks the connection"),
+            (r#""CONFIG SET a b""#, Operators("CONFIG".into()), "CONFIG is for operators"),
+            (r#""DBSIZE""#, Deployment("DBSIZE".into()), "DBSIZE is about a whole server"),
+            (r#""EVAL s {n} k""#, KeyCount("EVAL".into()), "the number of keys of EVAL"),
+            (r#""SET {fields...} x""#, LateKey(set()), "the key of SET stands before what {...} brings"),
+            (r#"{ run = "ECHO x", ttl = "1s" }"#, TtlWithoutKey("ECHO".into()), "ttl needs a key, and ECHO has none"),
+            (r#"{ run = "SET k v", ttl = "1y" }"#, Ttl(year), "ttl: invalid duration"),
+            (r#""SET k {v""#, Template(TemplateError::Unclosed("{v".into())), "is not closed"),
         ] {
-            let why = mapping(&format!("[[map]]\ncommands = [{commands}]"), false, false).err().unwrap_or_default();
-            assert!(why.starts_with("map 1: ") && why.contains(reason), "{commands}: {why:?}");
+            let refused = command_refused(commands, false, false).unwrap_or_else(|| panic!("{commands} was taken"));
+            assert_eq!(refused, error, "{commands}");
+            assert!(refused.to_string().contains(words), "{commands}: {refused}");
         }
-        assert!(Mapping::compile(&[], &table(), false, false).is_err_and(|why| why.starts_with("no [[map]]")));
+        let condition = command_refused(r#"{ run = "SET k v", when = "a >" }"#, false, false);
+        assert!(matches!(condition, Some(Condition(ConditionError::Syntax { .. }))), "{condition:?}");
+        assert_eq!(Mapping::compile(&[], &table(), false, false).err(), Some(MappingError::NoMaps));
     }
 
     #[test]
     fn cluster_and_exactly_once_refuse_commands_they_cannot_keep_their_promise_for() {
+        use CommandError::*;
+        let script = || Some(NoScript("EVAL".into()));
+        let unmarked = || Some(NoMark("ECHO".into()));
         // The commands, and who refuses them: one server, a cluster, exactly_once, exactly_once in a cluster.
         for (commands, refused) in [
-            (r#""SET k v", "DEL a b""#, [false, false, false, false]),
-            (r#""EVAL s 2 a b""#, [false, true, true, true]),
-            (r#""EVAL s 2 {{t}}a {{t}}b""#, [false, false, true, true]),
-            (r#""ECHO x""#, [false, false, true, true]),
-            (r#""SORT k""#, [false, false, false, true]),
+            (r#""SET k v", "DEL a b""#, [None, None, None, None]),
+            (r#""EVAL s 2 a b""#, [None, Some(Slots), script(), script()]),
+            (r#""EVAL s 2 {{t}}a {{t}}b""#, [None, None, script(), script()]),
+            (r#""ECHO x""#, [None, None, unmarked(), unmarked()]),
+            (r#""SORT k""#, [None, None, None, Some(HiddenKeys("SORT".into()))]),
         ] {
-            let toml = format!("[[map]]\ncommands = [{commands}]");
-            let why = [(false, false), (true, false), (false, true), (true, true)]
-                .map(|(cluster, once)| mapping(&toml, cluster, once).err());
-            assert_eq!(why.clone().map(|w| w.is_some()), refused, "{commands}: {why:?}");
+            let found = [(false, false), (true, false), (false, true), (true, true)]
+                .map(|(cluster, once)| command_refused(commands, cluster, once));
+            assert_eq!(found, refused, "{commands}");
         }
+        assert!(Slots.to_string().ends_with("give them a common {{tag}}"), "as it is written in a template");
     }
 
     #[test]
     fn placeholders_are_refused_where_messages_have_no_members() {
-        for (map, refused) in [
-            ("commands = [\"SET {id} 1\"]", false),
-            ("format = \"raw\"\ncommands = [\"SET {id} 1\"]", true),
-            ("format = \"raw\"\ncommands = [\"SET {$key} {$value}\"]", false),
-            ("commands = [\"SET k {id}\"]\ntombstone = [\"DEL {$key}\"]", false),
-            ("commands = [\"SET k {id}\"]\ntombstone = [\"DEL {id}\"]", true),
-            ("tombstone = [\"DEL {$key}\"]", false),
-            ("when = \"a\"", true),
-            ("fold = \"last\"\nwhen = \"a\"\ncommands = [\"SET {id} 1\"]", false),
-            ("fold = \"last\"\ncommands = [{ run = \"SET {id} 1\", when = \"a\" }]", true),
+        let nothing_inside = |command: &str| Some(MapError::NothingInside { command: command.into() });
+        for (map, error) in [
+            ("commands = [\"SET {id} 1\"]", None),
+            ("format = \"raw\"\ncommands = [\"SET {id} 1\"]", nothing_inside("SET {id} 1")),
+            ("format = \"raw\"\ncommands = [\"SET {$key} {$value}\"]", None),
+            ("commands = [\"SET k {id}\"]\ntombstone = [\"DEL {$key}\"]", None),
+            ("commands = [\"SET k {id}\"]\ntombstone = [\"DEL {id}\"]", nothing_inside("DEL {id}")),
+            ("tombstone = [\"DEL {$key}\"]", None),
+            ("when = \"a\"", Some(MapError::NoCommands)),
+            ("fold = \"last\"\nwhen = \"a\"\ncommands = [\"SET {id} 1\"]", None),
+            ("fold = \"last\"\ncommands = [{ run = \"SET {id} 1\", when = \"a\" }]", Some(MapError::FoldedCondition)),
         ] {
-            let why = mapping(&format!("[[map]]\n{map}"), false, false).err();
-            assert_eq!(why.is_some(), refused, "{map}: {why:?}");
+            assert_eq!(refused(map, false, false), error, "{map}");
         }
     }
 
@@ -616,52 +585,5 @@ pub(crate) mod tests {
         for text in ["", "s", "0s", "900us", "-1s", "99999999999999d", "18446744073709551616ms"] {
             assert!(parse_ttl(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn conditions_see_members_topic_and_key() {
-        let document =
-            Document::open(br#"{"age": 18, "user": {"name": "ann", "end": null}, "gone": null}"#, Format::Json)
-                .unwrap();
-        let message = message("people", Some(b"k1"));
-        for (text, holds) in [
-            ("age > 17", true),
-            ("age > 18", false),
-            ("user.name == 'ann'", true),
-            ("missing", false),
-            ("gone is defined", false),
-            ("_meta.topic == 'people' and _meta.key == 'k1'", true),
-        ] {
-            assert_eq!(Condition::compile(text).unwrap().holds(&message, &document), Ok(holds), "{text}");
-        }
-        // What is missing or null is neither less nor more than anything.
-        for (text, holds) in [
-            ("years < 18", false),
-            ("years > 18", false),
-            ("years <= 18", false),
-            ("18 >= years", false),
-            ("gone < 18", false),
-            ("user.years < 18", false),
-            ("user.end < 18", false),
-            ("user.end is none and age < 19", true),
-            ("user.end is defined and age < 19", true),
-            ("user.name < 'b'", true),
-            ("not (years < 18)", false),
-            ("years < 18 or age == 18", true),
-            ("age < 19 and years is not defined", true),
-            ("age < 19 and years is undefined", true),
-            ("age < 19 and not years", true),
-            ("age < 19 and years != 3", true),
-            ("age < 19 and years == 3", false),
-            ("years is defined and years < 18", false),
-            ("years is not defined or years < 18", true),
-            ("years|default(17) < 18", true),
-            ("age < 19 and 'x' not in tags", true),
-            ("age < 19 and 'x' not in user", true),
-            ("age < 19 and 'name' in user", true),
-        ] {
-            assert_eq!(Condition::compile(text).unwrap().holds(&message, &document), Ok(holds), "{text}");
-        }
-        assert!(Condition::compile("age / 'x'").unwrap().holds(&message, &document).is_err());
     }
 }

@@ -9,6 +9,7 @@ use unslow_reactor::Waker;
 use unslow_topology::{Health, SLOTS, Topology};
 use unslow_watch::{News, peer_of, tls_of};
 
+use crate::error::Error;
 use crate::writer::{NOBODY, Order, Route, RouteNode, WriterShared};
 
 /// How the threads of a sink know of its end.
@@ -24,13 +25,10 @@ pub struct Stop {
     unwatched: AtomicBool,
 }
 
-/// What the operator and the service manager hear of that.
-const UNWATCHED: &str = "the watcher of the deployment ended by itself, a defect of unslow";
-
 impl Stop {
     /// Whether it was asked for a reason that is an error.
-    pub fn why(&self) -> Result<(), String> {
-        if self.unwatched.load(Ordering::Acquire) { Err(UNWATCHED.into()) } else { Ok(()) }
+    pub fn why(&self) -> Result<(), Error> {
+        if self.unwatched.load(Ordering::Acquire) { Err(Error::Unwatched) } else { Ok(()) }
     }
 }
 
@@ -63,7 +61,7 @@ impl Routes {
         if self.stop.over.load(Ordering::Acquire) {
             return;
         }
-        (self.note)(&format!("{UNWATCHED}; finishing batches in flight"));
+        (self.note)(&format!("{}; finishing batches in flight", Error::Unwatched));
         self.stop.unwatched.store(true, Ordering::Release);
         self.stop.asked.store(true, Ordering::Release);
     }
@@ -135,7 +133,8 @@ mod tests {
             let (send, news) = channel();
             drop::<Sender<News>>(send); // as the watcher's thread does at its end
             routes.follow(news);
-            assert_eq!((stop.asked.load(Ordering::Acquire), stop.why().is_err()), (!over, !over));
+            let unwatched = matches!(stop.why(), Err(Error::Unwatched));
+            assert_eq!((stop.asked.load(Ordering::Acquire), unwatched), (!over, !over));
             assert_eq!(notes.lock().unwrap().len(), usize::from(!over));
         }
     }

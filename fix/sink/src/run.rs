@@ -1,7 +1,6 @@
 //! Starting and ending: the source's thread, the writer's thread, the watcher, and what a batch may hold.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
@@ -17,9 +16,10 @@ use unslow_topology::commands::Table;
 use unslow_topology::{DeploymentKind, Topology};
 use unslow_watch::{Settings, Watch};
 
-use crate::config::Config;
-use crate::dead::DeadLetters;
+use crate::config::{Config, ConfigError};
+use crate::dead::{DeadLetterError, DeadLetters};
 use crate::encode::{Became, Encoder, GUARD};
+use crate::error::Error;
 use crate::ledger::Ledger;
 use crate::mapping::Mapping;
 use crate::record::Batch;
@@ -27,22 +27,10 @@ use crate::routes::{Router, Routes, Stop};
 use crate::source::kafka::{Kafka, Producer};
 use crate::source::lines::Lines;
 use crate::source::stream::{Stream, StreamSettings};
-use crate::source::{KafkaSettings, Limit, Read, Source};
+use crate::source::{KafkaSettings, Limit, Read, Source, SourceError};
 use crate::stats::{Snapshot, Stats};
 use crate::trouble::{Trouble, Voice, classify};
-use crate::writer::{Order, Writer, WriterSettings, WriterShared};
-
-/// Why a sink does not start, or has ended, as a sentence.
-#[derive(Debug)]
-pub struct Error(String);
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Error {}
+use crate::writer::{Order, WriteError, Writer, WriterSettings, WriterShared};
 
 /// What a sink is started with.
 pub struct Start {
@@ -62,7 +50,7 @@ pub struct Start {
 pub struct Sink {
     shared: Arc<WriterShared>,
     stop: Arc<Stop>,
-    pump: Option<JoinHandle<Result<(), String>>>,
+    pump: Option<JoinHandle<Result<(), Error>>>,
     writer: Option<JoinHandle<()>>,
     _watch: Arc<Watch>,
     _status: Option<Serving>,
@@ -102,15 +90,14 @@ impl Sink {
     /// Looks at the deployment and the source, checks the mapping, and begins.
     pub fn start(start: Start) -> Result<Sink, Error> {
         let Start { config, target, stream, options, note } = start;
-        config.check().map_err(Error)?;
+        config.check()?;
         let (send, news) = channel();
         let watch = Watch::start(Settings::new(target.clone(), options.clone()), move |n| {
             let _ = send.send(n); // nobody listens only while it ends
-        })
-        .map_err(|e| Error(e.to_string()))?;
+        })?;
         let watch = Arc::new(watch);
         let topology = watch.topology();
-        let tls = if target.tls { Some(options.tls.client_config().map_err(|e| Error(e.to_string()))?) } else { None };
+        let tls = if target.tls { Some(options.tls.client_config()?) } else { None };
         let router = Router { target: target.clone(), tls, server_name: options.tls.server_name.clone() };
         let encoder = encoder(&config, &target, &options, &topology)?;
         if encoder.asks_exists() {
@@ -128,9 +115,10 @@ impl Sink {
             "" => DeadLetters::Refuse,
             other => match other.strip_prefix("topic:") {
                 Some(topic) => {
-                    DeadLetters::Topic(Box::new(Producer::open(&kafka(&config, headers)?, topic).map_err(Error)?))
+                    let producer = Producer::open(&kafka(&config, headers)?, topic);
+                    DeadLetters::Topic(Box::new(producer.map_err(DeadLetterError::from)?))
                 }
-                None => DeadLetters::file(Path::new(other)).map_err(Error)?,
+                None => DeadLetters::file(Path::new(other))?,
             },
         };
         let ledger = Arc::new(Mutex::new(Ledger::new(hear, dead, shared.clone(), note.clone())));
@@ -153,23 +141,23 @@ impl Sink {
                 reactor.run(&mut writer)
             });
             if let Err(e) = ran {
-                theirs.fatal.lock().expect("no thread panicked").get_or_insert(format!("the writer's event loop: {e}"));
+                theirs.fatal.lock().expect("no thread panicked").get_or_insert(WriteError::EventLoop(e));
             }
         });
-        let writer = writer.map_err(|e| Error(format!("the writer's thread: {e}")))?;
-        let waker: Waker = waker.recv().map_err(|_| Error("the writer has no event loop".into()))?;
+        let writer = writer.map_err(Error::Thread)?;
+        let waker: Waker = waker.recv().map_err(|_| Error::NoEventLoop)?;
         let status = match config.metrics.as_str() {
             "" => None,
             address => {
                 let seen = Arc::new(Seen { shared: shared.clone(), stop: stop.clone() });
                 let serving = unslow_status::serve(address, false, seen);
-                Some(serving.map_err(|e| Error(format!("metrics at {address}: {e}")))?)
+                Some(serving.map_err(|cause| Error::Metrics { address: address.to_string(), cause })?)
             }
         };
         let metrics = status.as_ref().and_then(|s| s.address);
         let routes = Routes { shared: shared.clone(), waker: waker.clone(), stop: stop.clone(), note, router };
         let thread = std::thread::Builder::new().name("sink-routes".into());
-        drop(thread.spawn(move || routes.follow(news)).map_err(|e| Error(format!("a thread: {e}")))?);
+        drop(thread.spawn(move || routes.follow(news)).map_err(Error::Thread)?);
         let pump = Pump {
             limit: Limiter::new(&config),
             config,
@@ -180,7 +168,7 @@ impl Sink {
             stop: stop.clone(),
         };
         let pump = std::thread::Builder::new().name("sink-source".into()).spawn(move || pump.run());
-        let pump = Some(pump.map_err(|e| Error(format!("the source's thread: {e}")))?);
+        let pump = Some(pump.map_err(Error::Thread)?);
         Ok(Sink { shared, stop, pump, writer: Some(writer), _watch: watch, _status: status, waker, metrics })
     }
 
@@ -201,13 +189,10 @@ impl Sink {
 
     /// Waits for the end. Fails when it ended by itself before the source did.
     pub fn join(mut self) -> Result<Snapshot, Error> {
-        let ended = self
-            .pump
-            .take()
-            .map_or(Ok(()), |pump| pump.join().unwrap_or_else(|_| Err("the source's thread broke".into())));
+        let ended = self.pump.take().map_or(Ok(()), |pump| pump.join().unwrap_or(Err(Error::NoReader)));
         self.end();
         let snapshot = self.snapshot();
-        ended.map(|()| snapshot).map_err(Error)
+        ended.map(|()| snapshot)
     }
 
     fn end(&mut self) {
@@ -239,7 +224,7 @@ impl WriterShared {
 /// Compiles the mapping against what a master says of its commands.
 fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topology) -> Result<Encoder, Error> {
     let cluster = topology.kind == DeploymentKind::Cluster;
-    let mut last = "no master answers".to_string();
+    let mut last = Error::NoMaster;
     for node in topology.masters() {
         let Some(own) = address_target(target, &node.address) else { continue };
         let own = if node.address.starts_with("unix:") { target.clone() } else { own };
@@ -261,19 +246,19 @@ fn encoder(config: &Config, target: &Target, options: &Options, topology: &Topol
         });
         match asked {
             Ok((table, sha)) => {
-                let table = Table::parse(&table, &[])
-                    .ok_or_else(|| Error(format!("{}: no answer of COMMAND; is that a Redis?", node.address)))?;
-                let mapping = Mapping::compile(&config.map, &table, cluster, config.exactly_once).map_err(Error)?;
+                let table =
+                    Table::parse(&table, &[]).ok_or_else(|| Error::NoCommands { address: node.address.clone() })?;
+                let mapping = Mapping::compile(&config.map, &table, cluster, config.exactly_once)?;
                 let guard = match (config.exactly_once, sha) {
                     (true, Some(sha)) => Some((sha, marks.as_str())),
                     _ => None,
                 };
                 return Ok(Encoder::new(mapping, cluster, guard));
             }
-            Err(e) => last = e.to_string(),
+            Err(e) => last = Error::Server(e),
         }
     }
-    Err(Error(last))
+    Err(last)
 }
 
 /// Fails if the user may not run EXISTS: every redirect of a script, a function or a module would set a message aside.
@@ -284,28 +269,29 @@ fn may_ask_exists(target: &Target, options: &Options, topology: &Topology) -> Re
         // A master that is down now is asked by its first message.
         let Ok(mut connection) = Connection::open(&own, options) else { continue };
         if let Err(e) = connection.call(&["EXISTS", "-"])
-            && let Some(why) = exists_denied(&e.message, target.user.as_deref())
+            && e.code() == Some("NOPERM")
         {
-            return Err(Error(format!("{}: {why}", node.address)));
+            let reply = e.message.strip_prefix("EXISTS: ").unwrap_or(&e.message);
+            exists_denied(&node.address, reply, target.user.as_deref())?;
         }
     }
     Ok(())
 }
 
-/// What to do about the error of an EXISTS, if the command itself is denied. That our key is denied is no fault.
-fn exists_denied(error: &str, user: Option<&str>) -> Option<String> {
-    let text = &error[error.find("NOPERM")?..];
-    let user = user.unwrap_or("default");
-    matches!(classify(text, Voice::Server), Trouble::Fatal(_)).then(|| {
-        format!(
-            "the mapping runs scripts, functions or module commands, and EXISTS, which confirms their redirects, is denied ({text}); grant it: ACL SETUSER {user} +exists"
-        )
-    })
+/// Judges a NOPERM that answers an EXISTS: fails if the command itself is denied. That our key is denied is no fault.
+fn exists_denied(address: &str, reply: &str, user: Option<&str>) -> Result<(), Error> {
+    match classify(reply, Voice::Server) {
+        Trouble::Fatal(reply) => {
+            let (address, user) = (address.to_string(), user.unwrap_or("default").to_string());
+            Err(Error::ExistsDenied { address, reply, user })
+        }
+        _ => Ok(()),
+    }
 }
 
-fn kafka(config: &Config, headers: bool) -> Result<KafkaSettings, Error> {
+fn kafka(config: &Config, headers: bool) -> Result<KafkaSettings, ConfigError> {
     let Some(brokers) = config.from.strip_prefix("kafka://") else {
-        return Err(Error("dead letters can go to a topic only when messages come from Kafka".into()));
+        return Err(ConfigError::LetterTopic);
     };
     Ok(KafkaSettings {
         brokers: brokers.trim_end_matches('/').to_string(),
@@ -329,11 +315,11 @@ fn open_source(
 ) -> Result<Box<dyn Source>, Error> {
     if config.from.starts_with("kafka://") {
         let source = Kafka::open(&kafka(config, headers)?, ledger.clone(), shared.clone(), note.clone());
-        return Ok(Box::new(source.map_err(Error)?));
+        return Ok(Box::new(source.map_err(SourceError::from)?));
     }
     if let Some(target) = stream {
         if config.stream.is_empty() {
-            return Err(Error("which stream? --stream KEY".into()));
+            return Err(ConfigError::NoStream.into());
         }
         let settings = StreamSettings {
             target,
@@ -343,10 +329,10 @@ fn open_source(
             consumer: config.consumer.clone(),
             until_end: config.until_end,
         };
-        return Ok(Box::new(Stream::open(settings, note.clone()).map_err(Error)?));
+        return Ok(Box::new(Stream::open(settings, note.clone())?));
     }
     let checkpoint = (!config.checkpoint.is_empty()).then(|| Path::new(&config.checkpoint));
-    Ok(Box::new(Lines::open(&config.from, config.envelope, checkpoint, note.clone()).map_err(Error)?))
+    Ok(Box::new(Lines::open(&config.from, config.envelope, checkpoint, note.clone())?))
 }
 
 /// How many messages the next batch may hold: fewer while batches take longer than they may, more while they are full.
@@ -389,17 +375,19 @@ struct Pump {
 }
 
 impl Pump {
-    fn run(mut self) -> Result<(), String> {
+    fn run(mut self) -> Result<(), Error> {
         let ran = self.read_all();
         // Also after a failure: what is done is done.
         let closed = self.source.close();
         self.shared.order(Order::Abort, &self.waker);
-        let fatal = self.shared.fatal.lock().expect("no thread panicked").clone();
-        ran.map_err(|e| fatal.unwrap_or(e)).and(closed)
+        // Its reason comes first: without the writer the source only knows that it is gone.
+        let fatal = self.shared.fatal.lock().expect("no thread panicked").take();
+        ran.map_err(|e| fatal.map_or(e, Error::Write))?;
+        Ok(closed?)
     }
 
     /// Hears the writer, and gives back what is done.
-    fn settle(&mut self, patience: Duration) -> Result<(), String> {
+    fn settle(&mut self, patience: Duration) -> Result<(), Error> {
         let mut ledger = self.ledger.lock().expect("no thread panicked");
         let listened = ledger.listen(patience);
         let commits = ledger.take_commits();
@@ -411,12 +399,12 @@ impl Pump {
         self.source.commit(commits)?;
         listened?;
         if gone {
-            return Err("the writer has ended".into());
+            return Err(Error::NoWriter);
         }
         Ok(())
     }
 
-    fn read_all(&mut self) -> Result<(), String> {
+    fn read_all(&mut self) -> Result<(), Error> {
         let mut number = 0;
         let mut shut_since: Option<Instant> = None;
         let linger = Duration::from_millis(self.config.linger_ms);
@@ -464,7 +452,7 @@ impl Pump {
     }
 
     /// Waits for what is under way; at the end of a source as long as it takes.
-    fn drain(&mut self, patience: Option<Duration>) -> Result<(), String> {
+    fn drain(&mut self, patience: Option<Duration>) -> Result<(), Error> {
         let begun = Instant::now();
         let mut deadline = patience.map(|p| begun + p);
         while self.ledger.lock().expect("no thread panicked").in_flight() > 0 {
@@ -476,10 +464,8 @@ impl Pump {
                 deadline = Some(Instant::now() + Duration::from_millis(self.config.drain_ms));
             }
             if deadline.is_some_and(|d| d <= Instant::now()) {
-                let left = self.ledger.lock().expect("no thread panicked").in_flight();
-                return Err(format!(
-                    "{left} batches were not acknowledged in time; they are not committed and come again"
-                ));
+                let batches = self.ledger.lock().expect("no thread panicked").in_flight();
+                return Err(Error::Undrained { batches });
             }
         }
         Ok(())
@@ -490,16 +476,15 @@ impl Pump {
 /// says whether to go on. Returns how many messages there were and how many cannot be written.
 pub fn dry_run(start: Start, messages: usize, mut print: impl FnMut(&str) -> bool) -> Result<(usize, usize), Error> {
     let Start { config, target, stream, options, note } = start;
-    config.check().map_err(Error)?;
+    config.check()?;
     if config.from.starts_with("kafka://") || stream.is_some() {
-        return Err(Error("--dry-run reads files and standard input: reading a group would take its messages".into()));
+        return Err(Error::DryRun);
     }
-    let watch =
-        Watch::start(Settings::new(target.clone(), options.clone()), |_| {}).map_err(|e| Error(e.to_string()))?;
+    let watch = Watch::start(Settings::new(target.clone(), options.clone()), |_| {})?;
     // The commands themselves, whatever stands around them on the wire.
     let mut encoder = encoder(&Config { exactly_once: false, ..config.clone() }, &target, &options, &watch.topology())?;
     drop(watch);
-    let mut source = Lines::open(&config.from, config.envelope, None, note).map_err(Error)?;
+    let mut source = Lines::open(&config.from, config.envelope, None, note)?;
     let (mut seen, mut bad) = (0, 0);
     while seen < messages {
         let mut batch = Batch::default();
@@ -509,7 +494,7 @@ pub fn dry_run(start: Start, messages: usize, mut print: impl FnMut(&str) -> boo
             patience: Duration::from_millis(100),
             linger: Duration::from_millis(config.linger_ms),
         };
-        let read = source.read(&mut batch, limit).map_err(Error)?;
+        let read = source.read(&mut batch, limit)?;
         let mut encoded = encoder.begin(&batch);
         for number in 0..batch.records.len() as u32 {
             seen += 1;
@@ -553,17 +538,16 @@ mod tests {
 
     #[test]
     fn only_a_denied_command_and_not_a_denied_key_is_asked_to_be_granted() {
-        for (error, denied) in [
-            ("EXISTS: NOPERM User w has no permissions to run the 'exists' command", true),
-            ("EXISTS: NOPERM this user has no permissions to run the 'exists' command or its subcommand", true),
-            ("EXISTS: NOPERM No permissions to access a key", false),
-            ("EXISTS: NOPERM this user has no permissions to access one of the keys used as arguments", false),
-            ("EXISTS: MOVED 1 127.0.0.1:1", false),
-            ("EXISTS: LOADING Redis is loading the dataset in memory", false),
+        for (words, denied) in [
+            ("NOPERM User w has no permissions to run the 'exists' command", true),
+            ("NOPERM this user has no permissions to run the 'exists' command or its subcommand", true),
+            ("NOPERM No permissions to access a key", false),
+            ("NOPERM this user has no permissions to access one of the keys used as arguments", false),
         ] {
-            let why = exists_denied(error, Some("w"));
-            assert_eq!(why.is_some(), denied, "{error}");
-            assert!(why.is_none_or(|why| why.ends_with("ACL SETUSER w +exists")), "{error}");
+            let why = exists_denied("h:1", words, Some("w")).err();
+            let kind = matches!(&why, Some(Error::ExistsDenied { reply, user, .. }) if reply == words && user == "w");
+            assert_eq!((kind, why.is_some()), (denied, denied), "{why:?}");
+            assert!(why.is_none_or(|why| why.to_string().ends_with("ACL SETUSER w +exists")), "{words}");
         }
     }
 

@@ -14,11 +14,53 @@
 
 use unslow_resp::{split_words, write_header};
 
-use crate::document::{Document, Path};
+use crate::document::{Document, NoMember, Path};
+use crate::poison::{Poison, TooLong};
 use crate::record::Message;
 
 /// The servers' own limit for one argument (`proto-max-bulk-len`).
 pub const ARGUMENT_BYTES_MAX: usize = 512 << 20;
+
+/// Why a template cannot be compiled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// A quote is not closed, or something follows it at once.
+    #[error("{0}")]
+    Words(String),
+    /// There are no words.
+    #[error("the command is empty")]
+    Empty,
+    /// The first word is filled in from the message.
+    #[error("a command's name stands in the mapping itself, not in the message")]
+    Name,
+    /// A `}` by itself, in this word.
+    #[error("a }} without its {{ in {0:?}")]
+    Unopened(String),
+    /// A `{` without its `}`, in this word.
+    #[error("a {{ is not closed in {0:?}")]
+    Unclosed(String),
+    /// What stands in braces is not UTF-8.
+    #[error("a placeholder is no text")]
+    Placeholder,
+    /// `...` as a part of a word.
+    #[error("{{{0}}} stands alone: it becomes several arguments")]
+    NotAlone(String),
+    /// Something other than `!names` follows `...`.
+    #[error("{{{0}}}: behind ... may stand ! and the names to leave out")]
+    Except(String),
+    /// Not the path of a member.
+    #[error(transparent)]
+    Member(#[from] NoMember),
+    /// `{$NAME}` with a name that is not known.
+    #[error(
+        "no {{${0}}}; there are {{$key}}, {{$value}}, {{$topic}}, {{$partition}}, {{$offset}}, {{$time_ms}} and \
+         {{$header.NAME}}"
+    )]
+    Meta(String),
+    /// A word that no server takes.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+}
 
 /// A compiled command.
 #[derive(Clone, Debug)]
@@ -28,7 +70,6 @@ pub struct Template {
     pub key: Option<usize>,
     /// Arguments beside those that `...` brings.
     fixed: usize,
-    text: String,
 }
 
 #[derive(Clone, Debug)]
@@ -70,19 +111,19 @@ pub struct Scratch {
 }
 
 impl Template {
-    /// Compiles `text`. The error says what is wrong with it.
-    pub fn parse(text: &str) -> Result<Template, String> {
+    /// Compiles `text`.
+    pub fn parse(text: &str) -> Result<Template, TemplateError> {
         let mut words = Vec::new();
-        for word in split_words(text)? {
+        for word in split_words(text).map_err(|e| TemplateError::Words(e.to_string()))? {
             words.push(parse_word(&word)?);
         }
         match words.first() {
-            None => return Err("the command is empty".into()),
+            None => return Err(TemplateError::Empty),
             Some(Word::Constant { .. }) => {}
-            Some(_) => return Err("a command's name stands in the mapping itself, not in the message".into()),
+            Some(_) => return Err(TemplateError::Name),
         }
         let fixed = words.iter().filter(|w| !matches!(w, Word::Members { .. })).count();
-        Ok(Template { words, key: None, fixed, text: text.to_string() })
+        Ok(Template { words, key: None, fixed })
     }
 
     /// The words as far as they are the same for every message; what is not is empty. `None` behind the first `...`.
@@ -98,11 +139,6 @@ impl Template {
         let open = self.words.len() > self.fixed;
         // An expansion that brings nothing is refused when it happens.
         (self.fixed + usize::from(open), open)
-    }
-
-    /// As it was written.
-    pub fn text(&self) -> &str {
-        &self.text
     }
 
     /// Whether it looks into the message, beyond its key and its bytes.
@@ -122,15 +158,15 @@ impl Template {
         })
     }
 
-    /// Appends the command. Returns where in `out` its key stands, if it has one. On an error, which is a sentence about
-    /// the message, `out` may have a part of the command.
+    /// Appends the command. Returns where in `out` its key stands, if it has one. On an error `out` may have a part of
+    /// the command.
     pub fn render(
         &self,
         out: &mut Vec<u8>,
         message: &Message<'_>,
         document: &Document<'_>,
         scratch: &mut Scratch,
-    ) -> Result<Option<(usize, usize)>, String> {
+    ) -> Result<Option<(usize, usize)>, Poison> {
         let mut count = self.fixed;
         if count < self.words.len() {
             for word in &self.words {
@@ -146,8 +182,8 @@ impl Template {
                 })?;
                 if brought == 0 {
                     return Err(match path {
-                        Some(path) => format!("{path} has no members to write"),
-                        None => "the message has no members to write".into(),
+                        Some(path) => Poison::Empty { path: path.to_string() },
+                        None => Poison::NoMembers,
                     });
                 }
                 count += brought;
@@ -180,13 +216,14 @@ impl Template {
                         bulk(out, name.as_bytes())?;
                     }
                     match field.plain() {
-                        Some(plain) => bulk(out, plain),
+                        Some(plain) => bulk(out, plain)?,
                         None => {
                             scratch.word.clear();
                             field.write(&mut scratch.word)?;
-                            bulk(out, &scratch.word)
+                            bulk(out, &scratch.word)?;
                         }
                     }
+                    Ok(())
                 })?,
             }
             if self.key == Some(i) {
@@ -199,9 +236,9 @@ impl Template {
     }
 }
 
-fn bulk(out: &mut Vec<u8>, text: &[u8]) -> Result<(), String> {
+fn bulk(out: &mut Vec<u8>, text: &[u8]) -> Result<(), TooLong> {
     if text.len() > ARGUMENT_BYTES_MAX {
-        return Err(format!("an argument of {} bytes; servers take 512 MB", text.len()));
+        return Err(TooLong(text.len()));
     }
     write_header(out, b'$', text.len());
     out.extend_from_slice(text);
@@ -210,24 +247,24 @@ fn bulk(out: &mut Vec<u8>, text: &[u8]) -> Result<(), String> {
 }
 
 impl Piece {
-    fn render(&self, out: &mut Vec<u8>, message: &Message<'_>, document: &Document<'_>) -> Result<(), String> {
+    fn render(&self, out: &mut Vec<u8>, message: &Message<'_>, document: &Document<'_>) -> Result<(), Poison> {
         match self {
             Piece::Text(text) => out.extend_from_slice(text),
             Piece::Member { path, or } => match (document.find(path), or) {
                 (Some(field), _) => field.write(out)?,
                 (None, Some(or)) => out.extend_from_slice(or),
-                (None, None) => return Err(format!("there is no {path} in it, or it is null")),
+                (None, None) => return Err(Poison::Missing { path: path.to_string() }),
             },
             Piece::Meta(meta) => match meta {
-                Meta::Key => out.extend_from_slice(message.key.ok_or("the message has no key")?),
-                Meta::Value => out.extend_from_slice(message.value.ok_or("the message has no value")?),
+                Meta::Key => out.extend_from_slice(message.key.ok_or(Poison::NoKey)?),
+                Meta::Value => out.extend_from_slice(message.value.ok_or(Poison::NoValue)?),
                 Meta::Topic => out.extend_from_slice(message.topic.as_bytes()),
                 Meta::Partition => out.extend_from_slice(message.partition.to_string().as_bytes()),
                 Meta::Offset => out.extend_from_slice(message.offset.to_string().as_bytes()),
                 Meta::TimeMs => out.extend_from_slice(message.time_ms.to_string().as_bytes()),
                 Meta::Header(name) => {
                     let header = message.headers.iter().rev().find(|(n, _)| n == name);
-                    out.extend_from_slice(header.ok_or_else(|| format!("the message has no header {name:?}"))?.1);
+                    out.extend_from_slice(header.ok_or_else(|| Poison::NoHeader(name.clone()))?.1);
                 }
             },
         }
@@ -235,7 +272,8 @@ impl Piece {
     }
 }
 
-fn parse_word(word: &[u8]) -> Result<Word, String> {
+fn parse_word(word: &[u8]) -> Result<Word, TemplateError> {
+    let shown = || String::from_utf8_lossy(word).into_owned();
     let mut pieces = Vec::new();
     let mut text = Vec::new();
     let mut rest = word;
@@ -245,15 +283,15 @@ fn parse_word(word: &[u8]) -> Result<Word, String> {
                 text.push(byte);
                 rest = &after[1..];
             }
-            b'}' => return Err(format!("a }} without its {{ in {:?}", String::from_utf8_lossy(word))),
+            b'}' => return Err(TemplateError::Unopened(shown())),
             b'{' => {
                 let end = after.iter().position(|b| *b == b'}');
-                let end = end.ok_or_else(|| format!("a {{ is not closed in {:?}", String::from_utf8_lossy(word)))?;
-                let inside = std::str::from_utf8(&after[..end]).map_err(|_| "a placeholder is no text".to_string())?;
+                let end = end.ok_or_else(|| TemplateError::Unclosed(shown()))?;
+                let inside = std::str::from_utf8(&after[..end]).map_err(|_| TemplateError::Placeholder)?;
                 rest = &after[end + 1..];
                 if let Some((path, except)) = inside.split_once("...") {
                     if !pieces.is_empty() || !text.is_empty() || !rest.is_empty() {
-                        return Err(format!("{{{inside}}} stands alone: it becomes several arguments"));
+                        return Err(TemplateError::NotAlone(inside.to_string()));
                     }
                     let path = match path {
                         "fields" => None,
@@ -262,7 +300,7 @@ fn parse_word(word: &[u8]) -> Result<Word, String> {
                     let except = match except.strip_prefix('!') {
                         Some(names) => names.split(',').map(str::to_string).collect(),
                         None if except.is_empty() => Vec::new(),
-                        None => return Err(format!("{{{inside}}}: behind ... may stand ! and the names to leave out")),
+                        None => return Err(TemplateError::Except(inside.to_string())),
                     };
                     return Ok(Word::Members { path, except });
                 }
@@ -294,7 +332,7 @@ fn parse_word(word: &[u8]) -> Result<Word, String> {
     Ok(Word::Pieces(pieces))
 }
 
-fn parse_meta(name: &str) -> Result<Meta, String> {
+fn parse_meta(name: &str) -> Result<Meta, TemplateError> {
     Ok(match name {
         "key" => Meta::Key,
         "value" => Meta::Value,
@@ -304,17 +342,15 @@ fn parse_meta(name: &str) -> Result<Meta, String> {
         "time_ms" => Meta::TimeMs,
         _ => match name.strip_prefix("header.") {
             Some(header) if !header.is_empty() => Meta::Header(header.into()),
-            _ => {
-                return Err(format!(
-                    "no {{${name}}}; there are {{$key}}, {{$value}}, {{$topic}}, {{$partition}}, {{$offset}}, {{$time_ms}} and {{$header.NAME}}"
-                ));
-            }
+            _ => return Err(TemplateError::Meta(name.to_string())),
         },
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::mem::discriminant;
+
     use proptest::prelude::*;
     use unslow_resp::{Frame, Scan, Scanner, quote_words};
 
@@ -322,7 +358,7 @@ mod tests {
     use crate::document::Format;
     use crate::record::Offset;
 
-    fn render(template: &str, value: &str, format: Format) -> Result<String, String> {
+    fn render(template: &str, value: &str, format: Format) -> Result<String, Poison> {
         let message = Message {
             topic: "t",
             partition: 3,
@@ -333,7 +369,7 @@ mod tests {
             headers: vec![("h", b"1"), ("h", b"2")],
         };
         let document = Document::open(value.as_bytes(), format)?;
-        let mut template = Template::parse(template)?;
+        let mut template = Template::parse(template).unwrap();
         template.key = Some(1);
         let mut out = b"before".to_vec();
         let key = template.render(&mut out, &message, &document, &mut Scratch::default())?;
@@ -378,25 +414,55 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing_or_wrong() {
-        for (template, value, word) in [
-            ("SET {a} 1", "{}", "no \"a\""),
-            ("SET {a.b} 1", r#"{"a": 3}"#, "no \"a.b\""),
-            ("HSET k {fields...!a}", r#"{"a": 3}"#, "no members"),
-            ("HSET k {a...}", r#"{"a": 3}"#, "no object"),
-            ("SET k 1", "[1]", "no JSON object"),
-            ("SET k 1", "{} {}", "no JSON object"),
-            ("SET k 1", r#"{"a": "\ud800"}"#, ""),
-            ("SET k {$header.x}", "{}", "no header"),
-            ("SET k {a", "{}", "not closed"),
-            ("SET k a}", "{}", "without its {"),
-            ("SET k {}", "{}", "no member"),
+    fn says_what_a_message_lacks() {
+        let (path, why) = (String::new, String::new);
+        for (template, value, kind, words) in [
+            ("SET {a} 1", "{}", Poison::Missing { path: path() }, "there is no \"a\" in it, or it is null"),
+            ("SET {a.b} 1", r#"{"a": 3}"#, Poison::Missing { path: path() }, "no \"a.b\""),
+            ("HSET k {fields...!a}", r#"{"a": 3}"#, Poison::NoMembers, "the message has no members"),
+            ("HSET k {a...}", r#"{"a": {}}"#, Poison::Empty { path: path() }, "\"a\" has no members"),
+            ("HSET k {a...}", r#"{"a": 3}"#, Poison::Flat { path: path() }, "\"a\" is no object and no array"),
+            ("SET k 1", "[1]", Poison::Json { why: why() }, "no JSON object: "),
+            ("SET {a} 1", r#"{"a": "\ud800"}"#, Poison::Text { why: why() }, "a string: "),
+            ("SET k {$header.x}", "{}", Poison::NoHeader(String::new()), "the message has no header \"x\""),
         ] {
-            let result = render(template, value, Format::Json);
-            if !word.is_empty() {
-                assert!(result.as_ref().unwrap_err().contains(word), "{template} {value}: {result:?}");
-            }
+            let error = render(template, value, Format::Json).unwrap_err();
+            assert_eq!(discriminant(&error), discriminant(&kind), "{template} {value}: {error:?}");
+            assert!(error.to_string().contains(words), "{template} {value}: {error}");
         }
+        assert!(render("SET k 1", r#"{"a": "\ud800"}"#, Format::Json).is_ok(), "nobody looks at it");
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_template() {
+        use TemplateError::*;
+        let text = str::to_string;
+        for (template, kind, words) in [
+            (" ", Empty, "the command is empty"),
+            ("{name} k", Name, "a command's name stands in the mapping itself"),
+            ("SET k a}", Unopened(text("a}")), "a } without its { in \"a}\""),
+            ("SET k {a", Unclosed(text("{a")), "a { is not closed in \"{a\""),
+            (r#"SET k "{\xff}""#, Placeholder, "a placeholder is no text"),
+            ("SET x{fields...} v", NotAlone(text("fields...")), "{fields...} stands alone"),
+            ("SET {fields...x} v", Except(text("fields...x")), "{fields...x}: behind ... may stand !"),
+            ("SET k {}", Member(NoMember(text(""))), "\"\" names no member of a message"),
+            ("SET {$nokey} v", Meta(text("nokey")), "no {$nokey}; there are {$key}, {$value}, "),
+        ] {
+            let error = Template::parse(template).unwrap_err();
+            assert_eq!(error, kind, "{template}");
+            assert!(error.to_string().contains(words), "{template}: {error}");
+        }
+        let open = Template::parse("SET 'k").unwrap_err();
+        assert!(matches!(open, Words(_)), "{open:?}");
+    }
+
+    #[test]
+    fn an_argument_longer_than_servers_take_is_refused() {
+        let long = vec![0; ARGUMENT_BYTES_MAX + 1]; // zeroed pages, never written
+        let mut out = Vec::new();
+        assert_eq!(bulk(&mut out, &long), Err(TooLong(ARGUMENT_BYTES_MAX + 1)));
+        assert!(out.is_empty());
+        assert_eq!(Poison::from(TooLong(7)).to_string(), "an argument of 7 bytes; servers take 512 MB");
     }
 
     proptest! {
@@ -423,7 +489,7 @@ mod tests {
         #[test]
         fn any_text_as_a_template_is_taken_or_refused_with_a_sentence(text in "\\PC{0,40}") {
             if let Err(why) = Template::parse(&text) {
-                prop_assert!(!why.is_empty());
+                prop_assert!(!why.to_string().is_empty());
             }
         }
     }

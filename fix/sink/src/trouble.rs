@@ -38,6 +38,17 @@ pub enum Trouble {
     Fatal(String),
 }
 
+/// What the error that answers an AUTH means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Login {
+    /// The server has no password: the connection is fit for use without it.
+    Needless,
+    /// The password or the user is wrong, and stays so.
+    Refused,
+    /// The server is full, or loading: it may take the same one later.
+    Later,
+}
+
 /// What `guard.lua` answers when the message before has not run.
 const GAP: &str = "UNSLOWGAP a message before this one has not run yet";
 /// Before the error of a command inside `guard.lua` that says something about the message.
@@ -52,6 +63,25 @@ pub fn classify(text: &str, voice: Voice) -> Trouble {
         Voice::Script => of_a_script(text),
         Voice::Guard => of_the_guard(text),
     }
+}
+
+/// Judges the text of an error that answers an AUTH.
+pub fn login(text: &str) -> Login {
+    // In the words of Redis 6 and later, and of older servers.
+    if ["without any password", "no password is set"].iter().any(|words| text.contains(words)) {
+        return Login::Needless;
+    }
+    let wrong = matches!(word(text), "WRONGPASS" | "NOAUTH");
+    // An invalid password before Redis 6, or a user where there are none: the wrong number of arguments.
+    if wrong || ["ERR invalid", "ERR wrong"].iter().any(|words| text.starts_with(words)) {
+        return Login::Refused;
+    }
+    Login::Later
+}
+
+/// Whether the server answers nothing before it has been given a password.
+pub fn wants_password(text: &str) -> bool {
+    word(text) == "NOAUTH"
 }
 
 fn of_the_server(text: &str) -> Trouble {
@@ -192,6 +222,27 @@ mod tests {
         ] {
             assert_eq!(classify(text, Voice::Server), poison(text), "{text}");
         }
+    }
+
+    #[test]
+    fn an_auth_that_fails_is_needless_refused_or_tried_again() {
+        for (text, expected) in [
+            ("ERR Client sent AUTH, but no password is set", Login::Needless),
+            (
+                "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
+                Login::Needless,
+            ),
+            ("WRONGPASS invalid username-password pair or user is disabled.", Login::Refused),
+            ("NOAUTH Authentication required.", Login::Refused),
+            ("ERR invalid password", Login::Refused),
+            ("ERR wrong number of arguments for 'auth' command", Login::Refused),
+            ("ERR max number of clients reached", Login::Later),
+            ("LOADING Redis is loading the dataset in memory", Login::Later),
+        ] {
+            assert_eq!(login(text), expected, "{text}");
+        }
+        assert!(wants_password("NOAUTH Authentication required."));
+        assert!(!wants_password("NOPERM this user has no permissions to run the 'client|setname' command"));
     }
 
     #[test]

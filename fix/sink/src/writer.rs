@@ -20,6 +20,7 @@
 //! A connection that breaks before the answer leaves the outcome unknown: the call is sent again like any other.
 
 mod answers;
+mod error;
 mod held;
 mod nodes;
 #[cfg(test)]
@@ -43,6 +44,8 @@ use crate::record::Batch;
 use crate::stats::Stats;
 use crate::trouble::{Proof, Trouble};
 use crate::window::Window;
+
+pub use error::WriteError;
 
 const MILLISECOND: u64 = 1_000_000;
 /// Messages encoded before replies are looked at again.
@@ -106,7 +109,7 @@ pub struct WriterShared {
     pub window: Window,
     pub stats: Stats,
     /// Why it ended by itself.
-    pub fatal: Mutex<Option<String>>,
+    pub fatal: Mutex<Option<WriteError>>,
 }
 
 /// What the writer says.
@@ -314,7 +317,7 @@ impl Writer {
         let _ = self.said.send(Said::Note(text)); // nobody listens only while it ends
     }
 
-    fn fail(&mut self, io: &mut Io, why: String) {
+    fn fail(&mut self, io: &mut Io, why: WriteError) {
         self.shared.fatal.lock().expect("no thread panicked").get_or_insert(why);
         io.stop();
     }
@@ -455,7 +458,7 @@ impl Writer {
                     }
                 }
                 Became::Nothing => self.shared.stats.skip(1),
-                Became::Poison(reason) => self.bury(number, record, reason),
+                Became::Poison(poison) => self.bury(number, record, poison.to_string()),
             }
         }
         self.shared.stats.commands.fetch_add(commands, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use unslow_client::{Connection, Target, Value};
 use unslow_engine::{Error, Kafka, Server};
-use unslow_sink::{Config, Sink, Snapshot, Start};
+use unslow_sink::{BrokerError, Config, Sink, Snapshot, SourceError, Start};
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{PATIENCE, options, standalone, until};
 
@@ -27,6 +27,8 @@ fn connect(server: &Server) -> Connection {
 }
 
 type Notes = Arc<Mutex<Vec<String>>>;
+/// Why a sink does not start, or has ended.
+type Failure = unslow_sink::Error;
 
 fn start(
     map: &str,
@@ -34,7 +36,7 @@ fn start(
     topic: &str,
     to: &Server,
     change: impl FnOnce(&mut Config),
-) -> Result<(Sink, Notes), String> {
+) -> Result<(Sink, Notes), Failure> {
     let mut config = Config::parse(map)?;
     config.from = format!("kafka://{brokers}");
     config.topics = vec![topic.to_string()];
@@ -44,7 +46,7 @@ fn start(
     let note = Arc::new(move |text: &str| heard.lock().unwrap().push(text.to_string()));
     let target = Target::parse(&to.url()).unwrap();
     let start = Start { config, target, stream: None, options: options(2), note };
-    Ok((Sink::start(start).map_err(|e| e.to_string())?, notes))
+    Ok((Sink::start(start)?, notes))
 }
 
 fn run(
@@ -53,14 +55,13 @@ fn run(
     topic: &str,
     to: &Server,
     change: impl FnOnce(&mut Config),
-) -> Result<Snapshot, String> {
+) -> Result<Snapshot, Failure> {
     start(map, brokers, topic, to, |c| {
         c.until_end = true;
         change(c);
     })?
     .0
     .join()
-    .map_err(|e| e.to_string())
 }
 
 fn producer(brokers: &str) -> ThreadedProducer<DefaultProducerContext> {
@@ -161,7 +162,10 @@ fn topics_are_written_once_and_offsets_committed() {
     assert_eq!(done.unwrap().dead, 2);
     assert_eq!(c.call(&["HGET", "user:3", "name"]).unwrap().text().as_deref(), Some("Bob"));
     let error = run(map, &brokers, "userz", &to, |_| {}).unwrap_err();
-    assert!(error.contains("no topic \"userz\"") && error.contains("users"), "{error}");
+    let Failure::Source(SourceError::Broker(BrokerError::NoTopic { topic, there, .. })) = &error else {
+        panic!("{error:?}")
+    };
+    assert!(topic == "userz" && there.contains(&"users".to_string()), "{topic}: {there:?}");
 }
 
 #[test]
@@ -253,10 +257,12 @@ fn a_broker_behind_tls_that_wants_a_password_gets_it() {
     let done = run(map, &brokers, "t", &to, |c| c.kafka.extend(login("hush"))).unwrap();
     assert_eq!((done.done, done.dead), (2, 1));
     let error = run(map, &brokers, "t", &to, |c| c.kafka.extend(login("wrong"))).unwrap_err();
-    assert!(error.contains("no Kafka broker answers") && !error.contains("wrong"), "{error}");
+    assert!(matches!(error, Failure::Source(SourceError::Broker(BrokerError::NoBroker { .. }))), "{error:?}");
+    assert!(!error.to_string().contains("wrong"), "{error}");
     // In the clear to a port that speaks TLS.
     let error = run(map, &brokers, "t", &to, |_| {}).unwrap_err();
-    assert!(error.contains("TLS or SASL wanted"), "{error}");
+    assert!(matches!(error, Failure::Source(SourceError::Broker(BrokerError::NoBroker { .. }))), "{error:?}");
+    assert!(error.to_string().contains("TLS or SASL wanted"), "{error}");
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use unslow_client::{Connection, Target, Value};
+use unslow_client::{Connection, ErrorKind, Target, Value};
 use unslow_engine::{Deployment, Error, Server, Shape, migrate_slots};
-use unslow_sink::{Config, Sink, Snapshot, Start};
+use unslow_sink::{BrokerError, Config, ConfigError, DeadLetterError, Sink, Snapshot, SourceError, Start, WriteError};
 use unslow_testkit::servers::{deployment, server};
 use unslow_testkit::slots::{id, move_slot, set_slot};
 use unslow_testkit::wait::until_ok;
@@ -44,7 +44,10 @@ impl Notes {
     }
 }
 
-fn try_start(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) -> Result<(Sink, Notes), String> {
+/// Why a sink does not start, or has ended.
+type Failure = unslow_sink::Error;
+
+fn try_start(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) -> Result<(Sink, Notes), Failure> {
     let mut config = Config::parse(map)?;
     config.from = from.to_string();
     change(&mut config);
@@ -54,12 +57,12 @@ fn try_start(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) 
     let heard = notes.clone();
     let note = Arc::new(move |text: &str| heard.0.lock().unwrap().push(text.to_string()));
     let start = Start { config, target, stream, options: options(2), note };
-    Ok((Sink::start(start).map_err(|e| e.to_string())?, notes))
+    Ok((Sink::start(start)?, notes))
 }
 
-fn run(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) -> Result<Snapshot, String> {
+fn run(map: &str, from: &str, to: &str, change: impl FnOnce(&mut Config)) -> Result<Snapshot, Failure> {
     let (sink, _) = try_start(map, from, to, change)?;
-    sink.join().map_err(|e| e.to_string())
+    sink.join()
 }
 
 struct Dir(tempfile::TempDir);
@@ -248,7 +251,7 @@ fn a_mapping_that_cannot_work_is_refused_at_the_start_and_says_why() {
     ] {
         let to = if in_cluster { deployment.url() } else { single.url() };
         let error = try_start(map, "/dev/null", &to, |_| {}).err().unwrap_or_else(|| panic!("{map} was taken"));
-        assert!(error.contains(word), "{map}: {error}");
+        assert!(error.to_string().contains(word), "{map}: {error}");
     }
     // What is in one slot is fine in a cluster, and any of it on a single server.
     let map = "[[map]]\ncommands = [\"EVAL 'return 1' 2 {{a}}1 {{a}}2 {v}\"]";
@@ -307,12 +310,16 @@ fn poison_is_set_aside_with_its_reason_or_ends_the_sink_before_anything_behind_i
     }
     // Without a place for it the first one ends the sink.
     let error = run(map, &file, &server.url(), |_| {}).unwrap_err();
-    assert!(error.contains("no JSON object") && error.contains("--dead-letter"), "{error}");
+    let Failure::DeadLetter(DeadLetterError::Nowhere { reason, .. }) = &error else { panic!("{error:?}") };
+    assert!(reason.contains("no JSON object") && error.to_string().contains("--dead-letter"), "{error}");
     // And so does a full disk.
     let error = run(map, &file, &server.url(), |c| c.dead_letter = "/dev/full".into()).unwrap_err();
-    assert!(error.contains("No space left") && error.contains("not committed"), "{error}");
+    let Failure::DeadLetter(DeadLetterError::Write { cause, .. }) = &error else { panic!("{error:?}") };
+    assert_eq!(cause.kind(), std::io::ErrorKind::StorageFull);
+    assert!(error.to_string().contains("not committed"), "{error}");
     let error = run(map, &file, &server.url(), |c| c.dead_letter = "/no/such/place".into()).unwrap_err();
-    assert!(error.contains("/no/such/place"), "{error}");
+    assert!(matches!(error, Failure::DeadLetter(DeadLetterError::Open { .. })), "{error:?}");
+    assert!(error.to_string().contains("/no/such/place"), "{error}");
 }
 
 on_every_engine! {
@@ -552,7 +559,7 @@ fn a_checkpoint_goes_on_where_the_last_run_ended() {
     assert!(list.iter().enumerate().all(|(i, n)| *n == i.to_string()) && list.len() == 12_010);
     std::fs::write(Path::new(&checkpoint), "x").unwrap();
     let error = run("[[map]]\ncommands = [\"RPUSH l {n}\"]", &file, &server.url(), with).unwrap_err();
-    assert!(error.contains("checkpoint"), "{error}");
+    assert!(matches!(error, Failure::Source(SourceError::NoCheckpoint { .. })), "{error:?}");
 }
 
 #[test]
@@ -602,7 +609,8 @@ fn poison_again(name: &str) {
         ("[[map]]\ncommands = [{ run = \"RPUSH list {n}\", when = \"n == 7\" }, \"RPUSH {{list}}{n} {n}\"]", 0),
     ] {
         let error = run(map, &file, &server.url(), |c| c.exactly_once = true).unwrap_err();
-        assert!(error.contains("WRONGTYPE"), "{error}");
+        let Failure::DeadLetter(DeadLetterError::Nowhere { reason, .. }) = &error else { panic!("{error:?}") };
+        assert!(reason.contains("WRONGTYPE"), "{reason}");
         let dead = dir.path("dead");
         let done = run(map, &file, &server.url(), |c| {
             c.exactly_once = true;
@@ -693,29 +701,35 @@ fn servers_and_sources_that_are_not_there_are_named() {
     let server = server("valkey-9.1", &[("requirepass", "secret-word")]);
     let map = "[[map]]\ncommands = [\"SET {k} v\"]";
     let error = run(map, "/dev/null", "redis://127.0.0.1:1", |_| {}).unwrap_err();
+    assert!(matches!(&error, Failure::Server(e) if e.kind == ErrorKind::Unreachable), "{error:?}");
+    let error = error.to_string();
     assert!(error.contains("127.0.0.1:1") && error.contains("refused"), "{error}");
     let error = run(map, "/dev/null", &server.url(), |_| {}).unwrap_err();
-    assert!(error.contains("password"), "{error}");
+    assert!(matches!(error, Failure::Server(_)) && error.to_string().contains("password"), "{error:?}");
     let wrong = format!("redis://:wrong-word@{}", server.address());
     let error = run(map, "/dev/null", &wrong, |_| {}).unwrap_err();
+    assert!(matches!(error, Failure::Server(_)), "{error:?}");
+    let error = error.to_string();
     assert!(error.contains("password refused") && !error.contains("wrong-word"), "{error}");
     let right = format!("redis://:secret-word@{}", server.address());
     let error = run(map, "/no/such/file", &right, |_| {}).unwrap_err();
-    assert!(error.contains("/no/such/file"), "{error}");
+    assert!(matches!(&error, Failure::Source(SourceError::Input { path, .. }) if path == "/no/such/file"), "{error:?}");
     let error = run(map, "/tmp", &right, |_| {}).unwrap_err();
-    assert!(error.contains("directory"), "{error}");
+    assert!(matches!(error, Failure::Source(SourceError::Directory { .. })), "{error:?}");
     let error = run(map, "kafka://127.0.0.1:1", &right, |c| c.topics = vec!["t".into()]).unwrap_err();
-    assert!(error.contains("no Kafka broker answers"), "{error}");
+    assert!(matches!(error, Failure::Source(SourceError::Broker(BrokerError::NoBroker { .. }))), "{error:?}");
     let error = run(map, "kafka://127.0.0.1:1", &right, |_| {}).unwrap_err();
-    assert!(error.contains("--topic"), "{error}");
+    assert!(matches!(error, Failure::Config(ConfigError::NoTopics)), "{error:?}");
     let error = run(map, "-", &right, |c| c.exactly_once = true).unwrap_err();
-    assert!(error.contains("standard input"), "{error}");
+    assert!(matches!(error, Failure::Config(ConfigError::NoPlace)), "{error:?}");
     let property = |c: &mut Config| {
         c.topics = vec!["t".into()];
         c.kafka.insert("sasl.password.typo".into(), "hush".into());
     };
     let error = run(map, "kafka://127.0.0.1:1", &right, property).unwrap_err();
-    assert!(error.contains("sasl.password.typo") && !error.contains("hush"), "{error}");
+    let Failure::Source(SourceError::Broker(BrokerError::Setting { name, .. })) = &error else { panic!("{error:?}") };
+    assert_eq!(name, "sasl.password.typo");
+    assert!(!error.to_string().contains("hush"), "{error}");
     // A user who may not write: nothing is skipped, the sink says so and ends.
     let mut c = Connection::open(&Target::parse(&right).unwrap(), &options(2)).unwrap();
     c.call(&["ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@all", "-set"]).unwrap();
@@ -723,7 +737,8 @@ fn servers_and_sources_that_are_not_there_are_named() {
     let file = dir.file("lines", "{\"k\": 1}\n");
     let reader = format!("redis://reader:pw@{}", server.address());
     let error = run(map, &file, &reader, |c| c.dead_letter = dir.path("dead")).unwrap_err();
-    assert!(error.contains("NOPERM") && error.contains("at 1"), "{error}");
+    let Failure::Write(WriteError::Refused { reply, place }) = &error else { panic!("{error:?}") };
+    assert!(reply.starts_with("NOPERM") && place.ends_with("at 1"), "{reply} ({place})");
 }
 
 #[test]
@@ -786,11 +801,11 @@ fn key_denied(name: &str) {
         c.call(&["FLUSHALL"]).unwrap();
     }
     // Marks that may not be written are no message's fault.
-    let error = run(map, &file, &url("unmarked"), |c| {
+    let run = run(map, &file, &url("unmarked"), |c| {
         c.dead_letter = dead.clone();
         c.exactly_once = true;
     });
-    assert!(error.is_err_and(|e| e.contains("permission") || e.contains("NOPERM")), "{name}");
+    assert!(matches!(&run, Err(Failure::Server(e)) if e.code() == Some("NOPERM")), "{name}: {run:?}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use rdkafka::{Offset as KafkaOffset, TopicPartitionList};
 
 use crate::ledger::{Ledger, Letter};
 use crate::record::{Batch, Offset, Origin, Record};
-use crate::source::{Clock, KafkaSettings, Limit, Note, Read, Source};
+use crate::source::{BrokerError, Clock, KafkaSettings, Limit, Note, Read, Source, SourceError};
 use crate::stats::Stats;
 
 const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -190,7 +190,7 @@ impl Kafka {
         ledger: Arc<Mutex<Ledger>>,
         stats: Arc<dyn AsRef<Stats> + Send + Sync>,
         note: Note,
-    ) -> Result<Kafka, String> {
+    ) -> Result<Kafka, BrokerError> {
         let mut config = config(settings);
         config.set("group.id", &settings.group);
         // Where nothing is committed yet: from the beginning, since what is left out is lost.
@@ -214,31 +214,27 @@ impl Kafka {
             any_revoked: AtomicBool::new(false),
         };
         let consumer: BaseConsumer<Context> = config.create_with_context(context).map_err(config_error)?;
+        let brokers = || settings.brokers.clone();
         let known = consumer.fetch_metadata(None, START_PATIENCE).map_err(|e| {
-            format!(
-                "{}: no Kafka broker answers within {} s ({e}); is the address right, and TLS or SASL wanted?",
-                settings.brokers,
-                START_PATIENCE.as_secs()
-            )
+            let (seconds, why) = (START_PATIENCE.as_secs(), e.to_string());
+            BrokerError::NoBroker { brokers: brokers(), seconds, why }
         })?;
         for topic in settings.topics.iter().filter(|t| !t.starts_with('^')) {
             if !known.topics().iter().any(|t| t.name() == topic && t.error().is_none()) {
-                let names: Vec<&str> =
-                    known.topics().iter().map(|t| t.name()).filter(|n| !n.starts_with("__")).take(20).collect();
-                let names = if names.is_empty() { "none at all".to_string() } else { names.join(", ") };
-                return Err(format!("{}: no topic {topic:?}; there are {names}", settings.brokers));
+                let names = known.topics().iter().map(|t| t.name()).filter(|n| !n.starts_with("__"));
+                let there = names.take(20).map(str::to_string).collect();
+                return Err(BrokerError::NoTopic { brokers: brokers(), topic: topic.clone(), there });
             }
         }
         let cluster = consumer.client().fetch_cluster_id(START_PATIENCE);
         if settings.exactly_once && cluster.is_none() {
-            return Err(format!(
-                "{}: Kafka does not say its cluster's id, which the marks of exactly_once need",
-                settings.brokers
-            ));
+            return Err(BrokerError::NoClusterId { brokers: brokers() });
         }
         let cluster = cluster.unwrap_or_default();
         let topics: Vec<&str> = settings.topics.iter().map(String::as_str).collect();
-        consumer.subscribe(&topics).map_err(|e| format!("topics {}: {e}", topics.join(", ")))?;
+        consumer
+            .subscribe(&topics)
+            .map_err(|e| BrokerError::Subscribe { topics: topics.join(", "), why: e.to_string() })?;
         Ok(Kafka {
             consumer,
             until_end: settings.until_end,
@@ -263,20 +259,19 @@ impl Kafka {
     }
 
     /// Some partition of this number has been read to its end; which topic's is not said.
-    fn note_end(&mut self, partition: i32) -> Result<(), String> {
-        let failed = |e: KafkaError| format!("Kafka: {e}");
-        let assigned = self.consumer.assignment().map_err(failed)?;
+    fn note_end(&mut self, partition: i32) -> Result<(), BrokerError> {
+        let assigned = self.consumer.assignment().map_err(read_error)?;
         let elements = assigned.elements();
         let mut candidates = elements.iter().filter(|e| e.partition() == partition);
         if let (Some(only), None) = (candidates.next(), candidates.next()) {
             self.ends.insert((only.topic().to_string(), partition));
             return Ok(());
         }
-        let position = self.consumer.position().map_err(failed)?;
-        let committed = self.consumer.committed(START_PATIENCE).map_err(failed)?;
+        let position = self.consumer.position().map_err(read_error)?;
+        let committed = self.consumer.committed(START_PATIENCE).map_err(read_error)?;
         for element in position.elements().iter().filter(|e| e.partition() == partition) {
             let topic = element.topic();
-            let (low, high) = self.consumer.fetch_watermarks(topic, partition, START_PATIENCE).map_err(failed)?;
+            let (low, high) = self.consumer.fetch_watermarks(topic, partition, START_PATIENCE).map_err(read_error)?;
             let at_end = match element.offset() {
                 KafkaOffset::Offset(n) => n >= high,
                 // Nothing read from it yet.
@@ -292,14 +287,15 @@ impl Kafka {
         Ok(())
     }
 
-    fn pause(&mut self, paused: bool) -> Result<(), String> {
+    fn pause(&mut self, paused: bool) -> Result<(), BrokerError> {
         if self.paused == paused {
             return Ok(());
         }
-        let all = self.consumer.assignment().map_err(|e| e.to_string())?;
+        let failed = |e: KafkaError| BrokerError::Pause { why: e.to_string() };
+        let all = self.consumer.assignment().map_err(failed)?;
         let done = if paused { self.consumer.pause(&all) } else { self.consumer.resume(&all) };
         self.paused = paused;
-        done.map_err(|e| e.to_string())
+        done.map_err(failed)
     }
 
     fn send_commits(&mut self, mode: CommitMode) {
@@ -317,7 +313,7 @@ impl Kafka {
 }
 
 impl Source for Kafka {
-    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String> {
+    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, SourceError> {
         self.pause(false)?;
         let mut clock = Clock::new(limit);
         let mut last: Option<(i32, u32)> = None;
@@ -347,15 +343,13 @@ impl Source for Kafka {
                     self.note_end(partition)?;
                     continue;
                 }
-                Some(Err(e @ KafkaError::MessageConsumptionFatal(_))) => return Err(format!("Kafka: {e}")),
+                Some(Err(e @ KafkaError::MessageConsumptionFatal(_))) => return Err(read_error(e).into()),
                 Some(Err(e)) => match e.rdkafka_error_code() {
                     Some(
                         RDKafkaErrorCode::UnknownTopicOrPartition
                         | RDKafkaErrorCode::TopicAuthorizationFailed
                         | RDKafkaErrorCode::GroupAuthorizationFailed,
-                    ) => {
-                        return Err(format!("Kafka: {e}"));
-                    }
+                    ) => return Err(read_error(e).into()),
                     _ => {
                         (self.consumer.context().note)(&format!("Kafka: {e}"));
                         continue;
@@ -408,7 +402,7 @@ impl Source for Kafka {
         Ok(Read::Open)
     }
 
-    fn idle(&mut self) -> Result<(), String> {
+    fn idle(&mut self) -> Result<(), SourceError> {
         // Paused, so that polling keeps us in the group and brings no messages.
         self.pause(true)?;
         match self.consumer.poll(Duration::ZERO) {
@@ -416,16 +410,15 @@ impl Source for Kafka {
                 // It was on its way already: it is to come again.
                 let (topic, partition, offset) = (message.topic().to_string(), message.partition(), message.offset());
                 drop(message);
-                self.consumer
-                    .seek(&topic, partition, KafkaOffset::Offset(offset), START_PATIENCE)
-                    .map_err(|e| format!("{topic} [{partition}]: {e}"))
+                let sought = self.consumer.seek(&topic, partition, KafkaOffset::Offset(offset), START_PATIENCE);
+                sought.map_err(|e| BrokerError::Seek { topic, partition, why: e.to_string() }.into())
             }
-            Some(Err(KafkaError::PartitionEOF(partition))) => self.note_end(partition),
+            Some(Err(KafkaError::PartitionEOF(partition))) => self.note_end(partition).map_err(SourceError::from),
             _ => Ok(()),
         }
     }
 
-    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
+    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), SourceError> {
         let context = self.consumer.context();
         context.add(ends);
         if self.committed.elapsed() >= COMMIT_EVERY && !context.pending.lock().expect("no thread panicked").is_empty() {
@@ -434,18 +427,22 @@ impl Source for Kafka {
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), String> {
+    fn close(&mut self) -> Result<(), SourceError> {
         self.send_commits(CommitMode::Sync);
         Ok(())
     }
 }
 
 /// A value may be a password, so it is not repeated.
-fn config_error(e: KafkaError) -> String {
+fn config_error(e: KafkaError) -> BrokerError {
     match e {
-        KafkaError::ClientConfig(_, why, name, _) => format!("Kafka setting {name}: {why}"),
-        e => e.to_string(),
+        KafkaError::ClientConfig(_, why, name, _) => BrokerError::Setting { name, why },
+        e => BrokerError::Client { why: e.to_string() },
     }
+}
+
+fn read_error(e: KafkaError) -> BrokerError {
+    BrokerError::Read { why: e.to_string() }
 }
 
 /// Brokers take a megabyte, and a letter that they refuse would end the sink each time it comes again: longer ones go
@@ -484,7 +481,7 @@ impl ProducerContext for Deliveries {
 
 impl Producer {
     /// On the brokers of the source.
-    pub fn open(settings: &KafkaSettings, topic: &str) -> Result<Producer, String> {
+    pub fn open(settings: &KafkaSettings, topic: &str) -> Result<Producer, BrokerError> {
         let mut config = config(settings);
         config.set("enable.idempotence", "true").set("delivery.timeout.ms", "30000");
         let about_reaching = |name: &str| {
@@ -498,8 +495,8 @@ impl Producer {
     }
 
     /// They are in the topic when this returns.
-    pub fn send(&mut self, letters: &[Letter]) -> Result<(), String> {
-        let failed = |e: String| format!("dead letters to topic {}: {e}", self.topic);
+    pub fn send(&mut self, letters: &[Letter]) -> Result<(), BrokerError> {
+        let failed = |why: String| BrokerError::Letters { topic: self.topic.clone(), why };
         for letter in letters {
             let place = format!("{} [{}] at {}", letter.origin.topic, letter.origin.partition, letter.offset);
             let mut headers = OwnedHeaders::new()
@@ -534,5 +531,31 @@ impl Producer {
         self.producer.flush(Duration::from_secs(31)).map_err(|e| failed(e.to_string()))?;
         let lost = self.producer.context().failed.lock().expect("no thread panicked").take();
         lost.map_or(Ok(()), |e| Err(failed(e)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(properties: &[(&str, &str)]) -> KafkaSettings {
+        KafkaSettings {
+            brokers: "127.0.0.1:1".into(),
+            topics: vec!["t".into()],
+            group: "g".into(),
+            properties: properties.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+            until_end: true,
+            exactly_once: false,
+            headers: false,
+        }
+    }
+
+    #[test]
+    fn a_setting_that_librdkafka_does_not_take_is_named_without_its_value() {
+        let error = Producer::open(&settings(&[("sasl.password.typo", "hush")]), "dead").err();
+        assert!(matches!(&error, Some(BrokerError::Setting { name, .. }) if name == "sasl.password.typo"), "{error:?}");
+        assert!(!format!("{error:?}").contains("hush"), "{error:?}");
+        let error = config_error(KafkaError::ClientCreation("no memory".into()));
+        assert!(matches!(&error, BrokerError::Client { why } if why.contains("no memory")), "{error:?}");
     }
 }

@@ -5,10 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::ledger::{Ledger, Letter};
 use crate::record::{Batch, Offset, Origin};
-use crate::source::{KafkaSettings, Limit, Note, Read, Source};
+use crate::source::{BrokerError, KafkaSettings, Limit, Note, Read, Source, SourceError};
 use crate::stats::Stats;
-
-const ABSENT: &str = "this unslow was built without Kafka; cargo build --release builds one with it";
 
 /// Never made.
 pub struct Kafka(Infallible);
@@ -20,17 +18,17 @@ impl Kafka {
         _ledger: Arc<Mutex<Ledger>>,
         _stats: Arc<dyn AsRef<Stats> + Send + Sync>,
         _note: Note,
-    ) -> Result<Kafka, String> {
-        Err(ABSENT.into())
+    ) -> Result<Kafka, BrokerError> {
+        Err(BrokerError::Absent)
     }
 }
 
 impl Source for Kafka {
-    fn read(&mut self, _batch: &mut Batch, _limit: Limit) -> Result<Read, String> {
+    fn read(&mut self, _batch: &mut Batch, _limit: Limit) -> Result<Read, SourceError> {
         match self.0 {}
     }
 
-    fn commit(&mut self, _ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
+    fn commit(&mut self, _ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), SourceError> {
         match self.0 {}
     }
 }
@@ -40,12 +38,12 @@ pub struct Producer(Infallible);
 
 impl Producer {
     /// Always the error.
-    pub fn open(_settings: &KafkaSettings, _topic: &str) -> Result<Producer, String> {
-        Err(ABSENT.into())
+    pub fn open(_settings: &KafkaSettings, _topic: &str) -> Result<Producer, BrokerError> {
+        Err(BrokerError::Absent)
     }
 
     /// Sends letters to the topic.
-    pub fn send(&mut self, _letters: &[Letter]) -> Result<(), String> {
+    pub fn send(&mut self, _letters: &[Letter]) -> Result<(), BrokerError> {
         match self.0 {}
     }
 }

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::private;
 use crate::record::{Batch, Offset, Origin, Record};
-use crate::source::{Clock, Limit, Read, Source};
+use crate::source::{Clock, Limit, Read, Source, SourceError};
 
 /// A longer line is no message: room for an argument of the servers' own limit, and some.
 const LINE_BYTES_MAX: usize = 600 << 20;
@@ -78,44 +78,41 @@ impl Lines {
         envelope: bool,
         checkpoint: Option<&Path>,
         note: Arc<dyn Fn(&str) + Send + Sync>,
-    ) -> Result<Lines, String> {
+    ) -> Result<Lines, SourceError> {
+        let failed = |cause| SourceError::Input { path: path.to_string(), cause };
         let mut input = match path {
             "-" => {
-                let fd = rustix::io::dup(std::io::stdin()).map_err(|e| format!("standard input: {e}"))?;
-                File::from(fd)
+                let fd = rustix::io::dup(std::io::stdin());
+                File::from(fd.map_err(|e| SourceError::Input { path: "standard input".into(), cause: e.into() })?)
             }
-            path => File::open(path).map_err(|e| format!("{path}: {e}"))?,
+            path => File::open(path).map_err(failed)?,
         };
         if input.metadata().is_ok_and(|m| m.is_dir()) {
-            return Err(format!("{path}: a file with a message a line was expected, this is a directory"));
+            return Err(SourceError::Directory { path: path.to_string() });
         }
         let id = identity(&input, path);
         let (mut line, mut position) = (0, 0);
         if let Some(checkpoint) = checkpoint {
             if path == "-" {
-                return Err("a checkpoint needs a file to come back to, not standard input".into());
+                return Err(SourceError::CheckpointOfStandardInput);
             }
-            let shown = checkpoint.display();
+            let place = || checkpoint.to_path_buf();
             let text = match std::fs::read_to_string(checkpoint) {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-                text => text.map_err(|e| format!("{shown}: {e}"))?,
+                text => text.map_err(|cause| SourceError::Checkpoint { path: place(), cause })?,
             };
             if !text.is_empty() {
                 let mut words = text.split_whitespace();
                 let mut number = || words.next().and_then(|w| w.parse().ok());
                 let (Some(l), Some(p)) = (number(), number()) else {
-                    return Err(format!(
-                        "{shown}: no checkpoint: a line's number, a byte and a file's identity were expected"
-                    ));
+                    return Err(SourceError::NoCheckpoint { path: place() });
                 };
                 let size = input.metadata().map_or(u64::MAX, |m| m.len());
                 if words.next() != Some(&*id) || p > size {
-                    return Err(format!(
-                        "{shown} is the place in another file than {path} is now; remove it to begin anew"
-                    ));
+                    return Err(SourceError::OtherFile { path: place(), input: path.to_string() });
                 }
                 (line, position) = (l, p);
-                input.seek(SeekFrom::Start(position)).map_err(|e| format!("{path}: {e}"))?;
+                input.seek(SeekFrom::Start(position)).map_err(failed)?;
             }
         }
         let id_of_checkpoint = id.clone();
@@ -151,7 +148,7 @@ impl Lines {
     }
 
     /// Appends what is there to the buffer.
-    fn fetch(&mut self) -> Result<(), String> {
+    fn fetch(&mut self) -> Result<(), SourceError> {
         if self.at > 0 {
             self.buffer.drain(..self.at);
             self.at = 0;
@@ -165,7 +162,7 @@ impl Lines {
                 self.buffer.truncate(from);
                 return Ok(());
             }
-            Err(e) => return Err(format!("{}: {e}", self.origin.topic)),
+            Err(cause) => return Err(SourceError::Input { path: self.origin.topic.clone(), cause }),
         };
         self.buffer.truncate(from + n);
         self.ended = n == 0;
@@ -247,7 +244,7 @@ fn identity(input: &File, path: &str) -> Arc<str> {
 }
 
 impl Source for Lines {
-    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String> {
+    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, SourceError> {
         let mut clock = Clock::new(limit);
         while !limit.full(batch) {
             let rest = &self.buffer[self.at..];
@@ -303,7 +300,7 @@ impl Source for Lines {
         Ok(Read::End)
     }
 
-    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
+    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), SourceError> {
         let Some(checkpoint) = &mut self.checkpoint else { return Ok(()) };
         let last = ends.iter().map(|(_, end)| end.1).max().unwrap_or(0);
         while let Some((_, line, byte)) = checkpoint.ends.front().copied().filter(|(end, ..)| *end <= last) {
@@ -316,17 +313,18 @@ impl Source for Lines {
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), String> {
+    fn close(&mut self) -> Result<(), SourceError> {
         self.checkpoint.as_mut().map_or(Ok(()), Checkpoint::write)
     }
 }
 
 impl Checkpoint {
     /// Whole or not at all.
-    fn write(&mut self) -> Result<(), String> {
+    fn write(&mut self) -> Result<(), SourceError> {
         let Some((line, position)) = self.done.take() else { return Ok(()) };
         let text = format!("{line} {position} {}\n", self.id);
-        private::replace(&self.path, &text).map_err(|e| format!("{}: {e}", self.path.display()))?;
+        let written = private::replace(&self.path, &text);
+        written.map_err(|cause| SourceError::Checkpoint { path: self.path.clone(), cause })?;
         self.written = Instant::now();
         Ok(())
     }
@@ -339,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    fn open(path: &Path, envelope: bool, checkpoint: Option<&Path>) -> Result<Lines, String> {
+    fn open(path: &Path, envelope: bool, checkpoint: Option<&Path>) -> Result<Lines, SourceError> {
         Lines::open(&path.display().to_string(), envelope, checkpoint, Arc::new(|_: &str| {}))
     }
 
@@ -428,10 +426,36 @@ mod tests {
 
         // Another file under the same name.
         std::fs::write(&path, "other lines, more of them\n").unwrap();
-        let why = open(&path, false, Some(&place)).err().unwrap_or_default();
-        assert!(why.contains("is the place in another file"), "{why:?}");
+        let why = open(&path, false, Some(&place)).err().expect("a refusal");
+        assert!(matches!(&why, SourceError::OtherFile { path, .. } if *path == place), "{why:?}");
+        assert!(why.to_string().contains("is the place in another file"), "{why}");
         std::fs::write(&place, "no numbers").unwrap();
-        let why = open(&path, false, Some(&place)).err().unwrap_or_default();
-        assert!(why.contains("no checkpoint"), "{why:?}");
+        let why = open(&path, false, Some(&place)).err().expect("a refusal");
+        assert!(matches!(&why, SourceError::NoCheckpoint { path } if *path == place), "{why:?}");
+        assert!(why.to_string().contains("no checkpoint: "), "{why}");
+    }
+
+    #[test]
+    fn inputs_and_checkpoints_that_cannot_be_read_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let (lines, missing) = (dir.path().join("lines"), dir.path().join("missing"));
+        std::fs::write(&lines, "a\n").unwrap();
+        let failed = |path: &Path, checkpoint: Option<&Path>| open(path, false, checkpoint).err().expect("a refusal");
+        let not_found = std::io::ErrorKind::NotFound;
+        let why = failed(&missing, None);
+        assert!(matches!(&why, SourceError::Input { cause, .. } if cause.kind() == not_found), "{why:?}");
+        assert!(why.to_string().starts_with(&format!("{}: ", missing.display())), "{why}");
+        let why = failed(dir.path(), None);
+        assert!(matches!(why, SourceError::Directory { .. }), "{why:?}");
+        let why = failed(&lines, Some(dir.path()));
+        assert!(matches!(&why, SourceError::Checkpoint { path, .. } if path == dir.path()), "{why:?}");
+        let why = failed(Path::new("-"), Some(missing.as_path()));
+        assert!(matches!(why, SourceError::CheckpointOfStandardInput), "{why:?}");
+        // A place that cannot be written is found when it is written.
+        let mut input = open(&lines, false, Some(missing.join("place").as_path())).unwrap();
+        let batches = read_all(&mut input);
+        let committed = input.commit(batches.iter().flat_map(Batch::ends).collect());
+        let why = committed.and_then(|()| input.close()).unwrap_err();
+        assert!(matches!(&why, SourceError::Checkpoint { cause, .. } if cause.kind() == not_found), "{why:?}");
     }
 }

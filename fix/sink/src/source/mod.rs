@@ -1,5 +1,6 @@
 //! Where messages come from.
 
+mod error;
 #[cfg_attr(not(feature = "kafka"), path = "kafka_absent.rs")]
 pub mod kafka;
 pub mod lines;
@@ -8,6 +9,8 @@ pub mod stream;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+pub use error::{BrokerError, SourceError};
 
 use crate::record::{Batch, Offset, Origin};
 
@@ -23,18 +26,18 @@ pub enum Read {
 /// A source of messages, each origin in its order.
 pub trait Source: Send {
     /// Fills a batch up to the limit, and waits no longer than it says.
-    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String>;
+    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, SourceError>;
 
     /// Called again and again while nothing may be read for long.
-    fn idle(&mut self) -> Result<(), String> {
+    fn idle(&mut self) -> Result<(), SourceError> {
         Ok(())
     }
 
     /// These are done with, up to and including the offsets.
-    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String>;
+    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), SourceError>;
 
     /// Everything is committed; nothing follows.
-    fn close(&mut self) -> Result<(), String> {
+    fn close(&mut self) -> Result<(), SourceError> {
         Ok(())
     }
 }

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unslow_client::{Connection, Error, ErrorKind, Options, Target, Value};
+use unslow_client::{Connection, Error, Options, Target, Value};
 
 use crate::record::{Batch, Offset, Origin, Record};
-use crate::source::{Clock, Limit, Read, Source};
+use crate::source::{Clock, Limit, Read, Source, SourceError};
 
 /// Entries asked for at once: a reply has to fit into memory whole.
 const ENTRIES_MAX: usize = 500;
@@ -45,7 +45,7 @@ pub struct Stream {
 
 impl Stream {
     /// Connects, and makes the group where it is missing.
-    pub fn open(settings: StreamSettings, note: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Stream, String> {
+    pub fn open(settings: StreamSettings, note: Arc<dyn Fn(&str) + Send + Sync>) -> Result<Stream, SourceError> {
         // What one consumer is given comes in order; what two are given does not.
         let id = format!("stream:{}/{}/{}", settings.target.address(), settings.key, settings.consumer).into();
         let mut stream = Stream {
@@ -58,7 +58,7 @@ impl Stream {
             retry_at: Instant::now(),
             note,
         };
-        stream.connect().map_err(|e| e.to_string())?;
+        stream.connect().map_err(SourceError::Server)?;
         Ok(stream)
     }
 
@@ -67,7 +67,7 @@ impl Stream {
         let (key, group) = (self.settings.key.as_str(), self.settings.group.as_str());
         match connection.call(&["XGROUP", "CREATE", key, group, "0", "MKSTREAM"]) {
             Ok(_) => {}
-            Err(e) if e.message.contains("BUSYGROUP") => {}
+            Err(e) if e.code() == Some("BUSYGROUP") => {} // the group is there
             Err(e) => return Err(e),
         }
         self.connection = Some(connection);
@@ -77,7 +77,7 @@ impl Stream {
     }
 
     /// Entries, or `None` while the server cannot be asked.
-    fn ask(&mut self, count: usize, block: Duration) -> Result<Option<Vec<(Offset, Value)>>, String> {
+    fn ask(&mut self, count: usize, block: Duration) -> Result<Option<Vec<(Offset, Value)>>, SourceError> {
         if self.connection.is_none() {
             if Instant::now() < self.retry_at {
                 std::thread::sleep(block.min(Duration::from_millis(20)));
@@ -108,7 +108,7 @@ impl Stream {
         ]);
         match reply {
             Ok(value) => {
-                let entries = entries(&value).ok_or("the stream's server: no answer of XREADGROUP")?;
+                let entries = entries(&value).ok_or(SourceError::NoEntries)?;
                 if let Some(old) = &mut self.old {
                     match entries.last() {
                         Some((last, _)) => *old = last.pair(),
@@ -117,21 +117,19 @@ impl Stream {
                 }
                 Ok(Some(entries))
             }
-            Err(e) if e.is_fatal() || e.kind == ErrorKind::Timeout => {
+            Err(e) if e.is_fatal() => {
                 (self.note)(&format!("the stream's server: {e}"));
                 self.connection = None;
                 self.retry_at = Instant::now() + Duration::from_millis(100);
                 Ok(None)
             }
-            Err(e)
-                if ["LOADING", "NOGROUP", "READONLY", "MOVED", "CLUSTERDOWN"].iter().any(|w| e.message.contains(w)) =>
-            {
+            Err(e) if passes(e.code()) => {
                 (self.note)(&format!("the stream's server: {e}; trying again"));
                 self.connection = None;
                 self.retry_at = Instant::now() + Duration::from_millis(500);
                 Ok(None)
             }
-            Err(e) => Err(format!("{}: {e}", s.key)),
+            Err(cause) => Err(SourceError::Stream { key: s.key.clone(), cause }),
         }
     }
 
@@ -153,6 +151,12 @@ impl Stream {
             }
         }
     }
+}
+
+/// Whether to ask again after an error reply with this code word: another server may have the stream now, and the group
+/// is made again where it is missing.
+fn passes(code: Option<&str>) -> bool {
+    matches!(code, Some("LOADING" | "NOGROUP" | "READONLY" | "MOVED" | "CLUSTERDOWN"))
 }
 
 impl Offset {
@@ -180,7 +184,7 @@ fn entries(value: &Value) -> Option<Vec<(Offset, Value)>> {
 }
 
 impl Source for Stream {
-    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, String> {
+    fn read(&mut self, batch: &mut Batch, limit: Limit) -> Result<Read, SourceError> {
         let mut clock = Clock::new(limit);
         loop {
             let room = limit.messages.saturating_sub(batch.records.len());
@@ -222,7 +226,7 @@ impl Source for Stream {
         }
     }
 
-    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), String> {
+    fn commit(&mut self, ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), SourceError> {
         if let Some(end) = ends.into_iter().map(|(_, end)| end).max() {
             while let Some(id) = self.given.front().copied().filter(|id| *id <= end) {
                 self.pending.push(id);
@@ -233,10 +237,10 @@ impl Source for Stream {
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), String> {
+    fn close(&mut self) -> Result<(), SourceError> {
         if self.connection.is_none() && !self.pending.is_empty() {
-            self.connect()
-                .map_err(|e| format!("{e}; {} entries are not acknowledged and come again", self.pending.len()))?;
+            let entries = self.pending.len();
+            self.connect().map_err(|cause| SourceError::Unacknowledged { entries, cause })?;
         }
         self.acknowledge();
         Ok(())
@@ -249,6 +253,49 @@ mod tests {
 
     fn text(text: &str) -> Value {
         Value::Text(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn an_error_of_the_streams_server_passes_by_its_code_word_alone() {
+        for (code, again) in [
+            (Some("LOADING"), true),
+            (Some("NOGROUP"), true),
+            (Some("READONLY"), true),
+            (Some("MOVED"), true),
+            (Some("CLUSTERDOWN"), true),
+            (Some("WRONGTYPE"), false),
+            (Some("NOPERM"), false),
+            (Some("ERR"), false),
+            (None, false),
+        ] {
+            assert_eq!(passes(code), again, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_stream_whose_server_is_away_at_the_end_says_how_much_comes_again() {
+        use unslow_client::ErrorKind;
+        let mut stream = Stream {
+            settings: StreamSettings {
+                target: Target::parse("redis://127.0.0.1:1").unwrap(),
+                options: Options::default(),
+                key: "events".into(),
+                group: "g".into(),
+                consumer: "c".into(),
+                until_end: false,
+            },
+            connection: None,
+            origin: Arc::new(Origin { topic: "events".into(), partition: 0, id: "o".into() }),
+            old: None,
+            given: VecDeque::new(),
+            pending: vec![Offset(5, 1), Offset(5, 2)],
+            retry_at: Instant::now(),
+            note: Arc::new(|_: &str| {}),
+        };
+        let error = stream.close().unwrap_err();
+        let SourceError::Unacknowledged { entries: 2, cause } = &error else { panic!("{error:?}") };
+        assert_eq!(cause.kind, ErrorKind::Unreachable);
+        assert!(error.to_string().ends_with("; 2 entries are not acknowledged and come again"), "{error}");
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Writer {
         let Some((replicas, _)) = self.settings.wait else { return };
         if let Some(error) = error {
             return match classify(&error, Voice::Server) {
-                Trouble::Fatal(text) => self.fail(io, format!("WAIT: {text}")),
+                Trouble::Fatal(reply) => self.fail(io, WriteError::Wait { reply }),
                 _ => self.lose(io, number, &error),
             };
         }
@@ -203,9 +203,9 @@ impl Writer {
                 slot.tries = 0;
                 self.done(work);
             }
-            Some(Trouble::Fatal(text)) => {
-                let text = format!("{text} ({})", self.place(work, call));
-                self.fail(io, text);
+            Some(Trouble::Fatal(reply)) => {
+                let place = self.place(work, call);
+                self.fail(io, WriteError::Refused { reply, place });
             }
             Some(Trouble::Poison(reason) | Trouble::Unproven(reason)) => {
                 self.bury(work, it.record, reason);

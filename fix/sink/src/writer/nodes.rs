@@ -5,7 +5,7 @@ use unslow_topology::Info;
 
 use super::*;
 use crate::encode::GUARD;
-use crate::trouble::{Voice, classify};
+use crate::trouble::{Login, Voice, classify, login, wants_password};
 
 impl Writer {
     fn node(&self, address: &str) -> Option<u16> {
@@ -177,37 +177,28 @@ impl Writer {
         let Some(asked) = node.asked.pop_front() else { return };
         let address = node.address.clone();
         match (asked, &value) {
-            (Greeting::Auth, Value::Error(text))
-                if text.contains("without any password") || text.contains("no password is set") => {}
-            // Full, or loading: that passes.
-            (Greeting::Auth, Value::Error(text))
-                if !["WRONGPASS", "NOAUTH", "ERR invalid", "ERR wrong"].iter().any(|w| text.starts_with(w)) =>
-            {
-                return self.lose(io, number, "it takes no password just now");
-            }
-            // The server's own words may repeat what was sent.
-            (Greeting::Auth, Value::Error(_)) => {
-                return self.fail(io, format!("{address}: password refused; check UNSLOW_PASSWORD or the URL"));
-            }
+            (Greeting::Auth, Value::Error(text)) => match login(text) {
+                Login::Needless => {}
+                Login::Later => return self.lose(io, number, "it takes no password just now"),
+                Login::Refused => return self.fail(io, WriteError::PasswordRefused { address }),
+            },
             (Greeting::Name | Greeting::Kill | Greeting::Server | Greeting::ClientId, Value::Error(text)) => {
                 // Only what stands in the way of every other command.
-                if text.starts_with("NOAUTH") {
-                    return self.fail(
-                        io,
-                        format!(
-                            "{address}: it wants a password; set UNSLOW_PASSWORD, or use redis://user:password@host"
-                        ),
-                    );
+                if wants_password(text) {
+                    return self.fail(io, WriteError::PasswordWanted { address });
                 }
                 if asked == Greeting::Kill {
-                    self.note(format!("{address}: CLIENT KILL is denied ({text}), so what the last connection left unread may run late; grant client|kill"));
+                    self.note(format!(
+                        "{address}: CLIENT KILL is denied ({text}), so what the last connection left unread may run \
+                         late; grant client|kill"
+                    ));
                 }
             }
             (Greeting::Select | Greeting::Script, Value::Error(text)) => {
                 if matches!(classify(text, Voice::Server), Trouble::Passing(_)) {
                     return self.lose(io, number, &text.clone());
                 }
-                return self.fail(io, format!("{address}: {text}"));
+                return self.fail(io, WriteError::Greeting { address, reply: text.clone() });
             }
             (Greeting::ClientId, Value::Integer(n)) => node.own.0 = Some(*n),
             (Greeting::Server, _) => {

@@ -110,13 +110,23 @@ impl Rig {
         self.writer.nodes[node].connection.expect("it was dialled")
     }
 
-    /// Establishes a connection; the server greets with this CLIENT ID and run id.
-    fn open(&mut self, node: usize, client_id: u64, run_id: &str) {
+    /// Establishes a connection; the server answers its greeting with this.
+    fn greeted(&mut self, node: usize, replies: &str) {
         let id = self.connection(node);
         self.writer.opened(self.reactor.io(), id);
         self.reactor.io().output(id).clear();
+        self.answers(node, replies);
+    }
+
+    /// Why the writer has ended.
+    fn fatal(&self) -> WriteError {
+        self.shared.fatal.lock().unwrap().take().expect("it has ended")
+    }
+
+    /// Establishes a connection; the server greets with this CLIENT ID and run id.
+    fn open(&mut self, node: usize, client_id: u64, run_id: &str) {
         let info = format!("run_id:{run_id}");
-        self.answers(node, &format!("+OK\r\n:{client_id}\r\n${}\r\n{info}\r\n", info.len()));
+        self.greeted(node, &format!("+OK\r\n:{client_id}\r\n${}\r\n{info}\r\n", info.len()));
     }
 
     fn answers(&mut self, node: usize, text: &str) {
@@ -465,9 +475,46 @@ fn a_refused_message_is_set_aside_and_a_fatal_error_ends_the_sink() {
     rig.batch(&[(KEY.0, "4")]);
     rig.sent(0);
     rig.answers(0, "-NOPERM no permissions\r\n");
-    let why = rig.shared.fatal.lock().unwrap().clone().unwrap_or_default();
-    assert!(why.starts_with("NOPERM no permissions (t [0] at 1)"), "{why}");
+    let why = rig.fatal();
+    assert!(matches!(&why, WriteError::Refused { reply, .. } if reply == "NOPERM no permissions"), "{why:?}");
+    assert_eq!(why.to_string(), "NOPERM no permissions (t [0] at 1)");
     assert!(rig.done().is_empty());
+}
+
+#[test]
+fn each_reason_to_end_has_its_kind() {
+    let mut rig = Rig::connected(Some((1, 100)));
+    rig.batch(&[(KEY.0, "1")]);
+    rig.sent(0);
+    rig.answers(0, "+OK\r\n+OK\r\n-NOPERM no permissions to run the 'wait' command\r\n");
+    let why = rig.fatal();
+    assert!(matches!(&why, WriteError::Wait { reply } if reply.starts_with("NOPERM")), "{why:?}");
+
+    let address = |text: &String| text == A;
+    let mut rig = Rig::new(None);
+    rig.turn();
+    rig.greeted(0, "-NOAUTH Authentication required.\r\n");
+    let why = rig.fatal();
+    assert!(matches!(&why, WriteError::PasswordWanted { address: a } if address(a)), "{why:?}");
+
+    for (reply, refused) in [("-WRONGPASS s3cret is wrong\r\n", true), ("-LOADING soon\r\n", false)] {
+        let mut rig = Rig::new(None);
+        rig.writer.settings.target = Target::parse(&format!("redis://:s3cret@{A}")).unwrap();
+        rig.turn();
+        rig.greeted(0, reply);
+        let why = rig.shared.fatal.lock().unwrap().take();
+        let told = matches!(&why, Some(WriteError::PasswordRefused { address: a }) if address(a));
+        assert_eq!((told, why.is_some()), (refused, refused), "{why:?}");
+        assert!(why.is_none_or(|why| !why.to_string().contains("s3cret")), "the server's words are not repeated");
+    }
+
+    let mut rig = Rig::new(None);
+    rig.writer.settings.target.db = 99;
+    rig.turn();
+    rig.greeted(0, "+OK\r\n:11\r\n$10\r\nrun_id:run\r\n-ERR DB index is out of range\r\n");
+    let why = rig.fatal();
+    assert_eq!(why.to_string(), format!("{A}: ERR DB index is out of range"));
+    assert!(matches!(why, WriteError::Greeting { .. }), "{why:?}");
 }
 
 #[test]
