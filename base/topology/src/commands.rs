@@ -209,7 +209,7 @@ const fn blocks(name: &'static str) -> Fill {
     Fill { blocking: true, ..fill(name) }
 }
 
-const FILL: [Fill; 37] = [
+const FILL: [Fill; 38] = [
     counted("EVAL", 2),
     counted("EVALSHA", 2),
     counted("EVAL_RO", 2),
@@ -224,6 +224,8 @@ const FILL: [Fill; 37] = [
     Fill { key: Some(KeyAt::Arg(2)), ..fill("OBJECT") },
     Fill { key: Some(KeyAt::Arg(2)), ..fill("XINFO") },
     Fill { key: Some(KeyAt::Arg(2)), ..fill("XGROUP") },
+    // Servers before 7.2 do not say so of it, as they do of SLOWLOG RESET.
+    Fill { spread: Some((Spread::AllNodes, Join::AllSucceed)), ..fill("CONFIG|RESETSTAT") },
     all("DBSIZE", Join::Sum),
     all("FLUSHALL", Join::AllSucceed),
     all("FLUSHDB", Join::AllSucceed),

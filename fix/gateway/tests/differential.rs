@@ -99,6 +99,7 @@ const FOUND: &[&str] = &[
     "default: MULTI; XGROUP @ c; SET @ v; EXEC; GET @",
     // Servers look for keys with C's atoi; the number itself is refused by the node of the first.
     "default: ZDIFF 1x @ @; EVAL text +1 @; MULTI; ZUNION 2x @ @; EXEC",
+    "default: CLIENT UNBLOCK word; CLIENT UNBLOCK -1; CLIENT UNBLOCK 1 word; CLIENT UNBLOCK 99999999999999999999",
     "default: OBJECT nosuch @; OBJECT; CLUSTER KEYSLOT; CLUSTER KEYSLOT @ more",
     // What the gateway answers by itself the user may have no right to. Arguments are judged first.
     "few: UNWATCH; UNWATCH more",

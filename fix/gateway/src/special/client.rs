@@ -181,8 +181,16 @@ impl Worker {
     }
 
     pub(super) fn unblock(&mut self, io: &mut Io, whom: Whom, command: &Command) {
-        let number: Option<u64> = command.number(2);
-        let lane = self.everyone().find(|c| Some(c.number) == number).and_then(|c| c.aside.or(c.pin));
+        let reason = command.arg(3);
+        if command.len() > 3 && ![&b"TIMEOUT"[..], b"ERROR"].iter().any(|known| reason.eq_ignore_ascii_case(known)) {
+            return self.say(io, whom, b"-ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR\r\n");
+        }
+        // As servers read it: no plus sign, no zero in front.
+        let number = command.number::<i64>(2).filter(|number| number.to_string().as_bytes() == command.arg(2));
+        let Some(number) = number else {
+            return self.say(io, whom, b"-ERR value is not an integer or out of range\r\n");
+        };
+        let lane = self.everyone().find(|c| i64::try_from(c.number) == Ok(number)).and_then(|c| c.aside.or(c.pin));
         let target = lane.and_then(|l| Some((self.lanes[l].node, self.lanes[l].server_number?)));
         let set = self.client(whom).and_then(|c| c.set);
         let (Some((node, server_number)), Some(set)) = (target, set) else { return self.say(io, whom, b":0\r\n") };
