@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Instant;
 
-/// Ticks of `/proc` a second: USER_HZ, 100 on every Linux.
-const TICKS_PER_S: f64 = 100.0;
+use procfs::{CurrentSI, KernelStats};
+use unslow_process::{pids, schedstat, seconds, stat, threads};
+
 /// More than this much of the processors' time, taken by the hypervisor, counts as busy.
 const STOLEN_SHARE: f64 = 0.03;
 /// More than this many cores used by others, while ours waited for a processor, counts as busy.
@@ -64,50 +65,33 @@ impl Noise {
 
 impl Snapshot {
     fn take() -> Snapshot {
-        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-        let line = text.lines().next().unwrap_or_default();
-        // user nice system idle iowait irq softirq steal
-        let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).filter_map(|n| n.parse().ok()).collect();
-        let at = |i: usize| ticks.get(i).copied().unwrap_or(0);
-        let total = ticks.iter().sum();
-        let mut taken = Snapshot { busy: total - at(3) - at(4) - at(7), stolen: at(7), total, ..Snapshot::default() };
+        let mut taken = Snapshot::default();
+        if let Ok(KernelStats { total: ticks, .. }) = KernelStats::current() {
+            let later = [ticks.iowait, ticks.irq, ticks.softirq, ticks.steal];
+            let [waiting, irq, softirq, stolen] = later.map(Option::unwrap_or_default);
+            let busy = ticks.user + ticks.nice + ticks.system + irq + softirq;
+            taken = Snapshot { busy, stolen, total: busy + stolen + ticks.idle + waiting, ..taken };
+        }
         let parents = parents();
         let runner = std::env::var("UNSLOW_TEST_RUNNER").ok().and_then(|pid| pid.parse().ok());
         taken.suite = runner.map_or(0, |pid| below(pid, &parents).into_iter().map(ran).sum());
         for pid in below(std::process::id(), &parents) {
             taken.own += ran(pid);
-            for entry in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
-                let text = std::fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
-                let mut numbers = text.split_whitespace().filter_map(|n| n.parse().ok());
-                if let (Some(ran), Some(waited)) = (numbers.next(), numbers.next())
-                    && let Some(tid) = entry.file_name().to_str().and_then(|t| t.parse().ok())
-                {
-                    taken.threads.insert(tid, (ran, waited));
-                }
-            }
+            let all = threads(pid).filter_map(|thread| Some((thread, schedstat(pid, thread)?)));
+            taken.threads.extend(all.map(|(thread, s)| (thread, (s.sum_exec_runtime, s.run_delay))));
         }
         taken
     }
 }
 
-/// Fields of `/proc/PID/stat` behind the name: state, parent, and so on.
-fn stat(pid: u32) -> Option<Vec<String>> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = text.rsplit_once(')')?;
-    Some(rest.split_whitespace().map(String::from).collect())
-}
-
 /// Ticks a process has run, those of its children that have ended too.
 fn ran(pid: u32) -> u64 {
-    let fields = stat(pid).unwrap_or_default();
-    fields.iter().skip(11).take(4).filter_map(|f| f.parse::<u64>().ok()).sum()
+    stat(pid).map_or(0, |s| s.utime + s.stime + (s.cutime + s.cstime) as u64)
 }
 
 /// Every process and its parent.
 fn parents() -> Vec<(u32, u32)> {
-    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = pids.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(|pid| Some((pid, stat(pid)?.get(1)?.parse().ok()?))).collect()
+    pids().filter_map(|pid| Some((pid, stat(pid)?.ppid as u32))).collect()
 }
 
 /// A process and all below it.
@@ -123,7 +107,7 @@ fn below(root: u32, parents: &[(u32, u32)]) -> Vec<u32> {
 
 impl Load {
     fn between(from: &Snapshot, to: &Snapshot, elapsed_s: f64) -> Load {
-        let cores = |from: u64, to: u64| to.saturating_sub(from) as f64 / TICKS_PER_S / elapsed_s.max(0.001);
+        let cores = |from: u64, to: u64| seconds(to.saturating_sub(from)) / elapsed_s.max(0.001);
         let busy_cores = cores(from.busy, to.busy);
         let own_cores = cores(from.own, to.own);
         // Without a runner there are no other tests.

@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use unslow_engine::{Deployment, Server, ServerSpec, Shape, find, info};
+use unslow_process::{schedstat, seconds, stat, status, threads};
 
 /// Ends with us.
 struct Running(Child);
@@ -28,25 +29,16 @@ impl Drop for Running {
 
 /// Processor time of a process so far, in nanoseconds, all threads together.
 fn cpu_ns(pid: u32) -> u64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
-    tasks
-        .flatten()
-        .filter_map(|t| fs::read_to_string(t.path().join("schedstat")).ok())
-        .filter_map(|s| s.split(' ').next()?.parse::<u64>().ok())
-        .sum()
+    threads(pid).filter_map(|thread| schedstat(pid, thread)).map(|s| s.sum_exec_runtime).sum()
 }
 
-/// User time alone, in nanoseconds, by the kernel's ticks of 10 ms.
+/// User time alone, in nanoseconds, by the kernel's ticks.
 fn user_ns(pid: u32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let rest = stat.rsplit_once(')').expect("a stat line").1;
-    rest.split_whitespace().nth(11).expect("utime").parse::<u64>().expect("a number") * 10_000_000
+    (seconds(stat(pid).expect("it runs").utime) * 1e9) as u64
 }
 
 fn resident_mb(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("a resident size");
-    line.split_whitespace().nth(1).expect("kB").parse::<u64>().expect("a number") / 1024
+    status(pid).expect("it runs").vmrss.expect("a resident size") / 1024
 }
 
 fn median(values: &mut [f64]) -> f64 {

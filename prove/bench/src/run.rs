@@ -1019,15 +1019,12 @@ struct Looked {
 
 /// The server's CPU time by /proc, where its process id is one of this machine's and the same program.
 fn proc_ticks(info: &Info) -> Option<u64> {
-    let pid = info.number("process_id")? as u64;
+    let pid = info.number("process_id")? as u32;
     let here = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     if here.file_name()? != std::path::Path::new(info.get("executable")?).file_name()? {
         return None;
     }
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name in brackets; utime and stime are the 12th and 13th from there (proc(5)).
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+    unslow_process::stat(pid).map(|stat| unslow_process::cpu_ticks(&stat))
 }
 
 fn since(at: u64, start: u64) -> f64 {
@@ -1054,7 +1051,7 @@ fn servers(before: &[Looked], after: &[Looked]) -> Vec<ServerRun> {
                     .proc_ticks
                     .zip(b.proc_ticks)
                     .and_then(|(a, b)| b.checked_sub(a))
-                    .map(|ticks| round(ticks as f64 / rustix::param::clock_ticks_per_second() as f64 / seconds)),
+                    .map(|ticks| round(unslow_process::seconds(ticks) / seconds)),
                 commands,
                 cpu_us_per_command: cpu.zip(commands).filter(|(_, n)| *n > 0).map(|(c, n)| round(c * 1e6 / n as f64)),
             }

@@ -123,10 +123,7 @@ fn number(c: &mut Connection, section: &str, field: &str) -> u64 {
 /// Returns when the server stands still: it executes nothing more until SIGCONT.
 fn freeze(server: &Server) {
     server.signal(libc::SIGSTOP);
-    until("the server to stand still", || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap_or_default();
-        stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))
-    });
+    until("the server to stand still", || unslow_process::stat(server.pid()).is_some_and(|stat| stat.state == 'T'));
 }
 
 /// Nothing lost, nothing twice, nothing wrong. A run that was ended leaves unfinished what was in flight.

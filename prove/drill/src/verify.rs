@@ -217,8 +217,7 @@ impl Proof {
 
 /// The state of a process: R, S, T ...
 fn state_of(pid: u32) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.trim_start().chars().next()
+    unslow_process::stat(pid).map(|stat| stat.state)
 }
 
 /// How long a connection takes; `None` when there is none. An error is of the network it is tried from.

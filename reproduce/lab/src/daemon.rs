@@ -478,9 +478,7 @@ fn state(server: &Server) -> String {
     if !server.alive() {
         return "dead".into();
     }
-    let stat = fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap_or_default();
-    // After the name in parentheses comes the state: T is stopped.
-    let stopped = stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+    let stopped = unslow_process::stat(server.pid()).is_some_and(|stat| stat.state == 'T');
     if stopped { "stopped".into() } else { "running".into() }
 }
 

@@ -97,13 +97,11 @@ fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
 }
 
-/// Start time of a process in clock ticks since boot, field 22 of its stat file; none of a dead one.
+/// Start time of a process in clock ticks since boot; none of a dead one.
 pub fn started_at(pid: u32) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let rest = stat.rsplit(") ").next()?;
+    let stat = unslow_process::stat(pid)?;
     // A zombie holds nothing any more.
-    let dead = rest.starts_with('Z') || rest.starts_with('X');
-    (!dead).then(|| rest.split(' ').nth(19).map(String::from))?
+    (!matches!(stat.state, 'Z' | 'X')).then(|| stat.starttime.to_string())
 }
 
 /// Every lab's directory with its owner.

@@ -10,13 +10,7 @@ use std::path::{Path, PathBuf};
 pub const MARK: &str = "UNSLOW_LAB";
 
 fn pids() -> impl Iterator<Item = u32> {
-    let own = std::process::id();
-    fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .filter(move |pid| *pid != own)
+    unslow_process::pids().filter(|pid| *pid != std::process::id())
 }
 
 /// The mark of a lab's processes: its directory, which no other lab has at the same time.

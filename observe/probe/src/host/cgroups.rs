@@ -6,6 +6,8 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use procfs::{FromRead, ProcessCGroups};
+
 use super::machine::line;
 use super::parse::{Throttled, cgroup_places, cores, limit_of, throttled_of};
 
@@ -34,9 +36,8 @@ pub struct Stopped {
 
 /// Directories of a process's groups for a controller, its own first; empty where none can be seen.
 pub fn of(pid: u32, controller: &str) -> Vec<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-    let places = cgroup_places(&text, &mounts, controller);
+    let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).map_or(Vec::new(), |all| all.0);
+    let places = cgroup_places(&groups, &procfs::mounts().unwrap_or_default(), controller);
     let mut all = places.into_iter().map(|(base, dir)| upwards(&base, &dir));
     all.find(|groups| groups.iter().any(|dir| has(dir, controller))).unwrap_or_default()
 }

@@ -56,7 +56,7 @@ fn ticks() -> BTreeMap<u32, Ticks> {
     fs::read_to_string("/proc/stat").unwrap_or_default().lines().filter_map(ticks_of).collect()
 }
 
-/// A `cpuN` line of /proc/stat; the line of all of them has no number.
+/// A `cpuN` line of /proc/stat; the line of all of them has no number. procfs leaves the numbers out, and one may be offline.
 fn ticks_of(line: &str) -> Option<(u32, Ticks)> {
     let mut words = line.strip_prefix("cpu")?.split_whitespace();
     // The number follows at once: a blank means that this is the sum.

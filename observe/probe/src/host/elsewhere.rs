@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use unslow_facts::{Gap, Lack, Node};
 
 use super::addresses::{Listened, is_bus_of, port_of, resolve};
-use super::parse::{self, local_v4, local_v6};
+use super::parse::{local_v4, local_v6, rows};
 use super::processes::{self, sent_info, socket_inodes};
 
 /// A server in a network namespace that we are not in.
@@ -44,7 +44,7 @@ fn server(pid: u32) -> Option<Server> {
 
 /// Listening sockets with these inodes.
 fn listened(tables: &[String], own: &BTreeSet<u32>) -> Vec<Listened> {
-    let rows = tables.iter().flat_map(|t| t.lines()).filter_map(parse::row);
+    let rows = tables.iter().flat_map(|table| rows(table));
     let mut all: Vec<Listened> = rows.filter(|r| r.listening && own.contains(&r.inode)).map(|r| r.local).collect();
     all.sort_unstable();
     all.dedup();

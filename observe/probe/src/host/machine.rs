@@ -1,16 +1,16 @@
 //! What the machine as a whole did between two samples.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use procfs::net::DeviceStatus;
+use procfs::{CurrentSI, DiskStat, KernelStats};
 use unslow_facts::{Host, Link, Reclaims, Tcp};
 
 use super::cores;
-use super::parse::{
-    Carried, CpuTimes, DiskTimes, carried, counter, cpu_times_of, disk_times, kib, shares, stalled, written,
-};
+use super::parse::{CpuTimes, counter, cpu_times_of, kib, shares, stalled, written};
 use crate::now_ms;
 
 /// The first of the two.
@@ -19,11 +19,10 @@ pub struct First {
     cpu: Option<CpuTimes>,
     pressure: BTreeMap<String, u64>,
     tcp: Option<Tcp>,
-    swap_in: Option<u64>,
-    reclaims: Option<Reclaims>,
+    vmstat: HashMap<String, i64>,
     cores: cores::First,
-    disks: BTreeMap<String, DiskTimes>,
-    links: BTreeMap<String, Carried>,
+    disks: BTreeMap<String, DiskStat>,
+    links: BTreeMap<String, DeviceStatus>,
 }
 
 impl First {
@@ -33,8 +32,7 @@ impl First {
             cpu: cpu_times(),
             pressure: pressure(),
             tcp: tcp(),
-            swap_in: vmstat("pswpin"),
-            reclaims: reclaims(),
+            vmstat: vmstat(),
             cores: cores::First::take(),
             disks: disks(),
             links: links(),
@@ -45,6 +43,7 @@ impl First {
     pub fn second(&self) -> Host {
         let window_s = self.begun.elapsed().as_secs_f64();
         let cpu = self.cpu.zip(cpu_times()).map(|(a, b)| shares(a, b));
+        let vmstat = vmstat();
         let after = pressure();
         let pressure = self
             .pressure
@@ -58,10 +57,8 @@ impl First {
             listen_drops: b.listen_drops.saturating_sub(a.listen_drops),
             timeouts: b.timeouts.saturating_sub(a.timeouts),
         });
-        let disks = disks()
-            .into_iter()
-            .filter_map(|(name, after)| written(*self.disks.get(&name)?, after, name, window_s))
-            .collect();
+        let disks =
+            disks().into_iter().filter_map(|(name, after)| written(self.disks.get(&name)?, &after, window_s)).collect();
         Host {
             hostname: line("/proc/sys/kernel/hostname").unwrap_or_default(),
             boot_id: line("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
@@ -76,7 +73,7 @@ impl First {
             memory_bytes: meminfo("MemTotal"),
             memory_available_bytes: meminfo("MemAvailable"),
             swap_used_bytes: meminfo("SwapTotal").zip(meminfo("SwapFree")).map(|(t, f)| t.saturating_sub(f)),
-            swap_in_pages: self.swap_in.zip(vmstat("pswpin")).map(|(a, b)| b.saturating_sub(a)),
+            swap_in_pages: swap_in(&self.vmstat).zip(swap_in(&vmstat)).map(|(a, b)| b.saturating_sub(a)),
             clocksource: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             clock_read_ns: clock_read_ns(),
             hypervisor: hypervisor(),
@@ -84,7 +81,7 @@ impl First {
             busy_share: cpu.map(|(_, busy)| busy),
             cores: self.cores.second(),
             memory_nodes: cores::memory_nodes(),
-            reclaims: self.reclaims.zip(reclaims()).map(|(a, b)| Reclaims {
+            reclaims: reclaims(&self.vmstat).zip(reclaims(&vmstat)).map(|(a, b)| Reclaims {
                 direct: b.direct.saturating_sub(a.direct),
                 compactions: b.compactions.saturating_sub(a.compactions),
             }),
@@ -100,12 +97,12 @@ impl First {
 
     /// What each network device carried since the first sample.
     fn links(&self) -> Vec<Link> {
-        let carried = |(name, after): (String, Carried)| {
-            let before = *self.links.get(&name)?;
+        let carried = |(name, after): (String, DeviceStatus)| {
+            let before = self.links.get(&name)?;
             let link = Link {
                 speed_mbit: speed_mbit(&name),
-                received_bytes: after.received.saturating_sub(before.received),
-                sent_bytes: after.sent.saturating_sub(before.sent),
+                received_bytes: after.recv_bytes.saturating_sub(before.recv_bytes),
+                sent_bytes: after.sent_bytes.saturating_sub(before.sent_bytes),
                 name,
             };
             (link.received_bytes > 0 || link.sent_bytes > 0).then_some(link)
@@ -137,26 +134,24 @@ fn meminfo(field: &str) -> Option<u64> {
     kib(&fs::read_to_string("/proc/meminfo").ok()?, &format!("{field}:"))
 }
 
-fn vmstat(field: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/vmstat").ok()?;
-    text.lines().find_map(|l| l.strip_prefix(field)?.trim().parse().ok())
+/// Counters since boot.
+fn vmstat() -> HashMap<String, i64> {
+    procfs::vmstat().unwrap_or_default()
 }
 
-fn reclaims() -> Option<Reclaims> {
-    reclaims_of(&fs::read_to_string("/proc/vmstat").ok()?)
+fn swap_in(vmstat: &HashMap<String, i64>) -> Option<u64> {
+    vmstat.get("pswpin").map(|pages| *pages as u64)
 }
 
-/// Waits for memory since boot: `allocstall` had no zones before Linux 4.10. A kernel without compaction does not count it.
-fn reclaims_of(text: &str) -> Option<Reclaims> {
-    let fields =
-        || text.lines().filter_map(|l| l.split_once(' ')).map(|(name, n)| (name, n.trim().parse::<u64>().unwrap_or(0)));
-    let stalls: Vec<u64> = fields().filter(|(name, _)| name.starts_with("allocstall")).map(|(_, n)| n).collect();
-    let compactions = fields().find(|(name, _)| *name == "compact_stall").map_or(0, |(_, n)| n);
-    (!stalls.is_empty()).then(|| Reclaims { direct: stalls.iter().sum(), compactions })
+/// Waits for memory: `allocstall` had no zones before Linux 4.10. A kernel without compaction does not count it.
+fn reclaims(vmstat: &HashMap<String, i64>) -> Option<Reclaims> {
+    let stalls = || vmstat.iter().filter(|(name, _)| name.starts_with("allocstall")).map(|(_, n)| *n as u64);
+    let compactions = vmstat.get("compact_stall").map_or(0, |n| *n as u64);
+    stalls().next().map(|_| Reclaims { direct: stalls().sum(), compactions })
 }
 
 fn cpu_times() -> Option<CpuTimes> {
-    cpu_times_of(&fs::read_to_string("/proc/stat").ok()?)
+    cpu_times_of(&KernelStats::current().ok()?.total)
 }
 
 /// `cpu.some` and so on: total stalled us.
@@ -181,23 +176,22 @@ fn tcp() -> Option<Tcp> {
     })
 }
 
-fn disks() -> BTreeMap<String, DiskTimes> {
-    let text = fs::read_to_string("/proc/diskstats").unwrap_or_default();
-    let whole = |name: &String| Path::new("/sys/block").join(name).exists();
-    text.lines().filter_map(disk_times).filter(|(name, _)| whole(name)).collect()
+fn disks() -> BTreeMap<String, DiskStat> {
+    let whole = |disk: &DiskStat| Path::new("/sys/block").join(&disk.name).exists();
+    let all = procfs::diskstats().unwrap_or_default().into_iter();
+    all.filter(whole).map(|disk| (disk.name.clone(), disk)).collect()
 }
 
 /// Of this network namespace, by device.
-fn links() -> BTreeMap<String, Carried> {
-    let text = fs::read_to_string("/proc/net/dev").unwrap_or_default();
-    text.lines().filter_map(carried).filter(|(name, _)| name != "lo").collect()
+fn links() -> BTreeMap<String, DeviceStatus> {
+    procfs::net::dev_status().unwrap_or_default().into_iter().filter(|(name, _)| name != "lo").collect()
 }
 
 /// As the device says it. `/sys` shows the devices of the namespace that it was mounted in: a device of the same name there is not
 /// ours, so the bytes it has carried are held against those before and after.
 fn speed_mbit(name: &str) -> Option<u64> {
     let dir = Path::new("/sys/class/net").join(name);
-    let sent = || links().get(name).map(|c| c.sent);
+    let sent = || links().get(name).map(|l| l.sent_bytes);
     let before = sent()?;
     let there: u64 = line(dir.join("statistics/tx_bytes"))?.parse().ok()?;
     let is_ours = (before..=sent()?).contains(&there);
@@ -238,10 +232,13 @@ fn hypervisor() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use procfs::{FromRead, VmStat};
+
     use super::*;
 
     #[test]
     fn waits_for_memory_are_summed_over_zones() {
+        let reclaims_of = |text: &str| reclaims(&VmStat::from_read(text.as_bytes()).unwrap().0);
         let text = "pgfault 9\nallocstall_dma32 1\nallocstall_normal 20\nallocstall_movable 300\n\
                     compact_stall 7\ncompact_fail 5\n";
         assert_eq!(reclaims_of(text), Some(Reclaims { direct: 321, compactions: 7 }));

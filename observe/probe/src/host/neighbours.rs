@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use unslow_facts::{Host, Neighbour};
 
 use super::addresses::{Listened, local_ips, port_of};
-use super::parse;
-use super::processes::{Task, socket_inodes, tasks, ticks_to_s};
+use super::parse::rows;
+use super::processes::{Task, socket_inodes, tasks};
 use crate::sockets::{self, TcpSocket};
 
 /// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when the
@@ -27,7 +27,7 @@ pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket]
         .filter(|(pid, _)| !servers.contains(pid) && *pid != std::process::id())
         .map(|(pid, after)| {
             let then = before.get(&pid).map_or(0, |t| t.ticks);
-            let cpu_share = ticks_to_s(after.ticks.saturating_sub(then)) / host.window_s;
+            let cpu_share = unslow_process::seconds(after.ticks.saturating_sub(then)) / host.window_s;
             Neighbour { pid, name: after.name, cpu_share, client: false, parent: Some(after.parent) }
         })
         .filter(|n| n.cpu_share > 0.02)
@@ -86,7 +86,7 @@ impl Ours {
 
     /// The same from tables of other network namespaces: a client in a container is one too.
     fn connections_in(&self, tables: &[String]) -> Vec<u32> {
-        let all = tables.iter().flat_map(|t| t.lines()).filter_map(parse::row);
+        let all = tables.iter().flat_map(|table| rows(table));
         // Its loopback is not ours.
         let here = |ip: &IpAddr| self.local.contains(ip) && !ip.is_loopback();
         let ours = |peer: &Listened| self.elsewhere.contains(peer) || (self.ports.contains(&peer.1) && here(&peer.0));

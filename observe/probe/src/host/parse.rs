@@ -1,30 +1,24 @@
-//! The texts of /proc, /sys and cgroups taken apart. Nothing here reads a file.
+//! What is made of the texts of /proc, /sys and cgroups. Nothing here reads a file.
+//!
+//! The crate procfs reads the files it knows; one that it cannot read counts as missing, and takes no other with it. Texts
+//! that it does not know are taken apart here, and so are /proc/meminfo, /proc/net/snmp and /proc/pressure: procfs refuses
+//! the whole file where one field is missing, as in gVisor and on older kernels.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use procfs::net::{TcpNetEntries, TcpState};
+use procfs::process::{LimitValue, Limits};
+use procfs::{CpuTime, DiskStat, FromBufReadSI, MountEntry, ProcessCGroup};
 use unslow_facts::Disk;
+use unslow_process::Status;
 
 #[derive(Clone, Copy)]
 pub struct CpuTimes {
     pub all: u64,
     pub idle: u64,
     pub steal: u64,
-}
-
-#[derive(Clone, Copy)]
-pub struct DiskTimes {
-    pub writes: u64,
-    pub write_ms: u64,
-    pub busy_ms: u64,
-}
-
-/// Bytes that a network device has carried since it is there.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Carried {
-    pub received: u64,
-    pub sent: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -34,23 +28,7 @@ pub struct Throttled {
     pub us: u64,
 }
 
-/// What /proc/PID/stat says of a process.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    pub name: String,
-    /// The process that started it.
-    pub parent: u32,
-    /// In user mode and in the kernel.
-    pub ticks: u64,
-    /// When it was started, since boot.
-    pub started_ticks: u64,
-    /// Pages it had to wait for a disk for.
-    pub major_faults: u64,
-    /// The processor that its main thread ran on last.
-    pub processor: Option<u32>,
-}
-
-/// A line of /proc/net/tcp or tcp6.
+/// A socket in a table of a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub local: (IpAddr, u16),
@@ -59,33 +37,19 @@ pub struct Row {
     pub inode: u32,
 }
 
-/// A line of /proc/net/tcp or tcp6: addresses are words of 32 bits in the machine's order.
-pub fn row(line: &str) -> Option<Row> {
-    // Thousands of closed connections linger, and have no process any more.
-    const TIME_WAIT: &str = "06";
-    const LISTEN: &str = "0A";
-    let mut words = line.split_whitespace();
-    let (local, peer, state) = (words.nth(1)?, words.next()?, words.next()?);
-    if state == TIME_WAIT {
-        return None;
-    }
-    let inode = words.nth(5)?.parse().ok()?;
-    Some(Row { local: end(local)?, peer: end(peer)?, listening: state == LISTEN, inode })
-}
-
-/// An address and a port in hexadecimal.
-fn end(text: &str) -> Option<(IpAddr, u16)> {
-    let (ip, port) = text.split_once(':')?;
-    let bytes: Vec<u8> = (0..ip.len() / 8)
-        .filter_map(|i| u32::from_str_radix(ip.get(i * 8..i * 8 + 8)?, 16).ok())
-        .flat_map(u32::to_ne_bytes)
-        .collect();
-    let ip = match bytes.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
-        16 => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical(),
-        _ => return None,
-    };
-    Some((ip, u16::from_str_radix(port, 16).ok()?))
+/// The sockets in the text of `net/tcp` or `net/tcp6`, without the thousands of closed connections that linger and
+/// belong to no process any more.
+pub fn rows(table: &str) -> Vec<Row> {
+    let all = TcpNetEntries::from_buf_read(table.as_bytes(), procfs::current_system_info());
+    let end = |at: SocketAddr| (at.ip().to_canonical(), at.port());
+    let live = all.map_or(Vec::new(), |table| table.0).into_iter().filter(|e| e.state != TcpState::TimeWait);
+    live.map(|e| Row {
+        local: end(e.local_address),
+        peer: end(e.remote_address),
+        listening: e.state == TcpState::Listen,
+        inode: e.inode as u32,
+    })
+    .collect()
 }
 
 /// The addresses of a network namespace, from the text of its fib_trie: a leaf, and on a line below it that it is local.
@@ -109,9 +73,9 @@ pub fn local_v6(if_inet6: &str) -> BTreeSet<IpAddr> {
     words.filter_map(address).map(|bits| IpAddr::from(bits.to_be_bytes())).collect()
 }
 
-/// A process's number as it knows it, from the text of its status: the last of those that NSpid lists. `None` before Linux 4.1.
-pub fn own_pid(status: &str) -> Option<u32> {
-    status.lines().find_map(|l| l.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+/// A process's number as it knows it: the last of those that NSpid lists. `None` before Linux 4.1.
+pub fn own_pid(status: &Status) -> Option<u32> {
+    status.nspid.as_ref()?.last().map(|pid| *pid as u32)
 }
 
 /// The bytes of a `Name:   123 kB` line.
@@ -120,20 +84,22 @@ pub fn kib(text: &str, field: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|k| k * 1024)
 }
 
-/// The soft limit in the text of `limits`.
-pub fn open_files_max(limits: &str) -> Option<u64> {
-    limits.lines().find(|l| l.starts_with("Max open files"))?.split_whitespace().nth(3)?.parse().ok()
+/// The soft limit; `None` without one.
+pub fn open_files_max(limits: &Limits) -> Option<u64> {
+    match limits.max_open_files.soft_limit {
+        LimitValue::Value(files) => Some(files),
+        LimitValue::Unlimited => None,
+    }
 }
 
-/// How many bits the mask in the text of `status` has.
-pub fn cpus_allowed(status: &str) -> Option<u32> {
-    let mask = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed:"))?;
-    Some(mask.chars().filter_map(|c| c.to_digit(16)).map(u32::count_ones).sum())
+/// How many processors it may use.
+pub fn cpus_allowed(status: &Status) -> Option<u32> {
+    status.cpus_allowed.as_ref().map(|masks| masks.iter().map(|mask| mask.count_ones()).sum())
 }
 
-/// Numbers of the processors in the list in the text of `status`: `0-1,32-39`. Empty where it is not there, or cannot be one.
-pub fn processors(status: &str) -> Vec<u32> {
-    cpu_list(status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap_or_default())
+/// Numbers of the processors it may use. Empty where the kernel does not tell.
+pub fn processors(status: &Status) -> Vec<u32> {
+    status.cpus_allowed_list.iter().flatten().flat_map(|(first, last)| *first..=*last).collect()
 }
 
 /// Numbers of the processors of a list as the kernel writes it: `0-1,32-39`.
@@ -147,12 +113,6 @@ pub fn cpu_list(list: &str) -> Vec<u32> {
     list.trim().split(',').filter_map(range).flatten().collect()
 }
 
-/// On a processor and waiting for one, in ns: the text of a thread's `schedstat`.
-pub fn scheduled(text: &str) -> Option<(u64, u64)> {
-    let mut words = text.split_whitespace();
-    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-}
-
 /// Stolen and busy shares between two samples.
 pub fn shares(a: CpuTimes, b: CpuTimes) -> (f64, f64) {
     let all = b.all.saturating_sub(a.all).max(1) as f64;
@@ -160,62 +120,35 @@ pub fn shares(a: CpuTimes, b: CpuTimes) -> (f64, f64) {
 }
 
 /// A device between two samples; `None` when nothing was written.
-pub fn written(a: DiskTimes, b: DiskTimes, name: String, window_s: f64) -> Option<Disk> {
+pub fn written(a: &DiskStat, b: &DiskStat, window_s: f64) -> Option<Disk> {
     let writes = b.writes.saturating_sub(a.writes);
     (writes > 0).then(|| Disk {
-        name,
-        write_await_ms: b.write_ms.saturating_sub(a.write_ms) as f64 / writes as f64,
-        busy_share: b.busy_ms.saturating_sub(a.busy_ms) as f64 / 1000.0 / window_s,
+        name: b.name.clone(),
+        write_await_ms: b.time_writing.saturating_sub(a.time_writing) as f64 / writes as f64,
+        busy_share: b.time_in_progress.saturating_sub(a.time_in_progress) as f64 / 1000.0 / window_s,
     })
 }
 
-pub fn cpu_times_of(text: &str) -> Option<CpuTimes> {
-    let ticks: Vec<u64> = text.lines().next()?.split_whitespace().skip(1).filter_map(|n| n.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal; guest is inside user.
-    Some(CpuTimes { all: ticks.iter().take(8).sum(), idle: ticks.get(3)? + ticks.get(4)?, steal: *ticks.get(7)? })
+/// Guest time is inside that of users. Kernels before 2.6.11 do not count stolen time.
+pub fn cpu_times_of(total: &CpuTime) -> Option<CpuTimes> {
+    let idle = total.idle + total.iowait?;
+    let busy = total.user + total.nice + total.system + total.irq? + total.softirq?;
+    let steal = total.steal?;
+    Some(CpuTimes { all: busy + idle + steal, idle, steal })
 }
 
-/// The same of one resource, from the text of its file.
+/// `some` and `full` of a resource, in us, from the text of its file. Line by line: before Linux 5.13 there is no `full` of
+/// processors, and without it procfs reads nothing.
 pub fn stalled(resource: &str, text: &str) -> Vec<(String, u64)> {
-    let total = |line: &str| -> Option<u64> { line.split("total=").nth(1)?.trim().parse().ok() };
     let kind = |line: &str| format!("{resource}.{}", line.split(' ').next().unwrap_or_default());
-    text.lines().filter_map(|line| Some((kind(line), total(line)?))).collect()
+    text.lines().filter_map(|line| Some((kind(line), procfs::parse_pressure_record(line).ok()?.total))).collect()
 }
 
-/// Pairs of lines: names, then numbers.
+/// Pairs of lines: names, then numbers. procfs does not know TcpExt.
 pub fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter(|l| l.starts_with(group));
     let at = lines.next()?.split_whitespace().position(|w| w == name)?;
     lines.next()?.split_whitespace().nth(at)?.parse().ok()
-}
-
-/// A line of /proc/diskstats.
-pub fn disk_times(line: &str) -> Option<(String, DiskTimes)> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let number = |i: usize| words.get(i)?.parse().ok();
-    let times = DiskTimes { writes: number(7)?, write_ms: number(10)?, busy_ms: number(12)? };
-    Some((words.get(2)?.to_string(), times))
-}
-
-/// A line of /proc/net/dev; none of its two lines of titles.
-pub fn carried(line: &str) -> Option<(String, Carried)> {
-    let (name, figures) = line.split_once(':')?;
-    let words: Vec<&str> = figures.split_whitespace().collect();
-    let number = |i: usize| words.get(i)?.parse().ok();
-    Some((name.trim().to_string(), Carried { received: number(0)?, sent: number(8)? }))
-}
-
-/// From the text of /proc/PID/stat.
-pub fn stat(text: &str) -> Option<Stat> {
-    // The name may hold spaces and brackets; what follows the last one is fixed.
-    let (head, tail) = text.rsplit_once(')')?;
-    let name = head.split_once('(')?.1.to_string();
-    let words: Vec<&str> = tail.split_whitespace().collect();
-    let number = |i: usize| words.get(i)?.parse::<u64>().ok();
-    let parent = words.get(1)?.parse().ok()?;
-    let (ticks, started_ticks, major_faults) = (number(11)? + number(12)?, number(19)?, number(9)?);
-    let processor = words.get(36).and_then(|w| w.parse().ok());
-    Some(Stat { name, parent, ticks, started_ticks, major_faults, processor })
 }
 
 /// By the names the servers and their forks give themselves; a server renamed with `exec -a` keeps its comm.
@@ -225,31 +158,22 @@ pub fn is_server(name: &str) -> bool {
         && !name.contains("benchm")
 }
 
-/// Where a controller of the groups in the text of /proc/PID/cgroup is mounted, and the group's directory there.
-pub fn cgroup_places(text: &str, mounts: &str, controller: &str) -> Vec<(PathBuf, PathBuf)> {
-    let mut places = Vec::new();
-    let mount = |kind: &str, option: &str| {
-        mounts.lines().find_map(|l| {
-            let words: Vec<&str> = l.split_whitespace().collect();
-            (words.get(2) == Some(&kind) && (option.is_empty() || words.get(3)?.split(',').any(|o| o == option)))
-                .then(|| PathBuf::from(words[1]))
-        })
+/// Where a controller of a process's groups is mounted, and the group's directory there.
+pub fn cgroup_places(groups: &[ProcessCGroup], mounts: &[MountEntry], controller: &str) -> Vec<(PathBuf, PathBuf)> {
+    let mount = |kind: &str, option: Option<&str>| {
+        let fits = |m: &&MountEntry| m.fs_vfstype == kind && option.is_none_or(|o| m.fs_mntops.contains_key(o));
+        mounts.iter().find(fits).map(|m| PathBuf::from(&m.fs_file))
     };
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { break };
-        let base = if controllers.is_empty() {
-            mount("cgroup2", "")
-        } else if controllers.split(',').any(|c| c == controller) {
-            mount("cgroup", controller)
-        } else {
-            continue;
+    let place = |group: &ProcessCGroup| {
+        let base = match &group.controllers[..] {
+            [] => mount("cgroup2", None)?,
+            all if all.iter().any(|c| c == controller) => mount("cgroup", Some(controller))?,
+            _ => return None,
         };
-        let Some(base) = base else { continue };
-        let dir = base.join(path.trim_start_matches('/'));
-        places.push((base, dir));
-    }
-    places
+        let dir = base.join(group.pathname.trim_start_matches('/'));
+        Some((base, dir))
+    };
+    groups.iter().filter_map(place).collect()
 }
 
 pub fn throttled_of(text: &str) -> Option<Throttled> {
@@ -295,23 +219,15 @@ pub fn anon_by_node(text: &str, page_bytes: u64) -> Vec<(u32, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use procfs::{FromRead, KernelStats, ProcessCGroups};
+
     use super::*;
 
     #[test]
-    fn reads_what_a_network_device_has_carried() {
-        let line = "  eth0: 12345678  900    0    0    0     0          0         0 87654321  800    0    0    0     0       0          0";
-        let expected = Carried { received: 12_345_678, sent: 87_654_321 };
-        assert_eq!(carried(line), Some(("eth0".to_string(), expected)));
-        for title in ["Inter-|   Receive                 |  Transmit", " face |bytes    packets errs|bytes packets", ""]
-        {
-            assert_eq!(carried(title), None, "{title}");
-        }
-    }
-
-    #[test]
-    fn reads_lines_of_the_tables_of_sockets() {
+    fn sockets_are_read_from_the_tables_of_both_families() {
         let word = |octets: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(octets));
         let rest = "00000000:00000000 00:00000000 00000000     0        0 15201 1 0 20 4 30 10 -1";
+        let table = |rows: &[&str]| format!("  sl  local_address rem_address   st\n{}\n", rows.join("\n"));
         let expected = Row {
             local: ([10, 0, 0, 2].into(), 58068),
             peer: ([10, 0, 0, 1].into(), 6379),
@@ -319,22 +235,18 @@ mod tests {
             inode: 15201,
         };
         let v4 = format!("   1: {}:E2D4 {}:18EB 01 {rest}", word([10, 0, 0, 2]), word([10, 0, 0, 1]));
-        assert_eq!(row(&v4), Some(expected));
+        let lingering = v4.replace(" 01 0", " 06 0");
+        assert_eq!(rows(&table(&[lingering.as_str(), v4.as_str()])), [expected]);
         let mapped = |last: [u8; 4]| format!("{0}{0}{1}{2}", word([0; 4]), word([0, 0, 255, 255]), word(last));
         let v6 = format!("   1: {}:E2D4 {}:18EB 01 {rest}", mapped([10, 0, 0, 2]), mapped([10, 0, 0, 1]));
-        assert_eq!(row(&v6), Some(expected));
+        assert_eq!(rows(&table(&[v6.as_str()])), [expected]);
         let listening = format!("   0: {}:18EB {}:0000 0A {rest}", word([0; 4]), word([0; 4]));
         let any: IpAddr = [0, 0, 0, 0].into();
-        assert_eq!(row(&listening), Some(Row { local: (any, 6379), peer: (any, 0), listening: true, inode: 15201 }));
-        for odd in [
-            "",
-            "  sl  local_address rem_address   st tx_queue",
-            "1: 0:1 0:1 2",
-            "   1: \u{e9}:1 \u{e9}\u{e9}:18EB 01 0 0 0 0 0 7",
-            v4.replace(" 01 0", " 06 0").as_str(),
-        ] {
-            assert_eq!(row(odd), None, "{odd}");
-        }
+        assert_eq!(
+            rows(&table(&[listening.as_str()])),
+            [Row { local: (any, 6379), peer: (any, 0), listening: true, inode: 15201 }]
+        );
+        assert!(rows("").is_empty() && rows(&table(&["1: 0:1 0:1 2"])).is_empty());
     }
 
     #[test]
@@ -352,63 +264,49 @@ mod tests {
         assert!(local_v4("").is_empty() && local_v6("x\n\u{e9}\n").is_empty());
     }
 
+    /// What every kernel says, and these lines.
+    fn status(more: &str) -> Status {
+        let always = "Name:\tredis-server\nState:\tS (sleeping)\nTgid:\t4711\nPid:\t4711\nPPid:\t1\nTracerPid:\t0\n\
+                      Uid:\t1\t1\t1\t1\nGid:\t1\t1\t1\t1\nFDSize:\t64\nGroups:\t \nThreads:\t4\nSigQ:\t0/9\n\
+                      SigPnd:\t0\nShdPnd:\t0\nSigBlk:\t0\nSigIgn:\t0\nSigCgt:\t0\nCapInh:\t0\nCapPrm:\t0\nCapEff:\t0\n";
+        Status::from_read(format!("{always}{more}").as_bytes()).unwrap()
+    }
+
     #[test]
     fn a_process_in_a_container_has_a_number_of_its_own() {
-        assert_eq!(own_pid("Name:\tredis-server\nNSpid:\t4711\t1\n"), Some(1));
-        assert_eq!(own_pid("NSpid:\t4711\n"), Some(4711));
-        assert_eq!(own_pid("Name:\tredis-server\n"), None);
+        let own = |more: &str| own_pid(&status(more));
+        assert_eq!([own("NSpid:\t4711\t1\n"), own("NSpid:\t4711\n"), own("")], [Some(1), Some(4711), None]);
     }
 
     #[test]
     fn cpu_shares_are_computed_between_two_samples() {
-        let before = cpu_times_of("cpu  100 0 50 800 40 0 0 10 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n").unwrap();
+        let times = |total: &str| {
+            let text = format!("cpu  {total}\ncpu0 1 1 1 1 1 1 1 1 1 1\nctxt 1\nbtime 1\nprocesses 1\n");
+            cpu_times_of(&KernelStats::from_buf_read(text.as_bytes(), procfs::current_system_info()).unwrap().total)
+        };
+        let before = times("100 0 50 800 40 0 0 10 7 0").unwrap();
         assert_eq!((before.all, before.idle, before.steal), (1000, 840, 10));
-        let after = cpu_times_of("cpu  160 0 60 890 60 0 0 30 90 0\n").unwrap();
+        let after = times("160 0 60 890 60 0 0 30 90 0").unwrap();
         let (steal, busy) = shares(before, after);
         assert!((steal - 0.1).abs() < 1e-9 && (busy - 0.45).abs() < 1e-9, "{steal} {busy}");
         // Counters may go backwards when processors come and go; shares stay between 0 and 1.
         let (steal, busy) = shares(after, before);
         assert_eq!((steal, busy), (0.0, 1.0));
-        assert!(cpu_times_of("cpu  1 2 3\n").is_none() && cpu_times_of("").is_none());
+        assert!(times("1 2 3 4").is_none());
     }
 
     #[test]
     fn disk_write_time_is_averaged_over_the_window() {
-        let line = |text: &str| disk_times(text).unwrap();
-        let (name, before) = line(" 259       0 nvme0n1 100 1 2 3 1000 5 6 7000 0 500 0 0 0 0 0");
-        assert_eq!((name.as_str(), before.writes, before.write_ms, before.busy_ms), ("nvme0n1", 1000, 7000, 500));
-        let (_, after) = line(" 259       0 nvme0n1 900 1 2 3 1010 5 6 7040 0 1500 0 0 0 0 0");
-        let disk = written(before, after, name.clone(), 4.0).unwrap();
+        let disk = |text: &str| DiskStat::from_line(text).unwrap();
+        let before = disk(" 259       0 nvme0n1 100 1 2 3 1000 5 6 7000 0 500 0 0 0 0 0");
+        let after = disk(" 259       0 nvme0n1 900 1 2 3 1010 5 6 7040 0 1500 0 0 0 0 0");
+        let disk = written(&before, &after, 4.0).unwrap();
         assert_eq!((disk.name.as_str(), disk.write_await_ms, disk.busy_share), ("nvme0n1", 4.0, 0.25));
-        assert!(written(before, before, name, 4.0).is_none(), "no writes in the window");
-        assert!(disk_times("259 0 nvme0n1 100").is_none());
+        assert!(written(&before, &before, 4.0).is_none(), "no writes in the window");
     }
 
     #[test]
-    fn a_threads_time_on_a_processor_stands_before_its_waiting() {
-        assert_eq!(scheduled("123 45 6\n"), Some((123, 45)));
-        assert_eq!((scheduled("123"), scheduled("")), (None, None));
-    }
-
-    #[test]
-    fn process_names_may_contain_blanks_and_brackets() {
-        let rest = "S 1 1 1 0 -1 4194560 1 0 6 0 250 50 0 0 20 0 4 0 100 1000 10";
-        for name in ["redis-server", "a b", "x) S 1 (y", ""] {
-            let name_of = name.to_string();
-            let of = |processor: Option<u32>| Stat {
-                name: name_of.clone(),
-                parent: 1,
-                ticks: 300,
-                started_ticks: 100,
-                major_faults: 6,
-                processor,
-            };
-            assert_eq!(stat(&format!("77 ({name}) {rest}")), Some(of(None)), "{name}");
-            // The whole line: the processor is the 39th of its fields.
-            let whole = format!("77 ({name}) {rest} 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0");
-            assert_eq!(stat(&whole), Some(of(Some(3))), "{name}");
-        }
-        assert_eq!(stat("77 (ended) Z 1 1"), None);
+    fn servers_are_known_by_their_names() {
         for (name, server) in [
             ("redis-server", true),
             ("valkey-server", true),
@@ -423,20 +321,25 @@ mod tests {
     }
 
     #[test]
-    fn process_limits_are_read_and_unlimited_is_none() {
-        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
-                      Max cpu time              unlimited            unlimited            seconds\n\
-                      Max open files            1024                 524288               files\n";
-        assert_eq!(open_files_max(limits), Some(1024));
-        assert_eq!(open_files_max("Max open files            unlimited            unlimited            files"), None);
-        let status = "VmSwap:\t      12 kB\nCpus_allowed:\tff,00000003\nCpus_allowed_list:\t0-1,32-39\n";
-        assert_eq!(
-            (cpus_allowed(status), kib(status, "VmSwap:"), kib(status, "VmRSS:")),
-            (Some(10), Some(12_288), None)
-        );
-        assert_eq!(processors(status), (0..=1).chain(32..=39).collect::<Vec<u32>>());
-        assert_eq!(processors("Cpus_allowed_list:\t3\n"), [3]);
-        assert!(processors("").is_empty() && processors("Cpus_allowed_list:\t0-4294967295\n").is_empty());
+    fn an_unlimited_number_of_files_is_none() {
+        let mut limits = Limits::from_file("/proc/self/limits").unwrap();
+        for (soft_limit, expected) in [(LimitValue::Value(1024), Some(1024)), (LimitValue::Unlimited, None)] {
+            limits.max_open_files.soft_limit = soft_limit;
+            assert_eq!(open_files_max(&limits), expected);
+        }
+    }
+
+    #[test]
+    fn processors_are_counted_and_numbered() {
+        let some = status("Cpus_allowed:\tff,00000003\nCpus_allowed_list:\t0-1,32-39\n");
+        assert_eq!(cpus_allowed(&some), Some(10));
+        assert_eq!(processors(&some), (0..=1).chain(32..=39).collect::<Vec<u32>>());
+        assert_eq!(processors(&status("Cpus_allowed_list:\t3\n")), [3]);
+        assert_eq!((cpus_allowed(&status("")), processors(&status(""))), (None, Vec::new()));
+    }
+
+    #[test]
+    fn quotas_and_limits_of_both_cgroup_versions_may_be_missing() {
         for (quota, period, expected) in
             [("150000", "100000", Some(1.5)), ("max", "100000", None), ("-1", "100000", None), ("100000", "0", None)]
         {
@@ -504,7 +407,9 @@ mod tests {
             (groups, "", "cpu", vec![]),
         ] {
             let expected: Vec<(PathBuf, PathBuf)> = expected.into_iter().map(|(a, b)| (a.into(), b.into())).collect();
-            assert_eq!(cgroup_places(text, mounts, controller), expected, "{controller} of {text:?}");
+            let groups = ProcessCGroups::from_read(text.as_bytes()).unwrap();
+            let mounts = Vec::<MountEntry>::from_read(mounts.as_bytes()).unwrap();
+            assert_eq!(cgroup_places(&groups.0, &mounts, controller), expected, "{controller} of {text:?}");
         }
     }
 
@@ -513,6 +418,9 @@ mod tests {
         let text =
             "some avg10=0.00 avg60=1.50 avg300=0.50 total=12345\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=678\n";
         assert_eq!(stalled("io", text), [("io.some".to_string(), 12_345), ("io.full".to_string(), 678)]);
+        // Before Linux 5.13.
+        let some = "some avg10=0.00 avg60=0.00 avg300=0.00 total=9\n";
+        assert_eq!(stalled("cpu", some), [("cpu.some".to_string(), 9)]);
         assert!(stalled("cpu", "some avg10=0.00\n").is_empty());
         let snmp = "Ip: Forwarding OutSegs\nIp: 1 99\nTcp: RtoMin OutSegs RetransSegs\nTcp: 200 5000 -7\n";
         assert_eq!(counter(snmp, "Tcp:", "OutSegs"), Some(5000));

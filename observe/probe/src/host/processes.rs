@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 
+use procfs::process::{Limits, SmapsRollup};
+use procfs::{Current, FromRead, Uptime};
 use unslow_facts::{MemoryGroup, Node, Process};
+use unslow_process::{Schedstat, cpu_ticks, pids, schedstat, seconds, stat, status};
 
 use super::cgroups::{self, Bounding, Periods};
 use super::machine::line;
 use super::memory_group;
-use super::parse::{
-    Stat, anon_by_node, cpus_allowed, is_server, kib, open_files_max, own_pid, processors, scheduled, stat,
-};
+use super::parse::{anon_by_node, cpus_allowed, is_server, open_files_max, own_pid, processors};
 use super::storage;
 use crate::now_ms;
 use crate::sockets::TcpSocket;
@@ -26,8 +27,8 @@ pub struct Task {
     pub name: String,
     pub parent: u32,
     pub ticks: u64,
-    /// Of the main thread, on a processor and waiting for one, in ns.
-    scheduled: Option<(u64, u64)>,
+    /// Of the main thread.
+    scheduled: Option<Schedstat>,
     /// Of its cgroup and those above.
     periods: Vec<Periods>,
     /// The group that bounds its memory, and what that holds.
@@ -37,30 +38,27 @@ pub struct Task {
     processor: Option<u32>,
 }
 
-pub fn ticks_to_s(ticks: u64) -> f64 {
-    // SAFETY: sysconf has no preconditions.
-    let per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    ticks as f64 / per_s.max(1) as f64
-}
-
-pub fn pids() -> impl Iterator<Item = u32> {
-    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
-}
-
 pub fn tasks() -> BTreeMap<u32, Task> {
     pids().filter_map(|pid| Some((pid, task(pid)?))).collect()
 }
 
 fn task(pid: u32) -> Option<Task> {
-    let Stat { name, parent, ticks, major_faults, processor, .. } = stat_of(pid)?;
-    let server = is_server(&name);
-    let main_thread = server.then(|| line(format!("/proc/{pid}/task/{pid}/schedstat"))).flatten();
+    let stat = stat(pid)?;
+    let server = is_server(&stat.comm);
     let groups = |controller: &str| if server { cgroups::of(pid, controller) } else { Vec::new() };
     let periods = cgroups::periods(&groups("cpu"));
     let bounding = cgroups::bounding(&groups("memory"));
     let memory = bounding.and_then(|group| memory_group::sample(&group.dir).map(|sample| (group, sample)));
-    let scheduled = main_thread.as_deref().and_then(scheduled);
-    Some(Task { name, parent, ticks, scheduled, periods, memory, major_faults, processor })
+    Some(Task {
+        parent: stat.ppid as u32,
+        ticks: cpu_ticks(&stat),
+        scheduled: server.then(|| schedstat(pid, pid)).flatten(),
+        periods,
+        memory,
+        major_faults: stat.majflt,
+        processor: stat.processor.map(|number| number as u32),
+        name: stat.comm,
+    })
 }
 
 /// What became of the memory of its group in the window; a group that was not the same at the start has no past.
@@ -72,53 +70,53 @@ fn memory_in_window(before: Option<&Task>, after: &Task, window_s: f64) -> Optio
 
 /// What its own group holds on each memory node. The process's own map would say more, and walks all of its pages under a lock.
 fn held_by_node(pid: u32) -> Vec<(u32, u64)> {
-    // SAFETY: sysconf has no preconditions.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     let own = cgroups::of(pid, "memory").into_iter().next();
     let text = own.and_then(|dir| fs::read_to_string(dir.join("memory.numa_stat")).ok());
-    anon_by_node(&text.unwrap_or_default(), page.max(1) as u64)
+    anon_by_node(&text.unwrap_or_default(), procfs::page_size())
 }
 
-fn stat_of(pid: u32) -> Option<Stat> {
-    stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// What it holds in huge pages, in bytes.
+fn anon_huge(pid: u32) -> Option<u64> {
+    let rollup = SmapsRollup::from_file(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    rollup.memory_map_rollup.iter().find_map(|map| map.extension.map.get("AnonHugePages").copied())
 }
 
 /// The facts of a server's process, `before` being what it had used when the window began.
 pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) -> Process {
     let after = task(pid).unwrap_or_default();
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+    let status = status(pid);
+    let limits = Limits::from_file(format!("/proc/{pid}/limits")).ok();
     let cpu = cgroups::of(pid, "cpu");
     let stopped = before.and_then(|b| cgroups::stopped(&cpu, &b.periods, &after.periods));
     let seen_on = before.and_then(|b| b.processor).zip(after.processor);
     let ran_on = seen_on.map_or(Vec::new(), |(first, last)| if first == last { vec![last] } else { vec![first, last] });
-    let main_thread = before.and_then(|b| b.scheduled).zip(after.scheduled);
+    let main_thread = before.and_then(|b| b.scheduled.as_ref()).zip(after.scheduled.as_ref());
     let share = |before_ns: u64, after_ns: u64| after_ns.saturating_sub(before_ns) as f64 / 1e9 / window_s;
     Process {
         pid,
-        own_pid: own_pid(&status),
+        own_pid: status.as_ref().and_then(own_pid),
         started_ms: started_ms(pid).map(|at_ms| at_ms.max(0.0) as u64),
         name: after.name.clone(),
         addresses: vec![address.to_string()],
-        cpu_share: before.map(|b| ticks_to_s(after.ticks.saturating_sub(b.ticks)) / window_s),
-        run_delay_share: main_thread.map(|(before, after)| share(before.1, after.1)),
-        swap_bytes: kib(&status, "VmSwap:"),
+        cpu_share: before.map(|b| seconds(after.ticks.saturating_sub(b.ticks)) / window_s),
+        run_delay_share: main_thread.map(|(before, after)| share(before.run_delay, after.run_delay)),
+        swap_bytes: status.as_ref().and_then(|s| s.vmswap).map(|kib| kib * 1024),
         major_faults: before.map(|b| after.major_faults.saturating_sub(b.major_faults)),
-        anon_huge_bytes: kib(&rollup, "AnonHugePages:"),
-        open_files_max: open_files_max(&limits),
-        cpus_allowed: cpus_allowed(&status),
+        anon_huge_bytes: anon_huge(pid),
+        open_files_max: limits.as_ref().and_then(open_files_max),
+        cpus_allowed: status.as_ref().and_then(cpus_allowed),
         quota_cores: cgroups::quota(&cpu),
         throttled_share: stopped.map(|s| s.us as f64 / 1e6 / window_s),
         throttled_periods: stopped.map(|s| (s.throttled, s.periods)),
         throttled_above: stopped.map_or(0, |s| s.above),
         memory_limit_bytes: cgroups::bounding(&cgroups::of(pid, "memory")).and_then(|group| group.limit),
         memory_group: memory_in_window(before, &after, window_s),
+        // Counted here: procfs adds two before Linux 6.2.
         open_files: fs::read_dir(format!("/proc/{pid}/fd")).ok().map(|all| all.count() as u64),
-        main_cpu_share: main_thread.map(|(before, after)| share(before.0, after.0)),
+        main_cpu_share: main_thread.map(|(before, after)| share(before.sum_exec_runtime, after.sum_exec_runtime)),
         ran_on,
         anon_by_node: held_by_node(pid),
-        processors: processors(&status),
+        processors: status.as_ref().map_or(Vec::new(), processors),
         accept_queues: Vec::new(),
         storage: storage::of(pid),
     }
@@ -133,6 +131,7 @@ pub fn servers() -> impl Iterator<Item = u32> {
     pids().filter(|pid| is_server(&comm(*pid)))
 }
 
+/// A link read for each descriptor; procfs would open each, and a server has tens of thousands.
 pub fn socket_inodes(pid: u32) -> Vec<u32> {
     let dir = fs::read_dir(format!("/proc/{pid}/fd"));
     dir.into_iter()
@@ -165,22 +164,21 @@ pub fn listeners(sockets: &[TcpSocket]) -> Vec<Listener> {
 
 /// Whether the node's INFO names another process than this one: what listens here may pass connections on.
 pub fn is_another(pid: u32, node: &Node) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    own_pid(&status).zip(node.number("process_id")).is_some_and(|(own, said)| f64::from(own) != said)
+    let own = status(pid).as_ref().and_then(own_pid);
+    own.zip(node.number("process_id")).is_some_and(|(own, said)| f64::from(own) != said)
 }
 
 /// Whether this process can have sent the node's INFO: it has the number that INFO names, as its own namespace of processes
 /// counts, and it was started when INFO says. One number alone is that of thousands of first processes of containers.
 pub fn sent_info(pid: u32, node: &Node) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let own = own_pid(&status).unwrap_or(pid);
+    let own = status(pid).as_ref().and_then(own_pid).unwrap_or(pid);
     node.number("process_id") == Some(f64::from(own)) && started_ms(pid).is_some_and(|at_ms| started_at(node, at_ms))
 }
 
 /// When a process was started, unix time in ms by this machine's clock.
 fn started_ms(pid: u32) -> Option<f64> {
-    let since_boot_s: f64 = line("/proc/uptime")?.split_whitespace().next()?.parse().ok()?;
-    Some(now_ms() as f64 - (since_boot_s - ticks_to_s(stat_of(pid)?.started_ticks)) * 1000.0)
+    let since_boot_s = Uptime::current().ok()?.uptime;
+    Some(now_ms() as f64 - (since_boot_s - seconds(stat(pid)?.starttime)) * 1000.0)
 }
 
 /// Whether INFO claims this start. Its own clock may be off, or jump: then its time and its uptime are off alike.
@@ -229,9 +227,7 @@ mod tests {
             node.last.as_mut().unwrap().at_ms = now_ms();
             node
         };
-        let stat = stat_of(pid).unwrap();
-        let since_boot_s: f64 = line("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap();
-        let age_s = (since_boot_s - ticks_to_s(stat.started_ticks)) as u64;
+        let age_s = (Uptime::current().unwrap().uptime - seconds(stat(pid).unwrap().starttime)) as u64;
         assert!(sent_info(pid, &own(pid, age_s)));
         assert!(!sent_info(pid, &own(pid + 1, age_s)));
         assert!(!sent_info(pid, &own(pid, age_s + 3600)));

@@ -401,6 +401,6 @@ fn store(slots: &mut Vec<Box<[Slot; CHUNK]>>, free: &mut Vec<u32>, bytes: &[u8],
 
 /// CPU time of a thread of this process.
 pub fn thread_cpu(thread: u32) -> Duration {
-    let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).unwrap_or_default();
-    Duration::from_nanos(text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0))
+    let stat = unslow_process::schedstat(std::process::id(), thread);
+    Duration::from_nanos(stat.map_or(0, |s| s.sum_exec_runtime))
 }
