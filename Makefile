@@ -60,7 +60,7 @@ bpf: ## fix/bypass/src/sockmap.bpf.o from its C source, compared with the commit
 	if test -n "$$missing"; then echo "installing$$missing"; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends $$missing; fi
 	./fix/bypass/sockmap.sh
 
-bench: tools compilers ## the tables in bench/runs, made anew
+bench: tools compilers ## measures the tables in bench/runs again
 	cargo build --release --package unslow
 	./bench/doctor.sh
 	./bench/lab.sh

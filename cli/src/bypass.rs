@@ -24,7 +24,7 @@ const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_prelo
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nWho is not preloaded, or is on another machine, uses the same port over TCP, at the same time.\n\nExamples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark -p 7777 -t get -c 50\n  unslow bypass ls\n  sudo unslow bypass --sockmap --port 6379      # programs that cannot be preloaded"
+    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nPrograms without the preload, or on another machine, use the same port over TCP, at the same time.\n\nExamples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark -p 7777 -t get -c 50\n  unslow bypass ls\n  sudo unslow bypass --sockmap --port 6379      # programs that cannot be preloaded"
 )]
 pub struct BypassArguments {
     #[command(subcommand)]

@@ -17,7 +17,7 @@ use crate::reach::Reach;
 #[derive(Args)]
 #[command(
     args_override_self = true,
-    after_help = "SIGTERM and Ctrl-C let what is under way end, a second one does not wait.\n\nExamples:\n  unslow sink --map examples/users.toml --from users.ndjson --to redis://10.0.0.1:7000\n  unslow sink --map users.toml --from users.ndjson --dry-run          # what would be sent\n  unslow sink --map users.toml --from kafka://10.0.0.2:9092 --topic users --group writer --to redis://10.0.0.1:7000 --dead-letter topic:users-dead\n  unslow sink --map users.toml --from redis://10.0.0.3 --stream events --to redis://10.0.0.1:7000 --exactly-once"
+    after_help = "SIGTERM and Ctrl-C finish what is in flight; a second one does not wait.\n\nExamples:\n  unslow sink --map examples/users.toml --from users.ndjson --to redis://10.0.0.1:7000\n  unslow sink --map users.toml --from users.ndjson --dry-run          # what would be sent\n  unslow sink --map users.toml --from kafka://10.0.0.2:9092 --topic users --group writer --to redis://10.0.0.1:7000 --dead-letter topic:users-dead\n  unslow sink --map users.toml --from redis://10.0.0.3 --stream events --to redis://10.0.0.1:7000 --exactly-once"
 )]
 pub struct SinkArguments {
     /// TOML file with the mapping and other settings; flags win over it. docs/sink.toml lists every setting
@@ -62,7 +62,7 @@ pub struct SinkArguments {
     /// Marks in the servers keep messages that come again from changing anything
     #[arg(long)]
     exactly_once: bool,
-    /// Wait until so many replicas have a batch, before its offsets are committed
+    /// Wait until this many replicas have a batch, before its offsets are committed
     #[arg(long, value_name = "REPLICAS")]
     wait: Option<u32>,
     /// Messages of a batch at most [default: 5000]
@@ -74,7 +74,7 @@ pub struct SinkArguments {
     /// Batches get smaller while they take longer, in milliseconds; 0 for never [default: 100]
     #[arg(long, value_name = "MS")]
     batch_latency_ms: Option<u64>,
-    /// Batches under way at once [default: 3]
+    /// Batches in flight at once [default: 3]
     #[arg(long, value_name = "N")]
     in_flight: Option<usize>,
     /// Serve /metrics, /healthz and /readyz there

@@ -33,7 +33,7 @@ pub struct WatchArguments {
     /// End after this time, as 90s or 36h [default: never]
     #[arg(long, value_parser = end_after, value_name = "TIME")]
     r#for: Option<Duration>,
-    /// End after so many changes
+    /// End after this many changes
     #[arg(long, value_name = "N")]
     changes: Option<u64>,
     #[command(flatten)]

@@ -385,7 +385,7 @@ fn bad_orders_get_one_clear_line() {
     for (more, expected) in [
         (&["--mix", "gett=1"][..], "did you mean \"get\""),
         (&["--mix", "get=0.9,set"], "some have a share"),
-        (&["--mix", "get=x"], "no share"),
+        (&["--mix", "get=x"], "invalid share"),
         (&["--command", "GET {kee}"], "there are {key}"),
         (&["--command", "FROBNICATE {key}"], "knows no command FROBNICATE"),
         (&["--command", "HSET h f"], "HSET takes at least 3"),

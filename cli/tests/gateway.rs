@@ -52,7 +52,7 @@ fn what_cannot_work_is_said_in_one_line() {
     for (arguments, expected) in [
         (vec!["gateway"], "which deployment?"),
         (vec!["gateway", "--target", "127.0.0.1:1"], "connection refused"),
-        (vec!["gateway", "--target", &url, "--listen", &taken], "somebody listens there already"),
+        (vec!["gateway", "--target", &url, "--listen", &taken], "address already in use"),
         (vec!["gateway", "--target", &url, "--listen", "nonsense"], "host:port or unix:/path"),
         (vec!["gateway", "--target", &url, "--read", "zone"], "zone = "),
         (vec!["gateway", "--target", &with_password, "--listen", "0.0.0.0:0"], "--client-auth server"),

@@ -113,7 +113,7 @@ impl Target {
         let default_port = if sentinel { 26379 } else { 6379 };
         let endpoints = hosts
             .split(',')
-            .map(|h| host_port(h, default_port).ok_or_else(|| bad(&format!("{h:?} is no host[:port]"))))
+            .map(|h| host_port(h, default_port).ok_or_else(|| bad(&format!("invalid {h:?}; expected host[:port]"))))
             .collect::<Result<Vec<_>, _>>()?;
         let (user, password) = credentials(userinfo);
         let mut path_parts = path.split('/');

@@ -49,7 +49,7 @@ pub const SCHEMA: &str = "unslow.facts/1";
 pub enum Seen<T> {
     /// It was seen.
     Yes {
-        /// What.
+        /// What was seen.
         value: T,
         /// The command or file a hand can repeat.
         source: String,

@@ -17,7 +17,7 @@ mod topology;
 pub use cluster::{ClusterNode, ClusterView, Disagreement, ParseError};
 pub use gateway::{GATEWAY_SECTION, Gateway, NodeBehind};
 pub use info::{CommandStat, Info};
-pub use member::{DeploymentKind, Member, Role};
+pub use member::{DeploymentKind, Member, Role, join_host_port};
 pub use replies::{RoleReply, SentinelWord, zones_of_shards};
 pub use slots::{SLOTS, SlotSet, slot_of};
 pub use topology::{Change, Health, Node, Topology};

@@ -64,10 +64,37 @@ impl Member {
     }
 }
 
+/// `host:port`, with the brackets that IPv6 needs: `::1:6379` could be read in two ways.
+///
+/// A host that has its brackets already keeps them.
+pub fn join_host_port(host: &str, port: impl std::fmt::Display) -> String {
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 /// `10.0.0.1:6379` to `10.0.0.1`; IPv6 with or without brackets; a unix socket is its own host, `local`.
 pub(crate) fn host_of(address: &str) -> &str {
     if address.starts_with("unix:") {
         return "local";
     }
     address.rsplit_once(':').map_or(address, |(host, _)| host).trim_start_matches('[').trim_end_matches(']')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::join_host_port;
+
+    #[test]
+    fn only_ipv6_gets_brackets_and_only_once() {
+        for (host, joined) in [
+            ("10.0.0.1", "10.0.0.1:6379"),
+            ("redis-0.redis", "redis-0.redis:6379"),
+            ("::1", "[::1]:6379"),
+            ("fe80::1%eth0", "[fe80::1%eth0]:6379"),
+            ("[::1]", "[::1]:6379"),
+            ("", ":6379"),
+        ] {
+            assert_eq!(join_host_port(host, 6379), joined);
+            assert_eq!(join_host_port(host, "6379"), joined);
+        }
+    }
 }

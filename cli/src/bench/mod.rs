@@ -62,13 +62,13 @@ pub struct Bench {
     /// Length of a run, as 30s or 2m
     #[arg(long, default_value = "10s", value_parser = seconds, value_name = "TIME")]
     seconds: f64,
-    /// End after so many requests
+    /// End after this many requests
     #[arg(long, value_parser = parse_count, value_name = "N")]
     requests: Option<u64>,
     /// Connections to each server, for --model own [default: 50]
     #[arg(short, long, value_name = "N")]
     connections: Option<usize>,
-    /// Requests a connection has under way; a closed loop sends them in one write
+    /// Requests in flight on a connection; a closed loop sends them in one write
     #[arg(short = 'P', long, default_value_t = 1, value_name = "N")]
     pipeline: usize,
     /// Threads of the generator; one makes some 200,000 requests/s unpipelined
@@ -146,7 +146,7 @@ struct WorkloadFlags {
     /// Seconds until a key that `set` writes expires
     #[arg(long, value_name = "S")]
     expire: Option<u64>,
-    /// Send so many commands in a MULTI/EXEC block, on one key
+    /// Send this many commands in a MULTI/EXEC block, on one key
     #[arg(long, value_name = "N")]
     multi: Option<u32>,
     /// Lua script to load; {sha} in a template is its digest
@@ -155,7 +155,7 @@ struct WorkloadFlags {
     /// Send recorded commands: MONITOR's output, or a command a line
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
-    /// With --replay of MONITOR's output: at its own pace, so many times as fast
+    /// With --replay of MONITOR's output: at its own pace, this many times as fast
     #[arg(long, value_name = "X")]
     speed: Option<f64>,
     /// Compare what `get` brings with what `set` wrote
@@ -180,7 +180,10 @@ fn mix(text: &str) -> Result<BTreeMap<String, f64>, String> {
     let mut mix = BTreeMap::new();
     for part in text.split(',') {
         let (name, share) = part.split_once('=').unwrap_or((part, "1"));
-        let number = share.trim().parse().map_err(|_| format!("{share:?} is no share; write get=0.9,set=0.1"))?;
+        let number = share
+            .trim()
+            .parse()
+            .map_err(|_| format!("invalid share {share:?}; expected shares such as get=0.9,set=0.1"))?;
         if mix.insert(name.trim().to_string(), number).is_some() {
             return Err(format!("{} stands there twice", name.trim()));
         }

@@ -30,7 +30,7 @@ pub fn report(report: &Report, verbose: bool) -> String {
     let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut parts = vec![format!("{} to each server", plural(load.connections, "connection"))];
     if let Some(n) = load.in_flight_max.filter(|n| *n > 1) {
-        parts.push(format!("{n} requests under way on each"));
+        parts.push(format!("{n} requests in flight on each"));
     }
     if load.model != "own" {
         parts.push(format!("model {}", load.model));

@@ -241,7 +241,7 @@ impl DrillArguments {
         }
         if let Some(fault) = self.fault.as_deref().filter(|f| runs.is_empty() && run::FOREIGN.contains(f)) {
             bail!(
-                "{fault} is no fault of {} in a lab, there are {}; for a deployment of your own: --i-own-this URL",
+                "{} has no fault {fault} in a lab, there are {}; for a deployment of your own: --i-own-this URL",
                 drill.name,
                 drill.alternatives().join(", ")
             );

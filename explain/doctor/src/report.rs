@@ -162,7 +162,7 @@ pub struct NodeSummary {
 pub struct CannotSee {
     /// Rule, or `deployment`.
     pub id: String,
-    /// Why.
+    /// Why it could not be seen.
     pub why: String,
     /// What would settle it.
     pub grant: String,

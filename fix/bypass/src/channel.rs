@@ -133,7 +133,7 @@ impl Rule {
     pub fn parse(text: &str) -> Result<Rule, String> {
         let mut rule = Rule::default();
         for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
-            let number = |n: &str| n.parse::<u32>().map_err(|_| format!("'{n}' in '{word}' is no number"));
+            let number = |n: &str| n.parse::<u32>().map_err(|_| format!("invalid number '{n}' in '{word}'"));
             match word.split_once(':') {
                 Some(("uid", n)) => rule.uids.push(number(n)?),
                 Some(("gid", n)) => rule.gids.push(number(n)?),
@@ -238,7 +238,7 @@ fn open_to_all(path: &Path) -> io::Result<()> {
     let found = socket.metadata()?;
     // SAFETY: no preconditions.
     if !found.file_type().is_socket() || found.uid() != unsafe { libc::geteuid() } {
-        return Err(io::Error::other(format!("{}: somebody has put something else here", path.display())));
+        return Err(io::Error::other(format!("{}: exists and is not a socket of this user", path.display())));
     }
     let inode = format!("/proc/self/fd/{}", socket.as_raw_fd());
     std::fs::set_permissions(inode, std::fs::Permissions::from_mode(0o666))

@@ -633,7 +633,7 @@ fn listen(text: &str, threads: usize) -> Result<Vec<OwnedFd>, Error> {
     };
     sockets(&peer, threads).map_err(|e| match e.kind() {
         std::io::ErrorKind::AddrInUse => {
-            failed(text, "somebody listens there already; choose another with --listen, or see who: ss -ltnp")
+            failed(text, "address already in use; choose another with --listen, or see who: ss -ltnp")
         }
         _ => failed(text, e),
     })

@@ -32,7 +32,7 @@ pub struct Elsewhere {
     pub ask: bool,
 }
 
-/// See the module.
+/// What a reply means to the client and to the lane it came on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The client's answer, as it is.

@@ -68,7 +68,7 @@ fn has_socket(path: &Path) -> Result<bool, String> {
         Err(e) => return Err(e.to_string()),
     };
     if !there.file_type().is_socket() {
-        return Err("something that is no socket has this name; give --handover another".into());
+        return Err("the file exists and is not a socket; give --handover another path".into());
     }
     if !may_hand_over(there.uid()) {
         return Err(format!(

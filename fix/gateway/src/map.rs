@@ -39,7 +39,7 @@ pub struct Server {
     pub own: Arc<Own>,
 }
 
-/// See the module.
+/// Nodes and the owner of each slot, as of one version of the topology.
 #[derive(Clone)]
 pub struct Map {
     pub version: u64,

@@ -70,7 +70,7 @@ pub enum What {
     Pools,
 }
 
-/// See the module.
+/// What the control thread and all workers read.
 pub struct Shared {
     pub target: Target,
     pub tls: Option<Arc<rustls::ClientConfig>>,

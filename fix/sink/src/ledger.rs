@@ -51,7 +51,7 @@ impl Letter {
     }
 }
 
-/// See the module.
+/// Which batches are acknowledged, and up to where offsets may be committed.
 pub struct Ledger {
     said: Receiver<Said>,
     early: BTreeMap<u64, Ack>,

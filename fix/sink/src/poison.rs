@@ -30,7 +30,7 @@ pub enum Poison {
     #[error("there is no {path} in it, or it is null")]
     Missing { path: String },
     /// `...` of a member with nothing inside.
-    #[error("{path} is no object and no array")]
+    #[error("{path} is neither an object nor an array")]
     Flat { path: String },
     /// A member cannot be opened.
     #[error("{path}: {why}")]

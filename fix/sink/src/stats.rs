@@ -123,7 +123,7 @@ pub struct Report {
 }
 
 impl Snapshot {
-    /// For printing.
+    /// The same with units in its names: the JSON that is printed.
     pub fn report(&self) -> Report {
         Report {
             schema: "unslow.sink/1".into(),
@@ -235,7 +235,7 @@ impl Stats {
             self.commits.load(Ordering::Relaxed),
         );
         one("unslow_sink_batch_messages_max", "gauge", "Messages the next batch holds at most.", now.batch_limit);
-        one("unslow_sink_kept_bytes", "gauge", "Bytes of batches under way.", bytes_kept as u64);
+        one("unslow_sink_kept_bytes", "gauge", "Bytes of batches in flight.", bytes_kept as u64);
         let _ = writeln!(
             out,
             "# HELP unslow_sink_retries_total Calls sent again, by reason.\n# TYPE unslow_sink_retries_total counter"

@@ -421,7 +421,7 @@ mod tests {
             ("SET {a.b} 1", r#"{"a": 3}"#, Poison::Missing { path: path() }, "no \"a.b\""),
             ("HSET k {fields...!a}", r#"{"a": 3}"#, Poison::NoMembers, "the message has no members"),
             ("HSET k {a...}", r#"{"a": {}}"#, Poison::Empty { path: path() }, "\"a\" has no members"),
-            ("HSET k {a...}", r#"{"a": 3}"#, Poison::Flat { path: path() }, "\"a\" is no object and no array"),
+            ("HSET k {a...}", r#"{"a": 3}"#, Poison::Flat { path: path() }, "\"a\" is neither an object nor an array"),
             ("SET k 1", "[1]", Poison::Json { why: why() }, "no JSON object: "),
             ("SET {a} 1", r#"{"a": "\ud800"}"#, Poison::Text { why: why() }, "a string: "),
             ("SET k {$header.x}", "{}", Poison::NoHeader(String::new()), "the message has no header \"x\""),

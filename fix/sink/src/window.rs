@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// See the module.
+/// Counts batches and bytes in flight, and lets the source wait for room.
 #[derive(Default)]
 pub struct Window {
     state: Mutex<State>,

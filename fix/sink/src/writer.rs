@@ -119,7 +119,7 @@ pub enum Said {
     Note(String),
 }
 
-/// See the module.
+/// One thread that renders batches into calls and keeps their order.
 pub struct Writer {
     settings: WriterSettings,
     shared: Arc<WriterShared>,
@@ -569,7 +569,7 @@ impl Handler for Writer {
                     }
                     Ok(Scan::Incomplete) => return at,
                     Err(e) => {
-                        self.lose(io, number, &format!("that is no Redis: {e}"));
+                        self.lose(io, number, &format!("this is not a Redis server: {e}"));
                         return bytes.len();
                     }
                 }
@@ -591,7 +591,7 @@ impl Handler for Writer {
                 }
                 Ok(Split::More { consumed }) => return at + consumed,
                 Err(e) => {
-                    self.lose(io, number, &format!("that is no Redis: {e}"));
+                    self.lose(io, number, &format!("this is not a Redis server: {e}"));
                     return bytes.len();
                 }
             }

@@ -86,7 +86,7 @@ pub enum Sign {
 }
 
 impl Sign {
-    /// In words.
+    /// As events and metrics name it.
     pub fn word(self) -> &'static str {
         match self {
             Sign::Sunsubscribe => "sunsubscribe",
@@ -155,7 +155,7 @@ pub enum Line {
     Delta(Delta),
     /// What cannot be seen, and why.
     Note {
-        /// In words.
+        /// A sentence for the log.
         text: String,
     },
 }

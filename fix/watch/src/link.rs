@@ -67,7 +67,7 @@ impl Slots {
     }
 }
 
-/// See the module.
+/// A connection to a server or a Sentinel, and what was asked on it.
 pub struct Link {
     pub address: String,
     pub kind: Kind,

@@ -20,7 +20,7 @@ const CLOCKS_DIFFER_MS: u64 = 24 * 3600 * 1000;
 /// A note about others at most this often, whatever they publish.
 const NOTE_EVERY: u64 = 60_000 * MS;
 
-/// See the module.
+/// Tells clients about changes through the servers' own channels.
 pub struct Publisher {
     settings: Publish,
     /// Begins with the time of the start, so that the oldest stays.

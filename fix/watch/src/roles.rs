@@ -133,7 +133,7 @@ pub enum Decision<'a> {
     Hold(Reason),
 }
 
-/// See the module.
+/// Who is master by what is known now, or why that cannot be said yet.
 pub fn decide<'a>(facts: &Facts<'a>) -> Decision<'a> {
     let lead = facts.lead.and_then(|address| facts.server(address));
     let governed = facts.sentinels.iter().any(|s| s.ready);

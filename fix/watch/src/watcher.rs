@@ -13,7 +13,7 @@ use unslow_reactor::{Closed, Handler, Id, Io, now_ns};
 use unslow_resp::{Frame, Kind as FrameKind, Scan, Scanner, Value, write_command};
 use unslow_topology::{
     Change, ClusterNode, ClusterView, DeploymentKind, Health, Info, Node, Role, RoleReply, SLOTS, SentinelWord,
-    SlotSet, Topology, messages, slot_of, zones_of_shards,
+    SlotSet, Topology, join_host_port, messages, slot_of, zones_of_shards,
 };
 
 use crate::channels::channel;
@@ -556,7 +556,7 @@ impl Watcher {
             // Who was never told its own address is the one that was asked.
             if let Some(port) = node.address.strip_prefix(':').filter(|_| node.is("myself")) {
                 let host = address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
-                node.address = if port == "0" { address.clone() } else { format!("{host}:{port}") };
+                node.address = if port == "0" { address.clone() } else { join_host_port(host, port) };
             }
         }
         self.views.insert(address, (now_ns(), view));

@@ -52,15 +52,15 @@ fn read(text: &str) -> Option<String> {
 }
 
 fn checked(word: &str) -> Option<String> {
-    let (host, port) = word.rsplit_once(':')?;
+    let (written, port) = word.rsplit_once(':')?;
     let port = port.parse::<u16>().ok().filter(|p| *p > 0)?;
-    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+    let bare = written.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
     let letters = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let good = match bare {
         Some(ip) => ip.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && host.len() <= LONGEST && host.chars().all(letters),
+        None => !written.is_empty() && written.len() <= LONGEST && written.chars().all(letters),
     };
-    good.then(|| format!("{host}:{port}"))
+    good.then(|| format!("{written}:{port}"))
 }
 
 #[cfg(test)]

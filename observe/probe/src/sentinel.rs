@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use unslow_client::{Error, Options, Target, Value};
 use unslow_facts::{Listed, SentinelGroup, SentinelNode, Tilt};
-use unslow_topology::Info;
+use unslow_topology::{Info, join_host_port};
 
 use crate::ask::Ask;
 use crate::clock::Clock;
@@ -85,7 +85,7 @@ fn fill(
         node.groups.push(SentinelGroup {
             others,
             replicas,
-            master: format!("{}:{}", text("ip"), text("port")),
+            master: join_host_port(&text("ip"), text("port")),
             flags: text("flags"),
             quorum: number("quorum"),
             other_sentinels: number("num-other-sentinels"),
@@ -114,7 +114,7 @@ fn tilt(info: &Info) -> Option<Tilt> {
 fn listed(row: &Value) -> Listed {
     let text = |field: &str| row.get(field).and_then(Value::text).unwrap_or_default();
     let down_ms = row.get("s-down-time").and_then(Value::integer).unwrap_or(0).max(0) as u64;
-    Listed { address: format!("{}:{}", text("ip"), text("port")), flags: text("flags"), down_ms }
+    Listed { address: join_host_port(&text("ip"), text("port")), flags: text("flags"), down_ms }
 }
 
 #[cfg(test)]

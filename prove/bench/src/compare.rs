@@ -58,7 +58,7 @@ pub struct Side {
 pub struct Difference {
     /// As `latency_us_p99`.
     pub metric: String,
-    /// In words.
+    /// The metric as tables print it.
     pub name: String,
     /// Mean over A's runs.
     pub a: f64,

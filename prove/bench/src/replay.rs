@@ -85,7 +85,7 @@ impl Recording {
             let Some(name) = words.first().map(|w| String::from_utf8_lossy(w).to_uppercase()) else { continue };
             if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
                 return Err(format!(
-                    "line {}: {:?} is no command name",
+                    "line {}: invalid command name {:?}",
                     i + 1,
                     name.chars().take(40).collect::<String>()
                 ));

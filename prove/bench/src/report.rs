@@ -226,7 +226,7 @@ pub struct Generator {
 /// One server's part.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ServerRun {
-    /// Where.
+    /// Where clients reach it.
     pub address: String,
     /// `master` or `replica`, at the start.
     pub role: String,
@@ -269,7 +269,7 @@ pub struct Second {
 pub struct Event {
     /// Since the run's start.
     pub at_s: f64,
-    /// What.
+    /// What happened, as one sentence.
     pub text: String,
 }
 

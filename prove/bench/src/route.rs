@@ -260,7 +260,7 @@ fn view_of(connection: &mut Connection) -> Result<ClusterView, unslow_client::Er
     for node in &mut view.nodes {
         if let Some(port) = bare_port(&node.address) {
             let host = connection.peer().rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
-            node.address = format!("{host}:{port}");
+            node.address = unslow_topology::join_host_port(host, port);
         }
     }
     Ok(view)

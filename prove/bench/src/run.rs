@@ -62,7 +62,7 @@ impl Model {
             Some(("multiplex", n)) => count(n).map(Model::Multiplex),
             _ => None,
         };
-        model.ok_or(format!("{text:?} is no client model; there are own, pool:N, shared and multiplex:N"))
+        model.ok_or(format!("unknown client model {text:?}; there are own, pool:N, shared and multiplex:N"))
     }
 }
 
@@ -84,7 +84,7 @@ pub struct Settings {
     pub target: Target,
     /// Timeouts of the control connections, TLS, RESP version.
     pub options: Options,
-    /// What.
+    /// Commands, their mix, keys and values.
     pub spec: Spec,
     /// How connections are shared.
     pub model: Model,
@@ -231,7 +231,7 @@ impl Settings {
         within("--requests", self.requests.unwrap_or(1), 1, u64::MAX)?;
         if self.model != Model::Own && self.pipeline > 1 {
             return bad(
-                "--pipeline belongs to connections of their own; with --model, the requests under way are as many as the model lets through",
+                "--pipeline needs connections of their own; with --model, the model decides how many requests are in flight",
             );
         }
         if self.model == Model::Own && self.callers.is_some() && self.rate.is_none() && self.speed.is_none() {
@@ -1064,7 +1064,7 @@ fn open(settings: &Settings, address: &str) -> Result<Connection, Error> {
         Some(path) => Target { service: None, ..settings.target.at(unslow_client::Endpoint::Unix(path.into())) },
         None => {
             let plain = Target { service: None, ..settings.target.clone() };
-            address_target(&plain, address).ok_or_else(|| Error(format!("{address:?} is no address")))?
+            address_target(&plain, address).ok_or_else(|| Error(format!("invalid address {address:?}")))?
         }
     };
     Ok(Connection::open(&target, &settings.options)?)

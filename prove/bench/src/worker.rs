@@ -514,7 +514,7 @@ impl Worker {
                 match rustls::pki_types::ServerName::try_from(host.clone()) {
                     Ok(name) => Some(Tls { config: config.clone(), name }),
                     Err(_) => {
-                        let text = format!("{host:?} is no name a certificate can have; give one with --server-name");
+                        let text = format!("no certificate can have the name {host:?}; give one with --server-name");
                         self.interval.error("tls", &text);
                         self.put_off(lane_index);
                         return;
@@ -1062,7 +1062,7 @@ impl Worker {
         match bare_port(to) {
             Some(port) => {
                 let address = &self.nodes[usize::from(self.lanes[lane_index as usize].node)].address;
-                format!("{}:{port}", address.rsplit_once(':').map_or("127.0.0.1", |(h, _)| h))
+                unslow_topology::join_host_port(address.rsplit_once(':').map_or("127.0.0.1", |(h, _)| h), port)
             }
             None => to.to_string(),
         }

@@ -465,7 +465,7 @@ impl Keys {
                 }
             }
             _ => Err(format!(
-                "{text:?} is no key distribution; there are uniform, zipf[:EXPONENT], hot[:KEYS:REQUESTS] and sequential"
+                "unknown key distribution {text:?}; there are uniform, zipf[:EXPONENT], hot[:KEYS:REQUESTS] and sequential"
             )),
         }
     }

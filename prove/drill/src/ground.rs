@@ -298,7 +298,8 @@ impl<'a> Finder<'a> {
             Way::Sentinel => {
                 let reply = c.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.ground.service]).ok()?;
                 let address: Vec<String> = reply.items().iter().filter_map(|v| v.text()).collect();
-                let master = self.ground.at(&address.join(":"))?;
+                let [host, port] = &address[..] else { return None };
+                let master = self.ground.at(&unslow_topology::join_host_port(host, port))?;
                 Some((master, (0..self.ground.nodes.len()).filter(|i| *i != master).collect()))
             }
             _ => {

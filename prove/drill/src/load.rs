@@ -17,7 +17,7 @@ use crate::spec::{Kind, Load};
 
 /// What all clients of a run share.
 pub struct Run<'a> {
-    /// Where.
+    /// The deployment that clients talk to.
     pub ground: &'a Ground,
     /// Its shards when the run began.
     pub shards: &'a [Shard],

@@ -85,10 +85,9 @@ impl Observer {
                     let state = section.map_or(State::default(), |s| State {
                         role: s.get("role").unwrap_or_default().into(),
                         linked: s.get("master_link_status") == Some("up"),
-                        master: format!(
-                            "{}:{}",
+                        master: unslow_topology::join_host_port(
                             s.get("master_host").unwrap_or_default(),
-                            s.get("master_port").unwrap_or_default()
+                            s.get("master_port").unwrap_or_default(),
                         ),
                     });
                     self.saw(i, &node.name, state);

@@ -299,7 +299,7 @@ impl Server {
 
     /// Its address.
     pub fn address(&self) -> String {
-        format!("{}:{}", self.ip, self.port)
+        unslow_topology::join_host_port(&self.ip, self.port)
     }
 
     /// A URL for it.

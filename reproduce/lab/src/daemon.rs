@@ -38,7 +38,7 @@ pub enum Request {
     Describe,
     /// Begins a fault.
     Fault {
-        /// Which.
+        /// As in the catalogue of faults.
         name: String,
         /// Done to what.
         target: Option<String>,
@@ -51,7 +51,7 @@ pub enum Request {
     Heal(Vec<String>),
     /// A server's log.
     Logs {
-        /// Which.
+        /// By its name in the lab.
         server: String,
         /// Its last lines; without `from`.
         lines: usize,
@@ -134,7 +134,7 @@ pub struct ServerRow {
 pub struct FaultRow {
     /// For `heal`.
     pub id: u64,
-    /// Which.
+    /// As in the catalogue of faults.
     pub name: String,
     /// Done to what.
     pub subject: String,
@@ -491,7 +491,7 @@ fn role(server: &Server) -> (String, Option<String>) {
     match text(0).as_deref() {
         Some("slave") => {
             let port = reply.items().get(2).and_then(|v| v.integer()).unwrap_or(0);
-            ("replica".into(), text(1).map(|ip| format!("{ip}:{port}")))
+            ("replica".into(), text(1).map(|ip| unslow_topology::join_host_port(&ip, port)))
         }
         Some(other) => (other.into(), None),
         None => ("unknown".into(), None),

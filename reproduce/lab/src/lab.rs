@@ -437,7 +437,8 @@ fn plan(
         };
         *used += 1;
         if flat && let Err(e) = TcpListener::bind((host.ip.as_str(), port)) {
-            return Err(Error::new(format!("{}:{port} is not free: {e}", host.ip)));
+            let address = unslow_topology::join_host_port(&host.ip, port);
+            return Err(Error::new(format!("{address} is not free: {e}")));
         }
         let mut settings = Vec::new();
         if !sentinel {

@@ -206,7 +206,7 @@ impl Default for DeploymentSpec {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSpec {
-    /// Which.
+    /// One of the hosts that the zones make.
     pub name: Spanned<String>,
     /// The engine of its servers.
     pub server: Option<String>,

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-use crate::{Metadata, cargo};
+use crate::cargo::{Metadata, cargo};
 
 /// One test function, or a program of `tests.toml`.
 #[derive(Clone, Debug)]

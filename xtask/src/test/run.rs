@@ -28,7 +28,7 @@ pub enum End {
     Passed,
     /// It looked, and this machine cannot show it.
     Skipped(String),
-    /// In words.
+    /// Why, as the list at the end prints it.
     Failed(String),
     /// Ctrl-C came first.
     Interrupted,

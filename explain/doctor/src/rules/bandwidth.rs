@@ -1,6 +1,6 @@
 //! The path between a server and its clients is full: replies wait in line for it.
 //!
-//! A path carries so many bytes a second and no more: the network card, the allowance of a small cloud instance, a VPN, a link
+//! A path carries only so many bytes a second: the network card, the allowance of a small cloud instance, a VPN, a link
 //! between sites. Once replies come faster, they queue in the server's sockets. Latency then grows with the size of what is
 //! sent, while the server itself is idle and its slow log empty.
 //!

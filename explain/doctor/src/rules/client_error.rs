@@ -6,7 +6,7 @@
 //! Seen when: a message was handed in (`--client-error`) that no other rule reads a cause from. It costs nothing by itself: it is the
 //! complaint, and the causes are findings of their own.
 //!
-//! Not to be taken for: a measurement. A message is of its own time; a window that was open later may show nothing of it.
+//! Not to be taken for: a measurement. A message may be from another time; a window that was open later may show nothing of it.
 //!
 //! How to confirm: run the doctor while the errors come, and on the client's machine, which measures the way from there.
 //!
@@ -60,7 +60,7 @@ fn found(facts: &Facts, first: &ClientError, open: &[&ClientError]) -> Finding {
         .on(open.iter().filter_map(|e| e.server.as_ref()))
         .risk("requests of this client failed when the message was written; what costs requests now is a finding of its own")
         .severity(Severity::Info)
-        .possible("a message says what failed, not why, and is of its own time");
+        .possible("a message says what failed, not why, and may be from another time");
     for error in open.iter().take(LISTED) {
         let value = format!("{}, {}", said(error), where_and_how_often(error));
         finding = finding.saw_at("the client's message", value, facts.at_ms);

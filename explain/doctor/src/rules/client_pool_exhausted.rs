@@ -91,7 +91,7 @@ fn found(facts: &Facts, error: &ClientError) -> Finding {
     let finding = match (&load, causes.first()) {
         (_, Some((rule, _))) => Finding::new(format!("{}; {rule} makes each call hold its connection for longer", said(error)))
             .risk(failed)
-            .possible("the message is of its own time; that the servers were slow then is inferred from this window"),
+            .possible("the message may be from another time; that the servers were slow then is inferred from this window"),
         (Some(load), None) if load.needed() <= NEEDED_SHARE * load.connected => Finding::new(format!(
             "Not your Redis: {}, while all clients together need {:.1} connections at a time and {} are open: they are held for something \
              else",

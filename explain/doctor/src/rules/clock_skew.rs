@@ -14,7 +14,7 @@
 //! How to confirm: `TIME` on both servers at the same moment; `chronyc tracking` or `timedatectl` on the machines.
 //!
 //! What to do: have every machine follow the same time service, by slewing and not by steps; set the wrong clock right
-//! while no failover is under way. Sources: INFO server_time_usec (7.0+); Redis documentation of EXPIRE (appendix on
+//! while no failover is in progress. Sources: INFO server_time_usec (7.0+); Redis documentation of EXPIRE (appendix on
 //! the accuracy of clocks).
 
 use super::peers;

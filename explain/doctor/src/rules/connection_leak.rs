@@ -1,10 +1,10 @@
 //! Clients open connections, forget them and open more.
 //!
 //! Code that takes a connection and returns without giving it back, a client object for each request that is never closed, a pool that is
-//! made anew with each deployment: each leaves a connection open that no one will use again. Nothing is slow, until maxclients is reached.
+//! recreated with each deployment: each leaves a connection open that no one will use again. Nothing is slow, until maxclients is reached.
 //!
 //! Seen when: the number of clients grew in the window by at least five while nearly every new connection stayed; most rows of the clients
-//! that open them are idle for over an hour; and these are over 30 % of maxclients. A pool that has so many at rest has no need of new ones.
+//! that open them are idle for over an hour; and these are over 30 % of maxclients. A pool with this many idle connections has no need of new ones.
 //! It is a risk, with the time that is left.
 //!
 //! Not to be taken for: a pool that idles, however large (it does not grow); connections that are opened and closed (`connection_churn`);

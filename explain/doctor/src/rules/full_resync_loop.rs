@@ -55,7 +55,7 @@ fn found(facts: &Facts, node: &Node, l: &Looping) -> Finding {
         node.rate("used_cpu_user_children").unwrap_or(0.0) + node.rate("used_cpu_sys_children").unwrap_or(0.0);
     let size = node.number("used_memory").unwrap_or(0.0);
     let info = node.info().map_or(Vec::new(), |i| i.replicas());
-    let states: Vec<String> = info.iter().map(|r| format!("{}:{} {}", r.0, r.1, r.2)).collect();
+    let states: Vec<String> = info.iter().map(|r| format!("{} {}", join_host_port(&r.0, r.1), r.2)).collect();
     let cause = cause(facts, node, l);
     let limit = output_limit(node, &["slave", "replica"]).map_or("not seen".into(), |l| format!("replica {l}"));
     let finding = Finding::new(format!(

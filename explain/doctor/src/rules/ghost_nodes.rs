@@ -1,6 +1,6 @@
 //! Nodes that are gone still stand in CLUSTER NODES.
 //!
-//! CLUSTER FORGET removes a node from the one server that is asked, and for a minute only: whoever was not asked tells the others
+//! CLUSTER FORGET removes a node from the one server that is asked, and for a minute only: nodes that were not asked tell the others
 //! again. A server that came back with a new id leaves its old one behind as `noaddr`. Such lines make every topology answer longer,
 //! have nodes and clients dial what is gone, and hide the next failure among old ones.
 //!

@@ -4,7 +4,7 @@
 //! the keys it gained have no TTL for nine of ten, and at that pace the limit is reached within sixty windows (within an hour, where it
 //! has grown at that pace since it started).
 //!
-//! Not to be taken for: a cache that fills up and then evicts (an allkeys policy); an import, which ends: whoever runs it knows;
+//! Not to be taken for: a cache that fills up and then evicts (an allkeys policy); an import, which ends: those who run it know;
 //! growth without a limit (`no_memory_limit`); buffers of clients (`client_memory`), which are no keys; a server that is full already
 //! (`out_of_memory`).
 //!

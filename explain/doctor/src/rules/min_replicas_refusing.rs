@@ -93,12 +93,15 @@ fn refusing(node: &Node) -> Option<Refusing<'_>> {
 fn because(r: &Refusing) -> String {
     let list = r.node.info().map_or(Vec::new(), |i| i.replicas());
     let limit = r.node.setting_number("min-replicas-max-lag").unwrap_or(MAX_LAG_S);
-    let name = |ip: &str, port: u16| format!("{ip}:{port}");
     if let Some(row) = list.iter().find(|row| row.2 == "online" && row.3 as f64 > limit) {
-        return format!("{} last acknowledged {} s ago, and {limit:.0} are allowed", name(&row.0, row.1), row.3);
+        return format!(
+            "{} last acknowledged {} s ago, and {limit:.0} are allowed",
+            join_host_port(&row.0, row.1),
+            row.3
+        );
     }
     if let Some(row) = list.iter().find(|row| row.2 != "online") {
-        return format!("{} is still being copied ({})", name(&row.0, row.1), row.2);
+        return format!("{} is still being copied ({})", join_host_port(&row.0, row.1), row.2);
     }
     match list.len() {
         0 => "no replica is connected".into(),
@@ -143,7 +146,8 @@ fn found(facts: &Facts, worst: &Refusing, rows: &[Refusing]) -> Finding {
             .proven("the replicas that keep up were counted by the master at both ends of the window")
     };
     let states = node.info().map_or(Vec::new(), |i| i.replicas());
-    let states: Vec<String> = states.iter().map(|r| format!("{}:{} {} lag={}", r.0, r.1, r.2, r.3)).collect();
+    let states: Vec<String> =
+        states.iter().map(|r| format!("{} {} lag={}", join_host_port(&r.0, r.1), r.2, r.3)).collect();
     let finding = finding.saw(
         node,
         "INFO replication",

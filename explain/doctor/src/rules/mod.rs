@@ -20,7 +20,7 @@ mod prelude {
     pub use crate::measure::*;
     pub use crate::{Finding, Injected, Severity, Verdict};
     pub use unslow_facts::{Facts, Gap, Lack, Node};
-    pub use unslow_topology::DeploymentKind;
+    pub use unslow_topology::{DeploymentKind, join_host_port};
     pub use unslow_units::{bytes, count, percent, time_rough_s, time_us};
 }
 

@@ -198,7 +198,7 @@ fn title(facts: &Facts, same: &[&Lost], all: &[Lost]) -> String {
     let masters = if same.len() == 1 { "master" } else { "masters" };
     match (worst.grade(), &worst.stake) {
         (Grade::Outage, Stake::All) if given(facts, worst.node) => {
-            format!("{who} {away}: whoever comes by {} waits or fails{others}", these(facts))
+            format!("{who} {away}: clients that connect to {} wait or fail{others}", these(facts))
         }
         (Grade::Outage, Stake::All) => format!("{who} {away}: every request waits or fails{others}"),
         (Grade::Outage, Stake::OneOf(_)) if facts.kind == DeploymentKind::Sentinel => {

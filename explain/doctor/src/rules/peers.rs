@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use unslow_facts::{Facts, Lack, Node, SentinelGroup, SentinelNode};
-use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS};
+use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS, join_host_port};
 
 use crate::Affected;
 use crate::measure::{USED_OPS, sentinel_greetings};
@@ -302,7 +302,7 @@ pub fn master_by_info(node: &Node) -> Option<String> {
         // Discovery's spelling where both mean the same: IPv6 has two.
         Some((host, port)) => match &node.master {
             Some(master) if host_of(master) == host && master.ends_with(&format!(":{port}")) => Some(master.clone()),
-            _ => Some(format!("{host}:{port}")),
+            _ => Some(join_host_port(host, port)),
         },
         None => node.master.clone(),
     }

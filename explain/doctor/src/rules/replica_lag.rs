@@ -142,7 +142,7 @@ fn behind<'a>(facts: &'a Facts, master: &'a Node) -> Vec<Behind<'a>> {
     online
         .filter_map(|(ip, port, _, lag_s, acknowledged)| {
             let then = before.iter().find(|r| r.0 == ip && r.1 == port && r.2 == "online")?;
-            let address = if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+            let address = join_host_port(&ip, port);
             Some(Behind {
                 master,
                 replica: facts.node(&address).or_else(|| facts.node(&format!("{ip}:{port}"))),

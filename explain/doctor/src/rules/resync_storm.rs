@@ -64,7 +64,7 @@ pub fn check(facts: &Facts) -> Verdict {
 /// Replicas of the list that are not online, with their state.
 fn pending(info: Option<&unslow_topology::Info>) -> Vec<(String, String)> {
     let rows = info.map_or(Vec::new(), |i| i.replicas());
-    rows.into_iter().filter(|r| r.2 != "online").map(|r| (format!("{}:{}", r.0, r.1), r.2)).collect()
+    rows.into_iter().filter(|r| r.2 != "online").map(|r| (join_host_port(&r.0, r.1), r.2)).collect()
 }
 
 fn storm<'a>(facts: &Facts, node: &'a Node) -> Option<Storm<'a>> {

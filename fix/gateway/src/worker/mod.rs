@@ -98,7 +98,7 @@ pub struct Clog {
     pub since: u64,
 }
 
-/// See the module.
+/// One thread: its clients, its lanes, and what ties them together.
 pub struct Worker {
     pub number: usize,
     pub shared: Arc<Shared>,

@@ -22,7 +22,7 @@ pub enum SourceError {
     #[error("{}: no checkpoint: a line's number, a byte and a file's identity were expected", .path.display())]
     NoCheckpoint { path: PathBuf },
     /// The checkpoint is of another file, or of this one before it was cut.
-    #[error("{} is the place in another file than {input} is now; remove it to begin anew", .path.display())]
+    #[error("{} is the place in another file than {input} is now; remove it to start over", .path.display())]
     OtherFile { path: PathBuf, input: String },
     /// The server of the stream cannot be reached, or refuses the group.
     #[error(transparent)]

@@ -26,7 +26,7 @@ const COMMIT_EVERY: Duration = Duration::from_millis(200);
 /// For what is under way when partitions are taken away; less than the group waits for us.
 const REVOKE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// See the module.
+/// Topics of Kafka, read as a member of a consumer group.
 pub struct Kafka {
     consumer: BaseConsumer<Context>,
     until_end: bool,
@@ -96,7 +96,7 @@ impl ConsumerContext for Context {
         self.add(ledger.take_commits());
         if ledger.in_flight() > 0 {
             (self.note)(
-                "Kafka: partitions are taken away while writes to them wait; whoever has them next repeats these",
+                "Kafka: partitions are taken away while writes to them wait; their next consumer repeats these",
             );
         }
         drop(ledger);
@@ -104,7 +104,7 @@ impl ConsumerContext for Context {
         if let Some(list) = list_of(&commits)
             && let Err(e) = consumer.commit(&list, CommitMode::Sync)
         {
-            (self.note)(&format!("Kafka: {e}; what is not committed is read again by whoever has it next"));
+            (self.note)(&format!("Kafka: {e}; what is not committed is read again by its next consumer"));
             self.add(commits);
         }
         let names = list.elements().iter().map(|e| (e.topic().to_string(), e.partition())).collect::<Vec<_>>();

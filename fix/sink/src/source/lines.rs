@@ -22,7 +22,7 @@ use crate::source::{Clock, Limit, Read, Source, SourceError};
 const LINE_BYTES_MAX: usize = 600 << 20;
 const CHUNK: usize = 256 << 10;
 
-/// See the module.
+/// A file or standard input, a message a line.
 pub struct Lines {
     note: Arc<dyn Fn(&str) + Send + Sync>,
     input: File,

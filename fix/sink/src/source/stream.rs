@@ -30,7 +30,7 @@ pub struct StreamSettings {
     pub until_end: bool,
 }
 
-/// See the module.
+/// A stream of a server, read as a member of a consumer group.
 pub struct Stream {
     settings: StreamSettings,
     connection: Option<Connection>,

@@ -78,7 +78,7 @@ fn apply(line: &str) -> Result<(), Error> {
     };
     let command: Vec<String> = command.iter().map(|w| w.trim_matches('"').to_string()).collect();
     let patient = Options { command_timeout: Duration::from_secs(10), ..Options::default() };
-    Connection::open(&Target::parse(&format!("{host}:{port}"))?, &patient)?.call(&command)?;
+    Connection::open(&Target::parse(&unslow_topology::join_host_port(host, port))?, &patient)?.call(&command)?;
     Ok(())
 }
 

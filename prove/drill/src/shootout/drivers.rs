@@ -194,7 +194,7 @@ impl Prepared {
                 let mut command = Command::new(&self.binary);
                 let model = if model == "bench-shared" { "shared" } else { "pool:8" };
                 let rate = facts.rate_per_s * facts.threads as f64;
-                command.args(["bench", &format!("{}:{}", facts.host, facts.port), "--model", model]);
+                command.args(["bench", &unslow_topology::join_host_port(&facts.host, facts.port), "--model", model]);
                 command.args(["--callers", &threads, "--rate", &rate.to_string()]);
                 command.args(["--timeout", &facts.timeout.as_secs_f64().to_string()]);
                 command.args(["--seconds", &facts.length.as_secs().to_string(), "--format", "json", "--quiet"]);

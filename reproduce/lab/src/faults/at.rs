@@ -263,7 +263,7 @@ impl<'a> At<'a> {
     pub fn master_of(&self, replica: &Server) -> Result<Arc<Server>, Error> {
         let id = id_of(replica)?;
         let master = self.view()?.by_id(&id).and_then(|n| n.master_id.clone());
-        self.by_id(&master.ok_or_else(|| Error::new(format!("{} is no replica; name one", replica.name())))?)
+        self.by_id(&master.ok_or_else(|| Error::new(format!("{} is not a replica; name one", replica.name())))?)
     }
 
     /// Every master, in the order of the nodes.

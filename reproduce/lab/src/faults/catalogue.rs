@@ -91,7 +91,7 @@ pub const ALL: &[Fault] = &[
     .value("CLIENTS", "20")
     .rule("topology_storm")
     .demo(),
-    fault("connection_churn", "clients connect anew for every command", Node, standalone, clients::connection_churn)
+    fault("connection_churn", "clients reconnect for every command", Node, standalone, clients::connection_churn)
         .rule("connection_churn")
         .near()
         .demo(),
@@ -104,7 +104,7 @@ pub const ALL: &[Fault] = &[
     )
     .rule("far_client")
     .wired(),
-    fault("monitor", "somebody left MONITOR running", Node, standalone, clients::monitor).rule("monitor_attached"),
+    fault("monitor", "a MONITOR was left running", Node, standalone, clients::monitor).rule("monitor_attached"),
     fault("keys", "KEYS on 300,000 keys, five times a second", Node, standalone, clients::keys)
         .rule("keys_command")
         .demo(),

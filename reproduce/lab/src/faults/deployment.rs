@@ -314,7 +314,7 @@ fn move_one(nodes: &[Arc<Server>], slot: u16, to: &Arc<Server>) -> Result<(), Er
 fn two_masters_of(at: &At<'_>) -> Result<(Arc<Server>, Arc<Server>), Error> {
     let (first, masters) = (at.node()?, at.masters()?);
     if !masters.iter().any(|m| Arc::ptr_eq(m, &first)) {
-        return Err(Error::new(format!("{} is no master", first.name())));
+        return Err(Error::new(format!("{} is not a master", first.name())));
     }
     let other = masters.iter().find(|m| !Arc::ptr_eq(m, &first)).cloned();
     other.map(|o| (first, o)).ok_or_else(|| Error::new("a cluster with two masters is needed"))
