@@ -75,7 +75,9 @@ fn script_once_a_second(stage: &mut Stage) -> Made {
 fn command_tables(stage: &mut Stage) -> Made {
     let server = stage.server(&[]);
     stage.application(&server, 500);
-    stage.repeat(&server, ms(20), &["COMMAND"]);
+    for _ in 0..2 {
+        stage.repeat(&server, ms(4), &["COMMAND"]);
+    }
     at_work(&server, "command");
     Ok(())
 }

@@ -10,7 +10,9 @@ use super::inside_share;
 /// Reading a command and answering it briefly, in us: Redis 7.0.15, one command a read.
 pub const READ_US: f64 = 2.4;
 /// Accepting a connection and closing it, in us: Redis 7.0.15 without AUTH or TLS.
-const CONNECTION_US: f64 = 17.5;
+pub const CONNECTION_US: f64 = 17.5;
+/// Sending or receiving a byte, in us.
+const BYTE_US: f64 = 3e-4;
 /// A turn of the event loop without its reads, waking up and going to sleep included, in us: 8 to 13 on the recorded servers, from 300
 /// turns a second to 44,000.
 pub const TURN_US: f64 = 10.0;
@@ -37,6 +39,25 @@ pub fn turns(node: &Node) -> f64 {
 /// What a call that is a read by itself costs outside the command, in us. On a busy server several reads share a turn.
 pub fn call_us(node: &Node) -> f64 {
     READ_US + TURN_US * turns(node) / events(node).max(1.0)
+}
+
+/// How much more than the reference this server takes for reads with brief replies and for connections: what is left of its CPU
+/// outside commands, over what they took there. 1 where the server does not show it. A machine whose processors sleep between
+/// requests took four times as much as one that was busy.
+pub fn scale(node: &Node) -> f64 {
+    // Beyond this, something else that we do not know of takes the CPU.
+    const MOST: f64 = 8.0;
+    let Some(outside) = outside_us(node) else { return 1.0 };
+    let bytes = grown(node, "total_net_output_bytes") + grown(node, "total_net_input_bytes");
+    let forks = grown(node, "total_forks") * node.number("latest_fork_usec").unwrap_or(0.0);
+    let expiry = grown(node, "expire_cycle_cpu_milliseconds") * 1000.0;
+    let defrag = node.number("active_defrag_running").unwrap_or(0.0) / 100.0 + IDLE_SHARE;
+    let others = bytes * BYTE_US + forks + expiry + defrag * 1e6 * node.window_s;
+    let connections = grown(node, "total_connections_received");
+    // The last read of a connection finds it closed.
+    let reads = (grown(node, "total_reads_processed") - connections).max(0.0);
+    let reference = reads * call_us(node) + connections * CONNECTION_US;
+    if reference > 0.0 { ((outside - others) / reference).clamp(1.0, MOST) } else { 1.0 }
 }
 
 fn events(node: &Node) -> f64 {

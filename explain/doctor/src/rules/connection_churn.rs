@@ -7,9 +7,9 @@
 //! Seen when: new connections take over 1 % of a core and a tenth of what the main thread uses, or over 20 a second bring fewer
 //! than 10 commands each.
 //!
-//! What it costs is measured: the CPU that the main thread used outside commands, less what commands, bytes and reads would take of
-//! it at most, and (7.2+) turns of the event loop on average, over connections that stay, less expiry and defragmentation, divided
-//! by the new connections; and the time inside AUTH, HELLO, SELECT and CLIENT.
+//! What it costs is measured: the CPU that the main thread used outside commands, less bytes, expiry and defragmentation, shared out
+//! between reads and connections as their prices were to each other on a known machine; and the time inside AUTH, HELLO, SELECT and
+//! CLIENT. With TLS, all that reads do not explain is put down to the handshakes.
 //! Where that cannot be told apart, 17.5 us a connection, which is the least we have measured.
 //!
 //! Not to be taken for: clients that are refused and try again (`too_many_connections`), topology refreshes over new connections (then
@@ -62,8 +62,6 @@ pub(super) struct Churn {
 impl Churn {
     /// `None` where connections are not counted.
     pub fn of(facts: &Facts, node: &Node) -> Option<Churn> {
-        // A TCP connection, accepted, read once and closed: 20.1 us with one command, less 2.6 us for the command.
-        const LEAST_US: f64 = 17.5;
         // More than this is not the connection's: the slowest machines we know took 0.2 ms, and 3 ms with TLS.
         const MOST_US: f64 = 300.0;
         const MOST_TLS_US: f64 = 10_000.0;
@@ -73,9 +71,10 @@ impl Churn {
         let connections = node.delta("total_connections_received")?;
         let tls = is_tls(facts, node);
         let greeting = if rate > 0.0 { spent(node, GREETING).share } else { 0.0 };
-        let least = rate * LEAST_US / 1e6 + greeting;
+        let least = rate * CONNECTION_US / 1e6 + greeting;
         let most = rate * if tls || has_tls(node) { MOST_TLS_US } else { MOST_US } / 1e6;
-        let measured = outside(node, tls).filter(|_| rate >= MEASURABLE).map(|share| share.clamp(0.0, most) + greeting);
+        let outside = if tls || has_tls(node) { with_handshakes(node, tls) } else { apportioned(node, rate) };
+        let measured = outside.filter(|_| rate >= MEASURABLE).map(|share| share.clamp(0.0, most) + greeting);
         let (share, price) = match measured {
             Some(measured) if measured >= least => (measured, Price::Measured),
             _ => (least, Price::Least),
@@ -112,9 +111,22 @@ fn is_tls(facts: &Facts, node: &Node) -> bool {
     only || facts.url.starts_with("rediss") || facts.url.starts_with("valkeys")
 }
 
-/// Share of a core that the main thread used outside commands and that reads, replies, expiry and defragmentation do not explain.
-/// `None` before 6.0, where reads are not counted.
-fn outside(node: &Node, tls: bool) -> Option<f64> {
+/// Share of a core: the connections' part of the CPU outside commands, as their price is to that of a read elsewhere. `None` before 6.0,
+/// where reads are not counted.
+fn apportioned(node: &Node, rate: f64) -> Option<f64> {
+    node.cpu()?;
+    node.rate("total_reads_processed")?;
+    Some(scale(node) * (rate * CONNECTION_US + greetings(node) / node.window_s * call_us(node)) / 1e6)
+}
+
+/// Greetings in the window that needed a read by themselves, one a connection at most: libraries send theirs in one write.
+fn greetings(node: &Node) -> f64 {
+    (spent(node, GREETING).calls as f64).min(node.delta("total_connections_received").unwrap_or(0.0))
+}
+
+/// The same where a handshake may cost more than all else: the CPU outside commands that reads, replies, expiry and defragmentation do
+/// not explain.
+fn with_handshakes(node: &Node, tls: bool) -> Option<f64> {
     // What each takes at most, a turn on average; the connections get what is left.
     let (read_us, byte_us) = if tls { (6.0, 1e-3) } else { (3.0, 3e-4) };
     const COMMAND_US: f64 = 0.3;
@@ -137,9 +149,7 @@ fn outside(node: &Node, tls: bool) -> Option<f64> {
 /// greetings, which libraries send in one write.
 fn reads_of_others(node: &Node) -> f64 {
     let grown = |field| node.delta(field).unwrap_or(0.0);
-    let connections = grown("total_connections_received");
-    let greetings = (spent(node, GREETING).calls as f64).min(connections);
-    (grown("total_reads_processed") - connections - greetings).max(0.0)
+    (grown("total_reads_processed") - grown("total_connections_received") - greetings(node)).max(0.0)
 }
 
 pub fn check(facts: &Facts) -> Verdict {
@@ -167,8 +177,8 @@ pub fn check(facts: &Facts) -> Verdict {
             );
     let finding = match churn.price {
         Price::Measured => finding.proven(
-            "connections, CPU and time in commands were counted by the server; what reads and turns of the event loop take by estimate \
-             was taken off, the rest of the CPU outside commands is theirs",
+            "connections, reads, CPU and time in commands were counted by the server; its CPU outside commands is shared out between \
+             them as their prices are elsewhere",
         ),
         Price::Least => finding.likely(
             "connections and commands were counted by the server; the price of one is the least measured elsewhere (loopback, no TLS)",

@@ -103,7 +103,11 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
         let (ms, wait) = worst.held.others_wait();
         finding.latency(ms, wait)
     } else {
-        finding.core(core, format!("{} of a core on {}{}", percent(core), node.address, all.beside_words(node)))
+        // Each question wakes the server, is read and is answered.
+        let around = scale(node) * call_us(node) / node.depth().unwrap_or(1.0).max(1.0);
+        let (asked, core) = (rate(node, all), core + rate(node, all) * around / 1e6);
+        let each = format!("{} for each of {} questions a second", time_us(around), count(asked));
+        finding.core(core, format!("{} of a core on {}, with reading and answering: {each}", percent(core), node.address))
     }
     .proven(all.clocks());
     finding = gain(finding, worst, asked);
