@@ -1,6 +1,7 @@
 //! Builds the preload that `unslow bypass` puts into other programs, and makes it part of the binary.
 //!
-//! It is a crate outside the workspace, for its own profile; its target directory is ours, so that nothing is built twice.
+//! It is a crate outside the workspace, for its own profile; its target directory is ours, so that nothing is built
+//! twice.
 
 use std::path::Path;
 use std::process::Command;

@@ -24,7 +24,11 @@ const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_prelo
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nPrograms without the preload, or on another machine, use the same port over TCP, at the same time.\n\nExamples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark -p 7777 -t get -c 50\n  unslow bypass ls\n  sudo unslow bypass --sockmap --port 6379      # programs that cannot be preloaded"
+    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nPrograms \
+                  without the preload, or on another machine, use the same port over TCP, at the same time.\n\n\
+                  Examples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark \
+                  -p 7777 -t get -c 50\n  unslow bypass ls\n  sudo unslow bypass --sockmap --port 6379      # programs \
+                  that cannot be preloaded"
 )]
 pub struct BypassArguments {
     #[command(subcommand)]
@@ -45,8 +49,8 @@ pub struct BypassArguments {
     /// Huge pages for the shared memory, on both sides: for thousands of connections; megabytes more a client
     #[arg(long)]
     huge_pages: bool,
-    /// No program: eBPF hands bytes over between the sockets of this machine until Ctrl-C; for connections made from then on,
-    /// of whatever program. Needs root
+    /// No program: eBPF hands bytes over between the sockets of this machine until Ctrl-C; for connections made from
+    /// then on, of whatever program. Needs root
     #[arg(long, conflicts_with_all = ["client", "server", "allow", "huge_pages", "program"])]
     sockmap: bool,
     /// With --sockmap: only connections to this port; may be repeated
@@ -107,10 +111,12 @@ impl Refusal {
         match (self.why.as_str(), self.refused_by.as_str()) {
             ("version", _) => format!("refused {times}: clients of user {client_uid} with another version of unslow"),
             (_, "client") => format!(
-                "refused {times} by clients of user {client_uid}, which do not allow user {server_uid}: start them with --allow uid:{server_uid}"
+                "refused {times} by clients of user {client_uid}, which do not allow user {server_uid}: start them \
+                 with --allow uid:{server_uid}"
             ),
             _ => format!(
-                "refused {times}: clients of user {client_uid}, who is not allowed: start this server with --allow uid:{client_uid}"
+                "refused {times}: clients of user {client_uid}, who is not allowed: start this server with --allow \
+                 uid:{client_uid}"
             ),
         }
     }
@@ -200,8 +206,9 @@ impl BypassArguments {
         Err(e).with_context(|| format!("{} does not start", program.display()))
     }
 
-    /// Creates the meeting directory while we still have the rights: a server that drops root (memcached -u nobody) does so before
-    /// it listens, and could no longer create it in /run. Errors are ignored here; the server reports them when it listens.
+    /// Creates the meeting directory while we still have the rights: a server that drops root (memcached -u nobody)
+    /// does so before it listens, and could no longer create it in /run. Errors are ignored here; the server reports
+    /// them when it listens.
     fn prepare(&self) {
         let own = self.dir.as_deref().and_then(|dir| std::path::absolute(dir).ok());
         let (directories, choice) = match &own {

@@ -148,7 +148,9 @@ mod tests {
 
     #[test]
     fn a_page_keeps_its_commands_and_wraps_its_prose() {
-        let page = "One sentence that is long enough to be wrapped\nacross lines of thirty.\n\n- an item that is longer than a line is\n  and continues\n- another\n\n    redis-cli -h a -p 1 A COMMAND THAT IS LONGER THAN THIRTY\n| a | table |\n";
+        let page = "One sentence that is long enough to be wrapped\nacross lines of thirty.\n\n- an item that is \
+                    longer than a line is\n  and continues\n- another\n\n    redis-cli -h a -p 1 A COMMAND THAT IS \
+                    LONGER THAN THIRTY\n| a | table |\n";
         let text = flow(page, 30);
         assert!(
             text.contains("    redis-cli -h a -p 1 A COMMAND THAT IS LONGER THAN THIRTY\n| a | table |\n"),

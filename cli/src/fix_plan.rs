@@ -1,15 +1,15 @@
 //! `unslow doctor --fix-plan`: the remedies as a script for `sh`, to be read before it is run. We run nothing.
 //!
-//! What names its server and needs no choice is a command, everything else is a comment. Words of servers stand in it: none may end
-//! a comment, and a command has nothing but plain words.
+//! What names its server and needs no choice is a command, everything else is a comment. Words of servers stand in it:
+//! none may end a comment, and a command has nothing but plain words.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use unslow_doctor::{Remedy, Report, setting_of};
 
-/// `set -e` alone would run on after a refusal: redis-cli ends with status 0 then (its -e is 7.0+). An alias, because sh has no
-/// functions with a hyphen in their names, and the lines below are to be copied one by one.
+/// `set -e` alone would run on after a refusal: redis-cli ends with status 0 then (its -e is 7.0+). An alias, because
+/// sh has no functions with a hyphen in their names, and the lines below are to be copied one by one.
 const PREAMBLE: &str = r#"set -e
 # One node after another; the first one that does not answer, or refuses, ends it.
 checked() {

@@ -34,7 +34,10 @@ enum ClientAuthFlag {
 #[derive(Args)]
 #[command(
     args_override_self = true,
-    after_help = "SIGHUP reads the file again; SIGTERM and Ctrl-C let clients finish, a second one does not wait.\n\nExamples:\n  unslow gateway --listen 127.0.0.1:6400 --target redis://10.0.0.1:7000\n  unslow gateway --config gateway.toml            # docs/gateway.toml has every setting\n  redis-cli -p 6400 unslow show topology"
+    after_help = "SIGHUP reads the file again; SIGTERM and Ctrl-C let clients finish, a second one does not wait.\n\n\
+                  Examples:\n  unslow gateway --listen 127.0.0.1:6400 --target redis://10.0.0.1:7000\n  unslow gateway \
+                  --config gateway.toml            # docs/gateway.toml has every setting\n  redis-cli -p 6400 unslow \
+                  show topology"
 )]
 pub struct GatewayArguments {
     /// TOML file; flags win over it. docs/gateway.toml lists every setting
@@ -150,7 +153,8 @@ impl GatewayArguments {
             && let Some(wide) = config.listen.iter().find(|a| a.contains(':') && !local(a))
         {
             bail!(
-                "{wide} can be reached from other machines, and every client that connects would have the gateway's rights; let clients log in themselves (--client-auth server), listen on loopback, or say --open"
+                "{wide} can be reached from other machines, and every client that connects would have the gateway's \
+                 rights; let clients log in themselves (--client-auth server), listen on loopback, or say --open"
             );
         }
         Ok(config)

@@ -61,7 +61,8 @@ fn text(host: &Host) -> String {
     let unknown = || "unknown".to_string();
     let share = |s: Option<f64>| s.map_or_else(unknown, percent);
     let mut out = format!(
-        "{}: {} processors, kernel {}, hypervisor {}, clock {}\nbusy {}, stolen {}, huge pages {}, overcommit {}, somaxconn {}\n",
+        "{}: {} processors, kernel {}, hypervisor {}, clock {}\nbusy {}, stolen {}, huge pages {}, overcommit {}, \
+         somaxconn {}\n",
         host.hostname,
         host.cpus,
         host.kernel,

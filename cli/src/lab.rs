@@ -34,7 +34,8 @@ enum What {
     Fault {
         /// Which fault
         name: Option<String>,
-        /// A server (node-2, master, replica-1, an address), a host, a zone, or a path (zone-a:zone-b, A->B for one way)
+        /// A server (node-2, master, replica-1, an address), a host, a zone, or a path (zone-a:zone-b, A->B for one
+        /// way)
         #[arg(allow_hyphen_values = true)]
         target: Option<String>,
         /// Its number: a time, a share, a rate, a count
@@ -309,7 +310,8 @@ fn show(description: &Description) -> String {
         && wire.packets_carried > 0
     {
         out += &format!(
-            "{faint}wire: {} packets carried, {} lost, {} cut, {} queued over, {} refused by the kernel, {} of CPU each{faint:#}\n",
+            "{faint}wire: {} packets carried, {} lost, {} cut, {} queued over, {} refused by the kernel, {} of CPU \
+             each{faint:#}\n",
             wire.packets_carried,
             wire.packets_lost,
             wire.packets_cut,

@@ -70,7 +70,8 @@ impl Reach {
             && !unslow_bypass::reactor::is_served(*port)
         {
             bail!(
-                "no server at port {port} runs with `unslow bypass` (unslow bypass ls); start it so: unslow bypass -- redis-server --port {port}"
+                "no server at port {port} runs with `unslow bypass` (unslow bypass ls); start it so: unslow bypass -- \
+                 redis-server --port {port}"
             );
         }
         target.user = target.user.or_else(|| self.user.clone());

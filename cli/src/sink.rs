@@ -17,7 +17,12 @@ use crate::reach::Reach;
 #[derive(Args)]
 #[command(
     args_override_self = true,
-    after_help = "SIGTERM and Ctrl-C finish what is in flight; a second one does not wait.\n\nExamples:\n  unslow sink --map examples/users.toml --from users.ndjson --to redis://10.0.0.1:7000\n  unslow sink --map users.toml --from users.ndjson --dry-run          # what would be sent\n  unslow sink --map users.toml --from kafka://10.0.0.2:9092 --topic users --group writer --to redis://10.0.0.1:7000 --dead-letter topic:users-dead\n  unslow sink --map users.toml --from redis://10.0.0.3 --stream events --to redis://10.0.0.1:7000 --exactly-once"
+    after_help = "SIGTERM and Ctrl-C finish what is in flight; a second one does not wait.\n\nExamples:\n  unslow sink \
+                  --map examples/users.toml --from users.ndjson --to redis://10.0.0.1:7000\n  unslow sink --map \
+                  users.toml --from users.ndjson --dry-run          # what would be sent\n  unslow sink --map \
+                  users.toml --from kafka://10.0.0.2:9092 --topic users --group writer --to redis://10.0.0.1:7000 \
+                  --dead-letter topic:users-dead\n  unslow sink --map users.toml --from redis://10.0.0.3 --stream \
+                  events --to redis://10.0.0.1:7000 --exactly-once"
 )]
 pub struct SinkArguments {
     /// TOML file with the mapping and other settings; flags win over it. docs/sink.toml lists every setting
@@ -56,7 +61,8 @@ pub struct SinkArguments {
     /// End when there is nothing more to read
     #[arg(long)]
     until_end: bool,
-    /// Messages that cannot be written go there with the reason: a file, or topic:NAME [default: the first one ends the sink]
+    /// Messages that cannot be written go there with the reason: a file, or topic:NAME [default: the first one ends the
+    /// sink]
     #[arg(long, value_name = "WHERE")]
     dead_letter: Option<String>,
     /// Marks in the servers keep messages that come again from changing anything
@@ -140,7 +146,8 @@ impl SinkArguments {
         if !schemes.iter().any(|s| config.from.starts_with(s)) {
             if let Some((scheme, _)) = config.from.split_once("://").filter(|(s, _)| *s != "kafka") {
                 bail!(
-                    "unknown source {scheme}://; a file, -, kafka://host:port or redis://host:port with --stream was expected"
+                    "unknown source {scheme}://; a file, -, kafka://host:port or redis://host:port with --stream was \
+                     expected"
                 );
             }
             return Ok(None);

@@ -14,9 +14,9 @@ use crate::reach::Reach;
 use crate::typed::{end_after, short_time};
 
 #[derive(Args)]
-#[command(
-    after_help = "Examples:\n  unslow watch redis://10.0.0.1:7000\n  unslow watch redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow watch 10.0.0.1:7000 --publish        # clients: SUBSCRIBE __cluster__:moved __cluster__:failover __cluster__:digest"
-)]
+#[command(after_help = "Examples:\n  unslow watch redis://10.0.0.1:7000\n  unslow watch \
+                  redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow watch 10.0.0.1:7000 \
+                  --publish        # clients: SUBSCRIBE __cluster__:moved __cluster__:failover __cluster__:digest")]
 pub struct WatchArguments {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(value_name = "URL")]

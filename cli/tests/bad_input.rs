@@ -13,7 +13,8 @@ use unslow_testkit::servers::{deployment, server};
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{options, standalone, until};
 
-/// Seconds the doctor waits for an answer: one that comes is in time on a busy machine too, one that never comes costs them.
+/// Seconds the doctor waits for an answer: one that comes is in time on a busy machine too, one that never comes costs
+/// them.
 const TIMEOUT: &str = "5";
 
 /// Exit status 2 and one line that holds `expected`.
@@ -62,8 +63,8 @@ fn peer(answer: &'static [u8]) -> u16 {
     port
 }
 
-/// A report of a look that asked every question: the more expensive ones are left out when PINGs become slower meanwhile, as they do on
-/// a busy machine.
+/// A report of a look that asked every question: the more expensive ones are left out when PINGs become slower
+/// meanwhile, as they do on a busy machine.
 fn whole_report(url: &str) -> Value {
     let mut seen = Value::Null;
     until("a look that asks every question", || {

@@ -100,7 +100,8 @@ fn a_workload_file_says_the_same_as_flags() {
     let file = dir.path().join("load.toml");
     std::fs::write(
         &file,
-        "commands = [\"touch=HSET user:{key} f {value}\"]\nkeys = 10\nvalue_size = \"5-9\"\nseed = 3\n[mix]\ntouch = 0.5\nincr = 0.5\n",
+        "commands = [\"touch=HSET user:{key} f {value}\"]\nkeys = 10\nvalue_size = \"5-9\"\nseed = 3\n[mix]\ntouch = \
+         0.5\nincr = 0.5\n",
     )
     .unwrap();
     let report = bench(&server.url(), &["--workload", file.to_str().unwrap(), "--requests", "500"]);
@@ -163,7 +164,10 @@ fn peer(answer: impl Fn(&mut std::net::TcpStream) + Send + Sync + 'static) -> St
                             .collect();
                         input.drain(..len);
                         let plain: &[u8] = match words[0].as_str() {
-                            "INFO" => b"$80\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\nrole:master\r\nprocess_id:1\r\nx:00000\r\n\r\n",
+                            "INFO" => {
+                                b"$80\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\nrole:master\r\n\
+                                        process_id:1\r\nx:00000\r\n\r\n"
+                            }
                             "PUBSUB" => b"*0\r\n",
                             "GET" => {
                                 answer(&mut stream);

@@ -34,8 +34,8 @@ use unslow_testkit::{options, skip, standalone, tried_while_busy, until};
 
 /// For `timeout`: the seconds after which a client hangs.
 const LIMIT: &str = "120";
-/// A server that does not take an offer within 150 ms leaves the connection to TCP. On a busy machine that is no defect, so
-/// what counts carried connections is tried so often there.
+/// A server that does not take an offer within 150 ms leaves the connection to TCP. On a busy machine that is no
+/// defect, so what counts carried connections is tried so often there.
 const TRIES: u32 = 3;
 
 /// Where servers and clients of one test meet.
@@ -94,8 +94,8 @@ impl Meeting {
         server
     }
 
-    /// Runs a client that says "good" and then waits for the end of its input: so many of its connections are carried then,
-    /// and `look` sees them.
+    /// Runs a client that says "good" and then waits for the end of its input: so many of its connections are carried
+    /// then, and `look` sees them.
     #[track_caller]
     fn carries<T>(&self, program: &[&str], connections: usize, mut look: impl FnMut() -> T) -> T {
         let bypass = ["bypass", "--client", "--allow", "uid:65534", "--", "timeout", LIMIT];
@@ -132,7 +132,8 @@ impl Meeting {
         (ended.unwrap(), text, carried)
     }
 
-    /// Waits until the server has a carried connection of somebody's; `ask` makes use of it, and says whether that went well.
+    /// Waits until the server has a carried connection of somebody's; `ask` makes use of it, and says whether that went
+    /// well.
     #[track_caller]
     fn until_carried(&self, server: &Carried, mut ask: impl FnMut() -> bool) {
         let mut looks = 0;
@@ -267,7 +268,8 @@ fn node_redis_goes_over_shared_memory() {
     let output = command.current_dir(&dir).output().unwrap();
     assert!(output.status.success(), "{} {}", stdout(&output), stderr(&output));
     // The suite is over in a moment: one connection that stays is looked at.
-    let script = "require('redis').createClient({url:'redis://127.0.0.1:'+process.argv[1]}).connect().then(async c=>{await c.set('k','v');console.log('good');process.stdin.resume().on('end',()=>process.exit())})";
+    let script = "require('redis').createClient({url:'redis://127.0.0.1:'+process.argv[1]}).connect().then(async \
+                  c=>{await c.set('k','v');console.log('good');process.stdin.resume().on('end',()=>process.exit())})";
     let modules = format!("NODE_PATH={}", dir.join("node_modules").display());
     meeting.carries(&["env", &modules, "node", "-e", script, &port], 1, || ());
 }
@@ -279,7 +281,8 @@ fn who_is_preloaded_is_carried_and_others_use_the_same_port() {
     let port = server.port.to_string();
     let mut plain = server.connect().unwrap();
     plain.call(&["SET", "k", "v"]).unwrap();
-    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\ns.sendall(b'GET k\\r\\n')\nprint(s.recv(100),flush=True)\nsys.stdin.read()";
+    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\ns.sendall(b'GET \
+                  k\\r\\n')\nprint(s.recv(100),flush=True)\nsys.stdin.read()";
     let child = tried_while_busy(TRIES, |_| {
         let mut child = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", script, &port]);
         let mut child = Running(child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
@@ -310,7 +313,10 @@ fn clients_see_that_their_server_was_killed_and_meet_the_next_one_at_its_port() 
     let meeting = Meeting::new();
     let port = free_port("127.0.0.1").unwrap();
     let server = meeting.server_at(port, "redis-7.0", &[]);
-    let script = "import socket,sys\np=int(sys.argv[1])\nfor line in sys.stdin:\n    try:\n        s=socket.create_connection(('127.0.0.1',p),100)\n        s.settimeout(100)\n        s.sendall(b'PING\\r\\n'); print(s.recv(100),flush=True)\n        print(s.recv(100),flush=True)\n    except OSError as e: print('broken',type(e).__name__,flush=True)";
+    let script = "import socket,sys\np=int(sys.argv[1])\nfor line in sys.stdin:\n    try:\n        \
+                  s=socket.create_connection(('127.0.0.1',p),100)\n        s.settimeout(100)\n        \
+                  s.sendall(b'PING\\r\\n'); print(s.recv(100),flush=True)\n        print(s.recv(100),flush=True)\n    \
+                  except OSError as e: print('broken',type(e).__name__,flush=True)";
     let port_text = port.to_string();
     let mut child = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", script, &port_text]);
     let mut child = Running(child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
@@ -353,8 +359,8 @@ fn forks_under_load_for_minutes_disturb_nothing() {
     forks_under_load(|_| Instant::now() >= end);
 }
 
-/// The server forks, and clients are killed in the middle of their commands, beside a load whose every answer is checked and
-/// that is seen to go on behind each fork; until there were `enough` forks.
+/// The server forks, and clients are killed in the middle of their commands, beside a load whose every answer is
+/// checked and that is seen to go on behind each fork; until there were `enough` forks.
 fn forks_under_load(enough: impl Fn(u64) -> bool) {
     const CONNECTIONS: u64 = 20;
     let meeting = Meeting::new();
@@ -526,7 +532,10 @@ fn what_cannot_be_carried_is_said_and_goes_over_tcp() {
     let netns = unslow_bypass::endpoint::own_netns().expect("Linux 5.14");
     for word in [&b"nonsense"[..], &[0x6c, 0x73, 0x6e, 0x75, 9, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]] {
         let path = meeting.0.path().join(format!("{port}.{netns}.999999"));
-        let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);s.bind(sys.argv[1]);s.listen()\nprint('up',flush=True)\nall=[]\nwhile 1:\n    c,_=s.accept();all.append(c);c.send(bytes.fromhex(sys.argv[2]))";
+        let script = "import socket,sys\n\
+                      s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);s.bind(sys.argv[1]);s.listen()\n\
+                      print('up',flush=True)\nall=[]\nwhile 1:\n    \
+                      c,_=s.accept();all.append(c);c.send(bytes.fromhex(sys.argv[2]))";
         let hex: String = word.iter().map(|b| format!("{b:02x}")).collect();
         let mut liar = Command::new("python3")
             .args(["-c", script, &path.display().to_string(), &hex])
@@ -585,7 +594,9 @@ fn another_user_stays_with_tcp_unless_allowed() {
     let output = as_nobody(&["bypass", "--client", "--", &cli, "-p", &port, "ping"]).output().unwrap();
     assert_eq!(stdout(&output), "PONG\n", "{}", stderr(&output));
     assert!(stderr(&output).contains("refuses this user") || stderr(&output).is_empty(), "{}", stderr(&output));
-    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\ns.sendall(b'PING\\r\\n'); assert s.recv(100)==b'+PONG\\r\\n'\nprint('good',flush=True)\nsys.stdin.read()";
+    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\n\
+                  s.sendall(b'PING\\r\\n'); assert s.recv(100)==b'+PONG\\r\\n'\nprint('good',flush=True)\n\
+                  sys.stdin.read()";
     let stays = |port: &str| as_nobody(&["bypass", "--client", "--", "timeout", LIMIT, "python3", "-c", script, port]);
     let carried = while_it_waits(&mut stays(&port), || meeting.carried());
     assert_eq!(carried, 0, "connections of another user");
@@ -658,8 +669,8 @@ fn over_tcp(host: &str, port: u16) -> u64 {
     stdout(&ended).split_whitespace().map(|n| n.parse::<u64>().unwrap()).sum()
 }
 
-/// `--sockmap` for a port, at work. None where the kernel, or this machine's owner, does not let us: the test is skipped with
-/// its words.
+/// `--sockmap` for a port, at work. None where the kernel, or this machine's owner, does not let us: the test is
+/// skipped with its words.
 fn sockmap(port: u16) -> Option<Running> {
     let args = ["bypass", "--sockmap", "--port", &port.to_string()];
     let mut attached = Running(command(&args).stderr(Stdio::piped()).spawn().unwrap());
@@ -676,8 +687,9 @@ fn sockmap(port: u16) -> Option<Running> {
     Some(attached)
 }
 
-/// Whether this process has the capabilities that loading programs and attaching them to a cgroup take: with them, a refusal is a
-/// failure and no reason to skip. A container's seccomp filter may refuse all the same; `Seccomp` of the status says that it filters.
+/// Whether this process has the capabilities that loading programs and attaching them to a cgroup take: with them, a
+/// refusal is a failure and no reason to skip. A container's seccomp filter may refuse all the same; `Seccomp` of the
+/// status says that it filters.
 fn may_load_programs() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap_or_default().trim();
@@ -756,7 +768,12 @@ fn a_server_whose_threads_have_sets_of_their_own_is_carried() {
         meeting.unslow(&["bypass", "--", "memcached", "-u", "nobody", "-l", "127.0.0.1", "-t", "4", "-p", &port_text]);
     let _memcached = Running(memcached.stderr(Stdio::null()).spawn().unwrap());
     until("memcached to listen", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
-    let script = "import socket,sys\nss=[socket.create_connection(('127.0.0.1',int(sys.argv[1])),100) for _ in range(40)]\nfor n in range(50):\n    for i,s in enumerate(ss):\n        v=('v%d.%d'%(i,n)).encode(); s.sendall(b'set k%d 0 0 %d\\r\\n%s\\r\\n'%(i,len(v),v)); assert s.recv(100)==b'STORED\\r\\n'\n        s.sendall(b'get k%d\\r\\n'%i); got=b''\n        while not got.endswith(b'END\\r\\n'): got+=s.recv(4096)\n        assert v in got,got\nprint('good',flush=True)\nsys.stdin.read()";
+    let script = "import socket,sys\nss=[socket.create_connection(('127.0.0.1',int(sys.argv[1])),100) for _ in \
+                  range(40)]\nfor n in range(50):\n    for i,s in enumerate(ss):\n        v=('v%d.%d'%(i,n)).encode(); \
+                  s.sendall(b'set k%d 0 0 %d\\r\\n%s\\r\\n'%(i,len(v),v)); assert \
+                  s.recv(100)==b'STORED\\r\\n'\n        s.sendall(b'get k%d\\r\\n'%i); got=b''\n        while not \
+                  got.endswith(b'END\\r\\n'): got+=s.recv(4096)\n        assert v in got,got\n\
+                  print('good',flush=True)\nsys.stdin.read()";
     meeting.carries(&["python3", "-c", script, &port_text], 40, || ());
 }
 
@@ -856,7 +873,22 @@ fn tls_goes_over_rings() {
     let words: Vec<&str> = words.iter().map(String::as_str).chain(["--tls-auth-clients", "no"]).collect();
     let _server = meeting.server("redis-7.0", &words);
     let ca = dir.path().join("ca.crt").display().to_string();
-    let script = "import socket,ssl,sys\nc=ssl.create_default_context(cafile='CA')\nss=[c.wrap_socket(socket.create_connection(('127.0.0.1',int(sys.argv[1])),100),server_hostname='localhost') for _ in range(5)]\nv=b'0123456789'*300000\nfor s in ss:\n    s.sendall(b'*3\\r\\n$3\\r\\nSET\\r\\n$1\\r\\nk\\r\\n$%d\\r\\n%s\\r\\n'%(len(v),v)); assert s.recv(100)==b'+OK\\r\\n'\n    s.sendall(b'GET k\\r\\n'); got=b''\n    while len(got)<len(v)+12: got+=s.recv(65536)\n    assert v in got\nprint('good',flush=True)\nsys.stdin.read()";
+    let script = r"
+import socket,ssl,sys
+c=ssl.create_default_context(cafile='CA')
+to=('127.0.0.1',int(sys.argv[1]))
+ss=[c.wrap_socket(socket.create_connection(to,100),server_hostname='localhost') for _ in range(5)]
+v=b'0123456789'*300000
+for s in ss:
+    s.sendall(b'*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%s\r\n'%(len(v),v))
+    assert s.recv(100)==b'+OK\r\n'
+    s.sendall(b'GET k\r\n')
+    got=b''
+    while len(got)<len(v)+12: got+=s.recv(65536)
+    assert v in got
+print('good',flush=True)
+sys.stdin.read()
+";
     meeting.carries(&["python3", "-c", &script.replace("CA", &ca), &port.to_string()], 5, || ());
 }
 
@@ -873,7 +905,9 @@ fn workers_that_are_forked_are_met_themselves() {
     std::fs::write(dir.path().join("large"), "0123456789".repeat(500_000)).unwrap();
     std::fs::create_dir(dir.path().join("logs")).unwrap();
     let config = format!(
-        "daemon off; worker_processes 2; user nobody nogroup; pid {at}/pid; error_log {at}/err; events {{ worker_connections 100; }}\nhttp {{ access_log off; server {{ listen 127.0.0.1:{port}; root {at}; location / {{ return 200 hello; }} location /large {{ sendfile on; }} }} }}"
+        "daemon off; worker_processes 2; user nobody nogroup; pid {at}/pid; error_log {at}/err; events {{ \
+         worker_connections 100; }}\nhttp {{ access_log off; server {{ listen 127.0.0.1:{port}; root {at}; location / \
+         {{ return 200 hello; }} location /large {{ sendfile on; }} }} }}"
     );
     let file = dir.path().join("nginx.conf");
     std::fs::write(&file, config).unwrap();
@@ -882,7 +916,10 @@ fn workers_that_are_forked_are_met_themselves() {
     let nginx = nginx.stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
     let mut nginx = Family(nginx);
     until("nginx to listen", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
-    let script = "import http.client,sys\ncs=[http.client.HTTPConnection('127.0.0.1',int(sys.argv[1]),timeout=100) for _ in range(8)]\nfor c in cs:\n    for _ in range(20):\n        c.request('GET','/'); assert c.getresponse().read()==b'hello'\n    c.request('GET','/large'); assert c.getresponse().read()==b'0123456789'*500000\nprint('good',flush=True)\nsys.stdin.read()";
+    let script = "import http.client,sys\ncs=[http.client.HTTPConnection('127.0.0.1',int(sys.argv[1]),timeout=100) for \
+                  _ in range(8)]\nfor c in cs:\n    for _ in range(20):\n        c.request('GET','/'); assert \
+                  c.getresponse().read()==b'hello'\n    c.request('GET','/large'); assert \
+                  c.getresponse().read()==b'0123456789'*500000\nprint('good',flush=True)\nsys.stdin.read()";
     let listed = meeting.carries(&["python3", "-c", script, &port.to_string()], 8, || meeting.listed());
     assert!(!listed.is_empty() && listed.iter().all(|s| s["pid"] != nginx.0.id()), "workers serve, not the master");
     kill(nginx.0.id() as i32, libc::SIGTERM);

@@ -1,6 +1,7 @@
 //! What the doctor takes for constant-time commands, held against a server's own documentation: COMMAND DOCS (7.0+).
 //!
-//! A command that stands in these lists by mistake is a cause the doctor never names: its time is put down to something else.
+//! A command that stands in these lists by mistake is a cause the doctor never names: its time is put down to something
+//! else.
 
 use unslow_client::{Connection, Value};
 use unslow_doctor::measure::{CONSTANT_TIME, PER_ARGUMENT, WITHOUT_COUNT};

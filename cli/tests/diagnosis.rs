@@ -38,8 +38,8 @@ fn sentinels(report: &Value) -> BTreeSet<String> {
     all.iter().map(|s| s.as_str().unwrap_or_default().to_string()).collect()
 }
 
-/// A report that knows these Sentinels. A data node is told of them by their greetings, one every two seconds, and the doctor
-/// listens for half a second more: on a busy machine a greeting may come too late.
+/// A report that knows these Sentinels. A data node is told of them by their greetings, one every two seconds, and the
+/// doctor listens for half a second more: on a busy machine a greeting may come too late.
 fn report_with(sentinels_there: &BTreeSet<String>, url: &str, more: &[&str]) -> Value {
     tried_while_busy(3, |_| {
         let seen = report(url, more);
@@ -230,7 +230,8 @@ fn speaks_tls_with_client_certificates_and_says_what_is_wrong_with_either_side()
     assert_eq!(good["deployment"]["nodes"][0]["role"], "master");
     assert!(!good.to_string().contains("s3cret"), "a password in a report");
 
-    // A server that closes the connection is one that cannot be reached: the diagnosis says so, with what may be behind it.
+    // A server that closes the connection is one that cannot be reached: the diagnosis says so, with what may be behind
+    // it.
     let fails = |url: &str, more: &[&str], expected: &str| {
         let mut arguments = vec!["doctor", url, "--window", "1s", "--timeout", "5"];
         arguments.extend(more);

@@ -1,7 +1,7 @@
 //! `unslow drill` and `unslow case` as a person runs them, on real servers.
 //!
-//! How long a failover or a client takes is measured by `bench/drills.sh`, not here: these tests look at what came before what,
-//! at what is there afterwards, and at what a timeout does not allow.
+//! How long a failover or a client takes is measured by `bench/drills.sh`, not here: these tests look at what came
+//! before what, at what is there afterwards, and at what a timeout does not allow.
 
 mod common;
 
@@ -46,8 +46,8 @@ fn us(figure: &Json) -> u64 {
     figure.as_u64().unwrap_or_else(|| panic!("a time was expected: {figure}"))
 }
 
-/// Why a run shows nothing, if so: its fault or its load is in doubt, or no replica was promoted while the fault was at work. On
-/// a busy machine an election may come too late.
+/// Why a run shows nothing, if so: its fault or its load is in doubt, or no replica was promoted while the fault was at
+/// work. On a busy machine an election may come too late.
 fn in_doubt(run: &Json) -> Option<String> {
     let open = |c: &&Json| (c["name"] == "fault" || c["name"] == "load") && c["verdict"] != "passed";
     if let Some(check) = run["checks"].as_array().expect("checks").iter().find(open) {
@@ -123,7 +123,8 @@ fn a_failover_is_measured_and_its_evidence_kept() {
         let last = before.max_by_key(|op| op.ended_us).expect("it wrote to the server that was killed");
         let after = history.of(client).filter(write).filter(|op| op.node != killed && op.ended_us > last.ended_us);
         let next = after.min_by_key(|op| op.ended_us).expect("it writes again");
-        // The server was killed after its last answer; nobody is elected before the node timeout of two seconds is over.
+        // The server was killed after its last answer; nobody is elected before the node timeout of two seconds is
+        // over.
         assert!(next.node == successor && next.ended_us >= last.begun_us + 1_900_000, "{last:?} {next:?}");
         // And the figure covers what this client waited.
         assert!(us(&f["window_us_max"]) >= next.ended_us - last.ended_us, "{last:?} {next:?} {f}");
@@ -459,7 +460,8 @@ fn clients_are_told_apart_by_a_partition() {
     let (plain, ours) = (&json["clients"][0], &json["clients"][1]);
     assert_eq!((&plain["client"], &ours["client"]), (&"lettuce".into(), &"lettuce-unslow".into()));
     assert!(plain["recovery_us"].as_u64().is_some(), "{plain:#}");
-    // Drawn as it was: the longest silence is the recovery, and nobody is elected before the node timeout of two seconds is over.
+    // Drawn as it was: the longest silence is the recovery, and nobody is elected before the node timeout of two
+    // seconds is over.
     let (from, until) = silence(ours);
     assert!(until - from >= 1_900_000 && us(&ours["recovery_us"]) >= until - from, "{ours:#}");
     let during = &json["faults"][0];
@@ -478,7 +480,8 @@ const MEASURED: [&str; 6] = [
     "refreshes a second were answered, not",
 ];
 
-/// An incident from its fault to its proof: the doctor names the cause, and everything but figures is as the story has it.
+/// An incident from its fault to its proof: the doctor names the cause, and everything but figures is as the story has
+/// it.
 fn incident(name: &str) {
     let store = tempfile::tempdir().unwrap();
     let (folder, page) = (store.path().display().to_string(), store.path().join("cases.html"));

@@ -1,4 +1,5 @@
-//! What a person hands to the doctor beside a URL, or instead of one: error messages of client libraries, and servers' logs.
+//! What a person hands to the doctor beside a URL, or instead of one: error messages of client libraries, and servers'
+//! logs.
 
 mod common;
 
@@ -139,7 +140,8 @@ fn what_is_not_understood_is_told_with_what_was_expected() {
 #[test]
 fn a_log_has_its_section_newest_first_and_keeps_no_line() {
     let log = "7:M 23 Nov 2020 18:00:00.000 * Background saving started by pid 99\n\
-               7:M 23 Nov 2020 18:05:00.000 # Client addr=10.9.8.7:51234 name=secret closed for overcoming of output buffer limits.\n";
+               7:M 23 Nov 2020 18:05:00.000 # Client addr=10.9.8.7:51234 name=secret closed for overcoming of output \
+               buffer limits.\n";
     let dir = tempfile::tempdir().expect("a directory");
     let path = file(dir.path(), "redis.log", log);
     let output = unslow(&["doctor", "--log", &path, "--format", "json"]);

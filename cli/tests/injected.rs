@@ -1,12 +1,13 @@
 //! Every fault injected into a real server, alone: the released binary must name it first. Every healthy but odd
 //! deployment: it must name nothing above risk.
 //!
-//! A test is named after the rule. `cargo xtask test injected::keys_command` runs one. UNSLOW_ENGINE chooses the server,
-//! UNSLOW_RECORD=DIR keeps the facts of each run, UNSLOW_TABLE=FILE and UNSLOW_TABLE_HEALTHY=FILE get a line for each test.
+//! A test is named after the rule. `cargo xtask test injected::keys_command` runs one. UNSLOW_ENGINE chooses the
+//! server, UNSLOW_RECORD=DIR keeps the facts of each run, UNSLOW_TABLE=FILE and UNSLOW_TABLE_HEALTHY=FILE get a line
+//! for each test.
 //!
-//! While the machine itself is taken away there are two causes, and the doctor rightly names both. Whether it was is measured
-//! here, without the doctor; then what it says of the neighbour does not count as an answer, and a fault that is not named may
-//! be tried again. Healthy deployments are never tried again.
+//! While the machine itself is taken away there are two causes, and the doctor rightly names both. Whether it was is
+//! measured here, without the doctor; then what it says of the neighbour does not count as an answer, and a fault that
+//! is not named may be tried again. Healthy deployments are never tried again.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -46,7 +47,8 @@ fn diagnose(mut command: Command, url: &str, name: &str) -> (Report, Load) {
 /// The rules that are about the machine's other work, and so are right whenever there is any.
 const NEIGHBOURS: &[&str] = &["noisy_neighbour", "hypervisor_steal"];
 
-/// What it names above info, in order. A neighbour that is really there does not count; where it leads to the rule, that is named.
+/// What it names above info, in order. A neighbour that is really there does not count; where it leads to the rule,
+/// that is named.
 fn named(report: &Report, load: &Load, rule: &str) -> Vec<String> {
     let mut all = Vec::new();
     for finding in report.findings.iter().filter(|f| f.severity > Severity::Info) {
@@ -319,7 +321,10 @@ mod healthy {
     left_alone! {
         idle: Healthy::default();
         idle_pair: Healthy { shape: Shape::MasterReplica { replicas: 1 }, ..Healthy::default() };
-        idle_sentinel: Healthy { shape: Shape::Sentinel { replicas: 1, sentinels: 3, quorum: 2 }, ..Healthy::default() };
+        idle_sentinel: Healthy {
+            shape: Shape::Sentinel { replicas: 1, sentinels: 3, quorum: 2 },
+            ..Healthy::default()
+        };
         freshly_restarted_cluster: Healthy {
             shape: Shape::six_nodes(),
             before: |d| d.nodes[4].restart().expect("it starts again"),

@@ -1,18 +1,19 @@
-//! The held bench: faults and odd but healthy deployments, none of which the lab can make, with real clients and settings,
-//! against real servers. What the doctor must say about each was written down before any run, in the tables of `odd/`.
+//! The held bench: faults and odd but healthy deployments, none of which the lab can make, with real clients and
+//! settings, against real servers. What the doctor must say about each was written down before any run, in the tables
+//! of `odd/`.
 //!
-//! For at least 97 % of the faults the cause must be the first finding, and none may be called healthy. A healthy deployment may
-//! have no finding above risk, and no risk except the true ones in its table; one that is used must not be called idle. The
-//! remedies test compares what a finding says a fault costs with what its end gives back.
+//! For at least 97 % of the faults the cause must be the first finding, and none may be called healthy. A healthy
+//! deployment may have no finding above risk, and no risk except the true ones in its table; one that is used must not
+//! be called idle. The remedies test compares what a finding says a fault costs with what its end gives back.
 //!
-//! `cargo xtask test --long odd` runs it; UNSLOW_ENGINE chooses the server (valkey-9.1), UNSLOW_ODD=WORD runs the cases whose
-//! names contain it, UNSLOW_TABLE_ODD=FILE and UNSLOW_TABLE_REMEDIES=FILE get the tables. UNSLOW_RECORD=DIR keeps the facts, and
-//! the truth about them in `DIR/cases.jsonl`: so `bench/diagnosis` is made. UNSLOW_PEERS=FILE gets what the servers' own doctors
-//! say of the same faults.
+//! `cargo xtask test --long odd` runs it; UNSLOW_ENGINE chooses the server (valkey-9.1), UNSLOW_ODD=WORD runs the cases
+//! whose names contain it, UNSLOW_TABLE_ODD=FILE and UNSLOW_TABLE_REMEDIES=FILE get the tables. UNSLOW_RECORD=DIR keeps
+//! the facts, and the truth about them in `DIR/cases.jsonl`: so `bench/diagnosis` is made. UNSLOW_PEERS=FILE gets what
+//! the servers' own doctors say of the same faults.
 //!
-//! While another process or the hypervisor takes the processors there are two causes, and the doctor rightly names both. That is
-//! measured here, without the doctor: findings about the neighbour do not count then, and a fault that was not named first may
-//! be tried again. Healthy deployments are never tried again.
+//! While another process or the hypervisor takes the processors there are two causes, and the doctor rightly names
+//! both. That is measured here, without the doctor: findings about the neighbour do not count then, and a fault that
+//! was not named first may be tried again. Healthy deployments are never tried again.
 
 mod common;
 #[path = "odd/healthy_alone.rs"]
@@ -163,8 +164,8 @@ fn play<T>(base: &'static [(&'static str, &'static str)], make: Make, look: impl
     })
 }
 
-/// Ids of the findings above info, in order. A neighbour that is really there does not count; where its chain has the expected
-/// rule, that counts instead.
+/// Ids of the findings above info, in order. A neighbour that is really there does not count; where its chain has the
+/// expected rule, that counts instead.
 fn named(report: &Report, load: &Load, expected: &str) -> Vec<String> {
     let mut all = Vec::new();
     for finding in report.findings.iter().filter(|f| f.severity > Severity::Info) {
@@ -275,7 +276,8 @@ fn judge(case: &Ill, report: &Report, load: &Load) -> Judged {
     Judged { found, first, verdict: verdict(report), healthy }
 }
 
-/// Looks at a fault, again where the machine was busy with something else meanwhile; none where it cannot be shown here.
+/// Looks at a fault, again where the machine was busy with something else meanwhile; none where it cannot be shown
+/// here.
 fn find(case: &Ill) -> Option<Judged> {
     for attempt in 1.. {
         let watch = Noise::watch();

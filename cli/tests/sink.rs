@@ -302,7 +302,8 @@ fn kill_9(victims: &[Victim], messages: u64, mut rand: StdRng) {
                 println!("kill -9 of the sink at {at} messages");
                 sink.signal(libc::SIGKILL);
                 sink.ended();
-                // What it had sent may still be counted; what is counted after that is the next one's, which has begun then.
+                // What it had sent may still be counted; what is counted after that is the next one's, which has begun
+                // then.
                 until_ok("what the killed one had sent", || {
                     let before = at;
                     at = counted()?.0;

@@ -1,4 +1,5 @@
-//! The doctor at the address of a gateway: it looks at the servers behind it where it may, and claims nothing of them where not.
+//! The doctor at the address of a gateway: it looks at the servers behind it where it may, and claims nothing of them
+//! where not.
 
 mod common;
 

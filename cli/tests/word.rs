@@ -1,8 +1,8 @@
 //! The doctor's word, case by case as issue 21 lists them: never a false "proven", never a false all-clear.
 //!
-//! Each test does to real servers what users did to them, runs the released binary, and reads its JSON and its exit status:
-//! the verdict, the ids of the findings, what could not be looked at. No test judges times or throughput; the two that compare
-//! a measurement of their own with the doctor's are in `alone` and have the machine to themselves.
+//! Each test does to real servers what users did to them, runs the released binary, and reads its JSON and its exit
+//! status: the verdict, the ids of the findings, what could not be looked at. No test judges times or throughput; the
+//! two that compare a measurement of their own with the doctor's are in `alone` and have the machine to themselves.
 
 mod common;
 

@@ -34,7 +34,13 @@ fuzz_target!(|bytes: &[u8]| {
         unsafe { (*all.add(usize::from(step[8]) % 40)).store(value >> (step[9] % 64), Ordering::SeqCst) };
         let n = usize::from(step[10]) * 35;
         for end in &ends {
-            let _ = (end.write(&room[..n]), end.read(&mut room, step[11] & 1 == 0), end.readable(), end.writable(), end.over());
+            let _ = (
+                end.write(&room[..n]),
+                end.read(&mut room, step[11] & 1 == 0),
+                end.readable(),
+                end.writable(),
+                end.over(),
+            );
         }
     }
     ends.iter().for_each(|end| _ = end.close());

@@ -1,5 +1,6 @@
 #![no_main]
-//! Any bytes as a client library's error messages and as a server's log: facts, never a panic, and bounded whatever their number.
+//! Any bytes as a client library's error messages and as a server's log: facts, never a panic, and bounded whatever
+//! their number.
 
 use libfuzzer_sys::fuzz_target;
 

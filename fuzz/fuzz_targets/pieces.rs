@@ -1,6 +1,6 @@
 #![no_main]
-//! Any bytes, cut at any places, as a client's requests and as a server's replies: the same as in one piece, and the same as a reader
-//! finds who knows nothing of the gateway's.
+//! Any bytes, cut at any places, as a client's requests and as a server's replies: the same as in one piece, and the
+//! same as a reader finds who knows nothing of the gateway's.
 
 use libfuzzer_sys::fuzz_target;
 use unslow_gateway::{parse_requests, requests_in_pieces};

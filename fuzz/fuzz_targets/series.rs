@@ -1,5 +1,6 @@
 #![no_main]
-//! Any bytes as a recording, bare and in frames whose checksums hold: rows, gaps and damage, never a panic, and bounded memory.
+//! Any bytes as a recording, bare and in frames whose checksums hold: rows, gaps and damage, never a panic, and bounded
+//! memory.
 
 use libfuzzer_sys::fuzz_target;
 use unslow_series::{Item, Memory, Reader, Settings, Writer};

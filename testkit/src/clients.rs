@@ -1,6 +1,6 @@
-//! The clients that applications use: programs under `fix/gateway/tests/clients`, one directory a language, run from a copy in
-//! the cache. Their libraries come from their registries, once. A language that is not on this machine fails the test:
-//! `make test` installs them all.
+//! The clients that applications use: programs under `fix/gateway/tests/clients`, one directory a language, run from a
+//! copy in the cache. Their libraries come from their registries, once. A language that is not on this machine fails
+//! the test: `make test` installs them all.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,8 +1,9 @@
-//! What the rest of the machine did while something was measured, read from the kernel and not from the tool under test.
+//! What the rest of the machine did while something was measured, read from the kernel and not from the tool under
+//! test.
 //!
-//! A test that judges a live diagnosis or a live verdict may be tried again, and only while this clock shows that the machine
-//! itself was taken away: by its hypervisor (steal), or by other processes while ours stood in the run queue. Every such try
-//! is printed. A failure on a quiet machine is a failure at once.
+//! A test that judges a live diagnosis or a live verdict may be tried again, and only while this clock shows that the
+//! machine itself was taken away: by its hypervisor (steal), or by other processes while ours stood in the run queue.
+//! Every such try is printed. A failure on a quiet machine is a failure at once.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -132,8 +133,8 @@ impl Load {
         self.taken(self.others_cores)
     }
 
-    /// Whether the machine was taken away from the tests as a whole: a reason to try again, which tests that run side by side are
-    /// not to each other.
+    /// Whether the machine was taken away from the tests as a whole: a reason to try again, which tests that run side
+    /// by side are not to each other.
     pub fn taken_away(&self) -> bool {
         self.taken(self.strangers_cores)
     }
@@ -147,7 +148,8 @@ impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:.1} % of the machine stolen, {:.2} cores used by others ({:.2} not by tests), ours waited {:.0} % of the time they wanted to run",
+            "{:.1} % of the machine stolen, {:.2} cores used by others ({:.2} not by tests), ours waited {:.0} % of \
+             the time they wanted to run",
             self.stolen_share * 100.0,
             self.others_cores,
             self.strangers_cores,
@@ -156,8 +158,8 @@ impl fmt::Display for Load {
     }
 }
 
-/// Tries up to `tries` times. A failure is tried again only if the machine was busy during that very try, and is noted; on
-/// a quiet machine the first failure is the test's.
+/// Tries up to `tries` times. A failure is tried again only if the machine was busy during that very try, and is noted;
+/// on a quiet machine the first failure is the test's.
 #[track_caller]
 pub fn tried_while_busy<T>(tries: u32, mut body: impl FnMut(u32) -> Result<T, String>) -> T {
     for attempt in 1.. {
@@ -175,11 +177,11 @@ pub fn tried_while_busy<T>(tries: u32, mut body: impl FnMut(u32) -> Result<T, St
     unreachable!("the last try returns or panics")
 }
 
-/// Puts this test and all that it starts before other programs, for what cannot be shown on half a processor: a server whose
-/// main thread is full. Without the right to do so (CAP_SYS_NICE) nothing changes.
+/// Puts this test and all that it starts before other programs, for what cannot be shown on half a processor: a server
+/// whose main thread is full. Without the right to do so (CAP_SYS_NICE) nothing changes.
 ///
-/// Real time, of the lowest kind: with a better nice value alone a server and its clients still wait for the slices of others
-/// each time they wake each other, and neither is ever full.
+/// Real time, of the lowest kind: with a better nice value alone a server and its clients still wait for the slices of
+/// others each time they wake each other, and neither is ever full.
 pub fn shield() {
     // SAFETY: the struct outlives the call; 0 is the calling process.
     let real = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &libc::sched_param { sched_priority: 1 }) == 0 };
@@ -193,8 +195,8 @@ fn shield_by_nice() -> bool {
     const NICE: i32 = -15;
     // SAFETY: numbers only; 0 is the calling process.
     let (set, session) = unsafe { (libc::setpriority(libc::PRIO_PROCESS, 0, NICE) == 0, libc::getsid(0)) };
-    // Where Linux groups processes by their session, priorities count within a session, and that of the session counts outside. Only
-    // one that is this test's own is touched.
+    // Where Linux groups processes by their session, priorities count within a session, and that of the session counts
+    // outside. Only one that is this test's own is touched.
     let own = session == std::process::id() as i32;
     set && (!own || std::fs::write("/proc/self/autogroup", NICE.to_string()).is_ok())
 }

@@ -1,5 +1,5 @@
-//! What a test says beside its outcome. `cargo xtask test` reads it from the file that `UNSLOW_TEST_NOTES` names, prints and
-//! counts it; without a runner it goes to the output.
+//! What a test says beside its outcome. `cargo xtask test` reads it from the file that `UNSLOW_TEST_NOTES` names,
+//! prints and counts it; without a runner it goes to the output.
 
 use std::io::Write;
 

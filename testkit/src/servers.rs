@@ -48,8 +48,8 @@ pub fn cluster(name: &str) -> Deployment {
     deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "2000")])
 }
 
-/// The same with a node timeout of fifteen seconds, for tests that are not about failovers: a busy disk holds a node up for longer
-/// than two.
+/// The same with a node timeout of fifteen seconds, for tests that are not about failovers: a busy disk holds a node up
+/// for longer than two.
 #[track_caller]
 pub fn steady(name: &str) -> Deployment {
     deployment(name, Shape::six_nodes(), &[("cluster-node-timeout", "15000")])

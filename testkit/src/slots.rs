@@ -31,8 +31,8 @@ pub fn set_slot(c: &mut Connection, words: &[&str]) {
     until_ok("CLUSTER SETSLOT to be taken", || c.call(&command).map(|_| true));
 }
 
-/// Moves a slot with its keys; waits `pause` before the first key, and again after every ten, so that clients meet it half
-/// way. Returns when the new owner was told, which is the moment it changed hands.
+/// Moves a slot with its keys; waits `pause` before the first key, and again after every ten, so that clients meet it
+/// half way. Returns when the new owner was told, which is the moment it changed hands.
 #[track_caller]
 pub fn move_slot(deployment: &Deployment, slot: u16, from: usize, to: usize, pause: Duration) -> Instant {
     let (source, target) = (&deployment.nodes[from], &deployment.nodes[to]);

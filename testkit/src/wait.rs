@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// How long a condition may take before its test fails. Nothing is judged by it: on a quiet machine conditions come within
-/// seconds, and a busy one is given its time.
+/// How long a condition may take before its test fails. Nothing is judged by it: on a quiet machine conditions come
+/// within seconds, and a busy one is given its time.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Waits until `met` says yes; fails the test with this sentence if it never does.

@@ -194,8 +194,8 @@ fn is_push(frame: &[u8]) -> bool {
     }
 }
 
-/// Pushes in a canonical order: messages are grouped by channel and keep their order within it; confirmations are sorted, with their
-/// counts apart, because servers unsubscribe from several channels in any order.
+/// Pushes in a canonical order: messages are grouped by channel and keep their order within it; confirmations are
+/// sorted, with their counts apart, because servers unsubscribe from several channels in any order.
 pub fn comparable_pushes(frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     let mut counts: Vec<Vec<u8>> = Vec::new();

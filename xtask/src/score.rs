@@ -1,8 +1,8 @@
 //! `cargo xtask score`: the diagnosis benchmark of `bench/diagnosis`, judged.
 //!
-//! Each case is a facts file and the truth about it (`cases.jsonl`), both written down when the case was made. An answer is a
-//! ranked list of causes. Without arguments the answers are this tree's own; `--answers FILE` judges another tool's, a JSON line
-//! for each case: `{"case": "keys_by_redis_py", "causes": ["keys_command"], "risks": []}`.
+//! Each case is a facts file and the truth about it (`cases.jsonl`), both written down when the case was made. An
+//! answer is a ranked list of causes. Without arguments the answers are this tree's own; `--answers FILE` judges
+//! another tool's, a JSON line for each case: `{"case": "keys_by_redis_py", "causes": ["keys_command"], "risks": []}`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

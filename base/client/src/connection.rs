@@ -215,7 +215,8 @@ impl Connection {
         for (command, reply) in commands.iter().zip(replies) {
             match (command[0].as_str(), reply) {
                 ("HELLO", Ok(_)) => self.protocol = 3,
-                // A password for a server that has none, or no AUTH at all: the servers' own clients go on with a warning.
+                // A password for a server that has none, or no AUTH at all: the servers' own clients go on with a
+                // warning.
                 ("AUTH", Err(e))
                     if e.kind == ErrorKind::Unknown
                         || e.message.contains("without any password")
@@ -310,11 +311,13 @@ impl Connection {
         Err(match error.kind {
             ErrorKind::AuthRequired => error.told(auth_required(&self.peer).message),
             ErrorKind::MaxClients => error.told(format!(
-                "{}: the server is at maxclients and takes no one else; free a connection, or raise it: CONFIG SET maxclients N",
+                "{}: the server is at maxclients and takes no one else; free a connection, or raise it: CONFIG SET \
+                 maxclients N",
                 self.peer
             )),
             ErrorKind::Protected => error.told(format!(
-                "{}: the server is in protected mode and takes connections from its own machine only; run unslow there, or give the \
+                "{}: the server is in protected mode and takes connections from its own machine only; run unslow \
+                 there, or give the \
                  server a password",
                 self.peer
             )),
@@ -386,7 +389,8 @@ impl Connection {
         Error::new(
             ErrorKind::TooLarge,
             format!(
-                "{}: the reply is larger than the limit of {most} MiB, so the connection was closed; is it a Redis or Valkey server?",
+                "{}: the reply is larger than the limit of {most} MiB, so the connection was closed; is it a Redis or \
+                 Valkey server?",
                 self.peer
             ),
         )
@@ -402,7 +406,8 @@ impl Connection {
             )
         } else {
             format!(
-                "{peer}: closed without an answer; a TLS port wants rediss://, and protected-mode or maxclients close at once too"
+                "{peer}: closed without an answer; a TLS port wants rediss://, and protected-mode or maxclients close \
+                 at once too"
             )
         };
         Error::new(ErrorKind::Closed, message)
@@ -503,7 +508,8 @@ fn resolve(host: &str, port: u16, timeout: Duration) -> Result<Vec<SocketAddr>, 
     }
 }
 
-/// A hung server with a full backlog blocks connect() for ever: so a thread waits for it, and is left behind if need be.
+/// A hung server with a full backlog blocks connect() for ever: so a thread waits for it, and is left behind if need
+/// be.
 fn connect_unix(path: &str, timeout: Duration) -> io::Result<UnixStream> {
     let (tx, rx) = mpsc::channel();
     let path = path.to_string();

@@ -22,8 +22,9 @@ pub struct Deployment {
     pub members: Vec<Member>,
     /// What stayed unknown, as sentences.
     pub notes: Vec<String>,
-    /// The proxy that answered instead of the servers, such as `unslow gateway 0.1.0 at 127.0.0.1:7001`. The servers behind it
-    /// were not seen: the only member, if any, is the proxy. `None` too where discovery could look behind it; a note says so.
+    /// The proxy that answered instead of the servers, such as `unslow gateway 0.1.0 at 127.0.0.1:7001`. The servers
+    /// behind it were not seen: the only member, if any, is the proxy. `None` too where discovery could look behind it;
+    /// a note says so.
     pub through: Option<String>,
     /// Members that must be dialled at another address than their own (the one the user gave).
     dial: BTreeMap<String, Endpoint>,
@@ -114,8 +115,9 @@ const HELLO_CHANNEL: &str = "__sentinel__:hello";
 /// Sentinels publish every 2 s; half a second for the slow ones.
 const HELLO_WAIT: Duration = Duration::from_millis(2500);
 
-/// Finds the deployment `target` belongs to, to look at its servers: behind `unslow gateway` too, where it lets us. Any other
-/// proxy it recognises is named in [`Deployment::through`]. Fails only when `target` itself gives no usable answer.
+/// Finds the deployment `target` belongs to, to look at its servers: behind `unslow gateway` too, where it lets us. Any
+/// other proxy it recognises is named in [`Deployment::through`]. Fails only when `target` itself gives no usable
+/// answer.
 pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error> {
     match through::meet(target, options)? {
         Met::Server(connection) => servers(connection, target, options),
@@ -123,8 +125,8 @@ pub fn discover(target: &Target, options: &Options) -> Result<Deployment, Error>
     }
 }
 
-/// As [`discover`], but a proxy is taken for the server it stands for: for tools that send load or data to the address they
-/// were given, and must not bypass it.
+/// As [`discover`], but a proxy is taken for the server it stands for: for tools that send load or data to the address
+/// they were given, and must not bypass it.
 pub fn discover_as_client(target: &Target, options: &Options) -> Result<Deployment, Error> {
     servers(ReadOnly::open(target, options)?, target, options)
 }

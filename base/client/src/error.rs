@@ -60,8 +60,8 @@ impl Error {
         Error { kind, message: message.into(), code: None, envoy: false }
     }
 
-    /// The code word an error reply began with: `ERR`, `NOPERM`, `NOREPLICAS`. `None` where there was no error reply, or
-    /// where it began with something else (proxies answer in plain sentences).
+    /// The code word an error reply began with: `ERR`, `NOPERM`, `NOREPLICAS`. `None` where there was no error reply,
+    /// or where it began with something else (proxies answer in plain sentences).
     ///
     /// Only capitals, digits and `_`, so that it never repeats what was sent.
     pub fn code(&self) -> Option<&str> {
@@ -112,8 +112,8 @@ impl Error {
 
 /// Whether an unknown command was refused as Envoy does it: `unsupported command 'INFO'`
 /// (<https://github.com/envoyproxy/envoy/issues/17571>), in newer versions
-/// `ERR unknown command 'INFO', with args beginning with: server` (command_splitter_impl.cc, rejectUnknownCommand). Redis and
-/// Valkey put each argument in quotes, or name none.
+/// `ERR unknown command 'INFO', with args beginning with: server` (command_splitter_impl.cc, rejectUnknownCommand).
+/// Redis and Valkey put each argument in quotes, or name none.
 fn in_envoys_words(text: &str) -> bool {
     if text.starts_with("unsupported command '") {
         return true;

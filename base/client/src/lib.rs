@@ -3,8 +3,8 @@
 //! Blocking on purpose: a control plane asks few questions, and a thread parked in `read` with a deadline is the
 //! simplest thing that can be stopped. The data plane has an event loop of its own and shares only `base/resp`.
 //!
-//! Every wait has a deadline for the whole exchange, so a peer that sends one byte a second is a timeout too. Replies to the
-//! questions of a diagnosis have a limit too, so a hostile peer takes no more memory than that.
+//! Every wait has a deadline for the whole exchange, so a peer that sends one byte a second is a timeout too. Replies
+//! to the questions of a diagnosis have a limit too, so a hostile peer takes no more memory than that.
 #![forbid(unsafe_code)]
 
 mod connection;

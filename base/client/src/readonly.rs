@@ -68,8 +68,8 @@ pub const ALLOWED: &[Allowed] = &[
     allow("unslow", "show topology", (1, 0), "which servers stand behind `unslow gateway`"),
 ];
 
-/// The largest answers to these are CLIENT LIST of some thousand clients (1 MB) and CLUSTER NODES of a thousand nodes (200 kB): what is
-/// far beyond that is not an answer, and must not exhaust our memory.
+/// The largest answers to these are CLIENT LIST of some thousand clients (1 MB) and CLUSTER NODES of a thousand nodes
+/// (200 kB): what is far beyond that is not an answer, and must not exhaust our memory.
 const REPLIES: ReplyLimits = ReplyLimits {
     reply: Limits { frame_bytes_max: 64 << 20, line_bytes_max: 64 << 10, elements_max: 1 << 20, depth_max: 32 },
     exchange_bytes_max: 96 << 20,

@@ -97,7 +97,8 @@ impl Target {
             "rediss+sentinel" | "valkeys+sentinel" => (true, true),
             other => {
                 return Err(bad(&format!(
-                    "unknown scheme {other}://; use redis://, rediss:// (TLS), unix:/path or redis+sentinel://host:26379/service"
+                    "unknown scheme {other}://; use redis://, rediss:// (TLS), unix:/path or \
+                     redis+sentinel://host:26379/service"
                 )));
             }
         };

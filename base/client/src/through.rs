@@ -1,21 +1,22 @@
-//! Proxies. What answers in the servers' place must not be taken for a server: it is one "master" without replicas, and its
-//! counters may be those of another server on the next connection.
+//! Proxies. What answers in the servers' place must not be taken for a server: it is one "master" without replicas, and
+//! its counters may be those of another server on the next connection.
 //!
-//! Each is known by its answers to the first questions of discovery, PING and INFO, and by one more where these leave a doubt:
+//! Each is known by its answers to the first questions of discovery, PING and INFO, and by one more where these leave a
+//! doubt:
 //!
 //! - `unslow gateway` answers INFO UNSLOW; a server has no such section and answers with an empty string.
 //! - Envoy answers PING itself. Most versions refuse INFO, in words of their own (see `error.rs`;
-//!   <https://github.com/envoyproxy/envoy/issues/38517>). The newest add INFO up over the shards, without `tcp_port` and
-//!   `process_id` (info_command_handler.cc), and HELLO names the server `envoy-redis-proxy` with the id 0, which no server gives
-//!   (command_splitter_impl.cc, buildHelloReply).
-//! - twemproxy answers PING itself and closes the connection at a command it does not know, INFO, HELLO and CLIENT among them
-//!   (nc_redis.c, "parsed unsupported command"; <https://github.com/twitter/twemproxy/issues/460>).
+//!   <https://github.com/envoyproxy/envoy/issues/38517>). The newest add INFO up over the shards, without `tcp_port`
+//!   and `process_id` (info_command_handler.cc), and HELLO names the server `envoy-redis-proxy` with the id 0, which no
+//!   server gives (command_splitter_impl.cc, buildHelloReply).
+//! - twemproxy answers PING itself and closes the connection at a command it does not know, INFO, HELLO and CLIENT
+//!   among them (nc_redis.c, "parsed unsupported command"; <https://github.com/twitter/twemproxy/issues/460>).
 //! - predixy answers INFO itself: a section `# Proxy` with `Version` and `RedisMode:proxy`, and no `redis_version`
 //!   (Handler.cpp, infoRequest; <https://github.com/joyieldInc/predixy/issues/204>).
 //! - ElastiCache Serverless says `os:Amazon ElastiCache`, shows one virtual shard in CLUSTER NODES
-//!   (<https://docs.aws.amazon.com/AmazonElastiCache/latest/dg/SupportedCommands.html>) and refuses LATENCY in Envoy's words
-//!   (<https://github.com/oliver006/redis_exporter/issues/1054>); node-based caches have LATENCY. Its endpoints are named
-//!   `NAME.serverless.REGION.cache.amazonaws.com`.
+//!   (<https://docs.aws.amazon.com/AmazonElastiCache/latest/dg/SupportedCommands.html>) and refuses LATENCY in Envoy's
+//!   words (<https://github.com/oliver006/redis_exporter/issues/1054>); node-based caches have LATENCY. Its endpoints
+//!   are named `NAME.serverless.REGION.cache.amazonaws.com`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -205,7 +206,8 @@ pub(crate) fn beyond(
     match go_behind(&mut connection, target, options) {
         Ok(mut found) => {
             found.notes.push(format!(
-                "looked at the servers behind {proxy} at {at}, each at its own address; the gateway itself was not measured"
+                "looked at the servers behind {proxy} at {at}, each at its own address; the gateway itself was not \
+                 measured"
             ));
             found
         }

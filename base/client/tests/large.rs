@@ -14,7 +14,8 @@ fn options() -> Options {
     Options { connect_timeout: PATIENCE, command_timeout: PATIENCE, ..Options::default() }
 }
 
-/// A server that answers the greeting's PING, and what comes next by `answer`. It ends when its client has closed the connection.
+/// A server that answers the greeting's PING, and what comes next by `answer`. It ends when its client has closed the
+/// connection.
 fn server(answer: impl FnOnce(&mut TcpStream) + Send + 'static) -> (Target, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = Target::parse(&listener.local_addr().unwrap().to_string()).unwrap();

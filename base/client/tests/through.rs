@@ -1,5 +1,5 @@
-//! Proxies, played by a listener that answers as they do: each is named, none is taken for a server, and discovery looks behind
-//! our own gateway only where it may.
+//! Proxies, played by a listener that answers as they do: each is named, none is taken for a server, and discovery
+//! looks behind our own gateway only where it may.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

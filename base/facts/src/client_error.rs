@@ -1,4 +1,5 @@
-//! What a client library's error message says, as typed figures. The text itself is not kept: it may hold names of keys.
+//! What a client library's error message says, as typed figures. The text itself is not kept: it may hold names of
+//! keys.
 
 use serde::{Deserialize, Serialize};
 

@@ -38,7 +38,8 @@ pub struct Host {
     pub swap_in_pages: Option<u64>,
     /// `current_clocksource`.
     pub clocksource: Option<String>,
-    /// What reading the clock takes there, in ns: some 25 where the C library does it by itself, more where the kernel must be called.
+    /// What reading the clock takes there, in ns: some 25 where the C library does it by itself, more where the kernel
+    /// must be called.
     #[serde(default)]
     pub clock_read_ns: Option<f64>,
     /// `xen`, `kvm`, ... by CPUID, DMI or `/sys/hypervisor`.
@@ -104,7 +105,8 @@ pub struct Disk {
 pub struct Process {
     /// Process id on the machine.
     pub pid: u32,
-    /// Its id as it sees it itself, and as INFO names it: in a container it is another. None in facts of before this was kept.
+    /// Its id as it sees it itself, and as INFO names it: in a container it is another. None in facts of before this
+    /// was kept.
     #[serde(default)]
     pub own_pid: Option<u32>,
     /// When it was started, unix time in ms by the machine's clock. None in facts of before this was kept.
@@ -140,7 +142,8 @@ pub struct Process {
     pub throttled_above: u32,
     /// Memory limit in bytes, the tightest of its cgroup and those above.
     pub memory_limit_bytes: Option<u64>,
-    /// The memory of the cgroup with that limit; its own where there is no limit. None where it is not shown, and in facts of before this was kept.
+    /// The memory of the cgroup with that limit; its own where there is no limit. None where it is not shown, and in
+    /// facts of before this was kept.
     #[serde(default)]
     pub memory_group: Option<MemoryGroup>,
     /// Open files at the end of the window.
@@ -149,7 +152,8 @@ pub struct Process {
     /// Time of its main thread on a processor, by the kernel.
     #[serde(default)]
     pub main_cpu_share: Option<f64>,
-    /// Where its main thread was seen, at the window's start and end: one number if it was the same processor. None where it was not seen.
+    /// Where its main thread was seen, at the window's start and end: one number if it was the same processor. None
+    /// where it was not seen.
     #[serde(default)]
     pub ran_on: Vec<u32>,
     /// What its cgroup holds on each memory node, page cache left out: (node, bytes). None where it was not seen.
@@ -167,7 +171,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// The processor that its main thread ran on all the time, as far as is known: the only one it may use, or the one it was seen on twice.
+    /// The processor that its main thread ran on all the time, as far as is known: the only one it may use, or the one
+    /// it was seen on twice.
     pub fn core(&self) -> Option<u32> {
         match (&self.processors[..], &self.ran_on[..]) {
             ([only], _) | (_, [only]) => Some(*only),

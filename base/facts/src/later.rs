@@ -1,10 +1,11 @@
-//! A second look at the cluster at the end of a window: what nodes did not agree on at its start may be settled by then.
+//! A second look at the cluster at the end of a window: what nodes did not agree on at its start may be settled by
+//! then.
 
 use serde::{Deserialize, Serialize};
 use unslow_topology::{ClusterNode, ClusterView};
 
-/// CLUSTER NODES of a node at the end of the window, held against what it said at the start. In a large cluster a whole second
-/// list from every node would double the facts, and it is nearly always the same.
+/// CLUSTER NODES of a node at the end of the window, held against what it said at the start. In a large cluster a whole
+/// second list from every node would double the facts, and it is nearly always the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LaterView {

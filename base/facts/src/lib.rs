@@ -238,7 +238,8 @@ impl Facts {
         let broken = |e: serde_json::Error| {
             if e.is_eof() {
                 return ReadError(format!(
-                    "the file is cut off: it ends at line {}, column {}, in the middle of the facts; copy it again, or save the facts again",
+                    "the file is cut off: it ends at line {}, column {}, in the middle of the facts; copy it again, or \
+                     save the facts again",
                     e.line(),
                     e.column()
                 ));

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 pub struct Link {
     /// Kernel name.
     pub name: String,
-    /// Its speed in Mbit/s, where the device says it: physical ones do; most virtual ones have none, or one that means nothing.
+    /// Its speed in Mbit/s, where the device says it: physical ones do; most virtual ones have none, or one that means
+    /// nothing.
     pub speed_mbit: Option<u64>,
     /// Bytes it received.
     pub received_bytes: u64,

@@ -1,4 +1,5 @@
-//! What a server's own log says, as typed events. The lines themselves are not kept: some quote keys and addresses of clients.
+//! What a server's own log says, as typed events. The lines themselves are not kept: some quote keys and addresses of
+//! clients.
 
 use serde::{Deserialize, Serialize};
 

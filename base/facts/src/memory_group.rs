@@ -12,10 +12,11 @@ pub struct MemoryGroup {
     pub used_bytes: u64,
     /// Page cache among it that the kernel takes back without ending a process: `active_file` and `inactive_file`.
     pub file_bytes: Option<u64>,
-    /// How often it stood at its limit and the kernel first had to take memory back from it: `max` of `memory.events` (v2),
-    /// `memory.failcnt` (v1).
+    /// How often it stood at its limit and the kernel first had to take memory back from it: `max` of `memory.events`
+    /// (v2), `memory.failcnt` (v1).
     pub limit_hits: Option<u64>,
-    /// Processes of it that the OOM killer ended: `oom_kill` of `memory.events` (v2) or of `memory.oom_control` (v1, Linux 4.13).
+    /// Processes of it that the OOM killer ended: `oom_kill` of `memory.events` (v2) or of `memory.oom_control` (v1,
+    /// Linux 4.13).
     pub oom_kills: Option<u64>,
     /// Share of the window in which a task of it stood still for want of memory: `some` of `memory.pressure` (v2).
     pub stalled_share: Option<f64>,

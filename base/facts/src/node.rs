@@ -29,8 +29,9 @@ pub struct Node {
     pub node_id: Option<String>,
     /// Why it could not be asked; `None` when it answered.
     pub unreachable: Option<String>,
-    /// What kept it from being asked, where it could not be: `rights` (it refused the login), `other` (it answered with another refusal:
-    /// maxclients, a busy script, loading), `answer` (it did not answer). None in facts of before this was kept.
+    /// What kept it from being asked, where it could not be: `rights` (it refused the login), `other` (it answered with
+    /// another refusal: maxclients, a busy script, loading), `answer` (it did not answer). None in facts of before this
+    /// was kept.
     #[serde(default)]
     pub away: Option<crate::Lack>,
     /// It took two connections and said nothing on either, for this many ms: its machine is there, its process stands
@@ -57,16 +58,17 @@ pub struct Node {
     pub slowlog: Seen<Vec<SlowEntry>>,
     /// LATENCY LATEST and HISTORY.
     pub latency: Seen<Vec<LatencyEvent>>,
-    /// How long the calls of each command took in the window, by command as commandstats names it: LATENCY HISTOGRAM (7.0+) at its
-    /// end, less what it was at its start. Calls of ours are among them; the writing of replies is not. Not in facts of before this
-    /// was kept.
+    /// How long the calls of each command took in the window, by command as commandstats names it: LATENCY HISTOGRAM
+    /// (7.0+) at its end, less what it was at its start. Calls of ours are among them; the writing of replies is not.
+    /// Not in facts of before this was kept.
     #[serde(default)]
     pub histograms: Seen<BTreeMap<String, Vec<TimeRange>>>,
     /// CLIENT LIST, whole or sampled.
     pub clients: Seen<Clients>,
     /// CLUSTER NODES as this node sees it.
     pub cluster: Seen<ClusterView>,
-    /// The same at the end of the window, to tell what lasts from what is spreading. Not in facts of before this was kept.
+    /// The same at the end of the window, to tell what lasts from what is spreading. Not in facts of before this was
+    /// kept.
     #[serde(default)]
     pub cluster_last: Seen<LaterView>,
     /// CLUSTER INFO.
@@ -95,7 +97,8 @@ pub struct Point {
     pub cpu_user_share: f64,
     /// Share of a core in the kernel.
     pub cpu_sys_share: f64,
-    /// Connections accepted per second since the point before. None where they are not counted, and in facts of before this was kept.
+    /// Connections accepted per second since the point before. None where they are not counted, and in facts of before
+    /// this was kept.
     #[serde(default)]
     pub connections_per_s: Option<f64>,
 }
@@ -181,7 +184,8 @@ pub struct LatencyEvent {
 /// Calls of one command whose time inside it fell into one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct TimeRange {
-    /// The upper end of the range, in us. The lower end is half of it; the server's last range, from 0.5 s on, has no upper end.
+    /// The upper end of the range, in us. The lower end is half of it; the server's last range, from 0.5 s on, has no
+    /// upper end.
     pub up_to_us: u64,
     /// How many calls.
     pub calls: u64,
@@ -223,8 +227,8 @@ pub struct ClientGroup {
     /// Rows that connected since the window began. 0 in facts of before this was kept.
     #[serde(default)]
     pub opened: u64,
-    /// Seconds since the last command of the row that has been idle for longest, of rows that `timeout` applies to: no subscribers,
-    /// replicas or blocked clients. None where there are none, and in facts of before this was kept.
+    /// Seconds since the last command of the row that has been idle for longest, of rows that `timeout` applies to: no
+    /// subscribers, replicas or blocked clients. None where there are none, and in facts of before this was kept.
     #[serde(default)]
     pub idle_s_max: Option<u64>,
     /// Last commands and how many rows show each.
@@ -252,8 +256,8 @@ pub struct ClientRow {
     pub idle_s: u64,
     /// Bytes waiting for it to read.
     pub output_bytes: u64,
-    /// Bytes of requests that it has begun and the server holds: its query buffer with what is free in it, arguments read so far, and
-    /// what is queued in its transaction.
+    /// Bytes of requests that it has begun and the server holds: its query buffer with what is free in it, arguments
+    /// read so far, and what is queued in its transaction.
     /// 0 in facts of before this was kept.
     #[serde(default)]
     pub query_bytes: u64,
@@ -285,8 +289,8 @@ pub struct PeerSockets {
     pub receive_queue_bytes: u64,
     /// Sockets that are held up because the peer's window is closed: it does not read.
     pub window_closed: u32,
-    /// Sockets whose peer answers nothing: what the server sent, or a probe, was sent again at least three times, and nothing was
-    /// heard for seconds.
+    /// Sockets whose peer answers nothing: what the server sent, or a probe, was sent again at least three times, and
+    /// nothing was heard for seconds.
     #[serde(default)]
     pub unanswered: u32,
     /// For how long the quietest of these has been silent, in ms.
@@ -331,11 +335,12 @@ pub struct SentinelGroup {
     pub epoch: u64,
     /// SENTINEL CKQUORUM's own words.
     pub ckquorum: String,
-    /// When the master last gave it a valid answer to a PING, unix time in ms. None where it does not say, and in facts of before this
-    /// was kept.
+    /// When the master last gave it a valid answer to a PING, unix time in ms. None where it does not say, and in facts
+    /// of before this was kept.
     #[serde(default)]
     pub answered_at_ms: Option<u64>,
-    /// The other Sentinels it knows (SENTINEL SENTINELS). None where there was no time to ask, and in facts of before this was kept.
+    /// The other Sentinels it knows (SENTINEL SENTINELS). None where there was no time to ask, and in facts of before
+    /// this was kept.
     #[serde(default)]
     pub others: Option<Vec<crate::Listed>>,
     /// The replicas it knows (SENTINEL REPLICAS); none as above.
@@ -447,8 +452,8 @@ impl Node {
             .collect()
     }
 
-    /// Calls that were refused before they were executed, and calls that were executed and failed, in the window (6.2+; `None` before).
-    /// Ours are among them.
+    /// Calls that were refused before they were executed, and calls that were executed and failed, in the window (6.2+;
+    /// `None` before). Ours are among them.
     pub fn refused_and_failed(&self) -> Option<(u64, u64)> {
         let (first, last) = (self.first.as_ref()?, self.last.as_ref()?);
         (self.level() >= (6, 2)).then_some(())?;
@@ -476,8 +481,8 @@ impl Node {
         all
     }
 
-    /// [`Node::foreign_commands`] without those that keep a deployment going or monitor it: what an application asks for. The rest
-    /// is what replicas, Sentinels, exporters and health checks send even to a server that nobody uses.
+    /// [`Node::foreign_commands`] without those that keep a deployment going or monitor it: what an application asks
+    /// for. The rest is what replicas, Sentinels, exporters and health checks send even to a server that nobody uses.
     pub fn application_commands(&self) -> BTreeMap<String, CommandStat> {
         let mut all = self.foreign_commands();
         all.retain(|name, _| !is_housekeeping(name));
@@ -583,7 +588,8 @@ impl Node {
     }
 }
 
-/// Whether a command, as commandstats names it, keeps a deployment going or looks at it, and does nothing for an application.
+/// Whether a command, as commandstats names it, keeps a deployment going or looks at it, and does nothing for an
+/// application.
 pub fn is_housekeeping(name: &str) -> bool {
     const ALL: &[&str] = &[
         "acl",

@@ -9,6 +9,7 @@ pub struct SlotStat {
     pub slot: u16,
     /// Keys in it.
     pub keys: u64,
-    /// Main thread time that its commands took since counting began, in us. None without `cluster-slot-stats-enabled yes`.
+    /// Main thread time that its commands took since counting began, in us. None without
+    /// `cluster-slot-stats-enabled yes`.
     pub cpu_us: Option<u64>,
 }

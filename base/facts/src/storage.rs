@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 /// The file system of the directory that a server process writes its snapshots and its append-only file to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Storage {
-    /// Kernel name of the block device below it, as in [`Host::disks`](crate::Host::disks); none where no single device is (tmpfs,
-    /// overlay, network).
+    /// Kernel name of the block device below it, as in [`Host::disks`](crate::Host::disks); none where no single device
+    /// is (tmpfs, overlay, network).
     pub device: Option<String>,
     /// Bytes that a process without root's reserve can still write.
     pub free_bytes: u64,

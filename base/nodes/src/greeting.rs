@@ -26,8 +26,8 @@ pub struct Plan<'a> {
     pub wants_id: bool,
     /// SELECT, unless 0.
     pub db: u32,
-    /// Who selects the database, where the user may not: AUTH as them and SELECT come first, then AUTH as the user, which keeps the
-    /// database.
+    /// Who selects the database, where the user may not: AUTH as them and SELECT come first, then AUTH as the user,
+    /// which keeps the database.
     pub selector: Option<Login<'a>>,
     /// More commands, already encoded. Each must get exactly one reply, and an error in any of them ends the greeting.
     pub setup: &'a [Vec<u8>],
@@ -86,7 +86,8 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Auth,
-    /// AUTH on a connection that is already logged in as the selector: if it fails, the connection would keep that user.
+    /// AUTH on a connection that is already logged in as the selector: if it fails, the connection would keep that
+    /// user.
     AuthAnew,
     Hello,
     Name,

@@ -1,7 +1,7 @@
 //! The floor: bare loops that send GET and only count the bytes of the answers, on epoll and on io_uring.
 //!
-//! What a load generator cannot go below on this machine, and whether io_uring (multishot receive into provided buffers,
-//! sends submitted in one batch a turn) would lower it. Run against a server whose key `floor` holds 64 bytes:
+//! What a load generator cannot go below on this machine, and whether io_uring (multishot receive into provided
+//! buffers, sends submitted in one batch a turn) would lower it. Run against a server whose key `floor` holds 64 bytes:
 //!
 //! ```sh
 //! taskset -c 1 cargo run --release -p unslow-reactor --example floor -- 127.0.0.1:6379 1 50 3
@@ -109,8 +109,8 @@ fn on_uring(sockets: &[TcpStream], batch: &[u8], length: Duration) -> std::io::R
     let free = unsafe { std::alloc::alloc_zeroed(layout) }.cast::<types::BufRingEntry>();
     let mut memory = vec![0u8; entries * SIZE];
     let base = memory.as_mut_ptr();
-    // SAFETY: `free` has room for BUFFERS entries and, like `memory`, is leaked below: the kernel may use both as long as
-    // the process lives.
+    // SAFETY: `free` has room for BUFFERS entries and, like `memory`, is leaked below: the kernel may use both as long
+    // as the process lives.
     unsafe { ring.submitter().register_buf_ring_with_flags(free as u64, BUFFERS, 0, 0)? };
     // SAFETY: the tail lies within the first entry, and the kernel reads it atomically.
     let tail = unsafe { AtomicU16::from_ptr(types::BufRingEntry::tail(free) as *mut u16) };

@@ -167,8 +167,8 @@ impl Reactor {
         while !self.io.stopped {
             let mut wake = handler.turn(&mut self.io);
             self.io.flush_all();
-            // What a handler does about these may be to write on others, to break them, or to want another time: there is
-            // another turn before the next sleep.
+            // What a handler does about these may be to write on others, to break them, or to want another time: there
+            // is another turn before the next sleep.
             if !self.io.resumed.is_empty() || !self.io.broken.is_empty() {
                 for id in std::mem::take(&mut self.io.resumed) {
                     self.read(handler, id, EventFlags::IN);
@@ -518,8 +518,8 @@ impl Io {
         self.input_max = bytes;
     }
 
-    /// An emptied buffer of a connection, for output or for unused input, keeps this much memory for later bytes. Default 64 KiB;
-    /// less for many connections.
+    /// An emptied buffer of a connection, for output or for unused input, keeps this much memory for later bytes.
+    /// Default 64 KiB; less for many connections.
     pub fn limit_idle_buffers(&mut self, bytes: usize) {
         self.idle_kept = bytes;
     }
@@ -550,8 +550,8 @@ impl Io {
         }
     }
 
-    /// Within [`Handler::closed`]: bytes of that connection's output that its socket never took, so that the peer cannot
-    /// have seen them. Under TLS only what was not yet encrypted is counted.
+    /// Within [`Handler::closed`]: bytes of that connection's output that its socket never took, so that the peer
+    /// cannot have seen them. Under TLS only what was not yet encrypted is counted.
     pub fn never_sent(&self) -> usize {
         self.lost
     }
@@ -815,7 +815,8 @@ impl Io {
     }
 
     fn tell_broken<H: Handler>(&mut self, handler: &mut H) {
-        // Those alone that are known by now: a handler that dials again where nobody listens may break another each time.
+        // Those alone that are known by now: a handler that dials again where nobody listens may break another each
+        // time.
         for (id, why) in std::mem::take(&mut self.broken) {
             if self.link(id).is_some() {
                 self.close(id);
@@ -920,8 +921,8 @@ fn emptied(buffer: &mut Vec<u8>, kept: usize) {
     }
 }
 
-/// Frees most of the memory that unused input does not need: otherwise each connection would keep, while it is idle, as much as its
-/// longest message once took.
+/// Frees most of the memory that unused input does not need: otherwise each connection would keep, while it is idle, as
+/// much as its longest message once took.
 fn trim(left: &mut Vec<u8>, idle: usize) {
     if left.capacity() > idle.max(4 * left.len()) {
         left.shrink_to(2 * left.len());

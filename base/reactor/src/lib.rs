@@ -5,7 +5,7 @@
 //! connection's output, which is written once a turn however many appended to it.
 //!
 //! ```text
-//!   turn: Handler::turn -> write what is due -> sleep until readable, a timer, or a waker -> Handler::data, ... -> turn
+//!   turn: Handler::turn -> write what is due -> sleep until readable, a timer or a waker -> Handler::data, ... -> turn
 //! ```
 //!
 //! What surprises:
@@ -104,7 +104,8 @@ pub enum Change {
 }
 
 /// Another way for the bytes of TCP connections than through the kernel. A loop that was given one
-/// ([`Reactor::carried_by`]) asks it whatever it would ask the kernel of a descriptor; answers and errors are the kernel's.
+/// ([`Reactor::carried_by`]) asks it whatever it would ask the kernel of a descriptor; answers and errors are the
+/// kernel's.
 pub trait Carrier: Sync {
     /// The loop's own epoll set.
     fn made(&self, epoll: BorrowedFd<'_>);

@@ -27,7 +27,8 @@ impl Session {
     }
 
     fn of(mut connection: Connection) -> Session {
-        // The loop asks for what is to be sent as it comes and holds it itself; rustls' own bound of 64 KiB would lose it.
+        // The loop asks for what is to be sent as it comes and holds it itself; rustls' own bound of 64 KiB would lose
+        // it.
         connection.set_buffer_limit(None);
         Session { connection, ready: false }
     }

@@ -1,8 +1,8 @@
 //! RESP2 and RESP3: frames to bytes and back. No sockets, no copies, no allocation until a caller asks for one.
 //!
 //! Two steps, because a data plane needs only the first: [`Splitter`] finds where a frame ends as its bytes come
-//! and go, [`Scanner`] does so for a buffer that keeps the whole frame, and neither looks at a byte twice; [`Frame`] reads
-//! inside the frame found, as slices.
+//! and go, [`Scanner`] does so for a buffer that keeps the whole frame, and neither looks at a byte twice; [`Frame`]
+//! reads inside the frame found, as slices.
 //! [`Value`] is the owned tree, for callers who rather have comfort than speed.
 //!
 //! Left out on purpose: RESP3 streamed strings and aggregates (`$?`, `*?`). No released server sends them.

@@ -14,8 +14,8 @@ pub struct Limits {
     pub frame_bytes_max: usize,
     /// Bytes of a line (header, simple string, error, number). Default 64 KiB, as in the servers' inline limit.
     pub line_bytes_max: usize,
-    /// Elements of one whole frame, on all of its levels together. Default: as many as its bytes can hold. Each takes ten times the
-    /// memory of its shortest form once it is a [`Value`](crate::Value).
+    /// Elements of one whole frame, on all of its levels together. Default: as many as its bytes can hold. Each takes
+    /// ten times the memory of its shortest form once it is a [`Value`](crate::Value).
     pub elements_max: u64,
     /// Nesting. Default 32; the deepest reply known (COMMAND DOCS) has 9 levels.
     pub depth_max: usize,

@@ -222,8 +222,8 @@ impl Splitter {
                 if !prefix && let Some(level) = self.open.last_mut() {
                     *level -= 1;
                 }
-                // The value after an attribute is counted by the level the attribute stands on; at the top that level is
-                // one of its own.
+                // The value after an attribute is counted by the level the attribute stands on; at the top that level
+                // is one of its own.
                 if prefix && self.open.is_empty() {
                     self.push(at, 1)?;
                 }
@@ -276,8 +276,8 @@ impl Splitter {
         Ok(at + here)
     }
 
-    /// A value of this type begins; 0 for an attribute. The frame's own type is that of the first value on its first level,
-    /// behind attributes.
+    /// A value of this type begins; 0 for an attribute. The frame's own type is that of the first value on its first
+    /// level, behind attributes.
     fn note(&mut self, kind: u8, null: bool) {
         if self.open.is_empty() || self.kind == 0 && self.open.len() == 1 && self.open[0] == 1 {
             self.kind = kind;

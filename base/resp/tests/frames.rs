@@ -160,12 +160,18 @@ proptest! {
     }
 
     #[test]
-    fn a_written_command_is_an_array_of_its_arguments(args in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 1..10)) {
+    fn a_written_command_is_an_array_of_its_arguments(
+        args in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 1..10),
+    ) {
         let mut out = Vec::new();
         write_command(&mut out, &args);
         let mut scanner = Scanner::default();
         prop_assert_eq!(scanner.scan(&out), Ok(Scan::Complete(out.len())));
-        let items: Vec<Vec<u8>> = Frame::new(&out).items().map(|f| { assert_eq!(f.kind(), Kind::Bulk); f.text().to_vec() }).collect();
+        let text = |f: Frame<'_>| {
+            assert_eq!(f.kind(), Kind::Bulk);
+            f.text().to_vec()
+        };
+        let items: Vec<Vec<u8>> = Frame::new(&out).items().map(text).collect();
         prop_assert_eq!(items, args);
     }
 }

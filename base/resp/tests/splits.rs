@@ -177,7 +177,10 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_in_any_pieces_neither_panic_nor_hang(bytes in prop::collection::vec(any::<u8>(), 0..300), step in 1usize..40) {
+    fn any_bytes_in_any_pieces_neither_panic_nor_hang(
+        bytes in prop::collection::vec(any::<u8>(), 0..300),
+        step in 1usize..40,
+    ) {
         let mut splitter = Splitter::default();
         let (mut kept, mut seen) = (Vec::new(), 0);
         for _ in 0..2000 {

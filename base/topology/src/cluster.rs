@@ -51,8 +51,8 @@ impl ClusterNode {
         crate::member::host_of(&self.address)
     }
 
-    /// Whether it can be dialled: an entry of a node that was forgotten or never met has no address, or port 0. The line of
-    /// the node that was asked may lack the host, which that node learns from others.
+    /// Whether it can be dialled: an entry of a node that was forgotten or never met has no address, or port 0. The
+    /// line of the node that was asked may lack the host, which that node learns from others.
     pub fn has_address(&self) -> bool {
         let port = self.address.rsplit_once(':').map_or("", |(_, port)| port);
         let dialable = !self.host().is_empty() || self.is("myself");
@@ -140,7 +140,8 @@ impl ClusterView {
         SlotSet::from_ranges(self.nodes.iter().filter(|n| n.is("fail")).flat_map(|n| n.slots.ranges().iter().copied()))
     }
 
-    /// Slots whose owner is suspected (`fail?`) and not yet marked `fail`: the failure detector of at least one node has run out.
+    /// Slots whose owner is suspected (`fail?`) and not yet marked `fail`: the failure detector of at least one node
+    /// has run out.
     pub fn suspected(&self) -> SlotSet {
         let owners = self.nodes.iter().filter(|n| n.is("fail?") && !n.is("fail"));
         SlotSet::from_ranges(owners.flat_map(|n| n.slots.ranges().iter().copied()))
@@ -151,9 +152,10 @@ impl ClusterView {
         self.nodes.iter().map(|n| n.config_epoch).max().unwrap_or(0)
     }
 
-    /// One view of many, the newest first: for each node the line with the highest config epoch, and among those the node's
-    /// own; each slot to the claim with the highest epoch. A claim in the name of a node that itself, at that epoch or a
-    /// later one, does not make it counts for nothing: gossip about a slot given away takes longer than the giving.
+    /// One view of many, the newest first: for each node the line with the highest config epoch, and among those the
+    /// node's own; each slot to the claim with the highest epoch. A claim in the name of a node that itself, at that
+    /// epoch or a later one, does not make it counts for nothing: gossip about a slot given away takes longer than the
+    /// giving.
     pub fn merge(views: &[ClusterView]) -> ClusterView {
         let mut best: BTreeMap<&str, &ClusterNode> = BTreeMap::new();
         for node in views.iter().flat_map(|v| &v.nodes) {

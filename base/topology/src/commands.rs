@@ -1,9 +1,9 @@
-//! The server's own table of commands (COMMAND), made fit for routing: where the first key is, who may answer, how several
-//! answers become one.
+//! The server's own table of commands (COMMAND), made fit for routing: where the first key is, who may answer, how
+//! several answers become one.
 //!
-//! Redis 7.0 and Valkey say all of it themselves: key specifications, `request_policy` and `response_policy`. What older
-//! servers leave out is filled in from [`FILL`], and only for commands they have. A command the table does not know is
-//! forwarded all the same.
+//! Redis 7.0 and Valkey say all of it themselves: key specifications, `request_policy` and `response_policy`. What
+//! older servers leave out is filled in from [`FILL`], and only for commands they have. A command the table does not
+//! know is forwarded all the same.
 
 use std::collections::HashMap;
 
@@ -330,8 +330,8 @@ impl Command {
         self.movable && !matches!(self.key, KeyAt::Counted { .. })
     }
 
-    /// Which of so many arguments are keys, as far as the server says it in one range; `counted` is the number that stands
-    /// in front of counted keys.
+    /// Which of so many arguments are keys, as far as the server says it in one range; `counted` is the number that
+    /// stands in front of counted keys.
     pub fn keys(&self, arguments: usize, counted: Option<usize>) -> impl Iterator<Item = usize> + use<> {
         let (first, last, step) = match self.key {
             KeyAt::Arg(first) if self.last < 0 => {
@@ -599,8 +599,8 @@ impl Table {
     }
 }
 
-/// How many keys an argument announces, as servers read it to find the node: as C's `atoi`, with blanks before the number and anything
-/// behind it. Only the command itself, on its node, refuses such a number.
+/// How many keys an argument announces, as servers read it to find the node: as C's `atoi`, with blanks before the
+/// number and anything behind it. Only the command itself, on its node, refuses such a number.
 pub fn number_of_keys(text: &[u8]) -> i64 {
     let begin = text.iter().position(|b| !matches!(b, b' ' | b'\t'..=b'\r')).unwrap_or(text.len());
     let (number, negative) = (&text[begin..], text.get(begin) == Some(&b'-'));
@@ -610,17 +610,17 @@ pub fn number_of_keys(text: &[u8]) -> i64 {
     if negative { -number } else { number }
 }
 
-/// Whether a command may answer with an error that a script, a function or a module has written. By its name: servers before 7.0
-/// do not flag what modules add, but by custom it has a dot or a space in its name; a renamed command has a name no table knows;
-/// DEBUG ERROR returns any text it is given.
+/// Whether a command may answer with an error that a script, a function or a module has written. By its name: servers
+/// before 7.0 do not flag what modules add, but by custom it has a dot or a space in its name; a renamed command has a
+/// name no table knows; DEBUG ERROR returns any text it is given.
 fn runs_code(name: &str) -> bool {
     matches!(name, "EVAL" | "EVALSHA" | "EVAL_RO" | "EVALSHA_RO" | "FCALL" | "FCALL_RO" | "DEBUG" | "(unknown)")
         || name.starts_with("DEBUG|")
         || name.contains(['.', ' '])
 }
 
-/// Whether a command changes what later commands on its connection do, and is not among those of [`SPECIAL`]. The script debugger runs
-/// every script that comes after it. Servers do not flag it; it is for operators.
+/// Whether a command changes what later commands on its connection do, and is not among those of [`SPECIAL`]. The
+/// script debugger runs every script that comes after it. Servers do not flag it; it is for operators.
 fn takes_connection(name: &str) -> bool {
     name == "SCRIPT|DEBUG"
 }

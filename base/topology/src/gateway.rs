@@ -1,11 +1,12 @@
-//! What `unslow gateway` says of itself: INFO UNSLOW, and the rows of UNSLOW SHOW TOPOLOGY as far as discovery needs them.
+//! What `unslow gateway` says of itself: INFO UNSLOW, and the rows of UNSLOW SHOW TOPOLOGY as far as discovery needs
+//! them.
 //!
 //! Both come over the network, so both are read strictly: what is not exactly of the form is refused as a whole.
 
 use crate::{DeploymentKind, Health, Info, Role};
 
-/// The section of INFO in which a gateway says what it is. Servers have no such section and answer with an empty string,
-/// not with an error, so the question may be put to any of them.
+/// The section of INFO in which a gateway says what it is. Servers have no such section and answer with an empty
+/// string, not with an error, so the question may be put to any of them.
 pub const GATEWAY_SECTION: &str = "unslow";
 
 /// More nodes than any deployment has; stops a gateway that lies.
@@ -61,8 +62,8 @@ pub struct NodeBehind {
 }
 
 impl NodeBehind {
-    /// All rows of the answer: `name=value` with blanks between, the node's address first. `None` when a row is not of that
-    /// form, or when there are more of them than a deployment has nodes.
+    /// All rows of the answer: `name=value` with blanks between, the node's address first. `None` when a row is not of
+    /// that form, or when there are more of them than a deployment has nodes.
     pub fn parse_all<'a>(rows: impl Iterator<Item = &'a str>) -> Option<Vec<NodeBehind>> {
         let nodes: Option<Vec<NodeBehind>> = rows.take(NODES_MAX + 1).map(NodeBehind::parse).collect();
         nodes.filter(|nodes| nodes.len() <= NODES_MAX)

@@ -1,8 +1,8 @@
 //! What a watcher tells clients on channels of the deployment itself.
 //!
-//! `__cluster__:moved` carries `slot ip:port`, or `first-last ip:port` for a range; `__cluster__:failover` the ranges of a
-//! shard and its new master, `first-last[,first-last...] ip:port`; `__cluster__:digest` a heartbeat, `digest sequence
-//! watcher`, so that who missed a message learns of it.
+//! `__cluster__:moved` carries `slot ip:port`, or `first-last ip:port` for a range; `__cluster__:failover` the ranges
+//! of a shard and its new master, `first-last[,first-last...] ip:port`; `__cluster__:digest` a heartbeat,
+//! `digest sequence watcher`, so that who missed a message learns of it.
 
 use crate::{Change, SlotSet};
 

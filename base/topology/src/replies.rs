@@ -1,9 +1,9 @@
-//! CLUSTER SLOTS and CLUSTER SHARDS, which tell no epochs but are granted where CLUSTER NODES is not, and tell zones; ROLE;
-//! and what Sentinels answer and say.
+//! CLUSTER SLOTS and CLUSTER SHARDS, which tell no epochs but are granted where CLUSTER NODES is not, and tell zones;
+//! ROLE; and what Sentinels answer and say.
 //!
-//! Shapes: SLOTS `[first, last, [ip, port, id, [key, value...]], replica...]` (id since 4.0, the last since 7.0); SHARDS
-//! `[{slots: [first, last...], nodes: [{id, port, ip, endpoint, hostname, role, health, ...}]}]` (7.0; Valkey 8.1 adds
-//! `availability-zone`). (Command references of Redis and Valkey)
+//! Shapes: SLOTS `[first, last, [ip, port, id, [key, value...]], replica...]` (id since 4.0, the last since 7.0);
+//! SHARDS `[{slots: [first, last...], nodes: [{id, port, ip, endpoint, hostname, role, health, ...}]}]` (7.0; Valkey
+//! 8.1 adds `availability-zone`). (Command references of Redis and Valkey)
 
 use std::collections::BTreeMap;
 

@@ -293,9 +293,10 @@ impl Topology {
                 continue;
             }
             // A promotion says so itself.
-            let promoted = changes.iter().any(
-                |c| matches!(c, Change::Promoted { node, instead_of, .. } if Some(node) == to.as_ref() && *instead_of == from),
-            );
+            let promoted = changes.iter().any(|c| match c {
+                Change::Promoted { node, instead_of, .. } => Some(node) == to.as_ref() && *instead_of == from,
+                _ => false,
+            });
             if !promoted {
                 changes.push(Change::Moved { slots: SlotSet::from_ranges(slots), from, to });
             }

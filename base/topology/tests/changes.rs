@@ -58,7 +58,9 @@ proptest! {
         for slot in (0..SLOTS).step_by(512) {
             let (from, to) = (a.owner(slot).map(|n| &n.address), b.owner(slot).map(|n| &n.address));
             let told = changes.iter().any(|c| match c {
-                Change::Moved { slots, from: f, to: t } => slots.contains(slot) && f.as_ref() == from && t.as_ref() == to,
+                Change::Moved { slots, from: f, to: t } => {
+                    slots.contains(slot) && f.as_ref() == from && t.as_ref() == to
+                }
                 Change::Promoted { node, slots, .. } => slots.contains(slot) && Some(node) == to,
                 _ => false,
             });
@@ -78,7 +80,10 @@ proptest! {
     #[test]
     fn slots_and_shards_say_what_nodes_says(t in topology()) {
         let text = |s: &str| Value::Text(s.as_bytes().to_vec());
-        let node = |n: &Node| Value::Array(vec![text("10.0.0.1"), Value::Integer(n.id[2..].parse::<i64>().unwrap() + 1), text(&n.id), Value::Array(vec![])]);
+        let node = |n: &Node| {
+            let port = n.id[2..].parse::<i64>().unwrap() + 1;
+            Value::Array(vec![text("10.0.0.1"), Value::Integer(port), text(&n.id), Value::Array(vec![])])
+        };
         let mut rows = Vec::new();
         for master in t.masters() {
             for &(a, b) in master.slots.ranges() {
@@ -93,10 +98,11 @@ proptest! {
             prop_assert_eq!(owner, t.owner(slot).map(|n| n.id.clone()));
         }
         let shards = t.masters().map(|master| {
-            let bounds = master.slots.ranges().iter().flat_map(|&(a, b)| [Value::Integer(a.into()), Value::Integer(b.into())]);
+            let bounds = master.slots.ranges().iter().flat_map(|&(a, b)| [a, b].map(|slot| Value::Integer(slot.into())));
             let member = |n: &Node| Value::Array(vec![
                 text("id"), text(&n.id), text("port"), Value::Integer(1), text("ip"), text("10.0.0.1"),
-                text("role"), text(n.role.word()), text("health"), text("online"), text("availability-zone"), text("eu-1"),
+                text("role"), text(n.role.word()), text("health"), text("online"),
+                text("availability-zone"), text("eu-1"),
             ]);
             let members = [member(master)].into_iter().chain(t.replicas_of(&master.id).map(member)).collect();
             Value::Array(vec![text("slots"), Value::Array(bounds.collect()), text("nodes"), Value::Array(members)])
@@ -112,12 +118,16 @@ proptest! {
 
     #[test]
     fn what_is_no_reply_is_none_and_no_panic(words in proptest::collection::vec(".{0,12}", 0..8), n in any::<i64>()) {
-        let items: Vec<Value> = words.iter().map(|w| Value::Text(w.clone().into_bytes())).chain([Value::Integer(n)]).collect();
-        let nested = Value::Array(vec![Value::Array(items.clone()), Value::Array(vec![Value::Integer(n), Value::Integer(n), Value::Array(items.clone())])]);
+        let texts = words.iter().map(|w| Value::Text(w.clone().into_bytes()));
+        let items: Vec<Value> = texts.chain([Value::Integer(n)]).collect();
+        let row = vec![Value::Integer(n), Value::Integer(n), Value::Array(items.clone())];
+        let nested = Value::Array(vec![Value::Array(items.clone()), Value::Array(row)]);
         for value in [Value::Array(items), nested, Value::Null, Value::Integer(n)] {
-            let _ = (ClusterView::from_slots(&value), ClusterView::from_shards(&value), RoleReply::parse(&value), zones_of_shards(&value));
+            let _ = (ClusterView::from_slots(&value), ClusterView::from_shards(&value));
+            let _ = (RoleReply::parse(&value), zones_of_shards(&value));
         }
-        let _ = (SentinelWord::parse("+switch-master", &words.join(" ")), SentinelWord::parse("+sdown", &words.join(" ")), Heartbeat::parse(&words.join(" ")));
+        let line = words.join(" ");
+        let _ = (SentinelWord::parse("+switch-master", &line), SentinelWord::parse("+sdown", &line), Heartbeat::parse(&line));
     }
 }
 
@@ -126,8 +136,8 @@ const B: &str = "b000000000000000000000000000000000000000";
 
 #[test]
 fn a_node_that_says_it_gave_a_slot_away_is_believed_before_gossip_about_it() {
-    // Seen on Redis 6.2 after SETSLOT NODE: the source knows, the destination's new epoch has not reached it, and a third
-    // node still names the source.
+    // Seen on Redis 6.2 after SETSLOT NODE: the source knows, the destination's new epoch has not reached it, and a
+    // third node still names the source.
     let source = ClusterView::parse(&format!(
         "{A} h:1@2 myself,master - 0 0 9 connected 0-9\n{B} h:2@3 master - 0 0 3 connected 10-16383"
     ));

@@ -97,7 +97,8 @@ fn knows_valkey_from_the_redis_it_claims_to_be() {
 fn reads_command_error_and_replica_lines() {
     let info = Info::parse(
         "cmdstat_cluster|nodes:calls=3,usec=1500,usec_per_call=500.00,rejected_calls=0,failed_calls=0\r\n\
-         errorstat_MOVED:count=9\r\nslave0:ip=10.0.0.2,port=6379,state=online,offset=42,lag=1\r\nslave_priority:100\r\ndb0:keys=5,expires=0\r\n",
+         errorstat_MOVED:count=9\r\nslave0:ip=10.0.0.2,port=6379,state=online,offset=42,lag=1\r\nslave_priority:100\r\n\
+         db0:keys=5,expires=0\r\n",
     );
     assert_eq!((info.command_stats()["cluster|nodes"].calls, info.command_stats()["cluster|nodes"].usec), (3, 1500));
     assert_eq!(info.error_stats()["MOVED"], 9);

@@ -13,8 +13,8 @@
 //! | bit rate | | `100mbit`, `1gbit/s` |
 //!
 //! Durations and rates have three significant digits: two would hide the difference between 1.04 ms and 1.13 ms, and a
-//! fourth is noise. Trailing zeros are left out. A figure that is not a number is printed as `-`. Parts of a duration may
-//! be typed one after the other (`1h30m`), as they are printed.
+//! fourth is noise. Trailing zeros are left out. A figure that is not a number is printed as `-`. Parts of a duration
+//! may be typed one after the other (`1h30m`), as they are printed.
 //!
 //! Sizes are typed as in the servers' configuration files, where `mb` is 1024 x 1024 bytes and `m` is a million.
 //! Reports count in powers of 1000, as disks and networks do; a size that is copied from a report into a setting is

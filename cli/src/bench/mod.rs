@@ -42,7 +42,12 @@ enum ReadFromFlag {
 #[derive(Args)]
 #[command(
     args_override_self = true,
-    after_help = "Placeholders in commands: {key} {value} {seq} {now} {sha}; {{ and }} are plain braces.\n\nExamples:\n  unslow bench redis://10.0.0.1:6379 --rate 20000 --seconds 30\n  unslow bench localhost:7000 --connections 50 --pipeline 16 --mix get=0.9,set=0.1 --value-size 16-1024\n  unslow bench localhost --model shared --callers 32 --command \"HSET user:{key} f {value}\"\n  unslow bench localhost --replay monitor.txt --speed 2\n  unslow bench redis://a --against redis://b --repeat 5 --save a.json --save-against b.json"
+    after_help = "Placeholders in commands: {key} {value} {seq} {now} {sha}; {{ and }} are plain braces.\n\n\
+                  Examples:\n  unslow bench redis://10.0.0.1:6379 --rate 20000 --seconds 30\n  unslow bench \
+                  localhost:7000 --connections 50 --pipeline 16 --mix get=0.9,set=0.1 --value-size 16-1024\n  unslow \
+                  bench localhost --model shared --callers 32 --command \"HSET user:{key} f {value}\"\n  unslow bench \
+                  localhost --replay monitor.txt --speed 2\n  unslow bench redis://a --against redis://b --repeat 5 \
+                  --save a.json --save-against b.json"
 )]
 pub struct Bench {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
@@ -56,7 +61,8 @@ pub struct Bench {
         value_enum,
         value_name = "HOW",
         requires = "rate",
-        help = "How requests arrive at --rate: evenly spaced, or independent of each other as many users are [default: constant]"
+        help = "How requests arrive at --rate: evenly spaced, or independent of each other as many users are [default: \
+                constant]"
     )]
     arrivals: Option<ArrivalsFlag>,
     /// Length of a run, as 30s or 2m
@@ -275,7 +281,8 @@ impl Bench {
         if self.repeat == 0 || self.repeat > 1000 {
             bail!("--repeat takes 1 to 1000");
         }
-        // Files that cannot be written are said before an hour of load, not after; what stands in them stays until then.
+        // Files that cannot be written are said before an hour of load, not after; what stands in them stays until
+        // then.
         let mut files: Vec<&PathBuf> =
             [&self.save, &self.save_against, &self.html, &self.hgrm, &self.hlog].into_iter().flatten().collect();
         files.iter().try_for_each(|path| writable(path))?;

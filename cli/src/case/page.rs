@@ -67,7 +67,9 @@ mod tests {
 
     #[test]
     fn a_drawing_brings_nothing_with_it() {
-        let svg = "<?xml version=\"1.0\"?><!DOCTYPE svg \"http://x\"><svg width=\"1\" onload=\"init(evt)\" xmlns:xlink=\"http://y\"><!--z--><style type=\"a\">text { color: red }</style><script>1</script><rect/></svg>";
+        let svg = "<?xml version=\"1.0\"?><!DOCTYPE svg \"http://x\"><svg width=\"1\" onload=\"init(evt)\" \
+                   xmlns:xlink=\"http://y\"><!--z--><style type=\"a\">text \
+                   { color: red }</style><script>1</script><rect/></svg>";
         assert_eq!(embedded(svg), "<svg width=\"1\"><rect/></svg>");
     }
 

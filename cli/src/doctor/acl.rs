@@ -11,7 +11,8 @@ use crate::reach::Reach;
 /// What `--print-acl` without a value stands for.
 pub const ASK: &str = "ask";
 
-/// Prints the rule for `version`, or for the server at the first URL. `--print-acl URL` reads as naturally as `URL --print-acl`.
+/// Prints the rule for `version`, or for the server at the first URL. `--print-acl URL` reads as naturally as
+/// `URL --print-acl`.
 pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> anyhow::Result<u8> {
     let is_version = version.starts_with(|c: char| c.is_ascii_digit())
         && version.split('.').all(|p| p.parse::<u32>().is_ok())
@@ -43,8 +44,8 @@ pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> 
     Ok(0)
 }
 
-/// What the server has of the list, in Redis' numbering. CLUSTER SLOT-STATS is the only command on it that is younger than 7.2: Valkey
-/// has it from 8.0 on, Redis from 8.2 on.
+/// What the server has of the list, in Redis' numbering. CLUSTER SLOT-STATS is the only command on it that is younger
+/// than 7.2: Valkey has it from 8.0 on, Redis from 8.2 on.
 fn level(info: &Info) -> (u32, u32) {
     match info.version() {
         Some((8.., _, _)) if info.product() == "Valkey" => (8, 2),

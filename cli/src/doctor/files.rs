@@ -1,7 +1,8 @@
 //! Files that a diagnosis leaves behind: checked before the window, never half written.
 //!
-//! A file is replaced by a rename only where a regular file of ours, or none, is in its place. Through a link, and over a file of
-//! another user, it is written as any program would: what the kernel protects there (fs.protected_symlinks) stays protected.
+//! A file is replaced by a rename only where a regular file of ours, or none, is in its place. Through a link, and over
+//! a file of another user, it is written as any program would: what the kernel protects there (fs.protected_symlinks)
+//! stays protected.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Result as IoResult, Write};
@@ -11,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 
-/// Whether a file can be written there, without touching what is in it. After a long window it would be too late to ask.
+/// Whether a file can be written there, without touching what is in it. After a long window it would be too late to
+/// ask.
 pub fn check(path: &Path) -> anyhow::Result<()> {
     let what = || format!("{}: cannot be written", path.display());
     match fs::metadata(path) {
@@ -45,8 +47,8 @@ fn has_parent(path: &Path, file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes beside `path` and renames: a full disk leaves what was there before. Where the directory does not allow that, and for
-/// links, files of others, pipes and devices, it is written directly.
+/// Writes beside `path` and renames: a full disk leaves what was there before. Where the directory does not allow that,
+/// and for links, files of others, pipes and devices, it is written directly.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let what = || format!("{}: could not be written", path.display());
     let old = match fs::symlink_metadata(path) {

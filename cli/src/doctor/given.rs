@@ -72,7 +72,8 @@ fn open(path: &Path, part: Part) -> anyhow::Result<(Box<dyn Read>, Option<System
     Ok((Box::new(file), there.modified().ok().filter(|_| there.is_file())))
 }
 
-/// As much of a text as is read, and whether that is all of it. What is no UTF-8 is replaced: messages are found beside it.
+/// As much of a text as is read, and whether that is all of it. What is no UTF-8 is replaced: messages are found beside
+/// it.
 fn beginning(path: &Path) -> anyhow::Result<(String, bool)> {
     let mut bytes = Vec::new();
     open(path, Part::Beginning)?.0.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;

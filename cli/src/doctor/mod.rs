@@ -54,13 +54,21 @@ impl FailOn {
 
 #[derive(Args)]
 #[command(
-    after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server answers, or this user may see too little.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor 10.0.0.1:7000 --only keys_command     # is it still there?\n  unslow doctor --from incident.json\n  unslow doctor 10.0.0.1:7000 --client-error timeout.txt\n  kubectl logs app | unslow doctor --client-error -   # without a server"
+    after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server \
+                  answers, or this user may see too little.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  \
+                  UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor \
+                  redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor 10.0.0.1:7000 --only \
+                  keys_command     # is it still there?\n  unslow doctor --from incident.json\n  unslow doctor \
+                  10.0.0.1:7000 --client-error timeout.txt\n  kubectl logs app | unslow doctor --client-error -   # \
+                  without a server"
 )]
 pub struct Doctor {
-    /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; the first that answers is used
+    /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; the first
+    /// that answers is used
     #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl", "client_error", "log"])]
     urls: Vec<String>,
-    /// Length of the window between the two samples, as 10s, 500ms or 2m; Ctrl-C ends it early and the diagnosis follows
+    /// Length of the window between the two samples, as 10s, 500ms or 2m; Ctrl-C ends it early and the diagnosis
+    /// follows
     #[arg(long, default_value = "10s", value_parser = typed::lasting, value_name = "TIME")]
     window: Duration,
     /// Write the facts to a file
@@ -72,7 +80,8 @@ pub struct Doctor {
     /// Facts of a server's machine, made there by `unslow host --save FILE`
     #[arg(long, value_name = "FILE")]
     host: Vec<PathBuf>,
-    /// Error messages of a client library, as evidence; without a URL they alone are read. `-` is standard input; may be repeated
+    /// Error messages of a client library, as evidence; without a URL they alone are read. `-` is standard input; may
+    /// be repeated
     #[arg(long, value_name = "FILE")]
     client_error: Vec<PathBuf>,
     /// A server's own log, as evidence, without a URL too. `-` is standard input; may be repeated
@@ -81,7 +90,8 @@ pub struct Doctor {
     /// Do not look into this machine
     #[arg(long)]
     no_host: bool,
-    /// Ask for these rules alone: is it there, gone, or could it not be looked at? One line each (`unslow explain` lists them)
+    /// Ask for these rules alone: is it there, gone, or could it not be looked at? One line each (`unslow explain`
+    /// lists them)
     #[arg(long, value_name = "RULE", value_delimiter = ',', value_parser = rule_name)]
     only: Vec<String>,
     /// Write a self-contained page
@@ -260,7 +270,8 @@ impl Doctor {
                 Err(e) => failed.push((target, e)),
             }
         }
-        // A server that does not serve is what this is about. What is wrong with the question, or needs another one, is an error.
+        // A server that does not serve is what this is about. What is wrong with the question, or needs another one, is
+        // an error.
         if let Some((_, of_the_question)) = failed.iter().find(|(_, e)| !is_of_the_server(e)) {
             return Err(of_the_question.clone().into());
         }

@@ -1,4 +1,5 @@
-//! `unslow drill`: is it safe, is it up? Faults on a time line against a lab of one's own, and checkers instead of eyes.
+//! `unslow drill`: is it safe, is it up? Faults on a time line against a lab of one's own, and checkers instead of
+//! eyes.
 
 mod page;
 mod text;
@@ -20,7 +21,10 @@ use crate::reach::Reach;
 
 #[derive(Args)]
 #[command(
-    after_help = "Exit status: 0 every check passed, 1 a check failed (whatever else is unknown), 2 a run is unknown or could not begin.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html drill.html\n  unslow drill cluster_failover --fault failover --i-own-this redis://staging:6379"
+    after_help = "Exit status: 0 every check passed, 1 a check failed (whatever else is unknown), 2 a run is unknown \
+                  or could not begin.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill \
+                  split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html drill.html\n  unslow \
+                  drill cluster_failover --fault failover --i-own-this redis://staging:6379"
 )]
 pub struct DrillArguments {
     /// A drill that comes with unslow (see --list), or a file of your own
@@ -51,7 +55,8 @@ pub struct DrillArguments {
     /// Keep the report as a page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Against this deployment instead of a lab: it gets the load, and faults by its own commands (failover, hang, or none)
+    /// Against this deployment instead of a lab: it gets the load, and faults by its own commands (failover, hang, or
+    /// none)
     #[arg(long, value_name = "URL")]
     i_own_this: Option<String>,
     /// List the drills, their faults and variants
@@ -74,7 +79,8 @@ impl DrillArguments {
             // Without its password.
             let url = Target::parse(url).map_or("it".into(), |t| t.url());
             bail!(
-                "a drill breaks what it is pointed at: {url} needs your word for it; try: unslow drill {name} --fault failover --i-own-this {url}"
+                "a drill breaks what it is pointed at: {url} needs your word for it; try: unslow drill {name} --fault \
+                 failover --i-own-this {url}"
             );
         }
         let drill = spec::find(name)?;
@@ -158,7 +164,8 @@ impl DrillArguments {
         ];
         if let Some((option, _)) = wrong.iter().find(|(_, given)| *given) {
             bail!(
-                "client_recovery takes no {option}; it takes --fault, --client, --engine, --seed, --store, --html and --format"
+                "client_recovery takes no {option}; it takes --fault, --client, --engine, --seed, --store, --html and \
+                 --format"
             );
         }
         let how = How {
@@ -203,7 +210,8 @@ impl DrillArguments {
         let foreign = self.i_own_this.is_some();
         if let Some(fault) = self.fault.as_deref().filter(|f| foreign && !run::FOREIGN.contains(f)) {
             bail!(
-                "{fault} cannot be done to a deployment of your own from here; there are {} (with none you cause it yourself while the drill measures)",
+                "{fault} cannot be done to a deployment of your own from here; there are {} (with none you cause it \
+                 yourself while the drill measures)",
                 run::FOREIGN.join(", ")
             );
         }
@@ -221,7 +229,8 @@ impl DrillArguments {
             }
             if foreign && plan.changes_servers {
                 bail!(
-                    "variant {label:?} changes settings of the servers; yours run as they are: leave --variant out, or set them yourself"
+                    "variant {label:?} changes settings of the servers; yours run as they are: leave --variant out, or \
+                     set them yourself"
                 );
             }
             let mut faults: Vec<&str> = plan.alternatives();

@@ -1,13 +1,13 @@
-//! How a connection ends: what TCP says with a FIN and with a RST is said the same way when it is carried. A part of an answer must
-//! not look like all of it.
+//! How a connection ends: what TCP says with a FIN and with a RST is said the same way when it is carried. A part of an
+//! answer must not look like all of it.
 
 use std::io::{Lines, Write};
 use std::process::{ChildStdin, ChildStdout};
 
 use super::*;
 
-/// Answers the first word of each connection with the word, and the second with a part of an answer; then it ends the connection
-/// as the word says. What it sees of others that end is printed.
+/// Answers the first word of each connection with the word, and the second with a part of an answer; then it ends the
+/// connection as the word says. What it sees of others that end is printed.
 const SERVER: &str = r#"
 import os, select, socket, struct, sys
 
@@ -47,8 +47,8 @@ while True:
         s.close()
 "#;
 
-/// Connects, and waits for a line. Then it sends a word and more, and prints what it gets until the end, how that looked, and what
-/// comes after it.
+/// Connects, and waits for a line. Then it sends a word and more, and prints what it gets until the end, how that
+/// looked, and what comes after it.
 const LISTENS: &str = r#"
 import socket, sys
 

@@ -1,12 +1,13 @@
-//! Descriptors of carried connections that others get: a child of fork, a program that is exec'd or spawned, the receiver of a
-//! message, `stdio`. Each works, or fails at once; and the connection of the one who gave it away goes on.
+//! Descriptors of carried connections that others get: a child of fork, a program that is exec'd or spawned, the
+//! receiver of a message, `stdio`. Each works, or fails at once; and the connection of the one who gave it away goes
+//! on.
 
 use std::io::Write;
 
 use super::*;
 
-/// Runs a program that says "good" when its connections are made, and goes on when it is told to, with all of them carried: what it
-/// says then.
+/// Runs a program that says "good" when its connections are made, and goes on when it is told to, with all of them
+/// carried: what it says then.
 #[track_caller]
 pub fn goes_on(meeting: &Meeting, program: &[&str], connections: usize) -> String {
     let words = [&["bypass", "--client", "--", "timeout", LIMIT][..], program].concat();

@@ -1,5 +1,5 @@
-//! Signal handlers that use the connection they have interrupted the use of, handlers that never come back, and threads that are
-//! cancelled.
+//! Signal handlers that use the connection they have interrupted the use of, handlers that never come back, and threads
+//! that are cancelled.
 
 use std::io::Write;
 

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A server that takes its connections without epoll and serves each in a thread of its own. It answers every line with the number
-/// of connections that are open.
+/// A server that takes its connections without epoll and serves each in a thread of its own. It answers every line with
+/// the number of connections that are open.
 const THREADED: &str = r#"
 import socket, socketserver, sys, threading
 
@@ -117,7 +117,9 @@ fn a_server_keeps_nothing_of_clients_that_have_ended() {
     let meeting = Meeting::new();
     let server = meeting.server("redis-7.0", &[]);
     let port = server.port.to_string();
-    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])),100)\ns.sendall(b'PING\\r\\n'); assert s.recv(100)==b'+PONG\\r\\n'\nprint('good',flush=True)\nsys.stdin.read()";
+    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])),100)\n\
+                  s.sendall(b'PING\\r\\n'); assert s.recv(100)==b'+PONG\\r\\n'\nprint('good',flush=True)\n\
+                  sys.stdin.read()";
     let come_and_are_killed = |count: usize| {
         tried_while_busy(TRIES, |_| {
             let clients = (0..count).map(|_| {
@@ -152,7 +154,9 @@ fn a_client_keeps_nothing_of_servers_that_have_ended() {
     let meeting = Meeting::new();
     let port = free_port("127.0.0.1").unwrap();
     let text = port.to_string();
-    let script = "import socket,sys\nfor line in sys.stdin:\n    with socket.create_connection(('127.0.0.1',int(sys.argv[1])),100) as s:\n        s.sendall(b'PING\\r\\n'); print(s.recv(100),flush=True)";
+    let script = "import socket,sys\nfor line in sys.stdin:\n    with \
+                  socket.create_connection(('127.0.0.1',int(sys.argv[1])),100) as s:\n        \
+                  s.sendall(b'PING\\r\\n'); print(s.recv(100),flush=True)";
     let mut client = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", script, &text]);
     let mut client = Running(client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let (mut ask, pid) = (client.0.stdin.take().unwrap(), client.0.id());

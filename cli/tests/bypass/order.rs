@@ -4,8 +4,8 @@ use std::io::Write;
 
 use super::*;
 
-/// Takes connections until a line says "hold". From then on it waits for lines instead, and after each it reads a byte of each
-/// connection, in the order in which they are ready, and prints them.
+/// Takes connections until a line says "hold". From then on it waits for lines instead, and after each it reads a byte
+/// of each connection, in the order in which they are ready, and prints them.
 const READS_IN_ORDER: &str = r#"
 import os, select, socket, sys
 

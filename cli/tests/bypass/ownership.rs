@@ -11,7 +11,9 @@ use unslow_bypass::pair::{ASKED, DECLINED, Pair, TAKEN};
 use super::*;
 
 /// Brings up the loopback interface of the network namespace it runs in.
-const LOOPBACK_UP: &str = "import fcntl,socket,struct,sys\nfcntl.ioctl(socket.socket(),0x8914,struct.pack('16sh14x',b'lo',1))\nprint('up',flush=True)\nsys.stdin.read()";
+const LOOPBACK_UP: &str = "import fcntl,socket,struct,sys\n\
+                           fcntl.ioctl(socket.socket(),0x8914,struct.pack('16sh14x',b'lo',1))\nprint('up',flush=True)\n\
+                           sys.stdin.read()";
 
 /// A network namespace with a loopback interface, for as long as it is held.
 struct Namespace(Running);
@@ -85,9 +87,10 @@ fn servers_of_two_network_namespaces_never_get_each_others_clients() {
     let text = stdout(&meeting.unslow(&["bypass", "ls"]).output().unwrap());
     assert_eq!(text.matches("in another network namespace").count(), 2, "{text}");
 
-    // In the second namespace a client that says nothing, so that its connection could still be offered; in the first one a
-    // preloaded client with the same addresses, whose own server does not get to it.
-    let connects = "import socket,sys\ns=socket.socket()\ns.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)\ns.bind(('127.0.0.1',int(sys.argv[2])))\ns.connect(('127.0.0.1',int(sys.argv[1])))\n";
+    // In the second namespace a client that says nothing, so that its connection could still be offered; in the first
+    // one a preloaded client with the same addresses, whose own server does not get to it.
+    let connects = "import socket,sys\ns=socket.socket()\ns.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)\n\
+                    s.bind(('127.0.0.1',int(sys.argv[2])))\ns.connect(('127.0.0.1',int(sys.argv[1])))\n";
     let silent = format!("{connects}print('good',flush=True)\nsys.stdin.read()");
     let sets =
         format!("{connects}s.sendall(b'SET k v\\r\\n')\nprint('sent',flush=True)\nprint(s.recv(100),flush=True)");
@@ -109,7 +112,9 @@ fn servers_of_two_network_namespaces_never_get_each_others_clients() {
     assert_eq!(two.ask(&meeting, PORT, &["GET", "k"]), "", "a SET of the other namespace landed here");
 
     // Each is carried by the server of its own namespace.
-    let stays = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])),100)\ns.sendall(b'PING\\r\\n'); assert s.recv(100)==b'+PONG\\r\\n'\nprint('good',flush=True)\nsys.stdin.read()";
+    let stays = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])),100)\n\
+                 s.sendall(b'PING\\r\\n'); assert s.recv(100)==b'+PONG\\r\\n'\nprint('good',flush=True)\n\
+                 sys.stdin.read()";
     let client = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", stays, PORT]);
     for (namespace, server) in [(&one, &server_one), (&two, &server_two)] {
         tried_while_busy(TRIES, |_| {
@@ -239,7 +244,8 @@ fn ls_reports_clients_that_do_not_allow_the_servers_user() {
     let memcached = ["bypass", "-q", "--", "memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", &text];
     let _memcached = Running(meeting.unslow(&memcached).stderr(Stdio::null()).spawn().unwrap());
     until("memcached to be met", || meeting.listed().len() == 1);
-    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])),100)\ns.sendall(b'version\\r\\n'); assert s.recv(100).startswith(b'VERSION')\nprint('good')";
+    let script = "import socket,sys\ns=socket.create_connection(('127.0.0.1',int(sys.argv[1])),100)\n\
+                  s.sendall(b'version\\r\\n'); assert s.recv(100).startswith(b'VERSION')\nprint('good')";
     let output = meeting.client(&["python3", "-c", script, &text]);
     assert_eq!(stdout(&output), "good\n", "{}", stderr(&output));
     let mut refusals = Json::Null;

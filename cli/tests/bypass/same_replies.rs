@@ -1,8 +1,8 @@
-//! Random clients (`unslow_testkit::random`) send the same bytes to a server over TCP and to an identical one over shared memory:
-//! replies, messages and closed connections must be the same.
+//! Random clients (`unslow_testkit::random`) send the same bytes to a server over TCP and to an identical one over
+//! shared memory: replies, messages and closed connections must be the same.
 //!
-//! Only a preloaded process is carried, and this one is not. So the test starts its own program anew under `unslow bypass --client`,
-//! as the client, for this very test.
+//! Only a preloaded process is carried, and this one is not. So the test starts its own program anew under
+//! `unslow bypass --client`, as the client, for this very test.
 
 use unslow_testkit::random::{
     Difference, Exchange, Order, Stage, Then, chance, client_id, clock, compare, difference, hello, replies_before_http,

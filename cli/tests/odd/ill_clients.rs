@@ -339,7 +339,8 @@ pub fn function_in_a_loop(stage: &mut Stage) -> Made {
     Ok(())
 }
 
-/// Two clients that send one INCR per connection, opened by `connect`, until they are mended: then over the connection they have.
+/// Two clients that send one INCR per connection, opened by `connect`, until they are mended: then over the connection
+/// they have.
 pub fn churn(stage: &mut Stage, every: Duration, client: impl Fn() -> Client) {
     for _ in 0..2 {
         let mut c = client();

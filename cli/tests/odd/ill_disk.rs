@@ -36,7 +36,8 @@ pub const CASES: &[Ill] = &[
     },
     Ill {
         name: "snapshots_at_midnight",
-        how: "master and replica on one machine, 60,000 keys at 0.2 ms a key (rdb-key-save-delay), both asked to BGSAVE",
+        how: "master and replica on one machine, 60,000 keys at 0.2 ms a key (rdb-key-save-delay), both asked to \
+              BGSAVE",
         first: "saves_collide",
         make: snapshots_at_midnight,
     },

@@ -1,4 +1,5 @@
-//! Commands that fail: refused rights, wrong types, replicas that are written to, disks that cannot be written, full memory.
+//! Commands that fail: refused rights, wrong types, replicas that are written to, disks that cannot be written, full
+//! memory.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,5 +1,5 @@
-//! Faults that the habits of clients make: checks before each command, polls of empty queues, caches that miss, denied rights,
-//! scripts sent whole, transactions that collide, locks that are spun on, clients that come back at once.
+//! Faults that the habits of clients make: checks before each command, polls of empty queues, caches that miss, denied
+//! rights, scripts sent whole, transactions that collide, locks that are spun on, clients that come back at once.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,5 +1,5 @@
-//! Faults of what a machine allows a server: its accept queue, its processors; and of machines that go away. The lab is only the carrier:
-//! zones and wires, none of its faults.
+//! Faults of what a machine allows a server: its accept queue, its processors; and of machines that go away. The lab is
+//! only the carrier: zones and wires, none of its faults.
 
 use std::io::Write;
 use std::net::TcpStream;

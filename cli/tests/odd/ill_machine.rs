@@ -1,4 +1,5 @@
-//! Faults of machines and the paths between them. The lab is only the carrier here: zones and wires, none of its faults.
+//! Faults of machines and the paths between them. The lab is only the carrier here: zones and wires, none of its
+//! faults.
 
 use std::rc::Rc;
 use std::time::Duration;

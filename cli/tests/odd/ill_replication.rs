@@ -1,4 +1,5 @@
-//! Faults between masters and replicas: links that are refused, replicas that fall behind, are written to, or may not take over.
+//! Faults between masters and replicas: links that are refused, replicas that fall behind, are written to, or may not
+//! take over.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};

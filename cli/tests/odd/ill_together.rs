@@ -1,4 +1,5 @@
-//! Faults of servers that belong together: replication, Sentinels, clusters; masters that are dead, hung or taken for dead.
+//! Faults of servers that belong together: replication, Sentinels, clusters; masters that are dead, hung or taken for
+//! dead.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ pub const CASES: &[Ill] = &[
     },
     Ill {
         name: "history_lost_again_and_again",
-        how: "DEBUG CHANGE-REPL-ID on the master every 700 ms and a cut link, as a master that restarts without its data has it",
+        how: "DEBUG CHANGE-REPL-ID on the master every 700 ms and a cut link, as a master that restarts without its \
+              data has it",
         first: "full_resync_loop",
         make: history_lost_again_and_again,
     },

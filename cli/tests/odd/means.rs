@@ -1,5 +1,5 @@
-//! How cases are made, where a setting or a command is not enough: a preload, control groups, clusters put together by hand,
-//! clients that do not read. None of it is the lab's.
+//! How cases are made, where a setting or a command is not enough: a preload, control groups, clusters put together by
+//! hand, clients that do not read. None of it is the lab's.
 
 use std::fs;
 use std::io::{Read, Write};

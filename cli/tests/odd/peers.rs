@@ -1,7 +1,9 @@
-//! What the servers' own doctors say of the same faults: LATENCY DOCTOR and MEMORY DOCTOR, for the table of `bench/diagnosis`.
+//! What the servers' own doctors say of the same faults: LATENCY DOCTOR and MEMORY DOCTOR, for the table of
+//! `bench/diagnosis`.
 //!
-//! They are given what they need and do not have by default: a latency monitor that is on (10 ms) from before the fault. Their
-//! text is read for the event or the problem that it names; what it names stands for the rule that is nearest to it.
+//! They are given what they need and do not have by default: a latency monitor that is on (10 ms) from before the
+//! fault. Their text is read for the event or the problem that it names; what it names stands for the rule that is
+//! nearest to it.
 
 use unslow_client::{Connection, Target};
 
@@ -53,10 +55,12 @@ pub fn ask(stage: &Stage) -> Result<Vec<String>, String> {
 
 #[test]
 fn the_texts_of_the_servers_doctors_are_read() {
-    let latency = "Dave, I have observed latency spikes in this Valkey instance.\n\n1. command: 5 latency spikes (average 300ms).\n\
+    let latency = "Dave, I have observed latency spikes in this Valkey instance.\n\n1. command: 5 latency spikes \
+                   (average 300ms).\n\
                    2. fork: 1 latency spikes (average 900ms).\n\nI have a few advices for you:\n";
     assert_eq!(named(latency, EVENTS), ["slow_command", "fork_stall"]);
     assert_eq!(named("Dave, no latency spike was observed during the lifetime of this instance", EVENTS), [""; 0]);
-    let memory = "Sam, I detected a few issues in this instance memory implants:\n\n * High total RSS: ...\n * High allocator fragmentation: ...\n";
+    let memory = "Sam, I detected a few issues in this instance memory implants:\n\n * High total RSS: ...\n * High \
+                  allocator fragmentation: ...\n";
     assert_eq!(named(memory, PROBLEMS), ["fragmentation"]);
 }

@@ -1,7 +1,8 @@
-//! Remedies applied: what a finding says a fault costs, compared with what its end gives back, by the server's CPU clock or by
-//! the mean wait of a bystander.
+//! Remedies applied: what a finding says a fault costs, compared with what its end gives back, by the server's CPU
+//! clock or by the mean wait of a bystander.
 //!
-//! The ratio is measured live, so it goes into a table and is not asserted. The test asserts that the finding has disappeared.
+//! The ratio is measured live, so it goes into a table and is not asserted. The test asserts that the finding has
+//! disappeared.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};

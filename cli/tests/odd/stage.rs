@@ -316,8 +316,8 @@ impl Stage {
         });
     }
 
-    /// An ordinary application: two connections that send ten commands at a time, in all this many a second. Its key is of the
-    /// first node's slots, so that a cluster needs no redirect.
+    /// An ordinary application: two connections that send ten commands at a time, in all this many a second. Its key is
+    /// of the first node's slots, so that a cluster needs no redirect.
     pub fn application(&mut self, server: &Server, per_s: u64) {
         self.application_at(|| Client::of(server), per_s);
     }

@@ -14,8 +14,8 @@ use crate::run::{Run, doctor, settled};
 
 // A1: dead members.
 
-/// Waits until no living node has a link to the dead one. A killed process closes its connections at once, so this takes a
-/// moment only, whatever cluster-node-timeout is.
+/// Waits until no living node has a link to the dead one. A killed process closes its connections at once, so this
+/// takes a moment only, whatever cluster-node-timeout is.
 #[track_caller]
 fn until_links_are_down(cluster: &Deployment, id: &str) {
     until_ok("every link to the dead node to be down", || {
@@ -82,7 +82,8 @@ enum Notice {
     TooLate,
 }
 
-/// The master of a group whose only replica may not be promoted is killed; the doctor is pointed at a Sentinel and at the replica.
+/// The master of a group whose only replica may not be promoted is killed; the doctor is pointed at a Sentinel and at
+/// the replica.
 fn the_master_of_sentinels_dies(notice: Notice, expected: &[&str]) {
     let shape = Shape::Sentinel { replicas: 1, sentinels: 3, quorum: 2 };
     let group = deployment("valkey-9.1", shape, &[("replica-priority", "0")]);

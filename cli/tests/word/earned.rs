@@ -1,5 +1,5 @@
-//! E15: "not your Redis" is earned. Each of these servers has a problem, answered every PING, and once got "ok Not your Redis".
-//! Whether a rule names the problem is not the question here.
+//! E15: "not your Redis" is earned. Each of these servers has a problem, answered every PING, and once got "ok Not your
+//! Redis". Whether a rule names the problem is not the question here.
 
 use std::thread::sleep;
 use std::time::Duration;

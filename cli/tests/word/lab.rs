@@ -1,4 +1,5 @@
-//! A1, A12, E18: labs, looked at from outside and from inside. Most need network namespaces or cgroups, and are skipped without.
+//! A1, A12, E18: labs, looked at from outside and from inside. Most need network namespaces or cgroups, and are skipped
+//! without.
 
 use std::process::{Command, Output};
 

@@ -18,8 +18,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Each connection has a thread and a copy of `round`. Error replies count as rounds, since some loads consist of them; a
-    /// broken connection is reopened.
+    /// Each connection has a thread and a copy of `round`. Error replies count as rounds, since some loads consist of
+    /// them; a broken connection is reopened.
     pub fn start<R>(target: &Target, connections: usize, round: R) -> Load
     where
         R: FnMut(&mut Connection) -> Result<(), Error> + Clone + Send + 'static,
@@ -99,8 +99,8 @@ pub fn fill(server: &Server, name: &str, keys: usize, value_bytes: usize) {
     }
 }
 
-/// KEYS over 200,000 keys, dozens of times a second. It matches none of them, so walking them is all it costs. The keys are in a slot
-/// of a cluster's first node.
+/// KEYS over 200,000 keys, dozens of times a second. It matches none of them, so walking them is all it costs. The keys
+/// are in a slot of a cluster's first node.
 pub fn keys(server: &Server) -> Load {
     fill(server, "{t2}", 200_000, 8);
     let load = Load::start(&server.target(), 1, |c| {
@@ -116,7 +116,8 @@ pub fn keys(server: &Server) -> Load {
 pub const SPIN: &str = "local function now() local t = redis.call('TIME') return t[1] * 1000000 + t[2] end \
      local stop = now() + tonumber(ARGV[1]) while now() < stop do for i = 1, 20000 do end end return 1";
 
-/// Two connections that send pipelines of such scripts: one's are always waiting while the other's run, so the server is never idle.
+/// Two connections that send pipelines of such scripts: one's are always waiting while the other's run, so the server
+/// is never idle.
 pub fn scripts(server: &Server, each: Duration, pipeline: usize) -> Load {
     let us = each.as_micros().to_string();
     let load = Load::start(&server.target(), 2, move |c| {

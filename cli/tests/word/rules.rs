@@ -1,4 +1,5 @@
-//! E16 to E24: claims of single rules, compared with what the test knows of the server. `complexity.rs` checks the lists of E17.
+//! E16 to E24: claims of single rules, compared with what the test knows of the server. `complexity.rs` checks the
+//! lists of E17.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -17,7 +18,8 @@ use crate::run::{Run, doctor, settled};
 
 // E16: errors and their shares.
 
-/// Clients that connect, send greetings this server does not know, and run one command; beside them an ordinary application.
+/// Clients that connect, send greetings this server does not know, and run one command; beside them an ordinary
+/// application.
 fn greeting_clients(name: &str, greetings: &'static [&'static [&'static str]]) {
     let server = standalone(name);
     let (target, app) = (server.target(), application(&server.target()));
@@ -239,7 +241,8 @@ fn dead_nodes_without_an_address_share_no_host() {
 
 // What others wait behind slow commands.
 
-/// They are asked for after the first INFO and before the last: they hold nearly all calls of commandstats, and no others.
+/// They are asked for after the first INFO and before the last: they hold nearly all calls of commandstats, and no
+/// others.
 #[test]
 fn histograms_of_a_window_hold_its_own_calls_from_7_0_on() {
     let dir = tempfile::tempdir().expect("a directory");

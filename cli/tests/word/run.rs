@@ -18,8 +18,8 @@ pub struct Run {
     pub stderr: String,
 }
 
-/// A diagnosis as JSON, with a window of 1 s and a timeout of 10 s unless `more` has others. The exit status must follow from
-/// the verdict unless `more` has a `--fail-on`.
+/// A diagnosis as JSON, with a window of 1 s and a timeout of 10 s unless `more` has others. The exit status must
+/// follow from the verdict unless `more` has a `--fail-on`.
 #[track_caller]
 pub fn doctor(url: &str, more: &[&str]) -> Run {
     let mut arguments = vec!["doctor", url, "--format", "json", "--quiet"];
@@ -131,7 +131,8 @@ impl Run {
         only[0]["answer"].as_str().unwrap_or_default()
     }
 
-    /// The first finding is one of these; it is critical, happening now, about this address, and has a price and a remedy.
+    /// The first finding is one of these; it is critical, happening now, about this address, and has a price and a
+    /// remedy.
     #[track_caller]
     pub fn assert_critical(&self, expected: &[&str], subject: &str) {
         assert_eq!((self.verdict(), self.status), ("causes", Some(1)), "{self}");

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use crate::{Currency, Finding, Link, Remedy, Rule, Severity, When, setting_of};
 
-/// Folds consequences into their causes and ranks what is left, dearest first. `holds` says of a cause and an effect that an arrow joins
-/// whether the facts bear it out.
+/// Folds consequences into their causes and ranks what is left, dearest first. `holds` says of a cause and an effect
+/// that an arrow joins whether the facts bear it out.
 pub fn fold(findings: Vec<Finding>, rules: &[Rule], holds: impl Fn(&Finding, &Finding) -> bool) -> Vec<Finding> {
     let leads_to: BTreeMap<&str, &[&str]> = rules.iter().map(|r| (r.id, r.leads_to)).collect();
     let mut order: Vec<usize> = (0..findings.len()).collect();
@@ -97,8 +97,9 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule], holds: impl Fn(&Finding, &Fi
     ranked.into_iter().map(|(_, f)| f).collect()
 }
 
-/// Currency first, then amount. What is over costs nothing now. What costs nothing that can be counted and is no mere risk (a shard
-/// that nothing could take over, a copy that is gone) stands below what is counted in the currency of its severity.
+/// Currency first, then amount. What is over costs nothing now. What costs nothing that can be counted and is no mere
+/// risk (a shard that nothing could take over, a copy that is gone) stands below what is counted in the currency of its
+/// severity.
 fn worth(finding: &Finding) -> (f64, f64) {
     if finding.when == When::Past {
         return (Currency::Risk as u8 as f64, 0.0);
@@ -115,8 +116,9 @@ fn worth(finding: &Finding) -> (f64, f64) {
 const SETTINGS: &[&str] =
     &["backlog_too_small", "fsync_always", "node_timeout_margin", "save_too_often", "sentinel_down_after"];
 
-/// Whether a cause was there in time: what is known of the window alone explains nothing that was over before it, and what is over
-/// explains no rate of the window. States that it left behind (two masters on one host, slots without an owner) are its own.
+/// Whether a cause was there in time: what is known of the window alone explains nothing that was over before it, and
+/// what is over explains no rate of the window. States that it left behind (two masters on one host, slots without an
+/// owner) are its own.
 fn in_time(cause: &Finding, effect: &Finding) -> bool {
     let is_rate = matches!(effect.impact.currency, Currency::Capacity | Currency::Latency);
     if cause.when == When::Past && effect.when == When::Now && is_rate {
@@ -189,7 +191,8 @@ mod tests {
                 vec![finding("long_script").core(0.1, "").past(1000), finding("main_thread_saturated").core(0.97, "")],
                 vec![chain("main_thread_saturated", &[]), chain("long_script", &[])],
             ),
-            // Clients that a stall of the window has thrown off come back at once; one of last night has nothing to do with it.
+            // Clients that a stall of the window has thrown off come back at once; one of last night has nothing to do
+            // with it.
             (
                 vec![finding("fork_stall").availability(5.0, ""), finding("reconnect_stampede").core(0.02, "")],
                 vec![chain("fork_stall", &["reconnect_stampede"])],

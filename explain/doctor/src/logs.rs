@@ -1,4 +1,5 @@
-//! What servers' logs say beside what was measured: as a section of the report, and as evidence of the findings they belong to.
+//! What servers' logs say beside what was measured: as a section of the report, and as evidence of the findings they
+//! belong to.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -32,8 +32,8 @@ pub struct Spent {
     pub mean_us: f64,
 }
 
-/// Whether a command, as commandstats names it, is one of `names`. A name without `|` also matches its sub-commands, unless `=`
-/// stands before it.
+/// Whether a command, as commandstats names it, is one of `names`. A name without `|` also matches its sub-commands,
+/// unless `=` stands before it.
 pub fn is_one_of(names: &[&str], command: &str) -> bool {
     names.iter().any(|n| match n.strip_prefix('=') {
         Some(exact) => exact == command,
@@ -58,7 +58,8 @@ pub fn spent(node: &Node, names: &[&str]) -> Spent {
     }
 }
 
-/// A rule that judges by commandstats found nothing; unknown if no server showed them, or if they were reset in the window.
+/// A rule that judges by commandstats found nothing; unknown if no server showed them, or if they were reset in the
+/// window.
 pub fn absent_by_commandstats(facts: &Facts, what: &str, text: String) -> crate::Verdict {
     let counted = |node: &Node| {
         let total = |info: &unslow_topology::Info| info.number("total_commands_processed").unwrap_or(0.0);
@@ -77,9 +78,9 @@ pub fn absent_by_commandstats(facts: &Facts, what: &str, text: String) -> crate:
 
 /// How many commands a server was asked for in the window and how they ended, ours taken off (6.2+).
 ///
-/// What the counters hold (call() and rejectCommand() of server.c, 6.2 to 9.0): `total_commands_processed` has what was executed,
-/// including what then failed; refused commands (OOM, READONLY, MOVED, NOPERM, wrong number of arguments) are only in their
-/// `rejected_calls`; unknown commands, which have no line, only in `errorstat_ERR`.
+/// What the counters hold (call() and rejectCommand() of server.c, 6.2 to 9.0): `total_commands_processed` has what was
+/// executed, including what then failed; refused commands (OOM, READONLY, MOVED, NOPERM, wrong number of arguments) are
+/// only in their `rejected_calls`; unknown commands, which have no line, only in `errorstat_ERR`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcomes {
     /// Commands asked for: executed, refused and unknown ones.
@@ -88,12 +89,14 @@ pub struct Outcomes {
     pub errors: BTreeMap<String, u64>,
     /// Errors that no command's counters hold: unknown commands and sub-commands.
     pub unknown: u64,
-    /// How many of the errors, by code word, only tell a client library that its greeting is not known or not allowed here.
+    /// How many of the errors, by code word, only tell a client library that its greeting is not known or not allowed
+    /// here.
     pub greetings: BTreeMap<String, u64>,
 }
 
 impl Outcomes {
-    /// Part of a protocol at work and not a lost request: redirects, EVALSHA before EVAL, a group that is there already.
+    /// Part of a protocol at work and not a lost request: redirects, EVALSHA before EVAL, a group that is there
+    /// already.
     const AT_WORK: &[&str] = &["MOVED", "ASK", "REDIRECT", "NOSCRIPT", "BUSYGROUP", "BUSYKEY", "UNBLOCKED"];
 
     /// `None` where they are not counted, or were reset in the window.
@@ -104,7 +107,8 @@ impl Outcomes {
         let all = total(errors.values());
         let own_errors = total(node.own.errors.values());
         let own_unknown = node.own.errors.get("ERR").copied().unwrap_or(0);
-        // What we were denied, or asked an older server in vain, was not executed: the probe does not count it among our commands.
+        // What we were denied, or asked an older server in vain, was not executed: the probe does not count it among
+        // our commands.
         let executed = (processed - total(node.own.commands.values()) as f64).max(0.0);
         let refused = rejected.saturating_sub(own_errors.saturating_sub(own_unknown));
         let unknown = all.saturating_sub(refused.saturating_add(failed));
@@ -134,13 +138,14 @@ impl Outcomes {
     }
 }
 
-/// Libraries introduce themselves on each new connection, and a server that does not know how refuses: `CLIENT SETINFO` twice
-/// (known from 7.2 on) and `CLIENT MAINT_NOTIFICATIONS`. The library continues as if it had not asked.
+/// Libraries introduce themselves on each new connection, and a server that does not know how refuses: `CLIENT SETINFO`
+/// twice (known from 7.2 on) and `CLIENT MAINT_NOTIFICATIONS`. The library continues as if it had not asked.
 fn greetings(node: &Node, errors: &BTreeMap<String, u64>, unknown: u64) -> BTreeMap<String, u64> {
     const EACH: f64 = 3.0;
     const GREETING: &[&str] = &["auth", "client", "command", "hello", "select"];
     let new = node.delta("total_connections_received").unwrap_or(0.0);
-    // After a greeting a connection does what it is for. Where nothing follows, the unknown commands are what it is for.
+    // After a greeting a connection does what it is for. Where nothing follows, the unknown commands are what it is
+    // for.
     let foreign = node.foreign_commands();
     let work = foreign.iter().filter(|(name, _)| !GREETING.contains(&name.split('|').next().unwrap_or(name)));
     let followed = work.fold(0.0, |sum, (_, stat)| sum + stat.calls as f64);
@@ -169,8 +174,8 @@ fn own_denied(node: &Node) -> u64 {
     u64::from(node.clients.refused().is_some_and(|gap| gap.lack == Lack::Rights))
 }
 
-/// By how much a counter of these commands grew in the window, ours included. A command that was always refused has no calls, so
-/// `Node::commands` leaves it out.
+/// By how much a counter of these commands grew in the window, ours included. A command that was always refused has no
+/// calls, so `Node::commands` leaves it out.
 fn grown(node: &Node, names: &[&str], of: fn(&CommandStat) -> u64) -> u64 {
     let (Some(first), Some(last)) = (&node.first, &node.last) else { return 0 };
     let (before, after) = (first.info.command_stats(), last.info.command_stats());
@@ -241,7 +246,8 @@ pub fn slow_entries(node: &Node, before_s: u64) -> Vec<&SlowEntry> {
 /// What the doctor calls its connections.
 const OUR_NAME: &str = "unslow";
 
-/// A second of the server's clock, as its logs have it, in unix time in ms by the clock of the samples; not after the last sample.
+/// A second of the server's clock, as its logs have it, in unix time in ms by the clock of the samples; not after the
+/// last sample.
 pub fn logged_ms(node: &Node, at_s: u64) -> u64 {
     let ahead = node.last.as_ref().and_then(|s| Some(s.info.number("server_time_usec")? / 1000.0 - s.at_ms as f64));
     ((at_s as f64 * 1000.0 - ahead.unwrap_or(0.0)).max(0.0) as u64).min(node.at_ms())
@@ -307,8 +313,8 @@ pub fn most(facts: &Facts, figure: impl Fn(&Node) -> Option<f64>) -> Option<f64>
     facts.live().filter_map(figure).reduce(f64::max)
 }
 
-/// Greetings of Sentinels on a server per second, at most what was published there: each publishes one every two seconds to each server
-/// of a group, and replicas get their master's as well. That is no application.
+/// Greetings of Sentinels on a server per second, at most what was published there: each publishes one every two
+/// seconds to each server of a group, and replicas get their master's as well. That is no application.
 pub fn sentinel_greetings(facts: &Facts, node: &Node) -> f64 {
     if facts.kind != unslow_topology::DeploymentKind::Sentinel {
         return 0.0;

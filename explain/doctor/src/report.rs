@@ -205,7 +205,8 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
         };
         answers.push(Answer { id: rule.id.into(), answer, text });
     }
-    // Absent is a word about the servers that were measured; asked about a rule alone, the others are part of the answer.
+    // Absent is a word about the servers that were measured; asked about a rule alone, the others are part of the
+    // answer.
     let unmeasured = facts.nodes.iter().filter(|n| n.last.is_none()).count();
     if !only.is_empty() && (unmeasured > 0 || facts.through.is_some()) {
         let whom = match &facts.through {
@@ -294,9 +295,9 @@ fn looked(answers: &[Answer]) -> Looked {
     Looked { rules: about.len() as u32, could: (about.len() - could_not.len()) as u32, could_not }
 }
 
-/// So many of a server's sources denied to this user leave the doctor blind: settings, the slow log, its clients, its view of the
-/// cluster. One alone hides some causes and is said as that; managed services deny CONFIG and show all the rest. Sources are
-/// counted and not rules, whose number says nothing about what is hidden.
+/// So many of a server's sources denied to this user leave the doctor blind: settings, the slow log, its clients, its
+/// view of the cluster. One alone hides some causes and is said as that; managed services deny CONFIG and show all the
+/// rest. Sources are counted and not rules, whose number says nothing about what is hidden.
 const BLIND_SOURCES: usize = 2;
 
 fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], only: bool) -> Conclusion {

@@ -1,5 +1,5 @@
-//! The class behind false all-clears: a rule that could not look answers "unknown", never "absent". Every rule, over servers that show
-//! nothing at all, and over recorded deployments from which one source was taken away.
+//! The class behind false all-clears: a rule that could not look answers "unknown", never "absent". Every rule, over
+//! servers that show nothing at all, and over recorded deployments from which one source was taken away.
 
 #![allow(clippy::disallowed_methods)] // rules may not read files; their tests must
 
@@ -319,7 +319,8 @@ fn nothing_is_ruled_out_without_info() {
     }
 }
 
-/// Without one of its sources a diagnosis still ends, whatever the deployment suffers from, and on one node only as well.
+/// Without one of its sources a diagnosis still ends, whatever the deployment suffers from, and on one node only as
+/// well.
 #[test]
 fn no_rule_panics_without_one_source() {
     for name in recordings() {

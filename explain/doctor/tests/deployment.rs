@@ -1,5 +1,5 @@
-//! Rules about the deployment as a whole, over facts that are built by hand: who is away and what happens by itself, roles that
-//! changed, settings, placement, and of what time a finding is.
+//! Rules about the deployment as a whole, over facts that are built by hand: who is away and what happens by itself,
+//! roles that changed, settings, placement, and of what time a finding is.
 
 mod common;
 

@@ -24,7 +24,8 @@ fn both(node: &mut Node, fields: &[(&str, &str, &str)]) {
     }
 }
 
-/// A server under this policy in whose window the event loop turned for `turning_s` of ten seconds, with 1 s of CPU and 500 writes.
+/// A server under this policy in whose window the event loop turned for `turning_s` of ten seconds, with 1 s of CPU and
+/// 500 writes.
 fn synced(policy: &str, turning_s: f64) -> Node {
     let after = lines(&[
         ("total_commands_processed", 1000.0),

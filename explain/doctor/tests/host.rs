@@ -191,7 +191,8 @@ fn a_server_on_one_processor_whose_waiting_is_not_shown_is_not_ruled_out() {
 
 // Threads for sockets.
 
-/// A server with so many io-threads on four processors; its other threads used this, and its main thread waited this share.
+/// A server with so many io-threads on four processors; its other threads used this, and its main thread waited this
+/// share.
 fn threaded(threads: u32, others: f64, delay: f64) -> Facts {
     let process = Process {
         main_cpu_share: Some(0.7),
@@ -286,7 +287,8 @@ fn a_slow_clock_costs_its_readings() {
 
 // Soft interrupts.
 
-/// A server whose main thread was on processor 2 all the time, which spent this in soft interrupts and took this many of devices.
+/// A server whose main thread was on processor 2 all the time, which spent this in soft interrupts and took this many
+/// of devices.
 fn packets(softirq_share: f64, busy_share: f64, device_interrupts: u64) -> Facts {
     let process = Process { ran_on: vec![2], main_cpu_share: Some(0.5), ..Process::default() };
     let core = Core { number: 2, busy_share, softirq_share, device_interrupts: Some(device_interrupts), speed: None };
@@ -452,7 +454,8 @@ fn a_processor_is_kept_slow_only_where_it_is_busy_or_may_never_be_quick() {
 
 // Peers that are gone.
 
-/// A server with this keepalive, sockets to one machine of which some have no answer, and rows that are idle for over an hour.
+/// A server with this keepalive, sockets to one machine of which some have no answer, and rows that are idle for over
+/// an hour.
 fn peers(keepalive: &str, from: &str, unanswered: u32, idle_hour: u64) -> Facts {
     let mut facts = on("", machine(Process::default()));
     configure(&mut facts, &[("tcp-keepalive", keepalive)]);
@@ -496,7 +499,8 @@ fn a_machine_that_is_away_is_no_loss_on_the_way() {
 
 // Connections that are forgotten.
 
-/// A server to which clients came in the window, of which some stayed; of a hundred rows that were seen this many are idle for an hour.
+/// A server to which clients came in the window, of which some stayed; of a hundred rows that were seen this many are
+/// idle for an hour.
 fn leaking(came: f64, stayed: f64, idle_hour: u64, young: u64) -> Facts {
     let says =
         lines(&[("total_connections_received", came), ("connected_clients", 51.0 + stayed), ("maxclients", 101.0)]);

@@ -341,7 +341,8 @@ fn buffers_of_clients_count_as_a_share_of_what_there_is() {
 #[test]
 fn copies_of_a_save_count_beside_what_is_resident() {
     let saves = |more: &str| {
-        let info = "total_system_memory:1000000000\r\nused_memory_rss:600000000\r\nrdb_last_cow_size:0\r\naof_last_cow_size:0\r\n";
+        let info = "total_system_memory:1000000000\r\nused_memory_rss:600000000\r\nrdb_last_cow_size:0\r\n\
+                    aof_last_cow_size:0\r\n";
         used(&format!("{info}{more}"))
     };
     let running = "rdb_bgsave_in_progress:1\r\ncurrent_cow_size:350000000\r\ncurrent_cow_peak:350000000\r\n";
@@ -390,7 +391,8 @@ fn scripts_count_when_new_ones_come_all_the_time() {
 fn a_tracking_table_is_full_by_its_own_limit() {
     let tracks = |keys: u64, items: u64, clients: u64, max: Option<&str>| {
         let mut node = used(&format!(
-            "tracking_total_keys:{keys}\r\ntracking_total_items:{items}\r\ntracking_clients:{clients}\r\ntotal_system_memory:16000000000\r\n"
+            "tracking_total_keys:{keys}\r\ntracking_total_items:{items}\r\ntracking_clients:{clients}\r\n\
+             total_system_memory:16000000000\r\n"
         ));
         if let Some(max) = max {
             configure(&mut node, &[("tracking-table-max-keys", max)]);
@@ -438,7 +440,8 @@ fn a_table_on_the_move_counts_as_long_as_both_are_there() {
 fn a_cause_of_full_memory_stands_above_it() {
     let mut node = used("mem_clients_normal:60000000\r\nmaxmemory:100000000\r\nmaxmemory_policy:allkeys-lru\r\n");
     let zero = "evicted_keys:0\r\nkeyspace_hits:0\r\nkeyspace_misses:0\r\ntotal_commands_processed:0\r\n";
-    let end = "evicted_keys:2000\r\nkeyspace_hits:300\r\nkeyspace_misses:700\r\ntotal_commands_processed:20000\r\ndb0:keys=100000\r\n";
+    let end = "evicted_keys:2000\r\nkeyspace_hits:300\r\nkeyspace_misses:700\r\ntotal_commands_processed:20000\r\n\
+               db0:keys=100000\r\n";
     say(&mut node, zero, end);
     let report = diagnose(&alone(node), &[]);
     let root = report.findings.iter().find(|f| f.id == "client_memory").expect("the buffers are the cause");

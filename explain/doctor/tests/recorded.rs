@@ -1,8 +1,8 @@
 //! Facts recorded on real servers, judged again: the rule whose fault was injected comes first, and healthy
 //! deployments have nothing above risk. Milliseconds, no server.
 //!
-//! To record the facts again: `UNSLOW_RECORD=$PWD/explain/doctor/tests/facts cargo xtask test injected`. Those of rules that cannot
-//! be injected here are recordings too, with the figures of the fault written in by hand.
+//! To record the facts again: `UNSLOW_RECORD=$PWD/explain/doctor/tests/facts cargo xtask test injected`. Those of rules
+//! that cannot be injected here are recordings too, with the figures of the fault written in by hand.
 
 #![allow(clippy::disallowed_methods)] // rules may not read files; their tests must
 
@@ -124,8 +124,8 @@ fn what_cannot_be_seen_is_neither_a_finding_nor_a_pass() {
     assert!(report.cannot_see.iter().any(|c| c.id == "monitor_attached" && c.grant.contains("+client|list")));
 }
 
-/// Servers whose clients send short commands, one or a few at a time: what the constants of `measure` say of their CPU time outside
-/// commands, and what their own clocks say.
+/// Servers whose clients send short commands, one or a few at a time: what the constants of `measure` say of their CPU
+/// time outside commands, and what their own clocks say.
 #[test]
 fn reads_turns_and_the_clock_explain_the_cpu_time_of_plain_traffic() {
     for name in [

@@ -53,7 +53,8 @@ fn after(work: Work) -> String {
 
 fn replica_of(n: usize, work: Work) -> Node {
     let link = format!(
-        "role:slave\r\nmaster_host:10.0.0.{}\r\nmaster_port:6379\r\nmaster_link_status:up\r\nmaster_last_io_seconds_ago:1\r\n\
+        "role:slave\r\nmaster_host:10.0.0.{}\r\nmaster_port:6379\r\nmaster_link_status:up\r\n\
+         master_last_io_seconds_ago:1\r\n\
          master_sync_in_progress:0\r\nslave_repl_offset:900\r\nmaster_repl_offset:900\r\n",
         n - 3
     );
@@ -146,7 +147,8 @@ fn a_shard_that_is_full_before_the_others_is_a_risk() {
     assert!(commands(&found).contains("--memkeys"), "{}", commands(&found));
 }
 
-/// Three masters with a million keys each in a gigabyte; the largest slot of master 2 has this many of its own, in this much.
+/// Three masters with a million keys each in a gigabyte; the largest slot of master 2 has this many of its own, in this
+/// much.
 fn tagged(keys: u64, dataset: u64) -> Facts {
     let mut facts = cluster([IDLE; 3], &EVEN);
     for n in 1..=3 {

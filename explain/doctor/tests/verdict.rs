@@ -10,9 +10,12 @@ use unslow_topology::{DeploymentKind, Role};
 /// INFO of a server that is well; `gets` is what an application has read so far.
 fn info(gets: u64, own_pings: u64) -> String {
     format!(
-        "redis_version:7.2.4\r\nrole:master\r\nuptime_in_seconds:90000\r\nconnected_clients:10\r\nused_memory:1000000\r\n\
-         total_commands_processed:{}\r\ntotal_reads_processed:{}\r\ntotal_connections_received:10\r\nused_cpu_user_main_thread:1.0\r\n\
-         used_cpu_sys_main_thread:1.0\r\ncmdstat_get:calls={gets},usec={gets},usec_per_call=1.00,rejected_calls=0,failed_calls=0\r\n\
+        "redis_version:7.2.4\r\nrole:master\r\nuptime_in_seconds:90000\r\nconnected_clients:10\r\n\
+         used_memory:1000000\r\n\
+         total_commands_processed:{}\r\ntotal_reads_processed:{}\r\ntotal_connections_received:10\r\n\
+         used_cpu_user_main_thread:1.0\r\n\
+         used_cpu_sys_main_thread:1.0\r\n\
+         cmdstat_get:calls={gets},usec={gets},usec_per_call=1.00,rejected_calls=0,failed_calls=0\r\n\
          cmdstat_ping:calls={own_pings},usec={own_pings},usec_per_call=1.00,rejected_calls=0,failed_calls=0\r\n",
         gets + own_pings,
         gets + own_pings,

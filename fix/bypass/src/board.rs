@@ -1,11 +1,12 @@
 //! Who is awake, and where: a page each process shows to its peers.
 //!
-//! A *waiter* is what can sleep: an epoll instance, or a thread that blocks. Its word is the number of its processor plus one,
-//! with a bit set while it sleeps in the kernel, and 0 before it ever ran. A peer that has something for it rings its doorbell
-//! (an eventfd) only when it sleeps; and stays awake for an answer only where the word names another processor than its own.
+//! A *waiter* is what can sleep: an epoll instance, or a thread that blocks. Its word is the number of its processor
+//! plus one, with a bit set while it sleeps in the kernel, and 0 before it ever ran. A peer that has something for it
+//! rings its doorbell (an eventfd) only when it sleeps; and stays awake for an answer only where the word names another
+//! processor than its own.
 //!
-//! The order that makes it safe: a sleeper writes that it sleeps, then looks for work once more, then sleeps. A sender makes the work
-//! visible, then reads the word. Both have a full fence between the two steps.
+//! The order that makes it safe: a sleeper writes that it sleeps, then looks for work once more, then sleeps. A sender
+//! makes the work visible, then reads the word. Both have a full fence between the two steps.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -40,7 +41,8 @@ impl Word {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether it has to be woken. What it is to be woken for must be visible before, by a locked instruction or a fence.
+    /// Whether it has to be woken. What it is to be woken for must be visible before, by a locked instruction or a
+    /// fence.
     #[inline]
     pub fn asleep(&self) -> bool {
         let word = self.0.load(Ordering::SeqCst);

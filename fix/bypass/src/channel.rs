@@ -1,13 +1,13 @@
 //! The unix socket between two processes: how they meet, and how descriptors pass.
 //!
-//! A server listens at `DIRECTORY/PORT.NETNS.PID`. A client that has just connected to that port, in that network namespace,
-//! says hello there with its memory, then offers the connection by its addresses. Once the server has accepted a connection
-//! with these addresses and waits for it, it asks (in the slot, see [`crate::pair::ASKED`]), and the client shows its TCP socket:
-//! the proof that the connection is its own. Both sides ask the kernel for the user of the other (SO_PEERCRED) and keep using
-//! TCP unless their rule allows that user.
+//! A server listens at `DIRECTORY/PORT.NETNS.PID`. A client that has just connected to that port, in that network
+//! namespace, says hello there with its memory, then offers the connection by its addresses. Once the server has
+//! accepted a connection with these addresses and waits for it, it asks (in the slot, see [`crate::pair::ASKED`]), and
+//! the client shows its TCP socket: the proof that the connection is its own. Both sides ask the kernel for the user of
+//! the other (SO_PEERCRED) and keep using TCP unless their rule allows that user.
 //!
-//! A client's TCP socket never lies in a queue that is not being read: a socket in an unread message stays open after its
-//! program has closed it, and after the program has ended.
+//! A client's TCP socket never lies in a queue that is not being read: a socket in an unread message stays open after
+//! its program has closed it, and after the program has ended.
 //!
 //! Everything here goes through `syscall`: in a preloaded program the C library's names are hooks.
 
@@ -38,7 +38,8 @@ pub enum Kind {
     Refused = 3,
     /// `a` is the number of a waiter; with its doorbell.
     Waiter = 4,
-    /// Client: the connection in slot `a` with generation `b` may be carried; with its addresses, but without its socket.
+    /// Client: the connection in slot `a` with generation `b` may be carried; with its addresses, but without its
+    /// socket.
     Offer = 5,
     /// `unslow bypass ls`: a request for the list of connections.
     List = 6,
@@ -201,9 +202,9 @@ fn address(path: &Path) -> io::Result<(libc::sockaddr_un, usize)> {
     Ok((address, size_of::<libc::sa_family_t>() + bytes.len() + 1))
 }
 
-/// Makes a directory for servers to be met in, unless it is there. As in /tmp, every user may add a socket, and none may
-/// remove another user's. One that is there is refused if a third user has it, who could remove every socket in it, unless it
-/// was named on purpose.
+/// Makes a directory for servers to be met in, unless it is there. As in /tmp, every user may add a socket, and none
+/// may remove another user's. One that is there is refused if a third user has it, who could remove every socket in it,
+/// unless it was named on purpose.
 pub fn make_directory(directory: &Path, choice: Choice) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     match std::fs::create_dir(directory) {
@@ -229,8 +230,8 @@ fn is_trusted(owner: u32, own: u32) -> bool {
     owner == 0 || owner == own
 }
 
-/// Lets everybody connect to a socket of ours. By the socket's own inode: the directory may belong to another user, who may have
-/// put anything else in its place by now.
+/// Lets everybody connect to a socket of ours. By the socket's own inode: the directory may belong to another user, who
+/// may have put anything else in its place by now.
 fn open_to_all(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
     let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -273,8 +274,8 @@ impl Rendezvous {
             // SAFETY: signal 0 only asks whether the process exists.
             let dead =
                 unsafe { libc::kill(pid, 0) } != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-            // In another pid namespace the number may mean no process of ours: what counts is that nothing listens. A server
-            // whose queue is full answers otherwise (EAGAIN).
+            // In another pid namespace the number may mean no process of ours: what counts is that nothing listens. A
+            // server whose queue is full answers otherwise (EAGAIN).
             if dead && meet(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
                 let _ = std::fs::remove_file(&path);
             }

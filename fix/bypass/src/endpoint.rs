@@ -17,8 +17,8 @@ pub const NO_NETNS: &str = "this kernel does not report the network namespace of
 /// The addresses of a connection: the client's, the server's.
 pub type Ends = (SocketAddr, SocketAddr);
 
-/// Where a server listens: a port of one network namespace. Containers that share a meeting directory may have addresses,
-/// ports and even process ids in common, but never the cookie of a namespace.
+/// Where a server listens: a port of one network namespace. Containers that share a meeting directory may have
+/// addresses, ports and even process ids in common, but never the cookie of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// The TCP port.
@@ -59,7 +59,8 @@ pub fn own_netns() -> Option<u64> {
     netns(socket.as_raw_fd())
 }
 
-/// Whether it is a TCP socket. Sockets of UDP, SCTP and MPTCP can have the addresses of a TCP connection without being it.
+/// Whether it is a TCP socket. Sockets of UDP, SCTP and MPTCP can have the addresses of a TCP connection without being
+/// it.
 pub fn is_tcp(socket: RawFd) -> bool {
     let number = |name: libc::c_int| {
         let mut value: libc::c_int = 0;
@@ -103,8 +104,9 @@ pub fn same_host((client, server): &Ends) -> bool {
     client.ip() == server.ip() || client.ip().is_loopback() && server.ip().is_loopback()
 }
 
-/// Whether these two sockets are the two ends of one TCP connection. Within a network namespace the kernel keeps at most one
-/// connected TCP socket for a pair of addresses, so two sockets that are connected now, with each other's addresses, are.
+/// Whether these two sockets are the two ends of one TCP connection. Within a network namespace the kernel keeps at
+/// most one connected TCP socket for a pair of addresses, so two sockets that are connected now, with each other's
+/// addresses, are.
 pub fn are_one_connection(client: RawFd, accepted: RawFd) -> bool {
     let namespace = netns(client);
     namespace.is_some()

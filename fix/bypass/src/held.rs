@@ -1,10 +1,10 @@
 //! A lock for the length of a copy, which a signal handler may find taken by the code it has interrupted.
 //!
-//! Threads that share a connection are rare, and the kernel's own lock on a socket is no finer. What is different from the kernel:
-//! a handler can run in the middle of our copy, and it can leave with longjmp or end its thread, so that the copy is never
-//! finished. Its word therefore names the owner. A thread that meets its own lock is turned away at once, and no thread waits
-//! for a lock for ever: after [`REFUSALS`], or [`NAPS`] of another thread's, it counts as abandoned. What it guards is left alone
-//! even then, since the interrupted copy may still be finished.
+//! Threads that share a connection are rare, and the kernel's own lock on a socket is no finer. What is different from
+//! the kernel: a handler can run in the middle of our copy, and it can leave with longjmp or end its thread, so that
+//! the copy is never finished. Its word therefore names the owner. A thread that meets its own lock is turned away at
+//! once, and no thread waits for a lock for ever: after [`REFUSALS`], or [`NAPS`] of another thread's, it counts as
+//! abandoned. What it guards is left alone even then, since the interrupted copy may still be finished.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

@@ -12,8 +12,8 @@
 //!          └──────── TCP connection, silent ───────┘        addresses, options, crashes
 //! ```
 //!
-//! What surprises: each connection keeps its TCP connection. It gives both programs the descriptor, the addresses and the
-//! socket options they expect, and its end is how a crash of the other side is noticed. No byte goes over it.
+//! What surprises: each connection keeps its TCP connection. It gives both programs the descriptor, the addresses and
+//! the socket options they expect, and its end is how a crash of the other side is noticed. No byte goes over it.
 
 pub mod board;
 pub mod channel;

@@ -18,7 +18,8 @@ pub enum Read {
     End,
     /// The other side gave the connection up, is gone without having read all, or lied.
     Reset,
-    /// This thread is in the middle of a read of this connection: a signal handler asks, or the handler was left with longjmp.
+    /// This thread is in the middle of a read of this connection: a signal handler asks, or the handler was left with
+    /// longjmp.
     Busy,
 }
 
@@ -314,8 +315,8 @@ impl Link {
         (self.read.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
     }
 
-    /// When the other side first told of what our waiter had not taken notice of, in ticks of [`crate::stamp`], as it says; 0 when
-    /// it does not say.
+    /// When the other side first told of what our waiter had not taken notice of, in ticks of [`crate::stamp`], as it
+    /// says; 0 when it does not say.
     #[inline]
     pub fn told_at(&self) -> u64 {
         self.slot().incoming(self.side()).0.told_at()
@@ -331,8 +332,8 @@ impl Link {
         self.pair.tell(self.number, slot)
     }
 
-    /// Says that nothing more is written when another thread's copy is finished, whose bytes come before the end. A copy that this
-    /// thread has interrupted cannot be waited for.
+    /// Says that nothing more is written when another thread's copy is finished, whose bytes come before the end. A
+    /// copy that this thread has interrupted cannot be waited for.
     fn after_writes(&self, say: impl Fn()) {
         if self.producer.with(|_| say()).is_err() {
             say();
@@ -354,7 +355,8 @@ impl Link {
         self.read_shut.load(Ordering::Relaxed)
     }
 
-    /// The TCP connection ended, without (`reset`: or with) an error: the other process is gone if it has not said so here.
+    /// The TCP connection ended, without (`reset`: or with) an error: the other process is gone if it has not said so
+    /// here.
     pub fn tcp_ended(&self, reset: bool) {
         self.tcp.fetch_max(if reset { BROKEN } else { ENDED }, Ordering::AcqRel);
     }
@@ -369,8 +371,8 @@ impl Link {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// The end of it on this side. With something unread it is an abort, as with TCP: decided here, where what came before the
-    /// close and what came after it can be told apart.
+    /// The end of it on this side. With something unread it is an abort, as with TCP: decided here, where what came
+    /// before the close and what came after it can be told apart.
     pub fn close(&self, how: Close) -> Bell {
         if self.closed.swap(true, Ordering::AcqRel) {
             return None;
@@ -389,8 +391,8 @@ impl Link {
             slot.close(self.side(), how);
         });
         let bell = self.pair.tell(self.number, slot);
-        // A write of this thread that a signal handler closes is finished when the handler is: into rings that nobody else may
-        // have by then, so they and the slot are never used again.
+        // A write of this thread that a signal handler closes is finished when the handler is: into rings that nobody
+        // else may have by then, so they and the slot are never used again.
         if let Ok(held) = self.producer.with(|p| p.held()) {
             self.pair.retire(self.number, self.generation, held);
         }

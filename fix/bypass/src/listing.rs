@@ -1,4 +1,5 @@
-//! What goes over shared memory now, and what was refused: asks the servers of this machine, found as a client finds them.
+//! What goes over shared memory now, and what was refused: asks the servers of this machine, found as a client finds
+//! them.
 
 use std::io;
 use std::os::fd::AsRawFd;

@@ -27,8 +27,8 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// New memory of `size` bytes and the descriptor to give away. With `read_only` others can only look at it, where the
-    /// kernel knows how (5.1).
+    /// New memory of `size` bytes and the descriptor to give away. With `read_only` others can only look at it, where
+    /// the kernel knows how (5.1).
     pub fn create(name: &std::ffi::CStr, size: usize, read_only: bool) -> io::Result<(Memory, OwnedFd)> {
         // SAFETY: a terminated name and known flags.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -85,8 +85,8 @@ impl Memory {
         Ok(Memory { base: base.cast(), size })
     }
 
-    /// Asks for huge pages where [`huge_pages`] says so and the machine has them: fewer misses of the processor's table of
-    /// pages for megabytes more of memory.
+    /// Asks for huge pages where [`huge_pages`] says so and the machine has them: fewer misses of the processor's table
+    /// of pages for megabytes more of memory.
     pub fn prefer_huge_pages(self) -> Memory {
         if huge_pages() {
             // SAFETY: our mapping. A kernel without them refuses, and pages stay small.

@@ -1,12 +1,12 @@
-//! The memory between one client process and one server process: slots for connections, their rings, and the bits that say
-//! which connection has news.
+//! The memory between one client process and one server process: slots for connections, their rings, and the bits that
+//! say which connection has news.
 //!
 //! ```text
-//!   header | bits of the client's waiters | bits of the server's | slots | small rings | larger rings, half for each side
+//!   header | bits of the client's waiters | of the server's | slots | small rings | larger rings, half for each side
 //! ```
 //!
-//! The client makes it and pays for it; pages cost nothing before they are used. No other client can see it, so what one
-//! writes there can hurt its own connections only.
+//! The client makes it and pays for it; pages cost nothing before they are used. No other client can see it, so what
+//! one writes there can hurt its own connections only.
 
 use std::collections::VecDeque;
 use std::io;
@@ -63,7 +63,8 @@ pub const OFFERED: u32 = 1;
 pub const TAKEN: u32 = 2;
 /// It stays with TCP: the client waited long enough, or the server refused.
 pub const DECLINED: u32 = 3;
-/// The server has accepted a connection with the offer's addresses and is waiting for it: the client may show its socket now.
+/// The server has accepted a connection with the offer's addresses and is waiting for it: the client may show its
+/// socket now.
 pub const ASKED: u32 = 4;
 
 /// How a side leaves a connection.
@@ -79,8 +80,8 @@ pub enum Close {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot {
-    /// In the lower half FREE, OFFERED, ASKED, TAKEN or DECLINED; above it how often the slot was used, so that an old offer
-    /// is not taken for a new one.
+    /// In the lower half FREE, OFFERED, ASKED, TAKEN or DECLINED; above it how often the slot was used, so that an old
+    /// offer is not taken for a new one.
     phase: AtomicU64,
     /// Whom to tell, by side.
     waiter: [AtomicU32; 2],
@@ -316,16 +317,16 @@ impl Pair {
         unsafe { &*self.memory.base().add(at).cast::<Bits>() }
     }
 
-    /// Tells the other side that a connection has news: bytes, space, an end. True when its doorbell has to be rung, of the
-    /// waiter returned.
+    /// Tells the other side that a connection has news: bytes, space, an end. True when its doorbell has to be rung, of
+    /// the waiter returned.
     #[inline]
     pub fn tell(&self, number: u32, slot: &Slot) -> Option<u32> {
         let other = self.side.other();
         let mut waiter = slot.waiter[other as usize].load(Ordering::SeqCst);
         let board = self.board.get()?;
         board.word(waiter)?;
-        // Bits have no order. What came first matters where there is a second one only. As long as the waiter has not taken the
-        // bit it waits from the first news on, and the stamp stays.
+        // Bits have no order. What came first matters where there is a second one only. As long as the waiter has not
+        // taken the bit it waits from the first news on, and the stamp stays.
         if self.open.load(Ordering::Relaxed) > 1 {
             let out = slot.outgoing(self.side).0;
             if !self.bits(other, waiter).has(number) || out.told_at() == 0 {
@@ -333,8 +334,8 @@ impl Pair {
             }
         }
         self.bits(other, waiter).set(number);
-        // The bit's lock is a full fence: whoever named another waiter before looking at what we wrote is seen now. A peer
-        // that does so without end hears of it by the last.
+        // The bit's lock is a full fence: whoever named another waiter before looking at what we wrote is seen now. A
+        // peer that does so without end hears of it by the last.
         for _ in 0..8 {
             let named = slot.waiter[other as usize].load(Ordering::SeqCst);
             if named == waiter {
@@ -394,7 +395,8 @@ impl Pair {
         }
     }
 
-    /// Whether an answer may come soon: the other side runs, on another processor. For a `probe` it may just be waking up.
+    /// Whether an answer may come soon: the other side runs, on another processor. For a `probe` it may just be waking
+    /// up.
     #[inline]
     pub fn hopeful(&self, processor: u32, probe: bool) -> bool {
         let hint = self.hint.load(Ordering::Relaxed);
@@ -463,7 +465,8 @@ impl Rings for Place<'_> {
             None => SMALL_AT + (self.slot as usize * 2 + self.side as usize) * SMALL,
             Some((class, number)) => larger_at(self.side, class, number),
         };
-        // SAFETY: `parts` knows only rings that exist, `slot` was checked when the connection was made: inside the mapping.
+        // SAFETY: `parts` knows only rings that exist, `slot` was checked when the connection was made: inside the
+        // mapping.
         unsafe { self.pair.memory.base().add(at) }
     }
 
@@ -482,8 +485,8 @@ impl Rings for Place<'_> {
     }
 }
 
-/// Numbers that nobody uses, a bit each. Without a lock: rings are taken and given in the middle of a write, where a signal handler
-/// that writes to another connection may want one as well.
+/// Numbers that nobody uses, a bit each. Without a lock: rings are taken and given in the middle of a write, where a
+/// signal handler that writes to another connection may want one as well.
 #[derive(Debug)]
 struct Free(Box<[AtomicU64]>);
 

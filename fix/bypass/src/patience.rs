@@ -1,9 +1,9 @@
 //! How long to stay awake for an answer.
 //!
-//! Sleeping in the kernel and being woken costs both sides some microseconds together; staying awake costs the time itself,
-//! and on a machine with few processors that time is taken from somebody, perhaps from the one whose answer is awaited. So
-//! a waiter stays awake only where answers have been coming sooner than a sleep would be worth, and tries again now and
-//! then where they have not.
+//! Sleeping in the kernel and being woken costs both sides some microseconds together; staying awake costs the time
+//! itself, and on a machine with few processors that time is taken from somebody, perhaps from the one whose answer is
+//! awaited. So a waiter stays awake only where answers have been coming sooner than a sleep would be worth, and tries
+//! again now and then where they have not.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -28,8 +28,8 @@ impl Patience {
         Patience { usual_ns: AtomicU64::new(0), waits: AtomicU32::new(0) }
     }
 
-    /// How long to stay awake for the wait that begins, and whether that is a probe: where both sides sleep, each finds the
-    /// other just waking up.
+    /// How long to stay awake for the wait that begins, and whether that is a probe: where both sides sleep, each finds
+    /// the other just waking up.
     #[inline]
     pub fn limit(&self) -> (u64, bool) {
         let usual = self.usual_ns.load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The loop of our own programs over shared memory, without a preload: `unslow gateway --target shm:PORT`, `unslow bench`.
+//! The loop of our own programs over shared memory, without a preload: `unslow gateway --target shm:PORT`,
+//! `unslow bench`.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -12,7 +13,8 @@ use crate::sockets::{self, epoll, errno, fds, streams, world};
 /// For [`unslow_reactor::Reactor::carried_by`].
 pub struct Rings;
 
-/// Begins in this process, as a client of servers that run with `unslow bypass`; UNSLOW_BYPASS_ALLOW says of which users.
+/// Begins in this process, as a client of servers that run with `unslow bypass`; UNSLOW_BYPASS_ALLOW says of which
+/// users.
 pub fn rings() -> &'static Rings {
     let rule = Rule::parse(&std::env::var("UNSLOW_BYPASS_ALLOW").unwrap_or_default()).unwrap_or_default();
     sockets::begin(world::Settings { server: false, client: true, rule }, false);

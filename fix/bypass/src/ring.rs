@@ -1,13 +1,14 @@
 //! One direction of a connection: bytes from one producer to one consumer through a ring of shared memory.
 //!
-//! Positions are counted from the beginning of the connection and never wrap; a ring of `2^n` bytes keeps position `p` at
-//! `p & (2^n - 1)`. Each side works from its own private copies: what stands in shared memory is written by a peer who may
-//! lie, so every word of the peer is read once, compared with what is possible, and a lie ends this connection only.
+//! Positions are counted from the beginning of the connection and never wrap; a ring of `2^n` bytes keeps position `p`
+//! at `p & (2^n - 1)`. Each side works from its own private copies: what stands in shared memory is written by a peer
+//! who may lie, so every word of the peer is read once, compared with what is possible, and a lie ends this connection
+//! only.
 //!
-//! A direction begins in a small ring, which keeps thousands of connections in the processor's cache. A producer that finds
-//! it full takes a larger one from its own half of the memory: it writes down the position at which the new ring begins
-//! (`next_at`) and which it is (`next`); the consumer empties the old ring up to there and goes on in the new one. There is
-//! one change under way at a time.
+//! A direction begins in a small ring, which keeps thousands of connections in the processor's cache. A producer that
+//! finds it full takes a larger one from its own half of the memory: it writes down the position at which the new ring
+//! begins (`next_at`) and which it is (`next`); the consumer empties the old ring up to there and goes on in the new
+//! one. There is one change under way at a time.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -180,8 +181,8 @@ impl Producer {
         self.head += n as u64;
         out.head.store(self.head, Ordering::Release);
         if self.which != Which::SMALL {
-            // What is known of the consumer may be old, and counts what it has long read. Where that matters it is looked up
-            // again, at most once for every SMALL / 2 bytes.
+            // What is known of the consumer may be old, and counts what it has long read. Where that matters it is
+            // looked up again, at most once for every SMALL / 2 bytes.
             let free = self.space(to, self.size - SMALL / 2)?;
             self.fullest = self.fullest.max(self.size - free);
         }
@@ -414,7 +415,8 @@ impl Out {
         self.ended.load(Ordering::Acquire) != 0
     }
 
-    /// The producer's side is about to tell of something. In the line that it has just written to, so that it costs no other.
+    /// The producer's side is about to tell of something. In the line that it has just written to, so that it costs no
+    /// other.
     #[inline]
     pub fn tell_at(&self, stamp: u64) {
         self.told_at.store(stamp, Ordering::Relaxed);

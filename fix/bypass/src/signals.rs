@@ -1,8 +1,9 @@
 //! Code that no signal handler interrupts.
 //!
-//! Where connections are made, offered and ended we hold plain locks. A handler that ran there and used a connection would wait
-//! for its own thread, and one that is left with longjmp, or by the end of its thread, would leave the lock taken. Two system
-//! calls keep handlers out; where bytes are carried that would cost too much, and [`crate::held`] is used instead.
+//! Where connections are made, offered and ended we hold plain locks. A handler that ran there and used a connection
+//! would wait for its own thread, and one that is left with longjmp, or by the end of its thread, would leave the lock
+//! taken. Two system calls keep handlers out; where bytes are carried that would cost too much, and [`crate::held`] is
+//! used instead.
 
 use std::marker::PhantomData;
 

@@ -2,8 +2,8 @@
 //!
 //! `sockmap.bpf.c` has the two programs and their maps. The first sees each TCP connection within this machine as it is
 //! established and puts both its sockets into a map under their addresses. The second sees each message such a socket
-//! sends, swaps the addresses, and hands the message to the socket it finds there. Sockets that are not in the map, because
-//! they are older or belong to another machine, keep using TCP.
+//! sends, swaps the addresses, and hands the message to the socket it finds there. Sockets that are not in the map,
+//! because they are older or belong to another machine, keep using TCP.
 //!
 //! The object is committed, so that a build needs no clang; `make bpf` rebuilds it.
 //!
@@ -27,7 +27,8 @@ const KEY_BYTES: usize = 48;
 /// The one entry of `ports`: a bit a port, lowest first.
 type PortBits = [u8; 65_536 / 8];
 
-/// Attached for as long as it lives. Connections stay in the map until they are closed or this is dropped; they are TCP's then.
+/// Attached for as long as it lives. Connections stay in the map until they are closed or this is dropped; they are
+/// TCP's then.
 pub struct Sockmap {
     _loaded: Ebpf,
 }

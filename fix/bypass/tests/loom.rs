@@ -2,7 +2,8 @@
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p unslow-bypass --test loom --target-dir target/loom
 //!
-//! What is run is the code that ships, on loom's atomics. The bytes in the rings are plain memory to it: the tests compare them.
+//! What is run is the code that ships, on loom's atomics. The bytes in the rings are plain memory to it: the tests
+//! compare them.
 #![cfg(loom)]
 
 use loom::sync::Arc;

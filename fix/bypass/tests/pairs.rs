@@ -1,4 +1,5 @@
-//! Both ends of a pair in one process: what is written is what is read, whatever the sizes; lies end one connection only.
+//! Both ends of a pair in one process: what is written is what is read, whatever the sizes; lies end one connection
+//! only.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -70,7 +71,13 @@ proptest! {
 
     #[test]
     fn what_is_written_is_read_in_order(
-        there in prop::collection::vec((prop_oneof![1..100usize, 4000..20_000usize, 100_000..3_000_000usize], prop_oneof![0..200usize, 1..3_000_000usize]), 1..60),
+        there in prop::collection::vec(
+            (
+                prop_oneof![1..100usize, 4000..20_000usize, 100_000..3_000_000usize],
+                prop_oneof![0..200usize, 1..3_000_000usize],
+            ),
+            1..60,
+        ),
         back in prop::collection::vec((1..20_000usize, 0..20_000usize), 1..60),
     ) {
         let (client, server) = pair();
@@ -325,14 +332,21 @@ proptest! {
 
     /// A peer that writes anything anywhere hurts its own connection only: nothing panics, hangs, or reads outside.
     #[test]
-    fn lies_end_one_connection_only(lies in prop::collection::vec((0..48usize, any::<u64>(), 0..6u8, 0..9000usize), 1..60)) {
+    fn lies_end_one_connection_only(
+        lies in prop::collection::vec((0..48usize, any::<u64>(), 0..6u8, 0..9000usize), 1..60),
+    ) {
         let (client, server) = pair();
         let (c, s) = link(&client, &server);
         let (good_c, good_s) = link(&client, &server);
         let words = std::ptr::from_ref(client.slot(c.number).unwrap()).cast::<std::sync::atomic::AtomicU64>();
         let mut room = vec![0; 9000];
         for (word, value, what, n) in lies {
-            let value = match what { 0 => value, 1 => value % 10_000, 2 => value % (1 << 33), _ => u64::from(what) << (value % 60) };
+            let value = match what {
+                0 => value,
+                1 => value % 10_000,
+                2 => value % (1 << 33),
+                _ => u64::from(what) << (value % 60),
+            };
             if what < 5 {
                 // SAFETY: a slot is 320 bytes, 40 words; those behind belong to nobody's memory but this pair's.
                 unsafe { (*words.add(word.min(39))).store(value, std::sync::atomic::Ordering::SeqCst) };

@@ -17,7 +17,8 @@ use crate::stats::Latency;
 use crate::step::Command;
 use crate::worker::{MS, PoolKey, Worker, bulk, error};
 
-const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW RELOAD; UNSLOW DRAIN";
+const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW \
+                    RELOAD; UNSLOW DRAIN";
 
 /// Whether a command is INFO UNSLOW. Servers have no such section, so nothing is lost if it never reaches one.
 pub fn asks_who_this_is(command: &Command) -> bool {
@@ -37,8 +38,8 @@ fn field(word: &[u8]) -> String {
 }
 
 impl Worker {
-    /// The answer to INFO UNSLOW: that this is a gateway, and in front of what. Any client that is logged in may know it; the
-    /// servers' addresses are for UNSLOW SHOW TOPOLOGY.
+    /// The answer to INFO UNSLOW: that this is a gateway, and in front of what. Any client that is logged in may know
+    /// it; the servers' addresses are for UNSLOW SHOW TOPOLOGY.
     pub fn who_this_is(&self) -> Vec<u8> {
         let gateway = Gateway { version: env!("CARGO_PKG_VERSION").into(), serves: self.map.kind };
         let mut out = Vec::new();
@@ -185,7 +186,8 @@ impl Worker {
         };
         let identity = client.identity;
         let mut line = format!(
-            "id={} addr={} laddr={} name={} age={} idle={} flags={mode} db={} sub={} resp={} pending={} tot-cmds={} own-connections={} worker={worker} lib-name={}",
+            "id={} addr={} laddr={} name={} age={} idle={} flags={mode} db={} sub={} resp={} pending={} tot-cmds={} \
+             own-connections={} worker={worker} lib-name={}",
             client.number,
             address(client.from),
             address(client.to),

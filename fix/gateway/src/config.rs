@@ -1,4 +1,5 @@
-//! The gateway's settings, as its TOML file has them. `docs/gateway.toml` lists every one at its default, with its cost.
+//! The gateway's settings, as its TOML file has them. `docs/gateway.toml` lists every one at its default, with its
+//! cost.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! What an error reply means for the command it answers: a table, without connections.
 //!
-//! Believed is what the server itself must have said. An error that a script, a function or a module could have written says nothing
-//! about whether the command ran; where it reads like a refusal, the same node is asked about the same keys first
-//! ([`Event::Verify`]).
+//! Believed is what the server itself must have said. An error that a script, a function or a module could have written
+//! says nothing about whether the command ran; where it reads like a refusal, the same node is asked about the same
+//! keys first ([`Event::Verify`]).
 
 use unslow_nodes::{Address, Author, Kind as Says, Named, Redirect, Refusal};
 
@@ -157,13 +157,14 @@ pub fn meaning(flight: &Flight, reply: &[u8]) -> Meaning {
 pub fn on_error(flight: &Flight, reply: &[u8], facts: Facts, sender: Option<&Address>) -> Event {
     let Some(refusal) = Refusal::parse(reply, flight.author) else { return Event::Answer };
     if refusal.author == Author::Script {
-        // Scripts live in a server's memory: what was loaded on a master is unknown to a replica that joined or restarted since. No
-        // question is needed: the command only reads, so running it again changes nothing, whoever wrote the error.
+        // Scripts live in a server's memory: what was loaded on a master is unknown to a replica that joined or
+        // restarted since. No question is needed: the command only reads, so running it again changes nothing, whoever
+        // wrote the error.
         if flight.read && facts.replica && !facts.pinned && not_loaded(&refusal, reply) {
             return Event::NotLoaded;
         }
-        // Nothing is done about it that needs no verdict, not even a look at the topology: a client could ask for one as
-        // often as it likes.
+        // Nothing is done about it that needs no verdict, not even a look at the topology: a client could ask for one
+        // as often as it likes.
         return if acted_upon(&refusal, flight, facts) { Event::Verify } else { Event::Answer };
     }
     match refusal.kind {
@@ -213,8 +214,8 @@ fn contains(text: &[u8], words: &[u8]) -> bool {
     text.windows(words.len()).any(|w| w == words)
 }
 
-/// Whether a reply that ends a transaction or a WATCH proves that the server keeps nothing of it: EXEC's own results, a nil, +OK of
-/// DISCARD and UNWATCH, EXECABORT. Any other error (NOPERM) may have left the connection as it was.
+/// Whether a reply that ends a transaction or a WATCH proves that the server keeps nothing of it: EXEC's own results, a
+/// nil, +OK of DISCARD and UNWATCH, EXECABORT. Any other error (NOPERM) may have left the connection as it was.
 pub fn leaves_nothing(reply: &[u8], author: Author) -> bool {
     match Refusal::parse(reply, author) {
         None => true,

@@ -1,4 +1,5 @@
-//! CLUSTER as clients are to see it: by default one node that has every slot, with the facade each node as a port of ours.
+//! CLUSTER as clients are to see it: by default one node that has every slot, with the facade each node as a port of
+//! ours.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -33,7 +34,9 @@ impl Worker {
                 let covered = map.slots.iter().filter(|n| **n != crate::map::NOBODY).count();
                 let nodes = shown(&self.shared, to);
                 let text = format!(
-                    "cluster_enabled:1\r\ncluster_state:{}\r\ncluster_slots_assigned:{covered}\r\ncluster_slots_ok:{covered}\r\ncluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{}\r\ncluster_size:{}\r\ncluster_current_epoch:{}\r\ncluster_my_epoch:{}\r\n",
+                    "cluster_enabled:1\r\ncluster_state:{}\r\ncluster_slots_assigned:{covered}\r\n\
+                     cluster_slots_ok:{covered}\r\ncluster_slots_pfail:0\r\ncluster_slots_fail:0\r\n\
+                     cluster_known_nodes:{}\r\ncluster_size:{}\r\ncluster_current_epoch:{}\r\ncluster_my_epoch:{}\r\n",
                     if covered == usize::from(SLOTS) { "ok" } else { "fail" },
                     nodes.len(),
                     nodes.iter().filter(|n| n.master.is_none()).count(),

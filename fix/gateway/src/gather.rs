@@ -46,7 +46,8 @@ impl Worker {
             return self.send(io, whom, command, first, Kind::Reply);
         }
         if how == Divide::Pairs && self.config.strict {
-            let why = "-CROSSSLOT unslow: MSET over several slots is not one command any more, and strict = true; use a hash tag, as {user1}:a\r\n";
+            let why = "-CROSSSLOT unslow: MSET over several slots is not one command any more, and strict = true; use \
+                       a hash tag, as {user1}:a\r\n";
             self.say(io, whom, why.as_bytes());
             return true;
         }
@@ -116,8 +117,8 @@ impl Worker {
             self.say(io, whom, b"-ERR invalid cursor\r\n");
             return true;
         }
-        // Cursors are a server's own: where another one does the work of the one that was asked, its part begins anew, and
-        // some keys come twice.
+        // Cursors are a server's own: where another one does the work of the one that was asked, its part begins anew,
+        // and some keys come twice.
         let asked = self.map.heir[usize::from(node)];
         let place = places.iter().copied().find(|p| self.map.heir[usize::from(*p)] == asked);
         if asked != node {
@@ -189,15 +190,16 @@ impl Worker {
         true
     }
 
-    /// A connection of its own for a command that ends a script, in the first database: a server that is busy takes no SELECT.
+    /// A connection of its own for a command that ends a script, in the first database: a server that is busy takes no
+    /// SELECT.
     fn killer(&mut self, set: SetId, node: u16, whom: Whom) -> LaneId {
         let proto = self.sets[set].proto;
         let first = self.sets[set].identity.map_or(set, |identity| self.set_of(identity, 0, proto));
         self.take_despite_silence(first, node, whom)
     }
 
-    /// So many bytes of a part are there. They wait in memory until the last part has come: a client that asks for more than may wait
-    /// for it is closed. False where nobody waits for them any more.
+    /// So many bytes of a part are there. They wait in memory until the last part has come: a client that asks for more
+    /// than may wait for it is closed. False where nobody waits for them any more.
     pub fn count_part(&mut self, io: &mut Io, number: u32, part: u16, bytes: usize) -> bool {
         let Some(gather) = self.gathers.get_mut(&number) else { return false };
         let Some(counted) = gather.counted.get_mut(usize::from(part)) else { return false };
@@ -235,8 +237,8 @@ impl Worker {
         self.answer(io, gather.whom, gather.seq, &answer, true);
     }
 
-    /// The order in which masters are scanned: each by the smallest number of all whose work it does, so that a failover
-    /// changes nobody's place.
+    /// The order in which masters are scanned: each by the smallest number of all whose work it does, so that a
+    /// failover changes nobody's place.
     fn places(&self) -> Vec<u16> {
         let first = |master: &u16| (0..).zip(&self.map.heir).find(|(_, heir)| *heir == master).map(|(n, _)| n);
         let mut places: Vec<u16> = self.map.masters.iter().filter_map(first).collect();
@@ -268,7 +270,8 @@ impl Worker {
     }
 }
 
-/// Nodes a cursor can name. The node's own cursor has the other bits; a server would need 2^54 buckets to run out of them.
+/// Nodes a cursor can name. The node's own cursor has the other bits; a server would need 2^54 buckets to run out of
+/// them.
 const NODE_BITS: u32 = 10;
 
 /// The elements of an aggregate as they stand on the wire.

@@ -1,8 +1,8 @@
 //! Hand-over: the listening sockets of a gateway go to the one that takes its place, over a unix socket.
 //!
-//! Whoever has these sockets gets every new client, and whoever gives them decides who is served. So both sides ask the kernel for
-//! the other's user (`SO_PEERCRED`), and speak only to their own user or root. A socket or file that another user has put at the path is
-//! refused before anything is said to it.
+//! Whoever has these sockets gets every new client, and whoever gives them decides who is served. So both sides ask the
+//! kernel for the other's user (`SO_PEERCRED`), and speak only to their own user or root. A socket or file that another
+//! user has put at the path is refused before anything is said to it.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -72,7 +72,8 @@ fn has_socket(path: &Path) -> Result<bool, String> {
     }
     if !may_hand_over(there.uid()) {
         return Err(format!(
-            "the socket there is of user {}, not of ours ({}) or root; remove it, or give --handover a path in a directory that only this user may write",
+            "the socket there is of user {}, not of ours ({}) or root; remove it, or give --handover a path in a \
+             directory that only this user may write",
             there.uid(),
             own_uid()
         ));
@@ -128,8 +129,8 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Listens at `path`, in place of the predecessor that may do so. The socket is made where only this user can reach it, and comes to
-    /// its place with its mode.
+    /// Listens at `path`, in place of the predecessor that may do so. The socket is made where only this user can reach
+    /// it, and comes to its place with its mode.
     pub fn open(path: &str) -> Result<Offer, String> {
         let path = Path::new(path);
         has_socket(path)?;
@@ -148,8 +149,8 @@ impl Offer {
         opened.map(|listener| Offer { listener }).map_err(|e| e.to_string())
     }
 
-    /// Waits for a process that comes for the sockets; None at the end. Those of other users are sent away, and the reason is
-    /// the error.
+    /// Waits for a process that comes for the sockets; None at the end. Those of other users are sent away, and the
+    /// reason is the error.
     pub fn visitor(&self, end: &End) -> Result<Option<UnixStream>, String> {
         let heir = loop {
             if end.wait(&self.listener, None) == Waited::Ended {

@@ -1,5 +1,5 @@
-//! The bytes of the commands that wait for their answers on a server connection, oldest first: what is sent again when a
-//! slot has moved or a connection broke.
+//! The bytes of the commands that wait for their answers on a server connection, oldest first: what is sent again when
+//! a slot has moved or a connection broke.
 
 /// A queue of bytes that is read at the front.
 #[derive(Default)]

@@ -7,8 +7,8 @@
 //!                             control thread: SIGHUP, reload, drain, hand-over, HTTP
 //! ```
 //!
-//! A worker is one thread with its own reactor, clients, and connections to servers; workers share nothing while a command
-//! goes its common way. See DESIGN.md for why, and `worker/` for how.
+//! A worker is one thread with its own reactor, clients, and connections to servers; workers share nothing while a
+//! command goes its common way. See DESIGN.md for why, and `worker/` for how.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -52,8 +52,8 @@ pub fn parse_requests(bytes: &[u8]) -> usize {
     at
 }
 
-/// For fuzzing: the same of bytes that arrive in pieces. What was read of a command is not read again, and one that is too long to wait
-/// for passes as it comes.
+/// For fuzzing: the same of bytes that arrive in pieces. What was read of a command is not read again, and one that is
+/// too long to wait for passes as it comes.
 pub fn requests_in_pieces<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> usize {
     use request::{Allowed, Passed, Passing, Request};
     let (mut unread, mut args, mut progress) = (Vec::new(), Vec::new(), None);

@@ -154,8 +154,8 @@ impl Map {
         Map { version, kind: topology.kind, servers, slots, masters, readers, heir, topology }
     }
 
-    /// The number of the node at an address, if the servers' own topology has it; NOBODY else. Hosts that are addresses are compared
-    /// as such.
+    /// The number of the node at an address, if the servers' own topology has it; NOBODY else. Hosts that are addresses
+    /// are compared as such.
     pub fn find(&self, address: &Address) -> u16 {
         let ip = |a: &Address| a.host().parse::<IpAddr>().ok();
         let wanted = ip(address);

@@ -1,6 +1,6 @@
 //! Connections to a node that single clients have alone, counted for the whole gateway. They come out of the server's
-//! `maxclients`: were there no limit, a gateway's worth of clients that block or subscribe could use all of it up, and nobody
-//! would get a new connection.
+//! `maxclients`: were there no limit, a gateway's worth of clients that block or subscribe could use all of it up, and
+//! nobody would get a new connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

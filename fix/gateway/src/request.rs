@@ -117,8 +117,8 @@ impl Allowed {
     }
 }
 
-/// How far a request has been read that was not whole, so that nothing of it is read twice. Good for the buffer it was made of and
-/// for that buffer with more behind it.
+/// How far a request has been read that was not whole, so that nothing of it is read twice. Good for the buffer it was
+/// made of and for that buffer with more behind it.
 #[derive(Debug, Default)]
 pub struct Progress {
     args: Vec<Range>,
@@ -135,8 +135,8 @@ impl Progress {
     }
 }
 
-/// Looks at the front of `bytes`. `args` gets the arguments found; for [`Request::Long`] those that are whole. `progress` is what the
-/// last look at the same request left, and gets what this one leaves.
+/// Looks at the front of `bytes`. `args` gets the arguments found; for [`Request::Long`] those that are whole.
+/// `progress` is what the last look at the same request left, and gets what this one leaves.
 #[inline]
 pub fn parse(bytes: &[u8], args: &mut Vec<Range>, allowed: Allowed, progress: &mut Option<Box<Progress>>) -> Request {
     args.clear();
@@ -290,8 +290,8 @@ fn inline(bytes: &[u8], args: &mut Vec<Range>, progress: &mut Option<Box<Progres
 
 struct Unbalanced;
 
-/// As `sdssplitargs` of the servers: blanks of all kinds stand before words, fewer end them, a closing quote ends one, and a NUL ends
-/// the line.
+/// As `sdssplitargs` of the servers: blanks of all kinds stand before words, fewer end them, a closing quote ends one,
+/// and a NUL ends the line.
 fn words(line: &[u8], args: &mut Vec<Range>) -> Result<(), Unbalanced> {
     let blank = |b: u8| b.is_ascii_whitespace() || b == 0x0b;
     let line = &line[..line.iter().position(|&b| b == 0).unwrap_or(line.len())];

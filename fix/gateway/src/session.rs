@@ -25,12 +25,12 @@ pub const NO_SLOT: u16 = u16::MAX;
 const QUEUED_MAX: usize = 1024;
 const QUEUED_BYTES_MAX: usize = 64 * 1024;
 
-/// How deep a reply may be nested. A script's table of tables goes as deep as the Lua stack of the server, 8,000 at most; a level
-/// costs eight bytes here.
+/// How deep a reply may be nested. A script's table of tables goes as deep as the Lua stack of the server, 8,000 at
+/// most; a level costs eight bytes here.
 const DEPTH_MAX: usize = 100_000;
 
-/// Splits what servers send. Replies that pass through without being kept may be of any length, and so may a script's error or simple
-/// string, which is a line.
+/// Splits what servers send. Replies that pass through without being kept may be of any length, and so may a script's
+/// error or simple string, which is a line.
 pub fn splitter() -> Splitter {
     let any = Limits { frame_bytes_max: usize::MAX >> 1, depth_max: DEPTH_MAX, ..Limits::default() };
     Splitter::over_long_texts(any)
@@ -364,8 +364,8 @@ impl Client {
             && self.set.is_some()
     }
 
-    /// Whether a server owes it confirmations. They stand before the replies to its later commands, as on one connection. A
-    /// subscription without a node is not waited for.
+    /// Whether a server owes it confirmations. They stand before the replies to its later commands, as on one
+    /// connection. A subscription without a node is not waited for.
     #[inline]
     pub fn awaits_confirmations(&self) -> bool {
         !self.subs.is_empty() && (self.subscribing > 0 || self.unsubscribing > 0)
@@ -408,7 +408,8 @@ impl Client {
             && self.stream.is_none()
     }
 
-    /// Whether it waits for an answer that cannot come once it sends no more: its server has half of a command and waits for the rest.
+    /// Whether it waits for an answer that cannot come once it sends no more: its server has half of a command and
+    /// waits for the rest.
     pub fn lacks_rest(&self) -> bool {
         self.stall == Stall::No && self.stream.as_ref().is_some_and(|s| s.lane.is_some())
     }
@@ -625,8 +626,8 @@ pub struct Setting {
 pub struct Set {
     /// None when the place is free.
     pub identity: Option<IdentityId>,
-    /// Who says SELECT on its connections: the user whom the server let select this database. AUTH keeps the database, also for a user
-    /// who may not say SELECT.
+    /// Who says SELECT on its connections: the user whom the server let select this database. AUTH keeps the database,
+    /// also for a user who may not say SELECT.
     pub selector: IdentityId,
     pub db: u32,
     pub proto: u8,
@@ -640,8 +641,8 @@ pub struct Set {
 
 /// Number of the identity that is the gateway itself.
 pub const OWN: IdentityId = IdentityId::at(0);
-/// Number of the identity of connections on which AUTH is judged: nobody's. Whoever proves to be somebody there leaves it so, hence
-/// nothing but AUTH is ever said on them.
+/// Number of the identity of connections on which AUTH is judged: nobody's. Whoever proves to be somebody there leaves
+/// it so, hence nothing but AUTH is ever said on them.
 pub const JUDGED: IdentityId = IdentityId::at(1);
 
 /// As whom a lane speaks.

@@ -35,7 +35,8 @@ impl Latency {
         self.longest_us = self.longest_us.max(other.longest_us);
     }
 
-    /// Upper end of the bucket this quantile falls into, in microseconds; of the last bucket, which has none, of all that came.
+    /// Upper end of the bucket this quantile falls into, in microseconds; of the last bucket, which has none, of all
+    /// that came.
     pub fn quantile_us(&self, q: f64) -> u64 {
         let wanted = (self.count as f64 * q).ceil() as u64;
         let mut seen = 0;
@@ -134,8 +135,8 @@ impl Stats {
     }
 }
 
-/// The hottest keys, by the space-saving sketch: at most so many counters; a key that is not among them takes the place of
-/// the coldest and inherits its count, so counts are never too low.
+/// The hottest keys, by the space-saving sketch: at most so many counters; a key that is not among them takes the place
+/// of the coldest and inherits its count, so counts are never too low.
 #[derive(Clone, Debug, Default)]
 pub struct Top {
     pub counts: BTreeMap<Vec<u8>, u64>,

@@ -78,8 +78,8 @@ impl<'a> Command<'a> {
         self.plan.special == Some(special)
     }
 
-    /// Its name with its second word where that names a subcommand. Servers before 7.0 have no table of subcommands, but what their
-    /// CONFIG GET and CONFIG SET may do differs all the same.
+    /// Its name with its second word where that names a subcommand. Servers before 7.0 have no table of subcommands,
+    /// but what their CONFIG GET and CONFIG SET may do differs all the same.
     pub fn full_name<'k>(&self, known: &'k commands::Command) -> Cow<'k, str> {
         let bare = self.plan.admin && !known.name.contains('|') && !known.is_container();
         match bare && self.len() > 1 {
@@ -229,7 +229,8 @@ impl Client {
             _ => {
                 let name = known.name.to_lowercase();
                 let why = format!(
-                    "Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
+                    "Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed \
+                     in this context"
                 );
                 Some(Step::Say(error("ERR", &why).into()))
             }
@@ -379,15 +380,16 @@ fn waits_for_answers(special: Special) -> bool {
     )
 }
 
-/// Whether the server may close the connection that such a command comes on: a command of another name (`rename-command`) may be
-/// QUIT or CLIENT KILL, and operators have SHUTDOWN, DEBUG and REPLICAOF.
+/// Whether the server may close the connection that such a command comes on: a command of another name
+/// (`rename-command`) may be QUIT or CLIENT KILL, and operators have SHUTDOWN, DEBUG and REPLICAOF.
 fn may_close(command: &Command, known: &commands::Command) -> bool {
     let plan = &command.plan;
     let admin = || plan.admin && !HARMLESS.contains(&&*command.full_name(known));
     plan.special.is_none() && (plan.number == UNKNOWN || admin())
 }
 
-/// Commands that belong to the connection, or to all nodes, mean something else on the connection of a transaction to one node.
+/// Commands that belong to the connection, or to all nodes, mean something else on the connection of a transaction to
+/// one node.
 fn not_in_transactions(command: &Command, known: &commands::Command, cluster: bool) -> Option<String> {
     let plan = &command.plan;
     let (name, keyless) = (command.full_name(known), plan.key.is_none());

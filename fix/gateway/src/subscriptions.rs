@@ -9,7 +9,8 @@ use crate::worker::MS;
 
 /// A message waits at most this long for a subscription, counted from when that was sent.
 const PATIENCE: u64 = 100 * MS;
-/// When one has waited for all of that, none waits for this long: a server that confirms nothing costs the others a tenth of their time.
+/// When one has waited for all of that, none waits for this long: a server that confirms nothing costs the others a
+/// tenth of their time.
 const HURRY: u64 = 1000 * MS;
 /// Bytes that a name costs beside its own: its place in the tree, and the allocator's.
 const PLACE: usize = 96;
@@ -33,8 +34,8 @@ pub struct Subscription {
 pub struct Channels {
     held: BTreeMap<Channel, Subscription>,
     bytes: usize,
-    /// Shard channels that the client itself leaves, and how many confirmations of it are to come. Any other is a server's own word
-    /// that the slot has left it.
+    /// Shard channels that the client itself leaves, and how many confirmations of it are to come. Any other is a
+    /// server's own word that the slot has left it.
     leaving: BTreeMap<Vec<u8>, usize>,
 }
 
@@ -178,8 +179,9 @@ pub struct Awaited {
     pub silent: bool,
 }
 
-/// Subscriptions that servers have not confirmed, of all clients of a worker, by their serial numbers. A message goes behind those
-/// that were sent before it arrived: else their clients would miss it, since it may take a faster connection.
+/// Subscriptions that servers have not confirmed, of all clients of a worker, by their serial numbers. A message goes
+/// behind those that were sent before it arrived: else their clients would miss it, since it may take a faster
+/// connection.
 #[derive(Debug, Default)]
 pub struct Unconfirmed {
     /// When each was sent; none older than [`PATIENCE`], once looked at.

@@ -1,4 +1,5 @@
-//! The clients that applications use, through the gateway: what they do when they connect, and what people do with them.
+//! The clients that applications use, through the gateway: what they do when they connect, and what people do with
+//! them.
 //!
 //! Each suite is a program under `clients/`.
 

@@ -1,6 +1,6 @@
-//! Differential fuzzing: random clients send the same bytes to a server directly and to an identical one through the gateway. Replies,
-//! messages and closed connections must be the same (`unslow_testkit::random`). The differences that are allowed are in
-//! `differential/differences.rs`.
+//! Differential fuzzing: random clients send the same bytes to a server directly and to an identical one through the
+//! gateway. Replies, messages and closed connections must be the same (`unslow_testkit::random`). The differences that
+//! are allowed are in `differential/differences.rs`.
 //!
 //! The long tests send 200,000 commands each. For hours of them, with the result as a page:
 //!
@@ -81,7 +81,8 @@ fn compare_with_gateway(shape: &Shape, order: &Order) {
 
 /// What random clients have found, one client's commands a line; `@` is a key of its own. The first word is the user.
 const FOUND: &[&str] = &[
-    // Refused for its arguments DISCARD ends nothing; EXEC ends the transaction and the watching, within MULTI and without.
+    // Refused for its arguments DISCARD ends nothing; EXEC ends the transaction and the watching, within MULTI and
+    // without.
     "default: MULTI; DISCARD more; SET @ v; EXEC; EXEC",
     "default: MULTI; DISCARD more; DISCARD; DISCARD",
     "default: MULTI; EXEC more; EXEC",
@@ -93,7 +94,8 @@ const FOUND: &[&str] = &[
     "default: MULTI; OBJECT nosuch @; SET @ v; EXEC; GET @",
     "default: MULTI; XINFO nosuch @; EXEC",
     "default: MULTI; SET @ v; OBJECT nosuch @; EXEC; GET @",
-    // Where there is no such subcommand, the word behind it is no key: it names no node. One of these groups would name another.
+    // Where there is no such subcommand, the word behind it is no key: it names no node. One of these groups would name
+    // another.
     "default: MULTI; XGROUP @ a; SET @ v; EXEC; GET @",
     "default: MULTI; XGROUP @ b; SET @ v; EXEC; GET @",
     "default: MULTI; XGROUP @ c; SET @ v; EXEC; GET @",

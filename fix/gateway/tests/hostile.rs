@@ -1,8 +1,9 @@
-//! Hostile clients beside well-behaved ones. Whatever one client sends through the gateway, the others get the right replies, keep
-//! their connections, and see no error that says a command "may or may not have run".
+//! Hostile clients beside well-behaved ones. Whatever one client sends through the gateway, the others get the right
+//! replies, keep their connections, and see no error that says a command "may or may not have run".
 //!
-//! No test judges a time. They fail on wrong replies, on connections that were closed or should have been, on commands that ran twice,
-//! on connections to addresses without a server, and on memory above the configured limits. The soak also prints latencies.
+//! No test judges a time. They fail on wrong replies, on connections that were closed or should have been, on commands
+//! that ran twice, on connections to addresses without a server, and on memory above the configured limits. The soak
+//! also prints latencies.
 
 #[path = "hostile/bystanders.rs"]
 mod bystanders;

@@ -1,5 +1,5 @@
-//! Masters that are replaced while they answer: SENTINEL FAILOVER, and FAILOVER said to the master itself. What was acknowledged is
-//! there at the end, but for what the old master had acknowledged and not yet replicated.
+//! Masters that are replaced while they answer: SENTINEL FAILOVER, and FAILOVER said to the master itself. What was
+//! acknowledged is there at the end, but for what the old master had acknowledged and not yet replicated.
 //!
 //! No test judges a time. That a promotion is followed without a Sentinel's word shows while all Sentinels are stopped.
 

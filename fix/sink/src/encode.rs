@@ -286,7 +286,8 @@ fn plain(
     Ok(())
 }
 
-/// Appends an EXISTS of the keys of the command that was just rendered from byte `from` on, and returns where it stands.
+/// Appends an EXISTS of the keys of the command that was just rendered from byte `from` on, and returns where it
+/// stands.
 fn question(command: &Command, key: (usize, usize), from: usize, encoded: &mut Encoded) -> (u32, u32) {
     let mut keys = vec![&encoded.bytes[key.0..key.1]];
     for key in keys_of(command, &encoded.bytes[from..]) {
@@ -302,8 +303,8 @@ fn question(command: &Command, key: (usize, usize), from: usize, encoded: &mut E
 }
 
 impl Encoded {
-    /// Appends a call, or adds it to the one before. What a script may answer is a call by itself, so that the errors of
-    /// the commands beside it stay the server's words.
+    /// Appends a call, or adds it to the one before. What a script may answer is a call by itself, so that the errors
+    /// of the commands beside it stay the server's words.
     fn push(&mut self, call: Call) {
         match self.calls.last_mut() {
             Some(last)
@@ -585,7 +586,8 @@ pub(crate) mod tests {
         let mark = String::from_utf8(mark_keys("unslow:sink:name")[usize::from(slot_of(b"k"))].clone()).unwrap();
         let expected = |v: u64, offset: u64, before: u64| {
             format!(
-                "EVALSHA sha 3 {mark} k {{k}}x o {:020}-{offset:020} {:020}-{before:020} 3 SET k {v} 3 PEXPIRE k 1000 3 DEL {{k}}x k",
+                "EVALSHA sha 3 {mark} k {{k}}x o {:020}-{offset:020} {:020}-{before:020} 3 SET k {v} 3 PEXPIRE k 1000 \
+                 3 DEL {{k}}x k",
                 0, 0
             )
         };

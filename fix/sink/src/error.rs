@@ -37,7 +37,8 @@ pub enum Error {
     NoCommands { address: String },
     /// The user may not run EXISTS, which a mapping with scripts needs.
     #[error(
-        "{address}: the mapping runs scripts, functions or module commands, and EXISTS, which confirms their redirects, \
+        "{address}: the mapping runs scripts, functions or module commands, and EXISTS, which confirms their \
+         redirects, \
          is denied ({reply}); grant it: ACL SETUSER {user} +exists"
     )]
     ExistsDenied { address: String, reply: String, user: String },

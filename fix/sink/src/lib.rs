@@ -1,7 +1,7 @@
 //! Kafka, files and streams into Redis and Valkey: a whole batch in one round trip to each node.
 //!
 //! ```text
-//!   source thread:  read -> Batch -> (window) ----------------------------> writer thread: encode -> pipeline -> replies
+//!   source thread:  read -> Batch -> (window) --------------------------> writer thread: encode -> pipeline -> replies
 //!        ^                                                                        |
 //!        +--- commit offsets <- dead letters are safe <- in order <- Ledger <- Ack
 //! ```

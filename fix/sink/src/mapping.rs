@@ -1,5 +1,5 @@
-//! Which messages become which commands: the `[[map]]` parts of the settings, compiled and held against the server's own
-//! table of commands.
+//! Which messages become which commands: the `[[map]]` parts of the settings, compiled and held against the server's
+//! own table of commands.
 
 use std::time::Duration;
 

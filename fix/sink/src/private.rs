@@ -10,8 +10,8 @@ use rustix::io::Errno;
 
 const MODE: u32 = 0o600;
 
-/// Opens a file to append to. A new one has mode 0600; one that exists keeps its own. A symbolic link is refused, except
-/// the names of the process's own descriptors.
+/// Opens a file to append to. A new one has mode 0600; one that exists keeps its own. A symbolic link is refused,
+/// except the names of the process's own descriptors.
 pub fn append(path: &Path) -> std::io::Result<File> {
     let follow = if is_descriptor(path) { OFlags::empty() } else { OFlags::NOFOLLOW };
     let flags = follow.bits() as i32;
@@ -19,7 +19,8 @@ pub fn append(path: &Path) -> std::io::Result<File> {
     opened.map_err(|e| match e.raw_os_error() {
         Some(code) if code == Errno::LOOP.raw_os_error() => Error::new(
             ErrorKind::InvalidInput,
-            "it is a symbolic link, which another user could have created; give the path of the file itself (only the links /dev/stdout, /dev/stderr and /dev/fd/N are followed)",
+            "it is a symbolic link, which another user could have created; give the path of the file itself (only the \
+             links /dev/stdout, /dev/stderr and /dev/fd/N are followed)",
         ),
         _ => e,
     })

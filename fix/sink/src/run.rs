@@ -418,7 +418,8 @@ impl Pump {
             let early = self.ledger.lock().expect("no thread panicked").in_flight() >= UNSETTLED_MAX;
             let (most, bytes) = (self.config.in_flight_max, self.config.memory_bytes_max);
             if !shared.window.open(if early { 0 } else { most }, bytes, Duration::from_millis(20)) {
-                // A group waits minutes for us, and a pause makes a source fetch again what it had fetched: so not at once.
+                // A group waits minutes for us, and a pause makes a source fetch again what it had fetched: so not at
+                // once.
                 let since = *shut_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > Duration::from_secs(2) {
                     self.source.idle()?;
@@ -472,8 +473,8 @@ impl Pump {
     }
 }
 
-/// What would be sent for the first `messages` messages, a command a line as redis-cli reads it, given to `print`, which
-/// says whether to go on. Returns how many messages there were and how many cannot be written.
+/// What would be sent for the first `messages` messages, a command a line as redis-cli reads it, given to `print`,
+/// which says whether to go on. Returns how many messages there were and how many cannot be written.
 pub fn dry_run(start: Start, messages: usize, mut print: impl FnMut(&str) -> bool) -> Result<(usize, usize), Error> {
     let Start { config, target, stream, options, note } = start;
     config.check()?;

@@ -245,7 +245,8 @@ impl Stats {
         }
         let _ = writeln!(
             out,
-            "# HELP unslow_sink_lag_messages Messages behind the end of the partition.\n# TYPE unslow_sink_lag_messages gauge"
+            "# HELP unslow_sink_lag_messages Messages behind the end of the partition.\n# TYPE \
+             unslow_sink_lag_messages gauge"
         );
         for ((topic, partition), n) in &now.lag {
             let topic = topic.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
@@ -254,7 +255,8 @@ impl Stats {
         let inner = self.inner.lock().expect("no thread panicked");
         let _ = writeln!(
             out,
-            "# HELP unslow_sink_batch_seconds From a batch's hand-over to its last reply.\n# TYPE unslow_sink_batch_seconds histogram"
+            "# HELP unslow_sink_batch_seconds From a batch's hand-over to its last reply.\n# TYPE \
+             unslow_sink_batch_seconds histogram"
         );
         for ms in [1u64, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000] {
             let below = inner.batch_us.count_between(0, ms * 1000);
@@ -264,7 +266,8 @@ impl Stats {
         let sum = inner.batch_us.mean() * count as f64 / 1e6;
         let _ = writeln!(
             out,
-            "unslow_sink_batch_seconds_bucket{{le=\"+Inf\"}} {count}\nunslow_sink_batch_seconds_sum {sum}\nunslow_sink_batch_seconds_count {count}"
+            "unslow_sink_batch_seconds_bucket{{le=\"+Inf\"}} {count}\nunslow_sink_batch_seconds_sum {sum}\n\
+             unslow_sink_batch_seconds_count {count}"
         );
         out
     }

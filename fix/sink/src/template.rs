@@ -468,7 +468,8 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_a_message_is_the_command_is_whole_or_refused(value in "\\PC*", name in "[a-z]{1,3}") {
-            let object = serde_json::json!({ "id": value, &name: [value.clone(), 1], "o": { &name: value } }).to_string();
+            let object = serde_json::json!({ "id": value, &name: [value.clone(), 1], "o": { &name: value } });
+            let object = object.to_string();
             for template in ["SET k:{id} {id}x", "HSET k {fields...}", "HSET k {o...}"] {
                 let line = render(template, &object, Format::Json).unwrap();
                 prop_assert!(line.starts_with(&template[..3]));

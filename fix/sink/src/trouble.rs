@@ -1,7 +1,7 @@
 //! What an error reply means for the call it answers: a table, without connections.
 //!
-//! Only the server's own words are acted upon. A script, a function or a module may return any text, so what one of them
-//! may have written proves nothing about whether the call ran ([`unslow_nodes::Author`]).
+//! Only the server's own words are acted upon. A script, a function or a module may return any text, so what one of
+//! them may have written proves nothing about whether the call ran ([`unslow_nodes::Author`]).
 
 use unslow_nodes::{Author, Kind, Refusal};
 
@@ -169,8 +169,8 @@ fn word(text: &str) -> &str {
     text.split(' ').next().unwrap_or_default()
 }
 
-/// Whether NOPERM is about a key or a channel, which may come from the message, and not about the command. In the words of
-/// Redis 6 and of later servers; keys and channels themselves are not in them.
+/// Whether NOPERM is about a key or a channel, which may come from the message, and not about the command. In the words
+/// of Redis 6 and of later servers; keys and channels themselves are not in them.
 fn about_the_message(text: &str) -> bool {
     let Some(why) = text.strip_prefix("NOPERM ") else { return false };
     [

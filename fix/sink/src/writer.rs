@@ -7,17 +7,18 @@
 //!                 +--- next turn
 //! ```
 //!
-//! Order is kept within a slot, and with it within a key, by two rules. A slot has calls under way at one node only. And a
-//! slot of which one call must be sent again is *held*: what is under way is waited for, and everything from that call on
-//! is sent again in order before anything new. What ran already runs twice then, which is what "at least once" means;
-//! with `exactly_once` the guard in the server sees to it that it changes nothing.
+//! Order is kept within a slot, and with it within a key, by two rules. A slot has calls under way at one node only.
+//! And a slot of which one call must be sent again is *held*: what is under way is waited for, and everything from that
+//! call on is sent again in order before anything new. What ran already runs twice then, which is what "at least once"
+//! means; with `exactly_once` the guard in the server sees to it that it changes nothing.
 //!
-//! A connection that broke may have left bytes in its server's socket. They would run after what is sent again on the next
-//! one, so that one first has the server close its predecessor.
+//! A connection that broke may have left bytes in its server's socket. They would run after what is sent again on the
+//! next one, so that one first has the server close its predecessor.
 //!
-//! An error that a script, a function or a module may have written says nothing about whether its call ran. One that reads like
-//! a refusal is checked: the same node is asked about the same keys, or for its role, and what was answered behind it waits.
-//! A connection that breaks before the answer leaves the outcome unknown: the call is sent again like any other.
+//! An error that a script, a function or a module may have written says nothing about whether its call ran. One that
+//! reads like a refusal is checked: the same node is asked about the same keys, or for its role, and what was answered
+//! behind it waits. A connection that breaks before the answer leaves the outcome unknown: the call is sent again like
+//! any other.
 
 mod answers;
 mod error;
@@ -57,8 +58,8 @@ const UNSENT_MAX: usize = 16 << 20;
 const ASKING: &[u8] = b"*1\r\n$6\r\nASKING\r\n";
 const BACKOFF_MIN: u64 = 20 * MILLISECOND;
 const BACKOFF_MAX: u64 = 1000 * MILLISECOND;
-/// Every server takes an argument of this length: `proto-max-bulk-len` cannot be set lower. A shorter call is not what it
-/// closes connections for.
+/// Every server takes an argument of this length: `proto-max-bulk-len` cannot be set lower. A shorter call is not what
+/// it closes connections for.
 const ALWAYS_TAKEN_BYTES: usize = 1 << 20;
 /// A call whose refusal the server does not repeat is sent again this often, where the cause can have ended in between.
 const UNREPEATED_MAX: u8 = 3;

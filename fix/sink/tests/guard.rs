@@ -23,7 +23,8 @@ fn the_servers_sentences_are_known_whatever_stands_before_them() {
         ("ERR Script attempted to access a non local key in a cluster node", Some("TRYAGAIN")),
         ("@user_script: 12: Script attempted to access a non local key in a cluster node", Some("TRYAGAIN")),
         (
-            "ERR Unable to execute command 'mset' in script because undeclared keys were accessed during rehashing of the slot",
+            "ERR Unable to execute command 'mset' in script because undeclared keys were accessed during rehashing of \
+             the slot",
             Some("TRYAGAIN"),
         ),
         ("ERR Script attempted to execute a write command while the cluster is down and readonly", Some("CLUSTERDOWN")),
@@ -34,7 +35,8 @@ fn the_servers_sentences_are_known_whatever_stands_before_them() {
         ("@user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.\r\n", Some("OOM")),
         ("READONLY You can't write against a read only replica.", Some("READONLY")),
         (
-            "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments",
+            "ERR The user executing the script can't access at least one of the keys mentioned in the command \
+             arguments",
             None,
         ),
         ("ERR invalid 'The user executing the script can't run'", None),

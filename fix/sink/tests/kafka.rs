@@ -219,7 +219,8 @@ fn a_broker_behind_tls_that_wants_a_password_gets_it() {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let pem = |path: &str| std::fs::read_to_string(path).unwrap();
     std::fs::write(&both, pem(&key) + &pem(&certificate)).unwrap();
-    let jaas = "listener.name.client.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username=\"broker\" password=\"b\" user_broker=\"b\" user_ann=\"hush\";";
+    let jaas = "listener.name.client.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule \
+                required username=\"broker\" password=\"b\" user_broker=\"b\" user_ann=\"hush\";";
     let kafka = Kafka::start(&[
         "listener.security.protocol.map=CONTROLLER:PLAINTEXT,CLIENT:SASL_SSL",
         "listener.name.client.sasl.enabled.mechanisms=PLAIN",

@@ -1,4 +1,5 @@
-//! The sink before real servers: what arrives, in which order, and what becomes of it when servers move, fail and refuse.
+//! The sink before real servers: what arrives, in which order, and what becomes of it when servers move, fail and
+//! refuse.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -8,13 +8,13 @@
 //! ```
 //!
 //! What surprises:
-//! - Redis 7.0 and Valkey tell us themselves: a connection that holds a sharded subscription in a slot gets `sunsubscribe`
-//!   the moment the server learns that the slot left its shard. So a link subscribes to one channel in each of its slots;
-//!   nobody ever publishes there.
-//! - A stopped master sends nothing at all, so one ping is always under way, and its shard's replicas are asked for ROLE every
-//!   few milliseconds from the moment the ping is late until one is promoted.
-//! - Nobody's word is taken alone: views are merged by config epoch, so that a node on the wrong side of a partition does not
-//!   win. See DESIGN.md.
+//! - Redis 7.0 and Valkey tell us themselves: a connection that holds a sharded subscription in a slot gets
+//!   `sunsubscribe` the moment the server learns that the slot left its shard. So a link subscribes to one channel in
+//!   each of its slots; nobody ever publishes there.
+//! - A stopped master sends nothing at all, so one ping is always under way, and its shard's replicas are asked for
+//!   ROLE every few milliseconds from the moment the ping is late until one is promoted.
+//! - Nobody's word is taken alone: views are merged by config epoch, so that a node on the wrong side of a partition
+//!   does not win. See DESIGN.md.
 #![forbid(unsafe_code)]
 
 mod channels;
@@ -42,7 +42,8 @@ pub struct Settings {
     pub target: Target,
     /// How to connect.
     pub options: Options,
-    /// A node that owes an answer this long is suspected; longer where answers have lately taken longer. Default 250 ms.
+    /// A node that owes an answer this long is suspected; longer where answers have lately taken longer. Default 250
+    /// ms.
     pub suspect_after: Duration,
     /// A ping follows the last answer by this much; with many nodes by more. Default 100 ms.
     pub ping_every: Duration,
@@ -110,7 +111,8 @@ pub struct Known {
     pub sign: Sign,
     /// From that sign to the knowledge of what it meant, in microseconds.
     pub known_us: u64,
-    /// Since the last word of the node it is about, or of the one that was replaced, in milliseconds; where it was silent.
+    /// Since the last word of the node it is about, or of the one that was replaced, in milliseconds; where it was
+    /// silent.
     pub silent_ms: Option<u64>,
 }
 

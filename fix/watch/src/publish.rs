@@ -1,5 +1,5 @@
-//! Who publishes, when several watchers could: the one whose heartbeat has the smallest name. Nothing is written into the
-//! deployment for it; a watcher listens for three heartbeats before it believes that it is alone.
+//! Who publishes, when several watchers could: the one whose heartbeat has the smallest name. Nothing is written into
+//! the deployment for it; a watcher listens for three heartbeats before it believes that it is alone.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -69,12 +69,14 @@ impl Publisher {
             Some(ms) => {
                 let hours = unix_ms().saturating_sub(ms) / 3_600_000;
                 format!(
-                    "standing by: watcher {shown} (started {hours} h ago by its own clock) publishes; this one takes over when it falls silent"
+                    "standing by: watcher {shown} (started {hours} h ago by its own clock) publishes; this one takes \
+                     over when it falls silent"
                 )
             }
             None => {
                 format!(
-                    "ignored a heartbeat on {DIGEST} from {shown:?}: not a valid watcher name; check who may PUBLISH there"
+                    "ignored a heartbeat on {DIGEST} from {shown:?}: not a valid watcher name; check who may PUBLISH \
+                     there"
                 )
             }
         })

@@ -1,9 +1,10 @@
-//! Which server of a group without slots takes writes, decided from what its servers and Sentinels said. A function of facts: no
-//! connections, no clock.
+//! Which server of a group without slots takes writes, decided from what its servers and Sentinels said. A function of
+//! facts: no connections, no clock.
 //!
-//! A Sentinel announces a promotion before it makes it, and reports the new master up to a second after. In between the old master
-//! still takes writes, and loses them when it becomes a replica. So writes are held from the announcement until the replica
-//! says that it is master. A word that the named server itself contradicts is not followed, whoever says it.
+//! A Sentinel announces a promotion before it makes it, and reports the new master up to a second after. In between the
+//! old master still takes writes, and loses them when it becomes a replica. So writes are held from the announcement
+//! until the replica says that it is master. A word that the named server itself contradicts is not followed, whoever
+//! says it.
 
 use std::cmp::Reverse;
 

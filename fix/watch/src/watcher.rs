@@ -586,8 +586,8 @@ impl Watcher {
             self.views.values().filter(|(at, _)| at + FRESH >= newest).cloned().collect();
         fresh.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         let mut views: Vec<ClusterView> = fresh.into_iter().map(|(_, v)| v).collect();
-        // What is known stands against a single node's word: it loses to higher epochs, and to a node's word on itself. A
-        // node that none of several fresh views has is no more; one view is enough where there is nobody else to ask.
+        // What is known stands against a single node's word: it loses to higher epochs, and to a node's word on itself.
+        // A node that none of several fresh views has is no more; one view is enough where there is nobody else to ask.
         let ready = self.links.iter().filter(|l| l.kind == Kind::Node && l.ready && !l.suspected).count();
         let half = self.merged.nodes.len().div_ceil(2);
         let tellers: BTreeSet<&str> =
@@ -748,9 +748,9 @@ impl Watcher {
         (self.tell)(News::Delta(delta, topology));
     }
 
-    /// In a cluster through a replica where there is one: a master that was just given a slot has broadcast that, and its next
-    /// words wait up to 40 ms for the acknowledgement (cluster links are opened without TCP_NODELAY: valkey-io/valkey#1758).
-    /// Heartbeats go through another one than news, which would wait for them.
+    /// In a cluster through a replica where there is one: a master that was just given a slot has broadcast that, and
+    /// its next words wait up to 40 ms for the acknowledgement (cluster links are opened without TCP_NODELAY:
+    /// valkey-io/valkey#1758). Heartbeats go through another one than news, which would wait for them.
     fn publish(&mut self, io: &mut Io, name: &str, text: &str) {
         let Some(topology) = self.topology.clone() else { return };
         let ways = |role: Role| -> Vec<usize> {
@@ -1046,8 +1046,8 @@ impl Handler for Watcher {
     fn timer(&mut self, _: &mut Io, _: u64) {}
 }
 
-/// Whether a link's connection has owed an answer for so long that it is given up, and whether its node is silent for so
-/// long that it is suspected: longer where answers have lately taken longer.
+/// Whether a link's connection has owed an answer for so long that it is given up, and whether its node is silent for
+/// so long that it is suspected: longer where answers have lately taken longer.
 fn overdue(link: &Link, now: u64, suspect_after: u64) -> (bool, bool) {
     let patience = suspect_after.max(link.rtt_peak * 4).min(suspect_after * 8);
     let owes = link.connection.is_none() || !link.ready || !link.asks.is_empty();
@@ -1228,7 +1228,8 @@ mod tests {
     fn the_master_changes_only_when_it_is_demoted_or_suspected_and_another_claims_the_role() {
         let sentinel = DeploymentKind::Sentinel;
         let alone = DeploymentKind::MasterReplica;
-        // ROLE of the known master and of another node, whether the known one is suspected, and the master that results.
+        // ROLE of the known master and of another node, whether the known one is suspected, and the master that
+        // results.
         for (kind, known, other, suspected, expected) in [
             (alone, master(0), master(0), false, A),
             (alone, replica(B, true, 0), master(0), false, B),

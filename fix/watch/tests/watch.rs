@@ -68,7 +68,10 @@ fn tells_of_moved_slots(name: &str, slots: u16) {
     let mut times = Vec::new();
     for slot in 0..slots {
         let begun = move_slot(&deployment, slot, 0, 2, Duration::ZERO);
-        let moved = |k: &Known| matches!(&k.what, Change::Moved { slots, to: Some(to), .. } if slots.contains(slot) && *to == deployment.nodes[2].address());
+        let moved = |k: &Known| match &k.what {
+            Change::Moved { slots, to: Some(to), .. } => slots.contains(slot) && *to == deployment.nodes[2].address(),
+            _ => false,
+        };
         let (_, at) = expect(&deltas, "the move", moved);
         times.push(at.duration_since(begun));
         assert_eq!(watch.topology().owner(slot).unwrap().address, deployment.nodes[2].address());
@@ -130,11 +133,10 @@ fn suspects_a_master_that_hangs_tells_who_took_its_place_and_that_it_is_back() {
         let stopped = Instant::now();
         let (_, at) = expect(&deltas, "the suspicion", |k| k.what == Change::Suspected { node: master.clone() });
         println!("{name}: suspected after {:?}", at - stopped);
-        let (known, _) = expect(
-            &deltas,
-            "the promotion",
-            |k| matches!(&k.what, Change::Promoted { node, instead_of: Some(old), .. } if *node == replica && *old == master),
-        );
+        let (known, _) = expect(&deltas, "the promotion", |k| match &k.what {
+            Change::Promoted { node, instead_of: Some(old), .. } => *node == replica && *old == master,
+            _ => false,
+        });
         println!("{name}: {known:?}");
         deployment.nodes[0].signal(libc::SIGCONT);
         expect(&deltas, "the demotion", |k| matches!(&k.what, Change::Demoted { node, .. } if *node == master));
@@ -190,8 +192,9 @@ fn follows_sentinels_and_plain_replication() {
         }
         let (known, _) = expect(&deltas, "the new master", |k| matches!(&k.what, Change::Promoted { .. }));
         println!("Sentinels {with_sentinels}: {known:?}");
-        // No Sentinel turns it back, and nothing is told that the servers did not do: Sentinels on a busy machine may fail over
-        // again, each time with a higher epoch, which is read after what was told. Three seconds are a look, and no limit.
+        // No Sentinel turns it back, and nothing is told that the servers did not do: Sentinels on a busy machine may
+        // fail over again, each time with a higher epoch, which is read after what was told. Three seconds are a look,
+        // and no limit.
         let end = Instant::now() + Duration::from_secs(3);
         let next = || deltas.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
         let after: Vec<Delta> = std::iter::from_fn(next).collect();
@@ -280,7 +283,8 @@ fn one_of_two_watchers_publishes_and_the_other_takes_over() {
     until("the failover", || said(FAILOVER, &failover) > 0);
     until("the broadcast", || said(MASTER_CHANGED, "*") > 0);
     let times = (said(MOVED, &format!("7 {to}")), said(FAILOVER, &failover));
-    // Only one publishes. Should a busy machine hold up its heartbeats, the other takes over, and heartbeats before it does.
+    // Only one publishes. Should a busy machine hold up its heartbeats, the other takes over, and heartbeats before it
+    // does.
     if times != (1, 1) {
         assert!(times.0 <= 2 && times.1 <= 2, "{times:?}");
         until("a heartbeat of the other one, since news came twice", || {
@@ -304,8 +308,8 @@ fn a_node_on_the_wrong_side_of_a_partition_does_not_win() {
         |k: &Known| matches!(&k.what, Change::Promoted { instead_of, .. } if instead_of.as_ref() == Some(&old));
     expect(&deltas, "the promotion", promoted);
     assert_ne!(watch.topology().owner(0).unwrap().address, old);
-    // It wakes up and still takes itself for the master, until it hears of the election. Every topology is told, so what is
-    // told until then shows that it never owned a slot again.
+    // It wakes up and still takes itself for the master, until it hears of the election. Every topology is told, so
+    // what is told until then shows that it never owned a slot again.
     deployment.nodes[0].signal(libc::SIGCONT);
     expect(&deltas, "the demotion", |k| {
         let won = match &k.what {

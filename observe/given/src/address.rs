@@ -36,8 +36,8 @@ pub fn find(text: &str) -> Option<String> {
     })
 }
 
-/// The address that `text` begins with, in any of the ways that libraries write one: `host:port`, `[::1]:6379`, `Unspecified/host:port`,
-/// `host/10.0.0.1:6379`, `host/<unresolved>:6379`, `host:6379/Interactive`.
+/// The address that `text` begins with, in any of the ways that libraries write one: `host:port`, `[::1]:6379`,
+/// `Unspecified/host:port`, `host/10.0.0.1:6379`, `host/<unresolved>:6379`, `host:6379/Interactive`.
 fn read(text: &str) -> Option<String> {
     let ends = |c: char| c.is_whitespace() || matches!(c, ',' | ';' | ')' | '"' | '\'');
     // A longer word is no address; without a bound a text of such words alone would be read to its end again and again.

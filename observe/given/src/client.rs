@@ -100,7 +100,8 @@ fn command(message: &str) -> Option<String> {
     (whole && (2..=LONGEST).contains(&word.len())).then(|| word.to_string())
 }
 
-/// How long the client waited, by its own words: `(5000ms)`, `timeout is 5000ms`, `after 1 minute(s)`, `borrowMaxWaitDuration=PT0.2S`.
+/// How long the client waited, by its own words: `(5000ms)`, `timeout is 5000ms`, `after 1 minute(s)`,
+/// `borrowMaxWaitDuration=PT0.2S`.
 fn timeout_ms(message: &str) -> Option<u64> {
     let after = |word: &str| message.split_once(word).map(|(_, rest)| rest);
     let number = |rest: &str| -> Option<(f64, String)> {
@@ -128,7 +129,8 @@ fn timeout_ms(message: &str) -> Option<u64> {
         .or_else(borrowing)
 }
 
-/// Adds a message to those that say the same. Of their counters the worst are kept, whole: figures of two messages are not mixed.
+/// Adds a message to those that say the same. Of their counters the worst are kept, whole: figures of two messages are
+/// not mixed.
 fn count(all: &mut Vec<ClientError>, mut error: ClientError) {
     if all.len() >= DETAILED && !all.iter().any(|e| same(e, &error)) {
         (error.command, error.server) = (None, None);
@@ -164,9 +166,11 @@ mod tests {
     fn an_exception_with_its_causes_is_one_message() {
         let java = "a.B: outer\n\tat x.y(Z.java:1)\nCaused by: c.D: inner\n\t... 3 more\ne.F: another\n";
         assert_eq!(messages(java).len(), 2, "{:?}", messages(java));
-        let python = "Traceback (most recent call last):\n  File \"a.py\", line 1\nConnectionResetError: [Errno 104] x\n\n\
+        let python = "Traceback (most recent call last):\n  File \"a.py\", line 1\nConnectionResetError: [Errno 104] \
+                      x\n\n\
                       During handling of the above exception, another exception occurred:\n\n\
-                      Traceback (most recent call last):\n  File \"b.py\", line 2\nredis.exceptions.ConnectionError: y\n\
+                      Traceback (most recent call last):\n  File \"b.py\", line 2\nredis.exceptions.ConnectionError: \
+                      y\n\
                       2026-11-23 12:00:00 the next line of the log\n";
         assert_eq!(messages(python).len(), 2, "{:?}", messages(python));
     }

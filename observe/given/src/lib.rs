@@ -1,10 +1,11 @@
-//! What a person hands to the doctor beside a URL, as typed facts: error messages of client libraries, and servers' logs.
+//! What a person hands to the doctor beside a URL, as typed facts: error messages of client libraries, and servers'
+//! logs.
 //!
-//! Pure: text in, facts out. No file is opened here, nothing is judged, and nothing of the text is kept but figures, the name of a
-//! command, and the server's address. A text is foreign bytes: any of them give facts, and none a panic.
+//! Pure: text in, facts out. No file is opened here, nothing is judged, and nothing of the text is kept but figures,
+//! the name of a command, and the server's address. A text is foreign bytes: any of them give facts, and none a panic.
 //!
-//! Left out on purpose: the messages of libraries that are not named in [`unslow_facts::ClientLibrary`], beyond the server's replies
-//! and the operating system's errors that they quote.
+//! Left out on purpose: the messages of libraries that are not named in [`unslow_facts::ClientLibrary`], beyond the
+//! server's replies and the operating system's errors that they quote.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -1,4 +1,5 @@
-//! Lines of a server's log: Redis' and Valkey's own format, logfmt (Valkey 8.1+), syslog's, and either behind the prefix of a collector.
+//! Lines of a server's log: Redis' and Valkey's own format, logfmt (Valkey 8.1+), syslog's, and either behind the
+//! prefix of a collector.
 
 use unslow_facts::{LogEvent, LogKind};
 
@@ -10,7 +11,8 @@ pub const MAX_LOG_BYTES: usize = 16 << 20;
 const KEPT: usize = 256;
 /// Lines of one kind that are closer than this are one event.
 const TOGETHER_MS: u64 = 60_000;
-/// A clock that is written without its zone differs from UTC by quarters of an hour, and a file's time from its last line by little.
+/// A clock that is written without its zone differs from UTC by quarters of an hour, and a file's time from its last
+/// line by little.
 const QUARTER_MS: i64 = 15 * 60_000;
 const WRITTEN_WITHIN_MS: i64 = 3000;
 const FARTHEST_MS: i64 = 14 * 3_600_000;
@@ -96,7 +98,8 @@ struct Line<'a> {
     message: &'a str,
 }
 
-/// What a log says. `written_ms` is when its file was last written, where that is known; `now_ms` gives the year to lines without one.
+/// What a log says. `written_ms` is when its file was last written, where that is known; `now_ms` gives the year to
+/// lines without one.
 pub fn read_log(text: &str, written_ms: Option<u64>, now_ms: u64) -> Log {
     let lines: Vec<Line> = end(text).lines().filter_map(|line| read_line(line, now_ms)).collect();
     let bare = lines.iter().rev().find(|line| !line.stamp.zoned);
@@ -142,7 +145,8 @@ fn offset(last_ms: i64, written_ms: u64) -> Option<i64> {
     (fits && is_zone(quarters / 60_000)).then_some(quarters)
 }
 
-/// Whether some place has this offset, in minutes. A log that was last written a quarter of an hour ago has none of them.
+/// Whether some place has this offset, in minutes. A log that was last written a quarter of an hour ago has none of
+/// them.
 fn is_zone(minutes: i64) -> bool {
     const ODD: [i64; 13] = [-570, -210, -150, 210, 270, 330, 345, 390, 525, 570, 630, 765, 825];
     minutes % 60 == 0 || ODD.contains(&minutes)

@@ -1,4 +1,5 @@
-//! The counters in messages of StackExchange.Redis, 1.0 to 2.8. What they mean: <https://stackexchange.github.io/StackExchange.Redis/Timeouts>.
+//! The counters in messages of StackExchange.Redis, 1.0 to 2.8. What they mean:
+//! <https://stackexchange.github.io/StackExchange.Redis/Timeouts>.
 
 use unslow_facts::{Multiplexer, ThreadPool};
 
@@ -18,7 +19,8 @@ pub fn parse(text: &str) -> Option<Multiplexer> {
     (all != Multiplexer::default()).then_some(all)
 }
 
-/// What stands after `name: `, or `name=` as 1.0 wrote it. The last of that name: a key before the counters may look like one.
+/// What stands after `name: `, or `name=` as 1.0 wrote it. The last of that name: a key before the counters may look
+/// like one.
 fn after<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let begins = |at: usize| text[..at].ends_with([' ', ',']);
     text.rmatch_indices(name).filter(|(at, _)| begins(*at)).find_map(|(at, _)| {

@@ -14,8 +14,8 @@ pub enum Whose {
 }
 use Whose::*;
 
-/// Words of a kind, in lower case. What is more exact stands first: a message that names its cause is of the cause's kind. Replies of
-/// servers are known by their sentences, since Jedis and redis-py leave the code word out.
+/// Words of a kind, in lower case. What is more exact stands first: a message that names its cause is of the cause's
+/// kind. Replies of servers are known by their sentences, since Jedis and redis-py leave the code word out.
 pub const PHRASES: &[(ClientErrorKind, Whose, &[&str])] = &[
     (Loading, Redis, &["is loading the dataset in memory"]),
     (OutOfMemory, Redis, &["command not allowed when used memory"]),

@@ -1,8 +1,9 @@
 //! Messages as libraries print them, and any bytes at all.
 //!
-//! The texts follow the libraries' issues and sources: StackExchange.Redis #481, #1334, #1533, #2066, #2582, #2792 and its page on
-//! time-outs; jedis #844, #1874; redis-py #185, #850, #1439 and its connection.py; Lettuce's ExceptionFactory; go-redis'
-//! internal/pool; ioredis' Redis.ts and cluster/index.ts; node-redis' errors.ts; Redis' server.c. Addresses and names are made up.
+//! The texts follow the libraries' issues and sources: StackExchange.Redis #481, #1334, #1533, #2066, #2582, #2792 and
+//! its page on time-outs; jedis #844, #1874; redis-py #185, #850, #1439 and its connection.py; Lettuce's
+//! ExceptionFactory; go-redis' internal/pool; ioredis' Redis.ts and cluster/index.ts; node-redis' errors.ts; Redis'
+//! server.c. Addresses and names are made up.
 
 use proptest::prelude::*;
 use unslow_facts::{ClientError, ClientErrorKind, ClientLibrary, ThreadPool};
@@ -82,7 +83,8 @@ fn every_library_is_known_by_its_messages() {
         ("context deadline exceeded", Timeout, Unknown, None),
         ("EOF", Closed, Unknown, None),
         (
-            "MaxRetriesPerRequestError: Reached the max retries per request limit (which is 20). Refer to \"maxRetriesPerRequest\" \
+            "MaxRetriesPerRequestError: Reached the max retries per request limit (which is 20). Refer to \
+             \"maxRetriesPerRequest\" \
              option for details.",
             NoConnection,
             Ioredis,
@@ -290,7 +292,9 @@ proptest! {
     }
 
     #[test]
-    fn any_order_of_the_pieces_gives_figures_that_can_be_saved(pieces in proptest::collection::vec(0..PIECES.len(), 0..60)) {
+    fn any_order_of_the_pieces_gives_figures_that_can_be_saved(
+        pieces in proptest::collection::vec(0..PIECES.len(), 0..60),
+    ) {
         let text: String = pieces.iter().map(|i| PIECES[*i]).collect();
         let all = client_errors(&text);
         prop_assert_eq!(all.is_empty(), text.trim().is_empty());

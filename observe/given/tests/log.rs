@@ -1,7 +1,7 @@
 //! Logs as servers write them, and any bytes at all.
 //!
-//! The lines follow server.c, rdb.c, aof.c, replication.c, networking.c and cluster(_legacy).c of Redis 5.0 to 7.2 and Valkey 8.1, and
-//! Valkey #1014 and #1022 for logfmt.
+//! The lines follow server.c, rdb.c, aof.c, replication.c, networking.c and cluster(_legacy).c of Redis 5.0 to 7.2 and
+//! Valkey 8.1, and Valkey #1014 and #1022 for logfmt.
 
 use proptest::prelude::*;
 use unslow_facts::LogKind::{self, *};
@@ -18,7 +18,8 @@ fn read(text: &str) -> Log {
 fn every_kind_is_known_by_its_line() {
     for (message, kind) in [
         (
-            "# Asynchronous AOF fsync is taking too long (disk is busy?). Writing the AOF buffer without waiting for fsync to complete, this may slow down Redis.",
+            "# Asynchronous AOF fsync is taking too long (disk is busy?). Writing the AOF buffer without waiting for \
+             fsync to complete, this may slow down Redis.",
             AofFsyncSlow,
         ),
         ("# Failover auth granted to 5f1f (10.0.0.2:6379) for epoch 7", VoteGranted),
@@ -30,7 +31,8 @@ fn every_kind_is_known_by_its_line() {
         ("# Cluster state changed: fail", ClusterFail),
         ("# Cluster state changed: ok", ClusterOk),
         (
-            "# Client id=12 addr=10.0.0.9:51234 omem=300000000 scheduled to be closed ASAP for overcoming of output buffer limits.",
+            "# Client id=12 addr=10.0.0.9:51234 omem=300000000 scheduled to be closed ASAP for overcoming of output \
+             buffer limits.",
             OutputBufferLimit,
         ),
         ("# Can't save in background: fork: Cannot allocate memory", ForkFailed),
@@ -135,7 +137,8 @@ fn a_clock_without_a_zone_is_utc_unless_the_files_time_tells() {
 
 proptest! {
     #[test]
-    fn any_text_gives_events_and_no_panic(lines in proptest::collection::vec("([0-9]{0,3}:[MSCX] )?[0-9a-zA-Z:. \\[\\]=\"+TZ-]{0,60}\\PC{0,20}", 0..20), written in any::<u64>(), now in any::<u64>()) {
+    fn any_text_gives_events_and_no_panic(lines in proptest::collection::vec("([0-9]{0,3}:[MSCX] )?[0-9a-zA-Z:. \
+        \\[\\]=\"+TZ-]{0,60}\\PC{0,20}", 0..20), written in any::<u64>(), now in any::<u64>()) {
         let log = read_log(&lines.join("\n"), Some(written), now);
         prop_assert!(log.events.iter().all(|e| e.count > 0 && e.since_ms <= e.at_ms));
     }

@@ -72,8 +72,8 @@ impl Ask {
         self.connection.connection()
     }
 
-    /// What is asked from here on is ours in the window, and nothing that was asked before: the window begins with the first
-    /// INFO, which the last one's counters hold.
+    /// What is asked from here on is ours in the window, and nothing that was asked before: the window begins with the
+    /// first INFO, which the last one's counters hold.
     pub fn begin_window(&mut self) {
         self.own.commands.clear();
         self.own.errors.clear();
@@ -81,7 +81,8 @@ impl Ask {
         self.counting = true;
     }
 
-    /// The question that ends the window: an answer does not count itself. One that was refused or came too late counts.
+    /// The question that ends the window: an answer does not count itself. One that was refused or came too late
+    /// counts.
     pub fn last<T>(&mut self, ask: impl FnOnce(&mut Ask) -> Result<T, Error>) -> Result<T, Error> {
         let before = (self.own.commands.clone(), self.own.reads);
         let answer = ask(self);
@@ -160,9 +161,9 @@ fn greeting(target: &Target, options: &Options, protocol: u8) -> Vec<&'static st
     .collect()
 }
 
-/// Whether a command with this error is among `total_commands_processed` and the calls of its `cmdstat` line. What the server
-/// refuses before it looks at the arguments is in neither. (processCommand() and call() of server.c, 5.0 to 8.0) What was not
-/// answered in time is executed late; what met a closed connection is not.
+/// Whether a command with this error is among `total_commands_processed` and the calls of its `cmdstat` line. What the
+/// server refuses before it looks at the arguments is in neither. (processCommand() and call() of server.c, 5.0 to 8.0)
+/// What was not answered in time is executed late; what met a closed connection is not.
 fn was_executed(e: &Error) -> bool {
     let refused = matches!(
         e.kind,

@@ -151,8 +151,10 @@ mod tests {
 
     #[test]
     fn groups_rows_and_keeps_the_notable_ones() {
-        let text = "id=3 addr=10.0.0.1:5 name=app-17 age=1 idle=0 flags=N omem=0 cmd=get user=x lib-name=jedis lib-ver=5.1\n\
-                    id=4 addr=10.0.0.1:6 name=app-18 age=9 idle=4000 flags=N omem=0 cmd=get lib-name=jedis lib-ver=5.1\n\
+        let text = "id=3 addr=10.0.0.1:5 name=app-17 age=1 idle=0 flags=N omem=0 cmd=get user=x lib-name=jedis \
+                    lib-ver=5.1\n\
+                    id=4 addr=10.0.0.1:6 name=app-18 age=9 idle=4000 flags=N omem=0 cmd=get lib-name=jedis \
+                    lib-ver=5.1\n\
                     id=5 addr=10.0.0.2:6 name= age=9 idle=4 flags=O omem=0 cmd=monitor lib-name= lib-ver=\n\
                     id=5 addr=10.0.0.2:6 name= age=9 idle=4 flags=O omem=0 cmd=monitor lib-name= lib-ver=\n\
                     id=6 addr=10.0.0.3:6 name=unslow age=9 idle=4 flags=N omem=0 cmd=client|list\n";

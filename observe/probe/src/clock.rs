@@ -1,7 +1,7 @@
 //! How long one node may be asked, and whether the person at the terminal still waits.
 //!
-//! A window is a window: a server that takes half a second for each answer must not turn ten seconds into a minute. What
-//! cannot be asked in time is left out, and the facts say so.
+//! A window is a window: a server that takes half a second for each answer must not turn ten seconds into a minute.
+//! What cannot be asked in time is left out, and the facts say so.
 
 use std::cell::Cell;
 use std::sync::Arc;

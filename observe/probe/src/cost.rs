@@ -1,8 +1,9 @@
 //! What looking cost the server that paid most.
 //!
-//! A server without other work has one honest witness: its own CPU clock. What it used in the window is printed whole, its
-//! cron included, so the figure is an upper bound. On a busy server the clock cannot tell our work from others'; there the
-//! cost is the time inside our commands, what each read costs beside it, and the waking of a process that slept.
+//! A server without other work has one honest witness: its own CPU clock. What it used in the window is printed whole,
+//! its cron included, so the figure is an upper bound. On a busy server the clock cannot tell our work from others';
+//! there the cost is the time inside our commands, what each read costs beside it, and the waking of a process that
+//! slept.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,8 +14,9 @@ use unslow_topology::CommandStat;
 /// What each read costs the server outside the command itself: 2.4 us on a 2-core VM over loopback, fitted from GETs
 /// at pipeline depths 1 to 50; taken as 3.
 const READ_US: f64 = 3.0;
-/// What it costs to wake a server that sleeps in epoll_wait and to put it to sleep again, the read and the write of a lone PING
-/// included: 50 to 70 us of the server's own CPU clock for each on an idle 2-core VM, of which the read is taken off.
+/// What it costs to wake a server that sleeps in epoll_wait and to put it to sleep again, the read and the write of a
+/// lone PING included: 50 to 70 us of the server's own CPU clock for each on an idle 2-core VM, of which the read is
+/// taken off.
 const WAKE_US: f64 = 57.0;
 /// A new connection: 17.5 us on the same machine.
 const CONNECT_US: f64 = 20.0;
@@ -51,7 +53,8 @@ fn window_us(node: &Node, stats: &BTreeMap<String, CommandStat>) -> f64 {
     }
 }
 
-/// Before and after it: the connection, the greeting, the baseline, and the last INFO, which its own counters do not hold.
+/// Before and after it: the connection, the greeting, the baseline, and the last INFO, which its own counters do not
+/// hold.
 fn beside_us(node: &Node, stats: &BTreeMap<String, CommandStat>) -> f64 {
     let counted: u64 = node.own.commands.values().sum();
     let beside = node.own.total.saturating_sub(counted);
@@ -125,7 +128,8 @@ mod tests {
         ];
         let cost = of(&nodes, TWO_S);
         assert_eq!((cost.commands, cost.slowest_us, cost.slowest_command.as_str()), (12, 300.0, "CONFIG GET"));
-        // 2 x 100 + 300 us inside commands, ten reads, the connection, and the last INFO. Nothing is known of its clock.
+        // 2 x 100 + 300 us inside commands, ten reads, the connection, and the last INFO. Nothing is known of its
+        // clock.
         close(cost.server_cpu_share, 500.0 + 10.0 * (READ_US + WAKE_US) + CONNECT_US + 100.0);
     }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use unslow_client::Target;
 
-/// Listens for as long as the test's process lives. One command after the other is executed, whichever connection it comes by; an
-/// empty answer closes the connection.
+/// Listens for as long as the test's process lives. One command after the other is executed, whichever connection it
+/// comes by; an empty answer closes the connection.
 pub fn server(answer: impl FnMut(&[String]) -> String + Send + 'static) -> Target {
     let answer = Arc::new(Mutex::new(answer));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,8 +1,9 @@
-//! LATENCY HISTOGRAM (7.0+), at the window's start and at its end: the difference is how long the calls in between took.
+//! LATENCY HISTOGRAM (7.0+), at the window's start and at its end: the difference is how long the calls in between
+//! took.
 //!
 //! The reply has every command that was ever called, each with at most 21 ranges, each up to twice the one before.
-//! Counts are cumulative within a reply, and ranges without calls are left out of it (fillCommandCDF() of latency.c). In RESP2
-//! a map is an array of keys and values in turn, and [`Value`] holds RESP3's maps in the same way.
+//! Counts are cumulative within a reply, and ranges without calls are left out of it (fillCommandCDF() of latency.c).
+//! In RESP2 a map is an array of keys and values in turn, and [`Value`] holds RESP3's maps in the same way.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +79,8 @@ fn ranges(of_command: &Value) -> BTreeMap<u64, u64> {
         .collect()
 }
 
-/// By command, the ranges that have more calls than before; a command whose counts went back (CONFIG RESETSTAT) is left out.
+/// By command, the ranges that have more calls than before; a command whose counts went back (CONFIG RESETSTAT) is left
+/// out.
 fn grown(before: &Counted, after: &Counted) -> BTreeMap<String, Vec<TimeRange>> {
     let none = BTreeMap::new();
     let of_command = |(name, now): (&String, &BTreeMap<u64, u64>)| {

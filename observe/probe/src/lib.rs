@@ -1,8 +1,8 @@
 //! Looks at a deployment and writes down facts. One file per probe; none of them judges.
 //!
-//! Each node has a thread, a connection and a window: INFO at its start, PINGs through it, the more expensive questions at its
-//! end, INFO again. What a probe may send is the client's read-only list and nothing else. A probe that is denied
-//! writes down which grant it lacked.
+//! Each node has a thread, a connection and a window: INFO at its start, PINGs through it, the more expensive questions
+//! at its end, INFO again. What a probe may send is the client's read-only list and nothing else. A probe that is
+//! denied writes down which grant it lacked.
 
 mod ask;
 mod clients;
@@ -53,8 +53,8 @@ pub struct Settings {
     pub hosts: Vec<Host>,
     /// The URL to write down.
     pub url: String,
-    /// Set it, from a signal handler for one, and the window ends within a tenth of a second: the facts are those seen up to
-    /// then, with [`Facts::cut_short`].
+    /// Set it, from a signal handler for one, and the window ends within a tenth of a second: the facts are those seen
+    /// up to then, with [`Facts::cut_short`].
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -130,7 +130,8 @@ fn watched_s(nodes: &[Node], window: Duration, took: Duration, cut_short: bool) 
 }
 
 /// Facts of a deployment of which no address that was given could be asked: each of them is a node that did not answer.
-/// `error` is why discovery failed; with several addresses it is the last one's, so each is tried for its own. Never fails.
+/// `error` is why discovery failed; with several addresses it is the last one's, so each is tried for its own. Never
+/// fails.
 pub fn unreachable(target: &Target, error: &Error, settings: &Settings) -> Facts {
     let begun = Instant::now();
     let at_ms = now_ms();

@@ -59,8 +59,8 @@ pub fn look(member: &Member, target: &Target, settings: &Settings, salt: &Salt, 
     Looked { node, cut_short }
 }
 
-/// How long a node that did not answer in time has said nothing, if it takes a new connection and does not answer a PING on
-/// that one either: one long command looks the same for as long as it lasts.
+/// How long a node that did not answer in time has said nothing, if it takes a new connection and does not answer a
+/// PING on that one either: one long command looks the same for as long as it lasts.
 pub fn silent(e: &Error, target: &Target, options: &Options, clock: &Clock) -> Option<u64> {
     if e.kind != ErrorKind::Timeout || clock.ended() {
         return None;
@@ -122,9 +122,9 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Whether it was cut short. One answer that is late, or one connection that is closed (CLIENT KILL; a Sentinel does it after a
-    /// failover), does not make a server one that is away: where a second connection is answered, the window ends with it, and what
-    /// was slow is asked.
+    /// Whether it was cut short. One answer that is late, or one connection that is closed (CLIENT KILL; a Sentinel
+    /// does it after a failover), does not make a server one that is away: where a second connection is answered, the
+    /// window ends with it, and what was slow is asked.
     fn window(&self, ask: &mut Ask, node: &mut Node) -> Result<bool, Gone> {
         let mut start = None;
         let lost = match self.whole(ask, node, &mut start) {
@@ -170,7 +170,8 @@ impl Run<'_> {
         self.end(ask, node, start, cut_short, false)
     }
 
-    /// The histograms as the window begins: right behind INFO, so that both count the same calls. Why they were not seen is written down.
+    /// The histograms as the window begins: right behind INFO, so that both count the same calls. Why they were not
+    /// seen is written down.
     fn counted(&self, ask: &mut Ask, node: &mut Node, wait: Duration) -> Option<Counted> {
         // The slow log, settings and the last INFO are worth more.
         let counted = match self.clock.over_for(4, wait) {
@@ -186,7 +187,8 @@ impl Run<'_> {
         }
     }
 
-    /// How it is set and what it knows of its cluster, unless that was answered before; `kept` answers' time is left for others.
+    /// How it is set and what it knows of its cluster, unless that was answered before; `kept` answers' time is left
+    /// for others.
     fn set_up(&self, ask: &mut Ask, node: &mut Node, is_cluster: bool, wait: Duration, kept: u32) {
         let level = node.level();
         if is_open(&node.config) {
@@ -244,8 +246,8 @@ impl Run<'_> {
         };
     }
 
-    /// All of them; those that were refused again, a few times and as long as there is time, where the server runs a script past its
-    /// limit or reads its data set.
+    /// All of them; those that were refused again, a few times and as long as there is time, where the server runs a
+    /// script past its limit or reads its data set.
     fn questions(
         &self,
         ask: &mut Ask,
@@ -487,8 +489,8 @@ mod tests {
         Options { name: Some("unslow"), protocol: 3, command_timeout: Duration::from_secs(1), ..Options::default() }
     }
 
-    /// A server that does not answer the first PING of the window as it should, and how many commands it had executed at each whole
-    /// INFO.
+    /// A server that does not answer the first PING of the window as it should, and how many commands it had executed
+    /// at each whole INFO.
     fn fails_once(stall: Option<Duration>) -> (Target, Arc<Mutex<Vec<u64>>>) {
         let at_info = Arc::new(Mutex::new(Vec::new()));
         let (seen, mut executed, mut failed) = (at_info.clone(), 0, false);

@@ -1,5 +1,5 @@
-//! The more expensive questions at the end of a window, each left out where there is no time for it, or where asking makes the
-//! server slower.
+//! The more expensive questions at the end of a window, each left out where there is no time for it, or where asking
+//! makes the server slower.
 
 use std::time::Duration;
 
@@ -45,13 +45,14 @@ impl<'a> Questions<'a> {
         Questions { after_silence, ..self }
     }
 
-    /// Those that are open: what was answered, or refused for good, is not asked again. What is left out stands in its place with
-    /// the reason.
+    /// Those that are open: what was answered, or refused for good, is not asked again. What is left out stands in its
+    /// place with the reason.
     pub fn ask_open(&mut self, ask: &mut Ask, node: &mut Node, salt: &Salt, is_cluster: bool) -> Result<(), Error> {
         let level = node.level();
         let total = node.number("connected_clients").unwrap_or(0.0) as u64;
-        // What was slow is worth most where everything is: it is asked as long as there is any time at all. So are the lengths
-        // of its keys, constant-time questions in two pipelines, without which a big key is told as a slow command.
+        // What was slow is worth most where everything is: it is asked as long as there is any time at all. So are the
+        // lengths of its keys, constant-time questions in two pipelines, without which a big key is told as a slow
+        // command.
         if is_open(&node.slowlog) {
             match self.clock.over(Duration::ZERO) {
                 Some(gap) if !self.after_silence => node.slowlog = Seen::No(gap),
@@ -171,8 +172,8 @@ impl Guard {
     }
 }
 
-/// What PINGs between questions are compared with: those before the window, or, where the server was slower than that through
-/// all of the window, those in it.
+/// What PINGs between questions are compared with: those before the window, or, where the server was slower than that
+/// through all of the window, those in it.
 pub fn reference(before: Option<Rtt>, window: Option<Rtt>) -> Option<Rtt> {
     match (before, window) {
         (Some(before), Some(window)) if window.us_p50 > before.us_p99 => Some(window),

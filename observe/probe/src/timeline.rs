@@ -1,7 +1,7 @@
 //! A node's window: PINGs, and its counters once a second, until the window closes or the run is ended.
 //!
-//! On an idle server each PING wakes a process that sleeps, which is most of what looking costs. So PINGs are rare where
-//! nothing moves, and frequent where there is something to see.
+//! On an idle server each PING wakes a process that sleeps, which is most of what looking costs. So PINGs are rare
+//! where nothing moves, and frequent where there is something to see.
 
 use std::time::{Duration, Instant};
 
@@ -171,8 +171,8 @@ fn counters_of(info: &Info, at: Duration, own: u64) -> Option<Counters> {
     })
 }
 
-/// Rates between two moments, our own commands taken off. `None` where a counter went back (a restart) or is no number that
-/// can be: that is no rate.
+/// Rates between two moments, our own commands taken off. `None` where a counter went back (a restart) or is no number
+/// that can be: that is no rate.
 fn between(before: &Counters, after: &Counters) -> Option<Point> {
     let s = after.at.saturating_sub(before.at).as_secs_f64().max(0.001);
     let own = after.own.saturating_sub(before.own) as f64;

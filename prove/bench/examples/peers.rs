@@ -145,8 +145,8 @@ fn main() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().filter(|l| l.contains("lateness ") || l.contains("busy)")).for_each(|l| println!("{l}"));
     }
-    // What the machine itself does to anyone on processor 1 while processor 0 is busy: without it, nobody can tell whose
-    // lateness that is.
+    // What the machine itself does to anyone on processor 1 while processor 0 is busy: without it, nobody can tell
+    // whose lateness that is.
     let mut busy = Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]).spawn().expect("sh");
     let own = std::env::current_exe().expect("a path");
     let output = Command::new("taskset").args(["-c", "1"]).arg(own).arg("gaps").output().expect("it runs");
@@ -167,7 +167,8 @@ fn gaps() {
     }
     gaps.sort_unstable();
     println!(
-        "control: a loop on processor 1 that only reads the clock, processor 0 busy, 5 s: {} gaps above 200 us, {} us in all, the longest {:?}",
+        "control: a loop on processor 1 that only reads the clock, processor 0 busy, 5 s: {} gaps above 200 us, {} us \
+         in all, the longest {:?}",
         gaps.len(),
         gaps.iter().sum::<u128>(),
         gaps.last().copied().unwrap_or(0)

@@ -4,10 +4,10 @@
 //! cargo run --release -p unslow-bench --example proxies -- target/release/unslow 5
 //! ```
 //!
-//! Arguments: the binary, and rounds. nutcracker is Debian's (0.5.0); without it the table has one column less. One server of
-//! Valkey 9.1, GET of 64 B, one gateway thread; every round runs every way at every setting, and the table has medians. CPU is
-//! what the kernel charged to each process while the load ran; ratios are between medians of the same run. What it cannot
-//! show: a network, and more than two processors. Prints Markdown.
+//! Arguments: the binary, and rounds. nutcracker is Debian's (0.5.0); without it the table has one column less. One
+//! server of Valkey 9.1, GET of 64 B, one gateway thread; every round runs every way at every setting, and the table
+//! has medians. CPU is what the kernel charged to each process while the load ran; ratios are between medians of the
+//! same run. What it cannot show: a network, and more than two processors. Prints Markdown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,8 +53,8 @@ struct Way {
     pid: Option<u32>,
 }
 
-/// The same load on every way, by Debian's redis-benchmark: nutcracker closes connections that ask INFO or CLIENT, which this
-/// project's own generator does.
+/// The same load on every way, by Debian's redis-benchmark: nutcracker closes connections that ask INFO or CLIENT,
+/// which this project's own generator does.
 fn load(program: &Path, way: &Way, server: u32, clients: usize, depth: usize) -> Told {
     let (host, port) = way.url.rsplit_once(':').expect("an address");
     let requests = if depth > 1 { 3_000_000 } else { 400_000 };
@@ -165,7 +165,8 @@ fn main() {
     let port = free();
     let file = dir.join("nutcracker.yml");
     let text = format!(
-        "pool:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  auto_eject_hosts: false\n  server_connections: 1\n  servers:\n   - {}:1\n",
+        "pool:\n  listen: 127.0.0.1:{port}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  \
+         auto_eject_hosts: false\n  server_connections: 1\n  servers:\n   - {}:1\n",
         server.address()
     );
     fs::write(&file, text).expect("a configuration");
@@ -262,13 +263,14 @@ fn main() {
     let _ = fs::remove_dir_all(&dir);
 }
 
-/// `proxies storm BINARY`: 4,000 clients that each ask CLUSTER NODES and CLUSTER SLOTS once in ten seconds, as many client libraries
-/// do, at the servers themselves and at a gateway before them; what the servers spend on topology.
+/// `proxies storm BINARY`: 4,000 clients that each ask CLUSTER NODES and CLUSTER SLOTS once in ten seconds, as many
+/// client libraries do, at the servers themselves and at a gateway before them; what the servers spend on topology.
 fn storm(unslow: &Path) {
     const CLIENTS: usize = 4000;
     const SECONDS: u64 = 20;
     println!(
-        "| servers | way | topology commands/s, all nodes | of a core, on the node that spends most |\n|---|---|---|---|"
+        "| servers | way | topology commands/s, all nodes | of a core, on the node that spends most |\n\
+         |---|---|---|---|"
     );
     for name in ["valkey-9.1", "redis-5.0"] {
         let deployment =

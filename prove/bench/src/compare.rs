@@ -1,9 +1,9 @@
 //! Two reports side by side: is the difference one that can be shown?
 //!
-//! Each run gives one figure a metric. The difference of the two sides' means is bootstrapped: runs are drawn again with
-//! replacement ten thousand times, and the middle 95 % of the differences are the interval. Runs made in turn (A B B A)
-//! are drawn as pairs, so that what slowed the machine down for both cancels out. (Efron and Tibshirani, An Introduction
-//! to the Bootstrap, 1993, percentile interval.)
+//! Each run gives one figure a metric. The difference of the two sides' means is bootstrapped: runs are drawn again
+//! with replacement ten thousand times, and the middle 95 % of the differences are the interval. Runs made in turn (A B
+//! B A) are drawn as pairs, so that what slowed the machine down for both cancels out. (Efron and Tibshirani, An
+//! Introduction to the Bootstrap, 1993, percentile interval.)
 //!
 //! Of few runs such an interval is far too narrow: of three pairs all three lie on one side of nothing once in four
 //! times. So it is widened as Student's t is wider than the normal distribution (Hesterberg, What Teachers Should Know
@@ -157,7 +157,8 @@ pub fn compare(a: &Report, b: &Report) -> Comparison {
     let headline = if a.load.open_loop { "latency_us_p99" } else { "throughput_per_s" };
     let mut sentence = match of(headline) {
         _ if a.runs.len().min(b.runs.len()) < 3 => format!(
-            "With {} against {} runs no difference can be shown; make at least three of each, in turn: --against URL --repeat 5",
+            "With {} against {} runs no difference can be shown; make at least three of each, in turn: --against URL \
+             --repeat 5",
             a.runs.len(),
             b.runs.len()
         ),
@@ -173,7 +174,8 @@ pub fn compare(a: &Report, b: &Report) -> Comparison {
     if fa.max(fb) > 0.001 && (fa - fb).abs() > 0.1 * fa.max(fb) {
         let (worse, share) = if fa > fb { ("A", fa) } else { ("B", fb) };
         sentence = format!(
-            "{} of {worse}'s requests failed, {} of the other's: the two are not to be compared by their speed. {sentence}",
+            "{} of {worse}'s requests failed, {} of the other's: the two are not to be compared by their speed. \
+             {sentence}",
             percent(share),
             percent(fa.min(fb))
         );

@@ -12,9 +12,9 @@ use hdrhistogram::serialization::interval_log::IntervalLogWriterBuilder;
 /// What gets a second's number and its histogram.
 pub type Logged<'a> = dyn FnMut(u32, &Histogram<u64>) + 'a;
 
-/// Calls `work` with a place for each second's histogram, which goes into the log at `path`, if there is one. Values are
-/// nanoseconds, the maximum beside each line is in milliseconds. The inner result is the log's: a full disk does not end
-/// the run.
+/// Calls `work` with a place for each second's histogram, which goes into the log at `path`, if there is one. Values
+/// are nanoseconds, the maximum beside each line is in milliseconds. The inner result is the log's: a full disk does
+/// not end the run.
 pub fn with_log<R>(path: Option<&Path>, work: impl FnOnce(&mut Logged) -> R) -> (R, Result<(), String>) {
     let Some(path) = path else { return (work(&mut |_, _| {}), Ok(())) };
     let failed = |e: &dyn std::fmt::Display| format!("{}: the log could not be written: {e}", path.display());

@@ -1,8 +1,8 @@
 //! A load generator whose tails can be believed.
 //!
 //! Open loop: requests are due by a schedule, and a request's clock starts when it is due, not when the server let us
-//! send it. Closed loop: so many callers, each of which asks again when it is answered. Either way over one of the client
-//! models that applications have: connections of their own, a pool, one shared connection.
+//! send it. Closed loop: so many callers, each of which asks again when it is answered. Either way over one of the
+//! client models that applications have: connections of their own, a pool, one shared connection.
 //!
 //! [`Session::prepare`] looks at the deployment and fits the workload to it, [`Session::run`] measures. The hot path is
 //! `worker.rs`, one of them a thread, each with a `base/reactor` loop and nothing shared; the thread that called

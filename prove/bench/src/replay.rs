@@ -1,8 +1,8 @@
 //! A recorded stream of commands, to be sent again: MONITOR's output, or one command a line as typed in redis-cli.
 //!
 //! A MONITOR line is `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`; its time is kept, so that the stream can be
-//! replayed at its own pace. Commands that would change what the connection is (MULTI, SUBSCRIBE, MONITOR, SELECT, AUTH ...)
-//! are left out and counted: in a recording many connections are one stream.
+//! replayed at its own pace. Commands that would change what the connection is (MULTI, SUBSCRIBE, MONITOR, SELECT, AUTH
+//! ...) are left out and counted: in a recording many connections are one stream.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -192,7 +192,8 @@ mod tests {
 
     #[test]
     fn reads_what_monitor_writes() {
-        let text = "OK\n1700000000.000100 [0 127.0.0.1:5] \"GET\" \"a b\"\n1700000001.000100 [0 lua] \"set\" \"k\" \"\\x00\\\"\"\n1700000001.500000 [0 x] \"MULTI\"\n";
+        let text = "OK\n1700000000.000100 [0 127.0.0.1:5] \"GET\" \"a b\"\n1700000001.000100 [0 lua] \"set\" \"k\" \
+                    \"\\x00\\\"\"\n1700000001.500000 [0 x] \"MULTI\"\n";
         let recording = Recording::read(text.as_bytes()).unwrap();
         assert_eq!((recording.commands(), recording.left_out, recording.timed), (2, 1, true));
         assert_eq!(recording.bytes(0), b"*2\r\n$3\r\nGET\r\n$3\r\na b\r\n");
@@ -217,11 +218,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_at_all_is_read_or_refused(text in "(\\PC|\n|\"|\\\\x|\\[|\\{|\n[0-9]{1,20}\\.[0-9]{6} \\[0 a\\] GET k\n){0,200}") {
+        fn any_text_at_all_is_read_or_refused(text in "(\\PC|\n\
+            |\"|\\\\x|\\[|\\{|\n[0-9]{1,20}\\.[0-9]{6} \\[0 a\\] GET k\n){0,200}") {
             if let Ok(recording) = Recording::read(text.as_bytes()) {
                 for seq in 0..recording.commands() * 2 {
                     let bytes = recording.bytes(seq);
-                    proptest::prop_assert_eq!(unslow_resp::Scanner::default().scan(bytes), Ok(unslow_resp::Scan::Complete(bytes.len())));
+                    let scanned = unslow_resp::Scanner::default().scan(bytes);
+                    proptest::prop_assert_eq!(scanned, Ok(unslow_resp::Scan::Complete(bytes.len())));
                     let _ = (recording.slot(seq), recording.kind(seq), recording.due_ns(seq));
                 }
             }

@@ -280,8 +280,9 @@ fn look_again(old: &Map, target: &Target, options: &Options, ended: &AtomicBool)
         };
     }
     let plain = Target { service: None, ..target.clone() };
-    // A minority's view is outvoted by its epochs: several nodes are asked and their views merged. Eight at a time, since
-    // each that hangs takes its timeout; replicas first, since they are the ones to be promoted, and have the least to do.
+    // A minority's view is outvoted by its epochs: several nodes are asked and their views merged. Eight at a time,
+    // since each that hangs takes its timeout; replicas first, since they are the ones to be promoted, and have the
+    // least to do.
     const ENOUGH: usize = 3;
     let mut views = Vec::new();
     let mut order: Vec<&String> = old.nodes.iter().collect();

@@ -195,8 +195,8 @@ enum News {
     Event(Event),
 }
 
-/// A deployment and a workload that fit each other. While it lives, a signal ends the run that is going on: its results so
-/// far, and those of the runs before it, are still reported.
+/// A deployment and a workload that fit each other. While it lives, a signal ends the run that is going on: its results
+/// so far, and those of the runs before it, are still reported.
 pub struct Session {
     guard: Guard,
     settings: Settings,
@@ -231,7 +231,8 @@ impl Settings {
         within("--requests", self.requests.unwrap_or(1), 1, u64::MAX)?;
         if self.model != Model::Own && self.pipeline > 1 {
             return bad(
-                "--pipeline needs connections of their own; with --model, the model decides how many requests are in flight",
+                "--pipeline needs connections of their own; with --model, the model decides how many requests are in \
+                 flight",
             );
         }
         if self.model == Model::Own && self.callers.is_some() && self.rate.is_none() && self.speed.is_none() {
@@ -397,7 +398,8 @@ impl Session {
         let is_replica = info.as_ref().and_then(Info::role) == Some("slave");
         if is_replica && let Some(write) = writes {
             return Err(Error(format!(
-                "{} is a replica, and {write} writes; give its master's address, or a mix that only reads with --no-preload",
+                "{} is a replica, and {write} writes; give its master's address, or a mix that only reads with \
+                 --no-preload",
                 masters[0].peer()
             )));
         }
@@ -406,7 +408,11 @@ impl Session {
                 return Err(Error("no replica is known there that reads could be sent to".into()));
             }
             if !(0..workload.commands.len() as u16).any(|c| workload.reads(c)) {
-                return Err(Error("nothing in the mix is a read that replicas may answer (by COMMAND INFO; a block is as much as its worst command)".into()));
+                return Err(Error(
+                    "nothing in the mix is a read that replicas may answer (by COMMAND INFO; a block is \
+                                  as much as its worst command)"
+                        .into(),
+                ));
             }
         }
         if settings.speed.is_some() && !workload.recording.as_ref().is_some_and(|r| r.timed) {
@@ -633,8 +639,9 @@ impl Session {
             };
             let (scouted, target, options) = (&shared, &self.settings.target, &self.settings.options);
             scope.spawn(move || scouted.routes.scout(target, options, &tell));
-            // Adding up a second takes a millisecond. On a processor that it shares with a generator's thread that would be
-            // a millisecond of lateness, so it is done in what is left over (nice belongs to a thread on Linux).
+            // Adding up a second takes a millisecond. On a processor that it shares with a generator's thread that
+            // would be a millisecond of lateness, so it is done in what is left over (nice belongs to a thread on
+            // Linux).
             let (tell, told) = channel();
             let (collected, marked) = (&shared, &events);
             let collector = scope.spawn(move || {
@@ -819,7 +826,8 @@ impl Session {
         {
             valid = false;
             doubts.push(format!(
-                "invalid: the generator itself was late (p99.9 {}, at most {} are allowed); its latency is in these figures. Give it --threads, a processor of its own, or a lower --rate",
+                "invalid: the generator itself was late (p99.9 {}, at most {} are allowed); its latency is in these \
+                 figures. Give it --threads, a processor of its own, or a lower --rate",
                 time_us(late.us_p99_9),
                 time_us(self.load.lateness_us_allowed)
             ));
@@ -886,7 +894,8 @@ impl Session {
         if counts.wrong > 0 {
             valid = false;
             doubts.push(format!(
-                "invalid: {} of {} values were not the value that this seed writes (--seed {}); were the keys written by another run?",
+                "invalid: {} of {} values were not the value that this seed writes (--seed {}); were the keys written \
+                 by another run?",
                 counts.wrong, counts.verified, self.settings.spec.seed
             ));
         }
@@ -917,7 +926,8 @@ impl Session {
         }
         if !self.load.open_loop && all.max() > 100_000_000 && all.max() > 20 * all.value_at_quantile(0.5) {
             doubts.push(format!(
-                "closed loop: while an answer took {} its caller asked nothing else, so these percentiles leave out what would have waited; --rate does not",
+                "closed loop: while an answer took {} its caller asked nothing else, so these percentiles leave out \
+                 what would have waited; --rate does not",
                 time(Duration::from_nanos(all.max()))
             ));
         }
@@ -1070,8 +1080,8 @@ fn open(settings: &Settings, address: &str) -> Result<Connection, Error> {
     Ok(Connection::open(&target, &settings.options)?)
 }
 
-/// What the server knows of the commands: whether they exist, how many arguments they take, where their keys are, whether
-/// replicas may answer them. Returns the first that writes.
+/// What the server knows of the commands: whether they exist, how many arguments they take, where their keys are,
+/// whether replicas may answer them. Returns the first that writes.
 fn ask_about_commands(master: &mut Connection, workload: &mut Workload) -> Result<Option<String>, Error> {
     let recorded = workload.recording.is_some();
     let names: Vec<String> =

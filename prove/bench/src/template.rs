@@ -207,7 +207,8 @@ fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, String> {
                     ),
                     other => {
                         return Err(format!(
-                            "no placeholder {{{}}}; there are {{key}}, {{value}}, {{seq}}, {{now}} and {{sha}}, and {{{{ is a plain brace",
+                            "no placeholder {{{}}}; there are {{key}}, {{value}}, {{seq}}, {{now}} and {{sha}}, and \
+                             {{{{ is a plain brace",
                             String::from_utf8_lossy(other)
                         ));
                     }

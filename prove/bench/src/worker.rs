@@ -5,12 +5,12 @@
 //!     -> written -> replies matched in order -> recorded -> the caller goes on, the connection serves who waits
 //! ```
 //!
-//! Time is taken once per batch of replies, behind the read that brought them. A request's clock starts when it was due,
-//! so a server that stops is charged for every request that should have been made meanwhile.
+//! Time is taken once per batch of replies, behind the read that brought them. A request's clock starts when it was
+//! due, so a server that stops is charged for every request that should have been made meanwhile.
 //!
-//! A lost connection leaves its requests without an answer: nobody knows whether they were executed, so they are counted
-//! and not sent again. Requests that were not sent yet wait for the connection, for another owner of their slot, or for
-//! their timeout, whichever comes first.
+//! A lost connection leaves its requests without an answer: nobody knows whether they were executed, so they are
+//! counted and not sent again. Requests that were not sent yet wait for the connection, for another owner of their
+//! slot, or for their timeout, whichever comes first.
 
 use std::collections::VecDeque;
 use std::net::ToSocketAddrs;
@@ -494,8 +494,8 @@ impl Worker {
         let lane = &mut self.lanes[lane_index as usize];
         let node = &mut self.nodes[usize::from(lane.node)];
         let now = now_ns();
-        // Asked again when all of its addresses failed, since a name may be given to another server; not more often than
-        // once a second, since asking may take long.
+        // Asked again when all of its addresses failed, since a name may be given to another server; not more often
+        // than once a second, since asking may take long.
         let tried_all = lane.attempts.is_multiple_of(node.peers.len().max(1));
         if tried_all && now >= node.resolve_at {
             node.peers = resolve(&node.address);
@@ -1465,8 +1465,8 @@ mod tests {
     const START: u64 = 100 * SECOND;
     const MILLISECOND: u64 = SECOND / 1000;
 
-    /// A thread that was asked for 1,000 requests/s for a second, with a timeout of a second, in a cluster where nobody owns
-    /// a slot: all of them wait.
+    /// A thread that was asked for 1,000 requests/s for a second, with a timeout of a second, in a cluster where nobody
+    /// owns a slot: all of them wait.
     fn worker() -> (Worker, Receiver<Said>) {
         let map = Map {
             kind: unslow_topology::DeploymentKind::Cluster,

@@ -203,7 +203,8 @@ impl Workload {
             }
             if LEFT_OUT.contains(&template.name().as_str()) {
                 return Err(format!(
-                    "{} changes what its connection is, and the replies behind it; for blocks there is --multi, for messages --subscribers",
+                    "{} changes what its connection is, and the replies behind it; for blocks there is --multi, for \
+                     messages --subscribers",
                     template.name()
                 ));
             }
@@ -318,7 +319,8 @@ impl Workload {
             Keys::Sequential => seq % self.keys,
             // Ranks are scattered over the key space, as popular keys are.
             Keys::Zipf(zipf) => {
-                const PRIME: u128 = 11_400_714_819_323_198_549; // shares no factor with a smaller key space: no two ranks meet
+                // shares no factor with a smaller key space: no two ranks meet
+                const PRIME: u128 = 11_400_714_819_323_198_549;
                 ((zipf.sample(&mut dice) as u128 - 1) * PRIME % u128::from(self.keys)) as u64
             }
             Keys::Hot { keys, share } => {
@@ -465,7 +467,8 @@ impl Keys {
                 }
             }
             _ => Err(format!(
-                "unknown key distribution {text:?}; there are uniform, zipf[:EXPONENT], hot[:KEYS:REQUESTS] and sequential"
+                "unknown key distribution {text:?}; there are uniform, zipf[:EXPONENT], hot[:KEYS:REQUESTS] and \
+                 sequential"
             )),
         }
     }
@@ -511,7 +514,8 @@ impl Sizes {
                 .map(|(a, b)| Sizes::Range(a, b))
         };
         parsed.ok_or(format!(
-            "invalid value size {text:?}; expected a size (64, 10kb), a range (16-1024) or sizes with weights (64:0.7,1kb:0.3), each at most 512 MiB"
+            "invalid value size {text:?}; expected a size (64, 10kb), a range (16-1024) or sizes with weights \
+             (64:0.7,1kb:0.3), each at most 512 MiB"
         ))
     }
 

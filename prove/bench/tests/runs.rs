@@ -89,8 +89,8 @@ fn run_through(settings: Settings, mut act: impl FnMut(), calm: impl Fn(&Second)
     })
 }
 
-/// How often a server has executed a command. In a failover it may close a connection instead of answering: Sentinel ends the
-/// clients of a replica that it promotes.
+/// How often a server has executed a command. In a failover it may close a connection instead of answering: Sentinel
+/// ends the clients of a replica that it promotes.
 fn calls(server: &Server, command: &str) -> Result<u64, unslow_engine::Error> {
     let mut c = server.connect_with(&options(2))?;
     let stats = info(&mut c, "commandstats")?;
@@ -175,7 +175,8 @@ fn a_server_that_freezes_is_charged_for_every_request_it_kept_waiting() {
             std::thread::sleep(FREEZE);
             let frozen = stopped.elapsed();
             server.signal(libc::SIGCONT);
-            // Requests are sent in the order they are due: once so many were executed, all that were due in the freeze were.
+            // Requests are sent in the order they are due: once so many were executed, all that were due in the freeze
+            // were.
             let due = (begun.elapsed().as_secs_f64() * RATE) as u64 + 1;
             until("the backlog to be worked off", || gets(&server).unwrap() >= before + due);
             stop.store(true, Ordering::SeqCst);
@@ -201,8 +202,8 @@ fn a_server_that_freezes_is_charged_for_every_request_it_kept_waiting() {
         let least = frozen - ((1.0 - q) * run.requests as f64 + 3.0) / RATE;
         assert!(seen_us / 1e6 >= least, "{name} is {seen_us} us, and cannot be less than {least} s");
     }
-    // Of a second inside the freeze there are at most the answers that were on their way, and one more on each connection
-    // for a generator that is late. The last one is not whole.
+    // Of a second inside the freeze there are at most the answers that were on their way, and one more on each
+    // connection for a generator that is late. The last one is not whole.
     let (_, whole) = run.timeline.split_last().unwrap();
     let empty = whole.iter().any(|s| s.answered <= 2 * CONNECTIONS as u64);
     assert!(empty, "the outage is no second of its own: {:?}", run.timeline);
@@ -347,8 +348,8 @@ fn slots_that_move_are_followed_without_an_error() {
     }
 }
 
-/// Moves the slots of the first keys from the first master to the second, key by key, as redis-cli does; each of them waits
-/// half way until somebody was sent over by ASK.
+/// Moves the slots of the first keys from the first master to the second, key by key, as redis-cli does; each of them
+/// waits half way until somebody was sent over by ASK.
 fn move_slots(deployment: &Deployment, keys: u64) {
     let (from, to) = (&deployment.nodes[0], &deployment.nodes[1]);
     let (from_id, to_id) = (id(from), id(to));
@@ -366,7 +367,8 @@ fn move_slots(deployment: &Deployment, keys: u64) {
         let sent_over = calls(to, "asking").unwrap();
         a.call(&["MIGRATE", &to.ip, &to.port.to_string(), &key, "0", "60000"]).unwrap();
         until("a client to be sent over by ASK", || calls(to, "asking").unwrap() > sent_over);
-        // The new owner first, as redis-cli: otherwise both send clients to each other until the second one hears of it.
+        // The new owner first, as redis-cli: otherwise both send clients to each other until the second one hears of
+        // it.
         for node in [to, from, &deployment.nodes[2]] {
             node.connect_with(&options(2)).unwrap().call(&["CLUSTER", "SETSLOT", &s, "NODE", &to_id]).unwrap();
         }
@@ -535,9 +537,11 @@ fn transactions_scripts_blocking_commands_and_messages_work() {
             s.spec.commands = vec!["EVALSHA {sha} 1 sum:{key} 2".into()];
         });
         let blocked = with("BLPOP", Some(16), &|s| s.spec.commands = vec!["BLPOP nothing:{key} 0.2".into()]);
-        // A command that blocks for 200 ms on nothing cannot be answered earlier (but for the server's clock of milliseconds).
+        // A command that blocks for 200 ms on nothing cannot be answered earlier (but for the server's clock of
+        // milliseconds).
         assert!(blocked.latency.us_p50 > 190_000.0 && blocked.commands[0].null_share == 1.0, "{:?}", blocked.latency);
-        // What reaches a subscriber later than 200 ms after the last answer comes too late: on a busy machine that may be.
+        // What reaches a subscriber later than 200 ms after the last answer comes too late: on a busy machine that may
+        // be.
         tried_while_busy(3, |_| {
             let mut heard = with("PUBLISH", None, &|s| {
                 s.spec.mix = mix(&["publish"]);

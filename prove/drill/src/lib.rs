@@ -1,7 +1,8 @@
 //! Drills: a lab, a load, faults on a time line and checkers, as data; the evidence is kept.
 //!
-//! [`spec::Drill`] is the data, [`run::run`] plays one variant of it against real servers and judges what the clients saw.
-//! A drill verifies its own fault and its own load: what cannot be shown to have happened is `unknown`, never passed.
+//! [`spec::Drill`] is the data, [`run::run`] plays one variant of it against real servers and judges what the clients
+//! saw. A drill verifies its own fault and its own load: what cannot be shown to have happened is `unknown`, never
+//! passed.
 
 pub mod case;
 pub mod check;

@@ -126,8 +126,8 @@ impl Observer {
     }
 }
 
-/// Which servers of one shard were masters at once, and for how long: what is written to the one is lost when it follows the
-/// other.
+/// Which servers of one shard were masters at once, and for how long: what is written to the one is lost when it
+/// follows the other.
 pub fn masters_at_once(events: &[Event]) -> Vec<String> {
     let end = events.last().map_or(0, |e| e.at_us);
     let mut reigns: Vec<(&str, u64, u64)> = Vec::new();

@@ -141,15 +141,16 @@ pub struct Document {
 /// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody; a hang ends by itself.
 pub const FOREIGN: [&str; 3] = ["failover", "hang", "none"];
 
-/// Runs `body` so that a signal asks it to end in order: everything is healed, the evidence is kept. [`interrupted`] says
-/// whether one did.
+/// Runs `body` so that a signal asks it to end in order: everything is healed, the evidence is kept. [`interrupted`]
+/// says whether one did.
 pub(crate) fn while_running<T>(body: impl FnOnce() -> T) -> T {
     let _guard = unslow_interrupt::guard("healing and undoing; what was seen so far is kept (Ctrl-C again: at once)");
     body()
 }
 
 impl Outcome {
-    /// A run that ended with an error: unknown, beside those that did not. `folder` is where its evidence is, if it has any.
+    /// A run that ended with an error: unknown, beside those that did not. `folder` is where its evidence is, if it has
+    /// any.
     pub fn crashed(drill: &Drill, label: &str, fault: &str, seed: u64, folder: &str, error: &Error) -> Outcome {
         Outcome {
             schema: SCHEMA,
@@ -707,7 +708,8 @@ fn foreign(ground: &Ground, name: &str, lasts: Duration) -> Result<Option<String
             // Refused at once, or no word before it is over.
             match c.receive(Duration::from_millis(500)) {
                 Ok(Value::Error(said)) => Err(Error::new(format!(
-                    "{} does not take DEBUG SLEEP ({said}); put enable-debug-command yes into its configuration and restart it, or take --fault none and stop it yourself",
+                    "{} does not take DEBUG SLEEP ({said}); put enable-debug-command yes into its configuration and \
+                     restart it, or take --fault none and stop it yourself",
                     node.name
                 ))),
                 _ => Ok(Some(node.name.clone())),

@@ -1,4 +1,5 @@
-//! A drill as data: a lab, a load, faults on a time line, what is expected; and variants that change some of it, side by side.
+//! A drill as data: a lab, a load, faults on a time line, what is expected; and variants that change some of it, side
+//! by side.
 //!
 //! ```toml
 //! about = "A master dies; its replica must take over."
@@ -145,7 +146,8 @@ impl FaultSpec {
 /// Faults of drills alone, beside those of the lab.
 pub const OWN_FAULTS: &[(&str, &str)] = &[(
     "rolling_restart",
-    "every server is restarted, one after another; with value = \"failover\" no master, but its replica takes over before",
+    "every server is restarted, one after another; with value = \"failover\" no master, but its replica takes over \
+     before",
 )];
 
 /// What must hold. What is left out is measured and told.
@@ -521,7 +523,9 @@ mod tests {
 
     #[test]
     fn a_variant_changes_what_it_names_and_nothing_else() {
-        let text = "about = \"x\"\n[lab.deployment]\nsettings = { maxmemory = \"1gb\" }\n[[variant]]\nname = \"a\"\n[[variant]]\nname = \"b\"\nsettings = { min-replicas-to-write = 1 }\n[variant.expect]\nlost_writes = 0\n";
+        let text = "about = \"x\"\n[lab.deployment]\nsettings = { maxmemory = \"1gb\" }\n[[variant]]\nname = \"a\"\n\
+                    [[variant]]\nname = \"b\"\nsettings = { min-replicas-to-write = 1 }\n[variant.expect]\nlost_writes \
+                    = 0\n";
         let drill = Drill::parse("d", text).unwrap();
         let settings = |i: usize| drill.variants[i].1.topology.as_ref().unwrap().deployment.settings.len();
         assert_eq!((settings(0), settings(1)), (1, 2));

@@ -1,5 +1,5 @@
-//! Whether a fault really happened, and really ended. A partition that leaks gives wrong figures, not small ones: a drill
-//! whose fault cannot be shown is `unknown`.
+//! Whether a fault really happened, and really ended. A partition that leaks gives wrong figures, not small ones: a
+//! drill whose fault cannot be shown is `unknown`.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -34,7 +34,8 @@ impl Before {
     }
 }
 
-/// Masters with their slots, as the first node of a cluster that answers says; without a cluster, who calls itself master.
+/// Masters with their slots, as the first node of a cluster that answers says; without a cluster, who calls itself
+/// master.
 fn owners(lab: &Lab) -> Vec<(String, String)> {
     let short = Duration::from_millis(500);
     let options = Options { connect_timeout: short, command_timeout: short, ..Options::default() };
@@ -112,7 +113,8 @@ impl Proof {
         Proof { fault: fault.into(), servers, before, paths }
     }
 
-    /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive, the first slot longer.
+    /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive, the first slot
+    /// longer.
     pub fn holds(&self, lab: &Lab) -> Result<String, String> {
         let patience = if self.fault.starts_with("reshard") { 3000 } else { 300 };
         let until = Instant::now() + Duration::from_millis(patience);

@@ -95,8 +95,8 @@ impl Plan {
             let own: Vec<(String, String)> = own.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
             spec.settings.splice(0..0, own);
         } else if self.nodes.len() > 1 && !spec.ip.is_empty() {
-            // Where several addresses are of one machine the master would see another of them. The first one too: it follows
-            // another after a failover.
+            // Where several addresses are of one machine the master would see another of them. The first one too: it
+            // follows another after a failover.
             spec.settings.insert(0, ("replica-announce-ip".into(), spec.ip.clone()));
         }
         if !self.cluster
@@ -208,8 +208,8 @@ impl Deployment {
     }
 }
 
-/// How long servers may take to find each other. A second on a quiet machine; on one whose disk is busy each of them stands still for
-/// as long as it writes nodes.conf.
+/// How long servers may take to find each other. A second on a quiet machine; on one whose disk is busy each of them
+/// stands still for as long as it writes nodes.conf.
 const READY: Duration = Duration::from_secs(120);
 
 fn patient(server: &Server) -> Result<Connection, Error> {
@@ -234,8 +234,8 @@ pub fn wait_for(what: &str, patience: Duration, mut met: impl FnMut() -> Result<
 /// How often a migration the servers gave up is begun again.
 const MIGRATIONS: usize = 10;
 
-/// Moves slots at once (CLUSTER MIGRATESLOTS, Valkey 9.0) from the master at `source` to the master with this id, and waits
-/// until they are there. Servers give migrations up (a failover, a fork that fails, a write in the wrong moment:
+/// Moves slots at once (CLUSTER MIGRATESLOTS, Valkey 9.0) from the master at `source` to the master with this id, and
+/// waits until they are there. Servers give migrations up (a failover, a fork that fails, a write in the wrong moment:
 /// valkey-io/valkey#4545), say so in their list of migrations only, and leave it to who asked to begin again.
 pub fn migrate_slots(source: &mut Connection, first: u16, last: u16, destination: &str) -> Result<(), Error> {
     let range = format!("{first}-{last}");
@@ -361,9 +361,9 @@ const NODE_TIMEOUT: &str = "cluster-node-timeout";
 /// Its name in every version.
 const NO_FAILOVER: &str = "cluster-slave-no-failover";
 
-/// A node that has just met a majority says cluster_state:fail for cluster-node-timeout, at most 5 s, more (measured: 5 to 8 s
-/// until all six of Valkey 9.1 say ok, 2.1 s with 1 s). While they meet it is 1 s, and nobody fails over for it; what each
-/// had, the first thing and the second, is returned to be set again. A node without CONFIG takes its time.
+/// A node that has just met a majority says cluster_state:fail for cluster-node-timeout, at most 5 s, more (measured: 5
+/// to 8 s until all six of Valkey 9.1 say ok, 2.1 s with 1 s). While they meet it is 1 s, and nobody fails over for it;
+/// what each had, the first thing and the second, is returned to be set again. A node without CONFIG takes its time.
 fn hurry(connections: &mut [Connection]) -> Vec<Option<[String; 2]>> {
     let swap = |connection: &mut Connection, name: &str, value: &str| {
         let before = connection.call(&["CONFIG", "GET", name]).ok()?.get(name)?.text()?;

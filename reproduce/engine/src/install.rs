@@ -25,8 +25,8 @@ pub fn cache_dir() -> PathBuf {
     base.unwrap_or_else(own).join("unslow")
 }
 
-/// A directory in one that all users may write to, for a user without a home. Programs and libraries are run from it: one that
-/// somebody else has made or may write to is passed over for one with a name that nobody could know.
+/// A directory in one that all users may write to, for a user without a home. Programs and libraries are run from it:
+/// one that somebody else has made or may write to is passed over for one with a name that nobody could know.
 fn own_directory(shared: &Path, user: u32) -> PathBuf {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
     let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path).is_ok();

@@ -1,7 +1,7 @@
 //! Where a process sits: network and mount namespaces of its own, and a disk that is a tmpfs of bounded size.
 //!
-//! A seat is held by descriptors alone. When the process that holds them ends, by whatever signal, and the servers in it
-//! with it, the kernel takes namespaces, devices and mounts away: nothing has a name that could be left behind.
+//! A seat is held by descriptors alone. When the process that holds them ends, by whatever signal, and the servers in
+//! it with it, the kernel takes namespaces, devices and mounts away: nothing has a name that could be left behind.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -69,8 +69,8 @@ impl Seat {
     pub fn place(&self, command: &mut Command, dir: &Path) -> io::Result<()> {
         let (net, mount) = (self.net.as_raw_fd(), self.mount.as_raw_fd());
         let dir = CString::new(dir.as_os_str().as_bytes())?;
-        // SAFETY: setns and chdir are async-signal-safe; the descriptors are inherited over fork and closed by exec, and
-        // the seat outlives the spawn because the caller holds it.
+        // SAFETY: setns and chdir are async-signal-safe; the descriptors are inherited over fork and closed by exec,
+        // and the seat outlives the spawn because the caller holds it.
         unsafe {
             command.pre_exec(move || {
                 let entered = libc::setns(net, libc::CLONE_NEWNET) == 0
@@ -83,8 +83,8 @@ impl Seat {
     }
 
     /// The same for a server, which listens without a password where others on this machine may reach it: it can write
-    /// to its own disk alone, and has no privileges even where we are root. Kernels before 5.12 cannot make a whole tree
-    /// read-only; there it stays as it is.
+    /// to its own disk alone, and has no privileges even where we are root. Kernels before 5.12 cannot make a whole
+    /// tree read-only; there it stays as it is.
     pub fn place_server(&self, command: &mut Command, dir: &Path) -> io::Result<()> {
         self.place(command, dir)?;
         let disk = CString::new(self.disk.as_os_str().as_bytes())?;

@@ -47,8 +47,8 @@ impl From<unslow_client::Error> for Error {
 /// Every pid and directory of this process's servers, for the way out by Ctrl-C.
 static RUNNING: Mutex<BTreeSet<(u32, PathBuf)>> = Mutex::new(BTreeSet::new());
 
-/// Ports handed out by this process, each with a claim that other processes see: a server needs a moment before its port is taken,
-/// and one that is killed and started again finds it free.
+/// Ports handed out by this process, each with a claim that other processes see: a server needs a moment before its
+/// port is taken, and one that is killed and started again finds it free.
 static HANDED_OUT: Mutex<BTreeMap<u16, UnixListener>> = Mutex::new(BTreeMap::new());
 
 /// A name in the kernel that one process holds at a time, and loses when it ends.
@@ -434,8 +434,8 @@ impl Drop for Server {
     }
 }
 
-/// Starts a command in a process group of its own (Ctrl-C is for us, and we end it ourselves) that the kernel kills should
-/// this process die without a word.
+/// Starts a command in a process group of its own (Ctrl-C is for us, and we end it ourselves) that the kernel kills
+/// should this process die without a word.
 ///
 /// The kernel watches the thread that forked, not the process: so one thread, which lives as long as the process, forks
 /// for all.

@@ -103,7 +103,8 @@ fn main() -> Result<(), Failure> {
     let gap = Duration::from_micros(1000);
     println!("{packets} pings each, 1 ms apart (4 ms with jitter); us unless said otherwise\n");
     println!(
-        "| asked rtt | asked jitter | asked loss each way | median | p99 | deviation | (p84 - p16) / 2 | lost | CPU per packet |"
+        "| asked rtt | asked jitter | asked loss each way | median | p99 | deviation | (p84 - p16) / 2 | lost | CPU \
+         per packet |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     let ms = |n: f64| Duration::from_secs_f64(n / 1000.0);
@@ -142,7 +143,8 @@ fn main() -> Result<(), Failure> {
         let (begun, cpu, sent, seen) = flood(&pair, rate)?;
         let stats = pair.wire.stats();
         println!(
-            "\n{what}, 64 bytes one way: {seen} of {sent} arrived in {:.2} s = {:.0}/s; carrier {:.1} us of CPU each, {:.0} % of a core, \
+            "\n{what}, 64 bytes one way: {seen} of {sent} arrived in {:.2} s = {:.0}/s; carrier {:.1} us of CPU each, \
+             {:.0} % of a core, \
              {:.0}/s per core; refused {}, queued over {}",
             begun.as_secs_f64(),
             seen as f64 / begun.as_secs_f64(),

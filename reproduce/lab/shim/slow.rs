@@ -2,8 +2,8 @@
 //! busy disk and a bad time server would.
 //!
 //! What to do stands in a file of 64 bytes that UNSLOW_SHIM names, mapped once at the start: microseconds for fork, for
-//! fsync/fdatasync, nanoseconds for each byte written to a file, microseconds that the wall clock is ahead. A fault starts
-//! and heals while the server runs; reading a zero is all that a healthy call costs. No file, no effect.
+//! fsync/fdatasync, nanoseconds for each byte written to a file, microseconds that the wall clock is ahead. A fault
+//! starts and heals while the server runs; reading a zero is all that a healthy call costs. No file, no effect.
 //! Built by `build.rs` with bare rustc and `no_std`: nothing of Rust's runtime enters the host process.
 #![no_std]
 
@@ -202,4 +202,3 @@ pub unsafe extern "C" fn time(out: *mut c_long) -> c_long {
     }
     seconds
 }
-

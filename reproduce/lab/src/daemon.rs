@@ -1,8 +1,8 @@
 //! A lab that outlives the command that started it: a process of its own that holds it, and a socket to talk to it.
 //!
-//! `unslow lab up` starts the process, hears its progress, and goes; everything of the lab hangs on that process. When it
-//! ends, by whatever signal, the kernel takes servers, namespaces and devices with it; what it cannot take (a directory, a
-//! cgroup, programs of the user's own) [`Found::clean`] finds by the owner file in the lab's directory.
+//! `unslow lab up` starts the process, hears its progress, and goes; everything of the lab hangs on that process. When
+//! it ends, by whatever signal, the kernel takes servers, namespaces and devices with it; what it cannot take (a
+//! directory, a cgroup, programs of the user's own) [`Found::clean`] finds by the owner file in the lab's directory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -211,8 +211,8 @@ pub fn serve(lab: Lab, listener: UnixListener, stop: &AtomicBool) {
             });
         }
     });
-    // Servers are about to end: what was done to them needs no undoing, what was done to this machine does. Nobody begins a
-    // fault any more.
+    // Servers are about to end: what was done to them needs no undoing, what was done to this machine does. Nobody
+    // begins a fault any more.
     for fault in holder.faults().values_mut().rev() {
         if let Some(active) = &mut fault.active {
             active.abandon();
@@ -593,7 +593,8 @@ impl Found {
             if asked.is_err() {
                 if !self.socket && !force {
                     return Err(Error::new(format!(
-                        "the lab {:?} belongs to process {pid}, a test or a demo, which takes it down itself; --force ends \
+                        "the lab {:?} belongs to process {pid}, a test or a demo, which takes it down itself; --force \
+                         ends \
                          that process",
                         self.name
                     )));

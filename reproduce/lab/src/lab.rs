@@ -276,8 +276,8 @@ impl Drop for Lab {
         let namespaces: BTreeSet<PathBuf> =
             self.hosts.iter().filter_map(|h| fs::read_link(h.seat.as_ref()?.doors().0).ok()).collect();
         for pid in processes::inside(&namespaces, &processes::mark(&self.dir.0)) {
-            // SAFETY: a plain system call; the namespaces are held by us and the mark is ours, so who has either is of this
-            // lab.
+            // SAFETY: a plain system call; the namespaces are held by us and the mark is ours, so who has either is of
+            // this lab.
             unsafe {
                 libc::kill(pid as i32, libc::SIGKILL);
             }
@@ -290,7 +290,8 @@ impl Drop for Lab {
 
 fn no_rights(e: &io::Error) -> Error {
     Error::new(format!(
-        "network namespaces and packet sockets are not allowed here ({e}); run it as root, or as a user who may make user \
+        "network namespaces and packet sockets are not allowed here ({e}); run it as root, or as a user who may make \
+         user \
          namespaces, or with --flat for a lab on loopback addresses without round trips"
     ))
 }

@@ -1,8 +1,8 @@
 //! Starting the process that holds a lab, and entering its hosts.
 //!
-//! The holder is this same executable with the hidden verb `lab hold`. It runs as root where namespaces may be made, else
-//! in a user namespace of its own, in which it is root. Until the lab is ready it hangs on the command that started it:
-//! when that ends, by whatever signal, it undoes what there is and ends too.
+//! The holder is this same executable with the hidden verb `lab hold`. It runs as root where namespaces may be made,
+//! else in a user namespace of its own, in which it is root. Until the lab is ready it hangs on the command that
+//! started it: when that ends, by whatever signal, it undoes what there is and ends too.
 
 use std::ffi::CString;
 use std::fs;
@@ -93,7 +93,8 @@ pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Descripti
     let mut child = command.spawn().map_err(|e| {
         if in_user_namespace {
             Error::new(format!(
-                "neither network namespaces nor user namespaces are allowed here ({e}); run it as root, or with --flat for \
+                "neither network namespaces nor user namespaces are allowed here ({e}); run it as root, or with --flat \
+                 for \
                  a lab on loopback addresses without round trips"
             ))
         } else {

@@ -1,6 +1,7 @@
 //! Real deployments in zones, joined by wires of our own; faults are values; everything is undone on drop.
 //!
-//! [`topology::Topology`] says what there shall be, [`lab::Lab::up`] makes it, [`faults::Fault::inject`] makes it suffer.
+//! [`topology::Topology`] says what there shall be, [`lab::Lab::up`] makes it, [`faults::Fault::inject`] makes it
+//! suffer.
 //! [`daemon`] keeps a lab running after the command that started it.
 
 pub mod daemon;

@@ -1,8 +1,8 @@
 //! Where labs keep their files, and who holds one.
 //!
-//! A lab's directory is one that this user owns, that nobody else may write to, and that holds an owner file of ours; nothing
-//! else in the directory of labs is ever touched. The owner file says which process holds the lab: its number, when it
-//! started and in which boot, so that neither a number used again nor a reboot makes a stranger the holder.
+//! A lab's directory is one that this user owns, that nobody else may write to, and that holds an owner file of ours;
+//! nothing else in the directory of labs is ever touched. The owner file says which process holds the lab: its number,
+//! when it started and in which boot, so that neither a number used again nor a reboot makes a stranger the holder.
 
 use std::fs;
 use std::io;
@@ -13,8 +13,8 @@ use unslow_engine::Error;
 
 const MAGIC: &str = "unslow-lab";
 
-/// Where labs keep their files: `UNSLOW_LABS`, or a directory of this user's in the temporary directory. Absolute: a holder
-/// has another working directory than the command that started it.
+/// Where labs keep their files: `UNSLOW_LABS`, or a directory of this user's in the temporary directory. Absolute: a
+/// holder has another working directory than the command that started it.
 pub fn labs_dir() -> PathBuf {
     let dir = std::env::var_os("UNSLOW_LABS").map_or_else(
         || {

@@ -46,8 +46,8 @@ fn no_cgroup(e: &Error) -> bool {
     e.to_string().contains("cgroup can be made here")
 }
 
-/// All that a fault may change: every server's settings, who owns which slots, what the shim, the disk, the cgroup and the
-/// kernel say of it, and what the paths do.
+/// All that a fault may change: every server's settings, who owns which slots, what the shim, the disk, the cgroup and
+/// the kernel say of it, and what the paths do.
 fn state(lab: &Lab) -> Vec<BTreeMap<String, String>> {
     let mut paths = BTreeMap::new();
     for (from, to) in (0..lab.hosts.len()).flat_map(|a| (0..lab.hosts.len()).map(move |b| (a, b))) {

@@ -1,5 +1,5 @@
-//! Labs on real servers: what was asked for is what is there. Delays are held to their lower bounds only, since a shared
-//! machine may always be slower; `examples/wire.rs` measures how close they come.
+//! Labs on real servers: what was asked for is what is there. Delays are held to their lower bounds only, since a
+//! shared machine may always be slower; `examples/wire.rs` measures how close they come.
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};

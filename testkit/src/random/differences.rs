@@ -1,5 +1,5 @@
-//! What counts as a difference between two replies. Each test lists the differences that it allows, with their reasons; anything
-//! else is a defect. Those of any two servers are here.
+//! What counts as a difference between two replies. Each test lists the differences that it allows, with their reasons;
+//! anything else is a defect. Those of any two servers are here.
 
 use super::session::{Words, word};
 use crate::wire::elements;
@@ -130,7 +130,8 @@ pub fn chance(exchange: &Exchange<'_>) -> bool {
     })
 }
 
-/// EXEC's replies, of which each is that of the command queued at its place: all others are the same, but for the time they tell.
+/// EXEC's replies, of which each is that of the command queued at its place: all others are the same, but for the time
+/// they tell.
 fn chance_within(queued: &[Words], direct: &[u8], tested: &[u8]) -> bool {
     let (Some(a), Some(b)) = (elements(direct), elements(tested)) else { return false };
     let same =

@@ -1,7 +1,8 @@
 //! Random commands, valid and invalid, as arrays and as inline lines, and random bytes that are neither.
 //!
-//! Left out on purpose: whatever waits forever (a blocking command without a timeout, a count without the bytes it promises), affects
-//! other clients (FLUSHALL, SCRIPT FLUSH, CLIENT KILL), or has replies that no server shares (INFO, CLUSTER SLOTS, UNSLOW).
+//! Left out on purpose: whatever waits forever (a blocking command without a timeout, a count without the bytes it
+//! promises), affects other clients (FLUSHALL, SCRIPT FLUSH, CLIENT KILL), or has replies that no server shares (INFO,
+//! CLUSTER SLOTS, UNSLOW).
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -101,7 +102,8 @@ impl Generator {
         }
         let within = state.multi != Multi::No;
         let free = !within && !state.restricted;
-        // Not generated: a new user, protocol or database while keys are watched. Through the gateway EXEC answers nil then.
+        // Not generated: a new user, protocol or database while keys are watched. Through the gateway EXEC answers nil
+        // then.
         let settled = !within && !state.watching && state.channels.is_empty();
         let one = match self.rng.random_range(0..1000) {
             0..4 => self.closing(),
@@ -254,7 +256,8 @@ impl Generator {
             10 => {
                 let function = "redis.call('INCR', keys[1]) return redis.error_reply(args[1])";
                 let text = format!(
-                    "#!lua name=library{0}\nredis.register_function('function{0}', function(keys, args) {function} end)",
+                    "#!lua name=library{0}\nredis.register_function('function{0}', function(keys, args) {function} \
+                     end)",
                     self.client
                 );
                 vec![name("FUNCTION"), name("LOAD"), name("REPLACE"), text.into_bytes()]

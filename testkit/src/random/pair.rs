@@ -1,5 +1,5 @@
-//! A client's two connections: one to what is right by definition, one to what is tested. Both get the same bytes, and their replies
-//! are compared.
+//! A client's two connections: one to what is right by definition, one to what is tested. Both get the same bytes, and
+//! their replies are compared.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -31,8 +31,8 @@ pub struct Pair {
     tokens: u64,
 }
 
-/// What the tested side has pushed. Nodes of a cluster pass messages on: who leaves its last subscription and subscribes again on
-/// another node may get there, late, what it has had already.
+/// What the tested side has pushed. Nodes of a cluster pass messages on: who leaves its last subscription and
+/// subscribes again on another node may get there, late, what it has had already.
 #[derive(Default)]
 struct Messages {
     had: BTreeSet<Vec<u8>>,
@@ -109,7 +109,8 @@ impl Pair {
         }
     }
 
-    /// Closes the connections and deletes the client's keys on both sides: a run of hours needs the memory of one of minutes.
+    /// Closes the connections and deletes the client's keys on both sides: a run of hours needs the memory of one of
+    /// minutes.
     pub fn close(self) {
         let Pair { tag, cluster, patience, addresses, direct, tested, publishers, .. } = self;
         drop((direct, tested, publishers));
@@ -198,8 +199,8 @@ impl Pair {
         outcome
     }
 
-    /// Reads what the tested side says, as [`Wire::hear`]; messages that come once more are counted where that is documented, and left
-    /// out.
+    /// Reads what the tested side says, as [`Wire::hear`]; messages that come once more are counted where that is
+    /// documented, and left out.
     fn hear_tested(&mut self, until: &Until, pushes: usize, expected: &[Vec<u8>], outcome: &mut Outcome) -> Heard {
         let mut heard = self.tested.hear(until, pushes);
         loop {

@@ -48,8 +48,8 @@ impl Order {
         Order { what: what.into(), commands: 5_000, seed, sessions: 1, result: None }
     }
 
-    /// For the long tests: four sessions, 200,000 commands or `UNSLOW_DIFFERENTIAL=N`, any seed or `UNSLOW_SEED=N`, and the page that
-    /// `UNSLOW_DIFFERENTIAL_RESULT` names.
+    /// For the long tests: four sessions, 200,000 commands or `UNSLOW_DIFFERENTIAL=N`, any seed or `UNSLOW_SEED=N`, and
+    /// the page that `UNSLOW_DIFFERENTIAL_RESULT` names.
     pub fn long(what: &str) -> Order {
         Order {
             what: what.into(),
@@ -165,7 +165,8 @@ impl Client {
         Client { number, generator, pair: None, steps_left: 0 }
     }
 
-    /// The next step and the connections for it: new ones if the last step ended the old ones, or every few dozen steps.
+    /// The next step and the connections for it: new ones if the last step ended the old ones, or every few dozen
+    /// steps.
     fn next_step(&mut self, stage: &Stage) -> (Step, &mut Pair) {
         if self.steps_left == 0 || self.pair.is_none() {
             self.steps_left = self.generator.steps();
@@ -235,7 +236,8 @@ fn round(run: &Run<'_>, clients: &mut [Client], rng: &mut StdRng) {
     tally.pipelines += pipelines;
 }
 
-/// Counts the documented differences and reports a finding; the connections are closed if nothing more can be compared on them.
+/// Counts the documented differences and reports a finding; the connections are closed if nothing more can be compared
+/// on them.
 fn settle(run: &Run<'_>, client: &mut Client, outcome: Outcome) {
     if !outcome.known.is_empty() {
         let mut tally = run.tally();
@@ -279,9 +281,12 @@ fn report(run: &Run<'_>, client: usize, pair: &Pair, found: Finding) {
 const HEAD: &str = "\
 # Random commands, both ways
 
-The same bytes to two sides, cut at random places: replies, messages and closed connections must be the same, but for the differences
-listed, each with its reason. What it can show: that no other difference was met in so many commands, by clients that pipeline, fail,
-subscribe, block, watch and change who they are. What it cannot: that there is none, in commands that the generator does not make, or
+The same bytes to two sides, cut at random places: replies, messages and closed connections must be the same, but for \
+the differences
+listed, each with its reason. What it can show: that no other difference was met in so many commands, by clients that \
+pipeline, fail,
+subscribe, block, watch and change who they are. What it cannot: that there is none, in commands that the generator \
+does not make, or
 while servers fail.
 ";
 

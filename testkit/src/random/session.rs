@@ -1,4 +1,5 @@
-//! The steps of a client, and a model of its connection: which commands have a reply, and how to know that all replies have arrived.
+//! The steps of a client, and a model of its connection: which commands have a reply, and how to know that all replies
+//! have arrived.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +13,8 @@ pub fn word(words: &[Vec<u8>], at: usize) -> String {
     words.get(at).map(|word| String::from_utf8_lossy(word).to_ascii_uppercase()).unwrap_or_default()
 }
 
-/// The hash tag of a client's keys. It is new with each pair of connections, so that no keys exist yet. There are two, in different
-/// slots.
+/// The hash tag of a client's keys. It is new with each pair of connections, so that no keys exist yet. There are two,
+/// in different slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     pub client: usize,
@@ -254,7 +255,8 @@ impl State {
                 self.multi = Multi::Yes;
                 false
             }
-            // Refused for its arguments or to this user, EXEC ends the transaction and the watching all the same; DISCARD does not.
+            // Refused for its arguments or to this user, EXEC ends the transaction and the watching all the same;
+            // DISCARD does not.
             "EXEC" => !without && !reply.starts_with(b"-NOPERM"),
             "DISCARD" => ok,
             "WATCH" if ok => {
@@ -338,8 +340,8 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Appends a command whose reply contains the token, unless a transaction is open: then each command has exactly one reply, and the
-    /// token would only arrive with EXEC.
+    /// Appends a command whose reply contains the token, unless a transaction is open: then each command has exactly
+    /// one reply, and the token would only arrive with EXEC.
     pub fn new(state: &State, said: &[Said], token: &str) -> Planned {
         let (mut after, mut bytes, mut answers) = (state.clone(), Vec::new(), Vec::new());
         for (at, said) in said.iter().enumerate() {

@@ -9,7 +9,8 @@ use super::session::{Form, Pipeline, Said, Step, Tag, word};
 use super::stage::Stage;
 use crate::wire::shown;
 
-/// A part of a history may leave the model wrong, so that it waits for replies that never arrive; it is given up after this long.
+/// A part of a history may leave the model wrong, so that it waits for replies that never arrive; it is given up after
+/// this long.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Replays per finding.
 const REPLAYS_MAX: u32 = 100;

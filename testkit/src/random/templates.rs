@@ -279,7 +279,8 @@ pub const TWO_SLOTS: &[&str] = &[
     "BLPOP l j w",
 ];
 
-/// Commands that the gateway splits. No others use or find their keys, because a single node of a cluster refuses these commands.
+/// Commands that the gateway splits. No others use or find their keys, because a single node of a cluster refuses these
+/// commands.
 pub const SPLIT: &[&str] =
     &["MGET u U", "MGET U u U", "MSET u v U v", "DEL u U", "UNLINK U u", "EXISTS u U u", "TOUCH U u"];
 
@@ -352,8 +353,8 @@ pub const HTTP: &[&str] = &["POST / HTTP/1.1", "post x", "Host: localhost", "hOs
 /// Bytes without a reply.
 pub const NOTHING: &[&[u8]] = &[b"\r\n", b"\n", b"   \r\n", b"*0\r\n", b"*-1\r\n", b"*-7\r\n"];
 
-/// Protocol errors. None of them makes a server wait for more bytes. Words that go on behind a closing quote are left out: Valkey 9
-/// takes them, Redis and the gateway refuse them.
+/// Protocol errors. None of them makes a server wait for more bytes. Words that go on behind a closing quote are left
+/// out: Valkey 9 takes them, Redis and the gateway refuse them.
 pub const BROKEN: &[&[u8]] = &[
     b"*02\r\n$4\r\nPING\r\n$1\r\nx\r\n",
     b"*1\r\n$04\r\nPING\r\n",

@@ -1,5 +1,5 @@
-//! What a test leaves behind: processes with its mark in their environment. Servers are bound to the test and end with it; a lab has
-//! a holder of its own, which takes the lab down when it is told to end.
+//! What a test leaves behind: processes with its mark in their environment. Servers are bound to the test and end with
+//! it; a lab has a holder of its own, which takes the lab down when it is told to end.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -177,9 +177,9 @@ fn in_words(status: ExitStatus) -> String {
     }
 }
 
-/// In a separate session: a group that can be ended as a whole, and that Linux schedules as one (sched_autogroup), so that a
-/// test may put itself before other programs without the terminal it was started from. It ends with the thread that starts it,
-/// so also where the runner is ended by `kill -9`; its servers end with it.
+/// In a separate session: a group that can be ended as a whole, and that Linux schedules as one (sched_autogroup), so
+/// that a test may put itself before other programs without the terminal it was started from. It ends with the thread
+/// that starts it, so also where the runner is ended by `kill -9`; its servers end with it.
 fn command(test: &Test, notes: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "setsid"]).arg(&test.program).args(&test.arguments).current_dir(&test.dir);

@@ -1,4 +1,5 @@
-//! The report on a terminal: the verdict in words, the first cause in full, the rest a line each, and last the sentence to repeat.
+//! The report on a terminal: the verdict in words, the first cause in full, the rest a line each, and last the sentence
+//! to repeat.
 //!
 //! It fits a screen of 80x24. What does not fit is counted, and -v prints everything.
 
@@ -493,8 +494,8 @@ fn gap_text(gap: &CannotSee) -> String {
     if gap.grant.is_empty() { gap.why.clone() } else { format!("{} (would help: {})", gap.why, gap.grant) }
 }
 
-/// How long before the report a log line was written. Logs and samples have clocks of their own, and one without its zone may be hours
-/// ahead.
+/// How long before the report a log line was written. Logs and samples have clocks of their own, and one without its
+/// zone may be hours ahead.
 fn log_time(report: &Report, at_ms: u64) -> String {
     const APART_MS: u64 = 60_000;
     let window_ms = (report.window_s.max(0.0) * 1000.0) as u64;
@@ -523,7 +524,8 @@ pub fn clean_lines(text: &str) -> String {
     text.split('\n').map(clean).collect::<Vec<_>>().join("\n")
 }
 
-/// At most `limit` lines of this width; what is cut off ends in dots. Words with hyphens, commands above all, stay whole.
+/// At most `limit` lines of this width; what is cut off ends in dots. Words with hyphens, commands above all, stay
+/// whole.
 fn wrap(text: &str, width: usize, limit: usize) -> Vec<String> {
     let options = textwrap::Options::new(width).break_words(false).word_splitter(textwrap::WordSplitter::NoHyphenation);
     let mut lines: Vec<String> = textwrap::wrap(text, options).into_iter().map(|line| line.into_owned()).collect();

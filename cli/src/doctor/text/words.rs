@@ -1,4 +1,5 @@
-//! The report in words: the verdict, the last sentence, how bad, how sure, since when. The terminal and the page share them.
+//! The report in words: the verdict, the last sentence, how bad, how sure, since when. The terminal and the page share
+//! them.
 
 use anstyle::Style;
 use unslow_doctor::measure::ago;
@@ -26,8 +27,8 @@ pub fn severity_words(finding: &Finding) -> &'static str {
     }
 }
 
-/// What it is paid in. What is worse than a risk and cannot be counted is none: requests that failed by a client's message, writes that
-/// the next client would be refused.
+/// What it is paid in. What is worse than a risk and cannot be counted is none: requests that failed by a client's
+/// message, writes that the next client would be refused.
 pub fn currency_words(finding: &Finding) -> &'static str {
     match finding.impact.currency {
         Currency::Availability => "availability",

@@ -1,7 +1,7 @@
 //! What the main thread does between commands: it wakes up, reads, answers, goes to sleep, and keeps its clock.
 //!
-//! What a turn of the event loop costs was taken from the servers recorded in `tests/facts` (Valkey 9.1 on two cores), and a test
-//! compares the sum with their CPU clocks.
+//! What a turn of the event loop costs was taken from the servers recorded in `tests/facts` (Valkey 9.1 on two cores),
+//! and a test compares the sum with their CPU clocks.
 
 use unslow_facts::Node;
 
@@ -13,8 +13,8 @@ pub const READ_US: f64 = 2.4;
 pub const CONNECTION_US: f64 = 17.5;
 /// Sending or receiving a byte, in us.
 const BYTE_US: f64 = 3e-4;
-/// A turn of the event loop without its reads, waking up and going to sleep included, in us: 8 to 13 on the recorded servers, from 300
-/// turns a second to 44,000.
+/// A turn of the event loop without its reads, waking up and going to sleep included, in us: 8 to 13 on the recorded
+/// servers, from 300 turns a second to 44,000.
 pub const TURN_US: f64 = 10.0;
 /// Share of a core of a server that has no client but the doctor: 0.2 to 0.5 % on the recorded servers.
 pub const IDLE_SHARE: f64 = 0.005;
@@ -30,8 +30,8 @@ pub fn traffic_us(node: &Node) -> f64 {
     reads * READ_US + connections * CONNECTION_US + turns(node) * TURN_US + IDLE_SHARE * 1e6 * node.window_s
 }
 
-/// Turns of the event loop that began with a read or a new connection; 0 before 7.2, where they are not counted. Turns beyond that
-/// write what is left of large replies.
+/// Turns of the event loop that began with a read or a new connection; 0 before 7.2, where they are not counted. Turns
+/// beyond that write what is left of large replies.
 pub fn turns(node: &Node) -> f64 {
     grown(node, "eventloop_cycles").min(events(node))
 }
@@ -42,11 +42,9 @@ pub fn call_us(node: &Node) -> f64 {
 }
 
 /// How much more than the reference this server takes for reads with brief replies and for connections: what is left of its CPU
-/// outside commands, over what they took there. 1 where the server does not show it. A machine whose processors sleep between
-/// requests took four times as much as one that was busy.
+/// outside commands, over what they took there. At least 1, which it is where the server does not show it. A machine whose
+/// processors sleep between requests took four times as much as one that was busy.
 pub fn scale(node: &Node) -> f64 {
-    // Beyond this, something else that we do not know of takes the CPU.
-    const MOST: f64 = 8.0;
     let Some(outside) = outside_us(node) else { return 1.0 };
     let bytes = grown(node, "total_net_output_bytes") + grown(node, "total_net_input_bytes");
     let forks = grown(node, "total_forks") * node.number("latest_fork_usec").unwrap_or(0.0);
@@ -57,7 +55,7 @@ pub fn scale(node: &Node) -> f64 {
     // The last read of a connection finds it closed.
     let reads = (grown(node, "total_reads_processed") - connections).max(0.0);
     let reference = reads * call_us(node) + connections * CONNECTION_US;
-    if reference > 0.0 { ((outside - others) / reference).clamp(1.0, MOST) } else { 1.0 }
+    if reference > 0.0 { ((outside - others) / reference).max(1.0) } else { 1.0 }
 }
 
 fn events(node: &Node) -> f64 {

@@ -1,7 +1,7 @@
 //! What a command costs everyone else: the time inside it, and the time that writing its replies takes.
 //!
-//! The server times a command without the writing of its reply. For replies of megabytes that is a part of the stall, and it is
-//! taken from the CPU time the main thread spent outside commands.
+//! The server times a command without the writing of its reply. For replies of megabytes that is a part of the stall,
+//! and it is taken from the CPU time the main thread spent outside commands.
 
 use unslow_facts::{Node, SlowEntry};
 use unslow_units::{percent, time_us};
@@ -83,8 +83,8 @@ const ANSWERS_WITH_DATA: &[&str] = &[
 pub const LARGE_REPLY_BYTES: f64 = 262_144.0;
 /// Smaller replies than this leave with the others': their writing is the price of any command.
 const OWN_WRITE_BYTES: f64 = 65_536.0;
-/// What writing a byte of a large reply costs, in ns: 0.4 to 0.6 on Valkey 9.1 over loopback (HGETALL, SUNION, CLIENT LIST). Used
-/// where the server does not show its CPU time.
+/// What writing a byte of a large reply costs, in ns: 0.4 to 0.6 on Valkey 9.1 over loopback (HGETALL, SUNION, CLIENT
+/// LIST). Used where the server does not show its CPU time.
 const WRITE_NS: f64 = 0.5;
 /// No less than this is put down to writing, as long as the main thread did anything outside commands.
 const WRITE_NS_LEAST: f64 = 0.4;
@@ -104,8 +104,8 @@ pub struct Held {
     pub reply_bytes: f64,
     /// The longest that the slow log has of the window.
     pub longest_us: Option<f64>,
-    /// Mean rest of a call that a command arriving meanwhile waits for, without the writing of its reply: by the slow log where it
-    /// has nearly all calls, or by the server's histograms. None where only the mean length is known.
+    /// Mean rest of a call that a command arriving meanwhile waits for, without the writing of its reply: by the slow
+    /// log where it has nearly all calls, or by the server's histograms. None where only the mean length is known.
     rest_us: Option<f64>,
     /// What the scripts around a call take beside it, in us: who arrives meanwhile waits for that too.
     around_us: f64,
@@ -138,8 +138,8 @@ pub fn held(node: &Node, names: &[&str]) -> Held {
     }
 }
 
-/// Bytes that `names` sent and what writing them cost the main thread, in us. Where several commands answer with data, the bytes are
-/// put down to them by the time they took.
+/// Bytes that `names` sent and what writing them cost the main thread, in us. Where several commands answer with data,
+/// the bytes are put down to them by the time they took.
 fn written(node: &Node, names: &[&str]) -> (f64, f64) {
     let commands = node.foreign_commands();
     let data = commands.iter().filter(|(name, _)| is_one_of(ANSWERS_WITH_DATA, name));
@@ -167,7 +167,8 @@ pub fn sent_bytes(node: &Node) -> Option<f64> {
     Some((sent - replication).max(0.0))
 }
 
-/// Bytes that clients sent to the server in the window; what its master sent is left out. `None` where it is not counted.
+/// Bytes that clients sent to the server in the window; what its master sent is left out. `None` where it is not
+/// counted.
 pub fn received_bytes(node: &Node) -> Option<f64> {
     let received = node.delta("total_net_input_bytes")?;
     // Before 7.0 replication is not counted by itself.
@@ -182,14 +183,15 @@ pub fn moving_us(node: &Node, bytes: f64) -> Option<f64> {
     between::outside_us(node).map(|outside_us| writing_us(outside_us, between::traffic_us(node), bytes))
 }
 
-/// What of the CPU time outside commands went into writing these bytes, in us: what plain traffic does not explain, within what a
-/// byte is known to cost.
+/// What of the CPU time outside commands went into writing these bytes, in us: what plain traffic does not explain,
+/// within what a byte is known to cost.
 fn writing_us(outside_us: f64, traffic_us: f64, bytes: f64) -> f64 {
     let least = (bytes * WRITE_NS_LEAST / 1000.0).min(outside_us).max(0.0);
     (outside_us - traffic_us).max(least).min(bytes * WRITE_NS_MOST / 1000.0)
 }
 
-/// Share of a core inside commands. What runs inside scripts and transactions is in the time of these too, and is counted once.
+/// Share of a core inside commands. What runs inside scripts and transactions is in the time of these too, and is
+/// counted once.
 pub fn inside_share(node: &Node) -> f64 {
     let (mut containers, mut others) = (0.0, 0.0);
     for (name, stat) in node.commands() {
@@ -220,9 +222,9 @@ impl Held {
         }
     }
 
-    /// ` (about 2.5 % with reads and wake-ups)`: with an estimate of what its calls cost outside the command, which no clock of the
-    /// server's tells apart. For commands that clients send one at a time, as monitoring does: each call is then a read by itself.
-    /// Empty where that changes nothing.
+    /// ` (about 2.5 % with reads and wake-ups)`: with an estimate of what its calls cost outside the command, which no
+    /// clock of the server's tells apart. For commands that clients send one at a time, as monitoring does: each call
+    /// is then a read by itself. Empty where that changes nothing.
     pub fn beside_words(&self, node: &Node) -> String {
         let beside = self.calls * between::call_us(node) / 1e6 / self.window_s;
         let (alone, with) = (percent(self.share()), percent((self.share() + beside).min(1.0)));
@@ -248,8 +250,8 @@ impl Held {
 
     /// The same calls, as commands of these scripts: the server serves no other client before the script has ended.
     ///
-    /// Without calls of k us in a script of s us, the clients behind that script wait s²/2 - (s - k)²/2 = k (k/2 + s - k) less in all. So
-    /// each us of the calls counts with the rest of the script, not with the rest of the call alone.
+    /// Without calls of k us in a script of s us, the clients behind that script wait s²/2 - (s - k)²/2 = k (k/2 + s -
+    /// k) less in all. So each us of the calls counts with the rest of the script, not with the rest of the call alone.
     pub fn inside(&self, scripts: &Held) -> Held {
         // Not known where other scripts ran as well; at the ends of the window one may be counted without its calls.
         if self.calls < 1.0 || scripts.calls < 1.0 || self.calls + 1.0 < scripts.calls {
@@ -287,7 +289,8 @@ impl Held {
 
     /// What other commands wait for it: milliseconds on the mean request, and the sentence.
     ///
-    /// A command that arrives at any moment finds it at work with the probability of its share, and waits for the rest of the call.
+    /// A command that arrives at any moment finds it at work with the probability of its share, and waits for the rest
+    /// of the call.
     /// How the writing varies is not known: half its mean is exact where the replies are of one size.
     pub fn others_wait(&self) -> (f64, String) {
         let rest = self.rest_us.unwrap_or(self.inside_us / self.calls.max(1.0) / 2.0)
@@ -304,8 +307,8 @@ impl Held {
 
 /// The time of the scripts that called `command` in the window: none if clients called it themselves.
 ///
-/// commandstats counts a command inside a script twice: with the command, and in the script's own time. The slow log tells which it
-/// was: some versions log no calls of scripts, the others have them right before their script.
+/// commandstats counts a command inside a script twice: with the command, and in the script's own time. The slow log
+/// tells which it was: some versions log no calls of scripts, the others have them right before their script.
 pub fn in_scripts(node: &Node, command: &str) -> Option<Held> {
     let scripts = held(node, SCRIPTS);
     let inner = spent(node, &[&format!("={command}")]);
@@ -326,7 +329,8 @@ pub fn in_scripts(node: &Node, command: &str) -> Option<Held> {
     (!by_script.is_empty() || would_be_logged || mostly_it).then_some(scripts)
 }
 
-/// The script that called what this entry is about, if a script did: most versions log such calls, right before their script.
+/// The script that called what this entry is about, if a script did: most versions log such calls, right before their
+/// script.
 pub fn script_around<'a>(entries: &[&'a SlowEntry], inner: &SlowEntry) -> Option<&'a SlowEntry> {
     let is_script = |e: &SlowEntry| is_one_of(SCRIPTS, &e.command.to_lowercase());
     if is_script(inner) {
@@ -389,7 +393,8 @@ mod tests {
         for (what, commands, scripts, rest_us) in [
             ("nearly all of it", held(10.0, 39_000.0), held(10.0, 40_000.0), 20_500.0),
             ("a tenth of it", held(10.0, 1000.0), held(10.0, 10_000.0), 9500.0),
-            // Four calls of 1 ms each in 10 ms: those that meet them wait for 8 ms on average, 6 of which are not theirs.
+            // Four calls of 1 ms each in 10 ms: those that meet them wait for 8 ms on average, 6 of which are not
+            // theirs.
             ("four times in each", held(40.0, 1000.0), held(10.0, 10_000.0), 8000.0),
             ("one script still runs", held(9.0, 1000.0), held(10.0, 10_000.0), 9600.0),
             ("other scripts run too", held(10.0, 1000.0), held(500.0, 10_000.0), 500.0),

@@ -1,17 +1,19 @@
-//! How long a command that arrives at any moment waits for the one that is running. That is half the mean call only where all calls
-//! are of one length.
+//! How long a command that arrives at any moment waits for the one that is running. That is half the mean call only
+//! where all calls are of one length.
 //!
 //! Long calls are met more often than short ones. With calls of s microseconds the mean rest of the one that is met is
-//! E[s²] / 2E[s], the mean residual life of renewal theory: 5 ms behind calls that all take 10 ms, and 6.6 ms where nine of
-//! ten calls take 1 ms and the tenth 19 ms, though half the mean of these is 1.4 ms.
+//! E[s²] / 2E[s], the mean residual life of renewal theory: 5 ms behind calls that all take 10 ms, and 6.6 ms where
+//! nine of ten calls take 1 ms and the tenth 19 ms, though half the mean of these is 1.4 ms.
 
 use unslow_facts::{Node, TimeRange};
 
 use super::is_one_of;
 
-/// The server counts longer calls as one second (LATENCY_HISTOGRAM_MAX_VALUE of server.h): the range they fall into has no upper end.
+/// The server counts longer calls as one second (LATENCY_HISTOGRAM_MAX_VALUE of server.h): the range they fall into has
+/// no upper end.
 const LONGEST_US: u64 = 1_000_000;
-/// Where in a range its calls are, as a part of its upper end: in the middle of its upper half, which is the whole of it.
+/// Where in a range its calls are, as a part of its upper end: in the middle of its upper half, which is the whole of
+/// it.
 const MIDDLE: f64 = 0.75;
 /// Calls at a range's lower and upper end, compared with its middle.
 const LOWEST: f64 = 0.5 / MIDDLE;
@@ -25,9 +27,10 @@ pub fn of_calls(times_us: &[f64]) -> Option<f64> {
 
 /// Of calls whose times are known by range, and exactly on average, in us.
 ///
-/// The calls of a range are taken as equally long, and the middles of all ranges are scaled by one factor so that the average is
-/// right. Where all calls are of one length, or of one length in each range with the same place in it, that is exact; equal calls at
-/// the border of two ranges come out 13 % too long at most, a few long calls near the end of their range 16 % too short in the tests.
+/// The calls of a range are taken as equally long, and the middles of all ranges are scaled by one factor so that the
+/// average is right. Where all calls are of one length, or of one length in each range with the same place in it, that
+/// is exact; equal calls at the border of two ranges come out 13 % too long at most, a few long calls near the end of
+/// their range 16 % too short in the tests.
 pub fn of_ranges(ranges: &[TimeRange], mean_us: f64) -> Option<f64> {
     let (longest, others): (Vec<&TimeRange>, Vec<&TimeRange>) = ranges.iter().partition(|r| r.up_to_us >= LONGEST_US);
     let (long, short) = (calls(&longest), calls(&others));
@@ -59,7 +62,8 @@ fn middle_us(range: &TimeRange) -> f64 {
 
 /// Of the calls of `names` in the window, by the server's histograms (7.0+), in us; `None` where it shows none of them.
 ///
-/// Our own calls are taken off each command at the mean, as from commandstats: what is left of it is distributed as the whole.
+/// Our own calls are taken off each command at the mean, as from commandstats: what is left of it is distributed as the
+/// whole.
 pub fn of_commands(node: &Node, names: &[&str]) -> Option<f64> {
     let histograms = node.histograms.value()?;
     let (mut spent_us, mut weighted, mut shown) = (0.0, 0.0, false);

@@ -1,21 +1,24 @@
 //! New connections are dropped by the kernel, because the server does not take them as fast as they come.
 //!
-//! The kernel sets connections up by itself and keeps them in a queue until the server accepts them. The queue takes `tcp-backlog`
-//! connections, or `somaxconn` where that is smaller. When it is full the kernel drops what comes without a word: the client tries
-//! again after a second, then after two, then after four. The server never sees it, and no counter of its own moves.
+//! The kernel sets connections up by itself and keeps them in a queue until the server accepts them. The queue takes
+//! `tcp-backlog` connections, or `somaxconn` where that is smaller. When it is full the kernel drops what comes without
+//! a word: the client tries again after a second, then after two, then after four. The server never sees it, and no
+//! counter of its own moves.
 //!
-//! Seen when: the kernel dropped connections at the server's own listening socket in the window, and counted overflows of accept queues
-//! meanwhile, or the queue was seen full. Before Linux 4.6 drops are not counted by socket: then the queue must have been seen full. A
-//! queue that is shorter than the server asked for is a risk, where more clients are connected than it takes.
+//! Seen when: the kernel dropped connections at the server's own listening socket in the window, and counted overflows
+//! of accept queues meanwhile, or the queue was seen full. Before Linux 4.6 drops are not counted by socket: then the
+//! queue must have been seen full. A queue that is shorter than the server asked for is a risk, where more clients are
+//! connected than it takes.
 //!
-//! Not to be taken for: `too_many_connections`, where the server itself answers with an error; `packet_loss`, which hits standing
-//! connections as well; overflows of another program's queue on the same machine, which the kernel counts in the same place.
+//! Not to be taken for: `too_many_connections`, where the server itself answers with an error; `packet_loss`, which
+//! hits standing connections as well; overflows of another program's queue on the same machine, which the kernel counts
+//! in the same place.
 //!
-//! How to confirm: `ss -ltnm 'sport = :6379'` twice, on the server's machine: Recv-Q is what waits, Send-Q the limit, and the `d`
-//! figure of skmem grows by what is dropped; `nstat -az TcpExtListenOverflows TcpExtListenDrops`.
+//! How to confirm: `ss -ltnm 'sport = :6379'` twice, on the server's machine: Recv-Q is what waits, Send-Q the limit,
+//! and the `d` figure of skmem grows by what is dropped; `nstat -az TcpExtListenOverflows TcpExtListenDrops`.
 //!
-//! What to do: let clients come back one after the other (backoff with jitter) and find what kept the server from accepting; then a longer
-//! queue: somaxconn and tcp-backlog together, which count from the next start.
+//! What to do: let clients come back one after the other (backoff with jitter) and find what kept the server from
+//! accepting; then a longer queue: somaxconn and tcp-backlog together, which count from the next start.
 //! Sources: sock_diag (sk_drops, sk_ack_backlog), TcpExt ListenOverflows; listen(2); redis.conf tcp-backlog.
 
 use unslow_facts::{AcceptQueue, Host};
@@ -54,8 +57,8 @@ impl Queue<'_> {
         self.queue.limit > 0 && self.queue.waiting >= self.queue.limit
     }
 
-    /// Packets are dropped at a listening socket for other reasons too: a packet of an old connection, for one. So it must have been
-    /// seen full, or most of the overflows that the kernel counted must be its own.
+    /// Packets are dropped at a listening socket for other reasons too: a packet of an old connection, for one. So it
+    /// must have been seen full, or most of the overflows that the kernel counted must be its own.
     fn overflowed(&self) -> bool {
         match self.queue.dropped {
             Some(dropped) => {
@@ -105,7 +108,8 @@ pub fn check(facts: &Facts) -> Verdict {
         return Verdict::unknown(Lack::Host, why, SEE_HOST);
     };
     if all.iter().any(Queue::is_open) {
-        let why = "accept queues: whether what the kernel dropped was for want of a place in a server's queue could not be told";
+        let why = "accept queues: whether what the kernel dropped was for want of a place in a server's queue could \
+                   not be told";
         return Verdict::unknown(
             Lack::Host,
             why,
@@ -143,7 +147,8 @@ fn found(worst: &Queue<'_>) -> Finding {
             finding.proven("the kernel counted the drops at this server's own listening socket in this window")
         }
         Some(_) => finding.likely(
-            "the kernel counted drops at this server's own listening socket; that they are most of the machine's overflows is inferred",
+            "the kernel counted drops at this server's own listening socket; that they are most of the machine's \
+             overflows is inferred",
         ),
         None => finding.likely(
             "its queue was seen full, and the kernel counted overflows on its machine; not by socket on this kernel",
@@ -156,7 +161,8 @@ fn found(worst: &Queue<'_>) -> Finding {
     };
     let finding = match worst_stall(node) {
         Some((us, what)) if us >= 10_000.0 => finding.fix(
-            "Find what keeps the server from accepting: while its main thread is held up, every new connection waits in the queue",
+            "Find what keeps the server from accepting: while its main thread is held up, every new connection waits \
+             in the queue",
             &[&cli(&node.address, "SLOWLOG GET 10"), &cli(&node.address, "LATENCY LATEST")],
             "",
             "",
@@ -166,7 +172,8 @@ fn found(worst: &Queue<'_>) -> Finding {
     let finding = finding.fix(
         "Let clients come back one after the other: a wait that grows, with jitter",
         &[
-            "Lettuce: ClientResources.builder().reconnectDelay(Delay.fullJitter(Duration.ofMillis(100), Duration.ofSeconds(5), 100, TimeUnit.MILLISECONDS))",
+            "Lettuce: ClientResources.builder().reconnectDelay(Delay.fullJitter(Duration.ofMillis(100), \
+             Duration.ofSeconds(5), 100, TimeUnit.MILLISECONDS))",
             "redis-py: Retry(ExponentialWithJitterBackoff(base=0.1, cap=5), 5)",
             "go-redis: MinRetryBackoff: 100 * time.Millisecond, MaxRetryBackoff: 5 * time.Second",
         ],
@@ -240,7 +247,8 @@ fn too_short(short: &Queue<'_>) -> Finding {
         short.asked_for()
     ))
     .risk(format!(
-        "{} clients are connected; when they all come back at once, after a restart or a failover, the kernel drops those that find the \
+        "{} clients are connected; when they all come back at once, after a restart or a failover, the kernel drops \
+         those that find the \
          queue full",
         count(clients)
     ))

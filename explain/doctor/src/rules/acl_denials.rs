@@ -1,22 +1,24 @@
 //! Clients ask for what their user may not do, and are refused: NOPERM.
 //!
-//! A right that was withdrawn, a key prefix that a release has changed, a user without the one command that a new version of a
-//! library sends: the request fails at once, costs the server next to nothing, and shows in no latency graph. Clients that retry
-//! lose the request each time.
+//! A right that was withdrawn, a key prefix that a release has changed, a user without the one command that a new
+//! version of a library sends: the request fails at once, costs the server next to nothing, and shows in no latency
+//! graph. Clients that retry lose the request each time.
 //!
-//! Seen when: more than 20 commands in the window, and over 1 % of those asked for, end in NOPERM. Our own denied questions and
-//! the greetings of client libraries, whose refusal does no harm, are not counted.
+//! Seen when: more than 20 commands in the window, and over 1 % of those asked for, end in NOPERM. Our own denied
+//! questions and the greetings of client libraries, whose refusal does no harm, are not counted.
 //!
-//! What it weighs: a denial costs the request that was denied and no others: up to 10 % of the commands it is never critical.
+//! What it weighs: a denial costs the request that was denied and no others: up to 10 % of the commands it is never
+//! critical.
 //!
-//! Not to be taken for: failed logins (WRONGPASS, NOAUTH), which have no rights because they have no user: `error_flood` reports
-//! them, and here they are only mentioned. So are all other errors; `error_flood` leaves out what is reported here.
+//! Not to be taken for: failed logins (WRONGPASS, NOAUTH), which have no rights because they have no user:
+//! `error_flood` reports them, and here they are only mentioned. So are all other errors; `error_flood` leaves out what
+//! is reported here.
 //!
-//! How to confirm: `INFO errorstats` twice: errorstat_NOPERM; `INFO stats` (7.2+): acl_access_denied_cmd, _key, _channel; `ACL
-//! LOG 10` names user, address, and the command, key or channel.
+//! How to confirm: `INFO errorstats` twice: errorstat_NOPERM; `INFO stats` (7.2+): acl_access_denied_cmd, _key,
+//! _channel; `ACL LOG 10` names user, address, and the command, key or channel.
 //!
-//! What to do: give the user what its client needs, or the client what its user may; then `ACL SAVE` or the configuration, or
-//! the right is gone with the next restart.
+//! What to do: give the user what its client needs, or the client what its user may; then `ACL SAVE` or the
+//! configuration, or the right is gone with the next restart.
 //! Sources: INFO errorstats, commandstats and stats (6.2+); ACL LOG; Redis documentation of ACLs.
 
 use super::callers;
@@ -88,7 +90,13 @@ pub fn check(facts: &Facts) -> Verdict {
     let text = by_worst(all.iter().collect(), |d| d.share).first().map(|d| {
         let logins: u64 = all.iter().map(|d| d.logins).fold(0, u64::saturating_add);
         let logins = if logins > 0 { format!("; {} logins failed", count(logins as f64)) } else { String::new() };
-        format!("denied commands: {} of {} ({} at most on a server){logins}", d.denied, count(d.asked), percent(d.share))
+        format!(
+            "denied commands: {} of {} ({} at most on a \
+                 server){logins}",
+            d.denied,
+            count(d.asked),
+            percent(d.share)
+        )
     });
     Verdict::absent(facts, "denied commands", text)
 }
@@ -128,12 +136,20 @@ fn found(d: &Denials<'_>) -> Finding {
     finding = callers::shown(finding, node, &asked);
     finding = match d.logins {
         0 => finding.not("failed logins: none in the window"),
-        n => finding.saw(node, "INFO errorstats", format!("{n} logins failed as well: clients with an old password, which no right mends")),
+        n => finding.saw(
+            node,
+            "INFO errorstats",
+            format!(
+                "{n} logins failed as well: clients with an old password, \
+            which no right mends"
+            ),
+        ),
     };
     mend(finding, node)
 }
 
-/// What was denied, by kind (7.2+), the most frequent first: a command, a key, a channel. Ours are taken off the commands.
+/// What was denied, by kind (7.2+), the most frequent first: a command, a key, a channel. Ours are taken off the
+/// commands.
 fn kinds(node: &Node) -> Vec<(&'static str, u64)> {
     let own = node.own.errors.get("NOPERM").copied().unwrap_or(0);
     let all = ["cmd", "key", "channel"].map(|kind| {
@@ -171,7 +187,8 @@ pub(super) fn mend(finding: Finding, node: &Node) -> Finding {
         None => (format!("{}   (or ~PATTERN for a denied key)", right('+')), back),
     };
     finding.fix(
-        "NOPERM, if the client is right: give its user what it needs, and keep it in the configuration (ACL SAVE with an aclfile)",
+        "NOPERM, if the client is right: give its user what it needs, and keep it in the configuration (ACL SAVE with \
+         an aclfile)",
         &[&here(&format!("ACL SETUSER USER {grant}"))],
         "the user may do more than before",
         &back,
@@ -190,8 +207,10 @@ mod tests {
         let mut last = first.clone();
         let done = 10_000 - denied;
         let after = format!(
-            "total_commands_processed:{done}\r\ncmdstat_get:calls={done},usec={done},usec_per_call=1,rejected_calls=0,failed_calls=0\r\n\
-             cmdstat_set:calls=0,usec=0,usec_per_call=0,rejected_calls={denied},failed_calls=0\r\nerrorstat_NOPERM:count={denied}\r\n"
+            "total_commands_processed:{done}\r\n\
+             cmdstat_get:calls={done},usec={done},usec_per_call=1,rejected_calls=0,failed_calls=0\r\n\
+             cmdstat_set:calls=0,usec=0,usec_per_call=0,rejected_calls={denied},failed_calls=0\r\n\
+             errorstat_NOPERM:count={denied}\r\n"
         );
         last.0.extend(Info::parse(&(after + more)).0);
         let mut node = Node::new("10.0.0.1:6379", Role::Master);
@@ -219,7 +238,8 @@ mod tests {
 
     #[test]
     fn what_was_denied_is_counted_by_kind_where_it_is() {
-        let kinds = "acl_access_denied_cmd:0\r\nacl_access_denied_key:500\r\nacl_access_denied_channel:0\r\nacl_access_denied_auth:30\r\n";
+        let kinds = "acl_access_denied_cmd:0\r\nacl_access_denied_key:500\r\nacl_access_denied_channel:0\r\n\
+                     acl_access_denied_auth:30\r\n";
         let mut facts = facts("7.2.4", 500, kinds);
         let zeros = kinds.replace("500", "0").replace("30", "0");
         facts.nodes[0].first.as_mut().unwrap().info.0.extend(Info::parse(&zeros).0);

@@ -1,17 +1,17 @@
 //! The append-only file waits for the disk, and the main thread waits with it.
 //!
-//! With `appendfsync everysec` a background thread syncs each second; when a sync takes longer than two seconds the main
-//! thread may no longer write, and everyone waits. With `always` every write waits for the disk.
+//! With `appendfsync everysec` a background thread syncs each second; when a sync takes longer than two seconds the
+//! main thread may no longer write, and everyone waits. With `always` every write waits for the disk.
 //!
-//! Seen when: aof_delayed_fsync grew in the window (it counts under `everysec` alone); or the latency monitor, where it is
-//! on, holds an AOF event of over 50 ms. An event of the last hour and not of the window is over, and a risk.
+//! Seen when: aof_delayed_fsync grew in the window (it counts under `everysec` alone); or the latency monitor, where it
+//! is on, holds an AOF event of over 50 ms. An event of the last hour and not of the window is over, and a risk.
 //!
 //! Not to be taken for: a fork (another event name). I/O pressure of the host tells whether others use the same disk.
-//! Under `always` nothing is counted: there only the latency monitor can tell, and what `always` costs on the whole is `fsync_always`,
-//! whose consequence a single long sync then is.
+//! Under `always` nothing is counted: there only the latency monitor can tell, and what `always` costs on the whole is
+//! `fsync_always`, whose consequence a single long sync then is.
 //!
-//! What to do: a faster or separate disk; no-appendfsync-on-rewrite, where rewrites are what the disk is busy with; everysec
-//! instead of always.
+//! What to do: a faster or separate disk; no-appendfsync-on-rewrite, where rewrites are what the disk is busy with;
+//! everysec instead of always.
 //! Sources: INFO aof_delayed_fsync; LATENCY aof-write-pending-fsync, aof-fsync-always; redis #10287.
 
 use super::prelude::*;
@@ -118,7 +118,8 @@ fn nothing(with: &[&Node]) -> Verdict {
                 return Verdict::unknown(
                     Lack::Other,
                     format!(
-                        "AOF of {}: under appendfsync always waits are timed by the latency monitor alone, which is off",
+                        "AOF of {}: under appendfsync always waits are timed by the latency monitor alone, which is \
+                         off",
                         node.address
                     ),
                     "CONFIG SET latency-monitor-threshold 10",

@@ -1,17 +1,20 @@
 //! The append-only file is rewritten again and again.
 //!
-//! A rewrite forks, writes the whole data set to a new file and keeps a core and the disk busy meanwhile. It is due when the file has
-//! grown by auto-aof-rewrite-percentage since the last one and is larger than auto-aof-rewrite-min-size. With a small percentage, or a
-//! minimum far below the data set, it is due again as soon as it is over.
+//! A rewrite forks, writes the whole data set to a new file and keeps a core and the disk busy meanwhile. It is due
+//! when the file has grown by auto-aof-rewrite-percentage since the last one and is larger than
+//! auto-aof-rewrite-min-size. With a small percentage, or a minimum far below the data set, it is due again as soon as
+//! it is over.
 //!
-//! Seen when: two rewrites or more begin in the window, and more than one a minute; or more than one in two minutes since the server
-//! started, half an hour ago or longer (aof_rewrites, 7.0+).
+//! Seen when: two rewrites or more begin in the window, and more than one a minute; or more than one in two minutes
+//! since the server started, half an hour ago or longer (aof_rewrites, 7.0+).
 //!
-//! Not to be taken for: snapshots (`save_too_often`), which are counted by rdb_saves; the one rewrite that follows `appendonly yes` or a
-//! full sync of a replica. Rewrites that fail and are tried again are a consequence of `saves_failing`.
+//! Not to be taken for: snapshots (`save_too_often`), which are counted by rdb_saves; the one rewrite that follows
+//! `appendonly yes` or a full sync of a replica. Rewrites that fail and are tried again are a consequence of
+//! `saves_failing`.
 //!
-//! How to confirm: `INFO persistence` twice: aof_rewrites, aof_base_size, aof_current_size, aof_rewrites_consecutive_failures;
-//! `CONFIG GET auto-aof-rewrite-*`; `INFO commandstats`: bgrewriteaof, where a job asks for them.
+//! How to confirm: `INFO persistence` twice: aof_rewrites, aof_base_size, aof_current_size,
+//! aof_rewrites_consecutive_failures; `CONFIG GET auto-aof-rewrite-*`; `INFO commandstats`: bgrewriteaof, where a job
+//! asks for them.
 //!
 //! What to do: the defaults (100 % and 64mb); find the job that calls BGREWRITEAOF.
 //! Sources: INFO persistence (aof_rewrites since 7.0), used_cpu_*_children; redis.conf auto-aof-rewrite-percentage.

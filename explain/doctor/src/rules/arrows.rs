@@ -1,14 +1,16 @@
-//! Arrows that hold only where the facts say so. Not a rule: a rule's `LEADS_TO` names what it can cause, this says whether it did.
+//! Arrows that hold only where the facts say so. Not a rule: a rule's `LEADS_TO` names what it can cause, this says
+//! whether it did.
 //!
-//! A consequence is told beneath its cause and not by itself. Where it has another cause, that one would be hidden: a flood of WRONGTYPE
-//! beneath a save that failed, a backup job beneath servers that save at the same time.
+//! A consequence is told beneath its cause and not by itself. Where it has another cause, that one would be hidden: a
+//! flood of WRONGTYPE beneath a save that failed, a backup job beneath servers that save at the same time.
 
 use unslow_facts::{Facts, Host, Neighbour, Node};
 
 use crate::Finding;
 use crate::measure::Outcomes;
 
-/// Errors that servers answer with because of a cause. Other causes of floods say on whom they are by their subjects (`replica_link_down`).
+/// Errors that servers answer with because of a cause. Other causes of floods say on whom they are by their subjects
+/// (`replica_link_down`).
 const ERRORS: &[(&str, &[&str])] = &[
     ("saves_failing", &["MISCONF"]),
     ("out_of_memory", &["OOM"]),
@@ -38,7 +40,8 @@ pub fn holds(facts: &Facts, cause: &Finding, effect: &Finding) -> bool {
     }
 }
 
-/// Whether most failures of these servers are of these kinds. Denied commands are another finding's where there are many.
+/// Whether most failures of these servers are of these kinds. Denied commands are another finding's where there are
+/// many.
 fn are_most<'a>(nodes: impl Iterator<Item = &'a Node>, kinds: &[&str]) -> bool {
     let (mut of_these, mut all) = (0.0, 0.0);
     for node in nodes {
@@ -91,7 +94,8 @@ mod tests {
         let start = "redis_version:7.2.4\r\nrole:master\r\ntotal_commands_processed:0\r\n";
         let total: u64 = errors.iter().map(|(_, n)| n).sum();
         let mut end = format!(
-            "total_commands_processed:1000\r\ncmdstat_set:calls=1000,usec=1,usec_per_call=1.00,rejected_calls=0,failed_calls={total}\r\n"
+            "total_commands_processed:1000\r\n\
+             cmdstat_set:calls=1000,usec=1,usec_per_call=1.00,rejected_calls=0,failed_calls={total}\r\n"
         );
         for (kind, n) in errors {
             end += &format!("errorstat_{kind}:count={n}\r\n");

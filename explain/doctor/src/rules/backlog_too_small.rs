@@ -3,11 +3,12 @@
 //! A replica that comes back continues from the backlog, if what it missed is still there. At 1 MB (the default up to
 //! Redis 7.4) and 1 MB/s of writes that is one second; then the master forks and sends everything.
 //!
-//! Seen when: at the present write rate the backlog lasts less than 60 s, on a master with replicas, and a larger one would make
-//! sense: it is never larger than the data set, which a full copy would send, nor than a tenth of the memory.
+//! Seen when: at the present write rate the backlog lasts less than 60 s, on a master with replicas, and a larger one
+//! would make sense: it is never larger than the data set, which a full copy would send, nor than a tenth of the
+//! memory.
 //!
-//! Not to be taken for: a loop of full copies that has another cause (an output buffer limit, a timeout, restarts). There the
-//! replica never got as far as needing the backlog, and `full_resync_loop` has the cause.
+//! Not to be taken for: a loop of full copies that has another cause (an output buffer limit, a timeout, restarts).
+//! There the replica never got as far as needing the backlog, and `full_resync_loop` has the cause.
 //!
 //! What to do: backlog = write rate x 300 s, or the size of the data set if that is less.
 //! Sources: INFO repl_backlog_size, master_repl_offset, sync_partial_err.
@@ -77,8 +78,8 @@ fn is_unused_in_a_loop(facts: &Facts, node: &Node) -> bool {
     looping(facts, node).is_some_and(|l| !is_by_backlog(facts, node, &l))
 }
 
-/// The size that makes sense, in whole megabytes: five minutes of writes, but no more than a full copy is, nor than a tenth of the
-/// memory.
+/// The size that makes sense, in whole megabytes: five minutes of writes, but no more than a full copy is, nor than a
+/// tenth of the memory.
 pub fn wanted(node: &Node) -> f64 {
     let rate = node.rate("master_repl_offset").unwrap_or(0.0);
     let data = node.number("used_memory_dataset").or_else(|| node.number("used_memory")).unwrap_or(f64::MAX);

@@ -1,21 +1,23 @@
 //! The path between a server and its clients is full: replies wait in line for it.
 //!
 //! A path carries only so many bytes a second: the network card, the allowance of a small cloud instance, a VPN, a link
-//! between sites. Once replies come faster, they queue in the server's sockets. Latency then grows with the size of what is
-//! sent, while the server itself is idle and its slow log empty.
+//! between sites. Once replies come faster, they queue in the server's sockets. Latency then grows with the size of
+//! what is sent, while the server itself is idle and its slow log empty.
 //!
-//! Seen when: on the server's machine, what waits unsent or unacknowledged on its sockets to clients elsewhere would take over
-//! 0.1 s, and four times their distance, to send at the rate of this window; these clients read (their windows are open), and
-//! the path shows it: the round trip is three times its own minimum, or 0.1 % of the segments are sent again. Or, as a risk,
-//! when a network device of the machine carried over 80 % of its own speed in one direction, half of it for this server.
+//! Seen when: on the server's machine, what waits unsent or unacknowledged on its sockets to clients elsewhere would
+//! take over 0.1 s, and four times their distance, to send at the rate of this window; these clients read (their
+//! windows are open), and the path shows it: the round trip is three times its own minimum, or 0.1 % of the segments
+//! are sent again. Or, as a risk, when a network device of the machine carried over 80 % of its own speed in one
+//! direction, half of it for this server.
 //!
 //! Not to be taken for: clients that do not read (`not_your_redis`), whose windows are closed; loss without a queue
-//! (`packet_loss`); distance (`far_client`), where little waits; a server that cannot keep up (`big_values`, `kernel_bound`), whose
-//! main thread is busy while its sockets are empty; replicas that are behind (`replica_lag`), which are left out here.
+//! (`packet_loss`); distance (`far_client`), where little waits; a server that cannot keep up (`big_values`,
+//! `kernel_bound`), whose main thread is busy while its sockets are empty; replicas that are behind (`replica_lag`),
+//! which are left out here.
 //!
 //! How to confirm: `ss -tin sport = :6379` on the server's machine: Send-Q of many sockets, rtt far above minrtt;
-//! `sar -n DEV 1`; on EC2 `ethtool -S eth0 | grep allowance`. Requests that fill the way in wait in the clients' sockets, which
-//! only the clients' machines show.
+//! `sar -n DEV 1`; on EC2 `ethtool -S eth0 | grep allowance`. Requests that fill the way in wait in the clients'
+//! sockets, which only the clients' machines show.
 //!
 //! What to do: send less (compressed values, the fields that are needed, copies in the client), then a wider path.
 //! Sources: tcp_info and send queues of the server's sockets, INFO stats, /proc/net/dev, /sys/class/net/*/speed.
@@ -178,7 +180,8 @@ fn found(facts: &Facts, q: &Queue) -> Finding {
             node,
             "ss -tin",
             format!(
-                "{}: {} sockets, {} in send queues, none with a closed window, round trip {} (minimum {}), {} of {} segments sent again",
+                "{}: {} sockets, {} in send queues, none with a closed window, round trip {} (minimum {}), {} of {} \
+                 segments sent again",
                 p.host,
                 p.sockets,
                 bytes(p.send_queue_bytes as f64),

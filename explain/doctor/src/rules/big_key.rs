@@ -3,12 +3,12 @@
 //! HGETALL, SMEMBERS, LRANGE 0 -1, ZRANGE, SORT or DEL on a collection of a hundred thousand elements takes tens of
 //! milliseconds on the one thread that serves everybody, and its reply fills the network.
 //!
-//! Seen when: a key that the slow log names has over 5,000 elements, or over 1 MB as a string, and its commands were slow
-//! three times in the last hour. Judged by effect: a large key that nothing reads whole is no finding. What the log has of the
-//! last hour and not of the window is over, and a risk.
+//! Seen when: a key that the slow log names has over 5,000 elements, or over 1 MB as a string, and its commands were
+//! slow three times in the last hour. Judged by effect: a large key that nothing reads whole is no finding. What the
+//! log has of the last hour and not of the window is over, and a risk.
 //!
-//! Not to be taken for: a slow host, where constant-time commands are slow too; they are left out here, unless a string is so long
-//! that copying it explains their time.
+//! Not to be taken for: a slow host, where constant-time commands are slow too; they are left out here, unless a string
+//! is so long that copying it explains their time.
 //!
 //! What to do: read in parts (HSCAN, SSCAN, a page of LRANGE), split the key, UNLINK instead of DEL.
 //! Sources: SLOWLOG, TYPE and HLEN/LLEN/SCARD/ZCARD/STRLEN of the keys it names; no value is read.

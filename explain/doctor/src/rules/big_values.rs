@@ -1,23 +1,25 @@
 //! Values of tens of kilobytes and more fill the main thread: it spends its time moving bytes through its sockets.
 //!
-//! What a command costs is timed without the reading of its arguments and without the writing of its reply. For a GET of 100 kB
-//! the command takes a microsecond, and copying the reply into the socket fifty. Nothing is in the slow log, commandstats are
-//! innocent, and the server is busy in the kernel all the same.
+//! What a command costs is timed without the reading of its arguments and without the writing of its reply. For a GET
+//! of 100 kB the command takes a microsecond, and copying the reply into the socket fifty. Nothing is in the slow log,
+//! commandstats are innocent, and the server is busy in the kernel all the same.
 //!
-//! Seen when: the main thread uses over 70 % of a core, commands move 16 kB each on average, requests and replies together,
-//! and at least half of its CPU time is what moving these bytes costs: the time outside commands that reads, turns of the event
-//! loop and new connections do not explain, never more than 3 ns a byte. A cache of 100 kB objects with time to spare is fine.
+//! Seen when: the main thread uses over 70 % of a core, commands move 16 kB each on average, requests and replies
+//! together, and at least half of its CPU time is what moving these bytes costs: the time outside commands that reads,
+//! turns of the event loop and new connections do not explain, never more than 3 ns a byte. A cache of 100 kB objects
+//! with time to spare is fine.
 //!
-//! Not to be taken for: one command that takes long by itself or returns megabytes (`slow_command`, `big_key`); a path that is
-//! full while the server has time (`bandwidth`); system calls for small values (`kernel_bound`), which batches cure; large
-//! answers to monitoring (`monitoring_storm`, `topology_storm`); messages for many subscribers; MONITOR. Where io-threads
-//! write the replies, the main thread's clock does not show the cost, and nothing is said.
+//! Not to be taken for: one command that takes long by itself or returns megabytes (`slow_command`, `big_key`); a path
+//! that is full while the server has time (`bandwidth`); system calls for small values (`kernel_bound`), which batches
+//! cure; large answers to monitoring (`monitoring_storm`, `topology_storm`); messages for many subscribers; MONITOR.
+//! Where io-threads write the replies, the main thread's clock does not show the cost, and nothing is said.
 //!
 //! How to confirm: `INFO stats` twice: total_net_output_bytes and total_net_input_bytes by total_commands_processed;
 //! Valkey 8.1+: `COMMANDLOG GET 10 large-reply` and `large-request`; Redis 8+: `INFO keysizes`.
 //!
 //! What to do: compress values in the client, ask for the fields that are needed, keep what is read most in the client.
-//! Sources: INFO stats, cpu, commandstats; measured on Valkey 9.1: 0.4 to 0.6 ns for each byte of a reply over loopback.
+//! Sources: INFO stats, cpu, commandstats; measured on Valkey 9.1: 0.4 to 0.6 ns for each byte of a reply over
+//! loopback.
 
 use super::callers;
 use super::kernel_bound::BUSY;
@@ -112,7 +114,15 @@ fn found(facts: &Facts, m: &Moved) -> Finding {
         bytes(each),
         bytes(most / window)
     ))
-    .core(m.moving, format!("{} of {} of a core goes into reading and writing values", percent(m.moving), percent(m.cpu)))
+    .core(
+        m.moving,
+        format!(
+            "{} of {} of a core goes into reading and writing \
+                             values",
+            percent(m.moving),
+            percent(m.cpu)
+        ),
+    )
     .gain(
         format!("values of half the size give {} of a core back", percent(m.moving / 2.0)),
         format!(
@@ -123,7 +133,10 @@ fn found(facts: &Facts, m: &Moved) -> Finding {
             m.moving / 2.0
         ),
     )
-    .likely("bytes, commands and CPU time were counted; which of the time went into the bytes is what nothing else explains")
+    .likely(
+        "bytes, commands and CPU time were counted; which of the time went into the bytes is what nothing else \
+             explains",
+    )
     .saw(
         node,
         "INFO stats",
@@ -134,7 +147,16 @@ fn found(facts: &Facts, m: &Moved) -> Finding {
             count(m.commands)
         ),
     )
-    .saw(node, "INFO cpu", format!("main thread {} of a core, {} inside commands", percent(m.cpu), percent(inside_share(node))));
+    .saw(
+        node,
+        "INFO cpu",
+        format!(
+            "main thread {} of a core, {} inside \
+                                    commands",
+            percent(m.cpu),
+            percent(inside_share(node))
+        ),
+    );
     let finding = callers::shown(finding, node, &[&format!("={command}")])
         .not("a slow command: none took long by the server's own clock, the writing of its replies included")
         .not(format!("small values, one at a time: {} for each command", bytes(m.each())))

@@ -1,14 +1,16 @@
 //! A blocking command holds up a connection that others share.
 //!
-//! BLPOP, XREAD BLOCK or WAIT keeps its connection until there is something to return. Commands that other threads send over the same
-//! connection (Lettuce's and StackExchange.Redis' shared connection, a multiplexing proxy) are not even looked at before. They wait for
-//! as long as the queue stays empty, then all run at once, and no counter of the server shows it.
+//! BLPOP, XREAD BLOCK or WAIT keeps its connection until there is something to return. Commands that other threads send
+//! over the same connection (Lettuce's and StackExchange.Redis' shared connection, a multiplexing proxy) are not even
+//! looked at before. They wait for as long as the queue stays empty, then all run at once, and no counter of the server
+//! shows it.
 //!
-//! Seen when: CLIENT LIST has a connection that waits in a blocking command (flag b), and 256 bytes or more of further commands were read
-//! from it and wait behind it (qbuf).
+//! Seen when: CLIENT LIST has a connection that waits in a blocking command (flag b), and 256 bytes or more of further
+//! commands were read from it and wait behind it (qbuf).
 //!
-//! Not to be taken for: workers that block on their own connection (nothing waits behind them); a keepalive's PING on such a connection, a few
-//! bytes; clients that are held up by CLIENT PAUSE (`paused`): their last command is no blocking one.
+//! Not to be taken for: workers that block on their own connection (nothing waits behind them); a keepalive's PING on
+//! such a connection, a few bytes; clients that are held up by CLIENT PAUSE (`paused`): their last command is no
+//! blocking one.
 //!
 //! How to confirm: `CLIENT LIST` a few times: the same `id` with flags=b, cmd=blpop (or another) and qbuf above zero.
 //!
@@ -106,7 +108,11 @@ fn found(node: &Node, held: &[&ClientRow]) -> Finding {
             &callers::advice(
                 node,
                 &[
-                    ("lettuce", "Lettuce: client.connect() for each thread that blocks; Spring: setShareNativeConnection(false)"),
+                    (
+                        "lettuce",
+                        "Lettuce: client.connect() for each thread that blocks; Spring: \
+                                 setShareNativeConnection(false)",
+                    ),
                     ("se.redis", "StackExchange.Redis: no blocking commands at all; pub/sub, or a poll with a pause"),
                     ("ioredis", "ioredis: redis.duplicate() for the worker"),
                     ("node-redis", "node-redis: client.duplicate() or the isolation pool for the worker"),

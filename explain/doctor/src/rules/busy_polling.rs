@@ -1,24 +1,25 @@
 //! Workers ask for work again and again, and there is none.
 //!
-//! LPOP, RPOP, ZPOPMIN, XREADGROUP or ZRANGEBYSCORE in a loop takes a round trip, a read and a wake-up of the server for each
-//! time it finds nothing. More workers make it worse, and an empty queue costs more than a full one. The blocking forms (BLPOP,
-//! BZPOPMIN, XREADGROUP BLOCK) wait at the server, cost nothing meanwhile, and have the job sooner.
+//! LPOP, RPOP, ZPOPMIN, XREADGROUP or ZRANGEBYSCORE in a loop takes a round trip, a read and a wake-up of the server
+//! for each time it finds nothing. More workers make it worse, and an empty queue costs more than a full one. The
+//! blocking forms (BLPOP, BZPOPMIN, XREADGROUP BLOCK) wait at the server, cost nothing meanwhile, and have the job
+//! sooner.
 //!
-//! Seen when: at least 70 % of such calls came to nothing, more than 100 a second of them, and they take over 1 % of a core. How
-//! many came to nothing is not counted by the server, but there is a least number: a pop or XREADGROUP that finds something is a
-//! change (rdb_changes_since_last_save), a read that finds a key is a hit (keyspace_hits), and a reply with an element in it has
-//! eleven bytes at least (total_net_output_bytes). What these leave over found nothing.
+//! Seen when: at least 70 % of such calls came to nothing, more than 100 a second of them, and they take over 1 % of a
+//! core. How many came to nothing is not counted by the server, but there is a least number: a pop or XREADGROUP that
+//! finds something is a change (rdb_changes_since_last_save), a read that finds a key is a hit (keyspace_hits), and a
+//! reply with an element in it has eleven bytes at least (total_net_output_bytes). What these leave over found nothing.
 //!
-//! Not to be taken for: GET of keys that are not there, which a cache's misses look like (`low_hit_ratio`); pops that never
-//! count as misses; blocking calls that time out after seconds. Where other commands change or send so much that the bounds say
-//! nothing, it is not called polling. `no_pipelining` says nothing where most commands are such polls.
+//! Not to be taken for: GET of keys that are not there, which a cache's misses look like (`low_hit_ratio`); pops that
+//! never count as misses; blocking calls that time out after seconds. Where other commands change or send so much that
+//! the bounds say nothing, it is not called polling. `no_pipelining` says nothing where most commands are such polls.
 //!
-//! How to confirm: `INFO commandstats` twice, with rdb_changes_since_last_save of `INFO persistence` beside it; `CLIENT LIST`:
-//! connections with cmd=lpop, rpop, zpopmin, xreadgroup; `LLEN` of their queue.
+//! How to confirm: `INFO commandstats` twice, with rdb_changes_since_last_save of `INFO persistence` beside it;
+//! `CLIENT LIST`: connections with cmd=lpop, rpop, zpopmin, xreadgroup; `LLEN` of their queue.
 //!
 //! What to do: first a pause after an empty answer; then the blocking form.
-//! Sources: INFO commandstats, persistence and stats; t_list.c, t_stream.c and db.c (what counts as a change, a hit or a miss);
-//! the price of a read and a turn of the event loop in `measure/between.rs`.
+//! Sources: INFO commandstats, persistence and stats; t_list.c, t_stream.c and db.c (what counts as a change, a hit or
+//! a miss); the price of a read and a turn of the event loop in `measure/between.rs`.
 
 use unslow_facts::Sample;
 
@@ -44,7 +45,11 @@ const TAKES: &[(&str, &str)] = &[
 /// What only reads.
 const READS: &[(&str, &str)] = &[
     ("xread", "XREAD BLOCK 5000 STREAMS key id"),
-    ("zrangebyscore", "ZRANGE key 0 0 WITHSCORES   (sleep until that score, a second at most; a new job wakes the worker)"),
+    (
+        "zrangebyscore",
+        "ZRANGE key 0 0 WITHSCORES   (sleep until that score, a second at most; a new job wakes the \
+                       worker)",
+    ),
 ];
 /// The shortest reply to a read that found nothing (RESP3's null), and what one with an element has more, in bytes.
 const EMPTY_BYTES: f64 = 3.0;
@@ -149,9 +154,14 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match by_worst(all.iter().collect(), |p| p.empty).first() {
         None => Verdict::absent(facts, WHAT, None),
-        Some(p) if p.calls < 1.0 => {
-            absent_by_commandstats(facts, WHAT, format!("{WHAT}: no LPOP, ZPOPMIN, XREADGROUP or the like in the window"))
-        }
+        Some(p) if p.calls < 1.0 => absent_by_commandstats(
+            facts,
+            WHAT,
+            format!(
+                "{WHAT}: no LPOP, ZPOPMIN, XREADGROUP or the like in the \
+                window"
+            ),
+        ),
         Some(p) => {
             let (calls, empty) = (count(p.calls), count(p.empty));
             let text = format!("{WHAT}: of {calls} pops and reads of queues {empty} are known to have found nothing");
@@ -178,11 +188,18 @@ fn found(p: &Polls<'_>) -> Finding {
         format!("{rate:.0} calls/s x {each_us:.1} us = {core:.4} cores"),
     )
     .likely(
-        "the calls and their time were counted by the server, and how many found nothing follows from its other counters; reading and \
+        "the calls and their time were counted by the server, and how many found nothing follows from its other \
+         counters; reading and \
          waking up for each is an estimate",
     );
     for (name, _, calls) in commands.iter().take(3) {
-        let told = format!("{}: {} calls, {} each", name.to_uppercase(), count(*calls), time_us(spent(node, &[*name]).mean_us));
+        let told = format!(
+            "{}: {} calls, {} \
+                            each",
+            name.to_uppercase(),
+            count(*calls),
+            time_us(spent(node, &[*name]).mean_us)
+        );
         finding = finding.saw(node, "INFO commandstats", told);
     }
     for bound in &p.bounds {
@@ -191,7 +208,11 @@ fn found(p: &Polls<'_>) -> Finding {
     let asked: Vec<&str> = commands.iter().map(|(name, _, _)| *name).collect();
     finding = callers::shown(finding, node, &asked);
     if let Some(misses) = node.delta("keyspace_misses") {
-        finding = finding.not(format!("a cache's misses: {} in the window, and pops are not among them", count(misses)));
+        finding = finding.not(format!(
+            "a cache's misses: {} in the window, and pops are not among \
+                                       them",
+            count(misses)
+        ));
     }
     finding = finding.fix(
         "At once: a pause after an answer with nothing in it, growing while it stays so",
@@ -261,7 +282,11 @@ mod tests {
     #[test]
     fn look_alikes_are_left_alone() {
         for (what, facts) in [
-            ("a queue with work", facts(&[("rpop", 50_000), ("lpush", 50_000)], "rdb_changes_since_last_save:100000\r\n")),
+            (
+                "a queue with \
+              work",
+                facts(&[("rpop", 50_000), ("lpush", 50_000)], "rdb_changes_since_last_save:100000\r\n"),
+            ),
             ("other writes that may hide it", facts(&[("rpop", 50_000)], "rdb_changes_since_last_save:50000\r\n")),
             ("a worker that sleeps", facts(&[("rpop", 500)], "")),
             ("misses of a cache", facts(&[("get", 50_000)], "keyspace_misses:50000\r\n")),

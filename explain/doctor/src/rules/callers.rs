@@ -1,14 +1,15 @@
 //! Whose calls these are, as far as CLIENT LIST shows it. Not a rule: several rules ask the same.
 //!
-//! CLIENT LIST has the last command of each connection: a client that sends one command over and over shows it most of the time.
+//! CLIENT LIST has the last command of each connection: a client that sends one command over and over shows it most of
+//! the time.
 
 use unslow_facts::{ClientGroup, Node};
 
 use crate::Finding;
 use crate::measure::is_one_of;
 
-/// Adds the clients whose last command was one of `names`, as commandstats names them, to the evidence: those with the most
-/// connections, two at most.
+/// Adds the clients whose last command was one of `names`, as commandstats names them, to the evidence: those with the
+/// most connections, two at most.
 pub fn shown(mut finding: Finding, node: &Node, names: &[&str]) -> Finding {
     let mut rows: Vec<(u64, &ClientGroup)> = groups(node).map(|g| (last_commands(g, names), g)).collect();
     rows.retain(|(n, _)| *n > 0);
@@ -20,7 +21,8 @@ pub fn shown(mut finding: Finding, node: &Node, names: &[&str]) -> Finding {
     finding
 }
 
-/// Advice for the libraries that are connected, by a part of the library's name; all of it where none is known (before 7.2).
+/// Advice for the libraries that are connected, by a part of the library's name; all of it where none is known (before
+/// 7.2).
 pub fn advice(node: &Node, all: &[(&str, &'static str)]) -> Vec<&'static str> {
     let seen = |library: &str| groups(node).any(|g| g.library.to_lowercase().contains(library));
     let known: Vec<&'static str> = all.iter().filter(|(library, _)| seen(library)).map(|(_, text)| *text).collect();

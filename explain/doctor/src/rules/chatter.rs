@@ -1,24 +1,27 @@
 //! Clients check or prepare their connection before each command, and every check costs a round trip.
 //!
-//! PING when a connection is taken from the pool (`testOnBorrow`), SELECT, AUTH or HELLO before each command (PHP without
-//! persistent connections, hand-written pools), READONLY or CLIENT SETINFO over and over: none of it does any work. The server
-//! answers each within a microsecond, but the client waits for a whole round trip, and the server reads, wakes up and writes for
-//! it.
+//! PING when a connection is taken from the pool (`testOnBorrow`), SELECT, AUTH or HELLO before each command (PHP
+//! without persistent connections, hand-written pools), READONLY or CLIENT SETINFO over and over: none of it does any
+//! work. The server answers each within a microsecond, but the client waits for a whole round trip, and the server
+//! reads, wakes up and writes for it.
 //!
-//! Seen when: over 20 % of the clients' commands are of this kind, at more than 50 a second, and they take over 1 % of a core,
-//! or one comes for every second command at least and clients send one command at a time. What belongs to a new connection (each
-//! of these once, CLIENT SETINFO twice) and one PING a second for each connection, which timers and health checks send, is taken
-//! off.
+//! Seen when: over 20 % of the clients' commands are of this kind, at more than 50 a second, and they take over 1 % of
+//! a core, or one comes for every second command at least and clients send one command at a time. What belongs to a new
+//! connection (each of these once, CLIENT SETINFO twice) and one PING a second for each connection, which timers and
+//! health checks send, is taken off.
 //!
-//! Not to be taken for: `connection_churn`, where these come with each new connection; `monitoring_storm`, which is about INFO,
-//! CLIENT LIST and the like. A replica's SELECT comes from its master's stream and is not counted. `no_pipelining` says nothing
-//! where most of the commands are such checks.
+//! Not to be taken for: `connection_churn`, where these come with each new connection; `monitoring_storm`, which is
+//! about INFO, CLIENT LIST and the like. A replica's SELECT comes from its master's stream and is not counted.
+//! `no_pipelining` says nothing where most of the commands are such checks.
 //!
-//! How to confirm: `INFO commandstats` twice: calls of cmdstat_ping, cmdstat_select, cmdstat_auth, cmdstat_hello beside those of
-//! the commands that do the work; `INFO stats`: total_connections_received; `CLIENT LIST`: cmd= of the connections.
+//! How to confirm: `INFO commandstats` twice: calls of cmdstat_ping, cmdstat_select, cmdstat_auth, cmdstat_hello beside
+//! those of the commands that do the work; `INFO stats`: total_connections_received; `CLIENT LIST`: cmd= of the
+//! connections.
 //!
-//! What to do: check idle connections in the background; log in and choose the database once, when a connection is opened.
-//! Sources: INFO commandstats and stats, CLIENT LIST; the price of a read and a turn of the event loop in `measure/between.rs`.
+//! What to do: check idle connections in the background; log in and choose the database once, when a connection is
+//! opened.
+//! Sources: INFO commandstats and stats, CLIENT LIST; the price of a read and a turn of the event loop in
+//! `measure/between.rs`.
 
 use super::prelude::*;
 use super::{callers, no_pipelining};
@@ -48,7 +51,8 @@ const LEAST: f64 = 50.0;
 /// Of a core; or of a command that does work.
 const CORE: f64 = 0.01;
 const EACH: f64 = 0.5;
-/// More checks than this for each command that does work come from connections that do none, and no work waits for them.
+/// More checks than this for each command that does work come from connections that do none, and no work waits for
+/// them.
 const MANY: f64 = 5.0;
 /// From this depth on, checks may travel with the work.
 const DEPTH: f64 = 1.5;
@@ -173,9 +177,11 @@ fn found(c: &Chatter<'_>) -> Finding {
         let told = format!("{}: {} calls beyond new connections and timers", upper(name), count(*calls));
         finding = finding.saw(node, "INFO commandstats", told);
     }
-    finding = finding
-        .saw(node, "INFO commandstats", format!("{} calls that do work", count(c.work)))
-        .saw(node, "INFO stats", format!("total_connections_received +{:.0} in {:.1} s", c.opened, node.window_s));
+    finding = finding.saw(node, "INFO commandstats", format!("{} calls that do work", count(c.work))).saw(
+        node,
+        "INFO stats",
+        format!("total_connections_received +{:.0} in {:.1} s", c.opened, node.window_s),
+    );
     let sent: Vec<&str> = c.parts.iter().map(|(name, _)| *name).collect();
     finding = callers::shown(finding, node, &sent)
         .not(format!("connection churn: {} new connections a second", count(c.opened / node.window_s.max(0.001))));
@@ -200,7 +206,10 @@ fn price(finding: Finding, c: &Chatter<'_>) -> Finding {
                 format!("without the checks a command waits {more} less"),
                 format!("{each:.2} checks a command x {rtt_us:.0} us = {:.0} us", each * rtt_us),
             )
-            .likely("the calls and the round trip were measured; that a client waits for each check is inferred from one command a read");
+            .likely(
+                "the calls and the round trip were measured; that a client waits for each check is inferred from \
+                     one command a read",
+            );
     }
     let us = core / rate.max(0.001) * 1e6;
     finding
@@ -212,7 +221,10 @@ fn price(finding: Finding, c: &Chatter<'_>) -> Finding {
             format!("without the checks {} of a core is free again", percent(core)),
             format!("{rate:.0} calls/s x {us:.1} us = {core:.4} cores"),
         )
-        .likely("the calls and the time inside them were counted by the server; reading and waking up for each is an estimate")
+        .likely(
+            "the calls and the time inside them were counted by the server; reading and waking up for each is an \
+                 estimate",
+        )
 }
 
 /// What to do about one command.
@@ -225,7 +237,11 @@ fn mend(finding: Finding, node: &Node, name: &str) -> Finding {
                 &[
                     ("jedis", "Jedis: setTestOnBorrow(false); setTestOnReturn(false); setTestWhileIdle(true)"),
                     ("redis-py", "redis-py: health_check_interval=30, and no ping() before a command"),
-                    ("lettuce", "Lettuce: GenericObjectPoolConfig.setTestOnBorrow(false); Spring: setValidateConnection(false)"),
+                    (
+                        "lettuce",
+                        "Lettuce: GenericObjectPoolConfig.setTestOnBorrow(false); Spring: \
+                                 setValidateConnection(false)",
+                    ),
                     ("go-redis", "go-redis: no Ping() before a command; the pool drops dead connections by itself"),
                     ("php", "phpredis: no ping() after pconnect(); reconnect when a command fails"),
                 ],
@@ -290,7 +306,8 @@ mod tests {
         let before = format!("redis_version:7.2.4\r\nrole:{role}\r\nconnected_clients:11\r\n");
         let counters = |connections: u64, reads: u64, commands: u64| {
             format!(
-                "total_connections_received:{connections}\r\ntotal_reads_processed:{reads}\r\ntotal_commands_processed:{commands}\r\n"
+                "total_connections_received:{connections}\r\ntotal_reads_processed:{reads}\r\n\
+                 total_commands_processed:{commands}\r\n"
             )
         };
         let line = |name: &str, n: u64| format!("cmdstat_{name}:calls={n},usec={n},usec_per_call=1.00\r\n");
@@ -303,7 +320,13 @@ mod tests {
         (node.first, node.last, node.window_s) = (seen(0, first), seen(10_000, last), 10.0);
         let rtt = Rtt { count: 100, us_min: 190, us_p50: 200, us_p99: 300, us_max: 300 };
         node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: 0 };
-        let peer = PeerSockets { host: "10.0.0.9".into(), sockets: 10, min_rtt_us: 200, min_rtt_us_p50: 200, ..PeerSockets::default() };
+        let peer = PeerSockets {
+            host: "10.0.0.9".into(),
+            sockets: 10,
+            min_rtt_us: 200,
+            min_rtt_us_p50: 200,
+            ..PeerSockets::default()
+        };
         node.sockets = Seen::Yes { value: vec![peer], source: "ss".into(), at_ms: 0 };
         Facts { nodes: vec![node], ..Facts::of_nothing("redis://10.0.0.1:6379") }
     }
@@ -341,7 +364,8 @@ mod tests {
 
     #[test]
     fn in_pipelines_only_the_server_pays() {
-        let Verdict::Present(found) = check(&facts("master", &[("select", 100_000), ("get", 100_000)], 0, 100_000)) else {
+        let Verdict::Present(found) = check(&facts("master", &[("select", 100_000), ("get", 100_000)], 0, 100_000))
+        else {
             panic!("not found")
         };
         assert_eq!(found.impact.currency, Currency::Capacity);

@@ -1,18 +1,21 @@
 //! What kind of failure a client's error message tells of, and what measured on the servers explains it.
 //!
-//! A message says what failed, seldom why: the same `Read timed out` follows a fork, a long script, a lost packet and a client without
-//! processor time. So the message is held against everything that was measured, and the causes that lead to such a failure are named.
+//! A message says what failed, seldom why: the same `Read timed out` follows a fork, a long script, a lost packet and a
+//! client without processor time. So the message is held against everything that was measured, and the causes that lead
+//! to such a failure are named.
 //!
-//! Seen when: a message was handed in (`--client-error`) that no other rule reads a cause from. It costs nothing by itself: it is the
-//! complaint, and the causes are findings of their own.
+//! Seen when: a message was handed in (`--client-error`) that no other rule reads a cause from. It costs nothing by
+//! itself: it is the complaint, and the causes are findings of their own.
 //!
-//! Not to be taken for: a measurement. A message may be from another time; a window that was open later may show nothing of it.
+//! Not to be taken for: a measurement. A message may be from another time; a window that was open later may show
+//! nothing of it.
 //!
-//! How to confirm: run the doctor while the errors come, and on the client's machine, which measures the way from there.
+//! How to confirm: run the doctor while the errors come, and on the client's machine, which measures the way from
+//! there.
 //!
 //! What to do: what the named causes say; where none is named, what the kind of the error asks for.
-//! Sources: the libraries' own messages (Lettuce, Jedis, redis-py, go-redis, ioredis, node-redis, StackExchange.Redis); error replies of
-//! Redis' server.c and cluster.c.
+//! Sources: the libraries' own messages (Lettuce, Jedis, redis-py, go-redis, ioredis, node-redis, StackExchange.Redis);
+//! error replies of Redis' server.c and cluster.c.
 
 use unslow_facts::{ClientError, ClientErrorKind};
 
@@ -40,7 +43,8 @@ pub fn check(facts: &Facts) -> Verdict {
 }
 
 /// What would have been understood.
-const EXPECTED: &str = "the error as StackExchange.Redis, Lettuce, Jedis, redis-py, go-redis, ioredis or node-redis prints it, or a \
+const EXPECTED: &str = "the error as StackExchange.Redis, Lettuce, Jedis, redis-py, go-redis, ioredis or node-redis \
+                        prints it, or a \
                         server's error reply";
 
 /// Whether no other rule reads its cause from the message.
@@ -58,7 +62,10 @@ fn found(facts: &Facts, first: &ClientError, open: &[&ClientError]) -> Finding {
     };
     let mut finding = Finding::new(format!("{}, {}: {explained}", said(first), where_and_how_often(first)))
         .on(open.iter().filter_map(|e| e.server.as_ref()))
-        .risk("requests of this client failed when the message was written; what costs requests now is a finding of its own")
+        .risk(
+            "requests of this client failed when the message was written; what costs requests now is a finding of \
+               its own",
+        )
         .severity(Severity::Info)
         .possible("a message says what failed, not why, and may be from another time");
     for error in open.iter().take(LISTED) {
@@ -123,7 +130,8 @@ fn advice(kind: ClientErrorKind) -> (&'static str, &'static str) {
         NoAuth => ("Give the client the user and password that the server asks for", "PING"),
         WrongPassword | NoPermission => ("See what the server refused, and to which user", "ACL LOG 10"),
         Busy => (
-            "See which script ran that long; while one runs, FUNCTION STATS (7.0+) names it, and SCRIPT KILL ends it unless it has written",
+            "See which script ran that long; while one runs, FUNCTION STATS (7.0+) names it, and SCRIPT KILL ends it \
+             unless it has written",
             "SLOWLOG GET 10",
         ),
         MaxClients => ("See who holds the connections", "CLIENT LIST"),

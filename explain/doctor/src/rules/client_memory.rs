@@ -1,20 +1,21 @@
 //! Buffers of clients take a real share of the server's memory.
 //!
-//! What a client has begun to send waits in its query buffer, what it has not read in its output buffer. Both count against
-//! maxmemory: keys are evicted for them, or writes refused. Ordinary clients have no limit for replies as servers come, and a query
-//! buffer may grow to 1 GB.
+//! What a client has begun to send waits in its query buffer, what it has not read in its output buffer. Both count
+//! against maxmemory: keys are evicted for them, or writes refused. Ordinary clients have no limit for replies as
+//! servers come, and a query buffer may grow to 1 GB.
 //!
-//! Seen when: ordinary clients held a tenth or more of what the server may use (maxmemory, the container's limit or the machine's
-//! memory, whichever is least) at both ends of the window.
+//! Seen when: ordinary clients held a tenth or more of what the server may use (maxmemory, the container's limit or the
+//! machine's memory, whichever is least) at both ends of the window.
 //!
-//! Not to be taken for: subscribers that do not read (`slow_subscriber`), where they hold most of it; a client that leaves its replies
-//! unread at a server with memory to spare (`not_your_redis`); many idle connections, some kilobytes each (`too_many_connections`);
-//! replicas' buffers, which are counted apart.
+//! Not to be taken for: subscribers that do not read (`slow_subscriber`), where they hold most of it; a client that
+//! leaves its replies unread at a server with memory to spare (`not_your_redis`); many idle connections, some kilobytes
+//! each (`too_many_connections`); replicas' buffers, which are counted apart.
 //!
-//! How to confirm: `INFO memory` mem_clients_normal; `CLIENT LIST`: qbuf, argv-mem, omem, tot-mem of each; `MEMORY STATS` clients.normal.
+//! How to confirm: `INFO memory` mem_clients_normal; `CLIENT LIST`: qbuf, argv-mem, omem, tot-mem of each;
+//! `MEMORY STATS` clients.normal.
 //!
-//! What to do: end the largest, then bound them: `maxmemory-clients` (7.0+) ends the largest first, `client-query-buffer-limit` and
-//! `client-output-buffer-limit normal` bound each. Smaller batches cure it.
+//! What to do: end the largest, then bound them: `maxmemory-clients` (7.0+) ends the largest first,
+//! `client-query-buffer-limit` and `client-output-buffer-limit normal` bound each. Smaller batches cure it.
 //! Sources: INFO mem_clients_normal, evicted_clients; CLIENT LIST; Redis documentation on client eviction.
 
 use unslow_facts::ClientRow;

@@ -1,20 +1,21 @@
 //! The client's thread pool had no thread left to take the reply from the socket: the time-out is the client's own.
 //!
-//! .NET starts threads up to a minimum (the number of processors, by default) at once, and one or two a second beyond it. A burst of
-//! work that blocks (`.Result`, `.Wait()`, synchronous calls) takes them all; replies that have arrived then wait for a thread, and
-//! requests time out though the server answered in time.
+//! .NET starts threads up to a minimum (the number of processors, by default) at once, and one or two a second beyond
+//! it. A burst of work that blocks (`.Result`, `.Wait()`, synchronous calls) takes them all; replies that have arrived
+//! then wait for a thread, and requests time out though the server answered in time.
 //!
-//! Seen when: a time-out message of StackExchange.Redis shows more busy threads than the minimum, and work that waits for one where it
-//! shows the queue. Bytes in the client's socket (`in:`) mean that replies had arrived; without them it is a risk: the threads may be
-//! blocked because the server is slow.
+//! Seen when: a time-out message of StackExchange.Redis shows more busy threads than the minimum, and work that waits
+//! for one where it shows the queue. Bytes in the client's socket (`in:`) mean that replies had arrived; without them
+//! it is a risk: the threads may be blocked because the server is slow.
 //!
-//! Not to be taken for: a client that has threads and does not read (`client_unread_replies`); a stall of the server, after which many
-//! threads wait as well, with `in: 0`.
+//! Not to be taken for: a client that has threads and does not read (`client_unread_replies`); a stall of the server,
+//! after which many threads wait as well, with `in: 0`.
 //!
-//! How to confirm: `dotnet-counters monitor -p PID System.Runtime` (thread pool queue length), `dotnet-stack report -p PID` (what the threads
-//! wait for).
+//! How to confirm: `dotnet-counters monitor -p PID System.Runtime` (thread pool queue length),
+//! `dotnet-stack report -p PID` (what the threads wait for).
 //!
-//! What to do: raise the minimum, which helps at once; then await instead of blocking, so that a burst needs no more threads.
+//! What to do: raise the minimum, which helps at once; then await instead of blocking, so that a burst needs no more
+//! threads.
 //! Sources: <https://stackexchange.github.io/StackExchange.Redis/Timeouts>; StackExchange.Redis #481, #1925, #2792.
 
 use unslow_facts::{ClientError, Multiplexer, ThreadPool};
@@ -37,7 +38,8 @@ pub fn check(facts: &Facts) -> Verdict {
         let shown = facts.client_errors.iter().filter_map(|e| counters(e)?.worker).max_by_key(|pool| pool.busy);
         return shown.map_or(Verdict::NotHere, |pool| {
             Verdict::Absent(format!(
-                "the client's thread pool: {} worker threads busy at most, {} is its minimum, or no work waited for one",
+                "the client's thread pool: {} worker threads busy at most, {} is its minimum, or no work waited for \
+                 one",
                 pool.busy, pool.min
             ))
         });
@@ -50,7 +52,8 @@ fn found(facts: &Facts, error: &ClientError, name: &str, pool: ThreadPool, seen:
     let threads = format!("{} of its threads were busy, {} is its minimum", count(pool.busy as f64), pool.min);
     let finding = match arrived {
         Some(n) => Finding::new(format!(
-            "Not your Redis: {}, because its thread pool was exhausted: {threads}, and {} of replies waited unread in its socket",
+            "Not your Redis: {}, because its thread pool was exhausted: {threads}, and {} of replies waited unread in \
+             its socket",
             said(error),
             bytes(n as f64)
         ))
@@ -58,11 +61,15 @@ fn found(facts: &Facts, error: &ClientError, name: &str, pool: ThreadPool, seen:
         .severity(Severity::Medium)
         .likely("the client's own counters when it gave up; a message says nothing about this window"),
         None => Finding::new(format!(
-            "{}, and its thread pool was exhausted ({threads}); no reply had arrived, so the threads may have waited for the server",
+            "{}, and its thread pool was exhausted ({threads}); no reply had arrived, so the threads may have waited \
+             for the server",
             said(error)
         ))
         .risk(format!("requests of this client failed: {}", where_and_how_often(error)))
-        .possible("an exhausted thread pool delays replies, and a slow server exhausts a thread pool: the message does not tell which"),
+        .possible(
+            "an exhausted thread pool delays replies, and a slow server exhausts a thread pool: the message does \
+                   not tell which",
+        ),
     };
     let shown = |finding: Finding, what: &str, value: String| {
         finding.saw_at(format!("{what} in the client's message"), value, facts.at_ms)
@@ -90,7 +97,8 @@ fn found(facts: &Facts, error: &ClientError, name: &str, pool: ThreadPool, seen:
             "",
         )
         .fix(
-            "Then find what blocks them, and await it instead (no .Result, no .Wait(), no synchronous calls in requests)",
+            "Then find what blocks them, and await it instead (no .Result, no .Wait(), no synchronous calls in \
+             requests)",
             &["dotnet-stack report -p PID", "dotnet-counters monitor -p PID System.Runtime"],
             "",
             "",

@@ -1,18 +1,20 @@
 //! Replies had arrived at the client's machine, and the client did not read them before it gave up.
 //!
-//! What stands in the client's own socket has left the server and the network. The client is late: its processor is taken (or throttled by
-//! its container), a garbage collection stops it, its reader thread is blocked, or it is still reading one huge reply.
+//! What stands in the client's own socket has left the server and the network. The client is late: its processor is
+//! taken (or throttled by its container), a garbage collection stops it, its reader thread is blocked, or it is still
+//! reading one huge reply.
 //!
-//! Seen when: a time-out message of StackExchange.Redis shows 8 kB or more in its socket (`in:`); 64 kB or more of one reply that has
-//! arrived in part (`cur-in:`) are a risk: a large value on its way.
+//! Seen when: a time-out message of StackExchange.Redis shows 8 kB or more in its socket (`in:`); 64 kB or more of one
+//! reply that has arrived in part (`cur-in:`) are a risk: a large value on its way.
 //!
-//! Not to be taken for: an exhausted thread pool (`client_thread_pool`), which is the cause where the message shows both; a few bytes,
-//! which are a reply that came right after the client gave up.
+//! Not to be taken for: an exhausted thread pool (`client_thread_pool`), which is the cause where the message shows
+//! both; a few bytes, which are a reply that came right after the client gave up.
 //!
-//! How to confirm: on the client's machine `ss -tin dst SERVER` (Recv-Q stays above 0), its processor and its collector's log; on the server
-//! `redis-cli --bigkeys`, `redis-cli SLOWLOG GET`.
+//! How to confirm: on the client's machine `ss -tin dst SERVER` (Recv-Q stays above 0), its processor and its
+//! collector's log; on the server `redis-cli --bigkeys`, `redis-cli SLOWLOG GET`.
 //!
-//! What to do: give the client processor time and look at its collections; split large values, or read them on a connection of their own.
+//! What to do: give the client processor time and look at its collections; split large values, or read them on a
+//! connection of their own.
 //! Sources: <https://stackexchange.github.io/StackExchange.Redis/Timeouts>; StackExchange.Redis #2066, #2119.
 
 use unslow_facts::ClientError;
@@ -50,7 +52,10 @@ fn found(facts: &Facts, error: &ClientError, waiting: u64) -> Finding {
     } else {
         Finding::new(format!("{}, and {amount} of one reply had arrived: a large value was on its way", said(error)))
             .risk(format!("requests behind a large reply wait for it: {}", where_and_how_often(error)))
-            .possible("a part of a large reply was seen; whether it was the reader, the network or the server that was late was not")
+            .possible(
+                "a part of a large reply was seen; whether it was the reader, the network or the server that was \
+                       late was not",
+            )
     };
     let field = if in_socket.is_some() { "in" } else { "cur-in" };
     let mut finding = finding.on(error.server.iter()).saw_at(

@@ -1,17 +1,17 @@
 //! Reading the clock is a call into the kernel on the server's machine, and a server reads it all the time.
 //!
-//! A server reads the clock at least twice for each command and some times in each turn of its event loop. With `tsc`, `kvm-clock` or
-//! `arch_sys_counter` the C library reads it by itself in some 25 ns. With `xen`, `hpet` or `acpi_pm` it must ask the kernel, which asks
-//! a device: a quarter of a microsecond to several, each time.
+//! A server reads the clock at least twice for each command and some times in each turn of its event loop. With `tsc`,
+//! `kvm-clock` or `arch_sys_counter` the C library reads it by itself in some 25 ns. With `xen`, `hpet` or `acpi_pm` it
+//! must ask the kernel, which asks a device: a quarter of a microsecond to several, each time.
 //!
-//! Seen when: the clock source is one of the slow ones, and reading the clock took over 100 ns there, by the doctor's own readings on that
-//! machine. What it costs is the number of readings that the commands and turns of this window needed at least, at that price: over 1 % of
-//! a core it is a finding, below it and without readings a risk.
+//! Seen when: the clock source is one of the slow ones, and reading the clock took over 100 ns there, by the doctor's
+//! own readings on that machine. What it costs is the number of readings that the commands and turns of this window
+//! needed at least, at that price: over 1 % of a core it is a finding, below it and without readings a risk.
 //!
 //! Not to be taken for: commands that are slow by themselves; `hypervisor_steal`, which the same machines have.
 //!
-//! How to confirm: `cat /sys/devices/system/clocksource/clocksource0/{current,available}_clocksource`; `perf top -p PID` shows read_hpet,
-//! acpi_pm_read or clock_gettime; `redis-server --check-system`.
+//! How to confirm: `cat /sys/devices/system/clocksource/clocksource0/{current,available}_clocksource`;
+//! `perf top -p PID` shows read_hpet, acpi_pm_read or clock_gettime; `redis-server --check-system`.
 //!
 //! What to do: switch to a source that the machine offers and trusts (tsc), then set it for the next boot.
 //! Sources: current_clocksource; clock_gettime timed on the machine; redis src/syscheck.c (slow-clocksource).
@@ -24,7 +24,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Slow clock source";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated"];
 pub const INJECTED: Injected = Injected::No(
-    "the clock source is the machine's, and with it every other program's; the rule is tested on recorded facts in which it is set by hand",
+    "the clock source is the machine's, and with it every other program's; the rule is tested on recorded facts in \
+     which it is set by hand",
 );
 
 /// Sources that are read through the kernel and a device.
@@ -100,7 +101,10 @@ fn found(worst: &Slow<'_>) -> Finding {
                     worst.read_ns.unwrap_or(0.0)
                 ),
             )
-            .likely("a reading was timed on the machine; how many the server made is the least that its commands and turns need"),
+            .likely(
+                "a reading was timed on the machine; how many the server made is the least that its commands and \
+                     turns need",
+            ),
         None => finding
             .risk("each command reads the clock at least twice, so it costs more the busier the server is")
             .possible("by the clock source; too few readings were needed in this window, or a reading was not timed"),
@@ -115,13 +119,19 @@ fn found(worst: &Slow<'_>) -> Finding {
         .saw(
             node,
             "INFO stats",
-            format!("{} commands/s, so at least {} readings a second", count(node.ops().unwrap_or(0.0)), count(worst.readings)),
+            format!(
+                "{} commands/s, so at least {} readings a \
+                     second",
+                count(node.ops().unwrap_or(0.0)),
+                count(worst.readings)
+            ),
         )
         .fix(
             &format!("On {}: switch to a quick clock source, if the machine offers one", host.hostname),
             &[
                 "cat /sys/devices/system/clocksource/clocksource0/available_clocksource",
-                "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource   (kvm-clock or arch_sys_counter, where it has no tsc)",
+                "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource   (kvm-clock or \
+                 arch_sys_counter, where it has no tsc)",
             ],
             "a kernel that left tsc because it was unstable had a reason: see dmesg | grep -i clocksource first",
             &format!("echo {source} > /sys/devices/system/clocksource/clocksource0/current_clocksource"),

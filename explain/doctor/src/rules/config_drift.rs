@@ -4,12 +4,12 @@
 //! became master.
 //!
 //! Seen when: nodes differ in a setting that should be one: memory limit and policy, node timeout, persistence, output
-//! buffers, backlog, lazy freeing, io-threads. Versions are compared with each other too: in the middle of an upgrade is when it
-//! matters.
+//! buffers, backlog, lazy freeing, io-threads. Versions are compared with each other too: in the middle of an upgrade
+//! is when it matters.
 //!
-//! Not to be taken for: persistence on replicas only, a common practice (save, appendonly and appendfsync are compared per role);
-//! a setting that one of the versions does not have; defaults that changed between versions (save with 7.0, lazy freeing and the
-//! backlog with Valkey 8), where each node has the default of its own.
+//! Not to be taken for: persistence on replicas only, a common practice (save, appendonly and appendfsync are compared
+//! per role); a setting that one of the versions does not have; defaults that changed between versions (save with 7.0,
+//! lazy freeing and the backlog with Valkey 8), where each node has the default of its own.
 //!
 //! What to do: set it alike and write it down (CONFIG REWRITE).
 //! Sources: CONFIG GET.

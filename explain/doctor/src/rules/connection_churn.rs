@@ -1,24 +1,26 @@
 //! Connections are opened for a handful of commands and thrown away.
 //!
-//! A new connection costs the server accept, registration, often AUTH, HELLO, SELECT and CLIENT SETINFO, and close; with TLS a
-//! handshake too. One command per connection cost 20 us of CPU instead of 2.6 us on a fast machine (loopback, no TLS);
-//! 60 to 200 us with AUTH and SELECT on a slow one, 0.3 to 2 ms with TLS.
+//! A new connection costs the server accept, registration, often AUTH, HELLO, SELECT and CLIENT SETINFO, and close;
+//! with TLS a handshake too. One command per connection cost 20 us of CPU instead of 2.6 us on a fast machine
+//! (loopback, no TLS); 60 to 200 us with AUTH and SELECT on a slow one, 0.3 to 2 ms with TLS.
 //!
-//! Seen when: new connections take over 1 % of a core and a tenth of what the main thread uses, or over 20 a second bring fewer
-//! than 10 commands each.
+//! Seen when: new connections take over 1 % of a core and a tenth of what the main thread uses, or over 20 a second
+//! bring fewer than 10 commands each.
 //!
-//! What it costs is measured: the CPU that the main thread used outside commands, less bytes, expiry and defragmentation, shared out
-//! between reads and connections as their prices were to each other on a known machine; and the time inside AUTH, HELLO, SELECT and
-//! CLIENT. With TLS, all that reads do not explain is put down to the handshakes.
-//! Where that cannot be told apart, 17.5 us a connection, which is the least we have measured.
+//! What it costs is measured: the CPU that the main thread used outside commands, less bytes, expiry and
+//! defragmentation, shared out between reads and connections as their prices were to each other on a known machine; and
+//! the time inside AUTH, HELLO, SELECT and CLIENT. With TLS, all that reads do not explain is put down to the
+//! handshakes. Where that cannot be told apart, 17.5 us a connection, which is the least we have measured.
 //!
-//! Not to be taken for: clients that are refused and try again (`too_many_connections`), topology refreshes over new connections (then
-//! that is the finding), or clients that all reconnect at one moment and then stay (`reconnect_stampede`). TLS has no rule of its own:
-//! its handshakes are part of a new connection's price here, and the remedies for them stand beside.
+//! Not to be taken for: clients that are refused and try again (`too_many_connections`), topology refreshes over new
+//! connections (then that is the finding), or clients that all reconnect at one moment and then stay
+//! (`reconnect_stampede`). TLS has no rule of its own: its handshakes are part of a new connection's price here, and
+//! the remedies for them stand beside.
 //!
 //! How to confirm: `INFO stats` twice (total_connections_received); `CLIENT LIST`: connections with a small `age`.
 //!
-//! What to do: a pool, or one long-lived connection; PHP: pconnect. With TLS, for clients that cannot: resumed sessions, an ECDSA certificate.
+//! What to do: a pool, or one long-lived connection; PHP: pconnect. With TLS, for clients that cannot: resumed
+//! sessions, an ECDSA certificate.
 //! Sources: INFO total_connections_received, used_cpu_*, commandstats; CONFIG GET tls-port; CLIENT LIST ages.
 
 use unslow_facts::ClientGroup;
@@ -96,7 +98,8 @@ impl Churn {
     }
 }
 
-/// Commands that a connection begins with, as commandstats names them. Before 7.0 `client` holds CLIENT LIST too and is left out.
+/// Commands that a connection begins with, as commandstats names them. Before 7.0 `client` holds CLIENT LIST too and is
+/// left out.
 const GREETING: &[&str] =
     &["auth", "hello", "select", "client|setname", "client|setinfo", "client|id", "client|tracking", "client|no-evict"];
 
@@ -111,21 +114,22 @@ fn is_tls(facts: &Facts, node: &Node) -> bool {
     only || facts.url.starts_with("rediss") || facts.url.starts_with("valkeys")
 }
 
-/// Share of a core: the connections' part of the CPU outside commands, as their price is to that of a read elsewhere. `None` before 6.0,
-/// where reads are not counted.
+/// Share of a core: the connections' part of the CPU outside commands, as their price is to that of a read elsewhere.
+/// `None` before 6.0, where reads are not counted.
 fn apportioned(node: &Node, rate: f64) -> Option<f64> {
     node.cpu()?;
     node.rate("total_reads_processed")?;
     Some(scale(node) * (rate * CONNECTION_US + greetings(node) / node.window_s * call_us(node)) / 1e6)
 }
 
-/// Greetings in the window that needed a read by themselves, one a connection at most: libraries send theirs in one write.
+/// Greetings in the window that needed a read by themselves, one a connection at most: libraries send theirs in one
+/// write.
 fn greetings(node: &Node) -> f64 {
     (spent(node, GREETING).calls as f64).min(node.delta("total_connections_received").unwrap_or(0.0))
 }
 
-/// The same where a handshake may cost more than all else: the CPU outside commands that reads, replies, expiry and defragmentation do
-/// not explain.
+/// The same where a handshake may cost more than all else: the CPU outside commands that reads, replies, expiry and
+/// defragmentation do not explain.
 fn with_handshakes(node: &Node, tls: bool) -> Option<f64> {
     // What each takes at most, a turn on average; the connections get what is left.
     let (read_us, byte_us) = if tls { (6.0, 1e-3) } else { (3.0, 3e-4) };
@@ -145,8 +149,8 @@ fn with_handshakes(node: &Node, tls: bool) -> Option<f64> {
     Some(user + sys - node.inside_share()? - traffic - expiry - defrag - forks - IDLE_SHARE)
 }
 
-/// Reads in the window that connections which stay would need as well: without those that find a connection closed, and without the
-/// greetings, which libraries send in one write.
+/// Reads in the window that connections which stay would need as well: without those that find a connection closed, and
+/// without the greetings, which libraries send in one write.
 fn reads_of_others(node: &Node) -> f64 {
     let grown = |field| node.delta(field).unwrap_or(0.0);
     (grown("total_reads_processed") - grown("total_connections_received") - greetings(node)).max(0.0)
@@ -177,11 +181,13 @@ pub fn check(facts: &Facts) -> Verdict {
             );
     let finding = match churn.price {
         Price::Measured => finding.proven(
-            "connections, reads, CPU and time in commands were counted by the server; its CPU outside commands is shared out between \
+            "connections, reads, CPU and time in commands were counted by the server; its CPU outside commands is \
+             shared out between \
              them as their prices are elsewhere",
         ),
         Price::Least => finding.likely(
-            "connections and commands were counted by the server; the price of one is the least measured elsewhere (loopback, no TLS)",
+            "connections and commands were counted by the server; the price of one is the least measured elsewhere \
+             (loopback, no TLS)",
         ),
     };
     let text = "Keep connections: a pool of the size the load needs, or one shared connection";

@@ -1,20 +1,22 @@
 //! Clients open connections, forget them and open more.
 //!
-//! Code that takes a connection and returns without giving it back, a client object for each request that is never closed, a pool that is
-//! recreated with each deployment: each leaves a connection open that no one will use again. Nothing is slow, until maxclients is reached.
+//! Code that takes a connection and returns without giving it back, a client object for each request that is never
+//! closed, a pool that is recreated with each deployment: each leaves a connection open that no one will use again.
+//! Nothing is slow, until maxclients is reached.
 //!
-//! Seen when: the number of clients grew in the window by at least five while nearly every new connection stayed; most rows of the clients
-//! that open them are idle for over an hour; and these are over 30 % of maxclients. A pool with this many idle connections has no need of new ones.
-//! It is a risk, with the time that is left.
+//! Seen when: the number of clients grew in the window by at least five while nearly every new connection stayed; most
+//! rows of the clients that open them are idle for over an hour; and these are over 30 % of maxclients. A pool with
+//! this many idle connections has no need of new ones. It is a risk, with the time that is left.
 //!
-//! Not to be taken for: a pool that idles, however large (it does not grow); connections that are opened and closed (`connection_churn`);
-//! an application that starts or grows (its connections are young); `too_many_connections`, which is where a leak ends; connections whose
-//! other end is gone (`dead_peers`).
+//! Not to be taken for: a pool that idles, however large (it does not grow); connections that are opened and closed
+//! (`connection_churn`); an application that starts or grows (its connections are young); `too_many_connections`, which
+//! is where a leak ends; connections whose other end is gone (`dead_peers`).
 //!
-//! How to confirm: `INFO clients` twice, some minutes apart: connected_clients grows at the same load; `CLIENT LIST`: rows whose `idle` is
-//! nearly their `age`, by name and host.
+//! How to confirm: `INFO clients` twice, some minutes apart: connected_clients grows at the same load; `CLIENT LIST`:
+//! rows whose `idle` is nearly their `age`, by name and host.
 //!
-//! What to do: close what is idle (timeout) so that the server lives until the client is mended; then give connections back.
+//! What to do: close what is idle (timeout) so that the server lives until the client is mended; then give connections
+//! back.
 //! Sources: INFO connected_clients, total_connections_received; CLIENT LIST idle; CONFIG GET timeout.
 
 use unslow_facts::ClientGroup;
@@ -24,7 +26,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Connection leak";
 pub const LEADS_TO: &[&str] = &["too_many_connections"];
 pub const INJECTED: Injected = Injected::No(
-    "it takes clients that have been idle for an hour; the rule is tested on recorded facts in which their idle time is set by hand",
+    "it takes clients that have been idle for an hour; the rule is tested on recorded facts in which their idle time \
+     is set by hand",
 );
 
 /// Clients by which the number must have grown.
@@ -86,7 +89,11 @@ pub fn check(facts: &Facts) -> Verdict {
         most(facts, |n| Some(n.number("connected_clients")? - n.first.as_ref()?.info.number("connected_clients")?));
     let idle: u64 = facts.live().filter_map(|n| n.clients.value()).flat_map(|c| &c.groups).map(|g| g.idle_hour).sum();
     let text = most.map(|grown| {
-        format!("forgotten connections: {} clients more at most than when the window began; {idle} of those seen idle for over an hour", count(grown))
+        format!(
+            "forgotten connections: {} clients more at most than when the window began; {idle} of those seen idle \
+                 for over an hour",
+            count(grown)
+        )
     });
     Verdict::absent(facts, "forgotten connections", text)
 }
@@ -104,7 +111,11 @@ fn found(worst: &Leak<'_>) -> Finding {
         node.window_s,
         count(worst.forgotten)
     ))
-    .risk(format!("at this pace maxclients ({}) is reached in {left}, and new connections are refused", count(worst.max)))
+    .risk(format!(
+        "at this pace maxclients ({}) is reached in {left}, and new connections are \
+                   refused",
+        count(worst.max)
+    ))
     .gain(
         format!("{} connections that no one uses", count(worst.forgotten)),
         format!(
@@ -112,16 +123,27 @@ fn found(worst: &Leak<'_>) -> Finding {
             worst.max, worst.used, node.window_s, worst.grown
         ),
     )
-    .likely("growth and idle times were counted by the server; that they will not be used again is inferred from an hour without a command")
+    .likely(
+        "growth and idle times were counted by the server; that they will not be used again is inferred from an \
+             hour without a command",
+    )
     .saw(
         node,
         "INFO stats",
-        format!("total_connections_received +{:.0}, connected_clients +{:.0} to {:.0}", worst.opened, worst.grown, worst.used),
+        format!(
+            "total_connections_received +{:.0}, connected_clients +{:.0} to \
+                 {:.0}",
+            worst.opened, worst.grown, worst.used
+        ),
     )
     .saw(
         node,
         "CLIENT LIST",
-        format!("{} of {} connections from {who} are idle for over an hour, {} are younger than 2 s", group.idle_hour, group.count, group.young),
+        format!(
+            "{} of {} connections from {who} are idle for over an hour, {} are younger than 2 \
+                 s",
+            group.idle_hour, group.count, group.young
+        ),
     )
     .not("connections that come and go: nearly all that were opened in the window are still there");
     const CLOSE: &str = "Close connections that are idle for an hour, until the client is mended";

@@ -1,23 +1,26 @@
-//! The server's container is nearly full: the kernel takes memory back before each new page, and the OOM killer is next.
+//! The server's container is nearly full: the kernel takes memory back before each new page, and the OOM killer is
+//! next.
 //!
-//! A container's limit counts everything: data, buffers, gaps, a save's copies, and the pages of files as well. Page cache goes when
-//! memory is wanted. What is left is held, and where that reaches the limit the kernel ends a process: the server, or the child that
-//! saves. maxmemory does not prevent it: it counts used memory alone.
+//! A container's limit counts everything: data, buffers, gaps, a save's copies, and the pages of files as well. Page
+//! cache goes when memory is wanted. What is left is held, and where that reaches the limit the kernel ends a process:
+//! the server, or the child that saves. maxmemory does not prevent it: it counts used memory alone.
 //!
-//! Seen when: what is held, without page cache, is nine tenths of the limit or more; of all cgroups above the server the one with the
-//! tightest limit is meant, and what others in it hold counts. It costs something now where the group stood at
-//! its limit in the window (`max` of memory.events, or memory.failcnt) and its tasks waited (memory.pressure), or where the OOM killer
-//! came. A risk: maxmemory is above nine tenths of the limit, or above four fifths for a server that forks.
+//! Seen when: what is held, without page cache, is nine tenths of the limit or more; of all cgroups above the server
+//! the one with the tightest limit is meant, and what others in it hold counts. It costs something now where the group
+//! stood at its limit in the window (`max` of memory.events, or memory.failcnt) and its tasks waited (memory.pressure),
+//! or where the OOM killer came. A risk: maxmemory is above nine tenths of the limit, or above four fifths for a server
+//! that forks.
 //!
-//! Not to be taken for: a group that is full of page cache, as most are that write files; a machine that is short as a whole
-//! (`memory_pressure`); a server that refuses writes at maxmemory (`out_of_memory`).
+//! Not to be taken for: a group that is full of page cache, as most are that write files; a machine that is short as a
+//! whole (`memory_pressure`); a server that refuses writes at maxmemory (`out_of_memory`).
 //!
-//! How to confirm: `cat memory.events memory.pressure` in the server's cgroup (`/proc/PID/cgroup` names it) twice, and memory.stat:
-//! `anon` beside `file`; v1: memory.failcnt, memory.stat.
+//! How to confirm: `cat memory.events memory.pressure` in the server's cgroup (`/proc/PID/cgroup` names it) twice, and
+//! memory.stat: `anon` beside `file`; v1: memory.failcnt, memory.stat.
 //!
-//! What to do: raise the container's limit, or lower maxmemory to about three quarters of it, which leaves room for buffers, gaps and
-//! a save's copies.
-//! Sources: memory.current, memory.events, memory.stat (v2), memory.usage_in_bytes, memory.failcnt (v1); the kernel's cgroup documentation.
+//! What to do: raise the container's limit, or lower maxmemory to about three quarters of it, which leaves room for
+//! buffers, gaps and a save's copies.
+//! Sources: memory.current, memory.events, memory.stat (v2), memory.usage_in_bytes, memory.failcnt (v1); the kernel's
+//! cgroup documentation.
 
 use unslow_facts::{MemoryGroup, Process};
 
@@ -177,12 +180,22 @@ fn cost(finding: Finding, c: &Contained, state: State) -> Finding {
         (State::AtLimit, None) => finding
             .risk(format!("{counted} in this window; how long its tasks waited for it was not counted"))
             .severity(Severity::Medium)
-            .likely("the group stood at its limit in the window and has little page cache to give; the waits are inferred"),
+            .likely(
+                "the group stood at its limit in the window and has little page cache to give; the waits are \
+                     inferred",
+            ),
         (State::Near, _) => finding
-            .risk(format!("{} left; then the kernel ends the server, or the child that saves", bytes((c.limit - c.held).max(0.0))))
+            .risk(format!(
+                "{} left; then the kernel ends the server, or the child that \
+                           saves",
+                bytes((c.limit - c.held).max(0.0))
+            ))
             .likely("the limit and what is held were read at the window's end"),
         (State::Allowed, _) => finding
-            .risk("the container is full before maxmemory is reached: the server is ended, and not one key evicted or write refused")
+            .risk(
+                "the container is full before maxmemory is reached: the server is ended, and not one key evicted or \
+                   write refused",
+            )
             .likely("both limits were read; what is held is below them"),
     }
 }

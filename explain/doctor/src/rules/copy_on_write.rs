@@ -1,19 +1,20 @@
 //! While the server saves, every page it writes to is copied, and there is hardly room for the copies.
 //!
-//! The child that saves shares the server's pages until they are written. With many writes, a long save, or huge pages (2 MB for each
-//! write) the copies can come to as much as the data. Where machine or container have not as much, the kernel swaps, or ends one of
-//! the two.
+//! The child that saves shares the server's pages until they are written. With many writes, a long save, or huge pages
+//! (2 MB for each write) the copies can come to as much as the data. Where machine or container have not as much, the
+//! kernel swaps, or ends one of the two.
 //!
-//! Seen when: a save runs now, its copies are a tenth of the resident memory or more, and both together nine tenths of what the machine
-//! or container has. A risk: the last save's copies would not fit beside what is resident now.
+//! Seen when: a save runs now, its copies are a tenth of the resident memory or more, and both together nine tenths of
+//! what the machine or container has. A risk: the last save's copies would not fit beside what is resident now.
 //!
-//! Not to be taken for: the resident memory of the child, which it shares; a fork that takes long (`fork_stall`); a fork that is
-//! refused (`overcommit`).
+//! Not to be taken for: the resident memory of the child, which it shares; a fork that takes long (`fork_stall`); a
+//! fork that is refused (`overcommit`).
 //!
-//! How to confirm: `INFO persistence`: current_cow_size, current_cow_peak (7.0+), rdb_last_cow_size, aof_last_cow_size; the log's
-//! "Fork CoW for RDB: current .. MB, peak .. MB".
+//! How to confirm: `INFO persistence`: current_cow_size, current_cow_peak (7.0+), rdb_last_cow_size, aof_last_cow_size;
+//! the log's "Fork CoW for RDB: current .. MB, peak .. MB".
 //!
-//! What to do: save where few writes are, on a replica or at a quiet hour; huge pages off; a lower maxmemory or more memory.
+//! What to do: save where few writes are, on a replica or at a quiet hour; huge pages off; a lower maxmemory or more
+//! memory.
 //! Sources: INFO persistence; Redis administration documentation (up to twice the memory while saving).
 
 use super::memory::{self, Limit};
@@ -22,7 +23,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Copy-on-write";
 pub const LEADS_TO: &[&str] = &["container_memory", "memory_pressure"];
 pub const INJECTED: Injected = Injected::No(
-    "the copies have to come near the container's limit, where the kernel ends the server at a moment of its own; tested on facts by hand",
+    "the copies have to come near the container's limit, where the kernel ends the server at a moment of its own; \
+     tested on facts by hand",
 );
 
 /// Copies, of the resident memory.
@@ -163,7 +165,8 @@ fn ways_out(finding: Finding, facts: &Facts, node: &Node) -> Finding {
         (Some(replica), Some(save)) => finding.fix(
             "Save where few writes are: on its replica",
             &[&cli(&replica.address, "CONFIG SET save \"3600 1\""), &cli(&node.address, "CONFIG SET save \"\"")],
-            "the master's own disk is then no backup; and a master that restarts empty empties its replicas too: no automatic restart",
+            "the master's own disk is then no backup; and a master that restarts empty empties its replicas too: no \
+             automatic restart",
             &cli(&node.address, &format!("CONFIG SET save \"{save}\"")),
         ),
         (None, Some(save)) if save != "3600 1" => finding.fix(

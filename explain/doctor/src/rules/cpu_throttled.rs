@@ -3,16 +3,18 @@
 //! When the quota of a period (100 ms) is used up the kernel stops every thread until the next one. The slow log stays
 //! empty, LATENCY DOCTOR sees nothing: only the cgroup's counters, or a probe from outside, can show it.
 //!
-//! Seen when: the server's cgroup, or one above it (a pod, a slice), was throttled in over 1 % of its periods in the window. If it stood still for less than 0.1 % of
-//! the time, it is a risk.
+//! Seen when: the server's cgroup, or one above it (a pod, a slice), was throttled in over 1 % of its periods in the
+//! window. If it stood still for less than 0.1 % of the time, it is a risk.
 //!
-//! Not to be taken for: steal (`hypervisor_steal`: the hypervisor's doing) or a busy neighbour (`noisy_neighbour`: no quota
-//! involved).
+//! Not to be taken for: steal (`hypervisor_steal`: the hypervisor's doing) or a busy neighbour (`noisy_neighbour`: no
+//! quota involved).
 //!
-//! How to confirm: `cat cpu.stat` twice in the server's cgroup (`/proc/PID/cgroup` names it) and in those above: nr_throttled grows.
+//! How to confirm: `cat cpu.stat` twice in the server's cgroup (`/proc/PID/cgroup` names it) and in those above:
+//! nr_throttled grows.
 //!
 //! What to do: no CPU limit, or whole cores: threads plus one for saving.
-//! Sources: cpu.stat nr_throttled, throttled time; measured: a quota of 20 % gave stalls of 52 ms and an empty slow log.
+//! Sources: cpu.stat nr_throttled, throttled time; measured: a quota of 20 % gave stalls of 52 ms and an empty slow
+//! log.
 
 use unslow_facts::{Host, Process};
 
@@ -69,7 +71,10 @@ pub fn check(facts: &Facts) -> Verdict {
     let mut finding = finding
         .gain(
             "without the quota: none of it",
-            format!("{throttled} of {periods} periods; {share:.3} of the time x {each_ms:.0} ms / 2 = {wait_ms:.2} ms a request"),
+            format!(
+                "{throttled} of {periods} periods; {share:.3} of the time x {each_ms:.0} ms / 2 = {wait_ms:.2} ms \
+                     a request"
+            ),
         )
         .proven(match process.throttled_above {
             0 => "the kernel counted the throttled periods of this server's cgroup in the window",
@@ -77,7 +82,11 @@ pub fn check(facts: &Facts) -> Verdict {
         })
         .saw_at(
             format!("cpu.stat of pid {}{} ({})", process.pid, levels(process.throttled_above), host.hostname),
-            format!("nr_throttled +{throttled} of {periods} periods, {:.0} ms throttled", share * host.window_s * 1000.0),
+            format!(
+                "nr_throttled +{throttled} of {periods} periods, {:.0} ms \
+                     throttled",
+                share * host.window_s * 1000.0
+            ),
             host.at_ms,
         );
     if let Some(rtt) = node.rtt.value() {
@@ -101,8 +110,14 @@ pub fn check(facts: &Facts) -> Verdict {
                 "docker update --cpus 0 CONTAINER",
                 "systemctl set-property SERVICE CPUQuota=",
                 match process.throttled_above {
-                    0 => "echo max > cpu.max   (cgroup v2)   or   echo -1 > cpu.cfs_quota_us   (v1), in the server's cgroup",
-                    _ => "echo max > cpu.max   (cgroup v2)   or   echo -1 > cpu.cfs_quota_us   (v1), in the cgroup above that is throttled",
+                    0 => {
+                        "echo max > cpu.max   (cgroup v2)   or   echo -1 > cpu.cfs_quota_us   (v1), in the server's \
+                          cgroup"
+                    }
+                    _ => {
+                        "echo max > cpu.max   (cgroup v2)   or   echo -1 > cpu.cfs_quota_us   (v1), in the cgroup \
+                          above that is throttled"
+                    }
                 },
             ],
             "it may take CPU from its neighbours",

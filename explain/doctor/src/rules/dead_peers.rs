@@ -1,21 +1,23 @@
 //! Connections whose other end has left stay open, because the server does not look after them.
 //!
-//! A client's machine that dies, or a firewall that forgets a connection, sends no farewell. The server learns of it by keepalive probes,
-//! which `tcp-keepalive` sets (300 s by default; 0 turns them off), or, where it has sent something, when the kernel gives up on that after
-//! a quarter of an hour. Until then such a connection takes one of maxclients, keeps its buffers, and receives messages and list items that
-//! no one will ever read.
+//! A client's machine that dies, or a firewall that forgets a connection, sends no farewell. The server learns of it by
+//! keepalive probes, which `tcp-keepalive` sets (300 s by default; 0 turns them off), or, where it has sent something,
+//! when the kernel gives up on that after a quarter of an hour. Until then such a connection takes one of maxclients,
+//! keeps its buffers, and receives messages and list items that no one will ever read.
 //!
-//! Seen when: `tcp-keepalive` is 0 or over 300, and clients of other machines are idle for over an hour, or the kernel has sent the same data
-//! or probe to a peer three times and heard nothing for seconds. It is a risk: the living pay nothing for the dead.
+//! Seen when: `tcp-keepalive` is 0 or over 300, and clients of other machines are idle for over an hour, or the kernel
+//! has sent the same data or probe to a peer three times and heard nothing for seconds. It is a risk: the living pay
+//! nothing for the dead.
 //!
-//! Not to be taken for: clients that are idle and answer the kernel (a pool at rest), with keepalive on; `packet_loss`, where peers answer
-//! in the end; `connection_leak`, where the client is alive and has forgotten the connection.
+//! Not to be taken for: clients that are idle and answer the kernel (a pool at rest), with keepalive on; `packet_loss`,
+//! where peers answer in the end; `connection_leak`, where the client is alive and has forgotten the connection.
 //!
-//! How to confirm: `ss -tino state established 'sport = :6379'`: timer:(on,..), backoff and lastack; `CLIENT LIST`: connections with an idle
-//! time of hours from hosts that no longer exist.
+//! How to confirm: `ss -tino state established 'sport = :6379'`: timer:(on,..), backoff and lastack; `CLIENT LIST`:
+//! connections with an idle time of hours from hosts that no longer exist.
 //!
 //! What to do: turn keepalive on; it counts for connections that are made from then on, so close the dead ones by hand.
-//! Sources: CONFIG GET tcp-keepalive; tcp_info (tcpi_retransmits, tcpi_probes, tcpi_last_ack_recv); tcp(7) tcp_retries2.
+//! Sources: CONFIG GET tcp-keepalive; tcp_info (tcpi_retransmits, tcpi_probes, tcpi_last_ack_recv); tcp(7)
+//! tcp_retries2.
 
 use super::far_client::is_local;
 use super::prelude::*;
@@ -103,7 +105,12 @@ fn found(worst: &Unwatched<'_>) -> Finding {
     } else if worst.keepalive_s > 0.0 {
         // The first probe after that time, and three more in as much again.
         let minutes = 2.0 * worst.keepalive_s / 60.0;
-        format!("{} takes about {minutes:.0} min to notice that a client's machine is gone ({})", node.address, worst.setting())
+        format!(
+            "{} takes about {minutes:.0} min to notice that a client's machine is gone \
+                 ({})",
+            node.address,
+            worst.setting()
+        )
     } else {
         format!("{} does not check whether a client's machine is still there ({})", node.address, worst.setting())
     };

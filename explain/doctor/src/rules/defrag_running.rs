@@ -3,8 +3,8 @@
 //! Active defragmentation moves keys between commands. It takes as much of the core as it thinks it needs, up to
 //! `active-defrag-cycle-max` (25 % as servers come), for as long as the gaps are above its threshold.
 //!
-//! Seen when: at both ends of the window it was at work, it looked at keys in between, and its share of the core was a tenth or more:
-//! the effort it names, for the part of the window that it ran (total_active_defrag_time, 7.0+).
+//! Seen when: at both ends of the window it was at work, it looked at keys in between, and its share of the core was a
+//! tenth or more: the effort it names, for the part of the window that it ran (total_active_defrag_time, 7.0+).
 //!
 //! Not to be taken for: fragmentation itself (`fragmentation`), which is what it works against; slow commands; expiry
 //! (`expire_storm`), which also works between commands.
@@ -12,8 +12,10 @@
 //! How to confirm: `INFO memory` active_defrag_running twice; `INFO stats` active_defrag_hits, active_defrag_misses;
 //! `LATENCY HISTORY active-defrag-cycle`.
 //!
-//! What to do: lower its ceiling, or turn it off until the quiet hours. Where it moves next to nothing, it has nothing to gain here.
-//! Sources: INFO active_defrag_running, active_defrag_hits, total_active_defrag_time; redis/redis#5603, #8706; valkey-io/valkey#1242.
+//! What to do: lower its ceiling, or turn it off until the quiet hours. Where it moves next to nothing, it has nothing
+//! to gain here.
+//! Sources: INFO active_defrag_running, active_defrag_hits, total_active_defrag_time; redis/redis#5603, #8706;
+//! valkey-io/valkey#1242.
 
 use unslow_facts::LatencyEvent;
 
@@ -23,7 +25,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Active defragmentation";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::No(
-    "it takes a server built with its own jemalloc; those that the tests install use the C library's allocator or the system's",
+    "it takes a server built with its own jemalloc; those that the tests install use the C library's allocator or the \
+     system's",
 );
 
 /// Share of a core from which on requests notice.

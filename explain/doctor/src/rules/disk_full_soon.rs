@@ -1,18 +1,20 @@
 //! The next save does not fit on the disk.
 //!
-//! A snapshot and a rewrite write a new file beside the old one and remove the old one at the end: for that time there must be room for
-//! both. Where there is none the save fails, and with it, mostly, every write from then on (MISCONF).
+//! A snapshot and a rewrite write a new file beside the old one and remove the old one at the end: for that time there
+//! must be room for both. Where there is none the save fails, and with it, mostly, every write from then on (MISCONF).
 //!
-//! Seen when: the server saves by itself (`save` has rules, or it has an AOF), and its file system has less room than the next save needs:
-//! for a rewrite the size of the AOF after the last one (aof_base_size), for a snapshot half of the data set in memory (compressed it is
-//! mostly less than that, seldom less than a tenth). It is a risk: nothing fails yet.
+//! Seen when: the server saves by itself (`save` has rules, or it has an AOF), and its file system has less room than
+//! the next save needs: for a rewrite the size of the AOF after the last one (aof_base_size), for a snapshot half of
+//! the data set in memory (compressed it is mostly less than that, seldom less than a tenth). It is a risk: nothing
+//! fails yet.
 //!
 //! Not to be taken for: saves that fail already (`saves_failing`).
 //!
-//! How to confirm: `CONFIG GET dir`, then `df -h DIR` on its machine; `INFO memory`: used_memory_dataset; `INFO persistence`:
-//! aof_base_size, aof_current_size.
+//! How to confirm: `CONFIG GET dir`, then `df -h DIR` on its machine; `INFO memory`: used_memory_dataset;
+//! `INFO persistence`: aof_base_size, aof_current_size.
 //!
-//! What to do: remove old dumps, logs and temp-*.rdb files of saves that were killed; then a larger disk, or a smaller data set.
+//! What to do: remove old dumps, logs and temp-*.rdb files of saves that were killed; then a larger disk, or a smaller
+//! data set.
 //! Sources: statvfs of /proc/PID/cwd; INFO memory and persistence; Redis persistence documentation.
 
 use unslow_facts::{Host, Storage};
@@ -86,7 +88,8 @@ pub fn check(facts: &Facts) -> Verdict {
     }
 }
 
-/// What the next save that comes by itself writes, and which it is; 0 where none does, none where settings were not seen.
+/// What the next save that comes by itself writes, and which it is; 0 where none does, none where settings were not
+/// seen.
 fn needs(node: &Node) -> Option<(f64, &'static str)> {
     if node.number("aof_enabled") == Some(1.0) {
         let base = node.number("aof_base_size").unwrap_or(0.0);

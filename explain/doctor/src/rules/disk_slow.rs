@@ -1,20 +1,23 @@
 //! The disk below the append-only file is slow in this window.
 //!
-//! A write to the file goes to the page cache and is quick; the sync that follows waits for the device. While the device needs 20 ms and
-//! more for a write, because it is slow or because something else keeps it busy, syncs pile up behind each other. Under everysec the main
-//! thread puts writes off for up to two seconds and then waits as well; under always each write waits at once.
+//! A write to the file goes to the page cache and is quick; the sync that follows waits for the device. While the
+//! device needs 20 ms and more for a write, because it is slow or because something else keeps it busy, syncs pile up
+//! behind each other. Under everysec the main thread puts writes off for up to two seconds and then waits as well;
+//! under always each write waits at once.
 //!
-//! Seen when: the server has an AOF, and the device of its working directory needed 20 ms or more for the mean write and was busy for
-//! 60 % of the window or more, or 100 ms whatever it was busy; or half of the syncs that `--fsync-dir` timed took 20 ms. By itself that
-//! is a risk: what the server waited is told by `aof_fsync_stall` and `fsync_always`, which then stand beneath this.
+//! Seen when: the server has an AOF, and the device of its working directory needed 20 ms or more for the mean write
+//! and was busy for 60 % of the window or more, or 100 ms whatever it was busy; or half of the syncs that `--fsync-dir`
+//! timed took 20 ms. By itself that is a risk: what the server waited is told by `aof_fsync_stall` and `fsync_always`,
+//! which then stand beneath this.
 //!
-//! Not to be taken for: a slow sync that the device does not show (a journal that others fill, a network file system, a quota of the
-//! container): then those two stand alone. Nor for swapping, which makes the same disk busy.
+//! Not to be taken for: a slow sync that the device does not show (a journal that others fill, a network file system, a
+//! quota of the container): then those two stand alone. Nor for swapping, which makes the same disk busy.
 //!
 //! How to confirm: `iostat -x 1` on the machine: w_await and %util of the device; `pidstat -d 1`: who writes;
 //! `unslow host --fsync-dir DIR`.
 //!
-//! What to do: stop what else writes there (a backup, a log, another server's rewrite), then give the AOF a device of its own.
+//! What to do: stop what else writes there (a backup, a log, another server's rewrite), then give the AOF a device of
+//! its own.
 //! Sources: /proc/diskstats, /proc/PID/cwd, /proc/pressure/io; redis #10287.
 
 use unslow_facts::{Disk, Host};
@@ -25,7 +28,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Slow disk";
 pub const LEADS_TO: &[&str] = &["fsync_always", "aof_fsync_stall"];
 pub const INJECTED: Injected = Injected::No(
-    "a slow block device is one of the whole machine; the lab makes syncs slow in the server (slow_fsync), which the device does not show",
+    "a slow block device is one of the whole machine; the lab makes syncs slow in the server (slow_fsync), which the \
+     device does not show",
 );
 
 /// A write that takes this long, on a device that is busy for this share of the window.

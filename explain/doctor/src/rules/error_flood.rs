@@ -3,21 +3,23 @@
 //! Failed commands are lost work that latency graphs do not show: OOM, READONLY, MISCONF, NOAUTH, WRONGTYPE, BUSY,
 //! CLUSTERDOWN. Clients that retry at once double the load.
 //!
-//! Seen when: more than 20 commands in the window and over 1 % of those asked for end in an error that costs a request; or OOM,
-//! MISCONF, READONLY, LOADING, CLUSTERDOWN, MASTERDOWN or NOREPLICAS at least once a second. The share is of all commands asked
-//! for: executed ones, refused ones (which the server does not count as processed) and unknown ones.
+//! Seen when: more than 20 commands in the window and over 1 % of those asked for end in an error that costs a request;
+//! or OOM, MISCONF, READONLY, LOADING, CLUSTERDOWN, MASTERDOWN or NOREPLICAS at least once a second. The share is of
+//! all commands asked for: executed ones, refused ones (which the server does not count as processed) and unknown ones.
 //!
-//! What it weighs: the errors above are the server's, and everything it is asked may meet them. WRONGTYPE, ERR, NOPERM, NOAUTH and
-//! the like cost the requests that are wrong and no others: up to 10 % of the commands they are never critical.
+//! What it weighs: the errors above are the server's, and everything it is asked may meet them. WRONGTYPE, ERR, NOPERM,
+//! NOAUTH and the like cost the requests that are wrong and no others: up to 10 % of the commands they are never
+//! critical.
 //!
-//! Not to be taken for: commands that a user's ACL denies (`acl_denials`, which speaks first and whose errors are left out here where
-//! it does); writes refused with MISCONF, which are a consequence of `saves_failing`; redirects (`redirect_storm`), NOSCRIPT before
-//! EVAL and BUSYGROUP, which are protocols at work; greetings that a server refuses. redis-py, Lettuce, Jedis and go-redis send
-//! `CLIENT SETINFO` on each new connection (known from 7.2 on), newer ones `CLIENT MAINT_NOTIFICATIONS`: up to three refusals per new
-//! connection do no harm and are not counted as failures.
+//! Not to be taken for: commands that a user's ACL denies (`acl_denials`, which speaks first and whose errors are left
+//! out here where it does); writes refused with MISCONF, which are a consequence of `saves_failing`; redirects
+//! (`redirect_storm`), NOSCRIPT before EVAL and BUSYGROUP, which are protocols at work; greetings that a server
+//! refuses. redis-py, Lettuce, Jedis and go-redis send `CLIENT SETINFO` on each new connection (known from 7.2 on),
+//! newer ones `CLIENT MAINT_NOTIFICATIONS`: up to three refusals per new connection do no harm and are not counted as
+//! failures.
 //!
-//! How to confirm: `INFO errorstats` twice; `INFO commandstats` names the commands (`rejected_calls`: refused before they ran,
-//! `failed_calls`: ran and failed); `ACL LOG` for NOPERM, NOAUTH and WRONGPASS.
+//! How to confirm: `INFO errorstats` twice; `INFO commandstats` names the commands (`rejected_calls`: refused before
+//! they ran, `failed_calls`: ran and failed); `ACL LOG` for NOPERM, NOAUTH and WRONGPASS.
 //!
 //! What to do: by kind of error, see the remedies.
 //! Sources: INFO errorstats and commandstats (6.2+).
@@ -198,7 +200,8 @@ fn remedy<'a>(finding: Finding, facts: &'a Facts, at: &Failing<'a>, kind: &str) 
         "ERR" => unknown_or_wrong(finding, at),
         "CLUSTERDOWN" => ask(
             finding,
-            "CLUSTERDOWN: some slots have no live owner; bring that master back, or promote its replica with CLUSTER FAILOVER TAKEOVER",
+            "CLUSTERDOWN: some slots have no live owner; bring that master back, or promote its replica with CLUSTER \
+             FAILOVER TAKEOVER",
             &[&here("CLUSTER INFO"), &here("CLUSTER NODES")],
         ),
         "MASTERDOWN" => ask(
@@ -237,7 +240,8 @@ fn of_the_client(finding: Finding, node: &Node, kind: &str) -> Finding {
     match kind {
         "UNKILLABLE" => ask(
             finding,
-            "UNKILLABLE: the script that runs has written already and cannot be stopped; wait for it, or fail over to a replica",
+            "UNKILLABLE: the script that runs has written already and cannot be stopped; wait for it, or fail over to \
+             a replica",
             &[&here("INFO replication   (is there a replica in step?)")],
         ),
         "NOTBUSY" => ask(
@@ -263,7 +267,8 @@ fn of_the_client(finding: Finding, node: &Node, kind: &str) -> Finding {
         ),
         "TRYAGAIN" => ask(
             finding,
-            "TRYAGAIN: commands with several keys meet a slot that is being moved; finish the move, and let the client retry",
+            "TRYAGAIN: commands with several keys meet a slot that is being moved; finish the move, and let the client \
+             retry",
             &[
                 &here("CLUSTER NODES   (open slots stand in brackets)"),
                 &format!("redis-cli --cluster check {}", node.address),
@@ -314,7 +319,10 @@ fn memory_limit(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let spare = facts.process(node).and_then(|(host, _)| host.memory_available_bytes);
     let machine = spare.map_or(String::new(), |b| format!("; its machine has {} to spare", bytes(b as f64)));
     finding.fix(
-        &format!("OOM: the memory limit is reached and nothing may be evicted{known}{machine}: raise it, or let a cache evict"),
+        &format!(
+            "OOM: the memory limit is reached and nothing may be evicted{known}{machine}: raise it, or let a \
+                  cache evict"
+        ),
         &[
             &cli(&node.address, "INFO memory"),
             &cli(&node.address, "CONFIG SET maxmemory BYTES"),

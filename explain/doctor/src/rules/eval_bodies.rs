@@ -1,18 +1,19 @@
 //! Scripts are sent whole with each call: EVAL where EVALSHA would do.
 //!
-//! EVAL carries the script's text, thousands of bytes for what a rate limiter, a lock or a queue library needs. The server reads
-//! them, and hashes them to find that it has compiled the script long ago. EVALSHA sends the 40 letters of the digest instead.
+//! EVAL carries the script's text, thousands of bytes for what a rate limiter, a lock or a queue library needs. The
+//! server reads them, and hashes them to find that it has compiled the script long ago. EVALSHA sends the 40 letters of
+//! the digest instead.
 //!
-//! Seen when: EVAL is called over 50 times a second and EVALSHA for less than a tenth of that, the scripts that the server keeps
-//! are over 200 bytes long on average, and their texts take over 1 % of a core, or of a gigabit link. No more is put down to
-//! them than came in over the network, and no more time than EVAL took.
+//! Seen when: EVAL is called over 50 times a second and EVALSHA for less than a tenth of that, the scripts that the
+//! server keeps are over 200 bytes long on average, and their texts take over 1 % of a core, or of a gigabit link. No
+//! more is put down to them than came in over the network, and no more time than EVAL took.
 //!
-//! Not to be taken for: `long_script`, where a script works for long; a client that sends EVAL once, after NOSCRIPT; scripts
-//! whose texts differ from call to call, for which EVALSHA is no help before they take arguments (`script_cache`): half of
-//! the calls or more bring one that the server has not seen.
+//! Not to be taken for: `long_script`, where a script works for long; a client that sends EVAL once, after NOSCRIPT;
+//! scripts whose texts differ from call to call, for which EVALSHA is no help before they take arguments
+//! (`script_cache`): half of the calls or more bring one that the server has not seen.
 //!
-//! How to confirm: `INFO commandstats` twice: cmdstat_eval beside cmdstat_evalsha; `INFO stats`: total_net_input_bytes; `INFO
-//! memory`: used_memory_scripts_eval (before 7.0 used_memory_scripts) / number_of_cached_scripts.
+//! How to confirm: `INFO commandstats` twice: cmdstat_eval beside cmdstat_evalsha; `INFO stats`: total_net_input_bytes;
+//! `INFO memory`: used_memory_scripts_eval (before 7.0 used_memory_scripts) / number_of_cached_scripts.
 //!
 //! What to do: EVALSHA with EVAL on NOSCRIPT, which most libraries do by themselves; functions (7.0+).
 //! Sources: INFO commandstats, memory and stats; eval.c (each EVAL hashes its script); Redis documentation of EVALSHA.
@@ -66,7 +67,14 @@ impl Bodies<'_> {
         let (eval, by_digest) = (spent(node, EVAL), spent(node, BY_DIGEST));
         let grown = |field: &str| node.rate(field).unwrap_or(0.0);
         let new = grown("number_of_cached_scripts") + grown("evicted_scripts");
-        Some(Bodies { node, rate: eval.rate, by_digest: by_digest.rate, body: body(node, eval.rate), inside: eval.share, new })
+        Some(Bodies {
+            node,
+            rate: eval.rate,
+            by_digest: by_digest.rate,
+            body: body(node, eval.rate),
+            inside: eval.share,
+            new,
+        })
     }
 
     /// EVAL a second with a text that the server knew.
@@ -95,7 +103,8 @@ impl Bodies<'_> {
     }
 }
 
-/// Bytes of the texts of the scripts that the server keeps, on average, and how many there are; not more than came in for each EVAL.
+/// Bytes of the texts of the scripts that the server keeps, on average, and how many there are; not more than came in
+/// for each EVAL.
 fn body(node: &Node, rate: f64) -> Option<(f64, f64)> {
     let scripts = node.number("number_of_cached_scripts").filter(|n| *n >= 1.0)?;
     let kept = node.number("used_memory_scripts_eval").or_else(|| node.number("used_memory_scripts"))?;
@@ -111,7 +120,12 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(worst).on(rows.iter().map(|b| b.node.address.as_str())).into();
     }
     if let Some(b) = all.iter().find(|b| b.is_habit() && b.body.is_none()) {
-        let why = format!("{WHAT}: {} does not show how long the scripts are that it keeps ({})", b.node.version_text(), b.node.address);
+        let why = format!(
+            "{WHAT}: {} does not show how long the scripts are that it keeps \
+                           ({})",
+            b.node.version_text(),
+            b.node.address
+        );
         return Verdict::unknown(Lack::Version, why, "look at the client's code: EVAL or EVALSHA");
     }
     match by_worst(all.iter().collect(), |b| b.rate).first() {
@@ -119,7 +133,15 @@ pub fn check(facts: &Facts) -> Verdict {
         Some(b) if b.rate <= 0.0 => absent_by_commandstats(facts, WHAT, format!("{WHAT}: no EVAL in the window")),
         Some(b) => {
             let length = b.body.map_or(String::new(), |(body, _)| format!(", {} each on average at most", bytes(body)));
-            let new = if b.new >= DIFFER * b.rate { format!(", {} new scripts a second", count(b.new)) } else { String::new() };
+            let new = if b.new >= DIFFER * b.rate {
+                format!(
+                    ", {} new scripts a \
+                second",
+                    count(b.new)
+                )
+            } else {
+                String::new()
+            };
             let text =
                 format!("{WHAT}: EVAL {} times a second, EVALSHA {}{length}{new}", count(b.rate), count(b.by_digest));
             absent_by_commandstats(facts, WHAT, text)
@@ -145,11 +167,20 @@ fn found(b: &Bodies<'_>) -> Finding {
             b.again()
         ),
     )
-    .likely("the calls were counted by the server; the length is the mean of the scripts it keeps, and what a byte costs is an estimate")
+    .likely(
+        "the calls were counted by the server; the length is the mean of the scripts it keeps, and what a byte \
+             costs is an estimate",
+    )
     .saw(
         node,
         "INFO commandstats",
-        format!("EVAL {} and EVALSHA {} a second, {} of a core inside EVAL", count(b.rate), count(b.by_digest), percent(b.inside)),
+        format!(
+            "EVAL {} and EVALSHA {} a second, {} of a core inside \
+                 EVAL",
+            count(b.rate),
+            count(b.by_digest),
+            percent(b.inside)
+        ),
     )
     .saw(node, "INFO memory", format!("{} scripts kept, {} of text each on average", count(scripts), bytes(body)));
     if let Some(input) = node.rate("total_net_input_bytes") {
@@ -161,18 +192,31 @@ fn found(b: &Bodies<'_>) -> Finding {
     let ways = callers::advice(
         node,
         &[
-            ("jedis", "Jedis: sha = jedis.scriptLoad(text) once; jedis.evalsha(sha, keys, args); eval on JedisNoScriptException"),
-            ("lettuce", "Lettuce: commands.evalsha(commands.digest(text), ...); Spring: DefaultRedisScript, one instance kept"),
+            (
+                "jedis",
+                "Jedis: sha = jedis.scriptLoad(text) once; jedis.evalsha(sha, keys, args); eval on \
+                       JedisNoScriptException",
+            ),
+            (
+                "lettuce",
+                "Lettuce: commands.evalsha(commands.digest(text), ...); Spring: DefaultRedisScript, one \
+                         instance kept",
+            ),
             ("redis-py", "redis-py: script = r.register_script(text) once; script(keys=.., args=..)"),
             ("go-redis", "go-redis: script := redis.NewScript(text) once; script.Run(ctx, rdb, keys, args...)"),
             ("ioredis", "ioredis: redis.defineCommand(name, { numberOfKeys: 1, lua: text })"),
-            ("php", "phpredis: $redis->evalSha($sha, $args, $keys); eval() when it returns false and the error is NOSCRIPT"),
+            (
+                "php",
+                "phpredis: $redis->evalSha($sha, $args, $keys); eval() when it returns false and the error is \
+                     NOSCRIPT",
+            ),
         ],
     );
     finding = finding.fix(
         "EVALSHA, and EVAL only when the server answers NOSCRIPT",
         &ways,
-        "after a restart, a failover or SCRIPT FLUSH the first call gets NOSCRIPT: in a pipeline or MULTI, SCRIPT LOAD must go first",
+        "after a restart, a failover or SCRIPT FLUSH the first call gets NOSCRIPT: in a pipeline or MULTI, SCRIPT LOAD \
+         must go first",
         "",
     );
     if node.level() < (7, 0) {
@@ -199,7 +243,8 @@ mod tests {
         );
         let mut last = first.clone();
         let after = format!(
-            "total_commands_processed:{}\r\ntotal_net_input_bytes:{}\r\ncmdstat_eval:calls={eval},usec={},usec_per_call=30\r\n\
+            "total_commands_processed:{}\r\ntotal_net_input_bytes:{}\r\n\
+             cmdstat_eval:calls={eval},usec={},usec_per_call=30\r\n\
              cmdstat_evalsha:calls={evalsha},usec={evalsha},usec_per_call=1\r\nnumber_of_cached_scripts:2\r\n\
              used_memory_scripts_eval:{}\r\n",
             eval + evalsha,
@@ -246,7 +291,13 @@ mod tests {
 
     #[test]
     fn texts_that_differ_are_another_trouble() {
-        let mut facts = facts(50_000, 0, 3000, "number_of_cached_scripts:40000\r\nused_memory_scripts_eval:126400000\r\n");
+        let mut facts = facts(
+            50_000,
+            0,
+            3000,
+            "number_of_cached_scripts:40000\r\n\
+                                                used_memory_scripts_eval:126400000\r\n",
+        );
         assert!(matches!(check(&facts), Verdict::Present(_)), "kept from before the window");
         facts.nodes[0].first.as_mut().unwrap().info.0.insert("number_of_cached_scripts".into(), "0".into());
         assert!(matches!(check(&facts), Verdict::Absent(text) if text.contains("4,000 new scripts a second")));

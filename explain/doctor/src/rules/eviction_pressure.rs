@@ -3,11 +3,11 @@
 //! A cache at its limit evicts, that is its work. It becomes a problem when it evicts what is about to be read: the hit
 //! ratio falls, and each write pays for the search for a victim.
 //!
-//! Seen when: over 10 keys a second are evicted, over 1 % of the commands, and under 80 % of the reads hit, or writes do
-//! little else, or evicting takes measurable time (total_eviction_exceeded_time, 7.0+).
+//! Seen when: over 10 keys a second are evicted, over 1 % of the commands, and under 80 % of the reads hit, or writes
+//! do little else, or evicting takes measurable time (total_eviction_exceeded_time, 7.0+).
 //!
-//! Not to be taken for: fragmentation (eviction counts used memory, not resident), or expiry. Where clients' buffers (`client_memory`)
-//! or a table that doubles (`rehash`) take the room, evictions are their consequence.
+//! Not to be taken for: fragmentation (eviction counts used memory, not resident), or expiry. Where clients' buffers
+//! (`client_memory`) or a table that doubles (`rehash`) take the room, evictions are their consequence.
 //!
 //! What to do: more memory where the machine has it, shorter TTLs, an LFU policy, smaller values.
 //! Sources: INFO evicted_keys, keyspace_hits; CONFIG GET maxmemory.

@@ -3,13 +3,14 @@
 //! Keys written together with the same TTL die together. The active expiry cycle may then use up to 25 % of the main
 //! thread, and lazily expired keys pay on access.
 //!
-//! Seen when: over 100 keys a second expire, and the expiry cycle took over 5 % of a core in the window; before 6.0, where
-//! that is not counted, it ran into its time limit, or over 10 % of the keys with a TTL are dead already.
+//! Seen when: over 100 keys a second expire, and the expiry cycle took over 5 % of a core in the window; before 6.0,
+//! where that is not counted, it ran into its time limit, or over 10 % of the keys with a TTL are dead already.
 //!
 //! Not to be taken for: eviction (`eviction_pressure`).
 //!
 //! What to do: jitter on TTLs; lazyfree-lazy-expire where values are large and it is off.
-//! Sources: INFO expired_keys, expire_cycle_cpu_milliseconds, expired_time_cap_reached_count, expired_stale_perc; expire.c.
+//! Sources: INFO expired_keys, expire_cycle_cpu_milliseconds, expired_time_cap_reached_count, expired_stale_perc;
+//! expire.c.
 
 use super::prelude::*;
 

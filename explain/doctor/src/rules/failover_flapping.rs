@@ -3,18 +3,20 @@
 //! A node that stalls for longer than the timeout is marked failed, a replica is elected, and the old master returns as
 //! its replica. Clients lose seconds, unacknowledged writes are lost, and roles drift from where they were placed.
 //!
-//! Seen when: a master turned into a replica within the window, its process being the same before and after; or, before the
-//! window, a replica of a cluster won an election after a node was marked failed (counted since its process started), and the
-//! process of a server that follows it now has served replicas, so that it was a master and was not restarted since.
-//! When that election was is not recorded by the servers, so a rate is given only for two or more in at least an hour.
+//! Seen when: a master turned into a replica within the window, its process being the same before and after; or, before
+//! the window, a replica of a cluster won an election after a node was marked failed (counted since its process
+//! started), and the process of a server that follows it now has served replicas, so that it was a master and was not
+//! restarted since. When that election was is not recorded by the servers, so a rate is given only for two or more in
+//! at least an hour.
 //!
-//! Not to be taken for: a restart, rolling or not (the process of the old master began after its demotion and has never served
-//! a replica); a failover that was asked for (CLUSTER FAILOVER in INFO commandstats, 7.0+; without a FAIL message before that);
-//! a dead master (`node_unreachable`). Sentinels keep no count of failovers: what was before the window cannot be seen there,
-//! and within it SENTINEL FAILOVER looks the same.
+//! Not to be taken for: a restart, rolling or not (the process of the old master began after its demotion and has never
+//! served a replica); a failover that was asked for (CLUSTER FAILOVER in INFO commandstats, 7.0+; without a FAIL
+//! message before that); a dead master (`node_unreachable`). Sentinels keep no count of failovers: what was before the
+//! window cannot be seen there, and within it SENTINEL FAILOVER looks the same.
 //!
 //! What to do: the stall's cause; a timeout with margin; then CLUSTER FAILOVER back to where masters belong.
-//! Sources: INFO role, run_id, sync_full, sync_partial_ok, second_repl_offset and commandstats; CLUSTER INFO message counters.
+//! Sources: INFO role, run_id, sync_full, sync_partial_ok, second_repl_offset and commandstats; CLUSTER INFO message
+//! counters.
 
 use super::peers;
 use super::prelude::*;
@@ -73,7 +75,8 @@ fn counter(node: &Node, name: &str) -> f64 {
     counters.and_then(|i| i.get(&format!("cluster_stats_messages_{name}"))?.parse::<f64>().ok()).unwrap_or(0.0)
 }
 
-/// Whether it became master by votes after some node was marked failed, since its process started and without being asked to.
+/// Whether it became master by votes after some node was marked failed, since its process started and without being
+/// asked to.
 fn elected(node: &Node) -> bool {
     // What it had replicated before stays as a second history when a replica becomes master.
     let promoted = node.is_master() && node.number("second_repl_offset").is_some_and(|o| o > 0.0);
@@ -152,10 +155,12 @@ fn in_window(facts: &Facts, demoted: &[&Node], winners: &[&Node]) -> Verdict {
     if in_cluster && !recorded && !failure {
         finding = finding
             .risk(format!(
-                "a second without writes to that shard if CLUSTER FAILOVER asked for it, about {outage:.0} s if it was an election"
+                "a second without writes to that shard if CLUSTER FAILOVER asked for it, about {outage:.0} s if it was \
+                 an election"
             ))
             .possible(format!(
-                "{roles}; no FAIL message was counted, and before 7.0 the servers do not record whether CLUSTER FAILOVER asked for it"
+                "{roles}; no FAIL message was counted, and before 7.0 the servers do not record whether CLUSTER \
+                 FAILOVER asked for it"
             ));
     } else {
         finding = finding
@@ -173,7 +178,8 @@ fn in_window(facts: &Facts, demoted: &[&Node], winners: &[&Node]) -> Verdict {
             }
             _ if recorded => finding.proven(roles),
             _ => finding.likely(format!(
-                "{roles}, and a FAIL message was counted; when, and whether CLUSTER FAILOVER asked for it, is not recorded before 7.0"
+                "{roles}, and a FAIL message was counted; when, and whether CLUSTER FAILOVER asked for it, is not \
+                 recorded before 7.0"
             )),
         };
     }

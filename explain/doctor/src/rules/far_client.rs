@@ -7,14 +7,15 @@
 //! Seen when: the smallest round trip that the kernel saw on a client's sockets is at least 0.5 ms and three times that
 //! of the nearest clients; or, without a look into the server's machine, when the server is that far from here.
 //!
-//! What distance is: the smallest of many round trips. A connection that hardly speaks has one sample, with the client's delayed
-//! ACK in it, and is no distance; from here it is the smallest of the PINGs and of the TCP handshake, which the kernel answers
-//! while the server stands still. A client or a server on the same machine is never far.
+//! What distance is: the smallest of many round trips. A connection that hardly speaks has one sample, with the
+//! client's delayed ACK in it, and is no distance; from here it is the smallest of the PINGs and of the TCP handshake,
+//! which the kernel answers while the server stands still. A client or a server on the same machine is never far.
 //!
-//! Not to be taken for: queueing. A minimum that is high and stable is distance; a low minimum under a high mean is load. Through a
-//! proxy the sockets are the proxy's: then nothing is known.
+//! Not to be taken for: queueing. A minimum that is high and stable is distance; a low minimum under a high mean is
+//! load. Through a proxy the sockets are the proxy's: then nothing is known.
 //!
-//! How to confirm: `ss -tin sport = :6379` on the server's machine, `minrtt` of each client; `ping SERVER` from the client.
+//! How to confirm: `ss -tin sport = :6379` on the server's machine, `minrtt` of each client; `ping SERVER` from the
+//! client.
 //!
 //! What to do: batch and pipeline, read from a replica in the same zone, or move the client.
 //! Sources: tcp_info.min_rtt; valkey availability-zone (8.0+).

@@ -1,18 +1,19 @@
 //! The server may open too few files, and a connection is a file.
 //!
-//! When it starts, a server asks for `maxclients` + 32 open files. Where the limit of the system is lower and may not be raised, it
-//! lowers `maxclients` to what fits, with a line in its log and no other sign: CONFIG GET shows the lowered number as if it had been
-//! set. Raising `maxclients` then fails, or is undone by the next start.
+//! When it starts, a server asks for `maxclients` + 32 open files. Where the limit of the system is lower and may not
+//! be raised, it lowers `maxclients` to what fits, with a line in its log and no other sign: CONFIG GET shows the
+//! lowered number as if it had been set. Raising `maxclients` then fails, or is undone by the next start.
 //!
-//! Seen when: `maxclients` is the process's file limit less 32, that limit is a number that people and systems set (1024, 4096, 65535) and
-//! `maxclients` is none, and connections were refused in the window, or over 80 % are in use; or when the process has fewer than four
-//! files left, which a limit lowered under a running server or the links of a large cluster bring about: then accept() fails, and new
-//! connections wait in the kernel without an answer.
+//! Seen when: `maxclients` is the process's file limit less 32, that limit is a number that people and systems set
+//! (1024, 4096, 65535) and `maxclients` is none, and connections were refused in the window, or over 80 % are in use;
+//! or when the process has fewer than four files left, which a limit lowered under a running server or the links of a
+//! large cluster bring about: then accept() fails, and new connections wait in the kernel without an answer.
 //!
-//! Not to be taken for: `too_many_connections` with a `maxclients` that was set, which CONFIG SET raises; `accept_overflow`, where the
-//! server would accept and does not get to it.
+//! Not to be taken for: `too_many_connections` with a `maxclients` that was set, which CONFIG SET raises;
+//! `accept_overflow`, where the server would accept and does not get to it.
 //!
-//! How to confirm: `grep -i 'open files' /proc/PID/limits`, `ls /proc/PID/fd | wc -l`, and the server's log: "maxclients has been reduced".
+//! How to confirm: `grep -i 'open files' /proc/PID/limits`, `ls /proc/PID/fd | wc -l`, and the server's log:
+//! "maxclients has been reduced".
 //!
 //! What to do: raise the limit of the running process (prlimit) and then maxclients; for good, LimitNOFILE in its unit.
 //! Sources: adjustOpenFilesLimit() of server.c; CONFIG_MIN_RESERVED_FDS; /proc/PID/limits; clients.md.
@@ -25,7 +26,8 @@ use super::prelude::*;
 pub const TITLE: &str = "File limit";
 pub const LEADS_TO: &[&str] = &["too_many_connections"];
 pub const INJECTED: Injected = Injected::No(
-    "a server that is root raises its own limit, and a limit that is lowered while it runs shuts the doctor out too; the rule is tested \
+    "a server that is root raises its own limit, and a limit that is lowered while it runs shuts the doctor out too; \
+     the rule is tested \
      on recorded facts in which the limit is set by hand",
 );
 
@@ -66,7 +68,8 @@ impl Files<'_> {
         })
     }
 
-    /// A server raises its own limit to maxclients + 32: the two fit each other then as well, but the limit is no number that anyone sets.
+    /// A server raises its own limit to maxclients + 32: the two fit each other then as well, but the limit is no
+    /// number that anyone sets.
     fn was_lowered(&self) -> bool {
         self.max + RESERVED == self.limit && is_round(self.limit) && !is_round(self.max)
     }
@@ -101,7 +104,8 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(worst).on(rows.iter().map(|f| f.node.address.as_str())).into();
     }
     let Some(fullest) = all.iter().max_by(|a, b| (a.clients / a.limit).total_cmp(&(b.clients / b.limit))) else {
-        let why = "file limits: the processes of the servers could not be looked into, or how many clients they have was not shown";
+        let why = "file limits: the processes of the servers could not be looked into, or how many clients they have \
+                   was not shown";
         return Verdict::unknown(Lack::Host, why, SEE_HOST);
     };
     let open = fullest.open.map_or("an unknown number".to_string(), count);
@@ -140,7 +144,8 @@ fn refusing(worst: &Files<'_>) -> Finding {
         if refused > 0.0 { format!(", {} were refused", count(refused)) } else { String::new() }
     );
     let finding = Finding::new(title);
-    let why = "the server's maxclients is its file limit less the 32 files it keeps, which no one sets; its log says so at the start";
+    let why = "the server's maxclients is its file limit less the 32 files it keeps, which no one sets; its log says \
+               so at the start";
     if refused == 0.0 {
         return finding
             .risk("the next burst of reconnects is refused, and CONFIG SET maxclients cannot help it")
@@ -172,9 +177,10 @@ fn exhausted(worst: &Files<'_>, open: &str) -> Finding {
     // Nothing counts how many gave up: of the attempts, those that were seen to wait.
     let received = node.delta("total_connections_received").unwrap_or(0.0);
     let share = f64::from(waiting) / (received + f64::from(waiting));
-    finding
-        .availability(86400.0 * share, format!("{waiting} connections wait in the kernel without an answer"))
-        .likely("the files were counted on its machine, and connections were seen to wait; that they wait for a file is inferred")
+    finding.availability(86400.0 * share, format!("{waiting} connections wait in the kernel without an answer")).likely(
+        "the files were counted on its machine, and connections were seen to wait; that they wait for a file \
+                 is inferred",
+    )
 }
 
 fn ways_out(finding: Finding, worst: &Files<'_>) -> Finding {

@@ -1,16 +1,17 @@
 //! fork() stops the server: every RDB save, AOF rewrite and full sync begins with it.
 //!
-//! The main thread copies the page tables: 9 to 13 ms per GB on physical machines and VMware, 23 on KVM, 239 to 424 on old
-//! Xen guests. A stall longer than the cluster's node timeout is a failover.
+//! The main thread copies the page tables: 9 to 13 ms per GB on physical machines and VMware, 23 on KVM, 239 to 424 on
+//! old Xen guests. A stall longer than the cluster's node timeout is a failover.
 //!
 //! Seen when: the last fork took over a second, or over 20 ms at more than 50 ms per GB, or over half of the failure
-//! detector's timeout. Without a fork in the window it is a matter of the past: how often is told by total_forks (6.2+) over the
-//! time since the server started, where that is two forks and an hour at least.
+//! detector's timeout. Without a fork in the window it is a matter of the past: how often is told by total_forks (6.2+)
+//! over the time since the server started, where that is two forks and an hour at least.
 //!
-//! Not to be taken for: a disk stall (`aof_fsync_stall`), which has other latency events; compare the nodes with each other.
+//! Not to be taken for: a disk stall (`aof_fsync_stall`), which has other latency events; compare the nodes with each
+//! other.
 //!
-//! What to do: another machine type, smaller shards, saving on replicas only, no-fork settings; a longer node timeout to
-//! stop the failovers now.
+//! What to do: another machine type, smaller shards, saving on replicas only, no-fork settings; a longer node timeout
+//! to stop the failovers now.
 //! Sources: INFO latest_fork_usec, total_forks; LATENCY HISTORY fork; redis.io latency documentation (ms per GB).
 
 use super::peers;
@@ -184,7 +185,8 @@ fn remedies(finding: Finding, facts: &Facts, node: &Node, us: f64) -> Finding {
         finding = finding.fix(
             "Save where no client waits: on its replica",
             &[&cli(&replica.address, "CONFIG SET save \"3600 1\""), &cli(&node.address, "CONFIG SET save \"\"")],
-            "the master's own disk is then no backup; and a master that restarts empty empties its replicas too: no automatic restart",
+            "the master's own disk is then no backup; and a master that restarts empty empties its replicas too: no \
+             automatic restart",
             &cli(&node.address, &format!("CONFIG SET save \"{save}\"")),
         );
     } else if let Some(save) = save {

@@ -1,19 +1,21 @@
 //! A large part of the server's memory is gaps between its keys, which hold nothing.
 //!
-//! The allocator keeps objects of one size together in pages. Where values change their size, or half of the keys of one size expire,
-//! pages stay half full: they are resident, they count against the container, and neither a DEL nor maxmemory takes them back.
+//! The allocator keeps objects of one size together in pages. Where values change their size, or half of the keys of
+//! one size expire, pages stay half full: they are resident, they count against the container, and neither a DEL nor
+//! maxmemory takes them back.
 //!
-//! Seen when: the allocator's own gaps (`allocator_frag_bytes`) were 40 % of the live bytes or more at both ends of the window, and a
-//! tenth or more of what the server may use (maxmemory, the container's limit or the machine's memory, whichever is least).
+//! Seen when: the allocator's own gaps (`allocator_frag_bytes`) were 40 % of the live bytes or more at both ends of the
+//! window, and a tenth or more of what the server may use (maxmemory, the container's limit or the machine's memory,
+//! whichever is least).
 //!
-//! Not to be taken for: a small data set, where the same ratio is a few megabytes; memory freed after a peak, which new keys fill
-//! again (`used_memory_peak` over 1.5 times what is used); `mem_fragmentation_ratio`, which also counts a fork's copies, pages that
-//! are swapped out and the process itself; buffers of clients (`client_memory`).
+//! Not to be taken for: a small data set, where the same ratio is a few megabytes; memory freed after a peak, which new
+//! keys fill again (`used_memory_peak` over 1.5 times what is used); `mem_fragmentation_ratio`, which also counts a
+//! fork's copies, pages that are swapped out and the process itself; buffers of clients (`client_memory`).
 //!
 //! How to confirm: `INFO memory`: allocator_frag_ratio, allocator_frag_bytes; `MEMORY DOCTOR`; `MEMORY MALLOC-STATS`.
 //!
-//! What to do: let the server pack its keys while it works (activedefrag), or hand its role to a replica and restart it: loading
-//! packs everything. Values of few sizes, and TTLs that end together per size, keep it from coming back.
+//! What to do: let the server pack its keys while it works (activedefrag), or hand its role to a replica and restart
+//! it: loading packs everything. Values of few sizes, and TTLs that end together per size, keep it from coming back.
 //! Sources: INFO allocator_allocated, allocator_active; redis.conf on active defragmentation; Redis INFO documentation.
 
 use super::memory::{self, Gaps, Limit};
@@ -162,7 +164,8 @@ fn defragment(finding: Finding, f: &Fragmented) -> Finding {
         _ => format!("{}; {}", set("activedefrag no"), set(&format!("active-defrag-ignore-bytes {ignored:.0}"))),
     };
     finding.fix(
-        "Let it pack its keys while it works; a build with the system's jemalloc answers with an error and changes nothing",
+        "Let it pack its keys while it works; a build with the system's jemalloc answers with an error and changes \
+         nothing",
         &commands,
         &risk,
         &back,

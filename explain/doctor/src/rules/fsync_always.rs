@@ -1,25 +1,29 @@
 //! `appendfsync always`: every write waits until the disk has it, and everyone else waits with it.
 //!
-//! The main thread syncs the append-only file itself, once in each turn of its event loop that wrote something. Writes of one turn
-//! share a sync, and a read that arrives meanwhile waits for its end. On a disk that syncs in 0.1 ms that is hardly felt; on
-//! network storage a sync takes 1 to 20 ms, and the server answers no more turns a second than the disk syncs.
+//! The main thread syncs the append-only file itself, once in each turn of its event loop that wrote something. Writes
+//! of one turn share a sync, and a read that arrives meanwhile waits for its end. On a disk that syncs in 0.1 ms that
+//! is hardly felt; on network storage a sync takes 1 to 20 ms, and the server answers no more turns a second than the
+//! disk syncs.
 //!
-//! Seen when: appendfsync is `always`, keys change in the window, a sync takes 1 ms or more on average, and the main thread spends
-//! 5 % of the window or more waiting. The wait is the time inside the event loop (eventloop_duration_sum, 7.2+) during which the main
-//! thread used no CPU; what it waited for a processor, a quota or the hypervisor is taken off. Before 7.2 it is seen where half of
-//! the PINGs take 1 ms longer than the fastest while the main thread is less than half busy.
+//! Seen when: appendfsync is `always`, keys change in the window, a sync takes 1 ms or more on average, and the main
+//! thread spends 5 % of the window or more waiting. The wait is the time inside the event loop (eventloop_duration_sum,
+//! 7.2+) during which the main thread used no CPU; what it waited for a processor, a quota or the hypervisor is taken
+//! off. Before 7.2 it is seen where half of the PINGs take 1 ms longer than the fastest while the main thread is less
+//! than half busy.
 //!
-//! Not to be taken for: a late sync under `everysec` (`aof_fsync_stall`): there a background thread syncs, and writes wait only when it
-//! is two seconds late. Nor for a slow command or a full main thread: those use CPU. LATENCY HISTOGRAM shows nothing of this wait: a
-//! command's clock stops before the sync begins. Where the disk itself is slow, that is `disk_slow`, and this is its consequence.
+//! Not to be taken for: a late sync under `everysec` (`aof_fsync_stall`): there a background thread syncs, and writes
+//! wait only when it is two seconds late. Nor for a slow command or a full main thread: those use CPU. LATENCY
+//! HISTOGRAM shows nothing of this wait: a command's clock stops before the sync begins. Where the disk itself is slow,
+//! that is `disk_slow`, and this is its consequence.
 //!
-//! How to confirm: `CONFIG GET appendfsync`; `INFO stats` twice: eventloop_duration_sum grows by nearly the whole window while
-//! used_cpu_user_main_thread and used_cpu_sys_main_thread hardly grow; `CONFIG SET latency-monitor-threshold 10`, later
-//! `LATENCY HISTORY aof-fsync-always`.
+//! How to confirm: `CONFIG GET appendfsync`; `INFO stats` twice: eventloop_duration_sum grows by nearly the whole
+//! window while used_cpu_user_main_thread and used_cpu_sys_main_thread hardly grow;
+//! `CONFIG SET latency-monitor-threshold 10`, later `LATENCY HISTORY aof-fsync-always`.
 //!
-//! What to do: everysec, where a second of writes may be lost with the machine; else a disk that syncs in time (local NVMe, a controller
-//! with a battery), and independent writes sent together, so that they share a sync.
-//! Sources: CONFIG appendfsync; INFO eventloop_duration_sum, used_cpu_*_main_thread; LATENCY aof-fsync-always; Redis persistence documentation.
+//! What to do: everysec, where a second of writes may be lost with the machine; else a disk that syncs in time (local
+//! NVMe, a controller with a battery), and independent writes sent together, so that they share a sync.
+//! Sources: CONFIG appendfsync; INFO eventloop_duration_sum, used_cpu_*_main_thread; LATENCY aof-fsync-always; Redis
+//! persistence documentation.
 
 use super::prelude::*;
 
@@ -102,7 +106,8 @@ pub fn check(facts: &Facts) -> Verdict {
 
 fn look<'a>(facts: &Facts, node: &'a Node) -> Look<'a> {
     let window_s = node.window_s.max(0.001);
-    // A save in the window starts the count of changes again; then the file's growth tells whether anything was written.
+    // A save in the window starts the count of changes again; then the file's growth tells whether anything was
+    // written.
     let changes = node.delta("rdb_changes_since_last_save");
     if changes == Some(0.0) && node.delta("aof_current_size").unwrap_or(0.0) == 0.0 {
         return Look::Quiet;
@@ -116,8 +121,8 @@ fn look<'a>(facts: &Facts, node: &'a Node) -> Look<'a> {
     let writes = changes.unwrap_or(syncs) / window_s;
     let asked = node.application_ops().unwrap_or(0.0);
     let written = (writes / asked.max(writes).max(1.0)).min(1.0);
-    // Whoever comes during a sync waits for half of one; a write waits for its own as well. A replica's writes are its master's: only
-    // reads wait there, and what is left of its commands beside the writes is no more than these.
+    // Whoever comes during a sync waits for half of one; a write waits for its own as well. A replica's writes are its
+    // master's: only reads wait there, and what is left of its commands beside the writes is no more than these.
     let cost_ms = match (node.is_master(), asked - writes >= USED_OPS) {
         (true, _) => share * sync_ms / 2.0 + written * sync_ms,
         (false, true) => share * sync_ms / 2.0,
@@ -126,7 +131,8 @@ fn look<'a>(facts: &Facts, node: &'a Node) -> Look<'a> {
     Look::Timed(Waits { node, share: Some(share), sync_ms, writes, cost_ms })
 }
 
-/// Share of the window in which the main thread was in its event loop and used no CPU, for which nothing else is to blame.
+/// Share of the window in which the main thread was in its event loop and used no CPU, for which nothing else is to
+/// blame.
 fn waiting_share(facts: &Facts, node: &Node) -> Option<f64> {
     let inside = node.rate("eventloop_duration_sum")? / 1e6;
     let (user, sys) = node.cpu()?;
@@ -242,7 +248,8 @@ fn mend(finding: Finding, node: &Node) -> Finding {
     let replicas = node.number("connected_slaves").unwrap_or(0.0) > 0.0;
     let risk = match replicas {
         true => {
-            "up to a second of writes is lost if the machine dies; a client can ask for a replica's copy of those that matter: WAIT 1 100"
+            "up to a second of writes is lost if the machine dies; a client can ask for a replica's copy of those that \
+             matter: WAIT 1 100"
         }
         false => "up to a second of writes is lost if the machine dies",
     };
@@ -255,7 +262,8 @@ fn mend(finding: Finding, node: &Node) -> Finding {
             &here("CONFIG SET appendfsync always"),
         )
         .fix(
-            "Where no write may be lost: a disk that syncs in 0.1 ms (local NVMe, a controller with a battery), and nothing else on it",
+            "Where no write may be lost: a disk that syncs in 0.1 ms (local NVMe, a controller with a battery), and \
+             nothing else on it",
             &[&here("CONFIG GET dir"), "iostat -x 1   (w_await and f_await, on the server's machine)"],
             "moving the directory takes a restart",
             "",

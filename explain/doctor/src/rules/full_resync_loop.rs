@@ -1,21 +1,23 @@
 //! Replicas are copied from scratch again and again.
 //!
-//! Each full sync forks the master and sends the whole data set. When the replica's output buffer limit is too small for the writes
-//! that arrive meanwhile, the sync is cut off at its end and starts again, without end. A backlog that is too small, a repl-timeout
-//! shorter than a copy, or a replica that loses its data with each restart does the same.
+//! Each full sync forks the master and sends the whole data set. When the replica's output buffer limit is too small
+//! for the writes that arrive meanwhile, the sync is cut off at its end and starts again, without end. A backlog that
+//! is too small, a repl-timeout shorter than a copy, or a replica that loses its data with each restart does the same.
 //!
-//! Seen when: more full syncs began in the window than the master has replicas, or two or more did, a partial sync failed or a
-//! buffer limit struck, and a replica's link is down at its end.
+//! Seen when: more full syncs began in the window than the master has replicas, or two or more did, a partial sync
+//! failed or a buffer limit struck, and a replica's link is down at its end.
 //!
-//! The cause shows in what else was counted: connections ended by an output limit (7.4+), or writes during a copy that come
-//! near the limit; failed partial syncs with a short backlog, or with a long one (another history); a replica's uptime. The server
-//! counts those connections for all clients together: where replicas have no limit they were not replicas.
+//! The cause shows in what else was counted: connections ended by an output limit (7.4+), or writes during a copy that
+//! come near the limit; failed partial syncs with a short backlog, or with a long one (another history); a replica's
+//! uptime. The server counts those connections for all clients together: where replicas have no limit they were not
+//! replicas.
 //!
-//! Not to be taken for: new replicas being added, or a replica that was given another master, which sync once each. Where the
-//! replicas' output buffer limit ends the copies, `replica_buffer_kill` has the cause and this is what follows from it.
+//! Not to be taken for: new replicas being added, or a replica that was given another master, which sync once each.
+//! Where the replicas' output buffer limit ends the copies, `replica_buffer_kill` has the cause and this is what
+//! follows from it.
 //!
-//! What to do: by the cause: a larger replica output buffer, a larger backlog, repl-timeout above the time of a copy, a replica
-//! that keeps its data.
+//! What to do: by the cause: a larger replica output buffer, a larger backlog, repl-timeout above the time of a copy, a
+//! replica that keeps its data.
 //! Sources: INFO sync_full, sync_partial_err, slaveN state; redis #11534, #12787, #2896.
 
 use super::prelude::*;
@@ -128,13 +130,26 @@ fn because(cause: &Cause) -> String {
 
 fn sure(finding: Finding, cause: &Cause) -> Finding {
     match cause {
-        Cause::Buffer { counted: true, .. } => finding.proven("the master counted the syncs and the connections that its limits ended"),
-        Cause::Restart(_) => finding.proven("the master counted the syncs, and the replica's process was started in this window"),
-        Cause::Backlog { .. } | Cause::History => finding.proven("the master counted the syncs and the failed partial ones"),
-        Cause::Buffer { counted: false, .. } => finding.likely(
-            "the syncs were counted and none was tried in part; that writes fill the buffer meanwhile is inferred from their rate",
+        Cause::Buffer { counted: true, .. } => finding.proven(
+            "the master counted the syncs and the connections that \
+            its limits ended",
         ),
-        Cause::Timeout { .. } => finding.likely("the syncs were counted; they come as far apart as repl-timeout is long"),
+        Cause::Restart(_) => finding.proven(
+            "the master counted the syncs, and the replica's process was started in \
+                                             this window",
+        ),
+        Cause::Backlog { .. } | Cause::History => finding.proven(
+            "the master counted the syncs and the failed partial \
+            ones",
+        ),
+        Cause::Buffer { counted: false, .. } => finding.likely(
+            "the syncs were counted and none was tried in part; that writes fill the buffer meanwhile is inferred from \
+             their rate",
+        ),
+        Cause::Timeout { .. } => finding.likely(
+            "the syncs were counted; they come as far apart as repl-timeout is \
+            long",
+        ),
         Cause::Unknown => finding.likely("the syncs were counted by the master; what ends them was not seen"),
     }
 }
@@ -178,7 +193,8 @@ fn backlog(finding: Finding, facts: &Facts, node: &Node) -> Finding {
         .map(|r| cli(&r.address, "INFO replication   master_link_status, master_link_down_since_seconds"));
     let lines: Vec<String> = [cli(&node.address, "CONFIG GET logfile")].into_iter().chain(links).collect();
     finding.fix(
-        "Find out what breaks the replica's link: the backlog is as large as makes sense, and a larger one costs more than a copy",
+        "Find out what breaks the replica's link: the backlog is as large as makes sense, and a larger one costs more \
+         than a copy",
         &lines.iter().map(String::as_str).collect::<Vec<_>>(),
         "",
         "",
@@ -191,8 +207,8 @@ fn history_of(facts: &Facts, node: &Node) -> Vec<String> {
     [cli(&node.address, "INFO replication   master_replid")].into_iter().chain(replicas).collect()
 }
 
-/// Room for twice what is written during the longest attempt that was seen, at least the servers' default and at most a tenth of the
-/// memory.
+/// Room for twice what is written during the longest attempt that was seen, at least the servers' default and at most a
+/// tenth of the memory.
 pub fn buffer(finding: Finding, node: &Node, l: &Looping, limit: Option<Limit>) -> Finding {
     const DEFAULT: f64 = 268_435_456.0;
     let memory =

@@ -1,16 +1,19 @@
 //! Nodes that are gone still stand in CLUSTER NODES.
 //!
-//! CLUSTER FORGET removes a node from the one server that is asked, and for a minute only: nodes that were not asked tell the others
-//! again. A server that came back with a new id leaves its old one behind as `noaddr`. Such lines make every topology answer longer,
-//! have nodes and clients dial what is gone, and hide the next failure among old ones.
+//! CLUSTER FORGET removes a node from the one server that is asked, and for a minute only: nodes that were not asked
+//! tell the others again. A server that came back with a new id leaves its old one behind as `noaddr`. Such lines make
+//! every topology answer longer, have nodes and clients dial what is gone, and hide the next failure among old ones.
 //!
-//! Seen when: a node lists another one without slots that has no address; that is marked `fail` and was last heard a day ago, or an
-//! hour ago where other nodes have forgotten it already; or that has been in handshake for over a minute.
+//! Seen when: a node lists another one without slots that has no address; that is marked `fail` and was last heard a
+//! day ago, or an hour ago where other nodes have forgotten it already; or that has been in handshake for over a
+//! minute.
 //!
-//! Not to be taken for: a replica that has just died: it is to be brought back and not forgotten (`node_unreachable` says so). A node
-//! that is being added: its handshake takes seconds. What the length of the answers costs: `topology_storm` tells it.
+//! Not to be taken for: a replica that has just died: it is to be brought back and not forgotten (`node_unreachable`
+//! says so). A node that is being added: its handshake takes seconds. What the length of the answers costs:
+//! `topology_storm` tells it.
 //!
-//! How to confirm: `CLUSTER NODES` of every node: flags in the third column, last pong in the sixth, no slots from the ninth on.
+//! How to confirm: `CLUSTER NODES` of every node: flags in the third column, last pong in the sixth, no slots from the
+//! ninth on.
 //!
 //! What to do: CLUSTER FORGET of each on all nodes within a minute.
 //! Sources: CLUSTER NODES of every node; the Redis command reference, CLUSTER FORGET.
@@ -127,7 +130,8 @@ fn found(facts: &Facts, all: &[Haunted], worst: &Haunted) -> Finding {
     let mut finding = Finding::new(title)
         .on(by.iter().map(String::as_str))
         .risk(format!(
-            "{} of {} lines of CLUSTER NODES on {} are of such nodes: every topology answer is longer, and nodes and clients may dial them",
+            "{} of {} lines of CLUSTER NODES on {} are of such nodes: every topology answer is longer, and nodes and \
+             clients may dial them",
             worst.ghosts.len(),
             worst.lines,
             worst.node.address

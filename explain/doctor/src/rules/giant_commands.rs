@@ -1,19 +1,22 @@
 //! Single commands with hundreds or thousands of arguments hold up everyone else.
 //!
-//! MGET, MSET, HMGET, HSET, SADD, ZADD, DEL and UNLINK work off all their arguments in one go on the one thread that serves
-//! everybody, and the reply of an MGET is built whole before anything is sent. Each key takes less than a microsecond, so ten
-//! thousand of them are a stall of several milliseconds. The keys may all be small: no key is at fault, the batch is.
+//! MGET, MSET, HMGET, HSET, SADD, ZADD, DEL and UNLINK work off all their arguments in one go on the one thread that
+//! serves everybody, and the reply of an MGET is built whole before anything is sent. Each key takes less than a
+//! microsecond, so ten thousand of them are a stall of several milliseconds. The keys may all be small: no key is at
+//! fault, the batch is.
 //!
-//! Seen when: such a command takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five times or with 1 % of
-//! a core; and of the calls of it that the slow log has of the window, those of over 500 arguments took most of the time.
-//! The log keeps 32 arguments of a command and a note of how many more there were; only the number is kept here.
+//! Seen when: such a command takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five times or with 1
+//! % of a core; and of the calls of it that the slow log has of the window, those of over 500 arguments took most of
+//! the time. The log keeps 32 arguments of a command and a note of how many more there were; only the number is kept
+//! here.
 //!
 //! Not to be taken for: one large key (`big_key`), where few arguments are enough; thousands of short commands in MULTI
-//! (`giant_transactions`); a command with few arguments that something else held up. Where the slow log is denied, or logs
-//! only longer calls than these, the arguments are not known, and `slow_command` names the command.
+//! (`giant_transactions`); a command with few arguments that something else held up. Where the slow log is denied, or
+//! logs only longer calls than these, the arguments are not known, and `slow_command` names the command.
 //!
-//! How to confirm: `SLOWLOG GET 10`: the last argument says "... (9970 more arguments)". Redis 8.8 and newer count in INFO what
-//! the log took in (slowlog_commands_count): where the log is denied and that count stands still, there was nothing to see.
+//! How to confirm: `SLOWLOG GET 10`: the last argument says "... (9970 more arguments)". Redis 8.8 and newer count in
+//! INFO what the log took in (slowlog_commands_count): where the log is denied and that count stands still, there was
+//! nothing to see.
 //!
 //! What to do: batches of 100 to 500, several of them in one pipeline, so that others are served in between.
 //! Sources: INFO commandstats, SLOWLOG GET; slowlog.c (SLOWLOG_ENTRY_MAX_ARGC).

@@ -1,16 +1,19 @@
 //! Transactions of thousands of commands hold up everyone else.
 //!
-//! EXEC executes all that was queued in one go, and nothing else is served meanwhile. A bulk import through a client's default
-//! pipeline is such a transaction although no one asked for one: redis-py's `pipeline()` wraps all of it in MULTI and EXEC. Each
-//! command is short, so the slow log shows none of them, and EXEC itself is never logged.
+//! EXEC executes all that was queued in one go, and nothing else is served meanwhile. A bulk import through a client's
+//! default pipeline is such a transaction although no one asked for one: redis-py's `pipeline()` wraps all of it in
+//! MULTI and EXEC. Each command is short, so the slow log shows none of them, and EXEC itself is never logged.
 //!
-//! Seen when: EXEC takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five times or with 1 % of a core.
+//! Seen when: EXEC takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five times or with 1 % of a
+//! core.
 //!
-//! Not to be taken for: a slow command inside a transaction (`slow_command`, `big_key`, `keys_command`): where one kind of
-//! command of over 0.5 ms a call took half of the time, that is the cause. A pipeline without MULTI, however long, lets others
-//! between: the server reads it in pieces of some kB. One MGET, MSET or DEL of thousands of keys is `giant_commands`.
+//! Not to be taken for: a slow command inside a transaction (`slow_command`, `big_key`, `keys_command`): where one kind
+//! of command of over 0.5 ms a call took half of the time, that is the cause. A pipeline without MULTI, however long,
+//! lets others between: the server reads it in pieces of some kB. One MGET, MSET or DEL of thousands of keys is
+//! `giant_commands`.
 //!
-//! How to confirm: `INFO commandstats` twice: usec_per_call of cmdstat_exec, and how many commands there were for each EXEC.
+//! How to confirm: `INFO commandstats` twice: usec_per_call of cmdstat_exec, and how many commands there were for each
+//! EXEC.
 //!
 //! What to do: no transaction where a batch was meant; batches of some hundreds.
 //! Sources: INFO commandstats (EXEC's time has that of its commands in it), LATENCY HISTOGRAM exec (7.0+); multi.c.
@@ -97,7 +100,12 @@ fn found(g: &Giant<'_>) -> Finding {
     .saw(node, "INFO commandstats", format!("{} other commands for each EXEC", count(g.commands)));
     if parts > 1.0 {
         finding = finding.gain(
-            format!("in batches of {BATCH:.0} others wait for {} at most instead of {}", time_us(mean / parts), time_us(mean)),
+            format!(
+                "in batches of {BATCH:.0} others wait for {} at most instead of \
+                     {}",
+                time_us(mean / parts),
+                time_us(mean)
+            ),
             format!("{mean:.0} us / ({:.0} commands / {BATCH:.0}) = {:.0} us", g.commands, mean / parts),
         );
     }
@@ -108,7 +116,11 @@ fn found(g: &Giant<'_>) -> Finding {
         &[
             ("redis-py", "redis-py: r.pipeline(transaction=False), execute() every 500 commands"),
             ("jedis", "Jedis: jedis.pipelined() in place of jedis.multi(), sync() every 500 commands"),
-            ("lettuce", "Lettuce: async commands without multi(); Spring: executePipelined(...) in place of multi() and exec()"),
+            (
+                "lettuce",
+                "Lettuce: async commands without multi(); Spring: executePipelined(...) in place of multi() \
+                         and exec()",
+            ),
             ("go-redis", "go-redis: rdb.Pipelined(...) in place of rdb.TxPipelined(...), 500 commands in each"),
             ("ioredis", "ioredis: redis.pipeline() in place of redis.multi(), exec() every 500 commands"),
         ],
@@ -139,7 +151,9 @@ mod tests {
     fn facts(commands: &[(&str, u64, u64)]) -> Facts {
         let first = Info::parse("redis_version:7.2.4\r\nrole:master\r\ntotal_commands_processed:0\r\n");
         let mut last = first.clone();
-        let line = |(name, calls, us): &(&str, u64, u64)| format!("cmdstat_{name}:calls={calls},usec={us},usec_per_call=1.00\r\n");
+        let line = |(name, calls, us): &(&str, u64, u64)| {
+            format!("cmdstat_{name}:calls={calls},usec={us},usec_per_call=1.00\r\n")
+        };
         let lines: String = commands.iter().map(line).collect();
         let all: u64 = commands.iter().map(|(_, calls, _)| *calls).sum();
         last.0.extend(Info::parse(&(lines + &format!("total_commands_processed:{all}\r\n"))).0);

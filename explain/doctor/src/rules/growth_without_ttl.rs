@@ -1,14 +1,15 @@
 //! Keys without a TTL are added and none go: the memory limit will be reached, and then writes fail.
 //!
-//! Seen when: a master with a maxmemory that may not evict such keys (noeviction, or a volatile policy) gained memory in the window,
-//! the keys it gained have no TTL for nine of ten, and at that pace the limit is reached within sixty windows (within an hour, where it
-//! has grown at that pace since it started).
+//! Seen when: a master with a maxmemory that may not evict such keys (noeviction, or a volatile policy) gained memory
+//! in the window, the keys it gained have no TTL for nine of ten, and at that pace the limit is reached within sixty
+//! windows (within an hour, where it has grown at that pace since it started).
 //!
-//! Not to be taken for: a cache that fills up and then evicts (an allkeys policy); an import, which ends: those who run it know;
-//! growth without a limit (`no_memory_limit`); buffers of clients (`client_memory`), which are no keys; a server that is full already
-//! (`out_of_memory`).
+//! Not to be taken for: a cache that fills up and then evicts (an allkeys policy); an import, which ends: those who run
+//! it know; growth without a limit (`no_memory_limit`); buffers of clients (`client_memory`), which are no keys; a
+//! server that is full already (`out_of_memory`).
 //!
-//! How to confirm: `INFO keyspace` twice: keys and expires; `INFO memory` used_memory; `redis-cli --memkeys` on a replica for who grows.
+//! How to confirm: `INFO keyspace` twice: keys and expires; `INFO memory` used_memory; `redis-cli --memkeys` on a
+//! replica for who grows.
 //!
 //! What to do: a TTL where the key is written; delete what nobody reads; then more memory.
 //! Sources: INFO keyspace, used_memory, maxmemory.

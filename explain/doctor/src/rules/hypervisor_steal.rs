@@ -1,16 +1,18 @@
 //! The hypervisor runs another virtual machine while this one is ready.
 //!
-//! Steal is time in which a virtual processor had work and the physical one was given to another machine, or was withheld because
-//! a quota or the CPU credits of a burstable instance are used up. The server stands still and notices nothing.
+//! Steal is time in which a virtual processor had work and the physical one was given to another machine, or was
+//! withheld because a quota or the CPU credits of a burstable instance are used up. The server stands still and notices
+//! nothing.
 //!
 //! Seen when: over 5 % of all processor time of the server's machine was stolen in the window.
 //!
-//! What it costs: the server's own share of it, busy x steal / (1 - steal). A server that uses 0.6 % of a core loses next to nothing
-//! on a machine with 17 % steal: below 1 % of a core it is a risk and no more, unless PING's p99 is 20 ms above its minimum and no
-//! slow command explains that. (Smaller tails say nothing: a doctor on the same machine stands still too.)
+//! What it costs: the server's own share of it, busy x steal / (1 - steal). A server that uses 0.6 % of a core loses
+//! next to nothing on a machine with 17 % steal: below 1 % of a core it is a risk and no more, unless PING's p99 is 20
+//! ms above its minimum and no slow command explains that. (Smaller tails say nothing: a doctor on the same machine
+//! stands still too.)
 //!
-//! Not to be taken for: a process on the same machine (`noisy_neighbour`), which taskset can move; a container's CPU quota
-//! (`cpu_throttled`), which its own cgroup counts.
+//! Not to be taken for: a process on the same machine (`noisy_neighbour`), which taskset can move; a container's CPU
+//! quota (`cpu_throttled`), which its own cgroup counts.
 //!
 //! How to confirm: `vmstat 1 10` on the server's machine, column `st`; the provider's graph of CPU credits.
 //!
@@ -25,7 +27,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Hypervisor steal";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::No(
-    "a virtual machine cannot tell its hypervisor to steal; the rule is tested on recorded facts in which the steal is set by hand",
+    "a virtual machine cannot tell its hypervisor to steal; the rule is tested on recorded facts in which the steal is \
+     set by hand",
 );
 
 const STEAL: f64 = 0.05;
@@ -112,8 +115,13 @@ pub fn check(facts: &Facts) -> Verdict {
     finding
         .not(format!("a process on this machine: others use {} cores of {}", count(strangers), host.cpus))
         .fix(
-            "Move this machine to a host with processors to spare: dedicated cores, or an instance type that is not burstable",
-            &["vmstat 1 10   (column st; on the server's machine)", "the provider's graph of CPU credits, where the instance has them"],
+            "Move this machine to a host with processors to spare: dedicated cores, or an instance type that is not \
+             burstable",
+            &[
+                "vmstat 1 10   (column st; on the server's machine)",
+                "the provider's graph of CPU credits, where the \
+                instance has them",
+            ],
             "a new machine: fail over to a replica first, if there is one",
             "",
         )

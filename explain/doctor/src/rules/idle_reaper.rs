@@ -1,22 +1,23 @@
 //! The server closes idle connections, and clients open them again.
 //!
-//! With `timeout` set a server closes every connection that was idle for that many seconds. A pool does not know: its next command finds
-//! the connection closed, fails or is sent again over a new one, and pays for connecting first. What was set against forgotten connections
-//! falls on those that are only used now and then.
+//! With `timeout` set a server closes every connection that was idle for that many seconds. A pool does not know: its
+//! next command finds the connection closed, fails or is sent again over a new one, and pays for connecting first. What
+//! was set against forgotten connections falls on those that are only used now and then.
 //!
-//! Seen when: `timeout` is not 0; at least 20 connections came in the window while the number of clients stayed the same, with fewer than
-//! 100 commands each; they live for one to four times `timeout` on average (clients / new connections a second); and rows of CLIENT LIST
-//! are idle for up to that time, none for longer.
+//! Seen when: `timeout` is not 0; at least 20 connections came in the window while the number of clients stayed the
+//! same, with fewer than 100 commands each; they live for one to four times `timeout` on average (clients / new
+//! connections a second); and rows of CLIENT LIST are idle for up to that time, none for longer.
 //!
-//! Not to be taken for: `connection_churn`, whose connections are thrown away long before; a pool that is busy (its rows are never idle for
-//! that long); `connection_leak`, which `timeout` mends. What a firewall, NAT or load balancer closes without a word is not seen here: the
-//! server keeps such connections (`dead_peers`).
+//! Not to be taken for: `connection_churn`, whose connections are thrown away long before; a pool that is busy (its
+//! rows are never idle for that long); `connection_leak`, which `timeout` mends. What a firewall, NAT or load balancer
+//! closes without a word is not seen here: the server keeps such connections (`dead_peers`).
 //!
-//! How to confirm: `CONFIG GET timeout`; `CLIENT LIST`: the largest idle; `INFO stats` twice: total_connections_received.
+//! How to confirm: `CONFIG GET timeout`; `CLIENT LIST`: the largest idle; `INFO stats` twice:
+//! total_connections_received.
 //!
 //! What to do: `timeout` 0 with tcp-keepalive, or pools that close idle connections themselves, earlier.
-//! Sources: CONFIG GET timeout, CLIENT LIST idle, INFO total_connections_received; timeout.c (clientsCronHandleTimeout spares replicas,
-//! subscribers and blocked clients).
+//! Sources: CONFIG GET timeout, CLIENT LIST idle, INFO total_connections_received; timeout.c (clientsCronHandleTimeout
+//! spares replicas, subscribers and blocked clients).
 
 use unslow_facts::Sample;
 
@@ -138,7 +139,8 @@ fn found(r: &Reaped<'_>) -> Finding {
     };
     finding
         .likely(
-            "the setting, the connections and their idle times were seen; that these are the ones that were closed is inferred from how long \
+            "the setting, the connections and their idle times were seen; that these are the ones that were closed is \
+             inferred from how long \
              connections live",
         )
         .saw(node, "CONFIG GET timeout", format!("{timeout:.0}"))
@@ -183,7 +185,8 @@ mod tests {
     use super::*;
     use crate::Currency;
 
-    /// Ten seconds at 300 clients under this timeout, with that many new connections and commands, and rows that are idle for so long.
+    /// Ten seconds at 300 clients under this timeout, with that many new connections and commands, and rows that are
+    /// idle for so long.
     fn facts(timeout: &str, opened: u64, commands: u64, idle_s: u64) -> Facts {
         let before = "redis_version:7.2.4\r\nrole:master\r\nconnected_clients:300\r\ntotal_connections_received:0\r\n\
                       total_commands_processed:0\r\ntotal_reads_processed:0\r\n";

@@ -1,21 +1,24 @@
 //! More io-threads than processors: they poll for work, and take from the main thread the time they were to save.
 //!
-//! An io-thread that has just worked does not sleep but looks again and again for more, and the main thread looks for its results
-//! in the same way. On processors of their own that is quick. Where several share one, each waits for another's turn to end, and a
-//! quota is used up by looking.
+//! An io-thread that has just worked does not sleep but looks again and again for more, and the main thread looks for
+//! its results in the same way. On processors of their own that is quick. Where several share one, each waits for
+//! another's turn to end, and a quota is used up by looking.
 //!
-//! Seen when: `io-threads` is larger than the processors that the process may use (its mask, its quota, the machine), and in the window its
-//! other threads used over a fifth of a core while the main thread waited for a processor for over 5 % of the time, or its quota stopped it
-//! in over 1 % of its periods. The setting alone is a risk, if an application uses the server.
+//! Seen when: `io-threads` is larger than the processors that the process may use (its mask, its quota, the machine),
+//! and in the window its other threads used over a fifth of a core while the main thread waited for a processor for
+//! over 5 % of the time, or its quota stopped it in over 1 % of its periods. The setting alone is a risk, if an
+//! application uses the server.
 //!
-//! Not to be taken for: a busy server. With io-threads a processor at 100 % says little: what counts is commands a second, and the time
-//! that the server itself calls active (used_active_time_main_thread, Valkey 9.1+), which `main_thread_saturated` goes by. Processors that
-//! others hold are `noisy_neighbour`, a mask of one is `pinned`.
+//! Not to be taken for: a busy server. With io-threads a processor at 100 % says little: what counts is commands a
+//! second, and the time that the server itself calls active (used_active_time_main_thread, Valkey 9.1+), which
+//! `main_thread_saturated` goes by. Processors that others hold are `noisy_neighbour`, a mask of one is `pinned`.
 //!
-//! How to confirm: `CONFIG GET io-threads`; `top -H -p PID`: io_thd_ or io_thread_ threads near 100 %; `nproc`, and cpu.max of its cgroup.
+//! How to confirm: `CONFIG GET io-threads`; `top -H -p PID`: io_thd_ or io_thread_ threads near 100 %; `nproc`, and
+//! cpu.max of its cgroup.
 //!
 //! What to do: fewer threads than processors, one for the rest of the machine; none on two processors or fewer.
-//! Sources: CONFIG GET io-threads; INFO io_threads_active; /proc/PID/task/PID/schedstat; redis.conf THREADED I/O; valkey #2065, #4001.
+//! Sources: CONFIG GET io-threads; INFO io_threads_active; /proc/PID/task/PID/schedstat; redis.conf THREADED I/O;
+//! valkey #2065, #4001.
 
 use unslow_facts::{Host, Process};
 
@@ -140,8 +143,9 @@ fn found(worst: &Crowd<'_>) -> Finding {
     let (node, host, process) = (worst.node, worst.host, worst.process);
     let (threads, cores, lost) = (worst.threads, worst.cores, worst.lost());
     let finding = Finding::new(format!("{} runs {threads:.0} io-threads on {} processors", node.address, count(cores)));
-    let finding = if worst.costs() {
-        finding
+    let finding =
+        if worst.costs() {
+            finding
             .core(
                 lost,
                 format!(
@@ -158,12 +162,13 @@ fn found(worst: &Crowd<'_>) -> Finding {
                     worst.throttled
                 ),
             )
-            .likely("the kernel counted the waiting and the time of the other threads in this window; that they are io-threads is inferred")
-    } else {
-        finding
-            .risk("under more load they poll on processors that the main thread needs")
-            .possible("by the setting and the processors; no waiting of this window is put down to them")
-    };
+            .likely("the kernel counted the waiting and the time of the other threads in this window; that they are \
+                     io-threads is inferred")
+        } else {
+            finding
+                .risk("under more load they poll on processors that the main thread needs")
+                .possible("by the setting and the processors; no waiting of this window is put down to them")
+        };
     let active = node.info().and_then(|i| i.get("io_threads_active")).unwrap_or("not shown");
     let finding = finding
         .saw(node, "CONFIG GET io-threads", format!("{threads:.0}"))

@@ -3,21 +3,23 @@
 //! Every read and every write is a system call through TCP. At one command per read a GET costs about 2.6 us of which
 //! 86 % is the kernel and 0.05 us the command; at a depth of 16 it costs 0.4 us.
 //!
-//! Seen when: at least half of the main thread's time is the kernel's, commands themselves take under 30 % of it, fewer than 4
-//! commands come per read, and it uses over 70 % of a core; from 50 % on too, where no connection is bound by its round trip.
+//! Seen when: at least half of the main thread's time is the kernel's, commands themselves take under 30 % of it, fewer
+//! than 4 commands come per read, and it uses over 70 % of a core; from 50 % on too, where no connection is bound by
+//! its round trip.
 //!
-//! Where it meets `no_pipelining`: both are the same habit, one command at a time. Up to 70 % busy, clients that wait for round
-//! trips lose latency, and that rule speaks; where they do not wait (many connections share the work, or one is as quick as the
-//! server), the price is the core, and this one does. Above 70 % it is always this one. Below half a core nothing is short yet,
-//! and neither speaks. Never both.
+//! Where it meets `no_pipelining`: both are the same habit, one command at a time. Up to 70 % busy, clients that wait
+//! for round trips lose latency, and that rule speaks; where they do not wait (many connections share the work, or one
+//! is as quick as the server), the price is the core, and this one does. Above 70 % it is always this one. Below half a
+//! core nothing is short yet, and neither speaks. Never both.
 //!
-//! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS; values of tens
-//! of kilobytes (`big_values`), where the bytes are the cost and not the system calls, and batches would change nothing.
+//! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS; values of
+//! tens of kilobytes (`big_values`), where the bytes are the cost and not the system calls, and batches would change
+//! nothing.
 //!
 //! How to confirm: `INFO cpu` and `INFO stats` twice; `perf top -p PID` shows tcp_sendmsg, tcp_recvmsg and the like.
 //!
-//! What to do: pipeline or batch; for clients on the server's machine `unslow bypass` (measured: a GET costs the server 0.6 us
-//! instead of 3.4); a multiplexing proxy; io-threads where there are cores.
+//! What to do: pipeline or batch; for clients on the server's machine `unslow bypass` (measured: a GET costs the server
+//! 0.6 us instead of 3.4); a multiplexing proxy; io-threads where there are cores.
 //! Sources: INFO cpu (main thread since 6.2), commandstats; measured fit: us per command = 0.28 + 2.36 / depth.
 
 use super::big_values;
@@ -30,7 +32,8 @@ pub const TITLE: &str = "Kernel bound";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
-/// Busy shares: above the first the habit costs the core whether or not clients wait; below the second nothing is short.
+/// Busy shares: above the first the habit costs the core whether or not clients wait; below the second nothing is
+/// short.
 pub(super) const BUSY: f64 = 0.7;
 const HALF: f64 = 0.5;
 /// What a GET costs beside the command itself over shared memory (bench/bypass.sh, 50 connections, no pipelining).
@@ -111,7 +114,10 @@ pub fn check(facts: &Facts) -> Verdict {
     if has_local_clients(node) {
         let (bypassed, now) = (time_us((inside_us + BYPASS_US).min(per_us)), time_us(per_us));
         finding = finding.fix(
-            &format!("For clients on the server's own machine: shared memory instead of TCP, about {bypassed} a command instead of {now}"),
+            &format!(
+                "For clients on the server's own machine: shared memory instead of TCP, about {bypassed} a \
+                      command instead of {now}"
+            ),
             &["unslow bypass -- redis-server /etc/redis/redis.conf", "unslow bypass --client -- CLIENT-COMMAND"],
             "needs a restart of both; clients without the preload keep using TCP",
             "start them without it",
@@ -126,7 +132,8 @@ fn has_local_clients(node: &Node) -> bool {
     sockets || node.clients.value().into_iter().flat_map(|c| &c.groups).any(|g| is_local(node, &g.host))
 }
 
-/// The way out that hands sockets to other threads, where the server has the version and is not known to lack the cores.
+/// The way out that hands sockets to other threads, where the server has the version and is not known to lack the
+/// cores.
 pub(super) fn with_io_threads(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     const CORES: f64 = 4.0;
     let on = node.setting_number("io-threads").is_some_and(|n| n > 1.0);

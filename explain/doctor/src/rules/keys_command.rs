@@ -3,12 +3,12 @@
 //! KEYS looks at every key of the database in one go: 40 to 100 ms for a million keys, and nothing else is served
 //! meanwhile. It hides in admin pages, cache invalidation, scripts and "just counting".
 //!
-//! Seen when: KEYS ran in the window and took over 1 ms a call or 1 % of a core. KEYS that is only in the slow log of the
-//! last hour is over, and a risk.
+//! Seen when: KEYS ran in the window and took over 1 ms a call or 1 % of a core. KEYS that is only in the slow log of
+//! the last hour is over, and a risk.
 //!
-//! KEYS inside a script is one stall, although commandstats counts it twice, with KEYS and in the script's own time: it is
-//! reported here, with the script as its consequence. The slow log of some versions has no calls of scripts; others have them
-//! right before their script.
+//! KEYS inside a script is one stall, although commandstats counts it twice, with KEYS and in the script's own time: it
+//! is reported here, with the script as its consequence. The slow log of some versions has no calls of scripts; others
+//! have them right before their script.
 //!
 //! Not to be taken for: one big key (`big_key`), whose cost follows the key and not the keyspace.
 //!

@@ -1,20 +1,22 @@
 //! A server starts again and again.
 //!
-//! Each start costs the time until the process is there, then the time to load its data, during which every command is refused with
-//! LOADING; without a snapshot or an append-only file it comes back empty. What ends it so often is mostly outside: a memory limit, a
-//! liveness probe that is shorter than the loading takes, a supervisor that restarts what crashes.
+//! Each start costs the time until the process is there, then the time to load its data, during which every command is
+//! refused with LOADING; without a snapshot or an append-only file it comes back empty. What ends it so often is mostly
+//! outside: a memory limit, a liveness probe that is shorter than the loading takes, a supervisor that restarts what
+//! crashes.
 //!
-//! Seen when: run_id changed in the window, and the process that ended had itself been up for less than ten minutes: two starts in ten
-//! minutes.
+//! Seen when: run_id changed in the window, and the process that ended had itself been up for less than ten minutes:
+//! two starts in ten minutes.
 //!
-//! Not to be taken for: one restart (a deploy, an upgrade), which is no loop; a server that is away at the end of the window
-//! (`node_unreachable`); a failover, which changes roles and no run_id.
+//! Not to be taken for: one restart (a deploy, an upgrade), which is no loop; a server that is away at the end of the
+//! window (`node_unreachable`); a failover, which changes roles and no run_id.
 //!
-//! How to confirm: `INFO server` twice: run_id and uptime_in_seconds; the service's own count (`systemctl show -p NRestarts`,
-//! `kubectl describe pod`: Restart Count and Last State); the server's log before each start; `dmesg | grep -i oom`.
+//! How to confirm: `INFO server` twice: run_id and uptime_in_seconds; the service's own count
+//! (`systemctl show -p NRestarts`, `kubectl describe pod`: Restart Count and Last State); the server's log before each
+//! start; `dmesg | grep -i oom`.
 //!
-//! What to do: stop what ends it (raise the memory limit, give the probe a start-up time as long as the loading), then find out why it
-//! crashes, if it does.
+//! What to do: stop what ends it (raise the memory limit, give the probe a start-up time as long as the loading), then
+//! find out why it crashes, if it does.
 //! Sources: INFO run_id, uptime_in_seconds, loading; Kubernetes documentation of startup probes.
 
 use super::peers;
@@ -23,7 +25,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Restarts again and again";
 pub const LEADS_TO: &[&str] = &["full_resync_loop", "resync_storm"];
 pub const INJECTED: Injected = Injected::No(
-    "a start has to fall into the few seconds that the doctor looks, between two of its questions; the lab's restarts come at any time",
+    "a start has to fall into the few seconds that the doctor looks, between two of its questions; the lab's restarts \
+     come at any time",
 );
 
 /// A process that ends before this old, and is started again, is in a loop.
@@ -96,7 +99,10 @@ fn found(facts: &Facts, l: &Loop<'_>) -> Finding {
         "it answers all the time",
         format!("{away:.1} s away in {:.0} s = {} of the day", l.up_s, percent((away / l.up_s.max(1.0)).min(1.0))),
     )
-    .likely("a restart was measured in this window, and the process before was young; that it goes on like this is inferred")
+    .likely(
+        "a restart was measured in this window, and the process before was young; that it goes on like this is \
+             inferred",
+    )
     .saw(
         node,
         "INFO server",

@@ -1,13 +1,14 @@
 //! The server logs more than a server at work should.
 //!
-//! `debug` and `verbose` write lines for each connection that comes and goes, `debug` also for what the cluster's nodes say to each other.
-//! The main thread writes them itself, one system call a line, to a file that is often on the disk of the append-only file. A disk
-//! that stalls stalls the server then, even one without persistence.
+//! `debug` and `verbose` write lines for each connection that comes and goes, `debug` also for what the cluster's nodes
+//! say to each other. The main thread writes them itself, one system call a line, to a file that is often on the disk
+//! of the append-only file. A disk that stalls stalls the server then, even one without persistence.
 //!
-//! Seen when: loglevel is `debug`, or it is `verbose` and ten connections a second or more come in. It is a risk: what writing the lines
-//! costs is not shown by the server.
+//! Seen when: loglevel is `debug`, or it is `verbose` and ten connections a second or more come in. It is a risk: what
+//! writing the lines costs is not shown by the server.
 //!
-//! Not to be taken for: what makes the connections (`connection_churn`), and a slow disk (`disk_slow`), which this makes worse.
+//! Not to be taken for: what makes the connections (`connection_churn`), and a slow disk (`disk_slow`), which this
+//! makes worse.
 //!
 //! How to confirm: `CONFIG GET loglevel`, `CONFIG GET logfile`; `ls -l` of the log twice, a minute apart.
 //!
@@ -42,7 +43,8 @@ pub fn check(facts: &Facts) -> Verdict {
     Finding::new(format!("{} logs at level {level}", node.address))
         .on(rows.iter().map(|(n, _)| n.address.as_str()))
         .risk(format!(
-            "its main thread writes each line itself ({} connections a second, two lines each); a log on a slow disk holds it up",
+            "its main thread writes each line itself ({} connections a second, two lines each); a log on a slow disk \
+             holds it up",
             count(rate)
         ))
         .likely("the setting was read; how much is written, and how long that takes, was not measured")

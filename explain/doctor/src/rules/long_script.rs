@@ -1,14 +1,14 @@
 //! A Lua script or function holds the one thread for milliseconds.
 //!
-//! A script is atomic: while it runs nothing else is served. A loop over thousands of elements, or one that grew with the
-//! data, is a stall for everyone; beyond `busy-reply-threshold` (5 s) others get BUSY errors.
+//! A script is atomic: while it runs nothing else is served. A loop over thousands of elements, or one that grew with
+//! the data, is a stall for everyone; beyond `busy-reply-threshold` (5 s) others get BUSY errors.
 //!
 //! Seen when: EVAL, EVALSHA or FCALL took over 10 ms a call, or over 10 % of a core at over 1 ms a call, in the window.
 //! What is only in the slow log of the last hour, with over 10 ms, is over, and a risk.
 //!
-//! Not to be taken for: a short script called often, which is ordinary work; a script that is slow because of one command
-//! in it. commandstats counts that command's time in the script too: it is taken off here, and the command is the cause
-//! (`keys_command`, `slow_command`).
+//! Not to be taken for: a short script called often, which is ordinary work; a script that is slow because of one
+//! command in it. commandstats counts that command's time in the script too: it is taken off here, and the command is
+//! the cause (`keys_command`, `slow_command`).
 //!
 //! What to do: bound the loop, do part of it per call, move the computing to the client.
 //! Sources: commandstats, SLOWLOG, Redis documentation of EVAL.

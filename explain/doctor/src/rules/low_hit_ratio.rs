@@ -1,23 +1,24 @@
 //! A cache that misses: much of what it is asked for is not there, and is fetched or computed again.
 //!
-//! Each miss costs the application a round trip for nothing, then the query that the cache was to save, then a write to put the
-//! result back. Keys that live too briefly, answers that are never cached because there is nothing ("no such user"), or keys
-//! that are written under one name and read under another do this for good.
+//! Each miss costs the application a round trip for nothing, then the query that the cache was to save, then a write to
+//! put the result back. Keys that live too briefly, answers that are never cached because there is nothing ("no such
+//! user"), or keys that are written under one name and read under another do this for good.
 //!
-//! Seen when: under 80 % of the reads in the window hit, over 100 reads and 50 misses a second, and the server is a cache: it
-//! may evict any key (maxmemory with an allkeys policy), or over 80 % of its keys have a TTL, its clients write about as often
-//! as they miss, and at least every tenth read hits.
+//! Seen when: under 80 % of the reads in the window hit, over 100 reads and 50 misses a second, and the server is a
+//! cache: it may evict any key (maxmemory with an allkeys policy), or over 80 % of its keys have a TTL, its clients
+//! write about as often as they miss, and at least every tenth read hits.
 //!
-//! Not to be taken for: `eviction_pressure`, which throws out what is about to be read: then that is the cause, and this stands
-//! beneath it; a cache that is filling (after a restart or a flush its keys grow with its misses); existence checks (EXISTS,
-//! TYPE, TTL: as many misses as those may have caused are taken off), and so are reads of queues (`busy_polling`). A store that
-//! is no cache is asked for what is not there in its daily work.
+//! Not to be taken for: `eviction_pressure`, which throws out what is about to be read: then that is the cause, and
+//! this stands beneath it; a cache that is filling (after a restart or a flush its keys grow with its misses);
+//! existence checks (EXISTS,
+//! TYPE, TTL: as many misses as those may have caused are taken off), and so are reads of queues (`busy_polling`). A
+//! store that is no cache is asked for what is not there in its daily work.
 //!
-//! How to confirm: `INFO stats` twice: keyspace_hits, keyspace_misses, expired_keys, evicted_keys; `INFO keyspace`: expires and
-//! avg_ttl.
+//! How to confirm: `INFO stats` twice: keyspace_hits, keyspace_misses, expired_keys, evicted_keys; `INFO keyspace`:
+//! expires and avg_ttl.
 //!
-//! What to do: longer TTLs where keys expire before they are read again; cache the empty answer too; one caller fetches, the
-//! others wait.
+//! What to do: longer TTLs where keys expire before they are read again; cache the empty answer too; one caller
+//! fetches, the others wait.
 //! Sources: INFO stats and keyspace, CONFIG GET maxmemory-policy; db.c (lookupKeyRead counts, lookupKeyWrite does not).
 
 use super::prelude::*;
@@ -183,7 +184,15 @@ fn found(r: &Reads<'_>) -> Finding {
         )
         .saw(node, "INFO commandstats", format!("{} calls of SET and the like: the clients fill it", count(r.writes)));
     if let Some(before) = earlier_ratio(node) {
-        finding = finding.saw(node, "INFO stats", format!("{} of the reads hit from its start to the window", percent(before)));
+        finding = finding.saw(
+            node,
+            "INFO stats",
+            format!(
+                "{} of the reads hit from its start to the \
+            window",
+                percent(before)
+            ),
+        );
     }
     finding = finding.saw(node, "INFO keyspace", kind_text(r));
     finding = callers::shown(finding, node, &["get", "mget", "hget", "hmget", "hgetall", "json.get"])
@@ -217,11 +226,18 @@ fn price(finding: Finding, r: &Reads<'_>, missed: f64) -> Finding {
     finding
         .latency(
             lost_us / 1000.0,
-            format!("at least {} on the mean read, for {misses} a second that bring nothing; {least}", time_us(lost_us)),
+            format!(
+                "at least {} on the mean read, for {misses} a second that bring nothing; \
+                     {least}",
+                time_us(lost_us)
+            ),
         )
         .gain(
             format!("at 95 % hits the mean read loses {}", time_us(0.05 * rtt_us / together)),
-            format!("now {missed:.2} x {rtt_us:.0} us / {together:.1} keys a round trip = {lost_us:.1} us; then 0.05 x {rtt_us:.0} us / {together:.1}"),
+            format!(
+                "now {missed:.2} x {rtt_us:.0} us / {together:.1} keys a round trip = {lost_us:.1} us; then 0.05 x \
+                     {rtt_us:.0} us / {together:.1}"
+            ),
         )
         .likely(format!("hits, misses and the round trip were measured; {least}"))
 }
@@ -265,7 +281,8 @@ fn mend(finding: Finding, r: &Reads<'_>) -> Finding {
         )
     } else {
         finding.fix(
-            "Keys are written as often as they are missed, and hardly expire: look whether they are read under the name they are written to",
+            "Keys are written as often as they are missed, and hardly expire: look whether they are read under the \
+             name they are written to",
             &[&cli(&node.address, "--scan | head -50   (names with a session, a time or a version in them)"), &stats],
             "",
             "",
@@ -288,12 +305,21 @@ mod tests {
 
     /// A server after ten seconds, with these fields at the end.
     fn facts(after: &str) -> Facts {
-        let before = "redis_version:7.2.4\r\nrole:master\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\nkeyspace_hits:90000\r\n\
+        let before = "redis_version:7.2.4\r\nrole:master\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\
+                      keyspace_hits:90000\r\n\
                       keyspace_misses:10000\r\nexpired_keys:0\r\nevicted_keys:0\r\ntotal_commands_processed:0\r\n\
                       total_reads_processed:0\r\ndb0:keys=1000,expires=1000,avg_ttl=500\r\n";
         let first = Info::parse(before);
         let mut last = first.clone();
-        last.0.extend(Info::parse(&("total_commands_processed:30000\r\ntotal_reads_processed:30000\r\n".to_string() + after)).0);
+        last.0.extend(
+            Info::parse(
+                &("total_commands_processed:30000\r\n\
+                                     total_reads_processed:30000\r\n"
+                    .to_string()
+                    + after),
+            )
+            .0,
+        );
         let mut node = Node::new("10.0.0.1:6379", Role::Master);
         node.first = Some(Sample { at_ms: 0, info: first });
         node.last = Some(Sample { at_ms: 10_000, info: last });
@@ -308,7 +334,8 @@ mod tests {
 
     /// 10,000 reads of which half hit, as many writes as misses, and more.
     fn half(more: &str) -> Facts {
-        let common = "keyspace_hits:95000\r\nkeyspace_misses:15000\r\ncmdstat_get:calls=10000,usec=10000,usec_per_call=1.00\r\n\
+        let common = "keyspace_hits:95000\r\nkeyspace_misses:15000\r\n\
+                      cmdstat_get:calls=10000,usec=10000,usec_per_call=1.00\r\n\
                       cmdstat_setex:calls=5000,usec=5000,usec_per_call=1.00\r\n";
         facts(&(common.to_string() + more))
     }
@@ -332,7 +359,8 @@ mod tests {
 
     #[test]
     fn without_writes_after_misses_empty_answers_are_not_cached() {
-        let cache = "maxmemory:1000000\r\nmaxmemory_policy:allkeys-lru\r\ncmdstat_setex:calls=5,usec=5,usec_per_call=1.00\r\n";
+        let cache = "maxmemory:1000000\r\nmaxmemory_policy:allkeys-lru\r\n\
+                     cmdstat_setex:calls=5,usec=5,usec_per_call=1.00\r\n";
         let Verdict::Present(found) = check(&half(cache)) else { panic!("not found") };
         assert!(found.remedies[0].text.contains("there is nothing"), "{}", found.remedies[0].text);
     }

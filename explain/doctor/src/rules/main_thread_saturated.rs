@@ -3,11 +3,12 @@
 //! One thread runs all commands. Above 90 % every request queues behind others: at a busy share of rho the mean wait is
 //! rho / (2 (1 - rho)) service times.
 //!
-//! Seen when: the main thread used over 90 % of a core in the window. With io-threads it polls for their results, which looks the same to
-//! the processor's clock: then it goes by the time that the server calls active (Valkey 9.1+), or leaves out what the split cannot explain.
+//! Seen when: the main thread used over 90 % of a core in the window. With io-threads it polls for their results, which
+//! looks the same to the processor's clock: then it goes by the time that the server calls active (Valkey 9.1+), or
+//! leaves out what the split cannot explain.
 //!
-//! Not to be taken for: io-threads that poll (the main thread's own figures are used since 6.2), more of them than processors
-//! (`io_threads`), or saving children.
+//! Not to be taken for: io-threads that poll (the main thread's own figures are used since 6.2), more of them than
+//! processors (`io_threads`), or saving children.
 //!
 //! How to confirm: `top -H -p PID`, the first thread; `INFO commandstats` twice for the largest part.
 //!
@@ -94,14 +95,21 @@ pub fn check(facts: &Facts) -> Verdict {
     let depth = node.depth().map_or("unknown".into(), |d| format!("{d:.1}"));
     let finding = Finding::new(format!(
         "The main thread of {} is {} busy: commands {}, sockets {}, new connections {}, expiry {}, unexplained {}",
-        node.address, percent(cpu), percent(commands), percent(sockets), percent(connections), percent(expiry), percent(rest)
+        node.address,
+        percent(cpu),
+        percent(commands),
+        percent(sockets),
+        percent(connections),
+        percent(expiry),
+        percent(rest)
     ))
     .on(rows.iter().map(|(n, _)| n.address.as_str()))
     .core(cpu, format!("{} of a core; what is left for more load: {}", percent(cpu), percent((1.0 - cpu).max(0.0))))
     .gain(
         "the largest part of the split is what to take away",
         format!(
-            "{cpu:.2} = {commands:.2} commands + {sockets:.2} sockets + {connections:.2} connections + {expiry:.2} expiry + \
+            "{cpu:.2} = {commands:.2} commands + {sockets:.2} sockets + {connections:.2} connections + {expiry:.2} \
+             expiry + \
              {defrag:.2} defragmentation + {rest:.2} unexplained"
         ),
     )

@@ -5,11 +5,11 @@
 //!
 //! Seen when: two masters have one address, while the cluster spans several.
 //!
-//! Not to be taken for: a cluster on one machine altogether, which is a test; masters that are marked failed, or entries of
-//! CLUSTER NODES without an address (`:0@0`: forgotten, or never met).
+//! Not to be taken for: a cluster on one machine altogether, which is a test; masters that are marked failed, or
+//! entries of CLUSTER NODES without an address (`:0@0`: forgotten, or never met).
 //!
-//! What to do: CLUSTER FAILOVER on a replica whose machine has no master, or so few that it does not become the next crowd; where
-//! there is none, a replica on one more machine.
+//! What to do: CLUSTER FAILOVER on a replica whose machine has no master, or so few that it does not become the next
+//! crowd; where there is none, a replica on one more machine.
 //! Sources: CLUSTER NODES; redis #6736; Redis cluster specification (majority of masters).
 
 use super::peers;

@@ -1,8 +1,9 @@
-//! Where a server's memory went, and how much of it there is. Not a rule: several rules ask the same, and each speaks of one part only.
+//! Where a server's memory went, and how much of it there is. Not a rule: several rules ask the same, and each speaks
+//! of one part only.
 //!
-//! Used memory, resident memory and what the kernel charges to the container are three figures. What fills the first is told apart by
-//! INFO's own parts; what the second holds beyond the first is fragmentation, a fork's copies, or pages that came back late; what is in
-//! the first and not in the second is swapped out. DESIGN.md has the table.
+//! Used memory, resident memory and what the kernel charges to the container are three figures. What fills the first is
+//! told apart by INFO's own parts; what the second holds beyond the first is fragmentation, a fork's copies, or pages
+//! that came back late; what is in the first and not in the second is swapped out. DESIGN.md has the table.
 
 use unslow_facts::{Facts, Host, Lack, MemoryGroup, Node, Process};
 use unslow_topology::Info;
@@ -78,7 +79,8 @@ pub fn maxmemory(node: &Node) -> Option<f64> {
     node.number("maxmemory").filter(|bytes| *bytes > 0.0)
 }
 
-/// The limit of the server's cgroup, where its machine could be looked into. A limit above what the machine has is none.
+/// The limit of the server's cgroup, where its machine could be looked into. A limit above what the machine has is
+/// none.
 pub fn container(facts: &Facts, node: &Node) -> Option<f64> {
     let (_, process) = facts.process(node)?;
     let limit = process.memory_limit_bytes? as f64;
@@ -109,8 +111,8 @@ pub fn group<'a>(facts: &'a Facts, node: &Node) -> Option<(&'a Process, &'a Memo
     Some((process, process.memory_group.as_ref()?, container(facts, node)?))
 }
 
-/// Of the machine's memory: with less available the kernel looks for pages all the time, which `memory_pressure` tells. With more,
-/// tasks that have to look for it themselves are `reclaim`'s.
+/// Of the machine's memory: with less available the kernel looks for pages all the time, which `memory_pressure` tells.
+/// With more, tasks that have to look for it themselves are `reclaim`'s.
 pub const SHORT: f64 = 0.1;
 
 /// Share of the machine's memory that is available.
@@ -137,15 +139,15 @@ pub fn group_words(process: &Process, group: &MemoryGroup) -> String {
     }
 }
 
-/// What its ordinary clients hold. Replies that share a value's memory are counted by their full length (Valkey 8), so it is never
-/// more than what is used at all.
+/// What its ordinary clients hold. Replies that share a value's memory are counted by their full length (Valkey 8), so
+/// it is never more than what is used at all.
 pub fn clients_bytes(node: &Node) -> Option<f64> {
     let used = node.number("used_memory")? - node.number("used_memory_startup").unwrap_or(0.0);
     Some(node.number("mem_clients_normal")?.min(used.max(0.0)))
 }
 
-/// What lies between the allocator's live bytes and its active pages. The C library's allocator does not tell, and no more do
-/// others; `mem_fragmentation_ratio` would count swapped pages and a peak of the past as well.
+/// What lies between the allocator's live bytes and its active pages. The C library's allocator does not tell, and no
+/// more do others; `mem_fragmentation_ratio` would count swapped pages and a peak of the past as well.
 pub fn gaps(node: &Node) -> Option<Gaps> {
     let jemalloc = node.info()?.get("mem_allocator")?.starts_with("jemalloc");
     let (ratio, bytes) = (node.number("allocator_frag_ratio")?, node.number("allocator_frag_bytes")?);

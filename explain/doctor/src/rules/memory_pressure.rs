@@ -1,14 +1,14 @@
 //! The machine is short of memory, and processes stand still while the kernel takes pages back.
 //!
-//! Before the OOM killer there is a time in which every allocation may have to wait for memory to be found. Nothing of it is in the
-//! slow log: the main thread is stopped wherever it happens to touch a new page.
+//! Before the OOM killer there is a time in which every allocation may have to wait for memory to be found. Nothing of
+//! it is in the slow log: the main thread is stopped wherever it happens to touch a new page.
 //!
-//! Seen when: less than a tenth of the machine's memory is available, and some task stood still for memory for 5 % of the window or
-//! more (or all of them for 1 %).
+//! Seen when: less than a tenth of the machine's memory is available, and some task stood still for memory for 5 % of
+//! the window or more (or all of them for 1 %).
 //!
-//! Not to be taken for: another container that is at its own limit, which the same counters show while the machine has memory to
-//! spare; tasks that look for memory themselves though the machine has some (`reclaim`); the server's own container
-//! (`container_memory`); pages on a disk (`swap`), which may follow.
+//! Not to be taken for: another container that is at its own limit, which the same counters show while the machine has
+//! memory to spare; tasks that look for memory themselves though the machine has some (`reclaim`); the server's own
+//! container (`container_memory`); pages on a disk (`swap`), which may follow.
 //!
 //! How to confirm: `cat /proc/pressure/memory` twice: total grows; `grep MemAvailable /proc/meminfo`; `vmstat 1`.
 //!
@@ -23,7 +23,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Memory pressure";
 pub const LEADS_TO: &[&str] = &["swap"];
 pub const INJECTED: Injected = Injected::No(
-    "the machine's memory would have to be used up, which ends other programs there; the rule is tested on facts by hand",
+    "the machine's memory would have to be used up, which ends other programs there; the rule is tested on facts by \
+     hand",
 );
 
 /// Share of the window in which some task stood still.
@@ -55,7 +56,8 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match hosts.first() {
         Some((_, some, _, free)) => Verdict::Absent(format!(
-            "memory pressure: tasks stood still for memory {} of the time at most, {} of the machine's memory is available",
+            "memory pressure: tasks stood still for memory {} of the time at most, {} of the machine's memory is \
+             available",
             percent(*some),
             percent(*free)
         )),

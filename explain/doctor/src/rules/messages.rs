@@ -8,7 +8,8 @@ use unslow_units::{count, time_us};
 use super::ALL;
 use crate::{Finding, Severity, Verdict, When};
 
-/// Bytes of replies that wait in the client's socket, from which on it is not reading: one small reply may have come late.
+/// Bytes of replies that wait in the client's socket, from which on it is not reading: one small reply may have come
+/// late.
 pub const UNREAD_BYTES: u64 = 8192;
 /// Bytes of a reply that has arrived in part: a large value.
 pub const PARTIAL_BYTES: u64 = 65_536;
@@ -21,7 +22,8 @@ pub fn counters(error: &ClientError) -> Option<&Multiplexer> {
 /// The thread pool in which work waited for a thread, and its name in the message.
 pub fn starved(error: &ClientError) -> Option<(&'static str, ThreadPool)> {
     let counters = counters(error)?;
-    // .NET starts threads up to the minimum at once, and one or two a second beyond it. With an empty queue no work waits for one.
+    // .NET starts threads up to the minimum at once, and one or two a second beyond it. With an empty queue no work
+    // waits for one.
     let waits = counters.queued_items.is_none_or(|n| n > 0);
     let pools = [("WORKER", counters.worker), ("IOCP", counters.iocp)];
     let pools = pools.into_iter().filter_map(|(name, pool)| Some((name, pool?)));
@@ -139,7 +141,8 @@ fn explaining(kind: ClientErrorKind) -> &'static [&'static str] {
     }
 }
 
-/// What was measured on the servers and explains a failure of this kind: rule and finding. Risks explain nothing that happened.
+/// What was measured on the servers and explains a failure of this kind: rule and finding. Risks explain nothing that
+/// happened.
 pub fn causes(facts: &Facts, kind: ClientErrorKind) -> Vec<(&'static str, Finding)> {
     if facts.nodes.is_empty() {
         return Vec::new();

@@ -1,21 +1,23 @@
 //! A master refuses writes because too few replicas keep up: NOREPLICAS.
 //!
-//! With min-replicas-to-write N a master takes writes only while N replicas have acknowledged within min-replicas-max-lag seconds (10 by
-//! default). That bounds what a failover can lose; the price is that a replica which is missing stops the writes.
+//! With min-replicas-to-write N a master takes writes only while N replicas have acknowledged within
+//! min-replicas-max-lag seconds (10 by default). That bounds what a failover can lose; the price is that a replica
+//! which is missing stops the writes.
 //!
-//! Seen when: the master answered NOREPLICAS at least once a second in the window (6.2+ counts them). Or, without such errors, too few
-//! replicas kept up at both ends of the window: the next write is refused.
+//! Seen when: the master answered NOREPLICAS at least once a second in the window (6.2+ counts them). Or, without such
+//! errors, too few replicas kept up at both ends of the window: the next write is refused.
 //!
-//! What keeps them from being enough stands in the master's own list: fewer are connected than are required, one is still being copied
-//! (its state is not online), or its lag is beyond the limit.
+//! What keeps them from being enough stands in the master's own list: fewer are connected than are required, one is
+//! still being copied (its state is not online), or its lag is beyond the limit.
 //!
-//! Not to be taken for: READONLY (a replica was asked), MISCONF (saving fails), or OOM. That clients see errors is what follows from it
-//! (`error_flood`).
+//! Not to be taken for: READONLY (a replica was asked), MISCONF (saving fails), or OOM. That clients see errors is what
+//! follows from it (`error_flood`).
 //!
-//! How to confirm: `INFO replication`: connected_slaves, min_slaves_good_slaves, state and lag of each slaveN; `INFO errorstats` twice.
+//! How to confirm: `INFO replication`: connected_slaves, min_slaves_good_slaves, state and lag of each slaveN;
+//! `INFO errorstats` twice.
 //!
-//! What to do: accept writes with the replicas there are, if losing some in a failover is the lesser harm; then bring the missing replica
-//! back, or ask for no more than the deployment has.
+//! What to do: accept writes with the replicas there are, if losing some in a failover is the lesser harm; then bring
+//! the missing replica back, or ask for no more than the deployment has.
 //! Sources: INFO replication; redis.conf (min-replicas-to-write, min-replicas-max-lag).
 
 use super::peers;

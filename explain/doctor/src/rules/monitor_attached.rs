@@ -72,7 +72,8 @@ fn found(node: &Node, all: &[&ClientRow]) -> Finding {
         count(ops)
     ))
     .since(since);
-    // What it costs to take commands in and to write answers, less the commands themselves; a MONITOR connection is one more to write to.
+    // What it costs to take commands in and to write answers, less the commands themselves; a MONITOR connection is one
+    // more to write to.
     let outside = node.cpu().map(|(user, sys)| (user + sys - inside_share(node)).max(0.0));
     let finding = match outside.filter(|_| ops > IDLE_OPS) {
         Some(outside) => {
@@ -81,7 +82,10 @@ fn found(node: &Node, all: &[&ClientRow]) -> Finding {
                 .core(share, format!("up to {} of a core", percent(share)))
                 .gain(
                     format!("up to {} of a core is free again", percent(share)),
-                    format!("{outside:.4} of a core outside commands x {n:.0} / ({n:.0} + 1): a copy costs no more than a reply"),
+                    format!(
+                        "{outside:.4} of a core outside commands x {n:.0} / ({n:.0} + 1): a copy costs no more \
+                             than a reply"
+                    ),
                 )
                 .likely("the connection was seen; its part of the work outside commands is an estimate")
         }
@@ -89,7 +93,10 @@ fn found(node: &Node, all: &[&ClientRow]) -> Finding {
             .core(0.001, "up to half of what the server does, by its documentation")
             .likely("the connection was seen; what it costs was not measured"),
         None => finding
-            .risk("nothing while hardly any commands come in; up to half of the throughput under load, by the documentation")
+            .risk(
+                "nothing while hardly any commands come in; up to half of the throughput under load, by the \
+                   documentation",
+            )
             .likely("the connection was seen"),
     };
     let first = all[0];

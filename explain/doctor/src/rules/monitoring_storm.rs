@@ -1,16 +1,16 @@
 //! Monitoring costs more than it tells.
 //!
 //! INFO, CLIENT LIST, SLOWLOG and health-check PINGs from every pod and every exporter add up; CLIENT LIST costs 12 ms
-//! at 4,000 connections on every version measured, INFO before 6.0 grows with the number of clients. COMMAND is what many
-//! clients ask on each new connection.
+//! at 4,000 connections on every version measured, INFO before 6.0 grows with the number of clients. COMMAND is what
+//! many clients ask on each new connection.
 //!
-//! Seen when: these commands take over 1 % of a core on a node at more than 5 calls a second, or 10 % of a core at any rate, or
-//! over 10 ms a call five times or with 1 % of a core.
+//! Seen when: these commands take over 1 % of a core on a node at more than 5 calls a second, or 10 % of a core at any
+//! rate, or over 10 ms a call five times or with 1 % of a core.
 //!
 //! Not to be taken for: topology refreshes, which Lettuce accompanies with INFO (then that is the finding).
 //!
-//! What to do: by the command that is asked. One exporter per node, every 15 to 30 s; no test-on-borrow PING in connection
-//! pools; connections that are kept, where COMMAND comes with each new one.
+//! What to do: by the command that is asked. One exporter per node, every 15 to 30 s; no test-on-borrow PING in
+//! connection pools; connections that are kept, where COMMAND comes with each new one.
 //! Sources: redis #5145, #4727; commandstats, CLIENT LIST.
 
 use super::prelude::*;
@@ -103,11 +103,20 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
         let (ms, wait) = worst.held.others_wait();
         finding.latency(ms, wait)
     } else {
-        // Each question wakes the server, is read and is answered.
-        let around = scale(node) * call_us(node) / node.depth().unwrap_or(1.0).max(1.0);
+        // Each question wakes the server, is read and is answered. Beyond this, something else takes the CPU outside commands.
+        const SCALE_MOST: f64 = 4.0;
+        let around = scale(node).min(SCALE_MOST) * call_us(node) / node.depth().unwrap_or(1.0).max(1.0);
         let (asked, core) = (rate(node, all), core + rate(node, all) * around / 1e6);
         let each = format!("{} for each of {} questions a second", time_us(around), count(asked));
-        finding.core(core, format!("{} of a core on {}, with reading and answering: {each}", percent(core), node.address))
+        finding.core(
+            core,
+            format!(
+                "{} of a core on {}, with reading and answering: \
+                                    {each}",
+                percent(core),
+                node.address
+            ),
+        )
     }
     .proven(all.clocks());
     finding = gain(finding, worst, asked);
@@ -157,7 +166,11 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
     match part.command.as_str() {
         "INFO" => finding.fix(
             "One exporter per server with an interval of 15 to 30 s; no INFO as a health check",
-            &["Prometheus: scrape_interval: 30s", "Spring Boot: management.health.redis.enabled=false, where a PING is enough"],
+            &[
+                "Prometheus: scrape_interval: 30s",
+                "Spring Boot: management.health.redis.enabled=false, where a PING is \
+                enough",
+            ],
             coarser,
             "",
         ),
@@ -181,13 +194,15 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
         ),
         "MEMORY USAGE" => memory_usage(finding, facts, node),
         command if command.starts_with("MEMORY") => finding.fix(
-            "MEMORY DOCTOR and MEMORY STATS by hand when memory is the question; INFO memory has the figures for graphs",
+            "MEMORY DOCTOR and MEMORY STATS by hand when memory is the question; INFO memory has the figures for \
+             graphs",
             &["INFO memory   every 30 s"],
             coarser,
             "",
         ),
         command if command.starts_with("COMMAND") => finding.fix(
-            "Clients ask COMMAND on each new connection or for each new client object: keep connections, and one client per process",
+            "Clients ask COMMAND on each new connection or for each new client object: keep connections, and one \
+             client per process",
             &[&keep_connections(node)],
             "",
             "",
@@ -206,7 +221,11 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
         ),
         "PING" => finding.fix(
             "No check with each use of a pooled connection: check idle ones in the background",
-            &["Jedis: poolConfig.setTestOnBorrow(false); poolConfig.setTestWhileIdle(true)", "redis-py: health_check_interval=30"],
+            &[
+                "Jedis: poolConfig.setTestOnBorrow(false); poolConfig.setTestWhileIdle(true)",
+                "redis-py: \
+                health_check_interval=30",
+            ],
             "a broken connection is noticed with its first command",
             "",
         ),

@@ -3,8 +3,8 @@
 //! A server without a password on an address that others can reach is found by scanners within hours; FLUSHALL and a
 //! crontab are one command away.
 //!
-//! Seen when: the server let us in without a password and is bound to more than loopback. Unknown when we came in over loopback and
-//! `bind` cannot be read: it may have other addresses.
+//! Seen when: the server let us in without a password and is bound to more than loopback. Unknown when we came in over
+//! loopback and `bind` cannot be read: it may have other addresses.
 //!
 //! Not to be taken for: a server behind loopback or a unix socket.
 //!
@@ -48,7 +48,8 @@ pub fn check(facts: &Facts) -> Verdict {
         }
         let text = || {
             format!(
-                "open doors: none of {} servers ({asked} took a password or certificate of ours, {near} without one listen on \
+                "open doors: none of {} servers ({asked} took a password or certificate of ours, {near} without one \
+                 listen on \
                  loopback only or are in protected mode)",
                 asked + near
             )
@@ -87,7 +88,10 @@ fn remedy(finding: Finding, facts: &Facts, open: &[&Node]) -> Finding {
     // Without addresses: a Sentinel may only have been heard of, and a secret goes to those that are known.
     let services: BTreeSet<&str> = facts.sentinels.iter().flat_map(|s| &s.groups).map(|g| g.service.as_str()).collect();
     lines.extend(services.iter().map(|service| {
-        format!("SENTINEL SET {service} auth-pass LONG-SECRET   (on each Sentinel that you run yourself, on its own machine)")
+        format!(
+            "SENTINEL SET {service} auth-pass LONG-SECRET   (on each Sentinel that you run yourself, on its own \
+                 machine)"
+        )
     }));
     if !facts.sentinels.is_empty() {
         left_out.push("a Sentinel that lacks it takes the master for dead");

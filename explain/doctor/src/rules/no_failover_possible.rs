@@ -1,18 +1,21 @@
 //! A master has replicas that answer, and none of them may take its place.
 //!
-//! A replica of a cluster never stands for election with cluster-replica-no-failover yes (its flag is `nofailover`), nor when it has not
-//! heard from its master for longer than cluster-node-timeout x (cluster-replica-validity-factor + 1) and repl-ping-replica-period.
-//! Sentinel never promotes one with replica-priority 0, nor one whose link has been down for down-after-milliseconds x 10.
+//! A replica of a cluster never stands for election with cluster-replica-no-failover yes (its flag is `nofailover`),
+//! nor when it has not heard from its master for longer than cluster-node-timeout x (cluster-replica-validity-factor +
+//! 1) and repl-ping-replica-period. Sentinel never promotes one with replica-priority 0, nor one whose link has been
+//!    down for down-after-milliseconds x 10.
 //!
-//! Seen when: every replica that answers of a master with slots, or of a Sentinel group, is barred or too old in this way.
+//! Seen when: every replica that answers of a master with slots, or of a Sentinel group, is barred or too old in this
+//! way.
 //!
-//! Not to be taken for: no replica at all (`master_without_replica`), too few masters for a vote (`no_majority`), too few Sentinels
-//! (`sentinel_quorum`), or a new replica whose first copy is on its way.
+//! Not to be taken for: no replica at all (`master_without_replica`), too few masters for a vote (`no_majority`), too
+//! few Sentinels (`sentinel_quorum`), or a new replica whose first copy is on its way.
 //!
-//! How to confirm: `CLUSTER NODES` (flags), `INFO replication` on each replica (slave_priority, master_link_down_since_seconds).
+//! How to confirm: `CLUSTER NODES` (flags), `INFO replication` on each replica (slave_priority,
+//! master_link_down_since_seconds).
 //!
-//! What to do: let one of them take over; mend the link of one that is too old. If they are meant for backups or another region alone,
-//! add a replica that may.
+//! What to do: let one of them take over; mend the link of one that is too old. If they are meant for backups or
+//! another region alone, add a replica that may.
 //! Sources: CLUSTER NODES; clusterHandleSlaveFailover() and sentinelSelectSlave() of the servers; redis.conf.
 
 use super::peers;
@@ -51,7 +54,8 @@ impl fmt::Display for Bar {
             Bar::Known(why) => write!(f, "{why}"),
             Bar::Old { replica, age_s, limit_s } => write!(
                 f,
-                "the link of its replica {replica} has been down for {age_s:.0} s, and Sentinel promotes none after {limit_s:.0} s"
+                "the link of its replica {replica} has been down for {age_s:.0} s, and Sentinel promotes none after \
+                 {limit_s:.0} s"
             ),
         }
     }

@@ -1,20 +1,23 @@
 //! Fewer than half of a cluster's masters can be reached: no failover can be voted, and what is left refuses to serve.
 //!
-//! A replica is promoted by the votes of more than half of the masters that own slots, dead ones counted. Without that many, nothing is
-//! promoted however many replicas are well, no node can be marked `fail`, and masters that have lost sight of the majority stop serving
-//! after cluster-node-timeout (cluster_state:fail).
+//! A replica is promoted by the votes of more than half of the masters that own slots, dead ones counted. Without that
+//! many, nothing is promoted however many replicas are well, no node can be marked `fail`, and masters that have lost
+//! sight of the majority stop serving after cluster-node-timeout (cluster_state:fail).
 //!
-//! Seen when: by the views of the nodes that answer, half or more of the masters with slots neither answer here nor are connected to
-//! their peers.
+//! Seen when: by the views of the nodes that answer, half or more of the masters with slots neither answer here nor are
+//! connected to their peers.
 //!
-//! Not to be taken for: slots without an owner while a majority is there (`slots_uncovered`): those get a new owner by themselves if a
-//! replica may take over. Or masters that only this machine cannot reach (`node_unreachable` says so).
+//! Not to be taken for: slots without an owner while a majority is there (`slots_uncovered`): those get a new owner by
+//! themselves if a replica may take over. Or masters that only this machine cannot reach (`node_unreachable` says so).
 //!
-//! How to confirm: `CLUSTER NODES` and `CLUSTER INFO` (cluster_size is the number of masters with slots) on two nodes that answer.
+//! How to confirm: `CLUSTER NODES` and `CLUSTER INFO` (cluster_size is the number of masters with slots) on two nodes
+//! that answer.
 //!
-//! What to do: bring one of the lost masters back: with a majority the rest happens by itself. If they do not come back soon, promote
-//! their replicas without a vote (CLUSTER FAILOVER TAKEOVER). Later: three machines or zones with a third of the masters each.
-//! Sources: CLUSTER NODES; clusterUpdateState() and clusterSendFailoverAuthIfNeeded() of the servers; cluster specification.
+//! What to do: bring one of the lost masters back: with a majority the rest happens by itself. If they do not come back
+//! soon, promote their replicas without a vote (CLUSTER FAILOVER TAKEOVER). Later: three machines or zones with a third
+//! of the masters each.
+//! Sources: CLUSTER NODES; clusterUpdateState() and clusterSendFailoverAuthIfNeeded() of the servers; cluster
+//! specification.
 
 use super::peers;
 use super::prelude::*;
@@ -84,7 +87,8 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let owners: Vec<(&str, Option<&Node>)> =
         lost.iter().map(|row| (row.address.as_str(), peers::node_of(facts, row))).collect();
-    let risk = "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb or AOF first";
+    let risk = "a master that starts without its data comes back empty, and its replicas copy that: look for its \
+                dump.rdb or AOF first";
     finding = refusal::bring_back(finding, &owners, risk);
     for node in owners.iter().filter_map(|(_, node)| *node).take(2) {
         finding = takeover::force(finding, facts, Some(&view), node);

@@ -1,19 +1,20 @@
 //! Nothing bounds the server's memory but its machine or container, and the data is on its way there.
 //!
-//! With `maxmemory 0` a server grows until the kernel ends it. A limit turns that into evictions or refused writes, which an
-//! application can bear.
+//! With `maxmemory 0` a server grows until the kernel ends it. A limit turns that into evictions or refused writes,
+//! which an application can bear.
 //!
-//! Seen when: a master has no maxmemory, and what is resident is half of the machine's or container's memory or more; or it is a
-//! quarter, used memory grew in the window, and at that pace the rest is full within sixty windows (within an hour, where it has grown at
-//! that pace since it started).
+//! Seen when: a master has no maxmemory, and what is resident is half of the machine's or container's memory or more;
+//! or it is a quarter, used memory grew in the window, and at that pace the rest is full within sixty windows (within
+//! an hour, where it has grown at that pace since it started).
 //!
-//! Not to be taken for: a server without a limit that is small beside its machine and stays so; a limit that is too high for the
-//! container (`container_memory`); growth below a limit (`growth_without_ttl`).
+//! Not to be taken for: a server without a limit that is small beside its machine and stays so; a limit that is too
+//! high for the container (`container_memory`); growth below a limit (`growth_without_ttl`).
 //!
-//! How to confirm: `CONFIG GET maxmemory`; `INFO memory`: used_memory twice, total_system_memory; `CONFIG GET maxmemory-policy`.
+//! How to confirm: `CONFIG GET maxmemory`; `INFO memory`: used_memory twice, total_system_memory;
+//! `CONFIG GET maxmemory-policy`.
 //!
-//! What to do: set maxmemory to three quarters of what there is, and a policy: eviction for a cache, none for data of record, whose
-//! writers then see errors before the kernel acts.
+//! What to do: set maxmemory to three quarters of what there is, and a policy: eviction for a cache, none for data of
+//! record, whose writers then see errors before the kernel acts.
 //! Sources: INFO memory; Redis administration documentation (a limit, and room beside it).
 
 use super::memory::{self, Bound, Growth, Limit};
@@ -139,7 +140,8 @@ fn found(facts: &Facts, u: &Unbounded) -> Finding {
     let finding = if wanted > used {
         finding.fix(
             if beside > 1 {
-                "Set a limit: its share of three quarters of the machine, the rest for buffers, gaps and a save's copies"
+                "Set a limit: its share of three quarters of the machine, the rest for buffers, gaps and a save's \
+                 copies"
             } else {
                 "Set a limit: three quarters of what there is, the rest for buffers, gaps and a save's copies"
             },

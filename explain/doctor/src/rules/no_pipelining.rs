@@ -3,22 +3,23 @@
 //! With one command in flight a connection cannot do more than 1/RTT commands a second, whatever the server could do.
 //! Adding consumers, partitions or CPU changes nothing; a batch of k commands in one write costs one round trip.
 //!
-//! Seen when: the mean read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0), the
-//! main thread is busy for 70 % of the time at most, and the connections' rate is at least 30 % of 1/RTT.
+//! Seen when: the mean read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0),
+//! the main thread is busy for 70 % of the time at most, and the connections' rate is at least 30 % of 1/RTT.
 //!
-//! Where it meets `kernel_bound`: both are the same habit. Where connections are bound by their round trips and the server has time,
-//! the price is latency, and this rule speaks. Where they are not, or the server has no time left (over 70 % busy), the price is the
-//! core's, and from half a core on that rule does. Never both.
+//! Where it meets `kernel_bound`: both are the same habit. Where connections are bound by their round trips and the
+//! server has time, the price is latency, and this rule speaks. Where they are not, or the server has no time left
+//! (over 70 % busy), the price is the core's, and from half a core on that rule does. Never both.
 //!
-//! Not to be taken for: a server at its limit, clients with nothing to do, or `connection_churn`; nor for commands most of which do
-//! no work (`chatter`, `busy_polling`, `lock_spinning`, `watch_conflicts`), which are to be left out rather than batched. Through a proxy,
-//! connections and reads are the proxy's: then nothing is known.
+//! Not to be taken for: a server at its limit, clients with nothing to do, or `connection_churn`; nor for commands most
+//! of which do no work (`chatter`, `busy_polling`, `lock_spinning`, `watch_conflicts`), which are to be left out rather
+//! than batched. Through a proxy, connections and reads are the proxy's: then nothing is known.
 //!
-//! How to confirm: `INFO stats` twice: total_commands_processed / total_reads_processed; `redis-cli --latency` from a client.
+//! How to confirm: `INFO stats` twice: total_commands_processed / total_reads_processed; `redis-cli --latency` from a
+//! client.
 //!
 //! What to do: pipeline; MGET/HMSET; one shared connection with auto-flush; for a Kafka consumer `unslow sink`.
-//! Sources: INFO total_commands_processed, total_reads_processed; measured: the quotient reads true depths of 1, 4, 16 and
-//! 50 as 1.00, 4.00, 15.99 and 49.87.
+//! Sources: INFO total_commands_processed, total_reads_processed; measured: the quotient reads true depths of 1, 4, 16
+//! and 50 as 1.00, 4.00, 15.99 and 49.87.
 
 use super::kernel_bound::BUSY;
 use super::prelude::*;
@@ -50,8 +51,8 @@ impl Sequential<'_> {
     fn of(node: &Node) -> Option<Sequential<'_>> {
         let ops = node.ops().filter(|o| *o > LOAD)?;
         let depth = node.depth()?;
-        // A replica's counters hold its master's stream, which waits for no reply. Connections that live for a command or two
-        // wait for their connecting: that is `connection_churn`.
+        // A replica's counters hold its master's stream, which waits for no reply. Connections that live for a command
+        // or two wait for their connecting: that is `connection_churn`.
         if !node.is_master() || node.rate("total_connections_received").unwrap_or(0.0) * 10.0 > ops {
             return None;
         }
@@ -212,7 +213,8 @@ fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
     }
     let text = match all.iter().max_by(|a, b| a.waiting.total_cmp(&b.waiting)) {
         Some(s) => Some(format!(
-            "sequential clients: {:.1} commands per read at {} busy, the connections wait {:.2} of their time for round trips",
+            "sequential clients: {:.1} commands per read at {} busy, the connections wait {:.2} of their time for \
+             round trips",
             s.depth,
             percent(s.busy),
             s.waiting

@@ -1,17 +1,18 @@
-//! A server takes connections and then says nothing: its process stands still, or has been busy with one thing for seconds.
+//! A server takes connections and then says nothing: its process stands still, or has been busy with one thing for
+//! seconds.
 //!
-//! The kernel keeps accepting connections for a stopped process until its backlog is full, so clients see neither a refusal nor
-//! a reset, only silence. Clients without a command timeout wait for ever; those with one wait that long for each command. A
-//! cluster calls the node failed after cluster-node-timeout and only then elects a replica; Sentinel after
-//! down-after-milliseconds.
+//! The kernel keeps accepting connections for a stopped process until its backlog is full, so clients see neither a
+//! refusal nor a reset, only silence. Clients without a command timeout wait for ever; those with one wait that long
+//! for each command. A cluster calls the node failed after cluster-node-timeout and only then elects a replica;
+//! Sentinel after down-after-milliseconds.
 //!
-//! Seen when: a connection is made and nothing comes back within the time limit (3 s unless --timeout says otherwise), or
-//! the answers stop in the middle of the window; and a PING on a second connection gets no answer either.
+//! Seen when: a connection is made and nothing comes back within the time limit (3 s unless --timeout says otherwise),
+//! or the answers stop in the middle of the window; and a PING on a second connection gets no answer either.
 //!
 //! Not to be taken for: a dead process (the connection is refused), a dead machine or a cut path (no answer to the
-//! connection attempt): `node_unreachable`. From outside, one command or fork of many seconds looks the same for as long as it
-//! lasts, and so does CLIENT PAUSE without WRITE (`paused`); and where no node of several answers, something on the way that takes
-//! every connection (a proxy, a load balancer) looks the same too.
+//! connection attempt): `node_unreachable`. From outside, one command or fork of many seconds looks the same for as
+//! long as it lasts, and so does CLIENT PAUSE without WRITE (`paused`); and where no node of several answers, something
+//! on the way that takes every connection (a proxy, a load balancer) looks the same too.
 //!
 //! It began when it was last heard: by us in the window, by its peers (CLUSTER NODES, pong-received), its replicas
 //! (master_last_io_seconds_ago) or its Sentinels (last-ok-ping-reply).
@@ -146,7 +147,8 @@ fn sure(finding: Finding, facts: &Facts, witness: Option<&Node>) -> Finding {
             "{seen}. Something on the way that takes every connection (a proxy, a load balancer) would look the same"
         )),
         None => finding.possible(format!(
-            "{seen}. But no other node answers, so that something on the way may take every connection and answer none: \
+            "{seen}. But no other node answers, so that something on the way may take every connection and answer \
+             none: \
              look from a server's machine"
         )),
     }

@@ -1,15 +1,15 @@
 //! A stall that has happened before is nearly as long as the failure detector waits: the next one is a failover.
 //!
-//! `cluster-node-timeout` and Sentinel's `down-after-milliseconds` cannot tell a stalled node from a dead one. What counts
-//! is the longest stall seen: a fork, a slow command, a disk.
+//! `cluster-node-timeout` and Sentinel's `down-after-milliseconds` cannot tell a stalled node from a dead one. What
+//! counts is the longest stall seen: a fork, a slow command, a disk.
 //!
-//! Seen when: the longest stall on record is over half of the timeout. The record may be old: the last fork has no time of day,
-//! and the slow log and the latency monitor keep what was weeks ago.
+//! Seen when: the longest stall on record is over half of the timeout. The record may be old: the last fork has no time
+//! of day, and the slow log and the latency monitor keep what was weeks ago.
 //!
 //! Not to be taken for: a timeout that is merely short. Without a stall it is no finding.
 //!
-//! What to do: remove the stall; until then a timeout of twice its length, and of a minute at most: for that long a dead master goes
-//! unnoticed.
+//! What to do: remove the stall; until then a timeout of twice its length, and of a minute at most: for that long a
+//! dead master goes unnoticed.
 //! Sources: CONFIG GET cluster-node-timeout; SENTINEL MASTERS; latest_fork_usec, LATENCY LATEST, SLOWLOG.
 
 use super::peers;

@@ -1,26 +1,26 @@
 //! A server of the deployment cannot be reached: it is dead, or the way to it is cut.
 //!
-//! A dead master takes its slots with it until a replica is elected; with cluster-require-full-coverage (the default) the
-//! whole cluster refuses commands from the moment the others mark it as failed. A cluster elects a replica about
-//! cluster-node-timeout (and up to half of it more) plus 1 to 2 s after the loss, if a majority of masters is left and the
-//! replica's copy is recent enough (cluster-replica-validity-factor). Sentinel does so after down-after-milliseconds, if the
-//! quorum agrees and a majority of Sentinels is left. A standalone server, or a master with replicas that nothing watches,
-//! stays away until it is started again.
+//! A dead master takes its slots with it until a replica is elected; with cluster-require-full-coverage (the default)
+//! the whole cluster refuses commands from the moment the others mark it as failed. A cluster elects a replica about
+//! cluster-node-timeout (and up to half of it more) plus 1 to 2 s after the loss, if a majority of masters is left and
+//! the replica's copy is recent enough (cluster-replica-validity-factor). Sentinel does so after
+//! down-after-milliseconds, if the quorum agrees and a majority of Sentinels is left. A standalone server, or a master
+//! with replicas that nothing watches, stays away until it is started again.
 //!
-//! One that answers and refuses (maxclients, a script that does not end, loading) is there: at maxclients those who are connected
-//! are served, and new ones are not.
+//! One that answers and refuses (maxclients, a script that does not end, loading) is there: at maxclients those who are
+//! connected are served, and new ones are not.
 //!
-//! Seen when: no connection to a member can be made (refused, no route, no answer to the attempt), or the one that was made is
-//! closed, or it answers with a refusal. Its peers say whether they have lost it too: CLUSTER NODES, the replication links, the
-//! Sentinels.
+//! Seen when: no connection to a member can be made (refused, no route, no answer to the attempt), or the one that was
+//! made is closed, or it answers with a refusal. Its peers say whether they have lost it too: CLUSTER NODES, the
+//! replication links, the Sentinels.
 //!
-//! Not to be taken for: a server that takes connections and says nothing (`node_hangs`), or a path that is cut only between
-//! here and there, while its peers are connected to it: then the report says that. A server that refuses our login is not away:
-//! it could not be looked at, and the report says that.
+//! Not to be taken for: a server that takes connections and says nothing (`node_hangs`), or a path that is cut only
+//! between here and there, while its peers are connected to it: then the report says that. A server that refuses our
+//! login is not away: it could not be looked at, and the report says that.
 //!
-//! What to do: start it again, with its data; or promote its replica. Where only this machine cannot reach it: the route, the
-//! firewall, the address it announces. Where it refuses: a higher maxclients or fewer connections, SCRIPT KILL, or waiting for the
-//! end of loading.
+//! What to do: start it again, with its data; or promote its replica. Where only this machine cannot reach it: the
+//! route, the firewall, the address it announces. Where it refuses: a higher maxclients or fewer connections, SCRIPT
+//! KILL, or waiting for the end of loading.
 //! Sources: our own connection attempts; CLUSTER NODES (flags, link state, ping-sent, pong-received); INFO replication
 //! (master_link_status); SENTINEL MASTERS; Redis cluster specification (failure detection, replica election).
 
@@ -342,15 +342,20 @@ fn sure(finding: Finding, worst: &Lost) -> Finding {
                 Says::Suspected => "; their failure detectors have run out",
                 Says::Lost | Says::Connected => "",
             };
-            finding.proven(format!("the connection failed in this window, and {by} of {of} peers have lost it too{word}"))
+            finding.proven(format!(
+                "the connection failed in this window, and {by} of {of} peers have lost it \
+                                    too{word}"
+            ))
         }
         Standing::FromHere { by, of } => finding.proven(format!(
-            "the connection failed in this window while {by} of {of} peers showed theirs; they may not have noticed a loss that is \
+            "the connection failed in this window while {by} of {of} peers showed theirs; they may not have noticed a \
+             loss that is \
              seconds old"
         )),
-        Standing::Unheard => {
-            finding.likely("the connection failed in this window; no other server could say whether it is dead or the path is cut")
-        }
+        Standing::Unheard => finding.likely(
+            "the connection failed in this window; no other server could say whether it is dead or the \
+                            path is cut",
+        ),
     }
 }
 
@@ -374,7 +379,8 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, worst: 
     }
     let empty = match worst.stake {
         Stake::All | Stake::Slots(_) | Stake::OneOf(_) => {
-            "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb or AOF first"
+            "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb \
+             or AOF first"
         }
         Stake::Copy { .. } | Stake::Replaced { .. } | Stake::Nothing => "",
     };

@@ -1,20 +1,21 @@
 //! The server is ready to run, and its machine runs another process.
 //!
-//! Other processes hold the processors while the main thread waits in the run queue. No server-side figure shows it: the slow log
-//! holds innocent commands.
+//! Other processes hold the processors while the main thread waits in the run queue. No server-side figure shows it:
+//! the slow log holds innocent commands.
 //!
-//! Seen when: other processes use over half a core, and the main thread waited for a processor for over 5 % of the window, or for
-//! over 1 % while PING's tail is hit. Between 1 % and 5 % without a tail nothing is slow yet, and it is a risk; so it is on a server
-//! that no application uses.
+//! Seen when: other processes use over half a core, and the main thread waited for a processor for over 5 % of the
+//! window, or for over 1 % while PING's tail is hit. Between 1 % and 5 % without a tail nothing is slow yet, and it is
+//! a risk; so it is on a server that no application uses.
 //!
-//! What it costs: the time the main thread was ready and did not run. What the neighbours use is not its price: on a machine with
-//! cores to spare they cost the server nothing.
+//! What it costs: the time the main thread was ready and did not run. What the neighbours use is not its price: on a
+//! machine with cores to spare they cost the server nothing.
 //!
 //! Not to be taken for: the server's own threads and children on the one processor it may use (`pinned`); a CPU quota
-//! (`cpu_throttled`); steal (`hypervisor_steal`), where the neighbour is another virtual machine; the server's own clients on the same
-//! machine, in containers too, which are recognised by their connections.
+//! (`cpu_throttled`); steal (`hypervisor_steal`), where the neighbour is another virtual machine; the server's own
+//! clients on the same machine, in containers too, which are recognised by their connections.
 //!
-//! How to confirm: `cat /proc/PID/schedstat` twice (the second number is the waiting, in ns); `top -H -p PID`; `pidstat -u 1 5`.
+//! How to confirm: `cat /proc/PID/schedstat` twice (the second number is the waiting, in ns); `top -H -p PID`;
+//! `pidstat -u 1 5`.
 //!
 //! What to do: move the neighbour, pin the server, reserve cores.
 //! Sources: /proc/pid/schedstat run delay, /proc/pressure/cpu.
@@ -66,7 +67,8 @@ impl Waiting<'_> {
     }
 }
 
-/// Whether PING's p99 stands this far above its minimum and far above its median, and no command of the server's explains it.
+/// Whether PING's p99 stands this far above its minimum and far above its median, and no command of the server's
+/// explains it.
 pub(super) fn tail_is_hit(node: &Node, by_us: u32) -> bool {
     let Some(rtt) = node.rtt.value() else { return false };
     let slow = slow_entries(node, 0).iter().any(|e| e.us >= u64::from(by_us) / 3);

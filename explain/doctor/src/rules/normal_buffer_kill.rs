@@ -1,19 +1,22 @@
 //! The server closes ordinary clients, because their buffers grow over a limit.
 //!
-//! Replies that a client has not read wait in its output buffer, commands that are not complete in its query buffer. Beyond
-//! `client-output-buffer-limit normal` (none by default) or `client-query-buffer-limit` (1 GB) the server closes the connection. The client
-//! sees a reset in the middle of a reply, tries again, and asks for the same large reply.
+//! Replies that a client has not read wait in its output buffer, commands that are not complete in its query buffer.
+//! Beyond `client-output-buffer-limit normal` (none by default) or `client-query-buffer-limit` (1 GB) the server closes
+//! the connection. The client sees a reset in the middle of a reply, tries again, and asks for the same large reply.
 //!
-//! Seen when: the server closed connections at a buffer limit in the window, ordinary clients have a limit, and it was not a replica or a
-//! subscriber: there is none, or theirs have none. Connections closed at the query buffer's limit are always ordinary ones.
+//! Seen when: the server closed connections at a buffer limit in the window, ordinary clients have a limit, and it was
+//! not a replica or a subscriber: there is none, or theirs have none. Connections closed at the query buffer's limit
+//! are always ordinary ones.
 //!
-//! Not to be taken for: `slow_subscriber` and `full_resync_loop`, where the limits of other classes end connections; an application that
-//! closes them itself; `maxmemory-clients`, which counts in evicted_clients.
+//! Not to be taken for: `slow_subscriber` and `full_resync_loop`, where the limits of other classes end connections; an
+//! application that closes them itself; `maxmemory-clients`, which counts in evicted_clients.
 //!
-//! How to confirm: `INFO stats` twice: client_output_buffer_limit_disconnections, client_query_buffer_limit_disconnections; the server's log:
-//! "closed for overcoming of output buffer limits" names the client and its last command.
+//! How to confirm: `INFO stats` twice: client_output_buffer_limit_disconnections,
+//! client_query_buffer_limit_disconnections; the server's log: "closed for overcoming of output buffer limits" names
+//! the client and its last command.
 //!
-//! What to do: ask for less at a time, and read replies as they come; meanwhile a limit that the largest reply fits into.
+//! What to do: ask for less at a time, and read replies as they come; meanwhile a limit that the largest reply fits
+//! into.
 //! Sources: INFO client_*_buffer_limit_disconnections; CONFIG GET client-output-buffer-limit; CLIENT LIST omem.
 
 use super::prelude::*;
@@ -121,7 +124,10 @@ fn found(worst: &Closed<'_>) -> Finding {
         "no reply ends in the middle",
         format!("{closed:.0} connections, each with one command at least, of {asked:.0} commands = {}", percent(share)),
     )
-    .proven("the server counted the connections that it closed in this window; no other class of clients can have been meant")
+    .proven(
+        "the server counted the connections that it closed in this window; no other class of clients can have been \
+             meant",
+    )
     .saw(node, "INFO stats", format!("{OUTPUT} +{:.0}, {QUERY} +{:.0}", worst.output, worst.query))
     .saw(node, "CONFIG GET client-output-buffer-limit", limit);
     // They cost the commands that end with their connection, and no others.
@@ -149,7 +155,8 @@ fn found(worst: &Closed<'_>) -> Finding {
         "Ask for less at a time, and read replies while more are asked for",
         &[
             &cli(&node.address, "SLOWLOG GET 10"),
-            "SCAN, HSCAN, SSCAN, ZRANGE with LIMIT, LRANGE in pages instead of whole collections; pipelines of some hundred commands at most",
+            "SCAN, HSCAN, SSCAN, ZRANGE with LIMIT, LRANGE in pages instead of whole collections; pipelines of some \
+             hundred commands at most",
         ],
         "",
         "",

@@ -1,24 +1,27 @@
 //! The servers are fine: look at the client, or the way to it.
 //!
-//! Time-outs in an application are blamed on Redis first. When the servers answer in time, are not busy, have not stalled
-//! and lose nothing, that is a verdict too, with its evidence; and when a client leaves its replies unread, it is named.
+//! Time-outs in an application are blamed on Redis first. When the servers answer in time, are not busy, have not
+//! stalled and lose nothing, that is a verdict too, with its evidence; and when a client leaves its replies unread, it
+//! is named.
 //!
-//! Seen when: replies have waited for two seconds or more for an ordinary client to read them, while the server answers every PING
-//! within a tenth of that and its main thread is busy for 90 % at most. What that client waits for is no cost of the server's: it stands
-//! below what the server itself costs.
+//! Seen when: replies have waited for two seconds or more for an ordinary client to read them, while the server answers
+//! every PING within a tenth of that and its main thread is busy for 90 % at most. What that client waits for is no
+//! cost of the server's: it stands below what the server itself costs.
 //!
-//! Or, as information, when an application is there and everything that was looked at is in order: PING stays near its own
-//! minimum (median within 0.5 ms, p99 within 2 ms), no main thread is busy for over 70 %, hardly a command fails, no slow command
-//! or latency event falls into the window, replicas are linked and in step, no pause is on, memory is below its limits and neither
-//! fragmented nor swapped, nothing is evicted, saving and the append-only file work and do not make writes wait
-//! (`appendfsync always` does), all members of a cluster are up, Sentinels agree and could authorise a failover, and no client is
-//! far away. It names what it did not look at. If one of these is not so, or a main source (settings, slow log, clients,
-//! counters) was not seen or keeps nothing, the servers are not cleared: the diagnosis then ends without a claim about elsewhere.
+//! Or, as information, when an application is there and everything that was looked at is in order: PING stays near its
+//! own minimum (median within 0.5 ms, p99 within 2 ms), no main thread is busy for over 70 %, hardly a command fails,
+//! no slow command or latency event falls into the window, replicas are linked and in step, no pause is on, memory is
+//! below its limits and neither fragmented nor swapped, nothing is evicted, saving and the append-only file work and do
+//! not make writes wait (`appendfsync always` does), all members of a cluster are up, Sentinels agree and could
+//! authorise a failover, and no client is far away. It names what it did not look at. If one of these is not so, or a
+//! main source (settings, slow log, clients, counters) was not seen or keeps nothing, the servers are not cleared: the
+//! diagnosis then ends without a claim about elsewhere.
 //!
-//! Not to be taken for: a slow subscriber (`slow_subscriber`), whose buffer is the server's problem too, as are buffers of ordinary
-//! clients once they take a tenth of the memory (`client_memory`).
+//! Not to be taken for: a slow subscriber (`slow_subscriber`), whose buffer is the server's problem too, as are buffers
+//! of ordinary clients once they take a tenth of the memory (`client_memory`).
 //!
-//! How to confirm: `redis-cli --latency` from the application's machine; `CLIENT LIST`: omem and idle of its connections.
+//! How to confirm: `redis-cli --latency` from the application's machine; `CLIENT LIST`: omem and idle of its
+//! connections.
 //!
 //! What to do: look at the client's GC pauses, thread pool, connection pool wait, and the network to it.
 //! Sources: tcp_info, CLIENT LIST omem, PING through the window; StackExchange.Redis #2186, lettuce #1028.
@@ -51,8 +54,8 @@ fn unread(node: &Node) -> Option<Finding> {
     // A closed window alone may be a large reply on its way: the buffer must have been waiting for seconds.
     let ordinary = |c: &&ClientRow| c.output_bytes > 0 && c.idle_s >= 2 && !c.flags.contains(['P', 'S', 'O', 'M']);
     let client = node.clients.value()?.notable.iter().filter(ordinary).max_by_key(|c| c.output_bytes)?;
-    // Nor is it the client where the server is slow itself, or nothing says that it is not. Slow beside what the client lets wait:
-    // on a busy machine single PINGs take milliseconds, and it has been seconds.
+    // Nor is it the client where the server is slow itself, or nothing says that it is not. Slow beside what the client
+    // lets wait: on a busy machine single PINGs take milliseconds, and it has been seconds.
     let rtt = node.rtt.value().filter(|r| r.count >= 20 && f64::from(r.us_max) <= client.idle_s as f64 * 1e6 / 10.0)?;
     let busy = node.cpu().map(|(u, s)| u + s).filter(|busy| *busy <= 0.9)?;
     let closed = node.sockets.value().into_iter().flatten().filter(|p| p.window_closed > 0);
@@ -122,12 +125,20 @@ fn cleared(facts: &Facts) -> Option<Finding> {
     let unseen = not_looked_at(facts);
     let but = if unseen.is_empty() { String::new() } else { format!("; not looked at: {}", unseen.join(", ")) };
     let finding = Finding::new(format!(
-        "Not your Redis: {all} answered every PING within {p99} (p99) while serving {} commands/s, busy {} at most{but}",
-        count(operations), percent(busiest)
+        "Not your Redis: {all} answered every PING within {p99} (p99) while serving {} commands/s, busy {} at \
+         most{but}",
+        count(operations),
+        percent(busiest)
     ))
     .on([slowest.address.as_str()])
-    .risk("nothing measured against the servers in this window; if the application is slow now, the time is lost elsewhere")
-    .likely("everything named in the evidence was in order; a problem that comes and goes needs a window in which it is there");
+    .risk(
+        "nothing measured against the servers in this window; if the application is slow now, the time is lost \
+           elsewhere",
+    )
+    .likely(
+        "everything named in the evidence was in order; a problem that comes and goes needs a window in which it \
+             is there",
+    );
     let finding = evidence(finding, facts, slowest, busiest);
     let longer = format!("unslow doctor {} --window 60s", facts.url);
     let finding = finding.fix("If it is slow at other times: look then, for longer", &[&longer], "", "").fix(

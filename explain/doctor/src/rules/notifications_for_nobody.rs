@@ -1,15 +1,17 @@
 //! Keyspace notifications are on, and no client listens.
 //!
-//! With notify-keyspace-events set, each change of a key is published to one or two channels: the name of the channel is put together and
-//! looked up whether anyone has subscribed or not. That is part of each write's time, and without a listener all of it is wasted.
+//! With notify-keyspace-events set, each change of a key is published to one or two channels: the name of the channel
+//! is put together and looked up whether anyone has subscribed or not. That is part of each write's time, and without a
+//! listener all of it is wasted.
 //!
-//! Seen when: notify-keyspace-events has K or E (without one of them nothing is sent), there was no subscriber to any channel or
-//! pattern at either end of the window, and a hundred events a second or more were due. It is a risk: the time cannot be told
-//! from that of the commands themselves.
+//! Seen when: notify-keyspace-events has K or E (without one of them nothing is sent), there was no subscriber to any
+//! channel or pattern at either end of the window, and a hundred events a second or more were due. It is a risk: the
+//! time cannot be told from that of the commands themselves.
 //!
 //! Not to be taken for: listeners that are connected to another node: notifications stay on the node where the key is.
 //!
-//! How to confirm: `CONFIG GET notify-keyspace-events`; `INFO stats`: pubsub_channels, pubsub_patterns; `CLIENT LIST TYPE pubsub`.
+//! How to confirm: `CONFIG GET notify-keyspace-events`; `INFO stats`: pubsub_channels, pubsub_patterns;
+//! `CLIENT LIST TYPE pubsub`.
 //!
 //! What to do: ask who needs them; switch them off, or keep the classes that are listened to (Ex: expired keys alone).
 //! Sources: CONFIG notify-keyspace-events; INFO pubsub_channels, pubsub_patterns; keyspace notifications documentation.

@@ -1,19 +1,22 @@
 //! The server's memory is on another memory node than the processor it runs on.
 //!
-//! A machine with several sockets has memory near each of them. A server that was started on one and bound to another (numactl, a cpuset,
-//! server-cpulist), or whose node was full when the data was loaded, reaches most of its keys through the other socket: each miss of the
-//! cache takes about half as long again, and no figure of the server's shows it.
+//! A machine with several sockets has memory near each of them. A server that was started on one and bound to another
+//! (numactl, a cpuset, server-cpulist), or whose node was full when the data was loaded, reaches most of its keys
+//! through the other socket: each miss of the cache takes about half as long again, and no figure of the server's shows
+//! it.
 //!
-//! Seen when: the main thread ran on one memory node's processors through the window, and three fifths or more of what its cgroup holds
-//! (page cache left out) is on other nodes. What it costs is not measured by the kernel: it is a risk.
+//! Seen when: the main thread ran on one memory node's processors through the window, and three fifths or more of what
+//! its cgroup holds (page cache left out) is on other nodes. What it costs is not measured by the kernel: it is a risk.
 //!
-//! Not to be taken for: memory that is spread over all nodes on purpose (`numactl --interleave`), of which a node has its share; a cgroup
-//! with other programs in it, whose memory is not the server's: then nothing is claimed.
+//! Not to be taken for: memory that is spread over all nodes on purpose (`numactl --interleave`), of which a node has
+//! its share; a cgroup with other programs in it, whose memory is not the server's: then nothing is claimed.
 //!
-//! How to confirm: `numastat -p PID` (it walks all pages of the process: seconds for a large one); `ps -o psr -p PID`; `lscpu`.
+//! How to confirm: `numastat -p PID` (it walks all pages of the process: seconds for a large one); `ps -o psr -p PID`;
+//! `lscpu`.
 //!
 //! What to do: bind processors and memory to the same node when the server is started.
-//! Sources: memory.numa_stat of the cgroup, /sys/devices/system/node; the kernel's Documentation/admin-guide/mm/numa_memory_policy.rst.
+//! Sources: memory.numa_stat of the cgroup, /sys/devices/system/node; the kernel's
+//! Documentation/admin-guide/mm/numa_memory_policy.rst.
 
 use std::collections::BTreeSet;
 
@@ -87,7 +90,8 @@ pub fn check(facts: &Facts) -> Verdict {
         }
         None => Verdict::unknown(
             Lack::Host,
-            "memory nodes: the machine has several, and where a server's memory is was not told apart from other programs'",
+            "memory nodes: the machine has several, and where a server's memory is was not told apart from other \
+             programs'",
             "on its machine: numastat -p PID, beside ps -o psr -p PID (it walks all pages of the process)",
         ),
     }

@@ -53,7 +53,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let mut finding = Finding::new(format!("Slot{s} {list} {verb} open on {} and no key is moving", node.address))
         .on(rows.iter().map(|r| r.0.address.as_str()))
         .risk(format!(
-            "ASK for keys that are missing there, TRYAGAIN for several keys at once, no further reshard; {asks} ASK in the window"
+            "ASK for keys that are missing there, TRYAGAIN for several keys at once, no further reshard; {asks} ASK in \
+             the window"
         ))
         .gain("redirects end", format!("{} open slots", slots.len()))
         .saw(node, "CLUSTER NODES", open(me));

@@ -18,7 +18,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Memory overcommit";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::No(
-    "vm.overcommit_memory is a setting of the whole machine; the rule is tested where a machine has it at 0, and on recorded facts",
+    "vm.overcommit_memory is a setting of the whole machine; the rule is tested where a machine has it at 0, and on \
+     recorded facts",
 );
 
 pub fn check(facts: &Facts) -> Verdict {

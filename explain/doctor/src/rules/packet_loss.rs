@@ -1,20 +1,21 @@
 //! The network loses packets between a server and its clients.
 //!
-//! The median does not show it: a lost packet hits one connection at a time. That connection waits for a retransmission,
-//! 200 ms at least on Linux when few packets are in flight, doubling each time. With one command in flight over 1 ms, 1 %
-//! of loss leaves a quarter of the throughput (measured).
+//! The median does not show it: a lost packet hits one connection at a time. That connection waits for a
+//! retransmission, 200 ms at least on Linux when few packets are in flight, doubling each time. With one command in
+//! flight over 1 ms, 1 % of loss leaves a quarter of the throughput (measured).
 //!
-//! Seen when: in the window the kernel has sent at least 20 segments again on a server's sockets to other machines, and 0.1 % of
-//! all it sent there; 1 % is bad. Only on the server's own machine, or with `unslow host --save` from there.
+//! Seen when: in the window the kernel has sent at least 20 segments again on a server's sockets to other machines, and
+//! 0.1 % of all it sent there; 1 % is bad. Only on the server's own machine, or with `unslow host --save` from there.
 //!
 //! Not to be taken for: a stall of the server, which hits all connections at the same moment and sends nothing again; a
-//! client that does not read (`not_your_redis`), whose window is closed; a machine that is away (`dead_peers`), which answers on none of its
-//! connections; probes that came too early. The kernel sends the last
-//! segment again when its ACK is late (a tail-loss probe), and a client that is short of CPU is late without any loss: sockets
-//! within the machine do not count, and without a single time-out on the machine it takes 1 % to be called loss.
+//! client that does not read (`not_your_redis`), whose window is closed; a machine that is away (`dead_peers`), which
+//! answers on none of its connections; probes that came too early. The kernel sends the last
+//! segment again when its ACK is late (a tail-loss probe), and a client that is short of CPU is late without any loss:
+//! sockets within the machine do not count, and without a single time-out on the machine it takes 1 % to be called
+//! loss.
 //!
-//! How to confirm: `nstat -az TcpRetransSegs TcpExtTCPTimeouts TcpExtTCPLossProbes TcpExtTCPDSACKRecv` twice: as many DSACKs as
-//! retransmissions means that nothing was lost.
+//! How to confirm: `nstat -az TcpRetransSegs TcpExtTCPTimeouts TcpExtTCPLossProbes TcpExtTCPDSACKRecv` twice: as many
+//! DSACKs as retransmissions means that nothing was lost.
 //!
 //! What to do: drop counters of the path (NIC, ENA allowances, conntrack), cables, MTU; meanwhile pipelining with more
 //! packets in flight recovers faster.
@@ -92,16 +93,22 @@ pub fn check(facts: &Facts) -> Verdict {
     let hit = by_worst(worst.peers.iter().filter(|p| p.retransmits > 0).collect(), |p| p.retransmits as f64);
     let wait = format!("{RTO_MS:.0} ms or more where nothing else is in flight");
     let text = format!("{} of the replies wait for a retransmission, {wait}", percent(share));
-    let finding = Finding::new(format!("{} of the segments that {} sends are lost on the way and sent again", percent(share), node.address))
-        .on([node.address.as_str()])
-        .latency(share * RTO_MS, text)
-        .gain(
-            "no reply waits for a retransmission",
-            format!(
-                "{again} of {segments} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average; less where later packets show it sooner",
-                share * RTO_MS
-            ),
-        );
+    let finding = Finding::new(format!(
+        "{} of the segments that {} sends are lost on the way and sent \
+                                        again",
+        percent(share),
+        node.address
+    ))
+    .on([node.address.as_str()])
+    .latency(share * RTO_MS, text)
+    .gain(
+        "no reply waits for a retransmission",
+        format!(
+            "{again} of {segments} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average; less where later \
+                 packets show it sooner",
+            share * RTO_MS
+        ),
+    );
     let mut finding = match worst.timeouts {
         Some(0) => {
             finding.possible("the kernel counts what it sent again, and no time-out: some of it was late and not lost")
@@ -141,7 +148,8 @@ pub fn check(facts: &Facts) -> Verdict {
             "",
         )
         .fix(
-            "Meanwhile: several commands in flight on a connection, so that a loss is noticed by the next reply and not by a timer",
+            "Meanwhile: several commands in flight on a connection, so that a loss is noticed by the next reply and \
+             not by a timer",
             &pipelining(node),
             "replies come at the end of the batch",
             "",

@@ -1,20 +1,23 @@
 //! Clients are made to wait on purpose: CLIENT PAUSE, or a failover that was asked for and does not come to an end.
 //!
-//! `CLIENT PAUSE ms WRITE` (6.2+) holds back every write, script and PUBLISH until its time is over; reads are answered. A job that
-//! forgot CLIENT UNPAUSE, or asks for minutes, stops half of an application, and no latency figure of the server shows it: a held back
-//! command has not begun. FAILOVER holds writes back in the same way until the replica has all of them.
+//! `CLIENT PAUSE ms WRITE` (6.2+) holds back every write, script and PUBLISH until its time is over; reads are
+//! answered. A job that forgot CLIENT UNPAUSE, or asks for minutes, stops half of an application, and no latency figure
+//! of the server shows it: a held back command has not begun. FAILOVER holds writes back in the same way until the
+//! replica has all of them.
 //!
-//! Seen when: paused_actions (Valkey 8.1+) is not `none`, or master_failover_state (6.2+) is not `no-failover`, and clients wait.
-//! A failover, a slot migration and a shutdown pause for moments, as they should: these count only where they lasted the whole window,
-//! and a CLIENT PAUSE that began in it only with a second or more left.
-//! Servers without paused_actions: likely where clients are blocked, none of them in a blocking command, and no key changed in the
-//! window. CLIENT PAUSE without WRITE holds back INFO and PING as well: then the server looks as if it hung (`node_hangs`).
+//! Seen when: paused_actions (Valkey 8.1+) is not `none`, or master_failover_state (6.2+) is not `no-failover`, and
+//! clients wait. A failover, a slot migration and a shutdown pause for moments, as they should: these count only where
+//! they lasted the whole window, and a CLIENT PAUSE that began in it only with a second or more left.
+//! Servers without paused_actions: likely where clients are blocked, none of them in a blocking command, and no key
+//! changed in the window. CLIENT PAUSE without WRITE holds back INFO and PING as well: then the server looks as if it
+//! hung (`node_hangs`).
 //!
-//! Not to be taken for: clients that wait in BLPOP, XREAD or WAIT (blocked_clients counts those too); a script or a fork that holds the
-//! main thread: then reads and PINGs wait as well; writes that are refused (`error_flood`, `saves_failing`).
+//! Not to be taken for: clients that wait in BLPOP, XREAD or WAIT (blocked_clients counts those too); a script or a
+//! fork that holds the main thread: then reads and PINGs wait as well; writes that are refused (`error_flood`,
+//! `saves_failing`).
 //!
-//! How to confirm: `INFO clients`: paused_reason, paused_actions, paused_timeout_milliseconds, blocked_clients; `INFO replication`:
-//! master_failover_state; `CLIENT LIST`: flags=b on clients whose cmd is a plain write.
+//! How to confirm: `INFO clients`: paused_reason, paused_actions, paused_timeout_milliseconds, blocked_clients;
+//! `INFO replication`: master_failover_state; `CLIENT LIST`: flags=b on clients whose cmd is a plain write.
 //!
 //! What to do: find who asked for it; if nothing needs it any more, CLIENT UNPAUSE or FAILOVER ABORT.
 //! Sources: INFO clients (Valkey 8.1+), INFO replication (6.2+); CLIENT PAUSE and FAILOVER documentation.
@@ -136,7 +139,8 @@ fn shows_no_pauses(node: &Node) -> bool {
     node.level() >= (6, 2) && node.info().is_some_and(|i| i.get("paused_actions").is_none())
 }
 
-/// Whether clients are blocked that no command of theirs explains; only where all of them were seen. Modules block clients as they like.
+/// Whether clients are blocked that no command of theirs explains; only where all of them were seen. Modules block
+/// clients as they like.
 fn unexplained(node: &Node) -> bool {
     let modules = node.info().is_some_and(|i| i.get("module").is_some());
     !modules && in_blocking_commands(node) == Some(0)
@@ -278,7 +282,8 @@ fn mend(finding: Finding, p: &Paused<'_>) -> Finding {
     if failover {
         let abort = match is_in_cluster(node) {
             true => here(
-                "CLUSTER NODES   (is the replica that takes over there and in step? It gives up by itself after some seconds)",
+                "CLUSTER NODES   (is the replica that takes over there and in step? It gives up by itself after some \
+                 seconds)",
             ),
             false => here("FAILOVER ABORT"),
         };
@@ -307,7 +312,8 @@ fn mend(finding: Finding, p: &Paused<'_>) -> Finding {
             "",
         )
         .fix(
-            "Find who asks for it: a migration, a backup or a failover script; let it ask for seconds, and end with CLIENT UNPAUSE",
+            "Find who asks for it: a migration, a backup or a failover script; let it ask for seconds, and end with \
+             CLIENT UNPAUSE",
             &[&here("CLIENT LIST   (cmd=client|pause)"), &here("INFO commandstats   (client|pause)")],
             "",
             "",

@@ -1,6 +1,7 @@
 //! What servers say of each other, and so of one that does not answer us. Not a rule: several rules ask the same.
 //!
-//! That a server is silent towards us says only that the server or the way to it is at fault. Its peers tell the two apart.
+//! That a server is silent towards us says only that the server or the way to it is at fault. Its peers tell the two
+//! apart.
 
 use std::collections::BTreeSet;
 
@@ -98,7 +99,8 @@ pub fn refuses(node: &Node) -> bool {
     !answers(node) && matches!(node.away, Some(Lack::Rights | Lack::Other))
 }
 
-/// Whether a master can be given another copy or lose one without risk to its data: it answers us, and no server suspects it.
+/// Whether a master can be given another copy or lose one without risk to its data: it answers us, and no server
+/// suspects it.
 pub fn is_well(facts: &Facts, row: &ClusterNode) -> bool {
     let Some(node) = node_of(facts, row) else { return false };
     let doubted = words(facts, node).iter().any(|(_, says)| *says >= Says::Suspected);
@@ -163,8 +165,9 @@ pub fn asked_at_ms(node: &Node) -> u64 {
     }
 }
 
-/// When a server that is silent now was last heard by anyone, unix time in ms: by us in the window, by its peers in the cluster, its
-/// replicas, its Sentinels. What keeps it silent began then, give or take the time between two of their questions.
+/// When a server that is silent now was last heard by anyone, unix time in ms: by us in the window, by its peers in the
+/// cluster, its replicas, its Sentinels. What keeps it silent began then, give or take the time between two of their
+/// questions.
 pub fn silent_since_ms(facts: &Facts, node: &Node) -> Option<u64> {
     let by_us = node.first.as_ref().map(|first| {
         let answered = node.pings.last().map_or(0, |(at_ms, us)| u64::from(*at_ms) + u64::from(*us) / 1000);
@@ -181,7 +184,8 @@ pub fn silent_since_ms(facts: &Facts, node: &Node) -> Option<u64> {
 /// `repl-timeout`, by default.
 const REPL_TIMEOUT_S: f64 = 60.0;
 
-/// When a replica last heard from its master. A master that hangs closes no connection: its replicas do, after repl-timeout.
+/// When a replica last heard from its master. A master that hangs closes no connection: its replicas do, after
+/// repl-timeout.
 fn last_io_ms(replica: &Node, hangs: bool) -> Option<u64> {
     let seconds = |field: &str| replica.number(field).filter(|s| (0.0..1e8).contains(s));
     let ago_s = seconds("master_last_io_seconds_ago").or_else(|| {
@@ -322,7 +326,8 @@ pub fn standing(facts: &Facts, node: &Node) -> Standing {
     }
 }
 
-/// Servers that answer and follow this one, by the cluster's view or by their own word; what took its place by now included.
+/// Servers that answer and follow this one, by the cluster's view or by their own word; what took its place by now
+/// included.
 pub fn replicas<'a>(facts: &'a Facts, view: Option<&ClusterView>, node: &Node) -> Vec<&'a Node> {
     followers(facts, view, node).into_iter().filter(|n| answers(n)).collect()
 }

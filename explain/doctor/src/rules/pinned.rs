@@ -1,22 +1,23 @@
 //! The server may run on one processor only, and its own threads and children want the same one.
 //!
-//! A server is more than its main thread: background threads free memory and sync files, io-threads read and write sockets, children
-//! save. Where all of them are bound to one processor (taskset, a cpuset of one, server-cpulist and bio-cpulist alike) each of them
-//! takes its time from the main thread, while the machine's other processors are idle.
+//! A server is more than its main thread: background threads free memory and sync files, io-threads read and write
+//! sockets, children save. Where all of them are bound to one processor (taskset, a cpuset of one, server-cpulist and
+//! bio-cpulist alike) each of them takes its time from the main thread, while the machine's other processors are idle.
 //!
-//! Seen when: the process may use one processor of several, its main thread waited for it for over 5 % of the window, its other threads
-//! and children used at least half as much time as that, and other processors were idle for long enough to take them.
+//! Seen when: the process may use one processor of several, its main thread waited for it for over 5 % of the window,
+//! its other threads and children used at least half as much time as that, and other processors were idle for long
+//! enough to take them.
 //!
 //! What it costs: the time the main thread was ready and did not run.
 //!
-//! Not to be taken for: `noisy_neighbour`, where strangers hold the processor: where they use over half a core that rule speaks;
-//! `cpu_throttled`, where a quota takes the time away; a machine that has one processor, or none to spare.
+//! Not to be taken for: `noisy_neighbour`, where strangers hold the processor: where they use over half a core that
+//! rule speaks; `cpu_throttled`, where a quota takes the time away; a machine that has one processor, or none to spare.
 //!
-//! How to confirm: `taskset -acp PID`; `top -H -p PID` with column P (last used processor); `cat /proc/PID/task/PID/schedstat` twice: the
-//! second number is the waiting, in ns.
+//! How to confirm: `taskset -acp PID`; `top -H -p PID` with column P (last used processor);
+//! `cat /proc/PID/task/PID/schedstat` twice: the second number is the waiting, in ns.
 //!
-//! What to do: give the process more processors; if its main thread shall stay on one, bind the others elsewhere (bio-cpulist,
-//! bgsave-cpulist, aof-rewrite-cpulist).
+//! What to do: give the process more processors; if its main thread shall stay on one, bind the others elsewhere
+//! (bio-cpulist, bgsave-cpulist, aof-rewrite-cpulist).
 //! Sources: /proc/PID/status Cpus_allowed_list, /proc/PID/task/PID/schedstat; redis.conf server-cpulist.
 
 use unslow_facts::{Host, Neighbour, Process};
@@ -157,7 +158,8 @@ fn found(worst: &Pinned<'_>) -> Finding {
         ),
     )
     .likely(
-        "the kernel counted the main thread's waiting, and the time of its other threads and children, in this window; that they are \
+        "the kernel counted the main thread's waiting, and the time of its other threads and children, in this window; \
+         that they are \
          bound to the same processor is inferred from the main thread's mask",
     )
     .saw_at(
@@ -209,7 +211,8 @@ fn ways_out(finding: Finding, worst: &Pinned<'_>) -> Finding {
         return finding;
     }
     finding.fix(
-        "If the main thread shall keep its processor, bind the others elsewhere (redis.conf or valkey.conf, then restart)",
+        "If the main thread shall keep its processor, bind the others elsewhere (redis.conf or valkey.conf, then \
+         restart)",
         // These spellings are known to all versions that have the settings.
         &["bio_cpulist 1-3   (background threads)", "bgsave_cpulist 1-3", "aof_rewrite_cpulist 1-3"],
         "takes effect with a restart",

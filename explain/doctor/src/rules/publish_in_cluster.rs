@@ -1,21 +1,22 @@
 //! PUBLISH in a cluster goes to every node, with or without subscribers there.
 //!
-//! A node that is sent PUBLISH passes the message on over the cluster bus to all others, replicas too, since any of them may
-//! have subscribers. One message costs a cluster of n nodes n - 1 messages on the bus, each read by a main thread. More shards
-//! make it more expensive, not cheaper. Sharded channels (SPUBLISH, 7.0+) stay within the shard that owns the channel's slot.
+//! A node that is sent PUBLISH passes the message on over the cluster bus to all others, replicas too, since any of
+//! them may have subscribers. One message costs a cluster of n nodes n - 1 messages on the bus, each read by a main
+//! thread. More shards make it more expensive, not cheaper. Sharded channels (SPUBLISH, 7.0+) stay within the shard
+//! that owns the channel's slot.
 //!
-//! Seen when: PUBLISH makes over 1,000 messages a second on the bus, and on one node at least what commands, reads and turns of
-//! the event loop leave unexplained of its CPU time, at no more than 10 us a message, is over 1 % of a core.
+//! Seen when: PUBLISH makes over 1,000 messages a second on the bus, and on one node at least what commands, reads and
+//! turns of the event loop leave unexplained of its CPU time, at no more than 10 us a message, is over 1 % of a core.
 //!
-//! Not to be taken for: SPUBLISH; keyspace notifications, which do not leave their node; gossip, which grows with the nodes and
-//! not with the messages.
+//! Not to be taken for: SPUBLISH; keyspace notifications, which do not leave their node; gossip, which grows with the
+//! nodes and not with the messages.
 //!
-//! How to confirm: `CLUSTER INFO` twice on each node: cluster_stats_messages_publish_sent and _received; `INFO commandstats`:
-//! cmdstat_publish; `PUBSUB CHANNELS` on each node.
+//! How to confirm: `CLUSTER INFO` twice on each node: cluster_stats_messages_publish_sent and _received;
+//! `INFO commandstats`: cmdstat_publish; `PUBSUB CHANNELS` on each node.
 //!
 //! What to do: sharded channels; a server for messages beside the cluster; fewer, larger messages.
-//! Sources: INFO commandstats and cpu, CLUSTER NODES and INFO; cluster.c (clusterPropagatePublish); Redis documentation of
-//! SPUBLISH.
+//! Sources: INFO commandstats and cpu, CLUSTER NODES and INFO; cluster.c (clusterPropagatePublish); Redis documentation
+//! of SPUBLISH.
 
 use super::prelude::*;
 use super::{callers, peers};
@@ -27,7 +28,8 @@ pub const INJECTED: Injected = Injected::Yes;
 /// Messages a second on the bus of the whole cluster; of a core.
 const LEAST: f64 = 1000.0;
 const CORE: f64 = 0.01;
-/// No more than this is put down to a message of the bus, written or read, whatever else a node did outside commands, in us.
+/// No more than this is put down to a message of the bus, written or read, whatever else a node did outside commands,
+/// in us.
 const MOST_US: f64 = 10.0;
 
 /// What one node has of it.
@@ -66,7 +68,16 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let Some((_, view)) = peers::cluster(facts) else {
         let gap = facts.nodes.iter().find_map(|n| n.cluster.refused()).map(|gap| gap.of(WHAT));
-        return Verdict::Unknown(gap.unwrap_or_else(|| Gap::new(Lack::Other, format!("{WHAT}: no node showed its view"), "")));
+        return Verdict::Unknown(gap.unwrap_or_else(|| {
+            Gap::new(
+                Lack::Other,
+                format!(
+                    "{WHAT}: no node showed its \
+            view"
+                ),
+                "",
+            )
+        }));
     };
     let members = view.nodes.iter().filter(|row| row.has_address() && !row.is_down()).count() as f64;
     let all = shares(facts, members);
@@ -100,11 +111,17 @@ fn found(facts: &Facts, all: &[Share<'_>], members: f64) -> Finding {
     .on(all.iter().filter(|s| s.core > CORE).map(|s| s.node.address.as_str()))
     .core(core, format!("about {} of a core on {}, and some of every other node's", percent(core), node.address))
     .gain(
-        format!("with channels that stay in one shard up to {} of a core is free again on {}", percent(core), node.address),
+        format!(
+            "with channels that stay in one shard up to {} of a core is free again on \
+                 {}",
+            percent(core),
+            node.address
+        ),
         format!("{:.0} messages/s on this node's bus x {us:.1} us = {core:.4} cores", worst.messages),
     )
     .likely(
-        "PUBLISH was counted, and that it goes to every node is how clusters work; the CPU is what nothing else explains, within the price \
+        "PUBLISH was counted, and that it goes to every node is how clusters work; the CPU is what nothing else \
+         explains, within the price \
          of a message",
     );
     let senders = by_worst(all.iter().filter(|s| s.published > 0.0).collect(), |s| s.published);
@@ -114,14 +131,33 @@ fn found(facts: &Facts, all: &[Share<'_>], members: f64) -> Finding {
         finding = callers::shown(finding, sender.node, &["publish"]);
     }
     if let (Some(outside), traffic) = (outside_us(node), traffic_us(node)) {
-        let told = format!("{} outside commands, of which clients' traffic explains {}", time_us(outside), time_us(traffic));
+        let told = format!(
+            "{} outside commands, of which clients' traffic explains \
+                            {}",
+            time_us(outside),
+            time_us(traffic)
+        );
         finding = finding.saw(node, "INFO cpu", told);
     }
     if let Some(sent) = node.cluster_info.value().and_then(|info| info.get("cluster_stats_messages_publish_sent")) {
-        finding = finding.saw(node, "CLUSTER INFO", format!("cluster_stats_messages_publish_sent:{sent} since its start"));
+        finding = finding.saw(
+            node,
+            "CLUSTER INFO",
+            format!(
+                "cluster_stats_messages_publish_sent:{sent} since its \
+            start"
+            ),
+        );
     }
-    let subscribed = facts.live().filter(|n| n.number("pubsub_channels").unwrap_or(0.0) + n.number("pubsub_patterns").unwrap_or(0.0) > 0.0);
-    let told = format!("{} of {} nodes have a channel or a pattern with subscribers", subscribed.count(), facts.live().count());
+    let subscribed = facts
+        .live()
+        .filter(|n| n.number("pubsub_channels").unwrap_or(0.0) + n.number("pubsub_patterns").unwrap_or(0.0) > 0.0);
+    let told = format!(
+        "{} of {} nodes have a channel or a pattern with \
+                        subscribers",
+        subscribed.count(),
+        facts.live().count()
+    );
     finding = finding.saw(node, "INFO stats", told);
     mend(finding, facts, node)
 }
@@ -132,7 +168,8 @@ fn mend(finding: Finding, facts: &Facts, node: &Node) -> Finding {
         true => finding.fix(
             "Sharded channels: SPUBLISH and SSUBSCRIBE stay within the shard that owns the channel's slot",
             &["SSUBSCRIBE channel   (subscribers first, at the channel's shard)", "SPUBLISH channel message"],
-            "SPUBLISH reaches no SUBSCRIBE and there are no patterns: subscribers change first, and listen to both until all have",
+            "SPUBLISH reaches no SUBSCRIBE and there are no patterns: subscribers change first, and listen to both \
+             until all have",
             "",
         ),
         false => finding.fix(
@@ -156,17 +193,22 @@ mod tests {
     use unslow_facts::{Sample, Seen};
     use unslow_topology::{ClusterView, Info, Role};
 
-    const VIEW: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 10.0.0.1:6379@16379 myself,master - 0 0 1 connected 0-8191\n\
-                        bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb 10.0.0.2:6379@16379 master - 0 0 2 connected 8192-16383\n\
-                        cccccccccccccccccccccccccccccccccccccccc 10.0.0.3:6379@16379 slave aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0 0 1 connected\n";
+    const VIEW: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 10.0.0.1:6379@16379 myself,master - 0 0 1 connected \
+                        0-8191\n\
+                        bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb 10.0.0.2:6379@16379 master - 0 0 2 connected \
+                        8192-16383\n\
+                        cccccccccccccccccccccccccccccccccccccccc 10.0.0.3:6379@16379 slave \
+                        aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 0 0 1 connected\n";
 
     /// A cluster of three nodes after ten seconds, the first of which was sent PUBLISH and used so many seconds of CPU.
     fn facts(publish: u64, cpu_s: f64) -> Facts {
         let node = |address: &str, calls: u64, cpu_s: f64| {
-            let counters = "redis_version:7.2.4\r\nrole:master\r\ntotal_commands_processed:0\r\nused_cpu_user:0\r\nused_cpu_sys:0\r\n\
+            let counters = "redis_version:7.2.4\r\nrole:master\r\ntotal_commands_processed:0\r\nused_cpu_user:0\r\n\
+                            used_cpu_sys:0\r\n\
                             cmdstat_get:calls=1,usec=1,usec_per_call=1.00\r\n";
             let after = format!(
-                "total_commands_processed:{calls}\r\nused_cpu_user:{cpu_s}\r\ncmdstat_publish:calls={calls},usec={calls},usec_per_call=1.00\r\n"
+                "total_commands_processed:{calls}\r\nused_cpu_user:{cpu_s}\r\n\
+                 cmdstat_publish:calls={calls},usec={calls},usec_per_call=1.00\r\n"
             );
             let first = Info::parse(counters);
             let mut last = first.clone();
@@ -188,7 +230,8 @@ mod tests {
     fn each_message_is_paid_on_every_node() {
         let Verdict::Present(found) = check(&facts(50_000, 1.0)) else { panic!("not found") };
         assert!(found.title.contains("5,000 PUBLISH a second make 10,000 messages"), "{}", found.title);
-        // One second of CPU, less 50 ms inside PUBLISH and the server's own clock: 9 % of a core, within 10 us a message.
+        // One second of CPU, less 50 ms inside PUBLISH and the server's own clock: 9 % of a core, within 10 us a
+        // message.
         assert!((0.08..0.1).contains(&found.impact.value), "{}", found.impact.value);
         assert!(found.remedies[0].commands.iter().any(|c| c.starts_with("SPUBLISH")));
     }

@@ -1,20 +1,21 @@
 //! A master is busy with reads that its idle replicas could answer.
 //!
-//! Clients read from masters unless they are told otherwise. A replica has the same keys, and a core that does little more than
-//! apply the writes. This is an offer and not a defect: it is worth something where the master runs out of its one core, and where
-//! the application can bear an answer that is a little old.
+//! Clients read from masters unless they are told otherwise. A replica has the same keys, and a core that does little
+//! more than apply the writes. This is an offer and not a defect: it is worth something where the master runs out of
+//! its one core, and where the application can bear an answer that is a little old.
 //!
-//! Seen when: a master's main thread uses over 70 % of a core, over 80 % of its commands are reads, and a replica of it is in step
-//! and uses under 30 % of a core, with less than a tenth of the master's reads.
+//! Seen when: a master's main thread uses over 70 % of a core, over 80 % of its commands are reads, and a replica of it
+//! is in step and uses under 30 % of a core, with less than a tenth of the master's reads.
 //!
-//! Not to be taken for: one expensive read (KEYS, a big key): beyond 0.5 ms of CPU per command the rules for those say so. One
-//! command at a time (`kernel_bound`): then batching gives more, and this is a risk beside it. A hot shard of a cluster
-//! (`shard_imbalance`), of which this is told as a consequence.
+//! Not to be taken for: one expensive read (KEYS, a big key): beyond 0.5 ms of CPU per command the rules for those say
+//! so. One command at a time (`kernel_bound`): then batching gives more, and this is a risk beside it. A hot shard of a
+//! cluster (`shard_imbalance`), of which this is told as a consequence.
 //!
-//! How to confirm: `INFO cpu` and `INFO commandstats` of the master and its replicas, twice; `INFO replication` for the lag.
+//! How to confirm: `INFO cpu` and `INFO commandstats` of the master and its replicas, twice; `INFO replication` for the
+//! lag.
 //!
-//! What to do: let clients read from replicas where an old answer does no harm (lists, profiles, caches); keep on the master what is
-//! read right after it was written, locks, and what decides about money.
+//! What to do: let clients read from replicas where an old answer does no harm (lists, profiles, caches); keep on the
+//! master what is read right after it was written, locks, and what decides about money.
 //! Sources: INFO of masters and replicas; the clients' read preferences.
 
 use std::collections::BTreeSet;
@@ -161,7 +162,8 @@ pub fn check(facts: &Facts) -> Verdict {
         Some(worst) => found(&rows, worst, facts.kind).into(),
         None => {
             let text = format!(
-                "reads on masters: the busiest uses {} of a core; none is over {} busy with reads that an idle replica could answer",
+                "reads on masters: the busiest uses {} of a core; none is over {} busy with reads that an idle replica \
+                 could answer",
                 percent(busiest),
                 percent(BUSY)
             );
@@ -216,7 +218,10 @@ fn found(rows: &[Row], worst: &Row, kind: DeploymentKind) -> Finding {
     );
     let finding = Finding::new(title).on(rows.iter().map(|r| r.master.address.as_str()));
     let finding = if kernel_bound::speaks(master) {
-        finding.risk("its core goes to sockets first: batching gives more than other servers do; the replicas are room for growth")
+        finding.risk(
+            "its core goes to sockets first: batching gives more than other servers do; the replicas are room \
+                      for growth",
+        )
     } else {
         let text = format!("about {} of a core on {} that its replicas could give", percent(moved), master.address);
         finding.core(moved, text).severity(Severity::Medium)
@@ -224,13 +229,25 @@ fn found(rows: &[Row], worst: &Row, kind: DeploymentKind) -> Finding {
     let mut finding = finding
         .gain(
             format!("the master's main thread goes down to about {}", percent(cpu - moved)),
-            format!("{cpu:.2} of a core x {reads:.2} of the commands = {moved:.2}; {cpu:.2} - {moved:.2} = {:.2}", cpu - moved),
+            format!(
+                "{cpu:.2} of a core x {reads:.2} of the commands = {moved:.2}; {cpu:.2} - {moved:.2} = \
+                     {:.2}",
+                cpu - moved
+            ),
         )
-        .likely("load and reads of the master and its replicas were measured in this window; that reads cost what writes do is assumed")
+        .likely(
+            "load and reads of the master and its replicas were measured in this window; that reads cost what \
+                 writes do is assumed",
+        )
         .saw(
             master,
             "INFO commandstats",
-            format!("{} reads/s of {} commands/s", count(reads_per_s(master)), count(master.application_ops().unwrap_or(0.0))),
+            format!(
+                "{} reads/s of {} \
+                     commands/s",
+                count(reads_per_s(master)),
+                count(master.application_ops().unwrap_or(0.0))
+            ),
         )
         .saw(master, "INFO cpu", format!("{} of a core", percent(*cpu)));
     for replica in replicas.iter().take(3) {
@@ -249,7 +266,8 @@ fn found(rows: &[Row], worst: &Row, kind: DeploymentKind) -> Finding {
 fn remedy(finding: Finding, worst: &Row, kind: DeploymentKind) -> Finding {
     let behind = worst.replicas.iter().filter_map(|r| behind_bytes(worst.master, r)).reduce(f64::max);
     let risk = format!(
-        "answers may be old{}, and older while a link is broken: what is read right after it was written, locks and counters stay on \
+        "answers may be old{}, and older while a link is broken: what is read right after it was written, locks and \
+         counters stay on \
          the master",
         behind.map_or(String::new(), |b| format!(" (up to {} behind in this window)", bytes(b)))
     );

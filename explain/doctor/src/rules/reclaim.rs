@@ -1,20 +1,24 @@
-//! The machine has memory, and still tasks must look for it themselves: they take pages back, or move them together, before they get any.
+//! The machine has memory, and still tasks must look for it themselves: they take pages back, or move them together,
+//! before they get any.
 //!
-//! The kernel keeps some memory free in the background. Where allocations come faster than that (a backup that fills the page cache,
-//! receive buffers of many connections), or where huge pages must be pieced together, the task that asks does the work, and stands still.
-//! Nothing of it is in the slow log.
+//! The kernel keeps some memory free in the background. Where allocations come faster than that (a backup that fills
+//! the page cache, receive buffers of many connections), or where huge pages must be pieced together, the task that
+//! asks does the work, and stands still. Nothing of it is in the slow log.
 //!
-//! Seen when: tasks reclaimed or compacted at least once a second in the window (`allocstall_*`, `compact_stall` of /proc/vmstat), while
-//! more than a tenth of the machine's memory was available. It costs something where the kernel counted stalls as well: 1 % of the
-//! window in the server's own cgroup, or 5 % in the machine. Without them it is a risk.
+//! Seen when: tasks reclaimed or compacted at least once a second in the window (`allocstall_*`, `compact_stall` of
+//! /proc/vmstat), while more than a tenth of the machine's memory was available. It costs something where the kernel
+//! counted stalls as well: 1 % of the window in the server's own cgroup, or 5 % in the machine. Without them it is a
+//! risk.
 //!
-//! Not to be taken for: a machine that is short of memory (`memory_pressure`, which speaks where less than a tenth is available); a
-//! container at its own limit (`container_memory`), whose waits these counters leave out; pages on a disk (`swap`).
+//! Not to be taken for: a machine that is short of memory (`memory_pressure`, which speaks where less than a tenth is
+//! available); a container at its own limit (`container_memory`), whose waits these counters leave out; pages on a disk
+//! (`swap`).
 //!
-//! How to confirm: `grep -e allocstall -e compact_stall /proc/vmstat` twice; `cat /proc/pressure/memory`; `sar -B 1 5` (pgscand/s).
+//! How to confirm: `grep -e allocstall -e compact_stall /proc/vmstat` twice; `cat /proc/pressure/memory`; `sar -B 1 5`
+//! (pgscand/s).
 //!
-//! What to do: let the kernel begin earlier (vm.min_free_kbytes, vm.watermark_scale_factor); no huge pages at fault time; jobs that read
-//! whole disks without the page cache.
+//! What to do: let the kernel begin earlier (vm.min_free_kbytes, vm.watermark_scale_factor); no huge pages at fault
+//! time; jobs that read whole disks without the page cache.
 //! Sources: /proc/vmstat, /proc/pressure/memory; the kernel's Documentation/admin-guide/sysctl/vm.rst.
 
 use unslow_facts::{Host, Reclaims};
@@ -25,7 +29,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Direct reclaim";
 pub const LEADS_TO: &[&str] = &["node_timeout_margin"];
 pub const INJECTED: Injected = Injected::No(
-    "the machine's free memory would have to run out, which stops other programs there; tested on recorded facts with the counters set by hand",
+    "the machine's free memory would have to run out, which stops other programs there; tested on recorded facts with \
+     the counters set by hand",
 );
 
 /// Waits a second of any task.
@@ -165,7 +170,8 @@ fn ways_out(finding: Finding, worst: &Machine<'_>) -> Finding {
             "sysctl -w vm.watermark_scale_factor=10   (the default)",
         )
         .fix(
-            "Find what fills the memory in bursts (a backup, a copy of a large file), and let it pass the page cache by",
+            "Find what fills the memory in bursts (a backup, a copy of a large file), and let it pass the page cache \
+             by",
             &["sar -B 1 5   (pgscand/s)", "ps -eo pid,rss,comm --sort -rss | head"],
             "",
             "",

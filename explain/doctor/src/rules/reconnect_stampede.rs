@@ -1,22 +1,26 @@
 //! Many clients reconnect at the same moment.
 //!
-//! After a failover, a restart, a break of the network or a proxy's deployment every client has lost its connections, and without a random
-//! delay all of them come back at once. Each connection costs accept, often TLS, AUTH, HELLO and CLIENT SETINFO. While the server works
-//! through them nothing else is answered, accept queues overflow, clients time out in the middle of their greeting and try again.
+//! After a failover, a restart, a break of the network or a proxy's deployment every client has lost its connections,
+//! and without a random delay all of them come back at once. Each connection costs accept, often TLS, AUTH, HELLO and
+//! CLIENT SETINFO. While the server works through them nothing else is answered, accept queues overflow, clients time
+//! out in the middle of their greeting and try again.
 //!
-//! Seen when: in a second or two of the window over 50 connections came, at least ten times as many a second as in the rest of it, and
-//! they are at least 30 % of the clients; most of them are still there when the window ends; and the number of clients did not grow with
-//! them, unless the server was given another role in the window. Each second's connections are counted during the window.
+//! Seen when: in a second or two of the window over 50 connections came, at least ten times as many a second as in the
+//! rest of it, and they are at least 30 % of the clients; most of them are still there when the window ends; and the
+//! number of clients did not grow with them, unless the server was given another role in the window. Each second's
+//! connections are counted during the window.
 //!
-//! Not to be taken for: `connection_churn`, whose connections come evenly and do not stay; jobs that start together (their connections are
-//! closed again before the window ends); an application that starts (the number of clients grows by as many); an attack: these are
-//! clients that were connected before.
+//! Not to be taken for: `connection_churn`, whose connections come evenly and do not stay; jobs that start together
+//! (their connections are closed again before the window ends); an application that starts (the number of clients grows
+//! by as many); an attack: these are clients that were connected before.
 //!
-//! How to confirm: `INFO stats` once a second: total_connections_received; `CLIENT LIST`: many rows of nearly the same `age`.
+//! How to confirm: `INFO stats` once a second: total_connections_received; `CLIENT LIST`: many rows of nearly the same
+//! `age`.
 //!
-//! What to do: reconnect after a random delay, longer after each failure; fewer connections; on Redis 8 and Valkey 8 limit how many new ones a
-//! turn of the event loop accepts.
-//! Sources: INFO total_connections_received by the second, CLIENT LIST ages, INFO replication; lettuce-io/lettuce-core#2211; redis/redis#12178.
+//! What to do: reconnect after a random delay, longer after each failure; fewer connections; on Redis 8 and Valkey 8
+//! limit how many new ones a turn of the event loop accepts.
+//! Sources: INFO total_connections_received by the second, CLIENT LIST ages, INFO replication;
+//! lettuce-io/lettuce-core#2211; redis/redis#12178.
 
 use unslow_facts::Sample;
 
@@ -35,7 +39,8 @@ const ABOVE: f64 = 10.0;
 const CALM: f64 = 0.3;
 /// Of the wave: those that must still be there at the end.
 const STAYED: f64 = 0.5;
-/// Of the wave: by how much the number of clients may have grown. Where it grew by more, clients came that were not there before.
+/// Of the wave: by how much the number of clients may have grown. Where it grew by more, clients came that were not
+/// there before.
 const GROWN: f64 = 0.7;
 /// A shorter rest after the last point is no stretch by itself, in s.
 const SHORTEST_S: f64 = 0.3;
@@ -144,7 +149,8 @@ pub fn check(facts: &Facts) -> Verdict {
     if let Some(node) = facts.live().find(hidden) {
         let many = count(came(node).unwrap_or(0.0));
         let why = format!(
-            "{WHAT}: {many} connections came to {} in the window, and how they were spread over it, or whether they stayed, was not seen",
+            "{WHAT}: {many} connections came to {} in the window, and how they were spread over it, or whether they \
+             stayed, was not seen",
             node.address
         );
         return Verdict::unknown(Lack::Time, why, "run again, for ten seconds or more");
@@ -158,7 +164,8 @@ fn found(facts: &Facts, wave: &Wave<'_>) -> Finding {
     let node = wave.node;
     let (peak, calm, many) = (count(wave.peak), count(wave.calm), count(wave.connections));
     let mut finding = Finding::new(format!(
-        "{many} connections came to {} at once: {peak} a second at the peak, {calm} a second in the calm part of the window",
+        "{many} connections came to {} at once: {peak} a second at the peak, {calm} a second in the calm part of the \
+         window",
         node.address
     ));
     let churn = Churn::of(facts, node);
@@ -184,10 +191,12 @@ fn found(facts: &Facts, wave: &Wave<'_>) -> Finding {
     }
     finding = match churn.map(|c| c.price) {
         Some(Price::Measured) => finding.proven(
-            "connections were counted by the second and are still there; their price is the CPU outside commands that nothing else explains",
+            "connections were counted by the second and are still there; their price is the CPU outside commands that \
+             nothing else explains",
         ),
         _ => finding.likely(
-            "connections were counted by the second and are still there; the price of one is the least measured elsewhere (loopback, no TLS)",
+            "connections were counted by the second and are still there; the price of one is the least measured \
+             elsewhere (loopback, no TLS)",
         ),
     };
     finding = finding
@@ -235,15 +244,18 @@ fn trigger(finding: Finding, wave: &Wave<'_>) -> Finding {
             format!("{closed:.0} connections were closed at a limit of the server in the window"),
         );
     }
-    finding
-        .not("a failover or a restart of this server in the window: what broke the connections is between it and its clients, or in them")
+    finding.not(
+        "a failover or a restart of this server in the window: what broke the connections is between it and its \
+              clients, or in them",
+    )
 }
 
 fn mend(finding: Finding, node: &Node) -> Finding {
     let finding = finding.fix(
         "In the clients: reconnect after a random delay, which doubles with each failure up to some seconds",
         &[
-            "Lettuce: ClientResources.builder().reconnectDelay(Delay.fullJitter(Duration.ofMillis(100), Duration.ofSeconds(5), 100, MILLISECONDS))",
+            "Lettuce: ClientResources.builder().reconnectDelay(Delay.fullJitter(Duration.ofMillis(100), \
+             Duration.ofSeconds(5), 100, MILLISECONDS))",
             "redis-py: Retry(FullJitterBackoff(cap=5, base=0.1), 6)",
             "go-redis: redis.Options{MinRetryBackoff: 100 * time.Millisecond, MaxRetryBackoff: 5 * time.Second}",
             "ioredis: retryStrategy: n => Math.random() * Math.min(5000, 100 * 2 ** n)",
@@ -252,7 +264,8 @@ fn mend(finding: Finding, node: &Node) -> Finding {
         "the old delays",
     );
     finding.fix(
-        "Have fewer connections to bring back, and room for those that come: pools of the size the load needs, an accept queue for all of them",
+        "Have fewer connections to bring back, and room for those that come: pools of the size the load needs, an \
+         accept queue for all of them",
         &[&cli(&node.address, "CONFIG GET tcp-backlog"), "sysctl net.core.somaxconn   (the smaller of the two counts)"],
         "tcp-backlog takes effect with a restart",
         "",

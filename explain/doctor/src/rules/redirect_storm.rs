@@ -3,12 +3,13 @@
 //! A MOVED reply costs another round trip and, with many clients, another topology refresh each. A client that is not
 //! cluster-aware, or whose map is stale, pays it for every command.
 //!
-//! Seen when: MOVED and ASK are over 1 % of the commands that a node is asked for, and over 10 a second. A redirected command is
-//! not among the processed ones: the share is of both together.
+//! Seen when: MOVED and ASK are over 1 % of the commands that a node is asked for, and over 10 a second. A redirected
+//! command is not among the processed ones: the share is of both together.
 //!
 //! Not to be taken for: a reshard in progress, where a few redirects per slot are the protocol at work.
 //!
-//! How to confirm: `INFO errorstats` twice, and `CLIENT LIST` on the node that has most of them: who is connected there.
+//! How to confirm: `INFO errorstats` twice, and `CLIENT LIST` on the node that has most of them: who is connected
+//! there.
 //!
 //! What to do: a cluster-aware client with refresh on MOVED; a proxy for those that cannot.
 //! Sources: INFO errorstat_MOVED, errorstat_ASK (6.2+).

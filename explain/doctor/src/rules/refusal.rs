@@ -1,6 +1,8 @@
-//! What a server that is there answers instead of what it was asked for, and what to do about it. Not a rule: several rules ask.
+//! What a server that is there answers instead of what it was asked for, and what to do about it. Not a rule: several
+//! rules ask.
 //!
-//! One that refuses is neither dead nor cut off: nothing is to be started there, and nothing to be promoted instead of it.
+//! One that refuses is neither dead nor cut off: nothing is to be started there, and nothing to be promoted instead of
+//! it.
 
 use unslow_facts::{Lack, Node};
 
@@ -102,7 +104,8 @@ pub fn admit(finding: Finding, node: &Node, refusal: Refusal) -> Finding {
             let here = |command: &str| format!("{cli} {command}   (on {host})");
             // Each of them is a connection of its own: behind the first one it needs the password.
             finding.fix(
-                "Give it a password, on its own machine: other machines are let in then. Without CONFIG REWRITE it is gone with a restart",
+                "Give it a password, on its own machine: other machines are let in then. Without CONFIG REWRITE it is \
+                 gone with a restart",
                 &[&here("CONFIG SET requirepass LONG-SECRET"), &here("--askpass CONFIG REWRITE")],
                 "its clients, replicas and Sentinels need the password from then on (masterauth, auth-pass)",
                 &here(&format!("--askpass CONFIG SET requirepass '' && {cli} CONFIG REWRITE")),
@@ -150,8 +153,8 @@ pub fn release(finding: Finding, address: &str) -> Finding {
     )
 }
 
-/// How these come back to serve: those that are gone are started, one that refuses or hangs is not. A node is `None` where nothing
-/// is known of it but its address.
+/// How these come back to serve: those that are gone are started, one that refuses or hangs is not. A node is `None`
+/// where nothing is known of it but its address.
 pub fn bring_back(finding: Finding, lost: &[(&str, Option<&Node>)], risk: &str) -> Finding {
     let is_there = |node: &Option<&Node>| node.is_some_and(|n| n.silent_ms.is_some() || Refusal::of(n).is_some());
     let gone: Vec<String> = lost.iter().filter(|(_, n)| !is_there(n)).map(|(address, _)| address.to_string()).collect();

@@ -1,20 +1,22 @@
 //! A table of keys is being doubled, and for that time the old and the new one are both in memory.
 //!
-//! When keys outgrow their table a new one of twice the size is made at once, and keys move over step by step. For hundreds of millions
-//! of keys that is gigabytes in one moment: keys are evicted for it, or writes refused, and nothing in the data explains it.
+//! When keys outgrow their table a new one of twice the size is made at once, and keys move over step by step. For
+//! hundreds of millions of keys that is gigabytes in one moment: keys are evicted for it, or writes refused, and
+//! nothing in the data explains it.
 //!
-//! Seen when: tables that are being moved take a twentieth or more of what the server may use (7.4+, Valkey 8); or, where that is not
-//! counted, the keys passed a power of two in the window and used memory rose with them by at least the new table, a twentieth of
-//! what it may use.
+//! Seen when: tables that are being moved take a twentieth or more of what the server may use (7.4+, Valkey 8); or,
+//! where that is not counted, the keys passed a power of two in the window and used memory rose with them by at least
+//! the new table, a twentieth of what it may use.
 //!
-//! Not to be taken for: growth of the data (`growth_without_ttl`), which goes on; buffers (`client_memory`); a table that shrinks
-//! after a mass deletion, which is over in a moment as well.
+//! Not to be taken for: growth of the data (`growth_without_ttl`), which goes on; buffers (`client_memory`); a table
+//! that shrinks after a mass deletion, which is over in a moment as well.
 //!
-//! How to confirm: `INFO memory` mem_overhead_db_hashtable_rehashing; `MEMORY STATS` overhead.hashtable.main; `INFO keyspace`: keys near a
-//! power of two.
+//! How to confirm: `INFO memory` mem_overhead_db_hashtable_rehashing; `MEMORY STATS` overhead.hashtable.main;
+//! `INFO keyspace`: keys near a power of two.
 //!
 //! What to do: leave room for the larger table below maxmemory; more shards before the next doubling.
-//! Sources: INFO mem_overhead_db_hashtable_rehashing; dict.c (a table of 2^n places, 8 bytes each), valkey's hashtable.c.
+//! Sources: INFO mem_overhead_db_hashtable_rehashing; dict.c (a table of 2^n places, 8 bytes each), valkey's
+//! hashtable.c.
 
 use super::memory::{self, Keys, Limit};
 use super::prelude::*;
@@ -22,7 +24,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Table doubling";
 pub const LEADS_TO: &[&str] = &["eviction_pressure", "out_of_memory"];
 pub const INJECTED: Injected = Injected::No(
-    "a table moves within a second or two of a moment that the keys decide, and a window seldom meets it; tested on facts by hand",
+    "a table moves within a second or two of a moment that the keys decide, and a window seldom meets it; tested on \
+     facts by hand",
 );
 
 /// Of what the server may use.
@@ -101,7 +104,10 @@ fn found(facts: &Facts, m: &Moves) -> Finding {
             .saw(node, "INFO memory", format!("mem_overhead_db_hashtable_rehashing:{:.0}", m.bytes)),
         Some(power) => finding
             .risk(format!("used memory rose by {} or more in the window", bytes(m.bytes)))
-            .likely("the keys passed a power of two while used memory rose by the new table; the move itself is not counted before 7.4")
+            .likely(
+                "the keys passed a power of two while used memory rose by the new table; the move itself is not \
+                     counted before 7.4",
+            )
             .saw(
                 node,
                 "INFO keyspace",

@@ -1,22 +1,23 @@
 //! The master closes its replicas' links because too much waits for them: their output buffer limit is too small.
 //!
-//! What a replica has not taken yet waits in the master's memory, up to client-output-buffer-limit replica (256 MB at once, or 64 MB
-//! for 60 s, by default). Beyond that the link is closed. During a full copy everything that is written waits: where that is more than
-//! the limit, the copy is cut off at its end and begins again, without end.
+//! What a replica has not taken yet waits in the master's memory, up to client-output-buffer-limit replica (256 MB at
+//! once, or 64 MB for 60 s, by default). Beyond that the link is closed. During a full copy everything that is written
+//! waits: where that is more than the limit, the copy is cut off at its end and begins again, without end.
 //!
-//! Seen when: full syncs follow each other, and the master counted connections that a limit ended (7.4+, Valkey 8.0+), or what is
-//! written during one attempt reaches the limit; or it counted such connections, a replica came back in the window, and what waits for a
-//! replica is over half of its limit.
+//! Seen when: full syncs follow each other, and the master counted connections that a limit ended (7.4+, Valkey 8.0+),
+//! or what is written during one attempt reaches the limit; or it counted such connections, a replica came back in the
+//! window, and what waits for a replica is over half of its limit.
 //!
-//! Not to be taken for: a small backlog. There partial syncs are asked for and refused (sync_partial_err), and no link is closed by the
-//! master (`backlog_too_small`). The count is of all clients together: where replicas have no limit, it was subscribers or clients
-//! (`slow_subscriber`).
+//! Not to be taken for: a small backlog. There partial syncs are asked for and refused (sync_partial_err), and no link
+//! is closed by the master (`backlog_too_small`). The count is of all clients together: where replicas have no limit,
+//! it was subscribers or clients (`slow_subscriber`).
 //!
-//! How to confirm: the master's log says "scheduled to be closed ASAP for overcoming of output buffer limits" with flags=S;
-//! `INFO stats` twice: client_output_buffer_limit_disconnections, sync_full; `CLIENT LIST TYPE replica` while it is copied: omem.
+//! How to confirm: the master's log says "scheduled to be closed ASAP for overcoming of output buffer limits" with
+//! flags=S; `INFO stats` twice: client_output_buffer_limit_disconnections, sync_full; `CLIENT LIST TYPE replica` while
+//! it is copied: omem.
 //!
-//! What to do: a limit of twice what is written during a copy; then a faster copy (repl-diskless-sync, a smaller data set) or fewer
-//! writes while it runs.
+//! What to do: a limit of twice what is written during a copy; then a faster copy (repl-diskless-sync, a smaller data
+//! set) or fewer writes while it runs.
 //! Sources: INFO stats; checkClientOutputBufferLimits() of the servers; redis #11534, #12787, #4093.
 
 use super::full_resync_loop::buffer;
@@ -102,19 +103,21 @@ fn found(facts: &Facts, worst: &Killer, rows: &[Killer]) -> Finding {
     ))
     .on(rows.iter().map(|k| k.node.address.as_str()))
     .on(rows.iter().flat_map(|k| replica_link::replicas_of(facts, k.node)).map(|r| r.address.as_str()));
-    let finding = if syncs.full > 0.0 {
-        finding.core(
-            children.max(0.01),
-            format!(
-                "a fork and {} over the wire for each copy that is cut off; no replica in step meanwhile",
-                bytes(data_bytes(node))
-            ),
-        )
-    } else {
-        finding
-            .risk("no copy was needed in this window: the backlog had what was missing; where it does not, a full copy follows")
+    let finding =
+        if syncs.full > 0.0 {
+            finding.core(
+                children.max(0.01),
+                format!(
+                    "a fork and {} over the wire for each copy that is cut off; no replica in step meanwhile",
+                    bytes(data_bytes(node))
+                ),
+            )
+        } else {
+            finding
+            .risk("no copy was needed in this window: the backlog had what was missing; where it does not, a full copy \
+                   follows")
             .severity(Severity::Medium)
-    };
+        };
     let ended = node.delta(COUNTER).map_or(format!("{COUNTER} not counted"), |n| format!("{COUNTER} +{n:.0}"));
     let finding = finding
         .saw(
@@ -135,7 +138,8 @@ fn found(facts: &Facts, worst: &Killer, rows: &[Killer]) -> Finding {
     };
     let finding = if *counted > 0.0 && others_may_be_cut(node) {
         finding.likely(
-            "the master counted connections that its limits ended, of all clients together; that they were replicas' is inferred from \
+            "the master counted connections that its limits ended, of all clients together; that they were replicas' \
+             is inferred from \
              what waits for them",
         )
     } else if *counted > 0.0 {
@@ -168,8 +172,10 @@ mod tests {
     const MASTER: &str = "10.0.0.1:6379";
 
     fn master(after: &str, limit: &str) -> Facts {
-        let before = "role:master\nredis_version:7.4.0\nconnected_slaves:1\nslave0:ip=10.0.0.2,port=6379,state=wait_bgsave,offset=0,lag=0\n\
-                      master_repl_offset:1000\nrepl_backlog_size:1048576\nused_memory:90000000\nsync_full:1\nsync_partial_err:0\n\
+        let before = "role:master\nredis_version:7.4.0\nconnected_slaves:1\n\
+                      slave0:ip=10.0.0.2,port=6379,state=wait_bgsave,offset=0,lag=0\n\
+                      master_repl_offset:1000\nrepl_backlog_size:1048576\nused_memory:90000000\nsync_full:1\n\
+                      sync_partial_err:0\n\
                       sync_partial_ok:0\nclient_output_buffer_limit_disconnections:0\ntotal_system_memory:8000000000\n";
         let mut node = node_at(MASTER, before, after);
         let line = format!("normal 0 0 0 {limit} pubsub 33554432 8388608 60");
@@ -205,7 +211,8 @@ mod tests {
 
     #[test]
     fn subscribers_that_were_cut_off_are_no_replicas() {
-        let both = "sync_full:5\nsync_partial_err:4\nmaster_repl_offset:1100\nclient_output_buffer_limit_disconnections:4\n\
+        let both = "sync_full:5\nsync_partial_err:4\nmaster_repl_offset:1100\n\
+                    client_output_buffer_limit_disconnections:4\n\
                     pubsub_channels:3\n";
         assert_eq!(answer(&check(&master(both, SMALL))), "absent");
     }

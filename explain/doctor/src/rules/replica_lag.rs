@@ -1,26 +1,27 @@
 //! A linked replica is behind its master and does not catch up.
 //!
-//! Replication is asynchronous: what a replica has not received is missing from its readers' answers, and lost if it takes over now.
-//! What it lacks waits in the master's memory, up to client-output-buffer-limit; there the link is closed, and if the backlog no longer
-//! has what is missing, a full copy follows.
+//! Replication is asynchronous: what a replica has not received is missing from its readers' answers, and lost if it
+//! takes over now. What it lacks waits in the master's memory, up to client-output-buffer-limit; there the link is
+//! closed, and if the backlog no longer has what is missing, a full copy follows.
 //!
-//! Seen when: at both ends of the window the master lists the replica as online, and at its end the replica has acknowledged 5 s of
-//! writes and 1 MB less than was written, and at the pace of the window it would take over a minute to catch up; or it has acknowledged
-//! nothing for 5 s, while writes come.
+//! Seen when: at both ends of the window the master lists the replica as online, and at its end the replica has
+//! acknowledged 5 s of writes and 1 MB less than was written, and at the pace of the window it would take over a minute
+//! to catch up; or it has acknowledged nothing for 5 s, while writes come.
 //!
-//! What it lacks, in seconds, is bytes missing / bytes written a second. A replica that spends its core on other things (its readers'
-//! commands, a script) shows that in its own counters; one that reads as fast as it can behind a slow path leaves its bytes in the
-//! master's send queue.
+//! What it lacks, in seconds, is bytes missing / bytes written a second. A replica that spends its core on other things
+//! (its readers' commands, a script) shows that in its own counters; one that reads as fast as it can behind a slow
+//! path leaves its bytes in the master's send queue.
 //!
-//! Not to be taken for: a replica whose process hangs (`node_hangs`), one whose link is down (`replica_link_down`), a burst that is being
-//! worked off, or the second between two acknowledgements.
+//! Not to be taken for: a replica whose process hangs (`node_hangs`), one whose link is down (`replica_link_down`), a
+//! burst that is being worked off, or the second between two acknowledgements.
 //!
-//! How to confirm: `INFO replication` on the master, twice: master_repl_offset less the offset in the replica's slaveN line, and lag;
-//! `CLIENT LIST TYPE replica` shows what waits for it (omem).
+//! How to confirm: `INFO replication` on the master, twice: master_repl_offset less the offset in the replica's slaveN
+//! line, and lag; `CLIENT LIST TYPE replica` shows what waits for it (omem).
 //!
-//! What to do: move the replica's heavy readers elsewhere, or give its path more room; until then let no failover choose it, and give the
-//! backlog the size of what is missing.
-//! Sources: INFO replication (slaveN: offset, lag); redis.conf (min-replicas-max-lag, client-output-buffer-limit replica).
+//! What to do: move the replica's heavy readers elsewhere, or give its path more room; until then let no failover
+//! choose it, and give the backlog the size of what is missing.
+//! Sources: INFO replication (slaveN: offset, lag); redis.conf (min-replicas-max-lag, client-output-buffer-limit
+//! replica).
 
 use super::peers;
 use super::prelude::*;
@@ -255,7 +256,8 @@ fn mend(finding: Finding, worst: &Behind, why: &Why) -> Finding {
     let waiting = format!("{}   (omem: what waits for it)", cli(&master.address, &format!("CLIENT LIST TYPE {class}")));
     let finding = match why {
         Why::Busy(_) => finding.fix(
-            "See what the replica does besides, and have it done elsewhere: readers' expensive commands, scripts, persistence",
+            "See what the replica does besides, and have it done elsewhere: readers' expensive commands, scripts, \
+             persistence",
             &[
                 &cli(replica, "INFO commandstats   (twice: which usec grow)"),
                 &cli(replica, "SLOWLOG GET 10"),

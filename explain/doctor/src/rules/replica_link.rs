@@ -1,5 +1,5 @@
-//! How the link between a replica and its master stands, and what keeps it down or ends its copies. Not a rule: several rules ask the
-//! same. `DESIGN.md` has the table of what tells the causes apart.
+//! How the link between a replica and its master stands, and what keeps it down or ends its copies. Not a rule: several
+//! rules ask the same. `DESIGN.md` has the table of what tells the causes apart.
 
 use unslow_facts::{Facts, Node};
 
@@ -107,7 +107,8 @@ fn has_subscribers(node: &Node) -> bool {
     node.first.as_ref().is_some_and(any) || node.last.as_ref().is_some_and(any)
 }
 
-/// Whether a limit may have ended connections of others than replicas: of subscribers, or of ordinary clients where these have a limit.
+/// Whether a limit may have ended connections of others than replicas: of subscribers, or of ordinary clients where
+/// these have a limit.
 pub fn others_may_be_cut(node: &Node) -> bool {
     has_subscribers(node) || output_limit(node, &["normal"]).is_some_and(|l| l.hard > 0.0 || l.soft > 0.0)
 }
@@ -259,8 +260,8 @@ fn why(facts: &Facts, replica: &Node, master: Option<&Node>) -> Why {
     }
 }
 
-/// A copy that has begun, by the replica's own word. It says "in progress" while its master turns PSYNC and SYNC down, too: what has
-/// come, or will, says which (6.2+).
+/// A copy that has begun, by the replica's own word. It says "in progress" while its master turns PSYNC and SYNC down,
+/// too: what has come, or will, says which (6.2+).
 fn copying(replica: &Node) -> Option<Why> {
     replica.number("master_sync_in_progress").filter(|n| *n > 0.0)?;
     let counted = ["master_sync_read_bytes", "master_sync_total_bytes"].map(|field| replica.number(field));

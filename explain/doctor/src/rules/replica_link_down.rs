@@ -1,26 +1,30 @@
-//! A replica has lost its master: what it answers grows older by the second, and after a while it can no longer take over.
+//! A replica has lost its master: what it answers grows older by the second, and after a while it can no longer take
+//! over.
 //!
-//! While the link is down a replica serves the data it last had (replica-serve-stale-data yes, the default) or refuses most commands
-//! with MASTERDOWN (no). In a cluster one that has been cut off for longer than cluster-node-timeout x
-//! (cluster-replica-validity-factor + 1) does not stand for election; Sentinel leaves it out after down-after-milliseconds x 10.
+//! While the link is down a replica serves the data it last had (replica-serve-stale-data yes, the default) or refuses
+//! most commands with MASTERDOWN (no). In a cluster one that has been cut off for longer than cluster-node-timeout x
+//! (cluster-replica-validity-factor + 1) does not stand for election; Sentinel leaves it out after
+//! down-after-milliseconds x 10.
 //!
-//! Seen when: a replica said master_link_status:down at both ends of the window, its master answers, and no copy is on its way.
+//! Seen when: a replica said master_link_status:down at both ends of the window, its master answers, and no copy is on
+//! its way.
 //!
-//! Why it is down shows on its master: NOAUTH or NOPERM together with refused PSYNC or REPLCONF, or WRONGPASS together with failed
-//! AUTH, is a login; refused connections are maxclients; NOMASTERLINK is a replica of a replica that has lost its own master. A replica
-//! tries again once a second: where its master takes no new connection at all, the attempts do not get there.
+//! Why it is down shows on its master: NOAUTH or NOPERM together with refused PSYNC or REPLCONF, or WRONGPASS together
+//! with failed AUTH, is a login; refused connections are maxclients; NOMASTERLINK is a replica of a replica that has
+//! lost its own master. A replica tries again once a second: where its master takes no new connection at all, the
+//! attempts do not get there.
 //!
-//! Not to be taken for: a master that is away (`node_unreachable`, `node_hangs`), one copy after another (`full_resync_loop`), a new
-//! replica whose first copy is on its way, a replica that is loading its own data set, or one that is linked and behind
-//! (`replica_lag`).
+//! Not to be taken for: a master that is away (`node_unreachable`, `node_hangs`), one copy after another
+//! (`full_resync_loop`), a new replica whose first copy is on its way, a replica that is loading its own data set, or
+//! one that is linked and behind (`replica_lag`).
 //!
-//! How to confirm: `INFO replication` on the replica, twice: master_link_status, master_link_down_since_seconds; the replica's log
-//! says what each attempt ended with. On the master: `INFO errorstats`, `INFO replication`.
+//! How to confirm: `INFO replication` on the replica, twice: master_link_status, master_link_down_since_seconds; the
+//! replica's log says what each attempt ended with. On the master: `INFO errorstats`, `INFO replication`.
 //!
-//! What to do: send reads elsewhere, or let the replica answer from old data, while it lasts; then, by the cause: masteruser and
-//! masterauth on the replica, maxclients on the master, the way between the two.
-//! Sources: INFO replication; replicationCron() and syncWithMaster() of the servers; redis.conf (replica-serve-stale-data,
-//! replica-validity-factor).
+//! What to do: send reads elsewhere, or let the replica answer from old data, while it lasts; then, by the cause:
+//! masteruser and masterauth on the replica, maxclients on the master, the way between the two.
+//! Sources: INFO replication; replicationCron() and syncWithMaster() of the servers; redis.conf
+//! (replica-serve-stale-data, replica-validity-factor).
 
 use super::peers;
 use super::prelude::*;
@@ -96,8 +100,8 @@ fn found(facts: &Facts, down: &Down, rows: &[&Down]) -> Finding {
     mend(serve(finding, facts, replica), down)
 }
 
-/// Whether its master has a flood of errors that do not come of this link: they are a finding of their own (`error_flood`), which must
-/// not be told as a consequence.
+/// Whether its master has a flood of errors that do not come of this link: they are a finding of their own
+/// (`error_flood`), which must not be told as a consequence.
 fn fails_otherwise(down: &Down) -> bool {
     let Some((master, outcomes)) = down.of.and_then(|m| Some((m, Outcomes::of(m)?))) else { return false };
     let refused = match &down.why {
@@ -192,7 +196,8 @@ fn evidence(finding: Finding, down: &Down) -> Finding {
         replica,
         "INFO replication",
         format!(
-            "master_link_status:down at both ends of the window, master_link_down_since_seconds:{}, master_sync_in_progress:{}",
+            "master_link_status:down at both ends of the window, master_link_down_since_seconds:{}, \
+             master_sync_in_progress:{}",
             field("master_link_down_since_seconds"),
             field("master_sync_in_progress")
         ),
@@ -259,7 +264,8 @@ fn mend(finding: Finding, down: &Down) -> Finding {
             "",
         ),
         Why::Full { .. } => finding.fix(
-            "Make room on the master: see who holds its connections, and raise the limit (unslow explain too_many_connections)",
+            "Make room on the master: see who holds its connections, and raise the limit (unslow explain \
+             too_many_connections)",
             &[&cli(master, "CLIENT LIST"), &cli(master, "CONFIG SET maxclients N")],
             "each connection takes some 20 kB and a file descriptor",
             &cli(master, "CONFIG SET maxclients   (with the old value)"),
@@ -277,7 +283,8 @@ fn mend(finding: Finding, down: &Down) -> Finding {
             "",
         ),
         Why::NeverArrives | Why::MasterUnasked | Why::CopyStands { .. } => finding.fix(
-            "On the replica's machine, see whether the master's address and port can be reached: a firewall, a renamed host, TLS on one \
+            "On the replica's machine, see whether the master's address and port can be reached: a firewall, a renamed \
+             host, TLS on one \
              side only (tls-replication)",
             &[&ping, &cli(replica, "INFO replication   (master_host, master_port)"), &log],
             "",
@@ -297,7 +304,8 @@ mod tests {
                         master_link_down_since_seconds:40\nmaster_sync_in_progress:0\nloading:0\nredis_version:7.2.4\n";
 
     fn pair(master_after: &str, replica: &str, replica_after: &str) -> Facts {
-        let before = "role:master\nredis_version:7.2.4\nconnected_slaves:0\ntotal_connections_received:10\nrejected_connections:0\n\
+        let before = "role:master\nredis_version:7.2.4\nconnected_slaves:0\ntotal_connections_received:10\n\
+                      rejected_connections:0\n\
                       loading:0\nsync_full:1\n";
         let mut copy = node_at("10.0.0.2:6379", replica, replica_after);
         copy.master = Some(MASTER.into());

@@ -2,11 +2,11 @@
 //!
 //! They survive a crash of the process, not of the machine: both copies are lost together.
 //!
-//! Seen when: every replica of a master has the master's address, in a deployment of several machines; or all of it runs
-//! at one address that is not loopback.
+//! Seen when: every replica of a master has the master's address, in a deployment of several machines; or all of it
+//! runs at one address that is not loopback.
 //!
-//! Not to be taken for: a replica that helps with reads beside another one elsewhere; entries of CLUSTER NODES without an
-//! address (`:0@0`: forgotten, or never met), or nodes that are marked failed.
+//! Not to be taken for: a replica that helps with reads beside another one elsewhere; entries of CLUSTER NODES without
+//! an address (`:0@0`: forgotten, or never met), or nodes that are marked failed.
 //!
 //! What to do: swap replicas between shards, or add one elsewhere.
 //! Sources: CLUSTER NODES, INFO replication; redis #2528, #6179.

@@ -6,8 +6,8 @@
 //! Seen when: two or more saves (forks) fall into the window, or one into a window of under a minute on a server whose
 //! rules save every 30 s or faster; or more than one in two minutes since the server started (6.2+).
 //!
-//! Not to be taken for: forks for replicas' full syncs (`full_resync_loop`): those follow sync_full; rewrites of the append-only file
-//! (`aof_rewrite_storm`), which 7.0 and later count by themselves.
+//! Not to be taken for: forks for replicas' full syncs (`full_resync_loop`): those follow sync_full; rewrites of the
+//! append-only file (`aof_rewrite_storm`), which 7.0 and later count by themselves.
 //!
 //! What to do: save hourly, or on a replica only; AOF where every second counts.
 //! Sources: INFO persistence, total_forks (6.2+), used_cpu_*_children; redis #2820.

@@ -1,19 +1,23 @@
 //! Servers of one machine save at the same moment.
 //!
-//! Each save forks, copies the pages that are written meanwhile, and keeps a core and the disk busy. A machine that has room for one of
-//! them may have none for all: memory runs short, the syncs of the append-only files queue behind the snapshots, and the main threads
-//! wait for processors. Servers that were started together and have the same `save` rules keep meeting.
+//! Each save forks, copies the pages that are written meanwhile, and keeps a core and the disk busy. A machine that has
+//! room for one of them may have none for all: memory runs short, the syncs of the append-only files queue behind the
+//! snapshots, and the main threads wait for processors. Servers that were started together and have the same `save`
+//! rules keep meeting.
 //!
-//! Seen when: two servers or more of one machine were saving or rewriting at both ends of the window. It costs the CPU of all their
-//! children but the busiest, where that was counted in the window: what one after the other would not need at once. Else it is a risk.
-//! What they wait for meanwhile is told by `fork_stall`, `aof_fsync_stall` and `noisy_neighbour`.
+//! Seen when: two servers or more of one machine were saving or rewriting at both ends of the window. It costs the CPU
+//! of all their children but the busiest, where that was counted in the window: what one after the other would not need
+//! at once. Else it is a risk. What they wait for meanwhile is told by `fork_stall`, `aof_fsync_stall` and
+//! `noisy_neighbour`.
 //!
-//! Not to be taken for: copies for replicas, which begin together when links come back (`full_resync_loop`): servers that synced a replica
-//! in the window do not count. Nor for one server that saves too often (`save_too_often`).
+//! Not to be taken for: copies for replicas, which begin together when links come back (`full_resync_loop`): servers
+//! that synced a replica in the window do not count. Nor for one server that saves too often (`save_too_often`).
 //!
-//! How to confirm: `INFO persistence` of each: rdb_bgsave_in_progress, aof_rewrite_in_progress, rdb_last_save_time; `ps` on the machine.
+//! How to confirm: `INFO persistence` of each: rdb_bgsave_in_progress, aof_rewrite_in_progress, rdb_last_save_time;
+//! `ps` on the machine.
 //!
-//! What to do: other times for each (a job that saves one after the other), or `save` on one server or replica of the machine only.
+//! What to do: other times for each (a job that saves one after the other), or `save` on one server or replica of the
+//! machine only.
 //! Sources: INFO persistence, used_cpu_*_children; /proc/sys/kernel/random/boot_id; Redis persistence documentation.
 
 use std::collections::BTreeMap;
@@ -72,7 +76,8 @@ fn saves_throughout(node: &Node) -> bool {
     at_work(first) && at_work(last) && !copying && node.delta("sync_full").unwrap_or(0.0) == 0.0
 }
 
-/// Share of a core in its children. It is counted when one ends, with what that used before the window; only one is at work at a time.
+/// Share of a core in its children. It is counted when one ends, with what that used before the window; only one is at
+/// work at a time.
 fn children(node: &Node) -> f64 {
     let all = node.rate("used_cpu_user_children").unwrap_or(0.0) + node.rate("used_cpu_sys_children").unwrap_or(0.0);
     all.min(1.0)
@@ -131,7 +136,8 @@ fn mend(finding: Finding, together: &[&Node]) -> Finding {
         finding.fix(
             "Let one of them save by its rules, and the others by a job at other times (BGSAVE, one after the other)",
             &commands,
-            "without that job nothing saves them; a server without rules that restarts comes back with its last snapshot",
+            "without that job nothing saves them; a server without rules that restarts comes back with its last \
+             snapshot",
             &back,
         )
     };

@@ -1,21 +1,22 @@
 //! The server cannot write its files: a snapshot, a rewrite or the append-only file itself fails.
 //!
-//! What is not saved is lost with the process. And most servers are set to refuse writes (MISCONF) once that is so: after a failed
-//! snapshot by stop-writes-on-bgsave-error, where `save` has rules; after a failed write of the append-only file always. Reads go
-//! through meanwhile, so that half of an application works.
+//! What is not saved is lost with the process. And most servers are set to refuse writes (MISCONF) once that is so:
+//! after a failed snapshot by stop-writes-on-bgsave-error, where `save` has rules; after a failed write of the
+//! append-only file always. Reads go through meanwhile, so that half of an application works.
 //!
-//! Seen when: rdb_last_bgsave_status, aof_last_bgrewrite_status or aof_last_write_status is not `ok`. It costs what is refused with
-//! MISCONF in the window (6.2+); without refusals it is a risk. Why it fails is read on the server's machine: the directory was removed,
-//! its file system is read-only or has less room than the data set, or a fork of this size is not to be had.
+//! Seen when: rdb_last_bgsave_status, aof_last_bgrewrite_status or aof_last_write_status is not `ok`. It costs what is
+//! refused with MISCONF in the window (6.2+); without refusals it is a risk. Why it fails is read on the server's
+//! machine: the directory was removed, its file system is read-only or has less room than the data set, or a fork of
+//! this size is not to be had.
 //!
-//! Not to be taken for: a save that was ended on purpose (a shutdown, FLUSHALL): the server does not count those as failed. The refused
-//! commands alone are `error_flood`, which is told beneath this.
+//! Not to be taken for: a save that was ended on purpose (a shutdown, FLUSHALL): the server does not count those as
+//! failed. The refused commands alone are `error_flood`, which is told beneath this.
 //!
-//! How to confirm: `INFO persistence`; the server's log says why ("No space left on device", "Can't save in background: fork: Cannot
-//! allocate memory", "Failed opening the temp RDB file"); `BGSAVE`, then `INFO persistence` again.
+//! How to confirm: `INFO persistence`; the server's log says why ("No space left on device", "Can't save in background:
+//! fork: Cannot allocate memory", "Failed opening the temp RDB file"); `BGSAVE`, then `INFO persistence` again.
 //!
-//! What to do: first let the server save (room, rights, memory for the fork), then save once: the refusals end with the first save that
-//! succeeds. Never restart it before: what is in memory is nowhere else, unless a replica has it.
+//! What to do: first let the server save (room, rights, memory for the fork), then save once: the refusals end with the
+//! first save that succeeds. Never restart it before: what is in memory is nowhere else, unless a replica has it.
 //! Sources: INFO persistence, errorstat_MISCONF (6.2+); /proc/PID/cwd; redis.conf stop-writes-on-bgsave-error.
 
 use unslow_facts::{Host, Storage, StorageState};
@@ -298,7 +299,8 @@ fn removed(finding: Finding, node: &Node, again: &str) -> Finding {
             "Make the directory again, have a replica take over, then restart this one: it copies the data from there"
         }
         false => {
-            "Make the directory again, copy the data to a new server (REPLICAOF there), have clients use that one, then restart this one"
+            "Make the directory again, copy the data to a new server (REPLICAOF there), have clients use that one, \
+             then restart this one"
         }
     };
     finding.fix(

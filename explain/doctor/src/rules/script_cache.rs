@@ -1,21 +1,22 @@
 //! Every call brings a new script: the server compiles each, and keeps scripts that are never called again.
 //!
-//! A script is known by its whole text. Where values are written into the text, instead of KEYS and ARGV, each call is another script.
-//! It is compiled, which costs many times what running it does, and kept: for good before Redis 7.4 and Valkey 8, the newest 500 of
-//! EVAL since.
+//! A script is known by its whole text. Where values are written into the text, instead of KEYS and ARGV, each call is
+//! another script. It is compiled, which costs many times what running it does, and kept: for good before Redis 7.4 and
+//! Valkey 8, the newest 500 of EVAL since.
 //!
-//! Seen when: over a thousand scripts are cached, or EVAL's were dropped in the window to make room, and half of the EVALs and
-//! SCRIPT LOADs of the window or more brought a new one, ten a second at least. It has a price where they take a twentieth of a core, or
-//! the scripts a twentieth of the memory; else it is a risk.
+//! Seen when: over a thousand scripts are cached, or EVAL's were dropped in the window to make room, and half of the
+//! EVALs and SCRIPT LOADs of the window or more brought a new one, ten a second at least. It has a price where they
+//! take a twentieth of a core, or the scripts a twentieth of the memory; else it is a risk.
 //!
-//! Not to be taken for: EVAL with few bodies over and over, which only sends and hashes them; SCRIPT LOAD at a deployment, once;
-//! a script that runs long (`long_script`).
+//! Not to be taken for: EVAL with few bodies over and over, which only sends and hashes them; SCRIPT LOAD at a
+//! deployment, once; a script that runs long (`long_script`).
 //!
-//! How to confirm: `INFO memory` twice: number_of_cached_scripts, used_memory_scripts; `INFO stats` evicted_scripts (7.4+, Valkey 8);
-//! `INFO commandstats` eval.
+//! How to confirm: `INFO memory` twice: number_of_cached_scripts, used_memory_scripts; `INFO stats` evicted_scripts
+//! (7.4+, Valkey 8); `INFO commandstats` eval.
 //!
 //! What to do: one text with KEYS and ARGV, called by EVALSHA. `SCRIPT FLUSH ASYNC` frees what is there.
-//! Sources: INFO number_of_cached_scripts, used_memory_scripts, used_memory_vm_eval, evicted_scripts; MEMORY DOCTOR (1000 scripts).
+//! Sources: INFO number_of_cached_scripts, used_memory_scripts, used_memory_vm_eval, evicted_scripts; MEMORY DOCTOR
+//! (1000 scripts).
 
 use super::memory;
 use super::prelude::*;

@@ -1,17 +1,18 @@
 //! Sentinel may replace a master it has just made, though nothing is wrong with it, and what was written there is lost.
 //!
-//! A Sentinel connects to an instance once a second at most. One that had just tried the dead master when it hears of the new
-//! one waits for that second, and with `down-after-milliseconds` no longer than it, takes the new master for dead before it
-//! has asked. What the others said of the old master counts for five seconds, so all agree: a second failover, to another
-//! replica. The first new master stays one for ten seconds, and clients that have found it notice nothing.
+//! A Sentinel connects to an instance once a second at most. One that had just tried the dead master when it hears of
+//! the new one waits for that second, and with `down-after-milliseconds` no longer than it, takes the new master for
+//! dead before it has asked. What the others said of the old master counts for five seconds, so all agree: a second
+//! failover, to another replica. The first new master stays one for ten seconds, and clients that have found it notice
+//! nothing.
 //!
 //! Seen when: a Sentinel's down-after-milliseconds is 1100 or less.
 //!
 //! Not to be taken for: a timeout too short for stalls (`node_timeout_margin`): this needs none.
 //!
 //! What to do: 2000 or more; a dead master is noticed a second later. min-replicas-to-write bounds what is lost.
-//! Sources: SENTINEL MASTERS; redis/redis#8607 (500 ms: masters change again and again; 2000: no more); our own failovers of
-//! Valkey 9.1 with 1000: 2 of 28 lost eleven seconds of acknowledged writes; with 2000: none of 50.
+//! Sources: SENTINEL MASTERS; redis/redis#8607 (500 ms: masters change again and again; 2000: no more); our own
+//! failovers of Valkey 9.1 with 1000: 2 of 28 lost eleven seconds of acknowledged writes; with 2000: none of 50.
 
 use super::prelude::*;
 use std::collections::BTreeSet;
@@ -76,16 +77,32 @@ pub fn check(facts: &Facts) -> Verdict {
         format!("a dead master is noticed later; {missing} Sentinels that did not answer need it too")
     };
     let title = format!(
-        "Sentinel takes {} for dead after {ms} ms, and connects once a second: a failover may be followed by a second one, of a \
+        "Sentinel takes {} for dead after {ms} ms, and connects once a second: a failover may be followed by a second \
+         one, of a \
          master that is well",
         group.service
     );
     let finding = Finding::new(title)
         .on(masters.iter().copied().chain(facts.live().filter(follows).map(|n| n.address.as_str())))
-        .risk("some failovers (2 of our 28 with 1000 ms) are followed by a second one; what was written in the ten seconds between is lost")
-        .gain(format!("a dead master is noticed after {WANTED_MS} ms, and replaced once"), "SENTINEL SET takes effect at once")
+        .risk(
+            "some failovers (2 of our 28 with 1000 ms) are followed by a second one; what was written in the ten \
+               seconds between is lost",
+        )
+        .gain(
+            format!("a dead master is noticed after {WANTED_MS} ms, and replaced once"),
+            "SENTINEL SET takes effect \
+            at once",
+        )
         .likely("the setting was read; what it does was measured on servers of ours, not here")
-        .saw_at(cli(&sentinel.address, "SENTINEL MASTERS"), format!("{}: down-after-milliseconds {ms}", group.service), facts.at_ms)
+        .saw_at(
+            cli(&sentinel.address, "SENTINEL MASTERS"),
+            format!(
+                "{}: down-after-milliseconds \
+            {ms}",
+                group.service
+            ),
+            facts.at_ms,
+        )
         // No script's: a Sentinel may only have been heard of, from whoever may publish.
         .fix("Wait longer than a Sentinel's own second", &lines, &risk, &undo);
     limit_loss(finding, facts).into()

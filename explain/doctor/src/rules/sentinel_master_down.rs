@@ -1,23 +1,24 @@
 //! Sentinels take a master for down (`s_down`), or have agreed on it (`o_down`).
 //!
-//! A Sentinel marks a master `s_down` when no valid answer to its PINGs came for down-after-milliseconds, and `o_down` when the
-//! quorum of Sentinels says so. Then one of them, elected by a majority, promotes a replica, mostly within 1 to 3 s. Where the
-//! mark stays, that does not happen: there is no replica that may be promoted, too few Sentinels are left, or the failover
-//! failed and is tried again after twice the failover-timeout (180 s by default).
+//! A Sentinel marks a master `s_down` when no valid answer to its PINGs came for down-after-milliseconds, and `o_down`
+//! when the quorum of Sentinels says so. Then one of them, elected by a majority, promotes a replica, mostly within 1
+//! to 3 s. Where the mark stays, that does not happen: there is no replica that may be promoted, too few Sentinels are
+//! left, or the failover failed and is tried again after twice the failover-timeout (180 s by default).
 //!
-//! A master may be there and taken for down all the same: Sentinel's password or user was refused after a change (NOAUTH and
-//! NOPERM are no valid answers to a PING), or the path from the Sentinels is cut while the path of the clients is not. There is no
-//! failover while that lasts, and some clients (redis-py among them) refuse a master with that mark.
+//! A master may be there and taken for down all the same: Sentinel's password or user was refused after a change
+//! (NOAUTH and NOPERM are no valid answers to a PING), or the path from the Sentinels is cut while the path of the
+//! clients is not. There is no failover while that lasts, and some clients (redis-py among them) refuse a master with
+//! that mark.
 //!
 //! Seen when: a Sentinel that answered shows `s_down` or `o_down` in the flags of a group's master.
 //!
 //! Not to be taken for: a replica with that mark, or a failover that has ended: the group has another master then.
 //!
-//! What to do: if the master is dead, start it again, or have a replica promoted. If it answers with a refusal, what that asks for: a
-//! login, a higher maxclients, SCRIPT KILL. If it answers: Sentinel's user and password (auth-user, auth-pass), then the path from the
-//! Sentinels to it.
-//! Sources: SENTINEL MASTERS (flags, quorum, num-other-sentinels), SENTINEL CKQUORUM, INFO replication (slave_priority); Sentinel
-//! documentation (subjectively and objectively down).
+//! What to do: if the master is dead, start it again, or have a replica promoted. If it answers with a refusal, what
+//! that asks for: a login, a higher maxclients, SCRIPT KILL. If it answers: Sentinel's user and password (auth-user,
+//! auth-pass), then the path from the Sentinels to it.
+//! Sources: SENTINEL MASTERS (flags, quorum, num-other-sentinels), SENTINEL CKQUORUM, INFO replication
+//! (slave_priority); Sentinel documentation (subjectively and objectively down).
 
 use super::peers::{self, Says};
 use super::prelude::*;
@@ -223,13 +224,15 @@ fn misjudged(finding: Finding, group: &SentinelGroup, suspect: usize) -> Finding
     let agreed = suspect as u64 >= group.quorum.max(1);
     let (text, severity) = if agreed {
         (
-            "no request is lost now; when it really fails no replica replaces it, and clients that heed the mark (redis-py) refuse \
+            "no request is lost now; when it really fails no replica replaces it, and clients that heed the mark \
+             (redis-py) refuse \
              to connect",
             Severity::High,
         )
     } else {
         (
-            "no request is lost now; fewer Sentinels than the quorum say so, and those few cannot tell when it really fails",
+            "no request is lost now; fewer Sentinels than the quorum say so, and those few cannot tell when it really \
+             fails",
             Severity::Medium,
         )
     };
@@ -252,7 +255,8 @@ fn dead(finding: Finding, node: &Node) -> Finding {
             &format!("ps -o pid,stat,etime,cmd -C redis-server,valkey-server | grep {port}"),
             "systemctl start valkey   (or redis, redis-server: as it was installed)",
         ],
-        "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb or AOF first",
+        "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb or \
+         AOF first",
         "",
     )
 }

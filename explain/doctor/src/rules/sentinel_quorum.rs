@@ -1,19 +1,21 @@
 //! The Sentinels that are left could not agree on a failover: if the master dies now, nothing takes its place.
 //!
-//! Two numbers are needed: `quorum` Sentinels that take the master for down, and more than half of all Sentinels that are known, dead
-//! ones counted, to elect the one that does the failover. The quorum alone authorises nothing.
+//! Two numbers are needed: `quorum` Sentinels that take the master for down, and more than half of all Sentinels that
+//! are known, dead ones counted, to elect the one that does the failover. The quorum alone authorises nothing.
 //!
-//! Seen when: most of the Sentinels that answer say NOQUORUM to SENTINEL CKQUORUM, or have a quorum that is larger than the number of
-//! Sentinels they know.
+//! Seen when: most of the Sentinels that answer say NOQUORUM to SENTINEL CKQUORUM, or have a quorum that is larger than
+//! the number of Sentinels they know.
 //!
-//! Not to be taken for: one Sentinel that has lost sight of the others while they have a quorum; a master that is down already
-//! (`sentinel_master_down`).
+//! Not to be taken for: one Sentinel that has lost sight of the others while they have a quorum; a master that is down
+//! already (`sentinel_master_down`).
 //!
-//! How to confirm: `SENTINEL CKQUORUM NAME` on each Sentinel; `SENTINEL SENTINELS NAME` lists the others with their flags.
+//! How to confirm: `SENTINEL CKQUORUM NAME` on each Sentinel; `SENTINEL SENTINELS NAME` lists the others with their
+//! flags.
 //!
-//! What to do: start the Sentinels that are missing, or set a quorum that can be reached; remove entries of Sentinels that are gone for
-//! good (`sentinel_reset_needed`).
-//! Sources: SENTINEL CKQUORUM, SENTINEL MASTERS (quorum, num-other-sentinels); Sentinel documentation (quorum); redis #10621.
+//! What to do: start the Sentinels that are missing, or set a quorum that can be reached; remove entries of Sentinels
+//! that are gone for good (`sentinel_reset_needed`).
+//! Sources: SENTINEL CKQUORUM, SENTINEL MASTERS (quorum, num-other-sentinels); Sentinel documentation (quorum); redis
+//! #10621.
 
 use super::prelude::*;
 use unslow_facts::{SentinelGroup, SentinelNode};
@@ -122,7 +124,8 @@ fn found(facts: &Facts, worst: &Group, short: &[&Group]) -> Finding {
     }
     let listing = cli(&sentinel.address, &format!("SENTINEL SENTINELS {}   (flags: s_down)", group.service));
     let mut lines = vec![listing.as_str()];
-    let start = "systemctl start redis-sentinel   (or valkey-sentinel: as it was installed; on the machine of each that is down)";
+    let start = "systemctl start redis-sentinel   (or valkey-sentinel: as it was installed; on the machine of each \
+                 that is down)";
     lines.push(start);
     finding.fix("Start the Sentinels that are missing", &lines, "", "")
 }

@@ -1,19 +1,20 @@
 //! Sentinels remember other Sentinels or replicas that are gone for good.
 //!
-//! Nothing removes an entry by itself. A Sentinel that was replaced under another address or id still counts as one of those whose
-//! majority a failover needs: with enough of them no failover can be authorised, although all that run are well. Replicas that are gone
-//! are asked and tried for ever.
+//! Nothing removes an entry by itself. A Sentinel that was replaced under another address or id still counts as one of
+//! those whose majority a failover needs: with enough of them no failover can be authorised, although all that run are
+//! well. Replicas that are gone are asked and tried for ever.
 //!
-//! Seen when: by the word of a Sentinel that answers, another Sentinel or a replica has been s_down for ten minutes or more, and it
-//! does not answer here either.
+//! Seen when: by the word of a Sentinel that answers, another Sentinel or a replica has been s_down for ten minutes or
+//! more, and it does not answer here either.
 //!
 //! Not to be taken for: a server that is away for a moment, or one that comes back: entries of those are right.
 //!
 //! How to confirm: `SENTINEL SENTINELS NAME` and `SENTINEL REPLICAS NAME`: flags, s-down-time (ms).
 //!
-//! What to do: if it does not come back, SENTINEL RESET on each Sentinel, one after the other with 30 s between, while the master is well.
-//! Sources: SENTINEL SENTINELS, SENTINEL REPLICAS; Sentinel documentation ("Removing the old master or unreachable replicas", "Removing
-//! Sentinels").
+//! What to do: if it does not come back, SENTINEL RESET on each Sentinel, one after the other with 30 s between, while
+//! the master is well.
+//! Sources: SENTINEL SENTINELS, SENTINEL REPLICAS; Sentinel documentation ("Removing the old master or unreachable
+//! replicas", "Removing Sentinels").
 
 use super::peers;
 use super::prelude::*;
@@ -92,7 +93,8 @@ fn found(facts: &Facts, sentinel: &SentinelNode, group: &SentinelGroup, all: &[&
     .risk(if sentinels > 0 {
         "each such Sentinel counts among those whose majority a failover needs"
     } else {
-        "Sentinel asks a replica that is gone again and again, and would reconfigure it if something else took its address"
+        "Sentinel asks a replica that is gone again and again, and would reconfigure it if something else took its \
+         address"
     })
     .proven("the Sentinel's own list; none of them is among those that answer here");
     for listed in all.iter().take(3) {
@@ -109,9 +111,11 @@ fn found(facts: &Facts, sentinel: &SentinelNode, group: &SentinelGroup, all: &[&
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     // Whether it comes back is known to people only: no exact line.
     finding.fix(
-        "If it does not come back: have each Sentinel forget it, one after the other with 30 s between, while the master is well",
+        "If it does not come back: have each Sentinel forget it, one after the other with 30 s between, while the \
+         master is well",
         &lines,
-        "until it has heard of them again, a Sentinel knows neither replicas nor the others, and takes part in no failover",
+        "until it has heard of them again, a Sentinel knows neither replicas nor the others, and takes part in no \
+         failover",
         "",
     )
 }

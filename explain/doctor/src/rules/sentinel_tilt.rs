@@ -1,17 +1,18 @@
 //! Sentinels are in TILT: they do not trust their own clock, and start or join no failover.
 //!
-//! A Sentinel looks at its clock ten times a second. Where it went back, or over two seconds have passed (the process was stopped, its
-//! machine had no CPU, the clock was set), it stays in TILT for 30 s after the last such moment: it goes on watching, and acts on nothing.
+//! A Sentinel looks at its clock ten times a second. Where it went back, or over two seconds have passed (the process
+//! was stopped, its machine had no CPU, the clock was set), it stays in TILT for 30 s after the last such moment: it
+//! goes on watching, and acts on nothing.
 //!
-//! Seen when: INFO of a Sentinel says sentinel_tilt:1. A Sentinel in TILT votes, but calls no master down: where fewer than `quorum`
-//! are left that do, no failover can be authorised meanwhile.
+//! Seen when: INFO of a Sentinel says sentinel_tilt:1. A Sentinel in TILT votes, but calls no master down: where fewer
+//! than `quorum` are left that do, no failover can be authorised meanwhile.
 //!
 //! Not to be taken for: a lack of Sentinels (`sentinel_quorum`): these are there, and come back by themselves.
 //!
 //! How to confirm: `INFO sentinel` on each: sentinel_tilt, sentinel_tilt_since_seconds (7.0+); the log says "+tilt".
 //!
-//! What to do: give the Sentinels' machines CPU that is theirs (a container's quota, a neighbour, a paused VM), and set clocks by slewing
-//! (chrony) instead of in steps.
+//! What to do: give the Sentinels' machines CPU that is theirs (a container's quota, a neighbour, a paused VM), and set
+//! clocks by slewing (chrony) instead of in steps.
 //! Sources: INFO sentinel; sentinelCheckTiltCondition() of the servers (2 s, 30 s); spotahome #193, bitnami #9689.
 
 use std::collections::BTreeSet;

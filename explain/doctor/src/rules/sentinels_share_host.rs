@@ -1,18 +1,18 @@
 //! Most Sentinels run on one machine: when it dies, no failover can be authorised.
 //!
-//! A failover needs the votes of more than half of all Sentinels, dead ones counted. If the machine with most of them also has the master,
-//! one power cut takes the master and the means to replace it.
+//! A failover needs the votes of more than half of all Sentinels, dead ones counted. If the machine with most of them
+//! also has the master, one power cut takes the master and the means to replace it.
 //!
 //! Seen when: of two or more Sentinels more than half have one host address.
 //!
-//! Not to be taken for: a test deployment that is all on loopback, or Sentinels behind one NAT address (compare their run ids and
-//! machines).
+//! Not to be taken for: a test deployment that is all on loopback, or Sentinels behind one NAT address (compare their
+//! run ids and machines).
 //!
 //! How to confirm: `SENTINEL SENTINELS NAME` on one of them: the addresses of the others.
 //!
 //! What to do: three Sentinels on three machines, at least one of which has neither the master nor its replica.
-//! Sources: SENTINEL SENTINELS; Sentinel documentation ("at least three Sentinel instances ... placed into computers that are believed to
-//! fail in an independent way").
+//! Sources: SENTINEL SENTINELS; Sentinel documentation ("at least three Sentinel instances ... placed into computers
+//! that are believed to fail in an independent way").
 
 use super::peers;
 use super::prelude::*;
@@ -65,7 +65,8 @@ pub fn check(facts: &Facts) -> Verdict {
     };
     let service = facts.sentinels.iter().flat_map(|s| &s.groups).map(|g| g.service.as_str()).next().unwrap_or("NAME");
     let gone = there.get(1).or(there.first()).copied().unwrap_or_default();
-    let start = "redis-sentinel /etc/redis/sentinel.conf   (on a machine without the master; its own copy of the file, without myid)";
+    let start = "redis-sentinel /etc/redis/sentinel.conf   (on a machine without the master; its own copy of the file, \
+                 without myid)";
     let end = cli(gone, "SHUTDOWN NOSAVE   (or systemctl stop on its machine, where systemd would start it again)");
     let others = all.iter().filter(|a| a.as_str() != gone);
     let forget = others.map(|a| cli(a, &format!("SENTINEL RESET {service}   (30 s after the one before)")));

@@ -1,24 +1,25 @@
 //! One shard of a cluster does much more than its share, so the whole cluster is full when that shard is.
 //!
-//! A cluster spreads slots over its masters, not work. A master with more slots than the others, a hash tag that puts all keys of a
-//! tenant into one slot, or one key that every client wants: its main thread is full while the others are idle, and more servers
-//! change nothing.
+//! A cluster spreads slots over its masters, not work. A master with more slots than the others, a hash tag that puts
+//! all keys of a tenant into one slot, or one key that every client wants: its main thread is full while the others are
+//! idle, and more servers change nothing.
 //!
-//! Seen when: the busiest master uses over 60 % of a core, 1.5 times the mean of all masters, and executes 1.5 times the mean number
-//! of commands. Between 40 and 60 % it is a risk. So is a master that holds 1.5 times the mean of the memory and has filled 80 % of
-//! its maxmemory: the cluster is full when that one is.
+//! Seen when: the busiest master uses over 60 % of a core, 1.5 times the mean of all masters, and executes 1.5 times
+//! the mean number of commands. Between 40 and 60 % it is a risk. So is a master that holds 1.5 times the mean of the
+//! memory and has filled 80 % of its maxmemory: the cluster is full when that one is.
 //!
-//! Not to be taken for: one expensive command (KEYS, a script, a big key): beyond 0.5 ms of CPU per command the rules for those say
-//! so, and this one stays silent. Slots that are spread unevenly on purpose, over servers of different size: without a busy main
-//! thread or full memory they are no finding.
+//! Not to be taken for: one expensive command (KEYS, a script, a big key): beyond 0.5 ms of CPU per command the rules
+//! for those say so, and this one stays silent. Slots that are spread unevenly on purpose, over servers of different
+//! size: without a busy main thread or full memory they are no finding.
 //!
-//! How to confirm: `INFO cpu`, `INFO commandstats` and `INFO memory` of each master, twice; `CLUSTER NODES` for the slots. Which slot:
-//! `CLUSTER SLOT-STATS ORDERBY cpu-usec LIMIT 10 DESC` (Valkey 8.0+, Redis 8.2+, with cluster-slot-stats-enabled yes). Which key:
-//! `HOTKEYS START METRICS 1 CPU COUNT 10 DURATION 10`, then `HOTKEYS GET` (Redis 8.6+); `redis-cli --hotkeys` under an LFU policy.
+//! How to confirm: `INFO cpu`, `INFO commandstats` and `INFO memory` of each master, twice; `CLUSTER NODES` for the
+//! slots. Which slot: `CLUSTER SLOT-STATS ORDERBY cpu-usec LIMIT 10 DESC` (Valkey 8.0+, Redis 8.2+, with
+//! cluster-slot-stats-enabled yes). Which key: `HOTKEYS START METRICS 1 CPU COUNT 10 DURATION 10`, then `HOTKEYS GET`
+//! (Redis 8.6+); `redis-cli --hotkeys` under an LFU policy.
 //! Never MONITOR: it costs the shard that has nothing left.
 //!
-//! What to do: where slots explain it, rebalance them. Where keys do, rebalancing moves the problem and does not solve it: answer
-//! the hot key from a cache in the clients, split it, or take the hash tag apart.
+//! What to do: where slots explain it, rebalance them. Where keys do, rebalancing moves the problem and does not solve
+//! it: answer the hot key from a cache in the clients, split it, or take the hash tag apart.
 //! Sources: INFO of each master, CLUSTER NODES; redis-cli --cluster rebalance; CLUSTER SLOT-STATS; HOTKEYS.
 
 use super::peers;
@@ -30,8 +31,8 @@ pub const TITLE: &str = "Shard imbalance";
 pub const LEADS_TO: &[&str] = &["reads_on_master", "main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
-/// Busy shares of the hot main thread: from the first on a request waits about as long as it is served, from the second on it is
-/// worth a word.
+/// Busy shares of the hot main thread: from the first on a request waits about as long as it is served, from the second
+/// on it is worth a word.
 const HURTS: f64 = 0.6;
 const RISK: f64 = 0.4;
 /// This many times the mean of all masters is more than a share.
@@ -310,7 +311,8 @@ fn keys(finding: Finding, node: &Node) -> Finding {
             "Answer the hot keys from a cache in the clients",
             &[
                 "CLIENT TRACKING ON   (6.0+; the server tells the clients when a cached key changes)",
-                "Lettuce: CacheFrontend over ClientSideCaching; Jedis: CacheConfig; redis-py: cache_config=CacheConfig()",
+                "Lettuce: CacheFrontend over ClientSideCaching; Jedis: CacheConfig; redis-py: \
+                 cache_config=CacheConfig()",
             ],
             "clients may answer a little behind the server; the cache takes memory in each of them",
             "without the cache's setting",
@@ -379,7 +381,8 @@ fn which(finding: Finding, node: &Node) -> Finding {
     }
     if finding.remedies.is_empty() {
         finding = finding.fix(
-            "Find the hot keys in the clients: this server does not count them, and MONITOR would cost it what it has left",
+            "Find the hot keys in the clients: this server does not count them, and MONITOR would cost it what it has \
+             left",
             &["in the application: count the keys it sends by name for a minute, and log the ten most frequent"],
             "",
             "",

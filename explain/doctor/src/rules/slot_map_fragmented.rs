@@ -1,13 +1,14 @@
 //! The masters' slots stand in very many ranges, so every description of the cluster is long.
 //!
-//! CLUSTER SLOTS has an entry with all nodes of the shard for each range of slots, CLUSTER NODES a word, and clients build their map
-//! from them at each refresh. Three masters need three ranges. Reshards that take a few slots here and there, or a placement by
-//! `slot % masters`, make hundreds or thousands of them.
+//! CLUSTER SLOTS has an entry with all nodes of the shard for each range of slots, CLUSTER NODES a word, and clients
+//! build their map from them at each refresh. Three masters need three ranges. Reshards that take a few slots here and
+//! there, or a placement by `slot % masters`, make hundreds or thousands of them.
 //!
-//! Seen when: the slots stand in 500 ranges or more, and in 10 times as many as there are masters. It has a price where the topology
-//! commands take over 0.5 % of a core in the window; else it is a risk.
+//! Seen when: the slots stand in 500 ranges or more, and in 10 times as many as there are masters. It has a price where
+//! the topology commands take over 0.5 % of a core in the window; else it is a risk.
 //!
-//! Not to be taken for: clients that ask too often: over 2 % of a core `topology_storm` tells the price, and this is a risk beside it.
+//! Not to be taken for: clients that ask too often: over 2 % of a core `topology_storm` tells the price, and this is a
+//! risk beside it.
 //! Many nodes: each needs its line however the slots lie.
 //!
 //! How to confirm: `CLUSTER NODES` and count the words from the ninth on; `CLUSTER SLOTS` and count its entries.
@@ -74,7 +75,15 @@ fn found(facts: &Facts, asked: &Node, view: &ClusterView, masters: &[&ClusterNod
             let share = asks.share() * extra;
             finding
                 .on([node.address.as_str()])
-                .core(share, format!("about {} of a core on {} for the length of these replies", percent(share), node.address))
+                .core(
+                    share,
+                    format!(
+                        "about {} of a core on {} for the length of these \
+                                      replies",
+                        percent(share),
+                        node.address
+                    ),
+                )
                 .gain(
                     format!("topology refreshes at about {} of a core", percent(asks.share() - share)),
                     format!(
@@ -83,11 +92,17 @@ fn found(facts: &Facts, asked: &Node, view: &ClusterView, masters: &[&ClusterNod
                         masters.len()
                     ),
                 )
-                .likely("ranges and the cost of topology commands were measured; that the cost follows the ranges is assumed")
+                .likely(
+                    "ranges and the cost of topology commands were measured; that the cost follows the ranges is \
+                         assumed",
+                )
                 .saw(node, "INFO commandstats", format!("CLUSTER: {} calls, {}", count(asks.calls), asks.figures()))
         }
         _ => finding
-            .risk("every refresh of a client's map is as long as that, and so is every answer after a failover, when all ask at once")
+            .risk(
+                "every refresh of a client's map is as long as that, and so is every answer after a failover, when \
+                   all ask at once",
+            )
             .proven("counted in the nodes' own views"),
     };
     let most: Vec<String> =
@@ -144,7 +159,8 @@ fn remedies(finding: Finding, facts: &Facts, asked: &Node, masters: &[&ClusterNo
     );
     finding.fix(
         &format!(
-            "At a quiet time, give {} one run of slots again: all but one of its slots to {}, then as many back, which are neighbours",
+            "At a quiet time, give {} one run of slots again: all but one of its slots to {}, then as many back, which \
+             are neighbours",
             second.address, first.address
         ),
         &[&line(second, first), &line(first, second)],

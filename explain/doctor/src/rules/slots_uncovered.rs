@@ -1,11 +1,11 @@
 //! Some hash slots have no living owner: commands on their keys fail.
 //!
-//! With `cluster-require-full-coverage yes` (the default) the whole cluster refuses to serve as soon as an owner is marked
-//! `fail` or a slot is assigned to no node. While an owner is only suspected (`fail?`), commands on its own slots fail and the
-//! rest is served.
+//! With `cluster-require-full-coverage yes` (the default) the whole cluster refuses to serve as soon as an owner is
+//! marked `fail` or a slot is assigned to no node. While an owner is only suspected (`fail?`), commands on its own
+//! slots fail and the rest is served.
 //!
-//! Seen when: a slot has no owner in the merged view; or its owner is marked failed or suspected by its peers, or does not
-//! answer here while they have lost it too; or masters say cluster_state:fail.
+//! Seen when: a slot has no owner in the merged view; or its owner is marked failed or suspected by its peers, or does
+//! not answer here while they have lost it too; or masters say cluster_state:fail.
 //!
 //! Not to be taken for: an owner that only this machine cannot reach (`node_unreachable` says so), slots that a replica
 //! has taken over while we looked, or slots that every node gives to another one (`views_disagree`).
@@ -88,20 +88,22 @@ pub fn check(facts: &Facts) -> Verdict {
     present(facts, asked, &merged, &unassigned, &seen, &saying_fail)
 }
 
-/// A master that owns no slots by its own word is asked for none: a new node, or one that came back without its nodes.conf.
+/// A master that owns no slots by its own word is asked for none: a new node, or one that came back without its
+/// nodes.conf.
 fn is_without_slots(node: &Node) -> bool {
     let myself = node.cluster.value().and_then(ClusterView::myself);
     node.is_master() && myself.is_some_and(|row| row.slots.is_empty())
 }
 
-/// Slots that no node owns. Those that each node gives to another one, which denies it, are what `views_disagree` is about: no
-/// server takes them for uncovered.
+/// Slots that no node owns. Those that each node gives to another one, which denies it, are what `views_disagree` is
+/// about: no server takes them for uncovered.
 fn unowned(facts: &Facts, merged: &ClusterView) -> SlotSet {
     let nobodys = merged.unassigned();
     if nobodys.is_empty() {
         return nobodys;
     }
-    let seen: Vec<SlotSet> = facts.nodes.iter().filter_map(|n| n.cluster.value()).map(ClusterView::unassigned).collect();
+    let seen: Vec<SlotSet> =
+        facts.nodes.iter().filter_map(|n| n.cluster.value()).map(ClusterView::unassigned).collect();
     let slots = nobodys.ranges().iter().flat_map(|&(a, b)| a..=b);
     SlotSet::from_ranges(slots.filter(|slot| seen.iter().any(|s| s.contains(*slot))).map(|slot| (slot, slot)))
 }
@@ -110,7 +112,8 @@ fn unowned(facts: &Facts, merged: &ClusterView) -> SlotSet {
 fn owner<'a>(facts: &'a Facts, merged: &ClusterView, row: &'a ClusterNode) -> Option<Ill<'a>> {
     let rows: Vec<&ClusterNode> =
         facts.nodes.iter().filter(|n| peers::answers(n)).filter_map(|n| n.cluster.value()?.by_id(&row.id)).collect();
-    // A majority marks it, so that most know. One that has just come back may still hold a mark that the others have lifted.
+    // A majority marks it, so that most know. One that has just come back may still hold a mark that the others have
+    // lifted.
     let marks = rows.iter().filter(|r| r.is("fail")).count();
     let failed = marks > 0 && 2 * marks >= rows.len();
     let suspected = rows.iter().any(|r| r.is_down());
@@ -259,7 +262,8 @@ fn remedies(
         finding = refusal::bring_back(
             finding,
             &owners,
-            "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb or AOF first",
+            "a master that starts without its data comes back empty, and its replicas copy that: look for its dump.rdb \
+             or AOF first",
         );
     }
     for node in dead.iter().filter_map(|i| i.node).take(2) {

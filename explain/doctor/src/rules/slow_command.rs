@@ -1,16 +1,18 @@
 //! Commands that take long hold up everyone else.
 //!
 //! One thread serves all: an O(N) command over many elements (SORT, ZUNIONSTORE, SINTER, LRANGE 0 -1, FLUSHALL)
-//! is a stall for every other client, and so is the writing of a reply of megabytes. The slow log names such commands, but it
-//! names victims too: a GET of a few bytes that took 12 ms did nothing slow itself; the host, a fork or a page fault did.
+//! is a stall for every other client, and so is the writing of a reply of megabytes. The slow log names such commands,
+//! but it names victims too: a GET of a few bytes that took 12 ms did nothing slow itself; the host, a fork or a page
+//! fault did.
 //!
-//! Seen when: a command that is not constant-time takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five
-//! times or with 1 % of a core. The writing of large replies is counted with it, and then a GET may be the cause as well.
-//! KEYS, scripts, CLUSTER, monitoring, commands on one big key and commands of hundreds of keys have their own rules.
+//! Seen when: a command that is not constant-time takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call
+//! five times or with 1 % of a core. The writing of large replies is counted with it, and then a GET may be the cause
+//! as well. KEYS, scripts, CLUSTER, monitoring, commands on one big key and commands of hundreds of keys have their own
+//! rules.
 //!
-//! Not to be taken for: constant-time commands in the slow log, which are victims and are reported as such. MGET, HSET and others
-//! that grow with their arguments are victims too if the slow log shows few arguments. Nor for a server that was not
-//! on a processor meanwhile: what commands took is compared with the CPU time it used.
+//! Not to be taken for: constant-time commands in the slow log, which are victims and are reported as such. MGET, HSET
+//! and others that grow with their arguments are victims too if the slow log shows few arguments. Nor for a server that
+//! was not on a processor meanwhile: what commands took is compared with the CPU time it used.
 //!
 //! What to do: smaller steps (the SCAN family, pages, batches), the result kept, a replica for reports.
 //! Sources: commandstats, SLOWLOG, CPU time and bytes sent of INFO.
@@ -127,7 +129,8 @@ fn is_held_up(node: &Node, name: &str, held: &Held) -> bool {
     CONSTANT_TIME.contains(&command.as_str()) || us(true) > us(false)
 }
 
-/// Commands inside the scripts of a node that are causes themselves, with their time in us: it is in the scripts' time as well.
+/// Commands inside the scripts of a node that are causes themselves, with their time in us: it is in the scripts' time
+/// as well.
 pub fn in_scripts_of(node: &Node) -> Vec<(String, f64)> {
     let keys = in_scripts(node, "keys").map(|_| ("KEYS".to_string(), spent(node, &["=keys"]).usec as f64));
     let others = slow(node).into_iter().filter(|s| s.scripts.is_some()).map(|s| (s.command(), s.held.inside_us));
@@ -206,7 +209,8 @@ fn found(facts: &Facts, rows: &[Slow], worst: &Slow, victims: usize) -> Finding 
 /// What to do instead of a command, the commands for it, and what can go wrong.
 struct Advice(&'static str, Vec<String>, &'static str);
 
-/// What to do instead of a command on a large collection, by the command, the type where it is known, and the server's version.
+/// What to do instead of a command on a large collection, by the command, the type where it is known, and the server's
+/// version.
 pub fn smaller_steps(finding: Finding, node: &Node, command: &str, kind: Option<&str>) -> Finding {
     if command == "DEL" {
         return unlink(finding, node);

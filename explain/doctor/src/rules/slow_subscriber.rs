@@ -1,12 +1,12 @@
 //! A subscriber does not read what it subscribed to, and the server keeps it all in memory.
 //!
-//! Messages that a client has not read wait in its output buffer: memory that `maxmemory` counts, until the limit (32 MB,
-//! or 8 MB for a minute, by default) ends the connection and the messages are lost.
+//! Messages that a client has not read wait in its output buffer: memory that `maxmemory` counts, until the limit (32
+//! MB, or 8 MB for a minute, by default) ends the connection and the messages are lost.
 //!
 //! Seen when: a pub/sub connection has over 1 MB waiting, and all of them 5 % of the memory or one of them 4 MB.
 //!
-//! Not to be taken for: a replica that falls behind (flag S, another limit), or one large reply on its way; buffers of ordinary clients
-//! (`client_memory`), which speaks where subscribers do not hold most of it.
+//! Not to be taken for: a replica that falls behind (flag S, another limit), or one large reply on its way; buffers of
+//! ordinary clients (`client_memory`), which speaks where subscribers do not hold most of it.
 //!
 //! What to do: a faster or second consumer, a stream with a consumer group, smaller messages.
 //! Sources: CLIENT LIST omem; CONFIG GET client-output-buffer-limit.
@@ -38,7 +38,8 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// The limit of a class of clients, as CONFIG GET has it: `normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60`.
+/// The limit of a class of clients, as CONFIG GET has it:
+/// `normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60`.
 pub fn output_limit(node: &Node, classes: &[&str]) -> Option<Limit> {
     let words: Vec<&str> = node.setting("client-output-buffer-limit")?.split_whitespace().collect();
     let at = words.iter().position(|w| classes.contains(w))?;

@@ -1,16 +1,18 @@
 //! The server's processor takes the interrupts of a network card: packets come before the main thread.
 //!
-//! A card with one queue, or with its queues' interrupts on one processor, has that processor handle every packet of the machine. The
-//! main thread that runs on the same one is put aside meanwhile. `top` shows a server at 70 % that is slow, and %si high on one processor.
+//! A card with one queue, or with its queues' interrupts on one processor, has that processor handle every packet of
+//! the machine. The main thread that runs on the same one is put aside meanwhile. `top` shows a server at 70 % that is
+//! slow, and %si high on one processor.
 //!
-//! Seen when: the processor that the main thread ran on spent 30 % of the window or more in soft interrupts, and took interrupts of
-//! devices. It costs something where that processor had nothing left (90 % busy), the main thread had a good part of the work there, and
-//! the server is used; else it is a risk.
+//! Seen when: the processor that the main thread ran on spent 30 % of the window or more in soft interrupts, and took
+//! interrupts of devices. It costs something where that processor had nothing left (90 % busy), the main thread had a
+//! good part of the work there, and the server is used; else it is a risk.
 //!
-//! Not to be taken for: steal (`hypervisor_steal`); other processes there (`noisy_neighbour`, `pinned`); traffic within the machine, which
-//! the kernel handles on the sender's processor and which no card interrupts for.
+//! Not to be taken for: steal (`hypervisor_steal`); other processes there (`noisy_neighbour`, `pinned`); traffic within
+//! the machine, which the kernel handles on the sender's processor and which no card interrupts for.
 //!
-//! How to confirm: `mpstat -P ALL 1 5` (%soft); `cat /proc/interrupts` and `/proc/softirqs` (NET_RX) twice; `ps -o psr -p PID`.
+//! How to confirm: `mpstat -P ALL 1 5` (%soft); `cat /proc/interrupts` and `/proc/softirqs` (NET_RX) twice;
+//! `ps -o psr -p PID`.
 //!
 //! What to do: give the interrupts, or the server, another processor.
 //! Sources: /proc/stat, /proc/interrupts, /proc/PID/stat; the kernel's Documentation/networking/scaling.rst (RSS, RPS).
@@ -23,7 +25,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Soft interrupts on its processor";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::No(
-    "packets within one machine are handled on the sender's processor and no card interrupts for them; tested on recorded facts with the figures set by hand",
+    "packets within one machine are handled on the sender's processor and no card interrupts for them; tested on \
+     recorded facts with the figures set by hand",
 );
 
 /// Share of the processor's time.
@@ -132,7 +135,10 @@ fn found(worst: &Beside<'_>) -> Finding {
                 "on a processor without the card's interrupts the main thread has all of it",
                 format!("soft interrupts {soft:.3} of processor {}, which is {busy:.3} busy", core.number),
             )
-            .likely("the kernel counted both on this processor in the window; that the main thread was there all the time is inferred from where it was seen")
+            .likely(
+                "the kernel counted both on this processor in the window; that the main thread was there all the \
+                     time is inferred from where it was seen",
+            )
     } else {
         finding
             .risk(format!("{text}; there is time left"))
@@ -180,7 +186,8 @@ fn ways_out(finding: Finding, worst: &Beside<'_>) -> Finding {
             &format!("On {}: let other processors take the card's interrupts", host.hostname),
             &[
                 "grep -e virtio -e eth -e ens -e mlx /proc/interrupts   (which lines grow in this processor's column)",
-                "echo CPU-LIST > /proc/irq/NUMBER/smp_affinity_list   (without this processor; irqbalance may set it back)",
+                "echo CPU-LIST > /proc/irq/NUMBER/smp_affinity_list   (without this processor; irqbalance may set it \
+                 back)",
                 "ethtool -l INTERFACE; ethtool -L INTERFACE combined N   (more queues, where the card has them)",
             ],
             "packets wait where the other processors are busy",

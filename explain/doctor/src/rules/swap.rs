@@ -1,19 +1,19 @@
 //! Part of the server's memory is on a disk, and its main thread waits for it.
 //!
-//! A key on a swapped page is read from the disk before the command can go on, and every other client waits as well: microseconds
-//! become milliseconds.
+//! A key on a swapped page is read from the disk before the command can go on, and every other client waits as well:
+//! microseconds become milliseconds.
 //!
-//! Seen when: pages of the server are swapped out (`VmSwap`), the machine read pages back in the window (`pswpin`), and the server
-//! itself waited for a disk for pages ten times a second or more (`majflt`). If those waits are under a hundredth of the time, or were
-//! not counted, it is a risk.
+//! Seen when: pages of the server are swapped out (`VmSwap`), the machine read pages back in the window (`pswpin`), and
+//! the server itself waited for a disk for pages ten times a second or more (`majflt`). If those waits are under a
+//! hundredth of the time, or were not counted, it is a risk.
 //!
-//! Not to be taken for: cold pages that nobody reads: swapped out, and none read back; pages of other processes, which the server's
-//! own count of waits tells apart; memory that is short but not swapped (`memory_pressure`).
+//! Not to be taken for: cold pages that nobody reads: swapped out, and none read back; pages of other processes, which
+//! the server's own count of waits tells apart; memory that is short but not swapped (`memory_pressure`).
 //!
 //! How to confirm: `grep VmSwap /proc/PID/status`; `vmstat 1`: the column si; field 12 of `/proc/PID/stat`, twice.
 //!
-//! What to do: memory first: what else runs there, a lower maxmemory, a larger machine. Then `vm.swappiness=1`, so that the kernel
-//! gives up its page cache before it swaps servers.
+//! What to do: memory first: what else runs there, a lower maxmemory, a larger machine. Then `vm.swappiness=1`, so that
+//! the kernel gives up its page cache before it swaps servers.
 //! Sources: /proc/pid/status, /proc/pid/stat, /proc/vmstat; Redis latency documentation on swapping.
 
 use unslow_facts::{Host, Process};
@@ -24,12 +24,14 @@ use super::prelude::*;
 pub const TITLE: &str = "Swapping";
 pub const LEADS_TO: &[&str] = &["node_timeout_margin", "main_thread_saturated"];
 pub const INJECTED: Injected = Injected::No(
-    "swap space belongs to the whole machine, and using its memory up takes other programs with it; the rule is tested on facts by hand",
+    "swap space belongs to the whole machine, and using its memory up takes other programs with it; the rule is tested \
+     on facts by hand",
 );
 
 /// Waits for a page a second: at ten milliseconds each on a disk that turns, a tenth of the time.
 const PER_S: f64 = 10.0;
-/// What a read of one page from an SSD takes, in s. Disks that turn take a hundred times that; compressed memory (zram) takes less.
+/// What a read of one page from an SSD takes, in s. Disks that turn take a hundred times that; compressed memory (zram)
+/// takes less.
 const READ_S: f64 = 0.0001;
 /// Share of the time from which on requests notice.
 const NOTICED: f64 = 0.01;
@@ -51,7 +53,8 @@ impl Swapped<'_> {
         self.bytes > 0.0 && self.read > 0 && self.waits.is_none_or(|per_s| per_s >= PER_S)
     }
 
-    /// The waits at what a read from an SSD takes. The kernel's count of stalls is of all tasks there, and no price of this server.
+    /// The waits at what a read from an SSD takes. The kernel's count of stalls is of all tasks there, and no price of
+    /// this server.
     fn share(&self) -> f64 {
         (self.waits.unwrap_or(0.0) * READ_S).min(1.0)
     }
@@ -106,8 +109,17 @@ fn found(facts: &Facts, s: &Swapped) -> Finding {
             )
     } else {
         finding
-            .risk(if s.waits.is_some() { format!("{text}: too few to notice yet") } else { "whose pages were read back was not counted".into() })
-            .likely("pages of this server are swapped out and some were read back on its machine; a slow request was not seen")
+            .risk(if s.waits.is_some() {
+                format!("{text}: too few to notice yet")
+            } else {
+                "whose pages were read back \
+                was not counted"
+                    .into()
+            })
+            .likely(
+                "pages of this server are swapped out and some were read back on its machine; a slow request was \
+                     not seen",
+            )
     };
     let finding = finding
         .saw_at(
@@ -154,7 +166,8 @@ fn found(facts: &Facts, s: &Swapped) -> Finding {
         ),
     };
     finding.fix(
-        "Then let the kernel give up page cache before it swaps servers; a restart, or a failover, brings back what is out",
+        "Then let the kernel give up page cache before it swaps servers; a restart, or a failover, brings back what is \
+         out",
         &["sysctl -w vm.swappiness=1", "echo vm.swappiness=1 > /etc/sysctl.d/61-redis.conf"],
         "without free memory the OOM killer comes sooner",
         "sysctl -w vm.swappiness=60   (as kernels come; or what it was)",

@@ -1,5 +1,5 @@
-//! What a deployment does by itself about a master that is lost, when, and how to have it done at once. Not a rule: several
-//! rules say it.
+//! What a deployment does by itself about a master that is lost, when, and how to have it done at once. Not a rule:
+//! several rules say it.
 
 use std::fmt;
 
@@ -10,7 +10,8 @@ use super::peers::{self, Standing, answers, row};
 use crate::Finding;
 use crate::measure::{ago, cli, failure_timeout_ms, names};
 
-/// From the end of the failure detector's patience to a new master: the replica's own delay of 0.5 to 1 s, a vote, and the word of it.
+/// From the end of the failure detector's patience to a new master: the replica's own delay of 0.5 to 1 s, a vote, and
+/// the word of it.
 const ELECTION_MS: f64 = 2000.0;
 /// By how much an election may be late before it counts as one that does not come.
 const GRACE_MS: f64 = 10_000.0;
@@ -79,7 +80,8 @@ impl fmt::Display for Hindrance {
             Hindrance::Barred { replica, setting } => write!(f, "its replica {replica} never takes over ({setting})"),
             Hindrance::Stale { replica, age_s: Some(age), limit_s } => write!(
                 f,
-                "its replica {replica} has heard nothing from it for {age:.0} s, and cluster-replica-validity-factor allows {limit_s:.0} s"
+                "its replica {replica} has heard nothing from it for {age:.0} s, and cluster-replica-validity-factor \
+                 allows {limit_s:.0} s"
             ),
             Hindrance::Stale { replica, age_s: None, .. } => {
                 write!(f, "its replica {replica} has never had a whole copy of its data")
@@ -98,13 +100,15 @@ impl Outlook {
         match self {
             Outlook::Done { by } => format!("{by} has taken over"),
             Outlook::Election { candidate, patience: Some((ms, setting)) } => format!(
-                "by itself: {candidate} is promoted about {:.0} s after the loss ({setting}, then 1 to 2 s for the election), \
+                "by itself: {candidate} is promoted about {:.0} s after the loss ({setting}, then 1 to 2 s for the \
+                 election), \
                  unless it is back before",
                 ((ms + ELECTION_MS) / 1000.0).ceil()
             ),
             Outlook::Election { candidate, patience: None } => {
                 format!(
-                    "by itself: {candidate} is promoted 1 to 2 s after the failure detector's timeout, which could not be read"
+                    "by itself: {candidate} is promoted 1 to 2 s after the failure detector's timeout, which could not \
+                     be read"
                 )
             }
             Outlook::Overdue { candidate, due_ms } => format!(
@@ -130,8 +134,9 @@ pub fn outlook(facts: &Facts, view: Option<&ClusterView>, master: &Node) -> Outl
     }
 }
 
-/// Whether it can vote: it answers us, refuses us, or is cut off from here alone. One that takes connections and says nothing stands still
-/// or is busy, and votes for nobody, though the others stay connected to it until the node timeout is over.
+/// Whether it can vote: it answers us, refuses us, or is cut off from here alone. One that takes connections and says
+/// nothing stands still or is busy, and votes for nobody, though the others stay connected to it until the node timeout
+/// is over.
 pub fn can_vote(facts: &Facts, node: &Node) -> bool {
     let from_here = || matches!(peers::standing(facts, node), Standing::FromHere { .. });
     answers(node) || peers::refuses(node) || (node.silent_ms.is_none() && from_here())
@@ -146,7 +151,8 @@ pub fn majority(facts: &Facts, view: Option<&ClusterView>) -> Option<(usize, usi
             let alive = masters.iter().filter(|m| peers::node_of(facts, m).map_or(!m.is_down(), reached)).count();
             (alive, masters.len())
         }
-        // Old servers of large clusters are not asked for their view: who is a master is known from discovery and from INFO.
+        // Old servers of large clusters are not asked for their view: who is a master is known from discovery and from
+        // INFO.
         None => {
             let masters: Vec<&Node> = facts.nodes.iter().filter(|n| n.is_master()).collect();
             (masters.iter().filter(|n| reached(n)).count(), masters.len())
@@ -204,12 +210,14 @@ pub fn unfit(view: Option<&ClusterView>, replica: &Node) -> Option<Hindrance> {
     stale.then(|| Hindrance::Stale { replica: replica.address.clone(), age_s, limit_s: limit_s.unwrap_or(0.0) })
 }
 
-/// By `master_link_down_since_seconds`: it is -1, or the age of the epoch on servers before 7.0, where there never was a link.
+/// By `master_link_down_since_seconds`: it is -1, or the age of the epoch on servers before 7.0, where there never was
+/// a link.
 fn linked(down_s: f64) -> bool {
     (0.0..1e8).contains(&down_s)
 }
 
-/// Whether it has a whole copy, as far as it says: not one that never had a link to its master, or that was still being copied to.
+/// Whether it has a whole copy, as far as it says: not one that never had a link to its master, or that was still being
+/// copied to.
 fn has_copy(replica: &Node) -> bool {
     let is = |field: &str| replica.number(field).is_some_and(|n| n > 0.0);
     let never = replica.number("master_link_down_since_seconds").is_some_and(|s| !linked(s));
@@ -247,8 +255,8 @@ fn of_sentinel(facts: &Facts, master: &Node, replicas: &[&Node]) -> Outlook {
     }
 }
 
-/// Adds how a replica that answers and has a copy is made master at once; nothing where there is none, or where the master is there
-/// and refuses.
+/// Adds how a replica that answers and has a copy is made master at once; nothing where there is none, or where the
+/// master is there and refuses.
 pub fn force(finding: Finding, facts: &Facts, view: Option<&ClusterView>, master: &Node) -> Finding {
     let replicas = peers::replicas(facts, view, master);
     let taken = replicas.iter().any(|r| r.last.as_ref().and_then(|s| s.info.role()) == Some("master"));

@@ -5,8 +5,8 @@
 //!
 //! Seen when: connections were rejected in the window, or over 80 % of `maxclients` are in use.
 //!
-//! Not to be taken for: accept-queue overflows (`accept_overflow`), which refuse before the server sees them; a maxclients that the file
-//! limit made (`fd_limit`), which CONFIG SET cannot raise.
+//! Not to be taken for: accept-queue overflows (`accept_overflow`), which refuse before the server sees them; a
+//! maxclients that the file limit made (`fd_limit`), which CONFIG SET cannot raise.
 //!
 //! What to do: raise maxclients and the file limit together; size pools by load; multiplex; reap idle connections.
 //! Sources: INFO rejected_connections, maxclients; CONFIG GET maxclients.

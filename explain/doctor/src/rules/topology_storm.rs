@@ -5,8 +5,8 @@
 //! 400 (measured on 5.0.14; 0.03 and 0.17 ms on 7.2.6). So the cost is clients x nodes x cluster size, and a cluster
 //! gets slower when it grows.
 //!
-//! Seen when: CLUSTER NODES/SLOTS/SHARDS take over 2 % of a core on a node, or over 1 ms a call more than once a second, or over
-//! 10 ms a call five times.
+//! Seen when: CLUSTER NODES/SLOTS/SHARDS take over 2 % of a core on a node, or over 1 ms a call more than once a
+//! second, or over 10 ms a call five times.
 //!
 //! Not to be taken for: a reshard in progress (then MOVED and ASK errors are high too).
 //!
@@ -92,9 +92,14 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, worst: &Held) -> Fi
     let needed = clients / facts.nodes.len().max(1) as f64 / ENOUGH_S;
     if clients > 0.0 && needed < asked {
         finding = finding.gain(
-            format!("one question per client every {ENOUGH_S:.0} s, to one node, leaves {} of a core", percent(needed * us / 1e6)),
             format!(
-                "{clients:.0} clients / {} nodes / {ENOUGH_S:.0} s x {us:.0} us = {:.6} cores; now {asked:.1}/s x {us:.0} us = {share:.4}",
+                "one question per client every {ENOUGH_S:.0} s, to one node, leaves {} of a \
+                     core",
+                percent(needed * us / 1e6)
+            ),
+            format!(
+                "{clients:.0} clients / {} nodes / {ENOUGH_S:.0} s x {us:.0} us = {:.6} cores; now {asked:.1}/s x \
+                 {us:.0} us = {share:.4}",
                 facts.nodes.len(),
                 needed * us / 1e6
             ),

@@ -1,23 +1,24 @@
 //! Invalidations for clients that cache take more of the server than the commands do.
 //!
-//! With CLIENT TRACKING a server tells each client that may have a key that it changed. A broadcasting client (BCAST) is told of every
-//! change under its prefixes, read by it or not: without a prefix, of every change there is. A write then costs one message for each such client, and
-//! the cache that was to save the server's time takes it.
+//! With CLIENT TRACKING a server tells each client that may have a key that it changed. A broadcasting client (BCAST)
+//! is told of every change under its prefixes, read by it or not: without a prefix, of every change there is. A write
+//! then costs one message for each such client, and the cache that was to save the server's time takes it.
 //!
-//! Seen when: clients track, over 1,000 messages a second were written that no read asked for, more than there were commands, and what
-//! commands, reads and turns of the event loop leave unexplained of the CPU time is over 1 % of a core, at no more than 10 us a message. Replicas'
-//! streams and published messages are taken off.
+//! Seen when: clients track, over 1,000 messages a second were written that no read asked for, more than there were
+//! commands, and what commands, reads and turns of the event loop leave unexplained of the CPU time is over 1 % of a
+//! core, at no more than 10 us a message. Replicas' streams and published messages are taken off.
 //!
-//! Not to be taken for: `tracking_table`, where keys are forgotten for want of room; invalidations at a modest rate, which are the feature at
-//! work; pub/sub, keyspace notifications and MONITOR, which push as well: beside these nothing is said.
+//! Not to be taken for: `tracking_table`, where keys are forgotten for want of room; invalidations at a modest rate,
+//! which are the feature at work; pub/sub, keyspace notifications and MONITOR, which push as well: beside these nothing
+//! is said.
 //!
-//! How to confirm: `INFO stats` twice: total_writes_processed beside total_reads_processed, tracking_total_prefixes; `INFO clients`:
-//! tracking_clients; `CLIENT LIST`: flags t and B.
+//! How to confirm: `INFO stats` twice: total_writes_processed beside total_reads_processed, tracking_total_prefixes;
+//! `INFO clients`: tracking_clients; `CLIENT LIST`: flags t and B.
 //!
-//! What to do: prefixes that hold only what is cached and rarely written; the default mode where each client caches few keys; no tracking
-//! for keys that change all the time.
-//! Sources: INFO stats, clients and cpu; tracking.c (trackingBroadcastInvalidationMessages); redis/redis#13681; Redis documentation on
-//! client-side caching.
+//! What to do: prefixes that hold only what is cached and rarely written; the default mode where each client caches few
+//! keys; no tracking for keys that change all the time.
+//! Sources: INFO stats, clients and cpu; tracking.c (trackingBroadcastInvalidationMessages); redis/redis#13681; Redis
+//! documentation on client-side caching.
 
 use super::callers;
 use super::prelude::*;
@@ -109,7 +110,8 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     if all.is_empty() && !tracking.is_empty() {
         let why = format!(
-            "{WHAT}: pub/sub, notifications, MONITOR or large replies are written beside them, and servers count all together"
+            "{WHAT}: pub/sub, notifications, MONITOR or large replies are written beside them, and servers count all \
+             together"
         );
         return Verdict::unknown(Lack::Other, why, "");
     }
@@ -141,13 +143,18 @@ fn found(p: &Pushed<'_>) -> Finding {
         format!("{rate:.0} messages/s x {us:.1} us = {core:.4} cores"),
     )
     .likely(
-        "the messages are writes that no read asked for, both counted by the server; the CPU is what nothing else explains, within the price of a \
+        "the messages are writes that no read asked for, both counted by the server; the CPU is what nothing else \
+         explains, within the price of a \
          message",
     )
     .saw(
         node,
         "INFO stats",
-        format!("total_writes_processed +{:.0}, total_reads_processed +{:.0} in {:.1} s", p.writes, p.reads, node.window_s),
+        format!(
+            "total_writes_processed +{:.0}, total_reads_processed +{:.0} in {:.1} \
+                 s",
+            p.writes, p.reads, node.window_s
+        ),
     )
     .saw(node, "INFO clients", format!("tracking_clients:{:.0}", p.clients))
     .saw(node, "INFO stats", format!("tracking_total_prefixes:{:.0}", p.prefixes))
@@ -166,7 +173,8 @@ fn found(p: &Pushed<'_>) -> Finding {
 fn mend(finding: Finding, p: &Pushed<'_>) -> Finding {
     let finding = if p.prefixes > 0.0 {
         finding.fix(
-            "Broadcast only what is cached and rarely written: prefixes, and keys that change all the time under another one",
+            "Broadcast only what is cached and rarely written: prefixes, and keys that change all the time under \
+             another one",
             &["CLIENT TRACKING ON BCAST PREFIX config: PREFIX product:   (instead of no prefix, which is every key)"],
             "keys outside the prefixes are no longer invalidated: they must not be cached",
             "CLIENT TRACKING OFF, and ON with the old prefixes",
@@ -205,10 +213,13 @@ mod tests {
     use super::super::made::{answer, node_at, replicated, said};
     use super::*;
 
-    /// Ten seconds with 10,000 commands in 1,000 reads, this many writes and so many seconds of CPU; notifications are off.
+    /// Ten seconds with 10,000 commands in 1,000 reads, this many writes and so many seconds of CPU; notifications are
+    /// off.
     fn facts(writes: u64, cpu_s: f64, more: &str) -> Facts {
-        let before = "redis_version:7.2.4\r\nrole:master\r\nconnected_slaves:0\r\ntracking_clients:20\r\ntracking_total_prefixes:20\r\n\
-                      pubsub_channels:0\r\npubsub_patterns:0\r\ntotal_commands_processed:0\r\ntotal_reads_processed:0\r\n\
+        let before = "redis_version:7.2.4\r\nrole:master\r\nconnected_slaves:0\r\ntracking_clients:20\r\n\
+                      tracking_total_prefixes:20\r\n\
+                      pubsub_channels:0\r\npubsub_patterns:0\r\ntotal_commands_processed:0\r\n\
+                      total_reads_processed:0\r\n\
                       total_writes_processed:0\r\ntotal_net_output_bytes:0\r\neventloop_cycles:0\r\n\
                       used_cpu_user_main_thread:0\r\nused_cpu_sys_main_thread:0\r\n";
         let after = format!(

@@ -1,18 +1,21 @@
 //! The table of client-side caching is full: the server tells clients to drop keys that nobody changed.
 //!
-//! For clients that cache, the server remembers which of them read which key. At `tracking-table-max-keys` (a million, as servers
-//! come) it forgets one for each new one, and has to send an invalidation for it: caches lose what is still true, and read again.
+//! For clients that cache, the server remembers which of them read which key. At `tracking-table-max-keys` (a million,
+//! as servers come) it forgets one for each new one, and has to send an invalidation for it: caches lose what is still
+//! true, and read again.
 //!
-//! Seen when: clients track, and the table holds nine tenths of its limit or more; or it remembers ten million readers, a hundred for
-//! each key, and twice as many as the clients that are there could be: most of those connections are long gone.
+//! Seen when: clients track, and the table holds nine tenths of its limit or more; or it remembers ten million readers,
+//! a hundred for each key, and twice as many as the clients that are there could be: most of those connections are long
+//! gone.
 //!
-//! Not to be taken for: invalidations by writes, which are the feature at work; broadcasting clients (BCAST), who are told by prefix and
-//! fill no table.
+//! Not to be taken for: invalidations by writes, which are the feature at work; broadcasting clients (BCAST), who are
+//! told by prefix and fill no table.
 //!
 //! How to confirm: `INFO stats` tracking_total_keys, tracking_total_items; `INFO clients` tracking_clients;
 //! `CONFIG GET tracking-table-max-keys`.
 //!
-//! What to do: a larger table where there is memory (some hundred bytes a key), OPTIN for what is worth caching, or BCAST with prefixes.
+//! What to do: a larger table where there is memory (some hundred bytes a key), OPTIN for what is worth caching, or
+//! BCAST with prefixes.
 //! Sources: INFO tracking_total_keys; Redis documentation on client-side caching; redis/redis#9231, #13867.
 
 use super::prelude::*;
@@ -94,22 +97,24 @@ fn look(node: &Node) -> Option<Table<'_>> {
 fn found(t: &Table) -> Finding {
     let (node, address) = (t.node, t.node.address.as_str());
     let seen = node.setting_number("tracking-table-max-keys").is_some();
-    let finding = if t.is_full() {
-        let (keys, max) = (count(t.keys), count(t.max));
-        Finding::new(if t.share() >= FULL {
-            format!("The tracking table of {address} is full: {keys} keys of {max}; clients must drop keys that did not change")
+    let finding =
+        if t.is_full() {
+            let (keys, max) = (count(t.keys), count(t.max));
+            Finding::new(if t.share() >= FULL {
+            format!("The tracking table of {address} is full: {keys} keys of {max}; clients must drop keys that did \
+                     not change")
         } else {
             format!("The tracking table of {address} is nearly full: {keys} keys of {max}")
         })
         .risk("once it is full, each new key a caching client reads evicts another, and all who cache that one drop it")
-    } else {
-        Finding::new(format!(
-            "The tracking table of {address} remembers {} readers for {} keys, most of them gone",
-            count(t.items),
-            count(t.keys)
-        ))
-        .risk("memory that grows with every reconnecting client, until the keys are written")
-    };
+        } else {
+            Finding::new(format!(
+                "The tracking table of {address} remembers {} readers for {} keys, most of them gone",
+                count(t.items),
+                count(t.keys)
+            ))
+            .risk("memory that grows with every reconnecting client, until the keys are written")
+        };
     let finding = finding
         .likely(if seen {
             "the table and its limit were read; invalidations for want of room are not counted by the server"

@@ -1,20 +1,22 @@
 //! Nodes of one cluster name different owners for the same slots, and do not come to agree.
 //!
-//! Every node has its own list of who owns what; gossip brings the lists together within the node timeout. It cannot where no node
-//! claims a slot itself: one was told that another owns it now (CLUSTER SETSLOT NODE in a reshard that ended half way), and that other
-//! one was not. Then clients are sent from each to the other without end. Or a node holds an old owner and hears of no newer epoch.
+//! Every node has its own list of who owns what; gossip brings the lists together within the node timeout. It cannot
+//! where no node claims a slot itself: one was told that another owns it now (CLUSTER SETSLOT NODE in a reshard that
+//! ended half way), and that other one was not. Then clients are sent from each to the other without end. Or a node
+//! holds an old owner and hears of no newer epoch.
 //!
-//! Seen when: the lists differ at the start of the window and in the same way at its end, and either none of the nodes that are named
-//! as a slot's owner claims it in its own list, or the window was longer than the node timeout.
+//! Seen when: the lists differ at the start of the window and in the same way at its end, and either none of the nodes
+//! that are named as a slot's owner claims it in its own list, or the window was longer than the node timeout.
 //!
-//! Not to be taken for: a reshard at work (keys move, or CLUSTER SETSLOT was called in the window) or one that stands open
-//! (`open_slots`); an epoch that is just spreading, after a failover or a reshard; a node that is away, which its peers replace first
-//! (`node_unreachable`, `slots_uncovered`).
+//! Not to be taken for: a reshard at work (keys move, or CLUSTER SETSLOT was called in the window) or one that stands
+//! open (`open_slots`); an epoch that is just spreading, after a failover or a reshard; a node that is away, which its
+//! peers replace first (`node_unreachable`, `slots_uncovered`).
 //!
 //! How to confirm: `CLUSTER NODES` of every node, twice, the node timeout apart; compare who has the slot.
 //!
 //! What to do: tell every master the same owner, the owner first; then let `--cluster check` look at all of them.
-//! Sources: CLUSTER NODES of every node at both ends of the window; the cluster specification, on epochs and UPDATE messages.
+//! Sources: CLUSTER NODES of every node at both ends of the window; the cluster specification, on epochs and UPDATE
+//! messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -190,14 +192,20 @@ fn stale(facts: &Facts, nodes: &[&Node], last: &[ClusterView], disputed: &[&Disp
     let twice = disputed.iter().filter(|d| d.claimed > 1).count();
     let title = format!("The nodes do not agree on who owns {} ({set}): {}", slots(disputed.len()), names(&named));
     let finding = Finding::new(title).on(named.iter().map(String::as_str));
-    let finding = if twice > 0 {
-        let text = format!("{} are claimed by two masters: what one of them is given is lost when they agree", slots(twice));
-        finding.risk(text).severity(Severity::High)
-    } else {
-        finding
-            .risk("clients that ask a node with an old list are sent to the wrong one; a failover counts its votes by these lists")
+    let finding =
+        if twice > 0 {
+            let text = format!(
+                "{} are claimed by two masters: what one of them is given is lost when they \
+                            agree",
+                slots(twice)
+            );
+            finding.risk(text).severity(Severity::High)
+        } else {
+            finding
+            .risk("clients that ask a node with an old list are sent to the wrong one; a failover counts its votes by \
+                   these lists")
             .severity(Severity::Medium)
-    };
+        };
     let finding = finding
         .gain("one list", format!("{} of {SLOTS} slots", disputed.len()))
         .proven(format!("the same at both ends of {:.0} s, longer than the node timeout", watched_ms / 1000.0))
@@ -222,13 +230,7 @@ fn told(finding: Finding, nodes: &[&Node], last: &[ClusterView], disputed: &[&Di
 }
 
 /// The owner that most nodes name is told to every master, itself first.
-fn remedy(
-    finding: Finding,
-    facts: &Facts,
-    nodes: &[&Node],
-    last: &[ClusterView],
-    disputed: &[&Disputed],
-) -> Finding {
+fn remedy(finding: Finding, facts: &Facts, nodes: &[&Node], last: &[ClusterView], disputed: &[&Disputed]) -> Finding {
     let Some(first) = disputed.first() else { return finding };
     let owner = |view: &ClusterView| view.nodes.iter().find(|n| n.slots.contains(first.slot)).map(|n| n.id.clone());
     let mut votes: BTreeMap<String, usize> = BTreeMap::new();
@@ -249,7 +251,8 @@ fn remedy(
     finding.fix(
         &text,
         &lines,
-        "look first who holds its keys (CLUSTER COUNTKEYSINSLOT on each of them): a master refuses to give away a slot with keys",
+        "look first who holds its keys (CLUSTER COUNTKEYSINSLOT on each of them): a master refuses to give away a slot \
+         with keys",
         "the same commands with the other owner's id",
     )
 }

@@ -1,22 +1,25 @@
 //! Transactions that come to nothing: another client wrote to a watched key first, and EXEC is dropped.
 //!
-//! WATCH is a lock that does not wait. With few writers nearly every EXEC succeeds. With many on one key most attempts fail,
-//! each after WATCH, a read, MULTI and EXEC, and the clients begin again at once, which makes it worse. Nothing counts a dropped
+//! WATCH is a lock that does not wait. With few writers nearly every EXEC succeeds. With many on one key most attempts
+//! fail, each after WATCH, a read, MULTI and EXEC, and the clients begin again at once, which makes it worse. Nothing
+//! counts a dropped
 //! EXEC: it is no error, and the commands that were queued are simply not executed.
 //!
-//! Seen when: over ten EXEC a second, most of them after a WATCH, and the server executed so few commands that may have been in
-//! them that at least a quarter of them cannot have done anything. A transaction is taken to have one write at least, and every
-//! write that was executed is taken to have been a transaction's: there may be more conflicts than are reported, but not fewer.
+//! Seen when: over ten EXEC a second, most of them after a WATCH, and the server executed so few commands that may have
+//! been in them that at least a quarter of them cannot have done anything. A transaction is taken to have one write at
+//! least, and every write that was executed is taken to have been a transaction's: there may be more conflicts than are
+//! reported, but not fewer.
 //!
-//! Not to be taken for: EXECABORT (`error_flood`), where a queued command was refused; WATCH given up with UNWATCH or DISCARD,
-//! which sends no EXEC. Where other clients write much, conflicts are hidden behind their writes and none is claimed.
+//! Not to be taken for: EXECABORT (`error_flood`), where a queued command was refused; WATCH given up with UNWATCH or
+//! DISCARD, which sends no EXEC. Where other clients write much, conflicts are hidden behind their writes and none is
+//! claimed.
 //!
-//! How to confirm: `INFO commandstats` twice: cmdstat_exec beside the commands that transactions queue, and cmdstat_watch; in
-//! the client: EXEC answers nil (Jedis and redis-py: null, WatchError; Lettuce: wasDiscarded()).
+//! How to confirm: `INFO commandstats` twice: cmdstat_exec beside the commands that transactions queue, and
+//! cmdstat_watch; in the client: EXEC answers nil (Jedis and redis-py: null, WatchError; Lettuce: wasDiscarded()).
 //!
 //! What to do: pause at random before the next attempt; then one atomic command or a script in place of WATCH.
-//! Sources: INFO commandstats; multi.c (EXEC of a client with CLIENT_DIRTY_CAS executes nothing); Redis documentation of
-//! transactions.
+//! Sources: INFO commandstats; multi.c (EXEC of a client with CLIENT_DIRTY_CAS executes nothing); Redis documentation
+//! of transactions.
 
 use super::prelude::*;
 use super::{callers, no_pipelining};
@@ -37,12 +40,67 @@ const MOST: f64 = 0.4;
 const FRAME: &[&str] = &["watch", "unwatch", "multi", "exec", "discard"];
 /// Commands that write nothing. Any other may have been the one that a transaction is for.
 const READS: &[&str] = &[
-    "bitcount", "bitpos", "dbsize", "echo", "exists", "expiretime", "get", "getbit", "getrange", "hexists", "hget", "hgetall",
-    "hkeys", "hlen", "hmget", "hrandfield", "hscan", "hstrlen", "hvals", "keys", "lindex", "llen", "lpos", "lrange", "mget",
-    "monitor", "object", "pexpiretime", "psubscribe", "pttl", "pubsub", "scan", "scard", "script", "sismember", "smembers",
-    "smismember", "sscan", "ssubscribe", "strlen", "subscribe", "touch", "ttl", "type", "unsubscribe", "wait", "xinfo", "xlen",
-    "xpending", "xrange", "xread", "xrevrange", "zcard", "zcount", "zrange", "zrangebyscore", "zrank", "zrevrange", "zrevrank",
-    "zscan", "zscore",
+    "bitcount",
+    "bitpos",
+    "dbsize",
+    "echo",
+    "exists",
+    "expiretime",
+    "get",
+    "getbit",
+    "getrange",
+    "hexists",
+    "hget",
+    "hgetall",
+    "hkeys",
+    "hlen",
+    "hmget",
+    "hrandfield",
+    "hscan",
+    "hstrlen",
+    "hvals",
+    "keys",
+    "lindex",
+    "llen",
+    "lpos",
+    "lrange",
+    "mget",
+    "monitor",
+    "object",
+    "pexpiretime",
+    "psubscribe",
+    "pttl",
+    "pubsub",
+    "scan",
+    "scard",
+    "script",
+    "sismember",
+    "smembers",
+    "smismember",
+    "sscan",
+    "ssubscribe",
+    "strlen",
+    "subscribe",
+    "touch",
+    "ttl",
+    "type",
+    "unsubscribe",
+    "wait",
+    "xinfo",
+    "xlen",
+    "xpending",
+    "xrange",
+    "xread",
+    "xrevrange",
+    "zcard",
+    "zcount",
+    "zrange",
+    "zrangebyscore",
+    "zrank",
+    "zrevrange",
+    "zrevrank",
+    "zscan",
+    "zscore",
 ];
 
 /// The transactions of one server.
@@ -125,7 +183,8 @@ fn found(t: &Transactions<'_>) -> Finding {
     let (failed, done) = (t.failed(), (t.exec - t.failed()).max(1.0));
     let tries = t.exec / done;
     let finding = Finding::new(format!(
-        "At least {} of the transactions on {} come to nothing: {} EXEC, and {} commands executed that may have been theirs",
+        "At least {} of the transactions on {} come to nothing: {} EXEC, and {} commands executed that may have been \
+         theirs",
         percent(t.share()),
         node.address,
         count(t.exec),
@@ -133,13 +192,21 @@ fn found(t: &Transactions<'_>) -> Finding {
     ));
     let mut finding = price(finding, t, tries)
         .likely(
-            "the calls were counted by the server, and an EXEC that executes nothing is a conflict of WATCH; that each transaction has a \
+            "the calls were counted by the server, and an EXEC that executes nothing is a conflict of WATCH; that each \
+             transaction has a \
              write, and that clients wait for each step, is inferred",
         )
         .saw(
             node,
             "INFO commandstats",
-            format!("{} WATCH, {} EXEC in {:.1} s: at least {} of these did nothing", count(t.watch), count(t.exec), node.window_s, count(failed)),
+            format!(
+                "{} WATCH, {} EXEC in {:.1} s: at least {} of these did \
+                     nothing",
+                count(t.watch),
+                count(t.exec),
+                node.window_s,
+                count(failed)
+            ),
         )
         .saw(node, "INFO commandstats", format!("{} calls of commands that may have been queued", count(t.writes)));
     if let Some(watching) = node.number("watching_clients") {
@@ -162,11 +229,19 @@ fn price(finding: Finding, t: &Transactions<'_>, tries: f64) -> Finding {
         let depth = node.depth().unwrap_or(1.0).max(1.0);
         let lost_us = t.wasted() * rtt_us / depth;
         return finding
-            .latency(lost_us / 1000.0, format!("{text}; {} of all commands belong to failed attempts", percent(t.wasted())))
+            .latency(
+                lost_us / 1000.0,
+                format!(
+                    "{text}; {} of all commands belong to failed \
+                                                attempts",
+                    percent(t.wasted())
+                ),
+            )
             .gain(
                 format!("without conflicts the mean command loses {} less", time_us(lost_us)),
                 format!(
-                    "{:.0} failed x {:.1} commands / {:.0} commands x {rtt_us:.0} us / {depth:.1} commands a round trip = {lost_us:.1} us",
+                    "{:.0} failed x {:.1} commands / {:.0} commands x {rtt_us:.0} us / {depth:.1} commands a round \
+                     trip = {lost_us:.1} us",
                     t.failed(),
                     t.attempt,
                     t.all
@@ -177,7 +252,13 @@ fn price(finding: Finding, t: &Transactions<'_>, tries: f64) -> Finding {
     let core = t.failed() * t.attempt * us / 1e6 / node.window_s.max(0.001);
     finding.core(core, format!("{text}; about {} of a core", percent(core))).gain(
         format!("without conflicts about {} of a core is free again", percent(core)),
-        format!("{:.0} failed x {:.1} commands x {us:.1} us in {:.0} s = {core:.4} cores", t.failed(), t.attempt, node.window_s),
+        format!(
+            "{:.0} failed x {:.1} commands x {us:.1} us in {:.0} s = {core:.4} \
+                 cores",
+            t.failed(),
+            t.attempt,
+            node.window_s
+        ),
     )
 }
 
@@ -190,19 +271,18 @@ fn mend(finding: Finding, node: &Node) -> Finding {
     );
     let mut atomic = vec![
         "INCRBY, HINCRBY, ZINCRBY, SETNX in place of read, compute, write",
-        "local v = redis.call('GET', KEYS[1]) ... redis.call('SET', KEYS[1], v2)   in a script: no other client can come between",
+        "local v = redis.call('GET', KEYS[1]) ... redis.call('SET', KEYS[1], v2)   in a script: no other client can \
+         come between",
     ];
     if node.info().is_some_and(|i| i.product() == "Valkey" && i.version() >= Some((8, 1, 0))) {
         atomic.push("SET key new IFEQ old   (compare and set, Valkey 8.1+)");
     }
-    finding
-        .fix("Let the server do it in one step: one command, or a script, in place of WATCH", &atomic, "", "")
-        .fix(
-            "Watch less: a key for each thing that changes by itself, not one for all",
-            &["WATCH stock:42   instead of WATCH stock"],
-            "what was one value is several",
-            "",
-        )
+    finding.fix("Let the server do it in one step: one command, or a script, in place of WATCH", &atomic, "", "").fix(
+        "Watch less: a key for each thing that changes by itself, not one for all",
+        &["WATCH stock:42   instead of WATCH stock"],
+        "what was one value is several",
+        "",
+    )
 }
 
 #[cfg(test)]
@@ -234,7 +314,8 @@ mod tests {
 
     #[test]
     fn executions_without_effect_are_conflicts() {
-        let busy = facts("master", &[("watch", 11_552), ("get", 11_552), ("multi", 11_552), ("exec", 11_552), ("set", 815)]);
+        let busy =
+            facts("master", &[("watch", 11_552), ("get", 11_552), ("multi", 11_552), ("exec", 11_552), ("set", 815)]);
         let Verdict::Present(found) = check(&busy) else { panic!("not found") };
         assert!(found.title.starts_with("At least 93 %"), "{}", found.title);
         // 91 % of the commands are wasted, and each takes half a round trip.

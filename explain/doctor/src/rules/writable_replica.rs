@@ -1,21 +1,22 @@
 //! A replica accepts writes from clients: they exist there alone, and the next full copy removes them without a word.
 //!
-//! With replica-read-only no a replica executes what clients write and tells no other server. Its data is no longer its master's: reads
-//! differ by server, keys with a TTL that were made there may never expire (before 4.0), and a failover to it makes the difference the
-//! truth.
+//! With replica-read-only no a replica executes what clients write and tells no other server. Its data is no longer its
+//! master's: reads differ by server, keys with a TTL that were made there may never expire (before 4.0), and a failover
+//! to it makes the difference the truth.
 //!
-//! Seen when: a linked replica says slave_read_only:0. Writes of its own are those it executed in the window beyond what its master
-//! did: what comes by replication is counted at both.
+//! Seen when: a linked replica says slave_read_only:0. Writes of its own are those it executed in the window beyond
+//! what its master did: what comes by replication is counted at both.
 //!
-//! Not to be taken for: clients that write to a read-only replica and are refused (READONLY, `error_flood`), or a replica that works off
-//! what it was behind: it executes more than its master does, so one that was behind in the window is not judged.
+//! Not to be taken for: clients that write to a read-only replica and are refused (READONLY, `error_flood`), or a
+//! replica that works off what it was behind: it executes more than its master does, so one that was behind in the
+//! window is not judged.
 //!
 //! How to confirm: `INFO commandstats` on both, twice; `DBSIZE` on both; `CONFIG GET replica-read-only`.
 //!
 //! In a cluster replicas redirect writes whatever the setting is: nothing is judged there.
 //!
-//! What to do: send those clients to the master (or to a server of their own, if they only need a place to compute), then set
-//! replica-read-only yes. To make the replica its master's copy again, have it copied once.
+//! What to do: send those clients to the master (or to a server of their own, if they only need a place to compute),
+//! then set replica-read-only yes. To make the replica its master's copy again, have it copied once.
 //! Sources: INFO replication (slave_read_only); redis.conf (replica-read-only).
 
 use super::peers;
@@ -25,8 +26,8 @@ pub const TITLE: &str = "Writable replica";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::Yes;
 
-/// Commands that write, and that replicas get as they are or as another one of these. DEL, UNLINK, HDEL and those that set a TTL are not
-/// among them: a master sends them by itself for keys and fields that expire or are evicted.
+/// Commands that write, and that replicas get as they are or as another one of these. DEL, UNLINK, HDEL and those that
+/// set a TTL are not among them: a master sends them by itself for keys and fields that expire or are evicted.
 const WRITES: &[&str] = &[
     "append",
     "decr",
@@ -174,11 +175,15 @@ fn found(worst: &Writable, rows: &[Writable]) -> Finding {
             replica.address,
             count(own)
         ))
-        .risk("these writes are on this server alone: its next full copy removes them, and a failover to it makes them the truth")
+        .risk(
+            "these writes are on this server alone: its next full copy removes them, and a failover to it makes them \
+               the truth",
+        )
         .severity(Severity::Medium)
     } else {
         Finding::new(format!("Replica {} takes writes of its own (replica-read-only no){more}", replica.address)).risk(
-            "a client that writes there by mistake gets OK; the write is on this server alone, and its next full copy removes it",
+            "a client that writes there by mistake gets OK; the write is on this server alone, and its next full copy \
+             removes it",
         )
     };
     let finding = finding.on(rows.iter().map(|w| w.replica.address.as_str())).saw(
@@ -243,7 +248,8 @@ mod tests {
         let before = format!("role:master\nredis_version:7.2.4\n{}{}", sets(0), offset(1000));
         let master = node_at(MASTER, &before, &(sets(there) + &offset(1000 + there * 100)));
         let before = format!(
-            "role:slave\nmaster_host:10.0.0.1\nmaster_port:6379\nmaster_link_status:up\nredis_version:7.2.4\nslave_repl_offset:1000\n\
+            "role:slave\nmaster_host:10.0.0.1\nmaster_port:6379\nmaster_link_status:up\nredis_version:7.2.4\n\
+             slave_repl_offset:1000\n\
              {}{replica}",
             sets(0)
         );

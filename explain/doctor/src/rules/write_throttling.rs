@@ -1,19 +1,22 @@
 //! The server delays writes on purpose, so that a replica can keep up.
 //!
-//! Valkey 9.2 and newer can slow writers down while what waits for a replica grows towards its output buffer limit: the link
-//! then stays, and the full copy that would follow is not needed. The delayed commands are in no slow log, since the delay
-//! comes before they are executed, and the main thread is idle meanwhile. To an application it looks like a slow server.
+//! Valkey 9.2 and newer can slow writers down while what waits for a replica grows towards its output buffer limit: the
+//! link then stays, and the full copy that would follow is not needed. The delayed commands are in no slow log, since
+//! the delay comes before they are executed, and the main thread is idle meanwhile. To an application it looks like a
+//! slow server.
 //!
 //! Seen when: `repl_throttle_total_commands` grew in the window by more than ten and by 1 % of the commands.
 //!
 //! Not to be taken for: writes that CLIENT PAUSE or a failover holds back (`paused`), that too few replicas refuse
-//! (`min_replicas_refusing`), or that an fsync delays (`fsync_always`, `aof_fsync_stall`). Reads are never delayed. How long the
-//! writes waited is not counted by the server, so no time is claimed here. Servers without the counter have no such delay.
+//! (`min_replicas_refusing`), or that an fsync delays (`fsync_always`, `aof_fsync_stall`). Reads are never delayed. How
+//! long the writes waited is not counted by the server, so no time is claimed here. Servers without the counter have no
+//! such delay.
 //!
-//! How to confirm: `INFO` twice: repl_throttle_total_commands, repl_throttle_rate (writes a second that are let through);
-//! `INFO replication`: the offsets of the replicas beside master_repl_offset.
+//! How to confirm: `INFO` twice: repl_throttle_total_commands, repl_throttle_rate (writes a second that are let
+//! through); `INFO replication`: the offsets of the replicas beside master_repl_offset.
 //!
-//! What to do: find out why the replica is slow (`replica_lag`); give it time by a larger output buffer limit; write less at once.
+//! What to do: find out why the replica is slow (`replica_lag`); give it time by a larger output buffer limit; write
+//! less at once.
 //! Sources: INFO of Valkey 9.2 (src/throttle_repl.c), valkey #4356.
 
 use super::prelude::*;
@@ -110,9 +113,11 @@ mod tests {
 
     fn facts(delayed: u64) -> Facts {
         let before = "valkey_version:9.2.0\r\nserver_name:valkey\r\nrole:master\r\nuptime_in_seconds:900\r\n\
-                      repl_throttle_total_commands:5000\r\nrepl_throttle_activation_events:3\r\nrepl_throttle_rate:-1.00\r\n";
+                      repl_throttle_total_commands:5000\r\nrepl_throttle_activation_events:3\r\n\
+                      repl_throttle_rate:-1.00\r\n";
         let after = format!(
-            "repl_throttle_total_commands:{}\r\nrepl_throttle_rate:1800.00\r\ncmdstat_set:calls=20000,usec=20000,usec_per_call=1.00\r\n",
+            "repl_throttle_total_commands:{}\r\nrepl_throttle_rate:1800.00\r\n\
+             cmdstat_set:calls=20000,usec=20000,usec_per_call=1.00\r\n",
             5000 + delayed
         );
         of(DeploymentKind::MasterReplica, vec![node_at("10.0.0.1:6379", before, &after)])

@@ -4,8 +4,10 @@ use super::*;
 
 /// A master with one replica that writes `rate` bytes a second into a backlog of 1 MB.
 fn master(rate: u64, full: u64, failed: u64, more: &str) -> Node {
-    let before = "connected_slaves:1\r\nslave0:ip=10.0.0.2,port=6379,state=wait_bgsave,offset=0,lag=0\r\nused_memory_dataset:90000000\r\n\
-                  repl_backlog_size:1048576\r\nmaster_repl_offset:0\r\nsync_full:1\r\nsync_partial_ok:0\r\nsync_partial_err:0\r\nmaxmemory:0\r\n";
+    let before = "connected_slaves:1\r\nslave0:ip=10.0.0.2,port=6379,state=wait_bgsave,offset=0,lag=0\r\n\
+                  used_memory_dataset:90000000\r\n\
+                  repl_backlog_size:1048576\r\nmaster_repl_offset:0\r\nsync_full:1\r\nsync_partial_ok:0\r\n\
+                  sync_partial_err:0\r\nmaxmemory:0\r\n";
     let after =
         format!("master_repl_offset:{}\r\nsync_full:{}\r\nsync_partial_err:{failed}\r\n{more}", rate * 10, 1 + full);
     let mut node = server("7.0.15", 0.5, before, &after);
@@ -49,7 +51,8 @@ fn a_loop_by_the_output_buffer_is_not_the_backlogs() {
 #[test]
 fn a_loop_by_the_backlog_stands_beneath_it() {
     let mut facts = with_replica(master(8_000_000, 4, 4, ""));
-    // Attempts in part failed, but a buffer that is full before a copy is over ends every copy, whatever the backlog holds.
+    // Attempts in part failed, but a buffer that is full before a copy is over ends every copy, whatever the backlog
+    // holds.
     assert_eq!(ids(&together(&facts)), ["full_resync_loop"]);
     let roomy = "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60";
     facts.nodes[0].config = settings(&[("client-output-buffer-limit", roomy), ("repl-timeout", "60")]);
@@ -214,7 +217,8 @@ fn delayed_syncs_that_no_request_waited_for_are_not_proven_to_hurt() {
 fn evicting(policy: &str, more: &str) -> Facts {
     let before = "evicted_keys:0\r\nkeyspace_hits:0\r\nkeyspace_misses:0\r\nmaxmemory:100000000\r\n";
     let after = format!(
-        "evicted_keys:2000\r\nkeyspace_hits:300\r\nkeyspace_misses:700\r\nmaxmemory_policy:{policy}\r\ndb0:keys=100000\r\n{more}"
+        "evicted_keys:2000\r\nkeyspace_hits:300\r\nkeyspace_misses:700\r\nmaxmemory_policy:{policy}\r\n\
+         db0:keys=100000\r\n{more}"
     );
     alone(server("7.0.15", 0.5, before, &after))
 }

@@ -14,10 +14,12 @@ pub const HERE: &str = "10.0.0.1:6379";
 /// What a server of this version says at the start of a window of ten seconds.
 pub fn before(version: &str) -> String {
     format!(
-        "redis_version:{version}\r\nrole:master\r\nuptime_in_seconds:90000\r\nconnected_clients:51\r\nused_memory:80000000\r\n\
+        "redis_version:{version}\r\nrole:master\r\nuptime_in_seconds:90000\r\nconnected_clients:51\r\n\
+         used_memory:80000000\r\n\
          used_memory_rss:90000000\r\nmaxmemory:0\r\nmem_fragmentation_bytes:10000000\r\nloading:0\r\nevicted_keys:0\r\n\
          rejected_connections:0\r\nconnected_slaves:0\r\nmaster_repl_offset:0\r\ntotal_commands_processed:0\r\n\
-         total_reads_processed:0\r\ntotal_connections_received:0\r\nused_cpu_user_main_thread:0\r\nused_cpu_sys_main_thread:0\r\n\
+         total_reads_processed:0\r\ntotal_connections_received:0\r\nused_cpu_user_main_thread:0\r\n\
+         used_cpu_sys_main_thread:0\r\n\
          rdb_last_bgsave_status:ok\r\naof_enabled:0\r\naof_last_write_status:ok\r\naof_delayed_fsync:0\r\n"
     )
 }

@@ -18,8 +18,8 @@ pub fn recorded(name: &str) -> Facts {
     Facts::from_json(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// A node whose INFO was `before` at the start of a window of ten seconds and `after` at its end. Fields that are only in `before`
-/// stay as they were.
+/// A node whose INFO was `before` at the start of a window of ten seconds and `after` at its end. Fields that are only
+/// in `before` stay as they were.
 pub fn node(address: &str, role: Role, before: &str, after: &str) -> Node {
     let first = Info::parse(before);
     let mut last = first.clone();

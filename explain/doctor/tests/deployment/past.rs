@@ -162,7 +162,8 @@ fn a_fork_is_of_now_only_if_it_was_in_the_window() {
 
 #[test]
 fn saving_on_average_since_the_start_is_no_measurement_of_the_window() {
-    let info = "role:master\ntotal_forks:300\nsync_full:0\nuptime_in_seconds:7200\nused_cpu_user_children:720\nused_cpu_sys_children:0\n";
+    let info = "role:master\ntotal_forks:300\nsync_full:0\nuptime_in_seconds:7200\nused_cpu_user_children:720\n\
+                used_cpu_sys_children:0\n";
     let mut facts = deployment(DeploymentKind::Standalone, vec![node(&address(1), Role::Master, info, "")]);
     facts.nodes[0].config = config(&[("save", "60 1")]);
     let found = finding(&facts, "save_too_often");

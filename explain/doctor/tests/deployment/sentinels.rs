@@ -1,4 +1,5 @@
-//! Sentinels: whether they could authorise a failover, where they run, whether they trust their clocks, and whom they remember.
+//! Sentinels: whether they could authorise a failover, where they run, whether they trust their clocks, and whom they
+//! remember.
 
 use unslow_doctor::{Answered, Severity, diagnose};
 use unslow_facts::{Facts, Listed, Tilt};

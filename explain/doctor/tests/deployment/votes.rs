@@ -31,7 +31,8 @@ fn half_of_the_masters_is_no_majority() {
     assert!(report.findings[0].chain.iter().any(|l| l.id == "slots_uncovered"), "{:?}", report.findings[0].chain);
     let hanging = hung(hung(cluster(&[(2, Mark::Failed), (3, Mark::Failed)]), 2), 3);
     assert_eq!(diagnose(&hanging, &[]).findings[0].id, "no_majority");
-    // The node timeout is not over, and the others are still connected to processes that stand still: these vote for nobody.
+    // The node timeout is not over, and the others are still connected to processes that stand still: these vote for
+    // nobody.
     let fresh = hung(hung(cluster(&[]), 2), 3);
     assert_eq!(diagnose(&fresh, &[]).findings[0].id, "no_majority");
 }

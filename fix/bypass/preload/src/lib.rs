@@ -1,8 +1,10 @@
 //! Stands between a program and the C library (LD_PRELOAD), so that its TCP connections to the same machine are carried
-//! over shared memory. `unslow bypass` sets it up; everything it does is in the crate above, here are the C library's names.
+//! over shared memory. `unslow bypass` sets it up; everything it does is in the crate above, here are the C library's
+//! names.
 //!
-//! What surprises: it runs in somebody else's process. It never prints more than a line, never ends the program, installs no
-//! signal handler, starts no thread; where anything is missing everything passes through to TCP as if it were not there.
+//! What surprises: it runs in somebody else's process. It never prints more than a line, never ends the program,
+//! installs no signal handler, starts no thread; where anything is missing everything passes through to TCP as if it
+//! were not there.
 
 mod calls;
 mod real;

@@ -1,5 +1,5 @@
-//! What the kernel does between a socket and a file or a pipe (`sendfile`, `splice`), for connections that it does not carry:
-//! bounded copies through a buffer. No byte is taken from one side before the other is known to take it.
+//! What the kernel does between a socket and a file or a pipe (`sendfile`, `splice`), for connections that it does not
+//! carry: bounded copies through a buffer. No byte is taken from one side before the other is known to take it.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -35,7 +35,8 @@ fn is_pipe(fd: RawFd) -> bool {
     unsafe { libc::fstat(fd, &mut stat) == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFIFO }
 }
 
-/// `splice` from a connection into a pipe. As in the kernel, `wait` is about the pipe: whether a read waits is the socket's own.
+/// `splice` from a connection into a pipe. As in the kernel, `wait` is about the pipe: whether a read waits is the
+/// socket's own.
 pub fn to_pipe(stream: &'static Stream, link: &'static Link, pipe: RawFd, n: usize, wait: Wait) -> ssize_t {
     if n == 0 {
         return 0;
@@ -99,8 +100,8 @@ fn write_all(pipe: RawFd, bytes: &[u8]) -> bool {
     true
 }
 
-/// `splice` from a pipe into a connection. The pipe's bytes are copied (`tee`) before they are taken: what the connection does not
-/// take now stays in the pipe.
+/// `splice` from a pipe into a connection. The pipe's bytes are copied (`tee`) before they are taken: what the
+/// connection does not take now stays in the pipe.
 pub fn from_pipe(stream: &'static Stream, link: &'static Link, pipe: RawFd, n: usize, wait: Wait) -> ssize_t {
     if n == 0 {
         return 0;

@@ -1,9 +1,9 @@
 //! epoll for sets that have connections over shared memory in them, beside everything the kernel watches.
 //!
 //! The kernel's own set stays: timers, pipes, plain sockets and listeners are in it as the program put them there. A
-//! connection of ours is in it as well, but only for its end, with a number of ours instead of the program's data; its real
-//! readiness comes from the bits its peer sets. So a turn of a busy loop costs no system call: the kernel is looked at every
-//! 20 us, not every turn.
+//! connection of ours is in it as well, but only for its end, with a number of ours instead of the program's data; its
+//! real readiness comes from the bits its peer sets. So a turn of a busy loop costs no system call: the kernel is
+//! looked at every 20 us, not every turn.
 
 mod asleep;
 mod inside;
@@ -415,8 +415,9 @@ pub fn closed(stream: &'static Stream) {
     {
         match epoll.inside.lock() {
             Ok(mut inside) => leave(epoll, &mut inside, stream),
-            // In a signal handler: the wait that it has interrupted finds a connection that is not in the set any more. Its
-            // other names are forgotten when what is inside is made again, before another connection can have its number.
+            // In a signal handler: the wait that it has interrupted finds a connection that is not in the set any more.
+            // Its other names are forgotten when what is inside is made again, before another connection can have its
+            // number.
             Err(_) => {
                 left(epoll, stream);
                 epoll.stale.store(true, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! What we know of the program's descriptors.
 //!
-//! Entries are never freed, only used again, and not before a second after they were given back: a thread that still looks
-//! at one while another closes the descriptor, which is a mistake of the program's that the kernel answers with EBADF, finds
-//! memory of the right type.
+//! Entries are never freed, only used again, and not before a second after they were given back: a thread that still
+//! looks at one while another closes the descriptor, which is a mistake of the program's that the kernel answers with
+//! EBADF, finds memory of the right type.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -118,7 +118,8 @@ pub struct Registration {
     pub queued: bool,
     /// EPOLLONESHOT has fired.
     pub spent: bool,
-    /// When its oldest news came that the program has not seen yet, in ticks of [`crate::stamp`]; 0 when that is not known.
+    /// When its oldest news came that the program has not seen yet, in ticks of [`crate::stamp`]; 0 when that is not
+    /// known.
     pub since: u64,
     /// The program was told of it after that.
     pub seen: bool,
@@ -158,8 +159,8 @@ pub struct Stream {
     pub ends: Mutex<Option<Ends>>,
 }
 
-// SAFETY: the link is written before `state` says LINKED and after `retire`'s pause only; the registration is guarded by the
-// lock of its epoll set.
+// SAFETY: the link is written before `state` says LINKED and after `retire`'s pause only; the registration is guarded
+// by the lock of its epoll set.
 unsafe impl Sync for Stream {}
 // SAFETY: as above.
 unsafe impl Send for Stream {}
@@ -220,8 +221,8 @@ impl Stream {
 
 /// A pair of processes, with the connections between them.
 ///
-/// Never freed but used again for the next pair. What it holds of the other process (memory, channel, doorbells) is let go of
-/// once that process has ended and the place has rested as entries do.
+/// Never freed but used again for the next pair. What it holds of the other process (memory, channel, doorbells) is let
+/// go of once that process has ended and the place has rested as entries do.
 pub struct Place {
     /// `None` after that. Changed only when the place has rested: see [`Buried::has_rested`].
     pair: UnsafeCell<Option<Arc<Pair>>>,
@@ -231,8 +232,8 @@ pub struct Place {
     /// How many of them there are, and how many doorbells of it a thread of ours has yet to ring.
     users: AtomicU32,
     pub welcome: AtomicBool,
-    /// One thread at a time hears what the other side says. Claims about slots and generations wait here until they are attended
-    /// to.
+    /// One thread at a time hears what the other side says. Claims about slots and generations wait here until they are
+    /// attended to.
     pub heard: Mutex<Vec<(u32, u32, Claim)>>,
     /// The set that watches its channel, of a server's client.
     pub watch: Mutex<Option<&'static Epoll>>,
@@ -260,8 +261,8 @@ struct Buried {
 }
 
 impl Buried {
-    /// Whether no thread looks at its pair any more: it is in no list, has no user, and had none for a while. Users leave under
-    /// the lock of [`DEAD`], which is held here.
+    /// Whether no thread looks at its pair any more: it is in no list, has no user, and had none for a while. Users
+    /// leave under the lock of [`DEAD`], which is held here.
     fn has_rested(&self, now: u64) -> bool {
         self.since + REST_NS < now && self.place.users.load(Ordering::Acquire) == 0
     }
@@ -305,7 +306,8 @@ impl Place {
     /// For users of the place, and those who found it in a list of the living.
     #[inline]
     pub fn pair(&self) -> &Arc<Pair> {
-        // SAFETY: it changes only when the place has rested without users and is in no list: not while the caller has it.
+        // SAFETY: it changes only when the place has rested without users and is in no list: not while the caller has
+        // it.
         let pair = unsafe { (*self.pair.get()).as_ref() };
         pair.expect("a place in use has its pair")
     }
@@ -314,7 +316,8 @@ impl Place {
         self.pair().clone()
     }
 
-    /// The other process has ended: what the place holds is let go of when its last connection is closed and it has rested.
+    /// The other process has ended: what the place holds is let go of when its last connection is closed and it has
+    /// rested.
     pub fn bury(&'static self) {
         self.pair().dead.store(true, Ordering::Release);
         if let Ok(mut dead) = DEAD.lock() {
@@ -544,7 +547,8 @@ pub unsafe fn forget() {
     }
 }
 
-/// Descriptors unknown to us that are in an epoll set: what is connected later and was put into a set before stays with TCP.
+/// Descriptors unknown to us that are in an epoll set: what is connected later and was put into a set before stays with
+/// TCP.
 static IN_SET: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 
 pub fn set_in_set(fd: RawFd, is: bool) {

@@ -1,16 +1,17 @@
 //! Descriptors that others get: the child of a fork, a program that is exec'd, the receiver of a message, `stdio`.
 //!
-//! Whoever gets a connection that is carried has a TCP connection without a byte, and would wait for ever. What is not decided yet
-//! therefore stays with TCP, where everybody can use it. For the others:
+//! Whoever gets a connection that is carried has a TCP connection without a byte, and would wait for ever. What is not
+//! decided yet therefore stays with TCP, where everybody can use it. For the others:
 //!
 //! ```text
 //!   fork       the child has sockets in their place that were never connected
-//!   exec       the kernel closes them: they have FD_CLOEXEC, whatever the program asked for, and it is told what it asked for
+//!   exec       the kernel closes them: they have FD_CLOEXEC, whatever the program asked for (which is what it reads)
 //!   a message  is refused
 //! ```
 //!
-//! A socket that was never connected is as dead as one can be, for hooks and kernel, in this program and the next: reading says
-//! ENOTCONN, writing EPIPE, and poll and epoll say at once that it hung up. The connection itself is not touched by it.
+//! A socket that was never connected is as dead as one can be, for hooks and kernel, in this program and the next:
+//! reading says ENOTCONN, writing EPIPE, and poll and epoll say at once that it hung up. The connection itself is not
+//! touched by it.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -50,7 +51,8 @@ impl Bits {
 
 /// Carried connections that the program wants to keep over exec.
 static KEPT: Bits = Bits::new();
-/// Sockets made here that have no other name, here or in another process: the others' would be silent once it is carried.
+/// Sockets made here that have no other name, here or in another process: the others' would be silent once it is
+/// carried.
 static ALONE: Bits = Bits::new();
 /// The dead socket that is given to programs that are spawned; -1 before it is needed.
 static STAND_IN: AtomicI32 = AtomicI32::new(-1);
@@ -128,8 +130,8 @@ pub fn decide(fd: RawFd) -> bool {
     stream.link().is_some()
 }
 
-/// Whether a descriptor of this process still is the connection that is known by it: what closes descriptors behind our back leaves
-/// the number to other files, and the child of a vfork has descriptors of its own.
+/// Whether a descriptor of this process still is the connection that is known by it: what closes descriptors behind our
+/// back leaves the number to other files, and the child of a vfork has descriptors of its own.
 fn is_it(stream: &Stream, fd: RawFd) -> bool {
     let now = endpoint::ends_of_client(fd);
     // In a child another thread may have held the lock for ever; nobody changes them while the connection is known.
@@ -164,8 +166,8 @@ pub fn before_fork() {
     }
 }
 
-/// In the child of a fork, before the parent's connections are forgotten: they are dead here. Those another thread has made
-/// meanwhile are nobody's business here either.
+/// In the child of a fork, before the parent's connections are forgotten: they are dead here. Those another thread has
+/// made meanwhile are nobody's business here either.
 pub fn in_child() {
     for (fd, entry) in fds::known(0, MOST) {
         let Entry::Stream(stream) = entry else { continue };
@@ -211,8 +213,8 @@ pub fn stand_in() -> Option<RawFd> {
     Some(dead as RawFd)
 }
 
-/// Whether a message has a descriptor in it that is carried here: its receiver could not use it. Those that are not decided yet
-/// stay with TCP, and may go.
+/// Whether a message has a descriptor in it that is carried here: its receiver could not use it. Those that are not
+/// decided yet stay with TCP, and may go.
 ///
 /// # Safety
 /// The program's message, if it may be one.

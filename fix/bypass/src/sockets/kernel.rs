@@ -44,8 +44,8 @@ pub unsafe fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask:
     if sleeps { cancellable(call) } else { call() }
 }
 
-/// A call that sleeps: a thread that is cancelled (pthread_cancel) in it ends there, as in the C library's own, which let the
-/// kernel's signal end it in the same way. Nothing may be held that the end of the thread does not let go of.
+/// A call that sleeps: a thread that is cancelled (pthread_cancel) in it ends there, as in the C library's own, which
+/// let the kernel's signal end it in the same way. Nothing may be held that the end of the thread does not let go of.
 fn cancellable(call: impl FnOnce() -> c_int) -> c_int {
     unsafe extern "C" {
         fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
@@ -61,7 +61,8 @@ fn cancellable(call: impl FnOnce() -> c_int) -> c_int {
     done
 }
 
-/// Closes a number, past our own hooks (which know `SYS_close`): for what the hooks must not take for the connection that it was.
+/// Closes a number, past our own hooks (which know `SYS_close`): for what the hooks must not take for the connection
+/// that it was.
 pub fn close(fd: RawFd) {
     // SAFETY: no pointers.
     unsafe {
@@ -99,7 +100,8 @@ pub fn take_error(fd: RawFd) {
     let _ = unsafe { read_option(fd, libc::SO_ERROR, (&raw mut error).cast(), size_of::<c_int>()) };
 }
 
-/// What a close of a TCP socket says to its other end, by the socket's options: with SO_LINGER of no time it is a reset.
+/// What a close of a TCP socket says to its other end, by the socket's options: with SO_LINGER of no time it is a
+/// reset.
 pub fn close_means(fd: RawFd) -> Close {
     let mut linger = libc::linger { l_onoff: 0, l_linger: 0 };
     // SAFETY: the bytes of a `linger`, two numbers.

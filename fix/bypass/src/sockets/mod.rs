@@ -128,7 +128,8 @@ pub fn ring(stream: &'static Stream, place: &'static Place, waiter: u32) {
     }
 }
 
-/// Rings what was put off. One at a time, so that a signal handler that never comes back does not take the others with it.
+/// Rings what was put off. One at a time, so that a signal handler that never comes back does not take the others with
+/// it.
 #[inline]
 pub fn flush() {
     let next = |bells: &RefCell<Vec<(&'static Place, u32)>>| {
@@ -141,7 +142,8 @@ pub fn flush() {
     }
 }
 
-/// In the child of a fork that ran no [`before_fork`] (`_Fork`): the bells are the parent's to ring, and their memory is not here.
+/// In the child of a fork that ran no [`before_fork`] (`_Fork`): the bells are the parent's to ring, and their memory
+/// is not here.
 fn forget_bells() {
     let _ = BELLS.try_with(|bells| bells.try_borrow_mut().map(|mut bells| bells.clear()));
 }

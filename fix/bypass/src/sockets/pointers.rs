@@ -1,8 +1,8 @@
 //! Pointers of the program's, as far as they can be judged without asking the kernel.
 //!
-//! A system call says EFAULT for every address that is not mapped. Here only those are found that no program can have: null and
-//! its page, and what lies in the kernel's half. Others end the program, as they do in `memcpy`: to ask the kernel would cost a
-//! system call for each read and write.
+//! A system call says EFAULT for every address that is not mapped. Here only those are found that no program can have:
+//! null and its page, and what lies in the kernel's half. Others end the program, as they do in `memcpy`: to ask the
+//! kernel would cost a system call for each read and write.
 
 use libc::{c_int, c_void, iovec};
 

@@ -29,9 +29,9 @@ impl Drop for Mine {
     }
 }
 
-/// The connections this thread sleeps for, and where on its stack: one, or more while a signal handler sleeps as well. A wait
-/// can end without returning: a handler may leave it with longjmp, and the thread may be cancelled in it. What it had is given back
-/// by the thread's next wait, or at the thread's end.
+/// The connections this thread sleeps for, and where on its stack: one, or more while a signal handler sleeps as well.
+/// A wait can end without returning: a handler may leave it with longjmp, and the thread may be cancelled in it. What
+/// it had is given back by the thread's next wait, or at the thread's end.
 struct Sleeps {
     streams: [Cell<Option<(&'static Stream, usize)>>; 4],
     /// As in [`Stream::told`].
@@ -82,8 +82,8 @@ thread_local! {
     static SLEEPS: Sleeps = const { Sleeps::new() };
 }
 
-/// Whether a call that was at `then` on this thread's stack is over without having returned, when another one is at `now`: what a
-/// call is interrupted by lies below it, or on the stack that was set aside for handlers.
+/// Whether a call that was at `then` on this thread's stack is over without having returned, when another one is at
+/// `now`: what a call is interrupted by lies below it, or on the stack that was set aside for handlers.
 pub(super) fn is_left(then: usize, now: usize) -> bool {
     now >= then && !on_signal_stack()
 }
@@ -150,7 +150,8 @@ pub fn is_ours(stream: &Stream) -> bool {
     matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::SETTLING | state::LINKED)
 }
 
-/// Whether any of these is carried, or may be: others are better left to the C library, which knows of cancelled threads.
+/// Whether any of these is carried, or may be: others are better left to the C library, which knows of cancelled
+/// threads.
 ///
 /// # Safety
 /// As of `ppoll`.
@@ -328,8 +329,8 @@ fn sleep(set: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t, wai
     }
 }
 
-/// Makes this thread the one that is told of a connection's news. False when it is another's: of a set's, or of a thread
-/// that was here before.
+/// Makes this thread the one that is told of a connection's news. False when it is another's: of a set's, or of a
+/// thread that was here before.
 fn name(stream: &'static Stream, waiter: &Waiter) -> bool {
     if epoll::watches(stream) {
         return false;
@@ -416,8 +417,8 @@ pub fn wait_for(stream: &'static Stream, events: i16, timeout_ns: Option<u64>) -
         match unsafe { poll(set.as_mut_ptr(), 1, left, std::ptr::null()) } {
             0 => break Waited::TimedOut,
             n if n > 0 => break Waited::Ready,
-            // The kernel goes on by itself after a handler that asked for it (SA_RESTART); poll never does. Which handler
-            // ran is not told, so it is done when all of them asked for it.
+            // The kernel goes on by itself after a handler that asked for it (SA_RESTART); poll never does. Which
+            // handler ran is not told, so it is done when all of them asked for it.
             _ if timeout_ns.is_none() && all_restart() => {}
             _ => break Waited::Interrupted,
         }

@@ -1,5 +1,5 @@
-//! Clients that keep using TCP because one side refused the other: counted for `unslow bypass ls`. The line on standard error is
-//! silenced by `-q`, and the standard error of a service is seldom read.
+//! Clients that keep using TCP because one side refused the other: counted for `unslow bypass ls`. The line on standard
+//! error is silenced by `-q`, and the standard error of a service is seldom read.
 
 use crate::channel::REFUSED_VERSION;
 use crate::endpoint::Endpoint;

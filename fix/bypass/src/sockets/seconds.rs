@@ -1,7 +1,8 @@
 //! Second names of connections in an epoll set.
 //!
-//! The kernel knows what it watches by file and number: a connection that was duplicated can be in one set twice, with other
-//! events and other data, and each is told. The first name is the connection's own registration; the others are kept here.
+//! The kernel knows what it watches by file and number: a connection that was duplicated can be in one set twice, with
+//! other events and other data, and each is told. The first name is the connection's own registration; the others are
+//! kept here.
 
 use libc::{EPOLLET, EPOLLONESHOT, c_int, epoll_event};
 use std::os::fd::RawFd;

@@ -45,7 +45,8 @@ fn told_reset(stream: &'static Stream, link: &Link) -> ssize_t {
     fail(libc::ECONNRESET)
 }
 
-/// What a call on several parts comes to that failed after some of them: as far as it came. A reset is told by the next call.
+/// What a call on several parts comes to that failed after some of them: as far as it came. A reset is told by the next
+/// call.
 fn so_far(link: &Link, total: ssize_t, failed: ssize_t) -> ssize_t {
     if total == 0 {
         return failed;
@@ -138,7 +139,8 @@ pub fn take(stream: &'static Stream, link: &'static Link, room: &mut [u8], flags
             Read::End => return done as ssize_t,
             Read::Reset | Read::Busy if done > 0 => return done as ssize_t,
             Read::Reset => return told_reset(stream, link),
-            // Also where the program would wait: the read that a handler has interrupted goes on when the handler is done.
+            // Also where the program would wait: the read that a handler has interrupted goes on when the handler is
+            // done.
             Read::Busy => return fail(libc::EAGAIN),
             Read::Empty => {
                 if stream.nonblocking.load(Ordering::Relaxed) || flags & MSG_DONTWAIT != 0 {

@@ -31,9 +31,9 @@ use super::fds::{self, Claim, Entry, Offer, Place, Stream, state};
 use super::refusals::{By, Refusals};
 use super::{kernel, now_ns};
 
-/// How long a new connection waits for its server to take the offer before it keeps using TCP; counted again from when the
-/// server has asked for its socket. A server that is busy for longer would not have answered over TCP either; one that cannot
-/// take it costs its clients this once.
+/// How long a new connection waits for its server to take the offer before it keeps using TCP; counted again from when
+/// the server has asked for its socket. A server that is busy for longer would not have answered over TCP either; one
+/// that cannot take it costs its clients this once.
 const PATIENCE_NS: u64 = 150_000_000;
 /// An offer whose connection was not accepted within this is forgotten; its client has long given up.
 const EARLY_NS: u64 = 1_000_000_000;
@@ -294,8 +294,8 @@ pub fn pause(ns: i64) {
 
 // The server's side.
 
-/// A socket listens. Clients can meet us there once it is in an epoll set: only a wait in a set attends to them, and a server
-/// that takes its connections in another way (poll, select, a blocking accept) is never met.
+/// A socket listens. Clients can meet us there once it is in an epoll set: only a wait in a set attends to them, and a
+/// server that takes its connections in another way (poll, select, a blocking accept) is never met.
 pub fn listening(fd: RawFd) {
     if !settings().server || fds::get(fd).is_some() {
         return;
@@ -561,8 +561,8 @@ pub fn accepted(fd: RawFd, nonblocking: bool) {
     world.candidates.insert(ends, stream);
 }
 
-/// An accepted connection came into a set: from now on it can be taken, and perhaps it was offered already. Anyone can claim its
-/// addresses, so all who did are asked.
+/// An accepted connection came into a set: from now on it can be taken, and perhaps it was offered already. Anyone can
+/// claim its addresses, so all who did are asked.
 pub fn watched(world: &mut World, stream: &'static Stream) {
     let Some(ends) = stream.ends.lock().ok().and_then(|ends| *ends) else { return };
     for Early { place, slot, generation, .. } in world.take_early(&ends) {
@@ -570,7 +570,8 @@ pub fn watched(world: &mut World, stream: &'static Stream) {
     }
 }
 
-/// A set is closed in which rendezvous and channels were watched: clients cannot meet us until a listener is watched again.
+/// A set is closed in which rendezvous and channels were watched: clients cannot meet us until a listener is watched
+/// again.
 pub fn no_watch(set: &Epoll) {
     let mut world = world();
     world.meetings.retain(|m| !std::ptr::eq(m.watch, set));
@@ -801,8 +802,8 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     true
 }
 
-/// Shows our socket to the servers that have just asked for it; whether there was one. Each has read the offer, and waits: so it
-/// reads this as well, and the socket does not lie in its queue for longer than a turn of its loop.
+/// Shows our socket to the servers that have just asked for it; whether there was one. Each has read the offer, and
+/// waits: so it reads this as well, and the socket does not lie in its queue for longer than a turn of its loop.
 fn show(stream: &'static Stream, offers: &mut [Offer]) -> bool {
     let mut any = false;
     for offer in offers.iter_mut().filter(|offer| !offer.shown) {

@@ -28,8 +28,8 @@ pub(super) struct Refused<'a> {
 }
 
 impl Worker {
-    /// Errors that are for the gateway and not for the client. True when the command goes on elsewhere; its bytes are then
-    /// taken out of the journal.
+    /// Errors that are for the gateway and not for the client. True when the command goes on elsewhere; its bytes are
+    /// then taken out of the journal.
     pub(super) fn elsewhere(&mut self, io: &mut Io, lane: LaneId, answered: &Answered, bytes: &[u8]) -> bool {
         let Answered { flight, event, fresh } = answered;
         if *event == Event::Answer {
@@ -109,8 +109,8 @@ impl Worker {
         moved
     }
 
-    /// Behind one that waits, others of the same client may run: nothing is sent again that would overtake them. (MOVED is
-    /// different: whoever says it says it to all that follow.)
+    /// Behind one that waits, others of the same client may run: nothing is sent again that would overtake them. (MOVED
+    /// is different: whoever says it says it to all that follow.)
     pub(super) fn may_go_again(&mut self, flight: &Flight, event: &Event) -> bool {
         match event {
             Event::Redirected(_) => flight.tries < REDIRECTS_MAX || self.now <= flight.at + self.config.hold_ms * MS,
@@ -227,8 +227,8 @@ impl Worker {
         self.push(io, lane, asked, &question);
     }
 
-    /// EXISTS of the same keys; where the slot alone is known, of a key in that slot. A replica refuses only writes: for
-    /// READONLY a write that changes nothing.
+    /// EXISTS of the same keys; where the slot alone is known, of a key in that slot. A replica refuses only writes:
+    /// for READONLY a write that changes nothing.
     pub(super) fn question(&self, command: &[u8], flight: &Flight, error: &[u8]) -> (Vec<u8>, u16) {
         let mut args = Vec::new();
         request::parse_whole(command, &mut args);
@@ -266,8 +266,8 @@ impl Worker {
         (question, slot)
     }
 
-    /// The question is answered: the server refuses those keys, so it refused the command; or the words were a script's, and the
-    /// command has run.
+    /// The question is answered: the server refuses those keys, so it refused the command; or the words were a
+    /// script's, and the command has run.
     pub(super) fn verified(&mut self, io: &mut Io, lane: LaneId, asked: &Flight, reply: &[u8]) {
         let Some(client) = self.client(asked.whom) else { return };
         let Some(at) = client.waiting.iter().position(|w| w.doubt == Some(asked.seq)) else { return };
@@ -299,7 +299,8 @@ impl Worker {
         self.settle_waiting(flight.whom);
     }
 
-    /// Sent when the pause is over. Counted by who decides that it is sent again, however often it has to wait for that.
+    /// Sent when the pause is over. Counted by who decides that it is sent again, however often it has to wait for
+    /// that.
     pub fn later(&mut self, again: Again, pause: u64) {
         self.again_number += 1;
         self.again.insert((self.now + pause, self.again_number), again);
@@ -337,7 +338,8 @@ impl Worker {
                         self.stats.error("unknown_node");
                         let at = if self.trusted(flight.whom) { address.to_string() } else { "an address".into() };
                         format!(
-                            "-CLUSTERDOWN unslow: slot {} is said to be at {at}, which no node of the cluster names\r\n",
+                            "-CLUSTERDOWN unslow: slot {} is said to be at {at}, which no node of the cluster \
+                             names\r\n",
                             flight.slot
                         )
                     }

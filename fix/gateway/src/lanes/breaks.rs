@@ -57,8 +57,8 @@ impl Worker {
         }
     }
 
-    /// Sorts the commands of a lane that is no more into those to send again and those that failed. `never_sent` are the
-    /// last bytes that its peer cannot have seen.
+    /// Sorts the commands of a lane that is no more into those to send again and those that failed. `never_sent` are
+    /// the last bytes that its peer cannot have seen.
     pub(super) fn break_lane(&mut self, io: &mut Io, lane: LaneId, never_sent: usize, failure: &Failure) {
         let l = &mut self.lanes[lane];
         let seen = l.sent_bytes.saturating_sub(never_sent);
@@ -121,8 +121,9 @@ impl Worker {
         self.client(whom).is_some_and(|c| c.midway && c.base == seq)
     }
 
-    /// What a client has begun on a connection of its own would end on the master that was replaced: subscriptions move to the new
-    /// one, transactions and watches end as they do when their connection breaks. True when the lane is given up.
+    /// What a client has begun on a connection of its own would end on the master that was replaced: subscriptions move
+    /// to the new one, transactions and watches end as they do when their connection breaks. True when the lane is
+    /// given up.
     fn leave_demoted(&mut self, io: &mut Io, lane: LaneId) -> bool {
         let l = &self.lanes[lane];
         let Some(owner) = l.owner.filter(|_| l.pooled) else { return false };

@@ -67,7 +67,9 @@ impl Worker {
         let what = match (l.lacks_permit(), self.share(lane)) {
             (true, Share::Logins) => format!(" had no connection free to judge a login for {hold} ms; try again later"),
             (true, Share::Clients) => format!(
-                " had none of its own_connections = {} free for {hold} ms; this one was not sent. Each client that is in a transaction, watches, blocks, subscribes or has long values takes one: use fewer, or raise own_connections, below the server's maxclients",
+                " had none of its own_connections = {} free for {hold} ms; this one was not sent. Each client that is \
+                 in a transaction, watches, blocks, subscribes or has long values takes one: use fewer, or raise \
+                 own_connections, below the server's maxclients",
                 self.own_most.share(Share::Clients)
             ),
             (false, _) => {
@@ -122,8 +124,8 @@ impl Worker {
         }
     }
 
-    /// There is no connection for a client's subscriptions or its MONITOR. Which of its commands that answers cannot be said in the
-    /// protocol, so it is the last word.
+    /// There is no connection for a client's subscriptions or its MONITOR. Which of its commands that answers cannot be
+    /// said in the protocol, so it is the last word.
     fn give_up_raw(&mut self, io: &mut Io, lane: LaneId, owner: Whom, failure: &Failure) {
         let words = self.words(failure, owner);
         self.push_to(io, owner, &words);

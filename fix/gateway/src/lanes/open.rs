@@ -133,8 +133,8 @@ impl Worker {
         self.put(io, lane, flight, bytes);
     }
 
-    /// Says READONLY before a read of a replica, and READWRITE before what is for a master: a connection that stayed with
-    /// READONLY while its node was promoted and demoted would answer with what a replica still has.
+    /// Says READONLY before a read of a replica, and READWRITE before what is for a master: a connection that stayed
+    /// with READONLY while its node was promoted and demoted would answer with what a replica still has.
     pub(super) fn set_mode(&mut self, io: &mut Io, lane: LaneId, flight: &Flight) {
         let l = &self.lanes[lane];
         let Some(owner) = self.map.slots.get(usize::from(flight.slot)) else { return };
@@ -167,8 +167,8 @@ impl Worker {
         }
     }
 
-    /// Whether a lane may have a connection: one that a client has alone needs a place among those of its node. Those who wait
-    /// come first.
+    /// Whether a lane may have a connection: one that a client has alone needs a place among those of its node. Those
+    /// who wait come first.
     fn permitted(&mut self, lane: LaneId) -> bool {
         let l = &self.lanes[lane];
         if !l.lacks_permit() {

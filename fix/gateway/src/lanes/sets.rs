@@ -70,7 +70,8 @@ impl Worker {
     /// The number of an identity, new or known.
     pub fn identity_of(&mut self, identity: Identity) -> IdentityId {
         let identity = Some(identity);
-        // Connections on which AUTH is judged are nobody's, whatever the gateway itself speaks as: they are never found here.
+        // Connections on which AUTH is judged are nobody's, whatever the gateway itself speaks as: they are never found
+        // here.
         let same = self.identities.places().find(|at| *at != JUDGED && self.identities[*at] == identity);
         match same.or_else(|| self.identities.find(Option::is_none)) {
             Some(at) => {
@@ -81,8 +82,8 @@ impl Worker {
         }
     }
 
-    /// Sets of connections that no client uses are kept for the next who logs in: a few, for a while. What is left of them then is
-    /// closed, and so are the identities that were theirs.
+    /// Sets of connections that no client uses are kept for the next who logs in: a few, for a while. What is left of
+    /// them then is closed, and so are the identities that were theirs.
     pub fn reap(&mut self, io: &mut Io) {
         let mut used = HashSet::new();
         let busy = self.lanes.iter().filter(|l| !l.free && (l.owner.is_some() || !l.flights.is_empty()));

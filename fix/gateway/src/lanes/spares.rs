@@ -1,6 +1,6 @@
-//! Connections dialled ahead for subscriptions. A subscription on a connection that has yet to be dialled takes effect only when
-//! others have long spoken; on a server's own connections it does at once. So for each user, database, protocol and node
-//! with a subscription in the last minute one greeted connection waits in the pool.
+//! Connections dialled ahead for subscriptions. A subscription on a connection that has yet to be dialled takes effect
+//! only when others have long spoken; on a server's own connections it does at once. So for each user, database,
+//! protocol and node with a subscription in the last minute one greeted connection waits in the pool.
 
 use crate::ids::{LaneId, SetId};
 use crate::session::*;

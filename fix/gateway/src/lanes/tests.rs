@@ -81,8 +81,8 @@ fn a_redirect_to_a_node_that_is_never_named_ends_with_an_error() {
     assert_eq!(rig.worker.map.servers.len(), 2);
 }
 
-/// A script's own words, and the question that follows: its command, what the node replies to it, and where the script goes
-/// then; nowhere means that the client gets the words.
+/// A script's own words, and the question that follows: its command, what the node replies to it, and where the script
+/// goes then; nowhere means that the client gets the words.
 fn asked_about(text: &str, reply: &str, again_at: Option<u16>) {
     let mut rig = Rig::halves(Config::default());
     let [key, ..] = rig.keys(0);

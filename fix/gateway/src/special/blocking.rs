@@ -35,8 +35,8 @@ impl Worker {
         Some(lane)
     }
 
-    /// A lane for a command that blocks. One that watches is on the node of the watched keys, and EXEC is to find it as it was: what
-    /// blocks meanwhile may be for another node, and gets another lane.
+    /// A lane for a command that blocks. One that watches is on the node of the watched keys, and EXEC is to find it as
+    /// it was: what blocks meanwhile may be for another node, and gets another lane.
     pub fn dedicate_to_block(&mut self, whom: Whom, node: u16) -> Option<LaneId> {
         let client = self.client(whom)?;
         if !client.watch.held() {
@@ -121,11 +121,13 @@ impl Worker {
         let first = !within && own && flight.len > 0 && flight.tries < 5 && moved.fresh;
         let able = matches!(flight.kind, Kind::Block | Kind::Reply | Kind::Watch);
         if !first || !alone || !able || moved.to == NOBODY {
-            // A slot that never was on this node has not moved: then the keys are not on one node, and trying again is in vain.
+            // A slot that never was on this node has not moved: then the keys are not on one node, and trying again is
+            // in vain.
             let moved_away = moved.belonged || flight.slot == client.pin_slot || flight.slot == NO_SLOT;
             let text: &[u8] = match flight.kind {
                 Kind::Reply | Kind::Watch if !moved_away => {
-                    b"-CROSSSLOT unslow: the node of this connection, which WATCH or the first key of MULTI named, does not have this slot; use a hash tag\r\n"
+                    b"-CROSSSLOT unslow: the node of this connection, which WATCH or the first key of MULTI named, \
+                      does not have this slot; use a hash tag\r\n"
                 }
                 _ => b"-TRYAGAIN unslow: the slot has moved to another node; begin again\r\n",
             };

@@ -120,7 +120,8 @@ impl Worker {
         true
     }
 
-    /// Settings that belong to a connection: the client gets its own, and they are said again on each. The server judges first.
+    /// Settings that belong to a connection: the client gets its own, and they are said again on each. The server
+    /// judges first.
     fn private(&mut self, io: &mut Io, whom: Whom, command: &Command, setting: Setting) -> bool {
         self.own_set(whom);
         let Some(set) = self.client(whom).and_then(|c| c.set) else { return true };
@@ -208,11 +209,12 @@ impl Worker {
 /// Bytes of the settings that are said on each new connection of a client.
 const SETUP_BYTES_MAX: usize = 64 << 10;
 
-const NO_CACHING: &str = "unslow: CLIENT CACHING is about the next command on a connection, and here the next command may go to \
+const NO_CACHING: &str = "unslow: CLIENT CACHING is about the next command on a connection, and here the next command \
+                          may go to \
      another node; use CLIENT TRACKING with BCAST, or without OPTIN";
 
-/// CLIENT TRACKING and NO-TOUCH: `ON` or `OFF` is the first word; any word behind it may be a prefix. What is wrong with the rest the
-/// server says.
+/// CLIENT TRACKING and NO-TOUCH: `ON` or `OFF` is the first word; any word behind it may be a prefix. What is wrong
+/// with the rest the server says.
 fn setting(command: &Command, resp3: bool, split: bool) -> Result<Setting, &'static str> {
     let tracking = command.word(1) == b"TRACKING";
     let on = !command.arg(2).eq_ignore_ascii_case(b"OFF");
@@ -228,7 +230,8 @@ fn setting(command: &Command, resp3: bool, split: bool) -> Result<Setting, &'sta
         match command.word(at).as_slice() {
             b"REDIRECT" => {
                 return Err(
-                    "unslow: CLIENT TRACKING has no REDIRECT here: invalidations come on the client's own connection (RESP3)",
+                    "unslow: CLIENT TRACKING has no REDIRECT here: invalidations come on the client's own connection \
+                     (RESP3)",
                 );
             }
             b"OPTIN" if on && split => return Err(NO_CACHING),

@@ -55,7 +55,8 @@ impl Worker {
 
     pub fn authenticated(&mut self, io: &mut Io, lane: LaneId, flight: &Flight, bytes: &[u8]) {
         let whom = flight.whom;
-        // Whoever was let in, the next AUTH on it says who it is. What a server refused may have changed anything about it.
+        // Whoever was let in, the next AUTH on it says who it is. What a server refused may have changed anything about
+        // it.
         if bytes != b"+OK\r\n" {
             self.lanes[lane].dirty = true;
         }
@@ -168,7 +169,13 @@ impl Worker {
             return self.auth(io, whom, Claim { identity, hello: Some(proto), named });
         }
         if client.identity.is_none() {
-            return self.say(io, whom, b"-NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time\r\n");
+            return self.say(
+                io,
+                whom,
+                b"-NOAUTH HELLO must be called with the client already authenticated, otherwise \
+                                        the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the \
+                                        client and select the RESP protocol version at the same time\r\n",
+            );
         }
         client.proto = proto;
         client.name = named.unwrap_or(std::mem::take(&mut client.name));

@@ -1,5 +1,5 @@
-//! Commands with a state: transactions, blocking, pub/sub, MONITOR, tracking, who one is. They get connections to servers of
-//! their own, and give them back clean. What is to be done is judged in `step.rs`, and done here.
+//! Commands with a state: transactions, blocking, pub/sub, MONITOR, tracking, who one is. They get connections to
+//! servers of their own, and give them back clean. What is to be done is judged in `step.rs`, and done here.
 
 mod blocking;
 mod client;
@@ -175,8 +175,9 @@ impl Worker {
         self.send(io, whom, command, slot, Kind::Reply)
     }
 
-    /// SCRIPT LOAD on the replicas that answer reads, so that EVALSHA_RO finds its script there: servers since 7.0 do not replicate
-    /// scripts. Their answers do not matter: what a replica does not have is asked of its master ([`crate::event::Event::NotLoaded`]).
+    /// SCRIPT LOAD on the replicas that answer reads, so that EVALSHA_RO finds its script there: servers since 7.0 do
+    /// not replicate scripts. Their answers do not matter: what a replica does not have is asked of its master
+    /// ([`crate::event::Event::NotLoaded`]).
     fn preload(&mut self, io: &mut Io, whom: Whom, command: &Command) {
         let Some(set) = self.client(whom).and_then(|c| c.set) else { return };
         let mut readers: Vec<u16> = self.map.readers.iter().flatten().copied().collect();
@@ -223,7 +224,8 @@ impl Worker {
         self.push_raw(io, lane, command.bytes);
     }
 
-    /// WAIT. The server counts from the connection's last command: a PING makes that now, behind every write of the client.
+    /// WAIT. The server counts from the connection's last command: a PING makes that now, behind every write of the
+    /// client.
     fn replicas(&mut self, io: &mut Io, whom: Whom, command: &Command) {
         let node = self.client(whom).map_or(NOBODY, |c| c.last_node);
         let node = if node == NOBODY { self.master_of(io, whom, NO_SLOT) } else { Some(node) };

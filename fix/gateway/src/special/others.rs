@@ -1,4 +1,5 @@
-//! CLIENT LIST, KILL, PAUSE and UNPAUSE: what the gateway's own user may do with the gateway's clients. Servers know nothing of them.
+//! CLIENT LIST, KILL, PAUSE and UNPAUSE: what the gateway's own user may do with the gateway's clients. Servers know
+//! nothing of them.
 
 use unslow_reactor::Io;
 use unslow_resp::write_command;
@@ -235,7 +236,8 @@ impl Worker {
         }
     }
 
-    /// Closes those that are meant; `asker`, if it is ours and meant too, when it has its answer. Returns how many they are.
+    /// Closes those that are meant; `asker`, if it is ours and meant too, when it has its answer. Returns how many they
+    /// are.
     pub fn kill(&mut self, io: &mut Io, filter: &Filter, asker: Option<Whom>) -> usize {
         let meant = self.meant(filter);
         for whom in &meant {
@@ -248,8 +250,8 @@ impl Worker {
         meant.len()
     }
 
-    /// CLIENT KILL of a user's clients meant nobody. Whether there is such a user, and what is said where there is none, differs by
-    /// version: a server is asked to close those at an address that no client has.
+    /// CLIENT KILL of a user's clients meant nobody. Whether there is such a user, and what is said where there is
+    /// none, differs by version: a server is asked to close those at an address that no client has.
     pub fn killed_nobody(&mut self, io: &mut Io, whom: Whom, seq: u32, user: &[u8]) {
         let node = self.node_for(self.anywhere(), false, whom);
         let set = self.client(whom).and_then(|client| client.set);

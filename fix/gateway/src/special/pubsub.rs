@@ -1,7 +1,8 @@
 //! Subscriptions.
 //!
-//! A client's confirmations, and the replies to its later commands, come in the order of one connection to a server: its later
-//! commands wait for them. So do messages of other clients, for a moment ([`Unconfirmed`](crate::subscriptions::Unconfirmed)).
+//! A client's confirmations, and the replies to its later commands, come in the order of one connection to a server:
+//! its later commands wait for them. So do messages of other clients, for a moment
+//! ([`Unconfirmed`](crate::subscriptions::Unconfirmed)).
 
 use crate::ids::LaneId;
 use crate::map::NOBODY;
@@ -95,7 +96,8 @@ impl Worker {
         true
     }
 
-    /// Whether servers have not taken yet what a client has said of its subscriptions. Then it is not read until they have.
+    /// Whether servers have not taken yet what a client has said of its subscriptions. Then it is not read until they
+    /// have.
     fn is_behind(&mut self, io: &mut Io, whom: Whom) -> bool {
         let subs = self.client(whom).map_or(Vec::new(), |c| c.subs.clone());
         let behind = subs.iter().any(|lane| {
@@ -394,8 +396,8 @@ impl Worker {
         self.close_lane(io, lane);
     }
 
-    /// Whether a command that may publish is to wait for subscriptions that were sent before it arrived. On connections of
-    /// their own the server would see them in that order; a shared one would be faster.
+    /// Whether a command that may publish is to wait for subscriptions that were sent before it arrived. On connections
+    /// of their own the server would see them in that order; a shared one would be faster.
     pub(crate) fn waits_for_subscribers(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
         let name = &self.table.get(command.plan.number).name;
         let publishes = matches!(name.as_str(), "PUBLISH" | "SPUBLISH");

@@ -275,8 +275,8 @@ impl Worker {
     }
 }
 
-/// The database of the last SELECT that the server took. Of what did not run there are no elements. A client may say SELECT as often as
-/// it likes: the reply is read once.
+/// The database of the last SELECT that the server took. Of what did not run there are no elements. A client may say
+/// SELECT as often as it likes: the reply is read once.
 fn selected(selects: &[(usize, u32)], reply: &[u8]) -> Option<u32> {
     let last = selects.last()?.0;
     let (mut next, mut db) = (0, None);

@@ -337,8 +337,10 @@ rows! {
     said_loads_no_script: said, CLUSTER, "SCRIPT LOAD text" => Step::Poison(_) = "-ERR unslow: SCRIPT|LOAD goes to",
     said_flushes_no_scripts: said, CLUSTER, "SCRIPT FLUSH" => Step::Poison(_) = "-ERR unslow: SCRIPT|FLUSH goes to",
     said_takes_no_debugger: said, CLUSTER, "SCRIPT DEBUG YES" => Step::Poison(_) = "-ERR unslow: the script debugger",
-    said_takes_no_debugger_alone: said, ALONE, "SCRIPT DEBUG YES" => Step::Poison(_) = "-ERR unslow: the script debugger",
-    said_resets_no_cluster: said, CLUSTER, "CLUSTER RESET HARD" => Step::Poison(_) = "-ERR unslow: CLUSTER|RESET is answered",
+    said_takes_no_debugger_alone: said, ALONE, "SCRIPT DEBUG YES" => Step::Poison(_) = "-ERR unslow: the script \
+        debugger",
+    said_resets_no_cluster: said, CLUSTER, "CLUSTER RESET HARD" => Step::Poison(_) = "-ERR unslow: CLUSTER|RESET is \
+        answered",
     said_fails_nothing_over: said, CLUSTER, "CLUSTER FAILOVER" => Step::Poison(_) = "-ERR unslow: CLUSTER|FAILOVER is",
     said_takes_no_client_id: said, CLUSTER, "CLIENT ID" => Step::Poison(_) = "-ERR unslow: CLIENT is about",
     said_takes_no_client_id_alone: said, ALONE, "CLIENT ID" => Step::Poison(_) = "-ERR unslow: CLIENT is about",

@@ -100,8 +100,8 @@ impl Worker {
         }
     }
 
-    /// Commands of a client that a server would not take just now wait until those behind them have their answers too: if none
-    /// of those on the same slot ran, all are sent again in their order, else the first answer counts.
+    /// Commands of a client that a server would not take just now wait until those behind them have their answers too:
+    /// if none of those on the same slot ran, all are sent again in their order, else the first answer counts.
     pub fn settle_waiting(&mut self, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         let open = client.pending.iter().filter(|p| !p.done).count();
@@ -177,8 +177,8 @@ impl Worker {
         }
     }
 
-    /// A client sends no more, and everything that it has sent was read: it is closed with its last answer, at once where that cannot
-    /// come.
+    /// A client sends no more, and everything that it has sent was read: it is closed with its last answer, at once
+    /// where that cannot come.
     pub(super) fn said_all(&mut self, io: &mut Io, whom: Whom) {
         match self.client(whom).is_some_and(|c| c.lacks_rest()) {
             true => self.drop_client(io, whom),
@@ -186,7 +186,8 @@ impl Worker {
         }
     }
 
-    /// A client goes before the server has judged who it is: half of an answer says nothing, so the connection goes too.
+    /// A client goes before the server has judged who it is: half of an answer says nothing, so the connection goes
+    /// too.
     fn close_judges(&mut self, io: &mut Io, whom: Whom) {
         let its = |l: &Lane| !l.free && l.pooled && l.owner == Some(whom);
         let lanes: Vec<LaneId> = self.lanes.places().filter(|at| its(&self.lanes[*at])).collect();

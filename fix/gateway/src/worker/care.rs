@@ -168,8 +168,9 @@ impl Worker {
         }
     }
 
-    /// A client has all its answers while the gateway drains: it goes behind the last of them, so that it never waits for one that
-    /// does not come. Not in the middle of anything, not before it has said what it came for, and not if more of it is there.
+    /// A client has all its answers while the gateway drains: it goes behind the last of them, so that it never waits
+    /// for one that does not come. Not in the middle of anything, not before it has said what it came for, and not if
+    /// more of it is there.
     pub(super) fn part_with(&mut self, io: &mut Io, whom: Whom) {
         let Some(client) = self.client(whom) else { return };
         let id = client.id;
@@ -178,8 +179,8 @@ impl Worker {
         }
     }
 
-    /// Told to end: clients go behind their next answer ([`Worker::part_with`]). Here go those who ask for none, and when the time is
-    /// up all others.
+    /// Told to end: clients go behind their next answer ([`Worker::part_with`]). Here go those who ask for none, and
+    /// when the time is up all others.
     pub(super) fn drain(&mut self, io: &mut Io, until: u64) {
         let late = self.now >= until;
         let now = self.now;

@@ -104,8 +104,8 @@ impl Worker {
         used
     }
 
-    /// So many bytes of a client wait in memory: for the rest of its request, or because it is not read. Whoever holds more than one
-    /// client may is told and closed; when all together hold too much, whoever holds most.
+    /// So many bytes of a client wait in memory: for the rest of its request, or because it is not read. Whoever holds
+    /// more than one client may is told and closed; when all together hold too much, whoever holds most.
     fn hold_input(&mut self, io: &mut Io, whom: Whom, unread: usize) {
         let Some(client) = self.client(whom) else { return };
         if client.stall == Stall::No {

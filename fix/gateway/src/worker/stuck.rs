@@ -1,9 +1,9 @@
-//! Servers that are busy with a script. Past its `busy-reply-threshold` a server answers -BUSY to whoever asks, except on the
-//! connection that the script came on, which it does not read until the script ends. Clients that share this connection would
-//! wait, where each would get an error at once on one of its own.
+//! Servers that are busy with a script. Past its `busy-reply-threshold` a server answers -BUSY to whoever asks, except
+//! on the connection that the script came on, which it does not read until the script ends. Clients that share this
+//! connection would wait, where each would get an error at once on one of its own.
 //!
-//! So when a shared connection stands still for longer than the threshold, its node is asked PING on another one. If it says that it is
-//! busy, clients get its words at once, until the connection moves again.
+//! So when a shared connection stands still for longer than the threshold, its node is asked PING on another one. If it
+//! says that it is busy, clients get its words at once, until the connection moves again.
 
 use std::collections::BTreeMap;
 
@@ -90,8 +90,8 @@ impl Worker {
         if shared && silent { l.flights.front().copied() } else { None }
     }
 
-    /// The client whose script keeps a connection. A server keeps the replies to what came right before the script until it ends, so
-    /// the script need not be the oldest command.
+    /// The client whose script keeps a connection. A server keeps the replies to what came right before the script
+    /// until it ends, so the script need not be the oldest command.
     fn runs(&self, lane: LaneId, first: &Flight) -> Whom {
         let l = &self.lanes[lane];
         let script = l.flights.iter().take(l.sent).find(|flight| flight.author == Author::Script);
@@ -159,8 +159,8 @@ impl Worker {
         }
     }
 
-    /// A node that was silent is suspected, and commands wait for it that were not sent: a server would refuse them now. `runs` is the
-    /// client whose script it is.
+    /// A node that was silent is suspected, and commands wait for it that were not sent: a server would refuse them
+    /// now. `runs` is the client whose script it is.
     fn refuse_unsent(&mut self, io: &mut Io, lane: LaneId, runs: Whom, words: &[u8]) {
         let l = &mut self.lanes[lane];
         let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
@@ -182,7 +182,8 @@ impl Worker {
         }
     }
 
-    /// A connection of its own that is written even where the node is suspected: its silence is why. Given back, it is closed then.
+    /// A connection of its own that is written even where the node is suspected: its silence is why. Given back, it is
+    /// closed then.
     pub fn take_despite_silence(&mut self, set: SetId, node: u16, whom: Whom) -> LaneId {
         let lane = self.take_lane(set, node, whom);
         let l = &mut self.lanes[lane];
@@ -190,8 +191,8 @@ impl Worker {
         lane
     }
 
-    /// What a node that is busy says to this client; none where it is not, or where the script is the client's own: who waits for a
-    /// script is not read either.
+    /// What a node that is busy says to this client; none where it is not, or where the script is the client's own: who
+    /// waits for a script is not read either.
     fn words_of_busy(&self, node: u16, whom: Whom) -> Option<&[u8]> {
         let still = self.stuck.nodes.get(&node)?;
         let stands = self.oldest(still.lane) == Some(still.first);
@@ -209,8 +210,8 @@ impl Worker {
         all.all(|words| words.is_some()).then_some(first)
     }
 
-    /// A command that its server would refuse for being busy gets the server's words, and is not sent; as on a server it spoils the
-    /// transaction that it is in. False where it may be sent.
+    /// A command that its server would refuse for being busy gets the server's words, and is not sent; as on a server
+    /// it spoils the transaction that it is in. False where it may be sent.
     #[cold]
     pub fn refused_as_busy(&mut self, io: &mut Io, whom: Whom, node: u16, plan: &Plan) -> bool {
         if !self.stuck.some || is_taken_while_busy(plan, &self.table.get(plan.number).name) {

@@ -67,7 +67,8 @@ pub const DIFFERENCES: &[Difference] = &[
         "WATCH before AUTH, HELLO or SELECT",
         Then::StartAfresh,
         watch_left,
-        "who one is, the protocol and the database belong to server connections, and so does WATCH: EXEC answers nil (docs/gateway.md)",
+        "who one is, the protocol and the database belong to server connections, and so does WATCH: EXEC answers nil \
+         (docs/gateway.md)",
     ),
     difference(
         "no key within MULTI",
@@ -85,19 +86,22 @@ pub const DIFFERENCES: &[Difference] = &[
         "empty transactions",
         Then::StartAfresh,
         empty_transaction,
-        "a transaction without commands is never sent, so no server can refuse EXEC or DISCARD; nor those without MULTI",
+        "a transaction without commands is never sent, so no server can refuse EXEC or DISCARD; nor those without \
+         MULTI",
     ),
     difference(
         "EXEC refused as spoiled",
         Then::StartAfresh,
         refused_as_spoiled,
-        "a transaction of which the gateway refused a command is never run, so no server can refuse EXEC (docs/gateway.md)",
+        "a transaction of which the gateway refused a command is never run, so no server can refuse EXEC \
+         (docs/gateway.md)",
     ),
     difference(
         "late messages",
         Then::Continue,
         late_message,
-        "nodes pass messages on in their own time: who subscribes anew may get one again, on another node (docs/gateway.md)",
+        "nodes pass messages on in their own time: who subscribes anew may get one again, on another node \
+         (docs/gateway.md)",
     ),
 ];
 
@@ -169,7 +173,8 @@ fn queued_without_a_node(exchange: &Exchange<'_>) -> bool {
     exchange.cluster && exchange.within && keyless(exchange.words) && late
 }
 
-/// Words that look like keys are none where the number in front of them announces none, or without the word that stands before them.
+/// Words that look like keys are none where the number in front of them announces none, or without the word that stands
+/// before them.
 fn keyless(words: &[Vec<u8>]) -> bool {
     let counted = |at: usize| words.get(at).is_some_and(|count| number_of_keys(count) < 1);
     let name = words.first().map(|name| String::from_utf8_lossy(name).to_uppercase());

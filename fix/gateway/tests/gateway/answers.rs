@@ -444,7 +444,8 @@ fn a_client_that_does_not_read_stalls_only_itself() {
         worst = worst.max(begun.elapsed());
     }
     println!("1000 commands beside three clients that do not read, the slowest took {worst:?}");
-    // Not one of the three could have been sent all of its replies meanwhile: the gateway has put out less than one needs.
+    // Not one of the three could have been sent all of its replies meanwhile: the gateway has put out less than one
+    // needs.
     let sent = counter(&mut other, "sent_bytes_total");
     assert!(sent < (ASKED * value.len()) as u64, "{sent} bytes were sent to clients that do not read");
     until("the one without connections of its own to be closed", || {

@@ -73,8 +73,8 @@ fn drains_reloads_pauses_and_hands_over_without_losing_a_command() {
         said.lock().unwrap().iter().any(|line| line.starts_with("reload") && line.contains("refused"))
     });
     assert!(text_of(&mut c).contains("hold_ms: 1234"));
-    // A paused gateway holds commands and loses none. This one arrives in one segment with a question to the gateway itself:
-    // once that is answered the command is in the gateway, and is not counted as forwarded.
+    // A paused gateway holds commands and loses none. This one arrives in one segment with a question to the gateway
+    // itself: once that is answered the command is in the gateway, and is not counted as forwarded.
     c.call(&["UNSLOW", "PAUSE"]).unwrap();
     let mut paused = raw(&new);
     paused.write_all(b"UNSLOW SHOW TOPOLOGY\r\nINCR visits\r\n").unwrap();

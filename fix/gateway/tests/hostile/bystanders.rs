@@ -1,4 +1,5 @@
-//! Well-behaved clients. Whatever other clients do, each of their replies must be right, and their connections must stay open.
+//! Well-behaved clients. Whatever other clients do, each of their replies must be right, and their connections must
+//! stay open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,8 +103,9 @@ fn live(mut connection: Connection, tag: &str, stop: &AtomicBool, rounds: &Atomi
     record
 }
 
-/// The commands of a round with the replies expected, on shared and on dedicated server connections. They reveal a MULTI or WATCH left
-/// over from another client, a command that was lost or repeated, and a reply meant for another client.
+/// The commands of a round with the replies expected, on shared and on dedicated server connections. They reveal a
+/// MULTI or WATCH left over from another client, a command that was lost or repeated, and a reply meant for another
+/// client.
 fn round(tag: &str, number: i64) -> Vec<(Vec<String>, Value)> {
     let text = |text: &str| Value::Text(text.as_bytes().to_vec());
     let (ok, queued, value) = (text("OK"), text("QUEUED"), text(&number.to_string()));

@@ -19,7 +19,8 @@ const SCRIPT: &str = "redis.call('INCR', KEYS[1]) return redis.error_reply(ARGV[
 const LIBRARY: &str = "#!lua name=attack\nredis.register_function('attack', function(keys, args) \
      redis.call('INCR', keys[1]) return redis.error_reply(args[1]) end)";
 
-/// Errors that a proxy acts on when they come from a server. Other clients use `slot`; `trap` is an address without a server.
+/// Errors that a proxy acts on when they come from a server. Other clients use `slot`; `trap` is an address without a
+/// server.
 fn errors(slot: u16, trap: &str) -> Vec<String> {
     let fixed = [
         "TRYAGAIN Multiple keys request during rehashing of slot",

@@ -1,5 +1,6 @@
-//! All attacks at once, for minutes, against the released binary, so that its memory can be measured by itself. The latencies of
-//! well-behaved clients are printed beside those of direct clients of the same server, which the attacks load as well.
+//! All attacks at once, for minutes, against the released binary, so that its memory can be measured by itself. The
+//! latencies of well-behaved clients are printed beside those of direct clients of the same server, which the attacks
+//! load as well.
 
 use std::net::TcpStream;
 use std::process::Stdio;
@@ -30,7 +31,8 @@ const REST_MB: u64 = 64;
 const CLOGGED_MB: u64 = 2;
 
 const ALLOWED_MB: u64 = SILENT * (OUTPUT_MB + CLOGGED_MB) + UNFINISHED_MB + HOLD_MB + REST_MB;
-/// Connections that the gateway may keep after an attack: pools of 16 for a few users, and eight users that no client is any more.
+/// Connections that the gateway may keep after an attack: pools of 16 for a few users, and eight users that no client
+/// is any more.
 const KEPT_DESCRIPTORS: usize = 100;
 /// Between two rows of the table of memory.
 const SAMPLE: Duration = Duration::from_secs(10);
@@ -59,8 +61,8 @@ const ATTACKS: [(&str, Attack); 12] = [
     ("transactions that are left open", left_open),
 ];
 
-/// All attacks, or those whose names begin with one of the words in `UNSLOW_SOAK_ATTACKS`, such as "scripts,passwords"; an empty
-/// variable chooses none.
+/// All attacks, or those whose names begin with one of the words in `UNSLOW_SOAK_ATTACKS`, such as "scripts,passwords";
+/// an empty variable chooses none.
 fn chosen_attacks() -> Vec<(&'static str, Attack)> {
     let Ok(chosen) = std::env::var("UNSLOW_SOAK_ATTACKS") else { return ATTACKS.to_vec() };
     let words: Vec<&str> = chosen.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
@@ -144,7 +146,8 @@ fn print_latencies(lasting: Duration, attacks: &[(&str, Attack)], others: &Recor
     println!("{} s of {} attacks: {}", lasting.as_secs(), names.len(), names.join(", "));
     println!("A round is fourteen commands.\n");
     println!(
-        "| well-behaved clients | rounds | p50, us | p99, us | wrong replies, broken connections |\n|---|---|---|---|---|"
+        "| well-behaved clients | rounds | p50, us | p99, us | wrong replies, broken connections |\n\
+         |---|---|---|---|---|"
     );
     for (name, record) in [("through the gateway", others), ("direct", direct)] {
         let (rounds, hurt) = (record.took.len(), record.wrong.len());
@@ -189,8 +192,8 @@ impl Ground {
     }
 }
 
-// The attacks. Their own replies do not matter: the other clients are the judges. In total they open fewer than 470 connections a
-// second, so that ports in TIME_WAIT do not run out.
+// The attacks. Their own replies do not matter: the other clients are the judges. In total they open fewer than 470
+// connections a second, so that ports in TIME_WAIT do not run out.
 
 fn slowloris(ground: &Ground) {
     ground.repeat(Duration::from_millis(50), || {

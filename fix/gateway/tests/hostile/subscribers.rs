@@ -10,8 +10,8 @@ use crate::common::gate;
 use crate::common::wire::{End, Until, Wire, command, shown};
 use crate::{ENGINE, three_masters, wire};
 
-/// A message waits this long for subscriptions, and no longer (`subscriptions.rs`). In a round that takes as long the order is nobody's
-/// promise.
+/// A message waits this long for subscriptions, and no longer (`subscriptions.rs`). In a round that takes as long the
+/// order is nobody's promise.
 const PATIENCE_OF_MESSAGES: Duration = Duration::from_millis(90);
 
 #[test]

@@ -151,7 +151,8 @@ impl ConsumerContext for Context {
 }
 
 impl Context {
-    /// These are done with. Offsets only grow, and those of partitions that are somebody else's now are not ours to tell.
+    /// These are done with. Offsets only grow, and those of partitions that are somebody else's now are not ours to
+    /// tell.
     fn add(&self, ends: Vec<(Arc<Origin>, Offset)>) {
         let assigned = self.assigned.lock().expect("no thread panicked").clone();
         let ours =
@@ -318,7 +319,8 @@ impl Source for Kafka {
         let mut clock = Clock::new(limit);
         let mut last: Option<(i32, u32)> = None;
         while !limit.full(batch) {
-            // First what is there without waiting: looking at the clock for every message would cost more than the message.
+            // First what is there without waiting: looking at the clock for every message would cost more than the
+            // message.
             let mut polled = self.consumer.poll(Duration::ZERO);
             if polled.is_none() {
                 if self.until_end

@@ -1,5 +1,5 @@
-//! A stream of a Redis or Valkey server, read as a consumer of a group: entries become JSON objects of their fields. What
-//! this consumer was given and has not acknowledged comes first.
+//! A stream of a Redis or Valkey server, read as a consumer of a group: entries become JSON objects of their fields.
+//! What this consumer was given and has not acknowledged comes first.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -215,7 +215,8 @@ impl Source for Stream {
                         _ => broken = true,
                     }
                 }
-                // An entry deleted from the stream is still owed an acknowledgement; it has no fields, like a tombstone.
+                // An entry deleted from the stream is still owed an acknowledgement; it has no fields, like a
+                // tombstone.
                 let value = (!object.is_empty() || broken)
                     .then(|| batch.keep(serde_json::Value::Object(object).to_string().as_bytes()));
                 let key = Some(batch.keep(id.pair().as_bytes()));

@@ -121,8 +121,8 @@ impl Writer {
         self.checking.insert(it.slot, VecDeque::new());
     }
 
-    /// What becomes of a call whose refusal the server does not repeat. What ends by itself may have ended in between, and
-    /// then the call has not run: it is sent again, but only a few times, because a script may say so each time.
+    /// What becomes of a call whose refusal the server does not repeat. What ends by itself may have ended in between,
+    /// and then the call has not run: it is sent again, but only a few times, because a script may say so each time.
     fn not_repeated(&mut self, at: (u64, u32), words: String) -> Trouble {
         let Some(trouble) = may_have_ended(&words) else { return Trouble::Poison(words) };
         let tries = self.unrepeated.entry(at).or_default();
@@ -130,8 +130,8 @@ impl Writer {
         if *tries <= UNREPEATED_MAX { trouble } else { Trouble::Poison(words) }
     }
 
-    /// The server has confirmed a refusal, or not: then the words are the script's and the call has run, unless the cause has
-    /// ended.
+    /// The server has confirmed a refusal, or not: then the words are the script's and the call has run, unless the
+    /// cause has ended.
     fn checked(&mut self, io: &mut Io, number: u16, at: (u64, u32), words: String, refused: Option<Trouble>) {
         let slot = self.call(at.0, at.1).slot;
         let behind = self.checking.remove(&slot).unwrap_or_default();

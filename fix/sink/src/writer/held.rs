@@ -82,7 +82,8 @@ impl Writer {
         next
     }
 
-    /// Nothing of this slot is under way: each call of its queue follows the one before it, and the first follows nobody.
+    /// Nothing of this slot is under way: each call of its queue follows the one before it, and the first follows
+    /// nobody.
     fn chain(&mut self, slot: u16) {
         if self.encoder.script().is_none() {
             return;

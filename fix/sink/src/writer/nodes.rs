@@ -13,8 +13,8 @@ impl Writer {
         self.nodes.iter().position(named).map(|n| n as u16)
     }
 
-    /// The node that a redirect from another one leads to: only in a cluster, and only one that the servers' own topology
-    /// has. Whoever names another address would get the password.
+    /// The node that a redirect from another one leads to: only in a cluster, and only one that the servers' own
+    /// topology has. Whoever names another address would get the password.
     pub(super) fn followed(&self, from: u16, to: &str) -> Option<u16> {
         let sender = self.nodes[usize::from(from)].names.first()?;
         let Named::Is(address) = Address::named(to, sender) else { return None };
@@ -251,8 +251,8 @@ impl Writer {
         for flying in std::mem::take(&mut node.flying) {
             match flying {
                 Flying::Call { work, call, .. } => calls.push((work, call)),
-                // Its refusal was not confirmed, so it may or may not have run: again, and what was answered behind it in
-                // its slot after it.
+                // Its refusal was not confirmed, so it may or may not have run: again, and what was answered behind it
+                // in its slot after it.
                 Flying::Check { work, call, .. } => {
                     calls.push((work, call));
                     let slot = self.call(work, call).slot;
@@ -318,7 +318,8 @@ impl Writer {
             self.work(at.0).parked -= 1;
             let bytes = it.to - it.from;
             let reason = format!(
-                "the server closed the connection all {BREAKS_MAX} times this call was sent; at {bytes} bytes it may exceed proto-max-bulk-len"
+                "the server closed the connection all {BREAKS_MAX} times this call was sent; at {bytes} bytes it may \
+                 exceed proto-max-bulk-len"
             );
             self.bury(at.0, it.record, reason);
             self.done(at.0);

@@ -1,5 +1,5 @@
-//! A table for each situation: what is said at a step, and who is written to then. The lead and the epoch carry over from step to
-//! step, as they do in the watcher.
+//! A table for each situation: what is said at a step, and who is written to then. The lead and the epoch carry over
+//! from step to step, as they do in the watcher.
 
 use super::*;
 

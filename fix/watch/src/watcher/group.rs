@@ -1,4 +1,5 @@
-//! Groups without slots: what Sentinels are asked and announce, and who is master by it. The decision itself is `roles.rs`.
+//! Groups without slots: what Sentinels are asked and announce, and who is master by it. The decision itself is
+//! `roles.rs`.
 
 use std::collections::BTreeSet;
 

@@ -60,8 +60,8 @@ pub fn local_ips() -> BTreeSet<IpAddr> {
     found
 }
 
-/// Where clients reach the process that serves `node`: all that it listens on, whichever address was asked. The cluster bus is
-/// left out: its peers are no clients.
+/// Where clients reach the process that serves `node`: all that it listens on, whichever address was asked. The cluster
+/// bus is left out: its peers are no clients.
 pub fn of_process(listeners: &[Listener], pid: u32, node: &Node) -> Vec<Listened> {
     let own: Vec<Listened> = listeners.iter().filter(|l| l.pid == pid).map(|l| (l.ip, l.port)).collect();
     without_bus(&own, node)
@@ -84,8 +84,8 @@ pub fn is_bus_of(own: &[Listened], port: u16) -> bool {
     port > 10_000 && own.iter().any(|(_, p)| *p == port - 10_000)
 }
 
-/// The same where the kernel does not say whose sockets are whose: by the server's settings, or else by the port, if only
-/// the asked addresses have it.
+/// The same where the kernel does not say whose sockets are whose: by the server's settings, or else by the port, if
+/// only the asked addresses have it.
 pub fn of_settings(sockets: &[TcpSocket], node: &Node, asked: &[IpAddr]) -> Result<Vec<Listened>, Gap> {
     if let Some(listened) = by_settings(node) {
         return Ok(listened);
@@ -127,8 +127,8 @@ pub fn ss(listened: &[Listened]) -> String {
     format!("ss -tin {}", each.join(" or "))
 }
 
-/// Whether its peer answers nothing any more. One loss in a row happens; three tries and seconds without a word are no loss. A peer whose
-/// window is closed answers probes, which ends the count.
+/// Whether its peer answers nothing any more. One loss in a row happens; three tries and seconds without a word are no
+/// loss. A peer whose window is closed answers probes, which ends the count.
 fn is_unanswered(socket: &TcpSocket) -> bool {
     socket.tries >= 3 && socket.quiet_ms >= 3000
 }

@@ -1,9 +1,9 @@
 //! Which server of a machine's file (`unslow host --save`) is which node of the deployment.
 //!
-//! A file knows sockets and process numbers, and a deployment knows addresses. They meet at the node's own address, where the server
-//! listens on it. A container, a NAT or `bind *` hides that: then only the port and the number of the process are left, and every
-//! container's server is process 1 at port 6379. So such a match counts only where nothing else fits, and what fits several times is
-//! given to none and said in words.
+//! A file knows sockets and process numbers, and a deployment knows addresses. They meet at the node's own address,
+//! where the server listens on it. A container, a NAT or `bind *` hides that: then only the port and the number of the
+//! process are left, and every container's server is process 1 at port 6379. So such a match counts only where nothing
+//! else fits, and what fits several times is given to none and said in words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -51,8 +51,8 @@ impl Pair<'_> {
     }
 }
 
-/// Gives the processes of these files the addresses of the nodes they serve; nodes that were found on this machine (`local`) are not
-/// given away. What could not be told is returned as sentences with the command that would tell it.
+/// Gives the processes of these files the addresses of the nodes they serve; nodes that were found on this machine
+/// (`local`) are not given away. What could not be told is returned as sentences with the command that would tell it.
 pub fn assign(hosts: &mut [Host], nodes: &[Node], local: Option<&Host>) -> Vec<String> {
     let found_here: BTreeSet<&str> =
         local.iter().flat_map(|h| &h.processes).flat_map(|p| &p.addresses).map(String::as_str).collect();
@@ -139,8 +139,8 @@ fn fit(process: &Process, node: &Node) -> Option<Fit> {
     (said.is_some() && port && started_together(process, node) != Some(false)).then_some(Fit::Port)
 }
 
-/// Whether the process was started when the node's INFO says, by the clock of the server's own machine; `None` where either does not
-/// say (INFO before 7.0, files of earlier versions).
+/// Whether the process was started when the node's INFO says, by the clock of the server's own machine; `None` where
+/// either does not say (INFO before 7.0, files of earlier versions).
 fn started_together(process: &Process, node: &Node) -> Option<bool> {
     let now_ms = node.number("server_time_usec")? / 1000.0;
     let by_info = now_ms - node.number("uptime_in_seconds")? * 1000.0;
@@ -175,7 +175,8 @@ fn in_words(host: &Host, outcomes: &[Outcome]) -> Vec<String> {
     for (process, outcome) in host.processes.iter().zip(outcomes) {
         if let Outcome::Ambiguous(nodes) = outcome {
             notes.push(format!(
-                "{file}: cannot tell whether process {} at {} is {} or another server, so it was matched to none; on that machine run: {}",
+                "{file}: cannot tell whether process {} at {} is {} or another server, so it was matched to none; on \
+                 that machine run: {}",
                 process.pid,
                 process.addresses.join(", "),
                 nodes.join(" or "),
@@ -186,7 +187,8 @@ fn in_words(host: &Host, outcomes: &[Outcome]) -> Vec<String> {
     if outcomes.iter().all(|o| *o == Outcome::None) {
         let servers: Vec<&str> = host.processes.iter().flat_map(|p| &p.addresses).map(String::as_str).collect();
         notes.push(format!(
-            "{file}: its servers ({}) are none of the nodes by address, port and process number, as in a container or behind a NAT; \
+            "{file}: its servers ({}) are none of the nodes by address, port and process number, as in a container or \
+             behind a NAT; \
              on that machine run: {}",
             servers.join(", "),
             command(&host.processes[0])

@@ -1,7 +1,8 @@
-//! A server's cgroup and those above it, up to the root of what is mounted here: each may have a limit, and the tightest counts.
+//! A server's cgroup and those above it, up to the root of what is mounted here: each may have a limit, and the
+//! tightest counts.
 //!
-//! A pod or a slice above the server's own group stops it just as its own quota would. What is above the mount (the host's groups, seen
-//! from inside a container) stays unseen.
+//! A pod or a slice above the server's own group stops it just as its own quota would. What is above the mount (the
+//! host's groups, seen from inside a container) stays unseen.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -79,8 +80,8 @@ pub fn periods(groups: &[PathBuf]) -> Vec<Periods> {
     groups.iter().filter_map(of).collect()
 }
 
-/// The group that was stopped longest between two moments: a server that two groups stop at once is stopped once. `groups` are those of
-/// the second moment; a group that the server was moved into since has no first.
+/// The group that was stopped longest between two moments: a server that two groups stop at once is stopped once.
+/// `groups` are those of the second moment; a group that the server was moved into since has no first.
 pub fn stopped(groups: &[PathBuf], before: &[Periods], after: &[Periods]) -> Option<Stopped> {
     let grown = |(dir, end): &Periods| {
         let (_, begin) = before.iter().find(|(at, _)| at == dir)?;
@@ -99,7 +100,8 @@ pub fn stopped(groups: &[PathBuf], before: &[Periods], after: &[Periods]) -> Opt
 /// The group whose memory limit is the tightest; the server's own where there is none.
 pub fn bounding(groups: &[PathBuf]) -> Option<Bounding> {
     let own = groups.first()?;
-    // v1: what a group uses is charged to the one above only where that one keeps a hierarchy (always, since Linux 5.11).
+    // v1: what a group uses is charged to the one above only where that one keeps a hierarchy (always, since Linux
+    // 5.11).
     let apart = |dir: &PathBuf| line(dir.join("memory.use_hierarchy")).as_deref() == Some("0");
     let charged = groups.iter().skip(1).position(apart).map_or(groups.len(), |above| above + 1);
     let limits =

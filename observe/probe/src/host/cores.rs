@@ -56,7 +56,8 @@ fn ticks() -> BTreeMap<u32, Ticks> {
     fs::read_to_string("/proc/stat").unwrap_or_default().lines().filter_map(ticks_of).collect()
 }
 
-/// A `cpuN` line of /proc/stat; the line of all of them has no number. procfs leaves the numbers out, and one may be offline.
+/// A `cpuN` line of /proc/stat; the line of all of them has no number. procfs leaves the numbers out, and one may be
+/// offline.
 fn ticks_of(line: &str) -> Option<(u32, Ticks)> {
     let mut words = line.strip_prefix("cpu")?.split_whitespace();
     // The number follows at once: a blank means that this is the sum.
@@ -71,7 +72,8 @@ fn interrupts() -> BTreeMap<u32, u64> {
     interrupts_of(&fs::read_to_string("/proc/interrupts").unwrap_or_default())
 }
 
-/// Interrupts of devices by processor, from the text of /proc/interrupts: its numbered lines. Timers have a number on some machines.
+/// Interrupts of devices by processor, from the text of /proc/interrupts: its numbered lines. Timers have a number on
+/// some machines.
 fn interrupts_of(text: &str) -> BTreeMap<u32, u64> {
     let mut lines = text.lines();
     let head = lines.next().unwrap_or_default();

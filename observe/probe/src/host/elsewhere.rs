@@ -1,7 +1,7 @@
 //! Servers of this machine in other network namespaces: of `unslow lab`, and of containers.
 //!
-//! Their sockets are not in our table, and their addresses not among ours; but what /proc says of the processes holds for them
-//! as for any. Looking takes root, or to be the owner of their user namespace.
+//! Their sockets are not in our table, and their addresses not among ours; but what /proc says of the processes holds
+//! for them as for any. Looking takes root, or to be the owner of their user namespace.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -71,8 +71,8 @@ impl Server {
     }
 }
 
-/// The one that is this node: it has the node's address in its namespace, listens there, and sent the node's INFO. Another
-/// lab, container or machine may have the same address: of two that fit neither is known to be the one.
+/// The one that is this node: it has the node's address in its namespace, listens there, and sent the node's INFO.
+/// Another lab, container or machine may have the same address: of two that fit neither is known to be the one.
 pub fn find<'a>(servers: &'a [Server], node: &Node) -> Option<&'a Server> {
     let ips = resolve(&node.address)?;
     let port = port_of(&node.address);

@@ -187,8 +187,8 @@ fn links() -> BTreeMap<String, DeviceStatus> {
     procfs::net::dev_status().unwrap_or_default().into_iter().filter(|(name, _)| name != "lo").collect()
 }
 
-/// As the device says it. `/sys` shows the devices of the namespace that it was mounted in: a device of the same name there is not
-/// ours, so the bytes it has carried are held against those before and after.
+/// As the device says it. `/sys` shows the devices of the namespace that it was mounted in: a device of the same name
+/// there is not ours, so the bytes it has carried are held against those before and after.
 fn speed_mbit(name: &str) -> Option<u64> {
     let dir = Path::new("/sys/class/net").join(name);
     let sent = || links().get(name).map(|l| l.sent_bytes);

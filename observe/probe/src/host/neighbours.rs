@@ -13,12 +13,12 @@ use super::parse::rows;
 use super::processes::{Task, socket_inodes, tasks};
 use crate::sockets::{self, TcpSocket};
 
-/// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when the
-/// window began, `elsewhere` where servers in other network namespaces are reached.
+/// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when
+/// the window began, `elsewhere` where servers in other network namespaces are reached.
 pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket], elsewhere: BTreeSet<Listened>) {
     const MOST: usize = 5;
-    /// Connections that last shorter than a look are met by looking again; not for longer than this. On a machine that is
-    /// short of processors one look takes a tenth of a second, as long as such a connection.
+    /// Connections that last shorter than a look are met by looking again; not for longer than this. On a machine that
+    /// is short of processors one look takes a tenth of a second, as long as such a connection.
     const LOOK: Duration = Duration::from_secs(1);
     const PAUSE: Duration = Duration::from_millis(5);
     let servers: BTreeSet<u32> = host.processes.iter().map(|p| p.pid).collect();

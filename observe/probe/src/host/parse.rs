@@ -1,8 +1,8 @@
 //! What is made of the texts of /proc, /sys and cgroups. Nothing here reads a file.
 //!
-//! The crate procfs reads the files it knows; one that it cannot read counts as missing, and takes no other with it. Texts
-//! that it does not know are taken apart here, and so are /proc/meminfo, /proc/net/snmp and /proc/pressure: procfs refuses
-//! the whole file where one field is missing, as in gVisor and on older kernels.
+//! The crate procfs reads the files it knows; one that it cannot read counts as missing, and takes no other with it.
+//! Texts that it does not know are taken apart here, and so are /proc/meminfo, /proc/net/snmp and /proc/pressure:
+//! procfs refuses the whole file where one field is missing, as in gVisor and on older kernels.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -52,7 +52,8 @@ pub fn rows(table: &str) -> Vec<Row> {
     .collect()
 }
 
-/// The addresses of a network namespace, from the text of its fib_trie: a leaf, and on a line below it that it is local.
+/// The addresses of a network namespace, from the text of its fib_trie: a leaf, and on a line below it that it is
+/// local.
 pub fn local_v4(fib_trie: &str) -> BTreeSet<IpAddr> {
     let mut leaf = None;
     let mut found = BTreeSet::new();
@@ -137,8 +138,8 @@ pub fn cpu_times_of(total: &CpuTime) -> Option<CpuTimes> {
     Some(CpuTimes { all: busy + idle + steal, idle, steal })
 }
 
-/// `some` and `full` of a resource, in us, from the text of its file. Line by line: before Linux 5.13 there is no `full` of
-/// processors, and without it procfs reads nothing.
+/// `some` and `full` of a resource, in us, from the text of its file. Line by line: before Linux 5.13 there is no
+/// `full` of processors, and without it procfs reads nothing.
 pub fn stalled(resource: &str, text: &str) -> Vec<(String, u64)> {
     let kind = |line: &str| format!("{resource}.{}", line.split(' ').next().unwrap_or_default());
     text.lines().filter_map(|line| Some((kind(line), procfs::parse_pressure_record(line).ok()?.total))).collect()
@@ -201,8 +202,8 @@ pub fn group_field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// What a group holds on each memory node, page cache left out, from the text of memory.numa_stat: v2 says bytes, v1 pages of this
-/// size (`anon=374 N0=374`).
+/// What a group holds on each memory node, page cache left out, from the text of memory.numa_stat: v2 says bytes, v1
+/// pages of this size (`anon=374 N0=374`).
 pub fn anon_by_node(text: &str, page_bytes: u64) -> Vec<(u32, u64)> {
     let line = |prefix: &str| text.lines().find_map(|l| l.strip_prefix(prefix));
     let (rest, unit) = match (line("anon "), line("anon=")) {
@@ -258,7 +259,8 @@ mod tests {
                     \x20          /32 host LOCAL\n        |-- 198.18.15.255\n           /32 link BROADCAST\n";
         let expected = ["127.0.0.1", "198.18.1.1"].map(|ip| ip.parse::<IpAddr>().unwrap());
         assert_eq!(local_v4(trie), BTreeSet::from(expected));
-        let v6 = "00000000000000000000000000000001 01 80 10 80       lo\nfd000000000000000000000000000002 04 40 00 82 eth0\n";
+        let v6 = "00000000000000000000000000000001 01 80 10 80       lo\nfd000000000000000000000000000002 04 40 00 82 \
+                  eth0\n";
         let expected = ["::1", "fd00::2"].map(|ip| ip.parse::<IpAddr>().unwrap());
         assert_eq!(local_v6(v6), BTreeSet::from(expected));
         assert!(local_v4("").is_empty() && local_v6("x\n\u{e9}\n").is_empty());

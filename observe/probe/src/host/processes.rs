@@ -17,8 +17,8 @@ use super::storage;
 use crate::now_ms;
 use crate::sockets::TcpSocket;
 
-/// How far apart a process's start and the start that its INFO claims may be: a server looks at the clock after it has read its
-/// settings, and both figures are rounded.
+/// How far apart a process's start and the start that its INFO claims may be: a server looks at the clock after it has
+/// read its settings, and both figures are rounded.
 pub const START_MS: f64 = 10_000.0;
 
 /// One process at one moment.
@@ -68,7 +68,8 @@ fn memory_in_window(before: Option<&Task>, after: &Task, window_s: f64) -> Optio
     Some(MemoryGroup { above: group.above, ..memory_group::in_window(same.map(|(_, sample)| *sample), *end, window_s) })
 }
 
-/// What its own group holds on each memory node. The process's own map would say more, and walks all of its pages under a lock.
+/// What its own group holds on each memory node. The process's own map would say more, and walks all of its pages under
+/// a lock.
 fn held_by_node(pid: u32) -> Vec<(u32, u64)> {
     let own = cgroups::of(pid, "memory").into_iter().next();
     let text = own.and_then(|dir| fs::read_to_string(dir.join("memory.numa_stat")).ok());
@@ -168,8 +169,9 @@ pub fn is_another(pid: u32, node: &Node) -> bool {
     own.zip(node.number("process_id")).is_some_and(|(own, said)| f64::from(own) != said)
 }
 
-/// Whether this process can have sent the node's INFO: it has the number that INFO names, as its own namespace of processes
-/// counts, and it was started when INFO says. One number alone is that of thousands of first processes of containers.
+/// Whether this process can have sent the node's INFO: it has the number that INFO names, as its own namespace of
+/// processes counts, and it was started when INFO says. One number alone is that of thousands of first processes of
+/// containers.
 pub fn sent_info(pid: u32, node: &Node) -> bool {
     let own = status(pid).as_ref().and_then(own_pid).unwrap_or(pid);
     node.number("process_id") == Some(f64::from(own)) && started_ms(pid).is_some_and(|at_ms| started_at(node, at_ms))

@@ -1,4 +1,5 @@
-//! The file system below a server's files. A server changes to `dir` when it starts, so its working directory is the place.
+//! The file system below a server's files. A server changes to `dir` when it starts, so its working directory is the
+//! place.
 
 use std::ffi::CString;
 use std::fs;

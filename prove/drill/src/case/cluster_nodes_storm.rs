@@ -269,14 +269,16 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         .held
         .push((told.masters < before.masters / 2.0, "masters still answer CLUSTER NODES when clients are told".into()));
     played.notes.push(format!(
-        "{clients} clients that refresh every 60 s are {per_s:.0} refreshes a second for each node; {ghosts} ghosts make each answer as long as in a cluster of {} nodes",
+        "{clients} clients that refresh every 60 s are {per_s:.0} refreshes a second for each node; {ghosts} ghosts \
+         make each answer as long as in a cluster of {} nodes",
         ghosts + 6
     ));
     played
         .notes
         .push("p99.9 is of one window: five of its requests were slower; compare the time on CLUSTER NODES".into());
     played.closing = format!(
-        "CLUSTER NODES took {} of each Redis 5.0 master's core at {} a call; asked of replicas only it takes {} of a master's, told by unslow watch {} (its own questions), behind the gateway {}, and Redis 7.0 answers in {}.",
+        "CLUSTER NODES took {} of each Redis 5.0 master's core at {} a call; asked of replicas only it takes {} of a \
+         master's, told by unslow watch {} (its own questions), behind the gateway {}, and Redis 7.0 answers in {}.",
         percent(before.masters),
         time_us(before.each_us),
         percent(replicas.masters),

@@ -111,7 +111,8 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         .held
         .push((medians[2] * 5.0 < medians[0], "pipelining was not five times as fast from the other zone".into()));
     played.closing = format!(
-        "A batch of {messages} messages from the other zone takes {} in one go in place of {} one command at a time: {:.0} times as fast. Moving the consumer beside the master gives {}.",
+        "A batch of {messages} messages from the other zone takes {} in one go in place of {} one command at a time: \
+         {:.0} times as fast. Moving the consumer beside the master gives {}.",
         time_us(medians[2]),
         time_us(medians[0]),
         medians[0] / medians[2],

@@ -65,7 +65,8 @@ pub fn locks(cx: &mut Context<'_>) -> Result<Played, Error> {
     let seen = held.into_iter().zip(&outcomes).filter(|(_, o)| o.verdict != Verdict::Unknown);
     played.held = seen.map(|((holds, text), _)| (holds, text.to_string())).collect();
     played.closing = format!(
-        "A lock of one master that Sentinel replaces had two holders {} times while the old one was cut off; with WAIT 1 {}, with Redlock {}.",
+        "A lock of one master that Sentinel replaces had two holders {} times while the old one was cut off; with WAIT \
+         1 {}, with Redlock {}.",
         double(1),
         double(2),
         double(3)
@@ -114,7 +115,9 @@ pub fn sentinel(cx: &mut Context<'_>) -> Result<Played, Error> {
     played.unknown = unknown(&outcomes);
     let lost = |i: usize| outcomes[i].figures.writes.lost + outcomes[i].figures.writes_stays.lost;
     played.closing = format!(
-        "Sentinel promoted a replica {} after a kill: clients that asked it lost {} acknowledged writes, those that stayed {}. A master that hung and went on lost {}, one that was cut off with its clients {}, with min-replicas-to-write 1 {}, with WAIT 1 {}.",
+        "Sentinel promoted a replica {} after a kill: clients that asked it lost {} acknowledged writes, those that \
+         stayed {}. A master that hung and went on lost {}, one that was cut off with its clients {}, with \
+         min-replicas-to-write 1 {}, with WAIT 1 {}.",
         outcomes[0].figures.promoted_after_us.map_or("-".into(), |us| time_us(us as f64)),
         outcomes[0].figures.writes.lost,
         outcomes[0].figures.writes_stays.lost,

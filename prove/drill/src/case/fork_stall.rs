@@ -212,7 +212,9 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         (calm < before / 4.0, "a save on the replica still held writers up".into()),
     ];
     played.closing = format!(
-        "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the same save then held nobody up for longer than {} when the replica made it. On the master the plan's longer node timeout keeps it in place, at the price of the whole stall: {}.",
+        "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the same \
+         save then held nobody up for longer than {} when the replica made it. On the master the plan's longer node \
+         timeout keeps it in place, at the price of the whole stall: {}.",
         time_us(stall.as_secs_f64() * 1e6),
         failover.first().map_or("nothing", |l| l.as_str()),
         time_us(calm),

@@ -381,7 +381,8 @@ impl Context<'_> {
         std::thread::sleep(Duration::from_millis(500)); // its own start
         let report = self.json(Some((lab, host)), &["doctor", &lab.url(), "--window", "3s"])?;
         self.folder.keep("diagnosis.json", &report.to_string())?;
-        // What is over stands below what costs something now, and a busy machine does: a cause that is over comes first among those.
+        // What is over stands below what costs something now, and a busy machine does: a cause that is over comes first
+        // among those.
         let findings = report["findings"].as_array().map_or(&[][..], Vec::as_slice);
         let over = |f: &&Json| f["when"] == "past";
         let expected = findings.iter().find(|f| f["id"] == self.story.finding.as_str());

@@ -193,7 +193,8 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     played.held.push((after.0 > 1.5 * before.0, "shared memory was not half as fast again as TCP".into()));
     played.held.push((after.2 < before.2, "shared memory cost the server more than TCP".into()));
     played.closing = format!(
-        "The same redis-server answers {:.1} times the requests without the kernel's TCP path: {} instead of {}, p50 {} instead of {}, {} of its CPU each instead of {}.",
+        "The same redis-server answers {:.1} times the requests without the kernel's TCP path: {} instead of {}, p50 \
+         {} instead of {}, {} of its CPU each instead of {}.",
         after.0 / before.0,
         rate(after.0),
         rate(before.0),

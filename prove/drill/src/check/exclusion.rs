@@ -1,7 +1,7 @@
 //! Whether a lock ever had two holders, and whether fencing would have helped.
 //!
-//! A holder counts from the answer that gave it the lock until it let go or, by its own clock, the time to live was over:
-//! whoever goes on after that (a paused process) has itself to blame, and is counted as a late use.
+//! A holder counts from the answer that gave it the lock until it let go or, by its own clock, the time to live was
+//! over: whoever goes on after that (a paused process) has itself to blame, and is counted as a late use.
 
 use std::collections::BTreeMap;
 

@@ -308,7 +308,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn agrees_with_trying_every_order(raw in proptest::collection::vec((0u64..20, 1u64..10, proptest::bool::ANY, 0u64..4, 0u8..4), 1..8)) {
+        fn agrees_with_trying_every_order(
+            raw in proptest::collection::vec((0u64..20, 1u64..10, proptest::bool::ANY, 0u64..4, 0u8..4), 1..8),
+        ) {
             let mut next = 0;
             let ops: Vec<Op> = raw.into_iter().enumerate().map(|(i, (begun, length, write, value, outcome))| {
                 let value = if write { next += 1; next } else { value };

@@ -1,7 +1,7 @@
 //! `client_recovery`: the clients that applications use, side by side through the same fault.
 //!
-//! All of them run at once, so they share the fault and the machine. Half of each client's threads use a key of the shard
-//! that is hit (slot 42), half a key of another.
+//! All of them run at once, so they share the fault and the machine. Half of each client's threads use a key of the
+//! shard that is hit (slot 42), half a key of another.
 
 mod drivers;
 
@@ -29,7 +29,8 @@ pub use drivers::names;
 /// Schema of a [`Document`].
 pub const SCHEMA: &str = "unslow.drill.clients/1";
 
-/// A client has so long for its first answer: the virtual machines of several start at once, on whatever else the machine does.
+/// A client has so long for its first answer: the virtual machines of several start at once, on whatever else the
+/// machine does.
 const FIRST_ANSWER: Duration = Duration::from_secs(120);
 /// So many starts of clients, those that ended before their first answer included.
 const STARTS: u32 = 10;
@@ -207,8 +208,8 @@ fn last_words(folder: &Folder, name: &str) -> String {
     text.lines().rfind(says).unwrap_or("it says nothing").to_string()
 }
 
-/// Silences of a thread, from the one that `from` is in on; the last is open, up to `until`. None of one that never had an
-/// answer.
+/// Silences of a thread, from the one that `from` is in on; the last is open, up to `until`. None of one that never had
+/// an answer.
 fn silences(ops: &[&Told], from: u64, until: u64) -> Option<Vec<(u64, u64)>> {
     let answered = ops.iter().filter(|o| o.outcome.is_none() && o.ended_us <= until);
     let mut times: Vec<u64> = answered.map(|o| o.ended_us).collect();
@@ -218,8 +219,8 @@ fn silences(ops: &[&Told], from: u64, until: u64) -> Option<Vec<(u64, u64)>> {
     Some(times[first..].windows(2).map(|w| (w[0], w[1])).collect())
 }
 
-/// The longest of a thread's silences, and whether it had not ended: then it is longer than those that had, and than what
-/// the end of a run looks like.
+/// The longest of a thread's silences, and whether it had not ended: then it is longer than those that had, and than
+/// what the end of a run looks like.
 fn longest(silences: &[(u64, u64)]) -> (Option<u64>, bool) {
     let Some(((last, end), closed)) = silences.split_last() else { return (None, true) };
     let most = closed.iter().map(|(a, b)| b - a).max().unwrap_or(0);
@@ -227,8 +228,8 @@ fn longest(silences: &[(u64, u64)]) -> (Option<u64>, bool) {
     if open > most.max(2_000_000) { (Some(open), true) } else { (Some(most), false) }
 }
 
-/// The longest that any of these threads was without an answer: one that is stuck behind others that are not is what users
-/// of a pool notice.
+/// The longest that any of these threads was without an answer: one that is stuck behind others that are not is what
+/// users of a pool notice.
 fn longest_of_all(threads: &[&Quiet]) -> (Option<u64>, bool) {
     let all: Vec<_> = threads.iter().map(|q| longest(&q.silences)).collect();
     (all.iter().filter_map(|(us, _)| *us).max(), all.is_empty() || all.iter().any(|(_, never)| *never))
@@ -406,8 +407,8 @@ fn one(
     let begun_at = Instant::now();
     let deadline = begun_at + FIRST_ANSWER;
     let through = |d: &Driver| d.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()));
-    // Libraries give up a first connection after the command timeout, which is short for a machine that starts several of them: who
-    // ended before the first answer begins again.
+    // Libraries give up a first connection after the command timeout, which is short for a machine that starts several
+    // of them: who ended before the first answer begins again.
     let mut starts = 1;
     while !running.iter().all(through) && Instant::now() < deadline && !interrupted() {
         std::thread::sleep(Duration::from_millis(20));

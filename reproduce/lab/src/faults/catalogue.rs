@@ -6,8 +6,15 @@ use super::*;
 /// Every fault.
 pub const ALL: &[Fault] = &[
     // Processes, hosts and paths.
-    fault("kill", "servers are killed, and with them what they had not saved; healed, they start again", Processes, six_nodes, process::kill)
-        .rule("node_unreachable"),
+    fault(
+        "kill",
+        "servers are killed, and with them what they had not saved; healed, they start \
+                   again",
+        Processes,
+        six_nodes,
+        process::kill,
+    )
+    .rule("node_unreachable"),
     fault("restart", "servers are killed and started again at once", Processes, six_nodes, process::restart),
     fault("hang", "processes stop (SIGSTOP) without a word to anybody", Processes, six_nodes, process::hang)
         .rule("node_hangs"),
@@ -15,14 +22,28 @@ pub const ALL: &[Fault] = &[
     fault("delay", "packets take longer, each way", Path, two_zones, path::delay).value("TIME", "5ms").wired(),
     fault("loss", "packets are lost", Path, standalone, path::loss).value("SHARE", "1%").rule("packet_loss").wired(),
     fault("rate", "a path carries no more than this", Path, two_zones, path::rate).value("RATE", "10mbit").wired(),
-    fault("cpu_throttle", "a CPU quota, as a share of one core, under steady writes", Processes, standalone, host::cpu_throttle)
-        .value("SHARE", "10%")
-        .rule("cpu_throttled")
-        .root(),
-    fault("cpu_neighbour", "other processes want the same cores, under steady writes", Deployment, standalone, host::cpu_neighbour)
-        .value("PER_CORE", "3")
-        .rule("noisy_neighbour")
-        .near(),
+    fault(
+        "cpu_throttle",
+        "a CPU quota, as a share of one core, under steady \
+                           writes",
+        Processes,
+        standalone,
+        host::cpu_throttle,
+    )
+    .value("SHARE", "10%")
+    .rule("cpu_throttled")
+    .root(),
+    fault(
+        "cpu_neighbour",
+        "other processes want the same cores, under steady \
+                            writes",
+        Deployment,
+        standalone,
+        host::cpu_neighbour,
+    )
+    .value("PER_CORE", "3")
+    .rule("noisy_neighbour")
+    .near(),
     fault("memory_limit", "no more memory than this from now on", Processes, standalone, host::memory_limit)
         .value("SIZE", "100mb")
         .root(),
@@ -34,19 +55,40 @@ pub const ALL: &[Fault] = &[
     fault("clock_jump", "the wall clock jumps, forwards or back", Processes, standalone, process::clock_jump)
         .value("TIME", "+60s"),
     // The deployment.
-    fault("move_slot", "a slot and its keys move to a node, or away from it where it owns the slot", Node, six_nodes, deployment::move_slot)
-        .value("SLOT", "42"),
+    fault(
+        "move_slot",
+        "a slot and its keys move to a node, or away from it where it owns the \
+                        slot",
+        Node,
+        six_nodes,
+        deployment::move_slot,
+    )
+    .value("SLOT", "42"),
     fault("reshard", "slots of a node move away one by one, key by key", Node, six_nodes, deployment::reshard)
         .value("SLOTS", "100"),
-    fault("reshard_atomic", "slots of a node move away at once (CLUSTER MIGRATESLOTS)", Node, six_nodes, deployment::reshard_atomic)
-        .value("SLOTS", "100"),
+    fault(
+        "reshard_atomic",
+        "slots of a node move away at once (CLUSTER \
+                             MIGRATESLOTS)",
+        Node,
+        six_nodes,
+        deployment::reshard_atomic,
+    )
+    .value("SLOTS", "100"),
     fault("failover", "a replica takes its master's place", Node, six_nodes, deployment::failover),
     fault("open_slot", "a reshard stops half way", Deployment, six_nodes, placement::open_slot).rule("open_slots"),
     fault("config_drift", "one node has another memory limit", Node, six_nodes, placement::config_drift)
         .rule("config_drift"),
-    fault("ghost_nodes", "a node restarts with nodes in nodes.conf that are gone", Node, six_nodes, deployment::ghost_nodes)
-        .value("NODES", "300")
-        .rule("ghost_nodes"),
+    fault(
+        "ghost_nodes",
+        "a node restarts with nodes in nodes.conf that are \
+                          gone",
+        Node,
+        six_nodes,
+        deployment::ghost_nodes,
+    )
+    .value("NODES", "300")
+    .rule("ghost_nodes"),
     fault(
         "two_masters_on_one_host",
         "a failover puts two masters on one host",
@@ -61,9 +103,16 @@ pub const ALL: &[Fault] = &[
         .near(),
     fault("hash_tag_skew", "all keys of an application share one hash tag", Node, six_nodes, shards::hash_tag_skew)
         .rule("hash_tag_skew"),
-    fault("reads_on_master", "clients read from the master, and its replica is idle", Node, pair, shards::reads_on_master)
-        .rule("reads_on_master")
-        .near(),
+    fault(
+        "reads_on_master",
+        "clients read from the master, and its replica is \
+                              idle",
+        Node,
+        pair,
+        shards::reads_on_master,
+    )
+    .rule("reads_on_master")
+    .near(),
     fault(
         "slot_map_fragmented",
         "every other one of 600 slots moves to another master",
@@ -83,7 +132,8 @@ pub const ALL: &[Fault] = &[
     // Clients.
     fault(
         "topology_storm",
-        "the first master restarts with 300 ghosts, and Lettuce clients refresh the topology from every node, over and over",
+        "the first master restarts with 300 ghosts, and Lettuce clients refresh the topology from every node, over and \
+         over",
         Deployment,
         six_nodes,
         clients::topology_storm,
@@ -190,9 +240,16 @@ pub const ALL: &[Fault] = &[
     fault("growth_without_ttl", "keys without a TTL, on and on", Node, standalone, memory::growth_without_ttl)
         .settings(&[("maxmemory", "200mb"), ("maxmemory-policy", "noeviction")])
         .rule("growth_without_ttl"),
-    fault("client_memory", "forty clients that stop half way through a request", Node, standalone, memory::client_memory)
-        .settings(&[("maxmemory", "200mb"), ("maxmemory-policy", "noeviction")])
-        .rule("client_memory"),
+    fault(
+        "client_memory",
+        "forty clients that stop half way through a \
+                            request",
+        Node,
+        standalone,
+        memory::client_memory,
+    )
+    .settings(&[("maxmemory", "200mb"), ("maxmemory-policy", "noeviction")])
+    .rule("client_memory"),
     fault("script_cache", "each EVAL has its values written into its text", Node, standalone, memory::script_cache)
         .rule("script_cache"),
     fault(
@@ -209,16 +266,44 @@ pub const ALL: &[Fault] = &[
         .rule("chatter"),
     fault("busy_polling", "workers ask an empty queue for jobs in a loop", Node, standalone, habits::busy_polling)
         .rule("busy_polling"),
-    fault("low_hit_ratio", "a cache whose keys live for less time than between two reads", Node, standalone, habits::low_hit_ratio)
-        .rule("low_hit_ratio"),
-    fault("acl_denials", "a user loses the right to write, and its clients keep writing", Node, standalone, habits::acl_denials)
-        .rule("acl_denials"),
+    fault(
+        "low_hit_ratio",
+        "a cache whose keys live for less time than between two \
+                            reads",
+        Node,
+        standalone,
+        habits::low_hit_ratio,
+    )
+    .rule("low_hit_ratio"),
+    fault(
+        "acl_denials",
+        "a user loses the right to write, and its clients keep \
+                          writing",
+        Node,
+        standalone,
+        habits::acl_denials,
+    )
+    .rule("acl_denials"),
     fault("eval_bodies", "clients send a script of 4 kB with each call", Node, standalone, habits::eval_bodies)
         .rule("eval_bodies"),
-    fault("watch_conflicts", "clients WATCH one key, compute, and find it changed", Node, standalone, habits::watch_conflicts)
-        .rule("watch_conflicts"),
-    fault("giant_transactions", "an import of 100,000 commands at a time, in MULTI and EXEC", Node, standalone, habits::giant_transactions)
-        .rule("giant_transactions"),
+    fault(
+        "watch_conflicts",
+        "clients WATCH one key, compute, and find it \
+                              changed",
+        Node,
+        standalone,
+        habits::watch_conflicts,
+    )
+    .rule("watch_conflicts"),
+    fault(
+        "giant_transactions",
+        "an import of 100,000 commands at a time, in MULTI and \
+                                 EXEC",
+        Node,
+        standalone,
+        habits::giant_transactions,
+    )
+    .rule("giant_transactions"),
     fault("giant_commands", "a report reads 100,000 small keys in one MGET", Node, standalone, habits::giant_commands)
         .rule("giant_commands"),
     fault("big_values", "clients read pages of 100 kB as fast as they can", Node, standalone, habits::big_values)
@@ -231,10 +316,17 @@ pub const ALL: &[Fault] = &[
         standalone,
         habits::bandwidth,
     )
-        .rule("bandwidth")
-        .wired(),
-    fault("publish_in_cluster", "thousands of PUBLISH a second, with one subscriber in the whole cluster", Node, six_nodes, habits::publish_in_cluster)
-        .rule("publish_in_cluster"),
+    .rule("bandwidth")
+    .wired(),
+    fault(
+        "publish_in_cluster",
+        "thousands of PUBLISH a second, with one subscriber in the whole \
+                                 cluster",
+        Node,
+        six_nodes,
+        habits::publish_in_cluster,
+    )
+    .rule("publish_in_cluster"),
     // Many clients at once, and clients that wait for each other.
     fault(
         "reconnect_stampede",
@@ -350,8 +442,14 @@ pub const ALL: &[Fault] = &[
         replication::clock_skew,
     )
     .rule("clock_skew"),
-    fault("writable_replica", "a job keeps its results on the replica", Deployment, pair, replication::writable_replica)
-        .rule("writable_replica"),
+    fault(
+        "writable_replica",
+        "a job keeps its results on the replica",
+        Deployment,
+        pair,
+        replication::writable_replica,
+    )
+    .rule("writable_replica"),
     fault(
         "min_replicas_refusing",
         "the only replica leaves a master that needs one to write",
@@ -369,14 +467,8 @@ pub const ALL: &[Fault] = &[
         replication::no_failover_possible,
     )
     .rule("no_failover_possible"),
-    fault(
-        "no_majority",
-        "two of three masters are killed at once",
-        Deployment,
-        six_nodes,
-        replication::no_majority,
-    )
-    .rule("no_majority"),
+    fault("no_majority", "two of three masters are killed at once", Deployment, six_nodes, replication::no_majority)
+        .rule("no_majority"),
     fault("sentinel_quorum", "all Sentinels but one are killed", Deployment, sentinel, replication::sentinel_quorum)
         .rule("sentinel_quorum"),
     fault("sentinel_tilt", "the clocks of all Sentinels jump", Deployment, sentinel, replication::sentinel_tilt)
@@ -447,20 +539,48 @@ pub const ALL: &[Fault] = &[
     fault("fsync_always", "appendfsync always on a disk that syncs in 20 ms", Node, standalone, disk::fsync_always)
         .settings(&[("appendonly", "yes"), ("appendfsync", "always")])
         .rule("fsync_always"),
-    fault("saves_failing", "the disk is full when the server saves, and writes are refused", Node, standalone, disk::saves_failing)
-        .settings(&[("save", "3600 1")])
-        .rule("saves_failing")
-        .wired(),
-    fault("disk_full_soon", "the volume has no room for another copy of the data", Node, standalone, disk::disk_full_soon)
-        .settings(&[("save", "3600 1")])
-        .rule("disk_full_soon")
-        .wired(),
-    fault("aof_rewrite_storm", "the AOF is rewritten whenever it grows by a tenth", Node, standalone, disk::aof_rewrite_storm)
-        .settings(&[("appendonly", "yes"), ("auto-aof-rewrite-percentage", "10"), ("auto-aof-rewrite-min-size", "1mb")])
-        .rule("aof_rewrite_storm"),
-    fault("saves_collide", "a job saves both servers of a host at once, on a slow disk", Deployment, six_nodes, disk::saves_collide)
-        .settings(&[("rdbcompression", "no")])
-        .rule("saves_collide"),
+    fault(
+        "saves_failing",
+        "the disk is full when the server saves, and writes are \
+                            refused",
+        Node,
+        standalone,
+        disk::saves_failing,
+    )
+    .settings(&[("save", "3600 1")])
+    .rule("saves_failing")
+    .wired(),
+    fault(
+        "disk_full_soon",
+        "the volume has no room for another copy of the \
+                             data",
+        Node,
+        standalone,
+        disk::disk_full_soon,
+    )
+    .settings(&[("save", "3600 1")])
+    .rule("disk_full_soon")
+    .wired(),
+    fault(
+        "aof_rewrite_storm",
+        "the AOF is rewritten whenever it grows by a \
+                                tenth",
+        Node,
+        standalone,
+        disk::aof_rewrite_storm,
+    )
+    .settings(&[("appendonly", "yes"), ("auto-aof-rewrite-percentage", "10"), ("auto-aof-rewrite-min-size", "1mb")])
+    .rule("aof_rewrite_storm"),
+    fault(
+        "saves_collide",
+        "a job saves both servers of a host at once, on a slow \
+                            disk",
+        Deployment,
+        six_nodes,
+        disk::saves_collide,
+    )
+    .settings(&[("rdbcompression", "no")])
+    .rule("saves_collide"),
     fault("log_level", "loglevel debug, as after a search for an error", Node, standalone, server::nothing)
         .settings(&[("loglevel", "debug")])
         .rule("log_level")
@@ -474,7 +594,7 @@ pub const ALL: &[Fault] = &[
     )
     .settings(&[("notify-keyspace-events", "KEA")])
     .rule("notifications_for_nobody")
-        .near(),
+    .near(),
     fault("paused", "a job pauses writes for ten minutes and goes away", Node, standalone, disk::paused).rule("paused"),
     fault("no_auth", "bound to every address, no password", Node, standalone, server::nothing)
         .settings(&[("bind", "0.0.0.0"), ("protected-mode", "no")])

@@ -1,5 +1,5 @@
-//! Faults of many clients at once, and of clients that wait for each other: waves of reconnections, connections that the server closes,
-//! locks, invalidations, one connection for all.
+//! Faults of many clients at once, and of clients that wait for each other: waves of reconnections, connections that
+//! the server closes, locks, invalidations, one connection for all.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,8 +10,8 @@ use unslow_engine::{Error, info};
 use super::at::beside;
 use super::{Active, At, stream, sweep, with, words};
 
-/// As behind a proxy that is replaced again and again: all clients lose their connections at one moment, and none waits before it
-/// comes back.
+/// As behind a proxy that is replaced again and again: all clients lose their connections at one moment, and none waits
+/// before it comes back.
 pub fn reconnect_stampede(at: &At<'_>) -> Result<Active, Error> {
     const WORKERS: usize = 4;
     const EACH: usize = 50;

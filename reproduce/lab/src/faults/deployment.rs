@@ -69,8 +69,8 @@ pub fn fail_over(nodes: &[Arc<Server>], replica: &Arc<Server>) -> Result<(), Err
     wait_master(nodes, &id)
 }
 
-/// Waits until no node that answers takes this one for failed. A master with slots keeps its mark for twice the node timeout, a
-/// replica until it answers the next ping.
+/// Waits until no node that answers takes this one for failed. A master with slots keeps its mark for twice the node
+/// timeout, a replica until it answers the next ping.
 pub fn wait_unmarked(nodes: &[Arc<Server>], id: &str) -> Result<(), Error> {
     for node in nodes {
         let Some((mut c, _)) = answering(node) else { continue };
@@ -131,8 +131,8 @@ pub fn sentinel_down_after(at: &At<'_>) -> Result<Active, Error> {
 const WATCHER: &str = "unslow-sentinel";
 const WATCHERS_PASSWORD: &str = "watch";
 
-/// Sentinels log in as a user that may do anything but PING. To them every server is down: the replicas first, so that none can be
-/// promoted, then the master. All of them are well.
+/// Sentinels log in as a user that may do anything but PING. To them every server is down: the replicas first, so that
+/// none can be promoted, then the master. All of them are well.
 pub fn sentinel_master_down(at: &At<'_>) -> Result<Active, Error> {
     let (sentinels, nodes) = (at.lab.deployment.sentinels.clone(), at.lab.deployment.nodes.clone());
     if sentinels.is_empty() {
@@ -405,8 +405,8 @@ pub fn ghost_nodes(at: &At<'_>) -> Result<Active, Error> {
     haunt(at, at.active("CLUSTER FORGET"), at.count(5000)?)
 }
 
-/// Restarts the node with this many replicas of its own master in nodes.conf that nobody has heard of: its CLUSTER NODES is
-/// as long as a big cluster's. The end of the fault forgets them.
+/// Restarts the node with this many replicas of its own master in nodes.conf that nobody has heard of: its CLUSTER
+/// NODES is as long as a big cluster's. The end of the fault forgets them.
 pub fn haunt(at: &At<'_>, active: Active, count: usize) -> Result<Active, Error> {
     let node = at.node()?;
     if info(&mut node.connect()?, "cluster")?.get("cluster_enabled") != Some("1") {

@@ -1,5 +1,5 @@
-//! Faults between a server and its disk, and of servers that hold clients back: syncs that every write waits for, saves that fail or
-//! meet, pauses, notifications.
+//! Faults between a server and its disk, and of servers that hold clients back: syncs that every write waits for, saves
+//! that fail or meet, pauses, notifications.
 
 use std::time::Duration;
 
@@ -76,7 +76,8 @@ pub fn disk_full_soon(at: &At<'_>) -> Result<Active, Error> {
     }))
 }
 
-/// The file is due for another rewrite as soon as the last one is over, under a client that writes the same keys over and over.
+/// The file is due for another rewrite as soon as the last one is over, under a client that writes the same keys over
+/// and over.
 pub fn aof_rewrite_storm(at: &At<'_>) -> Result<Active, Error> {
     writes(at.active("auto-aof-rewrite-percentage 100"), at, 1000, 2, 2000)
 }

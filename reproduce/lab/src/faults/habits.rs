@@ -75,7 +75,9 @@ pub fn low_hit_ratio(at: &At<'_>) -> Result<Active, Error> {
         with(&mut slot, &target, flags, |c| {
             let reads: Vec<Vec<String>> = names.iter().map(|name| words(&["GET", name])).collect();
             let replies = c.pipeline(&reads)?;
-            let is_nil = |(_, reply): &(&String, &Result<Value, unslow_client::Error>)| matches!(reply, Ok(value) if value.text().is_none());
+            let is_nil = |(_, reply): &(&String, &Result<Value, unslow_client::Error>)| {
+                reply.as_ref().is_ok_and(|value| value.text().is_none())
+            };
             let missing = names.iter().zip(&replies).filter(is_nil);
             let writes: Vec<Vec<String>> =
                 missing.map(|(name, _)| words(&["SET", name, "what was computed", "PX", ttl])).collect();

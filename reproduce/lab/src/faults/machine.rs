@@ -1,5 +1,5 @@
-//! Faults of what a machine allows a server: a short queue for new connections, one processor for everything; and of machines that go
-//! away without a farewell.
+//! Faults of what a machine allows a server: a short queue for new connections, one processor for everything; and of
+//! machines that go away without a farewell.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -85,8 +85,8 @@ pub struct Fault {
     pub wired: bool,
     /// Whether it needs root outside a user namespace, for a cgroup.
     pub root: bool,
-    /// Whether it shows best without wires: its load wants all of two cores, and the carrier would be in its way; or it is
-    /// about a server that nobody else reaches.
+    /// Whether it shows best without wires: its load wants all of two cores, and the carrier would be in its way; or it
+    /// is about a server that nobody else reaches.
     pub near: bool,
     /// Whether the fault can be fixed while it runs, on a cluster, for the demo.
     pub demo: bool,

@@ -1,4 +1,5 @@
-//! Faults of replication: links that are refused, replicas that fall behind, are written to or leave, votes that are not to be had.
+//! Faults of replication: links that are refused, replicas that fall behind, are written to or leave, votes that are
+//! not to be had.
 
 use std::sync::Arc;
 use std::time::Duration;

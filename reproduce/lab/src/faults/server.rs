@@ -83,8 +83,8 @@ pub fn expire_storm(at: &At<'_>) -> Result<Active, Error> {
     let seconds = |c: &mut unslow_client::Connection| -> Result<i64, Error> {
         Ok(c.call(&["TIME"])?.items().first().and_then(|v| v.integer()).unwrap_or(0))
     };
-    // All of them die at one moment, soon, but not before the last of them is told: on a busy machine that takes longer, and then
-    // it is done again with twice the time.
+    // All of them die at one moment, soon, but not before the last of them is told: on a busy machine that takes
+    // longer, and then it is done again with twice the time.
     let mut lead = 4;
     let when = loop {
         fill(&mut c, 400_000, |i| words(&["SET", &format!("s:{tag}:{i}"), "x"]))?;

@@ -1,4 +1,5 @@
-//! Faults of how a deployment's work and slots are spread: one shard that all want, replicas that nobody asks, a scattered slot map.
+//! Faults of how a deployment's work and slots are spread: one shard that all want, replicas that nobody asks, a
+//! scattered slot map.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +69,8 @@ pub fn slot_map_fragmented(at: &At<'_>) -> Result<Active, Error> {
     Ok(active)
 }
 
-/// So many of a master's slots that hold no key, every other one of what it owns. One with keys would have to be moved key by key.
+/// So many of a master's slots that hold no key, every other one of what it owns. One with keys would have to be moved
+/// key by key.
 fn empty_slots(at: &At<'_>, master: &Server, wanted: usize) -> Result<Vec<u16>, Error> {
     let id = id_of(master)?;
     let own = at.view()?.by_id(&id).map(|n| n.slots.clone()).unwrap_or_default();

@@ -18,7 +18,8 @@ const MTU: u32 = 1500;
 const HOSTS: [u8; 6] = [0x02, 0x75, 0x6e, 0x73, 0x6c, 0x01];
 const WIRE: [u8; 6] = [0x02, 0x75, 0x6e, 0x73, 0x6c, 0x02];
 
-/// Makes `name`, number `near`, in the calling thread's namespace with its other end, number `interface`, in the wire's.
+/// Makes `name`, number `near`, in the calling thread's namespace with its other end, number `interface`, in the
+/// wire's.
 pub fn attach(name: &str, near: u32, address: Ipv4Addr, wire: RawFd, interface: u32) -> io::Result<()> {
     let mut netlink = Netlink::open()?;
     let mut peer = LinkMessage::default();

@@ -1,5 +1,5 @@
-//! The wire: every packet between two hosts of a lab passes through one thread, which delays, loses, reorders, limits or
-//! cuts it as the rules of that direction say.
+//! The wire: every packet between two hosts of a lab passes through one thread, which delays, loses, reorders, limits
+//! or cuts it as the rules of that direction say.
 //!
 //! A namespace of its own holds one veth end per host; see `DESIGN.md` for why not TAP devices and bridges.
 

@@ -1,8 +1,8 @@
 //! Frames in and out of the wire's namespace: a receive ring that the kernel fills without a system call, and a batch
 //! that leaves in one.
 //!
-//! One packet socket hears every host's veth end, so one look at the ring sees all of them, in order of arrival and with
-//! the kernel's time of arrival: a late wake-up of the carrier does not make the delay longer.
+//! One packet socket hears every host's veth end, so one look at the ring sees all of them, in order of arrival and
+//! with the kernel's time of arrival: a late wake-up of the carrier does not make the delay longer.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -8,8 +8,8 @@ use std::time::Duration;
 pub struct Conditions {
     /// One way.
     pub delay: Duration,
-    /// Standard deviation of the delay, normally distributed. Packets keep their order all the same, so where they follow
-    /// each other faster than they vary, the later ones wait for the earlier; and no delay is below zero.
+    /// Standard deviation of the delay, normally distributed. Packets keep their order all the same, so where they
+    /// follow each other faster than they vary, the later ones wait for the earlier; and no delay is below zero.
     pub jitter: Duration,
     /// Share of packets lost, each for itself.
     pub loss: f64,

@@ -120,7 +120,8 @@ unsafe fn take_messages(
     n as c_int
 }
 
-/// Flags of `recvmsg` and `sendmsg` for those of `preadv2` and `pwritev2`, at the place -1: where a socket is. Others are files'.
+/// Flags of `recvmsg` and `sendmsg` for those of `preadv2` and `pwritev2`, at the place -1: where a socket is. Others
+/// are files'.
 fn flags_of(flags: c_int) -> Result<c_int, c_int> {
     match flags {
         0 => Ok(0),

@@ -12,7 +12,8 @@ use crate::real;
 /// A connection that is carried.
 pub type Carried = (&'static Stream, &'static Link);
 
-/// A connection whose bytes are read from its ring; `None` also for what the kernel alone has of it (the queue of errors).
+/// A connection whose bytes are read from its ring; `None` also for what the kernel alone has of it (the queue of
+/// errors).
 #[inline]
 pub fn carried_for(fd: c_int, flags: c_int) -> Option<Carried> {
     if flags & MSG_ERRQUEUE != 0 { None } else { carried(fd) }

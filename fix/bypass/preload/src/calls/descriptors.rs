@@ -1,4 +1,5 @@
-//! Calls about descriptors as numbers: closed in ranges, copied, kept over exec, handed to other processes and to `stdio`.
+//! Calls about descriptors as numbers: closed in ranges, copied, kept over exec, handed to other processes and to
+//! `stdio`.
 
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, pid_t};
 use std::sync::atomic::Ordering;

@@ -1,8 +1,9 @@
-//! The calls of the C library that we stand in for. Each finds out whether the descriptor is ours and passes on what is not.
+//! The calls of the C library that we stand in for. Each finds out whether the descriptor is ours and passes on what is
+//! not.
 //!
 //! ```text
 //!   data.rs       bytes, one buffer or message a call       lifecycle.rs    sockets: made, connected, closed
-//!   bulk.rs       many messages, files, pipes               descriptors.rs  their numbers: copied, kept over exec, handed on
+//!   bulk.rs       many messages, files, pipes               descriptors.rs  their numbers: copied, kept, handed on
 //!   waiting.rs    waits for many descriptors
 //! ```
 

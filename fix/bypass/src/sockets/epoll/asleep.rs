@@ -1,8 +1,8 @@
-//! The sets this thread sleeps in: one, or more while a signal handler sleeps as well. As long as a set counts a thread, its word on the
-//! board says that it sleeps, and every peer with news rings.
+//! The sets this thread sleeps in: one, or more while a signal handler sleeps as well. As long as a set counts a
+//! thread, its word on the board says that it sleeps, and every peer with news rings.
 //!
-//! A wait can end without returning: a handler may leave it with longjmp, and the thread may be cancelled in it. Then the set
-//! stops counting it at the thread's next wait, or at the thread's end.
+//! A wait can end without returning: a handler may leave it with longjmp, and the thread may be cancelled in it. Then
+//! the set stops counting it at the thread's next wait, or at the thread's end.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -76,7 +76,8 @@ pub(super) fn leave(set: &Epoll, place: Option<usize>) -> bool {
     }
 }
 
-/// A wait begins at `frame`: those of this thread that did not say that they were over are, and all in a set that is its own.
+/// A wait begins at `frame`: those of this thread that did not say that they were over are, and all in a set that is
+/// its own.
 pub(super) fn forget_left(set: &'static Epoll, frame: usize, own: bool) {
     let _ = ASLEEP.try_with(|asleep| {
         asleep.leave_all(|(other, at)| own && std::ptr::eq(other, set) || is_left(at, frame));

@@ -51,9 +51,10 @@ impl Inside {
         true
     }
 
-    /// Bits have no order, and a program may act by the order in which its peer wrote: by the time of their news, then, as far
-    /// as a peer can be believed. It cannot be ahead of what came before the last time (`ordered_at`), nor stay behind for long.
-    /// What the program was shown and left unread takes turns: all of it counts as of the last time, and the sort is stable.
+    /// Bits have no order, and a program may act by the order in which its peer wrote: by the time of their news, then,
+    /// as far as a peer can be believed. It cannot be ahead of what came before the last time (`ordered_at`), nor stay
+    /// behind for long. What the program was shown and left unread takes turns: all of it counts as of the last time,
+    /// and the sort is stable.
     fn order(&mut self, now: u64) {
         for stream in &self.ready {
             let registration = registration(stream, self);
@@ -71,8 +72,8 @@ fn counts_from(told: u64, last: u64, now: u64) -> u64 {
     if told == 0 || told > now { now } else { told.max(last) }
 }
 
-/// The lock of a set, or what is used in its place where the lock cannot be had: in a signal handler that has interrupted a
-/// wait in the set, and after such a handler was left with longjmp.
+/// The lock of a set, or what is used in its place where the lock cannot be had: in a signal handler that has
+/// interrupted a wait in the set, and after such a handler was left with longjmp.
 pub(super) enum Locked<'a> {
     Held(Guard<'a, Inside>),
     /// Made from what is known of the set's connections. What is done to it is lost, and made good by the next one.
