@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use anyhow::anyhow;
 use clap::Args;
 use serde_json::json;
 use unslow_doctor::{ALL, Rule};
@@ -25,7 +24,7 @@ impl Explain {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         match &self.rule {
             None => list(output)?,
-            Some(name) => page(rule(name).map_err(|e| anyhow!(e))?, output)?,
+            Some(name) => page(rule(name)?, output)?,
         }
         Ok(0)
     }
@@ -112,16 +111,28 @@ fn is_labelled(line: &str) -> bool {
             .is_some_and(|(label, _)| label.len() < 40 && label.chars().all(|c| c.is_alphabetic() || c == ' '))
 }
 
+/// A name that no rule has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no rule {name:?};{} `unslow explain` lists all {}", did_you_mean(.near), ALL.len())]
+pub struct UnknownRule {
+    name: String,
+    /// What was probably meant, the most likely first.
+    near: Vec<&'static str>,
+}
+
+fn did_you_mean(near: &[&str]) -> String {
+    if near.is_empty() { String::new() } else { format!(" did you mean {}?", near.join(" or ")) }
+}
+
 /// The rule of this name; else what was probably meant.
-pub fn rule(name: &str) -> Result<&'static Rule, String> {
+pub fn rule(name: &str) -> Result<&'static Rule, UnknownRule> {
     let wanted = name.trim().to_ascii_lowercase().replace(['-', ' '], "_");
     if let Some(rule) = ALL.iter().find(|r| r.id == wanted) {
         return Ok(rule);
     }
-    let near = similar(&wanted, ALL.iter().map(|rule| rule.id));
-    let near = &near[..near.len().min(3)];
-    let meant = if near.is_empty() { String::new() } else { format!(" did you mean {}?", near.join(" or ")) };
-    Err(format!("there is no rule {name:?};{meant} `unslow explain` lists all {}", ALL.len()))
+    let mut near = similar(&wanted, ALL.iter().map(|rule| rule.id));
+    near.truncate(3);
+    Err(UnknownRule { name: name.into(), near })
 }
 
 #[cfg(test)]
@@ -135,10 +146,11 @@ mod tests {
         for (typed, meant) in
             [("key_comand", "keys_command"), ("keys", "keys_command"), ("failover_flaping", "failover_flapping")]
         {
-            let told = rule(typed).unwrap_err();
-            assert!(told.contains(&format!("did you mean {meant}")), "{told}");
+            let unknown = rule(typed).unwrap_err();
+            assert_eq!(unknown.near.first(), Some(&meant), "{unknown}");
+            assert!(unknown.to_string().contains(&format!("did you mean {meant}")), "{unknown}");
         }
-        let told = rule("zzzzzzzzzz").unwrap_err();
+        let told = rule("zzzzzzzzzz").unwrap_err().to_string();
         assert!(!told.contains("did you mean") && told.contains("unslow explain"), "{told}");
         // Whatever is typed is answered.
         for odd in ["", "é\u{301}漢字", &"x".repeat(10_000)] {

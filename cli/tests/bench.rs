@@ -400,7 +400,7 @@ fn bad_orders_get_one_clear_line() {
         (&["--script", "/nowhere.lua", "--command", "EVALSHA {sha} 0"], "/nowhere.lua"),
         (&["--value-size", "10 miles"], "invalid value size"),
         (&["--key-distribution", "zipf:-1"], "zipf:-1"),
-        (&["--model", "pool"], "no client model"),
+        (&["--model", "pool"], "unknown client model"),
         (&["--model", "shared", "--pipeline", "4"], "--pipeline"),
         (&["--model", "shared", "-c", "4"], "--connections"),
         (&["--callers", "4"], "--model pool:8"),

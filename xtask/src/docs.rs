@@ -29,7 +29,7 @@ pub fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     );
     for rule in ALL {
         let page = rule.page();
-        let sentence = page.lines().next().unwrap_or_default();
+        let sentence = page.lines().take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
         index += &format!("| [{}]({}.md) | {sentence} |\n", rule.id, rule.id);
         let mut text = format!("# {}: `{}`\n\n{page}\n", rule.title, rule.id);
         if !rule.leads_to.is_empty() {

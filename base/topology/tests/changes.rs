@@ -98,7 +98,8 @@ proptest! {
             prop_assert_eq!(owner, t.owner(slot).map(|n| n.id.clone()));
         }
         let shards = t.masters().map(|master| {
-            let bounds = master.slots.ranges().iter().flat_map(|&(a, b)| [a, b].map(|slot| Value::Integer(slot.into())));
+            let bounds = master.slots.ranges().iter().flat_map(|&(a, b)| [a, b]);
+            let bounds = bounds.map(|slot| Value::Integer(slot.into()));
             let member = |n: &Node| Value::Array(vec![
                 text("id"), text(&n.id), text("port"), Value::Integer(1), text("ip"), text("10.0.0.1"),
                 text("role"), text(n.role.word()), text("health"), text("online"),
@@ -127,7 +128,8 @@ proptest! {
             let _ = (RoleReply::parse(&value), zones_of_shards(&value));
         }
         let line = words.join(" ");
-        let _ = (SentinelWord::parse("+switch-master", &line), SentinelWord::parse("+sdown", &line), Heartbeat::parse(&line));
+        let _ = (SentinelWord::parse("+switch-master", &line), SentinelWord::parse("+sdown", &line));
+        let _ = Heartbeat::parse(&line);
     }
 }
 

@@ -178,20 +178,30 @@ struct WorkloadFlags {
     seed: Option<u64>,
 }
 
-fn mix(text: &str) -> Result<BTreeMap<String, f64>, String> {
-    // Shares for all of them or for none: `get=0.9,set` would give set more than get.
+/// A mix that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum BadMix {
+    /// Shares for some commands and not for others: `get=0.9,set` would give set more than get.
+    #[error("some have a share and some do not; write get=0.9,set=0.1")]
+    SharesMissing,
+    /// Not a number.
+    #[error("invalid share {0:?}; expected shares such as get=0.9,set=0.1")]
+    Share(String),
+    /// A command that is named again.
+    #[error("{0} stands there twice")]
+    Twice(String),
+}
+
+fn mix(text: &str) -> Result<BTreeMap<String, f64>, BadMix> {
     if text.contains('=') && text.split(',').any(|part| !part.contains('=')) {
-        return Err("some have a share and some do not; write get=0.9,set=0.1".into());
+        return Err(BadMix::SharesMissing);
     }
     let mut mix = BTreeMap::new();
     for part in text.split(',') {
         let (name, share) = part.split_once('=').unwrap_or((part, "1"));
-        let number = share
-            .trim()
-            .parse()
-            .map_err(|_| format!("invalid share {share:?}; expected shares such as get=0.9,set=0.1"))?;
+        let number = share.trim().parse().map_err(|_| BadMix::Share(share.into()))?;
         if mix.insert(name.trim().to_string(), number).is_some() {
-            return Err(format!("{} stands there twice", name.trim()));
+            return Err(BadMix::Twice(name.trim().into()));
         }
     }
     Ok(mix)
@@ -368,7 +378,7 @@ impl Bench {
         });
         keep(&self.html, &|| page::render(&reports, comparison.as_ref()));
         keep(&self.hgrm, &|| Ok(total.as_ref().map(percentile_table).unwrap_or_default()));
-        trouble.extend(logged.err().map(anyhow::Error::msg));
+        trouble.extend(logged.err().map(anyhow::Error::from));
         match (output.json(), &comparison) {
             (true, Some(comparison)) => output.print_json(comparison)?,
             (true, None) => output.print_json(&reports[0])?,
@@ -469,5 +479,19 @@ fn replace(path: &std::path::Path, text: &str) -> anyhow::Result<()> {
         // The file may be written, but its directory may not.
         Err(e) if e.kind() != std::io::ErrorKind::StorageFull => Ok(std::fs::write(path, text)?),
         other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mix_has_shares_for_all_its_commands_or_for_none() {
+        assert_eq!(mix("get=0.9, set=0.1"), Ok(BTreeMap::from([("get".into(), 0.9), ("set".into(), 0.1)])));
+        assert_eq!(mix("get,set"), Ok(BTreeMap::from([("get".into(), 1.0), ("set".into(), 1.0)])));
+        assert_eq!(mix("get=0.9,set"), Err(BadMix::SharesMissing));
+        assert_eq!(mix("get=most"), Err(BadMix::Share("most".into())));
+        assert_eq!(mix("get=1,get=2"), Err(BadMix::Twice("get".into())));
     }
 }

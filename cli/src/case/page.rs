@@ -62,7 +62,7 @@ mod tests {
     use crate::frame::tests::assert_framed;
 
     fn report(name: &str) -> Report {
-        Report::crashed(case::find(name).expect("it is there"), 1, &unslow_engine::Error::new("it <broke>"))
+        Report::crashed(case::find(name).expect("it is there"), 1, &unslow_engine::Error::new("it <broke>").into())
     }
 
     #[test]

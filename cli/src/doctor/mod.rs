@@ -116,7 +116,7 @@ pub struct Doctor {
     reach: Reach,
 }
 
-fn rule_name(text: &str) -> Result<String, String> {
+fn rule_name(text: &str) -> Result<String, explain::UnknownRule> {
     explain::rule(text).map(|rule| rule.id.to_string())
 }
 

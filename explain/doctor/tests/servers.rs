@@ -442,8 +442,8 @@ fn the_cpu_outside_commands_is_shared_out_between_reads_and_connections_by_their
     }
 }
 
-/// What a server used, and what it no longer used when its clients kept their connections (Valkey 9.1 on a virtual machine whose
-/// processors sleep between requests).
+/// What a server used, and what it no longer used when its clients kept their connections (Valkey 9.1 on a virtual
+/// machine whose processors sleep between requests).
 #[test]
 fn what_connections_cost_is_what_their_end_gave_back() {
     struct Used {

@@ -250,12 +250,12 @@ mod tests {
             }
         };
         std::fs::write(&path, "x").expect("a file");
-        refused("no socket");
+        refused("is not a socket");
         std::fs::remove_file(&path).expect("it is there");
         let elsewhere = directory.join("elsewhere");
         let listener = UnixListener::bind(&elsewhere).expect("it listens");
         std::os::unix::fs::symlink(&elsewhere, &path).expect("a link");
-        refused("no socket");
+        refused("is not a socket");
         std::fs::remove_file(&path).expect("it is there");
         if own_uid() == 0 {
             std::fs::rename(&elsewhere, &path).expect("it is there");

@@ -14,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use unslow_units::{percent, rate, time_us};
 
+use crate::doubts::bottleneck;
 use crate::report::{Report, Run, round};
 
 /// Version of the document.
@@ -146,7 +147,7 @@ pub fn compare(a: &Report, b: &Report) -> Comparison {
         if report.runs.iter().any(|r| r.interrupted) {
             warnings.push(format!("a run of {name} was ended before its time"));
         }
-        if report.runs.iter().any(|r| r.doubts.iter().any(|d| d.starts_with("the generator was the bottleneck"))) {
+        if report.runs.iter().any(|r| bottleneck(&report.load, &r.generator.thread_busy_share).is_some()) {
             warnings.push(format!(
                 "in runs of {name} the generator was the bottleneck: throughput is its own, not the server's"
             ));
@@ -473,7 +474,8 @@ mod tests {
         b.workload.keys += 1;
         b.runs[1].valid = false;
         b.runs[4].interrupted = true;
-        b.runs[2].doubts = vec!["the generator was the bottleneck: a thread of it was busy 99 % of the time".into()];
+        b.load.open_loop = false;
+        b.runs[2].generator.thread_busy_share = vec![0.3, 0.99];
         let told = compare(&a, &b);
         let said =
             ["loaded differently", "asked different things", "1 of B's 5 runs are invalid", "a run of B was ended"];

@@ -9,15 +9,17 @@ use hdrhistogram::Histogram;
 use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::IntervalLogWriterBuilder;
 
+use crate::error::LogError;
+
 /// What gets a second's number and its histogram.
 pub type Logged<'a> = dyn FnMut(u32, &Histogram<u64>) + 'a;
 
 /// Calls `work` with a place for each second's histogram, which goes into the log at `path`, if there is one. Values
 /// are nanoseconds, the maximum beside each line is in milliseconds. The inner result is the log's: a full disk does
 /// not end the run.
-pub fn with_log<R>(path: Option<&Path>, work: impl FnOnce(&mut Logged) -> R) -> (R, Result<(), String>) {
+pub fn with_log<R>(path: Option<&Path>, work: impl FnOnce(&mut Logged) -> R) -> (R, Result<(), LogError>) {
     let Some(path) = path else { return (work(&mut |_, _| {}), Ok(())) };
-    let failed = |e: &dyn std::fmt::Display| format!("{}: the log could not be written: {e}", path.display());
+    let failed = |e: &dyn std::fmt::Display| LogError { path: path.into(), why: e.to_string() };
     let mut file = match File::create(path) {
         Ok(file) => BufWriter::new(file),
         Err(e) => return (work(&mut |_, _| {}), Err(failed(&e))),
@@ -107,6 +109,6 @@ mod tests {
             (0..100).for_each(|s| log(s, &crate::stats::histogram()));
             true
         });
-        assert!(ran && written.unwrap_err().contains("/dev/full"));
+        assert!(ran && written.unwrap_err().path == Path::new("/dev/full"));
     }
 }

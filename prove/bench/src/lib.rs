@@ -5,17 +5,22 @@
 //! client models that applications have: connections of their own, a pool, one shared connection.
 //!
 //! [`Session::prepare`] looks at the deployment and fits the workload to it, [`Session::run`] measures. The hot path is
-//! `worker.rs`, one of them a thread, each with a `base/reactor` loop and nothing shared; the thread that called
-//! collects a second at a time.
+//! `worker.rs`, one of them a thread, each with a `base/reactor` loop and nothing shared; another thread adds up a
+//! second at a time (`session/collect.rs`). What makes the figures doubtful is a type, `doubts.rs`, and so is what
+//! prevents a run, [`Error`].
 #![forbid(unsafe_code)]
 
 mod arrivals;
 mod compare;
+mod doubts;
+mod error;
 mod export;
 mod replay;
 mod report;
 mod route;
-mod run;
+mod servers;
+mod session;
+mod settings;
 mod stats;
 mod template;
 mod worker;
@@ -23,11 +28,16 @@ mod workload;
 
 pub use arrivals::Arrivals;
 pub use compare::{Bounds, Comparison, Difference, Side, compare};
+pub use error::{
+    BadRecording, Error, GeneratorError, Interrupted, LogError, RecordingError, SettingsError, TemplateError, Unfit,
+    UnknownModel, WorkloadError,
+};
 pub use export::{percentile_table, with_log};
 pub use hdrhistogram::Histogram;
 pub use report::{
     CommandRun, Deployment, Errors, Event, Generator, KindCount, Latency, Load, Percentile, PubSub, Recorded, Report,
     Run, SCHEMA, Second, ServerRun,
 };
-pub use run::{Error, Model, Progress, ReadFrom, Session, Settings};
+pub use session::{Progress, Session};
+pub use settings::{Model, ReadFrom, Settings};
 pub use workload::Spec;

@@ -7,10 +7,10 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use unslow_resp::write_command;
+use unslow_resp::{split_words, write_command};
 use unslow_topology::slot_of;
 
-use unslow_resp::split_words;
+use crate::error::{BadRecording, RecordingError};
 
 /// Commands that make no sense out of their connection.
 pub const LEFT_OUT: &[&str] = &[
@@ -65,30 +65,28 @@ struct Recorded {
 
 impl Recording {
     /// Reads a file. Refuses lines that are no commands, with their number.
-    pub fn load(path: &Path) -> Result<Recording, String> {
-        let file = std::fs::File::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        Recording::read(BufReader::new(file)).map_err(|e| format!("{}: {e}", path.display()))
+    pub fn load(path: &Path) -> Result<Recording, RecordingError> {
+        let opened = std::fs::File::open(path).map_err(BadRecording::Unopened);
+        let read = opened.and_then(|file| Recording::read(BufReader::new(file)));
+        read.map_err(|why| RecordingError { path: path.into(), why })
     }
 
     /// The same from any reader.
-    pub fn read(reader: impl BufRead) -> Result<Recording, String> {
+    pub fn read(reader: impl BufRead) -> Result<Recording, BadRecording> {
         let mut out =
             Recording { bytes: Vec::new(), recorded: Vec::new(), names: Vec::new(), left_out: 0, timed: true };
         for (i, line) in reader.lines().enumerate() {
-            let line = line.map_err(|e| format!("line {}: {e}", i + 1))?;
-            let line = line.trim();
+            let text = line.map_err(|why| BadRecording::Unreadable { line: i + 1, why })?;
+            let line = text.trim();
             if line.is_empty() || line.starts_with('#') || line == "OK" {
                 continue;
             }
             let (time, command) = monitored(line).map_or((None, line), |(t, c)| (Some(t), c));
-            let words = split_words(command).map_err(|e| format!("line {}: {e}", i + 1))?;
+            let bad = |why: String| BadRecording::Words { line: i + 1, why };
+            let words = split_words(command).map_err(|e| bad(e.to_string()))?;
             let Some(name) = words.first().map(|w| String::from_utf8_lossy(w).to_uppercase()) else { continue };
             if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
-                return Err(format!(
-                    "line {}: invalid command name {:?}",
-                    i + 1,
-                    name.chars().take(40).collect::<String>()
-                ));
+                return Err(BadRecording::Name { line: i + 1, name: name.chars().take(40).collect() });
             }
             if LEFT_OUT.contains(&name.as_str()) {
                 out.left_out += 1;
@@ -96,9 +94,7 @@ impl Recording {
             }
             let kind = match out.names.iter().position(|n| *n == name) {
                 Some(kind) => kind,
-                None if out.names.len() == 200 => {
-                    return Err(format!("line {}: more than 200 kinds of commands", i + 1));
-                }
+                None if out.names.len() == 200 => return Err(BadRecording::TooManyKinds(i + 1)),
                 None => {
                     out.names.push(name.clone());
                     out.names.len() - 1
@@ -112,7 +108,7 @@ impl Recording {
             out.recorded.push(Recorded { at, len, slot, kind: kind as u16, due_ns });
         }
         if out.recorded.is_empty() {
-            return Err("no command in it; expected MONITOR's output or one command a line".into());
+            return Err(BadRecording::Empty);
         }
         // Recordings of several nodes may be joined: they become one stream in the order of their times.
         if out.timed {
@@ -211,9 +207,10 @@ mod tests {
         let joined = "1700000002.000000 [0 x] \"GET\" \"b\"\n1700000001.000000 [0 x] \"GET\" \"a\"\n";
         let joined = Recording::read(joined.as_bytes()).unwrap();
         assert_eq!((joined.bytes(0), joined.due_ns(1)), (&b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n"[..], 1_000_000_000));
-        assert!(Recording::read(&b"GET a\nGET 'b\n"[..]).unwrap_err().starts_with("line 2"));
-        assert!(Recording::read(&b"<html>\n"[..]).unwrap_err().contains("no command name"));
-        assert!(Recording::read(&b"\n"[..]).unwrap_err().contains("no command"));
+        let refused = |text: &str| Recording::read(text.as_bytes()).unwrap_err();
+        assert!(matches!(refused("GET a\nGET 'b\n"), BadRecording::Words { line: 2, .. }));
+        assert_eq!(refused("\n<html>\n").to_string(), "line 2: invalid command name \"<HTML>\"");
+        assert!(matches!(refused("\n"), BadRecording::Empty));
     }
 
     proptest::proptest! {

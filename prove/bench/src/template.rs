@@ -6,6 +6,8 @@
 
 use unslow_resp::{split_words, write_header};
 
+use crate::error::TemplateError;
+
 /// Digits of a key's number, of a sequence number and of the clock: fixed, so that lengths are known beforehand.
 const KEY_DIGITS: usize = 12;
 const LONG_DIGITS: usize = 20;
@@ -54,15 +56,15 @@ enum Piece {
 }
 
 impl Template {
-    /// Compiles `text`; `sha` stands for `{sha}`. The error says what is wrong with it.
-    pub fn parse(text: &str, sha: Option<&str>) -> Result<Template, String> {
-        let words = split_words(text)?;
+    /// Compiles `text`; `sha` stands for `{sha}`.
+    pub fn parse(text: &str, sha: Option<&str>) -> Result<Template, TemplateError> {
+        let words = split_words(text).map_err(|e| TemplateError::Words(e.to_string()))?;
         if words.is_empty() {
-            return Err("an empty command".into());
+            return Err(TemplateError::Empty);
         }
         let words = words.iter().map(|w| pieces(w, sha)).collect::<Result<Vec<_>, _>>()?;
         if !matches!(&words[0][..], [Piece::Text(_)]) {
-            return Err(format!("{text:?}: the command's name cannot be a placeholder"));
+            return Err(TemplateError::NoName(text.into()));
         }
         let mut ops = Vec::new();
         push_bytes(&mut ops, format!("*{}\r\n", words.len()).as_bytes());
@@ -183,7 +185,7 @@ fn digits<const N: usize>(out: &mut Vec<u8>, mut n: u64) {
     out.extend_from_slice(&text);
 }
 
-fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, String> {
+fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, TemplateError> {
     let mut out: Vec<Piece> = Vec::new();
     let mut text = Vec::new();
     let mut rest = word;
@@ -194,23 +196,16 @@ fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, String> {
                 rest = &after[1..];
             }
             (b'{', _) => {
-                let end = after.iter().position(|&b| b == b'}').ok_or_else(|| {
-                    format!("{:?}: a brace is not closed; a plain brace is written {{{{", String::from_utf8_lossy(word))
-                })?;
+                let open = || TemplateError::OpenBrace(String::from_utf8_lossy(word).into_owned());
+                let end = after.iter().position(|&b| b == b'}').ok_or_else(open)?;
                 let piece = match &after[..end] {
                     b"key" => Piece::Key,
                     b"value" => Piece::Value,
                     b"seq" => Piece::Seq,
                     b"now" => Piece::Now,
-                    b"sha" => Piece::Text(
-                        sha.ok_or("{sha} is the digest of the script given with --script FILE")?.as_bytes().to_vec(),
-                    ),
+                    b"sha" => Piece::Text(sha.ok_or(TemplateError::NoScript)?.as_bytes().to_vec()),
                     other => {
-                        return Err(format!(
-                            "no placeholder {{{}}}; there are {{key}}, {{value}}, {{seq}}, {{now}} and {{sha}}, and \
-                             {{{{ is a plain brace",
-                            String::from_utf8_lossy(other)
-                        ));
+                        return Err(TemplateError::UnknownPlaceholder(String::from_utf8_lossy(other).into_owned()));
                     }
                 };
                 match piece {
@@ -264,16 +259,17 @@ mod tests {
 
     #[test]
     fn says_what_is_wrong_with_a_template() {
-        for (template, word) in [
-            ("", "empty"),
-            ("GET {kee}", "{kee}"),
-            ("GET {key", "not closed"),
-            ("GET 'a", "quote"),
-            ("{key} a", "name"),
+        let refused = |template: &str| Template::parse(template, None).unwrap_err();
+        for (template, error) in [
+            ("", TemplateError::Empty),
+            ("GET {kee}", TemplateError::UnknownPlaceholder("kee".into())),
+            ("GET {key", TemplateError::OpenBrace("{key".into())),
+            ("{key} a", TemplateError::NoName("{key} a".into())),
+            ("EVALSHA {sha} 0", TemplateError::NoScript),
         ] {
-            let error = Template::parse(template, None).unwrap_err();
-            assert!(error.contains(word), "{template}: {error}");
+            assert_eq!(refused(template), error, "{template}");
         }
-        assert!(Template::parse("EVALSHA {sha} 0", None).unwrap_err().contains("--script"));
+        let open = refused("GET 'a");
+        assert!(matches!(open, TemplateError::Words(_)) && open.to_string().contains("quote"), "{open}");
     }
 }

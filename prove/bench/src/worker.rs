@@ -27,7 +27,7 @@ use unslow_units::time;
 
 use crate::arrivals::Schedule;
 use crate::route::{Map, NOBODY, Routes, bare_port};
-use crate::run::{ReadFrom, Shape};
+use crate::settings::{ReadFrom, Shape};
 use crate::stats::{Interval, MOST_NS};
 use crate::workload::{Draw, Workload};
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
 use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
+use crate::error::WorkloadError;
 use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
 
@@ -164,99 +165,33 @@ pub struct Draw {
 }
 
 impl Workload {
-    /// Compiles a workload; `sha` is the loaded script's digest. The error says what is wrong and what would be right.
-    pub fn compile(spec: &Spec, sha: Option<&str>) -> Result<Workload, String> {
+    /// Compiles a workload; `sha` is the loaded script's digest.
+    pub fn compile(spec: &Spec, sha: Option<&str>) -> Result<Workload, WorkloadError> {
         if spec.keys == 0 || spec.keys > 999_999_999_999 {
-            return Err(format!("{} keys; the key space has 1 to 999,999,999,999", spec.keys));
+            return Err(WorkloadError::Keys(spec.keys));
         }
         let recording = spec.replay.as_deref().map(Recording::load).transpose()?;
-        if recording.is_some() {
-            let drawn = [
-                (!spec.mix.is_empty(), "a mix"),
-                (!spec.commands.is_empty(), "commands"),
-                (spec.multi > 0, "multi"),
-                (spec.script.is_some(), "a script"),
-                (spec.verify, "verify"),
-                (spec.preload == Some(true), "preload"),
-            ];
-            if let Some((_, what)) = drawn.iter().find(|(given, _)| *given) {
-                return Err(format!(
-                    "a replay sends what was recorded, so {what} has no part in it; leave one of the two out"
-                ));
-            }
+        if recording.is_some()
+            && let Some(what) = drawn(spec)
+        {
+            return Err(WorkloadError::DrawnInReplay(what));
         }
         if spec.script.is_some() && !spec.commands.iter().any(|c| c.contains("{sha}")) {
-            return Err("the script is not used; call it with --command \"EVALSHA {sha} 1 {key}\"".into());
+            return Err(WorkloadError::ScriptUnused);
         }
-        let mut own: Vec<(String, Template)> = Vec::new();
-        for text in &spec.commands {
-            let (name, template) = named(text);
-            let template = Template::parse(template, sha)?;
-            let name = name.map_or_else(|| template.name().to_lowercase(), str::to_string);
-            if own.iter().any(|(n, _)| *n == name) {
-                return Err(format!("two commands are called {name:?}; name one of them: --command \"{name}2=...\""));
-            }
-            if !spec.mix.is_empty() && !spec.mix.contains_key(&name) {
-                return Err(format!(
-                    "the mix gives {name:?} no share, so it would never be sent; add it: --mix ...,{name}=0.1"
-                ));
-            }
-            if LEFT_OUT.contains(&template.name().as_str()) {
-                return Err(format!(
-                    "{} changes what its connection is, and the replies behind it; for blocks there is --multi, for \
-                     messages --subscribers",
-                    template.name()
-                ));
-            }
-            own.push((name, template));
-        }
-        let mut mix = spec.mix.clone();
-        if mix.is_empty() && recording.is_none() {
-            let default: &[(&str, f64)] = &[("get", 0.9), ("set", 0.1)];
-            match &own[..] {
-                [] => mix.extend(default.iter().map(|(n, w)| (n.to_string(), *w))),
-                own => mix.extend(own.iter().map(|(n, _)| (n.clone(), 1.0))),
-            }
-        }
-        let total: f64 = mix.values().sum();
-        if recording.is_none() && (!total.is_finite() || total <= 0.0 || mix.values().any(|w| w.is_nan() || *w < 0.0)) {
-            return Err("the shares of the mix are numbers of 0 or more, and one of them is more".into());
-        }
-        let mut commands = Vec::new();
-        let mut upto = 0.0;
-        for (name, weight) in mix.iter().filter(|(_, w)| **w > 0.0) {
-            upto += weight / total;
-            let template = match own.iter().find(|(n, _)| n == name) {
-                Some((_, template)) => template.clone(),
-                None => built_in(name, spec, &own)?,
-            };
-            let key_at = (template.arguments() > 1).then_some(1);
-            let is_get = name == "get" && own.iter().all(|(n, _)| n != name);
-            commands.push(Command { name: name.clone(), template, key_at, reads: false, blocks: false, is_get, upto });
-        }
-        if let Some(recording) = &recording {
-            commands = recording
-                .names()
-                .iter()
-                .map(|name| Command {
-                    name: name.to_lowercase(),
-                    template: Template::parse("PING", None).expect("a plain command"),
-                    key_at: Some(1),
-                    reads: false,
-                    blocks: false,
-                    is_get: false,
-                    upto: 1.0,
-                })
-                .collect();
-        }
+        let own = own_templates(spec, sha)?;
+        let commands = match &recording {
+            Some(recording) => recorded_commands(recording),
+            None => drawn_commands(spec, &own)?,
+        };
         if commands.len() > 200 {
-            return Err(format!("{} kinds of commands; 200 are the most", commands.len()));
+            return Err(WorkloadError::TooManyKinds(commands.len()));
         }
         if spec.multi > 1000 {
-            return Err("a MULTI block of at most 1000 commands".into());
+            return Err(WorkloadError::LongBlock);
         }
         if spec.verify && (spec.multi > 0 || !commands.iter().any(|c| c.is_get)) {
-            return Err("verify compares what the built-in `get` brings: it needs get in the mix, and no multi".into());
+            return Err(WorkloadError::NothingToVerify);
         }
         let sizes = Sizes::parse(&spec.value_size)?;
         let mut dice = Dice(spec.seed ^ 0x5eed);
@@ -278,7 +213,7 @@ impl Workload {
     }
 
     /// Every key once, with its value: what comes before a run that reads.
-    pub fn preload(spec: &Spec) -> Result<Workload, String> {
+    pub fn preload(spec: &Spec) -> Result<Workload, WorkloadError> {
         let mut workload = Workload::compile(
             &Spec {
                 mix: BTreeMap::from([("set".to_string(), 1.0)]),
@@ -409,17 +344,91 @@ impl Workload {
     }
 }
 
-fn built_in(name: &str, spec: &Spec, own: &[(String, Template)]) -> Result<Template, String> {
+/// What of it is drawn, and so has no place beside a recording.
+fn drawn(spec: &Spec) -> Option<&'static str> {
+    let all = [
+        (!spec.mix.is_empty(), "a mix"),
+        (!spec.commands.is_empty(), "commands"),
+        (spec.multi > 0, "multi"),
+        (spec.script.is_some(), "a script"),
+        (spec.verify, "verify"),
+        (spec.preload == Some(true), "preload"),
+    ];
+    all.into_iter().find(|(given, _)| *given).map(|(_, what)| what)
+}
+
+/// The templates of `commands`, each with its name in the mix.
+fn own_templates(spec: &Spec, sha: Option<&str>) -> Result<Vec<(String, Template)>, WorkloadError> {
+    let mut own: Vec<(String, Template)> = Vec::new();
+    for text in &spec.commands {
+        let (name, template) = named(text);
+        let template = Template::parse(template, sha)?;
+        let name = name.map_or_else(|| template.name().to_lowercase(), str::to_string);
+        if own.iter().any(|(n, _)| *n == name) {
+            return Err(WorkloadError::SameName(name));
+        }
+        if !spec.mix.is_empty() && !spec.mix.contains_key(&name) {
+            return Err(WorkloadError::NoShare(name));
+        }
+        if LEFT_OUT.contains(&template.name().as_str()) {
+            return Err(WorkloadError::ChangesConnection(template.name()));
+        }
+        own.push((name, template));
+    }
+    Ok(own)
+}
+
+/// The kinds of commands in a recording. Their bytes are the recording's.
+fn recorded_commands(recording: &Recording) -> Vec<Command> {
+    let of = |name: &String| Command {
+        name: name.to_lowercase(),
+        template: Template::parse("PING", None).expect("a plain command"),
+        key_at: Some(1),
+        reads: false,
+        blocks: false,
+        is_get: false,
+        upto: 1.0,
+    };
+    recording.names().iter().map(of).collect()
+}
+
+/// The commands of the mix, each with its share; without a mix the own ones, or `get` and `set`.
+fn drawn_commands(spec: &Spec, own: &[(String, Template)]) -> Result<Vec<Command>, WorkloadError> {
+    let mut mix = spec.mix.clone();
+    if mix.is_empty() {
+        let default: &[(&str, f64)] = &[("get", 0.9), ("set", 0.1)];
+        match own {
+            [] => mix.extend(default.iter().map(|(n, w)| (n.to_string(), *w))),
+            own => mix.extend(own.iter().map(|(n, _)| (n.clone(), 1.0))),
+        }
+    }
+    let total: f64 = mix.values().sum();
+    if !total.is_finite() || total <= 0.0 || mix.values().any(|w| w.is_nan() || *w < 0.0) {
+        return Err(WorkloadError::Shares);
+    }
+    let mut commands = Vec::new();
+    let mut upto = 0.0;
+    for (name, weight) in mix.iter().filter(|(_, w)| **w > 0.0) {
+        upto += weight / total;
+        let template = match own.iter().find(|(n, _)| n == name) {
+            Some((_, template)) => template.clone(),
+            None => built_in(name, spec, own)?,
+        };
+        let key_at = (template.arguments() > 1).then_some(1);
+        let is_get = name == "get" && own.iter().all(|(n, _)| n != name);
+        commands.push(Command { name: name.clone(), template, key_at, reads: false, blocks: false, is_get, upto });
+    }
+    Ok(commands)
+}
+
+fn built_in(name: &str, spec: &Spec, own: &[(String, Template)]) -> Result<Template, WorkloadError> {
     let Some((_, template)) = BUILT_IN.iter().find(|(n, _)| *n == name) else {
         let names: Vec<&str> = BUILT_IN.iter().map(|(n, _)| *n).chain(own.iter().map(|(n, _)| n.as_str())).collect();
-        return Err(format!(
-            "the mix names {name:?}, which is not a built-in command (any other: --command \"{name}=...\"){}",
-            did_you_mean(name, &names)
-        ));
+        return Err(WorkloadError::UnknownCommand { name: name.into(), hint: did_you_mean(name, &names) });
     };
     let prefix = spec.key_prefix.replace('{', "{{").replace('}', "}}");
     if prefix.contains(['\'', '"']) || prefix.contains(char::is_whitespace) {
-        return Err("--key-prefix has no blanks and no quotes".into());
+        return Err(WorkloadError::KeyPrefix);
     }
     // The commands of a block have one key number, and so that they have one slot it is their hash tag.
     let template = if spec.multi > 0 { template.replacen("{key}", "{{{key}}}", 1) } else { template.to_string() };
@@ -429,7 +438,7 @@ fn built_in(name: &str, spec: &Spec, own: &[(String, Template)]) -> Result<Templ
     {
         template += &format!(" EX {seconds}");
     }
-    Template::parse(&template, None)
+    Ok(Template::parse(&template, None)?)
 }
 
 /// `name=TEMPLATE` or `TEMPLATE`.
@@ -445,7 +454,7 @@ fn named(text: &str) -> (Option<&str>, &str) {
 }
 
 impl Keys {
-    fn parse(text: &str, keys: u64) -> Result<Keys, String> {
+    fn parse(text: &str, keys: u64) -> Result<Keys, WorkloadError> {
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         let number = |text: &str| text.parse::<f64>().ok().filter(|x| x.is_finite());
         match kind {
@@ -454,7 +463,7 @@ impl Keys {
             "zipf" => {
                 let exponent = if rest.is_empty() { Some(0.99) } else { number(rest).filter(|x| *x > 0.0) };
                 let zipf = exponent.and_then(|s| Zipf::new(keys as f64, s).ok());
-                zipf.map(Keys::Zipf).ok_or(format!("{text:?}: zipf takes an exponent above 0, as zipf:0.99"))
+                zipf.map(Keys::Zipf).ok_or_else(|| WorkloadError::Zipf(text.into()))
             }
             "hot" => {
                 let (a, b) = rest.split_once(':').unwrap_or(("0.2", "0.8"));
@@ -462,20 +471,16 @@ impl Keys {
                     (Ok(a), Ok(b)) if a > 0.0 && a < 1.0 => {
                         Ok(Keys::Hot { keys: ((keys as f64 * a) as u64).clamp(1, keys), share: b })
                     }
-                    _ => Err("hot takes two shares, as hot:0.2:0.8 (a fifth of the keys, four fifths of the requests)"
-                        .into()),
+                    _ => Err(WorkloadError::Hot),
                 }
             }
-            _ => Err(format!(
-                "unknown key distribution {text:?}; there are uniform, zipf[:EXPONENT], hot[:KEYS:REQUESTS] and \
-                 sequential"
-            )),
+            _ => Err(WorkloadError::Distribution(text.into())),
         }
     }
 }
 
 impl Sizes {
-    fn parse(text: &str) -> Result<Sizes, String> {
+    fn parse(text: &str) -> Result<Sizes, WorkloadError> {
         const MOST: usize = 512 << 20; // the servers' own limit of a value
         // A comma separates sizes here: "64,128" must not become 64128.
         let size = |t: &str| {
@@ -513,10 +518,7 @@ impl Sizes {
                 .filter(|(a, b)| a <= b)
                 .map(|(a, b)| Sizes::Range(a, b))
         };
-        parsed.ok_or(format!(
-            "invalid value size {text:?}; expected a size (64, 10kb), a range (16-1024) or sizes with weights \
-             (64:0.7,1kb:0.3), each at most 512 MiB"
-        ))
+        parsed.ok_or_else(|| WorkloadError::ValueSize(text.into()))
     }
 
     fn max(&self) -> usize {
@@ -673,11 +675,19 @@ mod tests {
             change(&mut spec);
             Workload::compile(&spec, None).unwrap_err()
         };
-        assert!(refused(&|s| s.mix = BTreeMap::from([("gett".into(), 1.0)])).contains("did you mean \"get\""));
-        assert!(refused(&|s| s.mix = BTreeMap::from([("get".into(), -1.0)])).contains("shares"));
-        assert!(refused(&|s| s.key_distribution = "normal".into()).contains("uniform"));
-        assert!(refused(&|s| s.value_size = "big".into()).contains("range"));
-        assert!(refused(&|s| s.value_size = "1000000000000".into()).contains("512 MiB"));
-        assert!(refused(&|s| s.keys = 0).contains("key space"));
+        let gett = refused(&|s| s.mix = BTreeMap::from([("gett".into(), 1.0)]));
+        assert!(matches!(&gett, WorkloadError::UnknownCommand { name, .. } if name == "gett"), "{gett:?}");
+        assert!(gett.to_string().contains("did you mean \"get\""), "{gett}");
+        let negative = refused(&|s| s.mix = BTreeMap::from([("get".into(), -1.0)]));
+        assert!(matches!(negative, WorkloadError::Shares), "{negative}");
+        let normal = refused(&|s| s.key_distribution = "normal".into());
+        assert!(matches!(normal, WorkloadError::Distribution(_)), "{normal}");
+        for size in ["big", "1000000000000"] {
+            let refused = refused(&|s| s.value_size = size.into());
+            assert!(matches!(refused, WorkloadError::ValueSize(_)), "{refused}");
+        }
+        assert!(matches!(refused(&|s| s.keys = 0), WorkloadError::Keys(0)));
+        let script = refused(&|s| s.script = Some("a.lua".into()));
+        assert!(matches!(script, WorkloadError::ScriptUnused), "{script}");
     }
 }

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options, Target, TlsOptions};
-use unslow_engine::{Error, Seat, Server, info, view};
+use unslow_engine::{Seat, Server, info, view};
 use unslow_lab::lab::Lab;
 use unslow_topology::{ClusterView, DeploymentKind, Member, Role, slot_of};
+
+use crate::error::{Error, Unfit};
 
 /// How a client learns who is master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +47,7 @@ impl Place {
     pub fn beside(&self, options: &Options) -> Result<Connection, Error> {
         let open = || Connection::open(&self.target, options);
         Ok(match &self.beside {
-            Some(seat) => seat.run(open).map_err(|e| Error::new(format!("{}: {e}", self.name)))??,
+            Some(seat) => seat.run(open).map_err(|why| Error::Network { place: self.name.clone(), why })??,
             None => open()?,
         })
     }
@@ -100,7 +102,7 @@ impl Ground {
     pub fn of(lab: &Lab) -> Result<Ground, Error> {
         let nodes: Vec<Place> = lab.deployment.nodes.iter().map(Place::of).collect();
         let sentinels: Vec<Place> = lab.deployment.sentinels.iter().map(Place::of).collect();
-        let first = nodes.first().ok_or_else(|| Error::new("this lab has no servers"))?;
+        let first = nodes.first().ok_or(Unfit::NoServers)?;
         let cluster = info(&mut first.beside(&Options::default())?, "cluster")?.get("cluster_enabled") == Some("1");
         let way = match (cluster, sentinels.is_empty()) {
             (true, _) => Way::Cluster,
@@ -114,7 +116,7 @@ impl Ground {
             })
             .collect::<Vec<_>>();
         if homes.is_empty() {
-            return Err(Error::new("this lab has no hosts for clients (clients = 0 in every zone)"));
+            return Err(Unfit::NoHosts.into());
         }
         let zones = lab.places.iter().map(|p| lab.hosts[*p].zone).collect();
         Ok(Ground {
@@ -167,12 +169,7 @@ impl Ground {
             (None, [one]) => one.to_string(),
             (None, []) => "mymaster".into(),
             (None, several) => {
-                let names: Vec<&str> = several.iter().map(|s| s.as_str()).collect();
-                return Err(Error::new(format!(
-                    "these Sentinels watch {}; say which: redis+sentinel://HOST:PORT/{}",
-                    names.join(", "),
-                    names[0]
-                )));
+                return Err(Unfit::SeveralGroups(several.iter().map(|s| s.to_string()).collect()).into());
             }
         };
         Ok(Ground {
@@ -194,9 +191,9 @@ impl Ground {
 
     /// The first node that answers, asked beside it.
     fn view(&self) -> Result<ClusterView, Error> {
-        let mut last = Error::new("no node answers");
+        let mut last = Error::from(Unfit::NobodyAnswers);
         for node in &self.nodes {
-            match node.beside(&self.brief()).and_then(|mut c| view(&mut c)) {
+            match node.beside(&self.brief()).and_then(|mut c| Ok(view(&mut c)?)) {
                 Ok(view) => return Ok(view),
                 Err(e) => last = e,
             }
@@ -211,10 +208,10 @@ impl Ground {
                 .nodes
                 .iter()
                 .position(|n| {
-                    let role = n.beside(&self.brief()).and_then(|mut c| info(&mut c, "replication"));
+                    let role = n.beside(&self.brief()).and_then(|mut c| Ok(info(&mut c, "replication")?));
                     role.is_ok_and(|i| i.get("role") == Some("master"))
                 })
-                .ok_or_else(|| Error::new("no server says that it is master"))?;
+                .ok_or(Unfit::NoMaster)?;
             return Ok(vec![Shard { master, slot: 0, tag: format!("{{{seed:x}}}") }]);
         }
         let view = self.view()?;
@@ -229,7 +226,7 @@ impl Ground {
             })
             .collect();
         if shards.is_empty() {
-            return Err(Error::new("no master of this cluster owns slots"));
+            return Err(Unfit::NoSlots.into());
         }
         shards.sort_by_key(|s| s.master);
         Ok(shards)

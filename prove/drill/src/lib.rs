@@ -6,6 +6,7 @@
 
 pub mod case;
 pub mod check;
+mod error;
 pub mod ground;
 pub mod history;
 pub mod load;
@@ -16,3 +17,5 @@ pub mod shootout;
 pub mod spec;
 pub mod store;
 mod verify;
+
+pub use error::{BadDrill, BadPlan, CaseError, Error, TooManyOperations, Unfit};

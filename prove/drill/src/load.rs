@@ -272,8 +272,8 @@ impl<'a> Caller<'a> {
             self.pause(AFTER_REFUSAL);
             return Some(Outcome::Refused);
         }
-        let mut words = error.message.split_whitespace().skip_while(|w| !matches!(*w, "MOVED" | "ASK"));
-        if let (Some(code), Some(_slot), Some(to)) = (words.next(), words.next(), words.next())
+        if let Some(code @ ("MOVED" | "ASK")) = error.code()
+            && let Some(to) = error.message.split_whitespace().skip_while(|word| *word != code).nth(2)
             && let Some(to) = self.run.ground.at(to.trim_end_matches([';', ',', '.']))
             && let Ok(mut there) = Connection::open(&self.run.ground.nodes[to].target, &self.options)
         {
@@ -284,7 +284,7 @@ impl<'a> Caller<'a> {
             return None;
         }
         // READONLY, CLUSTERDOWN, LOADING, NOREPLICAS and the like: refused, and somebody else may be master.
-        if !error.message.contains("NOREPLICAS") && !error.message.contains("TRYAGAIN") {
+        if !matches!(error.code(), Some("NOREPLICAS" | "TRYAGAIN")) {
             self.connection = None;
         }
         self.pause(AFTER_REFUSAL);
@@ -370,7 +370,7 @@ pub fn say(
 }
 
 /// What is there at the end: each client's set.
-pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSet<u64>>, unslow_engine::Error> {
+pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSet<u64>>, crate::Error> {
     let never = AtomicBool::new(false);
     let patient = Load { timeout: Duration::from_secs(10), ..run.load.clone() };
     let (reader, _) = Run::new(run.ground, run.shards, &patient, &never);
@@ -378,6 +378,7 @@ pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSe
     for client in clients {
         // From where the first clients are, by whoever owns the slot now.
         let home = run.ground.homes.first().and_then(|h| h.seat.clone());
+        let zone = || run.ground.homes.first().map_or(String::new(), |h| h.zone.clone());
         let read = || {
             let mut caller = Caller::new(&reader, &Client { model: Model::Follows, ..client.clone() });
             let key = caller.key(&format!("set:{}", client.client));
@@ -394,12 +395,10 @@ pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSe
             None
         };
         let set: Option<BTreeSet<u64>> = match home {
-            Some(seat) => seat.run(read).map_err(|e| unslow_engine::Error::new(e.to_string()))?,
+            Some(seat) => seat.run(read).map_err(|why| crate::Error::Network { place: zone(), why })?,
             None => read(),
         };
-        let set = set.ok_or_else(|| {
-            unslow_engine::Error::new(format!("the set of client {} could not be read", client.client))
-        })?;
+        let set = set.ok_or(crate::Error::SetUnread(client.client))?;
         all.insert(client.client, set);
     }
     Ok(all)

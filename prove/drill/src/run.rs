@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use schemars::JsonSchema;
 use serde::Serialize;
 use unslow_client::{Options, Target, TlsOptions, Value};
-use unslow_engine::{Error, info, view, wait_for};
+use unslow_engine::{info, view, wait_for};
 /// Whether a signal has asked this process to end.
 pub use unslow_interrupt::asked as interrupted;
 use unslow_lab::faults::{self, Active};
@@ -22,6 +22,7 @@ use crate::check::linearizable::{self, Answer};
 use crate::check::lost_writes::{Writes, writes};
 use crate::check::stale_reads::{Reads, reads};
 use crate::check::{Check, Verdict};
+use crate::error::{Error, Unfit};
 use crate::ground::{Ground, Way};
 use crate::history::{History, Model, Op};
 use crate::load::{self, Run};
@@ -192,7 +193,7 @@ pub fn run(
         let _ = folder.keep("outcome.json", &serde_json::to_string_pretty(&crashed).unwrap_or_default());
     })?;
     outcome.seconds = begun.elapsed().as_secs_f64();
-    let text = serde_json::to_string_pretty(&outcome).map_err(|e| Error::new(e.to_string()))?;
+    let text = serde_json::to_string_pretty(&outcome).map_err(Error::Json)?;
     folder.keep("outcome.json", &text)?;
     Ok(outcome)
 }
@@ -206,7 +207,7 @@ fn in_lab(
     folder: &Folder,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Outcome, Error> {
-    let mut topology = plan.topology.clone().ok_or_else(|| Error::new("a drill without a lab"))?;
+    let mut topology = plan.topology.clone().ok_or(Unfit::NoLab)?;
     topology.seed = how.seed;
     if let Some(engine) = &how.engine {
         topology.deployment.server = engine.clone();
@@ -296,7 +297,7 @@ fn played(
     // Keys of this run alone: what an earlier one left behind is nobody's.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let shards = ground.shards(how.seed ^ now.as_micros() as u64)?;
-    plan.fits(shards.len()).map_err(Error::new)?;
+    plan.fits(shards.len())?;
     let (stop, unwatch) = (AtomicBool::new(false), AtomicBool::new(false));
     let (run, clients) = Run::new(ground, &shards, &plan.load, &stop);
     let observer = Observer::new(run.begun);
@@ -481,7 +482,7 @@ fn time_line(
                     played.checks.push(proved(&proof, lab, name, "at its end"));
                     played.until_us = run.now_us();
                     observer.say("drill", &format!("{name} ends"));
-                    result = ending.heal();
+                    result = ending.heal().map_err(Error::from);
                     if let Err(found) = proof.healed(lab) {
                         played.checks.push(Check::unknown("fault", format!("{name} could not be undone: {found}")));
                     }
@@ -504,7 +505,7 @@ fn time_line(
             played.checks.push(proved(&proof, lab, name, "at its end"));
         }
         played.until_us = run.now_us();
-        result = result.and(ending.heal());
+        result = result.and(ending.heal().map_err(Error::from));
         if let Some(lab) = lab.filter(|_| result.is_ok())
             && let Err(found) = proof.healed(lab)
         {
@@ -678,7 +679,7 @@ fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Gro
         let pid = node.pid();
         restart.inject(lab, Some(node.name()), None)?;
         if node.pid() == pid {
-            return Err(Error::new(format!("{} was to be restarted and has its old process", node.name())));
+            return Err(Error::NotRestarted(node.name().into()));
         }
         // The observer first has to see that it was gone.
         let restarted = Instant::now();
@@ -701,22 +702,18 @@ fn foreign(ground: &Ground, name: &str, lasts: Duration) -> Result<Option<String
     match (name, ground.way) {
         ("none", _) => Ok(None),
         ("hang", _) => {
-            let first = ground.shards(0)?.into_iter().next().ok_or_else(|| Error::new("no shard is known"))?;
+            let first = ground.shards(0)?.into_iter().next().ok_or(Unfit::NoShard)?;
             let node = &ground.nodes[first.master];
             let mut c = node.beside(&options)?;
             c.send(&["DEBUG", "SLEEP", &lasts.as_secs_f64().to_string()])?;
             // Refused at once, or no word before it is over.
             match c.receive(Duration::from_millis(500)) {
-                Ok(Value::Error(said)) => Err(Error::new(format!(
-                    "{} does not take DEBUG SLEEP ({said}); put enable-debug-command yes into its configuration and \
-                     restart it, or take --fault none and stop it yourself",
-                    node.name
-                ))),
+                Ok(Value::Error(said)) => Err(Unfit::NoDebugSleep { node: node.name.clone(), said }.into()),
                 _ => Ok(Some(node.name.clone())),
             }
         }
         ("failover", Way::Sentinel) => {
-            let sentinel = ground.sentinels.first().ok_or_else(|| Error::new("no Sentinel is known"))?;
+            let sentinel = ground.sentinels.first().ok_or(Unfit::NoSentinel)?;
             sentinel.beside(&options)?.call(&["SENTINEL", "FAILOVER", &ground.service])?;
             Ok(None)
         }
@@ -732,12 +729,10 @@ fn foreign(ground: &Ground, name: &str, lasts: Duration) -> Result<Option<String
                     return Ok(None);
                 }
             }
-            Err(Error::new("the first shard has no replica that could take over"))
+            Err(Unfit::NoReplica.into())
         }
-        ("failover", Way::Alone) => Err(Error::new(
-            "a failover needs a cluster, or a redis+sentinel:// URL; here there are --fault hang and none",
-        )),
-        _ => Err(Error::new(format!("{name} cannot be done here; there are {}", FOREIGN.join(", ")))),
+        ("failover", Way::Alone) => Err(Unfit::NoFailover.into()),
+        _ => Err(Unfit::LabOnly { fault: name.into(), others: &FOREIGN }.into()),
     }
 }
 

@@ -36,10 +36,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use toml::{Table, Value};
-use unslow_engine::Error;
 use unslow_lab::faults;
 use unslow_lab::topology::{Topology, parse_duration};
 use unslow_units::did_you_mean;
+
+use crate::error::{BadDrill, BadPlan, Error, TooManyOperations};
 
 /// What a load does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -189,7 +190,7 @@ const OPERATIONS_MAX: f64 = 30e6;
 
 impl Expect {
     /// Whether every expectation can be judged with such a load: one that is never looked at would pass.
-    fn fits(&self, kind: Kind) -> Result<(), String> {
+    fn fits(&self, kind: Kind) -> Result<(), BadPlan> {
         let of_writes = [
             ("window", self.window.is_some()),
             ("lost_writes", self.lost_writes.is_some()),
@@ -208,13 +209,13 @@ impl Expect {
             Kind::Locks => (&of_writes[..], "locks"),
         };
         if let Some((name, _)) = wrong.iter().find(|(_, is)| *is) {
-            return Err(format!("expect.{name}: a load of kind {load:?} cannot show it"));
+            return Err(BadPlan::NotShown { name, load });
         }
         if self.lost_later.is_some() && self.lost_within.is_none() {
-            return Err("expect.lost_later without lost_within: later than what?".into());
+            return Err(BadPlan::LaterThanWhat);
         }
         if self.linearizable == Some(false) {
-            return Err("expect.linearizable = false: true was expected, or nothing (it is told all the same)".into());
+            return Err(BadPlan::NotLinearizable);
         }
         Ok(())
     }
@@ -272,25 +273,25 @@ pub struct Drill {
 
 impl Drill {
     /// Reads a file's text.
-    pub fn parse(name: &str, text: &str) -> Result<Drill, Error> {
-        let failed = |e: String| Error::new(format!("drill {name}: {}", e.trim_end()));
-        let mut base: Table = toml::from_str(text).map_err(|e| failed(e.to_string()))?;
+    pub fn parse(name: &str, text: &str) -> Result<Drill, BadDrill> {
+        let failed = |why: BadPlan| BadDrill { drill: name.into(), variant: None, why: Box::new(why) };
+        let mut base: Table = toml::from_str(text).map_err(|e| failed(syntax(&e)))?;
         let variants = match base.remove("variant") {
             None => vec![Table::from_iter([("name".to_string(), Value::from("as it is"))])],
             Some(Value::Array(all)) => all
                 .into_iter()
                 .map(|v| match v {
                     Value::Table(t) => Ok(t),
-                    _ => Err(failed("a [[variant]] is a table".into())),
+                    _ => Err(failed(BadPlan::VariantNoTable)),
                 })
                 .collect::<Result<_, _>>()?,
-            Some(_) => return Err(failed("variants are written as [[variant]]".into())),
+            Some(_) => return Err(failed(BadPlan::VariantNoList)),
         };
         let whole = Plan::read(base.clone()).ok();
         let mut plans = Vec::new();
         for mut variant in variants {
             let Some(Value::String(label)) = variant.remove("name") else {
-                return Err(failed("a [[variant]] without a name".into()));
+                return Err(failed(BadPlan::VariantNameless));
             };
             if let Some(settings) = variant.remove("settings") {
                 let under = Table::from_iter([("settings".to_string(), settings)]);
@@ -300,10 +301,11 @@ impl Drill {
             let changes_servers = ["lab", "sentinel"].iter().any(|key| variant.contains_key(*key));
             let mut whole = base.clone();
             merge(&mut whole, variant);
-            let mut plan = Plan::read(whole).map_err(|e| failed(format!("variant {label:?}: {e}")))?;
+            let within = |why| BadDrill { variant: Some(label.clone()), ..failed(why) };
+            let mut plan = Plan::read(whole).map_err(within)?;
             plan.changes_servers = changes_servers;
             if plans.iter().any(|(l, _)| *l == label) {
-                return Err(failed(format!("two variants are named {label:?}")));
+                return Err(failed(BadPlan::VariantTwice(label)));
             }
             plans.push((label, plan));
         }
@@ -330,39 +332,39 @@ impl Plan {
         self.faults.iter().filter(hangs).find_map(|f| f.lasts).unwrap_or(Duration::from_secs(8))
     }
 
-    fn read(table: Table) -> Result<Plan, String> {
-        let mut plan: Plan = table.try_into().map_err(|e: toml::de::Error| e.to_string())?;
+    fn read(table: Table) -> Result<Plan, BadPlan> {
+        let mut plan: Plan = table.try_into().map_err(|e: toml::de::Error| syntax(&e))?;
         for fault in &plan.faults {
             for name in fault.names() {
                 if !OWN_FAULTS.iter().any(|(own, _)| own == name) {
-                    faults::named(name).map_err(|e| e.to_string())?;
+                    faults::named(name)?;
                 }
             }
             if fault.names().is_empty() {
-                return Err("a [[fault]] with do = []: at least one fault was expected".into());
+                return Err(BadPlan::FaultEmpty);
             }
         }
         if plan.faults.iter().filter(|f| f.names().len() > 1).count() > 1 {
-            return Err("two faults with alternatives: only one may have several names under `do`".into());
+            return Err(BadPlan::AlternativesTwice);
         }
         let load = &plan.load;
         if !(0.1..=10_000.0).contains(&load.rate_per_s) {
-            return Err(format!("rate_per_s = {}: 0.1 to 10000 were expected", load.rate_per_s));
+            return Err(BadPlan::Rate(load.rate_per_s));
         }
         let shortest = Duration::from_millis(100);
         if load.kind == Kind::Locks && (!(1..=1000).contains(&load.locks) || load.ttl < shortest) {
-            return Err("locks = 1 to 1000 and a ttl of 100ms or more were expected".into());
+            return Err(BadPlan::Locks);
         }
         let clients = [load.follows, load.stays, load.reads_replicas];
         if clients.iter().all(|n| *n == 0) || clients.iter().any(|n| *n > 64) {
-            return Err("a load of 1 to 64 clients of each kind was expected".into());
+            return Err(BadPlan::Clients);
         }
         plan.expect.fits(load.kind)?;
         let unknown = |f: &&FaultSpec| f.names().iter().any(|n| n == "rolling_restart");
         if let Some(value) =
             plan.faults.iter().filter(unknown).filter_map(|f| f.value.as_deref()).find(|v| *v != "failover")
         {
-            return Err(format!("rolling_restart with value = {value:?}: \"failover\" or none was expected"));
+            return Err(BadPlan::RestartValue(value.into()));
         }
         let zones = load.zones.clone();
         let mut lab = plan.lab.clone();
@@ -374,11 +376,11 @@ impl Plan {
                 .collect::<Vec<_>>()
                 .into()
         });
-        let text = toml::to_string(&lab).map_err(|e| e.to_string())?;
-        let topology = Topology::parse(&text).map_err(|e| format!("[lab]: {e}"))?;
+        let text = toml::to_string(&lab).map_err(|e| BadPlan::Syntax(e.to_string()))?;
+        let topology = Topology::parse(&text).map_err(|e| BadPlan::Lab(e.to_string().trim_end().into()))?;
         let names: Vec<&str> = topology.zones.iter().map(|z| z.name.as_str()).collect();
         if let Some(zone) = zones.iter().find(|z| !names.contains(&z.as_str())) {
-            return Err(format!("load.zones: no zone {zone:?}{}", did_you_mean(zone, &names)));
+            return Err(BadPlan::UnknownZone { zone: zone.clone(), hint: did_you_mean(zone, &names) });
         }
         plan.fits(topology.deployment.masters.max(1) as usize)?;
         plan.topology = Some(topology);
@@ -386,17 +388,11 @@ impl Plan {
     }
 
     /// What is seen of every operation stays in memory until it is judged.
-    pub fn fits(&self, shards: usize) -> Result<(), String> {
+    pub fn fits(&self, shards: usize) -> Result<(), TooManyOperations> {
         let clients = self.load.follows + self.load.stays + self.load.reads_replicas;
         let seconds = (self.end() + self.after).as_secs_f64() + 60.0;
         let operations = (shards * clients) as f64 * self.load.rate_per_s * seconds;
-        if operations > OPERATIONS_MAX {
-            return Err(format!(
-                "up to {operations:.0} operations: fewer clients, a lower rate_per_s or a shorter drill was expected, \
-                 {OPERATIONS_MAX:.0} at most"
-            ));
-        }
-        Ok(())
+        if operations > OPERATIONS_MAX { Err(TooManyOperations { operations, most: OPERATIONS_MAX }) } else { Ok(()) }
     }
 
     /// The names of the fault that has several.
@@ -419,6 +415,11 @@ fn merge(into: &mut Table, from: Table) {
             (_, value) => drop(into.insert(key, value)),
         }
     }
+}
+
+/// What TOML says of a text, without the line break behind it.
+fn syntax(e: &toml::de::Error) -> BadPlan {
+    BadPlan::Syntax(e.to_string().trim_end().into())
 }
 
 fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
@@ -451,23 +452,21 @@ const FILE_MAX: u64 = 1 << 20;
 /// The drill of this name, or in this file.
 pub fn find(name: &str) -> Result<Drill, Error> {
     if let Some((name, text)) = BUILT_IN.iter().find(|(n, _)| *n == name) {
-        return Drill::parse(name, text);
+        return Ok(Drill::parse(name, text)?);
     }
     let path = std::path::Path::new(name);
     if name.ends_with(".toml") || path.is_file() {
-        let long = std::fs::metadata(path).is_ok_and(|m| m.len() > FILE_MAX);
-        if long {
-            return Err(Error::new(format!("{name}: longer than {FILE_MAX} bytes: this is no drill")));
+        if std::fs::metadata(path).is_ok_and(|m| m.len() > FILE_MAX) {
+            return Err(Error::NoDrill { path: path.into(), most: FILE_MAX });
         }
-        let text = std::fs::read_to_string(path).map_err(|e| Error::new(format!("{name}: {e}")))?;
+        let text = std::fs::read_to_string(path).map_err(|why| Error::File { path: path.into(), why })?;
         let stem = path.file_stem().map_or(name.to_string(), |s| s.to_string_lossy().into_owned());
-        return Drill::parse(&stem, &text);
+        return Ok(Drill::parse(&stem, &text)?);
     }
     let names: Vec<&str> = BUILT_IN.iter().map(|(n, _)| *n).collect();
-    Err(Error::new(format!(
-        "no drill {name:?}{}; a file of your own ends in .toml",
-        did_you_mean(&name.to_lowercase(), &names)
-    )))
+    let meant = did_you_mean(&name.to_lowercase(), &names);
+    let hint = format!("{meant}; a file of your own ends in .toml");
+    Err(Error::UnknownName { what: "drill", name: name.into(), hint })
 }
 
 #[cfg(test)]
@@ -499,6 +498,7 @@ mod tests {
 
     #[test]
     fn says_what_it_does_not_know() {
+        let refused = |text: &str| *Drill::parse("d", text).unwrap_err().why;
         let error = |text: &str| Drill::parse("d", text).unwrap_err().to_string();
         let fault = error("about = \"x\"\n[[fault]]\nat = \"1s\"\ndo = \"kil\"\n");
         assert!(fault.contains("no fault \"kil\"") && fault.contains("did you mean \"kill\""), "{fault}");
@@ -508,17 +508,22 @@ mod tests {
         assert!(time.contains("invalid duration \"soon\""), "{time}");
         let lab = error("about = \"x\"\n[lab.deployment]\nkind = \"cluser\"\n");
         assert!(lab.contains("[lab]") && lab.contains("cluser"), "{lab}");
-        let unfit = error("about = \"x\"\n[load]\nkind = \"locks\"\n[expect]\nlost_writes = 0\n");
-        assert!(unfit.contains("expect.lost_writes") && unfit.contains("locks"), "{unfit}");
-        let many = error("about = \"x\"\n[load]\nreads_replicas = 100000000\n");
-        assert!(many.contains("1 to 64"), "{many}");
-        let locks = error("about = \"x\"\n[load]\nkind = \"locks\"\nlocks = 4294967295\n");
-        assert!(locks.contains("1 to 1000"), "{locks}");
-        let memory =
-            error("about = \"x\"\n[load]\nfollows = 64\nrate_per_s = 10000\n[[fault]]\nat = \"1h\"\ndo = \"kill\"\n");
-        assert!(memory.contains("operations"), "{memory}");
-        let name = find("cluster_failovr").unwrap_err().to_string();
-        assert!(name.contains("did you mean \"cluster_failover\""), "{name}");
+        let unfit = refused("about = \"x\"\n[load]\nkind = \"locks\"\n[expect]\nlost_writes = 0\n");
+        assert!(matches!(unfit, BadPlan::NotShown { name: "lost_writes", load: "locks" }), "{unfit}");
+        let many = refused("about = \"x\"\n[load]\nreads_replicas = 100000000\n");
+        assert!(matches!(many, BadPlan::Clients), "{many}");
+        let locks = refused("about = \"x\"\n[load]\nkind = \"locks\"\nlocks = 4294967295\n");
+        assert!(matches!(locks, BadPlan::Locks), "{locks}");
+        let long = "about = \"x\"\n[load]\nfollows = 64\nrate_per_s = 10000\n[[fault]]\nat = \"1h\"\ndo = \"kill\"\n";
+        let memory = refused(long);
+        assert!(matches!(memory, BadPlan::TooManyOperations(_)), "{memory}");
+        let twice = "about = \"x\"\n[[variant]]\nname = \"a\"\n[[variant]]\nname = \"a\"\n";
+        assert_eq!(error(twice), "drill d: two variants are named \"a\"");
+        let rate = "about = \"x\"\n[[variant]]\nname = \"a\"\nload = { rate_per_s = 0 }\n";
+        assert_eq!(error(rate), "drill d: variant \"a\": rate_per_s = 0: 0.1 to 10000 were expected");
+        let name = find("cluster_failovr").unwrap_err();
+        let Error::UnknownName { what: "drill", hint, .. } = &name else { panic!("{name}") };
+        assert!(hint.starts_with("; did you mean \"cluster_failover\"?; a file of your own"), "{hint}");
     }
 
     #[test]

@@ -5,16 +5,15 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use unslow_engine::Error;
-
+use crate::error::Error;
 use crate::history::History;
 use crate::observe::Event;
 
 /// The folder of one run.
 pub struct Folder(PathBuf);
 
-fn failed(path: &Path, e: &std::io::Error) -> Error {
-    Error::new(format!("{}: {e}; another place: --store DIRECTORY", path.display()))
+fn failed(path: &Path, why: std::io::Error) -> Error {
+    Error::Store { path: path.into(), why }
 }
 
 impl Folder {
@@ -28,10 +27,10 @@ impl Folder {
             if path.exists() {
                 continue;
             }
-            fs::create_dir_all(&path).map_err(|e| failed(&path, &e))?;
+            fs::create_dir_all(&path).map_err(|e| failed(&path, e))?;
             return Ok(Folder(path));
         }
-        Err(Error::new(format!("{}: a thousand runs in one second", base.display())))
+        Err(Error::StoreCrowded(base))
     }
 
     /// Where it is.
@@ -42,14 +41,14 @@ impl Folder {
     /// Writes a file.
     pub fn keep(&self, name: &str, text: &str) -> Result<(), Error> {
         let path = self.0.join(name);
-        fs::write(&path, text).map_err(|e| failed(&path, &e))
+        fs::write(&path, text).map_err(|e| failed(&path, e))
     }
 
     /// Writes what the clients saw, `history.jsonl`.
     pub fn history(&self, history: &History) -> Result<(), Error> {
         let path = self.0.join("history.jsonl");
-        let mut file = BufWriter::new(File::create(&path).map_err(|e| failed(&path, &e))?);
-        history.write(&mut file).and_then(|()| file.flush()).map_err(|e| failed(&path, &e))
+        let mut file = BufWriter::new(File::create(&path).map_err(|e| failed(&path, e))?);
+        history.write(&mut file).and_then(|()| file.flush()).map_err(|e| failed(&path, e))
     }
 
     /// Writes the time line, `events.jsonl`.

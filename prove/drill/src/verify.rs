@@ -65,6 +65,59 @@ pub struct Proof {
     paths: Vec<(usize, SocketAddr)>,
 }
 
+/// What was found instead of a fault, or of its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Unproven {
+    /// A kill, a hang or a restart of no server.
+    #[error("nobody was {0}")]
+    Nobody(&'static str),
+    /// A server that was killed.
+    #[error("{0} was to be killed and runs")]
+    Runs(String),
+    /// A server that was stopped.
+    #[error("{0} was to be stopped and its process is not")]
+    NotStopped(String),
+    /// A server that was restarted.
+    #[error("{0} was to be restarted and has its old process")]
+    OldProcess(String),
+    /// A path that was cut.
+    #[error("{host} still reaches {to}")]
+    Reaches { host: String, to: SocketAddr },
+    /// A path that was made longer.
+    #[error("{host} reaches {to} as quickly as before")]
+    Quick { host: String, to: SocketAddr },
+    /// Nothing that had connected before is on the other side.
+    #[error("no path was {0} that could be tried")]
+    NoPath(&'static str),
+    /// Every server that was asked is silent, before the fault or now.
+    #[error("nobody says who is master")]
+    MastersUnknown,
+    /// Nothing has moved.
+    #[error("every master is what it was")]
+    MastersSame,
+    /// A server whose clock was changed.
+    #[error("the clock of {0} is right")]
+    ClockRight(String),
+    /// No server's clock was changed.
+    #[error("nobody's clock was changed")]
+    NoClock,
+    /// A fault without a visible trace.
+    #[error("whether {0} is at work cannot be shown from outside yet")]
+    Invisible(String),
+    /// A server that should be back.
+    #[error("{0} did not come back")]
+    Gone(String),
+    /// A server that should run again.
+    #[error("{0} is still stopped")]
+    Stopped(String),
+    /// A path that should be whole again.
+    #[error("{host} still does not reach {to}")]
+    Cut { host: String, to: SocketAddr },
+    /// A network that a path begins in could not be entered.
+    #[error("the network of {host}: {why}")]
+    Network { host: String, why: std::io::Error },
+}
+
 /// How long a packet may take through the lab's wires before a path counts as cut.
 const REACH: Duration = Duration::from_millis(400);
 
@@ -115,7 +168,7 @@ impl Proof {
 
     /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive, the first slot
     /// longer.
-    pub fn holds(&self, lab: &Lab) -> Result<String, String> {
+    pub fn holds(&self, lab: &Lab) -> Result<String, Unproven> {
         let patience = if self.fault.starts_with("reshard") { 3000 } else { 300 };
         let until = Instant::now() + Duration::from_millis(patience);
         loop {
@@ -126,88 +179,90 @@ impl Proof {
         }
     }
 
-    fn look(&self, lab: &Lab) -> Result<String, String> {
+    fn look(&self, lab: &Lab) -> Result<String, Unproven> {
         let names = || self.servers.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
+        let name = |server: &Arc<Server>| server.name().to_string();
+        let host = |h: &usize| lab.hosts[*h].name.clone();
         match self.fault.as_str() {
             "kill" => match self.servers.iter().find(|s| s.alive()) {
-                Some(alive) => Err(format!("{} was to be killed and runs", alive.name())),
-                None if self.servers.is_empty() => Err("nobody was killed".into()),
+                Some(alive) => Err(Unproven::Runs(name(alive))),
+                None if self.servers.is_empty() => Err(Unproven::Nobody("killed")),
                 None => Ok(format!("{}: no process", names())),
             },
             "hang" => match self.servers.iter().find(|s| state_of(s.pid()) != Some('T')) {
-                Some(runs) => Err(format!("{} was to be stopped and its process is not", runs.name())),
-                None if self.servers.is_empty() => Err("nobody was stopped".into()),
+                Some(runs) => Err(Unproven::NotStopped(name(runs))),
+                None if self.servers.is_empty() => Err(Unproven::Nobody("stopped")),
                 None => Ok(format!("{}: state T in /proc", names())),
             },
             "partition" => {
-                for (host, to) in &self.paths {
-                    if connects(lab, *host, *to)?.is_some() {
-                        return Err(format!("{} still reaches {to}", lab.hosts[*host].name));
+                for (from, to) in &self.paths {
+                    if connects(lab, *from, *to)?.is_some() {
+                        return Err(Unproven::Reaches { host: host(from), to: *to });
                     }
                 }
                 match self.paths.is_empty() {
-                    true => Err("no path was cut that could be tried".into()),
+                    true => Err(Unproven::NoPath("cut")),
                     false => Ok(format!("{} paths into {} tried, none connects", self.paths.len(), names())),
                 }
             }
             "delay" => {
-                for (host, to) in &self.paths {
-                    let before = self.before.paths[&(*host, *to)];
+                for (from, to) in &self.paths {
+                    let before = self.before.paths[&(*from, *to)];
                     // The quickest of three: a busy machine only ever adds.
                     let mut now = None;
                     for _ in 0..3 {
-                        now = connects(lab, *host, *to)?.or(Some(REACH)).min(now.or(Some(REACH)));
+                        now = connects(lab, *from, *to)?.or(Some(REACH)).min(now.or(Some(REACH)));
                     }
                     if now.is_none_or(|now| now < before + before / 2 + Duration::from_millis(1)) {
-                        return Err(format!("{} reaches {to} as quickly as before", lab.hosts[*host].name));
+                        return Err(Unproven::Quick { host: host(from), to: *to });
                     }
                 }
                 match self.paths.is_empty() {
-                    true => Err("no path was made longer that could be tried".into()),
+                    true => Err(Unproven::NoPath("made longer")),
                     false => Ok(format!("{} paths into {} take longer", self.paths.len(), names())),
                 }
             }
             "restart" => {
                 let old = |s: &&Arc<Server>| self.before.pids.iter().any(|(n, pid)| n == s.name() && *pid == s.pid());
                 match self.servers.iter().find(old) {
-                    Some(same) => Err(format!("{} was to be restarted and has its old process", same.name())),
-                    None if self.servers.is_empty() => Err("nobody was restarted".into()),
+                    Some(same) => Err(Unproven::OldProcess(name(same))),
+                    None if self.servers.is_empty() => Err(Unproven::Nobody("restarted")),
                     None => Ok(format!("{}: new processes", names())),
                 }
             }
             "reshard" | "reshard_atomic" | "move_slot" | "failover" => match owners(lab) {
-                now if now.is_empty() || self.before.owners.is_empty() => Err("nobody says who is master".into()),
-                now if now == self.before.owners => Err("every master is what it was".into()),
+                now if now.is_empty() || self.before.owners.is_empty() => Err(Unproven::MastersUnknown),
+                now if now == self.before.owners => Err(Unproven::MastersSame),
                 _ => Ok("another node is master, or owns the slots".into()),
             },
             "clock_jump" => {
                 let here = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
                 let there = |s: &Arc<Server>| s.connect().ok()?.call(&["TIME"]).ok()?.items().first()?.integer();
                 match self.servers.iter().find(|s| there(s).is_none_or(|at| (at - here).abs() < 2)) {
-                    Some(right) => Err(format!("the clock of {} is right", right.name())),
-                    None if self.servers.is_empty() => Err("nobody's clock was changed".into()),
+                    Some(right) => Err(Unproven::ClockRight(name(right))),
+                    None if self.servers.is_empty() => Err(Unproven::NoClock),
                     None => Ok(format!("{}: TIME is wrong", names())),
                 }
             }
-            other => Err(format!("whether {other} is at work cannot be shown from outside yet")),
+            other => Err(Unproven::Invisible(other.into())),
         }
     }
 
     /// Whether it is over.
-    pub fn healed(&self, lab: &Lab) -> Result<(), String> {
+    pub fn healed(&self, lab: &Lab) -> Result<(), Unproven> {
         match self.fault.as_str() {
             "kill" | "restart" => match self.servers.iter().find(|s| !s.alive()) {
-                Some(dead) => Err(format!("{} did not come back", dead.name())),
+                Some(dead) => Err(Unproven::Gone(dead.name().into())),
                 None => Ok(()),
             },
             "hang" => match self.servers.iter().find(|s| state_of(s.pid()) == Some('T')) {
-                Some(stopped) => Err(format!("{} is still stopped", stopped.name())),
+                Some(stopped) => Err(Unproven::Stopped(stopped.name().into())),
                 None => Ok(()),
             },
             "partition" => {
-                for (host, to) in &self.paths {
-                    if connects(lab, *host, *to)?.is_none() {
-                        return Err(format!("{} still does not reach {to}", lab.hosts[*host].name));
+                for (from, to) in &self.paths {
+                    if connects(lab, *from, *to)?.is_none() {
+                        return Err(Unproven::Cut { host: lab.hosts[*from].name.clone(), to: *to });
                     }
                 }
                 Ok(())
@@ -223,13 +278,14 @@ fn state_of(pid: u32) -> Option<char> {
 }
 
 /// How long a connection takes; `None` when there is none. An error is of the network it is tried from.
-fn connects(lab: &Lab, host: usize, to: SocketAddr) -> Result<Option<Duration>, String> {
+fn connects(lab: &Lab, from: usize, to: SocketAddr) -> Result<Option<Duration>, Unproven> {
     let dial = || {
         let begun = Instant::now();
         TcpStream::connect_timeout(&to, REACH).ok().map(|_| begun.elapsed())
     };
-    match &lab.hosts[host].seat {
-        Some(seat) => seat.run(dial).map_err(|e| format!("the network of {}: {e}", lab.hosts[host].name)),
+    let host = &lab.hosts[from];
+    match &host.seat {
+        Some(seat) => seat.run(dial).map_err(|why| Unproven::Network { host: host.name.clone(), why }),
         None => Ok(dial()),
     }
 }

@@ -41,9 +41,9 @@ pub fn call_us(node: &Node) -> f64 {
     READ_US + TURN_US * turns(node) / events(node).max(1.0)
 }
 
-/// How much more than the reference this server takes for reads with brief replies and for connections: what is left of its CPU
-/// outside commands, over what they took there. At least 1, which it is where the server does not show it. A machine whose
-/// processors sleep between requests took four times as much as one that was busy.
+/// How much more than the reference this server takes for reads with brief replies and for connections: what is left
+/// of its CPU outside commands, over what they took there. At least 1, which it is where the server does not show it.
+/// A machine whose processors sleep between requests took four times as much as one that was busy.
 pub fn scale(node: &Node) -> f64 {
     let Some(outside) = outside_us(node) else { return 1.0 };
     let bytes = grown(node, "total_net_output_bytes") + grown(node, "total_net_input_bytes");

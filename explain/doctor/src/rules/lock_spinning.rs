@@ -165,7 +165,8 @@ fn found(s: &Spin<'_>) -> Finding {
                     ("jedis", "Jedis: Thread.sleep(random(50, 100)) after a reply that is null, doubled up to a \
                                second"),
                     ("lettuce", "Lettuce: retry after a random pause; or Redisson's RLock, which waits for a message"),
-                    ("go-redis", "go-redis with redislock: RetryStrategy: ExponentialBackoff(16*time.Millisecond, time.Second)"),
+                    ("go-redis", "go-redis, redislock: RetryStrategy: ExponentialBackoff(16*time.Millisecond, \
+                                  time.Second)"),
                 ],
             ),
             "a waiting client takes the lock up to that pause later",

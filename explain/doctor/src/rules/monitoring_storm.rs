@@ -103,7 +103,8 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
         let (ms, wait) = worst.held.others_wait();
         finding.latency(ms, wait)
     } else {
-        // Each question wakes the server, is read and is answered. Beyond this, something else takes the CPU outside commands.
+        // Each question wakes the server, is read and is answered. Beyond this, something else takes the CPU outside
+        // commands.
         const SCALE_MOST: f64 = 4.0;
         let around = scale(node).min(SCALE_MOST) * call_us(node) / node.depth().unwrap_or(1.0).max(1.0);
         let (asked, core) = (rate(node, all), core + rate(node, all) * around / 1e6);

@@ -6,13 +6,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options, Target};
-use unslow_engine::{Error, Server, free_port, info, wait_for};
+use unslow_engine::{Server, free_port, info, wait_for};
 use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_lab::launch::raise_descriptors;
 use unslow_units::{percent, rate, time_us};
 
 use super::{Background, Context, Played, Row, believed, cpu_of, number};
+use crate::error::{CaseError, Error};
 
 /// Clients that refresh: so many a second to each node, each on a connection of its own, as Lettuce does.
 struct Storm {
@@ -241,7 +242,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         played.rows.push(row(&format!("{name}, every client asks every node"), &seen));
         newest = newest.or(Some(seen));
     }
-    let upgraded = newest.ok_or_else(|| Error::new("no newer engine was measured"))?;
+    let upgraded = newest.ok_or(CaseError::NoNewerEngine)?;
     played.held.push((
         upgraded.each_us * 3.0 < before.each_us,
         "CLUSTER NODES of Redis 7.0 was not three times as cheap as of 5.0".into(),

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options};
-use unslow_engine::Error;
 use unslow_lab::faults;
 use unslow_lab::lab::{Host, Lab};
 use unslow_units::{rate, time_us};
 
 use super::{Context, Played, Row};
+use crate::error::{CaseError, Error};
 
 /// A day and a half, as in the account.
 const TTL_S: &str = "129600";
@@ -50,7 +50,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     topology.seed = cx.seed;
     let lab = Lab::start(&topology)?;
     if lab.zones.len() < 2 || lab.wire().is_err() {
-        return Err(Error::new("this case needs zones with a round trip between them: root, or user namespaces"));
+        return Err(CaseError::NoZones.into());
     }
     let active = fault.inject(&lab, None, None)?;
     std::thread::sleep(Duration::from_millis(300));
@@ -62,7 +62,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let home = lab.hosts[lab.places[0]].zone;
     let clients = |far: bool| lab.hosts.iter().find(|h| h.client && (h.zone != home) == far);
     let (Some(far), Some(near)) = (clients(true), clients(false)) else {
-        return Err(Error::new("the lab has no client in each zone"));
+        return Err(CaseError::NoClients.into());
     };
     let mut played = Played {
         columns: vec!["how", "batch, median", "batch, longest", "messages"],

@@ -1,10 +1,10 @@
 //! I4: questions that are answered by drills.
 
-use unslow_engine::Error;
 use unslow_units::{percent, time_us};
 
 use super::{Context, Played, Row};
 use crate::check::Verdict;
+use crate::error::{CaseError, Error};
 use crate::run::{self, How, Outcome};
 use crate::spec;
 
@@ -14,10 +14,11 @@ fn played(cx: &mut Context<'_>, drill: &str, runs: &[(&str, &str)]) -> Result<Ve
     let mut all = Vec::new();
     for (fault, label) in runs {
         if run::interrupted() {
-            return Err(Error::new("interrupted"));
+            return Err(Error::Interrupted);
         }
         let plan = drill.variants.iter().find(|(l, _)| l == label).map(|(_, p)| p);
-        let plan = plan.ok_or_else(|| Error::new(format!("drill {} has no variant {label:?}", drill.name)))?;
+        let no_variant = || CaseError::NoVariant { drill: drill.name.clone(), variant: label.to_string() };
+        let plan = plan.ok_or_else(no_variant)?;
         let how = How { engine: None, seed: cx.seed, store: cx.store.clone(), own: None, facts: false };
         cx.say(&format!("{}: {fault}, {label}", drill.name));
         all.push(run::run(&drill, label, plan, fault, &how, &mut *cx.progress)?);

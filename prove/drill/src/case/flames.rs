@@ -1,7 +1,7 @@
 //! Flame graphs: where a process spends its time. `perf` samples by the clock, which works without hardware counters.
 
 use std::io::{BufReader, Cursor};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use inferno::collapse::Collapse;
@@ -9,8 +9,28 @@ use inferno::collapse::perf::{Folder, Options};
 
 use super::Picture;
 
+/// Why there is no flame graph.
+#[derive(Debug, thiserror::Error)]
+pub enum NoFlames {
+    /// It is not installed, or may not run.
+    #[error("perf does not start ({0}); Debian: apt install linux-perf")]
+    NoPerf(std::io::Error),
+    /// It gave up.
+    #[error("perf {verb}: {why}")]
+    Failed { verb: String, why: String },
+    /// The process did nothing, or nothing that may be seen.
+    #[error("perf saw no samples")]
+    NoSamples,
+    /// The samples could not be read, or not be drawn.
+    #[error("{0}")]
+    Drawing(std::io::Error),
+    /// The drawing could not be kept.
+    #[error("{}: {why}", .file.display())]
+    Unwritten { file: PathBuf, why: std::io::Error },
+}
+
 /// Samples a process for two seconds; the share of samples in the kernel, and the drawing.
-pub fn of_process(pid: u32, title: &str, dir: &Path, name: &str) -> Result<(f64, Picture), String> {
+pub fn of_process(pid: u32, title: &str, dir: &Path, name: &str) -> Result<(f64, Picture), NoFlames> {
     let data = dir.join(format!("perf-{name}.data")).display().to_string();
     let pid = pid.to_string();
     run(&["record", "-q", "-e", "cpu-clock", "-F", "499", "-g", "-p", &pid, "-o", &data, "--", "sleep", "2"])?;
@@ -19,7 +39,7 @@ pub fn of_process(pid: u32, title: &str, dir: &Path, name: &str) -> Result<(f64,
     let mut options = Options::default();
     options.annotate_kernel = true;
     let mut folded = Vec::new();
-    Folder::from(options).collapse(Cursor::new(&script), &mut folded).map_err(|e| e.to_string())?;
+    Folder::from(options).collapse(Cursor::new(&script), &mut folded).map_err(NoFlames::Drawing)?;
     let text = String::from_utf8_lossy(&folded).into_owned();
     let (mut all, mut kernel) = (0u64, 0u64);
     for line in text.lines() {
@@ -29,7 +49,7 @@ pub fn of_process(pid: u32, title: &str, dir: &Path, name: &str) -> Result<(f64,
         kernel += if stack.contains("_[k]") { count } else { 0 };
     }
     if all == 0 {
-        return Err("perf saw no samples".into());
+        return Err(NoFlames::NoSamples);
     }
     let file = dir.join(format!("flame-{name}.svg"));
     let mut style = inferno::flamegraph::Options::default();
@@ -37,19 +57,21 @@ pub fn of_process(pid: u32, title: &str, dir: &Path, name: &str) -> Result<(f64,
     style.no_javascript = true;
     style.count_name = "samples".into();
     let mut svg = Vec::new();
-    inferno::flamegraph::from_reader(&mut style, BufReader::new(&folded[..]), &mut svg).map_err(|e| e.to_string())?;
-    std::fs::write(&file, svg).map_err(|e| format!("{}: {e}", file.display()))?;
+    let drawn = inferno::flamegraph::from_reader(&mut style, BufReader::new(&folded[..]), &mut svg);
+    drawn.map_err(NoFlames::Drawing)?;
+    std::fs::write(&file, svg).map_err(|why| NoFlames::Unwritten { file: file.clone(), why })?;
     Ok((kernel as f64 / all as f64, Picture { title: title.into(), file: file.display().to_string() }))
 }
 
-fn run(arguments: &[&str]) -> Result<Vec<u8>, String> {
+fn run(arguments: &[&str]) -> Result<Vec<u8>, NoFlames> {
     let mut command = Command::new("perf");
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = unslow_engine::spawn_bound(command).and_then(std::process::Child::wait_with_output);
-    let output = output.map_err(|e| format!("perf does not start ({e}); Debian: apt install linux-perf"))?;
+    let output = output.map_err(NoFlames::NoPerf)?;
     if output.status.success() {
         return Ok(output.stdout);
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("perf {}: {}", arguments[0], said.lines().last().unwrap_or("no reason given")))
+    let why = said.lines().last().unwrap_or("no reason given").to_string();
+    Err(NoFlames::Failed { verb: arguments[0].into(), why })
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use unslow_client::{Connection, Options, Target};
-use unslow_engine::{Error, view, wait_for};
+use unslow_engine::{Error as EngineError, view, wait_for};
 use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_lab::topology::Setting;
@@ -13,18 +13,19 @@ use unslow_units::time_us;
 
 use super::{Context, Played, Row};
 use crate::check::availability::windows;
+use crate::error::{CaseError, Error};
 use crate::ground::Ground;
 use crate::load::{self, Run};
 use crate::run::Ends;
 use crate::spec::Load;
 
 /// Masters now: number of the node, and its host.
-fn masters(lab: &Lab) -> Result<Vec<(usize, String)>, Error> {
+fn masters(lab: &Lab) -> Result<Vec<(usize, String)>, EngineError> {
     let nodes = &lab.deployment.nodes;
-    let mut last = Error::new("no node answers");
+    let mut last = EngineError::new("no node answers");
     for node in nodes {
         let short = Options { command_timeout: Duration::from_secs(1), ..Options::default() };
-        match node.connect_with(&short).map_err(Error::from).and_then(|mut c| view(&mut c)) {
+        match node.connect_with(&short).map_err(EngineError::from).and_then(|mut c| view(&mut c)) {
             Ok(view) => {
                 let of = |m: &unslow_topology::ClusterNode| {
                     let at = nodes.iter().position(|n| n.address() == m.address)?;
@@ -39,7 +40,7 @@ fn masters(lab: &Lab) -> Result<Vec<(usize, String)>, Error> {
 }
 
 /// The most masters that share a host.
-fn crowd(lab: &Lab) -> Result<usize, Error> {
+fn crowd(lab: &Lab) -> Result<usize, EngineError> {
     let mut hosts: BTreeMap<String, usize> = BTreeMap::new();
     for (_, host) in masters(lab)? {
         *hosts.entry(host).or_default() += 1;
@@ -61,7 +62,7 @@ fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, E
             Ok(run.progress.iter().all(|p| p.load(Ordering::Relaxed) > 0))
         });
         let begun = run.now_us();
-        let done = through.and_then(|()| body());
+        let done = through.map_err(Error::from).and_then(|()| body());
         std::thread::sleep(Duration::from_millis(500));
         stop.store(true, Ordering::SeqCst);
         let (ended, (history, _)) = (run.now_us(), load::collect(clients.clone(), threads));
@@ -74,7 +75,7 @@ fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, E
 fn apply(line: &str) -> Result<(), Error> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let ["redis-cli", "-h", host, "-p", port, command @ ..] = &words[..] else {
-        return Err(Error::new(format!("not a line of redis-cli -h HOST -p PORT: {line}")));
+        return Err(CaseError::NotRedisCli(line.into()).into());
     };
     let command: Vec<String> = command.iter().map(|w| w.trim_matches('"').to_string()).collect();
     let patient = Options { command_timeout: Duration::from_secs(10), ..Options::default() };
@@ -143,7 +144,10 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let failover: Vec<String> = lines.iter().filter(|l| l.ends_with("CLUSTER FAILOVER")).cloned().collect();
     let timeouts: Vec<String> = lines.iter().filter(|l| l.contains("cluster-node-timeout")).cloned().collect();
     let reach = |line: &str| match &lab.client_in(0).and_then(|h| h.seat.clone()) {
-        Some(seat) => seat.run(|| apply(line)).map_err(|e| Error::new(e.to_string()))?,
+        Some(seat) => {
+            let place = || lab.client_in(0).map_or(String::new(), |host| host.name.clone());
+            seat.run(|| apply(line)).map_err(|why| Error::Network { place: place(), why })?
+        }
         None => apply(line),
     };
     cx.say("applying the failover it names");
@@ -151,14 +155,14 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         for line in &failover {
             reach(line)?;
         }
-        wait_for("masters apart from each other", Duration::from_secs(30), || Ok(crowd(&lab)? == 1))
+        Ok(wait_for("masters apart from each other", Duration::from_secs(30), || Ok(crowd(&lab)? == 1))?)
     })?;
     told("the failover of --fix-plan, applied", planned, true, crowd(&lab)?);
 
     // The master of that shard is wherever the plan put it.
     let at = |lab: &Lab| -> Result<usize, Error> {
         let now = masters(lab)?;
-        now.iter().map(|(n, _)| *n).find(|n| [0, 3].contains(n)).ok_or_else(|| Error::new("that shard has no master"))
+        Ok(now.iter().map(|(n, _)| *n).find(|n| [0, 3].contains(n)).ok_or(CaseError::NoMaster)?)
     };
     let slow = at(&lab)?;
     cx.say("the same save, with the plan's longer node timeout");

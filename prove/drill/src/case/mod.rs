@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
-use unslow_engine::{Error, Server, spawn_bound};
+use unslow_engine::{Server, spawn_bound};
 use unslow_lab::lab::{Host, Lab};
 use unslow_units::did_you_mean;
 
 use crate::check::Verdict;
+use crate::error::{CaseError, Error};
 use crate::run::{interrupted, while_running};
 use crate::store::Folder;
 
@@ -48,9 +49,9 @@ pub struct Story {
 
 impl Story {
     /// A whole number of the experiment.
-    fn number(&self, name: &str) -> Result<u64, Error> {
+    fn number(&self, name: &str) -> Result<u64, CaseError> {
         let value = self.numbers.get(name).and_then(toml::Value::as_integer).and_then(|n| u64::try_from(n).ok());
-        value.ok_or_else(|| Error::new(format!("{name}: a number under [numbers] was expected")))
+        value.ok_or_else(|| CaseError::NoNumber(name.into()))
     }
 }
 
@@ -96,9 +97,11 @@ pub const ALL: &[Case] = &[
 /// The case of this name.
 pub fn find(name: &str) -> Result<&'static Case, Error> {
     let names: Vec<&str> = ALL.iter().map(|c| c.name).collect();
-    ALL.iter()
-        .find(|c| c.name == name || c.name.replace('-', "_") == name)
-        .ok_or_else(|| Error::new(format!("no case {name:?}{}", did_you_mean(name, &names))))
+    ALL.iter().find(|c| c.name == name || c.name.replace('-', "_") == name).ok_or_else(|| Error::UnknownName {
+        what: "case",
+        name: name.into(),
+        hint: did_you_mean(name, &names),
+    })
 }
 
 /// What the doctor said.
@@ -218,8 +221,8 @@ pub struct Context<'a> {
 
 impl Case {
     /// What its file says.
-    pub fn story(&self) -> Result<Story, Error> {
-        toml::from_str(self.text).map_err(|e| Error::new(format!("cases/{}.toml: {e}", self.name)))
+    pub fn story(&self) -> Result<Story, CaseError> {
+        toml::from_str(self.text).map_err(|e| CaseError::Story { case: self.name, why: e.to_string() })
     }
 
     /// Whether the doctor has something to find in it.
@@ -239,7 +242,7 @@ impl Case {
         let begun = Instant::now();
         let story = self.story()?;
         if diagnosis_only && story.finding.is_empty() {
-            return Err(Error::new("this case asks the doctor nothing: its drills are the answer"));
+            return Err(CaseError::AsksNothing.into());
         }
         let folder = Folder::make(store, self.name, &format!("seed-{seed}"))?;
         let path = folder.path().display().to_string();
@@ -279,7 +282,7 @@ impl Case {
             folder: path,
             seconds: begun.elapsed().as_secs_f64(),
         };
-        let text = serde_json::to_string_pretty(&report).map_err(|e| Error::new(e.to_string()))?;
+        let text = serde_json::to_string_pretty(&report).map_err(Error::Json)?;
         context.folder.keep("report.json", &text)?;
         Ok(report)
     }
@@ -329,7 +332,7 @@ impl Context<'_> {
     /// Runs it to its end; its JSON. Exit status 1 is a finding, not a failure.
     fn json(&self, on: Option<(&Lab, &Host)>, arguments: &[&str]) -> Result<Json, Error> {
         let text = self.text(on, &[arguments, &["--format", "json", "--quiet"]].concat(), &[])?;
-        serde_json::from_str(&text).map_err(|e| Error::new(format!("unslow {}: {e}", arguments.join(" "))))
+        serde_json::from_str(&text).map_err(|e| Error::unslow(arguments, e))
     }
 
     /// Runs it to its end; what it printed.
@@ -340,19 +343,18 @@ impl Context<'_> {
         environment: &[(&str, &str)],
     ) -> Result<String, Error> {
         if interrupted() {
-            return Err(Error::new("interrupted"));
+            return Err(Error::Interrupted);
         }
         let mut command = self.command(on, arguments)?;
         command.envs(environment.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let failed = |e: &dyn std::fmt::Display| Error::new(format!("unslow {}: {e}", arguments.join(" ")));
-        let child = spawn_bound(command).map_err(|e| failed(&e))?;
-        let output = child.wait_with_output().map_err(|e| failed(&e))?;
+        let child = spawn_bound(command).map_err(|e| Error::unslow(arguments, e))?;
+        let output = child.wait_with_output().map_err(|e| Error::unslow(arguments, e))?;
         // Findings are the doctor's business; a run that is invalid is told by its own report.
         let fine = matches!(arguments.first(), Some(&"doctor" | &"bench"));
         match output.status.code() {
             Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             Some(1) if fine => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            _ => Err(failed(&String::from_utf8_lossy(&output.stderr).trim())),
+            _ => Err(Error::unslow(arguments, String::from_utf8_lossy(&output.stderr).trim())),
         }
     }
 
@@ -365,7 +367,7 @@ impl Context<'_> {
     ) -> Result<Background, Error> {
         let mut command = self.command(on, arguments)?;
         command.envs(environment.iter().copied()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = spawn_bound(command).map_err(|e| Error::new(format!("unslow {}: {e}", arguments.join(" "))))?;
+        let child = spawn_bound(command).map_err(|e| Error::unslow(arguments, e))?;
         Ok(Background(child))
     }
 
@@ -408,9 +410,9 @@ impl Context<'_> {
 }
 
 /// A run of the load generator that counts: every value right, every request answered in time to be believed.
-fn believed(run: &Json, notes: &mut Vec<String>) -> Result<(), Error> {
+fn believed(run: &Json, notes: &mut Vec<String>) -> Result<(), CaseError> {
     if run["wrong_values"].as_u64() != Some(0) {
-        return Err(Error::new(format!("{} values were not what had been written", run["wrong_values"])));
+        return Err(CaseError::WrongValues(run["wrong_values"].to_string()));
     }
     if run["valid"] != true {
         let doubt = run["doubts"][0].as_str().unwrap_or("it does not say why");
@@ -466,6 +468,7 @@ mod tests {
             assert!(!story.title.is_empty() && story.incident.starts_with('I'), "{}", case.name);
         }
         assert!(find("fork_stall").is_ok());
-        assert!(find("fork-stal").err().unwrap().to_string().contains("did you mean \"fork-stall\""));
+        let Err(Error::UnknownName { what, hint, .. }) = find("fork-stal") else { panic!("there is no such case") };
+        assert_eq!((what, hint.as_str()), ("case", "; did you mean \"fork-stall\"?"));
     }
 }

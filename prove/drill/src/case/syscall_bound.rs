@@ -4,12 +4,13 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Duration;
 
-use unslow_engine::{Error, Server, ServerSpec, free_port, spawn_bound, wait_for};
+use unslow_engine::{Server, ServerSpec, free_port, spawn_bound, wait_for};
 use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_units::{percent, rate, time_us};
 
 use super::{Background, Context, Played, Row, believed, flames, median, number};
+use crate::error::Error;
 
 /// What is measured with a way to the server.
 struct Way<'a> {
@@ -24,7 +25,7 @@ struct Meeting(tempfile::TempDir);
 
 impl Meeting {
     fn make() -> Result<Meeting, Error> {
-        let dir = tempfile::tempdir().map_err(|e| Error::new(format!("a directory for sockets: {e}")))?;
+        let dir = tempfile::tempdir().map_err(|why| Error::File { path: "a directory for sockets".into(), why })?;
         unslow_engine::register(0, dir.path());
         Ok(Meeting(dir))
     }
@@ -40,7 +41,7 @@ impl Drop for Meeting {
 fn attached(cx: &Context<'_>, port: &str) -> Result<Option<Background>, Error> {
     let mut command = cx.command(None, &["bypass", "--sockmap", "--port", port])?;
     command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = Background(spawn_bound(command).map_err(|e| Error::new(format!("unslow bypass --sockmap: {e}")))?);
+    let mut child = Background(spawn_bound(command).map_err(|e| Error::unslow(&["bypass", "--sockmap"], e))?);
     let (sender, receiver) = std::sync::mpsc::channel();
     if let Some(said) = child.0.stderr.take() {
         std::thread::spawn(move || {
@@ -82,7 +83,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     // The same engine as it is; then under the bypass, where it serves TCP and shared memory at once.
     let plain = Server::start(&engine, &ServerSpec::default())?;
     let dir = cx.folder.path().join("bypass");
-    std::fs::create_dir_all(&dir).map_err(|e| Error::new(format!("{}: {e}", dir.display())))?;
+    std::fs::create_dir_all(&dir).map_err(|why| Error::File { path: dir.clone(), why })?;
     // Not in the folder: a unix socket's path is short.
     let meeting = Meeting::make()?;
     let environment = meeting.0.path().display().to_string();
@@ -123,7 +124,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
             let arguments =
                 [&["bench", way.url.as_str()], &load[..], way.more, &["--format", "json", "--quiet"]].concat();
             let text = cx.text(None, &arguments, &environment)?;
-            let report: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::new(e.to_string()))?;
+            let report: serde_json::Value = serde_json::from_str(&text).map_err(Error::Json)?;
             let run = &report["runs"][0];
             believed(run, &mut notes)?;
             seen.per_s.push(number(&run["throughput_per_s"]));

@@ -119,9 +119,33 @@ pub struct Facts {
     pub length: Duration,
 }
 
+/// Why a client cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    /// No client has this name.
+    #[error("no client {0:?}")]
+    Unknown(String),
+    /// Its sources, or the file of what its tools say, could not be written.
+    #[error("{file}: {why}")]
+    File { file: String, why: std::io::Error },
+    /// A tool of its language is not installed.
+    #[error("{tool} does not start ({why}); it is needed once")]
+    NoTool { tool: String, why: std::io::Error },
+    /// A tool that started could not be waited for.
+    #[error("{tool}: {why}")]
+    Unwaited { tool: String, why: std::io::Error },
+    /// A tool failed: its last line.
+    #[error("{command}: {said}")]
+    Failed { command: String, said: String },
+    /// A signal came meanwhile.
+    #[error("interrupted")]
+    Interrupted,
+}
+
 /// Its sources in the cache directory, with their libraries; made anew when they have changed.
-pub fn prepare(name: &str, binary: &Path) -> Result<Prepared, String> {
-    let (name, language) = ALL.iter().find(|(n, _)| *n == name).ok_or_else(|| format!("no client {name:?}"))?;
+pub fn prepare(name: &str, binary: &Path) -> Result<Prepared, DriverError> {
+    let known = ALL.iter().find(|(n, _)| *n == name);
+    let (name, language) = known.ok_or_else(|| DriverError::Unknown(name.into()))?;
     let Some(language) = language else {
         return Ok(Prepared { name, dir: PathBuf::new(), binary: binary.to_path_buf() });
     };
@@ -131,32 +155,35 @@ pub fn prepare(name: &str, binary: &Path) -> Result<Prepared, String> {
     if std::fs::read_to_string(&mark).is_ok_and(|made| made == all) {
         return Ok(Prepared { name, dir, binary: binary.to_path_buf() });
     }
+    let unwritten = |path: &Path, why| DriverError::File { file: path.display().to_string(), why };
     for (file, text) in language.files {
         let path = dir.join(file);
         let parent = path.parent().unwrap_or(&dir);
         std::fs::create_dir_all(parent)
             .and_then(|()| std::fs::write(&path, text))
-            .map_err(|e| format!("{}: {e}", path.display()))?;
+            .map_err(|why| unwritten(&path, why))?;
     }
     for command in language.make {
         run_through(command, &dir)?;
     }
-    std::fs::write(&mark, all).map_err(|e| format!("{}: {e}", mark.display()))?;
+    std::fs::write(&mark, all).map_err(|why| unwritten(&mark, why))?;
     Ok(Prepared { name, dir, binary: binary.to_path_buf() })
 }
 
 /// Runs a command to its end, or to Ctrl-C.
-fn run_through(words: &[&str], dir: &Path) -> Result<(), String> {
-    let mut log = tempfile::tempfile().map_err(|e| format!("a temporary file: {e}"))?;
-    let out = || log.try_clone().map_err(|e| format!("a temporary file: {e}"));
+fn run_through(words: &[&str], dir: &Path) -> Result<(), DriverError> {
+    let no_log = |why| DriverError::File { file: "a temporary file".into(), why };
+    let mut log = tempfile::tempfile().map_err(no_log)?;
+    let out = || log.try_clone().map_err(no_log);
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).current_dir(dir).stdin(Stdio::null()).stdout(out()?).stderr(out()?);
-    let child = spawn_bound(command).map_err(|e| format!("{} does not start ({e}); it is needed once", words[0]))?;
+    let tool = || words[0].to_string();
+    let child = spawn_bound(command).map_err(|why| DriverError::NoTool { tool: tool(), why })?;
     let mut group = Group(child);
     let status = loop {
-        match group.0.try_wait().map_err(|e| format!("{}: {e}", words[0]))? {
+        match group.0.try_wait().map_err(|why| DriverError::Unwaited { tool: tool(), why })? {
             Some(status) => break status,
-            None if interrupted() => return Err("interrupted".into()),
+            None if interrupted() => return Err(DriverError::Interrupted),
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     };
@@ -166,7 +193,8 @@ fn run_through(words: &[&str], dir: &Path) -> Result<(), String> {
     let mut said = Vec::new();
     let _ = log.rewind().and_then(|()| log.read_to_end(&mut said));
     let said = String::from_utf8_lossy(&said);
-    Err(format!("{}: {}", words.join(" "), said.trim().lines().next_back().unwrap_or("failed")))
+    let said = said.trim().lines().next_back().unwrap_or("failed").to_string();
+    Err(DriverError::Failed { command: words.join(" "), said })
 }
 
 impl Prepared {

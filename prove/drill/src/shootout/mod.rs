@@ -14,11 +14,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use unslow_engine::{Error, spawn_bound};
+use unslow_engine::spawn_bound;
 use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_topology::slot_of;
 
+use crate::error::{Error, Unfit};
 use crate::run::{How, interrupted, while_running};
 use crate::spec::{Drill, Plan};
 use crate::store::Folder;
@@ -165,18 +166,19 @@ fn keys() -> (String, String) {
 fn begin(lab: &Lab, name: &str, mut command: Command, folder: &Folder) -> Result<Driver, Error> {
     // In another zone than the master's: that is where most clients are.
     let zone = (lab.hosts[lab.places[0]].zone + 1) % lab.zones.len();
-    let host = lab.client_in(zone).ok_or_else(|| Error::new("the lab has no host for clients"))?;
+    let host = lab.client_in(zone).ok_or(Unfit::NoHost)?;
     lab.place(host, &mut command)?;
-    let log = folder.path().join(format!("{name}.stderr"));
-    let log = std::fs::File::create(&log).map_err(|e| Error::new(format!("{}: {e}", log.display())))?;
+    let created = |file: String| {
+        let path = folder.path().join(file);
+        std::fs::File::create(&path).map_err(|why| Error::File { path, why })
+    };
+    let log = created(format!("{name}.stderr"))?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
     if name.starts_with("bench") {
         // It reports at its end.
-        let report = folder.path().join(format!("{name}.json"));
-        let file = std::fs::File::create(&report).map_err(|e| Error::new(format!("{}: {e}", report.display())))?;
-        command.stdout(file);
+        command.stdout(created(format!("{name}.json"))?);
     }
-    let mut child = spawn_bound(command).map_err(|e| Error::new(format!("{name}: {e}")))?;
+    let mut child = spawn_bound(command).map_err(|e| Error::Program { command: name.into(), why: e.to_string() })?;
     let (version, told) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<Told>>>::default());
     if let Some(out) = child.stdout.take() {
         let (version, told) = (version.clone(), told.clone());
@@ -206,6 +208,11 @@ fn last_words(folder: &Folder, name: &str) -> String {
     let text = String::from_utf8_lossy(&text);
     let says = |l: &&str| !l.is_empty() && !l.starts_with([' ', '\t']);
     text.lines().rfind(says).unwrap_or("it says nothing").to_string()
+}
+
+/// A client that did not run, and why.
+fn missing(client: &str, fault: &str, why: String) -> Seen {
+    Seen { client: client.into(), fault: fault.into(), missing: Some(why), ..Seen::default() }
 }
 
 /// Silences of a thread, from the one that `from` is in on; the last is open, up to `until`. None of one that never had
@@ -332,8 +339,7 @@ pub fn run(
         }
     }
     if !any {
-        let names = drill.alternatives().join(", ");
-        return Err(Error::new(format!("no fault {:?}; there are {names}", fault.unwrap_or_default())));
+        return Err(Error::unknown_fault(fault.unwrap_or_default(), &drill.alternatives()));
     }
     Ok(document)
 }
@@ -353,29 +359,32 @@ fn one(
     let folder = Folder::make(&how.store, &drill.name, &format!("{fault}-{label}"))?;
     folder.keep("drill.toml", &drill.text)?;
     document.folders.push(folder.path().display().to_string());
-    let mut topology = plan.topology.clone().ok_or_else(|| Error::new("a drill without a lab"))?;
+    let mut topology = plan.topology.clone().ok_or(Unfit::NoLab)?;
     topology.seed = how.seed;
     if let Some(engine) = &how.engine {
         topology.deployment.server = engine.clone();
     }
     let (hit, other) = keys();
-    let mut ready: Vec<(String, Result<drivers::Prepared, String>)> = Vec::new();
+    let (mut ready, mut absent) = (Vec::new(), Vec::new());
     for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
         progress(&format!("{fault}: {name} and its library"));
-        ready.push((name.to_string(), drivers::prepare(name, binary)));
+        let prepared = drivers::prepare(name, binary);
         if interrupted() {
             document.unknown.push(format!("interrupted before {fault}"));
             return Ok(());
+        }
+        match prepared {
+            Ok(prepared) => ready.push((name.to_string(), prepared)),
+            Err(why) => absent.push(missing(name, fault, why.to_string())),
         }
     }
     progress(&format!("{fault}: bringing the lab up"));
     let lab = Lab::start(&topology)?;
     document.engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
     // A node that no fault of this drill hits.
-    let seed = lab.deployment.nodes.get(1).ok_or_else(|| Error::new("a cluster was expected"))?;
+    let seed = lab.deployment.nodes.get(1).ok_or(Unfit::NoCluster)?;
     let length = plan.end() + plan.after + Duration::from_secs(5);
-    let start = |name: &str, prepared: Result<drivers::Prepared, String>| {
-        let prepared = prepared?;
+    let start = |name: &str, prepared: &drivers::Prepared| {
         let command = prepared.command(&drivers::Facts {
             host: seed.ip.clone(),
             port: seed.port,
@@ -385,24 +394,21 @@ fn one(
             keys: [hit.clone(), other.clone()],
             length,
         });
-        begin(&lab, name, command, &folder).map_err(|e| e.to_string())
+        begin(&lab, name, command, &folder)
     };
-    type Ready = Vec<(String, Result<drivers::Prepared, String>)>;
-    let begun = |all: Ready, clients: &mut Vec<Seen>| -> Vec<Driver> {
+    let begun = |all: &[(String, drivers::Prepared)], clients: &mut Vec<Seen>| -> Vec<Driver> {
         let mut running = Vec::new();
         for (name, prepared) in all {
-            match start(&name, prepared) {
+            match start(name, prepared) {
                 Ok(driver) => running.push(driver),
-                Err(why) => {
-                    clients.push(Seen { client: name, fault: fault.into(), missing: Some(why), ..Seen::default() })
-                }
+                Err(why) => clients.push(missing(name, fault, why.to_string())),
             }
         }
         running
     };
     let (models, libraries): (Vec<_>, Vec<_>) = ready.into_iter().partition(|(name, _)| name.starts_with("bench"));
-    let again = libraries.clone();
-    let mut running = begun(libraries, &mut document.clients);
+    document.clients.extend(absent);
+    let mut running = begun(&libraries, &mut document.clients);
     progress(&format!("{fault}: waiting for every client to get through"));
     let begun_at = Instant::now();
     let deadline = begun_at + FIRST_ANSWER;
@@ -414,11 +420,11 @@ fn one(
         std::thread::sleep(Duration::from_millis(20));
         let ended = |d: &mut Driver| !through(d) && d.process.0.try_wait().is_ok_and(|ended| ended.is_some());
         let Some(driver) = running.iter_mut().find_map(|d| ended(d).then_some(d)) else { continue };
-        let prepared = again.iter().find(|(name, _)| *name == driver.name);
+        let prepared = libraries.iter().find(|(name, _)| *name == driver.name);
         if starts == STARTS {
             break;
         }
-        if let Some(Ok(new)) = prepared.map(|(name, prepared)| start(name, prepared.clone())) {
+        if let Some(Ok(new)) = prepared.map(|(name, prepared)| start(name, prepared)) {
             *driver = new;
         }
         starts += 1;
@@ -426,26 +432,19 @@ fn one(
     running.retain_mut(|driver| {
         let there = through(driver);
         if !there {
-            document.clients.push(Seen {
-                client: driver.name.clone(),
-                fault: fault.into(),
-                missing: Some(format!(
-                    "no first answer, {starts} starts of clients, {} s; {}",
-                    begun_at.elapsed().as_secs(),
-                    last_words(&folder, &driver.name)
-                )),
-                ..Seen::default()
-            });
+            let (seconds, said) = (begun_at.elapsed().as_secs(), last_words(&folder, &driver.name));
+            let why = format!("no first answer, {starts} starts of clients, {seconds} s; {said}");
+            document.clients.push(missing(&driver.name, fault, why));
         }
         there
     });
     // These run for a time of their own: from now on.
-    let benches = begun(models, &mut document.clients);
+    let benches = begun(&models, &mut document.clients);
     if interrupted() {
         return Ok(());
     }
     let clock = Instant::now();
-    let spec = plan.faults.first().ok_or_else(|| Error::new("client_recovery without a fault"))?;
+    let spec = plan.faults.first().ok_or(Unfit::NoFault)?;
     let wait = |until: Instant| {
         while Instant::now() < until && !interrupted() {
             std::thread::sleep(Duration::from_millis(10));
@@ -494,7 +493,7 @@ fn one(
         let ended = !driver.process.running();
         document.clients.push(if ended {
             let why = format!("its driver ended in the middle; {}", last_words(&folder, &driver.name));
-            Seen { client: driver.name.clone(), fault: fault.into(), missing: Some(why), ..Seen::default() }
+            missing(&driver.name, fault, why)
         } else {
             judge(driver, fault, from, until)
         });
@@ -512,7 +511,7 @@ fn one(
         }
         document.clients.push(drivers::bench_seen(&bench.name, fault, &folder));
     }
-    let text = serde_json::to_string_pretty(&document.clients).map_err(|e| Error::new(e.to_string()))?;
+    let text = serde_json::to_string_pretty(&document.clients).map_err(Error::Json)?;
     folder.keep("clients.json", &text)
 }
 

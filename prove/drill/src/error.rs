@@ -1,0 +1,353 @@
+//! Why a drill or a case did not come to a verdict: a kind for the caller, a sentence for the person.
+//!
+//! A sentence holds its whole cause, and none of these errors adds a `source()`, so printing the chain repeats nothing.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why there is no verdict.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No drill, case or fault has this name.
+    #[error("no {what} {name:?}{hint}")]
+    UnknownName {
+        /// `drill`, `case` or `fault`.
+        what: &'static str,
+        /// As it was typed.
+        name: String,
+        /// What was probably meant, or what there is.
+        hint: String,
+    },
+    /// A drill's file has something else in it.
+    #[error(transparent)]
+    BadDrill(#[from] BadDrill),
+    /// A run would not fit into memory.
+    #[error(transparent)]
+    TooManyOperations(#[from] TooManyOperations),
+    /// The servers, or the lab, are not what the drill needs.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// A case cannot be played, or its figures mean nothing.
+    #[error(transparent)]
+    Case(#[from] CaseError),
+    /// The lab could not start its servers, or a server in it does not do what it was asked.
+    #[error(transparent)]
+    Server(#[from] unslow_engine::Error),
+    /// A connection failed, or a command was refused.
+    #[error(transparent)]
+    Client(#[from] unslow_client::Error),
+    /// A network of the lab could not be entered.
+    #[error("{place}: {why}")]
+    Network {
+        /// Which server's or host's.
+        place: String,
+        /// As the system says it.
+        why: io::Error,
+    },
+    /// A program did not start, or failed.
+    #[error("{command}: {why}")]
+    Program {
+        /// As it would be typed.
+        command: String,
+        /// As it says it, or the system.
+        why: String,
+    },
+    /// A file cannot be read or written.
+    #[error("{}: {why}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// As the system says it.
+        why: io::Error,
+    },
+    /// A file that is too long for a drill.
+    #[error("{}: longer than {most} bytes: this is no drill", .path.display())]
+    NoDrill {
+        /// The file.
+        path: PathBuf,
+        /// No drill is longer.
+        most: u64,
+    },
+    /// The evidence cannot be kept.
+    #[error("{}: {why}; another place: --store DIRECTORY", .path.display())]
+    Store {
+        /// The file or directory.
+        path: PathBuf,
+        /// As the system says it.
+        why: io::Error,
+    },
+    /// The store has too many folders of this second.
+    #[error("{}: a thousand runs in one second", .0.display())]
+    StoreCrowded(PathBuf),
+    /// A report is no JSON, or cannot become it.
+    #[error("{0}")]
+    Json(serde_json::Error),
+    /// A restart left the process as it was.
+    #[error("{0} was to be restarted and has its old process")]
+    NotRestarted(String),
+    /// What a client wrote could not be read at the end.
+    #[error("the set of client {0} could not be read")]
+    SetUnread(u32),
+    /// A signal.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// `unslow` with these arguments failed.
+    pub(crate) fn unslow(arguments: &[&str], why: impl std::fmt::Display) -> Error {
+        Error::Program { command: format!("unslow {}", arguments.join(" ")), why: why.to_string() }
+    }
+
+    /// No fault is called so.
+    pub(crate) fn unknown_fault(name: &str, all: &[&str]) -> Error {
+        Error::UnknownName { what: "fault", name: name.into(), hint: format!("; there are {}", all.join(", ")) }
+    }
+}
+
+/// A drill's file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("drill {drill}: {}{why}", within(.variant))]
+pub struct BadDrill {
+    /// Its name.
+    pub drill: String,
+    /// The variant that cannot be used, if it is not the whole.
+    pub variant: Option<String>,
+    /// What is wrong with it.
+    pub why: Box<BadPlan>,
+}
+
+fn within(variant: &Option<String>) -> String {
+    variant.as_ref().map_or(String::new(), |label| format!("variant {label:?}: "))
+}
+
+/// What is wrong with a drill.
+#[derive(Debug, thiserror::Error)]
+pub enum BadPlan {
+    /// It is no TOML, or has names and values that a drill has not.
+    #[error("{0}")]
+    Syntax(String),
+    /// `variant = [1]`.
+    #[error("a [[variant]] is a table")]
+    VariantNoTable,
+    /// `[variant]`.
+    #[error("variants are written as [[variant]]")]
+    VariantNoList,
+    /// Nobody could ask for it.
+    #[error("a [[variant]] without a name")]
+    VariantNameless,
+    /// Nobody could tell them apart.
+    #[error("two variants are named {0:?}")]
+    VariantTwice(String),
+    /// `do = "kil"`.
+    #[error(transparent)]
+    UnknownFault(#[from] unslow_engine::Error),
+    /// `do = []`.
+    #[error("a [[fault]] with do = []: at least one fault was expected")]
+    FaultEmpty,
+    /// Two faults with several names.
+    #[error("two faults with alternatives: only one may have several names under `do`")]
+    AlternativesTwice,
+    /// A restart that is none.
+    #[error("rolling_restart with value = {0:?}: \"failover\" or none was expected")]
+    RestartValue(String),
+    /// Commands per second.
+    #[error("rate_per_s = {0}: 0.1 to 10000 were expected")]
+    Rate(f64),
+    /// Locks, and how long they are held.
+    #[error("locks = 1 to 1000 and a ttl of 100ms or more were expected")]
+    Locks,
+    /// Clients of each kind.
+    #[error("a load of 1 to 64 clients of each kind was expected")]
+    Clients,
+    /// A zone that the lab has not.
+    #[error("load.zones: no zone {zone:?}{hint}")]
+    UnknownZone {
+        /// Its name.
+        zone: String,
+        /// What was probably meant, or what there is.
+        hint: String,
+    },
+    /// The lab it describes is none.
+    #[error("[lab]: {0}")]
+    Lab(String),
+    /// An expectation that this load says nothing about.
+    #[error("expect.{name}: a load of kind {load:?} cannot show it")]
+    NotShown {
+        /// The expectation.
+        name: &'static str,
+        /// The load's kind.
+        load: &'static str,
+    },
+    /// `lost_later` alone.
+    #[error("expect.lost_later without lost_within: later than what?")]
+    LaterThanWhat,
+    /// `linearizable = false`.
+    #[error("expect.linearizable = false: true was expected, or nothing (it is told all the same)")]
+    NotLinearizable,
+    /// A run would not fit into memory.
+    #[error(transparent)]
+    TooManyOperations(#[from] TooManyOperations),
+}
+
+/// More operations than there is memory for: what is seen of each stays there until it is judged.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "up to {operations:.0} operations: fewer clients, a lower rate_per_s or a shorter drill was expected, {most:.0} at \
+     most"
+)]
+pub struct TooManyOperations {
+    /// So many it could be.
+    pub operations: f64,
+    /// So many there may be.
+    pub most: f64,
+}
+
+/// Servers, or a lab, that are not what a drill needs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// The drill describes none.
+    #[error("a drill without a lab")]
+    NoLab,
+    /// The drill of clients has none.
+    #[error("client_recovery without a fault")]
+    NoFault,
+    /// Nothing to break.
+    #[error("this lab has no servers")]
+    NoServers,
+    /// Nowhere to look from.
+    #[error("this lab has no hosts for clients (clients = 0 in every zone)")]
+    NoHosts,
+    /// None in this zone.
+    #[error("the lab has no host for clients")]
+    NoHost,
+    /// One server alone.
+    #[error("a cluster was expected")]
+    NoCluster,
+    /// Sentinels of several groups, and none was named.
+    #[error("these Sentinels watch {}; say which: redis+sentinel://HOST:PORT/{}", .0.join(", "), first(.0))]
+    SeveralGroups(Vec<String>),
+    /// Every one that was asked is silent.
+    #[error("no node answers")]
+    NobodyAnswers,
+    /// Every one says that it is a replica.
+    #[error("no server says that it is master")]
+    NoMaster,
+    /// Masters without slots.
+    #[error("no master of this cluster owns slots")]
+    NoSlots,
+    /// Nothing to hang.
+    #[error("no shard is known")]
+    NoShard,
+    /// Nobody who could order a failover.
+    #[error("no Sentinel is known")]
+    NoSentinel,
+    /// Nobody who could take over.
+    #[error("the first shard has no replica that could take over")]
+    NoReplica,
+    /// A failover of a server that is alone.
+    #[error("a failover needs a cluster, or a redis+sentinel:// URL; here there are --fault hang and none")]
+    NoFailover,
+    /// DEBUG is switched off.
+    #[error(
+        "{node} does not take DEBUG SLEEP ({said}); put enable-debug-command yes into its configuration and restart \
+         it, or take --fault none and stop it yourself"
+    )]
+    NoDebugSleep {
+        /// The server.
+        node: String,
+        /// Its answer.
+        said: String,
+    },
+    /// A fault that only a lab can have.
+    #[error("{fault} cannot be done here; there are {}", .others.join(", "))]
+    LabOnly {
+        /// Its name.
+        fault: String,
+        /// Those that can be done.
+        others: &'static [&'static str],
+    },
+}
+
+fn first(names: &[String]) -> &str {
+    names.first().map_or("", String::as_str)
+}
+
+/// A case that cannot be played, or whose figures mean nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CaseError {
+    /// Its file.
+    #[error("cases/{case}.toml: {why}")]
+    Story {
+        /// Its name.
+        case: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A figure of the experiment is missing.
+    #[error("{0}: a number under [numbers] was expected")]
+    NoNumber(String),
+    /// There is no diagnosis in it to stop at.
+    #[error("this case asks the doctor nothing: its drills are the answer")]
+    AsksNothing,
+    /// A drill it plays has changed.
+    #[error("drill {drill} has no variant {variant:?}")]
+    NoVariant {
+        /// The drill.
+        drill: String,
+        /// The variant.
+        variant: String,
+    },
+    /// Zones need rights that this user has not.
+    #[error("this case needs zones with a round trip between them: root, or user namespaces")]
+    NoZones,
+    /// The lab has too few clients.
+    #[error("the lab has no client in each zone")]
+    NoClients,
+    /// The shard that is looked at lost its master.
+    #[error("that shard has no master")]
+    NoMaster,
+    /// Nothing to compare with.
+    #[error("no newer engine was measured")]
+    NoNewerEngine,
+    /// A plan with other lines than can be applied here.
+    #[error("not a line of redis-cli -h HOST -p PORT: {0}")]
+    NotRedisCli(String),
+    /// Answers were wrong: their speed means nothing.
+    #[error("{0} values were not what had been written")]
+    WrongValues(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_says_its_cause_once_and_has_no_source_to_repeat_it() {
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let path = PathBuf::from("store/kill");
+        let bad = BadDrill { drill: "d".into(), variant: Some("a".into()), why: Box::new(BadPlan::Clients) };
+        let fault = unslow_engine::Error::new("no fault \"kil\"");
+        let whole = BadDrill { drill: "d".into(), variant: None, why: Box::new(fault.into()) };
+        let lab_only = Unfit::LabOnly { fault: "kill".into(), others: &["hang", "none"] };
+        let groups = Unfit::SeveralGroups(vec!["a".into(), "b".into()]);
+        let all: [(Error, &str); 6] = [
+            (Error::Store { path, why: full() }, "store/kill: "),
+            (bad.into(), "drill d: variant \"a\": a load of 1 to 64 clients of each kind was expected"),
+            (whole.into(), "drill d: no fault \"kil\""),
+            (groups.into(), "these Sentinels watch a, b; say which: redis+sentinel://HOST:PORT/a"),
+            (lab_only.into(), "kill cannot be done here; there are hang, none"),
+            (Error::unslow(&["doctor", "url"], "it ended"), "unslow doctor url: it ended"),
+        ];
+        for (error, begins) in all {
+            let text = error.to_string();
+            assert!(text.starts_with(begins) && std::error::Error::source(&error).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_expected_number_of_operations_is_told_with_the_most_there_may_be() {
+        let text = TooManyOperations { operations: 31e6, most: 30e6 }.to_string();
+        assert!(text.starts_with("up to 31000000 operations: ") && text.ends_with(" 30000000 at most"), "{text}");
+    }
+}
