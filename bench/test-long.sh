@@ -28,6 +28,8 @@ failed=0
     echo "\`make test-long\`, $(nproc) cores, kernel $(uname -r | cut -d. -f1,2), $(date -u +%F)."
     echo
     echo '```'
+    # Nothing else compiles the fuzz targets, and `make fuzz` runs them for minutes each.
+    if cargo check --quiet --manifest-path fuzz/Cargo.toml --target-dir target/fuzz; then echo "the fuzz targets compile"; else failed=1; fi
     ./target/release/xtask test --long || failed=1
     for engine in ${ENGINES:-redis-7.0 redis-6.2 redis-5.0}; do # valkey-9.1 is in `make test`
         echo

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
 use unslow_bypass::link::Link;
-use unslow_bypass::pair::{DECLINED, OFFERED, Pair, TAKEN};
+use unslow_bypass::pair::{Close, DECLINED, OFFERED, Pair, TAKEN};
 
 thread_local! {
     static PAIR: RefCell<Option<(Arc<Pair>, Arc<Pair>)>> = const { RefCell::new(None) };
@@ -43,7 +43,8 @@ fuzz_target!(|bytes: &[u8]| {
             );
         }
     }
-    ends.iter().for_each(|end| _ = end.close());
+    let how = if bytes.len().is_multiple_of(2) { Close::Clean } else { Close::Abort };
+    ends.iter().for_each(|end| _ = end.close(how));
     // Whatever was written there: it is another connection's now.
     let _ = words.state(generation) == DECLINED;
 });
