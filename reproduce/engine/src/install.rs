@@ -56,12 +56,10 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
     if let Some(engine) = installed(entry) {
         return Ok(engine);
     }
-    let work = tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io)?;
+    let work =
+        crate::server::WorkDir::make(|| tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io))?;
     // Ctrl-C in the middle of it leaves nothing in the cache.
-    crate::server::register(0, work.path());
-    let made = fetch(entry, work.path(), &engines, say);
-    crate::server::unregister(0, work.path());
-    made
+    fetch(entry, work.path(), &engines, say)
 }
 
 fn fetch(entry: &Entry, work: &Path, engines: &Path, say: &mut dyn FnMut(&str)) -> Result<Engine, Error> {

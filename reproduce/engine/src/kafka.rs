@@ -7,10 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-
 use crate::install::{cache_dir, run};
-use crate::server::{Error, free_port, register, spawn_bound, unregister};
+use crate::server::{Error, WorkDir, free_port, register, spawn_bound, unregister};
 
 /// The release.
 pub const KAFKA_VERSION: &str = "4.1.0";
@@ -43,8 +41,7 @@ pub fn install_kafka(say: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     let io =
         |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
     fs::create_dir_all(&engines).map_err(io)?;
-    let work = tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io)?;
-    register(0, work.path());
+    let work = WorkDir::make(|| tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io))?;
     let made = (|| {
         say(&format!("fetching Kafka {KAFKA_VERSION} with Maven"));
         let root = work.path().join("root");
@@ -65,14 +62,13 @@ pub fn install_kafka(say: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
         }
         kafka_installed().ok_or_else(|| Error::new("Kafka was fetched and is not there"))
     })();
-    unregister(0, work.path());
     made
 }
 
 /// A running broker. Dropping it ends it and removes its data.
 pub struct Kafka {
     child: Mutex<Option<Child>>,
-    dir: TempDir,
+    dir: WorkDir,
     lib: PathBuf,
     /// Of its listener on 127.0.0.1.
     pub port: u16,
@@ -83,8 +79,10 @@ impl Kafka {
     /// when somebody first writes to them.
     pub fn start(settings: &[&str]) -> Result<Kafka, Error> {
         let lib = install_kafka(&mut |_| {})?;
-        let dir = tempfile::Builder::new().prefix("unslow-kafka-").tempdir();
-        let dir = dir.map_err(|e| Error::new(format!("no directory for Kafka's data: {e}")))?;
+        let dir = WorkDir::make(|| {
+            let dir = tempfile::Builder::new().prefix("unslow-kafka-").tempdir();
+            dir.map_err(|e| Error::new(format!("no directory for Kafka's data: {e}")))
+        })?;
         let (port, controller) = (free_port("127.0.0.1")?, free_port("127.0.0.1")?);
         let data = dir.path().join("data");
         let mut text = format!(

@@ -15,4 +15,7 @@ pub use cluster::{Deployment, Member, Plan, Shape, info, migrate_slots, view, wa
 pub use install::{cache_dir, install};
 pub use kafka::{KAFKA_VERSION, Kafka, install_kafka, kafka_installed};
 pub use seat::Seat;
-pub use server::{Error, Server, ServerSpec, free_port, register, spawn_bound, stop_all, unregister};
+pub use server::{
+    Error, Server, ServerSpec, WorkDir, free_port, make_registered, register, spawn_bound, stop_all, unless_stopping,
+    unregister,
+};

@@ -61,6 +61,7 @@ fn claim(port: u16) -> Option<UnixListener> {
 /// the process should exit.
 pub fn stop_all() {
     STOPPING.store(true, Ordering::SeqCst);
+    // Whoever makes something holds the lock: it is on the list, or was refused.
     let all = std::mem::take(&mut *RUNNING.lock().unwrap_or_else(|e| e.into_inner()));
     for (pid, dir) in all {
         if pid != 0 {
@@ -82,6 +83,49 @@ pub fn stop_all() {
 
 /// Set by [`stop_all`]: nothing may be started any more.
 static STOPPING: AtomicBool = AtomicBool::new(false);
+
+/// Makes something on disk, unless [`stop_all`] has begun: nothing is made behind its back. Fails then, and where
+/// `make` does.
+pub fn unless_stopping<T>(make: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let _running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
+    if STOPPING.load(Ordering::SeqCst) { Err(Error::new("interrupted")) } else { make() }
+}
+
+/// Makes a directory that [`stop_all`] removes.
+pub fn make_registered<T>(make: impl FnOnce() -> Result<(T, PathBuf), Error>) -> Result<T, Error> {
+    let mut running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
+    if STOPPING.load(Ordering::SeqCst) {
+        return Err(Error::new("interrupted"));
+    }
+    let (made, dir) = make()?;
+    running.insert((0, dir));
+    Ok(made)
+}
+
+/// A temporary directory that [`stop_all`] removes, should it come first.
+pub struct WorkDir(TempDir);
+
+impl WorkDir {
+    /// Fails where `make` does, and after [`stop_all`] has begun.
+    pub fn make(make: impl FnOnce() -> Result<TempDir, Error>) -> Result<WorkDir, Error> {
+        make_registered(|| {
+            let dir = make()?;
+            let path = dir.path().to_path_buf();
+            Ok((WorkDir(dir), path))
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        unregister(0, self.0.path());
+    }
+}
 
 /// Has `dir` removed by [`stop_all`]; pid 0 is a directory without a server.
 pub fn register(pid: u32, dir: &Path) {
@@ -143,7 +187,7 @@ pub struct Server {
     dir: PathBuf,
     /// The same as the server sees it.
     inside: PathBuf,
-    _temporary: Option<TempDir>,
+    _temporary: Option<WorkDir>,
     engine: Engine,
     spec: ServerSpec,
     /// Address it is bound to.
@@ -194,16 +238,17 @@ impl Server {
         let (dir, inside, temporary) = match &spec.seat {
             Some(seat) => {
                 let dir = seat.disk_from_outside().join(&spec.name);
-                fs::create_dir_all(&dir).map_err(io)?;
+                unless_stopping(|| fs::create_dir_all(&dir).map_err(io))?;
                 (dir, seat.disk().join(&spec.name), None)
             }
             None if spec.base.is_some() => {
                 let dir = spec.base.clone().unwrap_or_default().join(&spec.name);
-                fs::create_dir_all(&dir).map_err(io)?;
+                unless_stopping(|| fs::create_dir_all(&dir).map_err(io))?;
                 (dir.clone(), dir, None)
             }
             None => {
-                let temporary = tempfile::Builder::new().prefix("unslow-server-").tempdir().map_err(io)?;
+                let make = || tempfile::Builder::new().prefix("unslow-server-").tempdir().map_err(io);
+                let temporary = WorkDir::make(make)?;
                 (temporary.path().to_path_buf(), temporary.path().to_path_buf(), Some(temporary))
             }
         };

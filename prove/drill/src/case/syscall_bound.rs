@@ -21,20 +21,10 @@ struct Way<'a> {
 }
 
 /// A directory of ours that goes whatever happens.
-struct Meeting(tempfile::TempDir);
-
-impl Meeting {
-    fn make() -> Result<Meeting, Error> {
-        let dir = tempfile::tempdir().map_err(|why| Error::File { path: "a directory for sockets".into(), why })?;
-        unslow_engine::register(0, dir.path());
-        Ok(Meeting(dir))
-    }
-}
-
-impl Drop for Meeting {
-    fn drop(&mut self) {
-        unslow_engine::unregister(0, self.0.path());
-    }
+fn meeting() -> Result<unslow_engine::WorkDir, unslow_engine::Error> {
+    unslow_engine::WorkDir::make(|| {
+        tempfile::tempdir().map_err(|why| unslow_engine::Error::new(format!("a directory for sockets: {why}")))
+    })
 }
 
 /// The eBPF variant on a port, once it says that it is at work; `None` where it cannot be had.
@@ -85,8 +75,8 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let dir = cx.folder.path().join("bypass");
     std::fs::create_dir_all(&dir).map_err(|why| Error::File { path: dir.clone(), why })?;
     // Not in the folder: a unix socket's path is short.
-    let meeting = Meeting::make()?;
-    let environment = meeting.0.path().display().to_string();
+    let meeting = meeting()?;
+    let environment = meeting.path().display().to_string();
     let environment = [("UNSLOW_BYPASS_DIR", environment.as_str())];
     let port = free_port("127.0.0.1")?;
     let (port_text, dir_text) = (port.to_string(), dir.display().to_string());
