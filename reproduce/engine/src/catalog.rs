@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::install::cache_dir;
-use crate::server::Error;
+use crate::cache::cache_dir;
+use crate::error::Error;
 
 /// Where an engine comes from.
 #[derive(Clone, Copy, Debug)]
@@ -185,26 +185,6 @@ pub fn on_path() -> Vec<Engine> {
         .collect()
 }
 
-/// The engine a person means: a catalogue name (installed first if need be), `path`, or a path to an executable.
-pub fn find(name: &str) -> Result<Engine, Error> {
-    if name.contains('/') {
-        return Engine::at(Path::new(name));
-    }
-    if name == "path" {
-        return on_path().into_iter().next().ok_or_else(|| {
-            Error::new("neither valkey-server nor redis-server is on PATH; try: unslow engine install valkey-9.1")
-        });
-    }
-    let entry = CATALOG.iter().find(|e| e.name == name).ok_or_else(|| {
-        let names: Vec<&str> = CATALOG.iter().map(|e| e.name).collect();
-        Error::new(format!("no engine {name:?}; there are {}, path, and /path/to/redis-server", names.join(", ")))
-    })?;
-    match installed(entry) {
-        Some(engine) => Ok(engine),
-        None => crate::install(entry, &mut |_| {}),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -246,16 +226,5 @@ mod tests {
                 assert!(!version.is_empty());
             }
         }
-    }
-
-    #[test]
-    fn an_unknown_engine_name_lists_the_known_ones() {
-        let why = find("redis-9.9").unwrap_err().to_string();
-        assert!(why.contains("\"redis-9.9\"") && CATALOG.iter().all(|e| why.contains(e.name)), "{why}");
-        // A slash makes it a path.
-        let why = find("./valkey-9.1").unwrap_err().to_string();
-        assert!(why.starts_with("./valkey-9.1: ") && why.contains("an executable redis-server"), "{why}");
-        let why = Engine::at(Path::new("/bin/true")).unwrap_err().to_string();
-        assert!(why.contains("a redis-server or valkey-server was expected"), "{why}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use unslow_client::{Connection, Options, Value};
 use unslow_topology::{ClusterView, Info, SLOTS};
 
-use crate::server::Error;
+use crate::error::{Error, ErrorKind};
 use crate::{Engine, Server, ServerSpec};
 
 /// What to start.
@@ -148,7 +148,7 @@ impl Deployment {
             tries += 1;
             match Deployment::build(&plan, &mut |_| {}) {
                 // Somebody else was faster; ports of our own choosing are chosen again.
-                Err(e) if tries < 3 && spec.port.is_none() && e.to_string().contains("Address already in use") => {}
+                Err(e) if tries < 3 && spec.port.is_none() && e.kind == ErrorKind::PortTaken => {}
                 other => return other,
             }
         }
@@ -225,7 +225,7 @@ pub fn wait_for(what: &str, patience: Duration, mut met: impl FnMut() -> Result<
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(Error::new(format!("waited {} s for {what}", patience.as_secs())));
+            return Err(Error::of(ErrorKind::TooLate, format!("waited {} s for {what}", patience.as_secs())));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -3,40 +3,32 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 
-use crate::catalog::{Engine, Entry, Origin, installed};
-use crate::server::Error;
+use crate::cache::cache_dir;
+use crate::catalog::{CATALOG, Engine, Entry, Origin, installed, on_path};
+use crate::error::Error;
+use crate::registry::WorkDir;
 
-/// `UNSLOW_CACHE`, or `unslow` in the user's cache directory.
-pub fn cache_dir() -> PathBuf {
-    if let Some(dir) = std::env::var_os("UNSLOW_CACHE").filter(|d| !d.is_empty()) {
-        return std::path::absolute(&dir).unwrap_or_else(|_| dir.into());
+/// The engine a person means: a catalogue name (installed first if need be), `path`, or a path to an executable.
+pub fn find(name: &str) -> Result<Engine, Error> {
+    if name.contains('/') {
+        return Engine::at(Path::new(name));
     }
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .filter(|d| !d.is_empty())
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
-    static OWN: OnceLock<PathBuf> = OnceLock::new();
-    // SAFETY: geteuid has no preconditions.
-    let own = || OWN.get_or_init(|| own_directory(&std::env::temp_dir(), unsafe { libc::geteuid() })).clone();
-    base.unwrap_or_else(own).join("unslow")
-}
-
-/// A directory in one that all users may write to, for a user without a home. Programs and libraries are run from it:
-/// one that somebody else has made or may write to is passed over for one with a name that nobody could know.
-fn own_directory(shared: &Path, user: u32) -> PathBuf {
-    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-    let make = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path).is_ok();
-    let path = shared.join(format!("unslow-{user}"));
-    let ours = || fs::symlink_metadata(&path).is_ok_and(|m| m.is_dir() && m.uid() == user && m.mode() & 0o022 == 0);
-    if make(&path) || ours() {
-        return path;
+    if name == "path" {
+        return on_path().into_iter().next().ok_or_else(|| {
+            Error::new("neither valkey-server nor redis-server is on PATH; try: unslow engine install valkey-9.1")
+        });
     }
-    let made = tempfile::Builder::new().prefix(&format!("unslow-{user}-")).tempdir_in(shared);
-    made.map_or(path, tempfile::TempDir::keep)
+    let entry = CATALOG.iter().find(|e| e.name == name).ok_or_else(|| {
+        let names: Vec<&str> = CATALOG.iter().map(|e| e.name).collect();
+        Error::new(format!("no engine {name:?}; there are {}, path, and /path/to/redis-server", names.join(", ")))
+    })?;
+    match installed(entry) {
+        Some(engine) => Ok(engine),
+        None => install(entry, &mut |_| {}),
+    }
 }
 
 /// Installs `entry`; does nothing when it is there already. `say` hears each step.
@@ -56,8 +48,7 @@ pub fn install(entry: &Entry, say: &mut dyn FnMut(&str)) -> Result<Engine, Error
     if let Some(engine) = installed(entry) {
         return Ok(engine);
     }
-    let work =
-        crate::server::WorkDir::make(|| tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io))?;
+    let work = WorkDir::make(|| tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io))?;
     // Ctrl-C in the middle of it leaves nothing in the cache.
     fetch(entry, work.path(), &engines, say)
 }
@@ -215,27 +206,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_run_from_a_directory_that_another_user_made_or_may_write_to() {
-        use std::os::unix::fs::{PermissionsExt, symlink};
-        let shared = tempfile::tempdir().unwrap();
-        // SAFETY: geteuid has no preconditions.
-        let user = unsafe { libc::geteuid() };
-        let path = shared.path().join(format!("unslow-{user}"));
-        assert_eq!(own_directory(shared.path(), user), path);
-        assert_eq!(own_directory(shared.path(), user), path);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
-        assert_ne!(own_directory(shared.path(), user), path);
-        // A link, whoever made it.
-        fs::remove_dir(&path).unwrap();
-        symlink(shared.path(), &path).unwrap();
-        assert_ne!(own_directory(shared.path(), user), path);
-        // Another user's.
-        let other = shared.path().join("unslow-4242");
-        fs::create_dir(&other).unwrap();
-        assert_ne!(own_directory(shared.path(), 4242), other);
-    }
-
-    #[test]
     fn a_file_with_a_wrong_hash_is_refused_and_named() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("x.whl");
@@ -257,5 +227,16 @@ mod tests {
         let why = run(&mut Command::new("/nowhere/pip")).unwrap_err().to_string();
         assert!(why.starts_with("/nowhere/pip: ") && why.contains("needed to install"), "{why}");
         run(Command::new("sh").args(["-c", "echo warnings >&2"])).unwrap();
+    }
+
+    #[test]
+    fn an_unknown_engine_name_lists_the_known_ones() {
+        let why = find("redis-9.9").unwrap_err().to_string();
+        assert!(why.contains("\"redis-9.9\"") && CATALOG.iter().all(|e| why.contains(e.name)), "{why}");
+        // A slash makes it a path.
+        let why = find("./valkey-9.1").unwrap_err().to_string();
+        assert!(why.starts_with("./valkey-9.1: ") && why.contains("an executable redis-server"), "{why}");
+        let why = Engine::at(Path::new("/bin/true")).unwrap_err().to_string();
+        assert!(why.contains("a redis-server or valkey-server was expected"), "{why}");
     }
 }

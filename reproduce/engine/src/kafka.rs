@@ -7,8 +7,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::install::{cache_dir, run};
-use crate::server::{Error, WorkDir, free_port, register, spawn_bound, unregister};
+use crate::cache::cache_dir;
+use crate::error::Error;
+use crate::install::run;
+use crate::registry::{WorkDir, register, unregister};
+use crate::server::{free_port, spawn_bound};
 
 /// The release.
 pub const KAFKA_VERSION: &str = "4.1.0";
@@ -42,27 +45,24 @@ pub fn install_kafka(say: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
         |e: std::io::Error| Error::new(format!("{}: {e}; set UNSLOW_CACHE to a writable directory", engines.display()));
     fs::create_dir_all(&engines).map_err(io)?;
     let work = WorkDir::make(|| tempfile::Builder::new().prefix(".install-").tempdir_in(&engines).map_err(io))?;
-    let made = (|| {
-        say(&format!("fetching Kafka {KAFKA_VERSION} with Maven"));
-        let root = work.path().join("root");
-        fs::create_dir(&root).map_err(io)?;
-        fs::write(work.path().join("pom.xml"), POM.replace("VERSION", KAFKA_VERSION)).map_err(io)?;
-        // Maven checks each file against the checksum beside it.
-        run(Command::new("mvn")
-            .current_dir(work.path())
-            .args(["-q", "-B", "-C", "dependency:copy-dependencies"])
-            .arg(format!("-DoutputDirectory={}", root.join("lib").display())))?;
-        fs::write(root.join("installed"), KAFKA_VERSION).map_err(io)?;
-        let home = engines.join(format!("kafka-{KAFKA_VERSION}"));
-        let _ = fs::remove_dir_all(&home);
-        if let Err(e) = fs::rename(&root, &home)
-            && kafka_installed().is_none()
-        {
-            return Err(io(e));
-        }
-        kafka_installed().ok_or_else(|| Error::new("Kafka was fetched and is not there"))
-    })();
-    made
+    say(&format!("fetching Kafka {KAFKA_VERSION} with Maven"));
+    let root = work.path().join("root");
+    fs::create_dir(&root).map_err(io)?;
+    fs::write(work.path().join("pom.xml"), POM.replace("VERSION", KAFKA_VERSION)).map_err(io)?;
+    // Maven checks each file against the checksum beside it.
+    run(Command::new("mvn")
+        .current_dir(work.path())
+        .args(["-q", "-B", "-C", "dependency:copy-dependencies"])
+        .arg(format!("-DoutputDirectory={}", root.join("lib").display())))?;
+    fs::write(root.join("installed"), KAFKA_VERSION).map_err(io)?;
+    let home = engines.join(format!("kafka-{KAFKA_VERSION}"));
+    let _ = fs::remove_dir_all(&home);
+    if let Err(e) = fs::rename(&root, &home)
+        && kafka_installed().is_none()
+    {
+        return Err(io(e));
+    }
+    kafka_installed().ok_or_else(|| Error::new("Kafka was fetched and is not there"))
 }
 
 /// A running broker. Dropping it ends it and removes its data.

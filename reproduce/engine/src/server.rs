@@ -1,7 +1,6 @@
 //! One running server: started in a directory of its own, ready when it says so, gone when dropped.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
@@ -9,43 +8,16 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
 use unslow_client::{Connection, Endpoint, Options, Target};
 
-use crate::{Engine, Seat};
-
-/// A server that cannot be found, installed or started, as a sentence.
-#[derive(Clone, Debug)]
-pub struct Error(String);
-
-impl Error {
-    /// This sentence.
-    pub fn new(text: impl Into<String>) -> Error {
-        Error(text.into())
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Error {}
-
-impl From<unslow_client::Error> for Error {
-    fn from(e: unslow_client::Error) -> Error {
-        Error(e.to_string())
-    }
-}
-
-/// Every pid and directory of this process's servers, for the way out by Ctrl-C.
-static RUNNING: Mutex<BTreeSet<(u32, PathBuf)>> = Mutex::new(BTreeSet::new());
+use crate::catalog::Engine;
+use crate::error::{Error, ErrorKind};
+use crate::registry::{self, WorkDir, unless_stopping, unregister};
+use crate::seat::Seat;
 
 /// Ports handed out by this process, each with a claim that other processes see: a server needs a moment before its
 /// port is taken, and one that is killed and started again finds it free.
@@ -55,86 +27,6 @@ static HANDED_OUT: Mutex<BTreeMap<u16, UnixListener>> = Mutex::new(BTreeMap::new
 fn claim(port: u16) -> Option<UnixListener> {
     let address = SocketAddr::from_abstract_name(format!("unslow-port-{port}")).ok()?;
     UnixListener::bind_addr(&address).ok()
-}
-
-/// Kills every server this process started and removes its directory. For a signal handler's thread: afterwards
-/// the process should exit.
-pub fn stop_all() {
-    STOPPING.store(true, Ordering::SeqCst);
-    // Whoever makes something holds the lock: it is on the list, or was refused.
-    let all = std::mem::take(&mut *RUNNING.lock().unwrap_or_else(|e| e.into_inner()));
-    for (pid, dir) in all {
-        if pid != 0 {
-            // SAFETY: a pid leaves the registry within a moment of being reaped, so this one is still ours; the server
-            // leads a process group, and its saving child goes with it.
-            unsafe {
-                libc::kill(-(pid as i32), libc::SIGKILL);
-            }
-        }
-        // A child that was just killed may still be creating its last file.
-        for _ in 0..20 {
-            if fs::remove_dir_all(&dir).is_ok() || !dir.exists() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// Set by [`stop_all`]: nothing may be started any more.
-static STOPPING: AtomicBool = AtomicBool::new(false);
-
-/// Makes something on disk, unless [`stop_all`] has begun: nothing is made behind its back. Fails then, and where
-/// `make` does.
-pub fn unless_stopping<T>(make: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    let _running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
-    if STOPPING.load(Ordering::SeqCst) { Err(Error::new("interrupted")) } else { make() }
-}
-
-/// Makes a directory that [`stop_all`] removes.
-pub fn make_registered<T>(make: impl FnOnce() -> Result<(T, PathBuf), Error>) -> Result<T, Error> {
-    let mut running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
-    if STOPPING.load(Ordering::SeqCst) {
-        return Err(Error::new("interrupted"));
-    }
-    let (made, dir) = make()?;
-    running.insert((0, dir));
-    Ok(made)
-}
-
-/// A temporary directory that [`stop_all`] removes, should it come first.
-pub struct WorkDir(TempDir);
-
-impl WorkDir {
-    /// Fails where `make` does, and after [`stop_all`] has begun.
-    pub fn make(make: impl FnOnce() -> Result<TempDir, Error>) -> Result<WorkDir, Error> {
-        make_registered(|| {
-            let dir = make()?;
-            let path = dir.path().to_path_buf();
-            Ok((WorkDir(dir), path))
-        })
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for WorkDir {
-    fn drop(&mut self) {
-        unregister(0, self.0.path());
-    }
-}
-
-/// Has `dir` removed by [`stop_all`]; pid 0 is a directory without a server.
-pub fn register(pid: u32, dir: &Path) {
-    RUNNING.lock().unwrap_or_else(|e| e.into_inner()).insert((pid, dir.into()));
-}
-
-/// The opposite.
-pub fn unregister(pid: u32, dir: &Path) {
-    RUNNING.lock().unwrap_or_else(|e| e.into_inner()).remove(&(pid, dir.into()));
 }
 
 /// How to start a server.
@@ -224,7 +116,7 @@ impl Server {
             match server.wait_ready() {
                 Ok(()) => return Ok(server),
                 // Somebody else was faster; only a port of our own choosing may be changed.
-                Err(e) if spec.port.is_none() && tries < 5 && e.0.contains("Address already in use") => {}
+                Err(e) if spec.port.is_none() && tries < 5 && e.kind == ErrorKind::PortTaken => {}
                 Err(e) => return Err(e),
             }
         }
@@ -289,13 +181,9 @@ impl Server {
         if let Some(seat) = &self.spec.seat {
             seat.place_server(&mut command, &self.inside).map_err(|e| Error::new(e.to_string()))?;
         }
-        // Held over the start, so that a server is either in the registry or was never started.
-        let mut running = RUNNING.lock().unwrap_or_else(|e| e.into_inner());
-        if STOPPING.load(Ordering::SeqCst) {
-            return Err(Error::new("interrupted"));
-        }
-        let child = spawn_bound(command).map_err(|e| Error::new(format!("{}: {e}", self.engine.server.display())))?;
-        running.insert((child.id(), self.dir.clone()));
+        let child = registry::start(&self.dir, || {
+            spawn_bound(command).map_err(|e| Error::new(format!("{}: {e}", self.engine.server.display())))
+        })?;
         *self.child() = Some(child);
         Ok(())
     }
@@ -313,11 +201,12 @@ impl Server {
         let deadline = Instant::now() + patience;
         loop {
             if let Some(status) = self.reap() {
-                return Err(Error::new(format!(
-                    "{} ended at start ({status}); its log ends: {}",
-                    self.name(),
-                    self.log_tail(4)
-                )));
+                let log = self.log_tail(4);
+                // The server's words: its exit status is the same for everything that is wrong at its start.
+                let taken = log.contains("Address already in use");
+                let kind = if taken { ErrorKind::PortTaken } else { ErrorKind::Other };
+                let why = format!("{} ended at start ({status}); its log ends: {log}", self.name());
+                return Err(Error::of(kind, why));
             }
             let answer = self.connect_with(&quick()).and_then(|mut c| c.call(&["PING"]));
             match answer {
@@ -325,12 +214,9 @@ impl Server {
                 // A password is wanted: it is up.
                 Err(e) if e.kind == unslow_client::ErrorKind::AuthRequired => return Ok(()),
                 Err(e) if Instant::now() > deadline => {
-                    return Err(Error::new(format!(
-                        "{} is not ready after {} s ({e}); its log ends: {}",
-                        self.name(),
-                        patience.as_secs(),
-                        self.log_tail(4)
-                    )));
+                    let (name, log) = (self.name(), self.log_tail(4));
+                    let why = format!("{name} is not ready after {} s ({e}); its log ends: {log}", patience.as_secs());
+                    return Err(Error::of(ErrorKind::TooLate, why));
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
@@ -521,6 +407,8 @@ fn quick() -> Options {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn server(spec: ServerSpec, dir: &Path) -> Server {
