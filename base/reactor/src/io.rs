@@ -9,14 +9,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
-    acceptfrom_with, connect, getsockname, listen, recv, send, shutdown, socket_with, sockopt,
+    AddressFamily, Shutdown, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, connect,
+    getsockname, listen, shutdown, socket_with, sockopt,
 };
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 use crate::tls::Session;
 use crate::{Carrier, Change, Closed, Handler, Id, Listening, Peer, Tls, Visitor, Waker, now_ns};
 
+mod link;
 #[cfg(test)]
 mod tests;
 
@@ -66,6 +67,8 @@ pub struct Io {
     listeners: Vec<Option<Arc<Listening>>>,
     /// Of the connection that was closed last: how much of its output the socket had not taken.
     lost: usize,
+    /// Of all visitors: what was left of their output when it was written last.
+    unsent_to_visitors: usize,
     stopped: bool,
     now: u64,
     carrier: Option<&'static dyn Carrier>,
@@ -97,6 +100,10 @@ struct Link {
     unwritten: Option<Closed>,
     /// Dropped then.
     lost: usize,
+    /// Taken from a listener.
+    is_visitor: bool,
+    /// What was left of its output when it was written last, if it is a visitor's.
+    left_unsent: usize,
     interest: EventFlags,
     connected: bool,
     opened: bool,
@@ -142,6 +149,7 @@ impl Reactor {
             idle_kept: 64 * 1024,
             listeners: Vec::new(),
             lost: 0,
+            unsent_to_visitors: 0,
             stopped: false,
             now: now_ns(),
             carrier: None,
@@ -326,8 +334,7 @@ impl Reactor {
             let plain = session.is_none();
             let id = self.io.insert(fd, session, EventFlags::IN);
             if let Some(link) = self.io.link(id) {
-                link.connected = true;
-                link.opened = plain;
+                (link.connected, link.opened, link.is_visitor) = (true, plain, true);
             }
             if !plain {
                 let late = now_ns() + HANDSHAKE.as_nanos() as u64;
@@ -575,6 +582,8 @@ impl Io {
             left: Vec::new(),
             unwritten: None,
             lost: 0,
+            is_visitor: false,
+            left_unsent: 0,
             interest,
             connected: false,
             opened: false,
@@ -644,6 +653,12 @@ impl Io {
         self.link(id).map_or(0, |l| l.out.len() + l.wire.len() - l.wire_sent)
     }
 
+    /// Bytes that wait for connections that were taken from listeners, all together: what their sockets had not taken
+    /// when their outputs were written last.
+    pub fn unsent_to_visitors(&self) -> usize {
+        self.unsent_to_visitors
+    }
+
     /// Stops or resumes reading.
     pub fn pause(&mut self, id: Id, paused: bool) {
         if let Some(link) = self.link(id) {
@@ -660,8 +675,9 @@ impl Io {
     /// Closes without a word to the handler.
     pub fn close(&mut self, id: Id) {
         if let Some(link) = self.link(id) {
-            let lost = link.lost + link.waiting();
+            let (lost, unsent) = (link.lost + link.waiting(), link.left_unsent);
             self.lost = lost;
+            self.unsent_to_visitors -= unsent;
             let slot = &mut self.slots[id.index as usize];
             slot.link = None;
             slot.generation = slot.generation.wrapping_add(1);
@@ -719,7 +735,11 @@ impl Io {
         if !link.connected {
             return;
         }
-        if let Err(why) = link.write(kept) {
+        let written = link.write(kept);
+        let (before, unsent) = link.count_unsent();
+        self.unsent_to_visitors = self.unsent_to_visitors + unsent - before;
+        let Some(link) = self.link(id) else { return };
+        if let Err(why) = written {
             if link.ended {
                 self.fail(id, why);
                 return;
@@ -823,101 +843,6 @@ impl Io {
                 handler.closed(self, id, why);
             }
         }
-    }
-}
-
-#[inline]
-fn sent(carrier: Option<&'static dyn Carrier>, fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
-    match carrier {
-        None => send(fd, bytes, SendFlags::NOSIGNAL),
-        Some(carrier) => carrier.send(fd.as_fd(), bytes).map_err(errno),
-    }
-}
-
-fn errno(e: std::io::Error) -> Errno {
-    e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
-}
-
-impl Link {
-    #[inline]
-    fn receive(&self, room: &mut [u8]) -> Result<usize, Errno> {
-        match self.carrier {
-            None => recv(&self.fd, room, RecvFlags::empty()).map(|(n, _)| n),
-            Some(carrier) => carrier.receive(self.fd.as_fd(), room).map_err(errno),
-        }
-    }
-
-    /// What came of a read: bytes, none for now, or the end.
-    fn heard(&self, received: Result<usize, Errno>) -> Result<usize, Closed> {
-        match received {
-            Ok(0) => Err(Closed::Peer),
-            Ok(n) => Ok(n),
-            // Nothing more to read before the end that writing has found.
-            Err(Errno::AGAIN) if self.unwritten.is_some() => Err(Closed::Peer),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(e) => Err(Closed::Io(e.into())),
-        }
-    }
-
-    /// Output the peer cannot have seen.
-    fn waiting(&self) -> usize {
-        self.out.len() + if self.session.is_some() { 0 } else { self.wire.len() - self.wire_sent }
-    }
-
-    fn write(&mut self, kept: usize) -> Result<(), Closed> {
-        if self.unwritten.is_some() {
-            self.lost += self.out.len();
-            self.out.clear();
-            return Ok(());
-        }
-        // A peer that always leaves some of it would make this grow for ever.
-        if self.wire_sent > READ && self.wire_sent > self.wire.len() / 2 {
-            self.wire.drain(..std::mem::take(&mut self.wire_sent));
-        }
-        if let Some(session) = &mut self.session {
-            let encrypted = session.send(&self.out).and_then(|()| {
-                self.out.clear();
-                session.take(&mut self.wire)
-            });
-            encrypted.map_err(Closed::Tls)?;
-        }
-        loop {
-            if self.wire_sent < self.wire.len() {
-                match sent(self.carrier, &self.fd, &self.wire[self.wire_sent..]) {
-                    Ok(n) => self.wire_sent += n,
-                    Err(Errno::AGAIN) => return Ok(()),
-                    Err(Errno::INTR) => {}
-                    Err(e) => return Err(Closed::Io(e.into())),
-                }
-                continue;
-            }
-            emptied(&mut self.wire, kept);
-            self.wire_sent = 0;
-            if self.out.is_empty() {
-                return Ok(());
-            }
-            match sent(self.carrier, &self.fd, &self.out) {
-                Ok(n) if n == self.out.len() => emptied(&mut self.out, kept),
-                Ok(n) => {
-                    // The rest moves in front, so that what is appended later finds its place behind it.
-                    std::mem::swap(&mut self.wire, &mut self.out);
-                    self.wire_sent = n;
-                }
-                Err(Errno::AGAIN) => {
-                    std::mem::swap(&mut self.wire, &mut self.out);
-                    return Ok(());
-                }
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(Closed::Io(e.into())),
-            }
-        }
-    }
-}
-
-fn emptied(buffer: &mut Vec<u8>, kept: usize) {
-    buffer.clear();
-    if buffer.capacity() > kept {
-        buffer.shrink_to(kept / 4);
     }
 }
 

@@ -83,6 +83,8 @@ pub struct Config {
     pub client_pending: usize,
     /// Bytes that wait for a client that does not read; more and it is closed.
     pub client_output_bytes: usize,
+    /// The same for all clients together; those that hold most are closed.
+    pub output_bytes: usize,
     /// Bytes of a request that one client may keep waiting for its end; more and it is closed.
     pub client_input_bytes: usize,
     /// The same for all clients together.
@@ -133,6 +135,7 @@ impl Default for Config {
             hold_bytes: 16 << 20,
             client_pending: 8192,
             client_output_bytes: 64 << 20,
+            output_bytes: 1 << 30,
             client_input_bytes: 64 << 20,
             input_bytes: 256 << 20,
             max_clients: 50_000,
@@ -175,6 +178,9 @@ impl Config {
         within("hold_bytes", self.hold_bytes as u64, 1 << 20, 4 << 30)?;
         within("client_pending", self.client_pending as u64, 1, 1 << 20)?;
         within("client_output_bytes", self.client_output_bytes as u64, 1 << 20, 4 << 30)?;
+        within("client_input_bytes", self.client_input_bytes as u64, 1 << 10, 4 << 30)?;
+        within("input_bytes", self.input_bytes as u64, 1 << 20, 1 << 40)?;
+        within("output_bytes", self.output_bytes as u64, 1 << 20, 1 << 40)?;
         within("max_clients", self.max_clients as u64, 1, 1 << 20)?;
         within("own_connections", self.own_connections as u64, 0, 1 << 20)?;
         within("connect_ms", self.connect_ms, 10, 600_000)?;
@@ -275,6 +281,9 @@ mod tests {
             ("hold_ms = 600001", false),
             ("hold_bytes = 1048576", true),
             ("hold_bytes = 1048575", false),
+            ("output_bytes = 1048576", true),
+            ("output_bytes = 1048575", false),
+            ("input_bytes = 0", false),
             ("client_pending = 0", false),
             ("connect_ms = 9", false),
             ("facade = \"cluster\"", true),

@@ -206,7 +206,9 @@ impl Worker {
         let (before, whom) = (std::mem::replace(counted, bytes), gather.whom);
         let Some(client) = self.client(whom) else { return false };
         client.parked = client.parked + bytes - before;
-        if client.parked > self.config.client_output_bytes {
+        let held = client.parked;
+        self.parked = self.parked + bytes - before;
+        if held > self.config.client_output_bytes {
             self.close_slow(io, whom);
             return false;
         }
@@ -227,7 +229,9 @@ impl Worker {
         }
         let Some(gather) = self.gathers.remove(&number) else { return };
         if let Some(client) = self.client(gather.whom) {
-            client.parked -= gather.counted.iter().sum::<usize>();
+            let counted = gather.counted.iter().sum::<usize>();
+            client.parked -= counted;
+            self.parked -= counted;
         }
         let answer = match &gather.whole {
             Whole::Join(join) => joined(*join, &gather.parts),
@@ -468,9 +472,11 @@ mod tests {
         rig.asked(1);
         rig.answers(0, "*1\r\n$1\r\na\r\n");
         assert_eq!(rig.worker.everyone().map(|c| c.parked).sum::<usize>(), 11);
+        assert_eq!(rig.worker.parked, 11);
         rig.answers(1, "*1\r\n$1\r\nb\r\n");
         assert_eq!(rig.told(client), "*2\r\n$1\r\na\r\n$1\r\nb\r\n");
         assert_eq!(rig.worker.everyone().map(|c| c.parked).sum::<usize>(), 0);
+        assert_eq!(rig.worker.parked, 0);
     }
 
     #[test]

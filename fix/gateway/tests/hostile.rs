@@ -25,6 +25,7 @@ use unslow_client::{Secret, Target};
 use unslow_engine::{Deployment, Error, Server, Shape};
 use unslow_gateway::{ClientAuth, Gateway};
 use unslow_testkit::servers::{deployment, server};
+use unslow_testkit::until;
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{PATIENCE, options, standalone};
 
@@ -359,6 +360,41 @@ fn unfinished_commands_of_many_small_arguments_leave_other_clients_alone() {
             assert_eq!((heard.end, heard.replies), (End::Open, vec![b":0\r\n".to_vec()]));
         }
     });
+}
+
+/// Each holds far less than one client may; together they hold more than all may.
+#[test]
+fn answers_that_nobody_reads_are_bounded_for_all_clients_together() {
+    const ALL: usize = 4 << 20;
+    let server = standalone(ENGINE);
+    let mut direct = server.connect_with(&options(2)).expect("a server");
+    direct.call(&["SET", "big", &"x".repeat(4 << 20)]).expect("room for it");
+    let gateway = gate(&server.url(), |config| config.output_bytes = ALL);
+    let mut asker = target_connection(&gateway);
+    beside(&target(&gateway), |others| {
+        let before = resident_mb(std::process::id());
+        let mut attackers: Vec<Wire> = (0..16).map(|_| wire(&gateway)).collect();
+        attackers.iter_mut().for_each(|attacker| attacker.write(&command(&["GET", "big"]).repeat(2)));
+        // Sixteen of them ask for 8 MB each: some have to go, whatever the sockets take.
+        until("clients that hold too much to be closed", || closed_slow(&mut asker) > 0);
+        others.do_more(20);
+        let grown = resident_mb(std::process::id()).saturating_sub(before);
+        assert!(grown <= 2 * (ALL as u64 >> 20) + 64, "the gateway holds {grown} MB of answers");
+    });
+    // A client that reads gets all of it.
+    let reply = asker.call(&["GET", "big"]).expect("an answer");
+    assert_eq!(reply.text().map(|text| text.len()), Some(4 << 20));
+}
+
+fn target_connection(gateway: &Gateway) -> unslow_client::Connection {
+    unslow_client::Connection::open(&target(gateway), &options(2)).expect("a connection")
+}
+
+fn closed_slow(asker: &mut unslow_client::Connection) -> u64 {
+    let reply = asker.call(&["UNSLOW", "SHOW", "STATS"]).expect("statistics");
+    let value = |row: String| row.strip_prefix("clients_closed_slow_total=")?.parse().ok();
+    let mut rows = reply.items().iter().filter_map(unslow_client::Value::text);
+    rows.find_map(value).expect("the counter")
 }
 
 #[test]

@@ -59,3 +59,29 @@ fn memory_for_unused_input_is_freed_when_it_is_used() {
         }
     }
 }
+
+#[test]
+fn what_visitors_leave_unread_is_counted_until_they_read_or_go() {
+    let (mut reactor, id, mut peer) = filled(0);
+    let io = reactor.io();
+    io.link(id).expect("it is open").is_visitor = true;
+    // More than a socket takes.
+    let reply = vec![b'x'; 8 << 20];
+    io.output(id).extend_from_slice(&reply);
+    io.flush(id);
+    let unsent = io.unsent(id);
+    assert!(unsent > 0, "the socket took all of it");
+    assert_eq!(io.unsent_to_visitors(), unsent);
+    peer.set_nonblocking(true).expect("a socket");
+    let mut room = vec![0; 1 << 20];
+    while io.unsent(id) > 0 {
+        let _ = std::io::Read::read(&mut peer, &mut room);
+        io.flush(id);
+        assert_eq!(io.unsent_to_visitors(), io.unsent(id));
+    }
+    io.output(id).extend_from_slice(&reply);
+    io.flush(id);
+    assert!(io.unsent_to_visitors() > 0);
+    io.close(id);
+    assert_eq!(io.unsent_to_visitors(), 0);
+}

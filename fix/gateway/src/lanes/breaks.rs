@@ -85,8 +85,9 @@ impl Worker {
             if half_told && let Some(client) = self.client(flight.whom) {
                 let at = client.at(flight.seq);
                 if let Some(pending) = client.pending.get_mut(at) {
-                    client.parked -= pending.bytes.len();
-                    pending.bytes.clear();
+                    let parked = std::mem::take(&mut pending.bytes).len();
+                    client.parked -= parked;
+                    self.parked -= parked;
                 }
             }
             if matches!(flight.kind, Kind::Swallow | Kind::Probe) {

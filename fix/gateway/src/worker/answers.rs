@@ -29,6 +29,7 @@ impl Worker {
             if !pending.mute {
                 pending.bytes.extend_from_slice(bytes);
                 client.parked += bytes.len();
+                self.parked += bytes.len();
             }
             pending.done = last;
             if last && !client.waiting.is_empty() {
@@ -62,6 +63,7 @@ impl Worker {
             if !next.bytes.is_empty() {
                 io.output(client.id).extend_from_slice(&next.bytes);
                 client.parked -= next.bytes.len();
+                self.parked -= next.bytes.len();
                 self.stats.bytes_out += next.bytes.len() as u64;
                 client.midway = !next.done;
                 next.bytes = Vec::new();
@@ -146,6 +148,17 @@ impl Worker {
         }
     }
 
+    /// Answers of all clients together hold too much: whoever holds most is closed, until they fit.
+    pub(super) fn make_room(&mut self, io: &mut Io) {
+        let most = self.config.output_bytes / self.shared.workers.len().max(1);
+        while io.unsent_to_visitors() + self.parked > most {
+            let held = self.everyone().map(|c| (io.unsent(c.id) + c.parked + c.pushes.len(), c.whom()));
+            // What is left of those who are leaving already goes with them.
+            let Some((1.., whom)) = held.max_by_key(|(bytes, _)| *bytes) else { return };
+            self.close_slow(io, whom);
+        }
+    }
+
     pub fn close_slow(&mut self, io: &mut Io, whom: Whom) {
         self.stats.clients_closed_slow += 1;
         self.drop_client(io, whom);
@@ -208,6 +221,7 @@ impl Worker {
         let Some(client) = self.clients[whom.place()].take() else { return };
         self.parties[whom.place()] = Party::Nobody;
         self.unread -= client.unread;
+        self.parked -= client.parked;
         self.clients_now -= 1;
         self.shared.clients.fetch_sub(1, Ordering::Relaxed);
         let stream = client.stream.as_ref().and_then(|s| s.lane);

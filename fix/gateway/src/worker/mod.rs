@@ -168,6 +168,8 @@ pub struct Worker {
     pub clients_now: usize,
     /// Bytes of unfinished requests, all clients together.
     pub unread: usize,
+    /// Bytes of answers that came before their turn, all clients together.
+    pub parked: usize,
 }
 
 /// What becomes of a request that is too long to wait for.
@@ -231,6 +233,7 @@ impl Worker {
             stuck: Stuck::default(),
             clients_now: 0,
             unread: 0,
+            parked: 0,
             shared,
         };
         worker.banned.resize(worker.map.servers.len(), 0);
@@ -275,6 +278,9 @@ impl Handler for Worker {
         while let Some(entry) = self.again.first_entry().filter(|e| e.key().0 <= self.now) {
             let again = entry.remove();
             self.resend(io, again);
+        }
+        if io.unsent_to_visitors() + self.parked > self.config.output_bytes / self.shared.workers.len().max(1) {
+            self.make_room(io);
         }
         for (flight, error) in std::mem::take(&mut self.refused) {
             self.fail_flight(io, &flight, &error);

@@ -1,0 +1,110 @@
+//! What a connection does by itself: reading from its socket, and writing what waits.
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::{Link, READ};
+use crate::{Carrier, Closed};
+
+#[inline]
+fn sent(carrier: Option<&'static dyn Carrier>, fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+    match carrier {
+        None => send(fd, bytes, SendFlags::NOSIGNAL),
+        Some(carrier) => carrier.send(fd.as_fd(), bytes).map_err(errno),
+    }
+}
+
+fn errno(e: std::io::Error) -> Errno {
+    e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+impl Link {
+    #[inline]
+    pub(super) fn receive(&self, room: &mut [u8]) -> Result<usize, Errno> {
+        match self.carrier {
+            None => recv(&self.fd, room, RecvFlags::empty()).map(|(n, _)| n),
+            Some(carrier) => carrier.receive(self.fd.as_fd(), room).map_err(errno),
+        }
+    }
+
+    /// What came of a read: bytes, none for now, or the end.
+    pub(super) fn heard(&self, received: Result<usize, Errno>) -> Result<usize, Closed> {
+        match received {
+            Ok(0) => Err(Closed::Peer),
+            Ok(n) => Ok(n),
+            // Nothing more to read before the end that writing has found.
+            Err(Errno::AGAIN) if self.unwritten.is_some() => Err(Closed::Peer),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            Err(e) => Err(Closed::Io(e.into())),
+        }
+    }
+
+    /// Output the peer cannot have seen.
+    pub(super) fn waiting(&self) -> usize {
+        self.out.len() + if self.session.is_some() { 0 } else { self.wire.len() - self.wire_sent }
+    }
+
+    /// What was left of a visitor's output before, and what is now.
+    #[inline]
+    pub(super) fn count_unsent(&mut self) -> (usize, usize) {
+        let now = if self.is_visitor { self.out.len() + self.wire.len() - self.wire_sent } else { 0 };
+        (std::mem::replace(&mut self.left_unsent, now), now)
+    }
+
+    pub(super) fn write(&mut self, kept: usize) -> Result<(), Closed> {
+        if self.unwritten.is_some() {
+            self.lost += self.out.len();
+            self.out.clear();
+            return Ok(());
+        }
+        // A peer that always leaves some of it would make this grow for ever.
+        if self.wire_sent > READ && self.wire_sent > self.wire.len() / 2 {
+            self.wire.drain(..std::mem::take(&mut self.wire_sent));
+        }
+        if let Some(session) = &mut self.session {
+            let encrypted = session.send(&self.out).and_then(|()| {
+                self.out.clear();
+                session.take(&mut self.wire)
+            });
+            encrypted.map_err(Closed::Tls)?;
+        }
+        loop {
+            if self.wire_sent < self.wire.len() {
+                match sent(self.carrier, &self.fd, &self.wire[self.wire_sent..]) {
+                    Ok(n) => self.wire_sent += n,
+                    Err(Errno::AGAIN) => return Ok(()),
+                    Err(Errno::INTR) => {}
+                    Err(e) => return Err(Closed::Io(e.into())),
+                }
+                continue;
+            }
+            emptied(&mut self.wire, kept);
+            self.wire_sent = 0;
+            if self.out.is_empty() {
+                return Ok(());
+            }
+            match sent(self.carrier, &self.fd, &self.out) {
+                Ok(n) if n == self.out.len() => emptied(&mut self.out, kept),
+                Ok(n) => {
+                    // The rest moves in front, so that what is appended later finds its place behind it.
+                    std::mem::swap(&mut self.wire, &mut self.out);
+                    self.wire_sent = n;
+                }
+                Err(Errno::AGAIN) => {
+                    std::mem::swap(&mut self.wire, &mut self.out);
+                    return Ok(());
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(Closed::Io(e.into())),
+            }
+        }
+    }
+}
+
+pub(super) fn emptied(buffer: &mut Vec<u8>, kept: usize) {
+    buffer.clear();
+    if buffer.capacity() > kept {
+        buffer.shrink_to(kept / 4);
+    }
+}
