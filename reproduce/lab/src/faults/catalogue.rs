@@ -410,13 +410,14 @@ pub const ALL: &[Fault] = &[
     .wired(),
     fault(
         "replica_buffer_kill",
-        "60 MB to copy under 20 MB/s of writes, and 1 MB for what waits meanwhile",
+        "60 MB to copy over a path of 16 Mbit/s under writes, and 1 MB for what waits meanwhile",
         Node,
         pair,
         replication::replica_buffer_kill,
     )
     .settings(&[("client-output-buffer-limit", "replica 1mb 1mb 1"), ("repl-backlog-size", "1mb")])
-    .rule("replica_buffer_kill"),
+    .rule("replica_buffer_kill")
+    .wired(),
     fault(
         "resync_storm",
         "both replicas come back with another history, over paths of 2 Mbit/s",
