@@ -183,7 +183,7 @@ impl GatewayArguments {
         let from_file = self.config.is_some();
         // Flags go on winning over the file.
         let reread: Option<Reread> =
-            from_file.then(|| Box::new(move || self.checked().map_err(|e| format!("{e:#}"))) as Reread);
+            from_file.then(|| Box::new(move || self.checked().map_err(|e| format!("{e:#}").into())) as Reread);
         let start = Start { config, target: target.clone(), options, reread, log: Box::new(log) };
         let gateway = Gateway::start(start)?;
         let hang_ups = unslow_interrupt::hang_ups();

@@ -17,8 +17,20 @@ const LAST_MS: f64 = 253_402_300_799_999.0;
 /// No window is shorter.
 const SHORTEST_S: f64 = 0.001;
 
-/// The first number that cannot be, in words.
-pub fn all(facts: &Facts) -> Result<(), String> {
+/// A number that no run can have seen.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Impossible {
+    /// It is outside of what can be, both ends included.
+    #[error("{field} is {value}; {least} to {most} was expected")]
+    Outside { field: String, value: f64, least: f64, most: f64 },
+    /// Round trips whose order is none.
+    #[error("{field}: its percentiles do not rise, or it counts none")]
+    Unordered { field: String },
+}
+
+/// Finds the first number that cannot be.
+pub fn all(facts: &Facts) -> Result<(), Impossible> {
     // Without a server there was no window.
     let least_s = if facts.of_words_alone() { 0.0 } else { SHORTEST_S };
     within(facts.window_s, least_s, WINDOW_S, "window_s")?;
@@ -31,7 +43,7 @@ pub fn all(facts: &Facts) -> Result<(), String> {
     facts.hosts.iter().try_for_each(host)
 }
 
-fn node(node: &Node) -> Result<(), String> {
+fn node(node: &Node) -> Result<(), Impossible> {
     let name = |field: &str| format!("{field} of {}", node.address);
     for (sample, which) in [(&node.first, "first"), (&node.last, "last")] {
         sample.iter().try_for_each(|s| counters(&s.info, &name(which)))?;
@@ -70,7 +82,7 @@ fn node(node: &Node) -> Result<(), String> {
 }
 
 /// Figures of a message: sums and quotients of them must hold, even of a forged one.
-fn client_error(error: &ClientError) -> Result<(), String> {
+fn client_error(error: &ClientError) -> Result<(), Impossible> {
     let shown = error.multiplexer.as_ref();
     let pools = shown.into_iter().flat_map(|m| [m.worker, m.iocp]).flatten();
     let figures = shown.into_iter().flat_map(|m| [m.queued, m.sent, m.unread_bytes, m.partial_bytes, m.queued_items]);
@@ -79,13 +91,13 @@ fn client_error(error: &ClientError) -> Result<(), String> {
     all.into_iter().try_for_each(|n| within(n as f64, 0.0, COUNTED, "a figure of client_errors"))
 }
 
-fn log_event(event: &LogEvent) -> Result<(), String> {
+fn log_event(event: &LogEvent) -> Result<(), Impossible> {
     within(event.count as f64, 1.0, COUNTED, "a count of log_events")?;
     within(event.at_ms as f64, event.since_ms as f64, LAST_MS, "a time of log_events")
 }
 
 /// Counters of an INFO: of commands, errors and databases. Sums are made of them.
-fn counters(info: &Info, of: &str) -> Result<(), String> {
+fn counters(info: &Info, of: &str) -> Result<(), Impossible> {
     const OF: &[&str] = &["calls", "usec", "rejected_calls", "failed_calls", "count", "keys"];
     let counted =
         info.0.iter().filter(|(field, _)| ["cmdstat_", "errorstat_", "db"].iter().any(|p| field.starts_with(p)));
@@ -100,7 +112,7 @@ fn counters(info: &Info, of: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn host(host: &Host) -> Result<(), String> {
+fn host(host: &Host) -> Result<(), Impossible> {
     let name = |field: &str| format!("{field} of the machine {}", host.hostname);
     within(host.window_s, 0.0, WINDOW_S, &name("window_s"))?;
     // Two readings of a counter are never taken at one moment: a share may be a little over all.
@@ -151,24 +163,20 @@ fn host(host: &Host) -> Result<(), String> {
     host.neighbours.iter().try_for_each(|n| within(n.cpu_share, 0.0, CORES, &name("neighbours.cpu_share")))
 }
 
-fn ordered(rtt: &Rtt, name: &str) -> Result<(), String> {
+fn ordered(rtt: &Rtt, name: &str) -> Result<(), Impossible> {
     let rising = [rtt.us_min, rtt.us_p50, rtt.us_p99, rtt.us_max].is_sorted();
-    if rising && rtt.count > 0 {
-        Ok(())
-    } else {
-        Err(format!("{name}: its percentiles do not rise, or it counts none"))
-    }
+    if rising && rtt.count > 0 { Ok(()) } else { Err(Impossible::Unordered { field: name.to_string() }) }
 }
 
-fn window(seconds: f64, name: &str) -> Result<(), String> {
+fn window(seconds: f64, name: &str) -> Result<(), Impossible> {
     within(seconds, SHORTEST_S, WINDOW_S, name)
 }
 
-fn within(value: f64, least: f64, most: f64, name: &str) -> Result<(), String> {
+fn within(value: f64, least: f64, most: f64, name: &str) -> Result<(), Impossible> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
-    Err(format!("{name} is {value}; {least} to {most} was expected"))
+    Err(Impossible::Outside { field: name.to_string(), value, least, most })
 }
 
 #[cfg(test)]
@@ -255,7 +263,7 @@ mod tests {
         for (break_it, expected) in cases {
             let mut facts = facts();
             break_it(&mut facts);
-            assert!(all(&facts).is_err_and(|e| e.contains(expected)), "{expected}: {:?}", all(&facts));
+            assert!(all(&facts).is_err_and(|e| e.to_string().contains(expected)), "{expected}: {:?}", all(&facts));
         }
     }
 
@@ -287,7 +295,7 @@ mod tests {
                     assert_eq!(said, Ok(()));
                 } else {
                     let which = if first == bad { "first of a:1" } else { "last of a:1" };
-                    assert!(said.as_ref().is_err_and(|e| e.contains(which)), "{bad}: {said:?}");
+                    assert!(said.as_ref().is_err_and(|e| e.to_string().contains(which)), "{bad}: {said:?}");
                 }
             }
         }
@@ -303,7 +311,7 @@ mod tests {
         assert_eq!(Facts::from_json(&whole).unwrap(), facts);
         let edited = whole.replace("[[0,16383]]", "[[0,65535]]");
         assert_ne!(edited, whole);
-        assert!(Facts::from_json(&edited).unwrap_err().0.contains("0-65535 are no slots"));
+        assert!(Facts::from_json(&edited).unwrap_err().to_string().contains("0-65535 are no slots"));
     }
 
     #[test]
@@ -312,9 +320,9 @@ mod tests {
         assert!(Facts::from_json(&whole).is_ok());
         for length in [whole.len() - 1, whole.len() / 2, 20] {
             let error = Facts::from_json(&whole[..length]).unwrap_err();
-            assert!(error.0.contains("cut off"), "{length}: {error}");
+            assert!(matches!(error, crate::ReadError::CutOff { .. }), "{length}: {error}");
         }
-        assert!(Facts::from_json("hello").unwrap_err().0.contains("not a facts file"));
+        assert!(Facts::from_json("hello").unwrap_err().to_string().contains("not a facts file"));
         assert!(Facts::from_json(&format!("{whole} {{}}")).is_err());
         let newer = whole.replacen("\"url\"", "\"colour\":1,\"url\"", 1);
         let facts = Facts::from_json(&newer).unwrap();

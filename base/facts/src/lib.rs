@@ -24,6 +24,7 @@ mod storage;
 use serde::{Deserialize, Serialize};
 use unslow_topology::DeploymentKind;
 
+pub use check::Impossible;
 pub use client_error::{ClientError, ClientErrorKind, ClientLibrary, Multiplexer, ThreadPool};
 pub use cores::{Core, MemoryNode, Reclaims, Speed};
 pub use host::{Disk, Host, Neighbour, Process, Tcp};
@@ -190,16 +191,28 @@ pub struct Cost {
 }
 
 /// Why a facts file could not be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReadError(pub String);
-
-impl std::fmt::Display for ReadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// It ends in the middle.
+    #[error(
+        "the file is cut off: it ends at line {line}, column {column}, in the middle of the facts; copy it again, or \
+         save the facts again"
+    )]
+    CutOff { line: usize, column: usize },
+    /// It is something else.
+    #[error("not a facts file: {0}; make one with: unslow doctor URL --save FILE")]
+    NotFacts(serde_json::Error),
+    /// Another version of unslow wrote it.
+    #[error("schema is {found:?}, expected {SCHEMA:?}; use the unslow that wrote it, or save the facts again")]
+    Schema { found: String },
+    /// It is a facts file of this version, and not as one is written.
+    #[error("damaged facts file: {0}")]
+    Damaged(serde_json::Error),
+    /// A number in it cannot be.
+    #[error("damaged facts file: {0}")]
+    Impossible(#[from] Impossible),
 }
-
-impl std::error::Error for ReadError {}
 
 impl Facts {
     /// Of a deployment that nothing is known of but its URL.
@@ -237,21 +250,13 @@ impl Facts {
         }
         let broken = |e: serde_json::Error| {
             if e.is_eof() {
-                return ReadError(format!(
-                    "the file is cut off: it ends at line {}, column {}, in the middle of the facts; copy it again, or \
-                     save the facts again",
-                    e.line(),
-                    e.column()
-                ));
+                return ReadError::CutOff { line: e.line(), column: e.column() };
             }
-            ReadError(format!("not a facts file: {e}; make one with: unslow doctor URL --save FILE"))
+            ReadError::NotFacts(e)
         };
         let head: Head = serde_json::from_str(text).map_err(broken)?;
         if head.schema != SCHEMA {
-            return Err(ReadError(format!(
-                "schema is {:?}, expected {SCHEMA:?}; use the unslow that wrote it, or save the facts again",
-                head.schema
-            )));
+            return Err(ReadError::Schema { found: head.schema });
         }
         let mut unknown = std::collections::BTreeSet::new();
         let mut json = serde_json::Deserializer::from_str(text);
@@ -261,9 +266,9 @@ impl Facts {
                 field.rsplit('.').find(|p| p.parse::<usize>().is_err() && *p != "?").unwrap_or("?").to_string(),
             );
         })
-        .map_err(|e| ReadError(format!("damaged facts file: {e}")))?;
-        json.end().map_err(|e| ReadError(format!("damaged facts file: {e}")))?;
-        check::all(&facts).map_err(|e| ReadError(format!("damaged facts file: {e}")))?;
+        .map_err(ReadError::Damaged)?;
+        json.end().map_err(ReadError::Damaged)?;
+        check::all(&facts)?;
         if !unknown.is_empty() {
             let names: Vec<String> = unknown.into_iter().collect();
             facts.notes.push(format!(

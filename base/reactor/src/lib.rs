@@ -23,7 +23,6 @@ mod end;
 mod io;
 mod tls;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -134,31 +133,35 @@ pub struct Tls {
     pub name: rustls::pki_types::ServerName<'static>,
 }
 
-/// Why a connection is no more.
-#[derive(Debug)]
-pub enum Closed {
-    /// It was never established.
-    Connect(std::io::Error),
-    /// The peer closed it.
-    Peer,
-    /// Reading or writing failed.
-    Io(std::io::Error),
-    /// TLS failed; the sentence says how.
-    Tls(String),
-    /// More bytes than [`Io::limit_input`] allows wait to be used by the handler.
-    TooMuch,
+/// Why a TLS session ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// By what the peer or our own settings say: certificates, versions, records that are none.
+    #[error(transparent)]
+    Session(#[from] rustls::Error),
+    /// Its buffers refused bytes: more records without an end than rustls holds.
+    #[error(transparent)]
+    Buffer(#[from] std::io::Error),
 }
 
-impl fmt::Display for Closed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Closed::Connect(e) => write!(f, "no connection: {e}"),
-            Closed::Peer => write!(f, "the peer closed the connection"),
-            Closed::Io(e) => write!(f, "the connection broke: {e}"),
-            Closed::Tls(why) => write!(f, "TLS: {why}"),
-            Closed::TooMuch => write!(f, "too many bytes without the end of a frame"),
-        }
-    }
+/// Why a connection is no more.
+#[derive(Debug, thiserror::Error)]
+pub enum Closed {
+    /// It was never established.
+    #[error("no connection: {0}")]
+    Connect(std::io::Error),
+    /// The peer closed it.
+    #[error("the peer closed the connection")]
+    Peer,
+    /// Reading or writing failed.
+    #[error("the connection broke: {0}")]
+    Io(std::io::Error),
+    /// TLS failed.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsError),
+    /// More bytes than [`Io::limit_input`] allows wait to be used by the handler.
+    #[error("too many bytes without the end of a frame")]
+    TooMuch,
 }
 
 /// What runs on a reactor. Every call comes on the reactor's thread, and none may block.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection};
 
-use crate::Tls;
+use crate::{Tls, TlsError};
 
 /// One session. Ciphertext goes in and comes out as bytes; the sockets are the loop's.
 pub(crate) struct Session {
@@ -16,14 +16,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub fn new(tls: &Tls) -> Result<Session, String> {
-        let connection = ClientConnection::new(tls.config.clone(), tls.name.clone()).map_err(|e| e.to_string())?;
-        Ok(Session::of(connection.into()))
+    pub fn new(tls: &Tls) -> Result<Session, TlsError> {
+        Ok(Session::of(ClientConnection::new(tls.config.clone(), tls.name.clone())?.into()))
     }
 
     /// The other side.
-    pub fn serve(config: &Arc<ServerConfig>) -> Result<Session, String> {
-        Ok(Session::of(ServerConnection::new(config.clone()).map_err(|e| e.to_string())?.into()))
+    pub fn serve(config: &Arc<ServerConfig>) -> Result<Session, TlsError> {
+        Ok(Session::of(ServerConnection::new(config.clone())?.into()))
     }
 
     fn of(mut connection: Connection) -> Session {
@@ -34,17 +33,17 @@ impl Session {
     }
 
     /// Takes ciphertext, appends plaintext. True when the handshake became complete by it.
-    pub fn receive(&mut self, mut cipher: &[u8], plain: &mut Vec<u8>) -> Result<bool, String> {
+    pub fn receive(&mut self, mut cipher: &[u8], plain: &mut Vec<u8>) -> Result<bool, TlsError> {
         while !cipher.is_empty() {
             // Takes some of it at a time: it has a buffer of its own.
-            if self.connection.read_tls(&mut cipher).map_err(|e| e.to_string())? == 0 {
+            if self.connection.read_tls(&mut cipher)? == 0 {
                 break;
             }
-            let state = self.connection.process_new_packets().map_err(|e| e.to_string())?;
+            let state = self.connection.process_new_packets()?;
             let waiting = state.plaintext_bytes_to_read();
             let from = plain.len();
             plain.resize(from + waiting, 0);
-            self.connection.reader().read_exact(&mut plain[from..]).map_err(|e| e.to_string())?;
+            self.connection.reader().read_exact(&mut plain[from..])?;
         }
         let now_ready = !self.ready && !self.connection.is_handshaking();
         self.ready |= now_ready;
@@ -52,14 +51,14 @@ impl Session {
     }
 
     /// Takes plaintext, to be encrypted when the handshake is through.
-    pub fn send(&mut self, plain: &[u8]) -> Result<(), String> {
-        self.connection.writer().write_all(plain).map_err(|e| e.to_string())
+    pub fn send(&mut self, plain: &[u8]) -> Result<(), TlsError> {
+        Ok(self.connection.writer().write_all(plain)?)
     }
 
     /// Appends the ciphertext that is to be sent.
-    pub fn take(&mut self, cipher: &mut Vec<u8>) -> Result<(), String> {
+    pub fn take(&mut self, cipher: &mut Vec<u8>) -> Result<(), TlsError> {
         while self.connection.wants_write() {
-            self.connection.write_tls(cipher).map_err(|e| e.to_string())?;
+            self.connection.write_tls(cipher)?;
         }
         Ok(())
     }

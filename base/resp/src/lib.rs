@@ -20,7 +20,7 @@ pub use frame::{Frame, Items, Kind};
 pub use scanner::{Error, ErrorKind, Limits, Scan, Scanner};
 pub use splitter::{Done, Split, Splitter};
 pub use value::Value;
-pub use words::{quote_words, split_words};
+pub use words::{WordsError, quote_words, split_words};
 
 /// Appends one command, as every server version accepts it: an array of bulk strings.
 ///

@@ -1,7 +1,27 @@
 //! Commands as people write them: what redis-cli reads, and MONITOR prints.
 
+/// Why a line cannot be split; with its beginning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WordsError {
+    /// A quote is opened and not closed.
+    OpenQuote(String),
+    /// A word goes on behind a closing quote.
+    NoBlank(String),
+}
+
+impl std::fmt::Display for WordsError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            WordsError::OpenQuote(line) => write!(f, "a quote is not closed in {line:?}"),
+            WordsError::NoBlank(line) => write!(f, "a blank is missing behind a closing quote in {line:?}"),
+        }
+    }
+}
+
+impl std::error::Error for WordsError {}
+
 /// Splits a line as redis-cli and MONITOR write it: blanks between words, `"..."` with escapes, `'...'` without.
-pub fn split_words(line: &str) -> Result<Vec<Vec<u8>>, String> {
+pub fn split_words(line: &str) -> Result<Vec<Vec<u8>>, WordsError> {
     let mut words = Vec::new();
     let mut bytes = line.bytes().peekable();
     loop {
@@ -13,7 +33,7 @@ pub fn split_words(line: &str) -> Result<Vec<Vec<u8>>, String> {
                 bytes.next();
                 loop {
                     match bytes.next() {
-                        None => return Err(format!("a quote is not closed in {:?}", shorten(line))),
+                        None => return Err(WordsError::OpenQuote(shorten(line))),
                         Some(b) if b == quote => break,
                         Some(b'\\') if quote == b'"' => word.push(escape(&mut bytes)),
                         Some(b'\\') if bytes.peek() == Some(&b'\'') => {
@@ -24,7 +44,7 @@ pub fn split_words(line: &str) -> Result<Vec<Vec<u8>>, String> {
                     }
                 }
                 if bytes.peek().is_some_and(|b| !b.is_ascii_whitespace()) {
-                    return Err(format!("a blank is missing behind a closing quote in {:?}", shorten(line)));
+                    return Err(WordsError::NoBlank(shorten(line)));
                 }
             }
             _ => {

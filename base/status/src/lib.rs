@@ -9,12 +9,23 @@ use std::time::{Duration, Instant};
 
 use unslow_reactor::{End, Waited};
 
+/// Why a process is not ready to serve, for `/readyz`: what an operator reads there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    /// It was told to end and lets what it has finish.
+    #[error("it is ending")]
+    Ending,
+    /// Nobody answers for a part of the data.
+    #[error("some slots have no master that answers")]
+    SlotsWithoutMaster,
+}
+
 /// What a process says of itself. Called on threads of this crate.
 pub trait Status: Send + Sync + 'static {
     /// For `/metrics`, in Prometheus' text format.
     fn metrics(&self) -> String;
     /// For `/readyz`: `Err` says why it is not.
-    fn ready(&self) -> Result<(), String>;
+    fn ready(&self) -> Result<(), NotReady>;
 }
 
 /// Serves as long as it lives.
@@ -146,7 +157,7 @@ fn answer(stream: &TcpStream, status: &dyn Status, until: Instant) -> std::io::R
         "/healthz" => ("200 OK", plain, "ok\n".into()),
         "/readyz" => match status.ready() {
             Ok(()) => ("200 OK", plain, "ready\n".into()),
-            Err(why) => ("503 Service Unavailable", plain, why + "\n"),
+            Err(why) => ("503 Service Unavailable", plain, format!("{why}\n")),
         },
         _ => ("404 Not Found", plain, "try /metrics, /healthz or /readyz\n".into()),
     };
@@ -205,8 +216,8 @@ mod tests {
             "up 1\n".into()
         }
 
-        fn ready(&self) -> Result<(), String> {
-            Err("not yet".into())
+        fn ready(&self) -> Result<(), NotReady> {
+            Err(NotReady::Ending)
         }
     }
 

@@ -124,6 +124,27 @@ pub struct Rule {
     gids: Vec<u32>,
 }
 
+/// Why a rule cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RuleError {
+    /// Behind `uid:` or `gid:` stands no number.
+    NoNumber { number: String, word: String },
+    /// It is neither of them, nor `any`.
+    Unknown(String),
+}
+
+impl std::fmt::Display for RuleError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RuleError::NoNumber { number, word } => write!(f, "invalid number '{number}' in '{word}'"),
+            RuleError::Unknown(word) => write!(f, "'{word}': expected uid:NUMBER, gid:NUMBER or any"),
+        }
+    }
+}
+
+impl std::error::Error for RuleError {}
+
 impl Rule {
     /// Only ourselves and root.
     pub const fn none() -> Rule {
@@ -131,15 +152,18 @@ impl Rule {
     }
 
     /// `uid:1000,gid:33`, or `any`. Ourselves and root are always allowed.
-    pub fn parse(text: &str) -> Result<Rule, String> {
+    pub fn parse(text: &str) -> Result<Rule, RuleError> {
         let mut rule = Rule::default();
         for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
-            let number = |n: &str| n.parse::<u32>().map_err(|_| format!("invalid number '{n}' in '{word}'"));
+            let number = |n: &str| {
+                let wrong = || RuleError::NoNumber { number: n.into(), word: word.into() };
+                n.parse::<u32>().map_err(|_| wrong())
+            };
             match word.split_once(':') {
                 Some(("uid", n)) => rule.uids.push(number(n)?),
                 Some(("gid", n)) => rule.gids.push(number(n)?),
                 None if word == "any" => rule.any = true,
-                _ => return Err(format!("'{word}': expected uid:NUMBER, gid:NUMBER or any")),
+                _ => return Err(RuleError::Unknown(word.into())),
             }
         }
         Ok(rule)

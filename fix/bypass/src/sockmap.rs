@@ -10,8 +10,8 @@
 //! Needs root (CAP_BPF, CAP_NET_ADMIN), CONFIG_CGROUP_BPF, CONFIG_BPF_STREAM_PARSER and Linux 5.15, which knows the
 //! network namespace of a socket (`bpf_get_netns_cookie`) in both programs.
 
-use std::fmt;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{Array, SockHash};
@@ -34,49 +34,54 @@ pub struct Sockmap {
 }
 
 /// What is missing.
-#[derive(Debug)]
-pub struct Error(String);
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// We may not load programs.
+    #[error("needs root (CAP_BPF and CAP_NET_ADMIN)")]
+    NotRoot,
+    /// The kernel refuses a part of it; `why` is the whole chain of causes.
+    #[error("the kernel refuses {what}: {why}")]
+    Refused { what: &'static str, why: String },
+    /// The object we carry has no such part: a defect of unslow.
+    #[error("no {0} in the program that unslow carries")]
+    Incomplete(&'static str),
+    /// A file or directory cannot be had.
+    #[error("{}: {why}", path.display())]
+    Path { path: PathBuf, why: io::Error },
+    /// There is no cgroup v2 to attach to.
+    #[error("cgroup v2 is not mounted and cannot be ({0})")]
+    NoCgroup(io::Error),
 }
-
-impl std::error::Error for Error {}
 
 impl Sockmap {
     /// Attaches for connections with one end at one of these ports, or for all of this machine's when there are none.
     pub fn attach(ports: &[u16]) -> Result<Sockmap, Error> {
         // SAFETY: no arguments.
         if unsafe { libc::geteuid() } != 0 {
-            return Err(Error("needs root (CAP_BPF and CAP_NET_ADMIN)".into()));
+            return Err(Error::NotRoot);
         }
-        let step = |what: &'static str| move |e: &dyn fmt::Display| Error(format!("{what}: {e}"));
-        let mut loaded = Ebpf::load(OBJECT).map_err(|e| step("the maps cannot be made")(&chain(&e)))?;
-        let map = loaded.map_mut("ports").ok_or_else(|| Error("no map".into()))?;
-        let mut map: Array<_, PortBits> = Array::try_from(map).map_err(|e| step("the map")(&e))?;
-        map.set(0, port_bits(ports), 0).map_err(|e| step("the ports")(&chain(&e)))?;
-        let map = loaded.map("sockets").ok_or_else(|| Error("no map".into()))?;
-        let map: SockHash<_, [u8; KEY_BYTES]> = SockHash::try_from(map).map_err(|e| step("the map")(&e))?;
-        let map = map.fd().try_clone().map_err(|e| step("the map")(&e))?;
-        let program = loaded.program_mut("redirect_bytes").ok_or_else(|| Error("no program".into()))?;
-        let program: &mut SkMsg = program.try_into().map_err(|e| step("sk_msg")(&e))?;
-        let old = "CONFIG_BPF_STREAM_PARSER and Linux 5.15 are needed";
-        program
-            .load()
-            .map_err(|e| Error(format!("the kernel does not take sk_msg programs ({old}): {}", chain(&e))))?;
-        program.attach(&map).map_err(|e| step("sk_msg")(&chain(&e)))?;
-        let program = loaded.program_mut("add_socket").ok_or_else(|| Error("no program".into()))?;
-        let program: &mut SockOps = program.try_into().map_err(|e| step("sockops")(&e))?;
-        let old = "CONFIG_CGROUP_BPF and Linux 5.15 are needed";
-        program
-            .load()
-            .map_err(|e| Error(format!("the kernel does not take sockops programs ({old}): {}", chain(&e))))?;
+        let mut loaded = Ebpf::load(OBJECT).map_err(|e| refused("the maps", &e))?;
+        let map = loaded.map_mut("ports").ok_or(Error::Incomplete("map of ports"))?;
+        let mut map: Array<_, PortBits> = Array::try_from(map).map_err(|e| refused("the map of ports", &e))?;
+        map.set(0, port_bits(ports), 0).map_err(|e| refused("the ports", &e))?;
+        let map = loaded.map("sockets").ok_or(Error::Incomplete("map of sockets"))?;
+        let map: SockHash<_, [u8; KEY_BYTES]> =
+            SockHash::try_from(map).map_err(|e| refused("the map of sockets", &e))?;
+        let map = map.fd().try_clone().map_err(|e| refused("the map of sockets", &e))?;
+        let program = loaded.program_mut("redirect_bytes").ok_or(Error::Incomplete("sk_msg program"))?;
+        let program: &mut SkMsg = program.try_into().map_err(|e| refused("the sk_msg program", &e))?;
+        let needs = "an sk_msg program (CONFIG_BPF_STREAM_PARSER and Linux 5.15 are needed)";
+        program.load().map_err(|e| refused(needs, &e))?;
+        program.attach(&map).map_err(|e| refused("the sk_msg program", &e))?;
+        let program = loaded.program_mut("add_socket").ok_or(Error::Incomplete("sockops program"))?;
+        let program: &mut SockOps = program.try_into().map_err(|e| refused("the sockops program", &e))?;
+        let needs = "a sockops program (CONFIG_CGROUP_BPF and Linux 5.15 are needed)";
+        program.load().map_err(|e| refused(needs, &e))?;
         let root = CgroupRoot::find()?;
-        let cgroup = File::open(&root.path).map_err(|e| Error(format!("{}: {e}", root.path.display())))?;
+        let cgroup = File::open(&root.path).map_err(|why| Error::Path { path: root.path.clone(), why })?;
         // A link: beside others without being asked to, and gone with this process.
-        program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| step("the root cgroup")(&chain(&e)))?;
+        program.attach(cgroup, CgroupAttachMode::Single).map_err(|e| refused("the root cgroup", &e))?;
         Ok(Sockmap { _loaded: loaded })
     }
 
@@ -96,14 +101,14 @@ fn port_bits(ports: &[u16]) -> PortBits {
     bits
 }
 
-fn chain(e: &dyn std::error::Error) -> String {
+fn refused(what: &'static str, e: &dyn std::error::Error) -> Error {
     let mut text = e.to_string();
     let mut next = e.source();
     while let Some(e) = next {
         text = format!("{text}: {e}");
         next = e.source();
     }
-    text
+    Error::Refused { what, why: text }
 }
 
 /// Where cgroup v2 is mounted, or was just now, for the moment of attaching.
@@ -124,13 +129,12 @@ impl CgroupRoot {
             return Ok(CgroupRoot { path, ours: false });
         }
         let path = std::env::temp_dir().join(format!("unslow-cgroup2-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(|e| Error(format!("{}: {e}", path.display())))?;
+        std::fs::create_dir_all(&path).map_err(|why| Error::Path { path: path.clone(), why })?;
         let root = CgroupRoot { path, ours: true };
         let at = c_path(&root.path)?;
         // SAFETY: terminated strings, no data.
         if unsafe { libc::mount(c"none".as_ptr(), at.as_ptr(), c"cgroup2".as_ptr(), 0, std::ptr::null()) } != 0 {
-            let why = std::io::Error::last_os_error();
-            return Err(Error(format!("cgroup v2 is not mounted and cannot be ({why})")));
+            return Err(Error::NoCgroup(io::Error::last_os_error()));
         }
         Ok(root)
     }
@@ -138,7 +142,8 @@ impl CgroupRoot {
 
 fn c_path(path: &Path) -> Result<std::ffi::CString, Error> {
     use std::os::unix::ffi::OsStrExt;
-    std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(|_| Error("a zero in a path".into()))
+    std::ffi::CString::new(path.as_os_str().as_bytes())
+        .map_err(|zero| Error::Path { path: path.to_path_buf(), why: zero.into() })
 }
 
 impl Drop for CgroupRoot {

@@ -153,24 +153,50 @@ impl Default for Config {
     }
 }
 
+/// Why settings are refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The text is not TOML, or has a setting that is none. The line is counted from 1 and never repeated: it may hold
+    /// a password.
+    #[error("near line {line}: {why}")]
+    Text { line: usize, why: String },
+    /// A number is outside of what makes sense, both ends included.
+    #[error("{name} = {value}: between {least} and {most} was expected")]
+    Outside { name: &'static str, value: u64, least: u64, most: u64 },
+    /// No address to listen on.
+    #[error("listen is empty: nobody could connect; write listen = [\"127.0.0.1:6400\"]")]
+    ListensNowhere,
+    /// Ports of a facade cannot be handed over.
+    #[error("facade = \"cluster\" has ports that cannot be handed over; leave handover empty")]
+    FacadeHandedOver,
+    /// A certificate without its key, or the other way round.
+    #[error("tls_cert and tls_key belong together: give both or neither")]
+    HalfOfTls,
+    /// Reads of the own zone without one.
+    #[error("read = \"zone\" needs to know our own zone: write zone = \"...\"")]
+    ZoneUnknown,
+}
+
 impl Config {
     /// Reads a file's text; the error says the line.
-    pub fn parse(text: &str) -> Result<Config, String> {
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
         // The offending line is not repeated: it may hold a password.
         let place = |e: &toml::de::Error| {
             let at = e.span().map_or(0, |s| s.start);
             text.get(..at).map_or(1, |t| 1 + t.matches('\n').count())
         };
-        let config: Config = toml::from_str(text).map_err(|e| format!("near line {}: {}", place(&e), e.message()))?;
+        let config: Config =
+            toml::from_str(text).map_err(|e| ConfigError::Text { line: place(&e), why: e.message().to_string() })?;
         config.check()?;
         Ok(config)
     }
 
     /// Whether it makes sense.
-    pub fn check(&self) -> Result<(), String> {
-        let within = |name: &str, n: u64, least: u64, most: u64| match (least..=most).contains(&n) {
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let within = |name, value, least: u64, most: u64| match (least..=most).contains(&value) {
             true => Ok(()),
-            false => Err(format!("{name} = {n}: between {least} and {most} was expected")),
+            false => Err(ConfigError::Outside { name, value, least, most }),
         };
         within("threads", self.threads as u64, 1, 64)?;
         within("suspect_ms", self.suspect_ms, 50, 60_000)?;
@@ -185,16 +211,16 @@ impl Config {
         within("own_connections", self.own_connections as u64, 0, 1 << 20)?;
         within("connect_ms", self.connect_ms, 10, 600_000)?;
         if self.listen.is_empty() {
-            return Err("listen is empty: nobody could connect; write listen = [\"127.0.0.1:6400\"]".into());
+            return Err(ConfigError::ListensNowhere);
         }
         if self.facade == Facade::Cluster && !self.handover.is_empty() {
-            return Err("facade = \"cluster\" has ports that cannot be handed over; leave handover empty".into());
+            return Err(ConfigError::FacadeHandedOver);
         }
         if self.tls_cert.is_some() != self.tls_key.is_some() {
-            return Err("tls_cert and tls_key belong together: give both or neither".into());
+            return Err(ConfigError::HalfOfTls);
         }
         if self.read == Read::Zone && self.zone.is_none() {
-            return Err("read = \"zone\" needs to know our own zone: write zone = \"...\"".into());
+            return Err(ConfigError::ZoneUnknown);
         }
         Ok(())
     }
@@ -265,7 +291,7 @@ mod tests {
             ("threads = 1\n\nthread = 2\nhold_ms = 20", "near line 3: "),
             ("own_connections = 2000000", "between 0 and 1048576"),
         ] {
-            let why = Config::parse(text).unwrap_err();
+            let why = Config::parse(text).unwrap_err().to_string();
             assert!(why.contains(expected) && !why.contains("hunter2"), "{text}: {why}");
         }
     }

@@ -1,6 +1,5 @@
 //! Starting and ending: listeners, workers, the watcher's news, reload, drain, hand-over, and the HTTP endpoints.
 
-use std::fmt;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,34 +11,19 @@ use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options, Target, address_target};
 use unslow_reactor::{End, Listening, Peer, Reactor, bind, now_ns};
-use unslow_status::{Serving, Status};
+use unslow_status::{NotReady, Serving, Status};
 use unslow_topology::{Change, Health, Info, Topology};
 use unslow_watch::{News, Settings, Watch};
 
 use crate::admin::metrics;
 use crate::config::{Config, Facade};
+use crate::error::{Error, ListenError};
 use crate::handover::{self, Offer};
 use crate::map::Map;
 use crate::server_tls::{server_tls, tls_files};
 use crate::shared::{Asker, Mailbox, Message, Notice, ServerLimits, Shared};
 use crate::worker::{Worker, error};
 use unslow_topology::commands::Table;
-
-/// Why a gateway does not start, as a sentence.
-#[derive(Debug)]
-pub struct Error(String);
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Error {}
-
-pub(crate) fn failed(what: impl fmt::Display, why: impl fmt::Display) -> Error {
-    Error(format!("{what}: {why}"))
-}
 
 /// What a gateway is started with.
 pub struct Start {
@@ -56,7 +40,7 @@ pub struct Start {
 }
 
 /// See [`Start::reread`].
-pub type Reread = Box<dyn Fn() -> Result<Config, String> + Send>;
+pub type Reread = Box<dyn Fn() -> Result<Config, Box<dyn std::error::Error + Send + Sync>> + Send>;
 /// A line for the operator: an event and its fields.
 pub type Log<'a> = (&'a str, &'a [(&'a str, String)]);
 
@@ -73,19 +57,17 @@ pub struct Gateway {
 impl Gateway {
     /// Looks at the deployment, listens, serves.
     pub fn start(start: Start) -> Result<Gateway, Error> {
-        start.config.check().map_err(Error)?;
+        start.config.check()?;
         let config = Arc::new(start.config);
         let target = start.target;
-        let tls =
-            if target.tls { Some(start.options.tls.client_config().map_err(|e| Error(e.to_string()))?) } else { None };
+        let tls = if target.tls { Some(start.options.tls.client_config()?) } else { None };
         let server_tls = server_tls(&config)?;
         let (send, news) = channel();
         let mut settings = Settings::new(target.clone(), start.options.clone());
         settings.suspect_after = Duration::from_millis(config.suspect_ms);
         let watch = Watch::start(settings, move |n| {
             let _ = send.send(n); // nobody listens only while it ends
-        })
-        .map_err(|e| Error(e.to_string()))?;
+        })?;
         let topology = watch.topology();
         let (table, server, limits) = look_at(&topology, &target, &start.options, &config)?;
         let name = start.options.tls.server_name.clone();
@@ -117,7 +99,7 @@ impl Gateway {
         // Sockets: from the gateway that runs already, or our own.
         let mut inheritance = match config.handover.as_str() {
             "" => None,
-            path => handover::take_over(path).map_err(|e| failed(path, e))?,
+            path => handover::take_over(path).map_err(|why| Error::Handover { path: path.into(), why })?,
         };
         let inherited = inheritance.as_mut().map_or(Vec::new(), |i| std::mem::take(&mut i.sockets));
         let mut addresses = Vec::new();
@@ -147,9 +129,8 @@ impl Gateway {
         for (number, sockets) in listening.into_iter().enumerate() {
             let theirs = shared.clone();
             let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
-            let thread =
-                thread.spawn(move || work(number, theirs, sockets)).map_err(|e| failed("a worker thread", e))?;
-            workers.push(thread);
+            let thread = thread.spawn(move || work(number, theirs, sockets));
+            workers.push(thread.map_err(Error::system("a worker thread"))?);
         }
         let status = match config.metrics.as_str() {
             "" => None,
@@ -157,7 +138,7 @@ impl Gateway {
                 let seen = Arc::new(Seen { shared: shared.clone() });
                 // Of an heir the port is free only when its predecessor has ended.
                 let serving = unslow_status::serve(address, inheritance.is_some(), seen);
-                Some(serving.map_err(|e| failed(format!("metrics at {address}"), e))?)
+                Some(serving.map_err(Error::system(format!("metrics at {address}")))?)
             }
         };
         let mut control = Control {
@@ -174,7 +155,7 @@ impl Gateway {
             addresses: addresses.clone(),
             sequence: 0,
             tls_files: tls_files(&config),
-            offer_end: End::new().map_err(|e| failed("a descriptor", e))?,
+            offer_end: End::new().map_err(Error::system("a descriptor"))?,
             _status: status,
         };
         control.open_facade();
@@ -182,7 +163,7 @@ impl Gateway {
             control.offer(&config.handover)?;
         }
         let control = std::thread::Builder::new().name("gateway-control".into()).spawn(move || control.run_guarded());
-        let control = Some(control.map_err(|e| failed("the control thread", e))?);
+        let control = Some(control.map_err(Error::system("the control thread"))?);
         // Only now: had anything failed, the old gateway would go on.
         if let Some(inheritance) = inheritance {
             inheritance.ready();
@@ -533,7 +514,7 @@ impl Control {
 
     /// Gives the listening sockets to whoever may have them and asks, and ends then.
     fn offer(&self, path: &str) -> Result<(), Error> {
-        let offer = Offer::open(path).map_err(|e| failed(path, e))?;
+        let offer = Offer::open(path).map_err(|why| Error::Handover { path: path.into(), why })?;
         let (shared, sockets, end, log) =
             (self.shared.clone(), self.sockets.clone(), self.offer_end.clone(), self.log.clone());
         let thread = std::thread::Builder::new().name("gateway-handover".into());
@@ -541,7 +522,7 @@ impl Control {
             loop {
                 match offer.visitor(&end) {
                     Ok(None) => return,
-                    Err(why) => log(("handover", &[("refused", why)])),
+                    Err(why) => log(("handover", &[("refused", why.to_string())])),
                     Ok(Some(mut heir)) => {
                         // It serves: from now on everybody new is its client.
                         if handover::give(&mut heir, &sockets) {
@@ -552,7 +533,7 @@ impl Control {
                 }
             }
         });
-        offering.map(drop).map_err(|e| failed("the hand-over's thread", e))
+        offering.map(drop).map_err(Error::system("the hand-over's thread"))
     }
 }
 
@@ -578,7 +559,7 @@ fn look_at(
     options: &Options,
     config: &Config,
 ) -> Result<(Table, Version, ServerLimits), Error> {
-    let mut last = failed(target.address(), "no node answered COMMAND");
+    let mut last = Error::NoCommands { node: target.address(), found: "no node answered COMMAND" };
     let options = Options { protocol: 2, name: Some("unslow-gateway"), ..options.clone() };
     let mut nodes: Vec<_> = topology.nodes.iter().collect();
     nodes.retain(|n| n.health == Health::Up);
@@ -600,9 +581,12 @@ fn look_at(
                     let version = info.get("valkey_version").or_else(|| info.get("redis_version")).unwrap_or("0.0.0");
                     return Ok((table, (info.product().to_lowercase(), version.to_string(), resp3), limits));
                 }
-                None => last = failed(&node.address, "its answer to COMMAND is not a table of commands"),
+                None => {
+                    let found = "its answer to COMMAND is not a table of commands";
+                    last = Error::NoCommands { node: node.address.clone(), found };
+                }
             },
-            Err(e) => last = Error(e.to_string()),
+            Err(e) => last = e.into(),
         }
     }
     Err(last)
@@ -621,21 +605,17 @@ fn ask_limits(c: &mut Connection) -> ServerLimits {
     }
 }
 
-fn listen(text: &str, threads: usize) -> Result<Vec<OwnedFd>, Error> {
+fn listen(text: &str, threads: usize) -> Result<Vec<OwnedFd>, ListenError> {
     let peer = match text.strip_prefix("unix:") {
         Some(path) => Peer::Unix(path.into()),
         None => {
-            let mut all = text.to_socket_addrs().map_err(|e| {
-                failed(format!("listen {text:?}"), format!("{e}; host:port or unix:/path was expected"))
-            })?;
-            Peer::Tcp(all.next().ok_or_else(|| failed(text, "no such host"))?)
+            let mut all = text.to_socket_addrs().map_err(|why| ListenError::Address { text: text.to_string(), why })?;
+            Peer::Tcp(all.next().ok_or_else(|| ListenError::NoSuchHost(text.to_string()))?)
         }
     };
-    sockets(&peer, threads).map_err(|e| match e.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            failed(text, "address already in use; choose another with --listen, or see who: ss -ltnp")
-        }
-        _ => failed(text, e),
+    sockets(&peer, threads).map_err(|why| match why.kind() {
+        std::io::ErrorKind::AddrInUse => ListenError::InUse(text.to_string()),
+        _ => ListenError::Refused { text: text.to_string(), why },
     })
 }
 
@@ -669,12 +649,14 @@ impl Status for Seen {
     }
 
     /// Every slot has a node that answers.
-    fn ready(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<(), NotReady> {
+        if self.shared.end.load(Ordering::Acquire) {
+            return Err(NotReady::Ending);
+        }
         let map = self.shared.map();
-        let ready = map.topology.masters().next().is_some()
+        let served = map.topology.masters().next().is_some()
             && map.topology.masters().all(|n| n.health == Health::Up)
-            && !map.slots.contains(&crate::map::NOBODY)
-            && !self.shared.end.load(Ordering::Acquire);
-        if ready { Ok(()) } else { Err("some slots have no node that answers, or the gateway drains".into()) }
+            && !map.slots.contains(&crate::map::NOBODY);
+        if served { Ok(()) } else { Err(NotReady::SlotsWithoutMaster) }
     }
 }

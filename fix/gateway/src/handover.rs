@@ -42,6 +42,43 @@ impl Inheritance {
     }
 }
 
+/// Why sockets are not taken or not given.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandoverError {
+    /// Something else than a socket is at the path.
+    #[error("the file exists and is not a socket; give --handover another path")]
+    NotASocket,
+    /// Another user has put a socket there.
+    #[error(
+        "the socket there is of user {uid}, not of ours ({}) or root; remove it, or give --handover a path in a \
+         directory that only this user may write",
+        own_uid()
+    )]
+    SocketOfAnother { uid: u32 },
+    /// Another user's process listens there.
+    #[error("a process of user {uid} listens there, not of ours ({}) or root: its sockets are not taken", own_uid())]
+    ListenerOfAnother { uid: u32 },
+    /// Another user's process came for ours.
+    #[error("a process of user {uid} asked for the sockets, not of ours ({}) or root", own_uid())]
+    AskedByAnother { uid: u32 },
+    /// What listens there does not speak as a gateway does.
+    #[error("what listens there is no gateway; give --handover another path")]
+    NoGateway,
+    /// The gateway there broke off.
+    #[error("the gateway there did not give its sockets: {0}")]
+    Broken(std::io::Error),
+    /// The kernel does not say who is at the other end.
+    #[error("whose process it is: {0}")]
+    PeerUnknown(std::io::Error),
+    /// No directory can be made beside the path.
+    #[error("a directory beside it: {0}")]
+    NoDirectory(std::io::Error),
+    /// The path cannot be used.
+    #[error(transparent)]
+    Path(#[from] std::io::Error),
+}
+
 /// Whether a process may be given our sockets, or may give us its own.
 fn may_hand_over(uid: u32) -> bool {
     may_hand_over_to(uid, own_uid())
@@ -56,33 +93,28 @@ fn own_uid() -> u32 {
 }
 
 /// The user of the process at the other end; for a listener of the one that listens.
-fn user_of(stream: &UnixStream) -> Result<u32, String> {
-    sockopt::socket_peercred(stream).map(|peer| peer.uid.as_raw()).map_err(|e| format!("whose process it is: {e}"))
+fn user_of(stream: &UnixStream) -> Result<u32, HandoverError> {
+    sockopt::socket_peercred(stream).map(|peer| peer.uid.as_raw()).map_err(|e| HandoverError::PeerUnknown(e.into()))
 }
 
 /// Whether there is a socket at a path. What we may not use is an error.
-fn has_socket(path: &Path) -> Result<bool, String> {
+fn has_socket(path: &Path) -> Result<bool, HandoverError> {
     let there = match std::fs::symlink_metadata(path) {
         Ok(there) => there,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(e) => return Err(e.to_string()),
+        Err(e) => return Err(e.into()),
     };
     if !there.file_type().is_socket() {
-        return Err("the file exists and is not a socket; give --handover another path".into());
+        return Err(HandoverError::NotASocket);
     }
     if !may_hand_over(there.uid()) {
-        return Err(format!(
-            "the socket there is of user {}, not of ours ({}) or root; remove it, or give --handover a path in a \
-             directory that only this user may write",
-            there.uid(),
-            own_uid()
-        ));
+        return Err(HandoverError::SocketOfAnother { uid: there.uid() });
     }
     Ok(true)
 }
 
 /// The sockets of the gateway that offers them at `path`; none when there is none.
-pub fn take_over(path: &str) -> Result<Option<Inheritance>, String> {
+pub fn take_over(path: &str) -> Result<Option<Inheritance>, HandoverError> {
     if !has_socket(Path::new(path))? {
         return Ok(None);
     }
@@ -92,16 +124,13 @@ pub fn take_over(path: &str) -> Result<Option<Inheritance>, String> {
         Err(e) if matches!(e.kind(), std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound) => {
             return Ok(None);
         }
-        Err(e) => return Err(e.to_string()),
+        Err(e) => return Err(e.into()),
     };
     let uid = user_of(&stream)?;
     if !may_hand_over(uid) {
-        return Err(format!(
-            "a process of user {uid} listens there, not of ours ({}) or root: its sockets are not taken",
-            own_uid()
-        ));
+        return Err(HandoverError::ListenerOfAnother { uid });
     }
-    stream.set_read_timeout(Some(PATIENCE)).map_err(|e| e.to_string())?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut word = [0u8; SOCKETS.len()];
@@ -118,8 +147,8 @@ pub fn take_over(path: &str) -> Result<Option<Inheritance>, String> {
         Ok(_) if word == *SOCKETS && sockets.iter().all(|fd| sockopt::socket_acceptconn(fd).unwrap_or(false)) => {
             Ok(Some(Inheritance { sockets, predecessor: stream }))
         }
-        Ok(_) => Err("what listens there is no gateway; give --handover another path".into()),
-        Err(e) => Err(format!("the gateway there did not give its sockets: {e}")),
+        Ok(_) => Err(HandoverError::NoGateway),
+        Err(e) => Err(HandoverError::Broken(e.into())),
     }
 }
 
@@ -131,10 +160,10 @@ pub struct Offer {
 impl Offer {
     /// Listens at `path`, in place of the predecessor that may do so. The socket is made where only this user can reach
     /// it, and comes to its place with its mode.
-    pub fn open(path: &str) -> Result<Offer, String> {
+    pub fn open(path: &str) -> Result<Offer, HandoverError> {
         let path = Path::new(path);
         has_socket(path)?;
-        let private = private_directory(path).map_err(|e| format!("a directory beside it: {e}"))?;
+        let private = private_directory(path).map_err(HandoverError::NoDirectory)?;
         let made = private.join("s");
         let opened = UnixListener::bind(&made).and_then(|listener| {
             std::fs::set_permissions(&made, std::fs::Permissions::from_mode(0o600))?;
@@ -146,12 +175,12 @@ impl Offer {
             let _ = std::fs::remove_file(&made);
         }
         let _ = std::fs::remove_dir(&private);
-        opened.map(|listener| Offer { listener }).map_err(|e| e.to_string())
+        Ok(Offer { listener: opened? })
     }
 
     /// Waits for a process that comes for the sockets; None at the end. Those of other users are sent away, and the
     /// reason is the error.
-    pub fn visitor(&self, end: &End) -> Result<Option<UnixStream>, String> {
+    pub fn visitor(&self, end: &End) -> Result<Option<UnixStream>, HandoverError> {
         let heir = loop {
             if end.wait(&self.listener, None) == Waited::Ended {
                 return Ok(None);
@@ -167,7 +196,7 @@ impl Offer {
         let uid = user_of(&heir)?;
         match may_hand_over(uid) {
             true => Ok(Some(heir)),
-            false => Err(format!("a process of user {uid} asked for the sockets, not of ours ({}) or root", own_uid())),
+            false => Err(HandoverError::AskedByAnother { uid }),
         }
     }
 }
@@ -245,7 +274,7 @@ mod tests {
         let refused = |expected: &str| {
             let taken = take_over(&path).map(|_| ());
             let offered = Offer::open(&path).map(|_| ());
-            for why in [taken, offered].map(|r| r.expect_err("refused")) {
+            for why in [taken, offered].map(|r| r.expect_err("refused").to_string()) {
                 assert!(why.contains(expected), "{why}");
             }
         };
@@ -276,7 +305,7 @@ mod tests {
             visitor.write_all(b"HTTP/1.1 400 Bad Request\r\n").expect("it listens");
         });
         let why = take_over(&path).map(|_| ()).expect_err("no gateway");
-        assert!(why.contains("no gateway"), "{why}");
+        assert!(matches!(why, HandoverError::NoGateway), "{why}");
         stranger.join().expect("it does not panic");
         assert!(take_over(&path).expect("nobody listens any more").is_none());
         std::fs::remove_dir_all(directory).expect("it is there");
@@ -290,7 +319,7 @@ mod tests {
         let theirs = end.clone();
         let waits = std::thread::spawn(move || offer.visitor(&theirs).map(|heir| heir.is_some()));
         end.end();
-        assert_eq!(waits.join().expect("it does not panic"), Ok(false));
+        assert!(matches!(waits.join().expect("it does not panic"), Ok(false)));
         std::fs::remove_dir_all(directory).expect("it is there");
     }
 

@@ -14,6 +14,7 @@
 mod admin;
 mod config;
 mod control;
+mod error;
 mod event;
 mod facade;
 mod gather;
@@ -33,8 +34,10 @@ mod step;
 mod subscriptions;
 mod worker;
 
-pub use config::{ClientAuth, Config, Facade, Read};
-pub use control::{Error, Gateway, Log, Reread, Start};
+pub use config::{ClientAuth, Config, ConfigError, Facade, Read};
+pub use control::{Gateway, Log, Reread, Start};
+pub use error::{Error, ListenError, TlsFileError};
+pub use handover::HandoverError;
 
 /// For fuzzing: a client's bytes, as far as they are whole commands.
 pub fn parse_requests(bytes: &[u8]) -> usize {

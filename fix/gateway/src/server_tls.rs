@@ -8,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::config::Config;
-use crate::control::{Error, failed};
+use crate::error::{Error, TlsFileError};
 
 /// What files the settings name for TLS, with a digest of what is in them; for none that cannot be read.
 pub fn tls_files(config: &Config) -> Vec<(&'static str, u64)> {
@@ -26,25 +26,25 @@ pub fn tls_files(config: &Config) -> Vec<(&'static str, u64)> {
 pub fn server_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, Error> {
     let (Some(cert), Some(key)) = (&config.tls_cert, &config.tls_key) else { return Ok(None) };
     let pem = |path: &PathBuf| CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let chain = pem(cert).map_err(|e| failed(cert.display(), format!("{e}; a PEM certificate was expected")))?;
-    let key_der =
-        PrivateKeyDer::from_pem_file(key).map_err(|e| failed(key.display(), format!("{e}; a PEM key was expected")))?;
+    let of = |path: &PathBuf, why| Error::TlsFile { path: path.clone(), why };
+    let chain = pem(cert).map_err(|e| of(cert, TlsFileError::NoCertificate(e)))?;
+    let key_der = PrivateKeyDer::from_pem_file(key).map_err(|e| of(key, TlsFileError::NoKey(e)))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(|e| failed("TLS", e))?;
+        .map_err(Error::Tls)?;
     let builder = match &config.tls_client_ca {
         Some(ca) => {
             let mut roots = rustls::RootCertStore::empty();
-            for cert in pem(ca).map_err(|e| failed(ca.display(), e))? {
-                roots.add(cert).map_err(|e| failed(ca.display(), e))?;
+            for cert in pem(ca).map_err(|e| of(ca, TlsFileError::NoCertificate(e)))? {
+                roots.add(cert).map_err(|e| of(ca, e.into()))?;
             }
             let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-            builder.with_client_cert_verifier(verifier.build().map_err(|e| failed(ca.display(), e))?)
+            builder.with_client_cert_verifier(verifier.build().map_err(|e| of(ca, e.into()))?)
         }
         None => builder.with_no_client_auth(),
     };
-    Ok(Some(Arc::new(builder.with_single_cert(chain, key_der).map_err(|e| failed(cert.display(), e))?)))
+    Ok(Some(Arc::new(builder.with_single_cert(chain, key_der).map_err(|e| of(cert, e.into()))?)))
 }
 
 #[cfg(test)]

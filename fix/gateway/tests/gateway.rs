@@ -40,7 +40,7 @@ fn gate(url: &str, change: impl FnOnce(&mut Config)) -> Gateway {
 }
 
 fn reread(file: std::path::PathBuf) -> unslow_gateway::Reread {
-    Box::new(move || Config::parse(&std::fs::read_to_string(&file).map_err(|e| e.to_string())?))
+    Box::new(move || Ok(Config::parse(&std::fs::read_to_string(&file)?)?))
 }
 
 fn target(gateway: &Gateway) -> Target {

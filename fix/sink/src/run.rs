@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use unslow_client::{Connection, Options, Target, address_target};
 use unslow_reactor::{Reactor, Waker};
 use unslow_resp::{Frame, Scan, Scanner, quote_words};
-use unslow_status::{Serving, Status};
+use unslow_status::{NotReady, Serving, Status};
 use unslow_topology::commands::Table;
 use unslow_topology::{DeploymentKind, Topology};
 use unslow_watch::{Settings, Watch};
@@ -75,12 +75,12 @@ impl Status for Seen {
         self.shared.stats.metrics(self.shared.window.bytes())
     }
 
-    fn ready(&self) -> Result<(), String> {
+    fn ready(&self) -> Result<(), NotReady> {
         if self.stop.asked.load(Ordering::Acquire) {
-            return Err("it is ending".into());
+            return Err(NotReady::Ending);
         }
         if self.stop.silent.load(Ordering::Acquire) {
-            return Err("some slots have no master that answers".into());
+            return Err(NotReady::SlotsWithoutMaster);
         }
         Ok(())
     }
