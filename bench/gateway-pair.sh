@@ -15,14 +15,19 @@ trap 'kill "${pids[@]}" 2> /dev/null || true; ./target/release/unslow lab down -
 command -v redis-benchmark > /dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends redis-tools > /dev/null
 server=$(find "$UNSLOW_CACHE" -name valkey-server -path '*9.1*' | head -1)
 "$server" --port 7601 --save '' --daemonize no --dir "$dir" > /dev/null & pids+=($!)
+answers() { # port
+    for _ in $(seq 100); do redis-cli -p "$1" ping 2> /dev/null | grep -q PONG && return; sleep 0.1; done
+    echo "nothing answers at 127.0.0.1:$1" >&2
+    exit 1
+}
+answers 7601 # a gateway does not start without a server
 i=0
 for binary in "$old" "$new"; do
     "$binary" gateway --listen "127.0.0.1:$((7610 + i))" --target redis://127.0.0.1:7601 --quiet > /dev/null 2>&1 & pids+=($!)
     i=$((i + 1))
 done
-for port in 7601 7610 7611; do
-    for _ in $(seq 100); do redis-cli -p $port ping 2> /dev/null | grep -q PONG && break; sleep 0.1; done
-done
+answers 7610
+answers 7611
 redis-cli -p 7601 set key:000000000000 "$(printf 'x%.0s' $(seq 64))" > /dev/null
 cpu() { cat /proc/"$1"/task/*/schedstat | awk '{ s += $1 } END { printf "%.0f", s }'; }
 echo "| pipelined | before, us a GET | after | after / before |"

@@ -5,7 +5,7 @@
 pub enum WordsError {
     /// A quote is opened and not closed.
     OpenQuote(String),
-    /// A word goes on behind a closing quote.
+    /// A closing quote is not followed by a blank.
     NoBlank(String),
 }
 

@@ -15,7 +15,7 @@ pub enum NotReady {
     /// It was told to end and lets what it has finish.
     #[error("it is ending")]
     Ending,
-    /// Nobody answers for a part of the data.
+    /// No server answers for part of the data.
     #[error("some slots have no master that answers")]
     SlotsWithoutMaster,
 }

@@ -559,7 +559,7 @@ fn look_at(
     options: &Options,
     config: &Config,
 ) -> Result<(Table, Version, ServerLimits), Error> {
-    let mut last = Error::NoCommands { node: target.address(), found: "no node answered COMMAND" };
+    let mut last = Error::NoAnswer { target: target.address() };
     let options = Options { protocol: 2, name: Some("unslow-gateway"), ..options.clone() };
     let mut nodes: Vec<_> = topology.nodes.iter().collect();
     nodes.retain(|n| n.health == Health::Up);
@@ -581,10 +581,7 @@ fn look_at(
                     let version = info.get("valkey_version").or_else(|| info.get("redis_version")).unwrap_or("0.0.0");
                     return Ok((table, (info.product().to_lowercase(), version.to_string(), resp3), limits));
                 }
-                None => {
-                    let found = "its answer to COMMAND is not a table of commands";
-                    last = Error::NoCommands { node: node.address.clone(), found };
-                }
+                None => last = Error::NoCommandTable { node: node.address.clone() },
             },
             Err(e) => last = e.into(),
         }

@@ -18,11 +18,14 @@ pub enum Error {
     /// No server of the deployment answers as it should.
     #[error(transparent)]
     Deployment(#[from] unslow_client::Error),
-    /// This node answered COMMAND with something else than a table of commands; or none answered.
-    #[error("{node}: {found}")]
-    NoCommands { node: String, found: &'static str },
+    /// No node that is up answered COMMAND.
+    #[error("{target}: no node answered COMMAND")]
+    NoAnswer { target: String },
+    /// A node answered COMMAND with something else.
+    #[error("{node}: its answer to COMMAND is not a table of commands")]
+    NoCommandTable { node: String },
     /// An address of `listen` cannot be had.
-    #[error("{0}")]
+    #[error(transparent)]
     Listen(#[from] ListenError),
     /// The sockets of a predecessor cannot be had, or ours cannot be offered.
     #[error("{path}: {why}")]

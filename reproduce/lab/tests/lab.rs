@@ -59,11 +59,11 @@ struct Came {
     /// The least time one took.
     least: Duration,
     /// How many the kernel threw away, on this side of the wire or the other: it does where a processor has no time for
-    /// the packets of all namespaces (`net.core.netdev_max_backlog`), and tells nobody whose they were.
+    /// the packets of all namespaces (`net.core.netdev_max_backlog`), and does not say whose they were.
     missing: u64,
 }
 
-/// Packets that the kernel threw away on this machine, whoever's.
+/// Packets that the kernel dropped on this machine, in any namespace.
 fn thrown_away() -> u64 {
     let stat = std::fs::read_to_string("/proc/net/softnet_stat").unwrap_or_default();
     let dropped = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();

@@ -148,7 +148,7 @@ impl Worker {
         }
     }
 
-    /// Answers of all clients together hold too much: whoever holds most is closed, until they fit.
+    /// Answers of all clients together hold too much: the clients that hold most are closed until they fit.
     pub(super) fn make_room(&mut self, io: &mut Io) {
         let most = self.config.output_bytes / self.shared.workers.len().max(1);
         while io.unsent_to_visitors() + self.parked > most {
