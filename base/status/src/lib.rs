@@ -1,12 +1,15 @@
 //! Metrics and health over HTTP: the few answers that a scraper and an orchestrator ask for. Not a web server.
 #![forbid(unsafe_code)]
 
+mod exposition;
+
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+pub use exposition::{CONTENT_TYPE, Distribution, Exposition, Labels};
 use unslow_reactor::{End, Waited};
 
 /// Why a process is not ready to serve, for `/readyz`: what an operator reads there.
@@ -22,7 +25,7 @@ pub enum NotReady {
 
 /// What a process says of itself. Called on threads of this crate.
 pub trait Status: Send + Sync + 'static {
-    /// For `/metrics`, in Prometheus' text format.
+    /// For `/metrics`: an [`Exposition`]'s text.
     fn metrics(&self) -> String;
     /// For `/readyz`: `Err` says why it is not.
     fn ready(&self) -> Result<(), NotReady>;
@@ -153,7 +156,7 @@ fn answer(stream: &TcpStream, status: &dyn Status, until: Instant) -> std::io::R
     let head = String::from_utf8_lossy(&head);
     let plain = "text/plain";
     let (code, kind, body) = match head.lines().next().and_then(|line| line.split(' ').nth(1)).unwrap_or("") {
-        "/metrics" => ("200 OK", "text/plain; version=0.0.4", status.metrics()),
+        "/metrics" => ("200 OK", CONTENT_TYPE, status.metrics()),
         "/healthz" => ("200 OK", plain, "ok\n".into()),
         "/readyz" => match status.ready() {
             Ok(()) => ("200 OK", plain, "ready\n".into()),

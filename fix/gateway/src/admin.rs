@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use unslow_reactor::Io;
 use unslow_resp::write_header;
+use unslow_status::{Distribution, Exposition, Labels};
 use unslow_topology::{GATEWAY_SECTION, Gateway, Health, slot_of};
 
 use crate::ids::LaneId;
@@ -84,7 +85,7 @@ impl Worker {
                 return self.shared.ask_reload(Some((self.number, whom, seq)));
             }
             ["DRAIN"] => {
-                self.shared.end.store(true, Ordering::Release);
+                self.shared.ask_end();
                 ok
             }
             _ => error("ERR", &format!("unslow: {HELP}")),
@@ -301,8 +302,10 @@ fn topology_rows(shared: &Shared) -> Vec<Vec<String>> {
 
 fn stats_rows(shared: &Shared) -> Vec<Vec<String>> {
     let stats = shared.stats();
-    let mut out: Vec<Vec<String>> =
-        counters(&stats, shared).into_iter().map(|(name, _, n)| vec![format!("{name}={n}")]).collect();
+    let mut out: Vec<Vec<String>> = plain(&stats, shared)
+        .into_iter()
+        .map(|(kind, name, _, n)| vec![format!("{name}{}={n}", total(kind))])
+        .collect();
     out.extend(stats.errors.iter().map(|(reason, n)| vec![format!("errors_{reason}={n}")]));
     let latency = |l: &Latency| {
         vec![
@@ -343,77 +346,80 @@ fn top_rows(shared: &Shared) -> Vec<Vec<String>> {
     all.into_iter().map(row).collect()
 }
 
-/// Name, help and value of every plain counter and gauge.
-fn counters(stats: &crate::stats::Stats, shared: &Shared) -> Vec<(&'static str, &'static str, u64)> {
+/// Whether a value can fall.
+#[derive(Clone, Copy, PartialEq)]
+enum MetricKind {
+    Counter,
+    Gauge,
+}
+
+/// Kind, name, help and value of everything that has no labels.
+fn plain(stats: &crate::stats::Stats, shared: &Shared) -> Vec<(MetricKind, &'static str, &'static str, u64)> {
+    use MetricKind::{Counter, Gauge};
     vec![
-        ("uptime_seconds", "Seconds since the start", shared.started.elapsed().as_secs()),
-        ("clients", "Clients connected", stats.clients),
-        ("clients_accepted_total", "Clients that came", stats.clients_accepted),
-        ("clients_refused_total", "Clients refused: max_clients, or draining", stats.clients_refused),
-        ("clients_closed_slow_total", "Clients closed because they did not read", stats.clients_closed_slow),
-        ("commands_total", "Commands of clients", stats.commands),
-        ("received_bytes_total", "Bytes of clients' commands", stats.bytes_in),
-        ("sent_bytes_total", "Bytes of answers", stats.bytes_out),
-        ("server_errors_total", "Error replies of servers that clients saw", stats.errors_passed),
-        ("moved_total", "MOVED handled inside", stats.moved),
-        ("ask_total", "ASK handled inside", stats.asked),
-        ("retries_total", "Commands sent again for another reason", stats.again),
-        ("held_total", "Commands that waited for a connection or a node", stats.held),
-        ("server_connections", "Connections to servers", stats.lanes),
-        ("server_connections_opened_total", "Connections to servers opened", stats.lanes_opened),
-        ("server_connections_failed_total", "Connections to servers that could not be opened", stats.lanes_failed),
+        (Gauge, "uptime_seconds", "Seconds since the start", shared.started.elapsed().as_secs()),
+        (Gauge, "clients", "Clients connected", stats.clients),
+        (Counter, "clients_accepted", "Clients that came", stats.clients_accepted),
+        (Counter, "clients_refused", "Clients refused: max_clients, or draining", stats.clients_refused),
+        (Counter, "clients_closed_slow", "Clients closed because they did not read", stats.clients_closed_slow),
+        (Counter, "commands", "Commands of clients", stats.commands),
+        (Counter, "received_bytes", "Bytes of clients' commands", stats.bytes_in),
+        (Counter, "sent_bytes", "Bytes of answers", stats.bytes_out),
+        (Counter, "server_errors", "Error replies of servers that clients saw", stats.errors_passed),
+        (Counter, "moved", "MOVED handled inside", stats.moved),
+        (Counter, "ask", "ASK handled inside", stats.asked),
+        (Counter, "retries", "Commands sent again for another reason", stats.again),
+        (Counter, "held", "Commands that waited for a connection or a node", stats.held),
+        (Gauge, "server_connections", "Connections to servers", stats.lanes),
+        (Counter, "server_connections_opened", "Connections to servers opened", stats.lanes_opened),
+        (Counter, "server_connections_failed", "Connections to servers that could not be opened", stats.lanes_failed),
     ]
 }
 
-/// Prometheus' text format.
-pub fn metrics(shared: &Shared) -> String {
-    let stats = shared.stats();
-    let mut out = String::new();
-    for (name, help, n) in counters(&stats, shared) {
-        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
-        let _ = writeln!(
-            out,
-            "# HELP unslow_gateway_{name} {help}.\n# TYPE unslow_gateway_{name} {kind}\nunslow_gateway_{name} {n}"
-        );
+/// How the name of a counter ends.
+fn total(kind: MetricKind) -> &'static str {
+    match kind {
+        MetricKind::Counter => "_total",
+        MetricKind::Gauge => "",
     }
-    let _ = writeln!(
-        out,
-        "# HELP unslow_gateway_errors_total Errors of the gateway's own.\n# TYPE unslow_gateway_errors_total counter"
-    );
-    for (reason, n) in &stats.errors {
-        let _ = writeln!(out, "unslow_gateway_errors_total{{reason=\"{reason}\"}} {n}");
-    }
-    let map = shared.map();
-    let _ = writeln!(out, "# HELP unslow_gateway_node_up Whether a node answers.\n# TYPE unslow_gateway_node_up gauge");
-    for node in &map.topology.nodes {
-        let up = u8::from(node.health == Health::Up);
-        let _ = writeln!(out, "unslow_gateway_node_up{{node=\"{}\",role=\"{}\"}} {up}", node.address, node.role.word());
-    }
-    let table = shared.table();
-    let nodes = stats.nodes.iter().zip(&map.servers).map(|(l, s)| (format!("node=\"{}\"", s.address), l));
-    let commands = stats
-        .commands_by
-        .iter()
-        .enumerate()
-        .filter(|(i, _)| *i < table.count())
-        .map(|(i, l)| (format!("command=\"{}\"", table.get(i as u16).name), l));
-    histogram(&mut out, "node_latency_seconds", "From a command's arrival to its answer, by node", nodes);
-    histogram(&mut out, "command_latency_seconds", "From a command's arrival to its answer, by command", commands);
-    out
 }
 
-fn histogram<'a>(out: &mut String, name: &str, help: &str, all: impl Iterator<Item = (String, &'a Latency)>) {
-    let _ = writeln!(out, "# HELP unslow_gateway_{name} {help}.\n# TYPE unslow_gateway_{name} histogram");
-    for (label, latency) in all.filter(|(_, l)| l.count > 0) {
-        let mut seen = 0;
-        for (i, n) in latency.bounded().iter().enumerate() {
-            seen += n;
-            let _ = writeln!(out, "unslow_gateway_{name}_bucket{{{label},le=\"{}\"}} {seen}", (1u64 << i) as f64 / 1e6);
+/// For `/metrics`.
+pub fn metrics(shared: &Shared) -> String {
+    let stats = shared.stats();
+    let mut all = Exposition::new("unslow_gateway");
+    for (kind, name, help, n) in plain(&stats, shared) {
+        match kind {
+            MetricKind::Counter => all.counter(name, help, n),
+            MetricKind::Gauge => all.gauge(name, help, n.try_into().unwrap_or(i64::MAX)),
         }
-        let _ = writeln!(out, "unslow_gateway_{name}_bucket{{{label},le=\"+Inf\"}} {}", latency.count);
-        let _ = writeln!(out, "unslow_gateway_{name}_sum{{{label}}} {}", latency.sum_us as f64 / 1e6);
-        let _ = writeln!(out, "unslow_gateway_{name}_count{{{label}}} {}", latency.count);
     }
+    let errors = stats.errors.iter().map(|(reason, n)| (vec![("reason", reason.to_string())], *n));
+    all.counters("errors", "The gateway's own errors", errors);
+    let map = shared.map();
+    let up = map.topology.nodes.iter().map(|node| {
+        let labels = vec![("node", node.address.clone()), ("role", node.role.word().to_string())];
+        (labels, i64::from(node.health == Health::Up))
+    });
+    all.gauges("node_up", "Whether a node answers", up);
+    let table = shared.table();
+    let by_node = stats.nodes.iter().zip(&map.servers).map(|(l, s)| ("node", s.address.clone(), l));
+    let by_command = stats.commands_by.iter().take(table.count()).enumerate();
+    let by_command = by_command.map(|(i, l)| ("command", table.get(i as u16).name.to_string(), l));
+    all.histograms("node_latency_seconds", "From a command's arrival to its answer, by node", series(by_node));
+    all.histograms("command_latency_seconds", "From a command's arrival to its answer, by command", series(by_command));
+    all.text()
+}
+
+/// Without those that nothing was counted in.
+fn series<'a>(
+    all: impl Iterator<Item = (&'static str, String, &'a Latency)>,
+) -> impl Iterator<Item = (Labels, Distribution)> {
+    all.filter(|(.., latency)| latency.count > 0).map(|(label, value, latency)| {
+        let buckets = latency.bounded().iter().enumerate().map(|(i, n)| ((1u64 << i) as f64 / 1e6, *n));
+        let sum = latency.sum_us as f64 / 1e6;
+        (vec![(label, value)], Distribution { buckets: buckets.collect(), count: latency.count, sum })
+    })
 }
 
 #[cfg(test)]
@@ -469,14 +475,15 @@ mod tests {
     fn histogram_buckets_are_cumulative_and_empty_series_are_left_out() {
         let (mut busy, idle) = (Latency::default(), Latency::default());
         [3, 5, 5, 200_000_000].into_iter().for_each(|us| busy.add(us));
-        let mut out = String::new();
-        let all = [("node=\"a\"".to_string(), &busy), ("node=\"idle\"".to_string(), &idle)];
-        histogram(&mut out, "x_seconds", "Help", all.into_iter());
+        let mut all = Exposition::new("unslow_gateway");
+        let both = [("node", "a".to_string(), &busy), ("node", "idle".to_string(), &idle)];
+        all.histograms("x_seconds", "Help", series(both.into_iter()));
+        let out = all.text();
         for line in [
             "# TYPE unslow_gateway_x_seconds histogram",
-            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000002\"} 0",
-            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000004\"} 1",
-            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"0.000008\"} 3",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"2e-06\"} 0",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"4e-06\"} 1",
+            "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"8e-06\"} 3",
             "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"67.108864\"} 3",
             "unslow_gateway_x_seconds_bucket{node=\"a\",le=\"+Inf\"} 4",
             "unslow_gateway_x_seconds_sum{node=\"a\"} 200.000013",

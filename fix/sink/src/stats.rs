@@ -1,12 +1,12 @@
 //! What the sink counts, and its metrics.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use unslow_status::{Distribution, Exposition};
 
 /// Counters since the start.
 pub struct Stats {
@@ -203,73 +203,48 @@ impl Stats {
         }
     }
 
-    /// Prometheus' text format.
+    /// For `/metrics`.
     pub fn metrics(&self, bytes_kept: usize) -> String {
         let now = self.snapshot();
-        let mut out = String::new();
-        let mut one = |name: &str, kind: &str, help: &str, value: u64| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
-        };
-        one("unslow_sink_messages_read_total", "counter", "Messages read from the source.", now.read);
-        one("unslow_sink_messages_done_total", "counter", "Messages acknowledged, left out or set aside.", now.done);
-        one(
-            "unslow_sink_messages_skipped_total",
-            "counter",
-            "Messages that no map wants or that were folded.",
-            now.skipped,
-        );
-        one("unslow_sink_dead_letters_total", "counter", "Messages set aside with a reason.", now.dead);
-        one("unslow_sink_calls_repeated_total", "counter", "Calls that the marks said had run before.", now.repeated);
-        one("unslow_sink_commands_total", "counter", "Commands made of messages, each counted once.", now.commands);
-        one("unslow_sink_batches_total", "counter", "Batches done.", now.batches);
-        one(
-            "unslow_sink_round_trips_total",
-            "counter",
-            "Round trips of batches; one each in the normal case.",
-            now.round_trips,
-        );
-        one(
-            "unslow_sink_commits_total",
-            "counter",
-            "Times offsets were committed.",
-            self.commits.load(Ordering::Relaxed),
-        );
-        one("unslow_sink_batch_messages_max", "gauge", "Messages the next batch holds at most.", now.batch_limit);
-        one("unslow_sink_kept_bytes", "gauge", "Bytes of batches in flight.", bytes_kept as u64);
-        let _ = writeln!(
-            out,
-            "# HELP unslow_sink_retries_total Calls sent again, by reason.\n# TYPE unslow_sink_retries_total counter"
-        );
-        for (reason, n) in &now.retries {
-            let _ = writeln!(out, "unslow_sink_retries_total{{reason=\"{reason}\"}} {n}");
+        let mut all = Exposition::new("unslow_sink");
+        for (name, help, n) in [
+            ("messages_read", "Messages read from the source", now.read),
+            ("messages_done", "Messages acknowledged, left out or set aside", now.done),
+            ("messages_skipped", "Messages that no map wants or that were folded", now.skipped),
+            ("dead_letters", "Messages set aside with a reason", now.dead),
+            ("calls_repeated", "Calls that had already run, by their marks", now.repeated),
+            ("commands", "Commands made of messages, each counted once", now.commands),
+            ("batches", "Batches done", now.batches),
+            ("round_trips", "Round trips of batches; one each in the normal case", now.round_trips),
+            ("commits", "Times offsets were committed", self.commits.load(Ordering::Relaxed)),
+        ] {
+            all.counter(name, help, n);
         }
-        let _ = writeln!(
-            out,
-            "# HELP unslow_sink_lag_messages Messages behind the end of the partition.\n# TYPE \
-             unslow_sink_lag_messages gauge"
-        );
-        for ((topic, partition), n) in &now.lag {
-            let topic = topic.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _ = writeln!(out, "unslow_sink_lag_messages{{topic=\"{topic}\",partition=\"{partition}\"}} {n}");
-        }
-        let inner = self.inner.lock().expect("no thread panicked");
-        let _ = writeln!(
-            out,
-            "# HELP unslow_sink_batch_seconds From a batch's hand-over to its last reply.\n# TYPE \
-             unslow_sink_batch_seconds histogram"
-        );
-        for ms in [1u64, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000] {
-            let below = inner.batch_us.count_between(0, ms * 1000);
-            let _ = writeln!(out, "unslow_sink_batch_seconds_bucket{{le=\"{}\"}} {below}", ms as f64 / 1000.0);
-        }
-        let count = inner.batch_us.len();
-        let sum = inner.batch_us.mean() * count as f64 / 1e6;
-        let _ = writeln!(
-            out,
-            "unslow_sink_batch_seconds_bucket{{le=\"+Inf\"}} {count}\nunslow_sink_batch_seconds_sum {sum}\n\
-             unslow_sink_batch_seconds_count {count}"
-        );
-        out
+        let gauge = |n: u64| n.try_into().unwrap_or(i64::MAX);
+        all.gauge("batch_messages_max", "Messages the next batch holds at most", gauge(now.batch_limit));
+        all.gauge("kept_bytes", "Bytes of batches in flight", gauge(bytes_kept as u64));
+        let retries = now.retries.iter().map(|(reason, n)| (vec![("reason", reason.clone())], *n));
+        all.counters("retries", "Calls sent again, by reason", retries);
+        let lag = now
+            .lag
+            .iter()
+            .map(|((topic, partition), n)| (vec![("topic", topic.clone()), ("partition", partition.to_string())], *n));
+        all.gauges("lag_messages", "Messages behind the end of the partition", lag);
+        all.histograms("batch_seconds", "From a batch's hand-over to its last reply", [(vec![], self.batch_seconds())]);
+        all.text()
+    }
+
+    fn batch_seconds(&self) -> Distribution {
+        const UP_TO_MS: [u64; 14] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000];
+        let batch_us = &self.inner.lock().expect("no thread panicked").batch_us;
+        let mut below = 0;
+        let buckets = UP_TO_MS.map(|ms| {
+            let so_far = batch_us.count_between(0, ms * 1000);
+            let own = so_far - std::mem::replace(&mut below, so_far);
+            (ms as f64 / 1000.0, own)
+        });
+        let count = batch_us.len();
+        Distribution { buckets: buckets.into(), count, sum: batch_us.mean() * count as f64 / 1e6 }
     }
 }
 
