@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
@@ -185,23 +184,23 @@ impl GatewayArguments {
         let reread: Option<Reread> =
             from_file.then(|| Box::new(move || self.checked().map_err(|e| format!("{e:#}").into())) as Reread);
         let start = Start { config, target: target.clone(), options, reread, log: Box::new(log) };
-        let gateway = Gateway::start(start)?;
+        let mut gateway = Gateway::start(start)?;
         let hang_ups = unslow_interrupt::hang_ups();
         let stop = unslow_interrupt::guard("letting clients finish (Ctrl-C again: at once)");
         for address in &gateway.addresses {
             output.note(&format!("{address} -> {}", target.url()));
         }
-        let mut drained = false;
-        while !gateway.ended() {
-            std::thread::sleep(Duration::from_millis(50));
-            if hang_ups.take() {
-                gateway.reload();
+        let handle = gateway.handle();
+        std::thread::spawn(move || {
+            while hang_ups.wait(&stop) {
+                handle.reload();
             }
-            if stop.asked() && !drained {
-                drained = true;
-                gateway.drain();
+            handle.drain();
+            loop {
+                std::thread::park(); // holds both until the process ends: a SIGHUP must not cut the drain short
             }
-        }
+        });
+        gateway.wait();
         if gateway.broken() {
             bail!("a part of the gateway ended by itself; what it logged says which");
         }

@@ -101,6 +101,20 @@ impl HangUps {
     pub fn take(&self) -> bool {
         self.0.asked.swap(false, Ordering::SeqCst)
     }
+
+    /// Waits for one, which this takes, or until a signal asks `guard` to end. True for the former.
+    pub fn wait(&self, guard: &Guard) -> bool {
+        let mut registry = locked();
+        loop {
+            if guard.asked() {
+                return false;
+            }
+            if self.take() {
+                return true;
+            }
+            registry = ASKED.wait(registry).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 impl Drop for HangUps {

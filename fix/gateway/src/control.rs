@@ -1,27 +1,27 @@
 //! Starting and ending: listeners, workers, the watcher's news, reload, drain, hand-over, and the HTTP endpoints.
 
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options, Target, address_target};
-use unslow_reactor::{End, Listening, Peer, Reactor, bind, now_ns};
+use unslow_reactor::{End, Listening, Peer, Reactor, now_ns};
 use unslow_status::{NotReady, Serving, Status};
 use unslow_topology::{Change, Health, Info, Topology};
 use unslow_watch::{News, Settings, Watch};
 
 use crate::admin::metrics;
 use crate::config::{Config, Facade};
-use crate::error::{Error, ListenError};
+use crate::error::Error;
 use crate::handover::{self, Offer};
+use crate::listeners::{Listeners, sockets};
 use crate::map::Map;
 use crate::server_tls::{server_tls, tls_files};
-use crate::shared::{Asker, Mailbox, Message, Notice, ServerLimits, Shared};
+use crate::shared::{Asker, Event, Mailbox, Message, Notice, ServerLimits, Shared};
 use crate::worker::{Worker, error};
 use unslow_topology::commands::Table;
 
@@ -62,18 +62,18 @@ impl Gateway {
         let target = start.target;
         let tls = if target.tls { Some(start.options.tls.client_config()?) } else { None };
         let server_tls = server_tls(&config)?;
-        let (send, news) = channel();
+        let (control, events) = channel();
         let mut settings = Settings::new(target.clone(), start.options.clone());
         settings.suspect_after = Duration::from_millis(config.suspect_ms);
-        let watch = Watch::start(settings, move |n| {
-            let _ = send.send(n); // nobody listens only while it ends
-        })?;
+        let feed = Feed(control.clone());
+        let watch = Watch::start(settings, move |news| feed.send(Event::News(news)))?;
         let topology = watch.topology();
         let (table, server, limits) = look_at(&topology, &target, &start.options, &config)?;
         let name = start.options.tls.server_name.clone();
         let map = Map::next(None, topology, &config, &target, tls.as_ref(), name.as_deref());
         let threads = config.threads;
         let shared = Arc::new(Shared {
+            control,
             target,
             tls,
             server_name: name,
@@ -102,31 +102,14 @@ impl Gateway {
             path => handover::take_over(path).map_err(|why| Error::Handover { path: path.into(), why })?,
         };
         let inherited = inheritance.as_mut().map_or(Vec::new(), |i| std::mem::take(&mut i.sockets));
-        let mut addresses = Vec::new();
-        let mut listening: Vec<Vec<Arc<Listening>>> = vec![Vec::new(); threads];
-        if !inherited.is_empty() {
-            for (i, fd) in inherited.into_iter().enumerate() {
-                if let Ok(address) = rustix::net::getsockname(&fd).map(SocketAddr::try_from) {
-                    let address = address.map_or_else(|_| "unix".to_string(), |a| a.to_string());
-                    if !addresses.contains(&address) {
-                        addresses.push(address);
-                    }
-                }
-                listening[i % threads].push(Arc::new(Listening { fd, tls: server_tls.clone() }));
-            }
-        } else {
-            for text in &config.listen {
-                let fds = listen(text, threads)?;
-                addresses.push(name_of(&fds[0], text));
-                for (worker, fd) in fds.into_iter().enumerate() {
-                    listening[worker % threads].push(Arc::new(Listening { fd, tls: server_tls.clone() }));
-                }
-            }
-        }
+        let Listeners { addresses, by_worker } = match inherited.is_empty() {
+            true => Listeners::open(&config, server_tls.as_ref())?,
+            false => Listeners::inherited(inherited, threads, server_tls.as_ref()),
+        };
         let stop = Arc::new(AtomicBool::new(false));
         let mut workers = Vec::new();
-        let kept: Vec<Arc<Listening>> = listening.iter().flatten().cloned().collect();
-        for (number, sockets) in listening.into_iter().enumerate() {
+        let kept: Vec<Arc<Listening>> = by_worker.iter().flatten().cloned().collect();
+        for (number, sockets) in by_worker.into_iter().enumerate() {
             let theirs = shared.clone();
             let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
             let thread = thread.spawn(move || work(number, theirs, sockets));
@@ -144,7 +127,7 @@ impl Gateway {
         let mut control = Control {
             shared: shared.clone(),
             watch,
-            news,
+            events,
             options: start.options,
             reread: start.reread,
             log: start.log.into(),
@@ -178,7 +161,17 @@ impl Gateway {
 
     /// Takes no new clients; ends when the last has its answers, or after `drain_ms`.
     pub fn drain(&self) {
-        self.shared.end.store(true, Ordering::Release);
+        self.shared.ask_end();
+    }
+
+    /// Reload and drain for another thread, while this one waits.
+    pub fn handle(&self) -> Handle {
+        Handle(self.shared.clone())
+    }
+
+    /// Waits until the last worker has ended.
+    pub fn wait(&mut self) {
+        self.workers.drain(..).for_each(|worker| drop(worker.join())); // a panic is in `broken`
     }
 
     /// Whether the last worker has ended.
@@ -197,9 +190,42 @@ impl Gateway {
     }
 }
 
+/// See [`Gateway::handle`].
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+impl Handle {
+    /// See [`Gateway::reload`].
+    pub fn reload(&self) {
+        self.0.ask_reload(None);
+    }
+
+    /// See [`Gateway::drain`].
+    pub fn drain(&self) {
+        self.0.ask_end();
+    }
+}
+
+/// The watcher's end of the control thread's channel. It lies in what the watcher calls, so it is dropped when the
+/// watcher's thread ends, however it ends.
+struct Feed(Sender<Event>);
+
+impl Feed {
+    fn send(&self, event: Event) {
+        let _ = self.0.send(event); // nothing receives it only while the gateway ends
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.send(Event::WatcherEnded);
+    }
+}
+
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
+        self.shared.call_control();
         for worker in 0..self.shared.workers.len() {
             self.shared.post(worker, Message::Drain(0));
         }
@@ -217,11 +243,11 @@ struct Ended(Arc<Shared>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.broken.store(true, Ordering::Release);
-            self.0.end.store(true, Ordering::Release);
-        }
         self.0.drained.fetch_add(1, Ordering::AcqRel);
+        if std::thread::panicking() {
+            self.0.end_broken();
+        }
+        self.0.call_control();
     }
 }
 
@@ -244,15 +270,14 @@ fn work(number: usize, shared: Arc<Shared>, sockets: Vec<Arc<Listening>>) {
         reactor.run(&mut worker)
     });
     if ran.is_err() {
-        shared.broken.store(true, Ordering::Release);
-        shared.end.store(true, Ordering::Release);
+        shared.end_broken();
     }
 }
 
 struct Control {
     shared: Arc<Shared>,
     watch: Watch,
-    news: Receiver<News>,
+    events: Receiver<Event>,
     options: Options,
     reread: Option<Reread>,
     log: Arc<dyn Fn(Log<'_>) + Send + Sync>,
@@ -285,8 +310,7 @@ impl Control {
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_ok() {
             return;
         }
-        self.shared.broken.store(true, Ordering::Release);
-        self.shared.end.store(true, Ordering::Release);
+        self.shared.end_broken();
         self.drain();
         // It may be what panicked: stderr can be closed.
         let log = self.log.clone();
@@ -294,7 +318,7 @@ impl Control {
             log(("control", &[("ended", "by a panic, a defect of unslow; letting clients finish".into())]));
         }));
         while !self.stop.load(Ordering::Acquire) && !self.all_drained() {
-            std::thread::sleep(Duration::from_millis(50));
+            let _ = self.events.recv(); // `shared` holds a sender, so it cannot fail
         }
     }
 
@@ -315,8 +339,8 @@ impl Control {
     fn run(&mut self) {
         let mut draining = false;
         while !self.stop.load(Ordering::Acquire) {
-            match self.news.recv_timeout(Duration::from_millis(50)) {
-                Ok(News::Delta(delta, topology)) => {
+            match self.next_event() {
+                Some(Event::News(News::Delta(delta, topology))) => {
                     self.remap(topology);
                     for known in &delta.changes {
                         (self.log)((
@@ -329,16 +353,14 @@ impl Control {
                         }
                     }
                 }
-                Ok(News::Fresh(topology)) => self.remap(topology),
-                Ok(News::Note(text)) => (self.log)(("note", &[("text", text)])),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
+                Some(Event::News(News::Fresh(topology))) => self.remap(topology),
+                Some(Event::News(News::Note(text))) => (self.log)(("note", &[("text", text)])),
+                Some(Event::WatcherEnded) => {
                     // Without its watcher a gateway would serve a map that ages.
                     (self.log)(("watcher", &[("ended", "by itself; letting clients finish".into())]));
-                    self.shared.broken.store(true, Ordering::Release);
-                    self.shared.end.store(true, Ordering::Release);
-                    std::thread::sleep(Duration::from_millis(50));
+                    self.shared.end_broken();
                 }
+                Some(Event::Look) | None => {}
             }
             if self.table_due.is_some_and(|at| at <= Instant::now()) {
                 self.table_due = None;
@@ -363,6 +385,14 @@ impl Control {
             if self.all_drained() {
                 return;
             }
+        }
+    }
+
+    /// Waits for the next event; nothing when the command table is due first.
+    fn next_event(&self) -> Option<Event> {
+        match self.table_due {
+            Some(due) => self.events.recv_timeout(due.saturating_duration_since(Instant::now())).ok(),
+            None => self.events.recv().ok(),
         }
     }
 
@@ -526,7 +556,7 @@ impl Control {
                     Ok(Some(mut heir)) => {
                         // It serves: from now on everybody new is its client.
                         if handover::give(&mut heir, &sockets) {
-                            shared.end.store(true, Ordering::Release);
+                            shared.ask_end();
                             return;
                         }
                     }
@@ -600,39 +630,6 @@ fn ask_limits(c: &mut Connection) -> ServerLimits {
         argument_bytes: setting("proto-max-bulk-len").and_then(|text| text.parse().ok()),
         busy_ms: busy.map(|ms| u64::try_from(ms).unwrap_or(0)),
     }
-}
-
-fn listen(text: &str, threads: usize) -> Result<Vec<OwnedFd>, ListenError> {
-    let peer = match text.strip_prefix("unix:") {
-        Some(path) => Peer::Unix(path.into()),
-        None => {
-            let mut all = text.to_socket_addrs().map_err(|why| ListenError::Address { text: text.to_string(), why })?;
-            Peer::Tcp(all.next().ok_or_else(|| ListenError::NoSuchHost(text.to_string()))?)
-        }
-    };
-    sockets(&peer, threads).map_err(|why| match why.kind() {
-        std::io::ErrorKind::AddrInUse => ListenError::InUse(text.to_string()),
-        _ => ListenError::Refused { text: text.to_string(), why },
-    })
-}
-
-/// One socket a thread.
-fn sockets(peer: &Peer, threads: usize) -> std::io::Result<Vec<OwnedFd>> {
-    // Alone first: with SO_REUSEPORT a second gateway would silently take half of the clients.
-    let first = bind(peer, false)?;
-    if threads == 1 {
-        return Ok(vec![first]);
-    }
-    let Peer::Tcp(address) = peer else { return (0..threads).map(|_| first.try_clone()).collect() };
-    let port = TcpListener::from(first.try_clone()?).local_addr()?.port();
-    drop(first);
-    let peer = Peer::Tcp(SocketAddr::new(address.ip(), port));
-    (0..threads).map(|_| bind(&peer, true)).collect()
-}
-
-fn name_of(fd: &OwnedFd, text: &str) -> String {
-    let address = rustix::net::getsockname(fd).ok().and_then(|a| SocketAddr::try_from(a).ok());
-    address.map_or(text.to_string(), |a| a.to_string())
 }
 
 /// What the gateway says of itself over HTTP.

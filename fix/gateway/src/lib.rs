@@ -22,6 +22,7 @@ mod handover;
 mod ids;
 mod journal;
 mod lanes;
+mod listeners;
 mod map;
 mod own;
 mod request;

@@ -2,11 +2,12 @@
 //! of it is touched while a command goes its common way.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use unslow_client::Target;
 use unslow_reactor::{Listening, Waker};
-use unslow_watch::Doubter;
+use unslow_watch::{Doubter, News};
 
 use crate::config::Config;
 use crate::map::Map;
@@ -70,8 +71,19 @@ pub enum What {
     Pools,
 }
 
+/// What the control thread waits for.
+pub enum Event {
+    News(News),
+    /// The watcher's thread has ended, by itself or by a panic.
+    WatcherEnded,
+    /// A request or an end stands in [`Shared`].
+    Look,
+}
+
 /// What the control thread and all workers read.
 pub struct Shared {
+    /// Wakes the control thread. It has no other clock, so whatever it should see is sent here.
+    pub control: Sender<Event>,
     pub target: Target,
     pub tls: Option<Arc<rustls::ClientConfig>>,
     pub server_name: Option<String>,
@@ -162,6 +174,24 @@ impl Shared {
     /// The settings are to be read again. A client that asks is answered when that is done.
     pub fn ask_reload(&self, asker: Option<Asker>) {
         self.reload.lock().expect("no thread panicked").get_or_insert_with(Vec::new).extend(asker);
+        self.call_control();
+    }
+
+    /// No new clients from now on; those that are connected may finish.
+    pub fn ask_end(&self) {
+        self.end.store(true, Ordering::Release);
+        self.call_control();
+    }
+
+    /// The same after a part of the gateway has ended by itself.
+    pub fn end_broken(&self) {
+        self.broken.store(true, Ordering::Release);
+        self.ask_end();
+    }
+
+    /// Makes the control thread look at `reload`, `end` and `drained`.
+    pub fn call_control(&self) {
+        let _ = self.control.send(Event::Look); // it does not listen only once the gateway has ended
     }
 
     pub fn post(&self, worker: usize, message: Message) {

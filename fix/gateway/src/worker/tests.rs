@@ -74,6 +74,7 @@ fn shared(config: Config, topology: Arc<Topology>) -> Arc<Shared> {
     let target = Target::parse(A).expect("an address");
     let map = Map::next(None, topology, &config, &target, None, None);
     Arc::new(Shared {
+        control: std::sync::mpsc::channel().0,
         target,
         tls: None,
         server_name: None,

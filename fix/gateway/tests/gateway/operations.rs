@@ -198,3 +198,28 @@ fn a_panic_of_the_control_thread_lets_clients_finish_and_ends_the_gateway_as_bro
     until("the workers to end", || gateway.ended());
     assert!(gateway.broken());
 }
+
+/// How often the thread of this name has gone to sleep; `None` until it has its name.
+fn sleeps(name: &str) -> Option<u64> {
+    let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let task = tasks.find(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim_end() == name));
+    let status = std::fs::read_to_string(task?.join("status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
+}
+
+#[test]
+fn the_control_thread_wakes_up_for_events_only_and_drains_at_once() {
+    let server = standalone("valkey-9.1");
+    let mut gateway = gate(&server.url(), |_| {});
+    until("the control thread", || sleeps("gateway-control").is_some());
+    let (before, begun) = (sleeps("gateway-control").unwrap(), Instant::now());
+    std::thread::sleep(Duration::from_secs(3)); // nothing happens but the watcher's news, about once a second
+    let (slept, seconds) = (sleeps("gateway-control").unwrap() - before, begun.elapsed().as_secs());
+    assert!(slept <= 2 * seconds + 6, "it slept {slept} times in {seconds} s, and nothing happened");
+    // Nothing else would wake it before the news.
+    let handle = gateway.handle();
+    handle.drain();
+    gateway.wait();
+    assert!(gateway.ended() && !gateway.broken());
+    assert!(TcpStream::connect(&gateway.addresses[0]).is_err(), "it listens no longer");
+}
