@@ -305,7 +305,8 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
     let servers: Vec<ServerRow> = listing::all()
         .into_iter()
         .map(|listing| {
-            let (text, problem) = listing.lines.map_or_else(|why| (String::new(), Some(why)), |text| (text, None));
+            let (text, problem) =
+                listing.lines.map_or_else(|why| (String::new(), Some(why.to_string())), |text| (text, None));
             // Each line is one or the other.
             let connections = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             let refusals = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use unslow_bench::{
-    Arrivals, Comparison, Histogram, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec,
+    Arrivals, Comparison, Histogram, Logged, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec,
     percentile_table, with_log,
 };
 use unslow_units::{count, parse_count, parse_rate, time_us};
@@ -291,15 +291,7 @@ impl Bench {
         if self.repeat == 0 || self.repeat > 1000 {
             bail!("--repeat takes 1 to 1000");
         }
-        // Files that cannot be written are said before an hour of load, not after; what stands in them stays until
-        // then.
-        let mut files: Vec<&PathBuf> =
-            [&self.save, &self.save_against, &self.html, &self.hgrm, &self.hlog].into_iter().flatten().collect();
-        files.iter().try_for_each(|path| writable(path))?;
-        files.sort();
-        if let Some(pair) = files.windows(2).find(|pair| pair[0] == pair[1] && !pair[0].starts_with("/dev")) {
-            bail!("{} is given for two results; give each a file of its own", pair[0].display());
-        }
+        self.check_files()?;
         let urls: Vec<&String> = [Some(&self.url), self.against.as_ref()].into_iter().flatten().collect();
         let settings = urls.iter().map(|url| self.settings(url)).collect::<anyhow::Result<Vec<_>>>()?;
         let prefix = settings[0].spec.key_prefix.clone();
@@ -312,37 +304,11 @@ impl Bench {
             // The first to run would pay for what is cold.
             sessions.iter_mut().try_for_each(Session::warm_up)?;
         }
-        let mut runs: Vec<Vec<Run>> = vec![Vec::new(); sessions.len()];
-        let mut total: Option<Histogram<u64>> = None;
-        let (ran, logged) = with_log(self.hlog.as_deref(), |log| -> anyhow::Result<()> {
-            let mut begun = 0;
-            for round in 0..self.repeat {
-                // A B, B A, A B: neither is always the first.
-                let mut order: Vec<usize> = (0..sessions.len()).collect();
-                order.rotate_left(round % sessions.len());
-                for side in order {
-                    if sessions[side].asked_to_end() {
-                        return Ok(());
-                    }
-                    let (run, histogram) = sessions[side].run(&mut |p| {
-                        if let (Progress::Second(second, latency), 0) = (&p, side) {
-                            log(begun + second.at_s, latency);
-                        }
-                        live.tell(p);
-                    })?;
-                    if side == 0 {
-                        begun += run.timeline.last().map_or(0, |s| s.at_s + 1);
-                        match &mut total {
-                            Some(total) => total.add(&histogram)?,
-                            None => total = Some(histogram),
-                        }
-                    }
-                    runs[side].push(run);
-                }
-            }
-            Ok(())
-        });
+        let mut measured = Measured { runs: vec![Vec::new(); sessions.len()], latency: None };
+        let (ran, logged) =
+            with_log(self.hlog.as_deref(), |log| measured.in_turn(self.repeat, &mut sessions, &live, log));
         drop(live);
+        let Measured { mut runs, latency } = measured;
         // A deployment that vanishes between two runs does not take the first ones' results with it.
         let failed = match ran {
             Err(e) if runs[0].is_empty() => return Err(e),
@@ -367,17 +333,7 @@ impl Bench {
             _ => None,
         };
         let mut trouble: Vec<anyhow::Error> = failed.into_iter().collect();
-        let mut keep = |path: &Option<PathBuf>, make: &dyn Fn() -> anyhow::Result<String>| {
-            let Some(path) = path else { return };
-            let written = make().and_then(|text| replace(path, &text));
-            trouble.extend(written.err().map(|e| e.context(format!("{}: could not be written", path.display()))));
-        };
-        keep(&self.save, &|| Ok(serde_json::to_string_pretty(&reports[0])? + "\n"));
-        keep(&self.save_against, &|| {
-            Ok(reports.get(1).map(serde_json::to_string_pretty).transpose()?.unwrap_or_default() + "\n")
-        });
-        keep(&self.html, &|| page::render(&reports, comparison.as_ref()));
-        keep(&self.hgrm, &|| Ok(total.as_ref().map(percentile_table).unwrap_or_default()));
+        trouble.extend(self.write_files(&reports, comparison.as_ref(), latency.as_ref()));
         trouble.extend(logged.err().map(anyhow::Error::from));
         match (output.json(), &comparison) {
             (true, Some(comparison)) => output.print_json(comparison)?,
@@ -396,6 +352,87 @@ impl Bench {
         }
         let sentences: Vec<String> = trouble.iter().map(|e| format!("{e:#}")).collect();
         bail!("{}", sentences.join("; "));
+    }
+
+    /// Files that cannot be written are reported before an hour of load, not after. What stands in them stays until
+    /// then.
+    fn check_files(&self) -> anyhow::Result<()> {
+        let mut files: Vec<&PathBuf> =
+            [&self.save, &self.save_against, &self.html, &self.hgrm, &self.hlog].into_iter().flatten().collect();
+        files.iter().try_for_each(|path| writable(path))?;
+        files.sort();
+        if let Some(pair) = files.windows(2).find(|pair| pair[0] == pair[1] && !pair[0].starts_with("/dev")) {
+            bail!("{} is given for two results; give each its own file", pair[0].display());
+        }
+        Ok(())
+    }
+
+    /// Writes what was asked for, and returns what could not be written.
+    fn write_files(
+        &self,
+        reports: &[Report],
+        comparison: Option<&Comparison>,
+        latency: Option<&Histogram<u64>>,
+    ) -> Vec<anyhow::Error> {
+        let mut trouble = Vec::new();
+        let mut keep = |path: &Option<PathBuf>, make: &dyn Fn() -> anyhow::Result<String>| {
+            let Some(path) = path else { return };
+            let written = make().and_then(|text| replace(path, &text));
+            trouble.extend(written.err().map(|e| e.context(format!("{}: could not be written", path.display()))));
+        };
+        keep(&self.save, &|| Ok(serde_json::to_string_pretty(&reports[0])? + "\n"));
+        keep(&self.save_against, &|| {
+            Ok(reports.get(1).map(serde_json::to_string_pretty).transpose()?.unwrap_or_default() + "\n")
+        });
+        keep(&self.html, &|| page::render(reports, comparison));
+        keep(&self.hgrm, &|| Ok(latency.map(percentile_table).unwrap_or_default()));
+        trouble
+    }
+}
+
+/// What the runs brought so far: it is there also when a later run fails.
+struct Measured {
+    /// By session.
+    runs: Vec<Vec<Run>>,
+    /// Of the first session, all runs together.
+    latency: Option<Histogram<u64>>,
+}
+
+impl Measured {
+    /// Runs the sessions in turn, A B, B A, A B, so that neither is always the first. `log` takes each second of the
+    /// first.
+    fn in_turn(
+        &mut self,
+        repeat: usize,
+        sessions: &mut [Session],
+        live: &Live<'_>,
+        log: &mut Logged<'_>,
+    ) -> anyhow::Result<()> {
+        let mut begun = 0;
+        for round in 0..repeat {
+            let mut order: Vec<usize> = (0..sessions.len()).collect();
+            order.rotate_left(round % sessions.len());
+            for side in order {
+                if sessions[side].asked_to_end() {
+                    return Ok(());
+                }
+                let (run, histogram) = sessions[side].run(&mut |p| {
+                    if let (Progress::Second(second, latency), 0) = (&p, side) {
+                        log(begun + second.at_s, latency);
+                    }
+                    live.tell(p);
+                })?;
+                if side == 0 {
+                    begun += run.timeline.last().map_or(0, |s| s.at_s + 1);
+                    match &mut self.latency {
+                        Some(total) => total.add(&histogram)?,
+                        None => self.latency = Some(histogram),
+                    }
+                }
+                self.runs[side].push(run);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -365,9 +365,25 @@ pub enum GeneratorError {
         /// As the system says it.
         why: io::Error,
     },
-    /// A thread could not connect, or has no event loop: what it says.
+    /// A thread has no descriptors for its event loop.
+    #[error("no event loop: {0}; raise the limit of open files (ulimit -n)")]
+    NoEventLoop(io::Error),
+    /// The event loop of a thread failed during the run.
+    #[error("the event loop failed: {0}")]
+    EventLoop(io::Error),
+    /// There are no descriptors for the connections that were asked for.
+    #[error("{address}: {why}; {connections} connections were asked for: raise `ulimit -n`")]
+    NoSocket {
+        /// The server.
+        address: String,
+        /// As the system says it.
+        why: io::Error,
+        /// To each server.
+        connections: usize,
+    },
+    /// None of a thread's connections could be opened: what the first said.
     #[error("{0}")]
-    Thread(String),
+    NotConnected(String),
     /// The threads are gone, and none said why.
     #[error("the generator's threads ended")]
     Ended,

@@ -32,7 +32,7 @@ pub use error::{
     BadRecording, Error, GeneratorError, Interrupted, LogError, RecordingError, SettingsError, TemplateError, Unfit,
     UnknownModel, WorkloadError,
 };
-pub use export::{percentile_table, with_log};
+pub use export::{Logged, percentile_table, with_log};
 pub use hdrhistogram::Histogram;
 pub use report::{
     CommandRun, Deployment, Errors, Event, Generator, KindCount, Latency, Load, Percentile, PubSub, Recorded, Report,

@@ -26,6 +26,7 @@ use unslow_resp::{Done, Frame, Kind, Limits, Scan, Scanner, Split, Splitter, wri
 use unslow_units::time;
 
 use crate::arrivals::Schedule;
+use crate::error::GeneratorError;
 use crate::route::{Map, NOBODY, Routes, bare_port};
 use crate::settings::{ReadFrom, Shape};
 use crate::stats::{Interval, MOST_NS};
@@ -77,7 +78,7 @@ pub struct Summary {
     /// From the start to the end of the load: behind it nothing was asked.
     pub load_ns: u64,
     /// Why it could not run.
-    pub failed: Option<String>,
+    pub failed: Option<GeneratorError>,
 }
 
 /// What a thread sends to the one that collects.
@@ -214,7 +215,7 @@ pub struct Worker {
     drain_until: u64,
     last_answer: u64,
     cpu_at_start: u64,
-    failed: Option<String>,
+    failed: Option<GeneratorError>,
     scratch: Vec<u8>,
     multi_homed: bool,
     reports_wait: bool,
@@ -246,14 +247,11 @@ pub fn work(shared: Arc<Shared>, index: usize, said: Sender<Said>, spares: Recei
             let ran = reactor.run(&mut worker);
             let mut summary = worker.summary();
             if let Err(e) = ran {
-                summary.failed = Some(format!("the event loop failed: {e}"));
+                summary.failed = Some(GeneratorError::EventLoop(e));
             }
             summary
         }
-        Err(e) => Summary {
-            failed: Some(format!("no event loop: {e}; raise the limit of open files (ulimit -n)")),
-            ..Summary::default()
-        },
+        Err(e) => Summary { failed: Some(GeneratorError::NoEventLoop(e)), ..Summary::default() },
     };
     if summary.failed.is_some() {
         // Nobody may wait for this thread.
@@ -539,11 +537,11 @@ impl Worker {
             }
             Err(e) => {
                 if self.phase == Phase::Connecting {
-                    self.failed = Some(format!(
-                        "{}: {e}; {} connections were asked for: raise `ulimit -n`",
-                        self.nodes[usize::from(self.lanes[lane_index as usize].node)].address,
-                        self.shared.shape.connections
-                    ));
+                    self.failed = Some(GeneratorError::NoSocket {
+                        address: self.nodes[usize::from(self.lanes[lane_index as usize].node)].address.clone(),
+                        why: e,
+                        connections: self.shared.shape.connections,
+                    });
                     io.stop();
                 } else {
                     self.interval.error("no_connection", &e.to_string());
@@ -1206,7 +1204,7 @@ impl Worker {
         if !self.said_ready && self.lanes.iter().all(settled) {
             if self.nodes.iter().all(|n| n.open == 0) {
                 let why = self.interval.errors.first().map_or("no connection".to_string(), |k| k.example.clone());
-                self.failed = Some(why);
+                self.failed = Some(GeneratorError::NotConnected(why));
                 io.stop();
                 return None;
             }

@@ -129,7 +129,7 @@ impl Session {
     fn wait_for_connections(&self, shared: &Shared, heard: &Receiver<Said>) -> Result<(), Error> {
         while shared.ready.load(Ordering::Acquire) < self.settings.threads {
             match heard.recv_timeout(Duration::from_millis(5)) {
-                Ok(Said::Ended(Summary { failed: Some(why), .. })) => return Err(GeneratorError::Thread(why).into()),
+                Ok(Said::Ended(Summary { failed: Some(why), .. })) => return Err(why.into()),
                 Ok(Said::Ended(_)) => return Err(Interrupted::Connecting.into()),
                 Ok(Said::Interval(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(GeneratorError::Ended.into()),
@@ -155,7 +155,7 @@ impl Session {
         while summaries.len() < self.settings.threads {
             match heard.recv_timeout(Duration::from_millis(100)) {
                 Ok(Said::Interval(interval)) => sum.add(interval),
-                Ok(Said::Ended(Summary { failed: Some(why), .. })) => return Err(GeneratorError::Thread(why).into()),
+                Ok(Said::Ended(Summary { failed: Some(why), .. })) => return Err(why.into()),
                 Ok(Said::Ended(summary)) => summaries.push(summary),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
