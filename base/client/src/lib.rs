@@ -10,14 +10,16 @@
 mod connection;
 mod discovery;
 mod error;
+mod members;
 mod readonly;
 mod target;
 mod through;
 mod tls;
 
 pub use connection::{Connection, Options};
-pub use discovery::{Deployment, address_target, discover, discover_as_client};
+pub use discovery::{discover, discover_as_client};
 pub use error::{Error, ErrorKind};
+pub use members::{Deployment, address_target};
 pub use readonly::{ALLOWED, Allowed, ReadOnly, acl_rule};
 pub use target::{Endpoint, Secret, Target};
 pub use tls::TlsOptions;

@@ -23,7 +23,7 @@ use std::net::IpAddr;
 
 use unslow_topology::{DeploymentKind, GATEWAY_SECTION, Gateway, Health, Info, NodeBehind, Role};
 
-use crate::discovery::{Deployment, servers};
+use crate::members::{Deployment, servers};
 use crate::target::host_port;
 use crate::{Endpoint, Error, ErrorKind, Options, ReadOnly, Target, Value};
 

@@ -1,6 +1,6 @@
 //! A whole frame, read in place.
 
-use crate::scanner::number;
+use crate::limits::number;
 
 /// What a frame is, told by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

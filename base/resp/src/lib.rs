@@ -11,13 +11,15 @@
 #![forbid(unsafe_code)]
 
 mod frame;
+mod limits;
 mod scanner;
 mod splitter;
 mod value;
 mod words;
 
 pub use frame::{Frame, Items, Kind};
-pub use scanner::{Error, ErrorKind, Limits, Scan, Scanner};
+pub use limits::{Error, ErrorKind, Limits};
+pub use scanner::{Scan, Scanner};
 pub use splitter::{Done, Split, Splitter};
 pub use value::Value;
 pub use words::{WordsError, quote_words, split_words};

@@ -7,7 +7,7 @@
 //! A line longer than [`Limits::line_bytes_max`] is an error, unless it is text and the splitter steps over long texts
 //! ([`Splitter::over_long_texts`]): a script's simple string or error may be as long as a blob.
 
-use crate::scanner::{Error, ErrorKind, Limits, number};
+use crate::limits::{Error, ErrorKind, Limits, number};
 
 /// "Not yet" is a value, not an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

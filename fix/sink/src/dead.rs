@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::ledger::Letter;
+use crate::broker::{BrokerError, Producer};
+use crate::events::Letter;
 use crate::private;
-use crate::source::BrokerError;
-use crate::source::kafka::Producer;
 
 /// A value of which this much is kept; longer ones are found again by their offset.
 const KEPT_BYTES: usize = 1 << 20;

@@ -8,52 +8,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use crate::dead::{DeadLetterError, DeadLetters};
-use crate::record::{Batch, Offset, Origin, Record};
+use crate::events::{Ack, WriterEvent};
+use crate::record::{Offset, Origin};
 use crate::stats::Stats;
-use crate::writer::Said;
-
-/// A batch is done.
-pub struct Ack {
-    pub number: u64,
-    /// The last message of each origin.
-    pub ends: Vec<(Arc<Origin>, Offset)>,
-    pub dead: Vec<Letter>,
-    pub records: usize,
-    /// From the hand-over to the last reply.
-    pub took: Duration,
-}
-
-/// A message that cannot be written.
-#[derive(Clone, Debug)]
-pub struct Letter {
-    pub origin: Arc<Origin>,
-    pub offset: Offset,
-    pub time_ms: i64,
-    pub key: Option<Vec<u8>>,
-    pub value: Option<Vec<u8>>,
-    pub headers: Vec<(String, Vec<u8>)>,
-    /// Why, as a sentence.
-    pub reason: String,
-}
-
-impl Letter {
-    pub fn new(batch: &Batch, record: &Record, reason: String) -> Letter {
-        let message = batch.message(record);
-        Letter {
-            origin: batch.origins[record.origin as usize].clone(),
-            offset: record.offset,
-            time_ms: record.time_ms,
-            key: message.key.map(<[u8]>::to_vec),
-            value: message.value.map(<[u8]>::to_vec),
-            headers: message.headers.iter().map(|(n, v)| (n.to_string(), v.to_vec())).collect(),
-            reason,
-        }
-    }
-}
 
 /// Which batches are acknowledged, and up to where offsets may be committed.
 pub struct Ledger {
-    said: Receiver<Said>,
+    said: Receiver<WriterEvent>,
     early: BTreeMap<u64, Ack>,
     /// Batches handed to the writer.
     pub sent: u64,
@@ -70,7 +31,7 @@ pub struct Ledger {
 
 impl Ledger {
     pub fn new(
-        said: Receiver<Said>,
+        said: Receiver<WriterEvent>,
         dead: DeadLetters,
         stats: Arc<dyn AsRef<Stats> + Send + Sync>,
         note: Arc<dyn Fn(&str) + Send + Sync>,
@@ -102,8 +63,8 @@ impl Ledger {
                 }),
             };
             match said {
-                Ok(Said::Ack(ack)) => drop(self.early.insert(ack.number, ack)),
-                Ok(Said::Note(text)) => (self.note)(&text),
+                Ok(WriterEvent::Ack(ack)) => drop(self.early.insert(ack.number, ack)),
+                Ok(WriterEvent::Note(text)) => (self.note)(&text),
                 Err(RecvTimeoutError::Timeout) => break,
                 Err(RecvTimeoutError::Disconnected) => {
                     self.ended = true;
@@ -136,26 +97,27 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
+    use crate::events::Letter;
 
     fn origin(partition: i32) -> Arc<Origin> {
         Arc::new(Origin { topic: "t".into(), partition, id: format!("t/{partition}").into() })
     }
 
-    fn ack(number: u64, partition: i32, end: u64) -> Said {
+    fn ack(number: u64, partition: i32, end: u64) -> WriterEvent {
         let (dead, took) = (Vec::new(), Duration::ZERO);
-        Said::Ack(Ack { number, ends: vec![(origin(partition), Offset(0, end))], dead, records: 1, took })
+        WriterEvent::Ack(Ack { number, ends: vec![(origin(partition), Offset(0, end))], dead, records: 1, took })
     }
 
-    fn dead(number: u64, end: u64) -> Said {
+    fn dead(number: u64, end: u64) -> WriterEvent {
         let (key, value, headers) = (None, Some(b"v".to_vec()), Vec::new());
         let letter =
             Letter { origin: origin(0), offset: Offset(0, end), time_ms: 0, key, value, headers, reason: "bad".into() };
-        let Said::Ack(ack) = ack(number, 0, end) else { unreachable!() };
-        Said::Ack(Ack { dead: vec![letter], ..ack })
+        let WriterEvent::Ack(ack) = ack(number, 0, end) else { unreachable!() };
+        WriterEvent::Ack(Ack { dead: vec![letter], ..ack })
     }
 
     /// A ledger with this many batches in flight, the writer's channel to it, and the counters.
-    fn ledger(sent: u64, dead: DeadLetters) -> (Ledger, Sender<Said>, Arc<crate::writer::WriterShared>) {
+    fn ledger(sent: u64, dead: DeadLetters) -> (Ledger, Sender<WriterEvent>, Arc<crate::writer::WriterShared>) {
         let (said, hear) = channel();
         let shared = Arc::new(crate::writer::WriterShared {
             orders: Default::default(),

@@ -14,12 +14,14 @@
 //! - Order is kept within a slot, and so within a key; see `writer.rs` for what that takes when servers move or fail.
 #![forbid(unsafe_code)]
 
+mod broker;
 mod condition;
 mod config;
 mod dead;
 mod document;
 mod encode;
 mod error;
+mod events;
 mod ledger;
 mod mapping;
 mod poison;
@@ -34,6 +36,7 @@ mod trouble;
 mod window;
 mod writer;
 
+pub use broker::BrokerError;
 pub use condition::ConditionError;
 pub use config::{Config, ConfigError};
 pub use dead::DeadLetterError;
@@ -42,7 +45,7 @@ pub use error::Error;
 pub use mapping::{CommandError, CommandSettings, Fold, MapError, MapSettings, MappingError, OneOrMore};
 pub use poison::TooLong;
 pub use run::{Sink, Start, dry_run};
-pub use source::{BrokerError, SourceError};
+pub use source::SourceError;
 pub use stats::{Report, Snapshot};
 pub use template::TemplateError;
 pub use writer::WriteError;

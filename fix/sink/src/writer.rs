@@ -40,7 +40,7 @@ use unslow_resp::{Frame, Scan, Scanner, Split, Splitter, Value, write_command};
 use unslow_topology::SLOTS;
 
 use crate::encode::{Became, Encoded, Encoder, mark_keys};
-use crate::ledger::{Ack, Letter};
+use crate::events::{Ack, Letter, WriterEvent};
 use crate::record::Batch;
 use crate::stats::Stats;
 use crate::trouble::{Proof, Trouble};
@@ -113,18 +113,11 @@ pub struct WriterShared {
     pub fatal: Mutex<Option<WriteError>>,
 }
 
-/// What the writer says.
-pub enum Said {
-    Ack(Ack),
-    /// For the operator.
-    Note(String),
-}
-
 /// One thread that renders batches into calls and keeps their order.
 pub struct Writer {
     settings: WriterSettings,
     shared: Arc<WriterShared>,
-    said: Sender<Said>,
+    said: Sender<WriterEvent>,
     doubt: Box<dyn Fn() + Send>,
     encoder: Encoder,
     /// For each slot a key of our own, to be written before WAIT.
@@ -278,7 +271,7 @@ impl Writer {
         settings: WriterSettings,
         shared: Arc<WriterShared>,
         encoder: Encoder,
-        said: Sender<Said>,
+        said: Sender<WriterEvent>,
         doubt: Box<dyn Fn() + Send>,
     ) -> Writer {
         Writer {
@@ -315,7 +308,7 @@ impl Writer {
             return;
         }
         self.noted.insert(text.clone(), now);
-        let _ = self.said.send(Said::Note(text)); // nobody listens only while it ends
+        let _ = self.said.send(WriterEvent::Note(text)); // nobody listens only while it ends
     }
 
     fn fail(&mut self, io: &mut Io, why: WriteError) {
@@ -427,7 +420,7 @@ impl Writer {
         (it.encoded, it.next) = (Encoded::default(), 0);
         self.shared.stats.batch(records as u64, calls as u64, rounds, took);
         self.shared.window.done(bytes);
-        let _ = self.said.send(Said::Ack(ack)); // nobody listens only while it ends
+        let _ = self.said.send(WriterEvent::Ack(ack)); // nobody listens only while it ends
         while self.works.front().is_some_and(|w| w.done) {
             self.works.pop_front();
             self.first += 1;

@@ -182,17 +182,7 @@ impl Watch {
     ///
     /// Fails when the target gives no usable answer within the options' timeouts.
     pub fn start(settings: Settings, tell: impl FnMut(News) + Send + 'static) -> Result<Watch, Error> {
-        let mut found = discover_as_client(&settings.target, &settings.options);
-        // A Sentinel may be down: the next one knows the same.
-        for endpoint in settings.target.endpoints.iter().skip(1) {
-            if found.is_ok() {
-                break;
-            }
-            let mut other = settings.target.at(endpoint.clone());
-            other.service = settings.target.service.clone();
-            found = discover_as_client(&other, &settings.options);
-        }
-        let found = found?;
+        let found = discover_as_client(&settings.target, &settings.options)?;
         let shared = Arc::new(Shared {
             topology: Mutex::new(None),
             first: Condvar::new(),

@@ -193,17 +193,7 @@ impl Routes {
 
 /// The deployment behind `target`, for a generator.
 pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Error> {
-    let mut found = discover_as_client(target, options);
-    // A Sentinel may be down: the next one knows the same.
-    for endpoint in target.endpoints.iter().skip(1) {
-        if found.is_ok() {
-            break;
-        }
-        let mut other = target.at(endpoint.clone());
-        other.service = target.service.clone();
-        found = discover_as_client(&other, options);
-    }
-    let found = found?;
+    let found = discover_as_client(target, options)?;
     let nobody = || {
         unslow_client::Error::new(
             unslow_client::ErrorKind::Unreachable,

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use self::fds::{Place, Stream};
 use self::world::{SETTINGS, Settings};
+pub use crate::stamp::now_ns;
 
 static PID: AtomicI32 = AtomicI32::new(0);
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -44,15 +45,6 @@ pub fn errno() -> i32 {
 pub fn set_errno(errno: i32) {
     // SAFETY: the thread's own.
     unsafe { *libc::__errno_location() = errno };
-}
-
-/// Nanoseconds of the monotonic clock.
-#[inline]
-pub fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for the answer.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// A line on standard error.

@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
-use crate::ledger::{Ledger, Letter};
+use crate::broker::{BrokerError, KafkaSettings};
+use crate::ledger::Ledger;
 use crate::record::{Batch, Offset, Origin};
-use crate::source::{BrokerError, KafkaSettings, Limit, Note, Read, Source, SourceError};
+use crate::source::{Limit, Note, Read, Source, SourceError};
 use crate::stats::Stats;
 
 /// Never made.
@@ -29,21 +30,6 @@ impl Source for Kafka {
     }
 
     fn commit(&mut self, _ends: Vec<(Arc<Origin>, Offset)>) -> Result<(), SourceError> {
-        match self.0 {}
-    }
-}
-
-/// Never made.
-pub struct Producer(Infallible);
-
-impl Producer {
-    /// Always the error.
-    pub fn open(_settings: &KafkaSettings, _topic: &str) -> Result<Producer, BrokerError> {
-        Err(BrokerError::Absent)
-    }
-
-    /// Sends letters to the topic.
-    pub fn send(&mut self, _letters: &[Letter]) -> Result<(), BrokerError> {
         match self.0 {}
     }
 }

@@ -6,11 +6,10 @@ pub mod kafka;
 pub mod lines;
 pub mod stream;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use error::{BrokerError, SourceError};
+pub use error::SourceError;
 
 use crate::record::{Batch, Offset, Origin};
 
@@ -63,26 +62,6 @@ impl Limit {
 
 /// Says something to the person who runs the sink.
 pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
-
-/// Which brokers, what of them, and as whom.
-#[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "kafka"), allow(dead_code))] // the sibling that refuses reads nothing of it
-pub struct KafkaSettings {
-    /// `host:port,host:port`.
-    pub brokers: String,
-    /// Names, or patterns that begin with `^`.
-    pub topics: Vec<String>,
-    /// Consumer group.
-    pub group: String,
-    /// librdkafka's own settings.
-    pub properties: BTreeMap<String, String>,
-    /// Ends when every partition has been read to its end.
-    pub until_end: bool,
-    /// Whether marks are kept, which need the cluster's own name.
-    pub exactly_once: bool,
-    /// Whether a mapping looks at headers.
-    pub headers: bool,
-}
 
 /// How long a source may still wait.
 struct Clock {

@@ -20,7 +20,7 @@ const OTHER: &str = "foo";
 struct Rig {
     reactor: Reactor,
     writer: Writer,
-    hear: Receiver<Said>,
+    hear: Receiver<WriterEvent>,
     shared: Arc<WriterShared>,
     batches: u64,
 }
@@ -88,8 +88,8 @@ impl Rig {
     /// What the operator was told.
     fn notes(&mut self) -> Vec<String> {
         let notes = self.hear.try_iter().filter_map(|said| match said {
-            Said::Note(text) => Some(text),
-            Said::Ack(_) => None,
+            WriterEvent::Note(text) => Some(text),
+            WriterEvent::Ack(_) => None,
         });
         notes.collect()
     }
@@ -145,8 +145,8 @@ impl Rig {
     /// Takes the acknowledged batches, each with offsets and reasons of its dead letters.
     fn done(&mut self) -> Vec<(u64, Vec<(String, String)>)> {
         let acks = self.hear.try_iter().filter_map(|said| match said {
-            Said::Ack(ack) => Some(ack),
-            Said::Note(_) => None,
+            WriterEvent::Ack(ack) => Some(ack),
+            WriterEvent::Note(_) => None,
         });
         let letters = |ack: &Ack| -> Vec<(String, String)> {
             ack.dead.iter().map(|l| (l.offset.to_string(), l.reason.clone())).collect()
