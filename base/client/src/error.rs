@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use unslow_nodes::{Address, Author, Kind, Named, Refusal};
+
 /// A failed connection or command.
 #[derive(Clone, Debug)]
 pub struct Error {
@@ -11,8 +13,47 @@ pub struct Error {
     pub message: String,
     /// The first word of an error reply, such as `NOPERM`.
     code: Option<String>,
+    /// Where an error reply sends the command instead.
+    redirect: Option<Redirect>,
     /// Whether a command was refused in Envoy's words; see [`in_envoys_words`].
     pub(crate) envoy: bool,
+}
+
+/// MOVED or ASK.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// Which of the two.
+    pub way: Way,
+    /// Below 16384.
+    pub slot: u16,
+    /// As the server wrote it.
+    address: String,
+}
+
+/// How long a redirect holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The slot has another owner.
+    Moved,
+    /// For this command alone, after ASKING.
+    Ask,
+}
+
+impl Redirect {
+    fn of(text: &str) -> Option<Redirect> {
+        let reply = format!("-{}", text.strip_prefix('-').unwrap_or(text));
+        let (way, to) = match Refusal::parse(reply.as_bytes(), Author::Script)?.kind {
+            Kind::Moved(to) => (Way::Moved, to),
+            Kind::Ask(to) => (Way::Ask, to),
+            _ => return None,
+        };
+        Some(Redirect { way, slot: to.slot, address: to.address.into() })
+    }
+
+    /// The node it names, as the one at `sender` means it: the host may be missing.
+    pub fn to(&self, sender: &Address) -> Named {
+        Address::named(&self.address, sender)
+    }
 }
 
 /// The kinds a caller acts on.
@@ -57,7 +98,7 @@ pub enum ErrorKind {
 impl Error {
     /// A new error.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error { kind, message: message.into(), code: None, envoy: false }
+        Error { kind, message: message.into(), code: None, redirect: None, envoy: false }
     }
 
     /// The code word an error reply began with: `ERR`, `NOPERM`, `NOREPLICAS`. `None` where there was no error reply,
@@ -66,6 +107,11 @@ impl Error {
     /// Only capitals, digits and `_`, so that it never repeats what was sent.
     pub fn code(&self) -> Option<&str> {
         self.code.as_deref()
+    }
+
+    /// Where a cluster node sends the command instead of running it.
+    pub fn redirect(&self) -> Option<&Redirect> {
+        self.redirect.as_ref()
     }
 
     /// Another sentence for the same error reply.
@@ -106,7 +152,13 @@ impl Error {
         } else {
             ErrorKind::Reply
         };
-        Error { kind, message: format!("{command}: {text}"), code: code_of(text), envoy: in_envoys_words(text) }
+        Error {
+            kind,
+            message: format!("{command}: {text}"),
+            code: code_of(text),
+            redirect: Redirect::of(text),
+            envoy: in_envoys_words(text),
+        }
     }
 }
 
@@ -167,6 +219,24 @@ mod tests {
         }
         assert_eq!(Error::reply(&"A".repeat(1000), "GET").code(), None);
         assert_eq!(Error::new(ErrorKind::Timeout, "ERR").code(), None);
+    }
+
+    #[test]
+    fn a_redirect_names_a_node_also_without_a_host() {
+        let sender = Address::parse("10.0.0.1:6379").unwrap();
+        let node = |text: &str| Error::reply(text, "GET").redirect().map(|r| (r.way, r.slot, r.to(&sender)));
+        let at = |text: &str| Named::Is(Address::parse(text).unwrap());
+        for (text, expected) in [
+            ("MOVED 3999 10.0.0.2:6381", Some((Way::Moved, 3999, at("10.0.0.2:6381")))),
+            ("MOVED 3999 :6381", Some((Way::Moved, 3999, at("10.0.0.1:6381")))),
+            ("ASK 5 ::1:7", Some((Way::Ask, 5, at("[::1]:7")))),
+            ("MOVED 3999 ?:6381", Some((Way::Moved, 3999, Named::Unknown))),
+            ("MOVED there", None),
+            ("MOVED 16384 10.0.0.2:6381", None),
+            ("ERR MOVED 1 10.0.0.2:1", None),
+        ] {
+            assert_eq!(node(text), expected, "{text}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod tls;
 
 pub use connection::{Connection, Options};
 pub use discovery::{discover, discover_as_client};
-pub use error::{Error, ErrorKind};
+pub use error::{Error, ErrorKind, Redirect, Way};
 pub use members::{Deployment, address_target};
 pub use readonly::{ALLOWED, Allowed, ReadOnly, acl_rule};
 pub use target::{Endpoint, Secret, Target};

@@ -48,6 +48,11 @@ impl<'a> Frame<'a> {
         Frame { bytes: rest }
     }
 
+    /// Its bytes, type and line ends included, without attributes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// What it is.
     pub fn kind(&self) -> Kind {
         match self.bytes.first() {

@@ -14,7 +14,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-topology", &["unslow-resp", "unslow-units"]),
     ("unslow-nodes", &["unslow-resp"]),
     ("unslow-facts", &["unslow-topology"]),
-    ("unslow-client", &["unslow-resp", "unslow-topology"]),
+    ("unslow-client", &["unslow-nodes", "unslow-resp", "unslow-topology"]),
     ("unslow-reactor", &[]),
     ("unslow-status", &["unslow-reactor"]),
     ("unslow-interrupt", &[]),
@@ -28,7 +28,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "unslow-lab",
         &["unslow-client", "unslow-engine", "unslow-interrupt", "unslow-process", "unslow-topology", "unslow-units"],
     ),
-    ("unslow-watch", &["unslow-client", "unslow-reactor", "unslow-resp", "unslow-topology"]),
+    ("unslow-watch", &["unslow-client", "unslow-nodes", "unslow-reactor", "unslow-resp", "unslow-topology"]),
     (
         "unslow-gateway",
         &[
@@ -78,6 +78,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "unslow-facts",
             "unslow-interrupt",
             "unslow-lab",
+            "unslow-nodes",
             "unslow-probe",
             "unslow-process",
             "unslow-topology",

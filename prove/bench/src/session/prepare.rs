@@ -62,7 +62,7 @@ impl Session {
         }
         for command in self.workload.commands.iter().filter(|c| c.reads && !c.blocks) {
             let words = command.template.sample(&Fill { key: 0, value: b"x", seq: 0, now: 0 });
-            let is_elsewhere = |e: &unslow_client::Error| matches!(e.code(), Some("MOVED" | "ASK"));
+            let is_elsewhere = |e: &unslow_client::Error| e.redirect().is_some();
             // In a cluster one of the masters has the slot.
             let mut replies = masters.iter_mut().map(|master| master.call(&words));
             match replies.find(|reply| !reply.as_ref().is_err_and(is_elsewhere)) {

@@ -1,0 +1,187 @@
+//! The thread without servers: what is charged, given up, begun and told.
+
+use std::sync::mpsc::channel;
+
+use super::*;
+use crate::arrivals::Arrivals;
+use crate::workload::Spec;
+
+/// When the load of these tests began.
+const START: u64 = 100 * SECOND;
+const MILLISECOND: u64 = SECOND / 1000;
+
+/// A thread that was asked for 1,000 requests/s for a second, with a timeout of a second, in a cluster where nobody
+/// owns a slot: all of them wait.
+fn worker() -> (Worker, Receiver<Said>) {
+    let map = Map {
+        kind: unslow_topology::DeploymentKind::Cluster,
+        nodes: Vec::new(),
+        masters: 0,
+        replicas: Vec::new(),
+        slots: vec![NOBODY; usize::from(unslow_topology::SLOTS)],
+    };
+    let shape = Shape {
+        threads: 1,
+        connections: 1,
+        own: false,
+        rings: false,
+        window: Some(1),
+        callers: None,
+        steps: Some(vec![1000.0]),
+        arrivals: Arrivals::Constant,
+        replay_speed: None,
+        length_ns: SECOND,
+        requests: None,
+        timeout_ns: SECOND,
+        read_from: ReadFrom::Primary,
+        greeting: Vec::new(),
+        subscribers: 0,
+        channels: String::new(),
+        tls: None,
+    };
+    let shared = Arc::new(Shared {
+        workload: Arc::new(Workload::compile(&Spec::default(), None).unwrap()),
+        routes: Routes::new(map),
+        shape,
+        start: AtomicU64::new(START),
+        ready: AtomicUsize::new(0),
+        stop: AtomicBool::new(false),
+    });
+    let (said, heard) = channel();
+    let (_, spares) = channel();
+    let mut worker = Worker::new(shared, 0, said, spares);
+    // As `connecting` leaves it.
+    worker.route.slots = worker.route.map.slots.clone();
+    worker.net.several_nodes = true;
+    worker.phase = Phase::Running;
+    (worker.clock.start, worker.clock.end, worker.clock.next_second) = (START, START + SECOND, START + SECOND);
+    worker.demand.next_due = worker.demand.schedule.as_mut().and_then(Schedule::next).map(|due| START + due);
+    (worker, heard)
+}
+
+fn interval(heard: &Receiver<Said>) -> Box<Interval> {
+    match heard.try_recv() {
+        Ok(Said::Interval(interval)) => interval,
+        _ => panic!("no interval was sent"),
+    }
+}
+
+/// Within the three digits of a histogram.
+fn near(seen: u64, truth: u64) -> bool {
+    seen.abs_diff(truth) <= truth / 500
+}
+
+#[test]
+fn requests_are_charged_from_when_they_were_due_however_late_they_are_looked_at() {
+    let (mut worker, heard) = worker();
+    let mut reactor = Reactor::new().unwrap();
+    // The generator itself was not run for the whole second.
+    worker.arrive(START + SECOND, reactor.io());
+    assert_eq!((worker.demand.outstanding, worker.route.homeless.len(), worker.demand.next_due), (1000, 1000, None));
+    // Nothing of it is ever answered.
+    worker.over(START + 3 * SECOND, reactor.io());
+    let interval = interval(&heard);
+    assert_eq!((interval.counts.begun, interval.counts.unanswered, interval.counts.answered), (1000, 1000, 0));
+    assert_eq!((interval.errors[0].name.as_str(), interval.errors[0].count), ("unfinished", 1000));
+    // The first was due at 0 s, the last at 0.999 s.
+    let (late, all) = (&interval.lateness, interval.all());
+    assert!(late.len() == 1000 && near(late.max(), SECOND) && near(late.min(), MILLISECOND));
+    assert!(all.len() == 1000 && near(all.max(), 3 * SECOND) && near(all.min(), 2001 * MILLISECOND));
+    assert!(near(all.value_at_quantile(0.5), 2500 * MILLISECOND), "{}", all.value_at_quantile(0.5));
+}
+
+#[test]
+fn requests_that_find_nobody_are_given_up_when_their_timeout_is_over_and_not_before() {
+    let (mut worker, _heard) = worker();
+    let mut reactor = Reactor::new().unwrap();
+    worker.arrive(START + SECOND, reactor.io());
+    worker.housekeeping(START + SECOND, reactor.io());
+    assert_eq!((worker.route.homeless.len(), worker.report.interval.counts.unanswered), (1000, 0));
+    worker.housekeeping(START + SECOND + SECOND / 2, reactor.io());
+    // Those that were due in the first half second.
+    assert_eq!(
+        (worker.route.homeless.len(), worker.report.interval.counts.unanswered, worker.demand.outstanding),
+        (500, 500, 500)
+    );
+    let kinds: Vec<_> = worker.report.interval.errors.iter().map(|k| (k.name.as_str(), k.count)).collect();
+    assert_eq!(kinds, [("no_owner", 500)]);
+    let ages = worker.report.interval.all();
+    assert!(near(ages.min(), SECOND) && near(ages.max(), SECOND + SECOND / 2), "{} to {}", ages.min(), ages.max());
+}
+
+#[test]
+fn the_load_ends_with_its_schedule_and_asks_for_no_more_than_its_number_of_requests() {
+    let (mut worker, _heard) = worker();
+    let mut reactor = Reactor::new().unwrap();
+    worker.arrive(START + SECOND / 4, reactor.io());
+    assert_eq!(worker.demand.outstanding, 251, "due at 0, 1, ... 250 ms");
+    worker.demand.budget = 9;
+    worker.arrive(START + 60 * SECOND, reactor.io());
+    assert_eq!((worker.demand.outstanding, worker.demand.next_due), (260, None));
+}
+
+#[test]
+fn connections_that_were_lost_together_do_not_return_together() {
+    let (mut worker, _heard) = worker();
+    worker.net.lanes.extend((0..64).map(|_| Lane::new(0, false)));
+    let mut pauses: Vec<u64> = Vec::new();
+    for lane in 0..64 {
+        let before = now_ns();
+        worker.put_off(lane);
+        match worker.net.lanes[lane as usize].state {
+            State::Waiting(at) => pauses.push(at - before),
+            _ => panic!("lane {lane} does not wait"),
+        }
+    }
+    let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+    assert!(*least >= BACKOFF.0 / 2 && *least < BACKOFF.0 && most - least > MILLISECOND, "{least} to {most} ns");
+}
+
+#[test]
+fn seconds_in_which_the_generator_was_not_run_are_told_as_empty() {
+    let (mut worker, heard) = worker();
+    let mut reactor = Reactor::new().unwrap();
+    worker.arrive(START + SECOND / 2, reactor.io());
+    worker.tick(START + 3 * SECOND + SECOND / 2);
+    let told: Vec<_> = (0..3).map(|_| interval(&heard)).map(|i| (i.second, i.counts.begun, i.counts.waiting)).collect();
+    assert_eq!(told, [(0, 501, 501), (1, 0, 0), (2, 0, 0)]);
+    assert!(heard.try_recv().is_err() && worker.report.interval.second == 3);
+    assert_eq!(worker.clock.next_second, START + 4 * SECOND);
+}
+
+#[test]
+fn redirects_are_told_from_other_errors_and_lead_somewhere() {
+    let (mut worker, _heard) = worker();
+    let reply = |text: &str| Trouble::of(Frame::new(format!("-{text}\r\n").as_bytes()));
+    worker.net.nodes.push(Node {
+        address: "10.0.0.1:6379".into(),
+        peers: Vec::new(),
+        resolve_at: 0,
+        wanted: true,
+        lanes: Vec::new(),
+        free: VecDeque::new(),
+        waiting: VecDeque::new(),
+        open: 0,
+        is_replica: false,
+        down: false,
+    });
+    worker.net.lanes.push(Lane::new(worker.net.nodes.len() as u16 - 1, false));
+    let lane = worker.net.lanes.len() as u32 - 1;
+    for (text, expected) in [
+        ("MOVED 3999 10.0.0.2:6381", "10.0.0.2:6381"),
+        ("MOVED 3999 :6381", "10.0.0.1:6381"),
+        ("MOVED 3999 ::1:6381", "[::1]:6381"),
+    ] {
+        let Trouble::Moved { slot: 3999, to } = reply(text) else { panic!("{text}") };
+        assert_eq!(worker.named(&to, lane), expected, "{text}");
+    }
+    assert!(matches!(reply("ASK 5 10.0.0.2:6381"), Trouble::Ask { to } if to == "10.0.0.2:6381"));
+    for (text, expected) in [
+        ("MOVED 3999 ?:6381", "MOVED"),
+        ("MOVED there", "MOVED"),
+        ("NOREPLICAS Not enough good replicas to write.", "NOREPLICAS"),
+        ("no upstream host", "ERR"),
+    ] {
+        assert!(matches!(reply(text), Trouble::Error { name, .. } if name == expected), "{text}");
+    }
+}
