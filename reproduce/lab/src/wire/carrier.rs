@@ -116,6 +116,8 @@ pub struct Carrier {
     lateness_ns: f64,
     /// When the kernel was last asked what it had no room for.
     asked_at: u64,
+    /// Frames came since the ring was asked what it could not hold.
+    unasked: bool,
 }
 
 pub const NOBODY: u16 = u16::MAX;
@@ -159,6 +161,7 @@ impl Carrier {
             random: SmallRng::seed_from_u64(seed),
             lateness_ns: 20_000.0,
             asked_at: 0,
+            unasked: false,
             shared,
             table,
         }
@@ -179,9 +182,10 @@ impl Carrier {
             }
             let taken = self.take(512);
             self.send_due();
+            self.unasked |= taken > 0;
             let now = clock(libc::CLOCK_MONOTONIC);
-            if now - self.asked_at > 1_000_000_000 {
-                self.asked_at = now;
+            if self.unasked && now - self.asked_at > ASK_EVERY_NS {
+                (self.asked_at, self.unasked) = (now, false);
                 self.shared.counters.refused.fetch_add(self.ring.overflowed(), Ordering::Relaxed);
             }
             if taken < 512 {
@@ -211,6 +215,10 @@ impl Carrier {
         let (now, wall) = (clock(libc::CLOCK_MONOTONIC), clock(libc::CLOCK_REALTIME));
         let mut taken = 0;
         while taken < most {
+            // A frame that was sent after a change was made meets the new rules.
+            if self.shared.generation.load(Ordering::Acquire) != self.generation {
+                break;
+            }
             let Some(frame) = self.ring.next() else { break };
             let arrived = now - wall.saturating_sub(frame.at_ns).min(10_000_000);
             if let Some((to, path)) =
@@ -277,6 +285,7 @@ impl Carrier {
     fn wait(&mut self) {
         let now = clock(libc::CLOCK_MONOTONIC);
         let wanted = self.heap.peek().map(|Reverse((due, ..))| due.saturating_sub(self.lateness_ns as u64));
+        let wanted = wanted.or_else(|| self.unasked.then(|| self.asked_at.max(now) + ASK_EVERY_NS));
         if wanted.is_some_and(|w| w <= now) {
             return;
         }
@@ -311,6 +320,9 @@ impl Carrier {
         }
     }
 }
+
+/// After traffic the ring is asked what it could not hold, at most this often.
+const ASK_EVERY_NS: u64 = 1_000_000_000;
 
 fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);

@@ -19,7 +19,7 @@ const HOSTS: [u8; 6] = [0x02, 0x75, 0x6e, 0x73, 0x6c, 0x01];
 const WIRE: [u8; 6] = [0x02, 0x75, 0x6e, 0x73, 0x6c, 0x02];
 
 /// Makes `name`, number `near`, in the calling thread's namespace with its other end, number `interface`, in the
-/// wire's.
+/// wire's. Both are down; [`up`] takes this one up once the other one is.
 pub fn attach(name: &str, near: u32, address: Ipv4Addr, wire: RawFd, interface: u32) -> io::Result<()> {
     let mut netlink = Netlink::open()?;
     let mut peer = LinkMessage::default();
@@ -33,8 +33,7 @@ pub fn attach(name: &str, near: u32, address: Ipv4Addr, wire: RawFd, interface: 
     let mut link = LinkMessage::default();
     // The kernel heeds the other end's number only where this one has one too.
     link.header.index = near;
-    let up = LinkFlags::Up | LinkFlags::Noarp;
-    (link.header.flags, link.header.change_mask) = (up, up);
+    (link.header.flags, link.header.change_mask) = (LinkFlags::Noarp, LinkFlags::Noarp);
     link.attributes = vec![
         LinkAttribute::IfName(name.into()),
         LinkAttribute::Address(HOSTS.to_vec()),
@@ -63,7 +62,15 @@ pub fn attach(name: &str, near: u32, address: Ipv4Addr, wire: RawFd, interface: 
 
 /// Brings the loopback of the calling thread's namespace up.
 pub fn loopback_up() -> io::Result<()> {
-    Netlink::open()?.up(1)
+    up(1)
+}
+
+/// Brings a device of the calling thread's namespace up.
+///
+/// A veth end that comes up before its other end has no carrier. The kernel gives it a queue once the carrier comes, but
+/// does so from a work queue that waits for the lock of all network devices: until then packets vanish, uncounted.
+pub fn up(interface: u32) -> io::Result<()> {
+    Netlink::open()?.up(interface)
 }
 
 /// Takes a device away, and its other end with it.

@@ -88,7 +88,8 @@ impl Wire {
     pub fn attach(&self, host: usize, device: &str, number: u32, address: Ipv4Addr) -> io::Result<()> {
         let interface = FIRST_INTERFACE + host as u32;
         link::attach(device, number, address, self.namespace.as_raw_fd(), interface)?;
-        self.netlink.lock().unwrap_or_else(|e| e.into_inner()).up(interface)
+        self.netlink.lock().unwrap_or_else(|e| e.into_inner()).up(interface)?;
+        link::up(number)
     }
 
     /// Begins a change; the number ends it.
