@@ -20,27 +20,28 @@ use unslow_probe::Settings;
 use unslow_topology::slot_of;
 use unslow_units::{count, percent, time, time_us};
 
-use crate::doctor::{files, page, text};
+use crate::doctor::{page, text};
+use crate::files;
 use crate::output::{Output, style};
 
 #[derive(Args)]
 pub struct Demo {
-    /// Which fault; random when left out (see --list)
+    /// Fault to inject; random if omitted (see --list)
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
-    /// Seed of the random choice
+    /// Seed for the random choice
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Engine to run: valkey-9.1, redis-7.0, redis-6.2, redis-5.0, path
     #[arg(long, default_value = "valkey-9.1", value_name = "NAME")]
     engine: String,
-    /// A server executable of your own
+    /// Your own server executable
     #[arg(long, value_name = "PATH", conflicts_with = "engine")]
     server: Option<PathBuf>,
     /// Length of the doctor's window
     #[arg(long, default_value = "5s", value_parser = crate::typed::lasting, value_name = "TIME")]
     window: Duration,
-    /// Keep the diagnosis as a page
+    /// Write the diagnosis as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// List the faults
@@ -181,7 +182,7 @@ impl Demo {
             let mut times = Vec::new();
             let mut errors = 0;
             for caller in callers {
-                let Ok((t, e)) = caller.join() else { bail!("a caller of the demo's application died") };
+                let Ok((t, e)) = caller.join() else { bail!("a client thread of the demo's application died") };
                 times.extend(t);
                 errors += e;
             }

@@ -9,19 +9,19 @@ use unslow_facts::Host;
 use unslow_probe::host::{Watch, fsync_times};
 use unslow_units::{percent, time_us};
 
-use crate::doctor::files;
+use crate::files;
 use crate::output::Output;
 use crate::typed::lasting;
 
 #[derive(Args)]
 pub struct HostArguments {
-    /// Write the facts to a file; give it to `unslow doctor --host FILE`
+    /// Write the facts to a file, for `unslow doctor --host FILE`
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Length of the window; best the same, at the same time, as the diagnosis
+    /// Length of the window; ideally the same as the diagnosis's, and at the same time
     #[arg(long, default_value = "10s", value_parser = lasting, value_name = "TIME")]
     window: Duration,
-    /// Time 20 fsyncs of 4 KiB in this directory (writes there, and cleans up)
+    /// Time 20 fsyncs of 4 KiB in this directory (writes there and cleans up)
     #[arg(long, value_name = "DIR")]
     fsync_dir: Option<PathBuf>,
 }
@@ -52,7 +52,7 @@ impl HostArguments {
             // A process may call itself what it likes.
             output.print(&crate::doctor::text::clean_lines(&text(&host)))?;
         }
-        saved.context("the facts are not saved")?;
+        saved.context("the facts were not saved")?;
         timed.map(|()| 0)
     }
 }
@@ -79,13 +79,13 @@ fn text(host: &Host) -> String {
     }
     if let Some(tcp) = &host.tcp {
         out += &format!(
-            "TCP: {} of {} segments sent again, {} listen overflows\n",
+            "TCP: {} of {} segments retransmitted, {} listen overflows\n",
             tcp.retransmits, tcp.segments_out, tcp.listen_overflows
         );
     }
     for disk in &host.disks {
         let write = time_us(disk.write_await_ms * 1e3);
-        out += &format!("disk {}: {write} a write, {} busy\n", disk.name, percent(disk.busy_share));
+        out += &format!("disk {}: {write} per write, {} busy\n", disk.name, percent(disk.busy_share));
     }
     if let Some(fsync) = &host.fsync {
         out += &format!(
@@ -96,7 +96,7 @@ fn text(host: &Host) -> String {
     }
     for process in &host.processes {
         out += &format!(
-            "{} (pid {}) on {}: {} of a core, waited {} for one, throttled {}\n",
+            "{} (pid {}) on {}: {} of a core, waiting for CPU {}, throttled {}\n",
             process.name,
             process.pid,
             process.addresses.join(", "),
@@ -106,7 +106,7 @@ fn text(host: &Host) -> String {
         );
     }
     if host.processes.is_empty() {
-        out += "no Redis or Valkey server runs here, or this user may not see it (try as root)\n";
+        out += "no Redis or Valkey server is running here, or this user is not allowed to see it (try as root)\n";
     }
     for neighbour in &host.neighbours {
         out += &format!(

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
-use unslow_lab::daemon::{self, Description, Found, Request};
 use unslow_lab::faults::ALL;
+use unslow_lab::found::{self, Description, Found, Request};
 use unslow_lab::launch::{self, Order};
 use unslow_lab::topology::parse_duration;
 use unslow_units::{time, time_rough_s, time_us};
@@ -22,32 +22,32 @@ pub struct LabArguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Bring a lab up: three zones, 0.1 ms inside, 1 ms across, a six-node Valkey cluster, unless a file or options say
-    /// otherwise
+    /// Start a lab: a six-node Valkey cluster in three zones, with round trips of 0.1 ms inside and 1 ms between zones,
+    /// unless a file or options say otherwise
     Up(Up),
-    /// What runs: addresses, roles, zones, pids, faults
+    /// Show what is running: addresses, roles, zones, pids, faults
     Ls {
-        /// One lab; all of them when left out
+        /// One lab; all of them if omitted
         name: Option<String>,
     },
-    /// Make something fail: a server, a host, a path, a zone, the deployment, its clients. Without a name: the list
+    /// Make something fail: a server, a host, a path, a zone, the deployment or its clients; without a name, list them
     Fault {
-        /// Which fault
+        /// Fault to inject
         name: Option<String>,
         /// A server (node-2, master, replica-1, an address), a host, a zone, or a path (zone-a:zone-b, A->B for one
         /// way)
         #[arg(allow_hyphen_values = true)]
         target: Option<String>,
-        /// Its number: a time, a share, a rate, a count
+        /// The fault's value: a time, a share, a rate or a count
         #[arg(allow_hyphen_values = true)]
         value: Option<String>,
-        /// Heal it by itself after this time
+        /// Heal it automatically after this time
         #[arg(long = "for", value_parser = crate::typed::lasting, value_name = "TIME")]
         lasts: Option<Duration>,
         #[arg(long, value_name = "NAME")]
         lab: Option<String>,
     },
-    /// End faults: by number or name, or all of them
+    /// End faults, by number or name, or all of them
     Heal {
         which: Vec<String>,
         #[arg(long, value_name = "NAME")]
@@ -62,25 +62,25 @@ enum What {
         #[arg(required = true, last = true, value_name = "COMMAND")]
         command: Vec<String>,
     },
-    /// A server's log
+    /// Print a server's log
     Logs {
         server: String,
-        /// Its last lines
+        /// Number of lines, from the end
         #[arg(short = 'n', long, default_value_t = 30, value_name = "N")]
         lines: usize,
-        /// Go on as it grows
+        /// Keep printing as the log grows
         #[arg(short, long)]
         follow: bool,
         #[arg(long, value_name = "NAME")]
         lab: Option<String>,
     },
-    /// Take a lab down, and everything of it
+    /// Take a lab down and remove everything that belongs to it
     Down {
         name: Option<String>,
-        /// Every lab, and what killed ones left
+        /// Every lab, and whatever killed labs left behind
         #[arg(long, conflicts_with = "name")]
         all: bool,
-        /// Without asking the process that holds it
+        /// Kill the process that holds it instead of asking it
         #[arg(long)]
         force: bool,
     },
@@ -90,7 +90,7 @@ enum What {
 
 #[derive(Args)]
 struct Up {
-    /// A topology; see docs/lab.md
+    /// A topology file; see docs/lab.md
     file: Option<PathBuf>,
     /// Name of the lab
     #[arg(long, value_name = "NAME")]
@@ -98,7 +98,7 @@ struct Up {
     /// Engine to run: valkey-9.1, redis-7.0, redis-6.2, redis-5.0, path, /path/to/redis-server
     #[arg(long, value_name = "ENGINE")]
     server: Option<String>,
-    /// How the servers belong together
+    /// Kind of deployment
     #[arg(long, value_enum, conflicts_with = "file")]
     kind: Option<Kind>,
     /// Masters of a cluster
@@ -113,10 +113,10 @@ struct Up {
     /// Round trip between zones
     #[arg(long, value_name = "TIME", conflicts_with = "file")]
     rtt: Option<String>,
-    /// On loopback addresses: needs no rights, has no round trips
+    /// Use loopback addresses: needs no privileges, has no round trips
     #[arg(long)]
     flat: bool,
-    /// No device of the lab in this machine's own namespace
+    /// Do not add a device of the lab to this machine's own network namespace
     #[arg(long)]
     no_door: bool,
 }
@@ -138,7 +138,7 @@ impl Up {
         }
         let zones = self.zones.unwrap_or(3);
         if zones == 0 || zones > unslow_lab::topology::ZONES_MAX {
-            bail!("--zones {zones}: 1 to {} were expected", unslow_lab::topology::ZONES_MAX);
+            bail!("--zones {zones}: expected 1 to {}", unslow_lab::topology::ZONES_MAX);
         }
         let mut text = String::new();
         if let Some(rtt) = &self.rtt {
@@ -166,7 +166,7 @@ impl LabArguments {
     /// Verbs that must run before there is a second thread. `None`: nothing was to be done.
     pub fn run_alone(&self) -> Option<anyhow::Error> {
         let What::Exec { lab, host, command } = &self.what else { return None };
-        Some(match daemon::find(lab.as_deref()) {
+        Some(match found::find(lab.as_deref()) {
             Ok(found) => launch::exec(&found, host, command).into(),
             Err(e) => e.into(),
         })
@@ -310,8 +310,8 @@ fn show(description: &Description) -> String {
         && wire.packets_carried > 0
     {
         out += &format!(
-            "{faint}wire: {} packets carried, {} lost, {} cut, {} queued over, {} refused by the kernel, {} of CPU \
-             each{faint:#}\n",
+            "{faint}wire: {} packets carried, {} lost, {} cut, {} dropped by full queues, {} refused by the kernel, {} \
+             of CPU each{faint:#}\n",
             wire.packets_carried,
             wire.packets_lost,
             wire.packets_cut,
@@ -325,8 +325,8 @@ fn show(description: &Description) -> String {
 
 fn ls(name: Option<&str>, output: &Output) -> anyhow::Result<u8> {
     let found: Vec<Found> = match name {
-        Some(name) => vec![daemon::find(Some(name))?],
-        None => daemon::all(),
+        Some(name) => vec![found::find(Some(name))?],
+        None => found::all(),
     };
     let mut described = Vec::new();
     let mut others = Vec::new();
@@ -351,7 +351,10 @@ fn ls(name: Option<&str>, output: &Output) -> anyhow::Result<u8> {
     }
     for (lab, holder) in others {
         output.print(&match holder {
-            Some(pid) => format!("{}  held by process {pid}, a test or a demo, or on its way up or down\n", lab.name),
+            Some(pid) => format!(
+                "{}  held by process {pid}: a test or a demo, or a lab that is starting or stopping\n",
+                lab.name
+            ),
             None => {
                 format!("{}  its process was killed; unslow lab down {} removes what it left\n", lab.name, lab.name)
             }
@@ -397,7 +400,7 @@ fn fault(
     lab: Option<&str>,
     output: &Output,
 ) -> anyhow::Result<u8> {
-    let found = daemon::find(lab)?;
+    let found = found::find(lab)?;
     let request = Request::Fault {
         name: name.into(),
         target: target.clone(),
@@ -421,7 +424,7 @@ fn fault(
 }
 
 fn heal(which: &[String], lab: Option<&str>, output: &Output) -> anyhow::Result<u8> {
-    let found = daemon::find(lab)?;
+    let found = found::find(lab)?;
     let healed = found.ask(&Request::Heal(which.to_vec()), Duration::from_secs(300))?;
     if output.json() {
         output.print_json(&json!({ "schema": "unslow.lab_heal/1", "lab": found.name, "healed": healed }))?;
@@ -432,13 +435,13 @@ fn heal(which: &[String], lab: Option<&str>, output: &Output) -> anyhow::Result<
         output.print(&format!("healed {} on {}\n", text("name"), text("subject")))?;
     }
     if healed.as_array().is_none_or(Vec::is_empty) {
-        output.note("no fault was at work");
+        output.note("no fault was active");
     }
     Ok(0)
 }
 
 fn logs(server: &str, lines: usize, follow: bool, lab: Option<&str>, output: &Output) -> anyhow::Result<u8> {
-    let found = daemon::find(lab)?;
+    let found = found::find(lab)?;
     let mut from = None;
     loop {
         let answer = found.ask(&Request::Logs { server: server.into(), lines, from }, Duration::from_secs(30))?;
@@ -464,16 +467,16 @@ fn logs(server: &str, lines: usize, follow: bool, lab: Option<&str>, output: &Ou
 
 fn down(name: Option<&str>, all: bool, force: bool, output: &Output) -> anyhow::Result<u8> {
     let found = match name {
-        _ if all => daemon::all(),
+        _ if all => found::all(),
         Some(name) => {
-            let mut every = daemon::all();
+            let mut every = found::all();
             every.retain(|f| f.name == name);
             if every.is_empty() {
-                daemon::find(Some(name))?; // says what there is
+                found::find(Some(name))?; // says what there is
             }
             every
         }
-        None => vec![daemon::find(None)?],
+        None => vec![found::find(None)?],
     };
     let mut gone = Vec::new();
     let mut failed = None;

@@ -12,6 +12,7 @@ mod doctor;
 mod drill;
 mod engine;
 mod explain;
+mod files;
 mod fix_plan;
 mod frame;
 mod gateway;
@@ -34,7 +35,7 @@ use unslow_interrupt::Action;
     name = "unslow",
     version,
     about,
-    after_help = "Exit status: 0 nothing found or done, 1 findings or a failed check, 2 could not look.",
+    after_help = "Exit status: 0 success, or nothing found; 1 findings, or a failed check; 2 could not look.",
     max_term_width = 110
 )]
 struct Arguments {
@@ -47,33 +48,33 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Why is it slow? Any one node, replica, Sentinel or cluster address is enough.
+    /// Find out why it is slow. The address of any one node, replica, Sentinel or cluster is enough.
     Doctor(Box<doctor::Doctor>),
-    /// What a rule of the doctor means, how to confirm it, what to do; without a rule all are listed. Offline.
+    /// Explain a rule: what it means, how to confirm it and what to do; without a rule, list them all. Works offline.
     Explain(explain::Explain),
-    /// Look into this machine, for a diagnosis made elsewhere.
+    /// Collect facts about this machine, for a diagnosis made elsewhere.
     Host(host::HostArguments),
-    /// The tour: a real cluster with a hidden fault, the diagnosis, the fix, the proof.
+    /// Take the tour: a real cluster with a hidden fault, the diagnosis, the fix and the proof.
     Demo(demo::Demo),
-    /// Real deployments on this machine, with zones, round trips and faults.
+    /// Run real deployments on this machine, with zones, round trips and faults.
     Lab(lab::LabArguments),
-    /// Load on a deployment: open or closed loop, tails that can be believed.
+    /// Put load on a deployment: open or closed loop, with tail latencies that you can trust.
     Bench(Box<bench::Bench>),
-    /// Two saved reports of `bench`: which is faster, and can it be shown?
+    /// Compare two saved reports of `bench`: which is faster, and can the difference be shown?
     Compare(bench::Compare),
-    /// The proxy: many clients on few connections, one topology for all, failover without errors.
+    /// Run the proxy: many clients over few connections, one topology for all, failover without errors.
     Gateway(Box<gateway::GatewayArguments>),
-    /// Kafka, files and streams into Redis: whole batches in a round trip.
+    /// Write Kafka topics, files and streams into Redis, a whole batch per round trip.
     Sink(Box<sink::SinkArguments>),
     /// Run an unmodified server, or client, on shared memory instead of loopback TCP.
     Bypass(Box<bypass::BypassArguments>),
-    /// Topology changes as they happen; --publish tells the clients.
+    /// Show topology changes as they happen; --publish notifies the clients.
     Watch(Box<watch::WatchArguments>),
-    /// Failovers, hangs, partitions, resharding, locks: is it safe, is it up? Checked, not watched.
+    /// Test failovers, hangs, partitions, resharding and locks: is it safe, and is it up? Checkers decide.
     Drill(Box<drill::DrillArguments>),
-    /// The five incidents, end to end: broken, diagnosed, mended, measured.
+    /// Replay the five incidents end to end: each is reproduced, diagnosed, fixed and measured.
     Case(case::CaseArguments),
-    /// The real servers that can be run here.
+    /// List and install the real servers that can run here.
     Engine(engine::EngineArguments),
 }
 
@@ -92,8 +93,8 @@ fn main() -> ExitCode {
     }
     let holds = matches!(&arguments.verb, Verb::Lab(lab) if lab.holds());
     let last_word = match &arguments.verb {
-        Verb::Lab(lab) if !lab.begins() => "the lab goes on",
-        _ => "everything that was started has been ended",
+        Verb::Lab(lab) if !lab.begins() => "the lab keeps running",
+        _ => "everything it had started was stopped",
     };
     let listening = unslow_interrupt::listen(move |action| match action {
         Action::Nothing => {}
@@ -101,7 +102,7 @@ fn main() -> ExitCode {
         Action::End => end_at_once((!holds).then_some(last_word)),
     });
     if let Err(e) = listening {
-        eprintln!("unslow: no handler for Ctrl-C: {e}");
+        eprintln!("unslow: cannot handle Ctrl-C: {e}");
     }
     let result = match arguments.verb {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),
@@ -138,7 +139,7 @@ fn end_at_once(last_word: Option<&str>) -> ! {
     unslow_engine::stop_all();
     unslow_lab::place::forget_empty_dir();
     doctor::fail_document("interrupted before the diagnosis");
-    doctor::files::forget_half_written();
+    files::forget_half_written();
     if let Some(last_word) = last_word {
         eprintln!("\nunslow: interrupted; {last_word}");
     }

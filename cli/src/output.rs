@@ -25,7 +25,7 @@ pub struct Output {
     /// No progress, no hints
     #[arg(short, long, global = true)]
     pub quiet: bool,
-    /// Everything unfolded
+    /// Print everything
     #[arg(short, long, global = true)]
     pub verbose: bool,
 }
@@ -118,7 +118,7 @@ impl Output {
 
 /// Whether a file can be written, without touching what is in it.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
-    crate::doctor::files::check(path)
+    crate::files::check(path)
 }
 
 /// Columns that line up, the first row in bold; as wide as they need to be, so that a pipe keeps every word.

@@ -48,7 +48,7 @@ pub fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     index += &format!("\n## Not shown here, and why\n\n{NOT_SHOWN}");
     all.insert("docs/rules/README.md".into(), index);
     all.insert("docs/faults.md".into(), faults());
-    let schema = schemars::schema_for!(unslow_lab::daemon::Description);
+    let schema = schemars::schema_for!(unslow_lab::found::Description);
     all.insert("docs/schema/lab.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_watch::Line);
     let sink = schemars::schema_for!(unslow_sink::Report);

@@ -25,7 +25,7 @@ pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> 
         ((major, minor.and_then(Result::ok).unwrap_or(0)), false)
     } else {
         let url = urls.first().map(String::as_str).or(Some(version).filter(|v| *v != ASK));
-        let url = url.context("give a URL to ask, or a version: unslow doctor --print-acl 7.0")?;
+        let url = url.context("give the URL of a server to ask, or a version: unslow doctor --print-acl 7.0")?;
         let mut connection = ReadOnly::open(&reach.target(url)?, &reach.options()?)?;
         let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
         (level(&info), info.mode() == Some("sentinel"))

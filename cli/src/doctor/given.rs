@@ -21,7 +21,7 @@ pub struct Words {
 /// Reads them all, before any server is looked at. `-` is standard input, once.
 pub fn read(client_errors: &[PathBuf], logs: &[PathBuf], now_ms: u64) -> anyhow::Result<Words> {
     if client_errors.iter().chain(logs).filter(|path| is_stdin(path)).count() > 1 {
-        bail!("`-` was given twice, and standard input can be read once: put the rest into files");
+        bail!("`-` was given twice, but standard input can be read only once: put the rest into files");
     }
     let mut words = Words::default();
     for path in client_errors {
@@ -29,11 +29,11 @@ pub fn read(client_errors: &[PathBuf], logs: &[PathBuf], now_ms: u64) -> anyhow:
         let (text, whole) = beginning(path).with_context(|| name.clone())?;
         let errors = unslow_given::client_errors(&text);
         if errors.is_empty() {
-            bail!("{name}: empty; the text of a client library's error was expected");
+            bail!("{name}: empty; expected the text of a client library's error");
         }
         words.client_errors.extend(errors);
         if !whole {
-            words.notes.push(format!("--client-error: only the first {} MiB of a text were read", MAX_BYTES >> 20));
+            words.notes.push(format!("--client-error: only the first {} MiB of the text were read", MAX_BYTES >> 20));
         }
     }
     logs.iter().try_for_each(|path| words.log(path, now_ms))?;
@@ -92,17 +92,17 @@ impl Words {
             let most = MAX_LOG_BYTES >> 20;
             // A pipe has no end to begin at.
             let part = if written.is_some() { "last" } else { "first" };
-            self.notes.push(format!("--log: only the {part} {most} MiB of a log were read"));
+            self.notes.push(format!("--log: only the {part} {most} MiB of the log were read"));
         }
         bytes.truncate(MAX_LOG_BYTES);
         let written_ms = written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map(|d| d.as_millis() as u64);
         let log = unslow_given::read_log(&String::from_utf8_lossy(&bytes), written_ms, now_ms);
         if log.lines == 0 {
             let expected = "12345:M 23 Nov 2026 19:03:59.123 * message";
-            bail!("{name}: no line of a server's log; expected lines such as `{expected}`, logfmt or syslog's");
+            bail!("{name}: no line looks like a server's log; expected lines such as `{expected}`, logfmt or syslog");
         }
         if log.events.is_empty() {
-            self.notes.push(format!("--log: {} lines, none of an event that the doctor knows", log.lines));
+            self.notes.push(format!("--log: {} lines, none of them an event that the doctor recognises", log.lines));
         }
         if let Some(offset_ms) = log.offset_ms {
             self.notes.push(clock(offset_ms, log.offset_known));
@@ -132,9 +132,9 @@ impl Words {
 /// What the times of a log were taken for.
 fn clock(offset_ms: i64, known: bool) -> String {
     if !known {
-        return "--log: its times have no zone; they were taken as UTC".into();
+        return "--log: its times have no time zone; they were taken as UTC".into();
     }
     let (sign, minutes) = (if offset_ms < 0 { '-' } else { '+' }, offset_ms.abs() / 60_000);
     let zone = format!("UTC{sign}{:02}:{:02}", minutes / 60, minutes % 60);
-    format!("--log: its times have no zone; they were taken as {zone}, by when the file was last written")
+    format!("--log: its times have no time zone; they were taken as {zone}, judging by when the file was last written")
 }

@@ -3,7 +3,6 @@
 //! Whatever happens, `--format json` prints one document: a report, or one that says what failed.
 
 mod acl;
-pub mod files;
 mod given;
 pub mod page;
 pub mod text;
@@ -24,7 +23,7 @@ use unslow_probe::Settings;
 
 use crate::output::{Format, Output, style};
 use crate::reach::Reach;
-use crate::{explain, fix_plan, typed};
+use crate::{explain, files, fix_plan, typed};
 
 /// What makes the exit status 1.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -55,7 +54,7 @@ impl FailOn {
 #[derive(Args)]
 #[command(
     after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server \
-                  answers, or this user may see too little.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  \
+                  answers, or this user lacks rights.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  \
                   UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor \
                   redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow doctor 10.0.0.1:7000 --only \
                   keys_command     # is it still there?\n  unslow doctor --from incident.json\n  unslow doctor \
@@ -67,49 +66,50 @@ pub struct Doctor {
     /// that answers is used
     #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl", "client_error", "log"])]
     urls: Vec<String>,
-    /// Length of the window between the two samples, as 10s, 500ms or 2m; Ctrl-C ends it early and the diagnosis
-    /// follows
+    /// Length of the window between the two samples, such as 10s, 500ms or 2m; Ctrl-C ends it early, and the diagnosis
+    /// still follows
     #[arg(long, default_value = "10s", value_parser = typed::lasting, value_name = "TIME")]
     window: Duration,
     /// Write the facts to a file
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Diagnose saved facts, without looking at anything
+    /// Diagnose saved facts, without contacting anything
     #[arg(long, value_name = "FILE", conflicts_with_all = ["urls", "save", "host"])]
     from: Option<PathBuf>,
-    /// Facts of a server's machine, made there by `unslow host --save FILE`
+    /// Facts about a server's machine, collected there by `unslow host --save FILE`
     #[arg(long, value_name = "FILE")]
     host: Vec<PathBuf>,
-    /// Error messages of a client library, as evidence; without a URL they alone are read. `-` is standard input; may
-    /// be repeated
+    /// Error messages from a client library, as evidence; works without a URL too. `-` is standard input; may be
+    /// repeated
     #[arg(long, value_name = "FILE")]
     client_error: Vec<PathBuf>,
-    /// A server's own log, as evidence, without a URL too. `-` is standard input; may be repeated
+    /// A server's log, as evidence; works without a URL too. `-` is standard input; may be repeated
     #[arg(long, value_name = "FILE")]
     log: Vec<PathBuf>,
-    /// Do not look into this machine
+    /// Do not collect facts about this machine
     #[arg(long)]
     no_host: bool,
-    /// Ask for these rules alone: is it there, gone, or could it not be looked at? One line each (`unslow explain`
-    /// lists them)
+    /// Check only these rules, one line each: still there, not there now, or could not look (`unslow explain` lists
+    /// them)
     #[arg(long, value_name = "RULE", value_delimiter = ',', value_parser = rule_name)]
     only: Vec<String>,
-    /// Write a self-contained page
+    /// Write the report as a self-contained HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Least severity that makes the exit status 1 [default: low; with --only whatever is there now]
+    /// Lowest severity that makes the exit status 1 [default: low; with --only, whatever is there now]
     #[arg(long, value_enum, value_name = "SEVERITY")]
     fail_on: Option<FailOn>,
-    /// Compare with an earlier report (--format json)
+    /// Compare with an earlier report (made with --format json)
     #[arg(long, value_name = "FILE")]
     diff: Option<PathBuf>,
-    /// Print the remedies as a script (nothing is run): lines that need no choice are commands, the others are comments
+    /// Print the remedies as a script (nothing is run): steps that need no decision are commands, the rest are comments
     #[arg(long, conflicts_with = "diff")]
     fix_plan: bool,
     /// Show key names instead of hashes
     #[arg(long)]
     show_keys: bool,
-    /// Print the least ACL user a diagnosis needs, for the version at URL or given here (as 7.0), and exit
+    /// Print the minimal ACL user for a diagnosis, for the server at URL or the version given here (such as 7.0), and
+    /// exit
     #[arg(long, value_name = "VERSION", num_args = 0..=1, default_missing_value = acl::ASK)]
     print_acl: Option<String>,
     #[command(flatten)]
@@ -150,7 +150,7 @@ pub fn refuse(error: &clap::Error, words: &[String]) {
         words.windows(2).any(|w| w[0] == "--format" && w[1] == "json") || words.iter().any(|w| w == "--format=json");
     if error.use_stderr() && json && words.iter().any(|w| w == "doctor") {
         // The kind alone: the message repeats words of the command line, and a password may be among them.
-        print_failed("", &format!("the command line: {}", error.kind()));
+        print_failed("", &format!("invalid command line: {}", error.kind()));
     }
 }
 
@@ -171,7 +171,7 @@ fn now_ms() -> u64 {
 
 /// Opens the window: while the guard lives, a signal ends the window, and the diagnosis of what was seen follows.
 fn open_window() -> Guard {
-    unslow_interrupt::guard("ending the window; the diagnosis of what was seen follows (Ctrl-C again: at once)")
+    unslow_interrupt::guard("ending the window; the diagnosis of what was seen follows (Ctrl-C again: exit without it)")
 }
 
 impl Doctor {
@@ -191,7 +191,7 @@ impl Doctor {
             return acl::print(version, &self.urls, &self.reach, output);
         }
         if self.fix_plan && output.json() {
-            bail!("--fix-plan prints a script; the remedies stand in --format json as well, without it");
+            bail!("--fix-plan prints a script; for JSON, omit it: --format json has the remedies too");
         }
         // Whatever can be wrong with files is wrong before the window, not after it.
         let before = self.diff.as_deref().map(earlier).transpose()?;
@@ -202,7 +202,7 @@ impl Doctor {
         let (mut facts, _window) = match &self.from {
             Some(path) => (saved(path)?, None),
             None if self.urls.is_empty() && words.is_empty() => {
-                bail!("--log: no event that the doctor knows, and without a URL there is nothing else to look at")
+                bail!("--log: no event that the doctor recognises, and without a URL there is nothing else to look at")
             }
             None if self.urls.is_empty() => (Facts { at_ms: now_ms(), hosts, ..Facts::of_nothing("") }, None),
             None => self.look(hosts, output).map(|(facts, window)| (facts, Some(window)))?,
@@ -233,12 +233,12 @@ impl Doctor {
         let mut lost = Vec::new();
         if let Some(path) = &self.save {
             let saved = serde_json::to_string(facts).map_err(Into::into).and_then(|text| files::write(path, &text));
-            lost.extend(saved.err().map(|e| e.context("the facts are not saved")));
+            lost.extend(saved.err().map(|e| e.context("the facts were not saved")));
         }
         if let Some(path) = &self.html {
             match page::render(report, facts).and_then(|page| files::write(path, &page)) {
                 Ok(()) => output.note(&format!("page written to {}", path.display())),
-                Err(e) => lost.push(e.context("there is no page")),
+                Err(e) => lost.push(e.context("the page was not written")),
             }
         }
         lost
@@ -350,7 +350,7 @@ fn saved(path: &Path) -> anyhow::Result<Facts> {
 
 fn host(path: &Path) -> anyhow::Result<Host> {
     let host: Host = serde_json::from_str(&read(path)?)
-        .with_context(|| format!("{}: not a file of unslow host --save", path.display()))?;
+        .with_context(|| format!("{}: not a file written by unslow host --save", path.display()))?;
     // Its numbers are checked as those of a facts file are.
     let facts = Facts { hosts: vec![host.clone()], ..Facts::of_nothing("") };
     Facts::from_json(&serde_json::to_string(&facts)?).with_context(|| path.display().to_string())?;
@@ -360,7 +360,7 @@ fn host(path: &Path) -> anyhow::Result<Host> {
 /// A report that was kept; those of earlier versions too.
 fn earlier(path: &Path) -> anyhow::Result<Report> {
     serde_json::from_str(&read(path)?)
-        .with_context(|| format!("{}: not a report of unslow doctor --format json", path.display()))
+        .with_context(|| format!("{}: not a report written by unslow doctor --format json", path.display()))
 }
 
 fn compare(before: &Report, report: &Report, output: &Output) -> anyhow::Result<()> {

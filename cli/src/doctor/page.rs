@@ -22,7 +22,7 @@ pub fn render(report: &Report, facts: &Facts) -> anyhow::Result<String> {
     let (_, word, verdict) = text::verdict(report);
     let (what, place) = text::head(report);
     let cost = format!(
-        "{}, {} commands, {} of one core on the server that paid most; the most expensive command was {} at {}.",
+        "{}, {} commands, {} of one core on the most affected server; the most expensive command was {} at {}.",
         time_us(report.cost.seconds * 1e6),
         report.cost.commands,
         percent(report.cost.server_cpu_share),
@@ -110,7 +110,7 @@ fn topology(report: &Report) -> Topology {
         }
         let x = 10 + i % ACROSS * 210;
         let mut block = |n: &unslow_doctor::NodeSummary, y: usize| {
-            let load = n.commands_per_s.map_or("not asked".into(), |o| format!("{}/s", count(o)));
+            let load = n.commands_per_s.map_or("not measured".into(), |o| format!("{}/s", count(o)));
             boxes.push(Block {
                 x,
                 y,
@@ -197,7 +197,7 @@ fn plots(facts: &Facts) -> Vec<Value> {
         let points = |n: &Node| n.pings.iter().map(|(t, us)| (from_ms(*t), f64::from(*us))).collect::<Vec<_>>();
         plots.push(plot(
             "PING from here",
-            "A peak on one node is a stall of that server; on all at once, of this machine or the network.",
+            "A peak on one node means that this server stalled; on all at once, that this machine or the network did.",
             lines(&pinged, points),
             Unit::Time,
         ));
@@ -207,7 +207,7 @@ fn plots(facts: &Facts) -> Vec<Value> {
         let points = |n: &Node| n.series.iter().map(|p| (from_ms(p.at_ms), p.commands_per_s)).collect::<Vec<_>>();
         plots.push(plot(
             "Commands per second",
-            "By the servers' own counters, without the doctor's commands.",
+            "From the servers' own counters, without the doctor's commands.",
             lines(&loaded, points),
             Unit::Count,
         ));
@@ -217,7 +217,7 @@ fn plots(facts: &Facts) -> Vec<Value> {
                 .map(|p| (from_ms(p.at_ms), 100.0 * (p.cpu_user_share + p.cpu_sys_share)))
                 .collect::<Vec<_>>()
         };
-        plots.push(plot("CPU of the main thread", "User and kernel together.", lines(&loaded, share), Unit::Percent));
+        plots.push(plot("CPU of the main thread", "User plus kernel time.", lines(&loaded, share), Unit::Percent));
     }
     plots
 }

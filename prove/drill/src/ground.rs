@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use unslow_client::{Connection, Options, Target, TlsOptions};
+use unslow_client::{Connection, Options, Redirect, Target, TlsOptions};
 use unslow_engine::{Seat, Server, info, view};
 use unslow_lab::lab::Lab;
+use unslow_nodes::{Address, Named};
 use unslow_topology::{ClusterView, DeploymentKind, Member, Role, slot_of};
 
 use crate::error::{Error, Unfit};
@@ -189,6 +190,14 @@ impl Ground {
         self.nodes.iter().position(|n| n.address == address)
     }
 
+    /// Number of the node that a redirect from node `sender` names.
+    pub fn redirected(&self, redirect: &Redirect, sender: usize) -> Option<usize> {
+        match redirect.to(&Address::parse(&self.nodes[sender].address)?) {
+            Named::Is(node) => self.at(&node.to_string()),
+            Named::Unknown => None,
+        }
+    }
+
     /// The first node that answers, asked beside it.
     fn view(&self) -> Result<ClusterView, Error> {
         let mut last = Error::from(Unfit::NobodyAnswers);
@@ -353,6 +362,52 @@ impl<'a> Finder<'a> {
 mod tests {
     use super::*;
     use unslow_engine::{Deployment, ServerSpec, Shape, find};
+
+    #[test]
+    fn a_redirect_without_a_host_means_the_senders() {
+        let place = |address: &str| Place {
+            name: address.into(),
+            target: Target::parse(address).unwrap(),
+            address: address.into(),
+            beside: None,
+        };
+        let ground = Ground {
+            way: Way::Cluster,
+            nodes: ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1"].map(place).into(),
+            sentinels: Vec::new(),
+            service: String::new(),
+            homes: Vec::new(),
+            zones: vec![0; 3],
+            tls: TlsOptions::default(),
+            masters: 3,
+        };
+        let of = |text: &str| {
+            let frame = format!("-{text}\r\n");
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            let server = std::thread::spawn(move || {
+                use std::io::{Read, Write};
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 1024]);
+                stream.write_all(frame.as_bytes()).unwrap();
+            });
+            let mut connection = Connection::open(&Target::parse(&address).unwrap(), &Options::default()).unwrap();
+            let error = connection.call(&["GET", "k"]).unwrap_err();
+            server.join().unwrap();
+            error
+        };
+        for (text, expected) in [
+            ("MOVED 3999 10.0.0.2:1", Some(2)),
+            ("MOVED 3999 :2", Some(1)),
+            ("ASK 3999 :2", Some(1)),
+            ("MOVED 3999 ?:2", None),
+            ("MOVED 3999 10.0.0.9:1", None),
+        ] {
+            let error = of(text);
+            let node = error.redirect().and_then(|redirect| ground.redirected(redirect, 0));
+            assert_eq!(node, expected, "{text}");
+        }
+    }
 
     #[test]
     fn a_server_under_two_names_is_one() {

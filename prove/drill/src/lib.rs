@@ -4,6 +4,7 @@
 //! saw. A drill verifies its own fault and its own load: what cannot be shown to have happened is `unknown`, never
 //! passed.
 
+mod caller;
 pub mod case;
 pub mod check;
 mod error;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options};
 
+use crate::caller::Caller;
 use crate::history::{Outcome, What};
-use crate::load::Caller;
 
 /// Deletes the lock if it is still ours.
 const RELEASE: &str =

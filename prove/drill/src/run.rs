@@ -16,6 +16,7 @@ use unslow_lab::faults::{self, Active};
 use unslow_lab::lab::Lab;
 use unslow_units::{time, time_us};
 
+use crate::caller::Run;
 use crate::check::availability::{Window, windows};
 use crate::check::exclusion::{Locks, locks};
 use crate::check::linearizable::{self, Answer};
@@ -25,7 +26,7 @@ use crate::check::{Check, Verdict};
 use crate::error::{Error, Unfit};
 use crate::ground::{Ground, Way};
 use crate::history::{History, Model, Op};
-use crate::load::{self, Run};
+use crate::load;
 use crate::observe::{Event, Observer, SILENT, masters_at_once};
 use crate::spec::{Drill, FaultSpec, Kind, Plan};
 use crate::store::Folder;
@@ -145,7 +146,7 @@ pub const FOREIGN: [&str; 3] = ["failover", "hang", "none"];
 /// Runs `body` so that a signal asks it to end in order: everything is healed, the evidence is kept. [`interrupted`]
 /// says whether one did.
 pub(crate) fn while_running<T>(body: impl FnOnce() -> T) -> T {
-    let _guard = unslow_interrupt::guard("healing and undoing; what was seen so far is kept (Ctrl-C again: at once)");
+    let _guard = unslow_interrupt::guard("healing and undoing; what was seen so far is kept (Ctrl-C again: exit now)");
     body()
 }
 
@@ -304,19 +305,19 @@ fn played(
     let (played, (history, died)) = std::thread::scope(|scope| {
         let _ends = Ends(&[&stop, &unwatch]);
         observer.watch(ground, scope, &unwatch);
-        let threads = run.start(scope, &clients);
+        let threads = load::start(&run, scope, &clients);
         let played = time_line(plan, fault, how, folder, lab, ground, &run, &observer, progress);
         let ended_us = run.now_us();
         stop.store(true, Ordering::SeqCst);
         let played = played.map(|p| Played { ended_us, ..p });
         (played, load::collect(clients.clone(), threads))
     });
-    progress("reading what is there");
+    progress("reading back what was written");
     let wanted = plan.load.kind == Kind::Writes && played.is_ok();
     let finals = wanted.then(|| load::finals(&run, &clients));
     let left = lab.is_none().then(|| {
         let left = load::sweep(&run, &clients);
-        let text = format!("left behind in your deployment, delete them: {}", left.join(" "));
+        let text = format!("keys were left behind in your deployment; delete them: {}", left.join(" "));
         (!left.is_empty()).then(|| Check::unknown("keys", text))
     });
     folder.history(&history)?;
@@ -331,7 +332,7 @@ fn played(
     };
     played.checks.extend(left.flatten());
     if died > 0 {
-        played.checks.push(Check::unknown("load", format!("{died} clients died in the middle")));
+        played.checks.push(Check::unknown("load", format!("{died} clients died during the run")));
     }
     progress("checking");
     let events = observer.events();
@@ -354,7 +355,7 @@ fn played(
         (figures, checks)
     }));
     let (figures, more) = judged.unwrap_or_else(|_| {
-        let text = "a checker ended in the middle: nothing was judged; the history is kept";
+        let text = "a checker crashed: nothing was judged; the history is kept";
         (Figures::default(), vec![Check::unknown("checker", text)])
     });
     checks.extend(more);
@@ -462,7 +463,7 @@ fn time_line(
                         let now = run.now_us();
                         played.from_us = if played.from_us == 0 { now } else { played.from_us };
                         observer.say("drill", &format!("{name}: {}", started.subject));
-                        played.checks.push(proved(&proof, lab, name, "at its beginning"));
+                        played.checks.push(proved(&proof, lab, name, "at the start"));
                         active.insert(i, (started, *proof));
                         if calm {
                             facts(how, folder, ground, "during");
@@ -479,7 +480,7 @@ fn time_line(
             }
             (Act::End(i), Some(lab)) => {
                 if let Some((mut ending, proof)) = active.remove(&i) {
-                    played.checks.push(proved(&proof, lab, name, "at its end"));
+                    played.checks.push(proved(&proof, lab, name, "at the end"));
                     played.until_us = run.now_us();
                     observer.say("drill", &format!("{name} ends"));
                     result = ending.heal().map_err(Error::from);
@@ -502,7 +503,7 @@ fn time_line(
     while let Some((i, (mut ending, proof))) = active.pop_last() {
         let name = name_in(&plan.faults[i], fault);
         if let Some(lab) = lab.filter(|_| result.is_ok()) {
-            played.checks.push(proved(&proof, lab, name, "at its end"));
+            played.checks.push(proved(&proof, lab, name, "at the end"));
         }
         played.until_us = run.now_us();
         result = result.and(ending.heal().map_err(Error::from));
@@ -517,7 +518,7 @@ fn time_line(
         sleep_until(Instant::now() + plan.after);
         (played.from_us, played.until_us) = (start_us, run.now_us());
     } else if played.from_us == 0 {
-        played.checks.push(Check::unknown("fault", "no fault was at work"));
+        played.checks.push(Check::unknown("fault", "no fault was active"));
     }
     aftermath(plan, ground, run, observer, &mut played, progress);
     facts(how, folder, ground, "after");
@@ -544,7 +545,7 @@ fn aftermath(
         std::thread::sleep(Duration::from_millis(10));
     }
     if played.redundant_us.is_none() && !interrupted() {
-        let text = "a shard without its master or its replicas a minute after the fault";
+        let text = "a minute after the fault, a shard still lacks its master or its replicas";
         played.checks.push(Check::unknown("redundancy", text));
     }
     sleep_until(Instant::now() + plan.after);
@@ -581,7 +582,7 @@ fn own_time_line(
     if let Ok(Some(hangs)) = &result {
         if !sleep_until(begun + lasts) {
             let text =
-                format!("interrupted: {hangs} wakes by itself, {} s after it was put to sleep", lasts.as_secs_f64());
+                format!("interrupted: {hangs} wakes on its own, {} s after it was put to sleep", lasts.as_secs_f64());
             played.checks.push(Check::unknown("load", text));
         }
         let silent = |e: &Event| e.at_us >= played.from_us && e.who == *hangs && e.text == SILENT;
@@ -589,15 +590,15 @@ fn own_time_line(
             Some(_) => {
                 Check::of("fault", true, format!("{hangs} did not answer (DEBUG SLEEP {})", lasts.as_secs_f64()))
             }
-            None => Check::unknown("fault", format!("{hangs} answered all the time, DEBUG SLEEP or not")),
+            None => Check::unknown("fault", format!("{hangs} kept answering in spite of DEBUG SLEEP")),
         });
     } else if fault == "none" {
         sleep_until(Instant::now() + plan.end().max(Duration::from_secs(10)));
         let seen = |e: &Event| e.at_us > played.from_us && e.who != "drill";
         let first = observer.events().into_iter().find(seen);
         played.checks.push(match first {
-            Some(event) => Check::of("fault", true, format!("{} {} meanwhile", event.who, event.text)),
-            None => Check::unknown("fault", "no server was silent and none changed its role: nothing happened to see"),
+            Some(event) => Check::of("fault", true, format!("observed: {} {}", event.who, event.text)),
+            None => Check::unknown("fault", "no server went silent or changed its role: nothing visible happened"),
         });
     } else if result.is_ok() {
         // The command returns before anything has happened.
@@ -607,7 +608,7 @@ fn own_time_line(
         }
         played.checks.push(match promoted(&observer.events(), played.from_us) {
             Some(_) => Check::of("fault", true, "a replica was promoted; it stays master until you fail over again"),
-            None => Check::unknown("fault", "nobody was promoted within a minute of the command"),
+            None => Check::unknown("fault", "no replica was promoted within a minute of the command"),
         });
     }
     played.until_us = run.now_us();
@@ -632,8 +633,8 @@ fn promoted(events: &[Event], from: u64) -> Option<u64> {
 
 fn proved(proof: &Proof, lab: &Lab, name: &str, when: &str) -> Check {
     match proof.holds(lab) {
-        Ok(found) => Check::of("fault", true, format!("{name} was at work {when}: {found}")),
-        Err(found) => Check::unknown("fault", format!("{name} was not at work {when}: {found}")),
+        Ok(found) => Check::of("fault", true, format!("{name} was active {when}: {found}")),
+        Err(found) => Check::unknown("fault", format!("{name} was not active {when}: {found}")),
     }
 }
 
@@ -689,7 +690,7 @@ fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Gro
         });
         redundant_us = redundant_us.max(restarted.elapsed().as_micros() as u64);
         if whole.is_err() {
-            let text = format!("a minute after the restart of {} a shard is without its replicas", node.name());
+            let text = format!("a minute after the restart of {}, a shard still lacks its replicas", node.name());
             return over(redundant_us, Check::of("redundant", false, text));
         }
     }
@@ -815,7 +816,7 @@ fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op], at_
         }
         // These hold whatever a drill expects.
         let text = format!(
-            "{} refused writes are there all the same, {} were never written by anybody",
+            "{} writes are there although they were refused, {} although no client ever wrote them",
             seen.refused_and_there, seen.invented
         );
         if seen.refused_and_there + seen.invented > 0 {
@@ -824,14 +825,14 @@ fn of_writes(plan: &Plan, figures: &Figures, lost: &[Op], lost_stays: &[Op], at_
     }
     if let Some(least) = expect.lost_writes_at_least {
         let all = figures.writes.lost + figures.writes_stays.lost;
-        let text = format!("{all} acknowledged writes lost; at least {least} were expected to be found");
+        let text = format!("{all} acknowledged writes lost; at least {least} were expected");
         checks.push(Check::of("lost_writes_at_least", all >= least, text));
     }
     if let Some(bound) = expect.lost_within {
         let (limit, most) = (figures.fault_from_us + bound.as_micros() as u64, expect.lost_later.unwrap_or(0));
         let late: Vec<Op> = lost.iter().chain(lost_stays).filter(|op| op.ended_us > limit).copied().collect();
         let text = format!(
-            "{} writes lost that were acknowledged later than {} after the fault began; at most {most} were expected",
+            "{} writes lost that were acknowledged more than {} after the fault began; at most {most} were expected",
             late.len(),
             time(bound)
         );
@@ -849,9 +850,9 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
         let most = most.as_micros() as u64;
         let open = figures.windows.iter().any(|w| w.model == Model::Follows && !w.closed && w.length_us > most);
         let text = format!(
-            "clients that follow were without an answer for {} at most{}; {} were allowed",
+            "clients that follow had no answer for up to {}{}; {} was allowed",
             time_us(figures.window_us_max as f64),
-            if open { " and to the end" } else { "" },
+            if open { ", and still had none at the end" } else { "" },
             time_us(most as f64)
         );
         let check = Check::of("window", figures.window_us_max <= most, text);
@@ -888,7 +889,7 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
             Check::of(
                 "registers",
                 true,
-                format!("{} of {} registers are not linearizable (told, not judged)", seen.wrong, seen.checked),
+                format!("{} of {} registers are not linearizable (reported, not judged)", seen.wrong, seen.checked),
             )
             .because(wrong),
         );
@@ -896,7 +897,7 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
     let from_replicas = &figures.reads_replicas;
     if let Some(most) = expect.stale {
         let text = format!(
-            "reads of replicas were up to {} too late; {} were allowed",
+            "reads from replicas were up to {} stale; {} was allowed",
             time_us(from_replicas.stale_us_max as f64),
             time(most)
         );
@@ -905,7 +906,7 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
     }
     if let Some(most) = expect.time_travel {
         let text = format!(
-            "{} reads went back behind an earlier one of the same client; at most {most} were expected",
+            "{} reads returned an older state than an earlier read by the same client; at most {most} were expected",
             from_replicas.time_travel
         );
         let check = Check::of("time_travel", from_replicas.time_travel <= most, text);
@@ -915,21 +916,21 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
         let (seen, pairs) = locks(history);
         if let Some(most) = expect.double_holders {
             let text = format!(
-                "{} times two clients held a lock at once, of {} times it was taken; at most {most} were expected",
+                "two clients held a lock at once {} times, of {} times it was taken; at most {most} were expected",
                 seen.double_holders, seen.taken
             );
             let shown = pairs.iter().take(3).flat_map(|(a, b)| [told(a), told(b)]).collect();
             let check = Check::of("double_holders", seen.double_holders <= most, text).because(shown);
-            checks.push(known(check, seen.taken, "nobody ever got a lock"));
+            checks.push(known(check, seen.taken, "no client ever got a lock"));
         }
         if let Some(most) = expect.late_uses_taken {
             let taken = seen.late_uses - seen.late_uses_fenced;
             let text = format!(
-                "{taken} of {} uses after the holder's time were taken; at most {most} were expected",
+                "{taken} of {} uses after the holder's time had run out were accepted; at most {most} were expected",
                 seen.late_uses
             );
             let check = Check::of("late_uses_taken", taken <= most, text);
-            checks.push(known(check, seen.late_uses, "nobody used the resource late"));
+            checks.push(known(check, seen.late_uses, "no client used the resource late"));
         }
         figures.locks = Some(seen);
     }
@@ -939,7 +940,7 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
                 "redundant",
                 us <= most.as_micros() as u64,
                 format!(
-                    "{} after the fault every shard had its replicas again; {} were allowed",
+                    "every shard had its replicas again {} after the fault; {} was allowed",
                     time_us(us as f64),
                     time(most)
                 ),
@@ -947,9 +948,9 @@ fn judge(plan: &Plan, history: &History, figures: &mut Figures, played: &Played)
             None if interrupted() => Check::unknown("redundant", "interrupted before it could be seen"),
             None if !played.redundant_before => Check::unknown(
                 "redundant",
-                "the observer never saw every shard with its replicas, not before the fault either",
+                "the observer never saw every shard with its replicas, not even before the fault",
             ),
-            None => Check::of("redundant", false, "a shard without its replicas a minute after the fault"),
+            None => Check::of("redundant", false, "a minute after the fault, a shard still lacks its replicas"),
         });
     }
     checks

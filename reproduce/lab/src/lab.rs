@@ -147,7 +147,7 @@ impl Lab {
             missing.push(
                 "round trips, jitter, loss and bandwidth: every host is an address of this machine's loopback".into(),
             );
-            missing.push("faults of paths and disks: partition, delay, loss, rate, full_disk".into());
+            missing.push("path and disk faults: partition, delay, loss, rate, full_disk".into());
         } else {
             progress(&format!("wiring {} hosts in {} zones", hosts.len(), topology.zones.len()));
             let (made, device) = wire_up(topology, how, claim.number, &mut hosts, &dir.0)?;
@@ -196,7 +196,7 @@ impl Lab {
     fn unnamed(topology: &Topology, how: Up) -> Result<Lab, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         // Nobody will ever start a lab of such a name again: what a killed process left goes here or never.
-        for dead in crate::daemon::all().into_iter().filter(|f| f.holder.is_none() && is_unnamed(&f.name)) {
+        for dead in crate::found::all().into_iter().filter(|f| f.holder.is_none() && is_unnamed(&f.name)) {
             let _ = dead.clean(); // what stays is nothing to this one
         }
         let mut topology = topology.clone();
@@ -212,7 +212,7 @@ impl Lab {
     /// The wire, where there is one.
     pub fn wire(&self) -> Result<&Arc<Wire>, Error> {
         self.wire.as_ref().ok_or_else(|| {
-            Error::new("this lab is flat: there is no wire between its hosts; it takes root or a user namespace")
+            Error::new("this lab is flat: there is no wire between its hosts; wires need root or a user namespace")
         })
     }
 
@@ -290,9 +290,8 @@ impl Drop for Lab {
 
 fn no_rights(e: &io::Error) -> Error {
     Error::new(format!(
-        "network namespaces and packet sockets are not allowed here ({e}); run it as root, or as a user who may make \
-         user \
-         namespaces, or with --flat for a lab on loopback addresses without round trips"
+        "network namespaces and packet sockets are not allowed here ({e}); run it as root, or as a user who may \
+         create user namespaces, or with --flat for a lab on loopback addresses without round trips"
     ))
 }
 

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 use unslow_engine::{Error, stop_all};
 use unslow_units::did_you_mean;
 
-use crate::daemon::{self, Description};
+use crate::daemon;
+use crate::found::{self, Description, Found};
 use crate::lab::{Lab, Up};
 use crate::place::started_at;
 use crate::processes;
@@ -69,8 +70,8 @@ static STARTING: AtomicU32 = AtomicU32::new(0);
 pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Description, Error> {
     let topology = order.topology()?;
     // Left by a holder that was killed: nobody's any more.
-    for found in daemon::all().iter().filter(|f| f.name == topology.name && f.holder.is_none()) {
-        progress(&format!("removing what the lab {:?} left that was killed", found.name));
+    for found in found::all().iter().filter(|f| f.name == topology.name && f.holder.is_none()) {
+        progress(&format!("removing what the lab {:?} left behind when it was killed", found.name));
         found.clean()?;
     }
     // Fetched here, where the user's own rights and settings hold.
@@ -94,8 +95,7 @@ pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Descripti
         if in_user_namespace {
             Error::new(format!(
                 "neither network namespaces nor user namespaces are allowed here ({e}); run it as root, or with --flat \
-                 for \
-                 a lab on loopback addresses without round trips"
+                 for a lab on loopback addresses without round trips"
             ))
         } else {
             Error::new(format!("the lab's process could not be started: {e}"))
@@ -104,7 +104,7 @@ pub fn launch(order: &Order, progress: &mut dyn FnMut(&str)) -> Result<Descripti
     STARTING.store(child.id(), Ordering::SeqCst);
     let text = serde_json::to_string(order).map_err(|e| Error::new(e.to_string()))?;
     let written = child.stdin.take().map(|mut pipe| pipe.write_all(text.as_bytes()));
-    let mut result = Err(Error::new("the lab's process ended without a word"));
+    let mut result = Err(Error::new("the lab's process exited without reporting why"));
     if let (Some(Ok(())), Some(pipe)) = (written, child.stdout.take()) {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
             match serde_json::from_str(&line) {
@@ -175,7 +175,7 @@ pub fn hold() -> Result<bool, Error> {
     let mut text = String::new();
     let _ = io::stdin().take(1 << 20).read_to_string(&mut text);
     let order: Order = serde_json::from_str(&text)
-        .map_err(|_| Error::new("lab hold is what unslow lab up starts by itself; try: unslow lab up"))?;
+        .map_err(|_| Error::new("unslow lab up starts lab hold itself; try: unslow lab up"))?;
     raise_descriptors();
     // SAFETY: both take numbers only. A terminal's Ctrl-C is for the command that started us; its end is for us too.
     unsafe {
@@ -252,13 +252,13 @@ fn detach(log: &std::path::Path) {
 /// Replaces this process by a command on a host of a lab. Only returns on an error.
 ///
 /// Must be called before there is a second thread: the kernel lets nobody else into a user namespace.
-pub fn exec(found: &daemon::Found, host: &str, command: &[String]) -> Error {
+pub fn exec(found: &Found, host: &str, command: &[String]) -> Error {
     match prepare(found, host, command) {
         Ok(mut command) => {
             let program = command.get_program().to_string_lossy().into_owned();
             let e = command.exec();
             let hint = match e.kind() {
-                io::ErrorKind::NotFound if program == "redis-cli" => "; unslow engine install redis-6.2 brings one",
+                io::ErrorKind::NotFound if program == "redis-cli" => "; unslow engine install redis-6.2 installs one",
                 _ => "",
             };
             Error::new(format!("{program}: {e}{hint}"))
@@ -267,7 +267,7 @@ pub fn exec(found: &daemon::Found, host: &str, command: &[String]) -> Error {
     }
 }
 
-fn prepare(found: &daemon::Found, host: &str, words: &[String]) -> Result<Command, Error> {
+fn prepare(found: &Found, host: &str, words: &[String]) -> Result<Command, Error> {
     let description = found.describe()?;
     let row = description.hosts.iter().find(|h| h.name == host || h.ip == host).or_else(|| {
         let server = description.servers.iter().find(|s| s.name == host)?;
@@ -282,7 +282,7 @@ fn prepare(found: &daemon::Found, host: &str, words: &[String]) -> Result<Comman
         let enter = |path: &std::path::Path, kind: i32| -> Result<(), Error> {
             let failed = |e: io::Error| {
                 Error::new(format!(
-                    "{host}: its namespace cannot be entered ({e}); only who brought the lab up, or root, may"
+                    "{host}: its namespace cannot be entered ({e}); only root and the user who started the lab may"
                 ))
             };
             let file = fs::File::open(path).map_err(failed)?;
@@ -307,7 +307,7 @@ fn prepare(found: &daemon::Found, host: &str, words: &[String]) -> Result<Comman
             }
         }
     }
-    let (program, arguments) = words.split_first().ok_or_else(|| Error::new("a command was expected after --"))?;
+    let (program, arguments) = words.split_first().ok_or_else(|| Error::new("expected a command after --"))?;
     let mut command = Command::new(program);
     command.args(arguments).env(processes::MARK, processes::mark(found.dir())).env("UNSLOW_LAB_HOST", &row.name);
     // redis-cli of an installed engine, where there is none on PATH.

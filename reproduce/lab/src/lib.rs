@@ -4,8 +4,10 @@
 //! suffer.
 //! [`daemon`] keeps a lab running after the command that started it.
 
+mod cgroups;
 pub mod daemon;
 pub mod faults;
+pub mod found;
 pub mod lab;
 pub mod launch;
 pub mod place;

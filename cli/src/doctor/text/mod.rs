@@ -376,7 +376,7 @@ impl<'a> Page<'a> {
         let (t, f) = (style::TITLE, style::FAINT);
         for (title, note, findings) in [
             ("over", "(before the window)", &sorted.over),
-            ("risks", "(nothing of this costs anything now)", &sorted.risks),
+            ("risks", "(none of these costs anything now)", &sorted.risks),
         ] {
             if !findings.is_empty() {
                 let _ = writeln!(self.out, "{t}{title}{t:#} {f}{note}{f:#}");
@@ -451,7 +451,7 @@ impl<'a> Page<'a> {
         let mut text = said.join("; ");
         if self.room.is_none() && cost.commands > 0 {
             let (slowest, command) = (time_us(cost.slowest_us), &cost.slowest_command);
-            let _ = write!(text, " on the server that paid most, slowest {slowest} ({command})");
+            let _ = write!(text, " on the most affected server, slowest {slowest} ({command})");
         }
         if !text.is_empty() {
             self.styled(style::FAINT, &text);

@@ -12,7 +12,7 @@ use crate::output::style;
 /// How bad, in words.
 pub fn severity_words(finding: &Finding) -> &'static str {
     match finding.severity {
-        _ if finding.when == When::Past => "over, it costs nothing now",
+        _ if finding.when == When::Past => "over; it costs nothing now",
         Severity::Critical if finding.affected == Affected::NextClient => {
             "the next client to connect would wait or fail"
         }
@@ -110,8 +110,8 @@ pub fn verdict(report: &Report) -> (Style, &'static str, String) {
             )
         }
         Conclusion::NoServer => {
-            let help = "give its URL as well to have the servers looked at";
-            (style::WARN, "no server", format!("what stands here is from what was handed in alone; {help}"))
+            let help = "add a URL to have the servers checked too";
+            (style::WARN, "no server", format!("this report is based on the supplied messages and logs alone; {help}"))
         }
         Conclusion::Unreachable => {
             let nodes = &report.deployment.nodes;
@@ -136,7 +136,7 @@ pub fn verdict(report: &Report) -> (Style, &'static str, String) {
             let rate: f64 = report.deployment.nodes.iter().filter_map(|n| n.commands_per_s).sum();
             let what = if rate < 1.0 { "" } else { ", nearly all of them housekeeping (PING, INFO, REPLCONF)" };
             let text =
-                format!("no application uses it: {} commands/s without the doctor's own{what}{blind}", count(rate));
+                format!("no application is using it: {} commands/s without the doctor's own{what}{blind}", count(rate));
             (style::WARN, "idle", text)
         }
         Conclusion::Risks => {
@@ -144,15 +144,17 @@ pub fn verdict(report: &Report) -> (Style, &'static str, String) {
             for (n, noun) in [(sorted.risks.len(), "risk"), (sorted.over.len(), "event that is over")] {
                 there.extend((n > 0).then(|| plural(n, noun)));
             }
-            let text = format!("nothing that {} for costs anything now; {}{blind}", look(could), there.join(", "));
+            let text = format!(
+                "{} found nothing that costs anything now; {}{blind}",
+                plural(could as usize, "rule"),
+                there.join(", ")
+            );
             (style::WARN, "risks", text)
         }
-        Conclusion::NoneFound => (style::GOOD, "ok", format!("nothing that {} for is there{blind}", look(could))),
+        Conclusion::NoneFound => {
+            (style::GOOD, "ok", format!("{} found nothing{blind}", plural(could as usize, "rule")))
+        }
     }
-}
-
-fn look(rules: u32) -> String {
-    if rules == 1 { "1 rule looks".into() } else { format!("{rules} rules look") }
 }
 
 /// `; 3 could not look (big_key, ...)`, and the command that would let them.
@@ -192,7 +194,7 @@ pub fn closing(report: &Report) -> String {
     match report.verdict {
         Conclusion::NoServer => "Nothing can be concluded about the servers: none was looked at.".into(),
         Conclusion::Unreachable => "Could not look: no server answered.".into(),
-        Conclusion::Blind => "Nothing can be concluded: what was not found may be there.".into(),
+        Conclusion::Blind => "Nothing can be concluded: what was not found may still be there.".into(),
         Conclusion::Idle => "Nothing can be concluded: look again while it is slow.".into(),
         _ => match sorted.elsewhere {
             Some(elsewhere) => format!("{}.", elsewhere.title.trim_end_matches('.')),

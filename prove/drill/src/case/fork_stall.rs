@@ -12,10 +12,11 @@ use unslow_lab::topology::Setting;
 use unslow_units::time_us;
 
 use super::{Context, Played, Row};
+use crate::caller::Run;
 use crate::check::availability::windows;
 use crate::error::{CaseError, Error};
 use crate::ground::Ground;
-use crate::load::{self, Run};
+use crate::load;
 use crate::run::Ends;
 use crate::spec::Load;
 
@@ -57,7 +58,7 @@ fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, E
     let (run, clients) = Run::new(&ground, &shards, &load, &stop);
     std::thread::scope(|scope| {
         let _ends = Ends(&[&stop]);
-        let threads = run.start(scope, &clients);
+        let threads = load::start(&run, scope, &clients);
         let through = wait_for("every writer to get through", Duration::from_secs(20), || {
             Ok(run.progress.iter().all(|p| p.load(Ordering::Relaxed) > 0))
         });
@@ -118,10 +119,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         && diagnosis.chain.iter().any(|l| l == "failover_flapping");
     let chain = (
         chain,
-        format!(
-            "the chain was {}; a failover and two masters on one host were expected in it",
-            diagnosis.chain.join(", ")
-        ),
+        format!("the chain was {}; expected a failover and two masters on one host in it", diagnosis.chain.join(", ")),
     );
     if cx.diagnosis_only {
         return Ok(Played { held: vec![chain], ..Played::diagnosed(diagnosis) });
@@ -205,10 +203,10 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
             crowd_before == 1 && crowd_after == 2,
             format!("masters on one host went from {crowd_before} to {crowd_after}, not from 1 to 2"),
         ),
-        (!failover.is_empty(), "the plan held no failover".into()),
+        (!failover.is_empty(), "the plan contained no failover".into()),
         (
             timeouts.len() == nodes.len() && timeouts.iter().all(outlasts),
-            "the plan did not have every node's timeout outlast the fork".into(),
+            "the plan did not make every node's timeout outlast the fork".into(),
         ),
         (stayed && stayed_again, "the master left again".into()),
         (longer > 0.8 * stall.as_secs_f64() * 1e6, "the second save did not fork on the master".into()),
@@ -217,8 +215,8 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     ];
     played.closing = format!(
         "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the same \
-         save then held nobody up for longer than {} when the replica made it. On the master the plan's longer node \
-         timeout keeps it in place, at the price of the whole stall: {}.",
+         save then blocked no writer for longer than {} when the replica made it. On the master, the plan's longer \
+         node timeout keeps it in place, at the price of the whole stall: {}.",
         time_us(stall.as_secs_f64() * 1e6),
         failover.first().map_or("nothing", |l| l.as_str()),
         time_us(calm),

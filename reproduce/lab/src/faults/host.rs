@@ -9,6 +9,7 @@ use std::time::Duration;
 use unslow_engine::{Error, spawn_bound};
 
 use super::{Active, At, with, words};
+use crate::cgroups;
 
 /// Steady work for the server, so that being stopped shows.
 fn load(active: Active, at: &At<'_>) -> Result<Active, Error> {
@@ -22,7 +23,7 @@ fn load(active: Active, at: &At<'_>) -> Result<Active, Error> {
 pub fn cpu_throttle(at: &At<'_>) -> Result<Active, Error> {
     let share = at.share()?;
     if share < 0.01 {
-        return Err(Error::new(format!("{:?}: at least 1% of a core was expected", at.value())));
+        return Err(Error::new(format!("{:?}: expected at least 1% of a core", at.value())));
     }
     let quota = ((share * 100_000.0) as u64).max(1000);
     let group = Group::make(at, "cpu", |dir| {
@@ -87,8 +88,13 @@ impl Group {
                 "no {controller} cgroup can be made here ({e}); it takes root and a writable cgroup file system"
             ))
         };
-        let name = format!("{}{}-{}", prefix(&at.lab.name), std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let dir = root(controller).join(name);
+        let name = format!(
+            "{}{}-{}",
+            cgroups::prefix(&at.lab.name),
+            std::process::id(),
+            NUMBER.fetch_add(1, Ordering::Relaxed)
+        );
+        let dir = cgroups::root(controller).join(name);
         fs::create_dir(&dir).map_err(io)?;
         let mut group = Group { dir, before: Vec::new() };
         limit(&group.dir).map_err(io)?;
@@ -97,23 +103,11 @@ impl Group {
             if pid == 0 {
                 return Err(Error::new(format!("{} does not run", node.name())));
             }
-            group.before.extend(current(controller, pid).map(|dir| (pid, dir)));
+            group.before.extend(cgroups::of_process(controller, pid).map(|dir| (pid, dir)));
             fs::write(group.dir.join("cgroup.procs"), pid.to_string()).map_err(io)?;
         }
         Ok(group)
     }
-}
-
-/// The group a process is in.
-fn current(controller: &str, pid: u32) -> Option<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    text.lines().find_map(|line| {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let fits = controllers.is_empty() && root(controller).join("cgroup.controllers").exists()
-            || controllers.split(',').any(|c| c == controller);
-        fits.then(|| root(controller).join(path.trim_start_matches('/')))
-    })
 }
 
 impl Drop for Group {
@@ -121,56 +115,7 @@ impl Drop for Group {
         for (pid, dir) in &self.before {
             let _ = fs::write(dir.join("cgroup.procs"), pid.to_string());
         }
-        remove(&self.dir);
-    }
-}
-
-/// Gives a cgroup's processes to its parent and removes it.
-fn remove(dir: &Path) {
-    let parent = dir.parent().map(|p| p.join("cgroup.procs"));
-    for _ in 0..20 {
-        for pid in fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines() {
-            if let Some(parent) = &parent {
-                let _ = fs::write(parent, pid);
-            }
-        }
-        if fs::remove_dir(dir).is_ok() || !dir.exists() {
-            return;
-        }
-        // A process that has just ended leaves a moment later.
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn prefix(lab: &str) -> String {
-    format!("unslow-{lab}-")
-}
-
-/// Where cgroups of a controller live: version 1 has a tree for each, version 2 one for all.
-fn root(controller: &str) -> PathBuf {
-    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
-    let of = |kind: &str, option: Option<&str>| {
-        mounts.lines().find_map(|l| {
-            let w: Vec<&str> = l.split_whitespace().collect();
-            let fits = w.get(2) == Some(&kind)
-                && option.is_none_or(|o| w.get(3).is_some_and(|m| m.split(',').any(|x| x == o)));
-            fits.then(|| PathBuf::from(w[1]))
-        })
-    };
-    of("cgroup", Some(controller)).or_else(|| of("cgroup2", None)).unwrap_or_else(|| "/sys/fs/cgroup".into())
-}
-
-/// Removes what a lab left behind whose holder, of this number, was killed.
-pub fn remove_leftovers(lab: &str, holder: u32) {
-    let prefix = format!("{}{holder}-", prefix(lab));
-    let is_ours = |name: &str| name.strip_prefix(&prefix).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()));
-    for controller in ["cpu", "memory"] {
-        let Ok(entries) = fs::read_dir(root(controller)) else { continue };
-        for entry in entries.flatten() {
-            if is_ours(&entry.file_name().to_string_lossy()) {
-                remove(&entry.path());
-            }
-        }
+        cgroups::remove(&self.dir);
     }
 }
 

@@ -34,7 +34,6 @@ use unslow_units::did_you_mean;
 
 pub use at::At;
 pub use catalogue::ALL;
-pub(crate) use host::remove_leftovers;
 
 use crate::lab::Lab;
 use crate::topology::{HostSpec, Kind, Topology};
@@ -249,10 +248,10 @@ impl Fault {
     /// Begins it on a lab. Without a target it takes the first that fits, without a value its own.
     pub fn inject(&self, lab: &Lab, target: Option<&str>, value: Option<&str>) -> Result<Active, Error> {
         if lab.deployment.nodes.is_empty() && self.takes != Takes::Path {
-            return Err(Error::new("this lab has no servers (kind = \"none\"): only faults of paths can be had"));
+            return Err(Error::new("this lab has no servers (kind = \"none\"): only path faults are possible"));
         }
         if self.takes == Takes::Deployment && target.is_some() {
-            return Err(Error::new(format!("{} is done to the deployment as a whole and takes no target", self.name)));
+            return Err(Error::new(format!("{} affects the deployment as a whole and takes no target", self.name)));
         }
         if self.value.is_none()
             && let Some(value) = value
@@ -266,7 +265,7 @@ impl Fault {
         if cluster && lab.deployment.masters < 2 && !matches!(self.takes, Takes::Path | Takes::Processes) {
             let general = ["kill", "restart", "failover"].contains(&self.name);
             if !general {
-                return Err(Error::new(format!("{} is done to a cluster with two masters or more", self.name)));
+                return Err(Error::new(format!("{} needs a cluster with at least two masters", self.name)));
             }
         }
         let value = value.or(self.value.map(|(_, default)| default)).unwrap_or_default();
@@ -341,7 +340,7 @@ impl Client {
 fn stream(target: &Target) -> Result<TcpStream, Error> {
     use std::io::{Read, Write};
     let failed = |e: std::io::Error| Error::new(format!("{}: {e}", target.address()));
-    let address = target.address().parse().map_err(|_| Error::new(format!("{}: no address", target.address())))?;
+    let address = target.address().parse().map_err(|_| Error::new(format!("{}: not an address", target.address())))?;
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(500)).map_err(failed)?;
     stream.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed)?;
     stream.set_write_timeout(Some(Duration::from_secs(2))).map_err(failed)?;

@@ -67,8 +67,8 @@ pub fn loopback_up() -> io::Result<()> {
 
 /// Brings a device of the calling thread's namespace up.
 ///
-/// A veth end that comes up before its other end has no carrier. The kernel gives it a queue once the carrier comes, but
-/// does so from a work queue that waits for the lock of all network devices: until then packets vanish, uncounted.
+/// A veth end that comes up before its other end has no carrier. The kernel gives it a queue once the carrier comes,
+/// but does so from a work queue that waits for the lock of all network devices: until then packets vanish, uncounted.
 pub fn up(interface: u32) -> io::Result<()> {
     Netlink::open()?.up(interface)
 }
