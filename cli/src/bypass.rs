@@ -24,7 +24,7 @@ const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_prelo
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "The program runs in place of this one: same process, same signals, same exit status.\nPrograms \
+    after_help = "The program replaces this one: same process, same signals, same exit status.\nPrograms \
                   without the preload, or on another machine, use the same port over TCP, at the same time.\n\n\
                   Examples:\n  unslow bypass -- redis-server --port 7777\n  unslow bypass --client -- redis-benchmark \
                   -p 7777 -t get -c 50\n  unslow bypass ls\n  sudo unslow bypass --sockmap --port 6379      # programs \
@@ -33,24 +33,25 @@ const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunslow_prelo
 pub struct BypassArguments {
     #[command(subcommand)]
     what: Option<What>,
-    /// The program connects to servers that run with `unslow bypass` [default: it is such a server]
+    /// The program is a client of servers that run with `unslow bypass` [default: it is such a server]
     #[arg(long)]
     client: bool,
     /// With --client: it is a server as well
     #[arg(long)]
     server: bool,
-    /// Who may be at the other end beside this user and root: uid:NUMBER, gid:NUMBER, or any; may be repeated
+    /// Who may be at the other end besides this user and root: uid:NUMBER, gid:NUMBER, or any; may be repeated
     #[arg(long, value_name = "WHO")]
     allow: Vec<String>,
-    /// Where servers and clients meet; containers share it as a volume [default: /run/unslow-bypass, else
+    /// Where servers and clients find each other; containers share it as a volume [default: /run/unslow-bypass, else
     /// /tmp/unslow-bypass]
     #[arg(long, value_name = "DIRECTORY", env = "UNSLOW_BYPASS_DIR")]
     dir: Option<PathBuf>,
-    /// Huge pages for the shared memory, on both sides: for thousands of connections; megabytes more a client
+    /// Use huge pages for the shared memory; needed on both sides. For thousands of connections; costs megabytes more
+    /// per client
     #[arg(long)]
     huge_pages: bool,
-    /// No program: eBPF hands bytes over between the sockets of this machine until Ctrl-C; for connections made from
-    /// then on, of whatever program. Needs root
+    /// Start no program: until Ctrl-C, eBPF passes bytes directly between sockets of this machine, for all new
+    /// connections of any program. Needs root
     #[arg(long, conflicts_with_all = ["client", "server", "allow", "huge_pages", "program"])]
     sockmap: bool,
     /// With --sockmap: only connections to this port; may be repeated
@@ -63,7 +64,7 @@ pub struct BypassArguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// What goes over shared memory now
+    /// List the connections that use shared memory now
     Ls,
 }
 
@@ -143,25 +144,25 @@ impl BypassArguments {
         let ports: Vec<String> = self.port.iter().map(u16::to_string).collect();
         let which = if ports.is_empty() { "any port".into() } else { format!("port {}", ports.join(", ")) };
         output.note(&format!(
-            "connections within this machine to {which} bypass TCP from now on, older ones do not; Ctrl-C ends it"
+            "connections within this machine to {which} bypass TCP from now on, existing ones do not; Ctrl-C ends it"
         ));
         stop.wait();
         attached.detach();
-        output.note("detached; connections go on over TCP");
+        output.note("detached; connections continue over TCP");
         Ok(0)
     }
 
     fn launch(&self, output: &Output) -> anyhow::Result<u8> {
         let allow = self.allow.join(",");
         Rule::parse(&allow).map_err(|why| anyhow::anyhow!("--allow {why}"))?;
-        let (name, arguments) = self.program.split_first().context("no program; put it behind --")?;
+        let (name, arguments) = self.program.split_first().context("no program given; put it after --")?;
         let program = find(name).with_context(|| {
             format!("{}: not found; give its path, or put its directory on PATH", name.to_string_lossy())
         })?;
         let mut command = Command::new(&program);
         command.arg0(name).args(arguments);
         match unfit(&program) {
-            Some(why) => output.note(&format!("{}: {why}: it runs over plain TCP", program.display())),
+            Some(why) => output.note(&format!("{}: {why}, so it runs over plain TCP", program.display())),
             None => {
                 let library = preload()?;
                 let mut preload = library.into_os_string();
@@ -181,7 +182,7 @@ impl BypassArguments {
                     let dir = std::path::absolute(dir)?;
                     if dir.as_os_str().len() > 80 {
                         bail!(
-                            "{}: {} bytes; a unix socket in it has to fit into 108, so 80 are the most",
+                            "{}: {} bytes; at most 80 are allowed: the path of a unix socket in it must fit into 108",
                             dir.display(),
                             dir.as_os_str().len()
                         );
@@ -203,7 +204,7 @@ impl BypassArguments {
             }
         }
         let e = command.exec();
-        Err(e).with_context(|| format!("{} does not start", program.display()))
+        Err(e).with_context(|| format!("cannot start {}", program.display()))
     }
 
     /// Creates the meeting directory while we still have the rights: a server that drops root (memcached -u nobody)
@@ -251,7 +252,7 @@ fn unfit(program: &Path) -> Option<String> {
         return Some("this unslow was built without its preload".into());
     }
     if program.metadata().is_ok_and(|m| m.mode() & 0o6000 != 0) {
-        return Some("set-uid programs take no preload".into());
+        return Some("set-uid programs cannot be preloaded".into());
     }
     let bytes = std::fs::read(program).ok()?;
     if !bytes.starts_with(b"\x7fELF") {
@@ -260,7 +261,7 @@ fn unfit(program: &Path) -> Option<String> {
     let class = if cfg!(target_pointer_width = "64") { 2 } else { 1 };
     let machine = if cfg!(target_arch = "x86_64") { 62u16 } else { 183 };
     if bytes.get(4) != Some(&class) || bytes.get(18..20) != Some(&machine.to_le_bytes()) {
-        return Some("it is for another kind of processor".into());
+        return Some("it was built for another processor architecture".into());
     }
     // Elf64: the program headers' place, size and count; type 3 names the dynamic loader.
     let number = |at: usize, n: usize| {
@@ -286,10 +287,10 @@ fn preload() -> anyhow::Result<PathBuf> {
         return Ok(path);
     }
     std::fs::create_dir_all(&directory)
-        .with_context(|| format!("{}: no place for the library", directory.display()))?;
+        .with_context(|| format!("{}: cannot store the library there", directory.display()))?;
     // Others may be at it: each writes a file of its own and renames it.
     let mut file = tempfile_in(&directory)?;
-    file.1.write_all(PRELOAD).with_context(|| format!("{}: no place for the library", directory.display()))?;
+    file.1.write_all(PRELOAD).with_context(|| format!("{}: cannot store the library there", directory.display()))?;
     std::fs::rename(&file.0, &path)?;
     Ok(path)
 }
@@ -297,7 +298,7 @@ fn preload() -> anyhow::Result<PathBuf> {
 fn tempfile_in(directory: &Path) -> anyhow::Result<(PathBuf, std::fs::File)> {
     let path = directory.join(format!("libunslow_preload.{}", std::process::id()));
     let file = std::fs::File::create(&path)
-        .with_context(|| format!("{} cannot be written; set UNSLOW_CACHE", path.display()))?;
+        .with_context(|| format!("{} cannot be written; set UNSLOW_CACHE to a writable directory", path.display()))?;
     Ok((path, file))
 }
 
@@ -332,10 +333,10 @@ fn ls(output: &Output) -> anyhow::Result<u8> {
         write!(text, "{title}port {}{title:#}  pid {}  ", server.port, server.pid)?;
         match &server.problem {
             Some(why) => writeln!(text, "{why}")?,
-            None => writeln!(text, "{carried} over shared memory, {tcp} of this machine over TCP")?,
+            None => writeln!(text, "{carried} over shared memory, {tcp} from this machine over TCP")?,
         }
         if here.is_some_and(|here| here != server.netns) {
-            writeln!(text, "  in another network namespace ({}): only its clients there are carried", server.netns)?;
+            writeln!(text, "  in another network namespace ({}): only clients there use shared memory", server.netns)?;
         }
         for refusal in &server.refusals {
             writeln!(text, "  {}", refusal.sentence(server.uid.unwrap_or_default()))?;

@@ -17,11 +17,11 @@ pub struct EngineArguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// List them
+    /// List the engines
     Ls,
-    /// Fetch one, or all of them, into the cache (UNSLOW_CACHE)
+    /// Fetch one engine, or all of them, into the cache (UNSLOW_CACHE)
     Install {
-        /// valkey-9.1, redis-7.0, redis-6.2, redis-5.0, kafka-4.1; all servers when left out
+        /// valkey-9.1, redis-7.0, redis-6.2, redis-5.0, kafka-4.1; all servers if omitted
         name: Option<String>,
     },
 }

@@ -15,7 +15,7 @@ const SCHEMA: &str = "unslow.explain/1";
 #[derive(Args)]
 #[command(after_help = "Examples:\n  unslow explain\n  unslow explain keys_command")]
 pub struct Explain {
-    /// Rule, as a report names it; without one all rules are listed
+    /// Rule, as a report names it; without one, all rules are listed
     #[arg(value_name = "RULE")]
     rule: Option<String>,
 }
@@ -57,7 +57,7 @@ fn page(rule: &Rule, output: &Output) -> anyhow::Result<()> {
         let leads = format!("Leads to: {}.", rule.leads_to.join(", "));
         let _ = writeln!(text, "\n{}", textwrap::fill(&leads, width));
     }
-    let _ = writeln!(text, "\n{faint}Ask for it alone: unslow doctor URL --only {}{faint:#}", rule.id);
+    let _ = writeln!(text, "\n{faint}Check this rule only: unslow doctor URL --only {}{faint:#}", rule.id);
     output.print(&text)
 }
 

@@ -11,7 +11,7 @@ use unslow_doctor::{Remedy, Report, setting_of};
 /// `set -e` alone would run on after a refusal: redis-cli ends with status 0 then (its -e is 7.0+). An alias, because
 /// sh has no functions with a hyphen in their names, and the lines below are to be copied one by one.
 const PREAMBLE: &str = r#"set -e
-# One node after another; the first one that does not answer, or refuses, ends it.
+# One node after another; stops at the first one that does not answer or that refuses a command.
 checked() {
     answer=$(command redis-cli --no-raw "$@") || { printf '%s\n' "$answer"; exit 1; }
     printf '%s\n' "$answer"
@@ -26,7 +26,7 @@ pub fn script(report: &Report) -> String {
     let mut plan = Plan { tls: url.starts_with("rediss:") || url.starts_with("valkeys:"), ..Plan::default() };
     let _ = writeln!(plan.out, "# unslow doctor {}: read it before you run it; nothing has been run", plain(url));
     plan.out +=
-        "# REDISCLI_AUTH=... in the environment where there is a password; redis-cli's --user where there are users\n";
+        "# if there is a password, set REDISCLI_AUTH=... in the environment; if there are ACL users, add --user\n";
     let commands = report.findings.iter().flat_map(|f| &f.remedies).filter(|r| r.exact).flat_map(|r| &r.commands);
     if commands.clone().any(|c| is_runnable(c)) {
         plan.out += PREAMBLE;

@@ -13,7 +13,7 @@ use crate::typed;
 /// How to reach the servers; shared by every verb that talks to them.
 #[derive(Args, Clone)]
 pub struct Reach {
-    /// ACL user [also in the URL]
+    /// ACL user [may be in the URL instead]
     #[arg(long)]
     pub user: Option<String>,
     /// File that holds the password; UNSLOW_PASSWORD works too
@@ -34,7 +34,7 @@ pub struct Reach {
     /// Name expected in the certificate
     #[arg(long, value_name = "NAME")]
     pub server_name: Option<String>,
-    /// Time to wait for a connection or an answer, as 500ms or 3s
+    /// Time to wait for a connection or an answer, such as 500ms or 3s
     #[arg(long, default_value = "3s", value_parser = typed::seconds, value_name = "TIME")]
     pub timeout: f64,
     /// RESP version to speak
@@ -45,7 +45,7 @@ pub struct Reach {
 impl Reach {
     pub fn options(&self) -> anyhow::Result<Options> {
         if !(self.timeout > 0.0 && self.timeout <= 3600.0) {
-            bail!("--timeout takes more than 0 and at most an hour, for example 3s");
+            bail!("--timeout must be more than 0 and at most an hour, for example 3s");
         }
         Ok(Options {
             connect_timeout: Duration::from_secs_f64(self.timeout),
@@ -70,16 +70,16 @@ impl Reach {
             && !unslow_bypass::reactor::is_served(*port)
         {
             bail!(
-                "no server at port {port} runs with `unslow bypass` (unslow bypass ls); start it so: unslow bypass -- \
-                 redis-server --port {port}"
+                "no server on port {port} runs with `unslow bypass` (see unslow bypass ls); start it with: unslow \
+                 bypass -- redis-server --port {port}"
             );
         }
         target.user = target.user.or_else(|| self.user.clone());
         if target.password.is_none() {
             target.password = match &self.password_file {
                 Some(path) => {
-                    let text =
-                        fs::read_to_string(path).with_context(|| format!("{}: no password file", path.display()))?;
+                    let text = fs::read_to_string(path)
+                        .with_context(|| format!("{}: cannot read the password file", path.display()))?;
                     Some(Secret::new(text.trim_end_matches(['\r', '\n'])))
                 }
                 None => std::env::var("UNSLOW_PASSWORD").ok().filter(|p| !p.is_empty()).map(Secret::new),

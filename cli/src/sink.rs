@@ -17,7 +17,7 @@ use crate::reach::Reach;
 #[derive(Args)]
 #[command(
     args_override_self = true,
-    after_help = "SIGTERM and Ctrl-C finish what is in flight; a second one does not wait.\n\nExamples:\n  unslow sink \
+    after_help = "SIGTERM and Ctrl-C finish what is in flight; a second one exits at once.\n\nExamples:\n  unslow sink \
                   --map examples/users.toml --from users.ndjson --to redis://10.0.0.1:7000\n  unslow sink --map \
                   users.toml --from users.ndjson --dry-run          # what would be sent\n  unslow sink --map \
                   users.toml --from kafka://10.0.0.2:9092 --topic users --group writer --to redis://10.0.0.1:7000 \
@@ -40,56 +40,56 @@ pub struct SinkArguments {
     /// Consumer group, of Kafka or of the stream [default: unslow-sink]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// Setting of librdkafka, such as security.protocol=SASL_SSL; may be repeated
+    /// A librdkafka setting, such as security.protocol=SASL_SSL; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     kafka: Vec<String>,
-    /// File of such settings, a line each: for passwords
+    /// File with such settings, one per line; use it for passwords
     #[arg(long, value_name = "FILE")]
     kafka_config: Option<PathBuf>,
     /// Stream to read
     #[arg(long, value_name = "KEY")]
     stream: Option<String>,
-    /// Our name in the stream's group [default: unslow-sink]
+    /// This consumer's name in the stream's group [default: unslow-sink]
     #[arg(long, value_name = "NAME")]
     consumer: Option<String>,
     /// Lines are {"key": .., "value": .., "topic": .., "headers": {..}}; a value of null is a tombstone
     #[arg(long)]
     envelope: bool,
-    /// Keep the place in the file there, and go on from it
+    /// Keep the position in the input file there, and resume from it
     #[arg(long, value_name = "FILE")]
     checkpoint: Option<String>,
-    /// End when there is nothing more to read
+    /// Exit when there is nothing more to read
     #[arg(long)]
     until_end: bool,
-    /// Messages that cannot be written go there with the reason: a file, or topic:NAME [default: the first one ends the
-    /// sink]
+    /// Messages that cannot be written go there with the reason: a file, or topic:NAME [default: the first one stops
+    /// the sink]
     #[arg(long, value_name = "WHERE")]
     dead_letter: Option<String>,
-    /// Marks in the servers keep messages that come again from changing anything
+    /// Keep marks in the servers, so that messages delivered again change nothing
     #[arg(long)]
     exactly_once: bool,
-    /// Wait until this many replicas have a batch, before its offsets are committed
+    /// Wait until this many replicas have a batch before its offsets are committed
     #[arg(long, value_name = "REPLICAS")]
     wait: Option<u32>,
-    /// Messages of a batch at most [default: 5000]
+    /// Maximum number of messages in a batch [default: 5000]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
-    /// A batch that is not full waits so long for more, in milliseconds [default: 5]
+    /// How long a batch that is not full waits for more messages, in milliseconds [default: 5]
     #[arg(long, value_name = "MS")]
     linger_ms: Option<u64>,
-    /// Batches get smaller while they take longer, in milliseconds; 0 for never [default: 100]
+    /// Make batches smaller while they take longer than this, in milliseconds; 0 for never [default: 100]
     #[arg(long, value_name = "MS")]
     batch_latency_ms: Option<u64>,
-    /// Batches in flight at once [default: 3]
+    /// Maximum number of batches in flight [default: 3]
     #[arg(long, value_name = "N")]
     in_flight: Option<usize>,
-    /// Serve /metrics, /healthz and /readyz there
+    /// Serve /metrics, /healthz and /readyz at this address
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
-    /// Print what would be sent, and send nothing
+    /// Print what would be sent, but send nothing
     #[arg(long)]
     dry_run: bool,
-    /// Messages of a dry run
+    /// Number of messages in a dry run
     #[arg(long, default_value_t = 20, value_name = "N", requires = "dry_run")]
     messages: usize,
     #[command(flatten)]
@@ -125,7 +125,7 @@ impl SinkArguments {
         }
         for property in properties {
             // What stands there may be a password, so it is not repeated.
-            let (name, value) = property.split_once('=').context("a setting of Kafka is NAME=VALUE")?;
+            let (name, value) = property.split_once('=').context("a Kafka setting is written NAME=VALUE")?;
             config.kafka.insert(name.trim().into(), value.trim().into());
         }
         config.envelope |= self.envelope;
@@ -146,8 +146,8 @@ impl SinkArguments {
         if !schemes.iter().any(|s| config.from.starts_with(s)) {
             if let Some((scheme, _)) = config.from.split_once("://").filter(|(s, _)| *s != "kafka") {
                 bail!(
-                    "unknown source {scheme}://; a file, -, kafka://host:port or redis://host:port with --stream was \
-                     expected"
+                    "unknown source {scheme}://; expected a file, -, kafka://host:port, or redis://host:port with \
+                     --stream"
                 );
             }
             return Ok(None);
@@ -255,7 +255,7 @@ fn summary(s: &Snapshot) -> String {
         text += &format!("; {} set aside", s.dead);
     }
     if s.repeated > 0 {
-        text += &format!("; {} calls had run before", s.repeated);
+        text += &format!("; {} calls had already run", s.repeated);
     }
     if !s.retries.is_empty() {
         let each: Vec<String> = s.retries.iter().map(|(reason, n)| format!("{reason} {n}")).collect();

@@ -21,19 +21,19 @@ pub struct WatchArguments {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(value_name = "URL")]
     url: String,
-    /// Tell clients: publish on __cluster__:moved, __cluster__:failover and __cluster__:digest
+    /// Notify clients: publish on __cluster__:moved, __cluster__:failover and __cluster__:digest
     #[arg(long)]
     publish: bool,
-    /// With --publish: also on __Booksleeve_MasterChanged, for clients of StackExchange.Redis
+    /// With --publish: also on __Booksleeve_MasterChanged, for StackExchange.Redis clients
     #[arg(long, requires = "publish")]
     publish_master_changed: bool,
-    /// A node that owes an answer so long is suspected to hang
+    /// Suspect a node of hanging when it has owed an answer for this long
     #[arg(long, default_value = "250ms", value_parser = short_time, value_name = "TIME")]
     suspect_after: Duration,
-    /// End after this time, as 90s or 36h [default: never]
+    /// Exit after this time, such as 90s or 36h [default: never]
     #[arg(long, value_parser = end_after, value_name = "TIME")]
     r#for: Option<Duration>,
-    /// End after this many changes
+    /// Exit after this many changes
     #[arg(long, value_name = "N")]
     changes: Option<u64>,
     #[command(flatten)]
@@ -79,7 +79,7 @@ impl WatchArguments {
                 Ok(News::Fresh(_)) => continue,
                 Err(RecvTimeoutError::Timeout) if deadline.is_some() => return Ok(0),
                 Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the watcher's event loop ended by itself"),
+                Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the watcher's event loop ended unexpectedly"),
             };
             if !output.print_while_read(&text)? || self.changes.is_some_and(|n| seen >= n) {
                 return Ok(0);

@@ -304,7 +304,7 @@ fn ctrl_c_ends_a_demo_with_everything_it_started() {
         let mut said = String::new();
         demo.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert_eq!(demo.ended(), Some(2), "{said}");
-        assert!(said.contains("interrupted; everything that was started has been ended"), "{said}");
+        assert!(said.contains("interrupted; everything it had started was stopped"), "{said}");
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().map(|e| e.file_name()).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
     }

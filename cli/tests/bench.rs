@@ -493,7 +493,7 @@ fn two_deployments_are_compared_in_turn_and_their_files_again() {
     assert!(text.lines().last().unwrap().starts_with("p99: no difference can be shown"), "{text}");
 
     std::fs::write(dir.path().join("x.json"), "{}").unwrap();
-    fails(&["compare", &a_file, &file("x.json")], "no report of `unslow bench --save`");
+    fails(&["compare", &a_file, &file("x.json")], "not a report of `unslow bench --save`");
     fails(&["compare", &a_file, &file("missing.json")], "missing.json");
 }
 

@@ -144,7 +144,7 @@ fn the_first_ctrl_c_lets_clients_finish_and_the_second_one_does_not_wait() {
     assert!(said.any(|line| line.contains("letting clients finish (Ctrl-C again: at once)")));
     gateway.signal(libc::SIGINT);
     assert_eq!(gateway.ended(), Some(2));
-    assert!(said.any(|line| line.contains("interrupted; everything that was started has been ended")));
+    assert!(said.any(|line| line.contains("interrupted; everything it had started was stopped")));
 }
 
 #[test]

@@ -108,16 +108,16 @@ fn one_line_for_files_that_hold_no_messages() {
     let given = |path: &str| unslow(&["doctor", "--client-error", path]);
     fails(&given("/nowhere.txt"), &["/nowhere.txt", "No such file"]);
     fails(&given(&dir.path().display().to_string()), &["s a directory"]);
-    fails(&given(&file(dir.path(), "empty", "")), &["empty", "error was expected"]);
+    fails(&given(&file(dir.path(), "empty", "")), &["empty", "expected the text"]);
     fails(&given(&file(dir.path(), "blank", "\n \n")), &["empty"]);
     // A log is read the same way.
     let logged = |path: &str| unslow(&["doctor", "--log", path]);
     fails(&logged("/nowhere.log"), &["/nowhere.log", "No such file"]);
     fails(&logged(&dir.path().display().to_string()), &["s a directory"]);
-    fails(&logged(&file(dir.path(), "empty.log", "")), &["no line of a server's log"]);
-    fails(&logged(&file(dir.path(), "junk.log", [0xff_u8; 5000])), &["no line of a server's log"]);
+    fails(&logged(&file(dir.path(), "empty.log", "")), &["no line looks like a server's log"]);
+    fails(&logged(&file(dir.path(), "junk.log", [0xff_u8; 5000])), &["no line looks like a server's log"]);
     let silent = file(dir.path(), "silent.log", "7:M 23 Nov 2020 18:00:00.000 * DB saved on disk\n");
-    fails(&logged(&silent), &["no event that the doctor knows"]);
+    fails(&logged(&silent), &["no event that the doctor recognises"]);
     // Neither a URL nor a message: the usage.
     assert_eq!(unslow(&["doctor"]).status.code(), Some(2));
 }

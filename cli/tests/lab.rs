@@ -200,7 +200,7 @@ fn a_killed_holder_leaves_nothing_that_down_all_does_not_remove() {
     assert!(Command::new("kill").args(["-9", &up["pid"].to_string()]).status().expect("kill runs").success());
     until("the servers to end with it", || dead(pids[0]));
     until("ls to say so", || labs.done(&["ls"]).contains("was killed"));
-    labs.refused(&["fault", "hang", "--lab", "killed"], "is gone; unslow lab down killed");
+    labs.refused(&["fault", "hang", "--lab", "killed"], "no longer exists; unslow lab down killed");
     labs.done(&["down", "--all"]);
     assert!(own.ended().is_none(), "ended by a signal");
     labs.assert_nothing(&pids, "killed");
@@ -228,7 +228,7 @@ fn ctrl_c_in_the_middle_of_up_undoes_everything() {
         up.signal(libc::SIGINT);
         let rest: Vec<String> = lines.map_while(Result::ok).collect();
         assert_eq!(up.ended(), Some(2), "{rest:?}");
-        assert!(rest.iter().any(|l| l.contains("everything that was started has been ended")), "{moment}: {rest:?}");
+        assert!(rest.iter().any(|l| l.contains("everything it had started was stopped")), "{moment}: {rest:?}");
         labs.assert_nothing(&[], "stopped");
     }
 }
@@ -247,13 +247,13 @@ fn bad_orders_get_a_clear_error_and_leave_nothing() {
     labs.refused(&["up", &file(&format!("{zone}[[link]]\nfrom = \"zone-a\"\nto = \"zone-x\"\n"))], "line 5, column 6");
     labs.refused(&["up", &file(&format!("{zone}[deployment]\nmaster = 3\n"))], "master");
     labs.refused(&["up", "--server", "redis-9"], "there are valkey-9.1");
-    labs.refused(&["up", "--server", "/bin/ls"], "redis-server or valkey-server was expected");
+    labs.refused(&["up", "--server", "/bin/ls"], "expected redis-server or valkey-server");
     labs.refused(&["up", "--name", "Über"], "a-z, 0-9");
     labs.refused(&["up", "--zones", "0"], "1 to 15");
     labs.refused(&["up", "--rtt", "quick"], "invalid duration \"quick\"");
     // A server that dies at start: its own words.
     let dies = file(&format!("{zone}[deployment]\nkind = \"standalone\"\nsettings = {{ no-such-setting = 1 }}\n"));
-    labs.refused(&["up", &dies], "node-1 ended at start");
+    labs.refused(&["up", &dies], "node-1 exited at startup");
     labs.refused(&["up", &dies], "no-such-setting");
     labs.assert_nothing(&[], "default");
     // A disk that is full from the start.
@@ -278,15 +278,15 @@ fn bad_orders_get_a_clear_error_and_leave_nothing() {
     // Directories that cannot be had.
     let output = labs.command(&["up"]).env("UNSLOW_LABS", "/proc/labs").output().expect("the binary runs");
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("UNSLOW_LABS names another place"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("set UNSLOW_LABS to another directory"), "{}", stderr(&output));
 
     labs.done(&["up", "--name", "one", "--kind", "standalone", "--zones", "1"]);
     labs.refused(&["up", "--name", "one", "--kind", "none"], "there is a lab named \"one\" already");
     labs.refused(&["fault", "hagn"], "did you mean \"hang\"");
     labs.refused(&["fault", "hang", "noed-1"], "did you mean \"node-1\"");
-    labs.refused(&["heal", "7"], "no fault \"7\" is at work");
+    labs.refused(&["heal", "7"], "no fault \"7\" is active");
     labs.done(&["fault", "clock_jump", "node-1", "-60s", "--for", "60s"]);
-    labs.refused(&["heal", "clock_jump", "typo"], "no fault \"typo\" is at work");
+    labs.refused(&["heal", "clock_jump", "typo"], "no fault \"typo\" is active");
     assert_eq!(labs.json(&["ls", "one"])["labs"][0]["faults"].as_array().map(Vec::len), Some(1), "nothing was healed");
     labs.done(&["heal", "clock_jump"]);
     labs.refused(&["exec", "zone-a-hots-1", "--", "true"], "did you mean \"zone-a-host-1\"");

@@ -11,13 +11,13 @@ use crate::output::Output;
 
 #[derive(Args)]
 #[command(
-    after_help = "Both files are made by `unslow bench --save FILE`, best with --repeat 5 and in turn (--against)."
+    after_help = "Both files are written by `unslow bench --save FILE`, best with --repeat 5 and in turn (--against)."
 )]
 pub struct Compare {
-    /// Report of the first
+    /// First report
     #[arg(value_name = "A.json")]
     a: PathBuf,
-    /// Report of the second
+    /// Second report
     #[arg(value_name = "B.json")]
     b: PathBuf,
 }
@@ -38,9 +38,9 @@ impl Compare {
 fn read(path: &Path) -> anyhow::Result<Report> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let report: Report = serde_json::from_str(&text)
-        .map_err(|e| anyhow!("{}: no report of `unslow bench --save`: {e}", path.display()))?;
+        .map_err(|e| anyhow!("{}: not a report of `unslow bench --save`: {e}", path.display()))?;
     if report.schema != SCHEMA {
-        bail!("{}: its schema is {:?}, and {SCHEMA} was expected", path.display(), report.schema);
+        bail!("{}: its schema is {:?}; expected {SCHEMA}", path.display(), report.schema);
     }
     Ok(report)
 }

@@ -53,7 +53,7 @@ pub fn render(reports: &[Report], comparison: Option<&Comparison>) -> anyhow::Re
     let values = context! {
         title, how, taken => date(first.at_ms), unslow => env!("CARGO_PKG_VERSION"),
         load => format!(
-            "{} connections a server, model {}, {} generator thread(s)", load.connections, load.model, load.threads
+            "{} connections per server, model {}, {} generator thread(s)", load.connections, load.model, load.threads
         ),
         workload => serde_json::to_string_pretty(&first.workload)?,
         comparison => comparison.map(
@@ -74,7 +74,7 @@ fn view(name: &str, run: &Run) -> Value {
     };
     let mut rows = vec![row(if run.lateness.is_some() { "from due to answered" } else { "latency" }, &run.latency)];
     rows.extend(run.commands.iter().filter(|_| run.commands.len() > 1).map(|c| row(&c.name, &c.latency)));
-    rows.extend(run.pool_wait.iter().map(|l| row("of it waiting for a connection", l)));
+    rows.extend(run.pool_wait.iter().map(|l| row("of which waiting for a connection", l)));
     rows.extend(run.lateness.iter().map(|l| row("generator's lateness", l)));
     rows.extend(run.refused_latency.iter().map(|l| row("error replies", l)));
     let servers: Vec<Value> = run
@@ -129,7 +129,7 @@ fn plots(run: &Run) -> Vec<Value> {
     };
     let throughput = vec![each("answered", |s| s.answered), each("waiting at the end of the second", |s| s.waiting)];
     let rest = run.timeline.len() > loaded.len();
-    let note = rest.then(|| "Whole seconds under load only; the last part of a second is not drawn.".to_string());
+    let note = rest.then(|| "Whole seconds under load only; the last, partial second is not drawn.".to_string());
     let mut plots = vec![
         plot("Latency over time", None, over_time, Values::Log(Unit::Time)),
         plot("Requests per second", note, throughput, Values::Linear(Unit::Count)),
@@ -138,7 +138,7 @@ fn plots(run: &Run) -> Vec<Value> {
     let errors = errors(&run.timeline, whole);
     if !errors.is_empty() {
         let later: u64 = run.timeline[whole.len()..].iter().map(|s| s.errors).sum();
-        let note = (later > 0).then(|| format!("{} more in the last part of a second.", count(later as f64)));
+        let note = (later > 0).then(|| format!("{} more in the last, partial second.", count(later as f64)));
         plots.push(plot("Errors per second", note, errors, Values::Linear(Unit::Count)));
     }
     plots
@@ -249,7 +249,7 @@ mod tests {
         let heights: Vec<&str> = line.split_whitespace().filter_map(|p| p.split_once(',')).map(|(_, y)| y).collect();
         assert_eq!(heights, ["0.0"; 4], "a steady load is a level line: {line}");
         assert!(
-            page.contains("Whole seconds under load") && page.contains("1 more in the last part of a second"),
+            page.contains("Whole seconds under load") && page.contains("1 more in the last, partial second"),
             "{page}"
         );
     }

@@ -92,7 +92,7 @@ pub fn asked(report: &Report) -> String {
     if let Some(recording) = &report.recording {
         let left = match recording.left_out {
             0 => String::new(),
-            n => format!(", {} left out that would change their connection", count(n as f64)),
+            n => format!(", {} left out because they would change their connection", count(n as f64)),
         };
         return format!("a recording of {} commands{left}", count(recording.commands as f64));
     }
@@ -106,7 +106,7 @@ pub fn asked(report: &Report) -> String {
     });
     if spec.multi > 0 {
         names = vec![format!(
-            "blocks of {} commands, each a request under the name of its first: {}",
+            "blocks of {} commands, each one request named after its first command: {}",
             spec.multi,
             names.join(", ")
         )];
@@ -154,7 +154,7 @@ fn latencies(run: &Run, verbose: bool) -> String {
         }
     }
     if let Some(wait) = &run.pool_wait {
-        row("  of it until a connection was free", wait);
+        row("  of which until a connection was free", wait);
     }
     if let Some(late) = &run.lateness {
         row("generator's lateness", late);
@@ -170,7 +170,7 @@ fn run_text(run: &Run, verbose: bool) -> String {
     let busy = run.generator.thread_busy_share.iter().copied().fold(0.0, f64::max);
     let _ = write!(
         out,
-        "\n{} answered/s over {}; the generator used {} of CPU a request ({} busy)",
+        "\n{} answered/s over {}; the generator used {} of CPU per request ({} busy)",
         count(run.throughput_per_s),
         time_us(run.seconds * 1e6),
         time_us(run.generator.cpu_us_per_request),
@@ -181,14 +181,14 @@ fn run_text(run: &Run, verbose: bool) -> String {
             let _ = writeln!(out, ", the servers {}", time_us(us));
         }
         None => {
-            let _ = writeln!(out, "; the servers' CPU could not be read on all of them, or was too little to tell");
+            let _ = writeln!(out, "; the servers' CPU could not be read on all of them, or was too low to measure");
         }
     }
     if verbose {
         for server in &run.servers {
             let share = server.cpu_share.map_or("unknown".into(), percent);
             let each = server.cpu_us_per_command.map_or("?".into(), time_us);
-            let _ = writeln!(out, "  {} {}: {share} of a core, {each} a command", server.role, server.address);
+            let _ = writeln!(out, "  {} {}: {share} of a core, {each} per command", server.role, server.address);
         }
     }
     if run.moved + run.ask > 0 {
@@ -233,7 +233,7 @@ fn run_text(run: &Run, verbose: bool) -> String {
         let _ = writeln!(out, "{w}!{w:#} {doubt}");
     }
     if run.interrupted {
-        let _ = writeln!(out, "ended before its time: these are the results so far");
+        let _ = writeln!(out, "ended early: these are the results so far");
     }
     out
 }

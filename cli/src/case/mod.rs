@@ -22,29 +22,29 @@ pub struct CaseArguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// The cases
+    /// List the cases
     List,
-    /// Break it, diagnose it, mend it, measure it
+    /// Reproduce, diagnose, fix and measure one or more cases
     Run {
-        /// Which; --all for every one
+        /// Cases to run; --all for every one
         #[arg(required_unless_present = "all")]
         name: Vec<String>,
-        /// Every case
+        /// Run every case
         #[arg(long, conflicts_with = "name")]
         all: bool,
-        /// So many times each, with one seed after another
+        /// Repeat each case N times, with one seed after another
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
         repeat: u32,
-        /// Break it and ask the doctor, no more: for many seeds
+        /// Only reproduce the problem and run the doctor, for trying many seeds
         #[arg(long)]
         diagnosis_only: bool,
-        /// Seed of the lab's jitter and loss
+        /// Seed for the lab's jitter and loss
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
         /// Where the evidence is kept
         #[arg(long, default_value = "store", value_name = "DIRECTORY")]
         store: PathBuf,
-        /// Keep the report as a page
+        /// Write the report as an HTML page
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
     },

@@ -181,7 +181,7 @@ impl TimeLine<'_> {
                 );
             }
         }
-        let fault = format!("{fault} at work");
+        let fault = format!("{fault} active");
         let mut keys = vec![Key { class: "hit".into(), name: &fault }];
         for (weight, name) in self.names {
             let class = if weight == Weight::Main { "main" } else { "other" };

@@ -152,7 +152,7 @@ fn a_time_line_shows_its_fault_and_every_bar() {
         names: [(Weight::Main, "follows"), (Weight::Other, "stays")],
     }
     .html();
-    assert!(html.contains("aria-label=\"time line of kill\"") && html.contains("kill at work"), "{html}");
+    assert!(html.contains("aria-label=\"time line of kill\"") && html.contains("kill active"), "{html}");
     assert!(html.contains("<rect class=\"hit\" x=\"200.0\" y=\"0\" width=\"300.0\""), "{html}");
     assert!(html.contains("<rect class=\"main\" x=\"200.0\" y=\"17\" width=\"200.0\""), "{html}");
     assert!(html.contains("<rect class=\"other\" x=\"300.0\" y=\"24\" width=\"3.0\""), "{html}");

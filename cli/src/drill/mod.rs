@@ -21,42 +21,42 @@ use crate::reach::Reach;
 
 #[derive(Args)]
 #[command(
-    after_help = "Exit status: 0 every check passed, 1 a check failed (whatever else is unknown), 2 a run is unknown \
-                  or could not begin.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill \
+    after_help = "Exit status: 0 every check passed, 1 a check failed (even if others are unknown), 2 a run is unknown \
+                  or could not start.\n\nExamples:\n  unslow drill cluster_failover --fault hang\n  unslow drill \
                   split_brain --variant default --repeat 3\n  unslow drill my-drill.toml --html drill.html\n  unslow \
                   drill cluster_failover --fault failover --i-own-this redis://staging:6379"
 )]
 pub struct DrillArguments {
-    /// A drill that comes with unslow (see --list), or a file of your own
+    /// A built-in drill (see --list), or your own file
     name: Option<String>,
     #[arg(hide = true)]
     url: Option<String>,
-    /// Only this fault of those the drill has
+    /// Run only this one of the drill's faults
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
-    /// Only this variant; may be given again
+    /// Run only this variant; may be repeated
     #[arg(long, value_name = "NAME")]
     variant: Vec<String>,
-    /// Of client_recovery: only this client; may be given again
+    /// With client_recovery: run only this client; may be repeated
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(shootout::names()))]
     client: Vec<String>,
-    /// So many times each
+    /// Repeat each run N times
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000), value_name = "N")]
     repeat: u32,
-    /// Seed of the lab's jitter and loss
+    /// Seed for the lab's jitter and loss
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Another engine than the drill's: valkey-9.1, redis-7.0, redis-6.2, path, or a server executable
+    /// Engine to use instead of the drill's: valkey-9.1, redis-7.0, redis-6.2, path, or a server executable
     #[arg(long, value_name = "NAME")]
     engine: Option<String>,
     /// Where the evidence of each run is kept
     #[arg(long, default_value = "store", value_name = "DIRECTORY")]
     store: PathBuf,
-    /// Keep the report as a page
+    /// Write the report as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Against this deployment instead of a lab: it gets the load, and faults by its own commands (failover, hang, or
-    /// none)
+    /// Run against this deployment instead of a lab: it gets the load, and faults that its own commands can cause
+    /// (failover, hang, or none)
     #[arg(long, value_name = "URL")]
     i_own_this: Option<String>,
     /// List the drills, their faults and variants
@@ -72,15 +72,15 @@ impl DrillArguments {
             return list(output);
         }
         if self.seed.is_some_and(|s| s.checked_add(u64::from(self.repeat)).is_none()) {
-            bail!("--seed with --repeat goes beyond the largest number there is");
+            bail!("--seed plus --repeat is more than the largest possible seed");
         }
-        let name = self.name.as_deref().context("a drill's name was expected; try: unslow drill --list")?;
+        let name = self.name.as_deref().context("no drill given; try: unslow drill --list")?;
         if let Some(url) = &self.url {
             // Without its password.
             let url = Target::parse(url).map_or("it".into(), |t| t.url());
             bail!(
-                "a drill breaks what it is pointed at: {url} needs your word for it; try: unslow drill {name} --fault \
-                 failover --i-own-this {url}"
+                "a drill breaks what it is pointed at: confirm that {url} is yours to break; try: unslow drill {name} \
+                 --fault failover --i-own-this {url}"
             );
         }
         let drill = spec::find(name)?;
@@ -88,7 +88,7 @@ impl DrillArguments {
             return self.clients(&drill, output);
         }
         if !self.client.is_empty() {
-            bail!("--client is for unslow drill {}", spec::CLIENT_RECOVERY);
+            bail!("--client only works with unslow drill {}", spec::CLIENT_RECOVERY);
         }
         let runs = self.chosen(&drill)?;
         let own = match &self.i_own_this {
@@ -151,8 +151,9 @@ impl DrillArguments {
 
     /// Before anything is started for it.
     fn store_is_there(&self) -> anyhow::Result<()> {
-        std::fs::create_dir_all(&self.store)
-            .with_context(|| format!("{}: another place: --store DIRECTORY", self.store.display()))
+        std::fs::create_dir_all(&self.store).with_context(|| {
+            format!("{}: cannot be created; choose another place with --store DIRECTORY", self.store.display())
+        })
     }
 
     /// The clients that applications use, side by side.
@@ -210,13 +211,13 @@ impl DrillArguments {
         let foreign = self.i_own_this.is_some();
         if let Some(fault) = self.fault.as_deref().filter(|f| foreign && !run::FOREIGN.contains(f)) {
             bail!(
-                "{fault} cannot be done to a deployment of your own from here; there are {} (with none you cause it \
+                "{fault} cannot be injected into your own deployment from here; there are {} (with none, you cause it \
                  yourself while the drill measures)",
                 run::FOREIGN.join(", ")
             );
         }
         if foreign && self.fault.is_none() {
-            bail!("a deployment of your own: say which fault, --fault failover, or --fault none and cause it yourself");
+            bail!("--i-own-this needs a fault: --fault failover, or --fault none if you cause it yourself");
         }
         let mut runs = Vec::new();
         for (label, plan) in &drill.variants {
@@ -229,8 +230,8 @@ impl DrillArguments {
             }
             if foreign && plan.changes_servers {
                 bail!(
-                    "variant {label:?} changes settings of the servers; yours run as they are: leave --variant out, or \
-                     set them yourself"
+                    "variant {label:?} changes server settings, and a drill leaves yours as they are: omit --variant, \
+                     and change them yourself if you want that"
                 );
             }
             let mut faults: Vec<&str> = plan.alternatives();
@@ -250,13 +251,13 @@ impl DrillArguments {
         }
         if let Some(fault) = self.fault.as_deref().filter(|f| runs.is_empty() && run::FOREIGN.contains(f)) {
             bail!(
-                "{} has no fault {fault} in a lab, there are {}; for a deployment of your own: --i-own-this URL",
+                "{} has no fault {fault} in a lab, there are {}; for your own deployment, add --i-own-this URL",
                 drill.name,
                 drill.alternatives().join(", ")
             );
         }
         if runs.is_empty() && drill.alternatives().is_empty() {
-            bail!("drill {} has no faults: leave --fault out", drill.name);
+            bail!("drill {} has no faults: omit --fault", drill.name);
         }
         if runs.is_empty() {
             let fault = self.fault.as_deref().unwrap_or_default();

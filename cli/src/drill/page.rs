@@ -34,8 +34,8 @@ fn run_view(outcome: &Outcome) -> Value {
         end_us: last.max(f.fault_until_us + 1_000_000),
         rows: f.windows.iter().map(row).collect(),
         names: [
-            (Weight::Main, "no acknowledged operation, a client that follows"),
-            (Weight::Other, "the same of other clients"),
+            (Weight::Main, "no acknowledged operation: a client that follows"),
+            (Weight::Other, "no acknowledged operation: another client"),
         ],
     };
     let events: Vec<_> = outcome.events.iter().map(|e| (time_us(e.at_us as f64), &e.who, &e.text)).collect();
@@ -62,7 +62,7 @@ fn fault_view(during: &During, document: &Document) -> Value {
         rows: drawn
             .map(|seen| Row { label: seen.client.clone(), bars: seen.silences.iter().map(bar).collect() })
             .collect(),
-        names: [(Weight::Main, "key of the shard that is hit"), (Weight::Other, "key of another shard")],
+        names: [(Weight::Main, "key on the affected shard"), (Weight::Other, "key on another shard")],
     };
     let maybe = |us: Option<u64>, never: bool| match us {
         Some(us) if never => format!("> {}", time_us(us as f64)),
@@ -81,7 +81,7 @@ fn fault_view(during: &During, document: &Document) -> Value {
             if s.errors == 0 { "0".into() } else { s.error_kinds.join(", ") },
         ]
     };
-    let head = ["client", "commands", "p50", "p99", "over 30 ms", "longest silence", "of another shard", "errors"];
+    let head = ["client", "commands", "p50", "p99", "over 30 ms", "longest silence", "on another shard", "errors"];
     context! {
         fault => during.fault, chart => chart.html(), head,
         rows => here.iter().map(row).collect::<Vec<_>>(),

@@ -138,7 +138,7 @@ pub fn closing(drill: &Drill, outcomes: &[Outcome]) -> String {
         if outcomes.iter().any(|o| o.figures.window_open) {
             let _ = write!(out, ", and a client that follows was still without an answer at the end of a run");
         } else {
-            let _ = write!(out, ", nobody that follows waited longer than {}", time_us(window as f64));
+            let _ = write!(out, ", and no client that follows waited longer than {}", time_us(window as f64));
         }
     }
     out + "."
@@ -227,10 +227,10 @@ pub fn clients_table(document: &shootout::Document) -> ClientsTable {
     });
     let models = document.clients.iter().any(|s| s.client.starts_with("bench") && s.missing.is_none());
     let about = format!(
-        "{}; longest time without an answer from the fault on, commands over 30 ms, failed commands{}",
+        "{}; longest time without an answer after the fault began, commands over 30 ms, failed commands{}",
         document.engine,
         if models {
-            "\nModels of unslow bench: silences to the second; every request that was due counts, not those they began"
+            "\nunslow bench models: silences in whole seconds; every request that was due counts, whether sent or not"
         } else {
             ""
         }

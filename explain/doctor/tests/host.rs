@@ -389,7 +389,7 @@ fn memory_of_another_node_is_a_risk_where_most_of_it_is_there() {
     let far = on_nodes(10_000_000, 80_000_000);
     let found = finding(&far, "numa");
     assert_eq!((found.severity, found.confidence), (Severity::Risk, Confidence::Likely));
-    assert!(found.title.contains("runs on memory node 0, and 89 %"), "{}", found.title);
+    assert!(found.title.contains("runs on memory node 0, but 89 %"), "{}", found.title);
     assert!(commands(&found).contains("--membind=0"), "{}", commands(&found));
     assert_eq!(answer(&on_nodes(80_000_000, 10_000_000), "numa"), Answered::Absent);
     assert_eq!(answer(&on_nodes(45_000_000, 45_000_000), "numa"), Answered::Absent, "interleaved");

@@ -111,7 +111,7 @@ fn the_share_is_the_true_one_and_its_formula_adds_up() {
     let cluster = deployment(DeploymentKind::Cluster, vec![ended(1000, 0, 2000, "MOVED")]);
     let found = finding(&cluster, "redirect_storm");
     assert!(found.title.starts_with("67 %"), "{}", found.title);
-    assert!(found.gain.formula.contains("/ 3000 asked for = 67 %"), "{}", found.gain.formula);
+    assert!(found.gain.formula.contains("/ 3000 commands sent = 67 %"), "{}", found.gain.formula);
     assert_eq!(answer(&cluster, "error_flood"), Answered::Absent, "redirects are no failures");
 }
 

@@ -61,7 +61,7 @@ pub enum Error {
         why: io::Error,
     },
     /// A file that is too long for a drill.
-    #[error("{}: longer than {most} bytes: this is no drill", .path.display())]
+    #[error("{}: longer than {most} bytes; this is not a drill", .path.display())]
     NoDrill {
         /// The file.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub enum Error {
         most: u64,
     },
     /// The evidence cannot be kept.
-    #[error("{}: {why}; another place: --store DIRECTORY", .path.display())]
+    #[error("{}: {why}; choose another place with --store DIRECTORY", .path.display())]
     Store {
         /// The file or directory.
         path: PathBuf,
@@ -77,13 +77,13 @@ pub enum Error {
         why: io::Error,
     },
     /// The store has too many folders of this second.
-    #[error("{}: a thousand runs in one second", .0.display())]
+    #[error("{}: there are already a thousand runs of this second", .0.display())]
     StoreCrowded(PathBuf),
     /// A report is no JSON, or cannot become it.
     #[error("{0}")]
     Json(serde_json::Error),
     /// A restart left the process as it was.
-    #[error("{0} was to be restarted and has its old process")]
+    #[error("{0} should have been restarted, but still has its old process")]
     NotRestarted(String),
     /// What a client wrote could not be read at the end.
     #[error("the set of client {0} could not be read")]
@@ -128,13 +128,13 @@ pub enum BadPlan {
     #[error("{0}")]
     Syntax(String),
     /// `variant = [1]`.
-    #[error("a [[variant]] is a table")]
+    #[error("a [[variant]] must be a table")]
     VariantNoTable,
     /// `[variant]`.
-    #[error("variants are written as [[variant]]")]
+    #[error("a variant is written as [[variant]]")]
     VariantNoList,
     /// Nobody could ask for it.
-    #[error("a [[variant]] without a name")]
+    #[error("a [[variant]] needs a name")]
     VariantNameless,
     /// Nobody could tell them apart.
     #[error("two variants are named {0:?}")]
@@ -143,22 +143,22 @@ pub enum BadPlan {
     #[error(transparent)]
     UnknownFault(#[from] unslow_engine::Error),
     /// `do = []`.
-    #[error("a [[fault]] with do = []: at least one fault was expected")]
+    #[error("a [[fault]] with do = []: expected at least one fault")]
     FaultEmpty,
     /// Two faults with several names.
     #[error("two faults with alternatives: only one may have several names under `do`")]
     AlternativesTwice,
     /// A restart that is none.
-    #[error("rolling_restart with value = {0:?}: \"failover\" or none was expected")]
+    #[error("rolling_restart with value = {0:?}: expected \"failover\", or no value")]
     RestartValue(String),
     /// Commands per second.
-    #[error("rate_per_s = {0}: 0.1 to 10000 were expected")]
+    #[error("rate_per_s = {0}: expected 0.1 to 10000")]
     Rate(f64),
     /// Locks, and how long they are held.
-    #[error("locks = 1 to 1000 and a ttl of 100ms or more were expected")]
+    #[error("expected locks = 1 to 1000 and a ttl of 100ms or more")]
     Locks,
     /// Clients of each kind.
-    #[error("a load of 1 to 64 clients of each kind was expected")]
+    #[error("expected a load of 1 to 64 clients of each kind")]
     Clients,
     /// A zone that the lab has not.
     #[error("load.zones: no zone {zone:?}{hint}")]
@@ -172,7 +172,7 @@ pub enum BadPlan {
     #[error("[lab]: {0}")]
     Lab(String),
     /// An expectation that this load says nothing about.
-    #[error("expect.{name}: a load of kind {load:?} cannot show it")]
+    #[error("expect.{name}: a load of kind {load:?} cannot test it")]
     NotShown {
         /// The expectation.
         name: &'static str,
@@ -183,7 +183,7 @@ pub enum BadPlan {
     #[error("expect.lost_later without lost_within: later than what?")]
     LaterThanWhat,
     /// `linearizable = false`.
-    #[error("expect.linearizable = false: true was expected, or nothing (it is told all the same)")]
+    #[error("expect.linearizable = false: set it to true, or leave it out (it is reported either way)")]
     NotLinearizable,
     /// A run would not fit into memory.
     #[error(transparent)]
@@ -193,8 +193,8 @@ pub enum BadPlan {
 /// More operations than there is memory for: what is seen of each stays there until it is judged.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "up to {operations:.0} operations: fewer clients, a lower rate_per_s or a shorter drill was expected, {most:.0} at \
-     most"
+    "up to {operations:.0} operations: use fewer clients, a lower rate_per_s or a shorter drill; the limit is \
+     {most:.0}"
 )]
 pub struct TooManyOperations {
     /// So many it could be.
@@ -207,10 +207,10 @@ pub struct TooManyOperations {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// The drill describes none.
-    #[error("a drill without a lab")]
+    #[error("this drill has no lab")]
     NoLab,
     /// The drill of clients has none.
-    #[error("client_recovery without a fault")]
+    #[error("client_recovery has no fault")]
     NoFault,
     /// Nothing to break.
     #[error("this lab has no servers")]
@@ -222,7 +222,7 @@ pub enum Unfit {
     #[error("the lab has no host for clients")]
     NoHost,
     /// One server alone.
-    #[error("a cluster was expected")]
+    #[error("expected a cluster")]
     NoCluster,
     /// Sentinels of several groups, and none was named.
     #[error("these Sentinels watch {}; say which: redis+sentinel://HOST:PORT/{}", .0.join(", "), first(.0))]
@@ -231,7 +231,7 @@ pub enum Unfit {
     #[error("no node answers")]
     NobodyAnswers,
     /// Every one says that it is a replica.
-    #[error("no server says that it is master")]
+    #[error("no server reports that it is master")]
     NoMaster,
     /// Masters without slots.
     #[error("no master of this cluster owns slots")]
@@ -246,12 +246,12 @@ pub enum Unfit {
     #[error("the first shard has no replica that could take over")]
     NoReplica,
     /// A failover of a server that is alone.
-    #[error("a failover needs a cluster, or a redis+sentinel:// URL; here there are --fault hang and none")]
+    #[error("a failover needs a cluster, or a redis+sentinel:// URL; here, use --fault hang or none")]
     NoFailover,
     /// DEBUG is switched off.
     #[error(
-        "{node} does not take DEBUG SLEEP ({said}); put enable-debug-command yes into its configuration and restart \
-         it, or take --fault none and stop it yourself"
+        "{node} refuses DEBUG SLEEP ({said}); put enable-debug-command yes into its configuration and restart it, or \
+         use --fault none and stop it yourself"
     )]
     NoDebugSleep {
         /// The server.
@@ -260,7 +260,7 @@ pub enum Unfit {
         said: String,
     },
     /// A fault that only a lab can have.
-    #[error("{fault} cannot be done here; there are {}", .others.join(", "))]
+    #[error("{fault} is not possible here; there are {}", .others.join(", "))]
     LabOnly {
         /// Its name.
         fault: String,
@@ -285,10 +285,10 @@ pub enum CaseError {
         why: String,
     },
     /// A figure of the experiment is missing.
-    #[error("{0}: a number under [numbers] was expected")]
+    #[error("{0}: expected a number under [numbers]")]
     NoNumber(String),
     /// There is no diagnosis in it to stop at.
-    #[error("this case asks the doctor nothing: its drills are the answer")]
+    #[error("this case does not use the doctor: its drills are the answer")]
     AsksNothing,
     /// A drill it plays has changed.
     #[error("drill {drill} has no variant {variant:?}")]
@@ -299,10 +299,10 @@ pub enum CaseError {
         variant: String,
     },
     /// Zones need rights that this user has not.
-    #[error("this case needs zones with a round trip between them: root, or user namespaces")]
+    #[error("this case needs zones with a round trip between them, which take root or user namespaces")]
     NoZones,
     /// The lab has too few clients.
-    #[error("the lab has no client in each zone")]
+    #[error("the lab does not have a client in each zone")]
     NoClients,
     /// The shard that is looked at lost its master.
     #[error("that shard has no master")]
@@ -311,7 +311,7 @@ pub enum CaseError {
     #[error("no newer engine was measured")]
     NoNewerEngine,
     /// A plan with other lines than can be applied here.
-    #[error("not a line of redis-cli -h HOST -p PORT: {0}")]
+    #[error("not a redis-cli -h HOST -p PORT line: {0}")]
     NotRedisCli(String),
     /// Answers were wrong: their speed means nothing.
     #[error("{0} values were not what had been written")]
@@ -333,10 +333,10 @@ mod tests {
         let groups = Unfit::SeveralGroups(vec!["a".into(), "b".into()]);
         let all: [(Error, &str); 6] = [
             (Error::Store { path, why: full() }, "store/kill: "),
-            (bad.into(), "drill d: variant \"a\": a load of 1 to 64 clients of each kind was expected"),
+            (bad.into(), "drill d: variant \"a\": expected a load of 1 to 64 clients of each kind"),
             (whole.into(), "drill d: no fault \"kil\""),
             (groups.into(), "these Sentinels watch a, b; say which: redis+sentinel://HOST:PORT/a"),
-            (lab_only.into(), "kill cannot be done here; there are hang, none"),
+            (lab_only.into(), "kill is not possible here; there are hang, none"),
             (Error::unslow(&["doctor", "url"], "it ended"), "unslow doctor url: it ended"),
         ];
         for (error, begins) in all {
@@ -348,6 +348,6 @@ mod tests {
     #[test]
     fn an_expected_number_of_operations_is_told_with_the_most_there_may_be() {
         let text = TooManyOperations { operations: 31e6, most: 30e6 }.to_string();
-        assert!(text.starts_with("up to 31000000 operations: ") && text.ends_with(" 30000000 at most"), "{text}");
+        assert!(text.starts_with("up to 31000000 operations: ") && text.ends_with(" the limit is 30000000"), "{text}");
     }
 }

@@ -110,7 +110,7 @@ impl Default for Load {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "a fault's name, or several as a list, was expected")]
+#[serde(untagged, expecting = "expected a fault's name, or a list of names")]
 enum OneOrMore {
     One(String),
     More(Vec<String>),
@@ -147,8 +147,8 @@ impl FaultSpec {
 /// Faults of drills alone, beside those of the lab.
 pub const OWN_FAULTS: &[(&str, &str)] = &[(
     "rolling_restart",
-    "every server is restarted, one after another; with value = \"failover\" no master, but its replica takes over \
-     before",
+    "every server is restarted, one after another; with value = \"failover\" each master's replica takes over before \
+     the restart",
 )];
 
 /// What must hold. What is left out is measured and told.
@@ -465,7 +465,7 @@ pub fn find(name: &str) -> Result<Drill, Error> {
     }
     let names: Vec<&str> = BUILT_IN.iter().map(|(n, _)| *n).collect();
     let meant = did_you_mean(&name.to_lowercase(), &names);
-    let hint = format!("{meant}; a file of your own ends in .toml");
+    let hint = format!("{meant}; your own drill is a file that ends in .toml");
     Err(Error::UnknownName { what: "drill", name: name.into(), hint })
 }
 
@@ -520,10 +520,10 @@ mod tests {
         let twice = "about = \"x\"\n[[variant]]\nname = \"a\"\n[[variant]]\nname = \"a\"\n";
         assert_eq!(error(twice), "drill d: two variants are named \"a\"");
         let rate = "about = \"x\"\n[[variant]]\nname = \"a\"\nload = { rate_per_s = 0 }\n";
-        assert_eq!(error(rate), "drill d: variant \"a\": rate_per_s = 0: 0.1 to 10000 were expected");
+        assert_eq!(error(rate), "drill d: variant \"a\": rate_per_s = 0: expected 0.1 to 10000");
         let name = find("cluster_failovr").unwrap_err();
         let Error::UnknownName { what: "drill", hint, .. } = &name else { panic!("{name}") };
-        assert!(hint.starts_with("; did you mean \"cluster_failover\"?; a file of your own"), "{hint}");
+        assert!(hint.starts_with("; did you mean \"cluster_failover\"?; your own drill"), "{hint}");
     }
 
     #[test]

@@ -69,16 +69,16 @@ pub struct Proof {
 #[derive(Debug, thiserror::Error)]
 pub enum Unproven {
     /// A kill, a hang or a restart of no server.
-    #[error("nobody was {0}")]
+    #[error("no server was {0}")]
     Nobody(&'static str),
     /// A server that was killed.
-    #[error("{0} was to be killed and runs")]
+    #[error("{0} should have been killed, but is running")]
     Runs(String),
     /// A server that was stopped.
-    #[error("{0} was to be stopped and its process is not")]
+    #[error("{0} should have been stopped, but its process is not")]
     NotStopped(String),
     /// A server that was restarted.
-    #[error("{0} was to be restarted and has its old process")]
+    #[error("{0} should have been restarted, but still has its old process")]
     OldProcess(String),
     /// A path that was cut.
     #[error("{host} still reaches {to}")]
@@ -87,22 +87,22 @@ pub enum Unproven {
     #[error("{host} reaches {to} as quickly as before")]
     Quick { host: String, to: SocketAddr },
     /// Nothing that had connected before is on the other side.
-    #[error("no path was {0} that could be tried")]
+    #[error("no path that was {0} could be tried")]
     NoPath(&'static str),
     /// Every server that was asked is silent, before the fault or now.
-    #[error("nobody says who is master")]
+    #[error("no server reports who is master")]
     MastersUnknown,
     /// Nothing has moved.
-    #[error("every master is what it was")]
+    #[error("every master is the same as before")]
     MastersSame,
     /// A server whose clock was changed.
-    #[error("the clock of {0} is right")]
+    #[error("the clock of {0} is correct")]
     ClockRight(String),
     /// No server's clock was changed.
-    #[error("nobody's clock was changed")]
+    #[error("no server's clock was changed")]
     NoClock,
     /// A fault without a visible trace.
-    #[error("whether {0} is at work cannot be shown from outside yet")]
+    #[error("whether {0} is active cannot be shown from outside yet")]
     Invisible(String),
     /// A server that should be back.
     #[error("{0} did not come back")]

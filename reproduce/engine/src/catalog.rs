@@ -104,7 +104,7 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let mut engine = Engine { name: name.into(), server: server.into(), cli, libraries, version: String::new() };
         let output = engine.command().arg("--version").output().map_err(|e| {
-            Error::new(format!("{}: {e}; an executable redis-server or valkey-server was expected", server.display()))
+            Error::new(format!("{}: {e}; expected a redis-server or valkey-server executable", server.display()))
         })?;
         let text = String::from_utf8_lossy(&output.stdout);
         match version_of(&text) {
@@ -112,7 +112,7 @@ impl Engine {
             None => {
                 let said = String::from_utf8_lossy(&output.stderr);
                 return Err(Error::new(format!(
-                    "{}: --version says {:?}; a redis-server or valkey-server was expected",
+                    "{}: --version prints {:?}; expected redis-server or valkey-server",
                     server.display(),
                     text.lines().chain(said.lines()).next().unwrap_or("nothing")
                 )));

@@ -169,7 +169,7 @@ impl Deployment {
             join(&nodes, plan.masters, progress)?;
         }
         if nodes.len() > plan.masters {
-            progress("waiting for the replicas' links");
+            progress("waiting for the replicas to connect to their masters");
             wait_links(&nodes[plan.masters..])?;
         }
         let mut deployment = Deployment { nodes, sentinels: Vec::new(), masters: plan.masters };
@@ -255,7 +255,7 @@ pub fn migrate_slots(source: &mut Connection, first: u16, last: u16, destination
         told = words;
         if state == "failed" || state == "cancelled" {
             if begun == MIGRATIONS {
-                return Err(Error::new(format!("the migration of slots {range} was given up {begun} times")));
+                return Err(Error::new(format!("the servers gave up the migration of slots {range} {begun} times")));
             }
             // The other side takes a moment to forget it, and slots may yet arrive: looked at before the next one.
             std::thread::sleep(Duration::from_millis(100));
@@ -265,7 +265,7 @@ pub fn migrate_slots(source: &mut Connection, first: u16, last: u16, destination
     })
     .map_err(|e| match told.is_empty() {
         true => e,
-        false => Error::new(format!("{e}; CLUSTER GETSLOTMIGRATIONS says: {told}")),
+        false => Error::new(format!("{e}; CLUSTER GETSLOTMIGRATIONS reports: {told}")),
     })
 }
 

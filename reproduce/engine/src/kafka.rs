@@ -62,7 +62,7 @@ pub fn install_kafka(say: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     {
         return Err(io(e));
     }
-    kafka_installed().ok_or_else(|| Error::new("Kafka was fetched and is not there"))
+    kafka_installed().ok_or_else(|| Error::new("Kafka was fetched, but it is not in the cache"))
 }
 
 /// A running broker. Dropping it ends it and removes its data.
@@ -81,7 +81,7 @@ impl Kafka {
         let lib = install_kafka(&mut |_| {})?;
         let dir = WorkDir::make(|| {
             let dir = tempfile::Builder::new().prefix("unslow-kafka-").tempdir();
-            dir.map_err(|e| Error::new(format!("no directory for Kafka's data: {e}")))
+            dir.map_err(|e| Error::new(format!("cannot create a directory for Kafka's data: {e}")))
         })?;
         let (port, controller) = (free_port("127.0.0.1")?, free_port("127.0.0.1")?);
         let data = dir.path().join("data");

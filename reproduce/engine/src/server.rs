@@ -126,7 +126,7 @@ impl Server {
     pub fn launch(engine: &Engine, spec: &ServerSpec) -> Result<Server, Error> {
         let ip = if spec.ip.is_empty() { "127.0.0.1".to_string() } else { spec.ip.clone() };
         let port = spec.port.map_or_else(|| free_port(&ip), Ok)?;
-        let io = |e: std::io::Error| Error::new(format!("no directory for the server's data: {e}"));
+        let io = |e: std::io::Error| Error::new(format!("cannot create a directory for the server's data: {e}"));
         let (dir, inside, temporary) = match &spec.seat {
             Some(seat) => {
                 let dir = seat.disk_from_outside().join(&spec.name);
@@ -205,7 +205,7 @@ impl Server {
                 // The server's words: its exit status is the same for everything that is wrong at its start.
                 let taken = log.contains("Address already in use");
                 let kind = if taken { ErrorKind::PortTaken } else { ErrorKind::Other };
-                let why = format!("{} ended at start ({status}); its log ends: {log}", self.name());
+                let why = format!("{} exited at startup ({status}); its log ends: {log}", self.name());
                 return Err(Error::of(kind, why));
             }
             let answer = self.connect_with(&quick()).and_then(|mut c| c.call(&["PING"]));
@@ -396,7 +396,7 @@ pub fn spawn_bound(mut command: Command) -> std::io::Result<Child> {
         Mutex::new(sender)
     });
     let (reply, answer) = mpsc::sync_channel(1);
-    let gone = || std::io::Error::other("the thread that starts processes is gone");
+    let gone = || std::io::Error::other("the thread that starts processes has ended");
     orders.lock().unwrap_or_else(|e| e.into_inner()).send((command, reply)).map_err(|_| gone())?;
     answer.recv().map_err(|_| gone())?
 }

@@ -60,12 +60,12 @@ fn a_server_that_dies_at_start_says_why() {
     let engine = find("valkey-9.1").unwrap();
     let spec = ServerSpec { settings: vec![("no-such-setting".into(), "1".into())], ..ServerSpec::default() };
     let error = Deployment::start(&engine, &Shape::Standalone, &spec).err().expect("should not start").to_string();
-    assert!(error.contains("ended at start"), "{error}");
+    assert!(error.contains("exited at startup"), "{error}");
 }
 
 #[test]
 fn names_the_engines_there_are() {
     let error = find("redis-9").unwrap_err().to_string();
     assert!(error.contains("valkey-9.1"), "{error}");
-    assert!(find("/bin/ls").unwrap_err().to_string().contains("redis-server or valkey-server was expected"));
+    assert!(find("/bin/ls").unwrap_err().to_string().contains("expected redis-server or valkey-server"));
 }

@@ -132,7 +132,7 @@ impl Directory {
         let base = labs_dir();
         let io = |e: io::Error| {
             Error::new(format!(
-                "{}: {e}; the lab keeps its files there, UNSLOW_LABS names another place",
+                "{}: {e}; the lab keeps its files there; set UNSLOW_LABS to another directory",
                 base.display()
             ))
         };
@@ -148,7 +148,7 @@ impl Directory {
             // Somebody else's directory under our name in /tmp is no place for sockets and data.
             if base.exists() && !is_ours(&base) {
                 return Err(Error::new(format!(
-                    "{} belongs to another user, or others may write to it; name another place with UNSLOW_LABS",
+                    "{} belongs to another user, or others may write to it; set UNSLOW_LABS to another directory",
                     base.display()
                 )));
             }

@@ -70,9 +70,8 @@ pub fn set(server: &Server, knob: Knob, value: i64) -> Result<(), Error> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap_or_default();
     if server.pid() != 0 && !maps.contains(CONTROL) {
         return Err(Error::new(format!(
-            "{} runs without the preload shim; a static or setuid server cannot have it, nor one under a cache path \
-             with a \
-             space or colon (UNSLOW_CACHE)",
+            "{} runs without the preload shim; a static or setuid server cannot use it, nor one under a cache path \
+             with a space or colon (UNSLOW_CACHE)",
             server.name()
         )));
     }

@@ -286,7 +286,7 @@ impl Topology {
             check_name(&zone.name)?;
         }
         if self.zones.is_empty() || self.zones.len() > ZONES_MAX {
-            return whole(format!("{} zones: 1 to {ZONES_MAX} were expected", self.zones.len()));
+            return whole(format!("{} zones: expected 1 to {ZONES_MAX}", self.zones.len()));
         }
         for (i, zone) in self.zones.iter().enumerate() {
             if self.zones[..i].iter().any(|z| z.name == zone.name) {
@@ -301,19 +301,19 @@ impl Topology {
             return whole("kind = \"sentinel\" needs sentinels = 1 or more".into());
         }
         if d.quorum.is_some_and(|q| q == 0 || q > d.sentinels) {
-            return whole(format!("a quorum between 1 and {} Sentinels was expected", d.sentinels));
+            return whole(format!("quorum: expected between 1 and {} Sentinels", d.sentinels));
         }
         if d.independent == 0 || d.independent > SERVERS_MAX || (d.independent > 1 && d.kind != Kind::Standalone) {
             return whole(format!("independent = {}: kind = \"standalone\" takes 1 to {SERVERS_MAX}", d.independent));
         }
         let servers = d.masters.saturating_mul(d.replicas.saturating_add(1)).saturating_add(d.sentinels);
         if servers > SERVERS_MAX {
-            return whole(format!("{servers} servers: at most {SERVERS_MAX} were expected"));
+            return whole(format!("{servers} servers: at most {SERVERS_MAX} are allowed"));
         }
         for zone in &self.zones {
             for hosts in [zone.hosts.unwrap_or(0), zone.clients] {
                 if hosts > HOSTS_MAX {
-                    return whole(format!("zone {:?} has {hosts} hosts: at most {HOSTS_MAX} were expected", zone.name));
+                    return whole(format!("zone {:?} has {hosts} hosts: at most {HOSTS_MAX} are allowed", zone.name));
                 }
             }
         }
@@ -329,7 +329,7 @@ impl Topology {
         }
         for link in &self.links {
             if link.from.get_ref() == link.to.get_ref() {
-                let message = "a link leads from one zone to another; what is inside a zone stands under [[zone]]";
+                let message = "a link leads from one zone to another; settings within a zone belong under [[zone]]";
                 return Err(located(text, &link.to, message));
             }
         }
@@ -346,7 +346,7 @@ impl Topology {
         for key in settings {
             if OWN_SETTINGS.contains(&key.as_str()) {
                 return whole(format!(
-                    "setting {key:?} is the lab's own: it says where servers listen and keep their files"
+                    "setting {key:?} is the lab's own: it decides where servers listen and keep their files"
                 ));
             }
         }
@@ -356,7 +356,7 @@ impl Topology {
                 return Err(located(text, &host.name, &format!("host {name:?} is described twice")));
             }
             if host.disk.is_some_and(|d| !DISK.contains(&d)) {
-                return Err(located(text, &host.name, &format!("host {name:?}: a disk of 4kb to 1024gb was expected")));
+                return Err(located(text, &host.name, &format!("host {name:?}: expected a disk of 4kb to 1024gb")));
             }
         }
         if let Some(placement) = &d.placement
@@ -367,7 +367,7 @@ impl Topology {
         for zone in &self.zones {
             let all = hosts.iter().filter(|(_, z, _)| self.zones[*z].name == zone.name).count();
             if all > HOSTS_MAX {
-                return whole(format!("zone {:?} has {all} hosts: at most {HOSTS_MAX} were expected", zone.name));
+                return whole(format!("zone {:?} has {all} hosts: at most {HOSTS_MAX} are allowed", zone.name));
             }
         }
         if self.nodes() > 0 && !hosts.iter().any(|(.., client)| !client) {
@@ -470,7 +470,7 @@ fn check_name(name: &str) -> Result<(), Error> {
     if valid {
         Ok(())
     } else {
-        Err(Error::new(format!("name {name:?}: a-z, 0-9 and -, at most 32 of them, were expected")))
+        Err(Error::new(format!("invalid name {name:?}; expected a-z, 0-9 and -, at most 32 characters")))
     }
 }
 

@@ -431,7 +431,7 @@ fn two_faults_of_one_thing_are_refused_and_a_failed_undo_is_tried_again() {
     let lab = start("hang");
     let mut first = inject(&lab, "slow_fork", Some("node-1"), Some("10ms"));
     let again = faults::named("fork_stall").and_then(|f| f.inject(&lab, Some("node-1"), None)).err().expect("refused");
-    assert!(again.to_string().contains("fork of node-1 is in the hands of slow_fork"), "{again}");
+    assert!(again.to_string().contains("fork of node-1 is already held by slow_fork"), "{again}");
     first.heal().expect("healed");
     drop(first);
     // The master cannot take its place back while it hangs.
@@ -457,7 +457,7 @@ fn words_that_mean_nothing_are_answered_with_near_ones() {
         ("hagn", None, None, "did you mean \"hang\""),
         ("hang", Some("nod-2"), None, "did you mean \"node-2\""),
         ("partition", Some("zone-a:zone-d"), None, "did you mean \"zone-"),
-        ("monitor", Some("zone-a-host-1"), None, "is done to one server"),
+        ("monitor", Some("zone-a-host-1"), None, "needs a single server"),
         ("hang", Some("zone-a-client-1"), None, "no server runs on"),
         ("loss", Some("zone-a"), Some("lots"), "invalid share \"lots\""),
         ("delay", Some("zone-a"), Some("5 miles"), "invalid duration \"5 miles\""),
@@ -466,7 +466,7 @@ fn words_that_mean_nothing_are_answered_with_near_ones() {
         ("move_slot", None, Some("20000"), "0 to 16383"),
         ("failover", Some("node-99"), None, "no server or host"),
         ("replica-1", None, None, "no fault"),
-        ("partition", None, None, "a path was expected"),
+        ("partition", None, None, "expected a path"),
     ] {
         let text = refused(fault, target, value);
         assert!(text.contains(said), "{fault} {target:?} {value:?}: {text:?}, {said:?} was expected");

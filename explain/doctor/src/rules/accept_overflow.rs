@@ -1,24 +1,25 @@
-//! New connections are dropped by the kernel, because the server does not take them as fast as they come.
+//! The kernel drops new connections because the server does not accept them as fast as they arrive.
 //!
-//! The kernel sets connections up by itself and keeps them in a queue until the server accepts them. The queue takes
-//! `tcp-backlog` connections, or `somaxconn` where that is smaller. When it is full the kernel drops what comes without
-//! a word: the client tries again after a second, then after two, then after four. The server never sees it, and no
-//! counter of its own moves.
+//! The kernel completes the handshake on its own and keeps the connection in a queue until the server accepts it. The
+//! queue holds `tcp-backlog` connections, or `somaxconn` if that is smaller. When it is full, the kernel silently drops
+//! new attempts: the client retries after one second, then after two, then after four. The server never sees them, and
+//! none of its own counters moves.
 //!
-//! Seen when: the kernel dropped connections at the server's own listening socket in the window, and counted overflows
-//! of accept queues meanwhile, or the queue was seen full. Before Linux 4.6 drops are not counted by socket: then the
-//! queue must have been seen full. A queue that is shorter than the server asked for is a risk, where more clients are
-//! connected than it takes.
+//! Seen when: during the window the kernel dropped connections at the server's own listening socket, and it also
+//! counted accept-queue overflows or the queue was seen full. Before Linux 4.6 drops are not counted per socket; there
+//! the queue must have been seen full. A queue that is shorter than the server asked for is a risk if more clients are
+//! connected than it holds.
 //!
 //! Not to be taken for: `too_many_connections`, where the server itself answers with an error; `packet_loss`, which
-//! hits standing connections as well; overflows of another program's queue on the same machine, which the kernel counts
-//! in the same place.
+//! also hits established connections; overflows of another program's queue on the same machine, which the kernel adds
+//! to the same counter.
 //!
-//! How to confirm: `ss -ltnm 'sport = :6379'` twice, on the server's machine: Recv-Q is what waits, Send-Q the limit,
-//! and the `d` figure of skmem grows by what is dropped; `nstat -az TcpExtListenOverflows TcpExtListenDrops`.
+//! How to confirm: run `ss -ltnm 'sport = :6379'` twice on the server's machine: Recv-Q is the number of waiting
+//! connections, Send-Q is the limit, and the `d` figure of skmem grows with every drop;
+//! `nstat -az TcpExtListenOverflows TcpExtListenDrops`.
 //!
-//! What to do: let clients come back one after the other (backoff with jitter) and find what kept the server from
-//! accepting; then a longer queue: somaxconn and tcp-backlog together, which count from the next start.
+//! What to do: make clients reconnect one after the other (backoff with jitter) and find out what kept the server from
+//! accepting; then make the queue longer: raise somaxconn and tcp-backlog together. Both take effect at the next start.
 //! Sources: sock_diag (sk_drops, sk_ack_backlog), TcpExt ListenOverflows; listen(2); redis.conf tcp-backlog.
 
 use unslow_facts::{AcceptQueue, Host};
@@ -104,12 +105,12 @@ pub fn check(facts: &Facts) -> Verdict {
         return too_short(first).on(short.iter().map(|q| q.node.address.as_str())).into();
     }
     let Some(fullest) = all.iter().max_by_key(|q| q.queue.waiting) else {
-        let why = "accept queues: the sockets of the server's machine could not be looked into";
+        let why = "accept queues: the sockets on the server's machine could not be read";
         return Verdict::unknown(Lack::Host, why, SEE_HOST);
     };
     if all.iter().any(Queue::is_open) {
-        let why = "accept queues: whether what the kernel dropped was for want of a place in a server's queue could \
-                   not be told";
+        let why =
+            "accept queues: it is not known whether the kernel dropped connections because a server's queue was full";
         return Verdict::unknown(
             Lack::Host,
             why,
@@ -117,7 +118,7 @@ pub fn check(facts: &Facts) -> Verdict {
         );
     }
     Verdict::Absent(format!(
-        "accept queues: {} of {} places taken at most, and no connection dropped for want of one",
+        "accept queues: at most {} of {} places were taken, and no connection was dropped because a queue was full",
         fullest.queue.waiting, fullest.queue.limit
     ))
 }
@@ -127,13 +128,14 @@ fn found(worst: &Queue<'_>) -> Finding {
     let received = node.delta("total_connections_received").unwrap_or(0.0);
     let share = dropped / (received + dropped).max(1.0);
     let finding = Finding::new(format!(
-        "The kernel dropped {} attempts to connect to {} in {:.0} s: its accept queue of {} was full",
+        "The kernel dropped {} connection attempts to {} in {:.0} s: its accept queue of {} was full",
         count(dropped),
         node.address,
         worst.host.window_s,
         queue.limit
     ));
-    let text = format!("{} of the attempts to connect are dropped; each waits for a second or more", percent(share));
+    let text =
+        format!("{} of the connection attempts are dropped; each of them waits a second or more", percent(share));
     let finding = if dropped >= PRICED {
         finding.availability(86400.0 * share, text).gain(
             "no attempt is dropped",
@@ -147,11 +149,12 @@ fn found(worst: &Queue<'_>) -> Finding {
             finding.proven("the kernel counted the drops at this server's own listening socket in this window")
         }
         Some(_) => finding.likely(
-            "the kernel counted drops at this server's own listening socket; that they are most of the machine's \
-             overflows is inferred",
+            "the kernel counted drops at this server's own listening socket; it is inferred that they are most of the \
+             machine's overflows",
         ),
         None => finding.likely(
-            "its queue was seen full, and the kernel counted overflows on its machine; not by socket on this kernel",
+            "its queue was seen full, and the kernel counted overflows on its machine; this kernel does not count them \
+             per socket",
         ),
     };
     let finding = evidence(finding, worst);
@@ -160,17 +163,19 @@ fn found(worst: &Queue<'_>) -> Finding {
         None => finding,
     };
     let finding = match worst_stall(node) {
-        Some((us, what)) if us >= 10_000.0 => finding.fix(
-            "Find what keeps the server from accepting: while its main thread is held up, every new connection waits \
-             in the queue",
-            &[&cli(&node.address, "SLOWLOG GET 10"), &cli(&node.address, "LATENCY LATEST")],
-            "",
-            "",
-        ).saw(node, "LATENCY LATEST", format!("the longest stall on record: {}, {what}", time_us(us))),
+        Some((us, what)) if us >= 10_000.0 => finding
+            .fix(
+                "Find out what keeps the server from accepting: while its main thread is held up, every new connection \
+                 waits in the queue",
+                &[&cli(&node.address, "SLOWLOG GET 10"), &cli(&node.address, "LATENCY LATEST")],
+                "",
+                "",
+            )
+            .saw(node, "LATENCY LATEST", format!("the longest stall on record: {}, {what}", time_us(us))),
         _ => finding,
     };
     let finding = finding.fix(
-        "Let clients come back one after the other: a wait that grows, with jitter",
+        "Make clients reconnect one after the other: backoff with jitter",
         &[
             "Lettuce: ClientResources.builder().reconnectDelay(Delay.fullJitter(Duration.ofMillis(100), \
              Duration.ofSeconds(5), 100, TimeUnit.MILLISECONDS))",
@@ -229,11 +234,11 @@ fn longer(finding: Finding, worst: &Queue<'_>) -> Finding {
             .into(),
     );
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-    let text = format!("A longer accept queue: {} now", worst.queue.limit);
+    let text = format!("Make the accept queue longer: it holds {} now", worst.queue.limit);
     finding.fix(
         &text,
         &commands,
-        "connections that wait longer in a longer queue may have given up when they are taken",
+        "in a longer queue connections wait longer, so a client may have given up by the time it is accepted",
         &back.join("; "),
     )
 }
@@ -242,14 +247,13 @@ fn too_short(short: &Queue<'_>) -> Finding {
     let (node, limit) = (short.node, short.queue.limit);
     let clients = node.number("connected_clients").unwrap_or(0.0);
     let finding = Finding::new(format!(
-        "The accept queue of {} takes {limit} connections, where it asked for {:.0}",
+        "The accept queue of {} holds {limit} connections, but the server asked for {:.0}",
         node.address,
         short.asked_for()
     ))
     .risk(format!(
-        "{} clients are connected; when they all come back at once, after a restart or a failover, the kernel drops \
-         those that find the \
-         queue full",
+        "{} clients are connected; when they all reconnect at once, after a restart or a failover, the kernel drops \
+         those that find the queue full",
         count(clients)
     ))
     .possible("the length of the queue is the kernel's own figure; nothing was dropped in this window");

@@ -1,24 +1,25 @@
-//! Clients ask for what their user may not do, and are refused: NOPERM.
+//! Clients send commands that their user's ACL does not allow, and the server refuses them: NOPERM.
 //!
-//! A right that was withdrawn, a key prefix that a release has changed, a user without the one command that a new
-//! version of a library sends: the request fails at once, costs the server next to nothing, and shows in no latency
-//! graph. Clients that retry lose the request each time.
+//! The cause is a permission that was revoked, a key prefix that a release changed, or a user who lacks the one command
+//! that a new version of a library sends. The request fails immediately, costs the server next to nothing, and shows in
+//! no latency graph. Clients that retry fail each time.
 //!
-//! Seen when: more than 20 commands in the window, and over 1 % of those asked for, end in NOPERM. Our own denied
-//! questions and the greetings of client libraries, whose refusal does no harm, are not counted.
+//! Seen when: more than 20 commands in the window, and over 1 % of those that clients sent, end in NOPERM. Denied
+//! commands of unslow itself and the handshake commands of client libraries, whose refusal does no harm, are not
+//! counted.
 //!
-//! What it weighs: a denial costs the request that was denied and no others: up to 10 % of the commands it is never
-//! critical.
+//! What it weighs: a denial costs only the request that was denied: with up to 10 % of the commands denied, the finding
+//! is never critical.
 //!
-//! Not to be taken for: failed logins (WRONGPASS, NOAUTH), which have no rights because they have no user:
-//! `error_flood` reports them, and here they are only mentioned. So are all other errors; `error_flood` leaves out what
-//! is reported here.
+//! Not to be taken for: failed logins (WRONGPASS, NOAUTH): those clients have no permissions because they have no user.
+//! `error_flood` reports them, and here they are only mentioned. It reports all other errors too; `error_flood` leaves
+//! out what is reported here.
 //!
-//! How to confirm: `INFO errorstats` twice: errorstat_NOPERM; `INFO stats` (7.2+): acl_access_denied_cmd, _key,
-//! _channel; `ACL LOG 10` names user, address, and the command, key or channel.
+//! How to confirm: run `INFO errorstats` twice: errorstat_NOPERM; `INFO stats` (7.2+): acl_access_denied_cmd, _key,
+//! _channel; `ACL LOG 10` names the user, the address, and the command, key or channel.
 //!
-//! What to do: give the user what its client needs, or the client what its user may; then `ACL SAVE` or the
-//! configuration, or the right is gone with the next restart.
+//! What to do: grant the user what its client needs, or limit the client to what its user may do; then run `ACL SAVE`
+//! or change the configuration file, or the change is lost at the next restart.
 //! Sources: INFO errorstats, commandstats and stats (6.2+); ACL LOG; Redis documentation of ACLs.
 
 use super::callers;
@@ -91,8 +92,7 @@ pub fn check(facts: &Facts) -> Verdict {
         let logins: u64 = all.iter().map(|d| d.logins).fold(0, u64::saturating_add);
         let logins = if logins > 0 { format!("; {} logins failed", count(logins as f64)) } else { String::new() };
         format!(
-            "denied commands: {} of {} ({} at most on a \
-                 server){logins}",
+            "denied commands: {} of {} ({} at most on one server){logins}",
             d.denied,
             count(d.asked),
             percent(d.share)
@@ -164,7 +164,8 @@ pub(super) fn mend(finding: Finding, node: &Node) -> Finding {
     let here = |command: &str| cli(&node.address, command);
     let finding = finding.fix(
         &format!(
-            "NOPERM: a user's ACL denies what its client asks for{}; the log names user, address, command or key",
+            "NOPERM: a user's ACL denies what its client asks for{}; the ACL log names the user, the address, and the \
+             command or key",
             mostly(node)
         ),
         &[&here("ACL LOG 10"), &here("ACL GETUSER USER")],
@@ -187,10 +188,10 @@ pub(super) fn mend(finding: Finding, node: &Node) -> Finding {
         None => (format!("{}   (or ~PATTERN for a denied key)", right('+')), back),
     };
     finding.fix(
-        "NOPERM, if the client is right: give its user what it needs, and keep it in the configuration (ACL SAVE with \
-         an aclfile)",
+        "NOPERM, if the client is right: grant its user what it needs, and save that in the configuration (ACL SAVE \
+         with an aclfile)",
         &[&here(&format!("ACL SETUSER USER {grant}"))],
-        "the user may do more than before",
+        "the user is allowed to do more than before",
         &back,
     )
 }

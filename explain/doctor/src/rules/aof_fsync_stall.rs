@@ -1,17 +1,18 @@
 //! The append-only file waits for the disk, and the main thread waits with it.
 //!
-//! With `appendfsync everysec` a background thread syncs each second; when a sync takes longer than two seconds the
-//! main thread may no longer write, and everyone waits. With `always` every write waits for the disk.
+//! With `appendfsync everysec` a background thread syncs once a second; when a sync takes longer than two seconds, the
+//! main thread can no longer write, and every client waits. With `always` every write waits for the disk.
 //!
-//! Seen when: aof_delayed_fsync grew in the window (it counts under `everysec` alone); or the latency monitor, where it
-//! is on, holds an AOF event of over 50 ms. An event of the last hour and not of the window is over, and a risk.
+//! Seen when: aof_delayed_fsync grew in the window (it is counted under `everysec` only); or the latency monitor, if it
+//! is on, recorded an AOF event of over 50 ms. An event from the last hour but not from the window is over, and is
+//! reported as a risk.
 //!
-//! Not to be taken for: a fork (another event name). I/O pressure of the host tells whether others use the same disk.
-//! Under `always` nothing is counted: there only the latency monitor can tell, and what `always` costs on the whole is
-//! `fsync_always`, whose consequence a single long sync then is.
+//! Not to be taken for: a fork (it has a different event name). The host's I/O pressure shows whether other processes
+//! use the same disk. Under `always` nothing is counted, so only the latency monitor can show a stall. The overall cost
+//! of `always` is `fsync_always`; a single long sync is then a consequence of it.
 //!
-//! What to do: a faster or separate disk; no-appendfsync-on-rewrite, where rewrites are what the disk is busy with;
-//! everysec instead of always.
+//! What to do: a faster or separate disk; no-appendfsync-on-rewrite, if rewrites are what keeps the disk busy; everysec
+//! instead of always.
 //! Sources: INFO aof_delayed_fsync; LATENCY aof-write-pending-fsync, aof-fsync-always; redis #10287.
 
 use super::prelude::*;
@@ -118,8 +119,7 @@ fn nothing(with: &[&Node]) -> Verdict {
                 return Verdict::unknown(
                     Lack::Other,
                     format!(
-                        "AOF of {}: under appendfsync always waits are timed by the latency monitor alone, which is \
-                         off",
+                        "AOF of {}: under appendfsync always only the latency monitor times the waits, and it is off",
                         node.address
                     ),
                     "CONFIG SET latency-monitor-threshold 10",
@@ -133,9 +133,11 @@ fn nothing(with: &[&Node]) -> Verdict {
     match with.iter().filter_map(|n| n.delta("aof_delayed_fsync")).reduce(|a, b| a + b) {
         Some(_) => Verdict::Absent(format!("AOF: aof_delayed_fsync +0 in the window{events}")),
         None if all_monitored => Verdict::Absent(format!("AOF{}", events.replacen(';', ":", 1))),
-        None => {
-            Verdict::unknown(Lack::Version, "AOF: aof_delayed_fsync was not seen, or reset in the window", "run again")
-        }
+        None => Verdict::unknown(
+            Lack::Version,
+            "AOF: aof_delayed_fsync was not seen, or was reset in the window",
+            "run again",
+        ),
     }
 }
 
@@ -154,14 +156,14 @@ fn now(facts: &Facts, w: &Waits) -> Finding {
         Some(ms) => {
             let share = (times * ms / 1000.0 / node.window_s.max(0.001)).min(1.0);
             let text = format!(
-                "{} of all requests arrive while it waits, for {} on average",
+                "{} of all requests arrive while it waits, and wait {} on average",
                 percent(share),
                 time_us(ms * 500.0)
             );
             finding
                 .latency((share * ms / 2.0).max(0.01), text)
                 .gain(
-                    format!("with a disk that syncs in time no request waits for up to {}", time_us(ms * 1000.0)),
+                    format!("with a disk that syncs in time, no request has to wait up to {}", time_us(ms * 1000.0)),
                     format!("{times:.0} x {ms:.0} ms / {:.1} s = {share:.3} of the window", node.window_s),
                 )
                 .proven("the server counted or timed what it waited for its disk, in this window")
@@ -170,10 +172,11 @@ fn now(facts: &Facts, w: &Waits) -> Finding {
         None => finding
             .latency(
                 0.01,
-                format!("writes were put off for up to 2 s; no wait of over {LONG_MS} ms was seen in the window"),
+                format!("writes were postponed for up to 2 s; no wait of over {LONG_MS} ms was seen in the window"),
             )
             .likely(
-                "the server counted the syncs that were late; how long requests waited was not timed (latency monitor)",
+                "the server counted the late syncs; how long requests waited was not timed (that takes the latency \
+                 monitor)",
             ),
     };
     let finding = if w.delayed > 0.0 {
@@ -190,7 +193,7 @@ fn past(facts: &Facts, w: &Waits) -> Finding {
     let name = event.map_or("AOF event", |e| e.name);
     let finding =
         Finding::new(format!("{} waited {ms} ms for its disk {} ({name})", node.address, ago(node.at_ms(), at)))
-            .risk(format!("none in the window; everyone waits for up to {ms} ms when it happens"))
+            .risk(format!("none in the window; when it happens, every client waits up to {ms} ms"))
             .past(at)
             .likely("the server timed it; it did not happen in this window");
     seen(finding, facts, w, event)
@@ -244,7 +247,7 @@ fn mend(finding: Finding, node: &Node) -> Finding {
     // Durability is given up by choice only: no exact lines.
     if node.setting("appendfsync") == Some("always") {
         finding = finding.fix(
-            "Sync once a second instead of with each write",
+            "Sync once a second instead of on every write",
             &[&here("CONFIG SET appendfsync everysec")],
             "up to a second of writes is lost if the machine dies",
             &here("CONFIG SET appendfsync always"),
@@ -259,13 +262,13 @@ fn mend(finding: Finding, node: &Node) -> Finding {
         );
     }
     finding.fix(
-        "Give the AOF a local SSD that nothing else writes to: see where it is, and who keeps the disk busy",
+        "Put the AOF on a local SSD that nothing else writes to: check where it is and what keeps the disk busy",
         &[
             &cli(&node.address, "CONFIG GET dir"),
             "iostat -x 1   on the server's machine",
             "pidstat -d 1   on the server's machine",
         ],
-        "moving the directory takes a restart",
+        "moving the directory requires a restart",
         "",
     )
 }

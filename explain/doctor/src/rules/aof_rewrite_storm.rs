@@ -1,22 +1,22 @@
 //! The append-only file is rewritten again and again.
 //!
-//! A rewrite forks, writes the whole data set to a new file and keeps a core and the disk busy meanwhile. It is due
-//! when the file has grown by auto-aof-rewrite-percentage since the last one and is larger than
-//! auto-aof-rewrite-min-size. With a small percentage, or a minimum far below the data set, it is due again as soon as
-//! it is over.
+//! A rewrite forks, writes the whole data set to a new file, and keeps a core and the disk busy while it runs. It is
+//! due when the file has grown by auto-aof-rewrite-percentage since the last rewrite and is larger than
+//! auto-aof-rewrite-min-size. With a small percentage, or a minimum far below the size of the data set, the next
+//! rewrite is due as soon as the last one ends.
 //!
-//! Seen when: two rewrites or more begin in the window, and more than one a minute; or more than one in two minutes
-//! since the server started, half an hour ago or longer (aof_rewrites, 7.0+).
+//! Seen when: two or more rewrites begin in the window, at a rate of more than one a minute; or the server, up for at
+//! least half an hour, has averaged more than one every two minutes since it started (aof_rewrites, 7.0+).
 //!
 //! Not to be taken for: snapshots (`save_too_often`), which are counted by rdb_saves; the one rewrite that follows
-//! `appendonly yes` or a full sync of a replica. Rewrites that fail and are tried again are a consequence of
+//! `appendonly yes` or a full sync of a replica. Rewrites that fail and are retried are a consequence of
 //! `saves_failing`.
 //!
-//! How to confirm: `INFO persistence` twice: aof_rewrites, aof_base_size, aof_current_size,
-//! aof_rewrites_consecutive_failures; `CONFIG GET auto-aof-rewrite-*`; `INFO commandstats`: bgrewriteaof, where a job
-//! asks for them.
+//! How to confirm: run `INFO persistence` twice: aof_rewrites, aof_base_size, aof_current_size,
+//! aof_rewrites_consecutive_failures; `CONFIG GET auto-aof-rewrite-*`; `INFO commandstats`: bgrewriteaof, if a job
+//! requests the rewrites.
 //!
-//! What to do: the defaults (100 % and 64mb); find the job that calls BGREWRITEAOF.
+//! What to do: use the defaults (100 % and 64mb); find the job that calls BGREWRITEAOF.
 //! Sources: INFO persistence (aof_rewrites since 7.0), used_cpu_*_children; redis.conf auto-aof-rewrite-percentage.
 
 use super::prelude::*;
@@ -60,7 +60,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match with.iter().filter_map(|n| n.delta("aof_rewrites")).reduce(f64::max) {
         Some(n) => Verdict::Absent(format!(
-            "AOF rewrites: {} at most in the window, and fewer than one in two minutes before",
+            "AOF rewrites: at most {} in the window, and fewer than one every two minutes before it",
             count(n)
         )),
         None => Verdict::unknown(Lack::Time, "AOF rewrites: the counters were reset in the window", "run again"),
@@ -104,9 +104,15 @@ fn found(r: &Rewriter<'_>) -> Finding {
     let finding = Finding::new(title)
         .core(
             share.max(0.001),
-            format!("{} of a core in rewriting children, a fork of {fork_ms:.1} ms each time", percent(share)),
+            format!(
+                "{} of a core goes to rewriting children, plus a fork of {fork_ms:.1} ms each time",
+                percent(share)
+            ),
         )
-        .gain("with one rewrite an hour the rest of that is free", format!("{share:.3} cores x (1 - 1/{per_hour:.0})"))
+        .gain(
+            "with one rewrite an hour, the rest of that CPU time is free",
+            format!("{share:.3} cores x (1 - 1/{per_hour:.0})"),
+        )
         .saw(
             node,
             "INFO persistence",
@@ -129,7 +135,7 @@ fn found(r: &Rewriter<'_>) -> Finding {
     let finding = match (r.now, started_ms(node)) {
         (Some(_), _) => finding.proven("the server counted its rewrites, and its children's CPU, in this window"),
         (None, Some(at_ms)) => finding
-            .likely("the server counts its rewrites since it started; they are not due in each window")
+            .likely("the server has counted its rewrites since it started; not every window contains one")
             .since_start(at_ms),
         (None, None) => finding.likely("the server has counted its rewrites since it started"),
     };
@@ -145,7 +151,8 @@ fn mend(finding: Finding, node: &Node) -> Finding {
     if asked > 0 {
         return finding.fix(
             &format!(
-                "A client asked for {asked} of them: find the job that calls BGREWRITEAOF, and leave it to the server"
+                "A client requested {asked} of them: find the job that calls BGREWRITEAOF, and let the server decide \
+                 when to rewrite"
             ),
             &[&cli(&node.address, "CLIENT LIST   (cmd=bgrewriteaof)")],
             "",
@@ -158,11 +165,11 @@ fn mend(finding: Finding, node: &Node) -> Finding {
         node,
         "auto-aof-rewrite-min-size",
         MIN_BYTES,
-        "Rewrite no file of less than 64 MB: loading it takes a second",
+        "Do not rewrite a file of less than 64 MB: loading it takes a second",
     );
     if finding.remedies.is_empty() {
         return finding.fix(
-            "The file doubles each time: see which writes make it grow, and whether all of them have to be kept",
+            "The file doubles each time: find out which writes make it grow, and whether all of them have to be kept",
             &[&cli(&node.address, "INFO commandstats"), &cli(&node.address, "CONFIG GET auto-aof-rewrite-*")],
             "",
             "",

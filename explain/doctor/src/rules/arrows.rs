@@ -1,8 +1,8 @@
-//! Arrows that hold only where the facts say so. Not a rule: a rule's `LEADS_TO` names what it can cause, this says
-//! whether it did.
+//! Arrows that hold only where the facts say so. Not a rule: a rule's `LEADS_TO` names what it can cause, this module
+//! decides whether it did.
 //!
-//! A consequence is told beneath its cause and not by itself. Where it has another cause, that one would be hidden: a
-//! flood of WRONGTYPE beneath a save that failed, a backup job beneath servers that save at the same time.
+//! A consequence is reported beneath its cause and not on its own. If it has a different cause, that one would be
+//! hidden: a flood of WRONGTYPE beneath a save that failed, a backup job beneath servers that save at the same time.
 
 use unslow_facts::{Facts, Host, Neighbour, Node};
 

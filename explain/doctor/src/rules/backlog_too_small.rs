@@ -1,14 +1,14 @@
-//! The replication backlog holds only seconds: a short break of the link costs a full copy.
+//! The replication backlog holds only seconds of writes: a short break of the link costs a full copy.
 //!
-//! A replica that comes back continues from the backlog, if what it missed is still there. At 1 MB (the default up to
-//! Redis 7.4) and 1 MB/s of writes that is one second; then the master forks and sends everything.
+//! A replica that reconnects continues from the backlog if what it missed is still there. At 1 MB (the default up to
+//! Redis 7.4) and 1 MB/s of writes, that covers one second; after that the master forks and sends everything.
 //!
-//! Seen when: at the present write rate the backlog lasts less than 60 s, on a master with replicas, and a larger one
-//! would make sense: it is never larger than the data set, which a full copy would send, nor than a tenth of the
-//! memory.
+//! Seen when: on a master with replicas the backlog lasts less than 60 s at the current write rate, and a larger one
+//! would make sense: it never needs to be larger than the data set, which is what a full copy sends, nor than a tenth
+//! of the memory.
 //!
-//! Not to be taken for: a loop of full copies that has another cause (an output buffer limit, a timeout, restarts).
-//! There the replica never got as far as needing the backlog, and `full_resync_loop` has the cause.
+//! Not to be taken for: a loop of full copies with another cause (an output buffer limit, a timeout, restarts). There
+//! the replica never got far enough to need the backlog, and `full_resync_loop` has the cause.
 //!
 //! What to do: backlog = write rate x 300 s, or the size of the data set if that is less.
 //! Sources: INFO repl_backlog_size, master_repl_offset, sync_partial_err.
@@ -52,7 +52,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let all: Vec<Backlog> = masters.into_iter().filter_map(backlog).collect();
     let all = by_worst(all, |b| -b.lasts_s());
     let Some(least) = all.first() else { return Verdict::Unknown(unseen_info(facts, "replication backlog")) };
-    let lasts = format!("replication backlog: lasts {} at least", time_us(least.lasts_s().min(86400.0) * 1e6));
+    let lasts = format!("replication backlog: lasts at least {}", time_us(least.lasts_s().min(86400.0) * 1e6));
     let short: Vec<&Backlog> = all.iter().filter(|b| b.lasts_s() < SHORT_S).collect();
     let rows: Vec<&Backlog> =
         short.iter().copied().filter(|b| !is_unused_in_a_loop(facts, b.node) && wanted(b.node) > b.size).collect();
@@ -62,7 +62,7 @@ pub fn check(facts: &Facts) -> Verdict {
     match short.first() {
         None => Verdict::Absent(lasts),
         Some(b) if is_unused_in_a_loop(facts, b.node) => Verdict::Absent(format!(
-            "{lasts}, and it is not what the full syncs of {} come from (full_resync_loop)",
+            "{lasts}, and it is not the cause of the full syncs of {} (full_resync_loop)",
             b.node.address
         )),
         Some(b) => Verdict::Absent(format!("{lasts}, and at {} it is as large as a full copy would be", bytes(b.size))),
@@ -94,19 +94,19 @@ fn found(worst: &Backlog, rows: &[&Backlog]) -> Finding {
     let wanted_bytes = wanted(node);
     let grown = |field| node.delta(field).unwrap_or(0.0);
     let finding = Finding::new(format!(
-        "The replication backlog of {} lasts {}: a longer break of a replica's link costs a full copy",
+        "The replication backlog of {} lasts {}: a longer break in a replica's link costs a full copy",
         node.address,
         time_us(worst.lasts_s() * 1e6)
     ))
     .on(rows.iter().map(|b| b.node.address.as_str()))
     .risk(format!(
-        "each such break: a fork and {} over the wire; {} partial syncs failed in the window",
+        "each such break costs a fork and {} over the wire; {} partial syncs failed in the window",
         bytes(node.number("used_memory").unwrap_or(0.0)),
         count(grown("sync_partial_err"))
     ))
     .gain(
         format!(
-            "with {} a break of up to {} costs no copy",
+            "with {}, a break of up to {} costs no full copy",
             bytes(wanted_bytes),
             time_us(wanted_bytes / rate.max(1.0) * 1e6)
         ),
@@ -151,7 +151,7 @@ pub fn enlarge(finding: Finding, masters: &[&Node]) -> Finding {
     );
     finding
         .fix(
-            "Make the backlog last longer (and set it in the configuration file too, so that it outlives a restart)",
+            "Make the backlog last longer (and set it in the configuration file too, so that it survives a restart)",
             &new,
             &risk,
             &old.join("; "),

@@ -1,25 +1,26 @@
-//! The path between a server and its clients is full: replies wait in line for it.
+//! The path between a server and its clients is full, and replies queue up for it.
 //!
-//! A path carries only so many bytes a second: the network card, the allowance of a small cloud instance, a VPN, a link
-//! between sites. Once replies come faster, they queue in the server's sockets. Latency then grows with the size of
-//! what is sent, while the server itself is idle and its slow log empty.
+//! A path carries only so many bytes a second, whether it is a network card, the allowance of a small cloud instance, a
+//! VPN or a link between sites. Once replies are produced faster than that, they queue in the server's sockets. Latency
+//! then grows with the size of what is sent, while the server itself is idle and its slow log is empty.
 //!
-//! Seen when: on the server's machine, what waits unsent or unacknowledged on its sockets to clients elsewhere would
-//! take over 0.1 s, and four times their distance, to send at the rate of this window; these clients read (their
-//! windows are open), and the path shows it: the round trip is three times its own minimum, or 0.1 % of the segments
-//! are sent again. Or, as a risk, when a network device of the machine carried over 80 % of its own speed in one
-//! direction, half of it for this server.
+//! Seen when: on the server's machine, the data that waits unsent or unacknowledged on its sockets to clients on other
+//! machines would take over 0.1 s, and over four round trips, to send at the rate of this window; these clients are
+//! reading (their windows are open); and the path shows it: the round trip is three times its own minimum, or 0.1 % of
+//! the segments are retransmitted. It is also reported, as a risk, when a network device of the machine carried over
+//! 80 % of its own speed in one direction, half of it for this server.
 //!
 //! Not to be taken for: clients that do not read (`not_your_redis`), whose windows are closed; loss without a queue
-//! (`packet_loss`); distance (`far_client`), where little waits; a server that cannot keep up (`big_values`,
-//! `kernel_bound`), whose main thread is busy while its sockets are empty; replicas that are behind (`replica_lag`),
-//! which are left out here.
+//! (`packet_loss`); distance (`far_client`), where little is waiting; a server that cannot keep up (`big_values`,
+//! `kernel_bound`), whose main thread is busy while its sockets are empty; lagging replicas (`replica_lag`), which are
+//! left out here.
 //!
 //! How to confirm: `ss -tin sport = :6379` on the server's machine: Send-Q of many sockets, rtt far above minrtt;
-//! `sar -n DEV 1`; on EC2 `ethtool -S eth0 | grep allowance`. Requests that fill the way in wait in the clients'
-//! sockets, which only the clients' machines show.
+//! `sar -n DEV 1`; on EC2 `ethtool -S eth0 | grep allowance`. When requests fill the inbound direction, they wait in
+//! the clients' sockets, and only the clients' machines show that.
 //!
-//! What to do: send less (compressed values, the fields that are needed, copies in the client), then a wider path.
+//! What to do: send less (compressed values, only the fields that are needed, copies kept in the client), then get a
+//! wider path.
 //! Sources: tcp_info and send queues of the server's sockets, INFO stats, /proc/net/dev, /sys/class/net/*/speed.
 
 use unslow_facts::{Link, PeerSockets};
@@ -142,11 +143,7 @@ pub fn check(facts: &Facts) -> Verdict {
         return Verdict::Unknown(Gap { grant: gap.grant.or_else(|| Some(SEE_HOST.into())), ..gap });
     }
     let text = by_worst(all, |q| q.bytes).into_iter().next().map(|q| {
-        format!(
-            "bandwidth: {} wait on sockets to clients elsewhere, {} are sent a second",
-            bytes(q.bytes),
-            bytes(q.rate)
-        )
+        format!("bandwidth: {} waiting on sockets to remote clients, {} sent a second", bytes(q.bytes), bytes(q.rate))
     });
     Verdict::absent(facts, "bandwidth", text)
 }
@@ -155,7 +152,7 @@ fn found(facts: &Facts, q: &Queue) -> Finding {
     let node = q.node;
     let cpu = node.cpu().map_or(0.0, |(user, sys)| user + sys);
     let mut finding = Finding::new(format!(
-        "The path from {} to its clients is full at {} a second: {} wait to be sent, {} of replies",
+        "The path from {} to its clients is full at {} a second: {} are waiting to be sent, which takes {}",
         node.address,
         bytes(q.rate),
         bytes(q.bytes),
@@ -166,10 +163,10 @@ fn found(facts: &Facts, q: &Queue) -> Finding {
         format!("{} of the connections wait {} for the path", percent(q.share()), time_us(q.wait_s() * 1e6)),
     )
     .gain(
-        format!("replies of half the size wait {}", time_us(q.wait_s() * 1e6 / 2.0)),
+        format!("replies of half the size would wait {}", time_us(q.wait_s() * 1e6 / 2.0)),
         format!("{:.0} B / 2 / {:.0} B/s = {:.3} s", q.bytes, q.rate, q.wait_s() / 2.0),
     )
-    .likely("what waits and what was sent were measured; that it is the path follows from round trips and open windows")
+    .likely("the bytes waiting and sent were measured; that the path is full follows from round trips and open windows")
     .saw(
         node,
         "INFO stats",
@@ -200,7 +197,7 @@ fn found(facts: &Facts, q: &Queue) -> Finding {
 
 fn nearly(b: &Busy) -> Finding {
     let finding = Finding::new(format!(
-        "{} of the machine of {} carries {} of its speed, {} a second {}",
+        "{} on the machine of {} carries {} of its speed, {} a second {}",
         b.link.name,
         b.node.address,
         percent(b.share),
@@ -208,8 +205,8 @@ fn nearly(b: &Busy) -> Finding {
         b.way
     ))
     .on([b.node.address.as_str()])
-    .risk("nothing waits yet; replies queue as soon as it is full")
-    .proven("the machine's own counters of the device, and the speed that it says");
+    .risk("nothing is waiting yet; replies will queue once it is full")
+    .proven("read from the machine's own counters for the device, and the speed that it reports");
     mend(saw_device(finding, b))
 }
 
@@ -222,22 +219,23 @@ fn saw_device(finding: Finding, b: &Busy) -> Finding {
 fn mend(finding: Finding) -> Finding {
     finding
         .fix(
-            "Send less: compressed values, the fields that are needed, copies of what is read most in the clients",
+            "Send less: compress values, fetch only the fields that are needed, keep the most-read values in the \
+             clients",
             &[
                 "HMGET key field1 field2   instead of HGETALL key",
                 "CLIENT TRACKING on   (6.0+: the server says when a copy is stale)",
             ],
-            "a change in the clients",
+            "requires a change in the clients",
             "",
         )
         .fix(
-            "See what is large, then move it or split it",
+            "Find out what is large, then move it or split it",
             &["COMMANDLOG GET 10 large-reply   (Valkey 8.1+)", "redis-cli --bigkeys   (on a replica)"],
             "",
             "",
         )
         .fix(
-            "A wider path: a larger instance or card, more shards, or reads from replicas on other machines",
+            "Get a wider path: a larger instance or card, more shards, or reads from replicas on other machines",
             &["sar -n DEV 1", "ethtool -S eth0 | grep allowance   (EC2)"],
             "",
             "",

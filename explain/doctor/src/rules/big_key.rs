@@ -1,16 +1,16 @@
-//! One key is so large that commands on it stop everyone.
+//! One key is so large that a command on it stops every other client.
 //!
 //! HGETALL, SMEMBERS, LRANGE 0 -1, ZRANGE, SORT or DEL on a collection of a hundred thousand elements takes tens of
-//! milliseconds on the one thread that serves everybody, and its reply fills the network.
+//! milliseconds on the one thread that serves all clients, and its reply fills the network.
 //!
-//! Seen when: a key that the slow log names has over 5,000 elements, or over 1 MB as a string, and its commands were
-//! slow three times in the last hour. Judged by effect: a large key that nothing reads whole is no finding. What the
-//! log has of the last hour and not of the window is over, and a risk.
+//! Seen when: a key that the slow log names has over 5,000 elements, or is a string of over 1 MB, and commands on it
+//! were slow three times in the last hour. Only the effect counts: a large key that is never read whole is not a
+//! finding. Entries from the last hour but not from the window are over, and are reported as a risk.
 //!
 //! Not to be taken for: a slow host, where constant-time commands are slow too; they are left out here, unless a string
 //! is so long that copying it explains their time.
 //!
-//! What to do: read in parts (HSCAN, SSCAN, a page of LRANGE), split the key, UNLINK instead of DEL.
+//! What to do: read in parts (HSCAN, SSCAN, LRANGE page by page), split the key, UNLINK instead of DEL.
 //! Sources: SLOWLOG, TYPE and HLEN/LLEN/SCARD/ZCARD/STRLEN of the keys it names; no value is read.
 
 use unslow_facts::{KeySize, SlowEntry};
@@ -172,20 +172,20 @@ fn found(facts: &Facts, b: &Big) -> Finding {
             let (ms, wait) = held.others_wait();
             let title =
                 format!("One {kind} of {what} stops {}: {} on it takes {}", node.address, b.command, held.figures());
-            let finding = Finding::new(title)
-                .latency(ms, wait)
-                .proven("the slow log timed the commands in this window, the key's own length explains them");
+            let finding = Finding::new(title).latency(ms, wait).proven(
+                "the slow log timed the commands in this window, and the length of the key explains these times",
+            );
             if node.first.as_ref().is_some_and(|f| first < f.at_ms) { finding.since(first) } else { finding }
         }
         None => Finding::new(format!(
-            "One {kind} of {what} held up {} in the last hour: {} slow commands on it, {} at most, the last {}",
+            "One {kind} of {what} held up {} in the last hour: {} slow commands on it, {} at most, the last one {}",
             node.address,
             count(b.entries.len() as f64),
             time_us(worst.us as f64),
             ago(node.at_ms(), last)
         ))
         .risk(format!(
-            "none in the window; such a {} stops everyone else for up to {}",
+            "none in the window; such a {} stops every other client for up to {}",
             b.command,
             time_us(worst.us as f64)
         ))
@@ -235,7 +235,7 @@ fn gain(finding: Finding, b: &Big) -> Finding {
     }
     let us = b.held.map_or(b.worst().us as f64, |h| h.mean_us());
     finding.gain(
-        format!("in pages of 100 elements others wait for {} instead of {}", time_us(us * 100.0 / n), time_us(us)),
+        format!("in pages of 100 elements, other clients wait {} instead of {}", time_us(us * 100.0 / n), time_us(us)),
         format!("{us:.0} us a call x 100 elements a page / {n:.0} elements = {:.1} us", us * 100.0 / n),
     )
 }
@@ -245,20 +245,19 @@ fn mend(finding: Finding, facts: &Facts, b: &Big) -> Finding {
     let finding = from_replica(finding, facts, b.node, &b.command);
     let (how, command) = match b.size.kind.as_str() {
         "hash" => (
-            "one hash per part, by a number made of the field",
+            "one hash per part, chosen by a number derived from the field",
             "HSET key:17 field value   with 17 = crc32(field) % 64",
         ),
-        "set" => {
-            ("one set per part, by a number made of the member", "SADD key:17 member   with 17 = crc32(member) % 64")
-        }
+        "set" => (
+            "one set per part, chosen by a number derived from the member",
+            "SADD key:17 member   with 17 = crc32(member) % 64",
+        ),
         "zset" => {
             ("one sorted set per part: per day, per range of scores, or per group", "ZADD key:2026-11-23 score member")
         }
         "list" => ("one list per part: per day, or per thousand elements", "RPUSH key:2026-11-23 element"),
-        "stream" => {
-            ("one stream per part, and a length it may not exceed", "XADD key:17 MAXLEN ~ 100000 * field value")
-        }
-        _ => ("parts that are read by themselves, or compressed", "SET key:17 part"),
+        "stream" => ("one stream per part, each with a maximum length", "XADD key:17 MAXLEN ~ 100000 * field value"),
+        _ => ("parts that are read separately, or a compressed value", "SET key:17 part"),
     };
-    finding.fix(&format!("Split it: {how}"), &[command], "a change of the data model", "")
+    finding.fix(&format!("Split it: {how}"), &[command], "requires a change to the data model", "")
 }

@@ -1,23 +1,26 @@
-//! Values of tens of kilobytes and more fill the main thread: it spends its time moving bytes through its sockets.
+//! Values of tens of kilobytes and more keep the main thread busy: it spends its time moving bytes through its sockets.
 //!
-//! What a command costs is timed without the reading of its arguments and without the writing of its reply. For a GET
-//! of 100 kB the command takes a microsecond, and copying the reply into the socket fifty. Nothing is in the slow log,
-//! commandstats are innocent, and the server is busy in the kernel all the same.
+//! The time of a command does not include reading its arguments and writing its reply. For a GET of 100 kB the command
+//! takes a microsecond, and copying the reply into the socket takes fifty. The slow log is empty, commandstats look
+//! harmless, and yet the server is busy in the kernel.
 //!
 //! Seen when: the main thread uses over 70 % of a core, commands move 16 kB each on average, requests and replies
-//! together, and at least half of its CPU time is what moving these bytes costs: the time outside commands that reads,
-//! turns of the event loop and new connections do not explain, never more than 3 ns a byte. A cache of 100 kB objects
-//! with time to spare is fine.
+//! together, and at least half of its CPU time goes into moving these bytes. That is the time outside commands which
+//! reads, turns of the event loop and new connections do not explain, and never more than 3 ns a byte. A cache of
+//! 100 kB objects with time to spare is fine.
 //!
-//! Not to be taken for: one command that takes long by itself or returns megabytes (`slow_command`, `big_key`); a path
-//! that is full while the server has time (`bandwidth`); system calls for small values (`kernel_bound`), which batches
-//! cure; large answers to monitoring (`monitoring_storm`, `topology_storm`); messages for many subscribers; MONITOR.
-//! Where io-threads write the replies, the main thread's clock does not show the cost, and nothing is said.
+//! Not to be taken for: one command that takes long on its own or returns megabytes (`slow_command`, `big_key`); a path
+//! that is full while the server has time to spare (`bandwidth`); system calls for small values (`kernel_bound`), where
+//! batches help; large replies to monitoring (`monitoring_storm`, `topology_storm`); messages for many subscribers;
+//! MONITOR. Where io-threads write the replies, the main thread's clock does not show the cost, and nothing is
+//! reported.
 //!
-//! How to confirm: `INFO stats` twice: total_net_output_bytes and total_net_input_bytes by total_commands_processed;
-//! Valkey 8.1+: `COMMANDLOG GET 10 large-reply` and `large-request`; Redis 8+: `INFO keysizes`.
+//! How to confirm: run `INFO stats` twice: total_net_output_bytes and total_net_input_bytes divided by
+//! total_commands_processed; Valkey 8.1+: `COMMANDLOG GET 10 large-reply` and `large-request`; Redis 8+:
+//! `INFO keysizes`.
 //!
-//! What to do: compress values in the client, ask for the fields that are needed, keep what is read most in the client.
+//! What to do: compress values in the client, ask only for the fields that are needed, keep the most-read values in the
+//! client.
 //! Sources: INFO stats, cpu, commandstats; measured on Valkey 9.1: 0.4 to 0.6 ns for each byte of a reply over
 //! loopback.
 
@@ -92,11 +95,7 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(facts, worst).on(rows.iter().map(|m| m.node.address.as_str())).into();
     }
     let text = all.first().map(|m| {
-        format!(
-            "big values: {} for each command, {} of a core to move them at most",
-            bytes(m.each()),
-            percent(m.moving)
-        )
+        format!("big values: {} per command, at most {} of a core to move them", bytes(m.each()), percent(m.moving))
     });
     Verdict::absent(facts, "big values", text)
 }
@@ -116,15 +115,10 @@ fn found(facts: &Facts, m: &Moved) -> Finding {
     ))
     .core(
         m.moving,
-        format!(
-            "{} of {} of a core goes into reading and writing \
-                             values",
-            percent(m.moving),
-            percent(m.cpu)
-        ),
+        format!("{} out of {} of a core goes into reading and writing values", percent(m.moving), percent(m.cpu)),
     )
     .gain(
-        format!("values of half the size give {} of a core back", percent(m.moving / 2.0)),
+        format!("values of half the size would free {} of a core", percent(m.moving / 2.0)),
         format!(
             "{:.3} of a core for {:.0} bytes/s = {:.2} ns a byte; half the bytes = {:.3}",
             m.moving,
@@ -134,8 +128,8 @@ fn found(facts: &Facts, m: &Moved) -> Finding {
         ),
     )
     .likely(
-        "bytes, commands and CPU time were counted; which of the time went into the bytes is what nothing else \
-             explains",
+        "bytes, commands and CPU time were counted; the time that went into the bytes is the part that nothing else \
+         explains",
     )
     .saw(
         node,
@@ -158,10 +152,10 @@ fn found(facts: &Facts, m: &Moved) -> Finding {
         ),
     );
     let finding = callers::shown(finding, node, &[&format!("={command}")])
-        .not("a slow command: none took long by the server's own clock, the writing of its replies included")
-        .not(format!("small values, one at a time: {} for each command", bytes(m.each())))
+        .not("a slow command: none took long by the server's own clock, even with the writing of its replies included")
+        .not(format!("small values, one at a time: {} per command", bytes(m.each())))
         .fix(
-            "Compress values from some kilobytes on in the client, or use a denser form than JSON",
+            "Compress values of more than a few kilobytes in the client, or use a more compact format than JSON",
             &callers::advice(
                 node,
                 &[
@@ -172,16 +166,16 @@ fn found(facts: &Facts, m: &Moved) -> Finding {
                     ("ioredis", "ioredis: zlib.deflate before set, getBuffer and zlib.inflate"),
                 ],
             ),
-            "CPU time in the clients; readers must know the new form before writers use it",
+            "costs CPU time in the clients; readers must understand the new format before writers use it",
             "",
         )
         .fix(
-            "Ask for the part that is needed, and keep what is read most in the client",
+            "Ask only for the part that is needed, and keep the most-read values in the client",
             &[
                 "HMGET key field1 field2   instead of one value with everything",
                 "CLIENT TRACKING on   (6.0+: the server says when a copy is stale)",
             ],
-            "a change of the data model; copies in clients use their memory",
+            "requires a change to the data model; copies in clients use their memory",
             "",
         );
     from_replica(finding, facts, node, &command.to_uppercase())

@@ -43,7 +43,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .risk("the next incident leaves no trace on the server")
         .gain(
             "the next diagnosis can name the event and its time",
-            "no cost worth a figure: a time stamp per event above the threshold",
+            "the cost is too small for a figure: one time stamp per event above the threshold",
         )
         .proven("read from the server")
         .saw(node, &format!("CONFIG GET {}", gaps[0].0), what.join(", "))

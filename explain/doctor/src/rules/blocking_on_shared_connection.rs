@@ -1,20 +1,21 @@
-//! A blocking command holds up a connection that others share.
+//! A blocking command holds up a connection that other callers share.
 //!
-//! BLPOP, XREAD BLOCK or WAIT keeps its connection until there is something to return. Commands that other threads send
-//! over the same connection (Lettuce's and StackExchange.Redis' shared connection, a multiplexing proxy) are not even
-//! looked at before. They wait for as long as the queue stays empty, then all run at once, and no counter of the server
-//! shows it.
+//! BLPOP, XREAD BLOCK or WAIT occupies its connection until there is something to return. Until then the server does
+//! not even look at the commands that other threads send over the same connection (Lettuce's and StackExchange.Redis'
+//! shared connection, a multiplexing proxy). They wait for as long as the queue stays empty, then all run at once, and
+//! no counter of the server shows it.
 //!
 //! Seen when: CLIENT LIST has a connection that waits in a blocking command (flag b), and 256 bytes or more of further
-//! commands were read from it and wait behind it (qbuf).
+//! commands have been read from it and wait behind that command (qbuf).
 //!
-//! Not to be taken for: workers that block on their own connection (nothing waits behind them); a keepalive's PING on
-//! such a connection, a few bytes; clients that are held up by CLIENT PAUSE (`paused`): their last command is no
-//! blocking one.
+//! Not to be taken for: workers that block on their own connection (nothing waits behind them); a keepalive PING on
+//! such a connection, which is only a few bytes; clients that are held up by CLIENT PAUSE (`paused`): their last
+//! command is not a blocking one.
 //!
-//! How to confirm: `CLIENT LIST` a few times: the same `id` with flags=b, cmd=blpop (or another) and qbuf above zero.
+//! How to confirm: run `CLIENT LIST` a few times: the same `id` with flags=b, cmd=blpop (or another) and qbuf above
+//! zero.
 //!
-//! What to do: a connection of its own for each caller that blocks.
+//! What to do: give each caller that blocks its own connection.
 //! Sources: CLIENT LIST flags, cmd, qbuf; networking.c (processInputBuffer stops at a blocked client);
 //! StackExchange/StackExchange.Redis#1609; Lettuce documentation on shared connections.
 
@@ -69,12 +70,12 @@ pub fn check(facts: &Facts) -> Verdict {
     let blocked: Option<u64> = facts.live().map(|n| n.clients.value()?.blocked).sum();
     match blocked {
         Some(n) if facts.live().next().is_some() => Verdict::Absent(format!(
-            "{WHAT}: none; {n} of the connections seen wait in a blocking command, each for itself"
+            "{WHAT}: none; {n} of the connections seen wait in a blocking command, each holding up only itself"
         )),
         Some(_) => Verdict::absent(facts, WHAT, None),
         None => Verdict::unknown(
             Lack::Other,
-            format!("{WHAT}: not among these facts, which an older unslow saved"),
+            format!("{WHAT}: not in these facts, which an older unslow saved"),
             "run again",
         ),
     }
@@ -85,14 +86,17 @@ fn found(node: &Node, held: &[&ClientRow]) -> Finding {
     let about = count((all / COMMAND_BYTES).ceil());
     let which = if held.len() == 1 { "a connection".to_string() } else { format!("{} connections", held.len()) };
     let mut finding = Finding::new(format!(
-        "Commands wait behind a blocking one on {which} to {}: {} of them, about {about} commands, are not looked at",
+        "Commands wait behind a blocking one on {which} to {}: {} of them, about {about} commands, have not been \
+         looked at",
         node.address,
         bytes(all)
     ))
-    .risk("each waits until the blocking command returns: as long as its key stays empty, or its timeout lasts")
+    .risk("each waits until the blocking command returns: for as long as its key stays empty, or until its timeout")
     // Requests do hang; for how long, the server does not count.
     .severity(Severity::High)
-    .proven("the server itself shows the blocked connection, its command, and what it has read from it and not begun");
+    .proven(
+        "the server itself shows the blocked connection, its command, and the bytes that it has read but not processed",
+    );
     for row in held.iter().take(3) {
         let name = if row.name.is_empty() { String::new() } else { format!(" ({})", row.name) };
         let told = format!(
@@ -102,9 +106,9 @@ fn found(node: &Node, held: &[&ClientRow]) -> Finding {
         finding = finding.saw(node, "CLIENT LIST", told);
     }
     finding
-        .not("a slow server: on other connections commands are answered meanwhile")
+        .not("a slow server: commands on other connections are being answered")
         .fix(
-            "A connection of its own for each caller that blocks",
+            "Give each caller that blocks its own connection",
             &callers::advice(
                 node,
                 &[
@@ -122,10 +126,10 @@ fn found(node: &Node, held: &[&ClientRow]) -> Finding {
             "",
         )
         .fix(
-            "Until then: a short timeout for the blocking command",
+            "Until then, use a short timeout for the blocking command",
             &["BLPOP key 0.1   instead of BLPOP key 0; XREAD BLOCK 100 instead of BLOCK 0"],
-            "an empty queue is asked ten times a second by each worker",
-            "the old timeout",
+            "each worker polls an empty queue ten times a second",
+            "set the old timeout again",
         )
 }
 

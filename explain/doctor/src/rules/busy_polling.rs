@@ -1,23 +1,24 @@
-//! Workers ask for work again and again, and there is none.
+//! Workers keep asking for work when there is none.
 //!
 //! LPOP, RPOP, ZPOPMIN, XREADGROUP or ZRANGEBYSCORE in a loop takes a round trip, a read and a wake-up of the server
-//! for each time it finds nothing. More workers make it worse, and an empty queue costs more than a full one. The
-//! blocking forms (BLPOP, BZPOPMIN, XREADGROUP BLOCK) wait at the server, cost nothing meanwhile, and have the job
-//! sooner.
+//! each time it finds nothing. More workers make it worse, and an empty queue costs more than a full one. The blocking
+//! forms (BLPOP, BZPOPMIN, XREADGROUP BLOCK) wait at the server, cost nothing while they wait, and get the job sooner.
 //!
-//! Seen when: at least 70 % of such calls came to nothing, more than 100 a second of them, and they take over 1 % of a
-//! core. How many came to nothing is not counted by the server, but there is a least number: a pop or XREADGROUP that
-//! finds something is a change (rdb_changes_since_last_save), a read that finds a key is a hit (keyspace_hits), and a
-//! reply with an element in it has eleven bytes at least (total_net_output_bytes). What these leave over found nothing.
+//! Seen when: at least 70 % of such calls found nothing, at more than 100 a second, and these take over 1 % of a core.
+//! The server does not count the calls that found nothing, but there is a lower bound: a pop or XREADGROUP that finds
+//! something is a change (rdb_changes_since_last_save), a read that finds a key is a hit (keyspace_hits), and a reply
+//! with an element in it has at least eleven bytes (total_net_output_bytes). Calls that these do not account for found
+//! nothing.
 //!
-//! Not to be taken for: GET of keys that are not there, which a cache's misses look like (`low_hit_ratio`); pops that
-//! never count as misses; blocking calls that time out after seconds. Where other commands change or send so much that
-//! the bounds say nothing, it is not called polling. `no_pipelining` says nothing where most commands are such polls.
+//! Not to be taken for: GETs of keys that do not exist, which are what a cache's misses look like (`low_hit_ratio`),
+//! while pops never count as misses; blocking calls that time out after seconds. Where other commands change or send so
+//! much that the bounds say nothing, it is not called polling. `no_pipelining` says nothing where most commands are
+//! such polls.
 //!
-//! How to confirm: `INFO commandstats` twice, with rdb_changes_since_last_save of `INFO persistence` beside it;
+//! How to confirm: run `INFO commandstats` twice, together with rdb_changes_since_last_save of `INFO persistence`;
 //! `CLIENT LIST`: connections with cmd=lpop, rpop, zpopmin, xreadgroup; `LLEN` of their queue.
 //!
-//! What to do: first a pause after an empty answer; then the blocking form.
+//! What to do: first add a pause after an empty reply; then use the blocking form.
 //! Sources: INFO commandstats, persistence and stats; t_list.c, t_stream.c and db.c (what counts as a change, a hit or
 //! a miss); the price of a read and a turn of the event loop in `measure/between.rs`.
 
@@ -149,7 +150,7 @@ pub fn check(facts: &Facts) -> Verdict {
     // Many calls, and a save in the window: how many of them found something is not known.
     let hidden = |n: &&Node| spent(n, &names_of(TAKES)).rate > LEAST && changes(n).is_none();
     if let Some(node) = facts.live().filter(|n| n.is_master()).find(hidden) {
-        let why = format!("{WHAT}: {} saved in the window, and that sets its count of changes back", node.address);
+        let why = format!("{WHAT}: {} saved in the window, which resets its count of changes", node.address);
         return Verdict::unknown(Lack::Time, why, "run again");
     }
     match by_worst(all.iter().collect(), |p| p.empty).first() {
@@ -157,14 +158,11 @@ pub fn check(facts: &Facts) -> Verdict {
         Some(p) if p.calls < 1.0 => absent_by_commandstats(
             facts,
             WHAT,
-            format!(
-                "{WHAT}: no LPOP, ZPOPMIN, XREADGROUP or the like in the \
-                window"
-            ),
+            format!("{WHAT}: no LPOP, ZPOPMIN, XREADGROUP or the like in the window"),
         ),
         Some(p) => {
             let (calls, empty) = (count(p.calls), count(p.empty));
-            let text = format!("{WHAT}: of {calls} pops and reads of queues {empty} are known to have found nothing");
+            let text = format!("{WHAT}: of {calls} pops and reads of queues, {empty} are known to have found nothing");
             absent_by_commandstats(facts, WHAT, text)
         }
     }
@@ -176,21 +174,20 @@ fn found(p: &Polls<'_>) -> Finding {
     let told: Vec<String> = commands.iter().take(3).map(|(name, _, _)| name.to_uppercase()).collect();
     let each_us = core / rate.max(0.001) * 1e6;
     let mut finding = Finding::new(format!(
-        "Workers ask {} for work that is not there: {} found nothing {} times a second, {} of their calls at least",
+        "Workers ask {} for work that is not there: {} found nothing {} times a second, at least {} of their calls",
         node.address,
         names(&told),
         count(rate),
         percent(p.empty / p.calls.max(1.0))
     ))
-    .core(core, format!("about {} of a core on {} for answers with nothing in them", percent(core), node.address))
+    .core(core, format!("about {} of a core on {} goes into empty replies", percent(core), node.address))
     .gain(
-        format!("with calls that wait at the server {} of a core is free again", percent(core)),
+        format!("with calls that wait at the server, {} of a core is free again", percent(core)),
         format!("{rate:.0} calls/s x {each_us:.1} us = {core:.4} cores"),
     )
     .likely(
-        "the calls and their time were counted by the server, and how many found nothing follows from its other \
-         counters; reading and \
-         waking up for each is an estimate",
+        "the server counted the calls and their time, and its other counters show how many found nothing; the cost of \
+         reading and waking up for each call is an estimate",
     );
     for (name, _, calls) in commands.iter().take(3) {
         let told = format!(
@@ -208,21 +205,17 @@ fn found(p: &Polls<'_>) -> Finding {
     let asked: Vec<&str> = commands.iter().map(|(name, _, _)| *name).collect();
     finding = callers::shown(finding, node, &asked);
     if let Some(misses) = node.delta("keyspace_misses") {
-        finding = finding.not(format!(
-            "a cache's misses: {} in the window, and pops are not among \
-                                       them",
-            count(misses)
-        ));
+        finding = finding.not(format!("cache misses: {} in the window, and pops are not among them", count(misses)));
     }
     finding = finding.fix(
-        "At once: a pause after an answer with nothing in it, growing while it stays so",
+        "Right away: pause after an empty reply, and longer after each further one",
         &["pause = min(2 x pause, 1 s) after an empty answer; no pause after a job"],
-        "a job waits for up to that pause",
+        "a job may wait for up to that pause",
         "",
     );
     let better: Vec<&str> = commands.iter().filter(|c| c.2 >= 0.1 * p.calls).map(|c| c.1).collect();
     finding.fix(
-        "Let the server wake the worker: the blocking form of the command",
+        "Let the server wake the worker: use the blocking form of the command",
         &better,
         "a waiting worker needs its own connection, not one that others share (Lettuce, multiplexers)",
         "",
@@ -261,7 +254,7 @@ mod tests {
         let polls = facts(&[("rpop", 50_000), ("lpush", 1000)], "rdb_changes_since_last_save:2000\r\n");
         let Verdict::Present(found) = check(&polls) else { panic!("not found") };
         assert_eq!(found.impact.currency, Currency::Capacity);
-        assert!(found.title.contains("RPOP found nothing 4,800 times a second, 96 %"), "{}", found.title);
+        assert!(found.title.contains("RPOP found nothing 4,800 times a second, at least 96 %"), "{}", found.title);
         assert!(found.remedies.iter().any(|r| r.commands == ["BRPOP key 5"]), "{:?}", found.remedies);
         assert!(is_most(&polls.nodes[0]));
     }

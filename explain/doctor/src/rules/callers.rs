@@ -1,4 +1,4 @@
-//! Whose calls these are, as far as CLIENT LIST shows it. Not a rule: several rules ask the same.
+//! Which clients make these calls, as far as CLIENT LIST shows it. Not a rule: several rules ask the same question.
 //!
 //! CLIENT LIST has the last command of each connection: a client that sends one command over and over shows it most of
 //! the time.

@@ -2,21 +2,21 @@
 //!
 //! PING when a connection is taken from the pool (`testOnBorrow`), SELECT, AUTH or HELLO before each command (PHP
 //! without persistent connections, hand-written pools), READONLY or CLIENT SETINFO over and over: none of it does any
-//! work. The server answers each within a microsecond, but the client waits for a whole round trip, and the server
-//! reads, wakes up and writes for it.
+//! work. The server answers each within a microsecond, but the client waits for a whole round trip, and the server has
+//! to read, wake up and write for it.
 //!
-//! Seen when: over 20 % of the clients' commands are of this kind, at more than 50 a second, and they take over 1 % of
-//! a core, or one comes for every second command at least and clients send one command at a time. What belongs to a new
-//! connection (each of these once, CLIENT SETINFO twice) and one PING a second for each connection, which timers and
-//! health checks send, is taken off.
+//! Seen when: over 20 % of the clients' commands are of this kind, at more than 50 a second, and either they take over
+//! 1 % of a core, or there is at least one for every two commands that do work and clients send one command at a time.
+//! What belongs to a new connection (each of these once, CLIENT SETINFO twice) is subtracted, and so is one PING a
+//! second for each connection, which timers and health checks send.
 //!
 //! Not to be taken for: `connection_churn`, where these come with each new connection; `monitoring_storm`, which is
 //! about INFO, CLIENT LIST and the like. A replica's SELECT comes from its master's stream and is not counted.
 //! `no_pipelining` says nothing where most of the commands are such checks.
 //!
-//! How to confirm: `INFO commandstats` twice: calls of cmdstat_ping, cmdstat_select, cmdstat_auth, cmdstat_hello beside
-//! those of the commands that do the work; `INFO stats`: total_connections_received; `CLIENT LIST`: cmd= of the
-//! connections.
+//! How to confirm: run `INFO commandstats` twice: compare the calls of cmdstat_ping, cmdstat_select, cmdstat_auth and
+//! cmdstat_hello with those of the commands that do the work; `INFO stats`: total_connections_received; `CLIENT LIST`:
+//! cmd= of the connections.
 //!
 //! What to do: check idle connections in the background; log in and choose the database once, when a connection is
 //! opened.
@@ -156,7 +156,7 @@ pub fn check(facts: &Facts) -> Verdict {
             facts,
             WHAT,
             format!(
-                "{WHAT}: {} of the clients' commands at most, {} a second, beyond those of new connections and timers",
+                "{WHAT}: at most {} of the clients' commands, {} a second, beyond those of new connections and timers",
                 percent(c.share()),
                 count(c.rate())
             ),
@@ -203,12 +203,12 @@ fn price(finding: Finding, c: &Chatter<'_>) -> Finding {
                 format!("{more} more for each command that does work, and about {} of a core", percent(core)),
             )
             .gain(
-                format!("without the checks a command waits {more} less"),
+                format!("without the checks, a command waits {more} less"),
                 format!("{each:.2} checks a command x {rtt_us:.0} us = {:.0} us", each * rtt_us),
             )
             .likely(
-                "the calls and the round trip were measured; that a client waits for each check is inferred from \
-                     one command a read",
+                "the calls and the round trip were measured; that a client waits for each check is inferred from one \
+                 command per read",
             );
     }
     let us = core / rate.max(0.001) * 1e6;
@@ -218,12 +218,12 @@ fn price(finding: Finding, c: &Chatter<'_>) -> Finding {
             format!("about {} of a core; a client that waits for each check loses a round trip as well", percent(core)),
         )
         .gain(
-            format!("without the checks {} of a core is free again", percent(core)),
+            format!("without the checks, {} of a core is free again", percent(core)),
             format!("{rate:.0} calls/s x {us:.1} us = {core:.4} cores"),
         )
         .likely(
-            "the calls and the time inside them were counted by the server; reading and waking up for each is an \
-                 estimate",
+            "the server counted the calls and the time inside them; the cost of reading and waking up for each is an \
+             estimate",
         )
 }
 
@@ -231,7 +231,7 @@ fn price(finding: Finding, c: &Chatter<'_>) -> Finding {
 fn mend(finding: Finding, node: &Node, name: &str) -> Finding {
     match name {
         "ping" => finding.fix(
-            "No check with each use of a pooled connection: check idle ones in the background",
+            "Do not check a pooled connection on each use: check idle ones in the background",
             &callers::advice(
                 node,
                 &[
@@ -246,7 +246,7 @@ fn mend(finding: Finding, node: &Node, name: &str) -> Finding {
                     ("php", "phpredis: no ping() after pconnect(); reconnect when a command fails"),
                 ],
             ),
-            "a broken connection is noticed with its first command: let the client retry once",
+            "a broken connection is noticed only at its first command: let the client retry once",
             "",
         ),
         "select" => finding.fix(
@@ -280,7 +280,7 @@ fn mend(finding: Finding, node: &Node, name: &str) -> Finding {
             "",
         ),
         "readonly" | "readwrite" => finding.fix(
-            "READONLY holds for the life of a connection: send it once, and keep connections to replicas apart",
+            "READONLY holds for the life of a connection: send it once, and keep connections to replicas separate",
             &["go-redis: redis.ClusterOptions{ReadOnly: true}", "Lettuce: ReadFrom.REPLICA_PREFERRED"],
             "",
             "",

@@ -1,19 +1,19 @@
-//! What kind of failure a client's error message tells of, and what measured on the servers explains it.
+//! What kind of failure a client's error message reports, and which measurements on the servers explain it.
 //!
-//! A message says what failed, seldom why: the same `Read timed out` follows a fork, a long script, a lost packet and a
-//! client without processor time. So the message is held against everything that was measured, and the causes that lead
+//! A message says what failed, but seldom why: the same `Read timed out` follows a fork, a long script, a lost packet
+//! or a client without CPU time. So the message is compared with everything that was measured, and the causes that lead
 //! to such a failure are named.
 //!
-//! Seen when: a message was handed in (`--client-error`) that no other rule reads a cause from. It costs nothing by
-//! itself: it is the complaint, and the causes are findings of their own.
+//! Seen when: a message was handed in (`--client-error`) from which no other rule reads a cause. The finding costs
+//! nothing itself: it is the complaint, and the causes are separate findings.
 //!
-//! Not to be taken for: a measurement. A message may be from another time; a window that was open later may show
+//! Not to be taken for: a measurement. A message may be from another time; a window that was opened later may show
 //! nothing of it.
 //!
-//! How to confirm: run the doctor while the errors come, and on the client's machine, which measures the way from
-//! there.
+//! How to confirm: run the doctor while the errors occur, and on the client's machine, so that it measures the path
+//! from there.
 //!
-//! What to do: what the named causes say; where none is named, what the kind of the error asks for.
+//! What to do: what the named causes say; if none is named, what this kind of error calls for.
 //! Sources: the libraries' own messages (Lettuce, Jedis, redis-py, go-redis, ioredis, node-redis, StackExchange.Redis);
 //! error replies of Redis' server.c and cluster.c.
 
@@ -25,7 +25,7 @@ use super::prelude::*;
 pub const TITLE: &str = "Client error";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected =
-    Injected::No("it is a message that a person hands in; what it complains of has faults and rules of its own");
+    Injected::No("it is a message that the user hands in; the problems it reports have their own faults and rules");
 
 /// So many kinds of messages are listed.
 const LISTED: usize = 8;
@@ -63,8 +63,8 @@ fn found(facts: &Facts, first: &ClientError, open: &[&ClientError]) -> Finding {
     let mut finding = Finding::new(format!("{}, {}: {explained}", said(first), where_and_how_often(first)))
         .on(open.iter().filter_map(|e| e.server.as_ref()))
         .risk(
-            "requests of this client failed when the message was written; what costs requests now is a finding of \
-               its own",
+            "requests of this client failed when the message was written; whatever costs requests now is a separate \
+             finding",
         )
         .severity(Severity::Info)
         .possible("a message says what failed, not why, and may be from another time");
@@ -93,48 +93,58 @@ fn mend(finding: Finding, facts: &Facts, error: &ClientError, unexplained: bool)
         (true, None) => "redis://HOST:PORT".into(),
     };
     let longer = format!("unslow doctor {url} --window 60s --client-error FILE");
-    finding.fix("Look at the servers while the errors come, from the client's machine", &[&longer], "", "")
+    finding.fix("Look at the servers from the client's machine while the errors occur", &[&longer], "", "")
 }
 
 fn advice(kind: ClientErrorKind) -> (&'static str, &'static str) {
     use ClientErrorKind::*;
     match kind {
-        Timeout | PoolTimeout | Unrecognised => {
-            ("See what held the server up, and how long a reply takes from the client's machine", "SLOWLOG GET 10")
-        }
-        ConnectTimeout => {
-            ("See whether the way to the server drops the connection: firewall, security group, accept queue", "PING")
-        }
-        Refused => ("See whether the server runs, and listens at this address and port", "PING"),
+        Timeout | PoolTimeout | Unrecognised => (
+            "Find out what held the server up, and how long a reply takes as seen from the client's machine",
+            "SLOWLOG GET 10",
+        ),
+        ConnectTimeout => (
+            "Check whether something on the path to the server drops the connection: firewall, security group, accept \
+             queue",
+            "PING",
+        ),
+        Refused => ("Check whether the server is running and listening on this address and port", "PING"),
         Unresolved => {
-            ("See whether the name resolves on the client's machine, and whether this address answers", "PING")
+            ("Check whether the name resolves on the client's machine, and whether this address answers", "PING")
         }
         Closed => (
-            "See who closed it: timeout and output buffer limits of the server, an idle limit on the way, a restart",
+            "Find out what closed it: the server's timeout or output buffer limits, an idle limit on the path, a \
+             restart",
             "CONFIG GET timeout",
         ),
         NoConnection => (
-            "See the message's own cause (Caused by, InnerException, lastNodeError), and whether the server answers",
+            "Look at the cause inside the message (Caused by, InnerException, lastNodeError), and whether the server \
+             answers",
             "PING",
         ),
-        Loading => {
-            ("Wait for the data set; clients should retry, and read from replicas meanwhile", "INFO persistence")
+        Loading => (
+            "Wait until the data set is loaded; until then clients should retry, and read from replicas",
+            "INFO persistence",
+        ),
+        OutOfMemory => ("Find out what fills the memory, and check the eviction policy", "INFO memory"),
+        SaveFailed => {
+            ("Find out why saving fails: a full disk, missing permissions, no memory for the fork", "INFO persistence")
         }
-        OutOfMemory => ("See what fills the memory, and the policy", "INFO memory"),
-        SaveFailed => ("See why saving fails: a full disk, rights, no memory for the fork", "INFO persistence"),
-        ReadOnly => ("Let the client ask who is master: it still writes to a server that became a replica", "ROLE"),
-        ClusterDown => ("See which slots are not served, and which master is away", "CLUSTER INFO"),
+        ReadOnly => {
+            ("Let the client look up the current master: it still writes to a server that became a replica", "ROLE")
+        }
+        ClusterDown => ("Find out which slots are not served, and which master is down", "CLUSTER INFO"),
         Moved => ("Use the library's cluster client: this one does not follow redirects", "CLUSTER NODES"),
-        MasterDown => ("See why the replica has lost its master", "INFO replication"),
-        NoReplicas => ("See which replicas are not in step", "INFO replication"),
-        NoAuth => ("Give the client the user and password that the server asks for", "PING"),
-        WrongPassword | NoPermission => ("See what the server refused, and to which user", "ACL LOG 10"),
+        MasterDown => ("Find out why the replica has lost its master", "INFO replication"),
+        NoReplicas => ("Find out which replicas lag or are disconnected", "INFO replication"),
+        NoAuth => ("Give the client the user and password that the server requires", "PING"),
+        WrongPassword | NoPermission => ("Find out what the server refused, and to which user", "ACL LOG 10"),
         Busy => (
-            "See which script ran that long; while one runs, FUNCTION STATS (7.0+) names it, and SCRIPT KILL ends it \
-             unless it has written",
+            "Find out which script ran that long; while one runs, FUNCTION STATS (7.0+) names it, and SCRIPT KILL ends \
+             it unless it has written",
             "SLOWLOG GET 10",
         ),
-        MaxClients => ("See who holds the connections", "CLIENT LIST"),
+        MaxClients => ("Find out which clients hold the connections", "CLIENT LIST"),
     }
 }
 

@@ -1,21 +1,22 @@
-//! Buffers of clients take a real share of the server's memory.
+//! Client buffers take a substantial share of the server's memory.
 //!
-//! What a client has begun to send waits in its query buffer, what it has not read in its output buffer. Both count
-//! against maxmemory: keys are evicted for them, or writes refused. Ordinary clients have no limit for replies as
-//! servers come, and a query buffer may grow to 1 GB.
+//! What a client has begun to send waits in its query buffer; what it has not read waits in its output buffer. Both
+//! count against maxmemory: keys are evicted to make room for them, or writes are refused. By default ordinary clients
+//! have no limit on replies, and a query buffer may grow to 1 GB.
 //!
 //! Seen when: ordinary clients held a tenth or more of what the server may use (maxmemory, the container's limit or the
 //! machine's memory, whichever is least) at both ends of the window.
 //!
-//! Not to be taken for: subscribers that do not read (`slow_subscriber`), where they hold most of it; a client that
-//! leaves its replies unread at a server with memory to spare (`not_your_redis`); many idle connections, some kilobytes
-//! each (`too_many_connections`); replicas' buffers, which are counted apart.
+//! Not to be taken for: subscribers that do not read (`slow_subscriber`), if they hold most of it; a client that leaves
+//! its replies unread at a server with memory to spare (`not_your_redis`); many idle connections of a few kilobytes
+//! each (`too_many_connections`); replicas' buffers, which are counted separately.
 //!
-//! How to confirm: `INFO memory` mem_clients_normal; `CLIENT LIST`: qbuf, argv-mem, omem, tot-mem of each;
+//! How to confirm: `INFO memory` mem_clients_normal; `CLIENT LIST`: qbuf, argv-mem, omem, tot-mem of each client;
 //! `MEMORY STATS` clients.normal.
 //!
-//! What to do: end the largest, then bound them: `maxmemory-clients` (7.0+) ends the largest first,
-//! `client-query-buffer-limit` and `client-output-buffer-limit normal` bound each. Smaller batches cure it.
+//! What to do: disconnect the largest client, then set limits: `maxmemory-clients` (7.0+) disconnects the largest
+//! first, `client-query-buffer-limit` and `client-output-buffer-limit normal` limit each client. Smaller batches remove
+//! the cause.
 //! Sources: INFO mem_clients_normal, evicted_clients; CLIENT LIST; Redis documentation on client eviction.
 
 use unslow_facts::ClientRow;
@@ -69,9 +70,9 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(worst).on(rows.iter().map(|h| h.node.address.as_str())).into();
     }
     let text = all.first().map(|most| {
-        let who = if most.is_of_subscribers() { ", subscribers most of it" } else { "" };
+        let who = if most.is_of_subscribers() { ", most of it held by subscribers" } else { "" };
         format!(
-            "client memory: {} at most{who}, {} of {}",
+            "client memory: at most {}{who}, {} of {}",
             bytes(most.bytes),
             percent(most.share()),
             most.limit.words()
@@ -105,11 +106,14 @@ fn found(h: &Held) -> Finding {
         percent(share),
         h.limit.words()
     ))
-    .memory(share.min(1.0), format!("{} of what it may use, {} a client", percent(share), bytes(h.bytes / clients)))
+    .memory(
+        share.min(1.0),
+        format!("{} of what the server may use, {} per client", percent(share), bytes(h.bytes / clients)),
+    )
     .gain(
-        format!("{} back for data", bytes((h.bytes - 0.1 * SHARE * h.limit.bytes).max(0.0))),
+        format!("{} more for data", bytes((h.bytes - 0.1 * SHARE * h.limit.bytes).max(0.0))),
         format!(
-            "mem_clients_normal {} of {} = {share:.2}; with 1 % of it left to them",
+            "mem_clients_normal {} of {} = {share:.2}; clients keep 1 % of the limit",
             bytes(h.bytes),
             bytes(h.limit.bytes)
         ),
@@ -154,12 +158,14 @@ fn ways_out(finding: Finding, h: &Held, queries: f64, replies: f64) -> Finding {
     let largest = h.rows.iter().find(|r| !r.flags.contains(['P', 'S', 'M', 'O']) && r.id > 0);
     let finding = match largest {
         Some(row) => finding.fix(
-            &format!("Now: end the largest ({}), and look into it", row.address),
+            &format!("Now: disconnect the largest client ({}), and find out what it does", row.address),
             &[&cli(address, &format!("CLIENT KILL ID {}", row.id))],
-            "its requests in flight fail, and it may come again",
+            "its in-flight requests fail, and it may reconnect",
             "",
         ),
-        None => finding.fix("Now: find the largest (tot-mem, qbuf, omem)", &[&cli(address, "CLIENT LIST")], "", ""),
+        None => {
+            finding.fix("Now: find the largest client (tot-mem, qbuf, omem)", &[&cli(address, "CLIENT LIST")], "", "")
+        }
     };
     // A percentage is one of maxmemory: without that it bounds nothing.
     let bound = match memory::maxmemory(node) {
@@ -168,9 +174,9 @@ fn ways_out(finding: Finding, h: &Held, queries: f64, replies: f64) -> Finding {
     };
     let finding = if node.level() >= (7, 0) && node.setting("maxmemory-clients") == Some("0") {
         finding.fix(
-            "Bound them together: the largest are ended first, and their memory is never taken from keys",
+            "Limit all clients together: the largest are disconnected first, and their memory is never taken from keys",
             &[&cli(address, &format!("CONFIG SET maxmemory-clients {bound}"))],
-            "clients that need more than that are ended while they work",
+            "clients that need more than that are disconnected while they work",
             &cli(address, "CONFIG SET maxmemory-clients 0"),
         )
     } else {
@@ -178,7 +184,7 @@ fn ways_out(finding: Finding, h: &Held, queries: f64, replies: f64) -> Finding {
     };
     if queries >= replies && queries > 0.0 {
         return finding.fix(
-            "Send smaller requests: batches of some hundred keys, values below a megabyte",
+            "Send smaller requests: batches of a few hundred keys, values below a megabyte",
             &[&cli(address, "CONFIG GET client-query-buffer-limit"), "MSET in parts   (in the application)"],
             "",
             "",
@@ -189,9 +195,9 @@ fn ways_out(finding: Finding, h: &Held, queries: f64, replies: f64) -> Finding {
     };
     let most = (h.limit.bytes * SHARE / 2.0).max(1_048_576.0);
     finding.fix(
-        "Bound what each may leave unread",
+        "Limit how much each client may leave unread",
         &[&cli(address, &format!("CONFIG SET client-output-buffer-limit \"normal {most:.0} {:.0} 60\"", most / 2.0))],
-        "a client with a reply larger than that is ended",
+        "a client with a reply larger than that is disconnected",
         &cli(address, &format!("CONFIG SET client-output-buffer-limit \"normal {limit}\"")),
     )
 }

@@ -1,23 +1,24 @@
-//! The client waited for a connection of its pool and got none: its requests failed before they were sent.
+//! The client waited for a connection from its pool and got none: its requests failed before they were sent.
 //!
 //! A pool of n connections serves n requests at a time. How many are needed follows from Little's law: requests a
-//! second times the time that each holds its connection, the round trip and the server's own time. Where that is far
-//! less than there are connections, they are held for something else: never given back, waiting in blocking commands,
-//! or kept through work that has nothing to do with Redis.
+//! second times the time that each holds its connection, which is the round trip plus the server's own time. If that is
+//! far less than the number of connections, they are held for something else: never returned, waiting in blocking
+//! commands, or kept during work that has nothing to do with Redis.
 //!
 //! Seen when: a client's message says so (commons-pool's `Timeout waiting for idle object` of Jedis and Lettuce,
 //! go-redis' `connection pool timeout`, redis-py's `Too many connections` and `MaxConnectionsError`). It is a finding
-//! where the servers were measured, nothing there makes calls long, and their load needs less than half of the
-//! connections that are open; else a risk.
+//! if the servers were measured, nothing there makes calls slow, and their load needs less than half of the connections
+//! that are open; otherwise it is a risk.
 //!
 //! Not to be taken for: maxclients on the server (`too_many_connections`); a pool that cannot connect, whose message
 //! names the refused connection as its cause (`client_error`).
 //!
 //! How to confirm: the pool's own figures: `pool.getNumActive()`, `getNumWaiters()` (Jedis), `rdb.PoolStats()`
-//! (go-redis); `redis-cli CLIENT LIST`: connections of that client with a high idle were borrowed and not used.
+//! (go-redis); `redis-cli CLIENT LIST`: connections of that client with a high idle time were borrowed and are not
+//! being used.
 //!
-//! What to do: give connections back (try-with-resources, `with`), take blocking commands out of the pool; then size it
-//! by Little's law.
+//! What to do: return connections to the pool (try-with-resources, `with`), keep blocking commands out of it; then size
+//! it by Little's law.
 //! Sources: jedis #1874, #2045, #2432; go-redis internal/pool; commons-pool2 GenericObjectPool.
 
 use unslow_facts::{ClientError, ClientErrorKind, ClientLibrary};
@@ -92,20 +93,17 @@ fn found(facts: &Facts, error: &ClientError) -> Finding {
     let causes = causes(facts, error.kind);
     let failed = format!("requests of this client failed before they were sent: {}", where_and_how_often(error));
     let finding = match (&load, causes.first()) {
-        (_, Some((rule, _))) => Finding::new(format!(
-            "{}; {rule} makes each call hold its connection for \
-            longer",
-            said(error)
-        ))
-        .risk(failed)
-        .possible(
-            "the message may be from another time; that the servers were slow then is inferred from this \
+        (_, Some((rule, _))) => {
+            Finding::new(format!("{}; {rule} makes each call hold its connection longer", said(error)))
+                .risk(failed)
+                .possible(
+                    "the message may be from another time; that the servers were slow then is inferred from this \
                        window",
-        ),
+                )
+        }
         (Some(load), None) if load.needed() <= NEEDED_SHARE * load.connected => Finding::new(format!(
-            "Not your Redis: {}, while all clients together need {:.1} connections at a time and {} are open: they are \
-             held for something \
-             else",
+            "Not your Redis: {}, although all clients together need {:.1} connections at a time and {} are open: they \
+             are held for something else",
             said(error),
             load.needed(),
             count(load.connected)
@@ -113,24 +111,23 @@ fn found(facts: &Facts, error: &ClientError) -> Finding {
         .risk(failed)
         .severity(Severity::Medium)
         .likely(
-            "the message says that the pool was empty, and the servers' load was measured; what holds the \
-                 connections was not",
+            "the message says that the pool was empty, and the servers' load was measured; what holds the connections \
+             was not measured",
         ),
         (Some(load), None) => Finding::new(format!(
-            "{}: the load needs {:.1} of the {} connections that are open",
+            "{}: the load needs {:.1} of the {} open connections",
             said(error),
             load.needed(),
             count(load.connected)
         ))
         .risk(failed)
-        .possible("the pool was empty; whether it is too small, or its connections are held, the message does not say"),
+        .possible("the pool was empty; the message does not say whether it is too small or its connections are held"),
         (None, None) => Finding::new(format!(
-            "{}: it is too small, its connections are held, or each call takes \
-                                              long",
+            "{}: it is too small, its connections are held, or each call takes a long time",
             said(error)
         ))
         .risk(failed)
-        .possible("the pool was empty; the servers' load, which would tell which of the three it is, was not seen"),
+        .possible("the pool was empty; the servers' load, which would show which of the three it is, was not seen"),
     };
     let mut finding = finding.on(error.server.iter()).saw_at(
         "the client's message",
@@ -153,7 +150,7 @@ fn mend(finding: Finding, error: &ClientError, load: Option<&Load>) -> Finding {
         _ => "close what was borrowed, in every way out of the code",
     };
     let finding = finding.fix(
-        "Give connections back on every way out, and keep blocking commands (BLPOP, XREAD BLOCK, SUBSCRIBE) off the \
+        "Return connections on every code path, and keep blocking commands (BLPOP, XREAD BLOCK, SUBSCRIBE) out of the \
          pool",
         &[give_back],
         "",
@@ -167,9 +164,10 @@ fn mend(finding: Finding, error: &ClientError, load: Option<&Load>) -> Finding {
         _ => format!("poolConfig.setMaxTotal({size}); poolConfig.setMaxWait(Duration.ofSeconds(1));"),
     };
     finding.fix(
-        "If it is the size: as many as Little's law asks for, over all processes together, and half as much again",
+        "If the size is the problem: as many connections as Little's law asks for, across all processes together, and \
+         half as many again",
         &[&setting],
-        "more connections are more work for the server when all reconnect at once",
+        "more connections mean more work for the server when all reconnect at once",
         "",
     )
 }

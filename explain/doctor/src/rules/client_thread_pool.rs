@@ -1,21 +1,21 @@
-//! The client's thread pool had no thread left to take the reply from the socket: the time-out is the client's own.
+//! The client's thread pool had no thread left to take the reply from the socket: the timeout is the client's own.
 //!
-//! .NET starts threads up to a minimum (the number of processors, by default) at once, and one or two a second beyond
-//! it. A burst of work that blocks (`.Result`, `.Wait()`, synchronous calls) takes them all; replies that have arrived
-//! then wait for a thread, and requests time out though the server answered in time.
+//! .NET starts threads immediately up to a minimum (the number of processors, by default), and beyond that only one or
+//! two a second. A burst of blocking work (`.Result`, `.Wait()`, synchronous calls) takes them all; replies that have
+//! arrived then wait for a thread, and requests time out although the server answered in time.
 //!
-//! Seen when: a time-out message of StackExchange.Redis shows more busy threads than the minimum, and work that waits
-//! for one where it shows the queue. Bytes in the client's socket (`in:`) mean that replies had arrived; without them
-//! it is a risk: the threads may be blocked because the server is slow.
+//! Seen when: a timeout message of StackExchange.Redis shows more busy threads than the minimum and, if it shows the
+//! queue, work that waits for a thread. Bytes in the client's socket (`in:`) mean that replies had arrived; without
+//! them it is a risk: the threads may be blocked because the server is slow.
 //!
 //! Not to be taken for: a client that has threads and does not read (`client_unread_replies`); a stall of the server,
-//! after which many threads wait as well, with `in: 0`.
+//! after which many threads are waiting as well, but with `in: 0`.
 //!
 //! How to confirm: `dotnet-counters monitor -p PID System.Runtime` (thread pool queue length),
 //! `dotnet-stack report -p PID` (what the threads wait for).
 //!
-//! What to do: raise the minimum, which helps at once; then await instead of blocking, so that a burst needs no more
-//! threads.
+//! What to do: raise the minimum, which helps immediately; then await instead of blocking, so that a burst needs no
+//! more threads.
 //! Sources: <https://stackexchange.github.io/StackExchange.Redis/Timeouts>; StackExchange.Redis #481, #1925, #2792.
 
 use unslow_facts::{ClientError, Multiplexer, ThreadPool};
@@ -25,8 +25,7 @@ use super::prelude::*;
 
 pub const TITLE: &str = "Client's thread pool";
 pub const LEADS_TO: &[&str] = &["client_unread_replies"];
-pub const INJECTED: Injected =
-    Injected::No("it is read from the error message of a .NET client, and no client of the lab is one");
+pub const INJECTED: Injected = Injected::No("it is read from the error message of a .NET client, and the lab has none");
 
 pub fn check(facts: &Facts) -> Verdict {
     let rows = facts.client_errors.iter().filter_map(|e| Some((e, starved(e)?, counters(e)?)));
@@ -38,8 +37,8 @@ pub fn check(facts: &Facts) -> Verdict {
         let shown = facts.client_errors.iter().filter_map(|e| counters(e)?.worker).max_by_key(|pool| pool.busy);
         return shown.map_or(Verdict::NotHere, |pool| {
             Verdict::Absent(format!(
-                "the client's thread pool: {} worker threads busy at most, {} is its minimum, or no work waited for \
-                 one",
+                "the client's thread pool: at most {} worker threads were busy and its minimum is {}, or no work \
+                 waited for a thread",
                 pool.busy, pool.min
             ))
         });
@@ -59,7 +58,7 @@ fn found(facts: &Facts, error: &ClientError, name: &str, pool: ThreadPool, seen:
         ))
         .risk(format!("requests of this client failed: {}", where_and_how_often(error)))
         .severity(Severity::Medium)
-        .likely("the client's own counters when it gave up; a message says nothing about this window"),
+        .likely("read from the client's own counters when it gave up; a message says nothing about this window"),
         None => Finding::new(format!(
             "{}, and its thread pool was exhausted ({threads}); no reply had arrived, so the threads may have waited \
              for the server",
@@ -67,8 +66,8 @@ fn found(facts: &Facts, error: &ClientError, name: &str, pool: ThreadPool, seen:
         ))
         .risk(format!("requests of this client failed: {}", where_and_how_often(error)))
         .possible(
-            "an exhausted thread pool delays replies, and a slow server exhausts a thread pool: the message does \
-                   not tell which",
+            "an exhausted thread pool delays replies, and a slow server exhausts a thread pool: the message does not \
+             say which",
         ),
     };
     let shown = |finding: Finding, what: &str, value: String| {
@@ -93,11 +92,11 @@ fn found(facts: &Facts, error: &ClientError, name: &str, pool: ThreadPool, seen:
         .fix(
             "Let the client start as many threads as it needs without delay",
             &[&set],
-            "more threads at a time: memory for each, and processor time where they do more than wait",
+            "more threads at a time: each takes memory, and CPU time if it does more than wait",
             "",
         )
         .fix(
-            "Then find what blocks them, and await it instead (no .Result, no .Wait(), no synchronous calls in \
+            "Then find out what blocks them, and await it instead (no .Result, no .Wait(), no synchronous calls in \
              requests)",
             &["dotnet-stack report -p PID", "dotnet-counters monitor -p PID System.Runtime"],
             "",

@@ -1,20 +1,20 @@
 //! Replies had arrived at the client's machine, and the client did not read them before it gave up.
 //!
-//! What stands in the client's own socket has left the server and the network. The client is late: its processor is
-//! taken (or throttled by its container), a garbage collection stops it, its reader thread is blocked, or it is still
-//! reading one huge reply.
+//! Data in the client's own socket has left the server and the network. The client is late: it gets no CPU time (or its
+//! container throttles it), a garbage collection stops it, its reader thread is blocked, or it is still reading one
+//! huge reply.
 //!
-//! Seen when: a time-out message of StackExchange.Redis shows 8 kB or more in its socket (`in:`); 64 kB or more of one
-//! reply that has arrived in part (`cur-in:`) are a risk: a large value on its way.
+//! Seen when: a timeout message of StackExchange.Redis shows 8 kB or more in its socket (`in:`); 64 kB or more of one
+//! reply that has arrived in part (`cur-in:`) are a risk: a large value in transit.
 //!
-//! Not to be taken for: an exhausted thread pool (`client_thread_pool`), which is the cause where the message shows
-//! both; a few bytes, which are a reply that came right after the client gave up.
+//! Not to be taken for: an exhausted thread pool (`client_thread_pool`), which is the cause if the message shows both;
+//! a few bytes, which are a reply that arrived right after the client gave up.
 //!
-//! How to confirm: on the client's machine `ss -tin dst SERVER` (Recv-Q stays above 0), its processor and its
+//! How to confirm: on the client's machine `ss -tin dst SERVER` (Recv-Q stays above 0), its CPU usage and its garbage
 //! collector's log; on the server `redis-cli --bigkeys`, `redis-cli SLOWLOG GET`.
 //!
-//! What to do: give the client processor time and look at its collections; split large values, or read them on a
-//! connection of their own.
+//! What to do: give the client CPU time and look at its garbage collections; split large values, or read them on a
+//! separate connection.
 //! Sources: <https://stackexchange.github.io/StackExchange.Redis/Timeouts>; StackExchange.Redis #2066, #2119.
 
 use unslow_facts::ClientError;
@@ -24,15 +24,14 @@ use super::prelude::*;
 
 pub const TITLE: &str = "Replies unread by the client";
 pub const LEADS_TO: &[&str] = &[];
-pub const INJECTED: Injected =
-    Injected::No("it is read from the error message of a .NET client, and no client of the lab is one");
+pub const INJECTED: Injected = Injected::No("it is read from the error message of a .NET client, and the lab has none");
 
 pub fn check(facts: &Facts) -> Verdict {
     let rows = facts.client_errors.iter().filter_map(|e| Some((e, unread(e)?)));
     let Some((error, waiting)) = rows.max_by_key(|(_, waiting)| *waiting) else {
         let shown = facts.client_errors.iter().filter_map(|e| counters(e)?.unread_bytes).max();
         return shown.map_or(Verdict::NotHere, |n| {
-            Verdict::Absent(format!("replies unread by the client: {} in its socket at most", bytes(n as f64)))
+            Verdict::Absent(format!("replies unread by the client: at most {} in its socket", bytes(n as f64)))
         });
     };
     found(facts, error, waiting).into()
@@ -43,18 +42,17 @@ fn found(facts: &Facts, error: &ClientError, waiting: u64) -> Finding {
     let in_socket = counters(error).and_then(|c| c.unread_bytes).filter(|n| *n >= UNREAD_BYTES);
     let finding = if in_socket.is_some() {
         Finding::new(format!(
-            "Not your Redis: {} though {amount} of replies had arrived: they waited unread in the client's socket",
+            "Not your Redis: {} although {amount} of replies had arrived: they waited unread in the client's socket",
             said(error)
         ))
         .risk(format!("requests of this client failed: {}", where_and_how_often(error)))
         .severity(Severity::Medium)
-        .likely("the client's own counter when it gave up; a message says nothing about this window")
+        .likely("read from the client's own counter when it gave up; a message says nothing about this window")
     } else {
         Finding::new(format!("{}, and {amount} of one reply had arrived: a large value was on its way", said(error)))
             .risk(format!("requests behind a large reply wait for it: {}", where_and_how_often(error)))
             .possible(
-                "a part of a large reply was seen; whether it was the reader, the network or the server that was \
-                       late was not",
+                "part of a large reply was seen; whether the reader, the network or the server was late is not known",
             )
     };
     let field = if in_socket.is_some() { "in" } else { "cur-in" };
@@ -73,15 +71,15 @@ fn found(facts: &Facts, error: &ClientError, waiting: u64) -> Finding {
     let find = cli(error.server.as_deref().unwrap_or("HOST:PORT"), "--bigkeys");
     finding
         .fix(
-            "Look into that client: processor, the limit of its container, garbage collections, a blocked reader",
+            "Look into that client: CPU usage, the limit of its container, garbage collections, a blocked reader",
             &["cat /sys/fs/cgroup/cpu.stat   (in its container)", "dotnet-counters monitor -p PID System.Runtime"],
             "",
             "",
         )
         .fix(
-            "If a value is huge: split it, or read it on a connection of its own",
+            "If a value is huge: split it, or read it on a separate connection",
             &[&find],
-            "it reads every key's size",
+            "the command reads the size of every key",
             "",
         )
 }

@@ -1,21 +1,21 @@
-//! The clock of a replica is not that of its master, so keys live longer or shorter after a failover.
+//! A replica's clock differs from its master's, so keys live longer or shorter after a failover.
 //!
-//! A TTL is kept as a moment, and moments are replicated. A replica whose clock is ahead holds keys for expired that
-//! its master still serves: reads from it miss them, and once it is master it deletes them. One that is behind serves
-//! sessions and locks for longer than they were meant to live.
+//! A TTL is kept as a point in time, and that is what is replicated. A replica whose clock is ahead treats keys as
+//! expired that its master still serves: reads from it miss them, and once it is master it deletes them. A replica
+//! whose clock is behind serves sessions and locks for longer than they were meant to live.
 //!
 //! Seen when: a replica's clock differed from its master's by over a second at both ends of the window, beyond what the
 //! round trips to the two could account for.
 //!
-//! Not to be taken for: the clock of the machine that the doctor runs on, which cancels out: only servers are compared
-//! with each other. Clocks of two masters, which no key depends on. A clock that was corrected while we looked: it
-//! differs at one end only.
+//! Not to be taken for: the clock of the machine that the doctor runs on, which cancels out, because servers are only
+//! compared with each other; the clocks of two masters, which no key depends on; a clock that was corrected during the
+//! window, which differs at one end only.
 //!
 //! How to confirm: `TIME` on both servers at the same moment; `chronyc tracking` or `timedatectl` on the machines.
 //!
-//! What to do: have every machine follow the same time service, by slewing and not by steps; set the wrong clock right
-//! while no failover is in progress. Sources: INFO server_time_usec (7.0+); Redis documentation of EXPIRE (appendix on
-//! the accuracy of clocks).
+//! What to do: have every machine follow the same time service, by slewing and not by steps; correct the wrong clock
+//! while no failover is in progress.
+//! Sources: INFO server_time_usec (7.0+); Redis documentation of EXPIRE (appendix on the accuracy of clocks).
 
 use super::peers;
 use super::prelude::*;
@@ -112,7 +112,9 @@ fn found(s: &Skew) -> Finding {
     let (by, ahead) = (time_us(s.ahead_ms.abs() * 1000.0), s.ahead_ms > 0.0);
     let keys = s.master.info().map_or(0, unslow_topology::Info::expiring_keys);
     let harm = if ahead {
-        format!("reads from it miss keys {by} before they expire, and a failover to it deletes them that early")
+        format!(
+            "reads from it miss keys {by} before they expire, and a failover to it deletes them that much too early"
+        )
     } else {
         format!("a failover to it lets keys live {by} longer: sessions, locks, limits")
     };
@@ -131,20 +133,21 @@ fn found(s: &Skew) -> Finding {
     ))
     .risk(format!("{harm}; {} keys have a TTL", count(keys as f64)))
     .proven(format!(
-        "both clocks were read at both ends of the window; the round trips account for {:.0} ms at most",
+        "both clocks were read at both ends of the window; the round trips account for at most {:.0} ms",
         s.error_ms
     ))
     .saw(s.replica, "INFO server", told(s.replica))
     .saw(s.master, "INFO server", told(s.master))
     .fix(
-        "Set the wrong clock right: see which of the two it is, then its time service",
+        "Correct the wrong clock: find out which of the two it is, then check its time service",
         &[
             &cli(&s.replica.address, "TIME"),
             &cli(&s.master.address, "TIME"),
             "chronyc tracking; timedatectl   (on both machines)",
             "systemctl enable --now chronyd",
         ],
-        "a step forwards expires keys at once, and puts Sentinels on that machine into TILT for 30 s: slew it",
+        "a step forward expires keys immediately, and puts Sentinels on that machine into TILT for 30 s: slew the \
+         clock",
         "",
     )
 }

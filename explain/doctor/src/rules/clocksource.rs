@@ -1,14 +1,15 @@
-//! Reading the clock is a call into the kernel on the server's machine, and a server reads it all the time.
+//! Reading the clock takes a call into the kernel on the server's machine, and a server reads the clock all the time.
 //!
-//! A server reads the clock at least twice for each command and some times in each turn of its event loop. With `tsc`,
-//! `kvm-clock` or `arch_sys_counter` the C library reads it by itself in some 25 ns. With `xen`, `hpet` or `acpi_pm` it
-//! must ask the kernel, which asks a device: a quarter of a microsecond to several, each time.
+//! A server reads the clock at least twice for each command and a few times in each turn of its event loop. With `tsc`,
+//! `kvm-clock` or `arch_sys_counter` the C library reads it without the kernel, in about 25 ns. With `xen`, `hpet` or
+//! `acpi_pm` it must ask the kernel, which asks a device: that takes between a quarter of a microsecond and several,
+//! each time.
 //!
-//! Seen when: the clock source is one of the slow ones, and reading the clock took over 100 ns there, by the doctor's
-//! own readings on that machine. What it costs is the number of readings that the commands and turns of this window
-//! needed at least, at that price: over 1 % of a core it is a finding, below it and without readings a risk.
+//! Seen when: the clock source is one of the slow ones, and reading the clock took over 100 ns there when the doctor
+//! timed it on that machine. The cost is that price times the least number of readings that the commands and event loop
+//! turns of this window needed: over 1 % of a core it is a finding; below that, or if no reading was timed, a risk.
 //!
-//! Not to be taken for: commands that are slow by themselves; `hypervisor_steal`, which the same machines have.
+//! Not to be taken for: commands that are slow in themselves; `hypervisor_steal`, which the same machines have.
 //!
 //! How to confirm: `cat /sys/devices/system/clocksource/clocksource0/{current,available}_clocksource`;
 //! `perf top -p PID` shows read_hpet, acpi_pm_read or clock_gettime; `redis-server --check-system`.
@@ -24,8 +25,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Slow clock source";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated"];
 pub const INJECTED: Injected = Injected::No(
-    "the clock source is the machine's, and with it every other program's; the rule is tested on recorded facts in \
-     which it is set by hand",
+    "every program on the machine shares the clock source; the rule is tested on recorded facts in which it is set by \
+     hand",
 );
 
 /// Sources that are read through the kernel and a device.
@@ -92,9 +93,9 @@ fn found(worst: &Slow<'_>) -> Finding {
     let read = worst.read_ns.map_or("not timed".to_string(), |ns| format!("{ns:.0} ns"));
     let finding = match worst.share().filter(|_| worst.costs()) {
         Some(share) => finding
-            .core(share, format!("at least {} of a core reads the clock: {read} each time", percent(share)))
+            .core(share, format!("at least {} of a core goes into reading the clock: {read} each time", percent(share)))
             .gain(
-                format!("with a quick clock: {} of a core back", percent(share)),
+                format!("a fast clock source frees {} of a core", percent(share)),
                 format!(
                     "{:.0} readings/s x ({:.0} - {QUICK_NS:.0}) ns = {share:.3} of a core",
                     worst.readings,
@@ -102,12 +103,14 @@ fn found(worst: &Slow<'_>) -> Finding {
                 ),
             )
             .likely(
-                "a reading was timed on the machine; how many the server made is the least that its commands and \
-                     turns need",
+                "a reading was timed on the machine; the number of readings is the least that the server's commands \
+                 and event loop turns need",
             ),
         None => finding
             .risk("each command reads the clock at least twice, so it costs more the busier the server is")
-            .possible("by the clock source; too few readings were needed in this window, or a reading was not timed"),
+            .possible(
+                "the clock source is a slow one; too few readings were needed in this window, or no reading was timed",
+            ),
     };
     finding
         .saw_at(
@@ -127,17 +130,17 @@ fn found(worst: &Slow<'_>) -> Finding {
             ),
         )
         .fix(
-            &format!("On {}: switch to a quick clock source, if the machine offers one", host.hostname),
+            &format!("On {}: switch to a fast clock source, if the machine offers one", host.hostname),
             &[
                 "cat /sys/devices/system/clocksource/clocksource0/available_clocksource",
                 "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource   (kvm-clock or \
                  arch_sys_counter, where it has no tsc)",
             ],
-            "a kernel that left tsc because it was unstable had a reason: see dmesg | grep -i clocksource first",
+            "a kernel that dropped tsc as unstable had a reason: see dmesg | grep -i clocksource first",
             &format!("echo {source} > /sys/devices/system/clocksource/clocksource0/current_clocksource"),
         )
         .fix(
-            "For the next boot: on the kernel's command line",
+            "For the next boot: set it on the kernel's command line",
             &["clocksource=tsc   (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub)"],
             "",
             "",

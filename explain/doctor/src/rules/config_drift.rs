@@ -1,17 +1,17 @@
-//! Nodes of one deployment are set differently where it matters.
+//! Nodes of one deployment have different settings where it matters.
 //!
-//! One node with another maxmemory, policy, timeout or save rule behaves differently on its worst day, mostly after it
-//! became master.
+//! A node with a different maxmemory, policy, timeout or save rule behaves differently on its worst day, usually after
+//! it has become master.
 //!
-//! Seen when: nodes differ in a setting that should be one: memory limit and policy, node timeout, persistence, output
-//! buffers, backlog, lazy freeing, io-threads. Versions are compared with each other too: in the middle of an upgrade
-//! is when it matters.
+//! Seen when: nodes differ in a setting that should be the same: memory limit and policy, node timeout, persistence,
+//! output buffers, backlog, lazy freeing, io-threads. Nodes of different versions are compared with each other too: the
+//! middle of an upgrade is when it matters.
 //!
-//! Not to be taken for: persistence on replicas only, a common practice (save, appendonly and appendfsync are compared
-//! per role); a setting that one of the versions does not have; defaults that changed between versions (save with 7.0,
-//! lazy freeing and the backlog with Valkey 8), where each node has the default of its own.
+//! Not to be taken for: persistence on replicas only, which is common practice (save, appendonly and appendfsync are
+//! compared per role); a setting that one of the versions does not have; defaults that changed between versions (save
+//! with 7.0, lazy freeing and the backlog with Valkey 8), where each node has the default of its version.
 //!
-//! What to do: set it alike and write it down (CONFIG REWRITE).
+//! What to do: set it to the same value everywhere and save it (CONFIG REWRITE).
 //! Sources: CONFIG GET.
 
 use super::prelude::*;
@@ -99,9 +99,9 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     if drifts.is_empty() {
         return match compared {
-            0 => Verdict::unknown(Lack::Version, "settings: no two nodes show the same one", ""),
+            0 => Verdict::unknown(Lack::Version, "settings: no setting was shown by two nodes", ""),
             n => Verdict::Absent(format!(
-                "settings: {n} compared, alike on {} of {} nodes",
+                "settings: {n} compared, the same on {} of {} nodes",
                 nodes.len(),
                 facts.nodes.len()
             )),
@@ -152,11 +152,8 @@ fn present(facts: &Facts, drifts: &[Drift], compared: usize) -> Verdict {
     let Some((drift, (value, on))) = drifts.first().and_then(|d| Some((d, d.odd().next()?))) else {
         return Verdict::NotHere;
     };
-    let are = if drifts.len() == 1 {
-        "1 setting is set differently".to_string()
-    } else {
-        format!("{} settings are set differently", drifts.len())
-    };
+    let are =
+        if drifts.len() == 1 { "1 setting differs".to_string() } else { format!("{} settings differ", drifts.len()) };
     let mut finding = Finding::new(format!(
         "{are}: {} is {} on {}, {} elsewhere",
         drift.name,
@@ -165,8 +162,8 @@ fn present(facts: &Facts, drifts: &[Drift], compared: usize) -> Verdict {
         quote(drift.common())
     ))
     .on(drifts.iter().flat_map(Drift::odd).flat_map(|(_, nodes)| nodes))
-    .risk("the nodes behave differently when it matters, mostly after a failover")
-    .gain("one behaviour", format!("{} of {compared} settings that could be compared", drifts.len()))
+    .risk("the nodes behave differently when it matters, usually after a failover")
+    .gain("all nodes behave the same", format!("{} of {compared} settings that could be compared", drifts.len()))
     .proven("read from each node");
     for drift in drifts.iter().take(4) {
         let listed: Vec<String> = drift.values.iter().map(|(v, n)| format!("{} on {}", quote(v), names(n))).collect();
@@ -182,11 +179,11 @@ fn present(facts: &Facts, drifts: &[Drift], compared: usize) -> Verdict {
 
 fn remedy(finding: Finding, drift: &Drift) -> Finding {
     let common = quote(drift.common());
-    let risk = "find out first which of the values was meant";
+    let risk = "find out first which of the values was intended";
     if AT_START.contains(&drift.name) {
         let odd: Vec<String> = drift.odd().flat_map(|(_, nodes)| nodes.clone()).collect();
         let line = format!("{} {common}   (in the configuration file of {}, then a restart)", drift.name, names(&odd));
-        return finding.fix(&format!("Set {} alike", drift.name), &[&line], risk, "");
+        return finding.fix(&format!("Set {} to the same value", drift.name), &[&line], risk, "");
     }
     let (mut set, mut undo) = (Vec::new(), Vec::new());
     for (value, nodes) in drift.odd() {
@@ -197,7 +194,7 @@ fn remedy(finding: Finding, drift: &Drift) -> Finding {
         }
     }
     let lines: Vec<&str> = set.iter().map(String::as_str).collect();
-    finding.fix(&format!("Set {} alike and write it down", drift.name), &lines, risk, &undo.join("; "))
+    finding.fix(&format!("Set {} to the same value and save it", drift.name), &lines, risk, &undo.join("; "))
 }
 
 fn quote(value: &str) -> String {

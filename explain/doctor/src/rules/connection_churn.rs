@@ -1,26 +1,27 @@
 //! Connections are opened for a handful of commands and thrown away.
 //!
 //! A new connection costs the server accept, registration, often AUTH, HELLO, SELECT and CLIENT SETINFO, and close;
-//! with TLS a handshake too. One command per connection cost 20 us of CPU instead of 2.6 us on a fast machine
-//! (loopback, no TLS); 60 to 200 us with AUTH and SELECT on a slow one, 0.3 to 2 ms with TLS.
+//! with TLS it also costs a handshake. One command per connection cost 20 us of CPU instead of 2.6 us on a fast machine
+//! (loopback, no TLS), 60 to 200 us with AUTH and SELECT on a slow one, and 0.3 to 2 ms with TLS.
 //!
 //! Seen when: new connections take over 1 % of a core and a tenth of what the main thread uses, or over 20 a second
 //! bring fewer than 10 commands each.
 //!
-//! What it costs is measured: the CPU that the main thread used outside commands, less bytes, expiry and
-//! defragmentation, shared out between reads and connections as their prices were to each other on a known machine; and
-//! the time inside AUTH, HELLO, SELECT and CLIENT. With TLS, all that reads do not explain is put down to the
-//! handshakes. Where that cannot be told apart, 17.5 us a connection, which is the least we have measured.
+//! What it costs is measured: the CPU that the main thread used outside commands, minus bytes, expiry and
+//! defragmentation, is divided between reads and connections in the ratio of their prices on a known machine; the time
+//! inside AUTH, HELLO, SELECT and CLIENT is added. With TLS, everything that reads do not explain is attributed to the
+//! handshakes. Where the two cannot be told apart, a connection is priced at 17.5 us, which is the least we have
+//! measured.
 //!
-//! Not to be taken for: clients that are refused and try again (`too_many_connections`), topology refreshes over new
-//! connections (then that is the finding), or clients that all reconnect at one moment and then stay
-//! (`reconnect_stampede`). TLS has no rule of its own: its handshakes are part of a new connection's price here, and
-//! the remedies for them stand beside.
+//! Not to be taken for: clients that are refused and retry (`too_many_connections`); topology refreshes over new
+//! connections (then that is the finding); clients that all reconnect at the same moment and then stay
+//! (`reconnect_stampede`). There is no separate rule for TLS: its handshakes are part of the price of a new connection
+//! here, and the remedies for them are listed here too.
 //!
-//! How to confirm: `INFO stats` twice (total_connections_received); `CLIENT LIST`: connections with a small `age`.
+//! How to confirm: run `INFO stats` twice (total_connections_received); `CLIENT LIST`: connections with a small `age`.
 //!
-//! What to do: a pool, or one long-lived connection; PHP: pconnect. With TLS, for clients that cannot: resumed
-//! sessions, an ECDSA certificate.
+//! What to do: a pool, or one long-lived connection; PHP: pconnect. With TLS, for clients that cannot: session
+//! resumption, an ECDSA certificate.
 //! Sources: INFO total_connections_received, used_cpu_*, commandstats; CONFIG GET tls-port; CLIENT LIST ages.
 
 use unslow_facts::ClientGroup;
@@ -161,7 +162,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let rows = by_worst(all.iter().filter(|(node, churn)| is_churn(node, churn)).collect(), |(_, churn)| churn.share);
     let Some((node, churn)) = rows.first() else {
         let most = all.iter().map(|(_, churn)| churn.rate).reduce(f64::max);
-        let text = most.map(|m| format!("connection churn: {} new connections a second at most", count(m)));
+        let text = most.map(|m| format!("connection churn: at most {} new connections a second", count(m)));
         return Verdict::absent(facts, "connection churn", text);
     };
     let (rate, share, each) = (churn.rate, percent(churn.share), time_us(churn.each_us()));
@@ -176,29 +177,29 @@ pub fn check(facts: &Facts) -> Verdict {
             .on(rows.iter().map(|r| r.0.address.as_str()))
             .core(churn.share, format!("{share} of a core on {}: {each} a connection{with}{before}", node.address))
             .gain(
-                format!("standing connections: {share} of a core back"),
+                format!("with persistent connections, {share} of a core is free again"),
                 format!("{rate:.0} connections/s x {:.1} us = {:.3} of a core", churn.each_us(), churn.share),
             );
     let finding = match churn.price {
         Price::Measured => finding.proven(
-            "connections, reads, CPU and time in commands were counted by the server; its CPU outside commands is \
-             shared out between \
-             them as their prices are elsewhere",
+            "the server counted connections, reads, CPU and time in commands; its CPU outside commands is divided \
+             between reads and connections in the ratio of their prices elsewhere",
         ),
         Price::Least => finding.likely(
-            "connections and commands were counted by the server; the price of one is the least measured elsewhere \
+            "the server counted connections and commands; the price of a connection is the least measured elsewhere \
              (loopback, no TLS)",
         ),
     };
-    let text = "Keep connections: a pool of the size the load needs, or one shared connection";
-    let finding = evidence(finding, node, churn).fix(text, &pools(node), "a pool holds connections while idle", "");
+    let text = "Keep connections open: a pool of the size the load needs, or one shared connection";
+    let finding =
+        evidence(finding, node, churn).fix(text, &pools(node), "a pool holds connections even while idle", "");
     if churn.tls { cheaper_handshakes(finding, node).into() } else { finding.into() }
 }
 
 /// For clients that cannot keep connections.
 fn cheaper_handshakes(finding: Finding, node: &Node) -> Finding {
     finding.fix(
-        "Meanwhile: cheaper handshakes, by sessions that are resumed and a key that signs faster than RSA",
+        "Until then, make handshakes cheaper: resume sessions, and use a key that signs faster than RSA",
         &[
             &cli(&node.address, "CONFIG GET tls-session-caching"),
             "openssl x509 -in CERTIFICATE -noout -text | grep 'Public Key Algorithm'   (id-ecPublicKey is ECDSA)",

@@ -1,22 +1,23 @@
 //! Clients open connections, forget them and open more.
 //!
-//! Code that takes a connection and returns without giving it back, a client object for each request that is never
-//! closed, a pool that is recreated with each deployment: each leaves a connection open that no one will use again.
-//! Nothing is slow, until maxclients is reached.
+//! Code that takes a connection and returns without giving it back, a client object per request that is never closed, a
+//! pool that is recreated at each deployment: each leaves a connection open that will never be used again. Nothing is
+//! slow until maxclients is reached.
 //!
-//! Seen when: the number of clients grew in the window by at least five while nearly every new connection stayed; most
-//! rows of the clients that open them are idle for over an hour; and these are over 30 % of maxclients. A pool with
-//! this many idle connections has no need of new ones. It is a risk, with the time that is left.
+//! Seen when: the number of clients grew in the window by at least five and nearly every new connection stayed open;
+//! most connections of the clients that open them have been idle for over an hour; and these are over 30 % of
+//! maxclients. A pool with this many idle connections does not need new ones. It is a risk, reported with the time that
+//! is left.
 //!
-//! Not to be taken for: a pool that idles, however large (it does not grow); connections that are opened and closed
-//! (`connection_churn`); an application that starts or grows (its connections are young); `too_many_connections`, which
-//! is where a leak ends; connections whose other end is gone (`dead_peers`).
+//! Not to be taken for: an idle pool, however large (it does not grow); connections that are opened and closed
+//! (`connection_churn`); an application that is starting or growing (its connections are young);
+//! `too_many_connections`, which is where a leak ends; connections whose other end no longer exists (`dead_peers`).
 //!
-//! How to confirm: `INFO clients` twice, some minutes apart: connected_clients grows at the same load; `CLIENT LIST`:
-//! rows whose `idle` is nearly their `age`, by name and host.
+//! How to confirm: run `INFO clients` twice, some minutes apart: connected_clients grows at the same load;
+//! `CLIENT LIST`: rows whose `idle` is nearly their `age`, by name and host.
 //!
-//! What to do: close what is idle (timeout) so that the server lives until the client is mended; then give connections
-//! back.
+//! What to do: close idle connections (timeout) so that the server survives until the client is fixed; then make the
+//! client return its connections.
 //! Sources: INFO connected_clients, total_connections_received; CLIENT LIST idle; CONFIG GET timeout.
 
 use unslow_facts::ClientGroup;
@@ -90,8 +91,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let idle: u64 = facts.live().filter_map(|n| n.clients.value()).flat_map(|c| &c.groups).map(|g| g.idle_hour).sum();
     let text = most.map(|grown| {
         format!(
-            "forgotten connections: {} clients more at most than when the window began; {idle} of those seen idle \
-                 for over an hour",
+            "forgotten connections: at most {} more clients than when the window began; {idle} of those seen have been \
+             idle for over an hour",
             count(grown)
         )
     });
@@ -112,20 +113,19 @@ fn found(worst: &Leak<'_>) -> Finding {
         count(worst.forgotten)
     ))
     .risk(format!(
-        "at this pace maxclients ({}) is reached in {left}, and new connections are \
-                   refused",
+        "at this pace maxclients ({}) is reached in {left}, and then new connections are refused",
         count(worst.max)
     ))
     .gain(
-        format!("{} connections that no one uses", count(worst.forgotten)),
+        format!("{} unused connections are freed", count(worst.forgotten)),
         format!(
             "({:.0} - {:.0}) places left x {:.1} s / {:.0} new connections = {left}",
             worst.max, worst.used, node.window_s, worst.grown
         ),
     )
     .likely(
-        "growth and idle times were counted by the server; that they will not be used again is inferred from an \
-             hour without a command",
+        "the server counted the growth and the idle times; that these connections will not be used again is inferred \
+         from an hour without a command",
     )
     .saw(
         node,
@@ -145,8 +145,8 @@ fn found(worst: &Leak<'_>) -> Finding {
             group.idle_hour, group.count, group.young
         ),
     )
-    .not("connections that come and go: nearly all that were opened in the window are still there");
-    const CLOSE: &str = "Close connections that are idle for an hour, until the client is mended";
+    .not("connections that come and go: nearly all that were opened in the window are still open");
+    const CLOSE: &str = "Close connections that have been idle for an hour, until the client is fixed";
     const SET: &str = "CONFIG SET timeout 3600";
     let risk = "clients must cope with closed idle connections; subscriptions and replicas are left alone";
     let finding = match node.setting("timeout") {
@@ -155,7 +155,7 @@ fn found(worst: &Leak<'_>) -> Finding {
         None => finding.fix(CLOSE, &[&cli(&node.address, "CONFIG GET timeout"), &cli(&node.address, SET)], risk, ""),
     };
     finding.fix(
-        &format!("In the client at {}: give each connection back, also after an error", group.host),
+        &format!("In the client at {}: return each connection, even after an error", group.host),
         &[
             "Jedis: try (Jedis jedis = pool.getResource()) { ... }, and setTestWhileIdle(true)",
             "redis-py: one redis.Redis() per process; with redis.Redis() as r: where it must be short-lived",

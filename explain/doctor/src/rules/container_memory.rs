@@ -1,24 +1,24 @@
-//! The server's container is nearly full: the kernel takes memory back before each new page, and the OOM killer is
+//! The server's container is nearly full: the kernel has to reclaim memory before each new page, and the OOM killer is
 //! next.
 //!
-//! A container's limit counts everything: data, buffers, gaps, a save's copies, and the pages of files as well. Page
-//! cache goes when memory is wanted. What is left is held, and where that reaches the limit the kernel ends a process:
-//! the server, or the child that saves. maxmemory does not prevent it: it counts used memory alone.
+//! A container's limit counts everything: data, buffers, fragmentation, the copies made by a save, and page cache as
+//! well. Page cache is dropped when memory is needed. The rest is held, and when it reaches the limit the kernel kills
+//! a process: the server, or the child that saves. maxmemory does not prevent it, because it counts only used memory.
 //!
-//! Seen when: what is held, without page cache, is nine tenths of the limit or more; of all cgroups above the server
-//! the one with the tightest limit is meant, and what others in it hold counts. It costs something now where the group
-//! stood at its limit in the window (`max` of memory.events, or memory.failcnt) and its tasks waited (memory.pressure),
-//! or where the OOM killer came. A risk: maxmemory is above nine tenths of the limit, or above four fifths for a server
-//! that forks.
+//! Seen when: the memory that is held, without page cache, is nine tenths of the limit or more. Of all cgroups above
+//! the server, the one with the tightest limit is used, and what other processes in it hold counts too. It costs
+//! something now if the group reached its limit in the window (`max` of memory.events, or memory.failcnt) and its tasks
+//! waited (memory.pressure), or if the OOM killer struck. It is a risk if maxmemory is above nine tenths of the limit,
+//! or above four fifths for a server that forks.
 //!
-//! Not to be taken for: a group that is full of page cache, as most are that write files; a machine that is short as a
-//! whole (`memory_pressure`); a server that refuses writes at maxmemory (`out_of_memory`).
+//! Not to be taken for: a group that is full of page cache, as most groups that write files are; a machine that is
+//! short of memory as a whole (`memory_pressure`); a server that refuses writes at maxmemory (`out_of_memory`).
 //!
-//! How to confirm: `cat memory.events memory.pressure` in the server's cgroup (`/proc/PID/cgroup` names it) twice, and
-//! memory.stat: `anon` beside `file`; v1: memory.failcnt, memory.stat.
+//! How to confirm: run `cat memory.events memory.pressure` twice in the server's cgroup (`/proc/PID/cgroup` names it),
+//! and compare `anon` with `file` in memory.stat; v1: memory.failcnt, memory.stat.
 //!
 //! What to do: raise the container's limit, or lower maxmemory to about three quarters of it, which leaves room for
-//! buffers, gaps and a save's copies.
+//! buffers, fragmentation and a save's copies.
 //! Sources: memory.current, memory.events, memory.stat (v2), memory.usage_in_bytes, memory.failcnt (v1); the kernel's
 //! cgroup documentation.
 
@@ -100,14 +100,14 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match all.iter().max_by(|a, b| a.share().total_cmp(&b.share())) {
         Some(most) => Verdict::Absent(format!(
-            "container memory: {} of its limit of {} are held at most, {} with page cache",
+            "container memory: at most {} of its limit of {} is held, {} including page cache",
             percent(most.share()),
             bytes(most.limit),
             bytes(most.group.used_bytes as f64)
         )),
         None if facts.live().any(|n| memory::container(facts, n).is_some()) => Verdict::unknown(
             Lack::Host,
-            "container memory: the limit was seen, and not what is charged to it",
+            "container memory: the limit was seen, but not the memory that is charged to it",
             "run again",
         ),
         None if facts.live().any(|n| facts.process(n).is_some()) => Verdict::NotHere,
@@ -120,13 +120,13 @@ fn found(facts: &Facts, c: &Contained, state: State) -> Finding {
     let (held, limit) = (bytes(c.held), bytes(c.limit));
     let finding = Finding::new(match state {
         State::Killed => {
-            format!("The OOM killer ended a process in {}'s container: it holds {held} of {limit}", node.address)
+            format!("The OOM killer killed a process in {}'s container: it holds {held} of {limit}", node.address)
         }
         State::AtLimit | State::Near => {
-            format!("{}'s container is nearly full: it holds {held} of {limit}, page cache left out", node.address)
+            format!("{}'s container is nearly full: it holds {held} of {limit}, not counting page cache", node.address)
         }
         State::Allowed => format!(
-            "{} may use {} by maxmemory, and its container's limit is {limit}",
+            "{} may use {} by its maxmemory, but its container's limit is {limit}",
             node.address,
             bytes(memory::maxmemory(node).unwrap_or(0.0))
         ),
@@ -147,7 +147,7 @@ fn found(facts: &Facts, c: &Contained, state: State) -> Finding {
             ),
         );
     let finding = match group.file_bytes {
-        Some(file) => finding.not(format!("page cache: {} of it were taken off", bytes(file as f64))),
+        Some(file) => finding.not(format!("page cache: {} of it was subtracted", bytes(file as f64))),
         None => finding,
     };
     ways_out(finding, c)
@@ -175,28 +175,27 @@ fn cost(finding: Finding, c: &Contained, state: State) -> Finding {
             .proven("the kernel counted it for the cgroup with this limit in the window"),
         (State::AtLimit, Some(share)) => finding
             .core(share.min(1.0), format!("its tasks waited for memory {} of the time; {counted}", percent(share)))
-            .gain("with room: none of it", format!("memory.pressure some: {share:.3} of the window"))
+            .gain("with enough memory, none of these waits", format!("memory.pressure some: {share:.3} of the window"))
             .proven("the kernel counted the waits of the cgroup with this limit in the window"),
         (State::AtLimit, None) => finding
-            .risk(format!("{counted} in this window; how long its tasks waited for it was not counted"))
+            .risk(format!("{counted} in this window; how long its tasks waited was not counted"))
             .severity(Severity::Medium)
             .likely(
-                "the group stood at its limit in the window and has little page cache to give; the waits are \
-                     inferred",
+                "the group reached its limit in the window and has little page cache to give up; the waits are \
+                 inferred",
             ),
         (State::Near, _) => finding
             .risk(format!(
-                "{} left; then the kernel ends the server, or the child that \
-                           saves",
+                "{} left; after that the kernel kills the server, or the child that saves",
                 bytes((c.limit - c.held).max(0.0))
             ))
             .likely("the limit and what is held were read at the window's end"),
         (State::Allowed, _) => finding
             .risk(
-                "the container is full before maxmemory is reached: the server is ended, and not one key evicted or \
-                   write refused",
+                "the container is full before maxmemory is reached: the server is killed, without one key evicted or \
+                 write refused",
             )
-            .likely("both limits were read; what is held is below them"),
+            .likely("both limits were read; the memory held is below them"),
     }
 }
 
@@ -215,7 +214,7 @@ fn ways_out(finding: Finding, c: &Contained) -> Finding {
     let finding = finding.fix(
         &format!("Raise the container's limit to {}", bytes(raised)),
         &raise,
-        "its machine must have as much; the docker line leaves the container without swap",
+        "its machine must have that much; the docker line leaves the container without swap",
         &format!("docker update --memory {0:.0} --memory-swap {0:.0} CONTAINER", c.limit),
     );
     if !node.is_master() || max.is_some_and(|max| max <= wanted) {
@@ -223,13 +222,13 @@ fn ways_out(finding: Finding, c: &Contained) -> Finding {
     }
     let policy = node.info().and_then(|i| i.get("maxmemory_policy")).unwrap_or("unknown");
     let risk = match (used > wanted, policy) {
-        (true, "noeviction" | "unknown") => "writes are refused at once: more than that is used already",
-        (true, _) => "keys are evicted at once: more than that is used already",
+        (true, "noeviction" | "unknown") => "writes are refused immediately: more than that is already in use",
+        (true, _) => "keys are evicted immediately: more than that is already in use",
         (false, "noeviction" | "unknown") => "writes are refused once it is reached",
         (false, _) => "keys are evicted once it is reached",
     };
     finding.fix(
-        "Or set maxmemory to three quarters of it: the rest is for buffers, gaps and a save's copies",
+        "Or set maxmemory to three quarters of it: the rest is for buffers, fragmentation and a save's copies",
         &[&cli(&node.address, &format!("CONFIG SET maxmemory {wanted:.0}"))],
         risk,
         &cli(&node.address, &format!("CONFIG SET maxmemory {:.0}", max.unwrap_or(0.0))),

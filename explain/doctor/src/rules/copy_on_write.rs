@@ -1,20 +1,21 @@
 //! While the server saves, every page it writes to is copied, and there is hardly room for the copies.
 //!
-//! The child that saves shares the server's pages until they are written. With many writes, a long save, or huge pages
-//! (2 MB for each write) the copies can come to as much as the data. Where machine or container have not as much, the
-//! kernel swaps, or ends one of the two.
+//! The child that saves shares the server's pages until the server writes to them. With many writes, a long save, or
+//! huge pages (2 MB for each write) the copies can add up to as much as the data. If the machine or container does not
+//! have that much, the kernel swaps, or kills one of the two.
 //!
-//! Seen when: a save runs now, its copies are a tenth of the resident memory or more, and both together nine tenths of
-//! what the machine or container has. A risk: the last save's copies would not fit beside what is resident now.
+//! Seen when: a save is running, its copies are a tenth of the resident memory or more, and both together are nine
+//! tenths of what the machine or container has. It is a risk if the last save's copies would not fit in addition to
+//! what is resident now.
 //!
-//! Not to be taken for: the resident memory of the child, which it shares; a fork that takes long (`fork_stall`); a
-//! fork that is refused (`overcommit`).
+//! Not to be taken for: the resident memory of the child, which is shared with the server; a fork that takes long
+//! (`fork_stall`); a fork that is refused (`overcommit`).
 //!
 //! How to confirm: `INFO persistence`: current_cow_size, current_cow_peak (7.0+), rdb_last_cow_size, aof_last_cow_size;
 //! the log's "Fork CoW for RDB: current .. MB, peak .. MB".
 //!
-//! What to do: save where few writes are, on a replica or at a quiet hour; huge pages off; a lower maxmemory or more
-//! memory.
+//! What to do: save where there are few writes, on a replica or at a quiet hour; turn huge pages off; lower maxmemory
+//! or add memory.
 //! Sources: INFO persistence; Redis administration documentation (up to twice the memory while saving).
 
 use super::memory::{self, Limit};
@@ -23,8 +24,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Copy-on-write";
 pub const LEADS_TO: &[&str] = &["container_memory", "memory_pressure"];
 pub const INJECTED: Injected = Injected::No(
-    "the copies have to come near the container's limit, where the kernel ends the server at a moment of its own; \
-     tested on facts by hand",
+    "the copies have to come near the container's limit, where the kernel may kill the server at any moment; tested on \
+     hand-written facts",
 );
 
 /// Copies, of the resident memory.
@@ -70,7 +71,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let text = all.iter().max_by(|a, b| a.last.total_cmp(&b.last)).map(|most| match most.last > 0.0 {
         true => format!(
-            "copies of saves: {} at most, {} with what is resident, of {}",
+            "copies of saves: at most {}; with resident memory, {} of {}",
             bytes(most.last),
             percent(most.share()),
             most.limit.words()
@@ -99,13 +100,16 @@ fn found(facts: &Facts, c: &Copies) -> Finding {
     let (resident, of) = (bytes(c.resident), c.limit.words());
     let finding = match c.now.filter(|_| c.is_near_now()) {
         Some(now) => Finding::new(format!(
-            "{} saves, and its copies fill the memory: {} copied and {resident} resident, out of {of}",
+            "{} is saving, and the copies fill the memory: {} copied and {resident} resident, out of {of}",
             node.address,
             bytes(now)
         ))
-        .memory((now / c.limit.bytes.max(1.0)).min(1.0), format!("{} of {of} are copies of this save", bytes(now)))
+        .memory(
+            (now / c.limit.bytes.max(1.0)).min(1.0),
+            format!("{} of {of} is taken by copies for this save", bytes(now)),
+        )
         .gain(
-            "a save without writes beside it copies next to nothing",
+            "a save without concurrent writes copies next to nothing",
             format!(
                 "({resident} + {}) / {} = {:.2}",
                 bytes(now),
@@ -113,14 +117,14 @@ fn found(facts: &Facts, c: &Copies) -> Finding {
                 (c.resident + now) / c.limit.bytes.max(1.0)
             ),
         )
-        .proven("the server counts the pages of the save that runs"),
+        .proven("the server counts the pages copied for the running save"),
         None => Finding::new(format!(
-            "{} has no room for a save's copies: {} at the last one, and {resident} resident, out of {of}",
+            "{} has no room for a save's copies: {} at the last save, and {resident} resident, out of {of}",
             node.address,
             bytes(c.last)
         ))
-        .risk("at the next save the kernel swaps, or ends the server or its child")
-        .likely("the last save's copies were counted; that the next one needs as many is inferred"),
+        .risk("at the next save the kernel swaps, or kills the server or its child")
+        .likely("the last save's copies were counted; that the next one needs as much is inferred"),
     };
     let finding = finding
         .saw(
@@ -154,7 +158,7 @@ fn huge_pages(finding: Finding, facts: &Facts, node: &Node) -> Finding {
                 host.hostname
             ),
             &["echo never > /sys/kernel/mm/transparent_hugepage/enabled"],
-            "other programs there may want them",
+            "other programs on that machine may need them",
             &format!("echo {thp} > /sys/kernel/mm/transparent_hugepage/enabled"),
         )
 }
@@ -163,22 +167,22 @@ fn ways_out(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let save = node.setting("save").filter(|s| !s.is_empty());
     let finding = match (memory::replica_of(facts, node), save) {
         (Some(replica), Some(save)) => finding.fix(
-            "Save where few writes are: on its replica",
+            "Save where there are few writes: on its replica",
             &[&cli(&replica.address, "CONFIG SET save \"3600 1\""), &cli(&node.address, "CONFIG SET save \"\"")],
-            "the master's own disk is then no backup; and a master that restarts empty empties its replicas too: no \
-             automatic restart",
+            "the master's own disk then holds no backup, and a master that restarts empty empties its replicas too: do \
+             not restart it automatically",
             &cli(&node.address, &format!("CONFIG SET save \"{save}\"")),
         ),
         (None, Some(save)) if save != "3600 1" => finding.fix(
             "Save less often",
             &[&cli(&node.address, "CONFIG SET save \"3600 1\"")],
-            "up to an hour of writes is lost if the machine is",
+            "up to an hour of writes is lost if the machine is lost",
             &cli(&node.address, &format!("CONFIG SET save \"{save}\"")),
         ),
         _ => finding,
     };
     finding.fix(
-        "More memory for it, or less data on it: twice what is resident while it saves under writes",
+        "Give it more memory, or less data: while it saves under writes it needs up to twice what is resident",
         &[&cli(&node.address, "INFO persistence")],
         "",
         "",

@@ -1,18 +1,18 @@
 //! The container's CPU quota stops the server for tens of milliseconds at a time.
 //!
-//! When the quota of a period (100 ms) is used up the kernel stops every thread until the next one. The slow log stays
-//! empty, LATENCY DOCTOR sees nothing: only the cgroup's counters, or a probe from outside, can show it.
+//! When the quota of a period (100 ms) is used up, the kernel stops every thread until the next one. The slow log stays
+//! empty and LATENCY DOCTOR sees nothing: only the cgroup's counters, or a probe from outside, can show it.
 //!
 //! Seen when: the server's cgroup, or one above it (a pod, a slice), was throttled in over 1 % of its periods in the
-//! window. If it stood still for less than 0.1 % of the time, it is a risk.
+//! window. If it was stopped for less than 0.1 % of the time, it is a risk.
 //!
-//! Not to be taken for: steal (`hypervisor_steal`: the hypervisor's doing) or a busy neighbour (`noisy_neighbour`: no
-//! quota involved).
+//! Not to be taken for: steal (`hypervisor_steal`: the hypervisor is to blame) or a busy neighbour (`noisy_neighbour`:
+//! no quota is involved).
 //!
-//! How to confirm: `cat cpu.stat` twice in the server's cgroup (`/proc/PID/cgroup` names it) and in those above:
+//! How to confirm: run `cat cpu.stat` twice in the server's cgroup (`/proc/PID/cgroup` names it) and in those above it:
 //! nr_throttled grows.
 //!
-//! What to do: no CPU limit, or whole cores: threads plus one for saving.
+//! What to do: no CPU limit, or whole cores: one for each thread, plus one for saving.
 //! Sources: cpu.stat nr_throttled, throttled time; measured: a quota of 20 % gave stalls of 52 ms and an empty slow
 //! log.
 
@@ -46,9 +46,9 @@ pub fn check(facts: &Facts) -> Verdict {
     let Some((node, host, process, throttled, periods)) = rows.first() else {
         return match looked {
             Some(share) => {
-                Verdict::Absent(format!("CPU quota: throttled in {} of its periods at most", percent(share)))
+                Verdict::Absent(format!("CPU quota: throttled in at most {} of its periods", percent(share)))
             }
-            None => Verdict::unknown(Lack::Host, "CPU quota: the server's cgroup could not be looked into", SEE_HOST),
+            None => Verdict::unknown(Lack::Host, "CPU quota: the server's cgroup could not be read", SEE_HOST),
         };
     };
     let share = process.throttled_share.unwrap_or(0.0).clamp(0.0, 1.0);
@@ -70,7 +70,7 @@ pub fn check(facts: &Facts) -> Verdict {
     };
     let mut finding = finding
         .gain(
-            "without the quota: none of it",
+            "without the quota, none of these waits",
             format!(
                 "{throttled} of {periods} periods; {share:.3} of the time x {each_ms:.0} ms / 2 = {wait_ms:.2} ms \
                      a request"
@@ -104,7 +104,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     finding
         .fix(
-            "Remove the limit, or give whole cores: as many as the server has threads, and one for saving",
+            "Remove the limit, or give it whole cores: as many as the server has threads, plus one for saving",
             &[
                 "kubernetes: no resources.limits.cpu, and resources.requests.cpu of 1 or more",
                 "docker update --cpus 0 CONTAINER",

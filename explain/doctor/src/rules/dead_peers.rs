@@ -1,13 +1,13 @@
-//! Connections whose other end has left stay open, because the server does not look after them.
+//! Connections whose other end has left stay open, because the server does not check on them.
 //!
-//! A client's machine that dies, or a firewall that forgets a connection, sends no farewell. The server learns of it by
-//! keepalive probes, which `tcp-keepalive` sets (300 s by default; 0 turns them off), or, where it has sent something,
-//! when the kernel gives up on that after a quarter of an hour. Until then such a connection takes one of maxclients,
-//! keeps its buffers, and receives messages and list items that no one will ever read.
+//! A client's machine that dies, or a firewall that forgets a connection, does not say goodbye. The server learns of it
+//! from keepalive probes, which `tcp-keepalive` sets (300 s by default; 0 turns them off), or, if it has sent
+//! something, when the kernel gives up on that after a quarter of an hour. Until then such a connection takes one of
+//! maxclients, keeps its buffers, and receives messages and list items that will never be read.
 //!
-//! Seen when: `tcp-keepalive` is 0 or over 300, and clients of other machines are idle for over an hour, or the kernel
-//! has sent the same data or probe to a peer three times and heard nothing for seconds. It is a risk: the living pay
-//! nothing for the dead.
+//! Seen when: `tcp-keepalive` is 0 or over 300, and clients on other machines have been idle for over an hour, or the
+//! kernel has sent the same data or probe to a peer three times and heard nothing for seconds. It is a risk: live
+//! connections pay nothing for the dead ones.
 //!
 //! Not to be taken for: clients that are idle and answer the kernel (a pool at rest), with keepalive on; `packet_loss`,
 //! where peers answer in the end; `connection_leak`, where the client is alive and has forgotten the connection.
@@ -15,7 +15,7 @@
 //! How to confirm: `ss -tino state established 'sport = :6379'`: timer:(on,..), backoff and lastack; `CLIENT LIST`:
 //! connections with an idle time of hours from hosts that no longer exist.
 //!
-//! What to do: turn keepalive on; it counts for connections that are made from then on, so close the dead ones by hand.
+//! What to do: turn keepalive on; it applies to connections made from then on, so close the dead ones by hand.
 //! Sources: CONFIG GET tcp-keepalive; tcp_info (tcpi_retransmits, tcpi_probes, tcpi_last_ack_recv); tcp(7)
 //! tcp_retries2.
 
@@ -115,11 +115,11 @@ fn found(worst: &Unwatched<'_>) -> Finding {
         format!("{} does not check whether a client's machine is still there ({})", node.address, worst.setting())
     };
     let finding = Finding::new(title);
-    let text = "a dead connection takes one of maxclients and what is sent to it is lost";
+    let text = "a dead connection takes one of maxclients, and what is sent to it is lost";
     let finding = if worst.unanswered > 0 {
         finding
             .risk(format!("{text}; the quietest has been silent for {}", time_us(worst.quiet_ms as f64 * 1000.0)))
-            .likely("the kernel sends again and hears nothing; a path that is cut for a while looks the same")
+            .likely("the kernel retransmits and hears nothing; a path that is cut for a while looks the same")
             .saw(
                 node,
                 "ss -tino",
@@ -132,10 +132,12 @@ fn found(worst: &Unwatched<'_>) -> Finding {
     } else {
         finding
             .risk(format!(
-                "{text}; {} connections from other machines are idle for over an hour, dead or not",
+                "{text}; {} connections from other machines have been idle for over an hour, dead or not",
                 worst.idle
             ))
-            .possible("by the setting; whether the idle ones are alive cannot be seen without a probe")
+            .possible(
+                "judged by the setting; without a probe there is no telling whether the idle connections are alive",
+            )
     };
     let finding = finding.saw(node, "CONFIG GET tcp-keepalive", format!("{:.0}", worst.keepalive_s));
     let finding = match node.clients.value() {
@@ -150,19 +152,19 @@ fn found(worst: &Unwatched<'_>) -> Finding {
     let back = format!("CONFIG SET tcp-keepalive {:.0}", worst.keepalive_s);
     let finding = finding.fix_at(
         &node.address,
-        "Have the kernel look after connections; it counts for those that are made from now on",
+        "Let the kernel probe idle connections; this applies to connections made from now on",
         &[&set],
-        "one small packet per idle connection and minute",
+        "one small packet a minute per idle connection",
         &back,
     );
     let finding = finding.fix(
-        "Close the connections that are dead already, and no others: by their address in CLIENT LIST",
+        "Close the connections that are already dead, and no others: by their address in CLIENT LIST",
         &[&cli(&node.address, "CLIENT KILL ADDR IP:PORT")],
-        "a client that is alive after all reconnects",
+        "a client that turns out to be alive has to reconnect",
         "",
     );
     finding.fix(
-        "In the clients: notice a dead server as quickly",
+        "In the clients: notice a dead server just as quickly",
         &[
             "Lettuce: SocketOptions.builder().keepAlive(KeepAliveOptions...).tcpUserTimeout(TcpUserTimeoutOptions...)",
             "redis-py: Redis(socket_keepalive=True, health_check_interval=30)",

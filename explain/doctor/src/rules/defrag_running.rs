@@ -1,19 +1,19 @@
-//! The server packs its memory while it works, and takes the main thread's time for it.
+//! The server defragments its memory while it works, and takes the main thread's time for it.
 //!
 //! Active defragmentation moves keys between commands. It takes as much of the core as it thinks it needs, up to
-//! `active-defrag-cycle-max` (25 % as servers come), for as long as the gaps are above its threshold.
+//! `active-defrag-cycle-max` (25 % by default), for as long as fragmentation is above its threshold.
 //!
-//! Seen when: at both ends of the window it was at work, it looked at keys in between, and its share of the core was a
-//! tenth or more: the effort it names, for the part of the window that it ran (total_active_defrag_time, 7.0+).
+//! Seen when: it was running at both ends of the window, it looked at keys in between, and its share of the core was a
+//! tenth or more: the effort it reports, for the part of the window that it ran (total_active_defrag_time, 7.0+).
 //!
 //! Not to be taken for: fragmentation itself (`fragmentation`), which is what it works against; slow commands; expiry
-//! (`expire_storm`), which also works between commands.
+//! (`expire_storm`), which also runs between commands.
 //!
-//! How to confirm: `INFO memory` active_defrag_running twice; `INFO stats` active_defrag_hits, active_defrag_misses;
-//! `LATENCY HISTORY active-defrag-cycle`.
+//! How to confirm: run `INFO memory` twice: active_defrag_running; `INFO stats` active_defrag_hits,
+//! active_defrag_misses; `LATENCY HISTORY active-defrag-cycle`.
 //!
-//! What to do: lower its ceiling, or turn it off until the quiet hours. Where it moves next to nothing, it has nothing
-//! to gain here.
+//! What to do: lower its ceiling, or turn it off until a quiet hour. If it moves next to nothing, there is nothing to
+//! gain from it here.
 //! Sources: INFO active_defrag_running, active_defrag_hits, total_active_defrag_time; redis/redis#5603, #8706;
 //! valkey-io/valkey#1242.
 
@@ -69,9 +69,9 @@ pub fn check(facts: &Facts) -> Verdict {
             facts,
             "active defragmentation",
             seen.map(|effort| match rows.first() {
-                Some(worst) => format!("active defragmentation: {} of a core at most", percent(worst.share())),
+                Some(worst) => format!("active defragmentation: at most {} of a core", percent(worst.share())),
                 None => format!(
-                    "active defragmentation: not at work through the window (active_defrag_running:{effort:.0})"
+                    "active defragmentation: not running throughout the window (active_defrag_running:{effort:.0})"
                 ),
             }),
         ),
@@ -97,7 +97,7 @@ fn cycles(node: &Node) -> Option<&LatencyEvent> {
 fn found(p: &Packs) -> Finding {
     let (node, share) = (p.node, p.share());
     let outcome = if p.is_useless() {
-        format!("; of {} objects it examined it moved {}", count(p.looked_at), count(p.moved))
+        format!("; of {} objects it examined, it moved {}", count(p.looked_at), count(p.moved))
     } else {
         String::new()
     };
@@ -120,7 +120,7 @@ fn found(p: &Packs) -> Finding {
             p.time.map_or("all".into(), percent)
         ),
     )
-    .likely("the server names the effort it aims at; what of it this window took is not counted apart")
+    .likely("the server reports the effort it aims at; how much of it this window took is not counted separately")
     .saw(node, "INFO memory", format!("active_defrag_running:{:.0} at both ends of the window", p.effort * 100.0))
     .saw(node, "INFO stats", format!("active_defrag_hits +{:.0} of {:.0} looked at", p.moved, p.looked_at));
     let finding = match cycle {
@@ -149,9 +149,9 @@ fn ways_out(finding: Finding, p: &Packs) -> Finding {
     let finding = match ceiling {
         Some(max) if !p.is_useless() => finding.fix_at(
             address,
-            "Lower its ceiling: it packs for longer, and takes less at a time",
+            "Lower its ceiling: it runs for longer, and takes less CPU at a time",
             &["CONFIG SET active-defrag-cycle-max 10"],
-            "the gaps stay for longer",
+            "memory stays fragmented for longer",
             &format!("CONFIG SET active-defrag-cycle-max {max:.0}"),
         ),
         _ => finding,
@@ -161,10 +161,10 @@ fn ways_out(finding: Finding, p: &Packs) -> Finding {
         if p.is_useless() {
             "Turn it off: it finds next to nothing to move"
         } else {
-            "Or turn it off until the quiet hours"
+            "Or turn it off until a quiet hour"
         },
         &["CONFIG SET activedefrag no"],
-        "memory stays fragmented meanwhile",
+        "memory stays fragmented while it is off",
         "CONFIG SET activedefrag yes",
     )
 }

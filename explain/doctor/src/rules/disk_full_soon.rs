@@ -1,20 +1,20 @@
 //! The next save does not fit on the disk.
 //!
-//! A snapshot and a rewrite write a new file beside the old one and remove the old one at the end: for that time there
-//! must be room for both. Where there is none the save fails, and with it, mostly, every write from then on (MISCONF).
+//! A snapshot or a rewrite writes a new file next to the old one and removes the old one at the end, so for that time
+//! there must be room for both. Without it the save fails, and so, usually, does every write from then on (MISCONF).
 //!
-//! Seen when: the server saves by itself (`save` has rules, or it has an AOF), and its file system has less room than
-//! the next save needs: for a rewrite the size of the AOF after the last one (aof_base_size), for a snapshot half of
-//! the data set in memory (compressed it is mostly less than that, seldom less than a tenth). It is a risk: nothing
-//! fails yet.
+//! Seen when: the server saves automatically (`save` has rules, or it has an AOF), and its file system has less room
+//! than the next save needs: for a rewrite the size of the AOF after the last one (aof_base_size), for a snapshot half
+//! of the data set in memory (compressed it is usually less than that, but seldom less than a tenth). It is a risk:
+//! nothing fails yet.
 //!
-//! Not to be taken for: saves that fail already (`saves_failing`).
+//! Not to be taken for: saves that already fail (`saves_failing`).
 //!
 //! How to confirm: `CONFIG GET dir`, then `df -h DIR` on its machine; `INFO memory`: used_memory_dataset;
 //! `INFO persistence`: aof_base_size, aof_current_size.
 //!
-//! What to do: remove old dumps, logs and temp-*.rdb files of saves that were killed; then a larger disk, or a smaller
-//! data set.
+//! What to do: remove old dumps, logs and temp-*.rdb files of saves that were killed; then get a larger disk, or a
+//! smaller data set.
 //! Sources: statvfs of /proc/PID/cwd; INFO memory and persistence; Redis persistence documentation.
 
 use unslow_facts::{Host, Storage};
@@ -80,7 +80,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match all.first() {
         Some(r) if all.len() == saving.len() => Verdict::Absent(format!(
-            "room for saves: {} free where the next one needs {} at most",
+            "room for saves: {} free, and the next one needs at most {}",
             bytes(r.free()),
             bytes(r.need)
         )),
@@ -127,22 +127,22 @@ fn found(r: &Room<'_>) -> Finding {
     };
     Finding::new(format!("{} has {free} of disk left, and {} needs about {need}", node.address, r.by))
         .risk(format!("the next one may well fail{refused}"))
-        .likely("both sizes were read; how far the data can be compressed is not known before it is saved")
+        .likely("both sizes were read; how well the data compresses is not known until it is saved")
         .saw_at(format!("/proc/PID/cwd ({})", r.host.hostname), format!("{free} of {size} free"), r.host.at_ms)
         .saw(node, "INFO all", of_it)
         .fix(
-            "Make room there: old dumps, logs, temp-*.rdb files of saves that were killed",
+            "Make room there: remove old dumps, logs, and temp-*.rdb files of saves that were killed",
             &[&cli(&node.address, "CONFIG GET dir"), "df -h DIR; du -sh DIR/* | sort -h   (on its machine)"],
             "",
             "",
         )
         .fix(
             &format!(
-                "A larger disk: it has {size}; the data in memory are {}",
+                "Get a larger disk: it has {size}; the data set in memory is {}",
                 bytes(node.number("used_memory").unwrap_or(0.0))
             ),
             &[&cli(&node.address, "INFO memory")],
-            "moving the directory takes a restart",
+            "moving the directory requires a restart",
             "",
         )
 }

@@ -1,23 +1,24 @@
-//! The disk below the append-only file is slow in this window.
+//! The disk under the append-only file is slow in this window.
 //!
-//! A write to the file goes to the page cache and is quick; the sync that follows waits for the device. While the
-//! device needs 20 ms and more for a write, because it is slow or because something else keeps it busy, syncs pile up
-//! behind each other. Under everysec the main thread puts writes off for up to two seconds and then waits as well;
-//! under always each write waits at once.
+//! A write to the file goes to the page cache and is fast; the sync that follows waits for the device. When the device
+//! needs 20 ms or more for a write, because it is slow or because something else keeps it busy, syncs pile up. Under
+//! everysec the main thread postpones writes for up to two seconds and then waits as well; under always each write
+//! waits immediately.
 //!
 //! Seen when: the server has an AOF, and the device of its working directory needed 20 ms or more for the mean write
-//! and was busy for 60 % of the window or more, or 100 ms whatever it was busy; or half of the syncs that `--fsync-dir`
-//! timed took 20 ms. By itself that is a risk: what the server waited is told by `aof_fsync_stall` and `fsync_always`,
-//! which then stand beneath this.
+//! and was busy for 60 % of the window or more, or needed 100 ms no matter how busy it was; or half of the syncs that
+//! `--fsync-dir` timed took 20 ms. On its own that is a risk: how long the server waited is reported by
+//! `aof_fsync_stall` and `fsync_always`, which then appear beneath this finding.
 //!
-//! Not to be taken for: a slow sync that the device does not show (a journal that others fill, a network file system, a
-//! quota of the container): then those two stand alone. Nor for swapping, which makes the same disk busy.
+//! Not to be taken for: a slow sync that the device does not show (a journal that other processes fill, a network file
+//! system, a container's quota): then those two are reported on their own. Nor for swapping, which makes the same disk
+//! busy.
 //!
-//! How to confirm: `iostat -x 1` on the machine: w_await and %util of the device; `pidstat -d 1`: who writes;
-//! `unslow host --fsync-dir DIR`.
+//! How to confirm: `iostat -x 1` on the machine: w_await and %util of the device; `pidstat -d 1`: which processes
+//! write; `unslow host --fsync-dir DIR`.
 //!
-//! What to do: stop what else writes there (a backup, a log, another server's rewrite), then give the AOF a device of
-//! its own.
+//! What to do: stop what else writes there (a backup, a log, another server's rewrite), then give the AOF its own
+//! device.
 //! Sources: /proc/diskstats, /proc/PID/cwd, /proc/pressure/io; redis #10287.
 
 use unslow_facts::{Disk, Host};
@@ -28,7 +29,7 @@ use super::prelude::*;
 pub const TITLE: &str = "Slow disk";
 pub const LEADS_TO: &[&str] = &["fsync_always", "aof_fsync_stall"];
 pub const INJECTED: Injected = Injected::No(
-    "a slow block device is one of the whole machine; the lab makes syncs slow in the server (slow_fsync), which the \
+    "a slow block device slows the whole machine; the lab makes syncs slow inside the server (slow_fsync), which the \
      device does not show",
 );
 
@@ -78,18 +79,18 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(worst).on(rows.iter().map(|b| b.node.address.as_str())).into();
     }
     if all.len() < with.len() {
-        return Verdict::unknown(Lack::Host, "the disk: a server's machine could not be looked into", SEE_HOST);
+        return Verdict::unknown(Lack::Host, "the disk: a server's machine could not be inspected", SEE_HOST);
     }
     if all.iter().any(|b| !b.placed && b.sync_ms.is_none()) {
         return Verdict::unknown(
             Lack::Host,
-            "the disk: which one a server writes to could not be seen",
+            "the disk: could not tell which one a server writes to",
             "run it as root, or as the server's user, on the server's machine; or: --fsync-dir DIR",
         );
     }
     Verdict::Absent(match all.iter().find(|b| b.disk.is_some()) {
         Some(b) => format!(
-            "the disk: {:.1} ms a write at most, {} busy",
+            "the disk: at most {:.1} ms a write, {} busy",
             b.ms(),
             b.disk.map_or(String::new(), |d| percent(d.busy_share))
         ),
@@ -111,7 +112,7 @@ fn found(b: &Below<'_>) -> Finding {
     let by_device = b.disk.filter(|d| d.write_await_ms >= b.sync_ms.unwrap_or(0.0));
     let name = by_device.map_or("the disk", |d| d.name.as_str());
     let mut finding = Finding::new(format!(
-        "{} of {} needs {} for a write: the AOF of {} is on it",
+        "{} on {} needs {} for a write: the AOF of {} is on it",
         name,
         host.hostname,
         time_us(b.ms() * 1000.0),
@@ -155,15 +156,17 @@ fn found(b: &Below<'_>) -> Finding {
 
 fn mend(finding: Finding, node: &Node, beside: &[String]) -> Finding {
     let who = match beside {
-        [] => "See who writes to it, and stop or slow down what can wait (a backup, a log)".to_string(),
-        all => format!("See who writes to it: {} do as well; let them save and rewrite at other times", names(all)),
+        [] => "Find out what writes to it, and stop or slow down what can wait (a backup, a log)".to_string(),
+        all => {
+            format!("Find out what writes to it: {} do as well; let them save and rewrite at other times", names(all))
+        }
     };
     finding
         .fix(&who, &["pidstat -d 1   (on its machine)", "iostat -x 1   (on its machine: w_await, %util)"], "", "")
         .fix(
-            "Give the AOF a device that nothing else writes to: local NVMe, or a volume with more operations a second",
+            "Give the AOF a device that nothing else writes to: local NVMe, or a volume with more IOPS",
             &[&cli(&node.address, "CONFIG GET dir")],
-            "moving the directory takes a restart",
+            "moving the directory requires a restart",
             "",
         )
 }

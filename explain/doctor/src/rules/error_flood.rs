@@ -1,25 +1,26 @@
 //! Many commands fail.
 //!
 //! Failed commands are lost work that latency graphs do not show: OOM, READONLY, MISCONF, NOAUTH, WRONGTYPE, BUSY,
-//! CLUSTERDOWN. Clients that retry at once double the load.
+//! CLUSTERDOWN. Clients that retry immediately double the load.
 //!
-//! Seen when: more than 20 commands in the window and over 1 % of those asked for end in an error that costs a request;
-//! or OOM, MISCONF, READONLY, LOADING, CLUSTERDOWN, MASTERDOWN or NOREPLICAS at least once a second. The share is of
-//! all commands asked for: executed ones, refused ones (which the server does not count as processed) and unknown ones.
+//! Seen when: more than 20 commands in the window, and over 1 % of those that clients sent, end in an error that costs
+//! a request; or OOM, MISCONF, READONLY, LOADING, CLUSTERDOWN, MASTERDOWN or NOREPLICAS occur at least once a second.
+//! The share is of all commands sent: executed ones, refused ones (which the server does not count as processed) and
+//! unknown ones.
 //!
-//! What it weighs: the errors above are the server's, and everything it is asked may meet them. WRONGTYPE, ERR, NOPERM,
-//! NOAUTH and the like cost the requests that are wrong and no others: up to 10 % of the commands they are never
-//! critical.
+//! What it weighs: OOM and the others named with it are the server's errors, and any request may meet them. WRONGTYPE,
+//! ERR, NOPERM, NOAUTH and the like cost only the requests that are wrong: with up to 10 % of the commands failing they
+//! are never critical.
 //!
-//! Not to be taken for: commands that a user's ACL denies (`acl_denials`, which speaks first and whose errors are left
-//! out here where it does); writes refused with MISCONF, which are a consequence of `saves_failing`; redirects
-//! (`redirect_storm`), NOSCRIPT before EVAL and BUSYGROUP, which are protocols at work; greetings that a server
+//! Not to be taken for: commands that a user's ACL denies (`acl_denials`, which takes precedence: what it reports is
+//! left out here); writes refused with MISCONF, which are a consequence of `saves_failing`; redirects
+//! (`redirect_storm`), NOSCRIPT before EVAL and BUSYGROUP, which are normal protocol; handshake commands that a server
 //! refuses. redis-py, Lettuce, Jedis and go-redis send `CLIENT SETINFO` on each new connection (known from 7.2 on),
 //! newer ones `CLIENT MAINT_NOTIFICATIONS`: up to three refusals per new connection do no harm and are not counted as
 //! failures.
 //!
-//! How to confirm: `INFO errorstats` twice; `INFO commandstats` names the commands (`rejected_calls`: refused before
-//! they ran, `failed_calls`: ran and failed); `ACL LOG` for NOPERM, NOAUTH and WRONGPASS.
+//! How to confirm: run `INFO errorstats` twice; `INFO commandstats` names the commands (`rejected_calls`: refused
+//! before they ran, `failed_calls`: ran and failed); `ACL LOG` for NOPERM, NOAUTH and WRONGPASS.
 //!
 //! What to do: by kind of error, see the remedies.
 //! Sources: INFO errorstats and commandstats (6.2+).
@@ -130,7 +131,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     if worst.greetings() > 0 {
         finding = finding.not(format!(
-            "client libraries' greetings: {} refused, and nothing lost by it",
+            "client libraries' greetings: {} refused, and nothing was lost",
             count(worst.greetings() as f64)
         ));
     }
@@ -169,7 +170,7 @@ fn absent(facts: &Facts, all: &[Failing<'_>]) -> Verdict {
     };
     let asked = count(worst.outcomes.asked);
     Verdict::Absent(format!(
-        "errors: {} of {asked} commands failed ({} at most on a server){besides}",
+        "errors: {} of {asked} commands failed ({} at most on one server){besides}",
         worst.total,
         percent(worst.share)
     ))
@@ -206,18 +207,19 @@ fn remedy<'a>(finding: Finding, facts: &'a Facts, at: &Failing<'a>, kind: &str) 
         ),
         "MASTERDOWN" => ask(
             finding,
-            "MASTERDOWN: this replica has lost its master and does not answer from old data; mend the link",
+            "MASTERDOWN: this replica has lost its master and does not serve stale data; fix the link",
             &[&here("INFO replication   (master_link_status, master_link_down_since_seconds)")],
         ),
         "LOADING" => ask(
             finding,
-            "LOADING: the server is reading its data set; let clients read elsewhere until it is done",
+            "LOADING: the server is loading its data set; let clients read elsewhere until it is done",
             &[&here("INFO persistence   (loading_eta_seconds)")],
         ),
         "NOAUTH" | "WRONGPASS" => ask(
             finding,
             &format!(
-                "{kind}: clients come without a password, or with an old one; the log names their user and address"
+                "{kind}: clients connect without a password, or with an old one; the ACL log names their user and \
+                 address"
             ),
             &[&here("ACL LOG 10")],
         ),
@@ -240,19 +242,21 @@ fn of_the_client(finding: Finding, node: &Node, kind: &str) -> Finding {
     match kind {
         "UNKILLABLE" => ask(
             finding,
-            "UNKILLABLE: the script that runs has written already and cannot be stopped; wait for it, or fail over to \
-             a replica",
+            "UNKILLABLE: the running script has already written and cannot be stopped; wait for it, or fail over to a \
+             replica",
             &[&here("INFO replication   (is there a replica in step?)")],
         ),
         "NOTBUSY" => ask(
             finding,
-            "NOTBUSY: something sends SCRIPT KILL or FUNCTION KILL while nothing runs: a watchdog that fires too early",
+            "NOTBUSY: something sends SCRIPT KILL or FUNCTION KILL while no script is running: a watchdog that fires \
+             too early",
             &[&here("CLIENT LIST   (cmd=script|kill or cmd=function|kill)")],
         ),
         "EXECABORT" => ask(
             finding,
             &format!(
-                "EXECABORT: a command was refused while queued, and its whole transaction was dropped{}; mend it",
+                "EXECABORT: a command was refused while queued, and its whole transaction was dropped{}; fix that \
+                 command",
                 mostly(node)
             ),
             &[&here("INFO commandstats   (rejected_calls)")],
@@ -260,15 +264,15 @@ fn of_the_client(finding: Finding, node: &Node, kind: &str) -> Finding {
         "CROSSSLOT" => ask(
             finding,
             &format!(
-                "CROSSSLOT: keys of one command lie in different slots{}; give them one hash tag, or split it",
+                "CROSSSLOT: keys of one command lie in different slots{}; give them the same hash tag, or split the \
+                 command",
                 mostly(node)
             ),
             &["user:{42}:name user:{42}:cart   (only what stands in braces is hashed)", &here("CLUSTER KEYSLOT KEY")],
         ),
         "TRYAGAIN" => ask(
             finding,
-            "TRYAGAIN: commands with several keys meet a slot that is being moved; finish the move, and let the client \
-             retry",
+            "TRYAGAIN: multi-key commands hit a slot that is being moved; finish the move, and let the client retry",
             &[
                 &here("CLUSTER NODES   (open slots stand in brackets)"),
                 &format!("redis-cli --cluster check {}", node.address),
@@ -282,18 +286,19 @@ fn of_the_client(finding: Finding, node: &Node, kind: &str) -> Finding {
         "NOGOODSLAVE" | "INPROG" => ask(
             finding,
             &format!(
-                "{kind}: a failover was asked for that cannot begin: no replica is fit for it, or one has begun already"
+                "{kind}: a failover was requested that cannot begin: no replica is fit for it, or one is already in \
+                 progress"
             ),
             &[&here("INFO replication"), "SENTINEL REPLICAS NAME   (at a Sentinel: flags, priority, link)"],
         ),
         "NOPROTO" => ask(
             finding,
-            "NOPROTO: clients ask for a protocol that this server does not speak; let them use RESP2",
+            "NOPROTO: clients request a protocol that this server does not speak; let them use RESP2",
             &["Lettuce: ClientOptions.builder().protocolVersion(ProtocolVersion.RESP2)", "redis-py: protocol=2"],
         ),
         _ => ask(
             finding,
-            &format!("{kind}: the server refuses what is sent{}; the client's log has the error's text", mostly(node)),
+            &format!("{kind}: the server refuses these commands{}; the client's log has the error text", mostly(node)),
             &[&here("INFO commandstats   (rejected_calls, failed_calls)")],
         ),
     }
@@ -328,7 +333,7 @@ fn memory_limit(finding: Finding, facts: &Facts, node: &Node) -> Finding {
             &cli(&node.address, "CONFIG SET maxmemory BYTES"),
             &cli(&node.address, "CONFIG SET maxmemory-policy allkeys-lru   (only if every key can be computed again)"),
         ],
-        "more than the machine has means swap or the OOM killer",
+        "a limit above what the machine has leads to swapping or the OOM killer",
         &limit.map_or(String::new(), |m| cli(&node.address, &format!("CONFIG SET maxmemory {m:.0}"))),
     )
 }
@@ -339,7 +344,7 @@ fn read_only(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     match (facts.kind, master) {
         (DeploymentKind::Cluster, _) => ask(
             finding,
-            "READONLY: clients write to a replica: their map of the cluster is old",
+            "READONLY: clients write to a replica: their map of the cluster is out of date",
             &[&role, "use the client's cluster mode, with a refresh on MOVED"],
         ),
         (DeploymentKind::Sentinel, _) => ask(
@@ -366,7 +371,9 @@ fn cannot_save(finding: Finding, node: &Node) -> Finding {
     let here = |command: &str| cli(&node.address, command);
     let finding = ask(
         finding,
-        &format!("MISCONF: {what}, and the server refuses writes until it works: free its disk, then save once"),
+        &format!(
+            "MISCONF: {what}, and the server refuses writes until it works: make room on its disk, then save once"
+        ),
         &[&here("INFO persistence"), &here("CONFIG GET dir   (then df -h there)"), &here("BGSAVE")],
     );
     if node.setting("stop-writes-on-bgsave-error") != Some("yes") || aof {
@@ -376,7 +383,7 @@ fn cannot_save(finding: Finding, node: &Node) -> Finding {
     finding.fix(
         "MISCONF, until then: accept writes without saving them",
         &[&here("CONFIG SET stop-writes-on-bgsave-error no")],
-        "what is written since the last good save is lost if the server stops",
+        "everything written since the last good save is lost if the server stops",
         &here("CONFIG SET stop-writes-on-bgsave-error yes"),
     )
 }
@@ -394,7 +401,7 @@ fn too_few_replicas(finding: Finding, node: &Node) -> Finding {
     let set = |n: f64| cli(&node.address, &format!("CONFIG SET min-replicas-to-write {n:.0}"));
     // Durability is given up by choice only: no exact line.
     finding.fix(
-        "NOREPLICAS, until then: accept writes with the replicas there are",
+        "NOREPLICAS, until then: accept writes with the replicas that are left",
         &[&set(good)],
         "writes can be lost in a failover",
         &set(need),
@@ -408,7 +415,7 @@ fn unknown_or_wrong(finding: Finding, at: &Failing<'_>) -> Finding {
         return ask(
             finding,
             &format!(
-                "ERR: commands with wrong arguments or values{}; the client's log has the error's text",
+                "ERR: commands with wrong arguments or values{}; the client's log has the error text",
                 mostly(node)
             ),
             &[&cli(
@@ -419,7 +426,7 @@ fn unknown_or_wrong(finding: Finding, at: &Failing<'_>) -> Finding {
     }
     let modules = match node.info().is_some_and(|i| i.get("module").is_some()) {
         true => "",
-        false => "; no module is loaded, and JSON.*, FT.*, BF.* and TS.* need theirs",
+        false => "; no module is loaded, and JSON.*, FT.*, BF.* and TS.* each need one",
     };
     let (n, version) = (count(unknown as f64), node.version_text());
     ask(
@@ -435,6 +442,6 @@ fn busy_script(finding: Finding, node: &Node) -> Finding {
         kill.push(cli(&node.address, "FUNCTION KILL"));
     }
     let kill: Vec<&str> = kill.iter().map(String::as_str).collect();
-    let text = "BUSY: a script has run past its time limit, and everything else is refused meanwhile";
-    finding.fix(text, &kill, "the script's work is lost; refused if it has written", "")
+    let text = "BUSY: a script has run past its time limit, and everything else is refused until it ends";
+    finding.fix(text, &kill, "the script's work is lost; the kill is refused if it has written", "")
 }

@@ -1,21 +1,22 @@
-//! Scripts are sent whole with each call: EVAL where EVALSHA would do.
+//! Scripts are sent in full with each call: EVAL where EVALSHA would do.
 //!
-//! EVAL carries the script's text, thousands of bytes for what a rate limiter, a lock or a queue library needs. The
-//! server reads them, and hashes them to find that it has compiled the script long ago. EVALSHA sends the 40 letters of
-//! the digest instead.
+//! EVAL carries the script's text, which is thousands of bytes for what a rate limiter, a lock or a queue library
+//! needs. The server reads the text and hashes it, only to find that it compiled the script long ago. EVALSHA sends the
+//! 40 characters of the digest instead.
 //!
-//! Seen when: EVAL is called over 50 times a second and EVALSHA for less than a tenth of that, the scripts that the
-//! server keeps are over 200 bytes long on average, and their texts take over 1 % of a core, or of a gigabit link. No
-//! more is put down to them than came in over the network, and no more time than EVAL took.
+//! Seen when: EVAL is called over 50 times a second and EVALSHA less than a tenth as often, the scripts that the server
+//! keeps are over 200 bytes long on average, and their texts take over 1 % of a core, or of a gigabit link. The
+//! estimate never exceeds the bytes that came in over the network, nor the time that EVAL took.
 //!
-//! Not to be taken for: `long_script`, where a script works for long; a client that sends EVAL once, after NOSCRIPT;
-//! scripts whose texts differ from call to call, for which EVALSHA is no help before they take arguments
-//! (`script_cache`): half of the calls or more bring one that the server has not seen.
+//! Not to be taken for: `long_script`, where a script runs for a long time; a client that sends EVAL once, after
+//! NOSCRIPT; scripts whose texts differ from call to call, for which EVALSHA does not help until they take arguments
+//! (`script_cache`): half of the calls or more bring a text that the server has not seen.
 //!
-//! How to confirm: `INFO commandstats` twice: cmdstat_eval beside cmdstat_evalsha; `INFO stats`: total_net_input_bytes;
-//! `INFO memory`: used_memory_scripts_eval (before 7.0 used_memory_scripts) / number_of_cached_scripts.
+//! How to confirm: run `INFO commandstats` twice: compare cmdstat_eval with cmdstat_evalsha; `INFO stats`:
+//! total_net_input_bytes; `INFO memory`: used_memory_scripts_eval (before 7.0 used_memory_scripts) /
+//! number_of_cached_scripts.
 //!
-//! What to do: EVALSHA with EVAL on NOSCRIPT, which most libraries do by themselves; functions (7.0+).
+//! What to do: EVALSHA with EVAL on NOSCRIPT, which most libraries do on their own; functions (7.0+).
 //! Sources: INFO commandstats, memory and stats; eval.c (each EVAL hashes its script); Redis documentation of EVALSHA.
 
 use super::callers;
@@ -121,8 +122,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     if let Some(b) = all.iter().find(|b| b.is_habit() && b.body.is_none()) {
         let why = format!(
-            "{WHAT}: {} does not show how long the scripts are that it keeps \
-                           ({})",
+            "{WHAT}: {} does not show how long the scripts it keeps are ({})",
             b.node.version_text(),
             b.node.address
         );
@@ -132,7 +132,7 @@ pub fn check(facts: &Facts) -> Verdict {
         None => Verdict::absent(facts, WHAT, None),
         Some(b) if b.rate <= 0.0 => absent_by_commandstats(facts, WHAT, format!("{WHAT}: no EVAL in the window")),
         Some(b) => {
-            let length = b.body.map_or(String::new(), |(body, _)| format!(", {} each on average at most", bytes(body)));
+            let length = b.body.map_or(String::new(), |(body, _)| format!(", at most {} each on average", bytes(body)));
             let new = if b.new >= DIFFER * b.rate {
                 format!(
                     ", {} new scripts a \
@@ -159,17 +159,21 @@ fn found(b: &Bodies<'_>) -> Finding {
         count(b.rate),
         bytes(body)
     ))
-    .core(core, format!("about {} of a core to read and hash {} a second", percent(core), bytes(wasted)))
+    .core(core, format!("about {} of a core goes into reading and hashing {} a second", percent(core), bytes(wasted)))
     .gain(
-        format!("EVALSHA: {} a second less on the network, about {} of a core back", bytes(wasted), percent(core)),
+        format!(
+            "with EVALSHA, {} a second less on the network, and about {} of a core free again",
+            bytes(wasted),
+            percent(core)
+        ),
         format!(
             "{:.0} calls/s x ({body:.0} - {DIGEST:.0}) bytes = {wasted:.0} bytes/s, at {HASH_NS} + {READ_NS} ns a byte",
             b.again()
         ),
     )
     .likely(
-        "the calls were counted by the server; the length is the mean of the scripts it keeps, and what a byte \
-             costs is an estimate",
+        "the server counted the calls; the length is the mean of the scripts it keeps, and the cost of a byte is an \
+         estimate",
     )
     .saw(
         node,
@@ -213,7 +217,7 @@ fn found(b: &Bodies<'_>) -> Finding {
         ],
     );
     finding = finding.fix(
-        "EVALSHA, and EVAL only when the server answers NOSCRIPT",
+        "Use EVALSHA, and EVAL only when the server answers NOSCRIPT",
         &ways,
         "after a restart, a failover or SCRIPT FLUSH the first call gets NOSCRIPT: in a pipeline or MULTI, SCRIPT LOAD \
          must go first",
@@ -223,7 +227,7 @@ fn found(b: &Bodies<'_>) -> Finding {
         return finding;
     }
     finding.fix(
-        "Or functions: loaded once, saved and replicated with the data",
+        "Or use functions: they are loaded once, and saved and replicated with the data",
         &[&cli(&node.address, "-x FUNCTION LOAD REPLACE < library.lua"), "FCALL name 1 key ARGUMENT"],
         "library names are shared by the whole server: choose one that is not taken",
         &cli(&node.address, "FUNCTION DELETE LIBRARY"),

@@ -1,15 +1,16 @@
-//! The memory limit is reached, and keys are thrown out to make room for each write.
+//! The memory limit is reached, and keys are evicted to make room for each write.
 //!
-//! A cache at its limit evicts, that is its work. It becomes a problem when it evicts what is about to be read: the hit
-//! ratio falls, and each write pays for the search for a victim.
+//! A cache at its limit evicts; that is its job. It becomes a problem when it evicts keys that are about to be read:
+//! the hit ratio falls, and each write pays for the search for a victim.
 //!
 //! Seen when: over 10 keys a second are evicted, over 1 % of the commands, and under 80 % of the reads hit, or writes
 //! do little else, or evicting takes measurable time (total_eviction_exceeded_time, 7.0+).
 //!
-//! Not to be taken for: fragmentation (eviction counts used memory, not resident), or expiry. Where clients' buffers
-//! (`client_memory`) or a table that doubles (`rehash`) take the room, evictions are their consequence.
+//! Not to be taken for: fragmentation (eviction counts used memory, not resident memory), or expiry. Where client
+//! buffers (`client_memory`) or a hash table that is being doubled (`rehash`) take the room, evictions are their
+//! consequence.
 //!
-//! What to do: more memory where the machine has it, shorter TTLs, an LFU policy, smaller values.
+//! What to do: more memory if the machine has it, shorter TTLs, an LFU policy, smaller values.
 //! Sources: INFO evicted_keys, keyspace_hits; CONFIG GET maxmemory.
 
 use super::prelude::*;
@@ -62,7 +63,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let text = all.first().map(|e| match e.rate > 0.0 {
         true => format!(
-            "evictions: {} keys a second at most, {} of the commands; {}",
+            "evictions: at most {} keys a second, {} of the commands; {}",
             count(e.rate),
             percent(e.share),
             e.reads_text()
@@ -98,7 +99,7 @@ fn found(facts: &Facts, e: &Evicts) -> Finding {
     };
     let minute = rate * mean * 60.0;
     let finding = Finding::new(format!(
-        "{} throws out {} keys a second: {} of {} are in use",
+        "{} evicts {} keys a second: {} of {} maxmemory is in use",
         node.address,
         count(rate),
         bytes(used),
@@ -106,7 +107,7 @@ fn found(facts: &Facts, e: &Evicts) -> Finding {
     ))
     .memory(turnover, format!("{} of the memory is replaced each minute; {}{over}", percent(turnover), e.reads_text()))
     .gain(
-        format!("{} more memory keeps what is now thrown out for another minute", bytes(minute)),
+        format!("{} more memory would keep the keys that are evicted now for another minute", bytes(minute)),
         format!("{rate:.0} keys/s x {mean:.0} B a key x 60 s = {}", bytes(minute)),
     )
     .proven("counted by the server in this window")
@@ -145,7 +146,10 @@ fn memory(finding: Finding, facts: &Facts, node: &Node, max: f64) -> Finding {
     if !fits {
         let text = match has {
             Some(has) => {
-                format!("More memory: this machine or container has {}, so a larger one, or more shards", bytes(has))
+                format!(
+                    "More memory: this machine or container has {}, so it takes a larger one, or more shards",
+                    bytes(has)
+                )
             }
             None => "More memory, or more shards".into(),
         };
@@ -155,7 +159,7 @@ fn memory(finding: Finding, facts: &Facts, node: &Node, max: f64) -> Finding {
     finding.fix(
         &format!("Give it more memory: this machine has {}", bytes(has.unwrap_or(0.0))),
         &[&set(max * 1.5)],
-        "other servers on the machine need theirs; swap or the OOM killer, if it runs out",
+        "other servers on the machine need memory too; if it runs out, the machine swaps or the OOM killer strikes",
         &set(max),
     )
 }
@@ -165,16 +169,16 @@ fn policies(finding: Finding, node: &Node, policy: &str) -> Finding {
     let lfu = if policy.starts_with("volatile") { "volatile-lfu" } else { "allkeys-lfu" };
     if policy.ends_with("-lfu") || policy == "unknown" || node.level() < (4, 0) {
         return finding.fix(
-            "Shorter TTLs for what is not read again, smaller values",
+            "Use shorter TTLs for keys that are not read again, and smaller values",
             &["EXPIRE key 3600"],
-            "what is read later misses",
+            "later reads of these keys miss",
             "",
         );
     }
     finding.fix(
-        "Keep what is read often (LFU); shorter TTLs for what is not",
+        "Keep the keys that are read often (LFU); use shorter TTLs for the others",
         &[&cli(&node.address, &format!("CONFIG SET maxmemory-policy {lfu}"))],
-        "other keys go first",
+        "different keys are evicted first",
         &cli(&node.address, &format!("CONFIG SET maxmemory-policy {policy}")),
     )
 }

@@ -1,24 +1,24 @@
 //! Keys stay in memory after their TTL, because long commands leave the expiry cycle no time.
 //!
-//! A key whose time has come is deleted when it is next asked for, or by a cycle that looks for such keys ten times a
-//! second, for 25 ms at most. The cycle runs between commands. Where each turn of the main thread is one long command
-//! the cycle runs a few times a second instead of ten, and falls behind: what should be gone fills the memory, and
-//! other keys are evicted for it.
+//! An expired key is deleted when it is next accessed, or by a cycle that looks for such keys ten times a second, for
+//! 25 ms at most. The cycle runs between commands. If each turn of the main thread is one long command, the cycle runs
+//! a few times a second instead of ten, and falls behind: expired keys fill the memory, and other keys are evicted
+//! because of them.
 //!
-//! Seen when: by the server's own estimate a quarter or more of the keys with a TTL were expired already, at both ends
-//! of the window, and there are 10,000 or more of them; the cycle ran into its time limit and got less than 5 % of a
-//! core all the same; and commands held the main thread for 30 % of the window or more.
+//! Seen when: by the server's own estimate a quarter or more of the keys with a TTL had already expired, at both ends
+//! of the window, and there are 10,000 or more keys with a TTL; the cycle ran into its time limit and still got less
+//! than 5 % of a core; and commands held the main thread for 30 % of the window or more.
 //!
-//! Not to be taken for: many keys that expire together (`expire_storm`): there the cycle has its time and uses it. Keys
-//! that are evicted (`eviction_pressure`). A replica, which waits for its master to delete them. Writes that are paused
+//! Not to be taken for: many keys that expire together (`expire_storm`): there the cycle gets its time and uses it.
+//! Keys that are evicted (`eviction_pressure`). A replica, which waits for its master to delete them. Paused writes
 //! (`paused`): nothing expires then.
 //!
-//! How to confirm: `INFO stats` twice: expired_stale_perc, expired_time_cap_reached_count,
-//! expire_cycle_cpu_milliseconds; `INFO commandstats`: who holds the main thread.
+//! How to confirm: run `INFO stats` twice: expired_stale_perc, expired_time_cap_reached_count,
+//! expire_cycle_cpu_milliseconds; `INFO commandstats`: which commands hold the main thread.
 //!
-//! What to do: end the long commands; they are findings of their own. `active-expire-effort` gives the cycle more of
-//! what is left. Sources: INFO stats; activeExpireCycle() in expire.c of the servers; redis.conf
-//! (active-expire-effort).
+//! What to do: stop the long commands; they are separate findings. `active-expire-effort` gives the cycle more of the
+//! time that is left.
+//! Sources: INFO stats; activeExpireCycle() in expire.c of the servers; redis.conf (active-expire-effort).
 
 use super::memory;
 use super::prelude::*;
@@ -26,7 +26,7 @@ use super::prelude::*;
 pub const TITLE: &str = "Expiry starved";
 pub const LEADS_TO: &[&str] = &["eviction_pressure", "out_of_memory"];
 pub const INJECTED: Injected = Injected::No(
-    "what starves it costs more and comes first: the long commands. The facts are those of long scripts, with the \
+    "the long commands that starve it cost more and come first. It is tested on the facts of long scripts, with the \
      figures of an expiry that falls behind",
 );
 
@@ -87,7 +87,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let text = all.first().map(|e| {
         format!(
-            "expired keys in memory: {} of {} keys with a TTL at most",
+            "expired keys in memory: at most {} of {} keys with a TTL",
             percent(e.stale.clamp(0.0, 1.0)),
             count(e.keys as f64)
         )
@@ -101,7 +101,8 @@ fn found(facts: &Facts, e: &Expiry) -> Finding {
     let longest = commands.iter().max_by_key(|(_, stat)| stat.usec);
     let held = e.held.min(1.0);
     let finding = Finding::new(format!(
-        "{} of {} keys with a TTL are expired and still in memory on {}: commands hold its main thread {} of the time",
+        "{} of {} keys with a TTL have expired and are still in memory on {}: commands hold its main thread {} of the \
+         time",
         percent(e.stale),
         count(e.keys as f64),
         node.address,
@@ -111,13 +112,13 @@ fn found(facts: &Facts, e: &Expiry) -> Finding {
         Some(limit) => {
             let share = (e.bytes() / limit.bytes.max(1.0)).min(1.0);
             let text =
-                format!("about {} for keys that are over, {} of {}", bytes(e.bytes()), percent(share), limit.words());
+                format!("about {} is held by expired keys, {} of {}", bytes(e.bytes()), percent(share), limit.words());
             finding.memory(share, text).gain(
-                format!("about {} back for data", bytes(e.bytes())),
+                format!("about {} more for data", bytes(e.bytes())),
                 format!("{:.2} of {} keys, as large as the others = {}", e.stale, e.keys, bytes(e.bytes())),
             )
         }
-        None => finding.risk("memory that keys which are over hold"),
+        None => finding.risk("expired keys take up memory"),
     };
     let finding = finding
         .likely("the estimate and both times are the server's own; that the commands starve the cycle is inferred")
@@ -131,7 +132,7 @@ fn found(facts: &Facts, e: &Expiry) -> Finding {
                 percent(e.cpu)
             ),
         )
-        .not(format!("keys that expire together: the cycle had {} of a core and could have 25 %", percent(e.cpu)));
+        .not(format!("keys that expire together: the cycle had {} of a core and could have had 25 %", percent(e.cpu)));
     let finding = match longest {
         Some((name, stat)) => finding.saw(
             node,
@@ -146,7 +147,7 @@ fn found(facts: &Facts, e: &Expiry) -> Finding {
         None => finding,
     };
     let finding = finding.fix(
-        "End what holds the main thread, or split it",
+        "Stop the commands that hold the main thread, or split them",
         &[&cli(&node.address, "SLOWLOG GET 10"), &cli(&node.address, "INFO commandstats")],
         "",
         "",
@@ -155,7 +156,7 @@ fn found(facts: &Facts, e: &Expiry) -> Finding {
         return finding;
     }
     finding.fix(
-        "Meanwhile: more time for the cycle whenever it runs (1 to 10)",
+        "Until then, give the cycle more time whenever it runs (1 to 10)",
         &[&cli(&node.address, "CONFIG SET active-expire-effort 5")],
         "each turn of the cycle holds up requests for longer",
         &cli(&node.address, "CONFIG SET active-expire-effort 1"),

@@ -1,14 +1,14 @@
 //! Too many keys expire at once, and removing them takes the main thread's time.
 //!
-//! Keys written together with the same TTL die together. The active expiry cycle may then use up to 25 % of the main
-//! thread, and lazily expired keys pay on access.
+//! Keys that are written together with the same TTL expire together. The active expiry cycle may then use up to 25 % of
+//! the main thread, and keys that expire lazily cost time on access.
 //!
 //! Seen when: over 100 keys a second expire, and the expiry cycle took over 5 % of a core in the window; before 6.0,
-//! where that is not counted, it ran into its time limit, or over 10 % of the keys with a TTL are dead already.
+//! where that is not counted, it ran into its time limit, or over 10 % of the keys with a TTL have already expired.
 //!
 //! Not to be taken for: eviction (`eviction_pressure`).
 //!
-//! What to do: jitter on TTLs; lazyfree-lazy-expire where values are large and it is off.
+//! What to do: add jitter to TTLs; turn on lazyfree-lazy-expire if values are large and it is off.
 //! Sources: INFO expired_keys, expire_cycle_cpu_milliseconds, expired_time_cap_reached_count, expired_stale_perc;
 //! expire.c.
 
@@ -52,7 +52,7 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(worst).on(rows.iter().map(|e| e.node.address.as_str())).into();
     }
     let text = all.first().map(|e| match e.cpu {
-        Some(cpu) => format!("expiry: {} keys a second and {} of a core at most", count(e.rate), percent(cpu)),
+        Some(cpu) => format!("expiry: at most {} keys a second and {} of a core", count(e.rate), percent(cpu)),
         None => format!("expiry: {} keys a second, the time limit reached {} times", count(e.rate), count(e.capped)),
     });
     Verdict::absent(facts, "expiry", text)
@@ -86,7 +86,7 @@ fn found(e: &Expires) -> Finding {
             ),
         )
         .gain(
-            format!("spread over ten times the time: {} of a core at any moment", percent(share / 10.0)),
+            format!("spread over ten times the time, it takes {} of a core at any moment", percent(share / 10.0)),
             format!("{share:.3} cores / 10 = {:.4}", share / 10.0),
         )
         .saw(
@@ -105,19 +105,21 @@ fn found(e: &Expires) -> Finding {
             "INFO stats",
             format!("expire_cycle_cpu_milliseconds +{:.0}", cpu * 1000.0 * node.window_s),
         ),
-        None => finding
-            .likely("expiries were counted; their CPU is not before 6.0, and is taken from the cycle's time limit"),
+        None => finding.likely(
+            "expiries were counted; their CPU time is not counted before 6.0, and is estimated from the cycle's time \
+             limit",
+        ),
     };
     if let Some(evicted) = node.rate("evicted_keys") {
         finding = finding.not(format!("eviction: {} keys a second", count(evicted)));
     }
-    finding = finding.fix("Give TTLs jitter where they are set", &["ttl = base + random(0, base / 10)"], "", "");
+    finding = finding.fix("Add jitter to TTLs where they are set", &["ttl = base + random(0, base / 10)"], "", "");
     if node.setting("lazyfree-lazy-expire") == Some("no") {
         finding = finding.fix_at(
             &node.address,
             "Free large values in the background",
             &["CONFIG SET lazyfree-lazy-expire yes"],
-            "memory comes back a little later",
+            "memory is freed a little later",
             "CONFIG SET lazyfree-lazy-expire no",
         );
     }

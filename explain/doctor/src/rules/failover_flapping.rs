@@ -1,20 +1,21 @@
-//! A master loses its role and comes back as a replica, though its process never ended.
+//! A master loses its role and comes back as a replica, although its process never ended.
 //!
 //! A node that stalls for longer than the timeout is marked failed, a replica is elected, and the old master returns as
-//! its replica. Clients lose seconds, unacknowledged writes are lost, and roles drift from where they were placed.
+//! its replica. Clients lose seconds, unacknowledged writes are lost, and roles drift away from where they were placed.
 //!
-//! Seen when: a master turned into a replica within the window, its process being the same before and after; or, before
-//! the window, a replica of a cluster won an election after a node was marked failed (counted since its process
-//! started), and the process of a server that follows it now has served replicas, so that it was a master and was not
-//! restarted since. When that election was is not recorded by the servers, so a rate is given only for two or more in
+//! Seen when: a master turned into a replica within the window, with the same process before and after; or, before the
+//! window, a replica of a cluster won an election after a node was marked failed (counted since its process started),
+//! and the process of a server that follows it now has served replicas, so it was a master and has not been restarted
+//! since. The servers do not record when that election took place, so a rate is given only for two or more elections in
 //! at least an hour.
 //!
 //! Not to be taken for: a restart, rolling or not (the process of the old master began after its demotion and has never
-//! served a replica); a failover that was asked for (CLUSTER FAILOVER in INFO commandstats, 7.0+; without a FAIL
-//! message before that); a dead master (`node_unreachable`). Sentinels keep no count of failovers: what was before the
-//! window cannot be seen there, and within it SENTINEL FAILOVER looks the same.
+//! served a replica); a failover that was requested (CLUSTER FAILOVER in INFO commandstats, 7.0+; before that, the
+//! absence of a FAIL message); a dead master (`node_unreachable`). Sentinels keep no count of failovers: those before
+//! the window cannot be seen there, and within it SENTINEL FAILOVER looks the same.
 //!
-//! What to do: the stall's cause; a timeout with margin; then CLUSTER FAILOVER back to where masters belong.
+//! What to do: remove the cause of the stall; set a timeout with margin; then CLUSTER FAILOVER back to where masters
+//! belong.
 //! Sources: INFO role, run_id, sync_full, sync_partial_ok, second_repl_offset and commandstats; CLUSTER INFO message
 //! counters.
 
@@ -103,7 +104,7 @@ fn none(facts: &Facts, demoted: &[&Node]) -> Verdict {
     }
     if !demoted.is_empty() {
         return Verdict::Absent(format!(
-            "failovers: {} gave its role away in the window, as CLUSTER FAILOVER asked for",
+            "failovers: {} gave up its role in the window, as requested by CLUSTER FAILOVER",
             names_of(demoted)
         ));
     }
@@ -117,7 +118,7 @@ fn none(facts: &Facts, demoted: &[&Node]) -> Verdict {
         let gap = facts.live().find_map(|n| n.cluster_info.refused()).cloned();
         return Verdict::Unknown(
             gap.unwrap_or_else(|| {
-                Gap::new(Lack::Answer, "elections are counted in CLUSTER INFO, which no node gave", "")
+                Gap::new(Lack::Answer, "elections are counted in CLUSTER INFO, which no node returned", "")
             })
             .of("failovers"),
         );
@@ -127,8 +128,8 @@ fn none(facts: &Facts, demoted: &[&Node]) -> Verdict {
         format!("failovers: none of {} nodes has won an election after a failure since it started", counted.len())
     } else {
         format!(
-            "failovers of living masters: {} won an election, and the processes that follow it now were never masters \
-             (a restart, or a dead master)",
+            "failovers of live masters: {} won an election, and the processes that follow it now were never masters (a \
+             restart, or a dead master)",
             names_of(&won)
         )
     })
@@ -142,7 +143,7 @@ fn in_window(facts: &Facts, demoted: &[&Node], winners: &[&Node]) -> Verdict {
     let outage = (timeout_s.unwrap_or(0.0) + ELECTION_S).min(seen_s);
     let by = if winners.is_empty() { String::new() } else { format!(", and {} took over", names_of(winners)) };
     let mut finding = Finding::new(format!(
-        "{} lost the role of master in this window{by}, and its process never ended",
+        "{} lost the role of master in this window{by}, although its process never ended",
         names_of(demoted)
     ))
     .on(demoted.iter().chain(winners).map(|n| n.address.as_str()))
@@ -155,31 +156,31 @@ fn in_window(facts: &Facts, demoted: &[&Node], winners: &[&Node]) -> Verdict {
     if in_cluster && !recorded && !failure {
         finding = finding
             .risk(format!(
-                "a second without writes to that shard if CLUSTER FAILOVER asked for it, about {outage:.0} s if it was \
+                "a second without writes to that shard if CLUSTER FAILOVER was called, about {outage:.0} s if it was \
                  an election"
             ))
             .possible(format!(
                 "{roles}; no FAIL message was counted, and before 7.0 the servers do not record whether CLUSTER \
-                 FAILOVER asked for it"
+                 FAILOVER was called"
             ));
     } else {
         finding = finding
             .availability(
                 (outage * demoted.len() as f64).min(seen_s),
                 format!(
-                    "about {outage:.0} s at most without that shard's master, {} in this window",
+                    "at most about {outage:.0} s without that shard's master, {} in this window",
                     times(demoted.len() as f64)
                 ),
             )
-            .gain("no failover where no process died", format!("{}; {seen_s:.0} s were watched", formula(timeout_s)));
+            .gain("no failover unless a process dies", format!("{}; watched for {seen_s:.0} s", formula(timeout_s)));
         finding = match facts.kind {
             DeploymentKind::Sentinel => {
-                finding.proven(format!("{roles}; they do not record whether SENTINEL FAILOVER was called"))
+                finding.proven(format!("{roles}; the servers do not record whether SENTINEL FAILOVER was called"))
             }
             _ if recorded => finding.proven(roles),
             _ => finding.likely(format!(
-                "{roles}, and a FAIL message was counted; when, and whether CLUSTER FAILOVER asked for it, is not \
-                 recorded before 7.0"
+                "{roles}, and a FAIL message was counted; before 7.0 it is not recorded when, nor whether CLUSTER \
+                 FAILOVER was called"
             )),
         };
     }
@@ -225,13 +226,13 @@ fn before(facts: &Facts, elections: &[Election]) -> Verdict {
             )
             .severity(Severity::Medium)
             .gain(
-                "no failover where no process died",
+                "no failover unless a process dies",
                 format!("{} a day x {outage:.1} s = {:.1} s a day", count(per_day), per_day * outage),
             )
     } else {
         finding
             .risk(format!("about {outage:.0} s without that shard's master, {when}; nothing now"))
-            .gain("no failover where no process died", formula(timeout_s))
+            .gain("no failover unless a process dies", formula(timeout_s))
     };
     let counted =
         "the election and the FAIL message before it were counted, and the old master's process has served replicas";
@@ -239,7 +240,7 @@ fn before(facts: &Facts, elections: &[Election]) -> Verdict {
         finding.likely(format!("{counted}; the servers do not record when"))
     } else {
         finding.possible(format!(
-            "{counted}; the servers do not record when, nor (before 7.0) whether CLUSTER FAILOVER asked for it"
+            "{counted}; the servers do not record when, nor (before 7.0) whether CLUSTER FAILOVER was called"
         ))
     };
     // The servers do not record when it was; not before both processes were there.
@@ -276,9 +277,9 @@ fn before(facts: &Facts, elections: &[Election]) -> Verdict {
         }
     }
     if winners.iter().all(|w| w.level() >= (7, 0)) {
-        finding = finding.not("a failover that was asked for: the winner has had no CLUSTER FAILOVER");
+        finding = finding.not("a requested failover: the winner has received no CLUSTER FAILOVER");
     }
-    back(finding.not("a restart of the old master: its counters hold what it did as a master"), facts, &losers)
+    back(finding.not("a restart of the old master: its counters still hold what it did as a master"), facts, &losers)
 }
 
 /// Elections it stood for since it started. Each asks every other node for its vote.
@@ -301,11 +302,11 @@ fn formula(timeout_s: Option<f64>) -> String {
 
 fn back(finding: Finding, facts: &Facts, losers: &[&Node]) -> Verdict {
     let risk = "a second without writes to that shard";
-    let text = "After the stall's cause is removed: give the masters back their place";
+    let text = "Once the cause of the stall is removed, move the masters back to their places";
     if facts.kind == DeploymentKind::Cluster {
         let commands: Vec<String> = losers.iter().map(|l| cli(&l.address, "CLUSTER FAILOVER")).collect();
         let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
-        return finding.fix(text, &commands, risk, "CLUSTER FAILOVER on the other one").into();
+        return finding.fix(text, &commands, risk, "CLUSTER FAILOVER on the other node").into();
     }
     let sentinel = facts.sentinels.iter().find(|s| s.unreachable.is_none()).and_then(|s| Some((s, s.groups.first()?)));
     match sentinel {

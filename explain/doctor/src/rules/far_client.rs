@@ -1,18 +1,19 @@
-//! Some clients sit far from their server: every round trip costs them more than it costs others.
+//! Some clients are far from their server: every round trip costs them more than it costs others.
 //!
 //! Between availability zones a round trip takes about 1 ms instead of 0.1 ms, whatever the instance size. One
 //! connection with one command in flight cannot do more than 1/RTT commands a second: 10,000 at 0.1 ms, 1,000 at 1 ms.
 //! CPU, memory and bandwidth are healthy on all sides.
 //!
 //! Seen when: the smallest round trip that the kernel saw on a client's sockets is at least 0.5 ms and three times that
-//! of the nearest clients; or, without a look into the server's machine, when the server is that far from here.
+//! of the nearest clients; or, if the server's machine could not be inspected, when the server is that far from here.
 //!
-//! What distance is: the smallest of many round trips. A connection that hardly speaks has one sample, with the
-//! client's delayed ACK in it, and is no distance; from here it is the smallest of the PINGs and of the TCP handshake,
-//! which the kernel answers while the server stands still. A client or a server on the same machine is never far.
+//! Distance means the smallest of many round trips. A connection that hardly sends anything has one sample, which
+//! includes the client's delayed ACK, and does not count. From here it is the smallest of the PINGs and of the TCP
+//! handshake, which the kernel answers even while the server is stopped. A client or a server on the same machine is
+//! never far.
 //!
 //! Not to be taken for: queueing. A minimum that is high and stable is distance; a low minimum under a high mean is
-//! load. Through a proxy the sockets are the proxy's: then nothing is known.
+//! load. Through a proxy the sockets are the proxy's, so nothing is known.
 //!
 //! How to confirm: `ss -tin sport = :6379` on the server's machine, `minrtt` of each client; `ping SERVER` from the
 //! client.
@@ -139,7 +140,10 @@ fn far_from_server(facts: &Facts, worst: &Distances<'_>) -> Finding {
         format!("{} more for each round trip of {} of the connections", time_us(far - near), percent(worst.share())),
     )
     .gain(
-        format!("a batch of 10 commands: {} instead of {}; a client in the same zone: {}", ten[0], ten[1], ten[2]),
+        format!(
+            "a batch of 10 commands takes {} instead of {}; from a client in the same zone, {}",
+            ten[0], ten[1], ten[2]
+        ),
         format!("one by one: 10 x {far:.0} us = {:.0} us; pipelined: 1 x {far:.0} us", 10.0 * far),
     )
     .proven("the kernel's smallest round trip per client, on the server's own sockets");
@@ -159,7 +163,7 @@ fn far_from_server(facts: &Facts, worst: &Distances<'_>) -> Finding {
     finding = finding.fix(
         "Send batches: pipeline what one request or one Kafka poll needs",
         &pipelining(node),
-        "replies come at the end of the batch; keep batches below some thousand commands",
+        "replies come at the end of the batch; keep batches below a few thousand commands",
         "",
     );
     if !has_replica(facts, node) {
@@ -169,7 +173,7 @@ fn far_from_server(facts: &Facts, worst: &Distances<'_>) -> Finding {
     finding.fix(
         "Read from a replica in the client's own zone, or move the client there",
         &["Lettuce: ReadFrom.subnet(...) or ReadFrom.LOWEST_LATENCY", "GLIDE: ReadFrom.AZAffinity"],
-        "replicas answer a little behind their master",
+        "replicas are a little behind their master",
         "ReadFrom.MASTER",
     )
 }
@@ -201,7 +205,7 @@ fn far_from_here(facts: &Facts) -> Option<Finding> {
             1e6 / us
         ))
         .gain(
-            format!("a batch of 10: {} instead of {}", time_us(us), time_us(10.0 * us)),
+            format!("a batch of 10 takes {} instead of {}", time_us(us), time_us(10.0 * us)),
             format!("one by one: 10 x {us:.0} us = {:.0} us; pipelined: 1 x {us:.0} us", 10.0 * us),
         )
         .possible("measured from this machine; whether the slow clients are here too is not known")
@@ -225,8 +229,8 @@ fn far_from_here(facts: &Facts) -> Option<Finding> {
 fn absent(facts: &Facts, all: &[Distances<'_>]) -> Verdict {
     if all.is_empty() {
         let here = facts.live().filter_map(from_here_us).reduce(f64::max);
-        let besides = here.map_or(String::new(), |us| format!("; from here it is {} at most", time_us(us)));
-        let why = format!("clients' distances: the sockets of the servers could not be looked into{besides}");
+        let besides = here.map_or(String::new(), |us| format!("; from here it is at most {}", time_us(us)));
+        let why = format!("clients' distances: the sockets of the servers could not be read{besides}");
         return Verdict::unknown(Lack::Host, why, SEE_HOST);
     }
     let servers = match facts.live().count() {
@@ -238,8 +242,8 @@ fn absent(facts: &Facts, all: &[Distances<'_>]) -> Verdict {
     };
     Verdict::Absent(match all.iter().filter_map(speak).reduce(f64::max) {
         Some(us) => {
-            format!("distance: the clients are {} away at most, by the servers' own sockets{servers}", time_us(us))
+            format!("distance: the clients are at most {} away, by the servers' own sockets{servers}", time_us(us))
         }
-        None => format!("distance: no client spoke enough to tell{servers}"),
+        None => format!("distance: no client sent enough to tell{servers}"),
     })
 }

@@ -1,21 +1,23 @@
-//! The server may open too few files, and a connection is a file.
+//! The server is allowed to open too few files, and every connection is a file.
 //!
-//! When it starts, a server asks for `maxclients` + 32 open files. Where the limit of the system is lower and may not
-//! be raised, it lowers `maxclients` to what fits, with a line in its log and no other sign: CONFIG GET shows the
-//! lowered number as if it had been set. Raising `maxclients` then fails, or is undone by the next start.
+//! When it starts, a server asks for `maxclients` + 32 open files. If the system's limit is lower and cannot be raised,
+//! it lowers `maxclients` to what fits, with a line in its log and no other sign: CONFIG GET shows the lowered number
+//! as if it had been set. Raising `maxclients` then fails, or is undone at the next start.
 //!
-//! Seen when: `maxclients` is the process's file limit less 32, that limit is a number that people and systems set
-//! (1024, 4096, 65535) and `maxclients` is none, and connections were refused in the window, or over 80 % are in use;
-//! or when the process has fewer than four files left, which a limit lowered under a running server or the links of a
-//! large cluster bring about: then accept() fails, and new connections wait in the kernel without an answer.
+//! Seen when: `maxclients` is the process's file limit minus 32, that limit is a number that people and systems set
+//! (1024, 4096, 65535) while `maxclients` is not, and connections were refused in the window, or over 80 % are in use;
+//! or when the process has fewer than four files left, which happens when the limit is lowered under a running server
+//! or when a large cluster's links use them up: then accept() fails, and new connections wait in the kernel without an
+//! answer.
 //!
-//! Not to be taken for: `too_many_connections` with a `maxclients` that was set, which CONFIG SET raises;
-//! `accept_overflow`, where the server would accept and does not get to it.
+//! Not to be taken for: `too_many_connections` with a `maxclients` that was set, which CONFIG SET can raise;
+//! `accept_overflow`, where the server is able to accept but does not get to it.
 //!
 //! How to confirm: `grep -i 'open files' /proc/PID/limits`, `ls /proc/PID/fd | wc -l`, and the server's log:
 //! "maxclients has been reduced".
 //!
-//! What to do: raise the limit of the running process (prlimit) and then maxclients; for good, LimitNOFILE in its unit.
+//! What to do: raise the limit of the running process (prlimit) and then maxclients; permanently, with LimitNOFILE in
+//! its unit.
 //! Sources: adjustOpenFilesLimit() of server.c; CONFIG_MIN_RESERVED_FDS; /proc/PID/limits; clients.md.
 
 use unslow_facts::{Host, Process};
@@ -26,9 +28,8 @@ use super::prelude::*;
 pub const TITLE: &str = "File limit";
 pub const LEADS_TO: &[&str] = &["too_many_connections"];
 pub const INJECTED: Injected = Injected::No(
-    "a server that is root raises its own limit, and a limit that is lowered while it runs shuts the doctor out too; \
-     the rule is tested \
-     on recorded facts in which the limit is set by hand",
+    "a server that runs as root raises its own limit, and a limit that is lowered while it runs shuts the doctor out \
+     too; the rule is tested on recorded facts in which the limit is set by hand",
 );
 
 /// What a server keeps of its file limit for itself (CONFIG_MIN_RESERVED_FDS).
@@ -104,12 +105,12 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(worst).on(rows.iter().map(|f| f.node.address.as_str())).into();
     }
     let Some(fullest) = all.iter().max_by(|a, b| (a.clients / a.limit).total_cmp(&(b.clients / b.limit))) else {
-        let why = "file limits: the processes of the servers could not be looked into, or how many clients they have \
-                   was not shown";
+        let why = "file limits: the processes of the servers could not be inspected, or they did not show how many \
+                   clients they have";
         return Verdict::unknown(Lack::Host, why, SEE_HOST);
     };
     let open = fullest.open.map_or("an unknown number".to_string(), count);
-    let lowered = if fullest.was_lowered() { "; maxclients was lowered to fit it, and suffices" } else { "" };
+    let lowered = if fullest.was_lowered() { "; maxclients was lowered to fit it, and is enough" } else { "" };
     Verdict::Absent(format!(
         "file limits: {open} of {} files open, {} clients of {}{lowered}",
         count(fullest.limit),
@@ -144,11 +145,11 @@ fn refusing(worst: &Files<'_>) -> Finding {
         if refused > 0.0 { format!(", {} were refused", count(refused)) } else { String::new() }
     );
     let finding = Finding::new(title);
-    let why = "the server's maxclients is its file limit less the 32 files it keeps, which no one sets; its log says \
-               so at the start";
+    let why = "the server's maxclients is its file limit minus the 32 files it keeps, a number that is not set by \
+               hand; its log says so at startup";
     if refused == 0.0 {
         return finding
-            .risk("the next burst of reconnects is refused, and CONFIG SET maxclients cannot help it")
+            .risk("the next burst of reconnects is refused, and CONFIG SET maxclients cannot prevent it")
             .likely(why);
     }
     let received = node.delta("total_connections_received").unwrap_or(0.0);
@@ -156,7 +157,7 @@ fn refusing(worst: &Files<'_>) -> Finding {
     finding
         .availability(86400.0 * share, format!("{} of new connections are refused", percent(share)))
         .gain(
-            "the clients that a server has by default",
+            "room for as many clients as a server allows by default",
             format!("{refused:.0} / ({received:.0} + {refused:.0}) attempts = {} refused", percent(share)),
         )
         .likely(format!("the refusals were counted in this window; {why}"))
@@ -165,21 +166,21 @@ fn refusing(worst: &Files<'_>) -> Finding {
 fn exhausted(worst: &Files<'_>, open: &str) -> Finding {
     let (node, waiting) = (worst.node, worst.waiting());
     let finding = Finding::new(format!(
-        "{} has {open} of its {} files open: it can accept no one else",
+        "{} has {open} of its {} files open: it cannot accept any more connections",
         node.address,
         count(worst.limit)
     ));
     if waiting == 0 {
         return finding
             .risk("the next connections wait in the kernel without an answer")
-            .likely("the files were counted on its machine; no connection was seen to wait for one");
+            .likely("the files were counted on its machine; no connection was seen waiting for one");
     }
     // Nothing counts how many gave up: of the attempts, those that were seen to wait.
     let received = node.delta("total_connections_received").unwrap_or(0.0);
     let share = f64::from(waiting) / (received + f64::from(waiting));
     finding.availability(86400.0 * share, format!("{waiting} connections wait in the kernel without an answer")).likely(
-        "the files were counted on its machine, and connections were seen to wait; that they wait for a file \
-                 is inferred",
+        "the files were counted on its machine, and connections were seen waiting; that they wait for a file is \
+         inferred",
     )
 }
 
@@ -200,11 +201,11 @@ fn ways_out(finding: Finding, worst: &Files<'_>) -> Finding {
         .fix(
             "Raise the limit of the running process, without a restart",
             &lines,
-            "each connection takes some 20 kB of memory; the next start has the old limit",
+            "each connection takes about 20 kB of memory; the next start has the old limit again",
             &back.join("; "),
         )
         .fix(
-            "For good: in its unit or container, so that the next start has it",
+            "Permanently: set it in its unit or container, so that the next start has it",
             &[
                 &format!("LimitNOFILE={files:.0}   (systemd: systemctl edit SERVICE, then restart it)"),
                 &format!("docker run --ulimit nofile={files:.0}:{files:.0} ..."),

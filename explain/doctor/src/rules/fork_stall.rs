@@ -1,17 +1,17 @@
 //! fork() stops the server: every RDB save, AOF rewrite and full sync begins with it.
 //!
 //! The main thread copies the page tables: 9 to 13 ms per GB on physical machines and VMware, 23 on KVM, 239 to 424 on
-//! old Xen guests. A stall longer than the cluster's node timeout is a failover.
+//! old Xen guests. A stall longer than the cluster's node timeout causes a failover.
 //!
 //! Seen when: the last fork took over a second, or over 20 ms at more than 50 ms per GB, or over half of the failure
-//! detector's timeout. Without a fork in the window it is a matter of the past: how often is told by total_forks (6.2+)
-//! over the time since the server started, where that is two forks and an hour at least.
+//! detector's timeout. Without a fork in the window it is in the past: how often it happens is total_forks (6.2+) over
+//! the time since the server started, if that is at least two forks and an hour.
 //!
 //! Not to be taken for: a disk stall (`aof_fsync_stall`), which has other latency events; compare the nodes with each
 //! other.
 //!
-//! What to do: another machine type, smaller shards, saving on replicas only, no-fork settings; a longer node timeout
-//! to stop the failovers now.
+//! What to do: another machine type, smaller shards, saving on replicas only, settings that avoid forks; a longer node
+//! timeout to stop the failovers now.
 //! Sources: INFO latest_fork_usec, total_forks; LATENCY HISTORY fork; redis.io latency documentation (ms per GB).
 
 use super::peers;
@@ -44,7 +44,7 @@ pub fn check(facts: &Facts) -> Verdict {
             "fork",
             most.map(|us| {
                 if us > 0.0 {
-                    format!("fork: {} at most", time_us(us))
+                    format!("fork: at most {}", time_us(us))
                 } else {
                     "fork: none since the servers started".into()
                 }
@@ -133,7 +133,7 @@ fn cost(finding: Finding, node: &Node, us: f64, gb: f64) -> Finding {
         ),
     };
     let finding = finding.availability(lost.max(now.unwrap_or(0.0) * us / 1e6), text).gain(
-        format!("at 10 ms per GB: {} instead of {}", time_us(gb * 10_000.0), time_us(us)),
+        format!("at 10 ms per GB, a fork takes {} instead of {}", time_us(gb * 10_000.0), time_us(us)),
         format!("{gb:.2} GB x 10 ms = {:.1} ms; {:.1} s x {per_day:.0} forks a day = {lost:.1} s", gb * 10.0, us / 1e6),
     );
     if now.is_some() {
@@ -169,10 +169,11 @@ fn remedies(finding: Finding, facts: &Facts, node: &Node, us: f64) -> Finding {
             if us / 1000.0 < to {
                 "Now: let the failure detector outlast the stall, on every node"
             } else {
-                "A minute, the most that is worth waiting, does not outlast the stall: it has to become shorter first"
+                "A minute, the longest timeout that makes sense, does not outlast the stall: the stall has to become \
+                 shorter first"
             },
             &commands,
-            "a really dead master is noticed later",
+            "a master that is really dead is noticed later",
             &undo,
         );
         if wanted <= LONGEST_MS {
@@ -185,22 +186,22 @@ fn remedies(finding: Finding, facts: &Facts, node: &Node, us: f64) -> Finding {
         finding = finding.fix(
             "Save where no client waits: on its replica",
             &[&cli(&replica.address, "CONFIG SET save \"3600 1\""), &cli(&node.address, "CONFIG SET save \"\"")],
-            "the master's own disk is then no backup; and a master that restarts empty empties its replicas too: no \
-             automatic restart",
+            "the master's own disk then holds no backup, and a master that restarts empty empties its replicas too: do \
+             not restart it automatically",
             &cli(&node.address, &format!("CONFIG SET save \"{save}\"")),
         );
     } else if let Some(save) = save {
         finding = finding.fix(
             "Save less often",
             &[&cli(&node.address, "CONFIG SET save \"3600 1\"")],
-            "up to an hour of writes is lost if the machine is",
+            "up to an hour of writes is lost if the machine is lost",
             &cli(&node.address, &format!("CONFIG SET save \"{save}\"")),
         );
     }
     finding.fix(
         "Move it to a machine where fork is fast (not an old Xen guest), or split the data set",
         &["compare: latest_fork_usec / used_memory_rss of each node"],
-        "a move",
+        "requires moving the node",
         "move back",
     )
 }

@@ -1,21 +1,21 @@
-//! A large part of the server's memory is gaps between its keys, which hold nothing.
+//! A large part of the server's memory is empty gaps between its keys.
 //!
-//! The allocator keeps objects of one size together in pages. Where values change their size, or half of the keys of
-//! one size expire, pages stay half full: they are resident, they count against the container, and neither a DEL nor
-//! maxmemory takes them back.
+//! The allocator keeps objects of one size together in pages. When values change their size, or half of the keys of one
+//! size expire, pages stay half full: they are resident, they count against the container, and neither a DEL nor
+//! maxmemory gets them back.
 //!
 //! Seen when: the allocator's own gaps (`allocator_frag_bytes`) were 40 % of the live bytes or more at both ends of the
 //! window, and a tenth or more of what the server may use (maxmemory, the container's limit or the machine's memory,
 //! whichever is least).
 //!
-//! Not to be taken for: a small data set, where the same ratio is a few megabytes; memory freed after a peak, which new
-//! keys fill again (`used_memory_peak` over 1.5 times what is used); `mem_fragmentation_ratio`, which also counts a
-//! fork's copies, pages that are swapped out and the process itself; buffers of clients (`client_memory`).
+//! Not to be taken for: a small data set, where the same ratio is only a few megabytes; memory freed after a peak,
+//! which new keys will fill again (`used_memory_peak` over 1.5 times what is used); `mem_fragmentation_ratio`, which
+//! also counts a fork's copies, swapped-out pages and the process itself; client buffers (`client_memory`).
 //!
 //! How to confirm: `INFO memory`: allocator_frag_ratio, allocator_frag_bytes; `MEMORY DOCTOR`; `MEMORY MALLOC-STATS`.
 //!
-//! What to do: let the server pack its keys while it works (activedefrag), or hand its role to a replica and restart
-//! it: loading packs everything. Values of few sizes, and TTLs that end together per size, keep it from coming back.
+//! What to do: let the server defragment while it works (activedefrag), or hand its role to a replica and restart it:
+//! loading packs everything. Values of few sizes, and TTLs that end together per size, keep it from coming back.
 //! Sources: INFO allocator_allocated, allocator_active; redis.conf on active defragmentation; Redis INFO documentation.
 
 use super::memory::{self, Gaps, Limit};
@@ -68,12 +68,12 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match all.first() {
         Some(most) => Verdict::Absent(format!(
-            "fragmentation: {} between live keys at most, {:.2} times the live bytes, {} of {}{}",
+            "fragmentation: at most {} between live keys, {:.2} times the live bytes, {} of {}{}",
             bytes(most.gaps.bytes),
             most.gaps.ratio,
             percent(most.share()),
             most.limit.words(),
-            if most.after_peak { "; free after a peak, new keys fill it again" } else { "" }
+            if most.after_peak { "; freed after a peak, and new keys will fill it again" } else { "" }
         )),
         None => unseen(facts),
     }
@@ -92,7 +92,7 @@ fn unseen(facts: &Facts) -> Verdict {
         Some((version, allocator)) if !allocator.starts_with("jemalloc") => Verdict::unknown(
             Lack::Version,
             format!("fragmentation: this {version} is built with {allocator}, which does not count its gaps"),
-            "a build with jemalloc",
+            "use a build with jemalloc",
         ),
         _ => Verdict::absent(facts, "fragmentation", None),
     }
@@ -105,7 +105,7 @@ fn found(facts: &Facts, f: &Fragmented) -> Finding {
     // From 7.4 and Valkey 8 on the figure is of pages with small objects alone, and no longer this difference.
     let is_difference = (active - live - gaps.bytes).abs() <= 0.01 * gaps.bytes;
     let formula = if is_difference {
-        format!("{} in active pages less {} of live objects = {}", bytes(active), bytes(live), bytes(gaps.bytes))
+        format!("{} in active pages minus {} of live objects = {}", bytes(active), bytes(live), bytes(gaps.bytes))
     } else {
         format!("allocator_frag_bytes = {}", bytes(gaps.bytes))
     };
@@ -118,9 +118,9 @@ fn found(facts: &Facts, f: &Fragmented) -> Finding {
     ))
     .memory(
         share.min(1.0),
-        format!("{} is resident and empty, {} of what it may use", bytes(gaps.bytes), percent(share)),
+        format!("{} is resident and empty, {} of what the server may use", bytes(gaps.bytes), percent(share)),
     )
-    .gain(format!("about {} back", bytes(gaps.bytes)), formula)
+    .gain(format!("about {} of memory is freed", bytes(gaps.bytes)), formula)
     .proven("counted by the allocator, at both ends of the window")
     .saw(
         node,
@@ -135,7 +135,7 @@ fn found(facts: &Facts, f: &Fragmented) -> Finding {
     )
     .saw(node, "INFO memory", format!("where it went: {}", memory::parts_text(facts, node)))
     .not(format!(
-        "a peak of the past: used_memory_peak {} of {} used",
+        "a past peak: used_memory_peak is {}, and {} is used now",
         bytes(number("used_memory_peak")),
         bytes(number("used_memory"))
     ));
@@ -158,13 +158,14 @@ fn defragment(finding: Finding, f: &Fragmented) -> Finding {
     // A quarter since 6.0, three quarters before.
     let usual = if f.node.level() >= (6, 0) { 25.0 } else { 75.0 };
     let most = f.node.setting_number("active-defrag-cycle-max").unwrap_or(usual);
-    let risk = format!("it takes up to {most:.0} % of the main thread's core while it packs (active-defrag-cycle-max)");
+    let risk =
+        format!("it takes up to {most:.0} % of the main thread's core while it defragments (active-defrag-cycle-max)");
     let back = match commands.len() {
         1 => set("activedefrag no"),
         _ => format!("{}; {}", set("activedefrag no"), set(&format!("active-defrag-ignore-bytes {ignored:.0}"))),
     };
     finding.fix(
-        "Let it pack its keys while it works; a build with the system's jemalloc answers with an error and changes \
+        "Let it defragment while it works; a build with the system's jemalloc answers with an error and changes \
          nothing",
         &commands,
         &risk,
@@ -179,9 +180,9 @@ fn purge(finding: Finding, f: &Fragmented) -> Finding {
         return finding;
     }
     finding.fix(
-        &format!("Give whole free pages back to the machine: {}", bytes(free)),
+        &format!("Return whole free pages to the machine: {}", bytes(free)),
         &[&cli(&f.node.address, "MEMORY PURGE")],
-        "the main thread stands still while it does",
+        "the main thread is blocked while it does",
         "",
     )
 }
@@ -211,7 +212,7 @@ fn alone(finding: Finding, node: &Node) -> Finding {
         return finding.fix(
             "Or restart this replica: it copies its data into packed pages",
             &[&format!("restart {}", node.address)],
-            "its reads fail while it is away, and its master forks for the copy",
+            "reads from it fail while it is down, and its master forks for the copy",
             "",
         );
     }
@@ -227,9 +228,9 @@ fn alone(finding: Finding, node: &Node) -> Finding {
             ),
         };
         return finding.fix(
-            "Or give it a replica, and let that one take its place: what is copied is packed",
+            "Or give it a replica, and let the replica take its place: copied data is packed",
             &[&copy],
-            "the copy begins with a fork here",
+            "the copy begins with a fork on this server",
             "",
         );
     }

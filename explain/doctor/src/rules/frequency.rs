@@ -1,22 +1,22 @@
 //! The processor is kept slow while the server has work to do.
 //!
 //! A governor that saves power, or a limit on the frequency, makes every command take longer by the same factor. The
-//! main thread is one thread: other processors do not help it. The server's own figures show a busy server and nothing
-//! else.
+//! main thread is a single thread, so other processors do not help it. The server's own figures show a busy server and
+//! nothing else.
 //!
-//! Seen when: the processor that the main thread ran on was at less than 60 % of what it can do at both ends of the
-//! window, and busy for 70 % of it or more. It is a risk where the governor `powersave` pins it to its lowest
-//! frequency, or scaling_max_freq is under 80 % of what it can do, and the processor has little to do so far.
+//! Seen when: the processor that the main thread ran on was at less than 60 % of its maximum frequency at both ends of
+//! the window, and busy for 70 % of it or more. It is a risk if the governor `powersave` pins it to its lowest
+//! frequency, or scaling_max_freq is under 80 % of the maximum, and the processor has little to do so far.
 //!
 //! Not to be taken for: an idle processor, which is slow because nothing asks more of it; intel_pstate and
-//! amd-pstate-epp, whose `powersave` raises the frequency with the load; a virtual machine, which mostly cannot see its
-//! processor's frequency.
+//! amd-pstate-epp, whose `powersave` raises the frequency with the load; a virtual machine, which usually cannot see
+//! its processor's frequency.
 //!
 //! How to confirm: `cpupower frequency-info`; `turbostat --interval 5` (Bzy_MHz);
 //! `cat /sys/devices/system/cpu/cpu*/cpufreq/scaling_*`.
 //!
-//! What to do: the governor `performance` on machines with servers; in the firmware: a profile that does not cap the
-//! frequency.
+//! What to do: set the governor `performance` on machines with servers; in the firmware, choose a profile that does not
+//! cap the frequency.
 //! Sources: /sys/devices/system/cpu/cpuN/cpufreq; the kernel's Documentation/admin-guide/pm/cpufreq.rst.
 
 use unslow_facts::{Core, Host, Process, Speed};
@@ -27,8 +27,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Processor kept slow";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated", "kernel_bound"];
 pub const INJECTED: Injected = Injected::No(
-    "the frequency is the machine's, and a virtual machine cannot set it; tested on recorded facts with the figures \
-     set by hand",
+    "the frequency belongs to the whole machine, and a virtual machine cannot set it; tested on recorded facts with \
+     the figures set by hand",
 );
 
 /// Of what it can do: single-thread and all-core turbo differ by less.
@@ -143,23 +143,18 @@ fn found(worst: &Clocked<'_>) -> Finding {
         Some(share) => finding
             .core(
                 worst.wasted(),
-                format!(
-                    "every command takes about {:.1} times as long as it \
-                                           must",
-                    1.0 / share.max(0.01)
-                ),
+                format!("every command takes about {:.1} times as long as it should", 1.0 / share.max(0.01)),
             )
             .gain(
-                format!("at full speed: {} of a core back", percent(worst.wasted())),
+                format!("at full speed, {} of a core is free again", percent(worst.wasted())),
                 format!("main thread {main:.3} of a core x (1 - {share:.2}) = {:.3}", worst.wasted()),
             )
             .likely(
-                "the frequency was read at both ends of the window; that it was the same between them, and that \
-                     the work follows it, is inferred",
+                "the frequency was read at both ends of the window; that it was the same in between, and that the work \
+                 depends on it, is inferred",
             ),
-        None => finding.risk("when the server has more to do, every command takes longer than it must").possible(
-            "by the setting; the processor had little to do in this window, or no application uses the \
-                       server",
+        None => finding.risk("when the server has more to do, every command takes longer than it should").possible(
+            "judged by the setting; the processor had little to do in this window, or no application uses the server",
         ),
     };
     let dir = format!("/sys/devices/system/cpu/cpu{}/cpufreq ({})", core.number, host.hostname);
@@ -189,7 +184,7 @@ fn found(worst: &Clocked<'_>) -> Finding {
             &format!("cpupower frequency-set -u {}kHz   (where scaling_max_freq is lower)", speed.max_khz),
             "the firmware's power profile: maximum performance, no power cap",
         ],
-        "more power and heat",
+        "more power consumption and heat",
         &format!("cpupower frequency-set -g {} -u {}kHz", speed.governor, speed.allowed_khz),
     )
 }

@@ -1,27 +1,27 @@
-//! `appendfsync always`: every write waits until the disk has it, and everyone else waits with it.
+//! `appendfsync always`: every write waits until the disk has it, and every other request waits with it.
 //!
 //! The main thread syncs the append-only file itself, once in each turn of its event loop that wrote something. Writes
-//! of one turn share a sync, and a read that arrives meanwhile waits for its end. On a disk that syncs in 0.1 ms that
-//! is hardly felt; on network storage a sync takes 1 to 20 ms, and the server answers no more turns a second than the
-//! disk syncs.
+//! of one turn share a sync, and a read that arrives during the sync waits until it ends. On a disk that syncs in
+//! 0.1 ms this is hardly noticeable; on network storage a sync takes 1 to 20 ms, and the server completes no more turns
+//! a second than the disk completes syncs.
 //!
 //! Seen when: appendfsync is `always`, keys change in the window, a sync takes 1 ms or more on average, and the main
 //! thread spends 5 % of the window or more waiting. The wait is the time inside the event loop (eventloop_duration_sum,
-//! 7.2+) during which the main thread used no CPU; what it waited for a processor, a quota or the hypervisor is taken
-//! off. Before 7.2 it is seen where half of the PINGs take 1 ms longer than the fastest while the main thread is less
-//! than half busy.
+//! 7.2+) during which the main thread used no CPU, minus the time that it waited for a processor, a quota or the
+//! hypervisor. Before 7.2 it is seen when half of the PINGs take 1 ms longer than the fastest while the main thread is
+//! less than half busy.
 //!
 //! Not to be taken for: a late sync under `everysec` (`aof_fsync_stall`): there a background thread syncs, and writes
-//! wait only when it is two seconds late. Nor for a slow command or a full main thread: those use CPU. LATENCY
-//! HISTOGRAM shows nothing of this wait: a command's clock stops before the sync begins. Where the disk itself is slow,
-//! that is `disk_slow`, and this is its consequence.
+//! wait only when it is two seconds late. Nor for a slow command or a saturated main thread: those use CPU. LATENCY
+//! HISTOGRAM shows nothing of this wait, because a command's clock stops before the sync begins. If the disk itself is
+//! slow, that is `disk_slow`, and this is its consequence.
 //!
-//! How to confirm: `CONFIG GET appendfsync`; `INFO stats` twice: eventloop_duration_sum grows by nearly the whole
+//! How to confirm: `CONFIG GET appendfsync`; run `INFO stats` twice: eventloop_duration_sum grows by nearly the whole
 //! window while used_cpu_user_main_thread and used_cpu_sys_main_thread hardly grow;
-//! `CONFIG SET latency-monitor-threshold 10`, later `LATENCY HISTORY aof-fsync-always`.
+//! `CONFIG SET latency-monitor-threshold 10`, and later `LATENCY HISTORY aof-fsync-always`.
 //!
-//! What to do: everysec, where a second of writes may be lost with the machine; else a disk that syncs in time (local
-//! NVMe, a controller with a battery), and independent writes sent together, so that they share a sync.
+//! What to do: everysec, if a second of writes may be lost with the machine; otherwise a disk that syncs fast enough
+//! (local NVMe, a controller with a battery), and independent writes sent together, so that they share a sync.
 //! Sources: CONFIG appendfsync; INFO eventloop_duration_sum, used_cpu_*_main_thread; LATENCY aof-fsync-always; Redis
 //! persistence documentation.
 
@@ -94,10 +94,10 @@ pub fn check(facts: &Facts) -> Verdict {
         return Verdict::Unknown(gap.clone());
     }
     Verdict::Absent(match (always.is_empty(), timed.first()) {
-        (true, _) => "appendfsync always: set on no server with an AOF".into(),
+        (true, _) => "appendfsync always: not set on any server with an AOF".into(),
         (false, None) => "appendfsync always: no key changed in the window".into(),
         (false, Some(w)) => format!(
-            "appendfsync always: {} a sync at most, {}",
+            "appendfsync always: at most {} a sync, {}",
             time_us(w.sync_ms * 1000.0),
             w.share.map_or("by the median PING".into(), |s| format!("{} of the window", percent(s)))
         ),
@@ -152,7 +152,7 @@ fn by_pings(node: &Node, writes: f64) -> Look<'_> {
         return unseen(node, "neither its event loop (7.2+) nor enough PINGs were timed");
     };
     if busy > BUSY {
-        return unseen(node, "its main thread is busy, and before 7.2 that cannot be told from waiting");
+        return unseen(node, "its main thread is busy, and before 7.2 that cannot be told apart from waiting");
     }
     let over = |us: u32| f64::from(us - times[0]) / 1000.0;
     let mean = times.iter().map(|us| over(*us)).sum::<f64>() / times.len() as f64;
@@ -162,7 +162,7 @@ fn by_pings(node: &Node, writes: f64) -> Look<'_> {
 fn unseen<'a>(node: &Node, why: &str) -> Look<'a> {
     Look::Unseen(Gap::new(
         Lack::Version,
-        format!("what appendfsync always costs {}: {why}", node.address),
+        format!("the cost of appendfsync always on {}: {why}", node.address),
         "CONFIG SET latency-monitor-threshold 10, later LATENCY HISTORY aof-fsync-always",
     ))
 }
@@ -188,7 +188,10 @@ fn found(facts: &Facts, w: &Waits<'_>) -> Finding {
             format!("{} on the mean request; a write waits for {sync} or more", time_us(w.cost_ms * 1000.0)),
         )
         .gain(
-            format!("under everysec no request waits for a sync that is in time: {} less", time_us(w.cost_ms * 1000.0)),
+            format!(
+                "under everysec no request waits for a sync unless it is late: {} less",
+                time_us(w.cost_ms * 1000.0)
+            ),
             format!(
                 "{share:.3} of the time x {:.2} ms / 2 + {:.2} ms for each write, {} a second = {:.2} ms",
                 w.sync_ms,
@@ -210,13 +213,12 @@ fn found(facts: &Facts, w: &Waits<'_>) -> Finding {
         finding.risk("no client reads from this replica; it acknowledges its master's writes later").gain("", "")
     };
     let event = event_ms(node);
-    let finding =
-        match event {
-            Some(_) => finding
-                .proven("the server timed its syncs in this window, and what the main thread waited was measured"),
-            None => finding
-                .likely("it waits without using CPU and syncs with every write; the syncs themselves were not timed"),
-        };
+    let finding = match event {
+        Some(_) => finding.proven("the server timed its syncs in this window, and the main thread's wait was measured"),
+        None => {
+            finding.likely("it waits without using CPU and syncs with every write; the syncs themselves were not timed")
+        }
+    };
     let mut finding = finding.saw(node, "CONFIG GET appendfsync", "always");
     if let (Some(inside), Some((user, sys))) = (node.rate("eventloop_duration_sum"), node.cpu()) {
         let text = format!(
@@ -235,7 +237,7 @@ fn found(facts: &Facts, w: &Waits<'_>) -> Finding {
         finding = finding.saw(node, "LATENCY HISTORY aof-fsync-always", format!("{ms} ms at most in the window"));
     }
     if let Some((user, sys)) = node.cpu() {
-        finding = finding.not(format!("a full main thread: {} on a processor", percent(user + sys)));
+        finding = finding.not(format!("a saturated main thread: {} on a processor", percent(user + sys)));
     }
     if let Some(delay) = facts.process(node).and_then(|(_, p)| p.run_delay_share) {
         finding = finding.not(format!("other processes: it waited for a processor {} of the time", percent(delay)));
@@ -248,24 +250,24 @@ fn mend(finding: Finding, node: &Node) -> Finding {
     let replicas = node.number("connected_slaves").unwrap_or(0.0) > 0.0;
     let risk = match replicas {
         true => {
-            "up to a second of writes is lost if the machine dies; a client can ask for a replica's copy of those that \
-             matter: WAIT 1 100"
+            "up to a second of writes is lost if the machine dies; for the writes that matter, a client can wait until \
+             a replica has them: WAIT 1 100"
         }
         false => "up to a second of writes is lost if the machine dies",
     };
     // Durability is given up by choice only: no exact lines.
     finding
         .fix(
-            "Sync once a second, on a thread in the background",
+            "Sync once a second, on a background thread",
             &[&here("CONFIG SET appendfsync everysec")],
             risk,
             &here("CONFIG SET appendfsync always"),
         )
         .fix(
-            "Where no write may be lost: a disk that syncs in 0.1 ms (local NVMe, a controller with a battery), and \
+            "If no write may be lost: use a disk that syncs in 0.1 ms (local NVMe, a controller with a battery), with \
              nothing else on it",
             &[&here("CONFIG GET dir"), "iostat -x 1   (w_await and f_await, on the server's machine)"],
-            "moving the directory takes a restart",
+            "moving the directory requires a restart",
             "",
         )
         .fix(

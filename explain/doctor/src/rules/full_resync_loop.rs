@@ -1,23 +1,23 @@
 //! Replicas are copied from scratch again and again.
 //!
-//! Each full sync forks the master and sends the whole data set. When the replica's output buffer limit is too small
-//! for the writes that arrive meanwhile, the sync is cut off at its end and starts again, without end. A backlog that
-//! is too small, a repl-timeout shorter than a copy, or a replica that loses its data with each restart does the same.
+//! Each full sync forks the master and sends the whole data set. If the replica's output buffer limit is too small for
+//! the writes that arrive during the copy, the sync is cut off at its end and starts over, endlessly. A backlog that is
+//! too small, a repl-timeout shorter than a copy, or a replica that loses its data at each restart has the same effect.
 //!
 //! Seen when: more full syncs began in the window than the master has replicas, or two or more did, a partial sync
-//! failed or a buffer limit struck, and a replica's link is down at its end.
+//! failed or a buffer limit was hit, and a replica's link is down at the end of the window.
 //!
-//! The cause shows in what else was counted: connections ended by an output limit (7.4+), or writes during a copy that
-//! come near the limit; failed partial syncs with a short backlog, or with a long one (another history); a replica's
-//! uptime. The server counts those connections for all clients together: where replicas have no limit they were not
-//! replicas.
+//! The cause shows in what else was counted: connections closed by an output limit (7.4+), or writes during a copy that
+//! come near the limit; failed partial syncs with a short backlog, or with a long one (a different history); a
+//! replica's uptime. The server counts those connections for all clients together: if replicas have no limit, they were
+//! not replicas.
 //!
-//! Not to be taken for: new replicas being added, or a replica that was given another master, which sync once each.
-//! Where the replicas' output buffer limit ends the copies, `replica_buffer_kill` has the cause and this is what
-//! follows from it.
+//! Not to be taken for: new replicas being added, or a replica that was given a different master, which sync once each.
+//! If the replicas' output buffer limit ends the copies, `replica_buffer_kill` has the cause and this is its
+//! consequence.
 //!
-//! What to do: by the cause: a larger replica output buffer, a larger backlog, repl-timeout above the time of a copy, a
-//! replica that keeps its data.
+//! What to do: depending on the cause: a larger replica output buffer, a larger backlog, a repl-timeout above the time
+//! of a copy, a replica that keeps its data.
 //! Sources: INFO sync_full, sync_partial_err, slaveN state; redis #11534, #12787, #2896.
 
 use super::prelude::*;
@@ -69,7 +69,10 @@ fn found(facts: &Facts, node: &Node, l: &Looping) -> Finding {
         if l.replicas == 1.0 { "replica" } else { "replicas" },
         because(&cause)
     ))
-    .core(children.max(0.01), format!("a fork and {} each time; no replica to fail over to meanwhile", bytes(size)))
+    .core(
+        children.max(0.01),
+        format!("a fork and {} each time; no replica to fail over to until a copy is complete", bytes(size)),
+    )
     .saw(
         node,
         "INFO stats",
@@ -130,10 +133,9 @@ fn because(cause: &Cause) -> String {
 
 fn sure(finding: Finding, cause: &Cause) -> Finding {
     match cause {
-        Cause::Buffer { counted: true, .. } => finding.proven(
-            "the master counted the syncs and the connections that \
-            its limits ended",
-        ),
+        Cause::Buffer { counted: true, .. } => {
+            finding.proven("the master counted the syncs and the connections that its limits closed")
+        }
         Cause::Restart(_) => finding.proven(
             "the master counted the syncs, and the replica's process was started in \
                                              this window",
@@ -143,13 +145,10 @@ fn sure(finding: Finding, cause: &Cause) -> Finding {
             ones",
         ),
         Cause::Buffer { counted: false, .. } => finding.likely(
-            "the syncs were counted and none was tried in part; that writes fill the buffer meanwhile is inferred from \
-             their rate",
+            "the syncs were counted and no partial one was tried; that writes fill the buffer during a copy is \
+             inferred from their rate",
         ),
-        Cause::Timeout { .. } => finding.likely(
-            "the syncs were counted; they come as far apart as repl-timeout is \
-            long",
-        ),
+        Cause::Timeout { .. } => finding.likely("the syncs were counted; the time between them matches repl-timeout"),
         Cause::Unknown => finding.likely("the syncs were counted by the master; what ends them was not seen"),
     }
 }
@@ -165,14 +164,15 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, l: &Looping, cause: &Cause
             "",
         ),
         Cause::History => finding.fix(
-            "Find out what gives the replica another history: REPLICAOF NO ONE and back, or a start without its data",
+            "Find out what gives the replica a different history: REPLICAOF NO ONE and back, or a start without its \
+             data",
             &history_of(facts, node).iter().map(String::as_str).collect::<Vec<_>>(),
             "",
             "",
         ),
         Cause::Timeout { timeout_s } => timeout(finding, facts, node, *timeout_s),
         Cause::Unknown => finding.fix(
-            "See what ends the copies: the master's log names the reason for each connection it closes",
+            "Find out what ends the copies: the master's log names the reason for each connection it closes",
             &[
                 &cli(&node.address, "CONFIG GET logfile"),
                 &cli(&node.address, "INFO replication"),
@@ -225,7 +225,7 @@ pub fn buffer(finding: Finding, node: &Node, l: &Looping, limit: Option<Limit>) 
     let new = set(Limit { hard, soft: (hard / 2.0).floor(), soft_s: 120.0 });
     match old {
         Some(old) => finding.fix_at(&node.address, text, &[&new], &risk, &set(old)),
-        None => finding.fix(text, &[&cli(&node.address, &new)], &risk, "the old limit"),
+        None => finding.fix(text, &[&cli(&node.address, &new)], &risk, "set the old limit again"),
     }
 }
 
@@ -241,7 +241,7 @@ fn timeout(finding: Finding, facts: &Facts, node: &Node, timeout_s: f64) -> Find
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
     finding
         .fix(
-            "Give a copy the time it takes, on the master and its replicas",
+            "Allow a copy the time it takes, on the master and its replicas",
             &commands,
             "a dead link is noticed later",
             &rollback,

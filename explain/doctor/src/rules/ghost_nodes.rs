@@ -1,21 +1,21 @@
-//! Nodes that are gone still stand in CLUSTER NODES.
+//! Nodes that no longer exist are still listed in CLUSTER NODES.
 //!
-//! CLUSTER FORGET removes a node from the one server that is asked, and for a minute only: nodes that were not asked
-//! tell the others again. A server that came back with a new id leaves its old one behind as `noaddr`. Such lines make
-//! every topology answer longer, have nodes and clients dial what is gone, and hide the next failure among old ones.
+//! CLUSTER FORGET removes a node only from the server that is asked, and only for a minute: nodes that were not asked
+//! tell the others about it again. A server that came back with a new id leaves its old one behind as `noaddr`. Such
+//! lines make every topology reply longer, make nodes and clients dial addresses that no longer exist, and hide the
+//! next failure among old ones.
 //!
-//! Seen when: a node lists another one without slots that has no address; that is marked `fail` and was last heard a
-//! day ago, or an hour ago where other nodes have forgotten it already; or that has been in handshake for over a
-//! minute.
+//! Seen when: a node lists another one without slots that has no address; that is marked `fail` and was last heard from
+//! a day ago, or an hour ago if other nodes have already forgotten it; or that has been in handshake for over a minute.
 //!
-//! Not to be taken for: a replica that has just died: it is to be brought back and not forgotten (`node_unreachable`
-//! says so). A node that is being added: its handshake takes seconds. What the length of the answers costs:
-//! `topology_storm` tells it.
+//! Not to be taken for: a replica that has just died: it should be brought back and not forgotten (`node_unreachable`
+//! says so). A node that is being added: its handshake takes seconds. The cost of long replies is reported by
+//! `topology_storm`.
 //!
 //! How to confirm: `CLUSTER NODES` of every node: flags in the third column, last pong in the sixth, no slots from the
 //! ninth on.
 //!
-//! What to do: CLUSTER FORGET of each on all nodes within a minute.
+//! What to do: CLUSTER FORGET for each of them on all nodes within a minute.
 //! Sources: CLUSTER NODES of every node; the Redis command reference, CLUSTER FORGET.
 
 use std::collections::BTreeMap;
@@ -89,13 +89,17 @@ pub fn check(facts: &Facts) -> Verdict {
     // Each node has its own list: one that was not seen may have some.
     match facts.live().find(|n| n.cluster.value().is_none()) {
         Some(node) => match node.cluster.refused() {
-            Some(gap) => Verdict::Unknown(gap.of("nodes that are gone")),
-            None => {
-                Verdict::unknown(Lack::Answer, format!("nodes that are gone: {} did not list them", node.address), "")
-            }
+            Some(gap) => Verdict::Unknown(gap.of("nodes that no longer exist")),
+            None => Verdict::unknown(
+                Lack::Answer,
+                format!("nodes that no longer exist: {} did not list them", node.address),
+                "",
+            ),
         },
-        None if views.is_empty() => Verdict::unknown(Lack::Answer, "nodes that are gone: no node listed them", ""),
-        None => Verdict::Absent(format!("nodes that are gone: none in the lists of {} nodes", views.len())),
+        None if views.is_empty() => {
+            Verdict::unknown(Lack::Answer, "nodes that no longer exist: no node listed them", "")
+        }
+        None => Verdict::Absent(format!("nodes that no longer exist: none in the lists of {} nodes", views.len())),
     }
 }
 
@@ -124,19 +128,19 @@ fn found(facts: &Facts, all: &[Haunted], worst: &Haunted) -> Finding {
     }
     let by: Vec<String> = all.iter().filter(|h| !h.ghosts.is_empty()).map(|h| h.node.address.clone()).collect();
     let how = worst.ghosts.first().map_or("", |(_, ghost)| ghost.words());
-    let nodes = if known.len() == 1 { "node that is gone" } else { "nodes that are gone" };
+    let nodes = if known.len() == 1 { "node that no longer exists" } else { "nodes that no longer exist" };
     let list = if by.len() == 1 { "lists" } else { "list" };
     let title = format!("{} {list} {} {nodes}, {how}", names(&by), count(known.len() as f64));
     let mut finding = Finding::new(title)
         .on(by.iter().map(String::as_str))
         .risk(format!(
-            "{} of {} lines of CLUSTER NODES on {} are of such nodes: every topology answer is longer, and nodes and \
+            "{} of {} lines of CLUSTER NODES on {} are about such nodes: every topology reply is longer, and nodes and \
              clients may dial them",
             worst.ghosts.len(),
             worst.lines,
             worst.node.address
         ))
-        .gain("shorter answers", format!("{} of {} lines fewer", worst.ghosts.len(), worst.lines))
+        .gain("shorter topology replies", format!("{} of {} lines fewer", worst.ghosts.len(), worst.lines))
         .proven("read from the nodes' own lists in this window");
     for haunted in all.iter().filter(|h| !h.ghosts.is_empty()).take(3) {
         finding = finding.saw(haunted.node, "CLUSTER NODES", sample(haunted));
@@ -185,7 +189,7 @@ fn forget(finding: Finding, facts: &Facts, worst: &Haunted, known: &BTreeMap<&st
     let may_return = known.values().any(|ghost| *ghost == Ghost::Failed);
     let (risk, rollback) = if may_return {
         (
-            "a node that is only switched off is forgotten too, and must be met again",
+            "a node that is only switched off is forgotten too, and has to be introduced again",
             "CLUSTER MEET IP PORT of that node, on any other",
         )
     } else {
@@ -193,7 +197,9 @@ fn forget(finding: Finding, facts: &Facts, worst: &Haunted, known: &BTreeMap<&st
     };
     let all = facts.live().count();
     finding.fix(
-        &format!("Forget them on all {all} nodes within a minute: one that is left out tells the others again"),
+        &format!(
+            "Forget them on all {all} nodes within a minute: a node that is left out tells the others about them again"
+        ),
         &lines,
         risk,
         rollback,

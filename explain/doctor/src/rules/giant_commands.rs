@@ -1,24 +1,24 @@
-//! Single commands with hundreds or thousands of arguments hold up everyone else.
+//! Single commands with hundreds or thousands of arguments hold up every other client.
 //!
-//! MGET, MSET, HMGET, HSET, SADD, ZADD, DEL and UNLINK work off all their arguments in one go on the one thread that
-//! serves everybody, and the reply of an MGET is built whole before anything is sent. Each key takes less than a
-//! microsecond, so ten thousand of them are a stall of several milliseconds. The keys may all be small: no key is at
-//! fault, the batch is.
+//! MGET, MSET, HMGET, HSET, SADD, ZADD, DEL and UNLINK process all their arguments in one go on the one thread that
+//! serves all clients, and the reply of an MGET is built in full before anything is sent. Each key takes less than a
+//! microsecond, so ten thousand of them stall the server for several milliseconds. The keys may all be small: the batch
+//! is at fault, not a key.
 //!
-//! Seen when: such a command takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five times or with 1
-//! % of a core; and of the calls of it that the slow log has of the window, those of over 500 arguments took most of
-//! the time. The log keeps 32 arguments of a command and a note of how many more there were; only the number is kept
-//! here.
+//! Seen when: such a command takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five times or with
+//! 1 % of a core; and of its calls in the window that are in the slow log, those with over 500 arguments took most of
+//! the time. The log keeps 32 arguments of a command and a note of how many more there were; unslow keeps only the
+//! number.
 //!
 //! Not to be taken for: one large key (`big_key`), where few arguments are enough; thousands of short commands in MULTI
-//! (`giant_transactions`); a command with few arguments that something else held up. Where the slow log is denied, or
-//! logs only longer calls than these, the arguments are not known, and `slow_command` names the command.
+//! (`giant_transactions`); a command with few arguments that something else held up. If the slow log is denied, or logs
+//! only longer calls than these, the arguments are not known, and `slow_command` names the command.
 //!
 //! How to confirm: `SLOWLOG GET 10`: the last argument says "... (9970 more arguments)". Redis 8.8 and newer count in
-//! INFO what the log took in (slowlog_commands_count): where the log is denied and that count stands still, there was
-//! nothing to see.
+//! INFO how many commands the log took in (slowlog_commands_count): if the log is denied and that count does not move,
+//! there was nothing to see.
 //!
-//! What to do: batches of 100 to 500, several of them in one pipeline, so that others are served in between.
+//! What to do: batches of 100 to 500, several of them in one pipeline, so that other clients are served in between.
 //! Sources: INFO commandstats, SLOWLOG GET; slowlog.c (SLOWLOG_ENTRY_MAX_ARGC).
 
 use unslow_facts::SlowEntry;
@@ -102,7 +102,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let logged = facts.live().flat_map(|n| slow_entries(n, 0)).map(|e| e.args).max();
     let text = match logged {
         None => "giant commands: nothing in the slow log of the window".to_string(),
-        Some(most) => format!("giant commands: {} words at most in the slow log of the window", count(most.into())),
+        Some(most) => format!("giant commands: at most {} words in the slow log of the window", count(most.into())),
     };
     absent_by_commandstats(facts, "giant commands", text)
 }
@@ -134,7 +134,7 @@ fn found(g: &Giant) -> Finding {
     .proven("the server timed these calls in the window, and its slow log says how many arguments they had")
     .gain(
         format!(
-            "in batches of {BATCH:.0} others wait for {} instead of {}",
+            "in batches of {BATCH:.0}, other clients wait {} instead of {}",
             time_us(mean * BATCH / arguments),
             time_us(mean)
         ),
@@ -161,16 +161,16 @@ fn found(g: &Giant) -> Finding {
     finding = callers::shown(finding, node, &[&format!("={}", g.name)])
         .not(format!("a pipeline of short commands: one call has {} arguments", count(arguments)))
         .fix(
-            "Batches of 100 to 500 arguments, several of them in one pipeline",
+            "Send batches of 100 to 500 arguments, several of them in one pipeline",
             &batches,
-            "the whole is no longer atomic",
+            "the operation as a whole is no longer atomic",
             "",
         );
     match command.as_str() {
         DEL => finding.fix(
-            "UNLINK in batches, which frees the memory in the background (4.0+)",
+            "Use UNLINK in batches, which frees the memory in the background (4.0+)",
             &["UNLINK key1 ... key100"],
-            "memory comes back a little later",
+            "memory is freed a little later",
             "",
         ),
         _ => finding,

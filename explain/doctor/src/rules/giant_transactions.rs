@@ -1,21 +1,22 @@
-//! Transactions of thousands of commands hold up everyone else.
+//! Transactions of thousands of commands hold up every other client.
 //!
-//! EXEC executes all that was queued in one go, and nothing else is served meanwhile. A bulk import through a client's
-//! default pipeline is such a transaction although no one asked for one: redis-py's `pipeline()` wraps all of it in
-//! MULTI and EXEC. Each command is short, so the slow log shows none of them, and EXEC itself is never logged.
+//! EXEC executes everything that was queued in one go, and nothing else is served until it is done. A bulk import
+//! through a client's default pipeline is such a transaction even if none was intended: redis-py's `pipeline()` wraps
+//! all of it in MULTI and EXEC. Each command is short, so the slow log shows none of them, and EXEC itself is never
+//! logged.
 //!
 //! Seen when: EXEC takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call five times or with 1 % of a
 //! core.
 //!
-//! Not to be taken for: a slow command inside a transaction (`slow_command`, `big_key`, `keys_command`): where one kind
-//! of command of over 0.5 ms a call took half of the time, that is the cause. A pipeline without MULTI, however long,
-//! lets others between: the server reads it in pieces of some kB. One MGET, MSET or DEL of thousands of keys is
+//! Not to be taken for: a slow command inside a transaction (`slow_command`, `big_key`, `keys_command`): if one kind of
+//! command of over 0.5 ms a call took half of the time, that is the cause. A pipeline without MULTI, however long, lets
+//! other clients in between: the server reads it in pieces of a few kB. One MGET, MSET or DEL of thousands of keys is
 //! `giant_commands`.
 //!
-//! How to confirm: `INFO commandstats` twice: usec_per_call of cmdstat_exec, and how many commands there were for each
-//! EXEC.
+//! How to confirm: run `INFO commandstats` twice: usec_per_call of cmdstat_exec, and how many commands there were for
+//! each EXEC.
 //!
-//! What to do: no transaction where a batch was meant; batches of some hundreds.
+//! What to do: no transaction where a batch was meant; batches of a few hundred.
 //! Sources: INFO commandstats (EXEC's time has that of its commands in it), LATENCY HISTOGRAM exec (7.0+); multi.c.
 
 use super::callers;
@@ -72,7 +73,9 @@ pub fn check(facts: &Facts) -> Verdict {
     let text = match by_worst(all.iter().filter(|g| g.held.calls >= 1.0).collect(), |g| g.held.share()).first() {
         None => "transactions: no EXEC in the window".to_string(),
         Some(g) => match &g.slow {
-            Some(command) => format!("transactions: EXEC took {}, by {command} inside or beside it", g.held.figures()),
+            Some(command) => {
+                format!("transactions: EXEC took {}, because of {command} inside or beside it", g.held.figures())
+            }
             None => format!("transactions: {} EXEC, {}", count(g.held.calls), g.held.figures()),
         },
     };
@@ -91,7 +94,7 @@ fn found(g: &Giant<'_>) -> Finding {
         count(g.commands)
     ))
     .latency(ms, wait)
-    .proven("the server's own clock for EXEC, in this window")
+    .proven("timed by the server's own clock for EXEC, in this window")
     .saw(
         node,
         "INFO commandstats",
@@ -101,8 +104,7 @@ fn found(g: &Giant<'_>) -> Finding {
     if parts > 1.0 {
         finding = finding.gain(
             format!(
-                "in batches of {BATCH:.0} others wait for {} at most instead of \
-                     {}",
+                "in batches of {BATCH:.0}, other clients wait at most {} instead of {}",
                 time_us(mean / parts),
                 time_us(mean)
             ),
@@ -127,15 +129,15 @@ fn found(g: &Giant<'_>) -> Finding {
     );
     finding
         .fix(
-            "Where a batch is meant and no transaction: a pipeline without MULTI, in batches of some hundreds",
+            "If a batch is meant and not a transaction: use a pipeline without MULTI, in batches of a few hundred",
             &plain,
-            "other clients see, and change, what is between; a failed command fails alone",
+            "other clients see, and can change, intermediate states; a failed command fails alone",
             "",
         )
         .fix(
-            "Where it must be one step: only what belongs together, in several transactions",
+            "If it must be atomic: put only what belongs together into one transaction, and use several",
             &["MULTI ... EXEC for each order, not for all orders"],
-            "a break leaves the later ones undone",
+            "if it breaks off, the later transactions are not executed",
             "",
         )
 }

@@ -1,17 +1,17 @@
-//! Keys without a TTL are added and none go: the memory limit will be reached, and then writes fail.
+//! Keys without a TTL are added and none are removed: the memory limit will be reached, and then writes fail.
 //!
 //! Seen when: a master with a maxmemory that may not evict such keys (noeviction, or a volatile policy) gained memory
-//! in the window, the keys it gained have no TTL for nine of ten, and at that pace the limit is reached within sixty
-//! windows (within an hour, where it has grown at that pace since it started).
+//! in the window, nine of ten keys that it gained have no TTL, and at that pace the limit is reached within sixty
+//! windows (within an hour, if it has grown at that pace since it started).
 //!
-//! Not to be taken for: a cache that fills up and then evicts (an allkeys policy); an import, which ends: those who run
-//! it know; growth without a limit (`no_memory_limit`); buffers of clients (`client_memory`), which are no keys; a
-//! server that is full already (`out_of_memory`).
+//! Not to be taken for: a cache that fills up and then evicts (an allkeys policy); an import, which ends, and is known
+//! to the people who run it; growth without a limit (`no_memory_limit`); client buffers (`client_memory`), which are
+//! not keys; a server that is already full (`out_of_memory`).
 //!
-//! How to confirm: `INFO keyspace` twice: keys and expires; `INFO memory` used_memory; `redis-cli --memkeys` on a
-//! replica for who grows.
+//! How to confirm: run `INFO keyspace` twice: keys and expires; `INFO memory` used_memory; `redis-cli --memkeys` on a
+//! replica to see which keys grow.
 //!
-//! What to do: a TTL where the key is written; delete what nobody reads; then more memory.
+//! What to do: set a TTL where the key is written; delete what is never read; then add memory.
 //! Sources: INFO keyspace, used_memory, maxmemory.
 
 use super::memory::{self, Growth, Keys};
@@ -58,7 +58,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let rate = limited().filter_map(|n| n.rate("used_memory")).reduce(f64::max);
     let text = match rate {
         Some(rate) if rate > 0.0 => format!(
-            "growth of the data: {} a second at most; no limit without eviction is reached soon by keys without a TTL",
+            "growth of the data: at most {} a second; keys without a TTL will not soon reach a limit without eviction",
             bytes(rate)
         ),
         _ => "growth of the data: used memory did not grow in the window".into(),
@@ -107,7 +107,7 @@ fn found(facts: &Facts, f: &Fills) -> Finding {
         format!("a TTL of less than {} keeps it below the limit", time_rough_s(f.full_s)),
         format!("{} left / {} a second = {}", bytes(left), bytes(f.per_s), time_rough_s(f.full_s)),
     )
-    .likely("the pace is that of this window; that it goes on is inferred")
+    .likely("the pace is that of this window; that it continues is inferred")
     .saw(
         node,
         "INFO keyspace",
@@ -121,16 +121,16 @@ fn found(facts: &Facts, f: &Fills) -> Finding {
     .fix(
         "Give keys a TTL where they are written",
         &["SET key value EX seconds   (in the application)", "EXPIRE key seconds   (for what is there)"],
-        "keys disappear at their time",
+        "keys disappear when their TTL ends",
         "PERSIST key",
     );
     let wide = cli(&node.address, &format!("CONFIG SET maxmemory {:.0}", f.max * 1.5));
     let machine = memory::physical(facts, node).map_or(0.0, |limit| limit.bytes);
     let finding = if f.max * 1.5 <= 0.75 * machine {
         finding.fix(
-            "Until then: a higher limit",
+            "Until then, set a higher limit",
             &[&wide],
-            "swap or the OOM killer, if the machine or container has not as much",
+            "swapping or the OOM killer, if the machine or container does not have that much",
             &cli(&node.address, &format!("CONFIG SET maxmemory {:.0}", f.max)),
         )
     } else {
@@ -142,7 +142,7 @@ fn found(facts: &Facts, f: &Fills) -> Finding {
     finding.fix(
         "If it is a cache: let it evict",
         &[&cli(&node.address, "CONFIG SET maxmemory-policy allkeys-lru")],
-        "keys disappear; not for data of record",
+        "keys disappear; not suitable for data of record",
         &cli(&node.address, &format!("CONFIG SET maxmemory-policy {policy}")),
     )
 }

@@ -1,20 +1,21 @@
-//! One slot holds most of a master's keys, and with them memory that no rebalancing can move.
+//! One slot holds most of a master's keys, and with them memory that rebalancing cannot move.
 //!
 //! Keys with the same hash tag share a slot, and a slot lives on one master as a whole. A tag that is the same for very
-//! many keys (`{app}`, one large tenant) makes a slot of a size that no other master can relieve: that master is full
+//! many keys (`{app}`, one large tenant) makes a slot so large that no other master can relieve it: that master is full
 //! first, its saves and copies take the longest, and moving other slots away only leaves the large one behind.
 //!
 //! Seen when: one slot has half of its master's keys or more, at least 50,000, and that master's data takes 1.5 times
 //! the mean of all masters.
 //!
 //! Not to be taken for: a master that has more slots than the others, or more to do (`shard_imbalance`). A tag that a
-//! few keys share, as transactions and scripts need it. One large key: that is one key in its slot (`big_key`).
+//! few keys share because transactions and scripts need it. One large key: that is one key in its slot (`big_key`).
 //!
-//! How to confirm: `CLUSTER SLOT-STATS ORDERBY KEY-COUNT LIMIT 5 DESC` on the master (Valkey 8.0+, Redis 8.2+); before,
-//! `CLUSTER COUNTKEYSINSLOT` of the slot that the tag hashes to (`CLUSTER KEYSLOT`). `CLUSTER GETKEYSINSLOT SLOT 10`
-//! names some of the keys.
+//! How to confirm: `CLUSTER SLOT-STATS ORDERBY KEY-COUNT LIMIT 5 DESC` on the master (Valkey 8.0+, Redis 8.2+); in
+//! older versions, `CLUSTER COUNTKEYSINSLOT` of the slot that the tag hashes to (`CLUSTER KEYSLOT`).
+//! `CLUSTER GETKEYSINSLOT SLOT 10` names some of the keys.
 //!
-//! What to do: a narrower tag, so that only keys that one command needs together share it; no tag where none does.
+//! What to do: a narrower tag, so that only keys that one command needs together share it; no tag where no command
+//! needs one.
 //! Sources: CLUSTER SLOT-STATS; INFO used_memory_dataset of each master; Redis cluster specification, hash tags.
 
 use unslow_facts::SlotStat;
@@ -65,7 +66,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let Some((_, view)) = peers::cluster(facts) else {
         return match facts.nodes.iter().find_map(|n| n.cluster.refused()) {
             Some(gap) => Verdict::Unknown(gap.of("keys of slots")),
-            None => Verdict::unknown(Lack::Answer, "keys of slots: no node gave CLUSTER NODES", ""),
+            None => Verdict::unknown(Lack::Answer, "keys of slots: no node returned CLUSTER NODES", ""),
         };
     };
     if view.masters().count() < 2 {
@@ -86,7 +87,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let most = shards.iter().max_by_key(|s| s.slot.keys);
     Verdict::Absent(match most {
-        Some(s) => format!("keys of slots: {} at most in one of them", count(s.slot.keys as f64)),
+        Some(s) => format!("keys of slots: at most {} in one of them", count(s.slot.keys as f64)),
         None => "keys of slots: none".into(),
     })
 }
@@ -108,7 +109,7 @@ fn found(s: &Shard, mean: f64, view: &ClusterView) -> Finding {
     ))
     .on([node.address.as_str()])
     .risk(format!(
-        "{} of data on this master, {} on the mean of all: it is full first, and moving slots away does not help",
+        "{} of data on this master, {} on average: it is full first, and moving slots away does not help",
         bytes(s.data),
         bytes(mean)
     ))
@@ -120,11 +121,16 @@ fn found(s: &Shard, mean: f64, view: &ClusterView) -> Finding {
     )
     .saw(node, "INFO memory", format!("used_memory_dataset {}", bytes(s.data)))
     .not(format!("one large key: the slot has {} keys", count(s.slot.keys as f64)))
-    .fix("See which tag it is", &[&run(&format!("CLUSTER GETKEYSINSLOT {slot} 10"))], "it shows names of keys", "")
+    .fix(
+        "Find out which tag it is",
+        &[&run(&format!("CLUSTER GETKEYSINSLOT {slot} 10"))],
+        "the command prints names of keys",
+        "",
+    )
     .fix(
         "Make the tag narrower: only keys that one command needs together share one",
         &["{app}:user:7, {app}:cart:7  ->  {user7}:profile, {user7}:cart   (in the application)"],
-        "commands with keys of several tags end in CROSSSLOT; the old keys must be copied",
+        "commands with keys of several tags fail with CROSSSLOT; the old keys must be copied",
         "",
     )
 }

@@ -1,15 +1,15 @@
-//! The hypervisor runs another virtual machine while this one is ready.
+//! The hypervisor runs another virtual machine while this one is ready to run.
 //!
-//! Steal is time in which a virtual processor had work and the physical one was given to another machine, or was
-//! withheld because a quota or the CPU credits of a burstable instance are used up. The server stands still and notices
-//! nothing.
+//! Steal is time in which a virtual processor had work to do while the physical one was given to another machine, or
+//! was withheld because a quota or the CPU credits of a burstable instance are used up. The server is stopped and
+//! notices nothing.
 //!
 //! Seen when: over 5 % of all processor time of the server's machine was stolen in the window.
 //!
 //! What it costs: the server's own share of it, busy x steal / (1 - steal). A server that uses 0.6 % of a core loses
-//! next to nothing on a machine with 17 % steal: below 1 % of a core it is a risk and no more, unless PING's p99 is 20
-//! ms above its minimum and no slow command explains that. (Smaller tails say nothing: a doctor on the same machine
-//! stands still too.)
+//! next to nothing on a machine with 17 % steal: below 1 % of a core it is only a risk, unless PING's p99 is 20 ms
+//! above its minimum and no slow command explains that. (Smaller tails say nothing: a doctor on the same machine is
+//! stopped too.)
 //!
 //! Not to be taken for: a process on the same machine (`noisy_neighbour`), which taskset can move; a container's CPU
 //! quota (`cpu_throttled`), which its own cgroup counts.
@@ -68,9 +68,9 @@ pub fn check(facts: &Facts) -> Verdict {
         let most = all.iter().map(|s| s.steal).reduce(f64::max);
         return match most {
             Some(most) => {
-                Verdict::Absent(format!("steal: the hypervisor took {} of the processors' time at most", percent(most)))
+                Verdict::Absent(format!("steal: the hypervisor took at most {} of the processors' time", percent(most)))
             }
-            None => Verdict::unknown(Lack::Host, "steal: the server's machine could not be looked into", SEE_HOST),
+            None => Verdict::unknown(Lack::Host, "steal: the server's machine could not be inspected", SEE_HOST),
         };
     };
     let (node, host, steal) = (worst.node, worst.host, worst.steal);
@@ -88,16 +88,20 @@ pub fn check(facts: &Facts) -> Verdict {
         finding
             .core(
                 worst.lost,
-                format!("{} had work and stood still for {} of the time{tail}", node.address, percent(worst.lost)),
+                format!(
+                    "{} had work to do and was stopped for {} of the time{tail}",
+                    node.address,
+                    percent(worst.lost)
+                ),
             )
-            .gain("on dedicated cores it would not stand still", sum)
-            .likely("steal was counted by the kernel for the whole machine; the server's part of it is computed")
+            .gain("on dedicated cores it would not be stopped", sum)
+            .likely("the kernel counted steal for the whole machine; the server's part of it is calculated")
     } else {
         let text = format!("{} is {} busy and loses {} of a core", node.address, percent(busy), percent(worst.lost));
         finding
             .risk(format!("{text}; when it is busier it loses more"))
             .gain("", sum)
-            .likely("steal was counted by the kernel; the server has too little to do to suffer from it")
+            .likely("the kernel counted steal; the server has too little to do to suffer from it")
     };
     let told = format!("steal {} over {:.0} s", percent(steal), host.window_s);
     let mut finding = finding.saw_at(format!("/proc/stat ({})", host.hostname), told, host.at_ms);
@@ -122,7 +126,7 @@ pub fn check(facts: &Facts) -> Verdict {
                 "the provider's graph of CPU credits, where the \
                 instance has them",
             ],
-            "a new machine: fail over to a replica first, if there is one",
+            "this means a new machine: fail over to a replica first, if there is one",
             "",
         )
         .into()

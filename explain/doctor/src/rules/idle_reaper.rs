@@ -1,21 +1,21 @@
 //! The server closes idle connections, and clients open them again.
 //!
-//! With `timeout` set a server closes every connection that was idle for that many seconds. A pool does not know: its
-//! next command finds the connection closed, fails or is sent again over a new one, and pays for connecting first. What
-//! was set against forgotten connections falls on those that are only used now and then.
+//! With `timeout` set, a server closes every connection that has been idle for that many seconds. A pool does not know:
+//! its next command finds the connection closed, fails or is sent again over a new one, and has to connect first. A
+//! setting that was meant for forgotten connections hits those that are only used now and then.
 //!
-//! Seen when: `timeout` is not 0; at least 20 connections came in the window while the number of clients stayed the
+//! Seen when: `timeout` is not 0; at least 20 connections arrived in the window while the number of clients stayed the
 //! same, with fewer than 100 commands each; they live for one to four times `timeout` on average (clients / new
-//! connections a second); and rows of CLIENT LIST are idle for up to that time, none for longer.
+//! connections a second); and rows of CLIENT LIST are idle for up to that time, but none for longer.
 //!
 //! Not to be taken for: `connection_churn`, whose connections are thrown away long before; a pool that is busy (its
-//! rows are never idle for that long); `connection_leak`, which `timeout` mends. What a firewall, NAT or load balancer
-//! closes without a word is not seen here: the server keeps such connections (`dead_peers`).
+//! rows are never idle for that long); `connection_leak`, which `timeout` helps against. Connections that a firewall,
+//! NAT or load balancer closes silently are not seen here: the server keeps them (`dead_peers`).
 //!
-//! How to confirm: `CONFIG GET timeout`; `CLIENT LIST`: the largest idle; `INFO stats` twice:
+//! How to confirm: `CONFIG GET timeout`; `CLIENT LIST`: the largest idle; run `INFO stats` twice:
 //! total_connections_received.
 //!
-//! What to do: `timeout` 0 with tcp-keepalive, or pools that close idle connections themselves, earlier.
+//! What to do: `timeout` 0 with tcp-keepalive, or pools that close idle connections themselves, before the server does.
 //! Sources: CONFIG GET timeout, CLIENT LIST idle, INFO total_connections_received; timeout.c (clientsCronHandleTimeout
 //! spares replicas, subscribers and blocked clients).
 
@@ -101,8 +101,9 @@ pub fn check(facts: &Facts) -> Verdict {
         return Verdict::Unknown(gap.of(WHAT));
     }
     let came = most(facts, |n| n.rate("total_connections_received"));
-    let text = came
-        .map(|n| format!("{WHAT}: {} new connections a second at most, and they are not idle up to timeout", count(n)));
+    let text = came.map(|n| {
+        format!("{WHAT}: at most {} new connections a second, and they are not idle for as long as timeout", count(n))
+    });
     Verdict::absent(facts, WHAT, text)
 }
 
@@ -110,7 +111,7 @@ fn found(r: &Reaped<'_>) -> Finding {
     let node = r.node;
     let (timeout, each) = (r.timeout_s, r.each());
     let finding = Finding::new(format!(
-        "{} closes connections that are idle for {timeout:.0} s, and clients open them again: {} a second",
+        "{} closes connections that have been idle for {timeout:.0} s, and clients open them again: {} a second",
         node.address,
         count(r.rate())
     ));
@@ -121,12 +122,13 @@ fn found(r: &Reaped<'_>) -> Finding {
                 .latency(
                     us / 1000.0,
                     format!(
-                        "{} more for each command on average; the first on a closed connection fails or is sent again",
+                        "{} more for each command on average; the first command on a closed connection fails or is \
+                         sent again",
                         time_us(us)
                     ),
                 )
                 .gain(
-                    format!("with connections that stay {} less for each command", time_us(us)),
+                    format!("with connections that stay open, {} less for each command", time_us(us)),
                     format!(
                         "{each:.3} connections a command x {ROUND_TRIPS:.0} round trips x {rtt_us:.0} us = {us:.0} us"
                     ),
@@ -140,8 +142,7 @@ fn found(r: &Reaped<'_>) -> Finding {
     finding
         .likely(
             "the setting, the connections and their idle times were seen; that these are the ones that were closed is \
-             inferred from how long \
-             connections live",
+             inferred from how long connections live",
         )
         .saw(node, "CONFIG GET timeout", format!("{timeout:.0}"))
         .saw(
@@ -159,13 +160,13 @@ fn found(r: &Reaped<'_>) -> Finding {
         .not("short-lived clients: connections live for as long as timeout lets them")
         .fix_at(
             &node.address,
-            "Let idle connections live; dead ones are found by tcp-keepalive",
+            "Keep idle connections open; tcp-keepalive finds the dead ones",
             &["CONFIG SET timeout 0"],
             "connections that clients forget stay open: watch connected_clients",
             &format!("CONFIG SET timeout {timeout:.0}"),
         )
         .fix(
-            "Or let the pools close idle connections first, before the server does",
+            "Or let the pools close idle connections before the server does",
             &[
                 "Jedis: setMinEvictableIdleDuration below timeout, setTimeBetweenEvictionRuns, setTestWhileIdle(true)",
                 "redis-py: health_check_interval below timeout",

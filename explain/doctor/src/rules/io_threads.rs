@@ -1,22 +1,25 @@
-//! More io-threads than processors: they poll for work, and take from the main thread the time they were to save.
+//! There are more io-threads than processors: they poll for work, and take from the main thread the time they were
+//! meant to save it.
 //!
-//! An io-thread that has just worked does not sleep but looks again and again for more, and the main thread looks for
-//! its results in the same way. On processors of their own that is quick. Where several share one, each waits for
-//! another's turn to end, and a quota is used up by looking.
+//! An io-thread that has just worked does not sleep but keeps looking for more work, and the main thread looks for its
+//! results in the same way. With a processor for each, that is fast. If several share one, each waits for another's
+//! turn to end, and a quota is used up by polling.
 //!
-//! Seen when: `io-threads` is larger than the processors that the process may use (its mask, its quota, the machine),
-//! and in the window its other threads used over a fifth of a core while the main thread waited for a processor for
-//! over 5 % of the time, or its quota stopped it in over 1 % of its periods. The setting alone is a risk, if an
-//! application uses the server.
+//! Seen when: `io-threads` is larger than the number of processors that the process may use (its mask, its quota, the
+//! machine), and in the window its other threads used over a fifth of a core while the main thread waited for a
+//! processor for over 5 % of the time, or its quota stopped it in over 1 % of its periods. The setting alone is a risk,
+//! if an application uses the server.
 //!
 //! Not to be taken for: a busy server. With io-threads a processor at 100 % says little: what counts is commands a
-//! second, and the time that the server itself calls active (used_active_time_main_thread, Valkey 9.1+), which
-//! `main_thread_saturated` goes by. Processors that others hold are `noisy_neighbour`, a mask of one is `pinned`.
+//! second, and the time that the server itself reports as active (used_active_time_main_thread, Valkey 9.1+), which
+//! `main_thread_saturated` goes by. Processors that other processes hold are `noisy_neighbour`, a mask of one is
+//! `pinned`.
 //!
 //! How to confirm: `CONFIG GET io-threads`; `top -H -p PID`: io_thd_ or io_thread_ threads near 100 %; `nproc`, and
 //! cpu.max of its cgroup.
 //!
-//! What to do: fewer threads than processors, one for the rest of the machine; none on two processors or fewer.
+//! What to do: fewer threads than processors, to leave one for the rest of the machine; none on two processors or
+//! fewer.
 //! Sources: CONFIG GET io-threads; INFO io_threads_active; /proc/PID/task/PID/schedstat; redis.conf THREADED I/O;
 //! valkey #2065, #4001.
 
@@ -126,7 +129,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let hidden = |node: &Node| threads(node).is_some_and(|n| n > 1.0) && facts.process(node).is_none();
     if facts.live().any(hidden) {
         let why = format!(
-            "io-threads: up to {most:.0} are set, and the processors of a server's machine could not be looked into"
+            "io-threads: up to {most:.0} are set, and the processors of a server's machine could not be inspected"
         );
         return Verdict::unknown(Lack::Host, why, super::noisy_neighbour::SEE_HOST);
     }
@@ -134,7 +137,7 @@ pub fn check(facts: &Facts) -> Verdict {
         Some(crowd) => {
             format!("io-threads: {:.0} on {:.1} processors, and no application uses them", crowd.threads, crowd.cores)
         }
-        None => format!("io-threads: {most:.0} at most, no more than processors"),
+        None => format!("io-threads: at most {most:.0}, no more than there are processors"),
     };
     Verdict::Absent(text)
 }
@@ -149,13 +152,13 @@ fn found(worst: &Crowd<'_>) -> Finding {
             .core(
                 lost,
                 format!(
-                    "the main thread is ready and does not run for {} of the time, and its other threads use {} cores",
+                    "the main thread is ready but does not run for {} of the time, and the other threads use {} cores",
                     percent(lost),
                     count(worst.others)
                 ),
             )
             .gain(
-                "with no more threads than processors it would run",
+                "with no more threads than processors, it would run",
                 format!(
                     "waiting {:.3} + stopped by its quota {:.3} of the window = {lost:.3}",
                     worst.waited(),
@@ -167,7 +170,7 @@ fn found(worst: &Crowd<'_>) -> Finding {
         } else {
             finding
                 .risk("under more load they poll on processors that the main thread needs")
-                .possible("by the setting and the processors; no waiting of this window is put down to them")
+                .possible("judged by the setting and the processors; no waiting in this window is attributed to them")
         };
     let active = node.info().and_then(|i| i.get("io_threads_active")).unwrap_or("not shown");
     let finding = finding
@@ -189,7 +192,7 @@ fn found(worst: &Crowd<'_>) -> Finding {
             host.at_ms,
         );
     let finding = match worst.strangers <= STRANGERS {
-        true => finding.not(format!("a neighbour: strangers use {} cores", count(worst.strangers))),
+        true => finding.not(format!("a neighbour: other processes use {} cores", count(worst.strangers))),
         false => finding,
     };
     let (text, risk) = (
@@ -199,10 +202,10 @@ fn found(worst: &Crowd<'_>) -> Finding {
     if is_set_at_runtime(node) {
         let (set, back) =
             (format!("CONFIG SET io-threads {:.0}", worst.wanted()), format!("CONFIG SET io-threads {threads:.0}"));
-        return finding.fix_at(&node.address, &format!("Fewer io-threads: {text}"), &[&set], risk, &back);
+        return finding.fix_at(&node.address, &format!("Use fewer io-threads: {text}"), &[&set], risk, &back);
     }
     finding.fix(
-        &format!("Fewer io-threads: {text}"),
+        &format!("Use fewer io-threads: {text}"),
         &[&format!(
             "io-threads {:.0}   (redis.conf or valkey.conf of {}, then restart: replicas first)",
             worst.wanted(),

@@ -1,25 +1,26 @@
 //! The main thread spends its time in the kernel's network stack, not in commands.
 //!
-//! Every read and every write is a system call through TCP. At one command per read a GET costs about 2.6 us of which
+//! Every read and every write is a system call through TCP. At one command per read a GET costs about 2.6 us, of which
 //! 86 % is the kernel and 0.05 us the command; at a depth of 16 it costs 0.4 us.
 //!
-//! Seen when: at least half of the main thread's time is the kernel's, commands themselves take under 30 % of it, fewer
-//! than 4 commands come per read, and it uses over 70 % of a core; from 50 % on too, where no connection is bound by
-//! its round trip.
+//! Seen when: at least half of the main thread's time is spent in the kernel, commands themselves take under 30 % of
+//! it, fewer than 4 commands arrive per read, and it uses over 70 % of a core; or over 50 %, if no connection is bound
+//! by its round trip.
 //!
 //! Where it meets `no_pipelining`: both are the same habit, one command at a time. Up to 70 % busy, clients that wait
-//! for round trips lose latency, and that rule speaks; where they do not wait (many connections share the work, or one
-//! is as quick as the server), the price is the core, and this one does. Above 70 % it is always this one. Below half a
-//! core nothing is short yet, and neither speaks. Never both.
+//! for round trips lose latency, and that rule reports it; if they do not wait (many connections share the work, or one
+//! is as fast as the server), the price is the core, and this rule reports it. Above 70 % it is always this one. Below
+//! half a core nothing is short yet, and neither reports it. They never both do.
 //!
-//! Not to be taken for: slow commands (the server's own clock for commands says so), connection churn, TLS; values of
-//! tens of kilobytes (`big_values`), where the bytes are the cost and not the system calls, and batches would change
+//! Not to be taken for: slow commands (the server's own clock for commands shows them), connection churn, TLS; values
+//! of tens of kilobytes (`big_values`), where the bytes are the cost and not the system calls, and batches would change
 //! nothing.
 //!
-//! How to confirm: `INFO cpu` and `INFO stats` twice; `perf top -p PID` shows tcp_sendmsg, tcp_recvmsg and the like.
+//! How to confirm: run `INFO cpu` and `INFO stats` twice; `perf top -p PID` shows tcp_sendmsg, tcp_recvmsg and the
+//! like.
 //!
 //! What to do: pipeline or batch; for clients on the server's machine `unslow bypass` (measured: a GET costs the server
-//! 0.6 us instead of 3.4); a multiplexing proxy; io-threads where there are cores.
+//! 0.6 us instead of 3.4); a multiplexing proxy; io-threads if there are cores for them.
 //! Sources: INFO cpu (main thread since 6.2), commandstats; measured fit: us per command = 0.28 + 2.36 / depth.
 
 use super::big_values;
@@ -70,7 +71,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let rows = by_worst(facts.live().filter_map(Bound::of).collect(), |b| b.cpu);
     let Some(Bound { node, cpu, sys, inside, ops, depth }) = rows.first() else {
         let most = most(facts, |n| Some(n.cpu()?.1));
-        let text = most.map(|m| format!("the kernel's share: {} of a core at most", percent(m)));
+        let text = most.map(|m| format!("the kernel's share: at most {} of a core", percent(m)));
         return Verdict::absent(facts, "the kernel's share", text);
     };
     let per_us = cpu / ops * 1e6;
@@ -89,7 +90,7 @@ pub fn check(facts: &Facts) -> Verdict {
     .on(rows.iter().map(|b| b.node.address.as_str()))
     .core(saved, format!("{} of a core at {} commands/s: {each}", percent(*cpu), count(*ops)))
     .gain(
-        format!("10 commands per read: {} each, {} of a core back", time_us(at_10), percent(saved)),
+        format!("at 10 commands per read, {} each, and {} of a core free again", time_us(at_10), percent(saved)),
         format!("{inside_us:.2} us + ({per_us:.2} us - {inside_us:.2} us) x {d:.2} / 10 = {at_10:.2} us a command"),
     );
     // There is room left: it costs, and does not hurt yet.
@@ -108,7 +109,7 @@ pub fn check(facts: &Facts) -> Verdict {
         .fix(
             "Pipeline or batch in the clients",
             &no_pipelining::pipelining(node),
-            "replies come together; a failed command fails alone",
+            "replies arrive together; a failed command fails alone",
             "",
         );
     if has_local_clients(node) {
@@ -120,7 +121,7 @@ pub fn check(facts: &Facts) -> Verdict {
             ),
             &["unslow bypass -- redis-server /etc/redis/redis.conf", "unslow bypass --client -- CLIENT-COMMAND"],
             "needs a restart of both; clients without the preload keep using TCP",
-            "start them without it",
+            "start both without the preload",
         );
     }
     with_io_threads(finding, facts, node).into()
@@ -144,13 +145,13 @@ pub(super) fn with_io_threads(finding: Finding, facts: &Facts, node: &Node) -> F
     if known.is_some_and(|cores| cores < CORES) {
         return finding;
     }
-    let text = "Let io-threads take the sockets";
+    let text = "Let io-threads handle the sockets";
     let threads = known.map_or(3.0, |cores| (cores / 2.0).clamp(2.0, 8.0));
     let only = if known.is_none() { "; only with 4 cores or more" } else { "" };
     if is_set_at_runtime(node) {
         let set = cli(&node.address, &format!("CONFIG SET io-threads {threads:.0}"));
         let line = if known.is_none() { format!("{set}   (only with 4 cores or more)") } else { set };
-        return finding.fix(text, &[&line], "harm on 2 cores", &cli(&node.address, "CONFIG SET io-threads 1"));
+        return finding.fix(text, &[&line], "does harm on 2 cores", &cli(&node.address, "CONFIG SET io-threads 1"));
     }
     let mut commands = vec![format!("io-threads {threads:.0}   (in redis.conf or valkey.conf, then restart{only})")];
     // Of Redis 6 and 7, and of Valkey 7: later ones read with them anyway.
@@ -158,5 +159,5 @@ pub(super) fn with_io_threads(finding: Finding, facts: &Facts, node: &Node) -> F
         commands.push("io-threads-do-reads yes   (without it they write replies alone)".into());
     }
     let lines: Vec<&str> = commands.iter().map(String::as_str).collect();
-    finding.fix(text, &lines, "harm on 2 cores; needs a restart", "io-threads 1")
+    finding.fix(text, &lines, "does harm on 2 cores; needs a restart", "io-threads 1")
 }

@@ -1,16 +1,16 @@
-//! KEYS walks the whole keyspace while everyone waits.
+//! KEYS walks the whole keyspace while every other client waits.
 //!
-//! KEYS looks at every key of the database in one go: 40 to 100 ms for a million keys, and nothing else is served
-//! meanwhile. It hides in admin pages, cache invalidation, scripts and "just counting".
+//! KEYS looks at every key of the database in one go: 40 to 100 ms for a million keys, and nothing else is served until
+//! it is done. It hides in admin pages, cache invalidation, scripts and "just counting".
 //!
 //! Seen when: KEYS ran in the window and took over 1 ms a call or 1 % of a core. KEYS that is only in the slow log of
-//! the last hour is over, and a risk.
+//! the last hour is over, and is reported as a risk.
 //!
-//! KEYS inside a script is one stall, although commandstats counts it twice, with KEYS and in the script's own time: it
-//! is reported here, with the script as its consequence. The slow log of some versions has no calls of scripts; others
-//! have them right before their script.
+//! KEYS inside a script is one stall, although commandstats counts it twice, under KEYS and in the script's own time:
+//! it is reported here, with the script as its consequence. The slow log of some versions leaves out calls from
+//! scripts; in others they are right before their script.
 //!
-//! Not to be taken for: one big key (`big_key`), whose cost follows the key and not the keyspace.
+//! Not to be taken for: one big key (`big_key`), whose cost depends on the key and not on the keyspace.
 //!
 //! What to do: SCAN in small steps, an index set, or no access: ACL -keys (6.0+).
 //! Sources: Redis documentation of KEYS; commandstats, SLOWLOG.
@@ -89,7 +89,7 @@ fn absent(facts: &Facts, calls: f64, share: f64) -> Verdict {
         "the slow log was not seen everywhere"
     };
     let text = if calls > 0.0 {
-        format!("KEYS: {} calls in the window, {} of it at most; {log}", count(calls), percent(share))
+        format!("KEYS: {} calls in the window, at most {} of it; {log}", count(calls), percent(share))
     } else {
         format!("KEYS: not called in the window; {log}")
     };
@@ -112,14 +112,14 @@ fn now(k: &Keys) -> Finding {
         k.held.figures()
     ))
     .latency(ms, wait)
-    .proven("the server's own clock for KEYS, in this window")
+    .proven("timed by the server's own clock for KEYS, in this window")
     .saw(node, "INFO commandstats", commandstats("KEYS", &k.held));
     // Steps of 100 keys, each of them served between other commands.
     if keys > 100.0 {
         let mean = k.held.mean_us();
         finding = finding.gain(
             format!(
-                "with SCAN others wait for a step of {} instead of {}",
+                "with SCAN, other clients wait for a step of {} instead of {}",
                 time_us(mean * 100.0 / keys),
                 time_us(mean)
             ),
@@ -166,14 +166,14 @@ fn past(k: &Keys) -> Finding {
     let last = k.logged.first().map_or(0, |e| logged_ms(node, e.at_s));
     let inside = if k.scripts.is_some() { " inside scripts" } else { "" };
     let finding = Finding::new(format!(
-        "KEYS{inside} held up {} in the last hour: {} slow calls, {} at most, the last {}",
+        "KEYS{inside} held up {} in the last hour: {} slow calls, {} at most, the last one {}",
         node.address,
         count(k.logged.len() as f64),
         time_us(k.worst_us()),
         ago(node.at_ms(), last)
     ))
     .risk(format!(
-        "{} in the window; such a call stops everyone else for up to {}",
+        "{} in the window; such a call stops every other client for up to {}",
         in_window(&k.held),
         time_us(k.worst_us())
     ))
@@ -199,12 +199,12 @@ fn commandstats(what: &str, held: &Held) -> String {
 }
 
 fn mend(finding: Finding, k: &Keys) -> Finding {
-    let scan_twice = "SCAN may return a key twice, and it sees changes made meanwhile";
+    let scan_twice = "SCAN may return a key twice, and it sees changes made while it runs";
     let finding = if k.scripts.is_some() {
         finding.fix(
-            "No KEYS in scripts: find the names before, and pass them to the script",
+            "Do not use KEYS in scripts: find the names beforehand, and pass them to the script",
             &["SCAN 0 MATCH pattern COUNT 100   in the client", "EVALSHA sha 2 name1 name2   with what was found"],
-            "the script no longer sees keys that were written between the two",
+            "the script no longer sees keys that are written in between",
             "",
         )
     } else {

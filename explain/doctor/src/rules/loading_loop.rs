@@ -1,17 +1,17 @@
-//! A server starts again and again.
+//! A server restarts again and again.
 //!
-//! Each start costs the time until the process is there, then the time to load its data, during which every command is
-//! refused with LOADING; without a snapshot or an append-only file it comes back empty. What ends it so often is mostly
-//! outside: a memory limit, a liveness probe that is shorter than the loading takes, a supervisor that restarts what
-//! crashes.
+//! Each start costs the time until the process is up, then the time to load its data, during which every command is
+//! refused with LOADING; without a snapshot or an append-only file it comes back empty. What ends it so often is
+//! usually outside the server: a memory limit, a liveness probe that is shorter than the loading takes, a supervisor
+//! that restarts a crashing process.
 //!
 //! Seen when: run_id changed in the window, and the process that ended had itself been up for less than ten minutes:
 //! two starts in ten minutes.
 //!
-//! Not to be taken for: one restart (a deploy, an upgrade), which is no loop; a server that is away at the end of the
-//! window (`node_unreachable`); a failover, which changes roles and no run_id.
+//! Not to be taken for: one restart (a deploy, an upgrade), which is not a loop; a server that is down at the end of
+//! the window (`node_unreachable`); a failover, which changes roles but no run_id.
 //!
-//! How to confirm: `INFO server` twice: run_id and uptime_in_seconds; the service's own count
+//! How to confirm: run `INFO server` twice: run_id and uptime_in_seconds; the service's own count
 //! (`systemctl show -p NRestarts`, `kubectl describe pod`: Restart Count and Last State); the server's log before each
 //! start; `dmesg | grep -i oom`.
 //!
@@ -25,7 +25,7 @@ use super::prelude::*;
 pub const TITLE: &str = "Restarts again and again";
 pub const LEADS_TO: &[&str] = &["full_resync_loop", "resync_storm"];
 pub const INJECTED: Injected = Injected::No(
-    "a start has to fall into the few seconds that the doctor looks, between two of its questions; the lab's restarts \
+    "a start has to fall into the few seconds that the doctor looks, between two of its queries; the lab's restarts \
      come at any time",
 );
 
@@ -88,20 +88,20 @@ fn found(facts: &Facts, l: &Loop<'_>) -> Finding {
         |s: &Option<unslow_facts::Sample>| s.as_ref().and_then(|s| s.info.number("uptime_in_seconds")).unwrap_or(0.0);
     let away = l.away_s.max(0.1);
     let finding = Finding::new(format!(
-        "{} restarts again and again: the process before was up for {:.0} s",
+        "{} restarts again and again: the previous process was up for {:.0} s",
         node.address, l.up_s
     ))
     .availability(
         86400.0 * l.share().max(away / l.up_s.max(1.0)).min(1.0),
-        format!("away for {} at each start", time_us(away * 1e6)),
+        format!("down for {} at each start", time_us(away * 1e6)),
     )
     .gain(
-        "it answers all the time",
-        format!("{away:.1} s away in {:.0} s = {} of the day", l.up_s, percent((away / l.up_s.max(1.0)).min(1.0))),
+        "the server answers all the time",
+        format!("{away:.1} s down in {:.0} s = {} of the day", l.up_s, percent((away / l.up_s.max(1.0)).min(1.0))),
     )
     .likely(
-        "a restart was measured in this window, and the process before was young; that it goes on like this is \
-             inferred",
+        "a restart was measured in this window, and the previous process was young; that it continues like this is \
+         inferred",
     )
     .saw(
         node,
@@ -123,7 +123,7 @@ fn mend(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let limit = facts.process(node).and_then(|(_, p)| p.memory_limit_bytes);
     let memory = limit.map_or(String::new(), |b| format!(" (its limit is {})", bytes(b as f64)));
     let finding = finding.fix(
-        &format!("See what ends it: the memory limit{memory}, a liveness probe, a crash"),
+        &format!("Find out what ends it: the memory limit{memory}, a liveness probe, a crash"),
         &[
             "dmesg | grep -i -e oom -e killed   (on its machine)",
             "systemctl show -p NRestarts -p Result SERVICE; kubectl describe pod POD   (Last State, Restart Count)",
@@ -133,7 +133,7 @@ fn mend(finding: Finding, facts: &Facts, node: &Node) -> Finding {
         "",
     );
     let finding = finding.fix(
-        "If a probe ends it while it loads: give it a start-up time as long as the loading takes",
+        "If a probe ends it while it loads: give the probe a start-up time as long as the loading takes",
         &[
             "kubernetes: startupProbe with failureThreshold x periodSeconds above loading_eta_seconds",
             &cli(&node.address, "INFO persistence   (loading_eta_seconds)"),
@@ -147,9 +147,9 @@ fn mend(finding: Finding, facts: &Facts, node: &Node) -> Finding {
             if node.is_master() && node.setting("save") == Some("") && node.number("aof_enabled") != Some(1.0) =>
         {
             finding.fix(
-                "Stop restarting it by itself: it saves nothing, comes back empty, and empties its replica as well",
+                "Stop restarting it automatically: it saves nothing, comes back empty, and empties its replica as well",
                 &[&cli(&replica.address, "DBSIZE   (what is left)")],
-                "without an automatic restart it stays away until it is started by hand, or its replica is promoted",
+                "without an automatic restart it stays down until it is started by hand, or its replica is promoted",
                 "",
             )
         }

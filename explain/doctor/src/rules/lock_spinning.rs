@@ -1,25 +1,25 @@
 //! Clients wait for a lock by asking for it over and over.
 //!
-//! SET key token NX (or SETNX) tells a client at once that another one holds the lock. Without a pause it asks again, a
-//! round trip later, and so do all who wait. The holder's own commands, and with them the release, stand in line with
-//! those attempts: the more wait, the later the lock is free.
+//! SET key token NX (or SETNX) shows a client immediately that another one holds the lock. Without a pause it asks
+//! again, a round trip later, and so do all the others that wait. The holder's own commands, including the release,
+//! queue up with those attempts: the more clients wait, the later the lock is free.
 //!
-//! Seen when: at least 90 % of the SET and SETNX calls changed nothing, over 200 a second, they take over 1 % of a
-//! core, and clients release something too (DEL, UNLINK or a script), but at most once for every five attempts. How
-//! many SETs were refused by NX is not counted by the server, but there is a least number: each that takes effect is a
-//! change (rdb_changes_since_last_save). What is left over changed nothing, and a SET without a condition always does.
-//! SET within scripts is counted as well.
+//! Seen when: at least 90 % of the SET and SETNX calls changed nothing, at over 200 a second, these take over 1 % of a
+//! core, and clients release something too (DEL, UNLINK or a script), but at most once for every five attempts. The
+//! server does not count how many SETs were refused by NX, but there is a lower bound: each SET that takes effect is a
+//! change (rdb_changes_since_last_save). The rest changed nothing, and a SET without a condition always changes
+//! something. SET within scripts is counted as well.
 //!
-//! Not to be taken for: filters of duplicates and rate limiters (SET NX EX that no one deletes: the key's expiry is the
-//! point); a cache that is filled with NX; writes of other commands, which only make the bound report too few. Locks
-//! that are hashes (Redisson) or are taken by other commands within a script are not seen: a script that finds the lock
-//! held looks like one that only reads.
+//! Not to be taken for: duplicate filters and rate limiters (SET NX EX on keys that are never deleted: the expiry is
+//! the point); a cache that is filled with NX; writes of other commands, which only make the bound too low. Locks that
+//! are hashes (Redisson) or are taken by other commands within a script are not seen: a script that finds the lock held
+//! looks like one that only reads.
 //!
-//! How to confirm: `INFO commandstats` twice: cmdstat_set, cmdstat_setnx and cmdstat_del, with
-//! rdb_changes_since_last_save of `INFO persistence` beside them; `CLIENT LIST`: connections with cmd=set.
+//! How to confirm: run `INFO commandstats` twice: cmdstat_set, cmdstat_setnx and cmdstat_del, together with
+//! rdb_changes_since_last_save of `INFO persistence`; `CLIENT LIST`: connections with cmd=set.
 //!
 //! What to do: wait before the next attempt, longer each time and by a random amount; or let the holder wake the next
-//! one.
+//! client.
 //! Sources: INFO commandstats and persistence; t_string.c (setGenericCommand returns before it changes anything where
 //! NX or XX does not hold); the price of a read and a turn of the event loop in `measure/between.rs`; Redis
 //! documentation on distributed locks.
@@ -105,14 +105,15 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let hidden = |n: &&Node| n.is_master() && spent(n, TAKES).rate > LEAST && busy_polling::changes(n).is_none();
     if let Some(node) = facts.live().find(hidden) {
-        let why = format!("{WHAT}: {} saved in the window, and that sets its count of changes back", node.address);
+        let why = format!("{WHAT}: {} saved in the window, which resets its count of changes", node.address);
         return Verdict::unknown(Lack::Time, why, "run again");
     }
     match by_worst(all.iter().collect(), |s| s.vain).first() {
         None => Verdict::absent(facts, WHAT, None),
         Some(s) => {
             let (attempts, vain) = (count(s.attempts), count(s.vain));
-            let text = format!("{WHAT}: of {attempts} calls of SET and SETNX {vain} are known to have changed nothing");
+            let text =
+                format!("{WHAT}: of {attempts} calls of SET and SETNX, {vain} are known to have changed nothing");
             absent_by_commandstats(facts, WHAT, text)
         }
     }
@@ -127,15 +128,14 @@ fn found(s: &Spin<'_>) -> Finding {
         count(rate),
         percent(s.vain / s.attempts.max(1.0))
     ))
-    .core(core, format!("about {} of a core on {} for attempts in vain", percent(core), node.address))
+    .core(core, format!("about {} of a core on {} goes into failed attempts", percent(core), node.address))
     .gain(
-        format!("with clients that wait between attempts nearly all of {} of a core is free again", percent(core)),
+        format!("with clients that wait between attempts, nearly all of {} of a core is free again", percent(core)),
         format!("{rate:.0} attempts/s x {each_us:.1} us = {core:.4} cores"),
     )
     .likely(
-        "the calls were counted by the server, and that most changed nothing follows from its count of changes; that \
-         these keys are locks is \
-         inferred from the releases beside them; reading and waking up for each is an estimate",
+        "the server counted the calls, and its count of changes shows that most changed nothing; that these keys are \
+         locks is inferred from the releases; the cost of reading and waking up for each call is an estimate",
     )
     .saw(
         node,
@@ -154,29 +154,38 @@ fn found(s: &Spin<'_>) -> Finding {
         format!("rdb_changes_since_last_save +{:.0} in {:.1} s", s.changes, node.window_s),
     );
     finding = callers::shown(finding, node, TAKES)
-        .not("a filter of duplicates or a rate limiter: those release nothing and wait for the key to expire")
+        .not("a duplicate filter or a rate limiter: those release nothing and wait for the key to expire")
         .fix(
-            "Wait before the next attempt: a random pause that doubles, up to what the lock is held for",
+            "Wait before the next attempt: a random pause that doubles, up to the time that the lock is held",
             &callers::advice(
                 node,
                 &[
-                    ("redis-py", "redis-py: r.lock(name, timeout=10, sleep=0.1, blocking_timeout=5)   (sleep is the \
-                                  pause)"),
-                    ("jedis", "Jedis: Thread.sleep(random(50, 100)) after a reply that is null, doubled up to a \
-                               second"),
+                    (
+                        "redis-py",
+                        "redis-py: r.lock(name, timeout=10, sleep=0.1, blocking_timeout=5)   (sleep is the \
+                                  pause)",
+                    ),
+                    (
+                        "jedis",
+                        "Jedis: Thread.sleep(random(50, 100)) after a reply that is null, doubled up to a \
+                               second",
+                    ),
                     ("lettuce", "Lettuce: retry after a random pause; or Redisson's RLock, which waits for a message"),
-                    ("go-redis", "go-redis, redislock: RetryStrategy: ExponentialBackoff(16*time.Millisecond, \
-                                  time.Second)"),
+                    (
+                        "go-redis",
+                        "go-redis, redislock: RetryStrategy: ExponentialBackoff(16*time.Millisecond, \
+                                  time.Second)",
+                    ),
                 ],
             ),
-            "a waiting client takes the lock up to that pause later",
+            "a waiting client gets the lock later, by up to that pause",
             "",
         );
     finding.fix(
-        "Or let the holder wake the next one: a list as the lock's queue",
+        "Or let the holder wake the next client: use a list as the lock's queue",
         &["RPUSH lock:queue token   (once, and again as the release)", "BLPOP lock:queue 5   (waits at the server)"],
-        "a holder that dies keeps the token: the lock needs a way to be given back; each waiting client needs its own \
-         connection",
+        "a holder that dies keeps the token: the lock needs another way to be released; each waiting client needs its \
+         own connection",
         "",
     )
 }

@@ -1,13 +1,13 @@
-//! The server logs more than a server at work should.
+//! The server logs more than a server in production should.
 //!
-//! `debug` and `verbose` write lines for each connection that comes and goes, `debug` also for what the cluster's nodes
-//! say to each other. The main thread writes them itself, one system call a line, to a file that is often on the disk
-//! of the append-only file. A disk that stalls stalls the server then, even one without persistence.
+//! `debug` and `verbose` write lines for each connection that opens and closes, `debug` also for what the cluster's
+//! nodes send each other. The main thread writes them itself, one system call a line, to a file that is often on the
+//! same disk as the append-only file. When that disk stalls, so does the server, even one without persistence.
 //!
-//! Seen when: loglevel is `debug`, or it is `verbose` and ten connections a second or more come in. It is a risk: what
-//! writing the lines costs is not shown by the server.
+//! Seen when: loglevel is `debug`, or it is `verbose` and ten connections a second or more come in. It is a risk: the
+//! server does not show what writing the lines costs.
 //!
-//! Not to be taken for: what makes the connections (`connection_churn`), and a slow disk (`disk_slow`), which this
+//! Not to be taken for: whatever opens the connections (`connection_churn`), and a slow disk (`disk_slow`), which this
 //! makes worse.
 //!
 //! How to confirm: `CONFIG GET loglevel`, `CONFIG GET logfile`; `ls -l` of the log twice, a minute apart.
@@ -52,9 +52,9 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw(node, "INFO stats", format!("total_connections_received {} a second", count(rate)))
         .fix_at(
             &node.address,
-            "Log what an operator needs",
+            "Log only what an operator needs",
             &["CONFIG SET loglevel notice"],
-            "lines for single connections are no longer there",
+            "single connections are no longer logged",
             &format!("CONFIG SET loglevel {level}"),
         )
         .into()

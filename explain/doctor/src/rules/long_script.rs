@@ -1,16 +1,16 @@
-//! A Lua script or function holds the one thread for milliseconds.
+//! A Lua script or function holds the main thread for milliseconds.
 //!
-//! A script is atomic: while it runs nothing else is served. A loop over thousands of elements, or one that grew with
-//! the data, is a stall for everyone; beyond `busy-reply-threshold` (5 s) others get BUSY errors.
+//! A script is atomic: while it runs, nothing else is served. A loop over thousands of elements, or one that grew with
+//! the data, stalls every other client; beyond `busy-reply-threshold` (5 s) they get BUSY errors.
 //!
 //! Seen when: EVAL, EVALSHA or FCALL took over 10 ms a call, or over 10 % of a core at over 1 ms a call, in the window.
-//! What is only in the slow log of the last hour, with over 10 ms, is over, and a risk.
+//! Scripts that are only in the slow log of the last hour, with over 10 ms, are over, and are reported as a risk.
 //!
 //! Not to be taken for: a short script called often, which is ordinary work; a script that is slow because of one
-//! command in it. commandstats counts that command's time in the script too: it is taken off here, and the command is
+//! command in it. commandstats counts that command's time in the script too: it is subtracted here, and the command is
 //! the cause (`keys_command`, `slow_command`).
 //!
-//! What to do: bound the loop, do part of it per call, move the computing to the client.
+//! What to do: bound the loop, do part of it per call, move the computation to the client.
 //! Sources: commandstats, SLOWLOG, Redis documentation of EVAL.
 
 use unslow_facts::SlowEntry;
@@ -95,13 +95,13 @@ fn absent_text(all: &[Scripts]) -> String {
     match worst {
         None => "scripts: none ran in the window".into(),
         Some(s) if !inner.is_empty() => format!(
-            "scripts: {} calls in the window; without the time of {} inside them, {} on average at most",
+            "scripts: {} calls in the window; without the time of {} inside them, at most {} on average",
             count(calls),
             names(&inner),
             time_us(s.held.mean_us())
         ),
         Some(s) => format!(
-            "scripts: {} calls in the window, {} on average and {} of it at most",
+            "scripts: {} calls in the window, at most {} on average and {} of it",
             count(calls),
             time_us(s.held.mean_us()),
             percent(all.iter().map(|s| s.held.share()).fold(0.0, f64::max))
@@ -123,13 +123,13 @@ fn now(s: &Scripts) -> Finding {
             .latency(ms, wait)
             .gain(
                 format!(
-                    "with a tenth of the loop per call others wait for {} instead of {}",
+                    "with a tenth of the loop per call, other clients wait {} instead of {}",
                     time_us(mean / 10.0),
                     time_us(mean)
                 ),
                 format!("{mean:.0} us a call / 10 = {:.0} us", mean / 10.0),
             )
-            .proven("the server's own clock for scripts, in this window")
+            .proven("timed by the server's own clock for scripts, in this window")
             .saw(
                 node,
                 "INFO commandstats",
@@ -150,7 +150,11 @@ fn now(s: &Scripts) -> Finding {
             id: "error_flood".into(),
             subject: node.address.clone(),
             at_ms: node.at_ms(),
-            text: format!("{} commands to {} were refused with BUSY meanwhile", count(*refused as f64), node.address),
+            text: format!(
+                "{} commands to {} were refused with BUSY during that time",
+                count(*refused as f64),
+                node.address
+            ),
         });
     }
     mend(logged(finding, s), s)
@@ -164,14 +168,14 @@ fn past(s: &Scripts) -> Finding {
         false => "none in the window".into(),
     };
     let finding = Finding::new(format!(
-        "Scripts held up {} in the last hour: {} of over {}, {} at most, the last {}",
+        "Scripts held up {} in the last hour: {} of over {}, {} at most, the last one {}",
         node.address,
         count(s.logged.len() as f64),
         time_us(LONG_US as f64),
         time_us(s.worst_us()),
         ago(node.at_ms(), last)
     ))
-    .risk(format!("{window}; such a call stops everyone else for up to {}", time_us(s.worst_us())))
+    .risk(format!("{window}; such a call stops every other client for up to {}", time_us(s.worst_us())))
     .past(last)
     .likely("the server timed these calls; in this window there was none like them");
     mend(logged(finding, s), s)
@@ -189,7 +193,7 @@ fn mend(finding: Finding, s: &Scripts) -> Finding {
     let finding = finding.fix(
         "Bound the script: a limited number of elements per call, and a cursor in its reply",
         &["local page = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[1] + 99)   in the script"],
-        "the whole is no longer atomic",
+        "the operation as a whole is no longer atomic",
         "",
     );
     let functions =
@@ -203,9 +207,9 @@ fn mend(finding: Finding, s: &Scripts) -> Finding {
         .collect();
     let kill: Vec<&str> = kill.iter().map(String::as_str).collect();
     finding.fix(
-        "End one that runs away, while it runs",
+        "Kill a runaway script while it runs",
         &kill,
-        "its client gets an error; one that has written cannot be ended without losing data (SHUTDOWN NOSAVE)",
+        "its client gets an error; a script that has written cannot be killed without losing data (SHUTDOWN NOSAVE)",
         "",
     )
 }

@@ -1,24 +1,23 @@
-//! A cache that misses: much of what it is asked for is not there, and is fetched or computed again.
+//! A cache misses too often: much of what it is asked for is not there, and is fetched or computed again.
 //!
-//! Each miss costs the application a round trip for nothing, then the query that the cache was to save, then a write to
-//! put the result back. Keys that live too briefly, answers that are never cached because there is nothing ("no such
-//! user"), or keys that are written under one name and read under another do this for good.
+//! Each miss costs the application a round trip for nothing, then the query that the cache was meant to save, then a
+//! write to store the result. Keys that live too briefly, answers that are never cached because there is nothing to
+//! cache ("no such user"), or keys that are written under one name and read under another cause this permanently.
 //!
-//! Seen when: under 80 % of the reads in the window hit, over 100 reads and 50 misses a second, and the server is a
+//! Seen when: under 80 % of the reads in the window hit, at over 100 reads and 50 misses a second, and the server is a
 //! cache: it may evict any key (maxmemory with an allkeys policy), or over 80 % of its keys have a TTL, its clients
 //! write about as often as they miss, and at least every tenth read hits.
 //!
-//! Not to be taken for: `eviction_pressure`, which throws out what is about to be read: then that is the cause, and
-//! this stands beneath it; a cache that is filling (after a restart or a flush its keys grow with its misses);
-//! existence checks (EXISTS,
-//! TYPE, TTL: as many misses as those may have caused are taken off), and so are reads of queues (`busy_polling`). A
-//! store that is no cache is asked for what is not there in its daily work.
+//! Not to be taken for: `eviction_pressure`, which evicts what is about to be read: then that is the cause, and this
+//! appears beneath it; a cache that is filling (after a restart or a flush its keys grow with its misses); existence
+//! checks (EXISTS, TYPE, TTL) and reads of queues (`busy_polling`): as many misses as those may have caused are
+//! subtracted. A store that is not a cache is asked for missing keys in its daily work.
 //!
-//! How to confirm: `INFO stats` twice: keyspace_hits, keyspace_misses, expired_keys, evicted_keys; `INFO keyspace`:
+//! How to confirm: run `INFO stats` twice: keyspace_hits, keyspace_misses, expired_keys, evicted_keys; `INFO keyspace`:
 //! expires and avg_ttl.
 //!
-//! What to do: longer TTLs where keys expire before they are read again; cache the empty answer too; one caller
-//! fetches, the others wait.
+//! What to do: longer TTLs if keys expire before they are read again; cache the empty answer too; let one caller fetch
+//! while the others wait.
 //! Sources: INFO stats and keyspace, CONFIG GET maxmemory-policy; db.c (lookupKeyRead counts, lookupKeyWrite does not).
 
 use super::prelude::*;
@@ -159,9 +158,9 @@ fn absent_text(r: &Reads<'_>) -> String {
         return figures;
     }
     if r.is_filling() {
-        return format!("{figures}; it is filling: {} keys more in the window", count(r.grown));
+        return format!("{figures}; it is filling: {} more keys in the window", count(r.grown));
     }
-    format!("{figures}; by its settings, keys and writes it is no cache")
+    format!("{figures}; by its settings, keys and writes it is not a cache")
 }
 
 fn found(r: &Reads<'_>) -> Finding {
@@ -209,15 +208,15 @@ fn found(r: &Reads<'_>) -> Finding {
 
 /// At least the round trip of each read that brought nothing.
 fn price(finding: Finding, r: &Reads<'_>, missed: f64) -> Finding {
-    let least = "what a miss costs where the data comes from is not seen from here";
+    let least = "the cost of a miss at the source of the data cannot be seen from here";
     let misses = count(r.per_s(r.misses));
     // How far the clients are is known from their sockets alone: we may look from far away.
     let distance = no_pipelining::round_trip_us(r.node).filter(|(_, seen)| *seen);
     let Some((rtt_us, _)) = distance else {
         return finding
-            .risk(format!("{misses} reads a second bring nothing and are answered elsewhere"))
+            .risk(format!("{misses} reads a second find nothing and are answered elsewhere"))
             .severity(Severity::Low)
-            .likely(format!("hits and misses were counted by the server; {least}"));
+            .likely(format!("the server counted hits and misses; {least}"));
     };
     // Keys that are asked for together, by MGET or in a pipeline, come back together.
     let commands = r.node.application_ops().unwrap_or(0.0) * r.node.window_s;
@@ -226,14 +225,10 @@ fn price(finding: Finding, r: &Reads<'_>, missed: f64) -> Finding {
     finding
         .latency(
             lost_us / 1000.0,
-            format!(
-                "at least {} on the mean read, for {misses} a second that bring nothing; \
-                     {least}",
-                time_us(lost_us)
-            ),
+            format!("at least {} on the mean read, for {misses} a second that find nothing; {least}", time_us(lost_us)),
         )
         .gain(
-            format!("at 95 % hits the mean read loses {}", time_us(0.05 * rtt_us / together)),
+            format!("at 95 % hits, the mean read loses {}", time_us(0.05 * rtt_us / together)),
             format!(
                 "now {missed:.2} x {rtt_us:.0} us / {together:.1} keys a round trip = {lost_us:.1} us; then 0.05 x \
                      {rtt_us:.0} us / {together:.1}"
@@ -265,7 +260,7 @@ fn mend(finding: Finding, r: &Reads<'_>) -> Finding {
     let finding = if r.expired >= EXPIRED * r.misses {
         finding.fix(
             &format!(
-                "Keys expire {} times a second, before they are read again: a longer TTL, with jitter",
+                "Keys expire {} times a second, before they are read again: use a longer TTL, with jitter",
                 count(r.per_s(r.expired))
             ),
             &["SET key value EX 3600   (ttl = base + random(0, base / 10))", &stats],
@@ -274,14 +269,14 @@ fn mend(finding: Finding, r: &Reads<'_>) -> Finding {
         )
     } else if r.writes < REFILL * r.misses {
         finding.fix(
-            "Most misses are not followed by a write: cache the answer that there is nothing, too, for a short time",
+            "Most misses are not followed by a write: cache the empty answer too, for a short time",
             &["SET key '' EX 60   where the source has no such record", &stats],
-            "a record that is created meanwhile is seen up to that time later",
+            "a record that is created in the meantime is seen later, by up to that time",
             "",
         )
     } else {
         finding.fix(
-            "Keys are written as often as they are missed, and hardly expire: look whether they are read under the \
+            "Keys are written as often as they are missed, and hardly expire: check whether they are read under the \
              name they are written to",
             &[&cli(&node.address, "--scan | head -50   (names with a session, a time or a version in them)"), &stats],
             "",
@@ -362,7 +357,7 @@ mod tests {
         let cache = "maxmemory:1000000\r\nmaxmemory_policy:allkeys-lru\r\n\
                      cmdstat_setex:calls=5,usec=5,usec_per_call=1.00\r\n";
         let Verdict::Present(found) = check(&half(cache)) else { panic!("not found") };
-        assert!(found.remedies[0].text.contains("there is nothing"), "{}", found.remedies[0].text);
+        assert!(found.remedies[0].text.contains("cache the empty answer"), "{}", found.remedies[0].text);
     }
 
     #[test]

@@ -1,18 +1,19 @@
-//! The main thread has no time left. This is a symptom: it is always split into its causes, and the rest is stated.
+//! The main thread has no time left. This is a symptom: the finding always splits it into its causes and states what is
+//! left unexplained.
 //!
-//! One thread runs all commands. Above 90 % every request queues behind others: at a busy share of rho the mean wait is
-//! rho / (2 (1 - rho)) service times.
+//! One thread runs all commands. Above 90 % every request queues behind others: at a utilisation of rho the mean wait
+//! is rho / (2 (1 - rho)) service times.
 //!
 //! Seen when: the main thread used over 90 % of a core in the window. With io-threads it polls for their results, which
-//! looks the same to the processor's clock: then it goes by the time that the server calls active (Valkey 9.1+), or
-//! leaves out what the split cannot explain.
+//! looks the same in CPU time: the rule then uses the time that the server calls active (Valkey 9.1+), or leaves out
+//! what the split cannot explain.
 //!
 //! Not to be taken for: io-threads that poll (the main thread's own figures are used since 6.2), more of them than
-//! processors (`io_threads`), or saving children.
+//! processors (`io_threads`), or child processes that save.
 //!
 //! How to confirm: `top -H -p PID`, the first thread; `INFO commandstats` twice for the largest part.
 //!
-//! What to do: the cause above it, where one was found; else the largest part of the split.
+//! What to do: fix the cause listed above it, if one was found; otherwise reduce the largest part of the split.
 //! Sources: INFO used_cpu_*_main_thread (6.2+), commandstats, expire_cycle_cpu_milliseconds.
 
 use super::connection_churn::Churn;
@@ -104,16 +105,16 @@ pub fn check(facts: &Facts) -> Verdict {
         percent(rest)
     ))
     .on(rows.iter().map(|(n, _)| n.address.as_str()))
-    .core(cpu, format!("{} of a core; what is left for more load: {}", percent(cpu), percent((1.0 - cpu).max(0.0))))
+    .core(cpu, format!("{} of a core; left for more load: {}", percent(cpu), percent((1.0 - cpu).max(0.0))))
     .gain(
-        "the largest part of the split is what to take away",
+        "the largest part of the split is the one to reduce",
         format!(
             "{cpu:.2} = {commands:.2} commands + {sockets:.2} sockets + {connections:.2} connections + {expiry:.2} \
              expiry + \
              {defrag:.2} defragmentation + {rest:.2} unexplained"
         ),
     )
-    .proven("measured by the server; the split adds up to it")
+    .proven("measured by the server; the parts of the split add up to it")
     .saw(node, "INFO cpu", format!("user {}, kernel {} of a core", percent(*user), percent(*sys)))
     .saw(node, "INFO commandstats", format!("inside commands {}: {}", percent(commands), top.join(", ")))
     .saw(node, "INFO stats", format!("{} commands/s, {depth} per read", count(node.ops().unwrap_or(0.0))));
@@ -126,12 +127,12 @@ fn more_servers(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let replicas = node.info().map_or(0, |i| i.replicas().iter().filter(|r| r.2 == "online").count());
     let finding = if replicas > 0 && node.is_master() {
         finding.fix(
-            "Let replicas answer what may be a little behind",
+            "Let replicas serve reads that may be slightly stale",
             &[
                 "Lettuce: ReadFrom.REPLICA_PREFERRED",
                 "Jedis, redis-py, go-redis: a second client at the replicas' addresses",
             ],
-            "replicas answer a little behind their master",
+            "replicas lag slightly behind their master",
             "ReadFrom.MASTER",
         )
     } else {
@@ -139,18 +140,18 @@ fn more_servers(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     };
     match facts.kind {
         DeploymentKind::Cluster => finding.fix(
-            "Add masters, and give them some of its slots, once the cause is removed",
+            "Once the cause is removed, add masters and move some of its slots to them",
             &[
                 &format!("redis-cli --cluster add-node NEW:PORT {}", node.address),
                 &format!("redis-cli --cluster rebalance {} --cluster-use-empty-masters", node.address),
             ],
-            "keys move while clients use them: some redirects",
+            "keys move while clients use them, which causes some redirects",
             "",
         ),
         _ => finding.fix(
-            "If the load is to grow: spread the keys over several masters, once the cause is removed",
+            "If the load is going to grow: spread the keys over several masters, once the cause is removed",
             &["redis-cli --cluster create HOST:PORT HOST:PORT HOST:PORT   (new servers with cluster-enabled yes)"],
-            "commands with several keys need keys of one slot",
+            "commands on several keys need all of them in one slot",
             "",
         ),
     }

@@ -1,12 +1,13 @@
 //! A master has no working replica.
 //!
-//! If it dies its slots are not served until it is brought back; in a cluster with full coverage required, none are.
+//! If it dies, its slots are not served until it is brought back; in a cluster that requires full coverage, no slots
+//! are.
 //!
 //! Seen when: a master of a cluster or a Sentinel group has no replica, or none that is up.
 //!
 //! Not to be taken for: a standalone cache, which never had one.
 //!
-//! What to do: add a replica, or have one that another shard can spare follow it.
+//! What to do: add a replica, or move one over from a shard that can spare it.
 //! Sources: CLUSTER NODES, INFO connected_slaves.
 
 use super::peers::{self, Standing};
@@ -103,7 +104,7 @@ fn judge(facts: &Facts, view: Option<&ClusterView>, alone: Vec<Alone>, masters: 
     ))
     .on(addresses)
     .on(alone.iter().flat_map(|a| &a.dead))
-    .risk("its data is lost with its machine, and nothing takes over")
+    .risk("if its machine fails, its data is lost and nothing takes over")
     .gain("a failover instead of an outage", format!("{} of {masters} masters", alone.len()))
     .proven("read from the servers' own view");
     if let Some(node) = facts.node(&first.master).filter(|n| n.last.is_some()) {
@@ -146,9 +147,9 @@ fn in_cluster(finding: Finding, facts: &Facts, view: &ClusterView, alone: &Alone
     // A replica that is told to follow another master throws its own data away first: it may be the last copy.
     if !peers::is_well(facts, master) {
         return finding.fix(
-            &format!("Then give {} a replica: not before it answers, and its peers see that", master.address),
+            &format!("Then give {} a replica, but only once it answers and its peers see that it does", master.address),
             &["CLUSTER NODES   (until its line shows neither fail nor fail?)"],
-            "a replica that is told to follow a dead master has thrown away what it held",
+            "a replica that is told to follow a dead master discards the data it held",
             "",
         );
     }
@@ -162,7 +163,7 @@ fn in_cluster(finding: Finding, facts: &Facts, view: &ClusterView, alone: &Alone
         let follow = |m: &ClusterNode| cli(&spare.address, &format!("CLUSTER REPLICATE {}", m.id));
         return finding
             .fix(
-                &format!("Have a replica follow it that {} can spare", other.address),
+                &format!("Have a replica that {} can spare follow it", other.address),
                 &[&follow(master)],
                 "a full sync: the master forks once",
                 &follow(other),
@@ -177,6 +178,6 @@ fn in_cluster(finding: Finding, facts: &Facts, view: &ClusterView, alone: &Alone
             master.address, master.id
         )],
         "a full sync: the master forks once",
-        "CLUSTER FORGET of the new node's id, on every node",
+        "CLUSTER FORGET with the new node's id, on every node",
     )
 }

@@ -1,15 +1,15 @@
 //! Several masters of a cluster run on one machine.
 //!
-//! If that machine dies several shards are down at once; if it held half of the masters or more, no majority is left
-//! to elect a replica, and nothing fails over by itself. `redis-cli --cluster check` does not report it.
+//! If that machine dies, several shards go down at once; if it held half of the masters or more, no majority is left to
+//! elect a replica, and nothing fails over on its own. `redis-cli --cluster check` does not report it.
 //!
-//! Seen when: two masters have one address, while the cluster spans several.
+//! Seen when: two masters have the same address, while the cluster spans several.
 //!
-//! Not to be taken for: a cluster on one machine altogether, which is a test; masters that are marked failed, or
-//! entries of CLUSTER NODES without an address (`:0@0`: forgotten, or never met).
+//! Not to be taken for: a cluster that is entirely on one machine, which is a test setup; masters that are marked as
+//! failed, or entries of CLUSTER NODES without an address (`:0@0`: forgotten, or never met).
 //!
-//! What to do: CLUSTER FAILOVER on a replica whose machine has no master, or so few that it does not become the next
-//! crowd; where there is none, a replica on one more machine.
+//! What to do: run CLUSTER FAILOVER on a replica whose machine has no master, or so few that it does not end up just as
+//! crowded; if there is no such replica, add one on another machine.
 //! Sources: CLUSTER NODES; redis #6736; Redis cluster specification (majority of masters).
 
 use super::peers;
@@ -52,9 +52,9 @@ pub fn check(facts: &Facts) -> Verdict {
         if left < majority { ": if it dies there is no majority, and nothing fails over" } else { "" }
     ))
     .on(crowd.iter().map(|m| m.address.as_str()))
-    .risk(format!("{} of {masters} shards are lost with one machine", crowd.len()))
+    .risk(format!("the loss of one machine takes down {} of {masters} shards", crowd.len()))
     .gain(
-        "one shard at a time can be lost, and fails over",
+        "only one shard at a time can be lost, and it fails over",
         format!("majority {majority} of {masters}; without {host}: {left}"),
     )
     .proven("read from the cluster's own view")
@@ -88,7 +88,7 @@ fn remedy(
         let rollback = cli(&master.address, "CLUSTER FAILOVER");
         return finding
             .fix(
-                "Promote the replica that stands on another machine",
+                "Promote the replica on another machine",
                 &[&cli(&replica.address, "CLUSTER FAILOVER")],
                 "a second without writes to that shard",
                 &rollback,
@@ -105,7 +105,7 @@ fn remedy(
     });
     match spare {
         Some((other, spare)) => finding.fix(
-            "Have a replica that can be spared follow one of them, then fail over to it",
+            "Have a spare replica follow one of them, then fail over to it",
             &[
                 &cli(&spare.address, &follow),
                 &(cli(&spare.address, "CLUSTER FAILOVER")

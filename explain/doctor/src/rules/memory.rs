@@ -1,9 +1,9 @@
-//! Where a server's memory went, and how much of it there is. Not a rule: several rules ask the same, and each speaks
-//! of one part only.
+//! Where a server's memory went, and how much there is. Not a rule: several rules need this, and each reports only one
+//! part.
 //!
-//! Used memory, resident memory and what the kernel charges to the container are three figures. What fills the first is
-//! told apart by INFO's own parts; what the second holds beyond the first is fragmentation, a fork's copies, or pages
-//! that came back late; what is in the first and not in the second is swapped out. DESIGN.md has the table.
+//! Used memory, resident memory and what the kernel charges to the container are three different figures. INFO breaks
+//! down the first by its own parts; what the second holds beyond the first is fragmentation, a fork's copies, or pages
+//! that were returned late; what is in the first but not in the second is swapped out. DESIGN.md has the table.
 
 use unslow_facts::{Facts, Host, Lack, MemoryGroup, Node, Process};
 use unslow_topology::Info;
@@ -277,6 +277,6 @@ pub fn replica_of<'a>(facts: &'a Facts, node: &Node) -> Option<&'a Node> {
 
 /// What a rule says that needs the server's machine and did not see it.
 pub fn unseen_machine(what: &str) -> Verdict {
-    let why = format!("{what}: the server's machine could not be looked into");
+    let why = format!("{what}: the server's machine could not be inspected");
     Verdict::unknown(Lack::Host, why, super::noisy_neighbour::SEE_HOST)
 }

@@ -1,18 +1,18 @@
-//! The machine is short of memory, and processes stand still while the kernel takes pages back.
+//! The machine is short of memory, and processes stall while the kernel reclaims pages.
 //!
-//! Before the OOM killer there is a time in which every allocation may have to wait for memory to be found. Nothing of
-//! it is in the slow log: the main thread is stopped wherever it happens to touch a new page.
+//! Before the OOM killer acts, there is a period in which every allocation may have to wait for memory to be found.
+//! None of it shows in the slow log: the main thread stops wherever it happens to touch a new page.
 //!
-//! Seen when: less than a tenth of the machine's memory is available, and some task stood still for memory for 5 % of
+//! Seen when: less than a tenth of the machine's memory is available, and some task was stalled on memory for 5 % of
 //! the window or more (or all of them for 1 %).
 //!
-//! Not to be taken for: another container that is at its own limit, which the same counters show while the machine has
-//! memory to spare; tasks that look for memory themselves though the machine has some (`reclaim`); the server's own
-//! container (`container_memory`); pages on a disk (`swap`), which may follow.
+//! Not to be taken for: another container at its own limit, which the same counters show while the machine has memory
+//! to spare; tasks that reclaim memory themselves although the machine has some (`reclaim`); the server's own container
+//! (`container_memory`); swapped-out pages (`swap`), which may follow.
 //!
-//! How to confirm: `cat /proc/pressure/memory` twice: total grows; `grep MemAvailable /proc/meminfo`; `vmstat 1`.
+//! How to confirm: `cat /proc/pressure/memory` twice to see total grow; `grep MemAvailable /proc/meminfo`; `vmstat 1`.
 //!
-//! What to do: end or move what else uses memory there; less for the server, or a larger machine.
+//! What to do: stop or move whatever else uses memory there, give the server less, or use a larger machine.
 //! Sources: /proc/pressure/memory (Linux 4.20), /proc/meminfo; the kernel's PSI documentation.
 
 use unslow_facts::Host;
@@ -23,8 +23,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Memory pressure";
 pub const LEADS_TO: &[&str] = &["swap"];
 pub const INJECTED: Injected = Injected::No(
-    "the machine's memory would have to be used up, which ends other programs there; the rule is tested on facts by \
-     hand",
+    "the machine's memory would have to be used up, which kills other programs there; the rule is tested on facts \
+     written by hand",
 );
 
 /// Share of the window in which some task stood still.
@@ -56,14 +56,14 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match hosts.first() {
         Some((_, some, _, free)) => Verdict::Absent(format!(
-            "memory pressure: tasks stood still for memory {} of the time at most, {} of the machine's memory is \
+            "memory pressure: tasks were stalled on memory {} of the time at most, {} of the machine's memory is \
              available",
             percent(*some),
             percent(*free)
         )),
         None if facts.live().any(|n| facts.process(n).is_some()) => Verdict::unknown(
             Lack::Host,
-            "memory pressure: the machine was seen, and shows no /proc/pressure/memory",
+            "memory pressure: the machine was inspected, but has no /proc/pressure/memory",
             "Linux 4.20 or later, started with psi=1",
         ),
         None => memory::unseen_machine("memory pressure"),
@@ -78,12 +78,15 @@ fn found(facts: &Facts, host: &Host, (some, full): (f64, f64), free: f64) -> Fin
     let hit = servers.iter().find(waits);
     let all = host.memory_bytes.unwrap_or(0) as f64;
     let finding = Finding::new(format!(
-        "{} is short of memory: tasks stood still for {} of the time while the kernel looked for pages",
+        "{} is short of memory: tasks stalled for {} of the time while the kernel looked for free pages",
         host.hostname,
         percent(some)
     ))
     .on(servers.iter().map(|n| n.address.as_str()))
-    .core(some.min(1.0), format!("some task waited {} of the window, all of them {}", percent(some), percent(full)))
+    .core(
+        some.min(1.0),
+        format!("at least one task was waiting for {} of the window, all of them for {}", percent(some), percent(full)),
+    )
     .saw_at(
         format!("/proc/pressure/memory ({})", host.hostname),
         format!("some {}, full {} of the window", percent(some), percent(full)),
@@ -106,8 +109,9 @@ fn found(facts: &Facts, host: &Host, (some, full): (f64, f64), free: f64) -> Fin
                 ),
                 host.at_ms,
             ),
-        None => finding
-            .likely("the kernel counted the stalls of all tasks there; that the servers were among them is inferred"),
+        None => finding.likely(
+            "the kernel counted the stalls of all tasks on the machine; that the servers were among them is inferred",
+        ),
     };
     let share = resident / all.max(1.0);
     let others = format!("the servers hold {} of {}", bytes(resident), bytes(all));

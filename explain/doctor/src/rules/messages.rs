@@ -1,6 +1,7 @@
-//! What error messages of clients say, and what measured on the servers explains them. Not a rule: several rules ask.
+//! What clients' error messages say, and which measurements on the servers explain them. Not a rule: several rules use
+//! it.
 //!
-//! A message is of its own time: it says what failed then, and nothing about the window.
+//! A message says what failed when it was written, and nothing about the window.
 
 use unslow_facts::{ClientError, ClientErrorKind, Facts, Multiplexer, ThreadPool};
 use unslow_units::{count, time_us};
@@ -51,20 +52,20 @@ pub fn said(error: &ClientError) -> String {
         Closed => format!("{who} lost a connection that was in use"),
         PoolTimeout => format!("{who} got no connection from its pool {within}"),
         NoConnection => format!("{who} had no usable connection"),
-        Loading => format!("{who} was told LOADING: the server was reading its data set"),
-        OutOfMemory => format!("{who} was told OOM: a write at the memory limit"),
-        SaveFailed => format!("{who} was told MISCONF: saving failed, so writes were refused"),
-        ReadOnly => format!("{who} was told READONLY: a write reached a replica"),
-        ClusterDown => format!("{who} was told CLUSTERDOWN"),
-        Moved => format!("{who} was told MOVED and did not follow"),
-        MasterDown => format!("{who} was told MASTERDOWN: a replica had lost its master"),
-        NoReplicas => format!("{who} was told NOREPLICAS: too few replicas in step for a write"),
-        NoAuth => format!("{who} was told NOAUTH: it had not logged in"),
-        WrongPassword => format!("{who} was told WRONGPASS: wrong password or user"),
-        NoPermission => format!("{who} was told NOPERM: its user may not do that"),
-        Busy => format!("{who} was told BUSY: a script held the server"),
-        MaxClients => format!("{who} was told that the server is at maxclients"),
-        Unrecognised => "a text that was not understood".into(),
+        Loading => format!("{who} got LOADING: the server was loading its data set"),
+        OutOfMemory => format!("{who} got OOM: a write at the memory limit"),
+        SaveFailed => format!("{who} got MISCONF: saving failed, so writes were refused"),
+        ReadOnly => format!("{who} got READONLY: a write reached a replica"),
+        ClusterDown => format!("{who} got CLUSTERDOWN"),
+        Moved => format!("{who} got MOVED and did not follow it"),
+        MasterDown => format!("{who} got MASTERDOWN: a replica had lost its master"),
+        NoReplicas => format!("{who} got NOREPLICAS: too few replicas kept up for a write"),
+        NoAuth => format!("{who} got NOAUTH: it had not logged in"),
+        WrongPassword => format!("{who} got WRONGPASS: wrong password or user"),
+        NoPermission => format!("{who} got NOPERM: its user is not allowed to do that"),
+        Busy => format!("{who} got BUSY: a script was blocking the server"),
+        MaxClients => format!("{who} got an error: the server is at maxclients"),
+        Unrecognised => "a message that was not recognised".into(),
     }
 }
 

@@ -1,23 +1,23 @@
 //! A master refuses writes because too few replicas keep up: NOREPLICAS.
 //!
-//! With min-replicas-to-write N a master takes writes only while N replicas have acknowledged within
-//! min-replicas-max-lag seconds (10 by default). That bounds what a failover can lose; the price is that a replica
-//! which is missing stops the writes.
+//! With min-replicas-to-write N, a master accepts writes only while N replicas have acknowledged within
+//! min-replicas-max-lag seconds (10 by default). That limits what a failover can lose; the price is that a missing
+//! replica stops writes.
 //!
-//! Seen when: the master answered NOREPLICAS at least once a second in the window (6.2+ counts them). Or, without such
-//! errors, too few replicas kept up at both ends of the window: the next write is refused.
+//! Seen when: the master answered NOREPLICAS at least once a second in the window (6.2+ counts them). Or there were no
+//! such errors, but too few replicas kept up at both ends of the window: the next write will be refused.
 //!
-//! What keeps them from being enough stands in the master's own list: fewer are connected than are required, one is
-//! still being copied (its state is not online), or its lag is beyond the limit.
+//! The reason is in the master's own list of replicas: fewer are connected than required, one is still being copied
+//! (its state is not online), or its lag is over the limit.
 //!
-//! Not to be taken for: READONLY (a replica was asked), MISCONF (saving fails), or OOM. That clients see errors is what
-//! follows from it (`error_flood`).
+//! Not to be taken for: READONLY (the write went to a replica), MISCONF (saving fails), or OOM. The errors that clients
+//! see are a consequence (`error_flood`).
 //!
 //! How to confirm: `INFO replication`: connected_slaves, min_slaves_good_slaves, state and lag of each slaveN;
 //! `INFO errorstats` twice.
 //!
-//! What to do: accept writes with the replicas there are, if losing some in a failover is the lesser harm; then bring
-//! the missing replica back, or ask for no more than the deployment has.
+//! What to do: accept writes with the replicas you have, if losing some writes in a failover is the lesser harm; then
+//! bring the missing replica back, or require no more replicas than the deployment has.
 //! Sources: INFO replication; redis.conf (min-replicas-to-write, min-replicas-max-lag).
 
 use super::peers;
@@ -63,7 +63,7 @@ pub fn check(facts: &Facts) -> Verdict {
         return Verdict::NotHere;
     };
     if let Some(node) = set.iter().find(|n| n.setting_number("min-replicas-to-write").is_none()) {
-        let what = format!("replicas that must keep up: {good:.0} do at least; how many must");
+        let what = format!("replicas that must keep up: at least {good:.0} do; the required number");
         return match node.config.missing() {
             Some(gap) => Verdict::Unknown(gap.of(&what)),
             None => Verdict::unknown(Lack::Version, format!("{what} is not among the settings"), ""),
@@ -72,7 +72,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let counted: Vec<Outcomes> = set.iter().filter_map(|n| Outcomes::of(n)).collect();
     let refused: u64 = counted.iter().map(|o| o.count(&["NOREPLICAS"])).sum();
     let refusals = if counted.is_empty() { String::new() } else { format!(", and {refused} writes were refused") };
-    Verdict::Absent(format!("replicas that must keep up: {good:.0} do at least{refusals}"))
+    Verdict::Absent(format!("replicas that must keep up: at least {good:.0} do{refusals}"))
 }
 
 fn refusing(node: &Node) -> Option<Refusing<'_>> {
@@ -119,7 +119,7 @@ fn found(facts: &Facts, worst: &Refusing, rows: &[Refusing]) -> Finding {
         .map_or("replicas".to_string(), |n| format!("{n:.0} {}", if n == 1.0 { "replica" } else { "replicas" }));
     let verb = if worst.refused > 0.0 { "refuses writes" } else { "would refuse the next write" };
     let finding = Finding::new(format!(
-        "{} {verb}: {need} must keep up (min-replicas-to-write), and {:.0} do: {why}",
+        "{} {verb}: {need} must keep up (min-replicas-to-write), but {:.0} do: {why}",
         node.address, worst.good
     ))
     .on(rows.iter().map(|r| r.node.address.as_str()))
@@ -133,7 +133,7 @@ fn found(facts: &Facts, worst: &Refusing, rows: &[Refusing]) -> Finding {
             .gain(
                 format!("{} of the commands succeed again", percent(worst.share)),
                 format!(
-                    "{:.0} NOREPLICAS in {:.0} s = {} of what was asked for",
+                    "{:.0} NOREPLICAS in {:.0} s = {} of all commands",
                     worst.refused,
                     node.window_s,
                     percent(worst.share)
@@ -143,7 +143,7 @@ fn found(facts: &Facts, worst: &Refusing, rows: &[Refusing]) -> Finding {
             .saw(node, "INFO errorstats", format!("errorstat_NOREPLICAS +{:.0}", worst.refused))
     } else {
         finding
-            .risk("no write was refused in this window; the next one is")
+            .risk("no write was refused in this window; the next one will be")
             .severity(Severity::Medium)
             .proven("the replicas that keep up were counted by the master at both ends of the window")
     };
@@ -171,7 +171,7 @@ fn mend(finding: Finding, facts: &Facts, worst: &Refusing) -> Finding {
         finding = finding.fix(
             "For the time being, accept writes with the replicas that keep up",
             &[&set(worst.good)],
-            "what only this master has is lost if it dies",
+            "writes that only this master has are lost if it dies",
             &set(need),
         );
     }
@@ -188,7 +188,7 @@ fn mend(finding: Finding, facts: &Facts, worst: &Refusing) -> Finding {
         .chain(links)
         .collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    finding.fix("Bring the missing replica back, or ask for no more than the deployment has", &lines, "", "")
+    finding.fix("Bring the missing replica back, or require no more replicas than the deployment has", &lines, "", "")
 }
 
 #[cfg(test)]

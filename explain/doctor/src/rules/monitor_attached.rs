@@ -1,7 +1,7 @@
 //! MONITOR is running on a connection.
 //!
-//! Every command of every client is written to each MONITOR connection too: by the servers' documentation one of them
-//! can halve the throughput, and two weeks later the terminal is forgotten.
+//! Every command of every client is also written to each MONITOR connection: according to the servers' documentation a
+//! single one can halve the throughput, and two weeks later the terminal has been forgotten.
 //!
 //! Seen when: a connection shows flag O (or last command `monitor`) in CLIENT LIST.
 //!
@@ -32,7 +32,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match facts.live().find_map(unseen) {
         Some(gap) => Verdict::Unknown(gap),
-        None => Verdict::Absent(format!("MONITOR: none of {} connections has it", count(connections(facts)))),
+        None => Verdict::Absent(format!("MONITOR: none of {} connections uses it", count(connections(facts)))),
     }
 }
 
@@ -51,8 +51,7 @@ fn unseen(node: &Node) -> Option<Gap> {
         return Some(gap.of(&format!("MONITOR on {}", node.address)));
     }
     let clients = node.clients.value().filter(|c| c.sampled)?;
-    let why =
-        format!("MONITOR on {}: {} of {} connections were looked at", node.address, clients.listed, clients.total);
+    let why = format!("MONITOR on {}: {} of {} connections were checked", node.address, clients.listed, clients.total);
     Some(Gap::new(Lack::Other, why, "run CLIENT LIST by hand at a quiet hour and look for flags=O"))
 }
 
@@ -81,21 +80,21 @@ fn found(node: &Node, all: &[&ClientRow]) -> Finding {
             finding
                 .core(share, format!("up to {} of a core", percent(share)))
                 .gain(
-                    format!("up to {} of a core is free again", percent(share)),
+                    format!("frees up to {} of a core", percent(share)),
                     format!(
                         "{outside:.4} of a core outside commands x {n:.0} / ({n:.0} + 1): a copy costs no more \
                              than a reply"
                     ),
                 )
-                .likely("the connection was seen; its part of the work outside commands is an estimate")
+                .likely("the connection was seen; its share of the work outside commands is an estimate")
         }
         None if ops > IDLE_OPS => finding
-            .core(0.001, "up to half of what the server does, by its documentation")
+            .core(0.001, "up to half of the server's throughput, according to its documentation")
             .likely("the connection was seen; what it costs was not measured"),
         None => finding
             .risk(
-                "nothing while hardly any commands come in; up to half of the throughput under load, by the \
-                   documentation",
+                "nothing while hardly any commands come in; up to half of the throughput under load, according to the \
+                 documentation",
             )
             .likely("the connection was seen"),
     };

@@ -1,16 +1,16 @@
-//! Monitoring costs more than it tells.
+//! Monitoring costs more than it is worth.
 //!
-//! INFO, CLIENT LIST, SLOWLOG and health-check PINGs from every pod and every exporter add up; CLIENT LIST costs 12 ms
-//! at 4,000 connections on every version measured, INFO before 6.0 grows with the number of clients. COMMAND is what
-//! many clients ask on each new connection.
+//! INFO, CLIENT LIST, SLOWLOG and health-check PINGs from every pod and every exporter add up. CLIENT LIST takes 12 ms
+//! at 4,000 connections on every version measured; the cost of INFO before 6.0 grows with the number of clients. Many
+//! clients send COMMAND on each new connection.
 //!
 //! Seen when: these commands take over 1 % of a core on a node at more than 5 calls a second, or 10 % of a core at any
-//! rate, or over 10 ms a call five times or with 1 % of a core.
+//! rate, or when one of them takes over 10 ms a call and was called five times or took 1 % of a core.
 //!
-//! Not to be taken for: topology refreshes, which Lettuce accompanies with INFO (then that is the finding).
+//! Not to be taken for: topology refreshes, with which Lettuce sends INFO as well (then the refresh is the finding).
 //!
-//! What to do: by the command that is asked. One exporter per node, every 15 to 30 s; no test-on-borrow PING in
-//! connection pools; connections that are kept, where COMMAND comes with each new one.
+//! What to do: it depends on the command. Use one exporter per node, every 15 to 30 s; no test-on-borrow PING in
+//! connection pools; persistent connections, if COMMAND is sent on each new one.
 //! Sources: redis #5145, #4727; commandstats, CLIENT LIST.
 
 use super::prelude::*;
@@ -64,7 +64,7 @@ fn is_storm(node: &Node, all: &Held) -> bool {
 /// Both figures that were judged: a share alone would read like a finding.
 fn absent_text(all: &[(&Node, Held)]) -> String {
     match all.first().filter(|(_, h)| h.calls > 0.0) {
-        None => "monitoring commands: none in the window but the doctor's".into(),
+        None => "monitoring commands: none in the window apart from the doctor's own".into(),
         Some((node, most)) => format!(
             "monitoring commands: {} of a core at most, at {} calls a second of {} each",
             percent(most.share()),
@@ -108,15 +108,10 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
         const SCALE_MOST: f64 = 4.0;
         let around = scale(node).min(SCALE_MOST) * call_us(node) / node.depth().unwrap_or(1.0).max(1.0);
         let (asked, core) = (rate(node, all), core + rate(node, all) * around / 1e6);
-        let each = format!("{} for each of {} questions a second", time_us(around), count(asked));
+        let each = format!("{} for each of {} requests a second", time_us(around), count(asked));
         finding.core(
             core,
-            format!(
-                "{} of a core on {}, with reading and answering: \
-                                    {each}",
-                percent(core),
-                node.address
-            ),
+            format!("{} of a core on {}, including reading and answering: {each}", percent(core), node.address),
         )
     }
     .proven(all.clocks());
@@ -151,11 +146,11 @@ fn gain(finding: Finding, worst: &Part, asked: f64) -> Finding {
     let now = format!("now {} {asked:.1}/s x {us:.0} us = {share:.4} cores", worst.command);
     match worst.command.as_str() {
         command if command.starts_with("COMMAND") => {
-            finding.gain(format!("with connections that are kept {} of a core is free again", percent(share)), now)
+            finding.gain(format!("persistent connections free {} of a core", percent(share)), now)
         }
-        "PING" => finding.gain(format!("without the checks {} of a core is free again", percent(share)), now),
+        "PING" => finding.gain(format!("dropping the checks frees {} of a core", percent(share)), now),
         _ => finding.gain(
-            format!("one question every 15 s leaves {} of a core", percent(us / 15e6)),
+            format!("one request every 15 s takes {} of a core", percent(us / 15e6)),
             format!("{us:.0} us / 15 s = {:.6} cores; {now}", us / 15e6),
         ),
     }
@@ -166,7 +161,7 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
     let coarser = "graphs get coarser";
     match part.command.as_str() {
         "INFO" => finding.fix(
-            "One exporter per server with an interval of 15 to 30 s; no INFO as a health check",
+            "Run one exporter per server at an interval of 15 to 30 s; do not use INFO as a health check",
             &[
                 "Prometheus: scrape_interval: 30s",
                 "Spring Boot: management.health.redis.enabled=false, where a PING is \
@@ -176,13 +171,14 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
             "",
         ),
         "CLIENT LIST" => finding.fix(
-            "No CLIENT LIST in what runs all the time: INFO clients has the totals",
+            "Keep CLIENT LIST out of anything that runs all the time: INFO clients has the totals",
             &["redis_exporter: --export-client-list=false", "INFO clients   instead of CLIENT LIST"],
             "per-client figures are missing from the graphs",
             "",
         ),
         command if command.starts_with("CLIENT") => finding.fix(
-            "See which sub-command it is, they are counted together before 7.0: CLIENT LIST belongs in no loop",
+            "Find out which sub-command it is (before 7.0 they are counted together): CLIENT LIST does not belong in a \
+             loop",
             &[&cli(&node.address, "CLIENT LIST"), "redis_exporter: --export-client-list=false"],
             "",
             "",
@@ -190,20 +186,20 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
         command if command.starts_with("SLOWLOG") => finding.fix(
             "Ask for the newest entries only, and remember the last id",
             &["SLOWLOG GET 10   every 30 s"],
-            "more than ten slow commands in 30 s are not all seen",
+            "with more than ten slow commands in 30 s, some are missed",
             "",
         ),
         "MEMORY USAGE" => memory_usage(finding, facts, node),
         command if command.starts_with("MEMORY") => finding.fix(
-            "MEMORY DOCTOR and MEMORY STATS by hand when memory is the question; INFO memory has the figures for \
+            "Run MEMORY DOCTOR and MEMORY STATS by hand, when memory is the question; INFO memory has the figures for \
              graphs",
             &["INFO memory   every 30 s"],
             coarser,
             "",
         ),
         command if command.starts_with("COMMAND") => finding.fix(
-            "Clients ask COMMAND on each new connection or for each new client object: keep connections, and one \
-             client per process",
+            "Clients send COMMAND on each new connection or for each new client object: keep connections open, and use \
+             one client per process",
             &[&keep_connections(node)],
             "",
             "",
@@ -215,27 +211,24 @@ fn mend(finding: Finding, facts: &Facts, node: &Node, part: &Part) -> Finding {
             "",
         ),
         command if command.starts_with("LATENCY") => finding.fix(
-            "LATENCY LATEST every 30 s; LATENCY HISTOGRAM with the commands that matter",
+            "Ask LATENCY LATEST every 30 s; name the commands that matter in LATENCY HISTOGRAM",
             &["LATENCY HISTOGRAM get set"],
             coarser,
             "",
         ),
         "PING" => finding.fix(
-            "No check with each use of a pooled connection: check idle ones in the background",
+            "Do not check a pooled connection on each use: check idle ones in the background",
             &[
                 "Jedis: poolConfig.setTestOnBorrow(false); poolConfig.setTestWhileIdle(true)",
                 "redis-py: \
                 health_check_interval=30",
             ],
-            "a broken connection is noticed with its first command",
+            "a broken connection is noticed only at its first command",
             "",
         ),
-        command => finding.fix(
-            "One question every 15 to 30 s, from one place",
-            &[&format!("{command}   every 30 s")],
-            coarser,
-            "",
-        ),
+        command => {
+            finding.fix("Ask every 15 to 30 s, from one place", &[&format!("{command}   every 30 s")], coarser, "")
+        }
     }
 }
 
@@ -253,9 +246,9 @@ fn memory_usage(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let commands: Vec<String> = [sample].into_iter().chain(elsewhere).collect();
     let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
     let text = if commands.len() > 1 {
-        "Few samples per key, and on a replica"
+        "Use few samples per key, and ask a replica"
     } else {
-        "Few samples per key, at a quiet hour"
+        "Use few samples per key, at a quiet hour"
     };
     finding.fix(text, &commands, "sizes are estimates", "")
 }

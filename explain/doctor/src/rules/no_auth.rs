@@ -1,14 +1,14 @@
 //! Anyone who reaches the port is let in.
 //!
-//! A server without a password on an address that others can reach is found by scanners within hours; FLUSHALL and a
-//! crontab are one command away.
+//! A server without a password on an address that others can reach is found by scanners within hours; FLUSHALL or an
+//! entry in the crontab is one command away.
 //!
-//! Seen when: the server let us in without a password and is bound to more than loopback. Unknown when we came in over
-//! loopback and `bind` cannot be read: it may have other addresses.
+//! Seen when: the server let unslow in without a password and listens on more than loopback. Unknown if the connection
+//! was made over loopback and `bind` cannot be read: the server may listen on other addresses too.
 //!
-//! Not to be taken for: a server behind loopback or a unix socket.
+//! Not to be taken for: a server that listens only on loopback or a unix socket.
 //!
-//! What to do: an ACL user with a password, TLS, a firewall.
+//! What to do: set up an ACL user with a password, TLS and a firewall.
 //! Sources: CONFIG GET bind, protected-mode; Redis security documentation.
 
 use super::peers;
@@ -41,28 +41,27 @@ pub fn check(facts: &Facts) -> Verdict {
         if let Some(node) = unseen {
             let gap = node.config.missing().cloned().unwrap_or_default();
             let why = format!(
-                "open doors: {} let us in without a password over loopback, and its setting bind was not seen",
+                "open doors: {} let unslow in without a password over loopback, and its bind setting could not be read",
                 node.address
             );
             return Verdict::unknown(gap.lack, why, gap.grant.unwrap_or_default());
         }
         let text = || {
             format!(
-                "open doors: none of {} servers ({asked} took a password or certificate of ours, {near} without one \
-                 listen on \
-                 loopback only or are in protected mode)",
+                "open doors: none of {} servers ({asked} accepted our password or certificate, {near} without one \
+                 listen on loopback only or are in protected mode)",
                 asked + near
             )
         };
         return Verdict::absent(facts, "open doors", (asked + near > 0).then(text));
     };
     let finding = Finding::new(format!(
-        "{} lets anyone in without a password, and listens beyond loopback",
+        "{} lets anyone in without a password, and listens on more than loopback",
         names(&open.iter().map(|n| n.address.clone()).collect::<Vec<_>>())
     ))
     .on(open.iter().map(|n| n.address.as_str()))
-    .risk("any client that reaches the port can read, delete and run")
-    .proven("we came in that way")
+    .risk("any client that reaches the port can read and delete all data and run any command")
+    .proven("confirmed: unslow connected without a password")
     .saw(node, "CONFIG GET bind", node.setting("bind").unwrap_or("not seen"))
     .saw(node, "CONFIG GET protected-mode", node.setting("protected-mode").unwrap_or("not seen"));
     remedy(finding, facts, &open).into()
@@ -83,7 +82,7 @@ fn remedy(finding: Finding, facts: &Facts, open: &[&Node]) -> Finding {
     let mut left_out = Vec::new();
     if facts.nodes.len() > 1 {
         lines.extend(all("CONFIG SET masterauth LONG-SECRET"));
-        left_out.push("a replica that lacks it loses its link");
+        left_out.push("a replica without it loses its link");
     }
     // Without addresses: a Sentinel may only have been heard of, and a secret goes to those that are known.
     let services: BTreeSet<&str> = facts.sentinels.iter().flat_map(|s| &s.groups).map(|g| g.service.as_str()).collect();
@@ -94,14 +93,14 @@ fn remedy(finding: Finding, facts: &Facts, open: &[&Node]) -> Finding {
         )
     }));
     if !facts.sentinels.is_empty() {
-        left_out.push("a Sentinel that lacks it takes the master for dead");
+        left_out.push("a Sentinel without it considers the master dead");
     }
     lines.push("then give it to every client and exporter, and last of all:".into());
     lines.extend(all("CONFIG SET requirepass LONG-SECRET"));
     lines.extend(open.iter().map(|n| cli(&n.address, "-a LONG-SECRET CONFIG REWRITE")));
-    left_out.push("a client that lacks it is refused");
+    left_out.push("a client without it is refused");
     let mut undo = all("-a LONG-SECRET CONFIG SET requirepass \"\"");
     undo.extend(all("CONFIG REWRITE"));
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    finding.fix("Give it a password, in this order", &lines, &left_out.join("; "), &undo.join("; "))
+    finding.fix("Set a password, in this order", &lines, &left_out.join("; "), &undo.join("; "))
 }

@@ -1,21 +1,21 @@
-//! A master has replicas that answer, and none of them may take its place.
+//! A master has replicas that answer, but none of them may take over.
 //!
-//! A replica of a cluster never stands for election with cluster-replica-no-failover yes (its flag is `nofailover`),
-//! nor when it has not heard from its master for longer than cluster-node-timeout x (cluster-replica-validity-factor +
-//! 1) and repl-ping-replica-period. Sentinel never promotes one with replica-priority 0, nor one whose link has been
-//!    down for down-after-milliseconds x 10.
+//! A cluster replica never stands for election with cluster-replica-no-failover yes (its flag is `nofailover`), nor
+//! when it has not heard from its master for longer than cluster-node-timeout x (cluster-replica-validity-factor + 1)
+//! plus repl-ping-replica-period. Sentinel never promotes one with replica-priority 0, nor one whose link has been down
+//! for down-after-milliseconds x 10.
 //!
-//! Seen when: every replica that answers of a master with slots, or of a Sentinel group, is barred or too old in this
-//! way.
+//! Seen when: all the replicas that answer, of a master with slots or of a Sentinel group, are barred or too stale in
+//! this way.
 //!
 //! Not to be taken for: no replica at all (`master_without_replica`), too few masters for a vote (`no_majority`), too
-//! few Sentinels (`sentinel_quorum`), or a new replica whose first copy is on its way.
+//! few Sentinels (`sentinel_quorum`), or a new replica whose first copy is still being made.
 //!
 //! How to confirm: `CLUSTER NODES` (flags), `INFO replication` on each replica (slave_priority,
 //! master_link_down_since_seconds).
 //!
-//! What to do: let one of them take over; mend the link of one that is too old. If they are meant for backups or
-//! another region alone, add a replica that may.
+//! What to do: allow one of them to take over; fix the link of one that is too stale. If they are only meant for
+//! backups or for another region, add a replica that may take over.
 //! Sources: CLUSTER NODES; clusterHandleSlaveFailover() and sentinelSelectSlave() of the servers; redis.conf.
 
 use super::peers;
@@ -54,8 +54,8 @@ impl fmt::Display for Bar {
             Bar::Known(why) => write!(f, "{why}"),
             Bar::Old { replica, age_s, limit_s } => write!(
                 f,
-                "the link of its replica {replica} has been down for {age_s:.0} s, and Sentinel promotes none after \
-                 {limit_s:.0} s"
+                "the link of its replica {replica} has been down for {age_s:.0} s, and Sentinel does not promote a \
+                 replica after {limit_s:.0} s"
             ),
         }
     }
@@ -92,7 +92,7 @@ pub fn check(facts: &Facts) -> Verdict {
         (0, 0) => Verdict::NotHere,
         (_, 1..) => Verdict::unknown(
             Lack::Rights,
-            "replicas that may take over: those of a master do not show how they are",
+            "replicas that may take over: those of one master do not show their state",
             "ACL SETUSER <user> +info",
         ),
         (n, 0) => Verdict::Absent(format!("replicas that may take over: {n} of {n} masters with replicas have one")),
@@ -179,21 +179,24 @@ fn too_old(facts: &Facts, master: &Node, replica: &Node) -> Option<Bar> {
 }
 
 fn found(facts: &Facts, worst: &Stuck, all: &[Stuck]) -> Finding {
-    let more =
-        if all.len() > 1 { format!("; {} more masters are in the same place", all.len() - 1) } else { String::new() };
+    let more = if all.len() > 1 {
+        format!("; {} more masters are in the same situation", all.len() - 1)
+    } else {
+        String::new()
+    };
     let of = match worst.replicas.len() {
         1 => String::new(),
-        n => format!(" (and the other {} that answer may not either)", n - 1),
+        n => format!(" (nor may the other {} that answer)", n - 1),
     };
     let now = if worst.away { ", and it does not answer now" } else { "" };
     let mut finding =
-        Finding::new(format!("Nothing may take the place of {}{now}: {}{of}{more}", worst.master, worst.why))
+        Finding::new(format!("No replica may take over from {}{now}: {}{of}{more}", worst.master, worst.why))
             .on(all.iter().map(|s| s.master.as_str()))
             .on(all.iter().flat_map(|s| &s.replicas).map(|n| n.address.as_str()))
             .risk(if worst.away {
-                "what it served is not served until it is back"
+                "its data is unavailable until it is back"
             } else {
-                "if it dies its data is not served until it is back, although there are copies"
+                "if it dies, its data is unavailable until it is back, although there are copies"
             })
             .proven("flags, settings and links were read from the servers");
     if worst.away {
@@ -224,7 +227,7 @@ fn found(facts: &Facts, worst: &Stuck, all: &[Stuck]) -> Finding {
 
 fn mend(finding: Finding, worst: &Stuck) -> Finding {
     // Whether a replica is meant to take over is known to people only: no exact line.
-    let risk = "it may become the master: its machine and its place must be fit for that";
+    let risk = "it may become the master, so its machine and location must be suitable for that";
     match &worst.why {
         Bar::Known(Hindrance::Barred { replica, setting }) if setting.starts_with("replica-priority") => finding.fix(
             "Let Sentinel promote it (and set it in the configuration file too)",
@@ -239,7 +242,7 @@ fn mend(finding: Finding, worst: &Stuck) -> Finding {
             &cli(replica, "CONFIG SET cluster-replica-no-failover yes"),
         ),
         Bar::Known(Hindrance::Stale { replica, .. }) | Bar::Old { replica, .. } => finding.fix(
-            "Mend its link: once it is up again, it may take over (unslow explain replica_link_down)",
+            "Fix its link: once it is up again, it may take over (unslow explain replica_link_down)",
             &[
                 &cli(replica, "INFO replication   (master_host, master_port, master_link_down_since_seconds)"),
                 &cli(replica, "CONFIG GET logfile"),

@@ -1,21 +1,23 @@
-//! Fewer than half of a cluster's masters can be reached: no failover can be voted, and what is left refuses to serve.
+//! No majority of a cluster's masters can be reached: no failover can be voted on, and the remaining masters refuse to
+//! serve.
 //!
-//! A replica is promoted by the votes of more than half of the masters that own slots, dead ones counted. Without that
-//! many, nothing is promoted however many replicas are well, no node can be marked `fail`, and masters that have lost
-//! sight of the majority stop serving after cluster-node-timeout (cluster_state:fail).
+//! A replica is promoted by the votes of more than half of the masters that own slots, and dead ones are part of that
+//! count. Without this many votes, nothing is promoted however many replicas are healthy, no node can be marked `fail`,
+//! and masters that have lost sight of the majority stop serving after cluster-node-timeout (cluster_state:fail).
 //!
-//! Seen when: by the views of the nodes that answer, half or more of the masters with slots neither answer here nor are
-//! connected to their peers.
+//! Seen when: according to the nodes that answer, half or more of the masters with slots neither answer this machine
+//! nor are connected to their peers.
 //!
-//! Not to be taken for: slots without an owner while a majority is there (`slots_uncovered`): those get a new owner by
-//! themselves if a replica may take over. Or masters that only this machine cannot reach (`node_unreachable` says so).
+//! Not to be taken for: slots without an owner while there is a majority (`slots_uncovered`): those get a new owner
+//! automatically if a replica may take over. Nor for masters that only this machine cannot reach (`node_unreachable`
+//! reports those).
 //!
 //! How to confirm: `CLUSTER NODES` and `CLUSTER INFO` (cluster_size is the number of masters with slots) on two nodes
 //! that answer.
 //!
-//! What to do: bring one of the lost masters back: with a majority the rest happens by itself. If they do not come back
-//! soon, promote their replicas without a vote (CLUSTER FAILOVER TAKEOVER). Later: three machines or zones with a third
-//! of the masters each.
+//! What to do: bring one of the lost masters back: once there is a majority, the rest happens automatically. If they do
+//! not come back soon, promote their replicas without a vote (CLUSTER FAILOVER TAKEOVER). Later, spread the masters
+//! over three machines or zones, a third on each.
 //! Sources: CLUSTER NODES; clusterUpdateState() and clusterSendFailoverAuthIfNeeded() of the servers; cluster
 //! specification.
 
@@ -75,8 +77,8 @@ pub fn check(facts: &Facts) -> Verdict {
     )
     .affects(peers::affected(facts))
     .severity(Severity::Critical)
-    .gain("failovers can be voted again", format!("{alive} of {of} now, {} needed", of / 2 + 1))
-    .proven("the views of the nodes that answer, and no answer here")
+    .gain("failovers can be voted on again", format!("{alive} of {of} now, {} needed", of / 2 + 1))
+    .proven("the nodes that answer report it, and the lost masters do not answer this machine")
     .saw(
         asked,
         "CLUSTER NODES",

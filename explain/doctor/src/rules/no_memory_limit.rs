@@ -1,20 +1,20 @@
-//! Nothing bounds the server's memory but its machine or container, and the data is on its way there.
+//! Nothing limits the server's memory except its machine or container, and the data is approaching that limit.
 //!
-//! With `maxmemory 0` a server grows until the kernel ends it. A limit turns that into evictions or refused writes,
-//! which an application can bear.
+//! With `maxmemory 0` a server grows until the kernel kills it. A limit turns that into evictions or refused writes,
+//! which an application can survive.
 //!
-//! Seen when: a master has no maxmemory, and what is resident is half of the machine's or container's memory or more;
-//! or it is a quarter, used memory grew in the window, and at that pace the rest is full within sixty windows (within
-//! an hour, where it has grown at that pace since it started).
+//! Seen when: a master has no maxmemory, and its resident memory is half of the machine's or container's memory or
+//! more; or it is a quarter or more, used memory grew in the window, and at that pace the rest fills up within sixty
+//! windows (within an hour, if it has grown at that pace since it started).
 //!
-//! Not to be taken for: a server without a limit that is small beside its machine and stays so; a limit that is too
-//! high for the container (`container_memory`); growth below a limit (`growth_without_ttl`).
+//! Not to be taken for: a server without a limit that is small compared with its machine and stays that way; a limit
+//! that is too high for the container (`container_memory`); growth below a limit (`growth_without_ttl`).
 //!
 //! How to confirm: `CONFIG GET maxmemory`; `INFO memory`: used_memory twice, total_system_memory;
 //! `CONFIG GET maxmemory-policy`.
 //!
-//! What to do: set maxmemory to three quarters of what there is, and a policy: eviction for a cache, none for data of
-//! record, whose writers then see errors before the kernel acts.
+//! What to do: set maxmemory to three quarters of the memory there is, and choose a policy: eviction for a cache, no
+//! eviction for data of record, whose writers then see errors before the kernel acts.
 //! Sources: INFO memory; Redis administration documentation (a limit, and room beside it).
 
 use super::memory::{self, Bound, Growth, Limit};
@@ -69,12 +69,12 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match all.iter().max_by(|a, b| a.share().total_cmp(&b.share())) {
         Some(most) => Verdict::Absent(format!(
-            "a memory limit: none, and {} is resident at most, {} of {}",
+            "a memory limit: none, and at most {} is resident, {} of {}",
             bytes(most.resident),
             percent(most.share()),
             most.limit.words()
         )),
-        None => Verdict::unknown(Lack::Version, "the memory limit: INFO does not tell how much memory there is", ""),
+        None => Verdict::unknown(Lack::Version, "the memory limit: INFO does not show how much memory there is", ""),
     }
 }
 
@@ -105,14 +105,16 @@ fn found(facts: &Facts, u: &Unbounded) -> Finding {
         ),
         None => format!("{} has no maxmemory, and holds {} of {}", node.address, percent(u.share()), limit.words()),
     })
-    .risk("when the memory is used up the kernel ends the server, and what it had not saved is lost");
+    .risk("when the memory is used up, the kernel kills the server, and everything it had not saved is lost");
     let finding = match (u.full_s, u.growth) {
-        (Some(_), Some(growth)) => finding.likely("the pace is that of this window; that it goes on is inferred").saw(
-            node,
-            "INFO memory",
-            format!("used_memory +{} a second over {:.0} s", bytes(growth.per_s), node.window_s),
-        ),
-        _ => finding.likely("the setting and the sizes were read; nothing was lost so far"),
+        (Some(_), Some(growth)) => {
+            finding.likely("the pace was measured in this window; that it continues is inferred").saw(
+                node,
+                "INFO memory",
+                format!("used_memory +{} a second over {:.0} s", bytes(growth.per_s), node.window_s),
+            )
+        }
+        _ => finding.likely("the setting and the sizes were read; nothing has been lost so far"),
     };
     // Servers of one machine share it.
     let beside = match limit.bound {
@@ -132,18 +134,19 @@ fn found(facts: &Facts, u: &Unbounded) -> Finding {
         ),
     );
     let risk = if policy == "noeviction" {
-        "once it is reached writes are refused (maxmemory-policy noeviction)"
+        "once it is reached, writes are refused (maxmemory-policy noeviction)"
     } else {
-        "once it is reached keys are evicted"
+        "once it is reached, keys are evicted"
     };
     let set = format!("CONFIG SET maxmemory {wanted:.0}");
     let finding = if wanted > used {
         finding.fix(
             if beside > 1 {
-                "Set a limit: its share of three quarters of the machine, the rest for buffers, gaps and a save's \
-                 copies"
+                "Set a limit: its share of three quarters of the machine; the rest is for buffers, fragmentation and a \
+                 save's copies"
             } else {
-                "Set a limit: three quarters of what there is, the rest for buffers, gaps and a save's copies"
+                "Set a limit: three quarters of the memory there is; the rest is for buffers, fragmentation and a \
+                 save's copies"
             },
             &[&cli(&node.address, &set)],
             risk,
@@ -151,7 +154,11 @@ fn found(facts: &Facts, u: &Unbounded) -> Finding {
         )
     } else {
         finding.fix(
-            &format!("More memory than {}, or another shard: {} is in use already", bytes(limit.bytes), bytes(used)),
+            &format!(
+                "Provide more memory than {}, or another shard: {} is already in use",
+                bytes(limit.bytes),
+                bytes(used)
+            ),
             &[&cli(&node.address, "INFO memory")],
             "",
             "",

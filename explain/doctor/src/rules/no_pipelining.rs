@@ -1,23 +1,23 @@
-//! Clients wait a round trip for every command, one after the other, while the server idles.
+//! Clients wait one round trip for every command, one command after another, while the server idles.
 //!
 //! With one command in flight a connection cannot do more than 1/RTT commands a second, whatever the server could do.
 //! Adding consumers, partitions or CPU changes nothing; a batch of k commands in one write costs one round trip.
 //!
-//! Seen when: the mean read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0),
-//! the main thread is busy for 70 % of the time at most, and the connections' rate is at least 30 % of 1/RTT.
+//! Seen when: the average read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0),
+//! the main thread is busy for at most 70 % of the time, and each connection's rate is at least 30 % of 1/RTT.
 //!
-//! Where it meets `kernel_bound`: both are the same habit. Where connections are bound by their round trips and the
-//! server has time, the price is latency, and this rule speaks. Where they are not, or the server has no time left
-//! (over 70 % busy), the price is the core's, and from half a core on that rule does. Never both.
+//! Where it meets `kernel_bound`: both are the same habit. If connections are bound by their round trips and the server
+//! has time to spare, the cost is latency, and this rule reports it. If they are not, or the server has no time left
+//! (over 70 % busy), the cost is CPU, and from half a core on `kernel_bound` reports it. The two never report together.
 //!
 //! Not to be taken for: a server at its limit, clients with nothing to do, or `connection_churn`; nor for commands most
-//! of which do no work (`chatter`, `busy_polling`, `lock_spinning`, `watch_conflicts`), which are to be left out rather
-//! than batched. Through a proxy, connections and reads are the proxy's: then nothing is known.
+//! of which do no work (`chatter`, `busy_polling`, `lock_spinning`, `watch_conflicts`): those should be dropped rather
+//! than batched. Through a proxy, connections and reads are the proxy's, so the rule cannot tell.
 //!
 //! How to confirm: `INFO stats` twice: total_commands_processed / total_reads_processed; `redis-cli --latency` from a
 //! client.
 //!
-//! What to do: pipeline; MGET/HMSET; one shared connection with auto-flush; for a Kafka consumer `unslow sink`.
+//! What to do: pipeline; use MGET/HMSET; share one connection with auto-flush; for a Kafka consumer, use `unslow sink`.
 //! Sources: INFO total_commands_processed, total_reads_processed; measured: the quotient reads true depths of 1, 4, 16
 //! and 50 as 1.00, 4.00, 15.99 and 49.87.
 
@@ -133,7 +133,7 @@ pub fn check(facts: &Facts) -> Verdict {
     ))
     .on(rows.iter().map(|s| s.node.address.as_str()));
     let text = format!(
-        "{} for each of {} commands/s; a connection cannot pass {:.0}/s",
+        "{} for each of {} commands/s; a connection cannot exceed {:.0}/s",
         time_us(rtt_us),
         count(ops),
         1e6 / rtt_us
@@ -163,9 +163,9 @@ pub fn check(facts: &Facts) -> Verdict {
         .saw(node, "PING", format!("round trip {}; {product}", time_us(rtt_us)))
         .not(format!("a busy server: {} of a core", percent(busy)))
         .fix(
-            "Pipeline: send what belongs together in one write",
+            "Pipeline: send commands that belong together in one write",
             &commands,
-            "replies come together; a failed command fails alone",
+            "replies arrive together; a command that fails does not affect the others",
             "",
         )
         .into()
@@ -207,7 +207,7 @@ fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
     }
     if let Some(node) = facts.live().find(|n| all.is_empty() && mostly_wasted(n)) {
         return Verdict::Absent(format!(
-            "sequential clients: most commands of {} do no work, which is reported by itself",
+            "sequential clients: most commands of {} do no work, which is reported separately",
             node.address
         ));
     }
@@ -221,7 +221,9 @@ fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
         )),
         None => {
             let load = most(facts, Node::ops);
-            load.map(|ops| format!("sequential clients: {} commands/s at most, or no standing connections", count(ops)))
+            load.map(|ops| {
+                format!("sequential clients: {} commands/s at most, or no long-lived connections", count(ops))
+            })
         }
     };
     Verdict::absent(facts, "sequential clients", text)

@@ -1,25 +1,25 @@
-//! A server takes connections and then says nothing: its process stands still, or has been busy with one thing for
+//! A server accepts connections and then says nothing: its process is stopped, or has been busy with one thing for
 //! seconds.
 //!
 //! The kernel keeps accepting connections for a stopped process until its backlog is full, so clients see neither a
-//! refusal nor a reset, only silence. Clients without a command timeout wait for ever; those with one wait that long
-//! for each command. A cluster calls the node failed after cluster-node-timeout and only then elects a replica;
-//! Sentinel after down-after-milliseconds.
+//! refusal nor a reset, only silence. Clients without a command timeout wait forever; those with one wait that long for
+//! each command. A cluster marks the node as failed after cluster-node-timeout and only then elects a replica; Sentinel
+//! does so after down-after-milliseconds.
 //!
 //! Seen when: a connection is made and nothing comes back within the time limit (3 s unless --timeout says otherwise),
 //! or the answers stop in the middle of the window; and a PING on a second connection gets no answer either.
 //!
 //! Not to be taken for: a dead process (the connection is refused), a dead machine or a cut path (no answer to the
-//! connection attempt): `node_unreachable`. From outside, one command or fork of many seconds looks the same for as
-//! long as it lasts, and so does CLIENT PAUSE without WRITE (`paused`); and where no node of several answers, something
-//! on the way that takes every connection (a proxy, a load balancer) looks the same too.
+//! connection attempt): `node_unreachable`. From outside, a single command or fork that takes many seconds looks the
+//! same while it lasts, and so does CLIENT PAUSE without WRITE (`paused`); and if none of several nodes answers,
+//! something in between that accepts every connection (a proxy, a load balancer) looks the same too.
 //!
-//! It began when it was last heard: by us in the window, by its peers (CLUSTER NODES, pong-received), its replicas
-//! (master_last_io_seconds_ago) or its Sentinels (last-ok-ping-reply).
+//! It began when the server was last heard from: by unslow in the window, by its peers (CLUSTER NODES, pong-received),
+//! its replicas (master_last_io_seconds_ago) or its Sentinels (last-ok-ping-reply).
 //!
-//! What to do: find out what holds the process (stopped, swapping, a disk that does not return, a debugger); have its
-//! replica take over. For next time: a command timeout and TCP_USER_TIMEOUT in every client.
-//! Sources: our own measurement (SIGSTOP in the lab); lettuce #1976, #2082.
+//! What to do: find out what blocks the process (it is stopped or swapping, its disk does not respond, a debugger is
+//! attached); have its replica take over. For next time, set a command timeout and TCP_USER_TIMEOUT in every client.
+//! Sources: measured with SIGSTOP in the lab; lettuce #1976, #2082.
 
 use super::peers::{self, Stake};
 use super::prelude::*;
@@ -54,10 +54,10 @@ pub fn check(facts: &Facts) -> Verdict {
         return match answered {
             0 => Verdict::unknown(
                 Lack::Answer,
-                "whether a process hangs: no server took a connection",
+                "whether a process hangs: no server accepted a connection",
                 "run unslow on a server's machine",
             ),
-            n => Verdict::Absent(format!("a hung process: all {n} nodes that took a connection answered")),
+            n => Verdict::Absent(format!("a hung process: all {n} nodes that accepted a connection answered")),
         };
     };
     let lost: f64 = silent.iter().map(|(_, _, stake)| stake.share()).sum::<f64>().min(1.0);
@@ -73,7 +73,7 @@ pub fn check(facts: &Facts) -> Verdict {
         n => format!(", and so do {} others", n - 1),
     };
     let mut finding = Finding::new(format!(
-        "{kind}{} takes connections and says nothing: its process stands still or is busy with one thing{others}",
+        "{kind}{} accepts connections and says nothing: its process is stopped or busy with one thing{others}",
         node.address
     ))
     .on(silent.iter().map(|(n, ..)| n.address.as_str()));
@@ -96,9 +96,9 @@ pub fn check(facts: &Facts) -> Verdict {
             format!("{}: {}, {} slots", node.address, row.flags.join(","), row.slots.len()),
         );
     }
-    finding = finding.not(format!("a dead machine or a refused connection: {} took two", node.address));
+    finding = finding.not(format!("a dead machine or a refused connection: {} accepted two connections", node.address));
     if let Some(witness) = witness {
-        finding = finding.not(format!("everything between here and there: {} answers", witness.address));
+        finding = finding.not(format!("a problem on the path from here: {} answers", witness.address));
     }
     remedies(finding, facts, view, &silent[0])
 }
@@ -111,7 +111,9 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent: &[S
         // Whose requests wait is known only where someone was seen to make any.
         let affected = peers::affected(facts);
         let waits = match affected {
-            Affected::Requests => format!("{} of the key space waits for as long as it hangs", percent(lost)),
+            Affected::Requests => {
+                format!("requests for {} of the key space wait for as long as it hangs", percent(lost))
+            }
             Affected::NextClient => format!(
                 "{}; the next client to connect would wait for {} of the key space for as long as it hangs",
                 peers::unseen_words(facts),
@@ -122,34 +124,34 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent: &[S
             .availability(86400.0 * lost, format!("{waits}; {happens}"))
             .affects(affected)
             .severity(Severity::Critical)
-            .gain("the keys it serves are answered again", format!("{} x 86,400 s", percent(lost)));
+            .gain("its keys are served again", format!("{} x 86,400 s", percent(lost)));
     }
     match stake {
         Stake::Replaced { by, .. } => finding
             .risk(format!(
-                "{by} serves what it served; a client that still holds a connection to it waits for its time-out"
+                "{by} has taken over what it served; a client that still holds a connection to it waits until its \
+                 timeout"
             ))
             .severity(Severity::Medium),
         Stake::Nothing => finding
             .risk("it owns no slots: only a client that still holds a connection to it waits")
             .severity(Severity::Medium),
         Stake::Copy { .. } | Stake::All | Stake::Slots(_) | Stake::OneOf(_) => finding
-            .risk("reads that are sent to it wait, and its master has one replica less to fall back on")
+            .risk("reads sent to it wait, and its master has one fewer replica to fall back on")
             .severity(Severity::Medium),
     }
 }
 
 fn sure(finding: Finding, facts: &Facts, witness: Option<&Node>) -> Finding {
-    let seen = "two connections were made, so that its machine is there; no reply came on either";
+    let seen = "two connections were made, so its machine is up; no reply came on either";
     match witness {
-        Some(_) => finding.likely(format!("{seen}. What the process does shows on its machine")),
+        Some(_) => finding.likely(format!("{seen}. What the process is doing can only be seen on its machine")),
         None if facts.nodes.len() == 1 => finding.likely(format!(
-            "{seen}. Something on the way that takes every connection (a proxy, a load balancer) would look the same"
+            "{seen}. Something on the way that accepts every connection (a proxy, a load balancer) would look the same"
         )),
         None => finding.possible(format!(
-            "{seen}. But no other node answers, so that something on the way may take every connection and answer \
-             none: \
-             look from a server's machine"
+            "{seen}. But no other node answers, so something on the way may accept every connection and answer none: \
+             check from a server's machine"
         )),
     }
 }
@@ -161,11 +163,11 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent:
         Stake::Copy { .. } | Stake::Nothing => "",
         Stake::All if facts.nodes.len() == 1 => "",
         Stake::All | Stake::Slots(_) | Stake::OneOf(_) | Stake::Replaced { .. } => {
-            "a master that wakes up after its replica was promoted answers with old data for a moment"
+            "a master that wakes up after its replica was promoted serves stale data for a moment"
         }
     };
     let mut finding = finding.fix(
-        "On its machine, see what holds the process: T is stopped, D waits for a disk",
+        "On its machine, see what blocks the process: T means stopped, D means waiting for a disk",
         &[
             &format!("ps -o pid,stat,wchan:30,cmd -C redis-server,valkey-server | grep {port}"),
             "kill -CONT PID   (if the state is T and no debugger is attached)",
@@ -178,14 +180,14 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, silent:
     }
     finding
         .fix(
-            "For next time: clients that give up on silence",
+            "For next time: make clients give up on a silent server",
             &[
                 "Lettuce: SocketOptions.tcpUserTimeout(...), TimeoutOptions.enabled(...)",
                 "redis-py: socket_timeout=1, health_check_interval=10",
                 "Jedis: socketTimeoutMillis(1000)",
             ],
             "a limit below the longest legitimate command fails that command",
-            "the old limits",
+            "restore the old limits",
         )
         .into()
 }

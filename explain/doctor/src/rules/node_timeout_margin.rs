@@ -1,15 +1,15 @@
-//! A stall that has happened before is nearly as long as the failure detector waits: the next one is a failover.
+//! A stall on record is nearly as long as the failure detector waits: the next one is a failover.
 //!
 //! `cluster-node-timeout` and Sentinel's `down-after-milliseconds` cannot tell a stalled node from a dead one. What
 //! counts is the longest stall seen: a fork, a slow command, a disk.
 //!
-//! Seen when: the longest stall on record is over half of the timeout. The record may be old: the last fork has no time
-//! of day, and the slow log and the latency monitor keep what was weeks ago.
+//! Seen when: the longest stall on record is over half of the timeout. The record may be old: the last fork has no
+//! timestamp, and the slow log and the latency monitor keep entries from weeks ago.
 //!
-//! Not to be taken for: a timeout that is merely short. Without a stall it is no finding.
+//! Not to be taken for: a timeout that is merely short. Without a stall, that is not a finding.
 //!
-//! What to do: remove the stall; until then a timeout of twice its length, and of a minute at most: for that long a
-//! dead master goes unnoticed.
+//! What to do: remove the stall; until then, set the timeout to twice its length, but to a minute at most: a dead
+//! master goes unnoticed for that long.
 //! Sources: CONFIG GET cluster-node-timeout; SENTINEL MASTERS; latest_fork_usec, LATENCY LATEST, SLOWLOG.
 
 use super::peers;
@@ -61,16 +61,16 @@ pub fn check(facts: &Facts) -> Verdict {
         time_us(stall.us),
         stall.at_ms.map_or(" since its counters began".into(), |at| format!(" ({})", ago(node.at_ms(), at))),
         if over { "longer than" } else { "over half of" },
-        if over { "it is taken for dead" } else { "a little more and it is taken for dead" }
+        if over { "it is considered dead" } else { "a little longer and it is considered dead" }
     ))
     .on(rows.iter().map(|r| r.0.address.as_str()))
     .risk(if node.is_master() {
         format!("a failover each time: about {:.1} s without that master", timeout_ms / 1000.0 + 1.5)
     } else {
-        "its master has one replica less for that time; clients that read from it are sent elsewhere, or wait".into()
+        "its master has one fewer replica for that time; clients that read from it are sent elsewhere, or wait".into()
     })
     .gain(
-        format!("a margin of two: {:.0} ms", wanted(stall)),
+        format!("a timeout of twice the stall: {:.0} ms", wanted(stall)),
         format!("2 x {:.0} ms, {:.0} at most", stall.us / 1000.0, LONGEST_MS),
     )
     .proven("stall and timeout were both read from the server")
@@ -190,7 +190,7 @@ fn remedy(finding: Finding, facts: &Facts, node: &Node, stall: &Stall, timeout_m
     // Not shorter than it is, and no line that changes nothing.
     if to <= timeout_ms {
         return finding.fix(
-            "Remove the stall: waiting for longer than a minute leaves a dead master unnoticed for as long",
+            "Remove the stall: a timeout of over a minute would leave a dead master unnoticed for that long",
             &[&cli(&node.address, stall.source)],
             "",
             "",
@@ -201,15 +201,15 @@ fn remedy(finding: Finding, facts: &Facts, node: &Node, stall: &Stall, timeout_m
     }
     let set: Vec<&str> = set.iter().map(String::as_str).collect();
     let everywhere = if facts.kind == DeploymentKind::Cluster && facts.nodes.iter().any(|n| !peers::answers(n)) {
-        "a dead master is noticed later; the nodes that do not answer now need it too"
+        "a dead master is noticed later; the nodes that do not answer now need the setting too"
     } else {
         "a dead master is noticed later"
     };
     let enough = stall.us / 1000.0 < to;
     let text = if enough {
-        "Until the stall is removed: let the failure detector wait for longer than it lasts"
+        "Until the stall is removed: make the failure detector wait longer than the stall lasts"
     } else {
-        "Remove the stall: a minute, the most that is worth waiting, does not outlast it"
+        "Remove the stall: even a minute, the longest timeout worth setting, is shorter than the stall"
     };
     let finding = finding.fix(text, &set, everywhere, &undo.join("; "));
     // What may never come again is no script's; nor are Sentinels, some of which may only have been heard of.

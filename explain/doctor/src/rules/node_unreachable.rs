@@ -1,28 +1,29 @@
-//! A server of the deployment cannot be reached: it is dead, or the way to it is cut.
+//! A server of the deployment cannot be reached: it is dead, or the path to it is cut.
 //!
 //! A dead master takes its slots with it until a replica is elected; with cluster-require-full-coverage (the default)
 //! the whole cluster refuses commands from the moment the others mark it as failed. A cluster elects a replica about
-//! cluster-node-timeout (and up to half of it more) plus 1 to 2 s after the loss, if a majority of masters is left and
-//! the replica's copy is recent enough (cluster-replica-validity-factor). Sentinel does so after
+//! cluster-node-timeout (or up to half as long again) plus 1 to 2 s after the loss, if a majority of masters is left
+//! and the replica's copy is recent enough (cluster-replica-validity-factor). Sentinel does so after
 //! down-after-milliseconds, if the quorum agrees and a majority of Sentinels is left. A standalone server, or a master
-//! with replicas that nothing watches, stays away until it is started again.
+//! with replicas that nothing watches, stays down until it is started again.
 //!
-//! One that answers and refuses (maxclients, a script that does not end, loading) is there: at maxclients those who are
-//! connected are served, and new ones are not.
+//! A server that answers with a refusal (maxclients, a script that does not end, loading) is up: at maxclients, clients
+//! that are already connected are served, and new ones are not.
 //!
-//! Seen when: no connection to a member can be made (refused, no route, no answer to the attempt), or the one that was
-//! made is closed, or it answers with a refusal. Its peers say whether they have lost it too: CLUSTER NODES, the
-//! replication links, the Sentinels.
+//! Seen when: no connection to a member can be made (refused, no route, no answer to the attempt), or the connection is
+//! closed right after, or the server answers with a refusal. Its peers show whether they have lost it too: CLUSTER
+//! NODES, the replication links, the Sentinels.
 //!
-//! Not to be taken for: a server that takes connections and says nothing (`node_hangs`), or a path that is cut only
-//! between here and there, while its peers are connected to it: then the report says that. A server that refuses our
-//! login is not away: it could not be looked at, and the report says that.
+//! Not to be taken for: a server that accepts connections and says nothing (`node_hangs`), or a path that is cut only
+//! between here and there, while its peers are connected to it: the report then says so. A server that refuses unslow's
+//! login is not down: it could not be inspected, and the report says so.
 //!
-//! What to do: start it again, with its data; or promote its replica. Where only this machine cannot reach it: the
-//! route, the firewall, the address it announces. Where it refuses: a higher maxclients or fewer connections, SCRIPT
-//! KILL, or waiting for the end of loading.
-//! Sources: our own connection attempts; CLUSTER NODES (flags, link state, ping-sent, pong-received); INFO replication
-//! (master_link_status); SENTINEL MASTERS; Redis cluster specification (failure detection, replica election).
+//! What to do: start it again, with its data; or promote its replica. If only this machine cannot reach it, check the
+//! route, the firewall and the address it announces. If it refuses: raise maxclients or close connections, run SCRIPT
+//! KILL, or wait until it has finished loading.
+//! Sources: unslow's own connection attempts; CLUSTER NODES (flags, link state, ping-sent, pong-received); INFO
+//! replication (master_link_status); SENTINEL MASTERS; Redis cluster specification (failure detection, replica
+//! election).
 
 use super::peers::{self, Says, Stake, Standing};
 use super::prelude::*;
@@ -110,7 +111,7 @@ pub fn check(facts: &Facts) -> Verdict {
             return Verdict::unknown(
                 Lack::Rights,
                 format!(
-                    "unreachable nodes: {} {} and {} this login, so that nothing more is known of {}",
+                    "unreachable nodes: {} {} and {} this login, so nothing more is known about {}",
                     names(&locked),
                     if locked.len() == 1 { "answers" } else { "answer" },
                     if locked.len() == 1 { "refuses" } else { "refuse" },
@@ -167,7 +168,7 @@ fn title(facts: &Facts, same: &[&Lost], all: &[Lost]) -> String {
         1 => format!("; another server {one}"),
         n => format!("; {n} other servers {many}"),
     };
-    let others = more(false, "is away too", "are away too") + &more(true, "refuses", "refuse");
+    let others = more(false, "is unreachable too", "are unreachable too") + &more(true, "refuses", "refuse");
     if let Some(refusal) = worst.refusal {
         let one = same.len() == 1;
         let (is, it, its) = if one { ("is", "it", "its") } else { ("are", "they", "their") };
@@ -180,19 +181,19 @@ fn title(facts: &Facts, same: &[&Lost], all: &[Lost]) -> String {
                 "answer{s} BUSY: a script holds {}, and every command is refused",
                 if one { "it" } else { "them" }
             ),
-            Refusal::Loading => format!("{is} loading {its} data set and refuse{s} commands until the end of it"),
+            Refusal::Loading => format!("{is} loading {its} data set and refuse{s} commands until that is done"),
             Refusal::Protected => {
-                format!("{is} in protected mode: {it} take{s} connections from {its} own machine only")
+                format!("{is} in protected mode: {it} accept{s} connections from {its} own machine only")
             }
             Refusal::Login | Refusal::Words => {
-                format!("answer{s} and refuse{s} what {it} {is} asked ({})", short(worst.why, worst.node))
+                format!("answer{s} but refuse{s} what {it} {is} asked ({})", short(worst.why, worst.node))
             }
         };
         return format!("{who} {what}{others}");
     }
     // A connection that was made and then broke is no refusal.
     let away = match worst.node.connect_us {
-        Some(_) => "stopped answering while it was looked at".to_string(),
+        Some(_) => "stopped answering while it was being inspected".to_string(),
         None => format!("cannot be reached ({})", short(worst.why, worst.node)),
     };
     let masters = if same.len() == 1 { "master" } else { "masters" };
@@ -265,16 +266,17 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, same: &[&Lo
     match worst.grade() {
         Grade::Outage => {
             let heard = peers::last_heard_ms(facts, worst.node);
-            let since = heard.map_or(String::new(), |ms| format!(" (its peers heard from it {})", ago(now_ms, ms)));
+            let since =
+                heard.map_or(String::new(), |ms| format!(" (its peers last heard from it {})", ago(now_ms, ms)));
             let what = match worst.stake {
-                Stake::All if given(facts, worst.node) => format!("every request by {}", these(facts)),
+                Stake::All if given(facts, worst.node) => format!("every request through {}", these(facts)),
                 Stake::OneOf(of) if facts.kind == DeploymentKind::Sentinel => {
                     format!("every request to {} (of {of} groups)", groups(facts, same))
                 }
                 _ => format!("{} of the key space", percent(share)),
             };
             let unseen = peers::no_client_words(facts);
-            let waits = format!("{what} fails or waits for as long as it is away{since}{unseen}; {}", outlook());
+            let waits = format!("{what} fails or waits for as long as it is unreachable{since}{unseen}; {}", outlook());
             finding
                 .availability(86400.0 * share, waits)
                 .affects(peers::affected(facts))
@@ -312,12 +314,12 @@ fn cost(finding: Finding, facts: &Facts, view: Option<&ClusterView>, same: &[&Lo
                 }
                 Stake::Replaced { by, left } => format!("{by} has {}", copies(*left, "copy", "copies")),
                 Stake::Copy { of: None, .. } | Stake::Nothing | Stake::All | Stake::Slots(_) | Stake::OneOf(_) => {
-                    "its shard has one server less to fall back on".into()
+                    "its shard has one fewer server to fall back on".into()
                 }
             };
             finding.risk(format!("no request is lost unless reads go to it; {left}")).severity(Severity::Medium).gain(
-                "a copy more to fall back on",
-                format!("{} of {} servers are away", same.len(), facts.nodes.len()),
+                "one more copy to fall back on",
+                format!("{} of {} servers are unreachable", same.len(), facts.nodes.len()),
             )
         }
     }
@@ -333,13 +335,13 @@ fn copies(n: usize, one: &str, many: &str) -> String {
 
 fn sure(finding: Finding, worst: &Lost) -> Finding {
     if worst.refusal.is_some() {
-        return finding.proven("its own answer in this window");
+        return finding.proven("the server's own answer in this window");
     }
     match worst.standing {
         Standing::Lost { by, of, worst } => {
             let word = match worst {
-                Says::Failed => "; the deployment calls it failed",
-                Says::Suspected => "; their failure detectors have run out",
+                Says::Failed => "; the deployment has marked it as failed",
+                Says::Suspected => "; their failure detectors have timed out",
                 Says::Lost | Says::Connected => "",
             };
             finding.proven(format!(
@@ -348,9 +350,8 @@ fn sure(finding: Finding, worst: &Lost) -> Finding {
             ))
         }
         Standing::FromHere { by, of } => finding.proven(format!(
-            "the connection failed in this window while {by} of {of} peers showed theirs; they may not have noticed a \
-             loss that is \
-             seconds old"
+            "the connection failed in this window while {by} of {of} peers showed theirs; they may not have noticed \
+             yet if the loss is seconds old"
         )),
         Standing::Unheard => finding.likely(
             "the connection failed in this window; no other server could say whether it is dead or the \
@@ -367,7 +368,7 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, worst: 
     let (host, port) = (peers::host_of(&node.address), node.address.rsplit_once(':').map_or("6379", |(_, p)| p));
     if worst.grade() == Grade::FromHere {
         return finding.fix(
-            "Find where the way to it ends, from this machine",
+            "Find where the path to it breaks, from this machine",
             &[
                 &format!("ip route get {host}"),
                 &format!("nc -vz -w 3 {host} {port}"),
@@ -385,7 +386,7 @@ fn remedies(finding: Finding, facts: &Facts, view: Option<&ClusterView>, worst: 
         Stake::Copy { .. } | Stake::Replaced { .. } | Stake::Nothing => "",
     };
     let finding = finding.fix(
-        "On its machine: see whether it runs and why it ended, then start it",
+        "On its machine: see whether it is running and why it stopped, then start it",
         &[
             &format!("ps -o pid,stat,etime,cmd -C redis-server,valkey-server | grep {port}"),
             "journalctl -k --since -1h | grep -i -e oom -e killed",

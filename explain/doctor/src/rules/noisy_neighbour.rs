@@ -1,23 +1,23 @@
-//! The server is ready to run, and its machine runs another process.
+//! The server is ready to run, but its machine is running another process.
 //!
-//! Other processes hold the processors while the main thread waits in the run queue. No server-side figure shows it:
-//! the slow log holds innocent commands.
+//! Other processes occupy the processors while the main thread waits in the run queue. No server-side figure shows it:
+//! the slow log lists innocent commands.
 //!
 //! Seen when: other processes use over half a core, and the main thread waited for a processor for over 5 % of the
-//! window, or for over 1 % while PING's tail is hit. Between 1 % and 5 % without a tail nothing is slow yet, and it is
-//! a risk; so it is on a server that no application uses.
+//! window, or for over 1 % while PING's tail latency suffers. Between 1 % and 5 % without such a tail nothing is slow
+//! yet, so it is reported as a risk, as it is on a server that no application uses.
 //!
-//! What it costs: the time the main thread was ready and did not run. What the neighbours use is not its price: on a
-//! machine with cores to spare they cost the server nothing.
+//! What it costs: the time the main thread was ready but did not run. The CPU that the neighbours use is not the cost:
+//! on a machine with cores to spare they cost the server nothing.
 //!
 //! Not to be taken for: the server's own threads and children on the one processor it may use (`pinned`); a CPU quota
 //! (`cpu_throttled`); steal (`hypervisor_steal`), where the neighbour is another virtual machine; the server's own
-//! clients on the same machine, in containers too, which are recognised by their connections.
+//! clients on the same machine, including those in containers, which are recognised by their connections.
 //!
-//! How to confirm: `cat /proc/PID/schedstat` twice (the second number is the waiting, in ns); `top -H -p PID`;
+//! How to confirm: `cat /proc/PID/schedstat` twice (the second number is the waiting time, in ns); `top -H -p PID`;
 //! `pidstat -u 1 5`.
 //!
-//! What to do: move the neighbour, pin the server, reserve cores.
+//! What to do: move the neighbour, pin the server, or reserve cores.
 //! Sources: /proc/pid/schedstat run delay, /proc/pressure/cpu.
 
 use unslow_facts::{Host, Neighbour};
@@ -93,11 +93,11 @@ pub fn check(facts: &Facts) -> Verdict {
         "{} waits for a processor {} of the time: {}",
         node.address,
         percent(delay),
-        who.first().map_or("other processes hold it", String::as_str)
+        who.first().map_or("other processes occupy it", String::as_str)
     ))
     .on(rows.iter().map(|w| w.node.address.as_str()));
     let text = format!(
-        "of the time it wants to run it waits {}; other processes use {} cores of {}",
+        "it waits {} of the time that it wants to run; other processes use {} cores of {}",
         percent(delay / (busy + delay).max(0.001)),
         count(worst.cores()),
         host.cpus
@@ -116,7 +116,7 @@ pub fn check(facts: &Facts) -> Verdict {
                 "{text}; {}",
                 if is_used(node) { "no request shows it yet" } else { "no application uses it now" }
             ))
-            .likely("the waiting was counted by the kernel; no request was seen that waited for it")
+            .likely("the waiting was counted by the kernel; no request was seen waiting because of it")
     };
     let pressure = host.pressure.get("cpu.some").map(|p| format!("some task waited {} of the time", percent(*p)));
     let finding = finding
@@ -165,7 +165,7 @@ fn ways_out(finding: Finding, worst: &Waiting<'_>) -> Finding {
 
 fn absent(all: &[Waiting<'_>]) -> Verdict {
     let Some(worst) = all.iter().max_by(|a, b| a.delay.total_cmp(&b.delay)) else {
-        return Verdict::unknown(Lack::Host, "run queue: the server's machine could not be looked into", SEE_HOST);
+        return Verdict::unknown(Lack::Host, "run queue: the server's machine could not be inspected", SEE_HOST);
     };
     let used = all.iter().map(Waiting::cores).fold(0.0, f64::max);
     Verdict::Absent(format!(

@@ -1,22 +1,22 @@
-//! The server closes ordinary clients, because their buffers grow over a limit.
+//! The server disconnects ordinary clients because their buffers exceed a limit.
 //!
-//! Replies that a client has not read wait in its output buffer, commands that are not complete in its query buffer.
-//! Beyond `client-output-buffer-limit normal` (none by default) or `client-query-buffer-limit` (1 GB) the server closes
-//! the connection. The client sees a reset in the middle of a reply, tries again, and asks for the same large reply.
+//! Replies that a client has not read wait in its output buffer, incomplete commands in its query buffer. Beyond
+//! `client-output-buffer-limit normal` (none by default) or `client-query-buffer-limit` (1 GB) the server closes the
+//! connection. The client sees a reset in the middle of a reply, tries again, and asks for the same large reply again.
 //!
-//! Seen when: the server closed connections at a buffer limit in the window, ordinary clients have a limit, and it was
-//! not a replica or a subscriber: there is none, or theirs have none. Connections closed at the query buffer's limit
-//! are always ordinary ones.
+//! Seen when: the server closed connections at a buffer limit in the window, ordinary clients have a limit, and it
+//! cannot have been a replica or a subscriber: there are none, or they have no limit. Connections closed at the query
+//! buffer's limit are always those of ordinary clients.
 //!
-//! Not to be taken for: `slow_subscriber` and `full_resync_loop`, where the limits of other classes end connections; an
-//! application that closes them itself; `maxmemory-clients`, which counts in evicted_clients.
+//! Not to be taken for: `slow_subscriber` and `full_resync_loop`, where connections are closed at the limits of other
+//! classes; an application that closes its own connections; `maxmemory-clients`, which is counted in evicted_clients.
 //!
 //! How to confirm: `INFO stats` twice: client_output_buffer_limit_disconnections,
 //! client_query_buffer_limit_disconnections; the server's log: "closed for overcoming of output buffer limits" names
 //! the client and its last command.
 //!
-//! What to do: ask for less at a time, and read replies as they come; meanwhile a limit that the largest reply fits
-//! into.
+//! What to do: request less at a time, and read replies as they arrive; until then, set a limit that is larger than the
+//! largest reply.
 //! Sources: INFO client_*_buffer_limit_disconnections; CONFIG GET client-output-buffer-limit; CLIENT LIST omem.
 
 use super::prelude::*;
@@ -111,22 +111,25 @@ fn found(worst: &Closed<'_>) -> Finding {
     let limit = worst.limit.map_or("not seen".to_string(), |l| format!("normal {l}"));
     let by = if worst.output >= worst.query { "output" } else { "query" };
     let finding = Finding::new(format!(
-        "{} closed {} ordinary clients in {:.0} s, because their {by} buffers were over the limit",
+        "{} disconnected {} ordinary clients in {:.0} s, because their {by} buffers were over the limit",
         node.address,
         count(closed),
         node.window_s
     ))
     .availability(
         86400.0 * share,
-        format!("{} of the commands end with their connection, and the client has to reconnect", percent(share)),
+        format!(
+            "{} of the commands fail when their connection is closed, and the client has to reconnect",
+            percent(share)
+        ),
     )
     .gain(
-        "no reply ends in the middle",
-        format!("{closed:.0} connections, each with one command at least, of {asked:.0} commands = {}", percent(share)),
+        "no reply is cut off in the middle",
+        format!("{closed:.0} connections, each with at least one command, of {asked:.0} commands = {}", percent(share)),
     )
     .proven(
-        "the server counted the connections that it closed in this window; no other class of clients can have been \
-             meant",
+        "the server counted the connections that it closed in this window; it cannot have been another class of \
+         clients",
     )
     .saw(node, "INFO stats", format!("{OUTPUT} +{:.0}, {QUERY} +{:.0}", worst.output, worst.query))
     .saw(node, "CONFIG GET client-output-buffer-limit", limit);
@@ -152,7 +155,7 @@ fn found(worst: &Closed<'_>) -> Finding {
     };
     let finding = if worst.output > 0.0 { larger(finding, worst) } else { finding };
     finding.fix(
-        "Ask for less at a time, and read replies while more are asked for",
+        "Request less at a time, and read replies while further requests are being sent",
         &[
             &cli(&node.address, "SLOWLOG GET 10"),
             "SCAN, HSCAN, SSCAN, ZRANGE with LIMIT, LRANGE in pages instead of whole collections; pipelines of some \
@@ -177,6 +180,6 @@ fn larger(finding: Finding, worst: &Closed<'_>) -> Finding {
     }
     let set = |limit: Limit| format!("CONFIG SET client-output-buffer-limit \"normal {limit}\"");
     let risk = format!("up to {} of memory for each client that does not read", bytes(new.hard.max(new.soft)));
-    let text = "Meanwhile: a limit that the largest reply fits into (and set it in the configuration file too)";
+    let text = "Until then: set a limit that the largest reply fits into (in the configuration file too)";
     finding.fix_at(&node.address, text, &[&set(new)], &risk, &set(old))
 }

@@ -1,21 +1,21 @@
-//! The servers are fine: look at the client, or the way to it.
+//! The servers are fine: look at the client, or the network path to it.
 //!
-//! Time-outs in an application are blamed on Redis first. When the servers answer in time, are not busy, have not
-//! stalled and lose nothing, that is a verdict too, with its evidence; and when a client leaves its replies unread, it
-//! is named.
+//! Timeouts in an application are blamed on Redis first. When the servers answer in time, are not busy, have not
+//! stalled and lose nothing, that is a verdict too, with its evidence; and when a client leaves its replies unread, the
+//! finding names it.
 //!
 //! Seen when: replies have waited for two seconds or more for an ordinary client to read them, while the server answers
-//! every PING within a tenth of that and its main thread is busy for 90 % at most. What that client waits for is no
-//! cost of the server's: it stands below what the server itself costs.
+//! every PING within a tenth of that time and its main thread is at most 90 % busy. The time that client loses is not a
+//! cost of the server, so it ranks below what the server itself costs.
 //!
-//! Or, as information, when an application is there and everything that was looked at is in order: PING stays near its
-//! own minimum (median within 0.5 ms, p99 within 2 ms), no main thread is busy for over 70 %, hardly a command fails,
-//! no slow command or latency event falls into the window, replicas are linked and in step, no pause is on, memory is
-//! below its limits and neither fragmented nor swapped, nothing is evicted, saving and the append-only file work and do
-//! not make writes wait (`appendfsync always` does), all members of a cluster are up, Sentinels agree and could
-//! authorise a failover, and no client is far away. It names what it did not look at. If one of these is not so, or a
-//! main source (settings, slow log, clients, counters) was not seen or keeps nothing, the servers are not cleared: the
-//! diagnosis then ends without a claim about elsewhere.
+//! Or, as information, when an application uses the servers and everything that was checked is in order: PING stays
+//! near its own minimum (median within 0.5 ms, p99 within 2 ms), no main thread is over 70 % busy, hardly any command
+//! fails, no slow command or latency event falls into the window, replicas are linked and up to date, no pause is
+//! active, memory is below its limits and neither fragmented nor swapped, nothing is evicted, saving and the
+//! append-only file work and do not make writes wait (`appendfsync always` does), all members of a cluster are up,
+//! Sentinels agree and could authorise a failover, and no client is far away. The finding names what was not checked.
+//! If any of this does not hold, or a main source (settings, slow log, clients, counters) was not seen or records
+//! nothing, the servers are not cleared: the diagnosis then does not claim that the problem is elsewhere.
 //!
 //! Not to be taken for: a slow subscriber (`slow_subscriber`), whose buffer is the server's problem too, as are buffers
 //! of ordinary clients once they take a tenth of the memory (`client_memory`).
@@ -24,7 +24,7 @@
 //! connections.
 //!
 //! What to do: look at the client's GC pauses, thread pool, connection pool wait, and the network to it.
-//! Sources: tcp_info, CLIENT LIST omem, PING through the window; StackExchange.Redis #2186, lettuce #1028.
+//! Sources: tcp_info, CLIENT LIST omem, PING throughout the window; StackExchange.Redis #2186, lettuce #1028.
 
 use unslow_facts::{ClientRow, Host, Process, Rtt};
 
@@ -72,10 +72,10 @@ fn unread(node: &Node) -> Option<Finding> {
         node.address
     ))
     .on([node.address.as_str()])
-    .risk(format!("{connections} of {} connections stand still, for {} s so far", count(total), client.idle_s))
+    .risk(format!("{connections} of {} connections are stalled, for {} s so far", count(total), client.idle_s))
     .severity(Severity::Medium)
-    .gain("its requests are answered already; it only has to read", format!("{waiting} unread"))
-    .proven("its replies wait in the server's buffer, and the server answers others at once")
+    .gain("its requests have already been answered; it only has to read the replies", format!("{waiting} unread"))
+    .proven("its replies wait in the server's buffer, and the server answers others immediately")
     .saw(node, "INFO cpu", format!("main thread {} busy", percent(busy)))
     .saw(node, "CLIENT LIST", format!("id={} addr={} name={} {row}", client.id, client.address, client.name))
     .saw(node, "PING", format!("p99 {p99}, {} at most through the window", time_us(rtt.us_max.into())))
@@ -132,17 +132,17 @@ fn cleared(facts: &Facts) -> Option<Finding> {
     ))
     .on([slowest.address.as_str()])
     .risk(
-        "nothing measured against the servers in this window; if the application is slow now, the time is lost \
-           elsewhere",
+        "nothing measured in this window speaks against the servers; if the application is slow now, the time is lost \
+         elsewhere",
     )
     .likely(
         "everything named in the evidence was in order; a problem that comes and goes needs a window in which it \
-             is there",
+         occurs",
     );
     let finding = evidence(finding, facts, slowest, busiest);
     let longer = format!("unslow doctor {} --window 60s", facts.url);
-    let finding = finding.fix("If it is slow at other times: look then, for longer", &[&longer], "", "").fix(
-        "Else look at the client: pool wait, GC, thread pool, DNS, TLS, the network to it",
+    let finding = finding.fix("If it is slow at other times: run the doctor then, for longer", &[&longer], "", "").fix(
+        "Otherwise look at the client: pool wait, GC, thread pool, DNS, TLS, the network to it",
         &["run unslow doctor on the client's machine: it measures the way from there"],
         "",
         "",

@@ -1,19 +1,20 @@
-//! Keyspace notifications are on, and no client listens.
+//! Keyspace notifications are on, but no client is listening.
 //!
-//! With notify-keyspace-events set, each change of a key is published to one or two channels: the name of the channel
-//! is put together and looked up whether anyone has subscribed or not. That is part of each write's time, and without a
+//! With notify-keyspace-events set, each change of a key is published to one or two channels: the channel's name is
+//! built and looked up whether or not a client has subscribed. That adds to the time of each write, and without a
 //! listener all of it is wasted.
 //!
 //! Seen when: notify-keyspace-events has K or E (without one of them nothing is sent), there was no subscriber to any
-//! channel or pattern at either end of the window, and a hundred events a second or more were due. It is a risk: the
-//! time cannot be told from that of the commands themselves.
+//! channel or pattern at either end of the window, and a hundred events a second or more were due. It is reported as a
+//! risk: the time cannot be separated from that of the commands themselves.
 //!
 //! Not to be taken for: listeners that are connected to another node: notifications stay on the node where the key is.
 //!
 //! How to confirm: `CONFIG GET notify-keyspace-events`; `INFO stats`: pubsub_channels, pubsub_patterns;
 //! `CLIENT LIST TYPE pubsub`.
 //!
-//! What to do: ask who needs them; switch them off, or keep the classes that are listened to (Ex: expired keys alone).
+//! What to do: find out which clients need them; switch them off, or keep only the classes that are used (Ex: expired
+//! keys only).
 //! Sources: CONFIG notify-keyspace-events; INFO pubsub_channels, pubsub_patterns; keyspace notifications documentation.
 
 use unslow_topology::Info;
@@ -70,27 +71,28 @@ pub fn check(facts: &Facts) -> Verdict {
         return Verdict::Absent("keyspace notifications: off".into());
     }
     if let Some((node, _)) = on.iter().find(|(n, _)| listeners(n).is_none()) {
-        let why = format!("keyspace notifications: whether anyone listens at {} is not in its INFO", node.address);
+        let why =
+            format!("keyspace notifications: INFO of {} does not show whether a client is listening", node.address);
         return Verdict::unknown(Lack::Version, why, "look by hand: PUBSUB CHANNELS, PUBSUB NUMPAT");
     }
     let unheard = on.iter().copied().filter(|(n, flags)| listeners(n) == Some(0.0) && events(n, flags) >= EVENTS);
     let rows = by_worst(unheard.collect(), |(n, flags): &(&Node, &str)| events(n, flags));
     let Some((node, flags)) = rows.first() else {
-        return Verdict::Absent("keyspace notifications: listened to, or hardly any are due".into());
+        return Verdict::Absent("keyspace notifications: a client is listening, or hardly any are due".into());
     };
     let rate = events(node, flags);
     // Who listens now and then is known to people only: no exact line.
     Finding::new(format!("{} publishes {} keyspace events a second, and no client listens", node.address, count(rate)))
         .on(rows.iter().map(|(n, _)| n.address.as_str()))
-        .risk("each of these writes takes longer by the publishing, which no one hears")
-        .likely("the setting and the subscribers were read; what publishing costs is part of the commands' own time")
+        .risk("each of these writes takes longer because of the publishing, which no client receives")
+        .likely("the setting and the subscribers were read; the cost of publishing is part of the commands' own time")
         .saw(node, "CONFIG GET notify-keyspace-events", *flags)
         .saw(node, "INFO stats", "pubsub_channels:0, pubsub_patterns:0 at both ends of the window")
         .saw(node, "INFO all", format!("{} events a second, by keys changed, expired and evicted", count(rate)))
         .fix(
-            "Switch them off, if no client subscribes at other times; or keep only the classes that one needs",
+            "Switch them off, if no client subscribes at other times; or keep only the classes that are needed",
             &[&cli(&node.address, "CONFIG SET notify-keyspace-events \"\"")],
-            "a client that subscribes later hears nothing; some libraries (Spring Session) switch them on again",
+            "a client that subscribes later receives nothing; some libraries (Spring Session) switch them on again",
             &cli(&node.address, &format!("CONFIG SET notify-keyspace-events '{flags}'")),
         )
         .into()

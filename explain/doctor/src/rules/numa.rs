@@ -1,18 +1,19 @@
-//! The server's memory is on another memory node than the processor it runs on.
+//! The server's memory is on a different memory (NUMA) node than the processor it runs on.
 //!
-//! A machine with several sockets has memory near each of them. A server that was started on one and bound to another
-//! (numactl, a cpuset, server-cpulist), or whose node was full when the data was loaded, reaches most of its keys
-//! through the other socket: each miss of the cache takes about half as long again, and no figure of the server's shows
-//! it.
+//! A machine with several sockets has memory attached to each of them. A server that was started on one and bound to
+//! another (numactl, a cpuset, server-cpulist), or whose node was full when the data was loaded, reaches most of its
+//! keys through the other socket: each cache miss takes about half as long again, and none of the server's own figures
+//! shows it.
 //!
-//! Seen when: the main thread ran on one memory node's processors through the window, and three fifths or more of what
-//! its cgroup holds (page cache left out) is on other nodes. What it costs is not measured by the kernel: it is a risk.
+//! Seen when: the main thread ran on one memory node's processors throughout the window, and three fifths or more of
+//! its cgroup's memory (page cache excluded) is on other nodes. The kernel does not measure what this costs, so it is
+//! reported as a risk.
 //!
-//! Not to be taken for: memory that is spread over all nodes on purpose (`numactl --interleave`), of which a node has
-//! its share; a cgroup with other programs in it, whose memory is not the server's: then nothing is claimed.
+//! Not to be taken for: memory that is spread over all nodes on purpose (`numactl --interleave`), so that each node has
+//! its share; a cgroup that contains other programs, whose memory is not the server's: the rule then makes no claim.
 //!
-//! How to confirm: `numastat -p PID` (it walks all pages of the process: seconds for a large one); `ps -o psr -p PID`;
-//! `lscpu`.
+//! How to confirm: `numastat -p PID` (it walks all pages of the process, which takes seconds for a large one);
+//! `ps -o psr -p PID`; `lscpu`.
 //!
 //! What to do: bind processors and memory to the same node when the server is started.
 //! Sources: memory.numa_stat of the cgroup, /sys/devices/system/node; the kernel's
@@ -28,7 +29,7 @@ use super::prelude::*;
 pub const TITLE: &str = "Memory of another socket";
 pub const LEADS_TO: &[&str] = &[];
 pub const INJECTED: Injected = Injected::No(
-    "it needs a machine with two memory nodes; tested on recorded facts with the nodes and what is on them set by hand",
+    "it needs a machine with two memory nodes; tested on recorded facts with the nodes and their contents set by hand",
 );
 
 /// Of the server's memory: interleaved over two nodes it is half.
@@ -86,13 +87,13 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match all.iter().map(|p| p.remote).reduce(f64::max) {
         Some(most) => {
-            Verdict::Absent(format!("memory nodes: {} of a server's memory at most is on another one", percent(most)))
+            Verdict::Absent(format!("memory nodes: at most {} of a server's memory is on another one", percent(most)))
         }
         None => Verdict::unknown(
             Lack::Host,
-            "memory nodes: the machine has several, and where a server's memory is was not told apart from other \
-             programs'",
-            "on its machine: numastat -p PID, beside ps -o psr -p PID (it walks all pages of the process)",
+            "memory nodes: the machine has several, and the server's memory could not be told apart from that of other \
+             programs",
+            "on its machine: numastat -p PID (it walks all pages of the process), and ps -o psr -p PID",
         ),
     }
 }
@@ -103,14 +104,14 @@ fn found(worst: &Placed<'_>) -> Finding {
         process.anon_by_node.iter().map(|(number, held)| format!("node {number} {}", bytes(*held as f64))).collect();
     let cpus = process.core().map_or("processors of".to_string(), |cpu| format!("processor {cpu}, which is near"));
     let finding = Finding::new(format!(
-        "{} runs on memory node {}, and {} of its {} are on another one",
+        "{} runs on memory node {}, but {} of its {} are on another one",
         node.address,
         near.number,
         percent(remote),
         bytes(held)
     ))
-    .risk("each miss of the processor's cache goes through the other socket; how many there are is not counted here")
-    .likely("the kernel's own account of where the memory of its cgroup is; what it costs was not measured")
+    .risk("each CPU cache miss goes through the other socket; the number of misses was not measured")
+    .likely("the kernel itself reports where the cgroup's memory is; what it costs was not measured")
     .saw_at(
         format!("memory.numa_stat of pid {}'s cgroup ({})", process.pid, host.hostname),
         others.join(", "),
@@ -124,18 +125,18 @@ fn found(worst: &Placed<'_>) -> Finding {
     .saw(node, "INFO memory", format!("resident {}", bytes(node.number("used_memory_rss").unwrap_or(0.0))));
     finding
         .fix(
-            &format!("On {}: let the kernel move its pages to where it runs", host.hostname),
+            &format!("On {}: let the kernel move the server's pages to the node it runs on", host.hostname),
             &[
                 &format!("migratepages {} OTHER-NODES {}", process.pid, near.number),
                 "sysctl -w kernel.numa_balancing=1   (it does so by itself, page by page)",
             ],
-            "pages are locked while they move: the server stands still for short times, so at a quiet hour",
+            "pages are locked while they move: the server pauses briefly, so do it at a quiet hour",
             "",
         )
         .fix(
-            "For good: bind processors and memory to one node when it is started",
+            "For good: bind processors and memory to one node when the server is started",
             &[&format!("numactl --cpunodebind={0} --membind={0} redis-server redis.conf", near.number)],
-            "it must fit into that node's memory; --preferred instead of --membind where it may not",
+            "it must fit into that node's memory; use --preferred instead of --membind if it may not",
             "",
         )
 }

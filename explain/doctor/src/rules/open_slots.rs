@@ -1,13 +1,13 @@
-//! Slots stand half migrated, and no key is moving.
+//! Slots are half migrated, and no key is moving.
 //!
 //! An aborted reshard leaves slots marked migrating on one node and importing on another: commands on missing keys get
 //! ASK, multi-key commands TRYAGAIN, and the next reshard refuses to start.
 //!
 //! Seen when: a node shows an open slot and no key was moved in the window.
 //!
-//! Not to be taken for: a migration at work, which shows MIGRATE or RESTORE calls.
+//! Not to be taken for: a migration in progress, which shows MIGRATE or RESTORE calls.
 //!
-//! What to do: finish it or close it.
+//! What to do: finish the migration or close the slots.
 //! Sources: CLUSTER NODES of each node ([slot->-id], [slot-<-id]); redis #6212, #9421.
 
 use super::peers;
@@ -42,26 +42,26 @@ pub fn check(facts: &Facts) -> Verdict {
     let moving: f64 = facts.live().map(|n| spent(n, &["migrate", "restore", "restore-asking"]).calls as f64).sum();
     if moving > 0.0 {
         return Verdict::Absent(format!(
-            "open slots: {}, and keys are moving ({} calls of MIGRATE and RESTORE): a reshard at work",
+            "open slots: {}, and keys are moving ({} calls of MIGRATE and RESTORE): a reshard in progress",
             slots.len(),
             count(moving)
         ));
     }
-    let (s, verb) = if slots.len() == 1 { ("", "stands") } else { ("s", "stand") };
+    let (s, verb) = if slots.len() == 1 { ("", "is") } else { ("s", "are") };
     let list = names(&slots.iter().map(ToString::to_string).collect::<Vec<_>>());
     let asks: u64 = facts.live().filter_map(|n| n.errors().get("ASK").copied()).sum();
     let mut finding = Finding::new(format!("Slot{s} {list} {verb} open on {} and no key is moving", node.address))
         .on(rows.iter().map(|r| r.0.address.as_str()))
         .risk(format!(
-            "ASK for keys that are missing there, TRYAGAIN for several keys at once, no further reshard; {asks} ASK in \
+            "ASK for keys that are missing there, TRYAGAIN for multi-key commands, no further reshard; {asks} ASK in \
              the window"
         ))
-        .gain("redirects end", format!("{} open slots", slots.len()))
+        .gain("no more redirects", format!("{} open slots", slots.len()))
         .saw(node, "CLUSTER NODES", open(me));
     finding = if facts.live().next().is_some() {
         finding
             .proven("the node's own view, and no MIGRATE or RESTORE in the window")
-            .not("a reshard at work: no key moved")
+            .not("a reshard in progress: no key moved")
     } else {
         finding.likely("the node's own view; whether keys are moving could not be seen")
     };
@@ -132,13 +132,13 @@ fn remedy(finding: Finding, rows: &[Row]) -> Finding {
     let stable: Vec<&str> = stable.iter().map(String::as_str).collect();
     finding
         .fix(
-            "Finish what was begun: move the rest of their keys",
+            "Finish the migration: move the rest of their keys",
             &[&format!("{} --cluster fix {}", peers::tool(first), first.address)],
             "keys move while clients use them",
             "",
         )
         .fix(
-            "Or close it, where no key was moved yet",
+            "Or close the slots, if no key has been moved yet",
             &stable,
             "closing a slot whose keys are on both sides hides some of them",
             &undo.join("; "),

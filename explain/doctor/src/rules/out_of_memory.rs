@@ -2,11 +2,11 @@
 //!
 //! With `noeviction` (the default) a full server answers OOM to every write that could grow the data.
 //!
-//! Seen when: OOM errors were answered in the window (6.2+), or used memory is at the limit under noeviction.
+//! Seen when: the server returned OOM errors in the window (6.2+), or used memory is at the limit under noeviction.
 //!
 //! Not to be taken for: an OOM kill by the kernel, which shows as a restart.
 //!
-//! What to do: raise maxmemory, allow eviction where it is a cache, or delete.
+//! What to do: raise maxmemory, allow eviction if it is a cache, or delete data.
 //! Sources: INFO errorstat_OOM, used_memory, maxmemory, maxmemory_policy.
 
 use super::prelude::*;
@@ -30,7 +30,8 @@ pub fn check(facts: &Facts) -> Verdict {
     let Some(worst) = rows.first() else {
         let limit = most(facts, |n| n.number("maxmemory"));
         let share = most(facts, |n| Some(n.number("used_memory")? / n.number("maxmemory").filter(|m| *m > 0.0)?));
-        let refused = if facts.live().any(|n| n.level() >= (6, 2)) { ", and no write was refused for it" } else { "" };
+        let refused =
+            if facts.live().any(|n| n.level() >= (6, 2)) { ", and no write was refused because of it" } else { "" };
         let text = match share {
             Some(share) => format!("memory: {} of maxmemory at most{refused}", percent(share)),
             None => format!("memory: no server has a limit (maxmemory 0){refused}"),
@@ -44,7 +45,7 @@ pub fn check(facts: &Facts) -> Verdict {
         format!("{} is full and refuses writes: {} OOM errors in {:.0} s", node.address, count(refused), node.window_s)
     } else {
         format!(
-            "{} is full ({} of {}) and {policy} lets it evict nothing: writes fail next",
+            "{} is full ({} of {}) and {policy} lets it evict nothing: the next writes will fail",
             node.address,
             bytes(used),
             bytes(max)
@@ -61,7 +62,7 @@ pub fn check(facts: &Facts) -> Verdict {
                     count(refused / node.window_s.max(0.001))
                 ),
             )
-            .gain("writes succeed again", format!("{refused:.0} refused / {:.0} commands asked for", outcomes.asked))
+            .gain("writes succeed again", format!("{refused:.0} refused / {:.0} commands sent", outcomes.asked))
             .proven("counted by the server in this window")
     } else {
         finding
@@ -104,13 +105,13 @@ fn remedies(finding: Finding, facts: &Facts, full: &Full) -> Finding {
         Some(room) if wanted > 0.8 * room => finding.fix(
             "Move it to a machine with more memory, or split the data set",
             &[&format!("{} of the {} here are maxmemory already", percent(full.max / room), bytes(room))],
-            "a move",
+            "the data has to be moved",
             "",
         ),
         _ => finding.fix(
             "Raise the limit",
             &[&cli(&node.address, &format!("CONFIG SET maxmemory {wanted:.0}"))],
-            &room.map_or("swap or the OOM killer, if the machine has not as much".into(), |room| {
+            &room.map_or("swapping or the OOM killer, if the machine does not have that much".into(), |room| {
                 format!("its machine has {}; leave room for a fork's copies", bytes(room))
             }),
             &cli(&node.address, &format!("CONFIG SET maxmemory {:.0}", full.max)),
@@ -118,9 +119,9 @@ fn remedies(finding: Finding, facts: &Facts, full: &Full) -> Finding {
     };
     if full.policy != "noeviction" {
         return finding.fix(
-            "Give keys a TTL: only those may be evicted under this policy",
+            "Give keys a TTL: only keys with a TTL may be evicted under this policy",
             &["EXPIRE key seconds   (in the application)"],
-            "keys disappear at their time",
+            "keys disappear when their TTL ends",
             "PERSIST key",
         );
     }

@@ -1,24 +1,25 @@
 //! The network loses packets between a server and its clients.
 //!
 //! The median does not show it: a lost packet hits one connection at a time. That connection waits for a
-//! retransmission, 200 ms at least on Linux when few packets are in flight, doubling each time. With one command in
-//! flight over 1 ms, 1 % of loss leaves a quarter of the throughput (measured).
+//! retransmission, at least 200 ms on Linux when few packets are in flight, doubling each time. With one command in
+//! flight over a 1 ms path, 1 % loss leaves a quarter of the throughput (measured).
 //!
-//! Seen when: in the window the kernel has sent at least 20 segments again on a server's sockets to other machines, and
-//! 0.1 % of all it sent there; 1 % is bad. Only on the server's own machine, or with `unslow host --save` from there.
+//! Seen when: in the window the kernel retransmitted at least 20 segments on a server's sockets to other machines, and
+//! at least 0.1 % of all it sent there; 1 % is bad. This can only be seen on the server's own machine, or with a file
+//! of `unslow host --save` from there.
 //!
-//! Not to be taken for: a stall of the server, which hits all connections at the same moment and sends nothing again; a
-//! client that does not read (`not_your_redis`), whose window is closed; a machine that is away (`dead_peers`), which
-//! answers on none of its connections; probes that came too early. The kernel sends the last
-//! segment again when its ACK is late (a tail-loss probe), and a client that is short of CPU is late without any loss:
-//! sockets within the machine do not count, and without a single time-out on the machine it takes 1 % to be called
+//! Not to be taken for: a stall of the server, which hits all connections at the same moment and causes no
+//! retransmissions; a client that does not read (`not_your_redis`), whose window is closed; a machine that has
+//! disappeared (`dead_peers`), which answers on none of its connections; premature probes. The kernel retransmits the
+//! last segment when its ACK is late (a tail-loss probe), and a client that is short of CPU is late without any loss:
+//! sockets within the machine do not count, and without a single timeout on the machine it takes 1 % to be reported as
 //! loss.
 //!
 //! How to confirm: `nstat -az TcpRetransSegs TcpExtTCPTimeouts TcpExtTCPLossProbes TcpExtTCPDSACKRecv` twice: as many
 //! DSACKs as retransmissions means that nothing was lost.
 //!
-//! What to do: drop counters of the path (NIC, ENA allowances, conntrack), cables, MTU; meanwhile pipelining with more
-//! packets in flight recovers faster.
+//! What to do: check the drop counters along the path (NIC, ENA allowances, conntrack), cables and MTU; until it is
+//! fixed, pipelining with more packets in flight recovers faster.
 //! Sources: tcp_info.total_retrans; Linux TCP_RTO_MIN; root cause NET-02 of our catalogue (L11 measured).
 
 use unslow_facts::PeerSockets;
@@ -74,7 +75,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let all: Vec<Sent<'_>> = facts.live().filter_map(|node| Sent::of(facts, node)).collect();
     if all.is_empty() {
-        let why = "lost packets: they are counted in the server's kernel, which could not be looked into";
+        let why = "lost packets: they are counted in the server's kernel, which could not be inspected";
         return Verdict::unknown(Lack::Host, why, SEE_HOST);
     }
     if all.iter().all(|s| s.peers.is_empty()) {
@@ -82,20 +83,19 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let Some(worst) = all.iter().filter(|s| s.is_lossy()).max_by(|a, b| a.share.total_cmp(&b.share)) else {
         let (again, segments) = all.iter().fold((0.0, 0.0), |(a, s), x| (a + x.again as f64, s + x.segments as f64));
-        let probes = if again >= SEGMENTS as f64 { ", too few or without a time-out: probes, not loss" } else { "" };
+        let probes = if again >= SEGMENTS as f64 { ", too few or without a timeout: probes, not loss" } else { "" };
         return Verdict::Absent(format!(
-            "packet loss: {} of {} segments sent again{probes}",
+            "packet loss: {} of {} segments were retransmitted{probes}",
             count(again),
             count(segments)
         ));
     };
     let (node, share, Sent { again, segments, .. }) = (worst.node, worst.share, worst);
     let hit = by_worst(worst.peers.iter().filter(|p| p.retransmits > 0).collect(), |p| p.retransmits as f64);
-    let wait = format!("{RTO_MS:.0} ms or more where nothing else is in flight");
+    let wait = format!("{RTO_MS:.0} ms or more if nothing else is in flight");
     let text = format!("{} of the replies wait for a retransmission, {wait}", percent(share));
     let finding = Finding::new(format!(
-        "{} of the segments that {} sends are lost on the way and sent \
-                                        again",
+        "{} of the segments that {} sends are lost on the way and retransmitted",
         percent(share),
         node.address
     ))
@@ -104,16 +104,16 @@ pub fn check(facts: &Facts) -> Verdict {
     .gain(
         "no reply waits for a retransmission",
         format!(
-            "{again} of {segments} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average; less where later \
-                 packets show it sooner",
+            "{again} of {segments} segments x {RTO_MS:.0} ms = {:.2} ms a segment on average; less where later packets \
+             reveal the loss sooner",
             share * RTO_MS
         ),
     );
     let mut finding = match worst.timeouts {
         Some(0) => {
-            finding.possible("the kernel counts what it sent again, and no time-out: some of it was late and not lost")
+            finding.possible("the kernel counted retransmissions but no timeout: some segments were late, not lost")
         }
-        _ => finding.likely("the kernel counts what it sent again; a few of these may have been late and not lost"),
+        _ => finding.likely("the kernel counts retransmissions; a few of these segments may have been late, not lost"),
     };
     for peer in hit.iter().take(3) {
         let counts =
@@ -132,7 +132,7 @@ pub fn check(facts: &Facts) -> Verdict {
         );
     }
     if let Some(ping) = node.rtt.value().map(|r| f64::from(r.us_p99)).filter(|us| *us < 50_000.0) {
-        finding = finding.not(format!("a stall of the server: PING beside it has p99 {}", time_us(ping)));
+        finding = finding.not(format!("a stall of the server: PING at the same time has p99 {}", time_us(ping)));
     }
     let port = node.address.rsplit_once(':').map_or("6379", |(_, port)| port);
     let peer = hit.first().map_or("CLIENT", |p| p.host.as_str());
@@ -148,8 +148,8 @@ pub fn check(facts: &Facts) -> Verdict {
             "",
         )
         .fix(
-            "Meanwhile: several commands in flight on a connection, so that a loss is noticed by the next reply and \
-             not by a timer",
+            "Until it is fixed: keep several commands in flight on a connection, so that a loss is noticed by the next \
+             reply and not by a timer",
             &pipelining(node),
             "replies come at the end of the batch",
             "",

@@ -1,25 +1,25 @@
-//! Clients are made to wait on purpose: CLIENT PAUSE, or a failover that was asked for and does not come to an end.
+//! Clients are being held back on purpose: by CLIENT PAUSE, or by a requested failover that does not finish.
 //!
-//! `CLIENT PAUSE ms WRITE` (6.2+) holds back every write, script and PUBLISH until its time is over; reads are
-//! answered. A job that forgot CLIENT UNPAUSE, or asks for minutes, stops half of an application, and no latency figure
-//! of the server shows it: a held back command has not begun. FAILOVER holds writes back in the same way until the
-//! replica has all of them.
+//! `CLIENT PAUSE ms WRITE` (6.2+) holds back every write, script and PUBLISH until its time is up; reads are still
+//! answered. A job that forgets CLIENT UNPAUSE, or asks for minutes, stops half of an application, and none of the
+//! server's latency figures shows it: a command that is held back has not started. FAILOVER holds writes back in the
+//! same way until the replica has received all of them.
 //!
 //! Seen when: paused_actions (Valkey 8.1+) is not `none`, or master_failover_state (6.2+) is not `no-failover`, and
-//! clients wait. A failover, a slot migration and a shutdown pause for moments, as they should: these count only where
-//! they lasted the whole window, and a CLIENT PAUSE that began in it only with a second or more left.
-//! Servers without paused_actions: likely where clients are blocked, none of them in a blocking command, and no key
-//! changed in the window. CLIENT PAUSE without WRITE holds back INFO and PING as well: then the server looks as if it
+//! clients are waiting. A failover, a slot migration and a shutdown pause clients for a moment, as they should: these
+//! count only if they lasted the whole window, and a CLIENT PAUSE that began within it only if a second or more is
+//! left. Servers without paused_actions: likely if clients are blocked, none of them in a blocking command, and no key
+//! changed in the window. CLIENT PAUSE without WRITE holds back INFO and PING as well: the server then looks as if it
 //! hung (`node_hangs`).
 //!
 //! Not to be taken for: clients that wait in BLPOP, XREAD or WAIT (blocked_clients counts those too); a script or a
-//! fork that holds the main thread: then reads and PINGs wait as well; writes that are refused (`error_flood`,
+//! fork that blocks the main thread: then reads and PINGs wait as well; writes that are refused (`error_flood`,
 //! `saves_failing`).
 //!
 //! How to confirm: `INFO clients`: paused_reason, paused_actions, paused_timeout_milliseconds, blocked_clients;
 //! `INFO replication`: master_failover_state; `CLIENT LIST`: flags=b on clients whose cmd is a plain write.
 //!
-//! What to do: find who asked for it; if nothing needs it any more, CLIENT UNPAUSE or FAILOVER ABORT.
+//! What to do: find out what requested it; if nothing needs it any more, run CLIENT UNPAUSE or FAILOVER ABORT.
 //! Sources: INFO clients (Valkey 8.1+), INFO replication (6.2+); CLIENT PAUSE and FAILOVER documentation.
 
 use unslow_topology::Info;
@@ -188,14 +188,14 @@ fn found(p: &Paused<'_>) -> Finding {
     let (by, what) = match &p.how {
         How::Said { action, reason, .. } => (cause(reason), if *action == "all" { "everything" } else { "writes" }),
         How::Failover(_) => ("a FAILOVER that has not ended", "writes"),
-        How::Inferred => ("a pause, as it seems", "writes"),
+        How::Inferred => ("what looks like a pause", "writes"),
     };
     let left = match p.how {
         How::Said { left_ms: Some(ms), .. } => format!(", for another {}", time_us(ms * 1000.0)),
         _ => String::new(),
     };
     let finding = Finding::new(format!(
-        "{} holds {what} back by {by}{left}: {} of {} clients wait",
+        "{} holds {what} back because of {by}{left}: {} of {} clients wait",
         node.address,
         count(p.waiting),
         count(p.clients.max(p.waiting))
@@ -204,7 +204,7 @@ fn found(p: &Paused<'_>) -> Finding {
         finding
             .availability(
                 86400.0 * p.share(),
-                "each write waits until the pause is over, or fails by its client's time-out",
+                "each write waits until the pause is over, or fails with its client's timeout",
             )
             .gain(
                 "writes are answered again",
@@ -212,18 +212,18 @@ fn found(p: &Paused<'_>) -> Finding {
             )
     } else {
         finding
-            .risk("no client waits at this moment; the next write does")
+            .risk("no client is waiting right now; the next write will")
             .affects(Affected::NextClient)
             .severity(Severity::High)
     };
     let finding = match p.how {
         How::Inferred => finding.likely(
-            "clients are blocked, none in a blocking command, and no key changed; this version does not say so",
+            "clients are blocked, none in a blocking command, and no key changed; this version does not report pauses",
         ),
         _ if p.waiting > 0.0 => {
-            finding.proven("the server says that it holds clients back, and counts those that wait")
+            finding.proven("the server reports that it holds clients back, and counts those that wait")
         }
-        _ => finding.proven("the server says that it holds clients back"),
+        _ => finding.proven("the server reports that it holds clients back"),
     };
     mend(evidence(finding, p), p)
 }
@@ -288,7 +288,7 @@ fn mend(finding: Finding, p: &Paused<'_>) -> Finding {
             false => here("FAILOVER ABORT"),
         };
         return finding.fix(
-            "See why its replica does not catch up, or give the failover up: this server then accepts writes again",
+            "Find out why its replica does not catch up, or abort the failover: this server then accepts writes again",
             &[&here("INFO replication   (offset and lag of each replica)"), &abort],
             "",
             "",
@@ -297,7 +297,7 @@ fn mend(finding: Finding, p: &Paused<'_>) -> Finding {
     let other = matches!(&p.how, How::Said { reason, .. } if *reason != "client_pause");
     if other {
         return finding.fix(
-            "See what it waits for: the pause ends with it",
+            "See what it is waiting for: the pause ends when that does",
             &[&here("INFO replication"), &here("CLIENT LIST")],
             "",
             "",
@@ -308,12 +308,12 @@ fn mend(finding: Finding, p: &Paused<'_>) -> Finding {
         .fix(
             "Let clients write again, if nothing needs the pause any more",
             &[&here("CLIENT UNPAUSE")],
-            "if this server is being replaced or copied, writes from now on are missing there",
+            "if this server is being replaced or copied, writes made from now on will be missing there",
             "",
         )
         .fix(
-            "Find who asks for it: a migration, a backup or a failover script; let it ask for seconds, and end with \
-             CLIENT UNPAUSE",
+            "Find out what requests it: a migration, a backup or a failover script; make it pause for seconds only, \
+             and end with CLIENT UNPAUSE",
             &[&here("CLIENT LIST   (cmd=client|pause)"), &here("INFO commandstats   (client|pause)")],
             "",
             "",

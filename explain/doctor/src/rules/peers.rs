@@ -1,7 +1,7 @@
-//! What servers say of each other, and so of one that does not answer us. Not a rule: several rules ask the same.
+//! What servers say about each other, and so about one that does not answer us. Not a rule: several rules need this.
 //!
-//! That a server is silent towards us says only that the server or the way to it is at fault. Its peers tell the two
-//! apart.
+//! If a server does not answer us, that says only that the server or the path to it is at fault. What its peers say
+//! tells the two apart.
 
 use std::collections::BTreeSet;
 

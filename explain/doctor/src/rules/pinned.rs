@@ -1,22 +1,24 @@
-//! The server may run on one processor only, and its own threads and children want the same one.
+//! The server may only run on one processor, and its own threads and children compete for it.
 //!
 //! A server is more than its main thread: background threads free memory and sync files, io-threads read and write
-//! sockets, children save. Where all of them are bound to one processor (taskset, a cpuset of one, server-cpulist and
-//! bio-cpulist alike) each of them takes its time from the main thread, while the machine's other processors are idle.
+//! sockets, children save. If all of them are bound to one processor (taskset, a cpuset of one, server-cpulist and
+//! bio-cpulist alike), each of them takes time away from the main thread, while the machine's other processors are
+//! idle.
 //!
 //! Seen when: the process may use one processor of several, its main thread waited for it for over 5 % of the window,
-//! its other threads and children used at least half as much time as that, and other processors were idle for long
-//! enough to take them.
+//! its other threads and children used at least half as much time as that, and the other processors had enough idle
+//! time to run them.
 //!
-//! What it costs: the time the main thread was ready and did not run.
+//! What it costs: the time the main thread was ready but did not run.
 //!
-//! Not to be taken for: `noisy_neighbour`, where strangers hold the processor: where they use over half a core that
-//! rule speaks; `cpu_throttled`, where a quota takes the time away; a machine that has one processor, or none to spare.
+//! Not to be taken for: `noisy_neighbour`, where other processes occupy the processor: if they use over half a core,
+//! that rule reports it; `cpu_throttled`, where a quota takes the time away; a machine that has one processor, or none
+//! to spare.
 //!
 //! How to confirm: `taskset -acp PID`; `top -H -p PID` with column P (last used processor);
-//! `cat /proc/PID/task/PID/schedstat` twice: the second number is the waiting, in ns.
+//! `cat /proc/PID/task/PID/schedstat` twice: the second number is the waiting time, in ns.
 //!
-//! What to do: give the process more processors; if its main thread shall stay on one, bind the others elsewhere
+//! What to do: give the process more processors; if its main thread is to stay on one, bind the other threads elsewhere
 //! (bio-cpulist, bgsave-cpulist, aof-rewrite-cpulist).
 //! Sources: /proc/PID/status Cpus_allowed_list, /proc/PID/task/PID/schedstat; redis.conf server-cpulist.
 
@@ -100,7 +102,7 @@ pub(super) fn speaks(facts: &Facts, node: &Node) -> bool {
 pub fn check(facts: &Facts) -> Verdict {
     let looked = facts.live().filter_map(|n| facts.process(n)?.1.cpus_allowed).min();
     let Some(least) = looked else {
-        let why = "processors of the servers: their machine could not be looked into";
+        let why = "processors of the servers: their machine could not be inspected";
         return Verdict::unknown(Lack::Host, why, SEE_HOST);
     };
     let all: Vec<Pinned<'_>> = facts.live().filter_map(|node| Pinned::of(facts, node)).collect();
@@ -112,8 +114,8 @@ pub fn check(facts: &Facts) -> Verdict {
     match all.iter().map(|p| p.delay).reduce(f64::max) {
         Some(delay) => {
             let why = match delay > COSTS {
-                true => "not for their own threads and children, or there is no other processor to spare",
-                false => "so it suffices",
+                true => "not because of their own threads and children, or no other processor is free",
+                false => "so one is enough",
             };
             Verdict::Absent(format!(
                 "processors of the servers: bound to one; the main threads waited {} of the time at most, {why}",
@@ -122,12 +124,12 @@ pub fn check(facts: &Facts) -> Verdict {
         }
         None if facts.live().any(bound) => {
             let why =
-                "processors of the servers: bound to one, and how long the main thread waited for it was not shown";
+                "processors of the servers: bound to one, but how long the main thread waited for it was not shown";
             Verdict::unknown(Lack::Host, why, SEE_HOST)
         }
-        None => {
-            Verdict::Absent(format!("processors of the servers: each may use {least} or more, or its machine has one"))
-        }
+        None => Verdict::Absent(format!(
+            "processors of the servers: each may use {least} or more, or its machine has only one"
+        )),
     }
 }
 
@@ -136,7 +138,7 @@ fn found(worst: &Pinned<'_>) -> Finding {
     let busy = process.main_cpu_share.or_else(|| node.cpu().map(|(user, sys)| user + sys)).unwrap_or(0.0);
     let (delay, own) = (worst.delay, worst.own());
     let finding = Finding::new(format!(
-        "{} may use {} alone, and its own threads and children take {} of it: the main thread waits {} of the time",
+        "{} may only use {}, and its own threads and children take {} of it: the main thread waits {} of the time",
         node.address,
         worst.processor(),
         percent(own),
@@ -145,7 +147,7 @@ fn found(worst: &Pinned<'_>) -> Finding {
     .core(
         delay,
         format!(
-            "of the time it wants to run it waits {}; the machine has {} cores idle",
+            "it waits {} of the time that it wants to run; the machine has {} idle cores",
             percent(delay / (busy + delay).max(0.001)),
             count(worst.spare)
         ),
@@ -177,7 +179,7 @@ fn found(worst: &Pinned<'_>) -> Finding {
         format!("other threads {} of a core, children {}", percent(worst.threads), percent(worst.children)),
         host.at_ms,
     )
-    .not(format!("a neighbour: strangers use {} cores", count(worst.strangers)));
+    .not(format!("a neighbour: other processes use {} cores", count(worst.strangers)));
     let finding = match process.throttled_share {
         Some(share) => finding.not(format!("a CPU quota: throttled {} of the time", percent(share))),
         None => finding,
@@ -192,13 +194,13 @@ fn ways_out(finding: Finding, worst: &Pinned<'_>) -> Finding {
         None => String::new(),
     };
     let finding = finding.fix(
-        &format!("On {}: let all of its threads use every processor", host.hostname),
+        &format!("On {}: let all threads of the server use every processor", host.hostname),
         &[&format!("taskset -acp 0-{} {pid}", host.cpus.saturating_sub(1))],
-        "a cpuset of its container or unit may not allow it; other programs may have been promised those processors",
+        "a cpuset of its container or unit may not allow it; those processors may be reserved for other programs",
         &back,
     );
     let finding = finding.fix(
-        "For good: where the binding comes from",
+        "For good: find where the binding comes from",
         &[
             "systemctl show SERVICE -p CPUAffinity -p AllowedCPUs",
             "docker update --cpuset-cpus 0-3 CONTAINER   (kubernetes: a whole number of CPUs, at least 2)",
@@ -211,11 +213,11 @@ fn ways_out(finding: Finding, worst: &Pinned<'_>) -> Finding {
         return finding;
     }
     finding.fix(
-        "If the main thread shall keep its processor, bind the others elsewhere (redis.conf or valkey.conf, then \
-         restart)",
+        "If the main thread is to keep its processor, bind the other threads elsewhere (redis.conf or valkey.conf, \
+         then restart)",
         // These spellings are known to all versions that have the settings.
         &["bio_cpulist 1-3   (background threads)", "bgsave_cpulist 1-3", "aof_rewrite_cpulist 1-3"],
-        "takes effect with a restart",
+        "takes effect after a restart",
         "",
     )
 }

@@ -1,20 +1,21 @@
-//! PUBLISH in a cluster goes to every node, with or without subscribers there.
+//! PUBLISH in a cluster goes to every node, whether it has subscribers or not.
 //!
-//! A node that is sent PUBLISH passes the message on over the cluster bus to all others, replicas too, since any of
-//! them may have subscribers. One message costs a cluster of n nodes n - 1 messages on the bus, each read by a main
+//! A node that receives PUBLISH forwards the message over the cluster bus to all others, including replicas, since any
+//! of them may have subscribers. One message costs a cluster of n nodes n - 1 messages on the bus, each read by a main
 //! thread. More shards make it more expensive, not cheaper. Sharded channels (SPUBLISH, 7.0+) stay within the shard
 //! that owns the channel's slot.
 //!
-//! Seen when: PUBLISH makes over 1,000 messages a second on the bus, and on one node at least what commands, reads and
-//! turns of the event loop leave unexplained of its CPU time, at no more than 10 us a message, is over 1 % of a core.
+//! Seen when: PUBLISH causes over 1,000 messages a second on the bus, and on at least one node the CPU time that
+//! commands, reads and event loop iterations do not explain, counted at no more than 10 us a message, is over 1 % of a
+//! core.
 //!
 //! Not to be taken for: SPUBLISH; keyspace notifications, which do not leave their node; gossip, which grows with the
-//! nodes and not with the messages.
+//! number of nodes and not with the messages.
 //!
 //! How to confirm: `CLUSTER INFO` twice on each node: cluster_stats_messages_publish_sent and _received;
 //! `INFO commandstats`: cmdstat_publish; `PUBSUB CHANNELS` on each node.
 //!
-//! What to do: sharded channels; a server for messages beside the cluster; fewer, larger messages.
+//! What to do: use sharded channels; a separate server for messages alongside the cluster; fewer, larger messages.
 //! Sources: INFO commandstats and cpu, CLUSTER NODES and INFO; cluster.c (clusterPropagatePublish); Redis documentation
 //! of SPUBLISH.
 
@@ -109,20 +110,17 @@ fn found(facts: &Facts, all: &[Share<'_>], members: f64) -> Finding {
         count(on_the_bus)
     ))
     .on(all.iter().filter(|s| s.core > CORE).map(|s| s.node.address.as_str()))
-    .core(core, format!("about {} of a core on {}, and some of every other node's", percent(core), node.address))
+    .core(
+        core,
+        format!("about {} of a core on {}, and part of a core on every other node", percent(core), node.address),
+    )
     .gain(
-        format!(
-            "with channels that stay in one shard up to {} of a core is free again on \
-                 {}",
-            percent(core),
-            node.address
-        ),
+        format!("with channels that stay in one shard, up to {} of a core is freed on {}", percent(core), node.address),
         format!("{:.0} messages/s on this node's bus x {us:.1} us = {core:.4} cores", worst.messages),
     )
     .likely(
-        "PUBLISH was counted, and that it goes to every node is how clusters work; the CPU is what nothing else \
-         explains, within the price \
-         of a message",
+        "PUBLISH was counted, and a cluster always sends it to every node; the CPU is what nothing else explains, \
+         capped at the most that a message costs",
     );
     let senders = by_worst(all.iter().filter(|s| s.published > 0.0).collect(), |s| s.published);
     for sender in senders.iter().take(2) {
@@ -166,23 +164,23 @@ fn mend(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let sharded = facts.live().all(|n| n.level() >= (7, 0));
     let finding = match sharded {
         true => finding.fix(
-            "Sharded channels: SPUBLISH and SSUBSCRIBE stay within the shard that owns the channel's slot",
+            "Use sharded channels: SPUBLISH and SSUBSCRIBE stay within the shard that owns the channel's slot",
             &["SSUBSCRIBE channel   (subscribers first, at the channel's shard)", "SPUBLISH channel message"],
-            "SPUBLISH reaches no SUBSCRIBE and there are no patterns: subscribers change first, and listen to both \
-             until all have",
+            "SPUBLISH does not reach SUBSCRIBE, and there are no patterns: change the subscribers first, and have them \
+             listen to both until all publishers have changed",
             "",
         ),
         false => finding.fix(
-            "Sharded channels (SPUBLISH) are there from 7.0 on: upgrade, node by node",
+            "Sharded channels (SPUBLISH) are available from 7.0 on: upgrade, node by node",
             &[&cli(&node.address, "INFO server   (redis_version)")],
             "",
             "",
         ),
     };
     finding.fix(
-        "Or a separate server for messages, beside the cluster; or several messages in one",
+        "Or use a separate server for messages, alongside the cluster; or combine several messages into one",
         &["one Redis without cluster mode for PUBLISH and SUBSCRIBE alone"],
-        "one more server to run; messages are lost while it is away, as they are while a subscriber is",
+        "one more server to run; messages are lost while it is down, as they are while a subscriber is disconnected",
         "",
     )
 }

@@ -1,21 +1,21 @@
-//! A master is busy with reads that its idle replicas could answer.
+//! A master is busy with reads that its idle replicas could serve.
 //!
-//! Clients read from masters unless they are told otherwise. A replica has the same keys, and a core that does little
-//! more than apply the writes. This is an offer and not a defect: it is worth something where the master runs out of
-//! its one core, and where the application can bear an answer that is a little old.
+//! Clients read from masters unless they are configured otherwise. A replica has the same keys, and a core that does
+//! little more than apply the writes. This is a suggestion, not a defect: it is worthwhile if the master is running out
+//! of its one core, and if the application can tolerate slightly stale answers.
 //!
-//! Seen when: a master's main thread uses over 70 % of a core, over 80 % of its commands are reads, and a replica of it
-//! is in step and uses under 30 % of a core, with less than a tenth of the master's reads.
+//! Seen when: a master's main thread uses over 70 % of a core, over 80 % of its commands are reads, and one of its
+//! replicas is up to date and uses under 30 % of a core, with less than a tenth of the master's reads.
 //!
-//! Not to be taken for: one expensive read (KEYS, a big key): beyond 0.5 ms of CPU per command the rules for those say
-//! so. One command at a time (`kernel_bound`): then batching gives more, and this is a risk beside it. A hot shard of a
-//! cluster (`shard_imbalance`), of which this is told as a consequence.
+//! Not to be taken for: one expensive read (KEYS, a big key): above 0.5 ms of CPU per command, the rules for those
+//! report it. One command at a time (`kernel_bound`): then batching gives more, and this is reported as a risk next to
+//! it. A hot shard of a cluster (`shard_imbalance`), for which this is reported as a consequence.
 //!
 //! How to confirm: `INFO cpu` and `INFO commandstats` of the master and its replicas, twice; `INFO replication` for the
 //! lag.
 //!
-//! What to do: let clients read from replicas where an old answer does no harm (lists, profiles, caches); keep on the
-//! master what is read right after it was written, locks, and what decides about money.
+//! What to do: let clients read from replicas where a stale answer does no harm (lists, profiles, caches); keep on the
+//! master whatever is read right after it was written, locks, and whatever decides about money.
 //! Sources: INFO of masters and replicas; the clients' read preferences.
 
 use std::collections::BTreeSet;
@@ -219,16 +219,17 @@ fn found(rows: &[Row], worst: &Row, kind: DeploymentKind) -> Finding {
     let finding = Finding::new(title).on(rows.iter().map(|r| r.master.address.as_str()));
     let finding = if kernel_bound::speaks(master) {
         finding.risk(
-            "its core goes to sockets first: batching gives more than other servers do; the replicas are room \
-                      for growth",
+            "its core goes mostly to sockets: batching gains more than other servers would; the replicas are room for \
+             growth",
         )
     } else {
-        let text = format!("about {} of a core on {} that its replicas could give", percent(moved), master.address);
+        let text =
+            format!("about {} of a core on {} that its replicas could take over", percent(moved), master.address);
         finding.core(moved, text).severity(Severity::Medium)
     };
     let mut finding = finding
         .gain(
-            format!("the master's main thread goes down to about {}", percent(cpu - moved)),
+            format!("the master's main thread drops to about {}", percent(cpu - moved)),
             format!(
                 "{cpu:.2} of a core x {reads:.2} of the commands = {moved:.2}; {cpu:.2} - {moved:.2} = \
                      {:.2}",
@@ -236,8 +237,8 @@ fn found(rows: &[Row], worst: &Row, kind: DeploymentKind) -> Finding {
             ),
         )
         .likely(
-            "load and reads of the master and its replicas were measured in this window; that reads cost what \
-                 writes do is assumed",
+            "load and reads of the master and its replicas were measured in this window; it is assumed that reads cost \
+             as much as writes",
         )
         .saw(
             master,
@@ -266,9 +267,8 @@ fn found(rows: &[Row], worst: &Row, kind: DeploymentKind) -> Finding {
 fn remedy(finding: Finding, worst: &Row, kind: DeploymentKind) -> Finding {
     let behind = worst.replicas.iter().filter_map(|r| behind_bytes(worst.master, r)).reduce(f64::max);
     let risk = format!(
-        "answers may be old{}, and older while a link is broken: what is read right after it was written, locks and \
-         counters stay on \
-         the master",
+        "answers may be stale{}, and more so while a link is broken: keep on the master whatever is read right after \
+         it was written, locks and counters",
         behind.map_or(String::new(), |b| format!(" (up to {} behind in this window)", bytes(b)))
     );
     let is_cluster = kind == DeploymentKind::Cluster;
@@ -296,7 +296,7 @@ fn remedy(finding: Finding, worst: &Row, kind: DeploymentKind) -> Finding {
     let lines: Vec<&str> =
         all.iter().filter(|(l, _)| used.is_empty() || used.contains(l)).map(|(_, line)| *line).collect();
     finding.fix(
-        "Let replicas answer what may be a little old",
+        "Let replicas serve reads that may be slightly stale",
         &lines,
         &risk,
         "read from the master again, the clients' default",

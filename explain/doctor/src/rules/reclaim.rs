@@ -1,24 +1,23 @@
-//! The machine has memory, and still tasks must look for it themselves: they take pages back, or move them together,
-//! before they get any.
+//! The machine has memory, and still tasks must free it themselves: they reclaim or compact pages before they get any.
 //!
-//! The kernel keeps some memory free in the background. Where allocations come faster than that (a backup that fills
-//! the page cache, receive buffers of many connections), or where huge pages must be pieced together, the task that
-//! asks does the work, and stands still. Nothing of it is in the slow log.
+//! The kernel keeps some memory free in the background. If allocations come faster than that (a backup that fills the
+//! page cache, receive buffers of many connections), or if huge pages must be assembled, the task that asks for memory
+//! does the work, and stalls. None of it shows in the slow log.
 //!
 //! Seen when: tasks reclaimed or compacted at least once a second in the window (`allocstall_*`, `compact_stall` of
-//! /proc/vmstat), while more than a tenth of the machine's memory was available. It costs something where the kernel
-//! counted stalls as well: 1 % of the window in the server's own cgroup, or 5 % in the machine. Without them it is a
-//! risk.
+//! /proc/vmstat), while more than a tenth of the machine's memory was available. It has a cost if the kernel counted
+//! stalls as well: 1 % of the window in the server's own cgroup, or 5 % on the machine. Without them it is reported as
+//! a risk.
 //!
-//! Not to be taken for: a machine that is short of memory (`memory_pressure`, which speaks where less than a tenth is
-//! available); a container at its own limit (`container_memory`), whose waits these counters leave out; pages on a disk
-//! (`swap`).
+//! Not to be taken for: a machine that is short of memory (`memory_pressure`, which reports it if less than a tenth is
+//! available); a container at its own limit (`container_memory`), whose waits these counters leave out; swapped-out
+//! pages (`swap`).
 //!
 //! How to confirm: `grep -e allocstall -e compact_stall /proc/vmstat` twice; `cat /proc/pressure/memory`; `sar -B 1 5`
 //! (pgscand/s).
 //!
-//! What to do: let the kernel begin earlier (vm.min_free_kbytes, vm.watermark_scale_factor); no huge pages at fault
-//! time; jobs that read whole disks without the page cache.
+//! What to do: let the kernel start earlier (vm.min_free_kbytes, vm.watermark_scale_factor); do not assemble huge pages
+//! at fault time; make jobs that read whole disks bypass the page cache.
 //! Sources: /proc/vmstat, /proc/pressure/memory; the kernel's Documentation/admin-guide/sysctl/vm.rst.
 
 use unslow_facts::{Host, Reclaims};
@@ -94,7 +93,7 @@ pub fn check(facts: &Facts) -> Verdict {
             Verdict::Absent("direct reclaim: the machine is short of memory, see memory_pressure".into())
         }
         Some(most) => Verdict::Absent(format!(
-            "direct reclaim: tasks looked for memory themselves {} times in the window",
+            "direct reclaim: tasks had to free memory themselves {} times in the window",
             count(most.reclaims.direct as f64 + most.reclaims.compactions as f64)
         )),
         None => memory::unseen_machine("direct reclaim"),
@@ -105,7 +104,7 @@ fn found(facts: &Facts, worst: &Machine<'_>) -> Finding {
     let Machine { host, servers, reclaims, available } = worst;
     let rate = |n: u64| count(n as f64 / host.window_s.max(0.001));
     let finding = Finding::new(format!(
-        "On {} tasks must free memory themselves before they get any: {} times a second, though memory is available",
+        "On {} tasks must free memory themselves before they get any: {} times a second, although memory is available",
         host.hostname,
         count(worst.per_s())
     ))
@@ -115,15 +114,21 @@ fn found(facts: &Facts, worst: &Machine<'_>) -> Finding {
         Stalled::Server(share) if used => finding
             .core(
                 share.min(1.0),
-                format!("the server's own cgroup stood still for memory {} of the window", percent(share)),
+                format!("the server's own cgroup was stalled on memory for {} of the window", percent(share)),
             )
             .proven("the kernel counted the stalls of the server's cgroup, which is not at its limit, in this window"),
         Stalled::Any(share) if used => finding
-            .core(share.min(1.0), format!("some task stood still for memory {} of the window", percent(share)))
-            .likely("the kernel counted the stalls of all tasks there; that the servers were among them is inferred"),
+            .core(
+                share.min(1.0),
+                format!("at least one task was stalled on memory for {} of the window", percent(share)),
+            )
+            .likely(
+                "the kernel counted the stalls of all tasks on the machine; that the servers were among them is \
+                 inferred",
+            ),
         _ => finding
-            .risk("nothing was seen to stand still for long; the next burst of allocations may")
-            .possible("the waits are of all tasks of the machine, and no stall was counted for the server"),
+            .risk("no task was seen to stall for long; the next burst of allocations may change that")
+            .possible("the waits are those of all tasks on the machine, and no stall was counted for the server"),
     };
     let finding = finding
         .saw_at(
@@ -151,9 +156,9 @@ fn ways_out(finding: Finding, worst: &Machine<'_>) -> Finding {
     let (host, reclaims) = (worst.host, worst.reclaims);
     let finding = if reclaims.compactions >= reclaims.direct {
         finding.fix(
-            &format!("On {}: piece no huge pages together while a task waits", host.hostname),
+            &format!("On {}: do not assemble huge pages while a task waits", host.hostname),
             &["echo defer+madvise > /sys/kernel/mm/transparent_hugepage/defrag"],
-            "programs that profit from huge pages get fewer of them at once",
+            "programs that benefit from huge pages get fewer of them right away",
             "echo WAS > /sys/kernel/mm/transparent_hugepage/defrag   (the word in brackets, as it is now)",
         )
     } else {
@@ -170,8 +175,8 @@ fn ways_out(finding: Finding, worst: &Machine<'_>) -> Finding {
             "sysctl -w vm.watermark_scale_factor=10   (the default)",
         )
         .fix(
-            "Find what fills the memory in bursts (a backup, a copy of a large file), and let it pass the page cache \
-             by",
+            "Find what fills the memory in bursts (a backup, a copy of a large file), and make it bypass the page \
+             cache",
             &["sar -B 1 5   (pgscand/s)", "ps -eo pid,rss,comm --sort -rss | head"],
             "",
             "",

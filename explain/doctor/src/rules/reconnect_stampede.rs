@@ -1,24 +1,24 @@
 //! Many clients reconnect at the same moment.
 //!
-//! After a failover, a restart, a break of the network or a proxy's deployment every client has lost its connections,
-//! and without a random delay all of them come back at once. Each connection costs accept, often TLS, AUTH, HELLO and
-//! CLIENT SETINFO. While the server works through them nothing else is answered, accept queues overflow, clients time
-//! out in the middle of their greeting and try again.
+//! After a failover, a restart, a network outage or a proxy's deployment, every client has lost its connections, and
+//! without a random delay all of them come back at once. Each connection costs an accept, often TLS, AUTH, HELLO and
+//! CLIENT SETINFO. While the server works through them it answers nothing else, accept queues overflow, and clients
+//! time out in the middle of their handshake and try again.
 //!
-//! Seen when: in a second or two of the window over 50 connections came, at least ten times as many a second as in the
-//! rest of it, and they are at least 30 % of the clients; most of them are still there when the window ends; and the
-//! number of clients did not grow with them, unless the server was given another role in the window. Each second's
-//! connections are counted during the window.
+//! Seen when: within a second or two of the window over 50 connections arrived, at least ten times as many a second as
+//! in the rest of it, and they are at least 30 % of the clients; most of them are still connected when the window ends;
+//! and the number of clients did not grow with them, unless the server's role changed in the window. Connections are
+//! counted for each second of the window.
 //!
-//! Not to be taken for: `connection_churn`, whose connections come evenly and do not stay; jobs that start together
+//! Not to be taken for: `connection_churn`, whose connections arrive evenly and do not stay; jobs that start together
 //! (their connections are closed again before the window ends); an application that starts (the number of clients grows
-//! by as many); an attack: these are clients that were connected before.
+//! by the same number); an attack: these are clients that were connected before.
 //!
-//! How to confirm: `INFO stats` once a second: total_connections_received; `CLIENT LIST`: many rows of nearly the same
-//! `age`.
+//! How to confirm: `INFO stats` once a second: total_connections_received; `CLIENT LIST`: many rows with nearly the
+//! same `age`.
 //!
-//! What to do: reconnect after a random delay, longer after each failure; fewer connections; on Redis 8 and Valkey 8
-//! limit how many new ones a turn of the event loop accepts.
+//! What to do: reconnect after a random delay, longer after each failure; use fewer connections; on Redis 8 and Valkey
+//! 8, limit how many new ones each iteration of the event loop accepts.
 //! Sources: INFO total_connections_received by the second, CLIENT LIST ages, INFO replication;
 //! lettuce-io/lettuce-core#2211; redis/redis#12178.
 
@@ -138,7 +138,7 @@ pub(super) fn speaks(node: &Node) -> bool {
 }
 
 pub fn check(facts: &Facts) -> Verdict {
-    const WHAT: &str = "clients that reconnect at once";
+    const WHAT: &str = "clients that reconnect all at once";
     let rows = by_worst(facts.live().filter_map(Wave::of).collect(), |w: &Wave<'_>| w.connections);
     if let Some(worst) = rows.first() {
         return found(facts, worst).on(rows.iter().map(|w| w.node.address.as_str())).into();
@@ -149,14 +149,14 @@ pub fn check(facts: &Facts) -> Verdict {
     if let Some(node) = facts.live().find(hidden) {
         let many = count(came(node).unwrap_or(0.0));
         let why = format!(
-            "{WHAT}: {many} connections came to {} in the window, and how they were spread over it, or whether they \
+            "{WHAT}: {many} connections came to {} in the window, but how they were spread over it, or whether they \
              stayed, was not seen",
             node.address
         );
         return Verdict::unknown(Lack::Time, why, "run again, for ten seconds or more");
     }
     let text =
-        most(facts, came).map(|n| format!("{WHAT}: {} new connections in the window at most, in no wave", count(n)));
+        most(facts, came).map(|n| format!("{WHAT}: at most {} new connections in the window, and no wave", count(n)));
     Verdict::absent(facts, WHAT, text)
 }
 
@@ -191,11 +191,11 @@ fn found(facts: &Facts, wave: &Wave<'_>) -> Finding {
     }
     finding = match churn.map(|c| c.price) {
         Some(Price::Measured) => finding.proven(
-            "connections were counted by the second and are still there; their price is the CPU outside commands that \
-             nothing else explains",
+            "connections were counted by the second and are still there; their cost is the CPU time outside commands \
+             that nothing else explains",
         ),
         _ => finding.likely(
-            "connections were counted by the second and are still there; the price of one is the least measured \
+            "connections were counted by the second and are still there; the cost of one is the lowest measured \
              elsewhere (loopback, no TLS)",
         ),
     };
@@ -252,7 +252,7 @@ fn trigger(finding: Finding, wave: &Wave<'_>) -> Finding {
 
 fn mend(finding: Finding, node: &Node) -> Finding {
     let finding = finding.fix(
-        "In the clients: reconnect after a random delay, which doubles with each failure up to some seconds",
+        "In the clients: reconnect after a random delay, which doubles with each failure up to a few seconds",
         &[
             "Lettuce: ClientResources.builder().reconnectDelay(Delay.fullJitter(Duration.ofMillis(100), \
              Duration.ofSeconds(5), 100, MILLISECONDS))",
@@ -261,13 +261,13 @@ fn mend(finding: Finding, node: &Node) -> Finding {
             "ioredis: retryStrategy: n => Math.random() * Math.min(5000, 100 * 2 ** n)",
         ],
         "clients come back up to that delay later",
-        "the old delays",
+        "restore the old delays",
     );
     finding.fix(
-        "Have fewer connections to bring back, and room for those that come: pools of the size the load needs, an \
+        "Have fewer connections to re-establish, and room for those that arrive: pools of the size the load needs, an \
          accept queue for all of them",
         &[&cli(&node.address, "CONFIG GET tcp-backlog"), "sysctl net.core.somaxconn   (the smaller of the two counts)"],
-        "tcp-backlog takes effect with a restart",
+        "tcp-backlog takes effect after a restart",
         "",
     )
 }

@@ -1,17 +1,17 @@
-//! Clients ask the wrong node, again and again.
+//! Clients keep asking the wrong node.
 //!
-//! A MOVED reply costs another round trip and, with many clients, another topology refresh each. A client that is not
-//! cluster-aware, or whose map is stale, pays it for every command.
+//! A MOVED reply costs another round trip and, with many client libraries, another topology refresh. A client that is
+//! not cluster-aware, or whose map is stale, pays this for every command.
 //!
-//! Seen when: MOVED and ASK are over 1 % of the commands that a node is asked for, and over 10 a second. A redirected
-//! command is not among the processed ones: the share is of both together.
+//! Seen when: MOVED and ASK are over 1 % of the commands sent to a node, and over 10 a second. A redirected command
+//! does not count as processed: the share is of both together.
 //!
-//! Not to be taken for: a reshard in progress, where a few redirects per slot are the protocol at work.
+//! Not to be taken for: a reshard in progress, where a few redirects per slot are how the protocol works.
 //!
-//! How to confirm: `INFO errorstats` twice, and `CLIENT LIST` on the node that has most of them: who is connected
-//! there.
+//! How to confirm: `INFO errorstats` twice, and `CLIENT LIST` on the node that has most of them: see which clients are
+//! connected there.
 //!
-//! What to do: a cluster-aware client with refresh on MOVED; a proxy for those that cannot.
+//! What to do: use a cluster-aware client that refreshes on MOVED; a proxy for clients that cannot.
 //! Sources: INFO errorstat_MOVED, errorstat_ASK (6.2+).
 
 use super::prelude::*;
@@ -70,11 +70,11 @@ pub fn check(facts: &Facts) -> Verdict {
     .on(rows.iter().map(|r| r.node.address.as_str()))
     .latency(
         worst.share * rtt_us / 1000.0,
-        format!("a round trip more ({}) for {share} of the commands, and the work done twice", time_us(rtt_us)),
+        format!("one more round trip ({}) for {share} of the commands, and the work is done twice", time_us(rtt_us)),
     )
     .gain(
         format!("{} commands/s fewer", count(worst.rate)),
-        format!("({} MOVED + {} ASK) / {:.0} asked for = {share}", worst.moved, worst.ask, worst.asked),
+        format!("({} MOVED + {} ASK) / {:.0} commands sent = {share}", worst.moved, worst.ask, worst.asked),
     )
     .proven("counted by the server in this window");
     for row in rows.iter().take(3) {
@@ -119,7 +119,7 @@ fn absent(facts: &Facts, all: &[Redirects<'_>]) -> Verdict {
     }
     let worst = all.iter().max_by(|a, b| a.share.total_cmp(&b.share));
     let text = |r: &Redirects<'_>| {
-        format!("redirects: {} of the commands at most on a node ({}/s)", percent(r.share), count(r.rate))
+        format!("redirects: at most {} of the commands on a node ({}/s)", percent(r.share), count(r.rate))
     };
     Verdict::absent(facts, "redirects", worst.map(text))
 }

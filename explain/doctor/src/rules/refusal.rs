@@ -1,8 +1,7 @@
-//! What a server that is there answers instead of what it was asked for, and what to do about it. Not a rule: several
-//! rules ask.
-//!
-//! One that refuses is neither dead nor cut off: nothing is to be started there, and nothing to be promoted instead of
+//! What a server that is up answers when it refuses requests, and what to do about it. Not a rule: several rules use
 //! it.
+//!
+//! A server that refuses is neither dead nor cut off: there is nothing to start, and nothing to promote in its place.
 
 use unslow_facts::{Lack, Node};
 
@@ -54,11 +53,11 @@ impl Refusal {
     pub fn said(self) -> &'static str {
         match self {
             Refusal::Login => "it refuses this login",
-            Refusal::Words => "it refuses what it is asked",
+            Refusal::Words => "it refuses commands",
             Refusal::Protected => "it is in protected mode",
             Refusal::Full => "it is at maxclients",
             Refusal::Loading => "it is loading its data set",
-            Refusal::Busy => "a script holds it (BUSY)",
+            Refusal::Busy => "a script is blocking it (BUSY)",
         }
     }
 
@@ -75,10 +74,10 @@ impl Refusal {
     pub fn risk(self) -> &'static str {
         match self {
             Refusal::Full => "existing connections are served; new ones are refused, including clients that reconnect",
-            Refusal::Protected => "clients on its own machine are served; those of every other machine are refused",
+            Refusal::Protected => "clients on its own machine are served; those on every other machine are refused",
             Refusal::Login => "whether it serves its clients is not known: it refuses this login",
             Refusal::Words | Refusal::Loading | Refusal::Busy => {
-                "what it serves is refused to this machine; whether to others as well is in its words"
+                "it refuses requests from this machine; its reply shows whether others are refused as well"
             }
         }
     }
@@ -90,7 +89,7 @@ pub fn admit(finding: Finding, node: &Node, refusal: Refusal) -> Finding {
     let at = |command: &str| cli(&node.address, command);
     match refusal {
         Refusal::Login => finding.fix(
-            "Find the user and password that it takes, and look again with them",
+            "Find the user and password that it accepts, and run the doctor again with them",
             &[
                 &at("--user USER --askpass PING   (PONG is expected, not NOAUTH or WRONGPASS)"),
                 "UNSLOW_PASSWORD=... unslow doctor URL --user USER",
@@ -104,15 +103,15 @@ pub fn admit(finding: Finding, node: &Node, refusal: Refusal) -> Finding {
             let here = |command: &str| format!("{cli} {command}   (on {host})");
             // Each of them is a connection of its own: behind the first one it needs the password.
             finding.fix(
-                "Give it a password, on its own machine: other machines are let in then. Without CONFIG REWRITE it is \
-                 gone with a restart",
+                "Set a password, on its own machine: it then accepts other machines. Without CONFIG REWRITE the \
+                 password is lost with a restart",
                 &[&here("CONFIG SET requirepass LONG-SECRET"), &here("--askpass CONFIG REWRITE")],
                 "its clients, replicas and Sentinels need the password from then on (masterauth, auth-pass)",
                 &here(&format!("--askpass CONFIG SET requirepass '' && {cli} CONFIG REWRITE")),
             )
         }
         Refusal::Full => finding.fix(
-            "Over a connection that is there already, or once one is free: see who holds them, and raise the limit \
+            "Over an existing connection, or once one is free: see which clients hold them, and raise the limit \
              (unslow explain too_many_connections)",
             &[&at("CLIENT LIST"), &at("CONFIG SET maxclients N")],
             "each connection takes some 20 kB and a file descriptor",
@@ -121,17 +120,17 @@ pub fn admit(finding: Finding, node: &Node, refusal: Refusal) -> Finding {
         Refusal::Busy => finding.fix(
             "End the script: it can be killed as long as it has written nothing",
             &[&at("SCRIPT KILL"), &at("FUNCTION KILL   (a function, 7.0+)")],
-            "its caller gets an error; after a write of its own (UNKILLABLE) it can only be waited for",
+            "its caller gets an error; once it has written (UNKILLABLE), you can only wait for it",
             "",
         ),
         Refusal::Loading => finding.fix(
-            "Wait for the end of it: loading_eta_seconds",
+            "Wait until it has loaded: see loading_eta_seconds",
             &[&at("INFO persistence")],
-            "a restart begins the loading again",
+            "a restart starts the loading over",
             "",
         ),
         Refusal::Words => finding.fix(
-            "See what it says, from here and from its own machine",
+            "See what it replies, from here and from its own machine",
             &[&at("PING"), &format!("{}   (on {host})", at("PING"))],
             "",
             "",
@@ -143,7 +142,9 @@ pub fn admit(finding: Finding, node: &Node, refusal: Refusal) -> Finding {
 pub fn release(finding: Finding, address: &str) -> Finding {
     let port = address.rsplit_once(':').map_or("", |(_, p)| p);
     finding.fix(
-        &format!("On the machine of {address}, see what holds its process: T is stopped, D waits for a disk"),
+        &format!(
+            "On the machine of {address}, see what blocks its process: T means stopped, D means waiting for a disk"
+        ),
         &[
             &format!("ps -o pid,stat,wchan:30,cmd -C redis-server,valkey-server | grep {port}"),
             "kill -CONT PID   (if the state is T and no debugger is attached)",

@@ -1,21 +1,21 @@
-//! A table of keys is being doubled, and for that time the old and the new one are both in memory.
+//! A table of keys is being doubled, and until that is done both the old and the new one are in memory.
 //!
-//! When keys outgrow their table a new one of twice the size is made at once, and keys move over step by step. For
-//! hundreds of millions of keys that is gigabytes in one moment: keys are evicted for it, or writes refused, and
-//! nothing in the data explains it.
+//! When keys outgrow their table, a new one of twice the size is allocated in one step, and the keys move over bit by
+//! bit. For hundreds of millions of keys that is gigabytes in one moment: keys are evicted or writes refused because of
+//! it, and nothing in the data explains why.
 //!
-//! Seen when: tables that are being moved take a twentieth or more of what the server may use (7.4+, Valkey 8); or,
-//! where that is not counted, the keys passed a power of two in the window and used memory rose with them by at least
-//! the new table, a twentieth of what it may use.
+//! Seen when: tables that are being rehashed take a twentieth or more of the memory that the server may use (7.4+,
+//! Valkey 8); or, where that is not counted, the number of keys passed a power of two in the window and used memory
+//! rose by at least the size of the new table, which is a twentieth or more of what the server may use.
 //!
-//! Not to be taken for: growth of the data (`growth_without_ttl`), which goes on; buffers (`client_memory`); a table
+//! Not to be taken for: growth of the data (`growth_without_ttl`), which continues; buffers (`client_memory`); a table
 //! that shrinks after a mass deletion, which is over in a moment as well.
 //!
 //! How to confirm: `INFO memory` mem_overhead_db_hashtable_rehashing; `MEMORY STATS` overhead.hashtable.main;
 //! `INFO keyspace`: keys near a power of two.
 //!
-//! What to do: leave room for the larger table below maxmemory; more shards before the next doubling.
-//! Sources: INFO mem_overhead_db_hashtable_rehashing; dict.c (a table of 2^n places, 8 bytes each), valkey's
+//! What to do: leave room below maxmemory for the larger table; add shards before the next doubling.
+//! Sources: INFO mem_overhead_db_hashtable_rehashing; dict.c (a table of 2^n buckets, 8 bytes each), valkey's
 //! hashtable.c.
 
 use super::memory::{self, Keys, Limit};
@@ -24,8 +24,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Table doubling";
 pub const LEADS_TO: &[&str] = &["eviction_pressure", "out_of_memory"];
 pub const INJECTED: Injected = Injected::No(
-    "a table moves within a second or two of a moment that the keys decide, and a window seldom meets it; tested on \
-     facts by hand",
+    "a rehash takes a second or two, at a moment that depends on the keys, and a window seldom catches it; tested on \
+     facts written by hand",
 );
 
 /// Of what the server may use.
@@ -57,14 +57,14 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let text = all.first().map(|most| match most.bytes > 0.0 {
         true => format!(
-            "tables on the move: {} at most, {} of {}",
+            "tables being rehashed: at most {}, {} of {}",
             bytes(most.bytes),
             percent(most.share()),
             most.limit.words()
         ),
-        false => "tables on the move: none".into(),
+        false => "tables being rehashed: none".into(),
     });
-    Verdict::absent(facts, "tables on the move", text)
+    Verdict::absent(facts, "tables being rehashed", text)
 }
 
 fn look<'a>(facts: &Facts, node: &'a Node) -> Option<Moves<'a>> {
@@ -97,7 +97,7 @@ fn found(facts: &Facts, m: &Moves) -> Finding {
         None => finding
             .memory(m.share().min(1.0), format!("{} until its keys have moved", bytes(m.bytes)))
             .gain(
-                format!("{} back once it has moved", bytes(m.bytes)),
+                format!("{} freed once the keys have moved", bytes(m.bytes)),
                 format!("mem_overhead_db_hashtable_rehashing {:.0} B", m.bytes),
             )
             .proven("counted by the server in this window")
@@ -105,8 +105,8 @@ fn found(facts: &Facts, m: &Moves) -> Finding {
         Some(power) => finding
             .risk(format!("used memory rose by {} or more in the window", bytes(m.bytes)))
             .likely(
-                "the keys passed a power of two while used memory rose by the new table; the move itself is not \
-                     counted before 7.4",
+                "the number of keys passed a power of two while used memory rose by the size of the new table; the \
+                 rehash itself is not counted before 7.4",
             )
             .saw(
                 node,
@@ -124,15 +124,15 @@ fn found(facts: &Facts, m: &Moves) -> Finding {
     let physical = memory::physical(facts, node).map(|l| l.bytes);
     let finding = match wanted.filter(|(_, to)| physical.is_some_and(|all| *to <= 0.75 * all)) {
         Some((max, to)) => finding.fix(
-            "Now: room for both tables, until it has moved",
+            "Now: make room for both tables until the keys have moved",
             &[&cli(&node.address, &format!("CONFIG SET maxmemory {to:.0}"))],
-            "swap or the OOM killer, if other programs need the memory",
+            "swapping or the OOM killer, if other programs need the memory",
             &cli(&node.address, &format!("CONFIG SET maxmemory {max:.0}")),
         ),
         None => finding,
     };
     finding.fix(
-        "Before the next doubling: more shards, or fewer and larger keys (fields of a hash instead of keys)",
+        "Before the next doubling: add shards, or use fewer and larger keys (fields of a hash instead of keys)",
         &[&cli(&node.address, "INFO keyspace")],
         "",
         "",

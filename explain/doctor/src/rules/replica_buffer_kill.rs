@@ -1,23 +1,23 @@
-//! The master closes its replicas' links because too much waits for them: their output buffer limit is too small.
+//! The master closes its replicas' links because too much data waits for them: their output buffer limit is too small.
 //!
-//! What a replica has not taken yet waits in the master's memory, up to client-output-buffer-limit replica (256 MB at
-//! once, or 64 MB for 60 s, by default). Beyond that the link is closed. During a full copy everything that is written
-//! waits: where that is more than the limit, the copy is cut off at its end and begins again, without end.
+//! Data that a replica has not read yet waits in the master's memory, up to client-output-buffer-limit replica (256 MB
+//! at any moment, or 64 MB for 60 s, by default). Beyond that the link is closed. During a full copy everything that is
+//! written waits: if that is more than the limit, the copy is cut off at its end and starts again, over and over.
 //!
-//! Seen when: full syncs follow each other, and the master counted connections that a limit ended (7.4+, Valkey 8.0+),
-//! or what is written during one attempt reaches the limit; or it counted such connections, a replica came back in the
-//! window, and what waits for a replica is over half of its limit.
+//! Seen when: full syncs follow each other, and the master counted connections that were closed at a limit (7.4+,
+//! Valkey 8.0+), or the data written during one attempt reaches the limit; or it counted such connections, a replica
+//! came back in the window, and the data waiting for a replica is over half of its limit.
 //!
-//! Not to be taken for: a small backlog. There partial syncs are asked for and refused (sync_partial_err), and no link
-//! is closed by the master (`backlog_too_small`). The count is of all clients together: where replicas have no limit,
-//! it was subscribers or clients (`slow_subscriber`).
+//! Not to be taken for: a small backlog. In that case partial syncs are requested and refused (sync_partial_err), and
+//! the master closes no link (`backlog_too_small`). The count covers all clients together: if replicas have no limit,
+//! it was subscribers or ordinary clients (`slow_subscriber`).
 //!
 //! How to confirm: the master's log says "scheduled to be closed ASAP for overcoming of output buffer limits" with
 //! flags=S; `INFO stats` twice: client_output_buffer_limit_disconnections, sync_full; `CLIENT LIST TYPE replica` while
 //! it is copied: omem.
 //!
-//! What to do: a limit of twice what is written during a copy; then a faster copy (repl-diskless-sync, a smaller data
-//! set) or fewer writes while it runs.
+//! What to do: set a limit of twice what is written during a copy; then make the copy faster (repl-diskless-sync, a
+//! smaller data set) or write less while it runs.
 //! Sources: INFO stats; checkClientOutputBufferLimits() of the servers; redis #11534, #12787, #4093.
 
 use super::full_resync_loop::buffer;
@@ -64,8 +64,8 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let full: f64 = masters.iter().filter_map(|n| n.delta("sync_full")).sum();
     let ended = match masters.iter().any(|n| n.delta(COUNTER).is_some()) {
-        true => format!("{:.0} connections ended by a limit", masters.iter().map(|n| cut(n)).sum::<f64>()),
-        false => "connections ended by a limit are not counted here".to_string(),
+        true => format!("{:.0} connections closed at a limit", masters.iter().map(|n| cut(n)).sum::<f64>()),
+        false => "connections closed at a limit are not counted here".to_string(),
     };
     Verdict::Absent(format!("replicas' output buffers: {full:.0} full syncs in the window, {ended}"))
 }
@@ -97,7 +97,7 @@ fn found(facts: &Facts, worst: &Killer, rows: &[Killer]) -> Finding {
     let children =
         node.rate("used_cpu_user_children").unwrap_or(0.0) + node.rate("used_cpu_sys_children").unwrap_or(0.0);
     let finding = Finding::new(format!(
-        "{} closes its replicas' links: more waits for them than their output buffer limit of {} allows ({what})",
+        "{} closes its replicas' links: more data waits for them than their output buffer limit of {} allows ({what})",
         node.address,
         bytes(hard)
     ))
@@ -108,13 +108,14 @@ fn found(facts: &Facts, worst: &Killer, rows: &[Killer]) -> Finding {
             finding.core(
                 children.max(0.01),
                 format!(
-                    "a fork and {} over the wire for each copy that is cut off; no replica in step meanwhile",
+                    "a fork and {} over the wire for each copy that is cut off; until one succeeds, no replica is up \
+                     to date",
                     bytes(data_bytes(node))
                 ),
             )
         } else {
             finding
-            .risk("no copy was needed in this window: the backlog had what was missing; where it does not, a full copy \
+            .risk("no copy was needed in this window: the backlog had what was missing; when it does not, a full copy \
                    follows")
             .severity(Severity::Medium)
         };
@@ -138,12 +139,11 @@ fn found(facts: &Facts, worst: &Killer, rows: &[Killer]) -> Finding {
     };
     let finding = if *counted > 0.0 && others_may_be_cut(node) {
         finding.likely(
-            "the master counted connections that its limits ended, of all clients together; that they were replicas' \
-             is inferred from \
-             what waits for them",
+            "the master counted connections that were closed at its limits, for all clients together; that they were \
+             replicas' is inferred from the data that waits for them",
         )
     } else if *counted > 0.0 {
-        finding.proven("the master counted the connections that its limits ended, and the syncs that followed")
+        finding.proven("the master counted the connections that were closed at its limits, and the syncs that followed")
     } else {
         finding.likely(format!(
             "the syncs were counted; that writes fill the buffer is inferred: {}/s for {} an attempt",

@@ -1,25 +1,25 @@
 //! A linked replica is behind its master and does not catch up.
 //!
-//! Replication is asynchronous: what a replica has not received is missing from its readers' answers, and lost if it
-//! takes over now. What it lacks waits in the master's memory, up to client-output-buffer-limit; there the link is
+//! Replication is asynchronous: writes that a replica has not received are missing from the answers it gives, and lost
+//! if it takes over now. They wait in the master's memory, up to client-output-buffer-limit; beyond that the link is
 //! closed, and if the backlog no longer has what is missing, a full copy follows.
 //!
-//! Seen when: at both ends of the window the master lists the replica as online, and at its end the replica has
-//! acknowledged 5 s of writes and 1 MB less than was written, and at the pace of the window it would take over a minute
-//! to catch up; or it has acknowledged nothing for 5 s, while writes come.
+//! Seen when: at both ends of the window the master lists the replica as online, and at its end the replica's
+//! acknowledgements are 5 s of writes and 1 MB behind what was written, and at the pace of the window it would take
+//! over a minute to catch up; or it has acknowledged nothing for 5 s while writes keep coming.
 //!
-//! What it lacks, in seconds, is bytes missing / bytes written a second. A replica that spends its core on other things
-//! (its readers' commands, a script) shows that in its own counters; one that reads as fast as it can behind a slow
-//! path leaves its bytes in the master's send queue.
+//! Its lag in seconds is bytes missing / bytes written a second. A replica that spends its core on other things (its
+//! readers' commands, a script) shows that in its own counters; one that reads as fast as it can over a slow path
+//! leaves its bytes in the master's send queue.
 //!
 //! Not to be taken for: a replica whose process hangs (`node_hangs`), one whose link is down (`replica_link_down`), a
 //! burst that is being worked off, or the second between two acknowledgements.
 //!
-//! How to confirm: `INFO replication` on the master, twice: master_repl_offset less the offset in the replica's slaveN
+//! How to confirm: `INFO replication` on the master, twice: master_repl_offset minus the offset in the replica's slaveN
 //! line, and lag; `CLIENT LIST TYPE replica` shows what waits for it (omem).
 //!
-//! What to do: move the replica's heavy readers elsewhere, or give its path more room; until then let no failover
-//! choose it, and give the backlog the size of what is missing.
+//! What to do: move the replica's heavy readers elsewhere, or give its network path more bandwidth; until then keep
+//! failovers from choosing it, and make the backlog as large as what is missing.
 //! Sources: INFO replication (slaveN: offset, lag); redis.conf (min-replicas-max-lag, client-output-buffer-limit
 //! replica).
 
@@ -117,17 +117,17 @@ pub fn check(facts: &Facts) -> Verdict {
         return found(worst, &rows).into();
     }
     if masters.iter().all(|m| m.rate("master_repl_offset").is_none()) {
-        return Verdict::unknown(Lack::Time, "replicas' lag: the masters' offsets were seen once only", "run again");
+        return Verdict::unknown(Lack::Time, "replicas' lag: the masters' offsets were only seen once", "run again");
     }
     let most = by_worst(all, |b| b.last);
     Verdict::Absent(match most.first() {
         Some(b) => format!(
-            "replicas' lag: {} not yet acknowledged at most ({}), at {}/s of writes",
+            "replicas' lag: at most {} not yet acknowledged ({}), at {}/s of writes",
             bytes(b.last),
             b.address,
             bytes(b.rate)
         ),
-        None => "replicas' lag: no replica was online through the window".into(),
+        None => "replicas' lag: no replica was online throughout the window".into(),
     })
 }
 
@@ -182,7 +182,7 @@ fn found(worst: &Behind, rows: &[&Behind]) -> Finding {
     let more = if rows.len() > 1 { format!("; {} more replicas lag", rows.len() - 1) } else { String::new() };
     let cause = match why {
         Why::Busy(share) => format!("; its main thread is at {} of a core", percent(share)),
-        Why::Path(_) => "; the path to it is too narrow".into(),
+        Why::Path(_) => "; the path to it is too slow".into(),
         Why::Closed => "; it does not read what is sent to it".into(),
         Why::Unknown => String::new(),
     };
@@ -244,7 +244,7 @@ fn runs_out(worst: &Behind) -> String {
             )
         }
         _ if backlog > 0.0 && worst.last > backlog => {
-            format!("; a break of its link costs a full copy now: the backlog holds {}", bytes(backlog))
+            format!("; if its link breaks now, it needs a full copy: the backlog holds {}", bytes(backlog))
         }
         _ => String::new(),
     }
@@ -256,7 +256,7 @@ fn mend(finding: Finding, worst: &Behind, why: &Why) -> Finding {
     let waiting = format!("{}   (omem: what waits for it)", cli(&master.address, &format!("CLIENT LIST TYPE {class}")));
     let finding = match why {
         Why::Busy(_) => finding.fix(
-            "See what the replica does besides, and have it done elsewhere: readers' expensive commands, scripts, \
+            "See what else the replica does, and have it done elsewhere: readers' expensive commands, scripts, \
              persistence",
             &[
                 &cli(replica, "INFO commandstats   (twice: which usec grow)"),
@@ -267,7 +267,7 @@ fn mend(finding: Finding, worst: &Behind, why: &Why) -> Finding {
             "",
         ),
         Why::Path(_) => finding.fix(
-            "Give the path between the two more room, or write less to it: measure what it carries",
+            "Give the path between the two more bandwidth, or write less over it: measure what it carries",
             &[
                 &waiting,
                 &format!("ss -tin dst {}   (on the master's machine: delivery_rate, retrans)", peers::host_of(replica)),
@@ -276,7 +276,7 @@ fn mend(finding: Finding, worst: &Behind, why: &Why) -> Finding {
             "",
         ),
         Why::Closed | Why::Unknown => finding.fix(
-            "See whether the replica or the path holds it up: a closed window at the replica's end is the replica",
+            "See whether the replica or the path holds it up: a closed window at the replica's end means the replica",
             &[
                 &waiting,
                 &cli(replica, "INFO cpu"),

@@ -1,5 +1,5 @@
-//! How the link between a replica and its master stands, and what keeps it down or ends its copies. Not a rule: several
-//! rules ask the same. `DESIGN.md` has the table of what tells the causes apart.
+//! The state of the link between a replica and its master, and what keeps it down or ends its copies. Not a rule:
+//! several rules need this. `DESIGN.md` has the table of what tells the causes apart.
 
 use unslow_facts::{Facts, Node};
 

@@ -1,28 +1,27 @@
-//! A replica has lost its master: what it answers grows older by the second, and after a while it can no longer take
-//! over.
+//! A replica has lost its master: its answers get staler by the second, and after a while it can no longer take over.
 //!
-//! While the link is down a replica serves the data it last had (replica-serve-stale-data yes, the default) or refuses
-//! most commands with MASTERDOWN (no). In a cluster one that has been cut off for longer than cluster-node-timeout x
-//! (cluster-replica-validity-factor + 1) does not stand for election; Sentinel leaves it out after
-//! down-after-milliseconds x 10.
+//! While the link is down, a replica serves the data it last had (replica-serve-stale-data yes, the default) or refuses
+//! most commands with MASTERDOWN (no). In a cluster, a replica that has been cut off for longer than
+//! cluster-node-timeout x (cluster-replica-validity-factor + 1) does not stand for election; Sentinel passes it over
+//! after down-after-milliseconds x 10.
 //!
-//! Seen when: a replica said master_link_status:down at both ends of the window, its master answers, and no copy is on
-//! its way.
+//! Seen when: a replica reported master_link_status:down at both ends of the window, its master answers, and no copy is
+//! in progress.
 //!
 //! Why it is down shows on its master: NOAUTH or NOPERM together with refused PSYNC or REPLCONF, or WRONGPASS together
-//! with failed AUTH, is a login; refused connections are maxclients; NOMASTERLINK is a replica of a replica that has
-//! lost its own master. A replica tries again once a second: where its master takes no new connection at all, the
-//! attempts do not get there.
+//! with failed AUTH, points to the login; refused connections point to maxclients; NOMASTERLINK comes from a master
+//! that is itself a replica and has lost its own master. A replica tries again once a second: if its master accepts no
+//! new connections at all, the attempts do not get there.
 //!
-//! Not to be taken for: a master that is away (`node_unreachable`, `node_hangs`), one copy after another
-//! (`full_resync_loop`), a new replica whose first copy is on its way, a replica that is loading its own data set, or
-//! one that is linked and behind (`replica_lag`).
+//! Not to be taken for: a master that is down (`node_unreachable`, `node_hangs`), one copy after another
+//! (`full_resync_loop`), a new replica whose first copy is in progress, a replica that is loading its own data set, or
+//! one that is linked but behind (`replica_lag`).
 //!
 //! How to confirm: `INFO replication` on the replica, twice: master_link_status, master_link_down_since_seconds; the
-//! replica's log says what each attempt ended with. On the master: `INFO errorstats`, `INFO replication`.
+//! replica's log shows how each attempt ended. On the master: `INFO errorstats`, `INFO replication`.
 //!
-//! What to do: send reads elsewhere, or let the replica answer from old data, while it lasts; then, by the cause:
-//! masteruser and masterauth on the replica, maxclients on the master, the way between the two.
+//! What to do: while it lasts, send reads elsewhere or let the replica answer from stale data; then, depending on the
+//! cause, fix masteruser and masterauth on the replica, maxclients on the master, or the path between the two.
 //! Sources: INFO replication; replicationCron() and syncWithMaster() of the servers; redis.conf
 //! (replica-serve-stale-data, replica-validity-factor).
 
@@ -70,7 +69,7 @@ fn elsewhere(why: &Why) -> &'static str {
     match why {
         Why::ReplicaLoads => "it is loading its own data set",
         Why::MasterAway => "its master does not answer here either",
-        Why::Copying => "its copy is on its way",
+        Why::Copying => "its copy is in progress",
         Why::Loops => "one copy after another (full_resync_loop)",
         _ => "its link is down",
     }
@@ -79,7 +78,7 @@ fn elsewhere(why: &Why) -> &'static str {
 fn found(facts: &Facts, down: &Down, rows: &[&Down]) -> Finding {
     let replica = down.replica;
     let since =
-        down.for_s.map_or("and was never up since it started".to_string(), |s| format!("for {}", time_us(s * 1e6)));
+        down.for_s.map_or("and has not been up since it started".to_string(), |s| format!("for {}", time_us(s * 1e6)));
     let more = match rows.len() {
         1 => String::new(),
         n => format!("; {} more replicas have lost theirs", n - 1),
@@ -123,13 +122,13 @@ fn because(why: &Why) -> String {
         Why::Login { word, .. } => format!("the master refuses its login ({word})"),
         Why::Full { refused } => format!("the master is at maxclients and refused {} connections", count(*refused)),
         Why::MasterLoads => "the master is loading its data set".into(),
-        Why::MasterUnlinked => "that one is a replica itself and has lost its own master".into(),
-        Why::NeverArrives => "the master answers here, and no connection from the replica reaches it".into(),
+        Why::MasterUnlinked => "that server is itself a replica and has lost its own master".into(),
+        Why::NeverArrives => "the master answers here, but no connection from the replica reaches it".into(),
         Why::CopyStands { silent_s } => {
-            format!("a copy has begun, and nothing has come for {}", time_us(silent_s * 1e6))
+            format!("a copy has begun, but nothing has come for {}", time_us(silent_s * 1e6))
         }
         Why::MasterUnasked => "that server was not found with the others, and was not asked".into(),
-        _ => "what ends its attempts was not seen from here".into(),
+        _ => "why its attempts fail was not seen from here".into(),
     }
 }
 
@@ -145,47 +144,49 @@ fn cost(finding: Finding, facts: &Facts, down: &Down) -> Finding {
         .filter(|n| n.info().and_then(|i| i.get("master_link_status")) == Some("up"))
         .count();
     let spare = match others {
-        0 => "its master has no other copy in step".to_string(),
-        1 => "1 other replica is in step".into(),
-        n => format!("{n} other replicas are in step"),
+        0 => "its master has no other copy that is up to date".to_string(),
+        1 => "1 other replica is up to date".into(),
+        n => format!("{n} other replicas are up to date"),
     };
     if refused > 0 {
         let share = refused as f64 / asked.max(refused as f64);
         return finding
             .availability(
                 86400.0 * share,
-                format!("{} of all commands end in {REFUSAL} on the replica; {spare}", percent(share)),
+                format!("{} of all commands fail with {REFUSAL} on the replica; {spare}", percent(share)),
             )
             .gain(
-                "reads of the replica are answered again",
-                format!("{refused} refused / {:.0} asked for = {}", asked.max(refused as f64), percent(share)),
+                "reads from the replica are answered again",
+                format!("{refused} refused / {:.0} commands sent = {}", asked.max(refused as f64), percent(share)),
             );
     }
-    let age = down.for_s.map_or("all that was written since it last had a copy".to_string(), |s| time_us(s * 1e6));
+    let age = down.for_s.map_or("writes since it last had a copy".to_string(), |s| time_us(s * 1e6));
     if has_clients(facts, replica) {
         return finding
-            .risk(format!("its clients read data that lacks the last {age}; {spare}"))
+            .risk(format!("its clients read data that is missing the last {age}; {spare}"))
             .severity(Severity::High);
     }
     let severity = if others == 0 { Severity::High } else { Severity::Medium };
-    finding.risk(format!("if the master dies now, the replica lacks the last {age}; {spare}")).severity(severity)
+    finding.risk(format!("if the master dies now, the replica is missing the last {age}; {spare}")).severity(severity)
 }
 
 fn sure(finding: Finding, why: &Why) -> Finding {
-    let seen = "the link was down at both ends of the window by the replica's own word";
+    let seen = "the replica itself reported the link as down at both ends of the window";
     match why {
         Why::Login { certain: true, .. } => {
-            finding.proven(format!("{seen}, and the master counted refused commands of replication"))
+            finding.proven(format!("{seen}, and the master counted refused replication commands"))
         }
-        Why::MasterUnlinked | Why::MasterLoads => finding.proven(format!("{seen}, and the master says so itself")),
-        Why::CopyStands { .. } => finding.proven(format!("{seen}, and so was the time since the copy last moved")),
+        Why::MasterUnlinked | Why::MasterLoads => {
+            finding.proven(format!("{seen}, and the master's own state confirms the cause"))
+        }
+        Why::CopyStands { .. } => finding.proven(format!("{seen}, and the time since the copy last moved")),
         Why::Login { .. } | Why::Full { .. } => finding.likely(format!(
             "{seen}, and the master counted refusals; that they were the replica's is inferred from their rate"
         )),
         Why::NeverArrives => finding.likely(format!(
             "{seen}; a replica tries again once a second, and the master counted fewer new connections than that"
         )),
-        _ => finding.likely(format!("{seen}; what ends the attempts is in the replica's log")),
+        _ => finding.likely(format!("{seen}; why the attempts fail is in the replica's log")),
     }
 }
 
@@ -213,7 +214,7 @@ fn evidence(finding: Finding, down: &Down) -> Finding {
     match &down.why {
         Why::Login { word, times, .. } => finding.saw(master, "INFO errorstats", format!("errorstat_{word} +{times}")),
         Why::Full { refused } => finding.saw(master, "INFO stats", format!("rejected_connections +{refused:.0}")),
-        _ => finding.not(format!("a master that is away: {} answers here", master.address)),
+        _ => finding.not(format!("a master that is down: {} answers here", master.address)),
     }
 }
 
@@ -222,15 +223,16 @@ fn serve(finding: Finding, facts: &Facts, replica: &Node) -> Finding {
     let set = |to: &str| cli(&replica.address, &format!("CONFIG SET replica-serve-stale-data {to}"));
     match replica.setting("replica-serve-stale-data") {
         Some("no") => finding.fix(
-            "Until the link is mended, let it answer from the data it last had",
+            "Until the link is fixed, let it answer from the data it last had",
             &[&set("yes")],
-            "reads are as old as the break of the link",
+            "reads are stale since the link broke",
             &set("no"),
         ),
         Some("yes") if has_clients(facts, replica) => finding.fix(
-            "Until the link is mended, send its reads to the master, or refuse them instead of answering from old data",
+            "Until the link is fixed, send its reads to the master, or refuse them instead of answering from stale \
+             data",
             &[&set("no")],
-            "its clients get MASTERDOWN instead of old data",
+            "its clients get MASTERDOWN instead of stale data",
             &set("yes"),
         ),
         _ => finding,
@@ -244,7 +246,7 @@ fn mend(finding: Finding, down: &Down) -> Finding {
     let log = format!("{}   (then its last lines: each attempt says how it ended)", cli(replica, "CONFIG GET logfile"));
     match &down.why {
         Why::Login { word: "NOPERM", .. } => finding.fix(
-            "Give the replica's user what replication needs, on the master",
+            "On the master, give the replica's user the rights that replication needs",
             &[
                 &cli(replica, "CONFIG GET masteruser"),
                 &cli(master, "ACL SETUSER MASTERUSER +psync +replconf +ping"),
@@ -254,7 +256,7 @@ fn mend(finding: Finding, down: &Down) -> Finding {
             &cli(master, "ACL SETUSER MASTERUSER -psync -replconf"),
         ),
         Why::Login { .. } => finding.fix(
-            "Give the replica the login that its master takes now, and keep it over a restart",
+            "Give the replica the login that its master accepts now, and make it survive a restart",
             &[
                 &cli(replica, "CONFIG GET masteruser"),
                 &cli(replica, "CONFIG SET masterauth PASSWORD   (or '' where the master has none)"),
@@ -264,33 +266,32 @@ fn mend(finding: Finding, down: &Down) -> Finding {
             "",
         ),
         Why::Full { .. } => finding.fix(
-            "Make room on the master: see who holds its connections, and raise the limit (unslow explain \
+            "Make room on the master: see which clients hold its connections, and raise the limit (unslow explain \
              too_many_connections)",
             &[&cli(master, "CLIENT LIST"), &cli(master, "CONFIG SET maxclients N")],
             "each connection takes some 20 kB and a file descriptor",
             &cli(master, "CONFIG SET maxclients   (with the old value)"),
         ),
         Why::MasterLoads => finding.fix(
-            "Wait until the master has loaded: loading_eta_seconds",
+            "Wait until the master has loaded: see loading_eta_seconds",
             &[&cli(master, "INFO persistence")],
-            "a restart begins the loading again",
+            "a restart starts the loading over",
             "",
         ),
         Why::MasterUnlinked => finding.fix(
-            "Mend the link of the server above it first; this one follows by itself",
+            "Fix the link of the server above it first; this one then recovers on its own",
             &[&cli(master, "INFO replication   (master_host, master_link_down_since_seconds)")],
             "",
             "",
         ),
         Why::NeverArrives | Why::MasterUnasked | Why::CopyStands { .. } => finding.fix(
-            "On the replica's machine, see whether the master's address and port can be reached: a firewall, a renamed \
-             host, TLS on one \
-             side only (tls-replication)",
+            "On the replica's machine, see whether the master's address and port can be reached: look for a firewall, \
+             a renamed host, TLS on one side only (tls-replication)",
             &[&ping, &cli(replica, "INFO replication   (master_host, master_port)"), &log],
             "",
             "",
         ),
-        _ => finding.fix("See what each attempt ends with", &[&log, &cli(master, "CONFIG GET logfile"), &ping], "", ""),
+        _ => finding.fix("See how each attempt ends", &[&log, &cli(master, "CONFIG GET logfile"), &ping], "", ""),
     }
 }
 

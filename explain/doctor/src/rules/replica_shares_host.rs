@@ -2,11 +2,11 @@
 //!
 //! They survive a crash of the process, not of the machine: both copies are lost together.
 //!
-//! Seen when: every replica of a master has the master's address, in a deployment of several machines; or all of it
-//! runs at one address that is not loopback.
+//! Seen when: every replica of a master has the master's address, in a deployment of several machines; or the whole
+//! deployment runs at one address that is not loopback.
 //!
-//! Not to be taken for: a replica that helps with reads beside another one elsewhere; entries of CLUSTER NODES without
-//! an address (`:0@0`: forgotten, or never met), or nodes that are marked failed.
+//! Not to be taken for: a replica that helps with reads while another one runs elsewhere; entries of CLUSTER NODES
+//! without an address (`:0@0`: forgotten, or never met), or nodes that are marked as failed.
 //!
 //! What to do: swap replicas between shards, or add one elsewhere.
 //! Sources: CLUSTER NODES, INFO replication; redis #2528, #6179.
@@ -60,14 +60,14 @@ pub fn check(facts: &Facts) -> Verdict {
         ));
     };
     let mut finding = Finding::new(format!(
-        "{} {} no replica on another machine: {} stands beside its master",
+        "{} {} no replica on another machine: {} runs next to its master",
         bad.len(),
         if bad.len() == 1 { "master has" } else { "masters have" },
         names(replicas)
     ))
     .on(bad.iter().map(|(m, _)| m.as_str()))
     .risk(format!(
-        "if {} dies, {} is lost with its copies",
+        "if {} dies, {} is lost together with its copies",
         host_of(master),
         if bad.len() == 1 { "that shard" } else { "each of those shards" }
     ))
@@ -134,7 +134,8 @@ fn in_cluster(finding: Finding, facts: &Facts, view: &ClusterView, master: &str)
                 theirs.address
             ),
         ],
-        "two full syncs: both masters fork; before the first one's link is up the second leaves a shard without a copy",
+        "two full syncs: both masters fork; if the second is run before the first one's link is up, a shard is left \
+         without a copy",
         &format!("{}; {}", follow(theirs, other), follow(own, this)),
     )
 }
@@ -148,7 +149,7 @@ fn add(finding: Finding, facts: &Facts, master: &ClusterNode) -> Finding {
             master.address, master.id
         )],
         "a full sync: the master forks once",
-        "CLUSTER FORGET of the new node's id, on every node",
+        "CLUSTER FORGET with the new node's id, on every node",
     )
 }
 

@@ -1,24 +1,26 @@
-//! Several replicas are copied from one master at the same time.
+//! Several replicas are being copied from one master at the same time.
 //!
 //! A full copy costs the master a fork, and its machine the whole data set over the wire; the replica has nothing to
-//! answer from until it is loaded. One at a time that is ordinary. All at once, after a master came back without its
-//! history, a break that outlasted the backlog, or a script that adds them in a loop, no replica is left to take over
-//! or to read from, and the copies share one wire.
+//! answer from until it has loaded the copy. One at a time, that is normal. If all copies run at once (after a master
+//! came back without its history, after an outage that outlasted the backlog, or with a script that adds replicas in a
+//! loop), no replica is left to take over or to read from, and the copies share one wire.
 //!
 //! Seen when: two or more replicas in the master's list were not online at both ends of the window (waiting for their
-//! copy, or being sent it), or two or more copies began in the window and as many replicas were not online at its end.
+//! copy, or receiving it), or two or more copies began in the window and two or more replicas were not online at its
+//! end.
 //!
-//! Not to be taken for: one replica that is being added, whose copy is on its way or waits for its turn. Copies that
-//! are cut off and begin again (`full_resync_loop`, `replica_buffer_kill`): here each replica is copied once. A short
-//! backlog (`backlog_too_small`) or a master that restarts (`loading_loop`) can be the cause, and this is then told as
-//! what follows from it.
+//! Not to be taken for: one replica that is being added, whose copy is in progress or waiting its turn. Nor for copies
+//! that are cut off and start again (`full_resync_loop`, `replica_buffer_kill`): here each replica is copied once. A
+//! short backlog (`backlog_too_small`) or a master that restarts (`loading_loop`) can be the cause, and this is then
+//! reported as its consequence.
 //!
 //! How to confirm: `INFO replication` on the master: state of each slaveN; `INFO stats` twice: sync_full.
 //!
-//! What to do: let the copies that run come to their end, and send reads to the master meanwhile. Then have the next
-//! time cost one copy less: a backlog that outlasts breaks, replicas that are restarted one after the other,
-//! parallel-syncs 1 at Sentinels. Sources: INFO replication, sync_full; redis.conf (repl-diskless-sync,
-//! repl-diskless-sync-delay); sentinel.conf (parallel-syncs).
+//! What to do: let the running copies finish, and send reads to the master until then. Then make the next time cost
+//! fewer copies: use a backlog that outlasts outages, restart replicas one after another, set parallel-syncs 1 in
+//! Sentinel.
+//! Sources: INFO replication, sync_full; redis.conf (repl-diskless-sync, repl-diskless-sync-delay); sentinel.conf
+//! (parallel-syncs).
 
 use super::prelude::*;
 use super::replica_link::looping;
@@ -86,7 +88,7 @@ fn because(node: &Node) -> String {
         return format!(", {up_s:.0} s after it was started");
     }
     match node.delta("sync_partial_err").filter(|n| *n > 0.0) {
-        Some(n) => format!(", since what they missed was no longer in the backlog (sync_partial_err +{n:.0})"),
+        Some(n) => format!(", because what they missed was no longer in the backlog (sync_partial_err +{n:.0})"),
         None => String::new(),
     }
 }
@@ -103,16 +105,16 @@ fn found(facts: &Facts, s: &Storm) -> Finding {
     };
     let states: Vec<String> = s.copied.iter().map(|(address, state)| format!("{address} {state}")).collect();
     let finding = Finding::new(format!(
-        "{} copies its whole data set to {} replicas at the same time{}",
+        "{} is copying its whole data set to {} replicas at the same time{}",
         node.address,
         s.copied.len(),
         because(node)
     ))
     .core(
         children.max(0.01),
-        format!("a fork and {} x {} over the wire; {left} meanwhile", s.copied.len(), bytes(size)),
+        format!("a fork and {} x {} over the wire; until they finish, {left}", s.copied.len(), bytes(size)),
     )
-    .proven("the master lists the replicas that it copies, at the end of the window")
+    .proven("the master lists the replicas that it is copying to, at the end of the window")
     .saw(node, "INFO replication", states.join(", "))
     .saw(
         node,
@@ -123,23 +125,23 @@ fn found(facts: &Facts, s: &Storm) -> Finding {
             node.delta("sync_partial_err").unwrap_or(0.0)
         ),
     )
-    .not("copies that are cut off and begin again: each replica is copied once");
+    .not("copies that are cut off and start again: each replica is copied once");
     mend(finding, facts, node)
 }
 
 fn mend(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let finding = finding.fix(
-        "Let them come to their end, and read from the master meanwhile",
+        "Let the copies finish, and read from the master until then",
         &[&cli(&node.address, "INFO replication   (until each slaveN is online)")],
-        "the master answers all reads for that time",
+        "the master answers all reads during that time",
         "",
     );
     let finding = if node.setting("repl-diskless-sync") == Some("no") {
         finding.fix_at(
             &node.address,
-            "Send one snapshot to all that wait, without a file in between",
+            "Send one snapshot to all waiting replicas, without a file in between",
             &["CONFIG SET repl-diskless-sync yes"],
-            "a replica that comes while it runs waits for the next one",
+            "a replica that connects while it runs waits for the next one",
             "CONFIG SET repl-diskless-sync no",
         )
     } else {

@@ -1,15 +1,15 @@
 //! Snapshots follow each other so closely that the server is always saving.
 //!
-//! Each RDB save forks, copies every page that is written meanwhile, and keeps a core and the disk busy. The default
-//! `save 60 10000` saves every minute under any real write load.
+//! Each RDB save forks, copies every page that is written while it runs, and keeps a core and the disk busy. The
+//! default `save 60 10000` saves every minute under any real write load.
 //!
-//! Seen when: two or more saves (forks) fall into the window, or one into a window of under a minute on a server whose
-//! rules save every 30 s or faster; or more than one in two minutes since the server started (6.2+).
+//! Seen when: two or more saves (forks) fall into the window, or one falls into a window of under a minute on a server
+//! whose rules save every 30 s or faster; or there was more than one every two minutes since the server started (6.2+).
 //!
-//! Not to be taken for: forks for replicas' full syncs (`full_resync_loop`): those follow sync_full; rewrites of the
-//! append-only file (`aof_rewrite_storm`), which 7.0 and later count by themselves.
+//! Not to be taken for: forks for replicas' full syncs (`full_resync_loop`): those go with sync_full; rewrites of the
+//! append-only file (`aof_rewrite_storm`), which 7.0 and later count separately.
 //!
-//! What to do: save hourly, or on a replica only; AOF where every second counts.
+//! What to do: save hourly, or on a replica only; use AOF where every second counts.
 //! Sources: INFO persistence, total_forks (6.2+), used_cpu_*_children; redis #2820.
 
 use super::peers;
@@ -44,7 +44,7 @@ pub fn check(facts: &Facts) -> Verdict {
             "saving",
             saves.map(|n| {
                 format!(
-                    "saving: {} snapshots at most in the window, and fewer than one in two minutes before",
+                    "saving: at most {} snapshots in the window, and fewer than one every two minutes before",
                     count(n.max(0.0))
                 )
             }),
@@ -63,12 +63,12 @@ pub fn check(facts: &Facts) -> Verdict {
         .core(
             share.max(0.001),
             format!(
-                "{} of a core in saving children, a fork of {fork_ms:.1} ms each time, {} an hour",
+                "{} of a core in child processes that save, and a fork of {fork_ms:.1} ms each time, {} an hour",
                 percent(share),
                 count(per_hour)
             ),
         )
-        .gain("with one save an hour the rest of that is free", format!("{share:.3} cores x (1 - 1/{per_hour:.0})"))
+        .gain("with one save an hour, the rest of that is freed", format!("{share:.3} cores x (1 - 1/{per_hour:.0})"))
         .saw(
             node,
             "INFO stats",
@@ -88,11 +88,13 @@ pub fn check(facts: &Facts) -> Verdict {
                 bytes(node.number("rdb_last_cow_size").unwrap_or(0.0))
             ),
         )
-        .not("replicas' full syncs: they were taken off the forks");
+        .not("replicas' full syncs: they were subtracted from the forks");
     let finding = match (worst.now, started_ms(node)) {
         (true, _) => finding.proven("the server counted its forks, and its children's CPU, in this window"),
         (false, Some(at_ms)) => finding
-            .likely("the server counts its forks and its children's CPU since it started; none was due in this window")
+            .likely(
+                "the server counts its forks and its children's CPU since it started; no save was due in this window",
+            )
             .since_start(at_ms),
         (false, None) => finding.likely("the server counts its forks and its children's CPU since it started"),
     };
@@ -149,15 +151,16 @@ fn remedy(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let finding = finding.fix(
         "Save hourly",
         &[&cli(&node.address, "CONFIG SET save \"3600 1\"")],
-        "up to an hour of writes is lost if the machine and its replicas are",
+        "up to an hour of writes is lost if the machine and its replicas fail",
         &back,
     );
     let replica = facts.live().find(|n| !n.is_master() && peers::master_by_info(n).as_deref() == Some(&node.address));
     let Some(replica) = replica.filter(|_| node.is_master()) else { return finding };
     finding.fix(
-        "Or on its replica alone",
+        "Or save on its replica only",
         &[&cli(&replica.address, "CONFIG SET save \"3600 1\""), &cli(&node.address, "CONFIG SET save \"\"")],
-        "a master without any save must not restart by itself: it would come back empty and empty its replicas",
+        "a master that never saves must not be restarted automatically: it would come back empty and empty its \
+         replicas",
         &back,
     )
 }

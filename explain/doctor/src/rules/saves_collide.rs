@@ -1,23 +1,23 @@
-//! Servers of one machine save at the same moment.
+//! Servers on one machine save at the same time.
 //!
-//! Each save forks, copies the pages that are written meanwhile, and keeps a core and the disk busy. A machine that has
-//! room for one of them may have none for all: memory runs short, the syncs of the append-only files queue behind the
-//! snapshots, and the main threads wait for processors. Servers that were started together and have the same `save`
-//! rules keep meeting.
+//! Each save forks, copies the pages that are written while it runs, and keeps a core and the disk busy. A machine that
+//! has room for one save may not have room for all of them: memory runs short, the syncs of the append-only files queue
+//! behind the snapshots, and the main threads wait for processors. Servers that were started together and have the same
+//! `save` rules keep colliding.
 //!
-//! Seen when: two servers or more of one machine were saving or rewriting at both ends of the window. It costs the CPU
-//! of all their children but the busiest, where that was counted in the window: what one after the other would not need
-//! at once. Else it is a risk. What they wait for meanwhile is told by `fork_stall`, `aof_fsync_stall` and
-//! `noisy_neighbour`.
+//! Seen when: two or more servers on one machine were saving or rewriting at both ends of the window. The cost is the
+//! CPU of all their children except the busiest, if that was counted in the window: saving one after another would not
+//! need it all at once. Otherwise it is a risk. What the servers wait for because of it is reported by `fork_stall`,
+//! `aof_fsync_stall` and `noisy_neighbour`.
 //!
-//! Not to be taken for: copies for replicas, which begin together when links come back (`full_resync_loop`): servers
+//! Not to be taken for: copies for replicas, which start together when links come back (`full_resync_loop`): servers
 //! that synced a replica in the window do not count. Nor for one server that saves too often (`save_too_often`).
 //!
 //! How to confirm: `INFO persistence` of each: rdb_bgsave_in_progress, aof_rewrite_in_progress, rdb_last_save_time;
 //! `ps` on the machine.
 //!
-//! What to do: other times for each (a job that saves one after the other), or `save` on one server or replica of the
-//! machine only.
+//! What to do: save at different times (with a job that saves one server after another), or use `save` on only one
+//! server or replica of the machine.
 //! Sources: INFO persistence, used_cpu_*_children; /proc/sys/kernel/random/boot_id; Redis persistence documentation.
 
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ pub fn check(facts: &Facts) -> Verdict {
             found(facts, &together).into()
         }
         None => {
-            Verdict::Absent("saves at the same time: no two servers of one machine saved through the window".into())
+            Verdict::Absent("saves at the same time: no two servers on one machine saved throughout the window".into())
         }
     }
 }
@@ -90,17 +90,19 @@ fn found(facts: &Facts, together: &[&Node]) -> Finding {
     // One of them would save anyway.
     let share = (all - together.iter().map(|n| children(n)).fold(0.0, f64::max)).max(0.0);
     let mut finding =
-        Finding::new(format!("{} servers of one machine save at the same time: {}", together.len(), names(&addresses)))
+        Finding::new(format!("{} servers on one machine save at the same time: {}", together.len(), names(&addresses)))
             .on(addresses.iter().map(String::as_str))
-            .proven("each said so at both ends of the window");
-    let copies = format!("up to {} more memory while all of it is written to", bytes(memory));
+            .proven("each server reported it at both ends of the window");
+    let copies = format!("up to {} more memory if all of it is written to", bytes(memory));
     finding = if share >= SHARE {
-        finding.core(share, format!("{} of a core in children beside the busiest one; {copies}", percent(share))).gain(
-            "one after the other they need as much in all, but never more than one core and one copy at a time",
-            format!("{all:.2} cores of {} servers less the busiest = {share:.2}", together.len()),
-        )
+        finding
+            .core(share, format!("{} of a core in child processes other than the busiest; {copies}", percent(share)))
+            .gain(
+                "one after another they need as much in total, but never more than one core and one copy at a time",
+                format!("{all:.2} cores of {} servers minus the busiest = {share:.2}", together.len()),
+            )
     } else {
-        finding.risk(format!("they want the same disk and cores, and {copies}"))
+        finding.risk(format!("they compete for the same disk and cores, and need {copies}"))
     };
     for node in together {
         let number = |field: &str| node.number(field).unwrap_or(0.0);
@@ -134,7 +136,8 @@ fn mend(finding: Finding, together: &[&Node]) -> Finding {
         let back = set(&|n| n.setting("save").unwrap_or_default().to_string()).join("; ");
         // What keeps data is given up by choice only: no exact lines.
         finding.fix(
-            "Let one of them save by its rules, and the others by a job at other times (BGSAVE, one after the other)",
+            "Let one of them save by its rules, and the others through a job at other times (BGSAVE, one after \
+             another)",
             &commands,
             "without that job nothing saves them; a server without rules that restarts comes back with its last \
              snapshot",
@@ -144,7 +147,7 @@ fn mend(finding: Finding, together: &[&Node]) -> Finding {
     let ask: Vec<String> = together.iter().map(|n| cli(&n.address, "INFO persistence")).collect();
     let ask: Vec<&str> = ask.iter().map(String::as_str).collect();
     finding.fix(
-        "Find the job that asks all of them to save, and let it wait for each (rdb_bgsave_in_progress:0)",
+        "Find the job that asks all of them to save, and make it wait for each (rdb_bgsave_in_progress:0)",
         &ask,
         "",
         "",

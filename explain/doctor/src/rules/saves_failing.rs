@@ -1,22 +1,23 @@
 //! The server cannot write its files: a snapshot, a rewrite or the append-only file itself fails.
 //!
-//! What is not saved is lost with the process. And most servers are set to refuse writes (MISCONF) once that is so:
-//! after a failed snapshot by stop-writes-on-bgsave-error, where `save` has rules; after a failed write of the
-//! append-only file always. Reads go through meanwhile, so that half of an application works.
+//! Whatever is not saved is lost with the process. And most servers are configured to refuse writes (MISCONF) once
+//! saving fails: after a failed snapshot because of stop-writes-on-bgsave-error, if `save` has rules; after a failed
+//! write of the append-only file, always. Reads still go through, so half of the application works.
 //!
-//! Seen when: rdb_last_bgsave_status, aof_last_bgrewrite_status or aof_last_write_status is not `ok`. It costs what is
-//! refused with MISCONF in the window (6.2+); without refusals it is a risk. Why it fails is read on the server's
-//! machine: the directory was removed, its file system is read-only or has less room than the data set, or a fork of
-//! this size is not to be had.
+//! Seen when: rdb_last_bgsave_status, aof_last_bgrewrite_status or aof_last_write_status is not `ok`. The cost is the
+//! commands refused with MISCONF in the window (6.2+); without refusals it is a risk. The reason is read on the
+//! server's machine: the directory was removed, its file system is read-only or has less room than the data set, or a
+//! fork of this size is not possible.
 //!
-//! Not to be taken for: a save that was ended on purpose (a shutdown, FLUSHALL): the server does not count those as
-//! failed. The refused commands alone are `error_flood`, which is told beneath this.
+//! Not to be taken for: a save that was stopped on purpose (a shutdown, FLUSHALL): the server does not count those as
+//! failed. The refused commands alone are `error_flood`, which is reported beneath this finding.
 //!
 //! How to confirm: `INFO persistence`; the server's log says why ("No space left on device", "Can't save in background:
 //! fork: Cannot allocate memory", "Failed opening the temp RDB file"); `BGSAVE`, then `INFO persistence` again.
 //!
-//! What to do: first let the server save (room, rights, memory for the fork), then save once: the refusals end with the
-//! first save that succeeds. Never restart it before: what is in memory is nowhere else, unless a replica has it.
+//! What to do: first make saving possible again (room, rights, memory for the fork), then save once: the refusals end
+//! with the first save that succeeds. Never restart it before that: what is in memory exists nowhere else, unless a
+//! replica has it.
 //! Sources: INFO persistence, errorstat_MISCONF (6.2+); /proc/PID/cwd; redis.conf stop-writes-on-bgsave-error.
 
 use unslow_facts::{Host, Storage, StorageState};
@@ -87,7 +88,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let rows = with.iter().filter_map(|n| look(n)).collect();
     let rows = by_worst(rows, |f: &Failing<'_>| f.refused_share() + if f.refuses() { 1e-6 } else { 0.0 });
     let Some(worst) = rows.first() else {
-        return Verdict::Absent(format!("saves: the last of each kind succeeded (asked of {} nodes)", with.len()));
+        return Verdict::Absent(format!("saves: the last one of each kind succeeded ({} nodes checked)", with.len()));
     };
     found(facts, worst).on(rows.iter().map(|f| f.node.address.as_str())).into()
 }
@@ -155,7 +156,7 @@ fn found(facts: &Facts, f: &Failing<'_>) -> Finding {
         finding = finding.fix(
             "Until it can save: accept writes without saving them",
             &[&cli(&node.address, "CONFIG SET stop-writes-on-bgsave-error no")],
-            "what is written since the last good save is lost if the server stops",
+            "everything written since the last successful save is lost if the server stops",
             &cli(&node.address, "CONFIG SET stop-writes-on-bgsave-error yes"),
         );
     }
@@ -165,7 +166,7 @@ fn found(facts: &Facts, f: &Failing<'_>) -> Finding {
 fn price(finding: Finding, f: &Failing<'_>) -> Finding {
     let node = f.node;
     let unsaved = node.number("rdb_changes_since_last_save").filter(|n| *n > 0.0);
-    let at_stake = unsaved.map_or(String::new(), |n| format!("; {} changes are in memory only", count(n)));
+    let at_stake = unsaved.map_or(String::new(), |n| format!("; {} changes exist in memory only", count(n)));
     if let Some((n, share)) = f.refused {
         return finding
             .availability(
@@ -174,24 +175,27 @@ fn price(finding: Finding, f: &Failing<'_>) -> Finding {
             )
             .gain(
                 format!("{} of the commands succeed again", percent(share)),
-                format!("{n:.0} refused / {:.0} asked for = {}", n / share.max(1e-12), percent(share)),
+                format!("{n:.0} refused / {:.0} commands sent = {}", n / share.max(1e-12), percent(share)),
             )
-            .proven("the server says that it could not save, and counted what it refused for it in this window");
+            .proven(
+                "the server reports that it could not save, and counted the commands it refused because of that in \
+                 this window",
+            );
     }
     let finding = if f.refuses() {
         let so_far = match node.level() < (6, 2) {
-            true => "as it is set, every write is refused; this version does not count them",
-            false => "no write was refused in the window; the next one is",
+            true => "as it is configured, every write is refused; this version does not count them",
+            false => "no write was refused in the window; the next one will be",
         };
         finding.risk(format!("{so_far}{at_stake}")).severity(Severity::High)
     } else if f.is_kept() {
         finding
-            .risk(format!("what was written since the last good save is lost if the process ends{at_stake}"))
+            .risk(format!("everything written since the last successful save is lost if the process ends{at_stake}"))
             .severity(Severity::Medium)
     } else {
-        finding.risk("saves by hand fail; no save is due by itself")
+        finding.risk("manual saves fail; automatic saves are off")
     };
-    finding.proven("the server says that it could not save")
+    finding.proven("the server reports that it could not save")
 }
 
 fn evidence(finding: Finding, f: &Failing<'_>, reason: &Why<'_>) -> Finding {
@@ -246,11 +250,12 @@ fn cure(finding: Finding, f: &Failing<'_>, reason: &Why<'_>) -> Finding {
         Why::Removed(_) => removed(finding, node, &again),
         Why::ReadOnly(host) => finding.fix(
             &format!(
-                "See why {} mounted it read-only (mostly an error of the disk), mount it for writing, save once",
+                "See why {} mounted it read-only (usually because of a disk error), mount it for writing, then save \
+                 once",
                 host.hostname
             ),
             &[&dir, "dmesg | grep -i -e error -e remount   (on its machine)", "mount -o remount,rw MOUNTPOINT", &again],
-            "a disk with errors loses more: copy what is there first",
+            "a disk with errors may lose more: copy what is there first",
             "",
         ),
         Why::Full(..) => finding.fix(
@@ -264,13 +269,13 @@ fn cure(finding: Finding, f: &Failing<'_>, reason: &Why<'_>) -> Finding {
             "",
         ),
         Why::Fork(host, mode) => finding.fix(
-            &format!("Let the kernel of {} grant the fork, then save once", host.hostname),
+            &format!("Make the kernel of {} grant the fork, then save once", host.hostname),
             &["sysctl -w vm.overcommit_memory=1", &again],
             "if memory really runs out, the OOM killer decides instead of fork",
             &format!("sysctl -w vm.overcommit_memory={mode}"),
         ),
         Why::Unseen => finding.fix(
-            "Read in its log why it fails (no space, no rights, no memory for the fork), mend that, then save once",
+            "Read in its log why it fails (no space, no rights, no memory for the fork), fix that, then save once",
             &[
                 &here("CONFIG GET logfile"),
                 &dir,
@@ -288,7 +293,7 @@ fn removed(finding: Finding, node: &Node, again: &str) -> Finding {
     let here = |command: &str| cli(&node.address, command);
     if node.level() < (7, 0) {
         return finding.fix(
-            "Give it a directory that is there, then save once; do not restart it before",
+            "Give it a directory that exists, then save once; do not restart it before that",
             &["mkdir -p DIR   (on its machine, owned by the server's user)", &here("CONFIG SET dir DIR"), again],
             "",
             "",
@@ -296,11 +301,11 @@ fn removed(finding: Finding, node: &Node, again: &str) -> Finding {
     }
     let text = match node.number("connected_slaves").unwrap_or(0.0) > 0.0 {
         true => {
-            "Make the directory again, have a replica take over, then restart this one: it copies the data from there"
+            "Recreate the directory, have a replica take over, then restart this one: it copies the data from there"
         }
         false => {
-            "Make the directory again, copy the data to a new server (REPLICAOF there), have clients use that one, \
-             then restart this one"
+            "Recreate the directory, copy the data to a new server (REPLICAOF there), switch clients to that one, then \
+             restart this one"
         }
     };
     finding.fix(
@@ -310,7 +315,8 @@ fn removed(finding: Finding, node: &Node, again: &str) -> Finding {
             "mkdir -p DIR   (on its machine, owned by the server's user)",
             &here("INFO replication"),
         ],
-        "a restart before the data is elsewhere loses all of it: nothing can be saved in a directory that is gone",
+        "a restart before the data is elsewhere loses all of it: nothing can be saved in a directory that no longer \
+         exists",
         "",
     )
 }

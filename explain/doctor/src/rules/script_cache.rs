@@ -1,20 +1,20 @@
 //! Every call brings a new script: the server compiles each, and keeps scripts that are never called again.
 //!
-//! A script is known by its whole text. Where values are written into the text, instead of KEYS and ARGV, each call is
-//! another script. It is compiled, which costs many times what running it does, and kept: for good before Redis 7.4 and
-//! Valkey 8, the newest 500 of EVAL since.
+//! A script is identified by its whole text. If values are written into the text, instead of being passed in KEYS and
+//! ARGV, each call is another script. It is compiled, which costs many times what running it costs, and kept: forever
+//! before Redis 7.4 and Valkey 8; since then, the newest 500 of EVAL.
 //!
-//! Seen when: over a thousand scripts are cached, or EVAL's were dropped in the window to make room, and half of the
-//! EVALs and SCRIPT LOADs of the window or more brought a new one, ten a second at least. It has a price where they
-//! take a twentieth of a core, or the scripts a twentieth of the memory; else it is a risk.
+//! Seen when: over a thousand scripts are cached, or EVAL's were dropped in the window to make room, and at least half
+//! of the EVALs and SCRIPT LOADs in the window brought a new one, at least ten a second. It has a cost if they take a
+//! twentieth of a core, or the scripts a twentieth of the memory; otherwise it is a risk.
 //!
-//! Not to be taken for: EVAL with few bodies over and over, which only sends and hashes them; SCRIPT LOAD at a
-//! deployment, once; a script that runs long (`long_script`).
+//! Not to be taken for: EVAL with the same few bodies over and over, which only sends and hashes them; a SCRIPT LOAD
+//! once per deployment; a script that runs long (`long_script`).
 //!
 //! How to confirm: `INFO memory` twice: number_of_cached_scripts, used_memory_scripts; `INFO stats` evicted_scripts
 //! (7.4+, Valkey 8); `INFO commandstats` eval.
 //!
-//! What to do: one text with KEYS and ARGV, called by EVALSHA. `SCRIPT FLUSH ASYNC` frees what is there.
+//! What to do: use one text with KEYS and ARGV, called by EVALSHA. `SCRIPT FLUSH ASYNC` frees what is cached.
 //! Sources: INFO number_of_cached_scripts, used_memory_scripts, used_memory_vm_eval, evicted_scripts; MEMORY DOCTOR
 //! (1000 scripts).
 
@@ -68,7 +68,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let text = all.iter().max_by(|a, b| a.new_per_s.total_cmp(&b.new_per_s)).map(|most| {
         format!(
-            "script cache: {} scripts at most, {} new ones a second",
+            "script cache: at most {} scripts, {} new ones a second",
             count(all.iter().map(|c| c.cached).fold(0.0, f64::max)),
             count(most.new_per_s)
         )
@@ -116,16 +116,16 @@ fn found(c: &Cache) -> Finding {
                 ),
             )
             .gain(
-                "with one text and EVALSHA: the running alone",
+                "with one text and EVALSHA, only running it is left to pay",
                 format!("{:.0} EVALs a second x {:.0} us = {core:.3} of a core", c.evals.rate, c.evals.mean_us),
             )
-            .likely("new scripts and the time in EVAL were counted in this window; how much of it is compiling is not")
+            .likely("new scripts and the time in EVAL were counted in this window; how much of it is compiling was not")
     } else if c.share >= COSTS {
         finding
             .memory(c.share.min(1.0), format!("{} are scripts and their compiled form", bytes(c.bytes)))
             .gain(
-                format!("{} back", bytes(c.bytes)),
-                "SCRIPT FLUSH frees all of it, and what is called again is sent again",
+                format!("{} freed", bytes(c.bytes)),
+                "SCRIPT FLUSH frees all of it; scripts that are called again have to be sent again",
             )
             .proven("counted by the server in this window")
     } else {
@@ -135,7 +135,7 @@ fn found(c: &Cache) -> Finding {
             } else {
                 "the cache grows for as long as the server runs, and each script is compiled"
             })
-            .likely("counted by the server in this window; it takes little of the core and of the memory so far")
+            .likely("counted by the server in this window; so far it takes little of the core and of the memory")
     };
     finding
         .saw(
@@ -154,9 +154,9 @@ fn found(c: &Cache) -> Finding {
             format!("eval and script|load +{} calls, {} each", c.evals.calls, time_us(c.evals.mean_us)),
         )
         .fix(
-            "Write one script with KEYS and ARGV for what differs, load it once, and call it by its digest",
+            "Write one script with KEYS and ARGV for the parts that vary, load it once, and call it by its digest",
             &["SCRIPT LOAD \"return redis.call('GET', KEYS[1])\"", "EVALSHA digest 1 key   (in the application)"],
-            "a server that restarted answers NOSCRIPT: then EVAL once",
+            "after a restart the server answers NOSCRIPT: send EVAL once then",
             "",
         )
         .fix(

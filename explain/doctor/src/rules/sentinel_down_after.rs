@@ -1,18 +1,19 @@
-//! Sentinel may replace a master it has just made, though nothing is wrong with it, and what was written there is lost.
+//! Sentinel may replace a master it has just promoted, although nothing is wrong with it, and what was written there is
+//! lost.
 //!
-//! A Sentinel connects to an instance once a second at most. One that had just tried the dead master when it hears of
-//! the new one waits for that second, and with `down-after-milliseconds` no longer than it, takes the new master for
-//! dead before it has asked. What the others said of the old master counts for five seconds, so all agree: a second
-//! failover, to another replica. The first new master stays one for ten seconds, and clients that have found it notice
-//! nothing.
+//! A Sentinel connects to an instance at most once a second. If it has just tried the dead master when it hears of the
+//! new one, it waits out that second, and with `down-after-milliseconds` no longer than that, it considers the new
+//! master dead before it has asked. What the others said about the old master counts for five seconds, so all agree: a
+//! second failover follows, to another replica. The first new master stays a master for ten seconds, and clients that
+//! have found it notice nothing.
 //!
 //! Seen when: a Sentinel's down-after-milliseconds is 1100 or less.
 //!
-//! Not to be taken for: a timeout too short for stalls (`node_timeout_margin`): this needs none.
+//! Not to be taken for: a timeout too short for stalls (`node_timeout_margin`): this needs no stall.
 //!
-//! What to do: 2000 or more; a dead master is noticed a second later. min-replicas-to-write bounds what is lost.
-//! Sources: SENTINEL MASTERS; redis/redis#8607 (500 ms: masters change again and again; 2000: no more); our own
-//! failovers of Valkey 9.1 with 1000: 2 of 28 lost eleven seconds of acknowledged writes; with 2000: none of 50.
+//! What to do: set 2000 or more; a dead master is noticed a second later. min-replicas-to-write limits what is lost.
+//! Sources: SENTINEL MASTERS; redis/redis#8607 (500 ms: masters keep changing; 2000: no longer); our own failovers of
+//! Valkey 9.1 with 1000: 2 of 28 lost eleven seconds of acknowledged writes; with 2000: none of 50.
 
 use super::prelude::*;
 use std::collections::BTreeSet;
@@ -49,7 +50,7 @@ pub fn check(facts: &Facts) -> Verdict {
         all.iter().filter(|(_, g)| g.down_after_ms <= SHORTEST_MS).collect();
     if short.is_empty() {
         return Verdict::Absent(format!(
-            "Sentinel's patience: {ms} ms or more, at {} of {} Sentinels",
+            "Sentinel's down-after-milliseconds: {ms} ms or more, at {} of {} Sentinels",
             facts.sentinels.iter().filter(|s| s.unreachable.is_none()).count(),
             facts.sentinels.len()
         ));
@@ -74,26 +75,24 @@ pub fn check(facts: &Facts) -> Verdict {
     let risk = if missing == 0 {
         "a dead master is noticed later".to_string()
     } else {
-        format!("a dead master is noticed later; {missing} Sentinels that did not answer need it too")
+        format!("a dead master is noticed later; {missing} Sentinels that did not answer need the setting too")
     };
     let title = format!(
-        "Sentinel takes {} for dead after {ms} ms, and connects once a second: a failover may be followed by a second \
-         one, of a \
-         master that is well",
+        "Sentinel considers {} dead after {ms} ms, and connects once a second: a failover may be followed by a second \
+         one, of a healthy master",
         group.service
     );
     let finding = Finding::new(title)
         .on(masters.iter().copied().chain(facts.live().filter(follows).map(|n| n.address.as_str())))
         .risk(
             "some failovers (2 of our 28 with 1000 ms) are followed by a second one; what was written in the ten \
-               seconds between is lost",
+             seconds in between is lost",
         )
         .gain(
             format!("a dead master is noticed after {WANTED_MS} ms, and replaced once"),
-            "SENTINEL SET takes effect \
-            at once",
+            "SENTINEL SET takes effect immediately",
         )
-        .likely("the setting was read; what it does was measured on servers of ours, not here")
+        .likely("the setting was read; its effect was measured on our own servers, not here")
         .saw_at(
             cli(&sentinel.address, "SENTINEL MASTERS"),
             format!(
@@ -104,7 +103,7 @@ pub fn check(facts: &Facts) -> Verdict {
             facts.at_ms,
         )
         // No script's: a Sentinel may only have been heard of, from whoever may publish.
-        .fix("Wait longer than a Sentinel's own second", &lines, &risk, &undo);
+        .fix("Make Sentinel wait longer than the second between its connections", &lines, &risk, &undo);
     limit_loss(finding, facts).into()
 }
 
@@ -122,9 +121,9 @@ fn limit_loss(finding: Finding, facts: &Facts) -> Finding {
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     let undo: Vec<String> = unbounded.iter().map(|n| cli(&n.address, "CONFIG SET min-replicas-to-write 0")).collect();
     finding.fix(
-        "And let a master that has lost its replicas take no writes",
+        "Also make a master that has lost its replicas refuse writes",
         &lines,
-        "without a replica in step there are no writes",
+        "without a replica that is up to date, no writes are accepted",
         &undo.join("; "),
     )
 }

@@ -1,22 +1,21 @@
-//! Sentinels take a master for down (`s_down`), or have agreed on it (`o_down`).
+//! Sentinels consider a master down (`s_down`), or have agreed that it is (`o_down`).
 //!
-//! A Sentinel marks a master `s_down` when no valid answer to its PINGs came for down-after-milliseconds, and `o_down`
-//! when the quorum of Sentinels says so. Then one of them, elected by a majority, promotes a replica, mostly within 1
-//! to 3 s. Where the mark stays, that does not happen: there is no replica that may be promoted, too few Sentinels are
-//! left, or the failover failed and is tried again after twice the failover-timeout (180 s by default).
+//! A Sentinel marks a master `s_down` when it has had no valid answer to its PINGs for down-after-milliseconds, and
+//! `o_down` when the quorum of Sentinels agrees. Then one of them, elected by a majority, promotes a replica, usually
+//! within 1 to 3 s. If the mark stays, that is not happening: there is no replica that may be promoted, too few
+//! Sentinels are left, or the failover failed and is tried again after twice the failover-timeout (180 s by default).
 //!
-//! A master may be there and taken for down all the same: Sentinel's password or user was refused after a change
-//! (NOAUTH and NOPERM are no valid answers to a PING), or the path from the Sentinels is cut while the path of the
-//! clients is not. There is no failover while that lasts, and some clients (redis-py among them) refuse a master with
-//! that mark.
+//! A master may be up and still be considered down: Sentinel's password or user was refused after a change (NOAUTH and
+//! NOPERM are not valid answers to a PING), or the path from the Sentinels is cut while the clients' path is not. There
+//! is no failover while that lasts, and some clients (redis-py among them) refuse a master with that mark.
 //!
 //! Seen when: a Sentinel that answered shows `s_down` or `o_down` in the flags of a group's master.
 //!
-//! Not to be taken for: a replica with that mark, or a failover that has ended: the group has another master then.
+//! Not to be taken for: a replica with that mark, or a failover that has ended: the group then has another master.
 //!
-//! What to do: if the master is dead, start it again, or have a replica promoted. If it answers with a refusal, what
-//! that asks for: a login, a higher maxclients, SCRIPT KILL. If it answers: Sentinel's user and password (auth-user,
-//! auth-pass), then the path from the Sentinels to it.
+//! What to do: if the master is dead, start it again, or have a replica promoted. If it answers with a refusal, provide
+//! what that asks for: a login, a higher maxclients, SCRIPT KILL. If it answers, check Sentinel's user and password
+//! (auth-user, auth-pass), then the path from the Sentinels to it.
 //! Sources: SENTINEL MASTERS (flags, quorum, num-other-sentinels), SENTINEL CKQUORUM, INFO replication
 //! (slave_priority); Sentinel documentation (subjectively and objectively down).
 
@@ -95,7 +94,7 @@ pub fn check(facts: &Facts) -> Verdict {
     if groups.is_empty() {
         return Verdict::unknown(
             Lack::Answer,
-            "no Sentinel said how its masters are",
+            "no Sentinel reported the state of its masters",
             "reach one Sentinel, as a user that may call SENTINEL MASTERS",
         );
     }
@@ -105,7 +104,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let Some(worst) = down.iter().copied().min_by_key(|g| Towards::of(facts.node(g.master)).rank()) else {
         let sentinels = facts.sentinels.iter().filter(|s| s.unreachable.is_none()).count();
         return Verdict::Absent(format!(
-            "Sentinel's word: no master marked s_down or o_down by {sentinels} of {} Sentinels",
+            "Sentinel's flags: no master marked s_down or o_down by {sentinels} of {} Sentinels",
             facts.sentinels.len()
         ));
     };
@@ -120,11 +119,11 @@ fn of_group(facts: &Facts, worst: &Group, down: &[&Group]) -> Verdict {
     let master = Towards::of(facts.node(worst.master));
     let flag = if agreed > 0 { "o_down" } else { "s_down" };
     let who = format!(
-        "{suspect} of {of} Sentinels take {}, the master of {}, for down ({flag})",
+        "{suspect} of {of} Sentinels report {}, the master of {}, as down ({flag})",
         worst.master, group.service
     );
     let title = match master {
-        Towards::Answers(_) => format!("{who}, and it answers here"),
+        Towards::Answers(_) => format!("{who}, but it answers here"),
         Towards::Refuses(_, refusal) => format!("{who}, but it is up: {}", refusal.said()),
         Towards::Silent(_) => format!("{who}, and it does not answer here either"),
         Towards::Unasked => who,
@@ -180,8 +179,8 @@ fn happens(facts: &Facts, node: &Node) -> String {
 /// A master that does not answer us either, or was not asked.
 fn lost(finding: Finding, facts: &Facts, group: &SentinelGroup, master: Towards<'_>) -> Finding {
     let (happens, why) = match master {
-        Towards::Silent(node) => (happens(facts, node), "the Sentinels' own word, and no answer here"),
-        _ => (String::new(), "the Sentinels' own word"),
+        Towards::Silent(node) => (happens(facts, node), "the Sentinels' own flags, and no answer here"),
+        _ => (String::new(), "the Sentinels' own flags"),
     };
     let unseen = peers::no_client_words(facts);
     finding
@@ -212,9 +211,9 @@ fn refused(finding: Finding, facts: &Facts, group: &SentinelGroup, node: &Node, 
                 .proven(seen)
         }
         None => finding
-            .risk(format!("{}; Sentinels that agree promote a replica although it is there", refusal.risk()))
+            .risk(format!("{}; Sentinels that agree promote a replica although it is up", refusal.risk()))
             .severity(Severity::High)
-            .likely(format!("{seen}; that the Sentinels are refused alike is inferred")),
+            .likely(format!("{seen}; that the Sentinels are refused too is inferred")),
     };
     finding.not("a dead master: it answered here, with a refusal")
 }
@@ -224,15 +223,14 @@ fn misjudged(finding: Finding, group: &SentinelGroup, suspect: usize) -> Finding
     let agreed = suspect as u64 >= group.quorum.max(1);
     let (text, severity) = if agreed {
         (
-            "no request is lost now; when it really fails no replica replaces it, and clients that heed the mark \
-             (redis-py) refuse \
-             to connect",
+            "no request is lost now; when it really fails, no replica replaces it, and clients that respect the mark \
+             (redis-py) refuse to connect",
             Severity::High,
         )
     } else {
         (
-            "no request is lost now; fewer Sentinels than the quorum say so, and those few cannot tell when it really \
-             fails",
+            "no request is lost now; fewer Sentinels than the quorum report it, and those few cannot tell when it \
+             really fails",
             Severity::Medium,
         )
     };
@@ -250,7 +248,7 @@ fn dead(finding: Finding, node: &Node) -> Finding {
     }
     let port = node.address.rsplit_once(':').map_or("6379", |(_, p)| p);
     finding.fix(
-        "On its machine: see whether it runs, and start it with its data",
+        "On its machine: see whether it is running, and start it with its data",
         &[
             &format!("ps -o pid,stat,etime,cmd -C redis-server,valkey-server | grep {port}"),
             "systemctl start valkey   (or redis, redis-server: as it was installed)",
@@ -264,7 +262,7 @@ fn dead(finding: Finding, node: &Node) -> Finding {
 fn check_login(finding: Finding, sentinel: &SentinelNode, group: &SentinelGroup, master: &str) -> Finding {
     let host = peers::host_of(&sentinel.address);
     finding.fix(
-        "See what the Sentinel gets when it asks: its own user and password, from its own machine",
+        "See what the Sentinel gets when it asks: use its own user and password, from its own machine",
         &[
             &format!("grep -E 'auth-(user|pass)' sentinel.conf   (on {host})"),
             &cli(

@@ -1,13 +1,13 @@
-//! The Sentinels that are left could not agree on a failover: if the master dies now, nothing takes its place.
+//! The Sentinels that are left could not agree on a failover: if the master dies now, nothing takes over.
 //!
-//! Two numbers are needed: `quorum` Sentinels that take the master for down, and more than half of all Sentinels that
-//! are known, dead ones counted, to elect the one that does the failover. The quorum alone authorises nothing.
+//! Two numbers are needed: `quorum` Sentinels that consider the master down, and more than half of all known Sentinels,
+//! dead ones counted, to elect the one that performs the failover. The quorum alone authorises nothing.
 //!
-//! Seen when: most of the Sentinels that answer say NOQUORUM to SENTINEL CKQUORUM, or have a quorum that is larger than
-//! the number of Sentinels they know.
+//! Seen when: most of the Sentinels that answer return NOQUORUM to SENTINEL CKQUORUM, or have a quorum that is larger
+//! than the number of Sentinels they know.
 //!
-//! Not to be taken for: one Sentinel that has lost sight of the others while they have a quorum; a master that is down
-//! already (`sentinel_master_down`).
+//! Not to be taken for: one Sentinel that has lost sight of the others while they have a quorum; a master that is
+//! already down (`sentinel_master_down`).
 //!
 //! How to confirm: `SENTINEL CKQUORUM NAME` on each Sentinel; `SENTINEL SENTINELS NAME` lists the others with their
 //! flags.
@@ -62,7 +62,7 @@ pub fn check(facts: &Facts) -> Verdict {
     if groups.is_empty() {
         return Verdict::unknown(
             Lack::Rights,
-            "a quorum of Sentinels: none that answers said whether it could authorise a failover",
+            "a quorum of Sentinels: none of those that answer reported whether it could authorise a failover",
             "ACL SETUSER <user> +sentinel|ckquorum   (on the Sentinels)",
         );
     }
@@ -82,7 +82,7 @@ fn found(facts: &Facts, worst: &Group, short: &[&Group]) -> Finding {
     let lost: Vec<String> =
         facts.sentinels.iter().filter(|s| s.unreachable.is_some()).map(|s| s.address.clone()).collect();
     let why = if group.quorum > known {
-        format!("its quorum is {}, and {known} Sentinels are known", group.quorum)
+        format!("its quorum is {}, but {known} Sentinels are known", group.quorum)
     } else {
         let away = match lost.len() {
             0 => String::new(),
@@ -95,9 +95,9 @@ fn found(facts: &Facts, worst: &Group, short: &[&Group]) -> Finding {
     let mut finding = Finding::new(format!("No failover of {} could be authorised: {why}{more}", group.service))
         .on(short.iter().flat_map(|g| &g.words).map(|(_, g)| g.master.as_str()))
         .on(short.iter().flat_map(|g| &g.words).map(|(s, _)| s.address.as_str()))
-        .risk("no request is lost now; if the master dies, nothing takes its place until enough Sentinels are back")
+        .risk("no request is lost now; if the master dies, nothing takes over until enough Sentinels are back")
         .severity(Severity::High)
-        .proven("the Sentinels' own answers to CKQUORUM, and the quorum that they are set to");
+        .proven("the Sentinels' own answers to CKQUORUM, and their configured quorum");
     for (sentinel, group) in worst.words.iter().take(3) {
         finding = finding.saw_at(
             cli(&sentinel.address, &format!("SENTINEL CKQUORUM {}", group.service)),
@@ -120,7 +120,7 @@ fn found(facts: &Facts, worst: &Group, short: &[&Group]) -> Finding {
         };
         let (lines, undo) = (set(Some(known / 2 + 1)), set(None).join("; "));
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-        return finding.fix("Ask for a majority and no more, on every Sentinel", &lines, "", &undo);
+        return finding.fix("Set the quorum to a majority and no more, on every Sentinel", &lines, "", &undo);
     }
     let listing = cli(&sentinel.address, &format!("SENTINEL SENTINELS {}   (flags: s_down)", group.service));
     let mut lines = vec![listing.as_str()];

@@ -1,18 +1,18 @@
 //! Sentinels remember other Sentinels or replicas that are gone for good.
 //!
-//! Nothing removes an entry by itself. A Sentinel that was replaced under another address or id still counts as one of
-//! those whose majority a failover needs: with enough of them no failover can be authorised, although all that run are
-//! well. Replicas that are gone are asked and tried for ever.
+//! Entries are never removed automatically. A Sentinel that was replaced under another address or id still counts
+//! towards the majority that a failover needs: with enough such entries no failover can be authorised, although all
+//! running Sentinels are healthy. Replicas that are gone are asked and retried forever.
 //!
-//! Seen when: by the word of a Sentinel that answers, another Sentinel or a replica has been s_down for ten minutes or
+//! Seen when: according to a Sentinel that answers, another Sentinel or a replica has been s_down for ten minutes or
 //! more, and it does not answer here either.
 //!
-//! Not to be taken for: a server that is away for a moment, or one that comes back: entries of those are right.
+//! Not to be taken for: a server that is down for a moment, or one that will come back: their entries are correct.
 //!
 //! How to confirm: `SENTINEL SENTINELS NAME` and `SENTINEL REPLICAS NAME`: flags, s-down-time (ms).
 //!
-//! What to do: if it does not come back, SENTINEL RESET on each Sentinel, one after the other with 30 s between, while
-//! the master is well.
+//! What to do: if it is not coming back, run SENTINEL RESET on each Sentinel, one after another, 30 s apart, while the
+//! master is healthy.
 //! Sources: SENTINEL SENTINELS, SENTINEL REPLICAS; Sentinel documentation ("Removing the old master or unreachable
 //! replicas", "Removing Sentinels").
 
@@ -42,14 +42,14 @@ pub fn check(facts: &Facts) -> Verdict {
     let Some((sentinel, group)) = words.iter().max_by_key(|(_, g)| gone(facts, g).len()) else {
         return Verdict::unknown(
             Lack::Rights,
-            "Sentinels' entries: none that answers listed those it knows",
+            "Sentinels' entries: none of the Sentinels that answer listed those it knows",
             "ACL SETUSER <user> +sentinel|sentinels +sentinel|replicas   (on the Sentinels)",
         );
     };
     let all = gone(facts, group);
     if all.is_empty() {
         return Verdict::Absent(format!(
-            "Sentinels' entries: none has been down for 10 minutes, by {} that listed them",
+            "Sentinels' entries: none has been down for 10 minutes, according to {} that listed them",
             words.len()
         ));
     }
@@ -72,7 +72,7 @@ fn found(facts: &Facts, sentinel: &SentinelNode, group: &SentinelGroup, all: &[&
     let addresses: Vec<String> = all.iter().map(|l| l.address.clone()).collect();
     let counted = if sentinels > 0 {
         format!(
-            "; a failover needs {} of the {known} Sentinels that are known, and {} are left",
+            "; a failover needs {} of the {known} known Sentinels, and {} are left",
             known / 2 + 1,
             known.saturating_sub(sentinels)
         )
@@ -91,12 +91,11 @@ fn found(facts: &Facts, sentinel: &SentinelNode, group: &SentinelGroup, all: &[&
     .on(subjects)
     .on(addresses.iter().map(String::as_str))
     .risk(if sentinels > 0 {
-        "each such Sentinel counts among those whose majority a failover needs"
+        "each such Sentinel counts towards the majority that a failover needs"
     } else {
-        "Sentinel asks a replica that is gone again and again, and would reconfigure it if something else took its \
-         address"
+        "Sentinel keeps asking a replica that is gone, and would reconfigure whatever else took its address"
     })
-    .proven("the Sentinel's own list; none of them is among those that answer here");
+    .proven("the Sentinel's own list; none of them answers here");
     for listed in all.iter().take(3) {
         let what = if listed.flags.contains("sentinel") { "SENTINELS" } else { "REPLICAS" };
         finding = finding.saw_at(
@@ -111,11 +110,11 @@ fn found(facts: &Facts, sentinel: &SentinelNode, group: &SentinelGroup, all: &[&
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     // Whether it comes back is known to people only: no exact line.
     finding.fix(
-        "If it does not come back: have each Sentinel forget it, one after the other with 30 s between, while the \
-         master is well",
+        "If it is not coming back: have each Sentinel forget it, one after another, 30 s apart, while the master is \
+         healthy",
         &lines,
-        "until it has heard of them again, a Sentinel knows neither replicas nor the others, and takes part in no \
-         failover",
+        "until it has heard of them again, a Sentinel knows neither the replicas nor the other Sentinels, and takes \
+         part in no failover",
         "",
     )
 }

@@ -1,17 +1,17 @@
-//! Sentinels are in TILT: they do not trust their own clock, and start or join no failover.
+//! Sentinels are in TILT: they do not trust their own clock, and neither start nor join a failover.
 //!
-//! A Sentinel looks at its clock ten times a second. Where it went back, or over two seconds have passed (the process
+//! A Sentinel checks its clock ten times a second. If the clock went back, or over two seconds have passed (the process
 //! was stopped, its machine had no CPU, the clock was set), it stays in TILT for 30 s after the last such moment: it
-//! goes on watching, and acts on nothing.
+//! keeps watching, but acts on nothing.
 //!
-//! Seen when: INFO of a Sentinel says sentinel_tilt:1. A Sentinel in TILT votes, but calls no master down: where fewer
-//! than `quorum` are left that do, no failover can be authorised meanwhile.
+//! Seen when: INFO of a Sentinel shows sentinel_tilt:1. A Sentinel in TILT still votes, but does not report a master as
+//! down: if fewer than `quorum` are left that do, no failover can be authorised until TILT ends.
 //!
-//! Not to be taken for: a lack of Sentinels (`sentinel_quorum`): these are there, and come back by themselves.
+//! Not to be taken for: missing Sentinels (`sentinel_quorum`): these are running, and recover on their own.
 //!
-//! How to confirm: `INFO sentinel` on each: sentinel_tilt, sentinel_tilt_since_seconds (7.0+); the log says "+tilt".
+//! How to confirm: `INFO sentinel` on each: sentinel_tilt, sentinel_tilt_since_seconds (7.0+); the log shows "+tilt".
 //!
-//! What to do: give the Sentinels' machines CPU that is theirs (a container's quota, a neighbour, a paused VM), and set
+//! What to do: make sure that the Sentinels get CPU (look for a container's quota, a neighbour, a paused VM), and set
 //! clocks by slewing (chrony) instead of in steps.
 //! Sources: INFO sentinel; sentinelCheckTiltCondition() of the servers (2 s, 30 s); spotahome #193, bitnami #9689.
 
@@ -58,12 +58,12 @@ pub fn check(facts: &Facts) -> Verdict {
     .on(addresses.iter().map(String::as_str))
     .on(masters)
     .risk(if most {
-        "no request is lost now; a master that dies meanwhile is not replaced"
+        "no request is lost now; a master that dies during TILT is not replaced"
     } else {
         "the others can still act; what stopped these may stop them too"
     })
     .severity(if most { Severity::High } else { Severity::Medium })
-    .proven("the Sentinels' own word");
+    .proven("the Sentinels' own INFO");
     for (sentinel, tilt) in tilted.iter().take(3) {
         let since = match tilt {
             Tilt::On { since_s: Some(s) } => format!(", sentinel_tilt_since_seconds:{s}"),
@@ -75,7 +75,7 @@ pub fn check(facts: &Facts) -> Verdict {
     finding
         .fix(
             &format!(
-                "On {}, see what stopped the Sentinel or moved its clock; TILT ends 30 s after the last time",
+                "On {}, see what stopped the Sentinel or moved its clock; TILT ends 30 s after the last such moment",
                 names(&hosts)
             ),
             &[

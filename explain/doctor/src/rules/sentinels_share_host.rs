@@ -1,16 +1,16 @@
 //! Most Sentinels run on one machine: when it dies, no failover can be authorised.
 //!
 //! A failover needs the votes of more than half of all Sentinels, dead ones counted. If the machine with most of them
-//! also has the master, one power cut takes the master and the means to replace it.
+//! also has the master, one power cut takes out the master and the means to replace it.
 //!
-//! Seen when: of two or more Sentinels more than half have one host address.
+//! Seen when: there are two or more Sentinels, and more than half of them have the same host address.
 //!
 //! Not to be taken for: a test deployment that is all on loopback, or Sentinels behind one NAT address (compare their
 //! run ids and machines).
 //!
 //! How to confirm: `SENTINEL SENTINELS NAME` on one of them: the addresses of the others.
 //!
-//! What to do: three Sentinels on three machines, at least one of which has neither the master nor its replica.
+//! What to do: run three Sentinels on three machines, at least one of which has neither the master nor its replica.
 //! Sources: SENTINEL SENTINELS; Sentinel documentation ("at least three Sentinel instances ... placed into computers
 //! that are believed to fail in an independent way").
 
@@ -43,7 +43,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let Some((host, there)) = hosts.iter().max_by_key(|(_, there)| there.len()) else { return Verdict::NotHere };
     if 2 * there.len() <= all.len() {
-        return Verdict::Absent(format!("Sentinels' hosts: {} of {} at most on one", there.len(), all.len()));
+        return Verdict::Absent(format!("Sentinels' hosts: at most {} of {} on one", there.len(), all.len()));
     }
     let masters: BTreeSet<&str> = facts.sentinels.iter().flat_map(|s| &s.groups).map(|g| g.master.as_str()).collect();
     let beside: Vec<String> = masters.iter().filter(|m| peers::host_of(m) == *host).map(|m| m.to_string()).collect();
@@ -57,7 +57,7 @@ pub fn check(facts: &Facts) -> Verdict {
     ))
     .on(there.iter().copied())
     .on(beside.iter().map(String::as_str))
-    .risk("when that machine dies, a master that dies with it or later is not replaced")
+    .risk("if that machine dies, a master that dies with it or later is not replaced")
     .proven("the Sentinels' own addresses");
     finding = match witness {
         Some(s) => finding.saw_at(cli(&s.address, "SENTINEL MASTERS; SENTINEL SENTINELS NAME"), list, facts.at_ms),
@@ -74,9 +74,10 @@ pub fn check(facts: &Facts) -> Verdict {
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     finding
         .fix(
-            "Start one on another machine, end one of these, and have the others forget it while the master is well",
+            "Start one on another machine, stop one of these, and have the others forget it while the master is \
+             healthy",
             &lines,
-            "for some seconds after a RESET that Sentinel knows neither replicas nor other Sentinels",
+            "for some seconds after a RESET, that Sentinel knows neither replicas nor other Sentinels",
             "",
         )
         .into()

@@ -1,25 +1,25 @@
-//! One shard of a cluster does much more than its share, so the whole cluster is full when that shard is.
+//! One shard of a cluster does much more than its share, so the whole cluster reaches its limit when that shard does.
 //!
-//! A cluster spreads slots over its masters, not work. A master with more slots than the others, a hash tag that puts
-//! all keys of a tenant into one slot, or one key that every client wants: its main thread is full while the others are
-//! idle, and more servers change nothing.
+//! A cluster spreads slots over its masters, not work. If one master has more slots than the others, a hash tag puts
+//! all keys of a tenant into one slot, or every client wants the same key, that main thread is full while the others
+//! are idle, and more servers change nothing.
 //!
 //! Seen when: the busiest master uses over 60 % of a core, 1.5 times the mean of all masters, and executes 1.5 times
-//! the mean number of commands. Between 40 and 60 % it is a risk. So is a master that holds 1.5 times the mean of the
-//! memory and has filled 80 % of its maxmemory: the cluster is full when that one is.
+//! the mean number of commands. Between 40 and 60 % it is a risk. So is a master that holds 1.5 times the mean memory
+//! and has filled 80 % of its maxmemory: the cluster is full when that one is.
 //!
-//! Not to be taken for: one expensive command (KEYS, a script, a big key): beyond 0.5 ms of CPU per command the rules
-//! for those say so, and this one stays silent. Slots that are spread unevenly on purpose, over servers of different
-//! size: without a busy main thread or full memory they are no finding.
+//! Not to be taken for: one expensive command (KEYS, a script, a big key): above 0.5 ms of CPU per command, the rules
+//! for those report it, and this one stays silent. Slots that are spread unevenly on purpose, over servers of different
+//! sizes: without a busy main thread or full memory, they are not a finding.
 //!
 //! How to confirm: `INFO cpu`, `INFO commandstats` and `INFO memory` of each master, twice; `CLUSTER NODES` for the
 //! slots. Which slot: `CLUSTER SLOT-STATS ORDERBY cpu-usec LIMIT 10 DESC` (Valkey 8.0+, Redis 8.2+, with
 //! cluster-slot-stats-enabled yes). Which key: `HOTKEYS START METRICS 1 CPU COUNT 10 DURATION 10`, then `HOTKEYS GET`
 //! (Redis 8.6+); `redis-cli --hotkeys` under an LFU policy.
-//! Never MONITOR: it costs the shard that has nothing left.
+//! Never use MONITOR: it costs the very shard that has nothing left.
 //!
-//! What to do: where slots explain it, rebalance them. Where keys do, rebalancing moves the problem and does not solve
-//! it: answer the hot key from a cache in the clients, split it, or take the hash tag apart.
+//! What to do: if slots explain it, rebalance them. If keys do, rebalancing moves the problem and does not solve it:
+//! serve the hot key from a client-side cache, split it, or break up the hash tag.
 //! Sources: INFO of each master, CLUSTER NODES; redis-cli --cluster rebalance; CLUSTER SLOT-STATS; HOTKEYS.
 
 use super::peers;
@@ -125,7 +125,7 @@ pub fn check(facts: &Facts) -> Verdict {
         let gap = facts.nodes.iter().find_map(|n| n.cluster.refused());
         return match gap {
             Some(gap) => Verdict::Unknown(gap.of("shards")),
-            None => Verdict::unknown(Lack::Answer, "shards stand in CLUSTER NODES, which no node gave", ""),
+            None => Verdict::unknown(Lack::Answer, "shards are listed in CLUSTER NODES, which no node returned", ""),
         };
     };
     if view.masters().count() < 2 {
@@ -146,7 +146,7 @@ fn unmeasured(facts: &Facts, view: &ClusterView) -> Verdict {
     let away = view.masters().find(|row| peers::node_of(facts, row).is_none_or(|n| n.last.is_none()));
     match away {
         Some(row) if facts.live().next().is_some() => {
-            Verdict::unknown(Lack::Answer, format!("shards: what {} does was not seen", row.address), "")
+            Verdict::unknown(Lack::Answer, format!("shards: the load of {} was not seen", row.address), "")
         }
         _ => Verdict::Unknown(unseen_info(facts, "shards")),
     }
@@ -156,7 +156,7 @@ fn none(shards: &Shards) -> String {
     let Some(busiest) = shards.busiest() else { return "shards: none".into() };
     let times = busiest.cpu / shards.cpu.max(1e-6);
     let why = if us_of_a_command(busiest) >= EXPENSIVE_US && busiest.cpu >= RISK {
-        format!(", by commands of {} each and not by their number", time_us(us_of_a_command(busiest)))
+        format!(", caused by commands of {} each and not by their number", time_us(us_of_a_command(busiest)))
     } else {
         String::new()
     };
@@ -190,7 +190,7 @@ fn busy(facts: &Facts, shards: &Shards, hot: &Shard) -> Finding {
         );
         finding.core(hot.cpu - shards.cpu, text)
     } else {
-        finding.risk("nothing waits for it yet; when the load grows, it is full first, and the others stay idle")
+        finding.risk("nothing waits for it yet; when the load grows, it is full first, while the others stay idle")
     };
     let finding = finding
         .gain(
@@ -268,7 +268,7 @@ fn rebalance(finding: Finding, facts: &Facts, hot: &Node) -> Finding {
     let is_empty = |n: &Node| n.cluster.value().and_then(ClusterView::myself).is_some_and(|me| me.slots.is_empty());
     if facts.live().any(|n| n.is_master() && is_empty(n)) {
         return finding.fix(
-            "Spread the slots over all masters, those without slots too",
+            "Spread the slots over all masters, including those without slots",
             &[&format!("{} --cluster rebalance {} --cluster-use-empty-masters", peers::tool(hot), hot.address)],
             MOVING,
             "",
@@ -279,7 +279,7 @@ fn rebalance(finding: Finding, facts: &Facts, hot: &Node) -> Finding {
 
 /// What can go wrong while slots move.
 const MOVING: &str =
-    "keys move while clients use them: some redirects, and a large key blocks both servers while it moves";
+    "keys move while clients use them: this causes some redirects, and a large key blocks both servers while it moves";
 
 fn even_out(finding: Finding, node: &Node) -> Finding {
     finding.fix(
@@ -299,7 +299,7 @@ fn give_away(finding: Finding, node: &Node) -> Finding {
     let weigh = |weight: &str| {
         format!("{} --cluster rebalance {} --cluster-weight {id}={weight}", peers::tool(node), node.address)
     };
-    finding.fix("Move half of its other slots to the other masters meanwhile", &[&weigh("0.5")], MOVING, &weigh("1"))
+    finding.fix("Until then, move half of its other slots to the other masters", &[&weigh("0.5")], MOVING, &weigh("1"))
 }
 
 /// Where keys explain it: find them, then do less with them.
@@ -308,27 +308,27 @@ fn keys(finding: Finding, node: &Node) -> Finding {
     let reads = reads_on_master::read_share(node).unwrap_or(0.0);
     let finding = if reads > 0.5 {
         finding.fix(
-            "Answer the hot keys from a cache in the clients",
+            "Serve the hot keys from a client-side cache",
             &[
                 "CLIENT TRACKING ON   (6.0+; the server tells the clients when a cached key changes)",
                 "Lettuce: CacheFrontend over ClientSideCaching; Jedis: CacheConfig; redis-py: \
                  cache_config=CacheConfig()",
             ],
-            "clients may answer a little behind the server; the cache takes memory in each of them",
-            "without the cache's setting",
+            "clients may see slightly stale values; the cache takes memory in each of them",
+            "remove the cache's setting",
         )
     } else {
         finding.fix(
-            "Split a hot key that is written: one sub-key per part, in different slots",
+            "Split a hot key that is written: use one sub-key per part, in different slots",
             &["INCR counter:{0} ... INCR counter:{15}   (a random one for each write; reads add them up)"],
-            "a read becomes several, and their sum is not of one moment",
+            "one read becomes several, and their sum is not taken at a single moment",
             "add the parts up into one key",
         )
     };
     finding.fix(
-        "Where a hash tag puts too much into one slot: a narrower tag",
+        "If a hash tag puts too much into one slot: use a narrower tag",
         &["{tenant42}:user:7  ->  {tenant42:7}:user   (only keys that one command needs together share a tag)"],
-        "commands with keys of several tags end in CROSSSLOT; the old keys must be copied",
+        "commands on keys with different tags fail with CROSSSLOT; the old keys must be copied",
         "",
     )
 }
@@ -367,7 +367,7 @@ fn which(finding: Finding, node: &Node) -> Finding {
         finding = finding.fix(
             "Find the hot keys",
             &[&run("HOTKEYS START METRICS 1 CPU COUNT 10 DURATION 10"), &run("HOTKEYS GET   (after ten seconds)")],
-            "it costs the main thread a little while it lasts",
+            "it costs the main thread a little while it runs",
             &run("HOTKEYS RESET"),
         );
     }
@@ -381,7 +381,7 @@ fn which(finding: Finding, node: &Node) -> Finding {
     }
     if finding.remedies.is_empty() {
         finding = finding.fix(
-            "Find the hot keys in the clients: this server does not count them, and MONITOR would cost it what it has \
+            "Find the hot keys in the clients: this server does not count them, and MONITOR would take what it has \
              left",
             &["in the application: count the keys it sends by name for a minute, and log the ten most frequent"],
             "",

@@ -1,19 +1,19 @@
-//! The masters' slots stand in very many ranges, so every description of the cluster is long.
+//! The masters' slots are split into very many ranges, so every description of the cluster is long.
 //!
-//! CLUSTER SLOTS has an entry with all nodes of the shard for each range of slots, CLUSTER NODES a word, and clients
-//! build their map from them at each refresh. Three masters need three ranges. Reshards that take a few slots here and
-//! there, or a placement by `slot % masters`, make hundreds or thousands of them.
+//! For each range of slots, CLUSTER SLOTS has an entry with all nodes of the shard and CLUSTER NODES has a word, and
+//! clients build their map from them at each refresh. Three masters need three ranges. Reshards that take a few slots
+//! here and there, or a placement by `slot % masters`, create hundreds or thousands of them.
 //!
-//! Seen when: the slots stand in 500 ranges or more, and in 10 times as many as there are masters. It has a price where
-//! the topology commands take over 0.5 % of a core in the window; else it is a risk.
+//! Seen when: the slots are in 500 ranges or more, and in at least 10 times as many as there are masters. It has a cost
+//! if the topology commands take over 0.5 % of a core in the window; otherwise it is a risk.
 //!
-//! Not to be taken for: clients that ask too often: over 2 % of a core `topology_storm` tells the price, and this is a
-//! risk beside it.
-//! Many nodes: each needs its line however the slots lie.
+//! Not to be taken for: clients that ask too often: over 2 % of a core, `topology_storm` reports the cost, and this is
+//! reported as a risk next to it.
+//! Many nodes: each needs its line however the slots are arranged.
 //!
 //! How to confirm: `CLUSTER NODES` and count the words from the ninth on; `CLUSTER SLOTS` and count its entries.
 //!
-//! What to do: have clients ask rarely; then give each master one run of slots, two masters at a time.
+//! What to do: have clients ask rarely; then give each master one contiguous range of slots, two masters at a time.
 //! Sources: CLUSTER NODES of every node, merged; commandstats.
 
 use super::peers;
@@ -45,7 +45,11 @@ pub fn check(facts: &Facts) -> Verdict {
         let gap = facts.nodes.iter().find_map(|n| n.cluster.refused());
         return match gap {
             Some(gap) => Verdict::Unknown(gap.of("ranges of slots")),
-            None => Verdict::unknown(Lack::Answer, "ranges of slots stand in CLUSTER NODES, which no node gave", ""),
+            None => Verdict::unknown(
+                Lack::Answer,
+                "ranges of slots are listed in CLUSTER NODES, which no node returned",
+                "",
+            ),
         };
     };
     let masters: Vec<&ClusterNode> = by_worst(view.masters().collect(), |m| m.slots.ranges().len() as f64);
@@ -62,7 +66,7 @@ pub fn check(facts: &Facts) -> Verdict {
 fn found(facts: &Facts, asked: &Node, view: &ClusterView, masters: &[&ClusterNode], ranges: usize) -> Finding {
     let bytes_of_slots: usize = masters.iter().map(|m| entry_bytes(view, m) * m.slots.ranges().len()).sum();
     let finding = Finding::new(format!(
-        "The slots of {} masters stand in {} ranges: CLUSTER SLOTS answers with about {}",
+        "The slots of {} masters are split into {} ranges: CLUSTER SLOTS answers with about {}",
         masters.len(),
         count(ranges as f64),
         bytes(bytes_of_slots as f64)
@@ -78,14 +82,13 @@ fn found(facts: &Facts, asked: &Node, view: &ClusterView, masters: &[&ClusterNod
                 .core(
                     share,
                     format!(
-                        "about {} of a core on {} for the length of these \
-                                      replies",
+                        "about {} of a core on {} due to the length of these replies",
                         percent(share),
                         node.address
                     ),
                 )
                 .gain(
-                    format!("topology refreshes at about {} of a core", percent(asks.share() - share)),
+                    format!("topology refreshes take about {} of a core", percent(asks.share() - share)),
                     format!(
                         "{:.4} of a core x (1 - {} masters / {ranges} ranges) = {share:.4}",
                         asks.share(),
@@ -93,15 +96,15 @@ fn found(facts: &Facts, asked: &Node, view: &ClusterView, masters: &[&ClusterNod
                     ),
                 )
                 .likely(
-                    "ranges and the cost of topology commands were measured; that the cost follows the ranges is \
-                         assumed",
+                    "ranges and the cost of topology commands were measured; that the cost grows with the ranges is \
+                     assumed",
                 )
                 .saw(node, "INFO commandstats", format!("CLUSTER: {} calls, {}", count(asks.calls), asks.figures()))
         }
         _ => finding
             .risk(
-                "every refresh of a client's map is as long as that, and so is every answer after a failover, when \
-                   all ask at once",
+                "every refresh of a client's map is that long, and so is every answer after a failover, when all \
+                 clients ask at once",
             )
             .proven("counted in the nodes' own views"),
     };
@@ -127,8 +130,8 @@ fn remedies(finding: Finding, facts: &Facts, asked: &Node, masters: &[&ClusterNo
             "Lettuce: dynamicRefreshSources(false), a period of minutes",
             "go-redis: ClusterStateReloadInterval of 60 s or more",
         ],
-        "a moved slot costs one redirect more",
-        "the client's old refresh settings",
+        "a moved slot costs one more redirect",
+        "restore the client's old refresh settings",
     );
     let [first, second, ..] = masters else { return finding };
     // One slot stays: since 7.0 a master that gives its last slot away becomes a replica of the one that gets it.
@@ -151,7 +154,7 @@ fn remedies(finding: Finding, facts: &Facts, asked: &Node, masters: &[&ClusterNo
         used.map_or(String::new(), |used| format!(" ({} now)", bytes(used)))
     };
     let risk = format!(
-        "{} holds the keys of both meanwhile: its own{} and those of {}{}; keys move while clients use them",
+        "{} holds the keys of both for that time: its own{} and those of {}{}; keys move while clients use them",
         first.address,
         holds(first),
         second.address,
@@ -159,8 +162,8 @@ fn remedies(finding: Finding, facts: &Facts, asked: &Node, masters: &[&ClusterNo
     );
     finding.fix(
         &format!(
-            "At a quiet time, give {} one run of slots again: all but one of its slots to {}, then as many back, which \
-             are neighbours",
+            "At a quiet time, give {} one contiguous range of slots again: move all but one of its slots to {}, then \
+             as many back, which are neighbours",
             second.address, first.address
         ),
         &[&line(second, first), &line(first, second)],

@@ -4,11 +4,11 @@
 //! marked `fail` or a slot is assigned to no node. While an owner is only suspected (`fail?`), commands on its own
 //! slots fail and the rest is served.
 //!
-//! Seen when: a slot has no owner in the merged view; or its owner is marked failed or suspected by its peers, or does
-//! not answer here while they have lost it too; or masters say cluster_state:fail.
+//! Seen when: a slot has no owner in the merged view; or its owner is marked as failed or suspected by its peers, or
+//! does not answer here while they have lost it too; or masters report cluster_state:fail.
 //!
-//! Not to be taken for: an owner that only this machine cannot reach (`node_unreachable` says so), slots that a replica
-//! has taken over while we looked, or slots that every node gives to another one (`views_disagree`).
+//! Not to be taken for: an owner that only this machine cannot reach (`node_unreachable` reports it), slots that a
+//! replica took over during the check, or slots that every node assigns to another one (`views_disagree`).
 //!
 //! What to do: bring the owner back, or let its replica take over; assign the slots that no node owns.
 //! Sources: CLUSTER NODES of every node that answers, CLUSTER INFO; clusterUpdateState() of the servers.
@@ -50,7 +50,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let Some((asked, merged)) = peers::cluster(facts) else {
         let missing = facts.nodes.iter().find_map(|n| n.cluster.refused());
         return missing.map_or_else(
-            || Verdict::unknown(Lack::Answer, "slots stand in CLUSTER NODES, which no node gave", ""),
+            || Verdict::unknown(Lack::Answer, "slots are listed in CLUSTER NODES, which no node returned", ""),
             |gap| Verdict::Unknown(gap.of("slots")),
         );
     };
@@ -73,14 +73,14 @@ pub fn check(facts: &Facts) -> Verdict {
                     unseen.row.slots,
                     unseen.row.address,
                     match unseen.node.and_then(Refusal::of) {
-                        Some(refusal) => format!("does not let this machine look ({})", refusal.said()),
+                        Some(refusal) => format!("cannot be inspected from this machine ({})", refusal.said()),
                         None => "does not answer here".to_string(),
                     }
                 ),
                 "run again after the cluster's node timeout, or look from another machine",
             ),
             None => Verdict::Absent(format!(
-                "slots: all 16384 have an owner that is well, in the view of {views} of {} nodes",
+                "slots: all 16384 have a healthy owner, in the view of {views} of {} nodes",
                 facts.nodes.len()
             )),
         };
@@ -163,7 +163,7 @@ fn present(
         format!("{} belong to {}, which its peers have lost too", slots(suspected.len()), owners(Owner::Lost))
     } else if !doubted.is_empty() {
         format!(
-            "{} belong to {}, which its peers suspect though it answers here",
+            "{} belong to {}, which its peers suspect although it answers here",
             slots(doubted.len()),
             owners(Owner::Doubted)
         )
@@ -175,7 +175,7 @@ fn present(
     } else if share > 0.0 {
         "commands there fail"
     } else {
-        "a failover is near"
+        "a failover is imminent"
     };
     let mut finding = Finding::new(format!("{what}: {follows}"))
         .on(ill.iter().map(|i| i.row.address.as_str()).chain(saying_fail.iter().map(|n| n.address.as_str())));
@@ -184,7 +184,7 @@ fn present(
             "all slots served",
             format!("{lost} of 16384 slots{}", if full { ", full coverage required" } else { "" }),
         )
-        .proven("the cluster's own word")
+        .proven("the cluster's own view")
         .saw(
             asked,
             "CLUSTER NODES",
@@ -206,7 +206,7 @@ fn present(
 fn cost(finding: Finding, facts: &Facts, merged: &ClusterView, ill: &[&Ill], share: f64) -> Finding {
     if share == 0.0 {
         return finding
-            .risk("a failure detector has run out: a replica may be elected while the owner lives")
+            .risk("a failure detector has timed out: a replica may be elected while the owner is alive")
             .severity(Severity::Medium);
     }
     let now_ms = facts.live().map(Node::at_ms).max().unwrap_or(facts.at_ms);
@@ -247,13 +247,13 @@ fn remedies(
             format!("CLUSTER ADDSLOTS {}   (on the master that should own them)", ranges.join(" "))
         };
         finding = finding.fix(
-            "Give the slots that no node owns to a master",
+            "Assign the slots that no node owns to a master",
             &[
                 &cli(&master.address, &add),
                 &format!("or all of them, evenly: {} --cluster fix {}", peers::tool(master), master.address),
             ],
             "if an old owner returns with data there, the newer epoch wins",
-            "CLUSTER DELSLOTS of the same slots, on the same master",
+            "CLUSTER DELSLOTS with the same slots, on the same master",
         );
     }
     let dead: Vec<&Ill> = ill.iter().copied().filter(|i| matches!(i.how, Owner::Failed | Owner::Lost)).collect();
@@ -278,7 +278,7 @@ fn remedies(
         let (no, yes) = (set("no"), set("yes"));
         let no: Vec<&str> = no.iter().map(String::as_str).collect();
         finding = finding.fix(
-            "Serve what can be served meanwhile",
+            "Until then, serve what can be served",
             &no,
             "clients see partial data: keys of the lost slots fail, the others work",
             &yes.join("; "),

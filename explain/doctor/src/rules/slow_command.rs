@@ -1,20 +1,19 @@
-//! Commands that take long hold up everyone else.
+//! Slow commands hold up all other clients.
 //!
-//! One thread serves all: an O(N) command over many elements (SORT, ZUNIONSTORE, SINTER, LRANGE 0 -1, FLUSHALL)
-//! is a stall for every other client, and so is the writing of a reply of megabytes. The slow log names such commands,
-//! but it names victims too: a GET of a few bytes that took 12 ms did nothing slow itself; the host, a fork or a page
+//! One thread serves all clients: an O(N) command over many elements (SORT, ZUNIONSTORE, SINTER, LRANGE 0 -1, FLUSHALL)
+//! is a stall for every other client, and so is writing a reply of several megabytes. The slow log names such commands,
+//! but it also names victims: a GET of a few bytes that took 12 ms did nothing slow itself; the host, a fork or a page
 //! fault did.
 //!
 //! Seen when: a command that is not constant-time takes over 10 % of a core at over 0.5 ms a call, or over 10 ms a call
-//! five times or with 1 % of a core. The writing of large replies is counted with it, and then a GET may be the cause
-//! as well. KEYS, scripts, CLUSTER, monitoring, commands on one big key and commands of hundreds of keys have their own
-//! rules.
+//! with five calls or 1 % of a core. Writing large replies is included in that, so a GET may be the cause as well.
+//! KEYS, scripts, CLUSTER, monitoring, commands on one big key and commands of hundreds of keys have their own rules.
 //!
 //! Not to be taken for: constant-time commands in the slow log, which are victims and are reported as such. MGET, HSET
-//! and others that grow with their arguments are victims too if the slow log shows few arguments. Nor for a server that
-//! was not on a processor meanwhile: what commands took is compared with the CPU time it used.
+//! and other commands whose cost grows with their arguments are victims too if the slow log shows few arguments. Nor
+//! for a server that was not on a processor at the time: the commands' time is compared with the CPU time it used.
 //!
-//! What to do: smaller steps (the SCAN family, pages, batches), the result kept, a replica for reports.
+//! What to do: work in smaller steps (the SCAN family, pages, batches), keep results, use a replica for reports.
 //! Sources: commandstats, SLOWLOG, CPU time and bytes sent of INFO.
 
 use super::prelude::*;
@@ -146,7 +145,7 @@ fn absent(facts: &Facts, victims: usize) -> Verdict {
     };
     let most = by_worst(facts.live().flat_map(costs).collect(), |(_, h): &(String, Held)| h.share());
     let mut text = match most.first() {
-        Some((name, h)) => format!("slow commands: of those judged here {name} takes most, {}", h.figures()),
+        Some((name, h)) => format!("slow commands: of those judged here, {name} takes the most, {}", h.figures()),
         None => "slow commands: none of those judged here were called in the window".into(),
     };
     if victims > 0 {
@@ -168,7 +167,7 @@ fn found(facts: &Facts, rows: &[Slow], worst: &Slow, victims: usize) -> Finding 
         .on(rows.iter().map(|r| r.node.address.as_str()))
         .latency(ms, wait)
         .gain(
-            format!("without it {} of the main thread is free again", percent(share)),
+            format!("without it, {} of the main thread is freed", percent(share)),
             format!("{calls:.0} calls x {mean:.0} us / {:.1} s = {share:.3} of the window", node.window_s),
         );
     finding = if worst.held.writing_us > worst.held.inside_us {
@@ -194,7 +193,7 @@ fn found(facts: &Facts, rows: &[Slow], worst: &Slow, victims: usize) -> Finding 
             subject: node.address.clone(),
             at_ms: node.at_ms(),
             text: format!(
-                "scripts on {} hold its main thread: {}, {command} included",
+                "scripts on {} block its main thread: {}, {command} included",
                 node.address,
                 scripts.figures()
             ),
@@ -229,7 +228,7 @@ pub fn smaller_steps(finding: Finding, node: &Node, command: &str, kind: Option<
 
 /// For commands that return much.
 fn reading_less(command: &str) -> Option<Advice> {
-    let twice = "a scan may return an element twice, and sees changes made meanwhile";
+    let twice = "a scan may return an element twice, and sees changes made while it runs";
     let shift = "elements may shift between pages while others write";
     let words = |all: &[&str]| all.iter().map(|w| w.to_string()).collect::<Vec<_>>();
     Some(match command {
@@ -256,20 +255,20 @@ fn reading_less(command: &str) -> Option<Advice> {
             "more round trips while there is a backlog",
         ),
         "SCAN" | "HSCAN" | "SSCAN" | "ZSCAN" => {
-            Advice("A smaller COUNT", vec![format!("{command} with COUNT 100")], "more round trips")
+            Advice("Use a smaller COUNT", vec![format!("{command} with COUNT 100")], "more round trips")
         }
         "GET" | "GETEX" | "GETRANGE" | "SUBSTR" | "GETDEL" | "GETSET" => Advice(
-            "Smaller values: read the part that is needed, store it compressed, or split it",
+            "Use smaller values: read the part that is needed, store it compressed, or split it",
             words(&["GETRANGE key 0 4095"]),
-            "a change of the data model",
+            "the data model has to change",
         ),
         "HGET" => Advice(
-            "Smaller values: store them compressed, or in more fields",
+            "Use smaller values: store them compressed, or in more fields",
             words(&["HSET key field:1 part1 field:2 part2"]),
-            "a change of the data model",
+            "the data model has to change",
         ),
         _ if WITHOUT_COUNT.contains(&command) => {
-            Advice("A smaller count per call", vec![format!("{command} key 100")], "more round trips")
+            Advice("Use a smaller count per call", vec![format!("{command} key 100")], "more round trips")
         }
         _ => return None,
     })
@@ -297,9 +296,9 @@ fn keeping_results(command: &str) -> Option<Advice> {
             "the order must be kept up to date with the data",
         ),
         "LINDEX" | "LSET" | "LINSERT" | "LREM" | "LPOS" => Advice(
-            "A list is walked from its end to the element: look up by position or value in another type",
+            "A list is walked from one end to the element: use another type to look up by position or value",
             vec!["HGET key field".into(), "ZRANGE key 500 500".into()],
-            "a change of the data model",
+            "the data model has to change",
         ),
         _ => return None,
     })
@@ -311,18 +310,18 @@ fn working_less(command: &str, node: &Node) -> Option<Advice> {
         "FLUSHALL" | "FLUSHDB" if node.level() >= (4, 0) => Advice(
             "Free the memory in the background",
             vec![format!("{command} ASYNC")],
-            "memory comes back a little later",
+            "memory is freed a little later",
         ),
-        "SAVE" => Advice("Save in a child process", vec![cli(&node.address, "BGSAVE")], "a fork"),
+        "SAVE" => Advice("Save in a child process", vec![cli(&node.address, "BGSAVE")], "it costs a fork"),
         "PUBLISH" | "SPUBLISH" => Advice(
-            "Each message is written to every subscriber: fewer of them per channel, or a stream",
+            "Each message is written to every subscriber: have fewer of them per channel, or use a stream",
             vec![cli(&node.address, "PUBSUB NUMSUB channel"), cli(&node.address, "PUBSUB NUMPAT")],
             "",
         ),
         _ if PER_ARGUMENT.contains(&command) => Advice(
-            "Batches of 100 at most, several of them in one pipeline",
+            "Use batches of at most 100, several of them in one pipeline",
             vec![format!("{command} with at most 100 keys, fields or members a call")],
-            "the whole is no longer atomic",
+            "the operation as a whole is no longer atomic",
         ),
         _ => return None,
     })
@@ -334,13 +333,13 @@ fn unlink(finding: Finding, node: &Node) -> Finding {
         true => finding.fix(
             "Delete in the background",
             &["UNLINK key   instead of DEL key"],
-            "memory comes back a little later",
+            "memory is freed a little later",
             "",
         ),
         false => finding.fix(
             "Delete in parts: there is no UNLINK before 4.0",
             &["LTRIM key 100 -1", "HDEL, SREM or ZREM of 100 elements at a time"],
-            "the key is there until the last part",
+            "the key exists until the last part is deleted",
             "",
         ),
     };
@@ -351,7 +350,7 @@ fn unlink(finding: Finding, node: &Node) -> Finding {
         &node.address,
         "Or let the server treat every DEL as UNLINK",
         &["CONFIG SET lazyfree-lazy-user-del yes"],
-        "memory comes back a little later",
+        "memory is freed a little later",
         "CONFIG SET lazyfree-lazy-user-del no",
     )
 }
@@ -427,7 +426,7 @@ pub fn from_replica(finding: Finding, facts: &Facts, node: &Node, command: &str)
     finding.fix(
         &format!("Send these reads to a replica ({})", replica.address),
         &how,
-        "a replica's data is a little old, and its own readers wait for the command there",
+        "a replica's data is slightly stale, and its own readers wait while the command runs there",
         "",
     )
 }

@@ -1,14 +1,15 @@
 //! A subscriber does not read what it subscribed to, and the server keeps it all in memory.
 //!
-//! Messages that a client has not read wait in its output buffer: memory that `maxmemory` counts, until the limit (32
-//! MB, or 8 MB for a minute, by default) ends the connection and the messages are lost.
+//! Messages that a client has not read wait in its output buffer. That memory counts towards `maxmemory`, until the
+//! connection is closed at the limit (32 MB, or 8 MB for a minute, by default) and the messages are lost.
 //!
-//! Seen when: a pub/sub connection has over 1 MB waiting, and all of them 5 % of the memory or one of them 4 MB.
+//! Seen when: a pub/sub connection has over 1 MB waiting, and all such connections together have 5 % of the memory or
+//! one of them has 4 MB.
 //!
 //! Not to be taken for: a replica that falls behind (flag S, another limit), or one large reply on its way; buffers of
-//! ordinary clients (`client_memory`), which speaks where subscribers do not hold most of it.
+//! ordinary clients (`client_memory`, which reports them if subscribers do not hold most of the memory).
 //!
-//! What to do: a faster or second consumer, a stream with a consumer group, smaller messages.
+//! What to do: use a faster or a second consumer, a stream with a consumer group, or smaller messages.
 //! Sources: CLIENT LIST omem; CONFIG GET client-output-buffer-limit.
 
 use unslow_facts::ClientRow;
@@ -56,7 +57,7 @@ pub fn check(facts: &Facts) -> Verdict {
     match facts.live().find_map(|n| n.clients.missing()) {
         Some(gap) => Verdict::Unknown(gap.of("subscribers' buffers")),
         None => Verdict::Absent(match facts.live().flat_map(subscribers).map(|c| c.output_bytes).max() {
-            Some(most) => format!("slow subscribers: {} wait for one of them at most", bytes(most as f64)),
+            Some(most) => format!("slow subscribers: at most {} wait for one of them", bytes(most as f64)),
             None => "slow subscribers: less than 256 kB waits for any of them".into(),
         }),
     }
@@ -99,7 +100,7 @@ fn found(node: &Node, all: &[&ClientRow]) -> Finding {
         (sum / room).min(1.0),
         format!("{} of memory, {} of what the server may use", bytes(sum), percent(sum / room)),
     )
-    .gain(format!("{} of memory back", bytes(sum)), format!("sum of omem over {} connections = {sum:.0} B", all.len()))
+    .gain(format!("{} of memory freed", bytes(sum)), format!("sum of omem over {} connections = {sum:.0} B", all.len()))
     .proven("the server's own figure for bytes waiting")
     .saw(
         node,
@@ -124,7 +125,7 @@ fn mend(finding: Finding, node: &Node, worst: &ClientRow, limit: Option<Limit>) 
     let finding = finding
         .fix(
             &format!(
-                "Find that client ({}) and let it read, or work in another thread than the one that reads",
+                "Find that client ({}) and make it read, or have it work in another thread than the one that reads",
                 worst.address
             ),
             &[&cli(&node.address, &find)],
@@ -132,7 +133,7 @@ fn mend(finding: Finding, node: &Node, worst: &ClientRow, limit: Option<Limit>) 
             "",
         )
         .fix(
-            "End it before it hurts others",
+            "Close it before it hurts others",
             &[&cli(&node.address, &format!("CLIENT KILL ID {}", worst.id))],
             "its waiting messages are lost",
             "",
@@ -140,9 +141,9 @@ fn mend(finding: Finding, node: &Node, worst: &ClientRow, limit: Option<Limit>) 
     // A limit that is there and no larger than usual needs no other.
     let Some(old) = limit.filter(|l| l.hard == 0.0 || l.hard > DEFAULT_LIMIT.hard) else { return finding };
     finding.fix(
-        "Let the server end such clients by itself, at the limit it comes with",
+        "Let the server close such clients automatically, at its default limit",
         &[&cli(&node.address, &format!("CONFIG SET client-output-buffer-limit \"pubsub {DEFAULT_LIMIT}\""))],
-        "subscribers with more waiting are ended at once, and their messages are lost",
+        "subscribers with more waiting are closed immediately, and their messages are lost",
         &cli(&node.address, &format!("CONFIG SET client-output-buffer-limit \"pubsub {old}\"")),
     )
 }

@@ -1,15 +1,15 @@
-//! The server's processor takes the interrupts of a network card: packets come before the main thread.
+//! The server's processor handles the interrupts of a network card: packets take precedence over the main thread.
 //!
-//! A card with one queue, or with its queues' interrupts on one processor, has that processor handle every packet of
-//! the machine. The main thread that runs on the same one is put aside meanwhile. `top` shows a server at 70 % that is
-//! slow, and %si high on one processor.
+//! If a card has one queue, or its queues' interrupts are all on one processor, that processor handles every packet of
+//! the machine. A main thread that runs on the same processor is interrupted for each of them. `top` shows a slow
+//! server at 70 %, and a high %si on one processor.
 //!
 //! Seen when: the processor that the main thread ran on spent 30 % of the window or more in soft interrupts, and took
-//! interrupts of devices. It costs something where that processor had nothing left (90 % busy), the main thread had a
-//! good part of the work there, and the server is used; else it is a risk.
+//! interrupts of devices. It has a cost if that processor had no time left (90 % busy), the main thread did a good part
+//! of the work there, and the server is in use; otherwise it is a risk.
 //!
 //! Not to be taken for: steal (`hypervisor_steal`); other processes there (`noisy_neighbour`, `pinned`); traffic within
-//! the machine, which the kernel handles on the sender's processor and which no card interrupts for.
+//! the machine, which the kernel handles on the sender's processor and for which no card interrupts.
 //!
 //! How to confirm: `mpstat -P ALL 1 5` (%soft); `cat /proc/interrupts` and `/proc/softirqs` (NET_RX) twice;
 //! `ps -o psr -p PID`.
@@ -95,19 +95,23 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     if let Some(node) = unsure {
         let why = format!(
-            "soft interrupts: {} moves between processors, and one of them spends much on packets",
+            "soft interrupts: {} moves between processors, and one of them spends a lot of time on packets",
             node.address
         );
-        return Verdict::unknown(Lack::Host, why, "on its machine: mpstat -P ALL 1 5, beside pidstat -t -p PID 1 5");
+        return Verdict::unknown(
+            Lack::Host,
+            why,
+            "on its machine: mpstat -P ALL 1 5, together with pidstat -t -p PID 1 5",
+        );
     }
     match most {
         Some(share) if share >= SOFTIRQ => Verdict::Absent(format!(
             "soft interrupts: {} of a server's processor, and no device interrupts there: the machine's own traffic",
             percent(share)
         )),
-        Some(share) => Verdict::Absent(format!("soft interrupts: {} of a server's processor at most", percent(share))),
+        Some(share) => Verdict::Absent(format!("soft interrupts: at most {} of a server's processor", percent(share))),
         None => {
-            Verdict::unknown(Lack::Host, "soft interrupts: the servers' processors could not be looked into", SEE_HOST)
+            Verdict::unknown(Lack::Host, "soft interrupts: the servers' processors could not be inspected", SEE_HOST)
         }
     }
 }
@@ -122,7 +126,7 @@ fn found(worst: &Beside<'_>) -> Finding {
         percent(soft)
     ));
     let text = format!(
-        "processor {} is {} busy: {} soft interrupts, {} of a core the main thread",
+        "processor {} is {} busy: {} in soft interrupts, {} of a core in the main thread",
         core.number,
         percent(busy),
         percent(soft),
@@ -175,7 +179,7 @@ fn ways_out(finding: Finding, worst: &Beside<'_>) -> Finding {
     let (host, core, pid) = (worst.host, worst.core.number, worst.process.pid);
     if host.cpus < 2 {
         return finding.fix(
-            "Give the machine a second processor: this one has all the packets and the server",
+            "Give the machine a second processor: this one handles all the packets and the server",
             &["mpstat -P ALL 1 5"],
             "",
             "",
@@ -190,7 +194,7 @@ fn ways_out(finding: Finding, worst: &Beside<'_>) -> Finding {
                  back)",
                 "ethtool -l INTERFACE; ethtool -L INTERFACE combined N   (more queues, where the card has them)",
             ],
-            "packets wait where the other processors are busy",
+            "packets wait if the other processors are busy",
             &format!("echo {core} > /proc/irq/NUMBER/smp_affinity_list"),
         )
         .fix(

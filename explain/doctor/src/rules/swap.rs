@@ -1,19 +1,19 @@
-//! Part of the server's memory is on a disk, and its main thread waits for it.
+//! Part of the server's memory is on disk, and its main thread waits for it.
 //!
-//! A key on a swapped page is read from the disk before the command can go on, and every other client waits as well:
+//! A key on a swapped page is read from disk before the command can continue, and every other client waits as well:
 //! microseconds become milliseconds.
 //!
 //! Seen when: pages of the server are swapped out (`VmSwap`), the machine read pages back in the window (`pswpin`), and
-//! the server itself waited for a disk for pages ten times a second or more (`majflt`). If those waits are under a
+//! the server itself waited for pages from disk ten times a second or more (`majflt`). If those waits are under a
 //! hundredth of the time, or were not counted, it is a risk.
 //!
-//! Not to be taken for: cold pages that nobody reads: swapped out, and none read back; pages of other processes, which
-//! the server's own count of waits tells apart; memory that is short but not swapped (`memory_pressure`).
+//! Not to be taken for: cold pages that are never used: swapped out, and none read back; pages of other processes,
+//! which the server's own count of waits leaves out; memory that is short but not swapped (`memory_pressure`).
 //!
 //! How to confirm: `grep VmSwap /proc/PID/status`; `vmstat 1`: the column si; field 12 of `/proc/PID/stat`, twice.
 //!
-//! What to do: memory first: what else runs there, a lower maxmemory, a larger machine. Then `vm.swappiness=1`, so that
-//! the kernel gives up its page cache before it swaps servers.
+//! What to do: memory first: move what else runs there, lower maxmemory, or use a larger machine. Then set
+//! `vm.swappiness=1`, so that the kernel gives up its page cache before it swaps servers.
 //! Sources: /proc/pid/status, /proc/pid/stat, /proc/vmstat; Redis latency documentation on swapping.
 
 use unslow_facts::{Host, Process};
@@ -24,8 +24,8 @@ use super::prelude::*;
 pub const TITLE: &str = "Swapping";
 pub const LEADS_TO: &[&str] = &["node_timeout_margin", "main_thread_saturated"];
 pub const INJECTED: Injected = Injected::No(
-    "swap space belongs to the whole machine, and using its memory up takes other programs with it; the rule is tested \
-     on facts by hand",
+    "swap space belongs to the whole machine, and using up its memory takes other programs down with it; the rule is \
+     tested on facts written by hand",
 );
 
 /// Waits for a page a second: at ten milliseconds each on a disk that turns, a tenth of the time.
@@ -69,7 +69,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match all.iter().max_by(|a, b| a.bytes.total_cmp(&b.bytes)) {
         Some(most) => Verdict::Absent(format!(
-            "swap: {} of a server at most is swapped out, {} pages were read back on its machine{}",
+            "swap: at most {} of a server is swapped out, {} pages were read back on its machine{}",
             bytes(most.bytes),
             most.read,
             most.waits.map_or(String::new(), |w| format!(", it waited for {} a second", count(w)))
@@ -101,7 +101,7 @@ fn found(facts: &Facts, s: &Swapped) -> Finding {
         finding
             .core(share, format!("{text}: about {} of the time", percent(share)))
             .gain(
-                "in memory: none of it",
+                "with everything in memory, none of it is left",
                 format!("{waits:.0} waits a second x {:.1} ms a read, as from an SSD = {share:.3}", READ_S * 1e3),
             )
             .likely(
@@ -112,9 +112,7 @@ fn found(facts: &Facts, s: &Swapped) -> Finding {
             .risk(if s.waits.is_some() {
                 format!("{text}: too few to notice yet")
             } else {
-                "whose pages were read back \
-                was not counted"
-                    .into()
+                "it was not counted whose pages were read back".into()
             })
             .likely(
                 "pages of this server are swapped out and some were read back on its machine; a slow request was \
@@ -153,9 +151,9 @@ fn found(facts: &Facts, s: &Swapped) -> Finding {
     let evicts = node.info().and_then(|i| i.get("maxmemory_policy")).is_some_and(|policy| policy != "noeviction");
     let finding = match memory::maxmemory(node).filter(|_| used > 0.0 && evicts) {
         Some(max) if node.is_master() => finding.fix(
-            "Now: let it use less than is resident, if it is a cache; else move what else runs there",
+            "Now: if it is a cache, let it use less than is resident; otherwise move what else runs there",
             &[&cli(&node.address, &format!("CONFIG SET maxmemory {:.0}", (used - s.bytes).max(0.5 * used)))],
-            "keys are evicted at once; where none may be, writes fail",
+            "keys are evicted immediately; if none may be evicted, writes fail",
             &cli(&node.address, &format!("CONFIG SET maxmemory {max:.0}")),
         ),
         _ => finding.fix(
@@ -166,10 +164,10 @@ fn found(facts: &Facts, s: &Swapped) -> Finding {
         ),
     };
     finding.fix(
-        "Then let the kernel give up page cache before it swaps servers; a restart, or a failover, brings back what is \
-         out",
+        "Then make the kernel give up page cache before it swaps servers; a restart or a failover brings back what is \
+         swapped out",
         &["sysctl -w vm.swappiness=1", "echo vm.swappiness=1 > /etc/sysctl.d/61-redis.conf"],
         "without free memory the OOM killer comes sooner",
-        "sysctl -w vm.swappiness=60   (as kernels come; or what it was)",
+        "sysctl -w vm.swappiness=60   (the kernel's default; or what it was)",
     )
 }

@@ -1,5 +1,5 @@
-//! What a deployment does by itself about a master that is lost, when, and how to have it done at once. Not a rule:
-//! several rules say it.
+//! What a deployment does on its own about a lost master, when, and how to have it done immediately. Not a rule:
+//! several rules use it.
 
 use std::fmt;
 
@@ -100,15 +100,14 @@ impl Outlook {
         match self {
             Outlook::Done { by } => format!("{by} has taken over"),
             Outlook::Election { candidate, patience: Some((ms, setting)) } => format!(
-                "by itself: {candidate} is promoted about {:.0} s after the loss ({setting}, then 1 to 2 s for the \
-                 election), \
-                 unless it is back before",
+                "automatically: {candidate} is promoted about {:.0} s after the loss ({setting}, then 1 to 2 s for the \
+                 election), unless it is back before then",
                 ((ms + ELECTION_MS) / 1000.0).ceil()
             ),
             Outlook::Election { candidate, patience: None } => {
                 format!(
-                    "by itself: {candidate} is promoted 1 to 2 s after the failure detector's timeout, which could not \
-                     be read"
+                    "automatically: {candidate} is promoted 1 to 2 s after the failure detector's timeout, which could \
+                     not be read"
                 )
             }
             Outlook::Overdue { candidate, due_ms } => format!(
@@ -116,7 +115,7 @@ impl Outlook {
                 ago(now_ms, *due_ms)
             ),
             Outlook::Nothing(why) => format!("nothing replaces it by itself: {why}"),
-            Outlook::Unknown(why) => format!("whether anything replaces it by itself is not known: {why}"),
+            Outlook::Unknown(why) => format!("whether anything replaces it automatically is not known: {why}"),
         }
     }
 }
@@ -269,11 +268,11 @@ pub fn force(finding: Finding, facts: &Facts, view: Option<&ClusterView>, master
     let lost = "writes that the replica had not received are lost";
     match facts.kind {
         DeploymentKind::Cluster => {
-            let back = cli(&master.address, "CLUSTER FAILOVER") + "   (once it is back and in step)";
+            let back = cli(&master.address, "CLUSTER FAILOVER") + "   (once it is back and up to date)";
             // Without a vote only where it was seen that there is none to be had.
             let (text, verb, risk) = if majority(facts, view).is_some_and(|(alive, of)| alive <= of / 2) {
                 let split = format!("{lost}; if the other side of a partition promotes one too, the newer epoch wins");
-                ("Promote its replica without a vote, as there is no majority", "TAKEOVER", split)
+                ("Promote its replica without a vote, because there is no majority", "TAKEOVER", split)
             } else {
                 ("Promote its replica without waiting", "FORCE", lost.to_string())
             };
@@ -298,7 +297,7 @@ pub fn force(finding: Finding, facts: &Facts, view: Option<&ClusterView>, master
             finding.fix(
                 "Promote its replica, and point the clients there",
                 &[&command],
-                &format!("{lost}; stop the old master first, or it comes back as a second one"),
+                &format!("{lost}; stop the old master first, or it comes back as a second master"),
                 &cli(&replica.address, &format!("REPLICAOF {host} {port}")),
             )
         }

@@ -1,12 +1,12 @@
-//! The server is at, or near, its limit of connections, and refuses new ones.
+//! The server is at, or near, its connection limit, and refuses new ones.
 //!
-//! Beyond `maxclients` (10,000 by default; lower where the file limit is) every new connection gets an error and is
-//! closed. Pools that grow, pods that scale and leaks arrive there together, mostly at the worst moment.
+//! Beyond `maxclients` (10,000 by default; lower if the file limit is) every new connection gets an error and is
+//! closed. Growing pools, scaling pods and leaks reach it together, usually at the worst moment.
 //!
 //! Seen when: connections were rejected in the window, or over 80 % of `maxclients` are in use.
 //!
-//! Not to be taken for: accept-queue overflows (`accept_overflow`), which refuse before the server sees them; a
-//! maxclients that the file limit made (`fd_limit`), which CONFIG SET cannot raise.
+//! Not to be taken for: accept-queue overflows (`accept_overflow`), which refuse connections before the server sees
+//! them; a maxclients that was lowered by the file limit (`fd_limit`), which CONFIG SET cannot raise.
 //!
 //! What to do: raise maxclients and the file limit together; size pools by load; multiplex; reap idle connections.
 //! Sources: INFO rejected_connections, maxclients; CONFIG GET maxclients.
@@ -31,7 +31,7 @@ pub fn check(facts: &Facts) -> Verdict {
     let Some(worst) = rows.first() else {
         return match most(facts, |n| Some(n.number("connected_clients")? / limit(n)?)) {
             Some(most) => {
-                Verdict::Absent(format!("connections: {} of maxclients at most, and none refused", percent(most)))
+                Verdict::Absent(format!("connections: at most {} of maxclients, and none refused", percent(most)))
             }
             None if facts.live().next().is_none() => Verdict::Unknown(unseen_info(facts, "connections")),
             None => Verdict::unknown(
@@ -62,7 +62,7 @@ pub fn check(facts: &Facts) -> Verdict {
             .availability(86400.0 * share, format!("{} of new connections are refused", percent(share)))
             .proven("the server counted the refusals in this window")
     } else {
-        finding.risk("the next burst of reconnects is refused").proven("counted by the server")
+        finding.risk("the next burst of reconnects will be refused").proven("counted by the server")
     };
     let mut finding = finding
         .gain(format!("room for {} more", count(max)), format!("maxclients {max:.0} -> {:.0}", max * 2.0))
@@ -124,7 +124,7 @@ fn remedies(finding: Finding, facts: &Facts, crowded: &Crowded) -> Finding {
         }
     };
     let finding = finding.fix(
-        "Then need fewer: smaller pools, or a multiplexing proxy",
+        "Then use fewer: smaller pools, or a multiplexing proxy",
         &["connections = commands/s x seconds per command x 1.5   (for each pool)"],
         "",
         "",

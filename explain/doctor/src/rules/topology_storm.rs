@@ -1,9 +1,9 @@
-//! Clients ask for the topology so often that the answers eat the servers.
+//! Clients ask for the topology so often that answering them eats up the servers.
 //!
-//! Cluster clients keep a map of slots. Many refresh it on a timer, each of them, from every node, over a new
-//! connection each time. CLUSTER NODES before 6.2 walks all 16,384 slots for every node: 0.4 ms at 30 nodes, 6 ms at
-//! 400 (measured on 5.0.14; 0.03 and 0.17 ms on 7.2.6). So the cost is clients x nodes x cluster size, and a cluster
-//! gets slower when it grows.
+//! Cluster clients keep a map of slots. Many refresh it on a timer: each client, from every node, over a new connection
+//! each time. CLUSTER NODES before 6.2 walks all 16,384 slots for every node: 0.4 ms at 30 nodes, 6 ms at 400 (measured
+//! on 5.0.14; 0.03 and 0.17 ms on 7.2.6). So the cost is clients x nodes x cluster size, and a cluster gets slower as
+//! it grows.
 //!
 //! Seen when: CLUSTER NODES/SLOTS/SHARDS take over 2 % of a core on a node, or over 1 ms a call more than once a
 //! second, or over 10 ms a call five times.
@@ -33,7 +33,7 @@ pub fn check(facts: &Facts) -> Verdict {
         return Verdict::NotHere;
     }
     let text = match asked {
-        None => "topology refreshes: none in the window but the doctor's".into(),
+        None => "topology refreshes: none in the window apart from the doctor's own".into(),
         Some((node, h)) => format!(
             "topology refreshes: {} of a core at most, at {} calls a second of {} each",
             percent(h.share()),
@@ -93,8 +93,7 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, worst: &Held) -> Fi
     if clients > 0.0 && needed < asked {
         finding = finding.gain(
             format!(
-                "one question per client every {ENOUGH_S:.0} s, to one node, leaves {} of a \
-                     core",
+                "one request per client every {ENOUGH_S:.0} s, to one node, takes {} of a core",
                 percent(needed * us / 1e6)
             ),
             format!(
@@ -116,7 +115,7 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, worst: &Held) -> Fi
 }
 
 fn in_the_client(finding: Finding, who: &[String]) -> Finding {
-    let later = "a moved slot costs one redirect more";
+    let later = "a moved slot costs one more redirect";
     match library(who) {
         "lettuce" => finding.fix(
             "Lettuce: ask one seed node, not all; refresh on demand and rarely by timer",
@@ -131,13 +130,13 @@ fn in_the_client(finding: Finding, who: &[String]) -> Finding {
             "go-redis: reload less often",
             &["redis.ClusterOptions{ClusterStateReloadInterval: 60 * time.Second}"],
             later,
-            "the old interval",
+            "restore the old interval",
         ),
         "jedis" => finding.fix(
-            "Jedis: no timer, redirects renew the slots; one JedisCluster per process",
+            "Jedis: use no timer, redirects renew the slots; keep one JedisCluster per process",
             &["new JedisCluster(...)   without topologyRefreshPeriod"],
             later,
-            "the old topologyRefreshPeriod",
+            "restore the old topologyRefreshPeriod",
         ),
         "redis-py" => finding.fix(
             "redis-py: each new RedisCluster object asks for the topology: keep one per process",
@@ -153,7 +152,7 @@ fn in_the_client(finding: Finding, who: &[String]) -> Finding {
                 "go-redis: ClusterStateReloadInterval of 60 s or more",
             ],
             later,
-            "the client's old refresh settings",
+            "restore the client's old refresh settings",
         ),
     }
 }
@@ -165,8 +164,8 @@ fn upgrade(finding: Finding, node: &Node) -> Finding {
     finding.fix(
         &format!("Upgrade {}: since 6.2 CLUSTER NODES costs 10 to 40 times less", node.version_text()),
         &["replicas first, then CLUSTER FAILOVER on each, then the old masters"],
-        "an upgrade's usual risks",
-        "fail over back to a node of the old version",
+        "the usual risks of an upgrade",
+        "fail back to a node of the old version",
     )
 }
 

@@ -1,22 +1,23 @@
-//! Invalidations for clients that cache take more of the server than the commands do.
+//! Invalidations for caching clients cost the server more than the commands do.
 //!
-//! With CLIENT TRACKING a server tells each client that may have a key that it changed. A broadcasting client (BCAST)
-//! is told of every change under its prefixes, read by it or not: without a prefix, of every change there is. A write
-//! then costs one message for each such client, and the cache that was to save the server's time takes it.
+//! With CLIENT TRACKING a server notifies each client that may have cached a key when that key changes. A broadcasting
+//! client (BCAST) is notified of every change under its prefixes, whether it has read the key or not: without a prefix,
+//! of every change there is. A write then costs one message for each such client, and the cache that was meant to save
+//! the server's time takes it up.
 //!
-//! Seen when: clients track, over 1,000 messages a second were written that no read asked for, more than there were
-//! commands, and what commands, reads and turns of the event loop leave unexplained of the CPU time is over 1 % of a
-//! core, at no more than 10 us a message. Replicas' streams and published messages are taken off.
+//! Seen when: clients use tracking, over 1,000 messages a second were written that no read asked for, more than there
+//! were commands, and the CPU time that commands, reads and event loop iterations do not explain, counted at no more
+//! than 10 us a message, is over 1 % of a core. Replicas' streams and published messages are subtracted.
 //!
-//! Not to be taken for: `tracking_table`, where keys are forgotten for want of room; invalidations at a modest rate,
-//! which are the feature at work; pub/sub, keyspace notifications and MONITOR, which push as well: beside these nothing
-//! is said.
+//! Not to be taken for: `tracking_table`, where keys are forgotten for lack of room; invalidations at a modest rate,
+//! which are the feature doing its job; pub/sub, keyspace notifications and MONITOR, which push messages as well: where
+//! these are in use, the rule makes no claim.
 //!
-//! How to confirm: `INFO stats` twice: total_writes_processed beside total_reads_processed, tracking_total_prefixes;
-//! `INFO clients`: tracking_clients; `CLIENT LIST`: flags t and B.
+//! How to confirm: `INFO stats` twice: total_writes_processed compared with total_reads_processed,
+//! tracking_total_prefixes; `INFO clients`: tracking_clients; `CLIENT LIST`: flags t and B.
 //!
-//! What to do: prefixes that hold only what is cached and rarely written; the default mode where each client caches few
-//! keys; no tracking for keys that change all the time.
+//! What to do: use prefixes that cover only what is cached and rarely written; the default mode if each client caches
+//! few keys; no tracking for keys that change all the time.
 //! Sources: INFO stats, clients and cpu; tracking.c (trackingBroadcastInvalidationMessages); redis/redis#13681; Redis
 //! documentation on client-side caching.
 
@@ -110,14 +111,14 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     if all.is_empty() && !tracking.is_empty() {
         let why = format!(
-            "{WHAT}: pub/sub, notifications, MONITOR or large replies are written beside them, and servers count all \
+            "{WHAT}: pub/sub, notifications, MONITOR or large replies are written as well, and servers count them all \
              together"
         );
         return Verdict::unknown(Lack::Other, why, "");
     }
     let text = by_worst(all.iter().collect(), |p| p.messages).first().map(|p| {
         format!(
-            "{WHAT}: {} messages a second at most, beside {} commands",
+            "{WHAT}: at most {} messages a second, next to {} commands",
             count(p.rate()),
             count(p.commands / p.node.window_s.max(0.001))
         )
@@ -137,15 +138,14 @@ fn found(p: &Pushed<'_>) -> Finding {
         count(p.clients),
         count(each)
     ))
-    .core(core, format!("about {} of a core on {} for messages that no one asked for", percent(core), node.address))
+    .core(core, format!("about {} of a core on {} for messages that no client asked for", percent(core), node.address))
     .gain(
-        format!("with tracking of what is rarely written up to {} of a core is free again", percent(core)),
+        format!("tracking only what is rarely written frees up to {} of a core", percent(core)),
         format!("{rate:.0} messages/s x {us:.1} us = {core:.4} cores"),
     )
     .likely(
         "the messages are writes that no read asked for, both counted by the server; the CPU is what nothing else \
-         explains, within the price of a \
-         message",
+         explains, capped at the most that a message costs",
     )
     .saw(
         node,
@@ -173,25 +173,25 @@ fn found(p: &Pushed<'_>) -> Finding {
 fn mend(finding: Finding, p: &Pushed<'_>) -> Finding {
     let finding = if p.prefixes > 0.0 {
         finding.fix(
-            "Broadcast only what is cached and rarely written: prefixes, and keys that change all the time under \
-             another one",
+            "Broadcast only what is cached and rarely written: use prefixes, and put keys that change all the time \
+             under another one",
             &["CLIENT TRACKING ON BCAST PREFIX config: PREFIX product:   (instead of no prefix, which is every key)"],
             "keys outside the prefixes are no longer invalidated: they must not be cached",
             "CLIENT TRACKING OFF, and ON with the old prefixes",
         )
     } else {
         finding.fix(
-            "Track only what is worth caching: OPTIN, and CLIENT CACHING YES before such a read",
+            "Track only what is worth caching: use OPTIN, and send CLIENT CACHING YES before such a read",
             &[
                 "CLIENT TRACKING ON OPTIN",
                 "CLIENT CACHING YES   (right before the GET of a key that is rarely written)",
             ],
-            "what is not opted in is not cached",
+            "keys that are not opted in are not cached",
             "CLIENT TRACKING OFF, and ON without OPTIN",
         )
     };
     finding.fix(
-        "In the libraries: no client-side cache for what is written as often as it is read",
+        "In the libraries: use no client-side cache for keys that are written as often as they are read",
         &callers::advice(
             p.node,
             &[

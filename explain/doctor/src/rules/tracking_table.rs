@@ -1,20 +1,20 @@
-//! The table of client-side caching is full: the server tells clients to drop keys that nobody changed.
+//! The client-side caching table is full: the server tells clients to drop keys that have not changed.
 //!
-//! For clients that cache, the server remembers which of them read which key. At `tracking-table-max-keys` (a million,
-//! as servers come) it forgets one for each new one, and has to send an invalidation for it: caches lose what is still
-//! true, and read again.
+//! For clients that cache, the server remembers which of them read which key. At `tracking-table-max-keys` (a million
+//! by default) it forgets one key for each new one, and has to send an invalidation for it: caches lose entries that
+//! are still valid, and read them again.
 //!
-//! Seen when: clients track, and the table holds nine tenths of its limit or more; or it remembers ten million readers,
-//! a hundred for each key, and twice as many as the clients that are there could be: most of those connections are long
-//! gone.
+//! Seen when: clients use tracking, and the table holds nine tenths of its limit or more; or it remembers ten million
+//! readers, a hundred for each key, and twice as many as the connected clients could be: most of those connections are
+//! long gone.
 //!
-//! Not to be taken for: invalidations by writes, which are the feature at work; broadcasting clients (BCAST), who are
-//! told by prefix and fill no table.
+//! Not to be taken for: invalidations caused by writes, which are the feature doing its job; broadcasting clients
+//! (BCAST), which are notified by prefix and do not fill the table.
 //!
 //! How to confirm: `INFO stats` tracking_total_keys, tracking_total_items; `INFO clients` tracking_clients;
 //! `CONFIG GET tracking-table-max-keys`.
 //!
-//! What to do: a larger table where there is memory (some hundred bytes a key), OPTIN for what is worth caching, or
+//! What to do: use a larger table if there is memory (a few hundred bytes a key), OPTIN for what is worth caching, or
 //! BCAST with prefixes.
 //! Sources: INFO tracking_total_keys; Redis documentation on client-side caching; redis/redis#9231, #13867.
 
@@ -77,9 +77,9 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     match all.first() {
         Some(most) => Verdict::Absent(format!(
-            "the tracking table: {} keys at most, of {}",
+            "the tracking table: at most {} keys; its limit: {}",
             count(most.keys),
-            if most.max > 0.0 { count(most.max) } else { "as many as there are".into() }
+            if most.max > 0.0 { count(most.max) } else { "none".into() }
         )),
         None if facts.live().next().is_some() => Verdict::NotHere,
         None => Verdict::absent(facts, "the tracking table", None),
@@ -97,29 +97,33 @@ fn look(node: &Node) -> Option<Table<'_>> {
 fn found(t: &Table) -> Finding {
     let (node, address) = (t.node, t.node.address.as_str());
     let seen = node.setting_number("tracking-table-max-keys").is_some();
-    let finding =
-        if t.is_full() {
-            let (keys, max) = (count(t.keys), count(t.max));
-            Finding::new(if t.share() >= FULL {
-            format!("The tracking table of {address} is full: {keys} keys of {max}; clients must drop keys that did \
-                     not change")
+    let finding = if t.is_full() {
+        let (keys, max) = (count(t.keys), count(t.max));
+        Finding::new(if t.share() >= FULL {
+            format!(
+                "The tracking table of {address} is full: {keys} keys of {max}; clients must drop keys that did \
+                     not change"
+            )
         } else {
             format!("The tracking table of {address} is nearly full: {keys} keys of {max}")
         })
-        .risk("once it is full, each new key a caching client reads evicts another, and all who cache that one drop it")
-        } else {
-            Finding::new(format!(
-                "The tracking table of {address} remembers {} readers for {} keys, most of them gone",
-                count(t.items),
-                count(t.keys)
-            ))
-            .risk("memory that grows with every reconnecting client, until the keys are written")
-        };
+        .risk(
+            "once it is full, each new key a caching client reads evicts another, and every client that has cached \
+             that one drops it",
+        )
+    } else {
+        Finding::new(format!(
+            "The tracking table of {address} remembers {} readers for {} keys, most of them gone",
+            count(t.items),
+            count(t.keys)
+        ))
+        .risk("its memory grows with every reconnecting client, until the keys are written")
+    };
     let finding = finding
         .likely(if seen {
-            "the table and its limit were read; invalidations for want of room are not counted by the server"
+            "the table and its limit were read; the server does not count invalidations for lack of room"
         } else {
-            "the table was read; its limit was not, and is taken to be a million, as servers come"
+            "the table was read; its limit was not, and is assumed to be the default of a million"
         })
         .saw(node, "INFO stats", format!("tracking_total_keys:{:.0}, tracking_total_items:{:.0}", t.keys, t.items))
         .saw(node, "INFO clients", format!("tracking_clients:{:.0}", node.number("tracking_clients").unwrap_or(0.0)));
@@ -128,7 +132,7 @@ fn found(t: &Table) -> Finding {
     let needs = (larger - t.max) * KEY_BYTES;
     let finding = if t.is_full() && room.is_none_or(|room| needs < 0.05 * room) {
         finding.fix(
-            &format!("A larger table: about {} of memory more", bytes(needs)),
+            &format!("Use a larger table: about {} more memory", bytes(needs)),
             &[&cli(address, &format!("CONFIG SET tracking-table-max-keys {larger:.0}"))],
             "the memory counts against maxmemory",
             &cli(address, &format!("CONFIG SET tracking-table-max-keys {:.0}", t.max)),
@@ -137,12 +141,12 @@ fn found(t: &Table) -> Finding {
         finding
     };
     finding.fix(
-        "Track what is worth caching: OPTIN with CLIENT CACHING YES before such reads, or BCAST with prefixes",
+        "Track only what is worth caching: use OPTIN with CLIENT CACHING YES before such reads, or BCAST with prefixes",
         &[
             "CLIENT TRACKING ON OPTIN   (in the application)",
             "CLIENT TRACKING ON BCAST PREFIX user:   (in the application)",
         ],
-        "what is not tracked must not be cached",
+        "keys that are not tracked must not be cached",
         "CLIENT TRACKING ON   (in the application)",
     )
 }

@@ -1,7 +1,8 @@
 //! Huge pages make copy-on-write expensive while a save runs.
 //!
-//! With transparent huge pages set to `always` a single written byte during a save copies 2 MB instead of 4 kB: latency
-//! spikes and memory growth. Servers since 6.2 turn it off for themselves unless `disable-thp no` is set.
+//! With transparent huge pages set to `always`, a single byte written during a save copies 2 MB instead of 4 kB, which
+//! causes latency spikes and memory growth. Servers since 6.2 turn it off for themselves unless `disable-thp no` is
+//! set.
 //!
 //! Seen when: THP is `always`, the server forks, and a tenth of its memory or more really is in huge pages.
 //!
@@ -9,7 +10,7 @@
 //!
 //! How to confirm: `grep AnonHugePages /proc/PID/smaps_rollup`.
 //!
-//! What to do: `madvise` or `never`, and restart the server.
+//! What to do: set it to `madvise` or `never`, and restart the server.
 //! Sources: /sys/kernel/mm/transparent_hugepage/enabled, smaps_rollup AnonHugePages; redis.io latency documentation.
 
 use super::noisy_neighbour::SEE_HOST;
@@ -75,10 +76,10 @@ fn absent(facts: &Facts) -> Verdict {
     match (on, off) {
         (None, Some(set)) => Verdict::Absent(format!("huge pages: set to {set} on the servers' machines")),
         (None, None) => {
-            Verdict::unknown(Lack::Host, "huge pages: the server's machine could not be looked into", SEE_HOST)
+            Verdict::unknown(Lack::Host, "huge pages: the server's machine could not be inspected", SEE_HOST)
         }
         (Some(_), _) if !seen.iter().any(|(node, _)| forks(node)) => {
-            Verdict::Absent("huge pages: on, and no server has forked (latest_fork_usec:0)".into())
+            Verdict::Absent("huge pages: on, but no server has forked (latest_fork_usec:0)".into())
         }
         (Some(_), _) => {
             let held = |(node, (_, process)): &(&Node, (_, &unslow_facts::Process))| {
@@ -86,12 +87,12 @@ fn absent(facts: &Facts) -> Verdict {
             };
             match seen.iter().filter_map(held).reduce(f64::max) {
                 Some(share) => Verdict::Absent(format!(
-                    "huge pages: on, and {} of a server's memory is in them at most",
+                    "huge pages: on, but at most {} of a server's memory is in them",
                     percent(share)
                 )),
                 None => Verdict::unknown(
                     Lack::Host,
-                    "huge pages: on, and smaps_rollup of the servers is not readable",
+                    "huge pages: on, but smaps_rollup of the servers is not readable",
                     "run unslow as root there",
                 ),
             }

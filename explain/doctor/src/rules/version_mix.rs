@@ -1,19 +1,19 @@
-//! Nodes of one deployment run different versions: an upgrade was begun and not finished.
+//! Nodes of one deployment run different versions: an upgrade was started and not finished.
 //!
-//! Servers of two versions work together while an upgrade lasts, in one direction: a newer replica reads the copies of
-//! an older master. The other way round it does not: a snapshot has the format of the version that wrote it, and an
-//! older server refuses a newer format. Such a replica follows for as long as its link holds, and never again after
-//! that. A failover in the middle of an upgrade is enough to turn the two round.
+//! During an upgrade, servers of two versions work together in one direction: a newer replica can read the copies of an
+//! older master. The other way round does not work: a snapshot has the format of the version that wrote it, and an
+//! older server refuses a newer format. Such a replica follows as long as its link holds, and never again after that. A
+//! failover in the middle of an upgrade is enough to swap the two roles.
 //!
 //! Seen when: a replica's version cannot read the format that its master sends, its link was down at both ends of the
-//! window, and the master began a copy meanwhile: that replica is lost until it is upgraded. Or, a risk: versions
-//! differ (the first two numbers), and every process has been up for over a day, so that nothing is being upgraded now.
+//! window, and the master started a copy in between: that replica is lost until it is upgraded. Or, as a risk: versions
+//! differ (in the first two numbers), and every process has been up for over a day, so nothing is being upgraded now.
 //!
-//! Not to be taken for: an upgrade that is running: some process is young then. Versions that differ in the last number
-//! only. A newer replica of an older master, which is how upgrades are done: it is only a risk when it stays so.
+//! Not to be taken for: an upgrade in progress: some process is then young. Versions that differ only in the last
+//! number. A newer replica of an older master, which is how upgrades are done: it is only a risk if it stays that way.
 //!
-//! How to confirm: `INFO server` of each node: redis_version, valkey_version, uptime_in_seconds. The replica's log says
-//! "Can't handle RDB format version".
+//! How to confirm: `INFO server` of each node: redis_version, valkey_version, uptime_in_seconds. The replica's log
+//! shows "Can't handle RDB format version".
 //!
 //! What to do: upgrade the replicas first, fail over, then upgrade the old master; finish it within the day.
 //! Sources: INFO server and replication; RDB_VERSION in rdb.h of the servers; replicaRdbVersion() of Valkey 9.
@@ -131,11 +131,15 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let ages: Option<Vec<f64>> = versions.values().flatten().map(|n| n.number("uptime_in_seconds")).collect();
     let Some(youngest_s) = ages.and_then(|ages| ages.into_iter().reduce(f64::min)) else {
-        return Verdict::unknown(Lack::Version, format!("versions: {}; since when is not in INFO", names(&all)), "");
+        return Verdict::unknown(
+            Lack::Version,
+            format!("versions: {}; INFO does not show since when", names(&all)),
+            "",
+        );
     };
     if youngest_s < STILL_S {
         return Verdict::Absent(format!(
-            "versions: {} side by side, and a process is only {} old: an upgrade may be running",
+            "versions: {} side by side, but a process is only {} old: an upgrade may be in progress",
             names(&all),
             age(youngest_s)
         ));
@@ -192,21 +196,20 @@ fn half_done(versions: &BTreeMap<Version, Vec<&Node>>, pairs: &[Pair], youngest_
     let older: Vec<&Node> = versions.values().rev().skip(1).flatten().copied().collect();
     let risk = match pairs.first() {
         Some(p) => format!(
-            "{} cannot read a full copy of {}: when its link breaks for longer than the backlog lasts, it is lost",
+            "{} cannot read a full copy of {}: if its link breaks for longer than the backlog lasts, it is lost",
             p.replica.address, p.master.address
         ),
-        None => {
-            "commands, defaults and formats differ between the nodes: what works now may not after a failover".into()
-        }
+        None => "commands, defaults and formats differ between the nodes: what works now may not work after a failover"
+            .into(),
     };
     let mut finding = Finding::new(format!(
-        "An upgrade was left half done: {} have run side by side for {} at least",
+        "An upgrade was left half done: {} have run side by side for at least {}",
         listed.join(", "),
         age(youngest_s)
     ))
     .on(older.iter().map(|n| n.address.as_str()))
     .risk(risk)
-    .proven("every server's version and uptime, as it says them");
+    .proven("every server reported its version and uptime");
     for nodes in versions.values() {
         if let Some(node) = nodes.iter().min_by(|a, b| up_s(a).total_cmp(&up_s(b))) {
             let value = format!("{}, uptime_in_seconds:{:.0}", node.version_text(), up_s(node));
@@ -225,7 +228,7 @@ fn half_done(versions: &BTreeMap<Version, Vec<&Node>>, pairs: &[Pair], youngest_
     finding.fix(
         "Finish the upgrade, replicas first",
         &lines,
-        "each restart takes a server away for as long as it loads",
+        "each restart makes a server unavailable while it loads",
         "",
     )
 }

@@ -1,20 +1,20 @@
-//! Nodes of one cluster name different owners for the same slots, and do not come to agree.
+//! Nodes of one cluster name different owners for the same slots, and do not reach agreement.
 //!
-//! Every node has its own list of who owns what; gossip brings the lists together within the node timeout. It cannot
-//! where no node claims a slot itself: one was told that another owns it now (CLUSTER SETSLOT NODE in a reshard that
-//! ended half way), and that other one was not. Then clients are sent from each to the other without end. Or a node
-//! holds an old owner and hears of no newer epoch.
+//! Every node has its own list of slot owners; gossip brings the lists together within the node timeout. It cannot do
+//! so if no node claims a slot itself: one node was told that another owns it now (CLUSTER SETSLOT NODE in a reshard
+//! that stopped halfway), but that other node was not. Clients are then sent from each to the other endlessly. Or a
+//! node keeps an old owner and never hears of a newer epoch.
 //!
 //! Seen when: the lists differ at the start of the window and in the same way at its end, and either none of the nodes
 //! that are named as a slot's owner claims it in its own list, or the window was longer than the node timeout.
 //!
-//! Not to be taken for: a reshard at work (keys move, or CLUSTER SETSLOT was called in the window) or one that stands
-//! open (`open_slots`); an epoch that is just spreading, after a failover or a reshard; a node that is away, which its
-//! peers replace first (`node_unreachable`, `slots_uncovered`).
+//! Not to be taken for: a reshard in progress (keys move, or CLUSTER SETSLOT was called in the window) or one that was
+//! left open (`open_slots`); an epoch that is still spreading after a failover or a reshard; a node that is down, which
+//! its peers replace first (`node_unreachable`, `slots_uncovered`).
 //!
-//! How to confirm: `CLUSTER NODES` of every node, twice, the node timeout apart; compare who has the slot.
+//! How to confirm: `CLUSTER NODES` of every node, twice, the node timeout apart; compare which node has the slot.
 //!
-//! What to do: tell every master the same owner, the owner first; then let `--cluster check` look at all of them.
+//! What to do: set the same owner on every master, on the owner first; then check all of them with `--cluster check`.
 //! Sources: CLUSTER NODES of every node at both ends of the window; the cluster specification, on epochs and UPDATE
 //! messages.
 
@@ -56,16 +56,20 @@ pub fn check(facts: &Facts) -> Verdict {
     let differ = format!("the views of {} nodes differ on {} at the window's start", nodes.len(), slots(before.len()));
     let last: Vec<ClusterView> = nodes.iter().filter_map(|n| n.last_view().cloned()).collect();
     if last.len() < nodes.len() {
-        return Verdict::unknown(Lack::Time, format!("{differ}, and were not all asked again at its end"), "run again");
+        return Verdict::unknown(
+            Lack::Time,
+            format!("{differ}, and not all of them were asked again at its end"),
+            "run again",
+        );
     }
     let lasting = lasting(&before, &last);
     if lasting.is_empty() {
-        return Verdict::Absent(format!("{differ}, and have settled by its end, or are open slots"));
+        return Verdict::Absent(format!("{differ}, but had settled by its end, or are open slots"));
     }
     if let Some(away) = facts.nodes.iter().find(|n| !peers::answers(n)) {
         return Verdict::unknown(
             Lack::Answer,
-            format!("{differ} while {} is away: they may settle when it is back or replaced", away.address),
+            format!("{differ} while {} is down: they may settle when it is back or replaced", away.address),
             "run again when every node answers",
         );
     }
@@ -81,7 +85,7 @@ fn agreed(facts: &Facts, seen: usize) -> Verdict {
     match facts.live().find(|n| n.cluster.value().is_none()) {
         Some(node) => match node.cluster.refused() {
             Some(gap) => Verdict::Unknown(gap.of("views")),
-            None => Verdict::unknown(Lack::Answer, format!("views: {} did not give its own", node.address), ""),
+            None => Verdict::unknown(Lack::Answer, format!("views: {} did not return its own", node.address), ""),
         },
         None if seen < 2 => Verdict::NotHere,
         None => Verdict::Absent(format!("views: {seen} nodes agree on the owner of every slot")),
@@ -133,7 +137,7 @@ fn judge(facts: &Facts, nodes: &[&Node], last: &[ClusterView], lasting: &[Disput
     // Where nobody claims a slot that only some give to anyone, nobody owns it: `slots_uncovered` says so.
     let all: Vec<&Disputed> = lasting.iter().filter(|d| d.claimed > 0).collect();
     if all.is_empty() {
-        return Verdict::Absent(format!("{differ}, on slots that nobody owns"));
+        return Verdict::Absent(format!("{differ}, on slots that no node owns"));
     }
     stale(facts, nodes, last, &all, watched_ms).into()
 }
@@ -166,7 +170,7 @@ fn unserved(facts: &Facts, nodes: &[&Node], last: &[ClusterView], disputed: &[&D
     let share = disputed.len() as f64 / f64::from(SLOTS);
     let each = if disputed.len() == 1 { "is" } else { "are" };
     let finding = Finding::new(format!(
-        "{} ({set}) {each} nobody's: {} each send clients to another node, and none claims what it is given",
+        "{} ({set}) {each} owned by no node: {} each send clients to another node, and none claims what it is given",
         slots(disputed.len()),
         names(&named)
     ))
@@ -182,7 +186,7 @@ fn unserved(facts: &Facts, nodes: &[&Node], last: &[ClusterView], disputed: &[&D
     .affects(peers::affected(facts))
     .gain("these slots are served again", format!("{} of {SLOTS} slots x 86,400 s", disputed.len()))
     .proven("every node that is named as an owner denies it in its own list, at both ends of the window")
-    .not("a reshard at work: no key moved, and no slot stands open");
+    .not("a reshard in progress: no key moved, and no slot is open");
     remedy(told(finding, nodes, last, disputed), facts, nodes, last, disputed)
 }
 
@@ -195,20 +199,22 @@ fn stale(facts: &Facts, nodes: &[&Node], last: &[ClusterView], disputed: &[&Disp
     let finding =
         if twice > 0 {
             let text = format!(
-                "{} are claimed by two masters: what one of them is given is lost when they \
-                            agree",
+                "{} are claimed by two masters: the writes that one of them accepts are lost when they agree",
                 slots(twice)
             );
             finding.risk(text).severity(Severity::High)
         } else {
             finding
-            .risk("clients that ask a node with an old list are sent to the wrong one; a failover counts its votes by \
+            .risk("clients that ask a node with an old list are sent to the wrong node; a failover counts its votes by \
                    these lists")
             .severity(Severity::Medium)
         };
     let finding = finding
-        .gain("one list", format!("{} of {SLOTS} slots", disputed.len()))
-        .proven(format!("the same at both ends of {:.0} s, longer than the node timeout", watched_ms / 1000.0))
+        .gain("one list that all nodes share", format!("{} of {SLOTS} slots", disputed.len()))
+        .proven(format!(
+            "the views were the same at both ends of {:.0} s, which is longer than the node timeout",
+            watched_ms / 1000.0
+        ))
         .not("an epoch that is spreading: it would have reached every node by now");
     remedy(told(finding, nodes, last, disputed), facts, nodes, last, disputed)
 }
@@ -247,12 +253,12 @@ fn remedy(finding: Finding, facts: &Facts, nodes: &[&Node], last: &[ClusterView]
         lines.push(format!("{} --cluster check {}   (then the next of the slots)", peers::tool(node), node.address));
     }
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    let text = format!("Name one owner for slot {} on every master, the owner first", first.slot);
+    let text = format!("Set one owner for slot {} on every master, on the owner first", first.slot);
     finding.fix(
         &text,
         &lines,
-        "look first who holds its keys (CLUSTER COUNTKEYSINSLOT on each of them): a master refuses to give away a slot \
-         with keys",
+        "first see which node holds its keys (CLUSTER COUNTKEYSINSLOT on each of them): a master refuses to give away \
+         a slot with keys",
         "the same commands with the other owner's id",
     )
 }

@@ -1,23 +1,23 @@
-//! Transactions that come to nothing: another client wrote to a watched key first, and EXEC is dropped.
+//! Transactions have no effect: another client wrote to a watched key first, and EXEC is dropped.
 //!
-//! WATCH is a lock that does not wait. With few writers nearly every EXEC succeeds. With many on one key most attempts
-//! fail, each after WATCH, a read, MULTI and EXEC, and the clients begin again at once, which makes it worse. Nothing
-//! counts a dropped
-//! EXEC: it is no error, and the commands that were queued are simply not executed.
+//! WATCH is a lock that does not wait. With few writers nearly every EXEC succeeds. With many on one key, most attempts
+//! fail, each after WATCH, a read, MULTI and EXEC, and the clients retry immediately, which makes it worse. Nothing
+//! counts a dropped EXEC: it is not an error, and the commands that were queued are simply not executed.
 //!
-//! Seen when: over ten EXEC a second, most of them after a WATCH, and the server executed so few commands that may have
-//! been in them that at least a quarter of them cannot have done anything. A transaction is taken to have one write at
-//! least, and every write that was executed is taken to have been a transaction's: there may be more conflicts than are
-//! reported, but not fewer.
+//! Seen when: there are over ten EXEC a second, most of them after a WATCH, and the server executed so few commands
+//! that may have been part of them that at least a quarter of the transactions cannot have done anything. A transaction
+//! is assumed to have at least one write, and every write that was executed is assumed to belong to a transaction:
+//! there may be more conflicts than are reported, but not fewer.
 //!
-//! Not to be taken for: EXECABORT (`error_flood`), where a queued command was refused; WATCH given up with UNWATCH or
-//! DISCARD, which sends no EXEC. Where other clients write much, conflicts are hidden behind their writes and none is
+//! Not to be taken for: EXECABORT (`error_flood`), where a queued command was refused; a WATCH abandoned with UNWATCH
+//! or DISCARD, which sends no EXEC. If other clients write a lot, conflicts are hidden behind their writes and none is
 //! claimed.
 //!
-//! How to confirm: `INFO commandstats` twice: cmdstat_exec beside the commands that transactions queue, and
-//! cmdstat_watch; in the client: EXEC answers nil (Jedis and redis-py: null, WatchError; Lettuce: wasDiscarded()).
+//! How to confirm: `INFO commandstats` twice: cmdstat_exec compared with the commands that transactions queue, and
+//! cmdstat_watch; in the client: EXEC returns nil (Jedis and redis-py: null, WatchError; Lettuce: wasDiscarded()).
 //!
-//! What to do: pause at random before the next attempt; then one atomic command or a script in place of WATCH.
+//! What to do: pause for a random time before the next attempt; then use one atomic command or a script instead of
+//! WATCH.
 //! Sources: INFO commandstats; multi.c (EXEC of a client with CLIENT_DIRTY_CAS executes nothing); Redis documentation
 //! of transactions.
 
@@ -172,7 +172,7 @@ pub fn check(facts: &Facts) -> Verdict {
         Some(t) if t.watch < 1.0 => absent_by_commandstats(facts, WHAT, format!("{WHAT}: no WATCH in the window")),
         Some(t) => {
             let (exec, writes) = (count(t.exec), count(t.writes));
-            let text = format!("{WHAT}: {exec} EXEC and {writes} commands executed that may have been theirs");
+            let text = format!("{WHAT}: {exec} EXEC and {writes} commands executed that may have been part of them");
             absent_by_commandstats(facts, WHAT, text)
         }
     }
@@ -183,8 +183,8 @@ fn found(t: &Transactions<'_>) -> Finding {
     let (failed, done) = (t.failed(), (t.exec - t.failed()).max(1.0));
     let tries = t.exec / done;
     let finding = Finding::new(format!(
-        "At least {} of the transactions on {} come to nothing: {} EXEC, and {} commands executed that may have been \
-         theirs",
+        "At least {} of the transactions on {} have no effect: {} EXEC, and {} commands executed that may have been \
+         part of them",
         percent(t.share()),
         node.address,
         count(t.exec),
@@ -192,9 +192,8 @@ fn found(t: &Transactions<'_>) -> Finding {
     ));
     let mut finding = price(finding, t, tries)
         .likely(
-            "the calls were counted by the server, and an EXEC that executes nothing is a conflict of WATCH; that each \
-             transaction has a \
-             write, and that clients wait for each step, is inferred",
+            "the calls were counted by the server, and an EXEC that executes nothing is a WATCH conflict; that each \
+             transaction has a write, and that clients wait for each step, is inferred",
         )
         .saw(
             node,
@@ -223,7 +222,7 @@ fn found(t: &Transactions<'_>) -> Finding {
 /// The round trips of failed attempts, or, where those were not seen, what they take of the server.
 fn price(finding: Finding, t: &Transactions<'_>, tries: f64) -> Finding {
     let node = t.node;
-    let text = format!("{} attempts for each transaction that succeeds, at least", count(tries));
+    let text = format!("at least {} attempts for each transaction that succeeds", count(tries));
     // How far the clients are is known from their sockets alone: we may look from far away.
     if let Some((rtt_us, _)) = no_pipelining::round_trip_us(node).filter(|(_, seen)| *seen) {
         let depth = node.depth().unwrap_or(1.0).max(1.0);
@@ -238,7 +237,7 @@ fn price(finding: Finding, t: &Transactions<'_>, tries: f64) -> Finding {
                 ),
             )
             .gain(
-                format!("without conflicts the mean command loses {} less", time_us(lost_us)),
+                format!("without conflicts, the mean command loses {} less", time_us(lost_us)),
                 format!(
                     "{:.0} failed x {:.1} commands / {:.0} commands x {rtt_us:.0} us / {depth:.1} commands a round \
                      trip = {lost_us:.1} us",
@@ -251,7 +250,7 @@ fn price(finding: Finding, t: &Transactions<'_>, tries: f64) -> Finding {
     let us = spent(node, FRAME).mean_us + call_us(node);
     let core = t.failed() * t.attempt * us / 1e6 / node.window_s.max(0.001);
     finding.core(core, format!("{text}; about {} of a core", percent(core))).gain(
-        format!("without conflicts about {} of a core is free again", percent(core)),
+        format!("without conflicts, about {} of a core is freed", percent(core)),
         format!(
             "{:.0} failed x {:.1} commands x {us:.1} us in {:.0} s = {core:.4} \
                  cores",
@@ -264,7 +263,7 @@ fn price(finding: Finding, t: &Transactions<'_>, tries: f64) -> Finding {
 
 fn mend(finding: Finding, node: &Node) -> Finding {
     let finding = finding.fix(
-        "At once: a random pause before the next attempt, longer with each, and an end after a few",
+        "Right away: pause for a random time before the next attempt, longer with each, and give up after a few",
         &["pause = random(0, 10 ms x 2^attempt), at most 1 s"],
         "a transaction that conflicts takes longer",
         "",
@@ -277,10 +276,10 @@ fn mend(finding: Finding, node: &Node) -> Finding {
     if node.info().is_some_and(|i| i.product() == "Valkey" && i.version() >= Some((8, 1, 0))) {
         atomic.push("SET key new IFEQ old   (compare and set, Valkey 8.1+)");
     }
-    finding.fix("Let the server do it in one step: one command, or a script, in place of WATCH", &atomic, "", "").fix(
-        "Watch less: a key for each thing that changes by itself, not one for all",
+    finding.fix("Let the server do it in one step: one command, or a script, instead of WATCH", &atomic, "", "").fix(
+        "Watch less: use one key for each thing that changes independently, not one for all",
         &["WATCH stock:42   instead of WATCH stock"],
-        "what was one value is several",
+        "what was one value becomes several",
         "",
     )
 }

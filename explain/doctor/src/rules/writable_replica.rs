@@ -1,22 +1,22 @@
-//! A replica accepts writes from clients: they exist there alone, and the next full copy removes them without a word.
+//! A replica accepts writes from clients: they exist only there, and the next full copy removes them silently.
 //!
-//! With replica-read-only no a replica executes what clients write and tells no other server. Its data is no longer its
-//! master's: reads differ by server, keys with a TTL that were made there may never expire (before 4.0), and a failover
-//! to it makes the difference the truth.
+//! With replica-read-only no, a replica executes what clients write and passes it on to no other server. Its data no
+//! longer matches its master's: reads differ by server, keys with a TTL that were created there may never expire
+//! (before 4.0), and a failover to it makes the difference permanent.
 //!
-//! Seen when: a linked replica says slave_read_only:0. Writes of its own are those it executed in the window beyond
-//! what its master did: what comes by replication is counted at both.
+//! Seen when: a linked replica reports slave_read_only:0. Its own writes are those it executed in the window beyond
+//! what its master did: replicated writes are counted at both.
 //!
 //! Not to be taken for: clients that write to a read-only replica and are refused (READONLY, `error_flood`), or a
-//! replica that works off what it was behind: it executes more than its master does, so one that was behind in the
-//! window is not judged.
+//! replica that is catching up: it executes more than its master does, so a replica that was behind in the window is
+//! not judged.
 //!
 //! How to confirm: `INFO commandstats` on both, twice; `DBSIZE` on both; `CONFIG GET replica-read-only`.
 //!
-//! In a cluster replicas redirect writes whatever the setting is: nothing is judged there.
+//! In a cluster, replicas redirect writes whatever the setting is, so nothing is judged there.
 //!
-//! What to do: send those clients to the master (or to a server of their own, if they only need a place to compute),
-//! then set replica-read-only yes. To make the replica its master's copy again, have it copied once.
+//! What to do: send those clients to the master (or to a separate server, if they only need a place to compute), then
+//! set replica-read-only yes. To make the replica match its master again, have it do one full copy.
 //! Sources: INFO replication (slave_read_only); redis.conf (replica-read-only).
 
 use super::peers;
@@ -176,14 +176,18 @@ fn found(worst: &Writable, rows: &[Writable]) -> Finding {
             count(own)
         ))
         .risk(
-            "these writes are on this server alone: its next full copy removes them, and a failover to it makes them \
-               the truth",
+            "these writes exist only on this server: its next full copy removes them, and a failover to it makes them \
+             permanent",
         )
         .severity(Severity::Medium)
     } else {
-        Finding::new(format!("Replica {} takes writes of its own (replica-read-only no){more}", replica.address)).risk(
-            "a client that writes there by mistake gets OK; the write is on this server alone, and its next full copy \
-             removes it",
+        Finding::new(format!(
+            "Replica {} accepts writes from clients (replica-read-only no){more}",
+            replica.address
+        ))
+        .risk(
+            "a client that writes there by mistake gets OK; the write exists only on this server, and its next full \
+             copy removes it",
         )
     };
     let finding = finding.on(rows.iter().map(|w| w.replica.address.as_str())).saw(
@@ -204,11 +208,13 @@ fn found(worst: &Writable, rows: &[Writable]) -> Finding {
     };
     let finding = match worst.own {
         Some(own) if own > 0.0 => finding
-            .proven("both servers counted the writes that they executed in this window, and the replica took more"),
-        Some(_) => finding.proven("the replica's own word; in this window it executed no more writes than its master"),
-        None => {
-            finding.proven("the replica's own word; whether writes of its own came in this window could not be told")
+            .proven("both servers counted the writes that they executed in this window, and the replica executed more"),
+        Some(_) => {
+            finding.proven("the replica reports the setting; in this window it executed no more writes than its master")
         }
+        None => finding.proven(
+            "the replica reports the setting; whether it received writes of its own in this window could not be told",
+        ),
     };
     mend(finding, replica)
 }

@@ -1,22 +1,22 @@
 //! The server delays writes on purpose, so that a replica can keep up.
 //!
-//! Valkey 9.2 and newer can slow writers down while what waits for a replica grows towards its output buffer limit: the
-//! link then stays, and the full copy that would follow is not needed. The delayed commands are in no slow log, since
-//! the delay comes before they are executed, and the main thread is idle meanwhile. To an application it looks like a
-//! slow server.
+//! Valkey 9.2 and newer can slow writers down while the data that waits for a replica grows towards its output buffer
+//! limit: the link then stays up, and the full copy that would follow is not needed. The delayed commands are not in
+//! the slow log, because the delay comes before they are executed, and the main thread is idle during it. To an
+//! application it looks like a slow server.
 //!
-//! Seen when: `repl_throttle_total_commands` grew in the window by more than ten and by 1 % of the commands.
+//! Seen when: `repl_throttle_total_commands` grew in the window by more than ten and by at least 1 % of the commands.
 //!
-//! Not to be taken for: writes that CLIENT PAUSE or a failover holds back (`paused`), that too few replicas refuse
-//! (`min_replicas_refusing`), or that an fsync delays (`fsync_always`, `aof_fsync_stall`). Reads are never delayed. How
-//! long the writes waited is not counted by the server, so no time is claimed here. Servers without the counter have no
-//! such delay.
+//! Not to be taken for: writes that CLIENT PAUSE or a failover holds back (`paused`), that are refused because too few
+//! replicas keep up (`min_replicas_refusing`), or that an fsync delays (`fsync_always`, `aof_fsync_stall`). Reads are
+//! never delayed. The server does not count how long the writes waited, so no time is claimed here. Servers without the
+//! counter have no such delay.
 //!
 //! How to confirm: `INFO` twice: repl_throttle_total_commands, repl_throttle_rate (writes a second that are let
-//! through); `INFO replication`: the offsets of the replicas beside master_repl_offset.
+//! through); `INFO replication`: the offsets of the replicas compared with master_repl_offset.
 //!
-//! What to do: find out why the replica is slow (`replica_lag`); give it time by a larger output buffer limit; write
-//! less at once.
+//! What to do: find out why the replica is slow (`replica_lag`); give it time with a larger output buffer limit; write
+//! less at a time.
 //! Sources: INFO of Valkey 9.2 (src/throttle_repl.c), valkey #4356.
 
 use super::prelude::*;
@@ -91,7 +91,7 @@ fn found(d: &Delays) -> Finding {
         "INFO replication",
         format!("{BEGUN}:{:.0} {RATE}:{:.2}", node.number(BEGUN).unwrap_or(0.0), node.number(RATE).unwrap_or(-1.0)),
     )
-    .not("slow commands: the delay comes before a command is executed, and no slow log has it")
+    .not("slow commands: the delay comes before a command is executed, so the slow log does not show it")
     .fix(
         "See which replica is behind, and why: its CPU, its disk, the path to it",
         &[&cli(&node.address, "INFO replication"), &cli(&node.address, "CLIENT LIST TYPE replica")],
@@ -99,9 +99,9 @@ fn found(d: &Delays) -> Finding {
         "",
     )
     .fix(
-        "Let more wait for it before writes are delayed, where the memory is there",
+        "Let more data wait for it before writes are delayed, if there is memory for it",
         &["CONFIG SET client-output-buffer-limit \"replica 1gb 512mb 120\""],
-        "that much memory more for each replica that is behind",
+        "that much more memory for each replica that is behind",
         "CONFIG SET client-output-buffer-limit \"replica 256mb 64mb 60\"",
     )
 }

@@ -196,7 +196,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     drop(storm);
     played.rows.push(row("Redis 5.0, clients ask replicas only", &replicas));
 
-    cx.say("Redis 5.0: clients are told by unslow watch");
+    cx.say("Redis 5.0: unslow watch notifies the clients");
     let watch: Background = cx.background(None, &["watch", &lab.url(), "--publish", "--quiet"], &[])?;
     raise_descriptors();
     // As the extension of Lettuce: each listens on one connection, and asks one replica every ten minutes to be sure.
@@ -215,7 +215,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let storm = Storm::begin(vec![spared[0].clone()], per_s / 10.0);
     let told = measure(cx, &lab, &lab.url(), Some(&storm), &mut played.notes)?;
     drop((storm, listening, ear, watch));
-    played.rows.push(row("Redis 5.0, clients told by unslow watch", &told));
+    played.rows.push(row("Redis 5.0, clients notified by unslow watch", &told));
 
     cx.say("Redis 5.0: behind unslow gateway, clients ask the gateway");
     let listen = format!("127.0.0.1:{}", free_port("127.0.0.1")?);
@@ -245,7 +245,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let upgraded = newest.ok_or(CaseError::NoNewerEngine)?;
     played.held.push((
         upgraded.each_us * 3.0 < before.each_us,
-        "CLUSTER NODES of Redis 7.0 was not three times as cheap as of 5.0".into(),
+        "CLUSTER NODES on Redis 7.0 was not three times cheaper than on 5.0".into(),
     ));
     // A remedy under which nobody refreshes any more is none.
     let nodes = 6.0;
@@ -256,7 +256,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         ("one replica", &told, 0.1),
     ] {
         let text =
-            format!("of {what} {:.0} refreshes a second were answered, not {:.0}", seen.asked_per_s, asked * per_s);
+            format!("{what}: {:.0} refreshes a second were answered, not {:.0}", seen.asked_per_s, asked * per_s);
         played.held.push((seen.asked_per_s >= 0.8 * asked * per_s, text));
     }
     played.held.push((
@@ -268,18 +268,18 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         .push((behind.masters < before.masters / 10.0, "behind the gateway masters still answer CLUSTER NODES".into()));
     played
         .held
-        .push((told.masters < before.masters / 2.0, "masters still answer CLUSTER NODES when clients are told".into()));
+        .push((told.masters < before.masters / 2.0, "masters still answer CLUSTER NODES with unslow watch".into()));
     played.notes.push(format!(
-        "{clients} clients that refresh every 60 s are {per_s:.0} refreshes a second for each node; {ghosts} ghosts \
+        "{clients} clients that refresh every 60 s are {per_s:.0} refreshes a second on each node; {ghosts} ghosts \
          make each answer as long as in a cluster of {} nodes",
         ghosts + 6
     ));
     played
         .notes
-        .push("p99.9 is of one window: five of its requests were slower; compare the time on CLUSTER NODES".into());
+        .push("p99.9 is from one window: five of its requests were slower; compare the time on CLUSTER NODES".into());
     played.closing = format!(
-        "CLUSTER NODES took {} of each Redis 5.0 master's core at {} a call; asked of replicas only it takes {} of a \
-         master's, told by unslow watch {} (its own questions), behind the gateway {}, and Redis 7.0 answers in {}.",
+        "CLUSTER NODES took {} of each Redis 5.0 master's core at {} per call; {} when clients ask replicas only, \
+         {} when unslow watch notifies them (its own queries), {} behind the gateway; Redis 7.0 answers in {}.",
         percent(before.masters),
         time_us(before.each_us),
         percent(replicas.masters),

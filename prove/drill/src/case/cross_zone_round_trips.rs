@@ -71,8 +71,8 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     };
     let mut medians = Vec::new();
     let ways = [
-        ("other zone, one command a round trip", far, false),
-        ("same zone, one command a round trip", near, false),
+        ("other zone, one command per round trip", far, false),
+        ("same zone, one command per round trip", near, false),
         ("other zone, the whole batch pipelined", far, true),
         ("same zone, the whole batch pipelined", near, true),
     ];
@@ -104,15 +104,15 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     )?;
     let took = begun.elapsed().as_secs_f64();
     played.rows.push(Row {
-        name: "other zone, unslow sink (with its start, connecting included)".into(),
+        name: "other zone, unslow sink (including its start and connecting)".into(),
         cells: vec!["-".into(), "-".into(), rate((messages * count) as f64 / took)],
     });
     played
         .held
         .push((medians[2] * 5.0 < medians[0], "pipelining was not five times as fast from the other zone".into()));
     played.closing = format!(
-        "A batch of {messages} messages from the other zone takes {} in one go in place of {} one command at a time: \
-         {:.0} times as fast. Moving the consumer beside the master gives {}.",
+        "A batch of {messages} messages from the other zone takes {} in one go instead of {} one command at a time, \
+         {:.0} times as fast. With the consumer moved into the master's zone it takes {}.",
         time_us(medians[2]),
         time_us(medians[0]),
         medians[0] / medians[2],

@@ -58,7 +58,7 @@ pub fn locks(cx: &mut Context<'_>) -> Result<Played, Error> {
     played.unknown = unknown(&outcomes);
     let held = [
         (double(0) == 0, "two holders although nothing failed"),
-        (double(1) > 0, "no double holder was caught after the failover"),
+        (double(1) > 0, "no lock was seen to have two holders after the failover"),
         (double(2) == 0, "two holders although each lock waited for a replica"),
         (double(3) == 0, "two holders of a Redlock although no server lost anything"),
     ];
@@ -66,8 +66,8 @@ pub fn locks(cx: &mut Context<'_>) -> Result<Played, Error> {
     let seen = held.into_iter().zip(&outcomes).filter(|(_, o)| o.verdict != Verdict::Unknown);
     played.held = seen.map(|((holds, text), _)| (holds, text.to_string())).collect();
     played.closing = format!(
-        "A lock of one master that Sentinel replaces had two holders {} times while the old one was cut off; with WAIT \
-         1 {}, with Redlock {}.",
+        "A lock on one master that Sentinel replaces had two holders {} times while the old master was cut off; with \
+         WAIT 1 {}, with Redlock {}.",
         double(1),
         double(2),
         double(3)
@@ -117,7 +117,7 @@ pub fn sentinel(cx: &mut Context<'_>) -> Result<Played, Error> {
     let lost = |i: usize| outcomes[i].figures.writes.lost + outcomes[i].figures.writes_stays.lost;
     played.closing = format!(
         "Sentinel promoted a replica {} after a kill: clients that asked it lost {} acknowledged writes, those that \
-         stayed {}. A master that hung and went on lost {}, one that was cut off with its clients {}, with \
+         stayed {}. A master that hung and then continued lost {}, one that was cut off with its clients {}, with \
          min-replicas-to-write 1 {}, with WAIT 1 {}.",
         outcomes[0].figures.promoted_after_us.map_or("-".into(), |us| time_us(us as f64)),
         outcomes[0].figures.writes.lost,
@@ -170,10 +170,10 @@ pub fn clients(cx: &mut Context<'_>) -> Result<Played, Error> {
     played.unknown.extend(missing);
     let told = |fault: &str| {
         worst(fault)
-            .map_or("nobody ran".into(), |s| format!("{} {}", s.client, time_us(s.recovery_us.unwrap_or(0) as f64)))
+            .map_or("no client ran".into(), |s| format!("{} {}", s.client, time_us(s.recovery_us.unwrap_or(0) as f64)))
     };
     played.closing = format!(
-        "The longest without an answer after a kill: {}; after a hang: {}; after a slot moved: {}.",
+        "Longest time without an answer after a kill: {}; after a hang: {}; after a slot moved: {}.",
         told("kill"),
         told("hang"),
         told("move_slot")

@@ -13,7 +13,7 @@ use super::Picture;
 #[derive(Debug, thiserror::Error)]
 pub enum NoFlames {
     /// It is not installed, or may not run.
-    #[error("perf does not start ({0}); Debian: apt install linux-perf")]
+    #[error("perf could not be started ({0}); on Debian: apt install linux-perf")]
     NoPerf(std::io::Error),
     /// It gave up.
     #[error("perf {verb}: {why}")]

@@ -307,7 +307,7 @@ impl Report {
             pictures: Vec::new(),
             notes: Vec::new(),
             failed: vec![error.to_string()],
-            closing: "It ended before anything could be said.".into(),
+            closing: "It ended before there was a result.".into(),
             folder: String::new(),
             seconds: 0.0,
         }
@@ -415,8 +415,8 @@ fn believed(run: &Json, notes: &mut Vec<String>) -> Result<(), CaseError> {
         return Err(CaseError::WrongValues(run["wrong_values"].to_string()));
     }
     if run["valid"] != true {
-        let doubt = run["doubts"][0].as_str().unwrap_or("it does not say why");
-        notes.push(format!("a window is not to be believed: {doubt}"));
+        let doubt = run["doubts"][0].as_str().unwrap_or("no reason given");
+        notes.push(format!("one window cannot be trusted: {doubt}"));
     }
     Ok(())
 }

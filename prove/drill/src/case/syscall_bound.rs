@@ -56,7 +56,7 @@ struct Seen {
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let (pairs, seconds) = (cx.story.number("pairs")?, cx.story.number("seconds")?.to_string());
     let fault = faults::named("kernel_bound")?;
-    cx.say("a server and fifty connections with a command in flight each");
+    cx.say("a server and fifty connections with one command in flight each");
     let mut topology = fault.topology("redis-7.0");
     topology.seed = cx.seed;
     let lab = Lab::start_flat(&topology)?;
@@ -96,7 +96,7 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let mut notes = Vec::new();
     let mut sockmap = attached(cx, &below_port)?;
     if sockmap.is_none() {
-        notes.push("the eBPF variant needs root and a kernel that takes it; it was left out".to_string());
+        notes.push("the eBPF variant needs root and a kernel that supports it; it was skipped".to_string());
     }
 
     let ways = [
@@ -177,15 +177,15 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         played.rows.push(Row { name: way.name.into(), cells });
     }
     if sockmap.as_mut().is_some_and(|s| s.0.try_wait().is_ok_and(|ended| ended.is_some())) {
-        notes.push("the eBPF variant ended in the middle: its row may be TCP's".into());
+        notes.push("the eBPF variant ended during the run, so its row may show plain TCP".into());
     }
     drop((carried, sockmap));
     played.held.push((over_rings >= 50, format!("{over_rings} connections were carried by shared memory, not 50")));
     played.held.push((after.0 > 1.5 * before.0, "shared memory was not half as fast again as TCP".into()));
     played.held.push((after.2 < before.2, "shared memory cost the server more than TCP".into()));
     played.closing = format!(
-        "The same redis-server answers {:.1} times the requests without the kernel's TCP path: {} instead of {}, p50 \
-         {} instead of {}, {} of its CPU each instead of {}.",
+        "Without the kernel's TCP path, the same redis-server answers {:.1} times as many requests: {} instead of {}, \
+         with a p50 of {} instead of {} and {} of its CPU per request instead of {}.",
         after.0 / before.0,
         rate(after.0),
         rate(before.0),

@@ -129,7 +129,7 @@ pub enum DriverError {
     #[error("{file}: {why}")]
     File { file: String, why: std::io::Error },
     /// A tool of its language is not installed.
-    #[error("{tool} does not start ({why}); it is needed once")]
+    #[error("{tool} could not be started ({why}); it is needed once, to prepare the client")]
     NoTool { tool: String, why: std::io::Error },
     /// A tool that started could not be waited for.
     #[error("{tool}: {why}")]
@@ -257,7 +257,7 @@ pub fn bench_seen(name: &str, fault: &str, folder: &Folder) -> Seen {
         return Seen {
             client: name.into(),
             fault: fault.into(),
-            missing: Some("it ended without a report".into()),
+            missing: Some("it exited without a report".into()),
             ..Seen::default()
         };
     };

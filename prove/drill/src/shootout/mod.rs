@@ -207,7 +207,7 @@ fn last_words(folder: &Folder, name: &str) -> String {
     let text = std::fs::read(folder.path().join(format!("{name}.stderr"))).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let says = |l: &&str| !l.is_empty() && !l.starts_with([' ', '\t']);
-    text.lines().rfind(says).unwrap_or("it says nothing").to_string()
+    text.lines().rfind(says).unwrap_or("it printed nothing").to_string()
 }
 
 /// A client that did not run, and why.
@@ -367,7 +367,7 @@ fn one(
     let (hit, other) = keys();
     let (mut ready, mut absent) = (Vec::new(), Vec::new());
     for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
-        progress(&format!("{fault}: {name} and its library"));
+        progress(&format!("{fault}: preparing {name} and its library"));
         let prepared = drivers::prepare(name, binary);
         if interrupted() {
             document.unknown.push(format!("interrupted before {fault}"));
@@ -433,7 +433,7 @@ fn one(
         let there = through(driver);
         if !there {
             let (seconds, said) = (begun_at.elapsed().as_secs(), last_words(&folder, &driver.name));
-            let why = format!("no first answer, {starts} starts of clients, {seconds} s; {said}");
+            let why = format!("no answer within {seconds} s and {starts} client starts; {said}");
             document.clients.push(missing(&driver.name, fault, why));
         }
         there
@@ -466,11 +466,11 @@ fn one(
     let mut active = faults::named(fault)?.inject(&lab, spec.who.as_deref(), spec.value.as_deref())?;
     let proof = Proof::new(&lab, fault, &active.subject, before);
     if let Err(found) = proof.holds(&lab) {
-        document.unknown.push(format!("{fault} was not at work at its beginning: {found}"));
+        document.unknown.push(format!("{fault} was not active at the start: {found}"));
     }
     wait(clock + spec.at + spec.lasts.unwrap_or_default());
     if let Err(found) = proof.holds(&lab) {
-        document.unknown.push(format!("{fault} was not at work at its end: {found}"));
+        document.unknown.push(format!("{fault} was not active at the end: {found}"));
     }
     match active.heal().map(|()| proof.healed(&lab)) {
         Ok(Ok(())) => {}
@@ -492,7 +492,7 @@ fn one(
     for driver in &mut running {
         let ended = !driver.process.running();
         document.clients.push(if ended {
-            let why = format!("its driver ended in the middle; {}", last_words(&folder, &driver.name));
+            let why = format!("its driver exited during the run; {}", last_words(&folder, &driver.name));
             missing(&driver.name, fault, why)
         } else {
             judge(driver, fault, from, until)

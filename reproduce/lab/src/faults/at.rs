@@ -84,7 +84,7 @@ impl<'a> At<'a> {
         let zone = self.lab.hosts.get(self.lab.host_of(&self.node()?)).map_or(0, |h| h.zone);
         let other = (zone + 1) % self.lab.zones.len();
         if other == zone {
-            return Err(Error::new("a client far away needs a second zone; this lab has one"));
+            return Err(Error::new("a far-away client needs a second zone; this lab has only one"));
         }
         Ok(Client { seat: self.seat_in(other)? })
     }
@@ -119,7 +119,7 @@ impl<'a> At<'a> {
         let held = self.lab.claims.clone();
         let mut all = held.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(by) = all.get(&what) {
-            return Err(Error::new(format!("the {what} is in the hands of {by} already; try: unslow lab heal {by}")));
+            return Err(Error::new(format!("the {what} is already held by {by}; try: unslow lab heal {by}")));
         }
         all.insert(what.clone(), self.fault.into());
         drop(all);
@@ -167,7 +167,7 @@ impl<'a> At<'a> {
                 }
                 connection.call(&["CONFIG", "SET", key, value]).map_err(|e| {
                     Error::new(format!(
-                        "{} must be started with {key} {value} for this ({e}); put it under [deployment.settings]",
+                        "for this, {} must be started with {key} {value} ({e}); put it under [deployment.settings]",
                         node.name()
                     ))
                 })?;
@@ -213,7 +213,7 @@ impl<'a> At<'a> {
     pub fn count(&self, most: usize) -> Result<usize, Error> {
         match self.value.parse() {
             Ok(n) if (1..=most).contains(&n) => Ok(n),
-            _ => Err(Error::new(format!("{:?}: a number from 1 to {most} was expected", self.value))),
+            _ => Err(Error::new(format!("{:?}: expected a number from 1 to {most}", self.value))),
         }
     }
 
@@ -221,7 +221,7 @@ impl<'a> At<'a> {
     pub fn slot(&self) -> Result<u16, Error> {
         match self.value.parse() {
             Ok(n) if n < 16_384 => Ok(n),
-            _ => Err(Error::new(format!("{:?}: a slot from 0 to 16383 was expected", self.value))),
+            _ => Err(Error::new(format!("{:?}: expected a slot from 0 to 16383", self.value))),
         }
     }
 
@@ -318,14 +318,14 @@ fn role(lab: &Lab, wanted: &str, number: usize) -> Result<Arc<Server>, Error> {
             }
         }
     }
-    Err(Error::new(format!("there is no {wanted} number {number} that answers")))
+    Err(Error::new(format!("no {wanted} number {number} answers")))
 }
 
 fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
     let text = |s: &Arc<Server>| format!("{} ({})", s.name(), s.address());
     if let Some((server, _)) = lab.servers().find(|(s, _)| s.name() == target || s.address() == target) {
         if fault.takes == Takes::Node && lab.deployment.sentinels.iter().any(|s| Arc::ptr_eq(s, server)) {
-            return Err(Error::new(format!("{} is done to a data node; {target} is a Sentinel", fault.name)));
+            return Err(Error::new(format!("{} needs a data node; {target} is a Sentinel", fault.name)));
         }
         return Ok(Found::Nodes(vec![server.clone()], text(server)));
     }
@@ -354,7 +354,7 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
         }
         if fault.takes == Takes::Node && all.len() > 1 {
             let names: Vec<&str> = all.iter().map(|s| s.name()).collect();
-            return Err(Error::new(format!("{} is done to one server; {target} has {}", fault.name, names.join(", "))));
+            return Err(Error::new(format!("{} needs a single server; {target} has {}", fault.name, names.join(", "))));
         }
         let text = format!("{target}: {}", all.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "));
         return Ok(Found::Nodes(all, text));
@@ -368,8 +368,8 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
 fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
     lab.wire()?;
     let all: Vec<usize> = (0..lab.hosts.len() + usize::from(lab.door.is_some())).collect();
-    let text = target
-        .ok_or_else(|| Error::new("a path was expected: a host, a zone, A:B, A->B, or all; try: unslow lab ls"))?;
+    let text =
+        target.ok_or_else(|| Error::new("expected a path: a host, a zone, A:B, A->B, or all; try: unslow lab ls"))?;
     if text == "all" {
         return Ok(Found::Path { from: all.clone(), to: all, both_ways: false, text: "every path".into() });
     }

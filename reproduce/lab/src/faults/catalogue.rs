@@ -8,24 +8,22 @@ pub const ALL: &[Fault] = &[
     // Processes, hosts and paths.
     fault(
         "kill",
-        "servers are killed, and with them what they had not saved; healed, they start \
-                   again",
+        "servers are killed and lose whatever they had not saved; healing starts them again",
         Processes,
         six_nodes,
         process::kill,
     )
     .rule("node_unreachable"),
     fault("restart", "servers are killed and started again at once", Processes, six_nodes, process::restart),
-    fault("hang", "processes stop (SIGSTOP) without a word to anybody", Processes, six_nodes, process::hang)
+    fault("hang", "processes are stopped (SIGSTOP) without any notice", Processes, six_nodes, process::hang)
         .rule("node_hangs"),
-    fault("partition", "nothing passes any more", Path, six_nodes, path::partition).wired(),
+    fault("partition", "no packets get through any more", Path, six_nodes, path::partition).wired(),
     fault("delay", "packets take longer, each way", Path, two_zones, path::delay).value("TIME", "5ms").wired(),
     fault("loss", "packets are lost", Path, standalone, path::loss).value("SHARE", "1%").rule("packet_loss").wired(),
     fault("rate", "a path carries no more than this", Path, two_zones, path::rate).value("RATE", "10mbit").wired(),
     fault(
         "cpu_throttle",
-        "a CPU quota, as a share of one core, under steady \
-                           writes",
+        "a CPU quota, as a share of one core, under steady writes",
         Processes,
         standalone,
         host::cpu_throttle,
@@ -35,8 +33,7 @@ pub const ALL: &[Fault] = &[
     .root(),
     fault(
         "cpu_neighbour",
-        "other processes want the same cores, under steady \
-                            writes",
+        "other processes compete for the same cores, under steady writes",
         Deployment,
         standalone,
         host::cpu_neighbour,
@@ -51,14 +48,13 @@ pub const ALL: &[Fault] = &[
     fault("slow_fsync", "every fsync takes this long", Processes, standalone, process::slow_fsync).value("TIME", "1s"),
     fault("slow_disk", "files are written no faster than this", Processes, standalone, process::slow_disk)
         .value("BYTES_PER_S", "1mb"),
-    fault("full_disk", "not one page more fits on the host's disk", Processes, standalone, process::full_disk).wired(),
+    fault("full_disk", "the host's disk is completely full", Processes, standalone, process::full_disk).wired(),
     fault("clock_jump", "the wall clock jumps, forwards or back", Processes, standalone, process::clock_jump)
         .value("TIME", "+60s"),
     // The deployment.
     fault(
         "move_slot",
-        "a slot and its keys move to a node, or away from it where it owns the \
-                        slot",
+        "a slot and its keys move to a node, or away from it if it owns the slot",
         Node,
         six_nodes,
         deployment::move_slot,
@@ -68,21 +64,19 @@ pub const ALL: &[Fault] = &[
         .value("SLOTS", "100"),
     fault(
         "reshard_atomic",
-        "slots of a node move away at once (CLUSTER \
-                             MIGRATESLOTS)",
+        "slots of a node move away all at once (CLUSTER MIGRATESLOTS)",
         Node,
         six_nodes,
         deployment::reshard_atomic,
     )
     .value("SLOTS", "100"),
     fault("failover", "a replica takes its master's place", Node, six_nodes, deployment::failover),
-    fault("open_slot", "a reshard stops half way", Deployment, six_nodes, placement::open_slot).rule("open_slots"),
-    fault("config_drift", "one node has another memory limit", Node, six_nodes, placement::config_drift)
+    fault("open_slot", "a reshard stops halfway", Deployment, six_nodes, placement::open_slot).rule("open_slots"),
+    fault("config_drift", "one node has a different memory limit", Node, six_nodes, placement::config_drift)
         .rule("config_drift"),
     fault(
         "ghost_nodes",
-        "a node restarts with nodes in nodes.conf that are \
-                          gone",
+        "a node restarts with nodes in its nodes.conf that no longer exist",
         Node,
         six_nodes,
         deployment::ghost_nodes,
@@ -105,8 +99,7 @@ pub const ALL: &[Fault] = &[
         .rule("hash_tag_skew"),
     fault(
         "reads_on_master",
-        "clients read from the master, and its replica is \
-                              idle",
+        "clients read from the master, and its replica is idle",
         Node,
         pair,
         shards::reads_on_master,
@@ -123,7 +116,7 @@ pub const ALL: &[Fault] = &[
     .rule("slot_map_fragmented"),
     fault(
         "views_disagree",
-        "a master gives ten slots away, and who should have them is not told",
+        "a master gives ten slots away, and their new owner is not notified",
         Deployment,
         six_nodes,
         shards::views_disagree,
@@ -132,8 +125,8 @@ pub const ALL: &[Fault] = &[
     // Clients.
     fault(
         "topology_storm",
-        "the first master restarts with 300 ghosts, and Lettuce clients refresh the topology from every node, over and \
-         over",
+        "the first master restarts with 300 ghosts, and Lettuce clients keep refreshing the topology from every \
+         node",
         Deployment,
         six_nodes,
         clients::topology_storm,
@@ -181,7 +174,7 @@ pub const ALL: &[Fault] = &[
         .near(),
     fault(
         "too_many_connections",
-        "pools grow to maxclients, and more come",
+        "pools grow to maxclients, and more clients connect",
         Node,
         standalone,
         clients::too_many_connections,
@@ -212,9 +205,15 @@ pub const ALL: &[Fault] = &[
     fault("not_your_redis", "a client does not read its replies", Node, standalone, clients::not_your_redis)
         .rule("not_your_redis"),
     // Memory.
-    fault("fragmentation", "half of the keys of one size go, and others come", Node, standalone, memory::fragmentation)
-        .settings(&[("maxmemory", "100mb"), ("maxmemory-policy", "noeviction")])
-        .rule("fragmentation"),
+    fault(
+        "fragmentation",
+        "half of the keys are deleted, and keys of another size are added",
+        Node,
+        standalone,
+        memory::fragmentation,
+    )
+    .settings(&[("maxmemory", "100mb"), ("maxmemory-policy", "noeviction")])
+    .rule("fragmentation"),
     fault(
         "container_memory",
         "a container of this size, and data up to its limit",
@@ -237,21 +236,20 @@ pub const ALL: &[Fault] = &[
     .settings(&[("maxmemory", "0")])
     .rule("no_memory_limit")
     .root(),
-    fault("growth_without_ttl", "keys without a TTL, on and on", Node, standalone, memory::growth_without_ttl)
+    fault("growth_without_ttl", "keys without a TTL keep being added", Node, standalone, memory::growth_without_ttl)
         .settings(&[("maxmemory", "200mb"), ("maxmemory-policy", "noeviction")])
         .rule("growth_without_ttl"),
+    fault("client_memory", "forty clients stop halfway through a request", Node, standalone, memory::client_memory)
+        .settings(&[("maxmemory", "200mb"), ("maxmemory-policy", "noeviction")])
+        .rule("client_memory"),
     fault(
-        "client_memory",
-        "forty clients that stop half way through a \
-                            request",
+        "script_cache",
+        "each EVAL has its values written into the script's text",
         Node,
         standalone,
-        memory::client_memory,
+        memory::script_cache,
     )
-    .settings(&[("maxmemory", "200mb"), ("maxmemory-policy", "noeviction")])
-    .rule("client_memory"),
-    fault("script_cache", "each EVAL has its values written into its text", Node, standalone, memory::script_cache)
-        .rule("script_cache"),
+    .rule("script_cache"),
     fault(
         "tracking_table",
         "a caching client reads more keys than the server may remember",
@@ -268,8 +266,7 @@ pub const ALL: &[Fault] = &[
         .rule("busy_polling"),
     fault(
         "low_hit_ratio",
-        "a cache whose keys live for less time than between two \
-                            reads",
+        "the keys of a cache expire before they are read again",
         Node,
         standalone,
         habits::low_hit_ratio,
@@ -277,8 +274,7 @@ pub const ALL: &[Fault] = &[
     .rule("low_hit_ratio"),
     fault(
         "acl_denials",
-        "a user loses the right to write, and its clients keep \
-                          writing",
+        "a user loses the right to write, and its clients keep writing",
         Node,
         standalone,
         habits::acl_denials,
@@ -288,8 +284,7 @@ pub const ALL: &[Fault] = &[
         .rule("eval_bodies"),
     fault(
         "watch_conflicts",
-        "clients WATCH one key, compute, and find it \
-                              changed",
+        "clients WATCH one key, compute, and find it changed",
         Node,
         standalone,
         habits::watch_conflicts,
@@ -297,8 +292,7 @@ pub const ALL: &[Fault] = &[
     .rule("watch_conflicts"),
     fault(
         "giant_transactions",
-        "an import of 100,000 commands at a time, in MULTI and \
-                                 EXEC",
+        "an import sends 100,000 commands at a time in MULTI and EXEC",
         Node,
         standalone,
         habits::giant_transactions,
@@ -320,8 +314,7 @@ pub const ALL: &[Fault] = &[
     .wired(),
     fault(
         "publish_in_cluster",
-        "thousands of PUBLISH a second, with one subscriber in the whole \
-                                 cluster",
+        "thousands of PUBLISH a second, with one subscriber in the whole cluster",
         Node,
         six_nodes,
         habits::publish_in_cluster,
@@ -330,7 +323,7 @@ pub const ALL: &[Fault] = &[
     // Many clients at once, and clients that wait for each other.
     fault(
         "reconnect_stampede",
-        "two hundred clients lose their connections at one moment, again and again, and come back at once",
+        "two hundred clients repeatedly lose their connections at the same moment and reconnect at once",
         Node,
         standalone,
         crowd::reconnect_stampede,
@@ -338,18 +331,18 @@ pub const ALL: &[Fault] = &[
     .rule("reconnect_stampede"),
     fault(
         "idle_reaper",
-        "the server closes what is idle for a second, and a pool uses each connection every four seconds",
+        "the server closes connections idle for a second, and a pool uses each one every four seconds",
         Node,
         standalone,
         crowd::idle_reaper,
     )
     .settings(&[("timeout", "1")])
     .rule("idle_reaper"),
-    fault("lock_spinning", "eight clients ask for one lock without a pause", Node, standalone, crowd::lock_spinning)
+    fault("lock_spinning", "eight clients retry the same lock without a pause", Node, standalone, crowd::lock_spinning)
         .rule("lock_spinning"),
     fault(
         "tracking_storm",
-        "thirty caching clients are told of every change of a busy server",
+        "thirty caching clients are notified of every change on a busy server",
         Node,
         standalone,
         crowd::tracking_storm,
@@ -358,7 +351,7 @@ pub const ALL: &[Fault] = &[
     .near(),
     fault(
         "blocking_on_shared_connection",
-        "one thread waits in BLPOP on the connection over which others read",
+        "one thread waits in BLPOP on the connection that others read over",
         Node,
         standalone,
         crowd::blocking_on_shared_connection,
@@ -371,13 +364,13 @@ pub const ALL: &[Fault] = &[
     fault("aof_fsync_stall", "fsync takes three seconds", Node, standalone, server::aof_fsync_stall)
         .settings(&[("appendonly", "yes")])
         .rule("aof_fsync_stall"),
-    fault("eviction_pressure", "a cache of 20 MB gets new keys for ever", Node, standalone, server::eviction_pressure)
+    fault("eviction_pressure", "a cache of 20 MB keeps getting new keys", Node, standalone, server::eviction_pressure)
         .settings(&[("maxmemory", "20mb"), ("maxmemory-policy", "allkeys-lru")])
         .rule("eviction_pressure"),
-    fault("out_of_memory", "10 MB and noeviction", Node, standalone, server::out_of_memory)
+    fault("out_of_memory", "maxmemory of 10 MB with noeviction", Node, standalone, server::out_of_memory)
         .settings(&[("maxmemory", "10mb"), ("maxmemory-policy", "noeviction")])
         .rule("out_of_memory"),
-    fault("expire_storm", "hundreds of thousands of keys die together", Node, standalone, server::expire_storm)
+    fault("expire_storm", "hundreds of thousands of keys expire together", Node, standalone, server::expire_storm)
         .rule("expire_storm"),
     fault("backlog_too_small", "a backlog of 16 kB under megabytes of writes", Node, pair, server::backlog_too_small)
         .settings(&[("repl-backlog-size", "16kb")])
@@ -410,7 +403,7 @@ pub const ALL: &[Fault] = &[
     .wired(),
     fault(
         "replica_buffer_kill",
-        "60 MB to copy over a path of 16 Mbit/s under writes, and 1 MB for what waits meanwhile",
+        "60 MB to copy over a path of 16 Mbit/s under writes, and a buffer of 1 MB for what has to wait",
         Node,
         pair,
         replication::replica_buffer_kill,
@@ -420,7 +413,7 @@ pub const ALL: &[Fault] = &[
     .wired(),
     fault(
         "resync_storm",
-        "both replicas come back with another history, over paths of 2 Mbit/s",
+        "both replicas come back with a different history, over paths of 2 Mbit/s",
         Deployment,
         two_replicas,
         replication::resync_storm,
@@ -445,7 +438,7 @@ pub const ALL: &[Fault] = &[
     .rule("clock_skew"),
     fault(
         "writable_replica",
-        "a job keeps its results on the replica",
+        "a job writes its results to the replica",
         Deployment,
         pair,
         replication::writable_replica,
@@ -462,7 +455,7 @@ pub const ALL: &[Fault] = &[
     .rule("min_replicas_refusing"),
     fault(
         "no_failover_possible",
-        "a master's only replica is one for backups, which must not take over",
+        "a master's only replica is for backups and must not take over",
         Deployment,
         six_nodes,
         replication::no_failover_possible,
@@ -476,7 +469,7 @@ pub const ALL: &[Fault] = &[
         .rule("sentinel_tilt"),
     fault(
         "sentinels_share_host",
-        "three Sentinels are planned on two hosts",
+        "three Sentinels are placed on two hosts",
         Deployment,
         two_hosts_of_sentinels,
         server::nothing,
@@ -494,7 +487,7 @@ pub const ALL: &[Fault] = &[
     .rule("node_timeout_margin"),
     fault(
         "sentinel_down_after",
-        "every Sentinel takes a master for dead after half a second",
+        "every Sentinel considers a master dead after half a second",
         Deployment,
         sentinel,
         deployment::sentinel_down_after,
@@ -502,7 +495,7 @@ pub const ALL: &[Fault] = &[
     .rule("sentinel_down_after"),
     fault(
         "sentinel_master_down",
-        "Sentinels log in as a user that may not PING, and take a healthy master for dead",
+        "Sentinels log in as a user that may not PING, and consider a healthy master dead",
         Deployment,
         sentinel,
         deployment::sentinel_master_down,
@@ -519,7 +512,7 @@ pub const ALL: &[Fault] = &[
     .rule("failover_flapping"),
     fault(
         "replica_shares_host",
-        "a replica follows the master beside it",
+        "a replica follows the master on its own host",
         Deployment,
         six_nodes,
         placement::replica_shares_host,
@@ -542,8 +535,7 @@ pub const ALL: &[Fault] = &[
         .rule("fsync_always"),
     fault(
         "saves_failing",
-        "the disk is full when the server saves, and writes are \
-                            refused",
+        "the disk is full when the server saves, and writes are refused",
         Node,
         standalone,
         disk::saves_failing,
@@ -553,8 +545,7 @@ pub const ALL: &[Fault] = &[
     .wired(),
     fault(
         "disk_full_soon",
-        "the volume has no room for another copy of the \
-                             data",
+        "the volume has no room for another copy of the data",
         Node,
         standalone,
         disk::disk_full_soon,
@@ -564,8 +555,7 @@ pub const ALL: &[Fault] = &[
     .wired(),
     fault(
         "aof_rewrite_storm",
-        "the AOF is rewritten whenever it grows by a \
-                                tenth",
+        "the AOF is rewritten whenever it grows by a tenth",
         Node,
         standalone,
         disk::aof_rewrite_storm,
@@ -574,15 +564,14 @@ pub const ALL: &[Fault] = &[
     .rule("aof_rewrite_storm"),
     fault(
         "saves_collide",
-        "a job saves both servers of a host at once, on a slow \
-                            disk",
+        "a job saves both servers of a host at once, on a slow disk",
         Deployment,
         six_nodes,
         disk::saves_collide,
     )
     .settings(&[("rdbcompression", "no")])
     .rule("saves_collide"),
-    fault("log_level", "loglevel debug, as after a search for an error", Node, standalone, server::nothing)
+    fault("log_level", "loglevel debug, left on after troubleshooting", Node, standalone, server::nothing)
         .settings(&[("loglevel", "debug")])
         .rule("log_level")
         .near(),
@@ -596,7 +585,8 @@ pub const ALL: &[Fault] = &[
     .settings(&[("notify-keyspace-events", "KEA")])
     .rule("notifications_for_nobody")
     .near(),
-    fault("paused", "a job pauses writes for ten minutes and goes away", Node, standalone, disk::paused).rule("paused"),
+    fault("paused", "a job pauses writes for ten minutes and disconnects", Node, standalone, disk::paused)
+        .rule("paused"),
     fault("no_auth", "bound to every address, no password", Node, standalone, server::nothing)
         .settings(&[("bind", "0.0.0.0"), ("protected-mode", "no")])
         .rule("no_auth"),
@@ -606,7 +596,7 @@ pub const ALL: &[Fault] = &[
     // What the machine allows.
     fault(
         "accept_overflow",
-        "clients come back all at once, again and again, to an accept queue of two",
+        "clients repeatedly reconnect all at once, to an accept queue of two",
         Node,
         standalone,
         machine::accept_overflow,
@@ -615,7 +605,7 @@ pub const ALL: &[Fault] = &[
     .rule("accept_overflow"),
     fault(
         "pinned",
-        "all threads of a server on one processor, and large sets are freed in the background",
+        "all threads of a server run on one processor, and large sets are freed in the background",
         Node,
         standalone,
         machine::pinned,

@@ -14,7 +14,7 @@ use unslow_engine::Error;
 pub fn topology_storm(at: &At<'_>) -> Result<Active, Error> {
     let clients = at.count(2000)?;
     // Ghosts without an address make the answer as long as that of a big cluster, and cost nothing else.
-    let active = at.active("each client asks one node, every 60 s, over the connection it has");
+    let active = at.active("each client asks one node, every 60 s, over its existing connection");
     let mut active = super::deployment::haunt(at, active, 300)?;
     for node in &at.lab.deployment.nodes {
         let target = node.target();
@@ -117,7 +117,7 @@ pub fn main_thread_saturated(at: &At<'_>) -> Result<Active, Error> {
     let reply = format!(":{}\r\n", BYTES * 4).len();
     let batch = one.repeat(16);
     // Two clients: while one writes, the other's commands are there.
-    let mut active = at.active("fewer bytes a count");
+    let mut active = at.active("fewer bytes per BITCOUNT");
     for _ in 0..2 {
         let (target, batch) = (target.clone(), batch.clone());
         active = active.work(move |flags| one_in_flight(&target, 2, batch.as_bytes(), flags, reply * 16));
@@ -162,7 +162,7 @@ pub fn keys(at: &At<'_>) -> Result<Active, Error> {
     let tag = at.tag()?;
     let node = at.node()?;
     let mut c = beside(&node)?;
-    let active = sweep(at.active("SCAN with COUNT 100 in place of KEYS"), &node, format!("session:{tag}:*"));
+    let active = sweep(at.active("SCAN with COUNT 100 instead of KEYS"), &node, format!("session:{tag}:*"));
     fill(&mut c, 300_000, |i| vec!["SET".into(), format!("session:{tag}:{i}"), "x".into()])?;
     let (target, mut slot, mut cursor) = (node.target(), None, "0".to_string());
     Ok(active.work(move |flags| {
@@ -207,7 +207,7 @@ pub fn big_key(at: &At<'_>) -> Result<Active, Error> {
     let key = format!("profile:{}", at.tag()?);
     let node = at.node()?;
     let mut c = beside(&node)?;
-    let active = sweep(at.active("HSCAN in pages of 100 in place of HGETALL"), &node, key.clone());
+    let active = sweep(at.active("HSCAN in pages of 100 instead of HGETALL"), &node, key.clone());
     fill(&mut c, 2000, |i| {
         let mut command = vec!["HSET".to_string(), key.clone()];
         for j in 0..100 {
@@ -298,7 +298,7 @@ pub fn slow_subscriber(at: &At<'_>) -> Result<Active, Error> {
     while waiting < 12_000_000 {
         rounds += 1;
         if rounds > 100 {
-            return Err(Error::new("100 MB were published and the subscriber's buffer does not grow"));
+            return Err(Error::new("100 MB were published, but the subscriber's buffer does not grow"));
         }
         for reply in publisher.pipeline(&vec![words(&["PUBLISH", "news", &message]); 100])? {
             reply?;

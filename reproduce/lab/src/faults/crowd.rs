@@ -80,7 +80,7 @@ pub fn idle_reaper(at: &At<'_>) -> Result<Active, Error> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    Err(Error::new(format!("{} closes no idle connections", node.name())))
+    Err(Error::new(format!("{} does not close idle connections", node.name())))
 }
 
 /// Eight clients and one lock. Each holds it for 50 ms; whoever waits asks again at once.
@@ -113,7 +113,7 @@ pub fn tracking_storm(at: &At<'_>) -> Result<Active, Error> {
     const CLIENTS: usize = 30;
     let (node, tag, client) = (at.node()?, at.tag()?, at.client()?);
     if !node.engine().is_valkey() && node.engine().level() < (6, 0) {
-        return Err(Error::new(format!("{} has no client-side caching; 6.0 has", node.engine().version)));
+        return Err(Error::new(format!("{} has no client-side caching; that needs 6.0", node.engine().version)));
     }
     let failed = |e: std::io::Error| Error::new(e.to_string());
     let mut told: Vec<TcpStream> = Vec::new();
@@ -130,7 +130,7 @@ pub fn tracking_storm(at: &At<'_>) -> Result<Active, Error> {
     while track(&mut c)? < CLIENTS as f64 {
         tries += 1;
         if tries > 100 {
-            return Err(Error::new(format!("{} has no client that tracks", node.name())));
+            return Err(Error::new(format!("{} has no clients that use tracking", node.name())));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -165,7 +165,7 @@ pub fn blocking_on_shared_connection(at: &At<'_>) -> Result<Active, Error> {
         (format!("GET session:{tag}:of-another-thread\r\n"), format!("BLPOP queue:{tag} {}\r\n", WAIT.as_secs()));
     let (mut shared, mut blocks): (Option<TcpStream>, Option<Instant>) = (None, None);
     let mut buffer = vec![0u8; 64 * 1024];
-    Ok(at.active("a connection of its own for BLPOP").work(move |flags| {
+    Ok(at.active("a separate connection for BLPOP").work(move |flags| {
         if shared.is_none() {
             shared = stream(&target).ok().filter(|s| s.set_read_timeout(Some(Duration::from_millis(1))).is_ok());
             blocks = None;

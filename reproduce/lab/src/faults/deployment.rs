@@ -74,7 +74,7 @@ pub fn fail_over(nodes: &[Arc<Server>], replica: &Arc<Server>) -> Result<(), Err
 pub fn wait_unmarked(nodes: &[Arc<Server>], id: &str) -> Result<(), Error> {
     for node in nodes {
         let Some((mut c, _)) = answering(node) else { continue };
-        wait_for("the mark of the failure to go", Duration::from_secs(40), || {
+        wait_for("the failure flag to be cleared", Duration::from_secs(40), || {
             Ok(view(&mut c)?.by_id(id).is_none_or(|n| !n.is_down()))
         })?;
     }
@@ -117,7 +117,7 @@ pub fn sentinel_down_after(at: &At<'_>) -> Result<Active, Error> {
         beside(sentinel)?.call(&["SENTINEL", "SET", "mymaster", "down-after-milliseconds", ms])?;
         Ok(())
     };
-    let mut active = at.active("a second more of patience");
+    let mut active = at.active("a longer down-after");
     for sentinel in sentinels {
         let says = beside(&sentinel)?.call(&["SENTINEL", "MASTER", "mymaster"])?;
         let before = says.get("down-after-milliseconds").and_then(Value::text).unwrap_or_else(|| "5000".into());
@@ -141,7 +141,7 @@ pub fn sentinel_master_down(at: &At<'_>) -> Result<Active, Error> {
     let master = at.node()?;
     if !master.engine().is_valkey() && master.engine().level() < (6, 2) {
         return Err(Error::new(format!(
-            "Sentinels of {} have no user to log in with; 6.2 has",
+            "Sentinels of {} cannot log in as a user; that needs 6.2",
             master.engine().version
         )));
     }
@@ -170,7 +170,7 @@ pub fn sentinel_master_down(at: &At<'_>) -> Result<Active, Error> {
     }
     log_in(&sentinels, WATCHER, WATCHERS_PASSWORD)?;
     nodes.iter().try_for_each(drop_sentinels)?;
-    wait_for("the Sentinels to take every replica for down", Duration::from_secs(60), || {
+    wait_for("the Sentinels to consider every replica down", Duration::from_secs(60), || {
         let flags = each_flags(&sentinels)?;
         Ok(flags.iter().all(|f| has(f, "master") || has(f, "s_down")))
     })?;
@@ -252,7 +252,7 @@ fn sentinel_failover(at: &At<'_>) -> Result<Active, Error> {
         if reached(&address(&mut c)?) {
             Ok(())
         } else {
-            Err(Error::new("five failovers did not lead to the wanted master"))
+            Err(Error::new("five failovers did not produce the requested master"))
         }
     };
     let old = at.masters()?.first().map(|m| m.address()).ok_or_else(|| Error::new("no master answers"))?;

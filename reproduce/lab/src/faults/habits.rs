@@ -38,7 +38,7 @@ pub fn chatter(at: &At<'_>) -> Result<Active, Error> {
 /// Four workers, and a producer that has little for them.
 pub fn busy_polling(at: &At<'_>) -> Result<Active, Error> {
     let (target, queue) = (at.node()?.target(), format!("queue:{}", at.tag()?));
-    let mut active = sweep(at.active("BRPOP in place of RPOP"), &at.node()?, queue.clone());
+    let mut active = sweep(at.active("BRPOP instead of RPOP"), &at.node()?, queue.clone());
     for _ in 0..4 {
         let (target, queue, mut slot) = (target.clone(), queue.clone(), None);
         active = active.work(move |flags| {
@@ -94,9 +94,9 @@ const PASSWORD: &str = "reads-only";
 pub fn acl_denials(at: &At<'_>) -> Result<Active, Error> {
     let (node, tag) = (at.node()?, at.tag()?);
     if !node.engine().is_valkey() && node.engine().level() < (6, 0) {
-        return Err(Error::new(format!("{} has no users; 6.0 has", node.engine().version)));
+        return Err(Error::new(format!("{} has no ACL users; that needs 6.0", node.engine().version)));
     }
-    let mut active = at.active("clients ask for what their user may do");
+    let mut active = at.active("clients only send what their user may do");
     at.claim(&mut active, &node, "reader's user")?;
     let undone = node.clone();
     let active = active.undo_with(move || Ok(beside(&undone)?.call(&["ACL", "DELUSER", USER]).map(drop)?));
@@ -127,7 +127,7 @@ pub fn eval_bodies(at: &At<'_>) -> Result<Active, Error> {
     let (node, tag) = (at.node()?, at.tag()?);
     let script = limiter();
     let digest = beside(&node)?.call(&["SCRIPT", "LOAD", &script])?.text().unwrap_or_default();
-    let mut active = sweep(at.active("EVALSHA in place of EVAL"), &node, format!("limit:{tag}:*"));
+    let mut active = sweep(at.active("EVALSHA instead of EVAL"), &node, format!("limit:{tag}:*"));
     for worker in 0..8 {
         let (target, mut slot) = (node.target(), None);
         let (key, script, digest) = (format!("limit:{tag}:{worker}"), script.clone(), digest.clone());
@@ -143,7 +143,7 @@ pub fn eval_bodies(at: &At<'_>) -> Result<Active, Error> {
 /// Each reads a stock, computes for a moment, and writes it if no other client has.
 pub fn watch_conflicts(at: &At<'_>) -> Result<Active, Error> {
     let (node, stock) = (at.node()?, format!("stock:{}", at.tag()?));
-    let mut active = sweep(at.active("INCR in place of WATCH"), &node, stock.clone());
+    let mut active = sweep(at.active("INCR instead of WATCH"), &node, stock.clone());
     for _ in 0..8 {
         let (target, stock, mut slot) = (node.target(), stock.clone(), None);
         active = active.work(move |flags| {
@@ -215,7 +215,7 @@ fn page(at: &At<'_>) -> Result<(Arc<Server>, String), Error> {
 /// Two applications of 25 connections each, with one GET of a page in flight on each: nothing but bytes to move.
 pub fn big_values(at: &At<'_>) -> Result<Active, Error> {
     let (node, key) = page(at)?;
-    let mut active = sweep(at.active("pages that are compressed"), &node, key.clone());
+    let mut active = sweep(at.active("compressed pages"), &node, key.clone());
     let get = format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len());
     // "$100000\r\n", the page, "\r\n"
     let reply = format!("${PAGE_BYTES}\r\n").len() + PAGE_BYTES + 2;
@@ -234,7 +234,7 @@ pub fn bandwidth(at: &At<'_>) -> Result<Active, Error> {
     let to = (0..at.lab.hosts.len()).filter(|host| *host != from).collect();
     let add = Conditions { rate_bits_per_s: Some(20_000_000), ..Conditions::default() };
     let id = wire.change(Change { from: vec![from], to, both_ways: false, add });
-    let active = at.active("a path that carries what they ask for").on_end(move || wire.undo(id));
+    let active = at.active("a path with enough bandwidth for what they ask for").on_end(move || wire.undo(id));
     let mut active = sweep(active, &node, key.clone());
     for _ in 0..16 {
         let (target, key, mut slot) = (node.target(), key.clone(), None);

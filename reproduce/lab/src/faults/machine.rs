@@ -35,7 +35,7 @@ pub fn pinned(at: &At<'_>) -> Result<Active, Error> {
     let pid = node.pid();
     let before = mask(pid)?;
     let first = (0..libc::CPU_SETSIZE as usize).find(|n| has(&before, *n));
-    let first = first.ok_or_else(|| Error::new(format!("{} may use no processor", node.name())))?;
+    let first = first.ok_or_else(|| Error::new(format!("{} may not use any processor", node.name())))?;
     let mut active = at.active("every processor for all threads");
     at.claim(&mut active, &node, "processors")?;
     let mut active = sweep(active, &node, format!("pin:{tag}:*")).on_end(move || {
@@ -85,7 +85,7 @@ pub fn dead_peers(at: &At<'_>) -> Result<Active, Error> {
         let mut subscriber = at.client()?.stream(&node.target())?;
         let mut first = [0u8; 1];
         let subscribed = subscriber.write_all(b"SUBSCRIBE news\r\n").and_then(|()| subscriber.read_exact(&mut first));
-        subscribed.map_err(|e| Error::new(format!("{} takes no subscription: {e}", node.name())))?;
+        subscribed.map_err(|e| Error::new(format!("{} does not accept a subscription: {e}", node.name())))?;
         open.push(subscriber);
     }
     let add = Conditions { cut: true, ..Conditions::default() };
@@ -138,7 +138,7 @@ fn mask(pid: u32) -> Result<libc::cpu_set_t, Error> {
             return Ok(set);
         }
     }
-    Err(Error::new(format!("the processors of process {pid} are not shown: {}", std::io::Error::last_os_error())))
+    Err(Error::new(format!("the processors of process {pid} cannot be read: {}", std::io::Error::last_os_error())))
 }
 
 fn has(set: &libc::cpu_set_t, processor: usize) -> bool {

@@ -59,7 +59,7 @@ pub fn container_memory(at: &At<'_>) -> Result<Active, Error> {
         }
         fill(&mut c, step, |i| words(&["SET", &format!("blob:{tag}:{}", round * step + i), &value]))?;
     }
-    Err(Error::new(format!("{} holds twice its limit, and its group does not show it", node.name())))
+    Err(Error::new(format!("{} holds twice its limit, but its cgroup does not show it", node.name())))
 }
 
 pub fn no_memory_limit(at: &At<'_>) -> Result<Active, Error> {
@@ -91,7 +91,7 @@ pub fn client_memory(at: &At<'_>) -> Result<Active, Error> {
         stream.write_all(request.as_bytes()).map_err(|e| Error::new(e.to_string()))?;
         halves.push(stream);
     }
-    let active = at.active("they go on, or hang up").on_end(move || drop(halves));
+    let active = at.active("they continue, or disconnect").on_end(move || drop(halves));
     // The server looks at some of its clients each time its clock ticks.
     let mut c = beside(&node)?;
     let wanted = (CLIENTS * BYTES) as f64;
@@ -101,7 +101,7 @@ pub fn client_memory(at: &At<'_>) -> Result<Active, Error> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    Err(Error::new(format!("{} does not count what its clients have begun to send", node.name())))
+    Err(Error::new(format!("{} does not count the memory of unfinished requests", node.name())))
 }
 
 pub fn script_cache(at: &At<'_>) -> Result<Active, Error> {

@@ -152,7 +152,7 @@ pub fn replica_shares_host(at: &At<'_>) -> Result<Active, Error> {
             return follow(at, active, &other, &id_of(master)?);
         }
     }
-    Err(Error::new("no replica stands beside another master here; give each zone one host (hosts = 1)"))
+    Err(Error::new("no replica shares a host with another master here; give each zone one host (hosts = 1)"))
 }
 
 /// A master's only replica follows another master.
@@ -206,7 +206,7 @@ pub fn slots_uncovered(at: &At<'_>) -> Result<Active, Error> {
         }
     }
     let mut c = master.connect()?;
-    wait_for("the slots to be nobody's", Duration::from_secs(20), || {
+    wait_for("the slots to have no owner", Duration::from_secs(20), || {
         let slot = slots[0].parse().unwrap_or(0);
         Ok(view(&mut c)?.unassigned().contains(slot))
     })?;

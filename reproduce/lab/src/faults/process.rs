@@ -33,7 +33,7 @@ pub fn restart(at: &At<'_>) -> Result<Active, Error> {
 
 pub fn hang(at: &At<'_>) -> Result<Active, Error> {
     // Asked before, while it still answers: its zone is where its clients are.
-    let mut active = at.active("they go on (SIGCONT)");
+    let mut active = at.active("they continue (SIGCONT)");
     let nodes = at.nodes()?;
     claim_processes(at, &mut active, &nodes)?;
     if let Some(dead) = nodes.iter().find(|n| !n.alive()) {

@@ -175,7 +175,7 @@ pub fn version_mix(at: &At<'_>) -> Result<Active, Error> {
     // What it still took as a master is not in the other's history: a full copy it must be.
     beside(&old)?.call(&["SET", "own", "history"])?;
     beside(&old)?.call(&["REPLICAOF", &new.ip, &new.port.to_string()])?;
-    wait_for("a second copy that was in vain", SEEN, || {
+    wait_for("a second full copy that fails", SEEN, || {
         let copies = info(&mut beside(&new)?, "stats")?.number("sync_full").unwrap_or(0.0);
         Ok(copies >= 2.0 && link_is(&old, "down")?)
     })?;
@@ -320,7 +320,7 @@ pub fn sentinel_quorum(at: &At<'_>) -> Result<Active, Error> {
 pub fn sentinel_tilt(at: &At<'_>) -> Result<Active, Error> {
     const JUMP_US: i64 = 60_000_000;
     let all = sentinels(at)?;
-    let mut active = at.active("clocks that are set by slewing");
+    let mut active = at.active("clocks that are corrected by slewing");
     for sentinel in &all {
         active = turn(at, active, sentinel, Knob::ClockUs, JUMP_US)?;
     }
