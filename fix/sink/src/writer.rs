@@ -158,7 +158,7 @@ struct Node {
     connection: Option<Id>,
     greeted: Greeted,
     dial_at: u64,
-    backoff: u64,
+    backoff: unslow_nodes::Backoff,
     flying: VecDeque<Flying>,
     /// The suspect that has the connection to itself, or waits for that.
     alone: Option<(u64, u32)>,

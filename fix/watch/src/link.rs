@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use unslow_client::{Endpoint, Target};
+use unslow_nodes::Backoff;
 use unslow_reactor::{Id, Peer, Tls};
 use unslow_resp::Value;
 use unslow_topology::{RoleReply, SLOTS};
@@ -67,6 +68,8 @@ impl Slots {
     }
 }
 
+const MILLISECOND: u64 = 1_000_000;
+
 /// A connection to a server or a Sentinel, and what was asked on it.
 pub struct Link {
     pub address: String,
@@ -77,7 +80,7 @@ pub struct Link {
     pub ready: bool,
     pub dial_at: u64,
     pub dialled_at: u64,
-    pub backoff: u64,
+    pub backoff: Backoff,
     pub asks: VecDeque<Ask>,
     /// Since when the oldest of them is open.
     pub owes_since: u64,
@@ -138,7 +141,7 @@ impl Link {
             ready: false,
             dial_at: 0,
             dialled_at: 0,
-            backoff: 0,
+            backoff: Backoff::new(20 * MILLISECOND, 1000 * MILLISECOND),
             asks: VecDeque::new(),
             owes_since: 0,
             named_at: 0,
@@ -187,15 +190,13 @@ impl Link {
 
     /// Forgets the connection, and when to dial next.
     pub fn lost(&mut self, now: u64) {
-        const MILLISECOND: u64 = 1_000_000;
         self.connection = None;
         self.ready = false;
         self.asks.clear();
         self.held = Slots::default();
         self.subscribing = 0;
         self.role = None;
-        self.backoff = (self.backoff * 2).clamp(20 * MILLISECOND, 1000 * MILLISECOND);
-        self.dial_at = now + self.backoff / 2 + rand::random_range(0..self.backoff / 2 + 1);
+        self.dial_at = now + self.backoff.failed(rand::random_range);
     }
 
     pub fn slots_missing(&self, wanted: &[(u16, u16)], most: usize) -> Vec<u16> {

@@ -14,8 +14,8 @@
 //! How to confirm: `INFO persistence`: current_cow_size, current_cow_peak (7.0+), rdb_last_cow_size, aof_last_cow_size;
 //! the log's "Fork CoW for RDB: current .. MB, peak .. MB".
 //!
-//! What to do: save where there are few writes, on a replica or at a quiet hour; turn huge pages off; lower maxmemory
-//! or add memory.
+//! What to do: save on a replica, which needs room for the copies instead of the master, or at a quiet hour; turn huge
+//! pages off; lower maxmemory or add memory.
 //! Sources: INFO persistence; Redis administration documentation (up to twice the memory while saving).
 
 use super::memory::{self, Limit};
@@ -167,7 +167,7 @@ fn ways_out(finding: Finding, facts: &Facts, node: &Node) -> Finding {
     let save = node.setting("save").filter(|s| !s.is_empty());
     let finding = match (memory::replica_of(facts, node), save) {
         (Some(replica), Some(save)) => finding.fix(
-            "Save where there are few writes: on its replica",
+            "Save on its replica, so that the master copies no pages",
             &[&cli(&replica.address, "CONFIG SET save \"3600 1\""), &cli(&node.address, "CONFIG SET save \"\"")],
             "the master's own disk then holds no backup, and a master that restarts empty empties its replicas too: do \
              not restart it automatically",

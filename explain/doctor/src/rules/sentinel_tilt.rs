@@ -1,4 +1,4 @@
-//! Sentinels are in TILT: they do not trust their own clock, and neither start nor join a failover.
+//! Sentinels are in TILT: they do not trust their own clock, and neither start a failover nor help to agree on one.
 //!
 //! A Sentinel checks its clock ten times a second. If the clock went back, or over two seconds have passed (the process
 //! was stopped, its machine had no CPU, the clock was set), it stays in TILT for 30 s after the last such moment: it

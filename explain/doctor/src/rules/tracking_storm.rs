@@ -7,7 +7,7 @@
 //!
 //! Seen when: clients use tracking, over 1,000 messages a second were written that no read asked for, more than there
 //! were commands, and the CPU time that commands, reads and event loop iterations do not explain, counted at no more
-//! than 10 us a message, is over 1 % of a core. Replicas' streams and published messages are subtracted.
+//! than 10 us a message, is over 1 % of a core. Replicas' streams are subtracted.
 //!
 //! Not to be taken for: `tracking_table`, where keys are forgotten for lack of room; invalidations at a modest rate,
 //! which are the feature doing its job; pub/sub, keyspace notifications and MONITOR, which push messages as well: where

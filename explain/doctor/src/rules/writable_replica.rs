@@ -4,8 +4,8 @@
 //! longer matches its master's: reads differ by server, keys with a TTL that were created there may never expire
 //! (before 4.0), and a failover to it makes the difference permanent.
 //!
-//! Seen when: a linked replica reports slave_read_only:0. Its own writes are those it executed in the window beyond
-//! what its master did: replicated writes are counted at both.
+//! Seen when: a replica reports slave_read_only:0, linked or not. Its own writes are those it executed in the window
+//! beyond what its master did: replicated writes are counted at both.
 //!
 //! Not to be taken for: clients that write to a read-only replica and are refused (READONLY, `error_flood`), or a
 //! replica that is catching up: it executes more than its master does, so a replica that was behind in the window is

@@ -1,6 +1,6 @@
 //! The nodes: found, dialled, greeted, lost.
 
-use unslow_nodes::Named;
+use unslow_nodes::{Backoff, Named};
 use unslow_topology::Info;
 
 use super::*;
@@ -33,7 +33,7 @@ impl Writer {
             connection: None,
             greeted: Greeted::No,
             dial_at: 0,
-            backoff: 0,
+            backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             flying: VecDeque::new(),
             alone: None,
             unconfirmed: VecDeque::new(),
@@ -131,8 +131,7 @@ impl Writer {
 
     fn back_off(&mut self, number: u16, now: u64) {
         let node = &mut self.nodes[usize::from(number)];
-        node.backoff = (node.backoff * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
-        node.dial_at = now + jittered(node.backoff);
+        node.dial_at = now + node.backoff.failed(rand::random_range);
     }
 
     /// Who is on the other side, in one round trip.
@@ -221,7 +220,7 @@ impl Writer {
             return;
         }
         node.greeted = Greeted::Ready;
-        node.backoff = 0;
+        node.backoff.succeeded();
         node.splitter = Splitter::default();
         let back = std::mem::take(&mut node.told);
         self.look = true;

@@ -249,7 +249,7 @@ impl Watcher {
         link.level = info.redis_level();
         link.zone = info.get("availability_zone").filter(|z| !z.is_empty()).map(str::to_string);
         link.ready = true;
-        link.backoff = 0;
+        link.backoff.succeeded();
         link.pushes = cluster && link.kind == Kind::Node && link.resp3 && link.level >= (7, 0);
         match link.kind {
             Kind::Sentinel => {
@@ -279,7 +279,7 @@ impl Watcher {
         let (Some(word), Some(name), Some(text)) = (word.text(), name.text(), text.text()) else { return };
         if word != "message" {
             self.links[at].ready = true;
-            self.links[at].backoff = 0;
+            self.links[at].backoff.succeeded();
             return;
         }
         let now = now_ns();
