@@ -101,18 +101,31 @@ pub fn saves_collide(at: &At<'_>) -> Result<Active, Error> {
     if beside_it.len() < 2 {
         return Err(Error::new(format!("{} is alone on its host; a host with two servers is needed", first.name())));
     }
+    in_step(at)?;
     for node in &beside_it {
         // A nanosecond a byte is a gigabyte a second.
         active = turn(at, active, node, Knob::WriteNsPerByte, 1000)?;
     }
     for node in &beside_it {
         let mut c = beside(node)?;
-        wait_for("a save to begin", SAVED, || {
-            let _ = c.call(&["BGSAVE"]);
-            Ok(info(&mut c, "persistence")?.get("rdb_bgsave_in_progress") == Some("1"))
-        })?;
+        // Refused while another child saves: that one's end is not ours.
+        wait_for("BGSAVE to be accepted", SAVED, || Ok(c.call(&["BGSAVE"]).is_ok()))?;
     }
     Ok(active)
+}
+
+/// Until no replica is being copied: a save for a replica is none of a job, and other saves wait for it.
+fn in_step(at: &At<'_>) -> Result<(), Error> {
+    for node in &at.lab.deployment.nodes {
+        let mut c = beside(node)?;
+        wait_for(&format!("{} and its replicas to be in step", node.name()), SAVED, || {
+            let replication = info(&mut c, "replication")?;
+            let linked =
+                replication.get("role") == Some("master") || replication.get("master_link_status") == Some("up");
+            Ok(linked && replication.replicas().iter().all(|row| row.2 == "online"))
+        })?;
+    }
+    Ok(())
 }
 
 /// Events of every class, under a client that writes and none that listens.
