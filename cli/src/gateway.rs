@@ -196,8 +196,10 @@ impl GatewayArguments {
                 handle.reload();
             }
             handle.drain();
+            // Also while clients finish: a SIGHUP must not cut that short.
             loop {
-                std::thread::park(); // holds both until the process ends: a SIGHUP must not cut the drain short
+                hang_ups.wait_for_one();
+                handle.reload();
             }
         });
         gateway.wait();

@@ -104,13 +104,22 @@ impl HangUps {
 
     /// Waits for one, which this takes, or until a signal asks `guard` to end. True for the former.
     pub fn wait(&self, guard: &Guard) -> bool {
+        self.wait_unless(|| guard.asked())
+    }
+
+    /// Waits for one, whatever else happens.
+    pub fn wait_for_one(&self) {
+        self.wait_unless(|| false);
+    }
+
+    fn wait_unless(&self, ended: impl Fn() -> bool) -> bool {
         let mut registry = locked();
         loop {
-            if guard.asked() {
-                return false;
-            }
             if self.take() {
                 return true;
+            }
+            if ended() {
+                return false;
             }
             registry = ASKED.wait(registry).unwrap_or_else(PoisonError::into_inner);
         }

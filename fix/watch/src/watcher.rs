@@ -167,14 +167,6 @@ impl Watcher {
         }
         Ok(watcher)
     }
-
-    // What goes out.
-
-    // What comes in.
-
-    // What is made of it.
-
-    // What is done without being told.
 }
 
 impl Handler for Watcher {

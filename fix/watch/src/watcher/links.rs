@@ -136,10 +136,15 @@ impl Watcher {
             self.links[at].loading = false;
         }
         match asked {
-            Ask::Auth | Ask::Ignore => {}
+            Ask::Ignore => {}
+            // Nothing that follows will work, and the reason is this. A server that needs no password answers with
+            // another error.
+            Ask::Auth if refusal == Some(Refused::Auth) => {
+                self.note(at, &format!("it refuses us: {}", words_of(frame)));
+            }
+            Ask::Auth => {}
             Ask::Hello => {
                 self.links[at].resp3 = refusal.is_none();
-                // Nothing that follows will work, and the reason is this.
                 if matches!(refusal, Some(Refused::Auth | Refused::Denied)) {
                     self.note(at, &format!("it refuses us: {}", words_of(frame)));
                 }

@@ -215,11 +215,11 @@ impl Carrier {
         let (now, wall) = (clock(libc::CLOCK_MONOTONIC), clock(libc::CLOCK_REALTIME));
         let mut taken = 0;
         while taken < most {
-            // A frame that was sent after a change was made meets the new rules.
+            let Some(frame) = self.ring.next() else { break };
+            // Looked at behind the frame: one that was sent after a change was made meets the new rules. It stays.
             if self.shared.generation.load(Ordering::Acquire) != self.generation {
                 break;
             }
-            let Some(frame) = self.ring.next() else { break };
             let arrived = now - wall.saturating_sub(frame.at_ns).min(10_000_000);
             if let Some((to, path)) =
                 route(&frame, &self.by_address, self.network, self.first_interface, self.table.hosts)
@@ -285,7 +285,8 @@ impl Carrier {
     fn wait(&mut self) {
         let now = clock(libc::CLOCK_MONOTONIC);
         let wanted = self.heap.peek().map(|Reverse((due, ..))| due.saturating_sub(self.lateness_ns as u64));
-        let wanted = wanted.or_else(|| self.unasked.then(|| self.asked_at.max(now) + ASK_EVERY_NS));
+        let ask = self.unasked.then_some(now + ASK_EVERY_NS);
+        let wanted = wanted.into_iter().chain(ask).min();
         if wanted.is_some_and(|w| w <= now) {
             return;
         }
