@@ -243,6 +243,7 @@ fn speaks_tls_with_client_certificates_and_says_what_is_wrong_with_either_side()
     };
     fails(&url, &[], "--cacert");
     fails(&url, &["--cacert", &ca], "client certificate");
+    fails(&url, &["--cacert", &ca, "--server-name", "other.example"], "valid for with --server-name NAME");
     fails(&format!("redis://:s3cret@127.0.0.1:{port}"), &[], "rediss://");
     fails(&format!("rediss://:s3cret@{}", server.address()), &["--cacert", &ca], "redis://");
     fails(&url, &["--cacert", "/nowhere.pem"], "/nowhere.pem");

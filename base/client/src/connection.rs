@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use unslow_resp::{ErrorKind as RespErrorKind, Frame, Limits, Scan, Scanner, Value, write_command};
 
-use crate::{Endpoint, Error, ErrorKind, Target, TlsOptions};
+use crate::{Endpoint, Error, ErrorKind, Target, TlsOptions, tls};
 
 /// How to connect. Every wait ends by one of the two timeouts.
 #[derive(Clone, Debug)]
@@ -215,13 +215,8 @@ impl Connection {
         for (command, reply) in commands.iter().zip(replies) {
             match (command[0].as_str(), reply) {
                 ("HELLO", Ok(_)) => self.protocol = 3,
-                // A password for a server that has none, or no AUTH at all: the servers' own clients go on with a
-                // warning.
-                ("AUTH", Err(e))
-                    if e.kind == ErrorKind::Unknown
-                        || e.message.contains("without any password")
-                        || e.message.contains("no password is set") =>
-                {
+                // The servers' own clients go on with a warning.
+                ("AUTH", Err(e)) if matches!(e.kind, ErrorKind::Unknown | ErrorKind::NeedlessPassword) => {
                     self.authenticated = false;
                 }
                 ("AUTH", Err(e)) => {
@@ -433,11 +428,7 @@ impl Connection {
                 ),
             ),
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => self.closed(),
-            io::ErrorKind::InvalidData if e.to_string().contains("CertificateRequired") => Error::new(
-                ErrorKind::Tls,
-                format!("{peer}: the server wants a client certificate; give it with --cert FILE --key FILE"),
-            ),
-            io::ErrorKind::InvalidData => Error::new(ErrorKind::Tls, format!("{peer}: TLS: {e}")),
+            io::ErrorKind::InvalidData => Error::new(ErrorKind::Tls, format!("{peer}: {}", tls::reason(e))),
             _ => Error::new(ErrorKind::Unreachable, format!("{peer}: {e}")),
         }
     }
@@ -586,14 +577,7 @@ fn handshake(
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 "no TLS answer; a plain port wants redis://".to_string()
             }
-            io::ErrorKind::InvalidData if e.to_string().contains("corrupt message") => {
-                "the answer is not TLS; a plain port wants redis://".to_string()
-            }
-            io::ErrorKind::InvalidData
-                if e.to_string().contains("UnknownIssuer") || e.to_string().contains("SelfSigned") =>
-            {
-                format!("the server's certificate is not trusted here ({e}); give its CA with --cacert FILE")
-            }
+            io::ErrorKind::InvalidData => tls::reason(&e),
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                 "the server closed the connection during the TLS handshake; a plain port wants redis://".to_string()
             }

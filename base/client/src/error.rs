@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use unslow_nodes::{Address, Author, Kind, Named, Refusal};
+use unslow_nodes::{Address, Author, Kind, Named, Refusal, password_is_needless};
 
 /// A failed connection or command.
 #[derive(Clone, Debug)]
@@ -77,6 +77,8 @@ pub enum ErrorKind {
     AuthRequired,
     /// The password or user was refused.
     WrongPassword,
+    /// AUTH was sent to a server that has no password.
+    NeedlessPassword,
     /// This user may not run this command (NOPERM), or the service has removed it.
     Denied,
     /// The server has no such command or argument; mostly an older version.
@@ -137,6 +139,8 @@ impl Error {
             ErrorKind::AuthRequired
         } else if text.starts_with("WRONGPASS") || lower.contains("invalid password") {
             ErrorKind::WrongPassword
+        } else if command == "AUTH" && password_is_needless(text.as_bytes()) {
+            ErrorKind::NeedlessPassword
         } else if text.starts_with("LOADING") {
             ErrorKind::Loading
         } else if lower.contains("max number of clients") {
@@ -219,6 +223,18 @@ mod tests {
         }
         assert_eq!(Error::reply(&"A".repeat(1000), "GET").code(), None);
         assert_eq!(Error::new(ErrorKind::Timeout, "ERR").code(), None);
+    }
+
+    #[test]
+    fn only_auth_can_be_told_that_there_is_no_password() {
+        for text in [
+            "ERR Client sent AUTH, but no password is set",
+            "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
+        ] {
+            assert_eq!(Error::reply(text, "AUTH").kind, ErrorKind::NeedlessPassword, "{text}");
+            assert_eq!(Error::reply(text, "GET").kind, ErrorKind::Reply, "{text}");
+        }
+        assert_eq!(Error::reply("ERR invalid password", "AUTH").kind, ErrorKind::WrongPassword);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! TLS by rustls: the system's trust store or a given CA, client certificates, and `--insecure` for the brave.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -63,6 +64,27 @@ impl TlsOptions {
     }
 }
 
+/// What is wrong, of an error with the kind `InvalidData`: rustls puts its own error inside.
+pub(crate) fn reason(e: &io::Error) -> String {
+    use rustls::{AlertDescription, CertificateError as Certificate, Error::*};
+    let Some(of_rustls) = e.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
+        return format!("TLS: {e}");
+    };
+    match of_rustls {
+        InvalidMessage(_) => "the answer is not TLS; a plain port wants redis://".into(),
+        InvalidCertificate(Certificate::UnknownIssuer) => {
+            format!("the server's certificate is not trusted here ({of_rustls}); give its CA with --cacert FILE")
+        }
+        InvalidCertificate(Certificate::NotValidForName | Certificate::NotValidForNameContext { .. }) => {
+            format!("TLS: {of_rustls}; give a name that it is valid for with --server-name NAME")
+        }
+        AlertReceived(AlertDescription::CertificateRequired) => {
+            "the server wants a client certificate; give it with --cert FILE --key FILE".into()
+        }
+        other => format!("TLS: {other}"),
+    }
+}
+
 /// `--insecure`: signatures are checked, identity is not.
 #[derive(Debug)]
 struct AnyCertificate;
@@ -101,5 +123,38 @@ impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
 
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
         rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::ServerName;
+    use rustls::{AlertDescription, CertificateError, InvalidMessage};
+
+    use super::*;
+
+    #[test]
+    fn the_reason_follows_from_the_kind_of_the_error_and_not_from_its_words() {
+        let said = |e: rustls::Error| reason(&io::Error::new(io::ErrorKind::InvalidData, e));
+        for (error, expected) in [
+            (InvalidMessage::InvalidContentType.into(), "a plain port wants redis://"),
+            (CertificateError::UnknownIssuer.into(), "--cacert FILE"),
+            (
+                CertificateError::NotValidForNameContext {
+                    expected: ServerName::try_from("10.0.0.1").unwrap(),
+                    presented: vec!["a.example".into(), "b.example".into()],
+                }
+                .into(),
+                "a.example or b.example; give a name that it is valid for with --server-name NAME",
+            ),
+            (rustls::Error::AlertReceived(AlertDescription::CertificateRequired), "--cert FILE --key FILE"),
+            (rustls::Error::General("CertificateRequired".into()), "TLS: unexpected error: CertificateRequired"),
+        ] {
+            let text = said(error);
+            assert!(text.contains(expected), "{text}");
+        }
+        // Not from rustls at all, and with the words of one that is.
+        let other = io::Error::new(io::ErrorKind::InvalidData, "received corrupt message of type UnknownIssuer");
+        assert_eq!(reason(&other), format!("TLS: {other}"));
     }
 }

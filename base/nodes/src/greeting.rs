@@ -169,16 +169,22 @@ impl Greeting {
 impl Step {
     /// Whether the connection is fit for use although the server answered this step with an error.
     fn tolerates(self, reply: &[u8]) -> bool {
-        // A password sent to a server that has none, in the words of Redis 6 and of older versions. redis-cli only
-        // warns.
-        const NEEDLESS: [&str; 2] = ["without any password", "no password is set"];
         match self {
-            Step::Auth => NEEDLESS.iter().any(|words| reply.windows(words.len()).any(|w| w == words.as_bytes())),
+            // redis-cli only warns.
+            Step::Auth => password_is_needless(reply),
             // An ACL may forbid CLIENT altogether; the connection serves commands without it.
             Step::Name | Step::Id => true,
             Step::AuthAnew | Step::Hello | Step::Select | Step::Setup => false,
         }
     }
+}
+
+/// Whether the error that answers an AUTH says that the server has no password. That error has no code word of its
+/// own, so this goes by the words of `authCommand()`, in Redis 6 and later and in older versions. The reply may be
+/// given with or without its type and length.
+pub fn password_is_needless(reply: &[u8]) -> bool {
+    const WORDS: [&[u8]; 2] = [b"without any password", b"no password is set"];
+    WORDS.iter().any(|words| reply.windows(words.len()).any(|w| w == *words))
 }
 
 /// `id` in HELLO's map. Modules are listed in a nested array, so one named `id` is not confused with it.

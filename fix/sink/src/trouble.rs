@@ -3,7 +3,7 @@
 //! Only the server's own words are acted upon. A script, a function or a module may return any text, so what one of
 //! them may have written proves nothing about whether the call ran ([`unslow_nodes::Author`]).
 
-use unslow_nodes::{Author, Kind, Refusal};
+use unslow_nodes::{Author, Kind, Refusal, password_is_needless};
 
 /// Who may have written the error replies of a call. This follows from its command, never from the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +67,7 @@ pub fn classify(text: &str, voice: Voice) -> Trouble {
 
 /// Judges the text of an error that answers an AUTH.
 pub fn login(text: &str) -> Login {
-    // In the words of Redis 6 and later, and of older servers.
-    if ["without any password", "no password is set"].iter().any(|words| text.contains(words)) {
+    if password_is_needless(text.as_bytes()) {
         return Login::Needless;
     }
     let wrong = matches!(word(text), "WRONGPASS" | "NOAUTH");
