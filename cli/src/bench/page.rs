@@ -112,9 +112,13 @@ fn plots(run: &Run) -> Vec<Value> {
         let along = Along::TimeUntil(run.seconds * SECOND);
         context! { title, note, chart => LineChart { title, lines, along, values, marks: &marks }.html() }
     };
+    let whole = whole_seconds(&run.timeline, run.seconds);
+    // The few answers of a last, partial second have percentiles of their own, at a time after the run's end. A run of
+    // less than a second has nothing else.
+    let timed = if whole.is_empty() { &run.timeline[..] } else { whole };
     // A second without an answer is a gap in the latency, not a zero and not a line across.
     let latency = |name: &str, f: fn(&Second) -> f64| {
-        let points = run.timeline.iter().map(|s| (middle(s), if f(s) > 0.0 { f(s) } else { f64::NAN }));
+        let points = timed.iter().map(|s| (middle(s), if f(s) > 0.0 { f(s) } else { f64::NAN }));
         (name.to_string(), points.collect::<Vec<_>>())
     };
     let over_time = vec![
@@ -130,11 +134,12 @@ fn plots(run: &Run) -> Vec<Value> {
     let throughput = vec![each("answered", |s| s.answered), each("waiting at the end of the second", |s| s.waiting)];
     let rest = run.timeline.len() > loaded.len();
     let note = rest.then(|| "Whole seconds under load only; the last, partial second is not drawn.".to_string());
+    let partial = timed.len() < run.timeline.len();
+    let latency_note = partial.then(|| "The last, partial second is not drawn.".to_string());
     let mut plots = vec![
-        plot("Latency over time", None, over_time, Values::Log(Unit::Time)),
+        plot("Latency over time", latency_note, over_time, Values::Log(Unit::Time)),
         plot("Requests per second", note, throughput, Values::Linear(Unit::Count)),
     ];
-    let whole = whole_seconds(&run.timeline, run.seconds);
     let errors = errors(&run.timeline, whole);
     if !errors.is_empty() {
         let later: u64 = run.timeline[whole.len()..].iter().map(|s| s.errors).sum();
@@ -244,8 +249,12 @@ mod tests {
         }
         assert!(whole_seconds(&run.timeline, 0.4).is_empty() && whole_seconds(&[], 3.0).is_empty());
         let page = render(&[report], None).expect("a page");
-        let (_, throughput) = page.split_once("aria-label=\"Requests per second\"").expect("the chart");
-        let line = throughput.split("points=\"").nth(1).and_then(|t| t.split('"').next()).expect("a line");
+        let line_of = |chart: &str| {
+            let (_, drawn) = page.split_once(&format!("aria-label=\"{chart}\"")).expect("the chart");
+            drawn.split("points=\"").nth(1).and_then(|t| t.split('"').next()).expect("a line")
+        };
+        assert_eq!(line_of("Latency over time").split_whitespace().count(), 5, "nothing after the run's end");
+        let line = line_of("Requests per second");
         let heights: Vec<&str> = line.split_whitespace().filter_map(|p| p.split_once(',')).map(|(_, y)| y).collect();
         assert_eq!(heights, ["0.0"; 4], "a steady load is a level line: {line}");
         assert!(

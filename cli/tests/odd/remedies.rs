@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Endpoint, Target, TlsOptions};
@@ -18,7 +19,7 @@ use unslow_testkit::engine;
 use unslow_testkit::servers::settings;
 
 use crate::common::tls_settings;
-use crate::stage::{Client, Made, Make, Stage, at_work, fill, ms, open, target, words};
+use crate::stage::{Client, Made, Make, Stage, WINDOW_TIME, at_work, fill, ms, open, target, words};
 use crate::{ill_clients, ill_server};
 
 /// A fault whose price is a number, and whose clients change their ways when the stage is mended.
@@ -126,20 +127,27 @@ pub struct Given {
     pub stays: bool,
 }
 
-/// Looks, measures, mends, measures, looks again. An error in words where the finding is not there to begin with.
+/// Looks and measures, mends, measures and looks again. An error in words where the finding is not there to begin with.
+///
+/// What is predicted is measured in the same seconds: a machine that is slower for a while would otherwise be taken for
+/// a wrong price, and waits grow with the square of a call's length.
 pub fn apply(case: &Remedy, stage: &mut Stage) -> Result<Given, String> {
-    let (ill, _) = stage.diagnose(case.name, &[]);
+    let server = stage.first().ok_or("no server")?;
+    let clock = Clock::of(case.rule);
+    let ((ill, _), before) = clock.during(&server, || stage.diagnose(case.name, &[]));
     let found = ill.findings.iter().find(|f| f.id == case.rule && f.severity > Severity::Risk);
     let found = found.ok_or_else(|| format!("{} is not found", case.rule))?;
     // A cause shows the highest impact of its chain; here cause and consequence are the same time, counted twice.
     let (unit, predicted) = (found.impact.unit.clone(), found.impact.value);
-    let server = stage.first().ok_or("no server")?;
-    let clock = Clock::of(&unit, case.rule)?;
-    let before = clock.read(&server);
+    if unit != clock.unit() {
+        return Err(format!("{unit} is not what {} is priced in here", case.rule));
+    }
     stage.mend();
     std::thread::sleep(ms(1000)); // what was in flight ends
-    let after = clock.read(&server);
+    let ((), after) = clock.during(&server, || std::thread::sleep(MEASURED));
     let (well, _) = stage.diagnose(&format!("{}_mended", case.name), &["--only", case.rule]);
+    // The doctor looked during the first measurement only.
+    let before = if let Clock::Server = clock { before - ill.cost.server_cpu_share } else { before };
     Ok(Given { unit, predicted, measured: before - after, stays: still(&well, case.rule) })
 }
 
@@ -147,8 +155,8 @@ fn still(report: &Report, rule: &str) -> bool {
     report.findings.iter().any(|f| f.id == rule && f.severity > Severity::Risk)
 }
 
-/// How long each measurement lasts.
-const MEASURED: Duration = Duration::from_secs(3);
+/// How long the mended server is measured: as long as the doctor's window.
+const MEASURED: Duration = WINDOW_TIME;
 
 /// What an impact is compared with.
 enum Clock {
@@ -161,74 +169,112 @@ enum Clock {
 }
 
 impl Clock {
-    fn of(unit: &str, rule: &str) -> Result<Clock, String> {
-        match unit {
-            "share_of_core" if rule == "save_too_often" => Ok(Clock::Children),
-            "share_of_core" => Ok(Clock::Server),
-            "ms_per_request" => Ok(Clock::Bystander),
-            other => Err(format!("{other} has no clock here")),
+    fn of(rule: &str) -> Clock {
+        match rule {
+            "save_too_often" => Clock::Children,
+            "monitoring_storm" | "topology_storm" | "connection_churn" => Clock::Server,
+            _ => Clock::Bystander,
         }
     }
 
-    fn read(&self, server: &Server) -> f64 {
+    /// What the impacts are in that it can be compared with.
+    fn unit(&self) -> &'static str {
         match self {
-            Clock::Server => cores(server, &["used_cpu_user", "used_cpu_sys"]),
-            Clock::Children => cores(server, &["used_cpu_user_children", "used_cpu_sys_children"]),
-            Clock::Bystander => mean_wait_ms(server),
+            Clock::Server | Clock::Children => "share_of_core",
+            Clock::Bystander => "ms_per_request",
+        }
+    }
+
+    /// Does something, and what was spent or waited meanwhile.
+    fn during<T>(&self, server: &Server, something: impl FnOnce() -> T) -> (T, f64) {
+        match self {
+            Clock::Server => cores(server, &["used_cpu_user", "used_cpu_sys"], something),
+            Clock::Children => cores(server, &["used_cpu_user_children", "used_cpu_sys_children"], something),
+            Clock::Bystander => {
+                let bystander = Bystander::start(server);
+                let done = something();
+                (done, bystander.mean_wait_ms())
+            }
         }
     }
 }
 
-fn cores(server: &Server, fields: &[&str]) -> f64 {
+fn cores<T>(server: &Server, fields: &[&str], something: impl FnOnce() -> T) -> (T, f64) {
     let mut c = open(server);
     let spent = |c: &mut Connection| -> f64 {
         let cpu = info(c, "cpu").expect("INFO cpu");
         fields.iter().filter_map(|f| cpu.number(f)).sum()
     };
     let (begun, before) = (Instant::now(), spent(&mut c));
-    std::thread::sleep(MEASURED);
-    (spent(&mut c) - before) / begun.elapsed().as_secs_f64()
+    let done = something();
+    (done, (spent(&mut c) - before) / begun.elapsed().as_secs_f64())
 }
 
 /// A GET every millisecond on a schedule, whatever became of those before: each wait counts from the moment it was due.
-fn mean_wait_ms(server: &Server) -> f64 {
-    let mut writer = TcpStream::connect((server.ip.as_str(), server.port)).expect("a connection");
-    writer.set_nodelay(true).expect("an option");
-    let mut reader = writer.try_clone().expect("a second handle");
-    reader.set_read_timeout(Some(ms(200))).expect("a limit");
-    let due: Arc<Mutex<VecDeque<Instant>>> = Arc::default();
-    let over = Arc::new(AtomicBool::new(false));
-    let reading = std::thread::spawn({
-        let (due, over) = (due.clone(), over.clone());
-        move || {
-            const REPLY: usize = b"$-1\r\n".len();
-            let (mut waited, mut replies, mut bytes) = (Duration::ZERO, 0u32, 0);
-            let mut buffer = [0u8; 4096];
-            loop {
-                match reader.read(&mut buffer) {
-                    Ok(0) => break,
-                    Ok(n) => bytes += n,
-                    Err(_) if over.load(Ordering::Relaxed) => break,
-                    Err(_) => continue,
-                }
-                let now = Instant::now();
-                let mut due = due.lock().unwrap_or_else(PoisonError::into_inner);
-                while bytes >= REPLY {
-                    bytes -= REPLY;
-                    waited += due.pop_front().map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-                    replies += 1;
+struct Bystander {
+    over: Arc<AtomicBool>,
+    asking: JoinHandle<()>,
+    /// What was waited in all, and for how many replies.
+    reading: JoinHandle<(Duration, u32)>,
+}
+
+impl Bystander {
+    fn start(server: &Server) -> Bystander {
+        let mut writer = TcpStream::connect((server.ip.as_str(), server.port)).expect("a connection");
+        writer.set_nodelay(true).expect("an option");
+        let mut reader = writer.try_clone().expect("a second handle");
+        reader.set_read_timeout(Some(ms(200))).expect("a limit");
+        let due: Arc<Mutex<VecDeque<Instant>>> = Arc::default();
+        let over = Arc::new(AtomicBool::new(false));
+        let asking = std::thread::spawn({
+            let (due, over) = (due.clone(), over.clone());
+            move || {
+                let begun = Instant::now();
+                for n in 0.. {
+                    let at = begun + ms(n);
+                    std::thread::sleep(at.saturating_duration_since(Instant::now()));
+                    if over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    due.lock().unwrap_or_else(PoisonError::into_inner).push_back(at);
+                    writer.write_all(b"GET {t2}absent\r\n").expect("the server takes it");
                 }
             }
-            waited.as_secs_f64() * 1000.0 / f64::from(replies.max(1))
-        }
-    });
-    let begun = Instant::now();
-    for n in 0..MEASURED.as_millis() as u32 {
-        let at = begun + ms(u64::from(n));
-        std::thread::sleep(at.saturating_duration_since(Instant::now()));
-        due.lock().unwrap_or_else(PoisonError::into_inner).push_back(at);
-        writer.write_all(b"GET {t2}absent\r\n").expect("the server takes it");
+        });
+        let reading = std::thread::spawn({
+            let over = over.clone();
+            move || read_replies(&mut reader, &due, &over)
+        });
+        Bystander { over, asking, reading }
     }
-    over.store(true, Ordering::Relaxed);
-    reading.join().expect("it counts to the end")
+
+    fn mean_wait_ms(self) -> f64 {
+        self.over.store(true, Ordering::Relaxed);
+        self.asking.join().expect("it asks to the end");
+        let (waited, replies) = self.reading.join().expect("it counts to the end");
+        waited.as_secs_f64() * 1000.0 / f64::from(replies.max(1))
+    }
+}
+
+/// Until it is over and no more replies come.
+fn read_replies(reader: &mut TcpStream, due: &Mutex<VecDeque<Instant>>, over: &AtomicBool) -> (Duration, u32) {
+    const REPLY: usize = b"$-1\r\n".len();
+    let (mut waited, mut replies, mut bytes) = (Duration::ZERO, 0u32, 0);
+    let mut buffer = [0u8; 4096];
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => bytes += n,
+            Err(_) if over.load(Ordering::Relaxed) => break,
+            Err(_) => continue,
+        }
+        let now = Instant::now();
+        let mut due = due.lock().unwrap_or_else(PoisonError::into_inner);
+        while bytes >= REPLY {
+            bytes -= REPLY;
+            waited += due.pop_front().map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+            replies += 1;
+        }
+    }
+    (waited, replies)
 }
