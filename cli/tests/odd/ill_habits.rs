@@ -157,14 +157,15 @@ fn select_before_each(stage: &mut Stage) -> Made {
     Ok(())
 }
 
-fn auth_before_each(stage: &mut Stage) -> Made {
+pub fn auth_before_each(stage: &mut Stage) -> Made {
     let server = stage.server(&[("requirepass", "s3cret")]);
     for _ in 0..4 {
         let mut stream = TcpStream::connect((server.ip.as_str(), server.port)).expect("a connection");
         stream.set_read_timeout(Some(ms(1000))).expect("a limit");
         stream.set_nodelay(true).expect("a setting");
         stage.work(move |on| {
-            for command in [&b"AUTH s3cret\r\n"[..], b"GET a\r\n"] {
+            let commands = [&b"AUTH s3cret\r\n"[..], b"GET a\r\n"];
+            for command in &commands[usize::from(on.mended())..] {
                 let sent = stream.write_all(command);
                 let read = stream.read(&mut [0u8; 512]);
                 if sent.is_err() || read.is_err() {
@@ -191,14 +192,19 @@ fn stream_polled(stage: &mut Stage) -> Made {
     Ok(())
 }
 
-fn delayed_jobs_polled(stage: &mut Stage) -> Made {
+pub fn delayed_jobs_polled(stage: &mut Stage) -> Made {
     let server = stage.server(&[]);
     fill(&server, 100, |i| {
         words(&["ZADD", "{t2}delayed", &(4_000_000_000u64 + i as u64).to_string(), &format!("job:{i}")])
     });
     for _ in 0..4 {
         let mut c = Client::of(&server);
-        stage.work(move |_| drop(c.call(&["ZRANGEBYSCORE", "{t2}delayed", "-inf", "1800000000", "LIMIT", "0", "1"])));
+        stage.work(move |on| {
+            let _ = c.call(&["ZRANGEBYSCORE", "{t2}delayed", "-inf", "1800000000", "LIMIT", "0", "1"]);
+            if on.mended() {
+                on.pause(ms(1000));
+            }
+        });
     }
     Ok(())
 }
@@ -328,7 +334,7 @@ fn lock_by_redis_py(stage: &mut Stage) -> Made {
     Ok(())
 }
 
-fn broadcast_of_a_hot_prefix(stage: &mut Stage) -> Made {
+pub fn broadcast_of_a_hot_prefix(stage: &mut Stage) -> Made {
     if !stage.since((6, 0)) {
         return Err("there is no client-side caching before 6.0");
     }
@@ -339,8 +345,9 @@ fn broadcast_of_a_hot_prefix(stage: &mut Stage) -> Made {
     let (mut c, mut n) = (Client::of(&server), 0u32);
     stage.work(move |on| {
         n = n.wrapping_add(1);
+        let key = if on.mended() { "stock" } else { "price" };
         let batch: Vec<Vec<String>> =
-            (0..4).map(|i| words(&["SET", &format!("price:{}", n % 100 + i), "9.99"])).collect();
+            (0..4).map(|i| words(&["SET", &format!("{key}:{}", n % 100 + i), "9.99"])).collect();
         let _ = c.pipeline(&batch);
         on.pause(ms(1));
     });

@@ -20,7 +20,7 @@ use unslow_testkit::servers::settings;
 
 use crate::common::tls_settings;
 use crate::stage::{Client, Made, Make, Stage, WINDOW_TIME, at_work, fill, ms, open, target, words};
-use crate::{ill_clients, ill_server};
+use crate::{ill_clients, ill_habits, ill_server};
 
 /// A fault whose price is a number, and whose clients change their ways when the stage is mended.
 pub struct Remedy {
@@ -55,6 +55,12 @@ pub const CASES: &[Remedy] = &[
     Remedy { name: "connections_auth_select", rule: "connection_churn", make: ill_clients::connection_auth_select },
     Remedy { name: "connections_resp3", rule: "connection_churn", make: connections_resp3 },
     Remedy { name: "connections_tls", rule: "connection_churn", make: connections_tls },
+    Remedy { name: "hgetall", rule: "big_key", make: hgetall },
+    Remedy { name: "transactions_of_thousands", rule: "giant_transactions", make: transactions_of_thousands },
+    Remedy { name: "auth_before_each", rule: "chatter", make: ill_habits::auth_before_each },
+    Remedy { name: "delayed_jobs_polled", rule: "busy_polling", make: ill_habits::delayed_jobs_polled },
+    Remedy { name: "broadcast_of_a_hot_prefix", rule: "tracking_storm", make: ill_habits::broadcast_of_a_hot_prefix },
+    Remedy { name: "eval_of_8_kb", rule: "eval_bodies", make: eval_of_8_kb },
     Remedy { name: "bgsave_by_cron", rule: "save_too_often", make: ill_server::bgsave_by_cron },
 ];
 
@@ -81,6 +87,50 @@ fn command_tables(stage: &mut Stage) -> Made {
         stage.repeat(&server, ms(4), &["COMMAND"]);
     }
     at_work(&server, "command");
+    Ok(())
+}
+
+fn hgetall(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    fill(&server, 50_000, |i| words(&["HSET", "{t2}profile", &format!("field:{i}"), "a value"]));
+    stage.application(&server, 500);
+    stage.repeat(&server, ms(200), &["HGETALL", "{t2}profile"]);
+    Ok(())
+}
+
+fn transactions_of_thousands(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    stage.application(&server, 500);
+    let sets = (0..20_000).map(|i| words(&["SET", &format!("{{t2}}import:{i}"), "v"]));
+    let batch: Vec<Vec<String>> = [words(&["MULTI"])].into_iter().chain(sets).chain([words(&["EXEC"])]).collect();
+    let mut c = Client::of(&server);
+    stage.work(move |on| {
+        if !on.mended() {
+            let _ = c.pipeline(&batch);
+        }
+        on.pause(ms(100));
+    });
+    at_work(&server, "exec");
+    Ok(())
+}
+
+/// Clients that send the text of a script, until they are mended: then its digest.
+fn eval_of_8_kb(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    let script = format!("-- {}\nreturn redis.call('INCR', KEYS[1])", "what the library says of itself ".repeat(256));
+    let digest = open(&server).call(&["SCRIPT", "LOAD", &script]).expect("it compiles");
+    let digest = digest.text().expect("a digest");
+    for _ in 0..4 {
+        let (mut c, script, digest) = (Client::of(&server), script.clone(), digest.clone());
+        stage.work(move |on| {
+            let _ = match on.mended() {
+                false => c.call(&["EVAL", &script, "1", "{t2}requests"]),
+                true => c.call(&["EVALSHA", &digest, "1", "{t2}requests"]),
+            };
+            on.pause(ms(1));
+        });
+    }
+    at_work(&server, "eval");
     Ok(())
 }
 
@@ -172,7 +222,8 @@ impl Clock {
     fn of(rule: &str) -> Clock {
         match rule {
             "save_too_often" => Clock::Children,
-            "monitoring_storm" | "topology_storm" | "connection_churn" => Clock::Server,
+            "monitoring_storm" | "topology_storm" | "connection_churn" | "chatter" | "busy_polling"
+            | "tracking_storm" | "eval_bodies" => Clock::Server,
             _ => Clock::Bystander,
         }
     }
