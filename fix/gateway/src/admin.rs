@@ -8,25 +8,19 @@ use std::sync::{Arc, Mutex};
 use unslow_reactor::Io;
 use unslow_resp::write_header;
 use unslow_status::{Distribution, Exposition, Labels};
-use unslow_topology::{GATEWAY_SECTION, Gateway, Health, slot_of};
+use unslow_topology::{Gateway, Health, slot_of};
 
+use crate::clock::MS;
+use crate::filter::Filter;
 use crate::ids::LaneId;
+use crate::reply::{bulk, error};
 use crate::session::*;
 use crate::shared::{Message, Question, Shared, What};
-use crate::special::others::Filter;
 use crate::stats::Latency;
-use crate::step::Command;
-use crate::worker::{MS, PoolKey, Worker, bulk, error};
+use crate::worker::{PoolKey, Worker};
 
 const HELP: &str = "UNSLOW SHOW CLIENTS|BACKENDS|POOLS|TOPOLOGY|STATS|TOP|CONFIG; UNSLOW PAUSE; UNSLOW RESUME; UNSLOW \
                     RELOAD; UNSLOW DRAIN";
-
-/// Whether a command is INFO UNSLOW. Servers have no such section, so nothing is lost if it never reaches one.
-pub fn asks_who_this_is(command: &Command) -> bool {
-    command.len() == 2
-        && command.arg(0).eq_ignore_ascii_case(b"INFO")
-        && command.arg(1).eq_ignore_ascii_case(GATEWAY_SECTION.as_bytes())
-}
 
 /// An address as CLIENT LIST shows it, and CLIENT KILL takes it.
 pub fn address(at: Option<SocketAddr>) -> String {

@@ -20,9 +20,10 @@ use crate::error::Error;
 use crate::handover::{self, Offer};
 use crate::listeners::{Listeners, sockets};
 use crate::map::Map;
+use crate::reply::error;
 use crate::server_tls::{server_tls, tls_files};
 use crate::shared::{Asker, Event, Mailbox, Message, Notice, ServerLimits, Shared};
-use crate::worker::{Worker, error};
+use crate::worker::Worker;
 use unslow_topology::commands::Table;
 
 /// What a gateway is started with.

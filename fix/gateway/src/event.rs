@@ -6,8 +6,8 @@
 
 use unslow_nodes::{Address, Author, Kind as Says, Named, Redirect, Refusal};
 
+use crate::clock::MS;
 use crate::session::{Flight, Kind, Lane, MULTI_SEQ, NO_SLOT};
-use crate::worker::MS;
 
 /// What is known where the reply arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,10 +9,11 @@ use unslow_resp::write_header;
 use unslow_topology::{SLOTS, SlotSet};
 
 use crate::config::Facade;
+use crate::reply::{bulk, error};
 use crate::session::*;
 use crate::shared::Shared;
 use crate::step::Command;
-use crate::worker::{Worker, bulk, error};
+use crate::worker::Worker;
 
 impl Worker {
     /// CLUSTER. False when it has to wait.

@@ -106,3 +106,17 @@ impl<I: Place, T> IndexMut<I> for Places<I, T> {
         &mut self.all[place.index()]
     }
 }
+
+/// A client, as long as it is there: indices are used again, serial numbers are not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whom {
+    pub index: u32,
+    pub serial: u32,
+}
+
+impl Whom {
+    #[inline]
+    pub fn place(self) -> usize {
+        self.index as usize
+    }
+}

@@ -12,11 +12,14 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod clock;
 mod config;
 mod control;
 mod error;
 mod event;
 mod facade;
+mod filter;
+mod flight;
 mod gather;
 mod handover;
 mod ids;
@@ -25,11 +28,14 @@ mod lanes;
 mod listeners;
 mod map;
 mod own;
+mod pauses;
+mod reply;
 mod request;
 mod server_tls;
 mod session;
 mod shared;
 mod special;
+mod spread;
 mod stats;
 mod step;
 mod subscriptions;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::worker::MS;
+use crate::clock::MS;
 
 /// What there may be where the server's `maxclients` is not known.
 const UNKNOWN_MAX: usize = 1000;

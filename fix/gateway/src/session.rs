@@ -3,23 +3,22 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use unslow_nodes::{Author, Backoff, Greeting, Login};
+use unslow_nodes::{Backoff, Greeting, Login};
 use unslow_reactor::Id;
 use unslow_resp::{Limits, Splitter};
-use unslow_topology::commands::Plan;
 
+use crate::flight::Waiting;
+pub use crate::flight::{Flight, Kind, NO_SLOT};
+pub use crate::ids::Whom;
 use crate::ids::{IdentityId, LaneId, SetId};
 use crate::journal::Journal;
 use crate::map::NOBODY;
 use crate::own::Permit;
 use crate::request::{Passing, Progress};
 use crate::subscriptions::{Awaited, Channels};
-use crate::worker::Waiting;
 
 /// Place of a MULTI that the gateway says for a client: nobody waits for its answer, but it must be good.
 pub const MULTI_SEQ: u32 = 1;
-/// A command that has no key.
-pub const NO_SLOT: u16 = u16::MAX;
 
 /// Commands of a transaction, and their bytes, that wait for one with a key.
 const QUEUED_MAX: usize = 1024;
@@ -34,20 +33,6 @@ const DEPTH_MAX: usize = 100_000;
 pub fn splitter() -> Splitter {
     let any = Limits { frame_bytes_max: usize::MAX >> 1, depth_max: DEPTH_MAX, ..Limits::default() };
     Splitter::over_long_texts(any)
-}
-
-/// A client, as long as it is there: indices are used again, serial numbers are not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Whom {
-    pub index: u32,
-    pub serial: u32,
-}
-
-impl Whom {
-    #[inline]
-    pub fn place(self) -> usize {
-        self.index as usize
-    }
 }
 
 /// The answer a client waits for.
@@ -434,86 +419,6 @@ impl Client {
                 self.doing = other;
                 Vec::new()
             }
-        }
-    }
-}
-
-/// What the answer to a command on a lane is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The client.
-    Reply,
-    /// The client, and the dedicated lane is free again.
-    Block,
-    /// The client; its keys are watched if it is good.
-    Watch,
-    /// The client; a transaction, unless it is refused.
-    Begin,
-    /// The client; the transaction is over.
-    Exec,
-    /// The client; a new identity if it is good.
-    Auth,
-    /// One of several: `seq` is the number of the [`Gather`](crate::gather::Gather).
-    Gather,
-    /// The client; a setting of its own connections if it is good.
-    Setup,
-    /// A question of ours: was it the server that refused a command, or a script? `seq` is the number of the
-    /// question, which a [`Waiting`] has.
-    Verify,
-    /// A question of ours: is the server busy with a script?
-    Probe,
-    /// Nobody.
-    Swallow,
-}
-
-/// A command on a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flight {
-    pub whom: Whom,
-    pub seq: u32,
-    /// Bytes of it in the lane's journal; 0 for what was not kept.
-    pub len: u32,
-    /// When it came.
-    pub at: u64,
-    pub command: u16,
-    pub slot: u16,
-    /// Where it has to go when it has no slot; NOBODY for anywhere.
-    pub node: u16,
-    pub part: u16,
-    pub kind: Kind,
-    pub tries: u8,
-    /// May be sent again when nobody knows whether it ran.
-    pub repeatable: bool,
-    /// It only reads: a replica may answer.
-    pub read: bool,
-    /// Who could have written an error that answers it.
-    pub author: Author,
-}
-
-impl Flight {
-    /// Its bytes in the journal.
-    #[inline]
-    pub fn size(&self) -> usize {
-        self.len as usize
-    }
-
-    /// A command that is sent for the first time, to be kept in the journal.
-    #[inline]
-    pub fn new(whom: Whom, seq: u32, plan: &Plan, bytes: &[u8], at: u64, slot: u16, kind: Kind) -> Flight {
-        Flight {
-            whom,
-            seq,
-            len: bytes.len() as u32,
-            at,
-            command: plan.number,
-            slot,
-            node: NOBODY,
-            part: 0,
-            kind,
-            tries: 0,
-            repeatable: plan.repeatable,
-            read: plan.read,
-            author: if plan.scripted { Author::Script } else { Author::Server },
         }
     }
 }

@@ -10,9 +10,10 @@ use unslow_reactor::{Listening, Waker};
 use unslow_watch::{Doubter, News};
 
 use crate::config::Config;
+use crate::filter::Filter;
 use crate::map::Map;
+use crate::pauses::Halt;
 use crate::session::{Identity, Whom};
-use crate::special::others::{Filter, Halt};
 use crate::stats::Stats;
 use unslow_topology::commands::Table;
 

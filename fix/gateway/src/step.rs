@@ -4,11 +4,12 @@
 
 use std::borrow::Cow;
 
+use unslow_topology::GATEWAY_SECTION;
 use unslow_topology::commands::{self, Plan, Special, Spread, UNKNOWN};
 
+use crate::reply::{bulk, error};
 use crate::request::Range;
 use crate::session::{Client, Mode, Stall, Transaction, Txn, Watch};
-use crate::worker::{bulk, error};
 
 /// Commands for the operator of a server that mean no harm on any node of a cluster.
 pub const HARMLESS: [&str; 23] = [
@@ -90,6 +91,13 @@ impl<'a> Command<'a> {
             }
             false => Cow::Borrowed(&known.name),
         }
+    }
+
+    /// Whether it is INFO UNSLOW. Servers have no such section, so nothing is lost if it never reaches one.
+    pub fn asks_who_this_is(&self) -> bool {
+        self.len() == 2
+            && self.arg(0).eq_ignore_ascii_case(b"INFO")
+            && self.arg(1).eq_ignore_ascii_case(GATEWAY_SECTION.as_bytes())
     }
 
     /// The script debugger takes the connection for itself, for every script that is said on it later.

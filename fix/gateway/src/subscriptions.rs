@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use crate::clock::MS;
 use crate::ids::LaneId;
-use crate::session::Whom;
-use crate::worker::MS;
+use crate::ids::Whom;
 
 /// A message waits at most this long for a subscription, counted from when that was sent.
 const PATIENCE: u64 = 100 * MS;

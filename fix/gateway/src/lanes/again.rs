@@ -1,12 +1,14 @@
 //! Commands that did not run where they were sent, and questions about those that perhaps did.
 
+use crate::clock::MS;
 use crate::event::{self, Answered, Elsewhere, Event, Facts};
+use crate::flight::{Again, To, Waiting};
 use crate::ids::LaneId;
 use crate::map::NOBODY;
 use crate::request;
 use crate::session::*;
 use crate::special::Moved;
-use crate::worker::{Again, MS, To, Waiting, Worker};
+use crate::worker::Worker;
 use std::sync::Arc;
 use unslow_nodes::{Address, Author, Kind as Says, Named, Refusal};
 use unslow_reactor::Io;

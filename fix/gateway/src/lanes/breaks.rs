@@ -1,9 +1,12 @@
 //! What breaks, and what another map moves.
 
+use crate::clock::MS;
+use crate::flight::{Again, To};
 use crate::ids::LaneId;
 use crate::map::{Map, NOBODY};
+use crate::reply::error;
 use crate::session::*;
-use crate::worker::{Again, MS, To, Worker, error};
+use crate::worker::Worker;
 use unslow_reactor::{Closed, Io};
 use unslow_topology::Health;
 

@@ -1,10 +1,11 @@
 //! Lanes looked over: those that wait, and those whose clients do not read.
 
 use super::breaks::Failure;
+use crate::clock::MS;
 use crate::ids::LaneId;
 use crate::own::Share;
 use crate::session::*;
-use crate::worker::{Clog, MS, Worker};
+use crate::worker::{Clog, Worker};
 use unslow_reactor::Io;
 
 /// Client output beyond which its server is not read for a while.

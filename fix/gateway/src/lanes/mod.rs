@@ -14,5 +14,3 @@ mod sets;
 mod spares;
 #[cfg(test)]
 mod tests;
-
-pub(crate) use spares::Spare;

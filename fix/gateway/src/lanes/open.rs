@@ -1,10 +1,11 @@
 //! A connection from its dial to its greeting, and back to the pool.
 
+use crate::clock::MS;
 use crate::config::Read;
 use crate::ids::{LaneId, SetId};
 use crate::own::Share;
 use crate::session::*;
-use crate::worker::{MS, PoolKey, Worker};
+use crate::worker::{PoolKey, Worker};
 use unslow_nodes::{Backoff, Greeting, Plan, Progress};
 use unslow_reactor::{Io, now_ns};
 use unslow_resp::write_command;

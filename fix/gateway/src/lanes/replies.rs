@@ -1,10 +1,11 @@
 //! What comes from servers.
 
 use super::breaks::Failure;
+use crate::clock::MS;
 use crate::event::{self, Meaning, Scene};
 use crate::ids::LaneId;
 use crate::session::*;
-use crate::worker::{MS, Worker};
+use crate::worker::Worker;
 use unslow_reactor::{Closed, Io};
 use unslow_resp::Split;
 

@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
+use crate::clock::MS;
 use crate::ids::{IdentityId, LaneId, SetId};
 use crate::session::*;
-use crate::worker::{MS, Worker};
+use crate::worker::Worker;
 use unslow_reactor::Io;
 
 /// Sets of connections that no client uses are kept, so many of them and for so long.

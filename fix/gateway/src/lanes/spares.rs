@@ -2,9 +2,10 @@
 //! only when others have long spoken; on a server's own connections it does at once. So for each user, database,
 //! protocol and node with a subscription in the last minute one greeted connection waits in the pool.
 
+use crate::clock::MS;
 use crate::ids::{LaneId, SetId};
 use crate::session::*;
-use crate::worker::{MS, PoolKey, Worker};
+use crate::worker::{PoolKey, Spare, Worker};
 use unslow_reactor::Io;
 use unslow_topology::Health;
 
@@ -12,16 +13,6 @@ use unslow_topology::Health;
 const KEPT: u64 = 60_000 * MS;
 /// One that could not be opened is dialled again after this.
 const RETRY: u64 = 1000 * MS;
-
-/// Whether the next connection for subscriptions is at hand.
-#[derive(Default)]
-pub struct Spare {
-    /// When the last client subscribed.
-    used: u64,
-    /// No other is dialled before.
-    not_before: u64,
-    dialling: Option<LaneId>,
-}
 
 impl Worker {
     /// A dedicated lane for subscriptions, an open one where there is one. The next is dialled.

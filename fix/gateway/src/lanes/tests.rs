@@ -2,11 +2,11 @@
 
 use unslow_topology::Health;
 
+use crate::clock::MS;
 use crate::config::Config;
 use crate::config::Read;
 use crate::map::tests::node;
 use crate::session::{Leaving, State};
-use crate::worker::MS;
 use crate::worker::tests::{A, B, C, Rig};
 use unslow_testkit::until;
 

@@ -1,11 +1,13 @@
 //! Blocking commands, and connections that a client has alone.
 
 use super::Said;
+use crate::clock::MS;
+use crate::flight::{Again, To};
 use crate::ids::LaneId;
 use crate::map::NOBODY;
 use crate::session::*;
 use crate::step::Command;
-use crate::worker::{Again, MS, To, Worker};
+use crate::worker::Worker;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
 

@@ -3,9 +3,10 @@
 use super::Said;
 use crate::config::{Facade, Read};
 use crate::ids::{LaneId, SetId};
+use crate::reply::{bulk, error, printable};
 use crate::session::*;
 use crate::step::Command;
-use crate::worker::{Worker, bulk, error};
+use crate::worker::Worker;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
 
@@ -240,9 +241,4 @@ fn setting(command: &Command, resp3: bool, split: bool) -> Result<Setting, &'sta
         }
     }
     Ok(of(Sticky::Tracking))
-}
-
-/// A client's own word as it may stand in an error: a line.
-pub(super) fn printable(word: &[u8]) -> String {
-    String::from_utf8_lossy(word).chars().filter(|c| !c.is_control()).collect()
 }

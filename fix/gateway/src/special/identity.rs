@@ -3,9 +3,10 @@
 use super::Said;
 use crate::config::{ClientAuth, Facade};
 use crate::ids::LaneId;
+use crate::reply::bulk;
 use crate::session::*;
 use crate::step::Command;
-use crate::worker::{Worker, bulk};
+use crate::worker::Worker;
 use unslow_reactor::Io;
 use unslow_resp::{write_command, write_header};
 

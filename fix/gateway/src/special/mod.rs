@@ -22,9 +22,10 @@ use unslow_topology::slot_of;
 use crate::config::Read;
 use crate::ids::LaneId;
 use crate::map::NOBODY;
+use crate::reply::error;
 use crate::session::*;
 use crate::step::{Command, HARMLESS, NO_DEBUGGER, Step, World, for_one_node};
-use crate::worker::{Worker, error};
+use crate::worker::Worker;
 
 /// MULTI, as it is sent.
 const MULTI_BYTES: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";

@@ -6,10 +6,11 @@
 
 use crate::ids::LaneId;
 use crate::map::NOBODY;
+use crate::reply::{bulk, error};
 use crate::session::*;
 use crate::step::Command;
 use crate::subscriptions::{Awaited, Channel, cost};
-use crate::worker::{Worker, bulk, error};
+use crate::worker::Worker;
 use unslow_reactor::Io;
 use unslow_resp::{Frame, write_command, write_header};
 use unslow_topology::commands::Special;

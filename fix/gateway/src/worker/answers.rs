@@ -1,6 +1,7 @@
 //! Answers in a client's order, and clients that go.
 
 use super::*;
+use crate::flight::Waiting;
 use crate::session::*;
 use std::sync::atomic::Ordering;
 use unslow_reactor::Io;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Nothing is allocated on this way for a command with one key. What is special has its own place: `special/` for
-//! commands with a state, `gather.rs` for those with several answers, `lanes/` for everything that can go wrong behind.
+//! commands with a state, `spread.rs` for those with several answers, `lanes/` for everything that can go wrong behind.
 
 mod answers;
 mod care;
@@ -19,26 +19,24 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use unslow_nodes::Address;
 use unslow_reactor::{Closed, Handler, Id, Io, Visitor, now_ns};
-use unslow_resp::write_header;
 
+use crate::clock::MS;
 use crate::config::{ClientAuth, Config};
+use crate::flight::Again;
 use crate::gather::Gather;
 use crate::ids::{IdentityId, LaneId, Places, SetId};
-use crate::lanes::Spare;
 use crate::map::Map;
 use crate::own::Most;
+use crate::pauses::{Halt, Pauses};
 use crate::request::{Allowed, Range};
 use crate::session::*;
 use crate::shared::Shared;
-use crate::special::others::{Halt, Pauses};
 use crate::stats::Stats;
 use crate::subscriptions::{Channel, Unconfirmed};
 use stuck::Stuck;
 use unslow_topology::commands::Table;
 
-pub const MS: u64 = 1_000_000;
 /// A client with more unsent output is not read until it has taken some.
 const OUTPUT_HIGH: usize = 1 << 20;
 /// Looked over at least this often, while there is something to look over.
@@ -62,32 +60,14 @@ pub struct PoolKey {
     pub node: u16,
 }
 
-/// A command to be sent (again) when its time has come.
-pub struct Again {
-    pub flight: Flight,
-    pub bytes: Vec<u8>,
-    pub to: To,
-}
-
-/// Where a command goes when it is sent again.
-pub enum To {
-    /// To whoever owns its slot by then.
-    Owner,
-    /// To this node, behind ASKING.
-    Asking(u16),
-    /// Where a redirect said, as soon as the servers' own topology has a node of that address.
-    Named { address: Address, ask: bool },
-}
-
-/// A command of a client that a server would not take just now.
-pub struct Waiting {
-    pub again: Again,
-    /// Nanoseconds until it is worth trying again.
-    pub pause: u64,
-    /// What the server said.
-    pub error: Vec<u8>,
-    /// Or a script: the number of the question about it that is under way.
-    pub doubt: Option<u32>,
+/// Whether the next connection for subscriptions is at hand.
+#[derive(Default)]
+pub struct Spare {
+    /// When the last client subscribed.
+    pub used: u64,
+    /// No other is dialled before.
+    pub not_before: u64,
+    pub dialling: Option<LaneId>,
 }
 
 /// A lane whose client does not take what it brings.
@@ -399,16 +379,4 @@ impl Handler for Worker {
     }
 
     fn timer(&mut self, _: &mut Io, _: u64) {}
-}
-
-/// An error reply in the words of a server.
-pub fn error(code: &str, text: &str) -> Vec<u8> {
-    format!("-{code} {text}\r\n").into_bytes()
-}
-
-/// A bulk string.
-pub fn bulk(out: &mut Vec<u8>, text: &[u8]) {
-    write_header(out, b'$', text.len());
-    out.extend_from_slice(text);
-    out.extend_from_slice(b"\r\n");
 }

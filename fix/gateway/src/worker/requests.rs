@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::map::NOBODY;
+use crate::reply::error;
 use crate::request::{self, Allowed, Passed, Passing, Progress, Range, Request, Wrong};
 use crate::session::*;
 use crate::step::Command;
@@ -148,7 +149,7 @@ impl Worker {
             return false;
         }
         let Some(client) = self.clients[whom.place()].as_mut() else { return true };
-        if plan.key.is_none() && client.plain() && crate::admin::asks_who_this_is(&command) {
+        if plan.key.is_none() && client.plain() && command.asks_who_this_is() {
             let answer = self.who_this_is();
             self.say(io, whom, &answer);
             return true;

@@ -13,12 +13,23 @@ use unslow_topology::{DeploymentKind, Node, Topology, slot_of};
 
 use super::*;
 use crate::map::tests::{node, topology};
+use crate::request;
 use crate::shared::Mailbox;
+use crate::step::Command;
 
 /// Node addresses, in the order of their numbers. Nothing listens there, and nothing is ever sent.
 pub(crate) const A: &str = "127.0.0.1:1";
 pub(crate) const B: &str = "127.0.0.1:2";
 pub(crate) const C: &str = "127.0.0.1:3";
+
+/// What a command of one line is to the code that judges it.
+pub(crate) fn with_command<T>(line: &str, judge: impl FnOnce(&Command) -> T) -> T {
+    let (mut whole, mut args) = (Vec::new(), Vec::new());
+    unslow_resp::write_command(&mut whole, &line.split(' ').collect::<Vec<_>>());
+    request::parse_whole(&whole, &mut args);
+    let table = table();
+    judge(&Command { bytes: &whole, args: &args, plan: table.plan(&whole, &args) })
+}
 
 /// A worker on an event loop that does not run: its output stays in the buffers of its connections, and the test plays
 /// the clients and the servers.

@@ -1,0 +1,4 @@
+//! Time as the reactor has it: nanoseconds of a clock that never goes back.
+
+/// A millisecond.
+pub const MS: u64 = 1_000_000;
