@@ -285,6 +285,10 @@ pub struct PeerSockets {
     pub segments_out: u64,
     /// Bytes the server has written and the peer not acknowledged.
     pub send_queue_bytes: u64,
+    /// The smaller one of that and of what it was as the window began: what comes and goes with single replies is not
+    /// in it. `None` in facts of before this was kept.
+    #[serde(default)]
+    pub standing_bytes: Option<u64>,
     /// Bytes the peer has sent and the server not read.
     pub receive_queue_bytes: u64,
     /// Sockets that are held up because the peer's window is closed: it does not read.

@@ -5,10 +5,10 @@
 //! then grows with the size of what is sent, while the server itself is idle and its slow log is empty.
 //!
 //! Seen when: on the server's machine, the data that waits unsent or unacknowledged on its sockets to clients on other
-//! machines would take over 0.1 s, and over four round trips, to send at the rate of this window; these clients are
-//! reading (their windows are open); and the path shows it: the round trip is three times its own minimum, or 0.1 % of
-//! the segments are retransmitted. It is also reported, as a risk, when a network device of the machine carried over
-//! 80 % of its own speed in one direction, half of it for this server.
+//! machines, both as the window begins and as it ends, would take over 0.1 s, and over four round trips, to send at the
+//! rate of this window; these clients are reading (their windows are open); and the path shows it: the round trip is
+//! three times its own minimum, or 0.1 % of the segments are retransmitted. It is also reported, as a risk, when a
+//! network device of the machine carried over 80 % of its own speed in one direction, half of it for this server.
 //!
 //! Not to be taken for: clients that do not read (`not_your_redis`), whose windows are closed; loss without a queue
 //! (`packet_loss`); distance (`far_client`), where little is waiting; a server that cannot keep up (`big_values`,
@@ -55,6 +55,11 @@ struct Queue<'a> {
     rate: f64,
 }
 
+/// What waits all the time: a large reply that is on its way as the window ends is no standing queue.
+fn standing(p: &PeerSockets) -> f64 {
+    p.standing_bytes.unwrap_or(p.send_queue_bytes) as f64
+}
+
 impl Queue<'_> {
     /// `None` where its sockets or its counters were not seen.
     fn of<'a>(facts: &Facts, node: &'a Node) -> Option<Queue<'a>> {
@@ -62,8 +67,8 @@ impl Queue<'_> {
         let reads = |p: &&PeerSockets| p.window_closed == 0 && p.unanswered == 0;
         let counts = |p: &&PeerSockets| !is_local(node, &p.host) && !is_server(&p.host) && reads(p);
         let peers: Vec<&PeerSockets> = node.sockets.value()?.iter().filter(counts).collect();
-        let waiting: Vec<&PeerSockets> = peers.into_iter().filter(|p| p.send_queue_bytes > 0).collect();
-        let bytes = waiting.iter().map(|p| p.send_queue_bytes as f64).sum();
+        let waiting: Vec<&PeerSockets> = peers.into_iter().filter(|p| standing(p) > 0.0).collect();
+        let bytes = waiting.iter().map(|p| standing(p)).sum();
         Some(Queue { node, peers: waiting, bytes, rate: sent_bytes(node)? / node.window_s.max(0.001) })
     }
 
@@ -82,7 +87,7 @@ impl Queue<'_> {
             let longer = p.min_rtt_us_p50 > 0 && f64::from(p.rtt_us_p50) >= LONGER * f64::from(p.min_rtt_us_p50);
             longer || p.retransmits as f64 >= AGAIN * p.segments_out.max(1) as f64
         };
-        let shown: f64 = self.peers.iter().filter(shows).map(|p| p.send_queue_bytes as f64).sum();
+        let shown: f64 = self.peers.iter().filter(shows).map(|p| standing(p)).sum();
         shown > HALF * self.bytes
     }
 
@@ -181,7 +186,7 @@ fn found(facts: &Facts, q: &Queue) -> Finding {
                  segments sent again",
                 p.host,
                 p.sockets,
-                bytes(p.send_queue_bytes as f64),
+                bytes(standing(p)),
                 time_us(p.rtt_us_p50.into()),
                 time_us(p.min_rtt_us_p50.into()),
                 p.retransmits,
@@ -285,8 +290,9 @@ mod tests {
     #[test]
     fn look_alikes_are_left_alone() {
         type Change = fn(&mut PeerSockets);
-        let cases: [(&str, Change); 6] = [
+        let cases: [(&str, Change); 7] = [
             ("a reply on its way", |p| p.send_queue_bytes = 100_000),
+            ("a burst of replies as the window ends", |p| p.standing_bytes = Some(0)),
             ("clients that do not read", |p| p.window_closed = 1),
             ("clients that read slowly, over an empty path", |p| p.rtt_us_p50 = 400),
             ("a client on another continent", |p| (p.min_rtt_us_p50, p.rtt_us_p50) = (150_000, 460_000)),

@@ -24,7 +24,7 @@ use super::prelude::*;
 use super::slow_command::is_heavy;
 
 pub const TITLE: &str = "Giant transactions";
-pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin", "bandwidth"];
+pub const LEADS_TO: &[&str] = &["main_thread_saturated", "node_timeout_margin"];
 pub const INJECTED: Injected = Injected::Yes;
 
 const EXEC: &[&str] = &["exec"];

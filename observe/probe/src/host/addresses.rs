@@ -133,8 +133,8 @@ fn is_unanswered(socket: &TcpSocket) -> bool {
     socket.tries >= 3 && socket.quiet_ms >= 3000
 }
 
-/// The sockets of one server by peer address.
-pub fn by_peer(sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets> {
+/// The sockets of one server by peer address; `before` as the window began.
+pub fn by_peer(before: &[TcpSocket], sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets> {
     let own = |s: &TcpSocket| {
         let here = |(ip, port): &Listened| *port == s.local.1 && (ip.is_unspecified() || *ip == s.local.0);
         !s.listening && listened.iter().any(here)
@@ -143,6 +143,10 @@ pub fn by_peer(sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets>
     for socket in sockets.iter().filter(|s| own(s)) {
         peers.entry(socket.peer.0).or_default().push(socket);
     }
+    let mut waited: BTreeMap<IpAddr, u64> = BTreeMap::new();
+    for socket in before.iter().filter(|s| own(s)) {
+        *waited.entry(socket.peer.0).or_default() += u64::from(socket.send_queue);
+    }
     let median = |mut values: Vec<u32>| {
         values.sort_unstable();
         values.get(values.len() / 2).copied().unwrap_or(0)
@@ -150,6 +154,7 @@ pub fn by_peer(sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets>
     let mut all: Vec<PeerSockets> = peers
         .into_iter()
         .map(|(ip, group)| {
+            let send_queue_bytes: u64 = group.iter().map(|s| u64::from(s.send_queue)).sum();
             let minima: Vec<u32> = group.iter().filter_map(|s| s.min_rtt_us).collect();
             PeerSockets {
                 host: ip.to_string(),
@@ -159,7 +164,8 @@ pub fn by_peer(sockets: &[TcpSocket], listened: &[Listened]) -> Vec<PeerSockets>
                 rtt_us_p50: median(group.iter().map(|s| s.rtt_us).filter(|us| *us > 0).collect()),
                 retransmits: group.iter().map(|s| u64::from(s.retransmits)).sum(),
                 segments_out: group.iter().map(|s| u64::from(s.segments_out)).sum(),
-                send_queue_bytes: group.iter().map(|s| u64::from(s.send_queue)).sum(),
+                send_queue_bytes,
+                standing_bytes: Some(send_queue_bytes.min(waited.get(&ip).copied().unwrap_or(0))),
                 receive_queue_bytes: group.iter().map(|s| u64::from(s.receive_queue)).sum(),
                 window_closed: group.iter().filter(|s| s.send_queue > 0 && s.peer_window == Some(0)).count() as u32,
                 unanswered: group.iter().filter(|s| is_unanswered(s)).count() as u32,
@@ -227,13 +233,19 @@ pub mod tests {
             client("10.0.0.1:6380", "10.0.0.7:1004", Some(1), 1),
             TcpSocket { listening: true, ..socket("0.0.0.0:6379", "0.0.0.0:0") },
         ];
-        let all = by_peer(&sockets, &[at("0.0.0.0:6379")]);
+        // Its queue was shorter as the window began; the other port is another server's.
+        let before = [
+            TcpSocket { send_queue: 3, ..client("10.0.0.1:6379", "10.0.0.7:1003", None, 0) },
+            TcpSocket { send_queue: 9, ..client("10.0.0.1:6380", "10.0.0.7:1004", None, 0) },
+        ];
+        let all = by_peer(&before, &sockets, &[at("0.0.0.0:6379")]);
         let [near, far] = &all[..] else { panic!("{all:?}") };
         assert_eq!((near.host.as_str(), near.sockets, near.retransmits, near.segments_out), ("10.0.0.7", 4, 4, 40));
         assert_eq!((near.min_rtt_us, near.min_rtt_us_p50, near.rtt_us_p50), (100, 200, 800));
         assert_eq!((near.send_queue_bytes, near.window_closed, far.window_closed), (5, 1, 0));
+        assert_eq!((near.standing_bytes, far.standing_bytes), (Some(3), Some(0)));
         assert_eq!((near.unanswered, far.unanswered, far.unanswered_ms), (0, 1, 9000));
-        let one_address = by_peer(&sockets, &[at("10.0.0.2:6379")]);
+        let one_address = by_peer(&[], &sockets, &[at("10.0.0.2:6379")]);
         assert_eq!(one_address.iter().map(|p| (p.host.as_str(), p.sockets)).collect::<Vec<_>>(), [("10.0.0.7", 1)]);
     }
 
@@ -270,7 +282,7 @@ pub mod tests {
             socket("10.0.0.5:16379", "10.9.0.3:1000"),
             socket("10.0.0.6:6379", "10.9.0.4:1000"),
         ];
-        let hosts: Vec<String> = by_peer(&sockets, &listened).into_iter().map(|p| p.host).collect();
+        let hosts: Vec<String> = by_peer(&[], &sockets, &listened).into_iter().map(|p| p.host).collect();
         assert_eq!(hosts, ["10.9.0.1", "10.9.0.2", "127.0.0.1"]);
         assert_eq!(ss(&listened), "ss -tin sport = :6379 or sport = :6380");
     }

@@ -36,13 +36,10 @@ pub use assign::{Outcome, assign, outcomes};
 pub struct Watch {
     machine: machine::First,
     tasks: BTreeMap<u32, Task>,
-    /// Segments sent again, and sent, on each socket.
-    sockets: BTreeMap<Ends, (u32, u32)>,
+    /// Those that were there.
+    sockets: Vec<TcpSocket>,
     queues: queues::First,
 }
-
-/// Local and peer address of a socket.
-type Ends = ((IpAddr, u16), (IpAddr, u16));
 
 /// Where a node's process is.
 enum Found {
@@ -56,12 +53,7 @@ impl Watch {
     /// Takes the first sample.
     pub fn start() -> Watch {
         let (machine, tasks, all) = (machine::First::take(), tasks(), sockets::all().unwrap_or_default());
-        Watch {
-            machine,
-            tasks,
-            queues: queues::First::take(&all, &sockets::listen_drops()),
-            sockets: all.into_iter().map(|s| ((s.local, s.peer), (s.retransmits, s.segments_out))).collect(),
-        }
+        Watch { machine, tasks, queues: queues::First::take(&all, &sockets::listen_drops()), sockets: all }
     }
 
     /// Takes the second sample, finds the servers among `nodes` that run here, and gives those their sockets.
@@ -82,7 +74,7 @@ impl Watch {
             let pid = match found {
                 Found::Here(pid, listened) => {
                     queues = listened.as_ref().map_or(Vec::new(), |at| self.queues.second(sockets, &drops, at));
-                    node.sockets = seen_sockets(sockets, refused, listened);
+                    node.sockets = seen_sockets(&self.sockets, sockets, refused, listened);
                     pid
                 }
                 Found::Elsewhere(pid) => {
@@ -127,10 +119,11 @@ impl Watch {
     /// The socket table, its counters since the first sample: what was counted before the window is history.
     fn sockets_in_window(&self) -> std::io::Result<Vec<TcpSocket>> {
         let mut sockets = sockets::all()?;
+        let before: BTreeMap<_, &TcpSocket> = self.sockets.iter().map(|s| ((s.local, s.peer), s)).collect();
         for socket in &mut sockets {
-            if let Some((again, out)) = self.sockets.get(&(socket.local, socket.peer)) {
-                socket.retransmits = socket.retransmits.saturating_sub(*again);
-                socket.segments_out = socket.segments_out.saturating_sub(*out);
+            if let Some(before) = before.get(&(socket.local, socket.peer)) {
+                socket.retransmits = socket.retransmits.saturating_sub(before.retransmits);
+                socket.segments_out = socket.segments_out.saturating_sub(before.segments_out);
             }
         }
         Ok(sockets)
@@ -224,6 +217,7 @@ fn by_process_id(node: &Node) -> Option<u32> {
 }
 
 fn seen_sockets(
+    before: &[TcpSocket],
     sockets: &[TcpSocket],
     refused: Option<&std::io::Error>,
     listened: Result<Vec<Listened>, Gap>,
@@ -236,7 +230,7 @@ fn seen_sockets(
         )),
         (None, Err(gap)) => Seen::No(gap),
         (None, Ok(listened)) => {
-            Seen::Yes { value: by_peer(sockets, &listened), source: ss(&listened), at_ms: now_ms() }
+            Seen::Yes { value: by_peer(before, sockets, &listened), source: ss(&listened), at_ms: now_ms() }
         }
     }
 }
