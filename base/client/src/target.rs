@@ -3,6 +3,7 @@
 use std::fmt;
 
 use percent_encoding::percent_decode_str;
+use unslow_nodes::Plan;
 
 use crate::{Error, ErrorKind};
 
@@ -66,6 +67,16 @@ pub struct Target {
 }
 
 impl Target {
+    /// Logs in and selects the database.
+    pub fn plan(&self) -> Plan<'_> {
+        Plan {
+            user: self.user.as_deref().map(str::as_bytes),
+            password: self.password.as_ref().map(|password| password.reveal().as_bytes()),
+            db: self.db,
+            ..Plan::default()
+        }
+    }
+
     /// Reads `redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix:`, `redis+sentinel://` and plain
     /// `host[:port]`, each with user, password and db.
     ///

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use unslow_resp::{Frame, write_command};
 
-use crate::refusal::{Author, Refusal};
+use crate::refusal::{Author, Kind, Refusal};
 
 /// What to agree on with the server. No `Debug`: there is a password inside.
 #[derive(Clone, Copy, Default)]
@@ -20,9 +20,13 @@ pub struct Plan<'a> {
     pub password: Option<&'a [u8]>,
     /// HELLO 3.
     pub resp3: bool,
+    /// Servers and proxies without HELLO 3 are not refused: the connection then speaks RESP2. See
+    /// [`Greeting::is_resp3`].
+    pub resp3_optional: bool,
     /// CLIENT SETNAME, so that operators see in CLIENT LIST who is connected.
     pub name: Option<&'a str>,
-    /// Whether the CLIENT ID is needed, for CLIENT UNBLOCK or CLIENT KILL. With RESP3 it is in HELLO's reply anyway.
+    /// Whether the CLIENT ID is needed, for CLIENT UNBLOCK or CLIENT KILL. With RESP3 it is in HELLO's reply anyway, so
+    /// there is none if an optional HELLO fails.
     pub wants_id: bool,
     /// SELECT, unless 0.
     pub db: u32,
@@ -58,6 +62,8 @@ impl Login<'_> {
 #[derive(Debug, Default)]
 pub struct Greeting {
     steps: VecDeque<Step>,
+    resp3_optional: bool,
+    is_resp3: bool,
     id: Option<u64>,
     /// `Some` after a refusal: whether it is passing.
     refused: Option<bool>,
@@ -73,7 +79,8 @@ pub enum Progress {
         /// The connection's CLIENT ID, if a reply had it.
         id: Option<u64>,
     },
-    /// The server refused a command. Close the connection: it may have the wrong user, protocol or database.
+    /// The server refused a command. Close the connection, or use it for nothing but signs of life: it may have the
+    /// wrong user, protocol or database.
     Refused {
         /// The server will accept the same greeting later, so what waits for the connection can keep waiting. Otherwise
         /// the settings are wrong, and waiting only delays the error.
@@ -83,16 +90,23 @@ pub enum Progress {
     Unasked,
 }
 
+/// A command of the greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub enum Step {
+    /// AUTH, as the selector or as the user.
     Auth,
     /// AUTH on a connection that is already logged in as the selector: if it fails, the connection would keep that
     /// user.
     AuthAnew,
+    /// HELLO 3.
     Hello,
+    /// CLIENT SETNAME.
     Name,
+    /// CLIENT ID.
     Id,
+    /// SELECT.
     Select,
+    /// A command of [`Plan::setup`].
     Setup,
 }
 
@@ -131,26 +145,25 @@ impl Greeting {
             out.extend_from_slice(command);
             steps.push_back(Step::Setup);
         }
-        Greeting { steps, id: None, refused: None }
+        Greeting { steps, resp3_optional: plan.resp3_optional, ..Greeting::default() }
     }
 
-    /// Takes the next whole reply of the connection. After a refusal it stays refused.
+    /// Takes the next whole reply of the connection. After a refusal it stays refused, but still counts the replies.
     pub fn reply(&mut self, reply: &[u8]) -> Progress {
+        let answers = !matches!(reply.first(), None | Some(b'>'));
+        let step = if answers { self.steps.pop_front() } else { None };
         if let Some(passing) = self.refused {
             return Progress::Refused { passing };
         }
-        if matches!(reply.first(), None | Some(b'>')) {
-            return Progress::Unasked;
-        }
-        let Some(step) = self.steps.pop_front() else { return Progress::Unasked };
+        let Some(step) = step else { return Progress::Unasked };
         match Refusal::parse(reply, Author::Server) {
-            Some(refusal) if !step.tolerates(reply) => {
-                let passing = refusal.passes();
+            Some(refusal) if !self.tolerates(step, refusal, reply) => {
+                let passing = refusal.passes() || is_full(reply);
                 self.refused = Some(passing);
                 return Progress::Refused { passing };
             }
             Some(_) => {}
-            None if step == Step::Hello => self.id = hello_id(reply),
+            None if step == Step::Hello => (self.is_resp3, self.id) = (true, hello_id(reply)),
             None if step == Step::Id => self.id = client_id(Frame::new(reply)),
             None => {}
         }
@@ -160,23 +173,52 @@ impl Greeting {
         }
     }
 
+    /// The command that the next reply answers. `None` once every reply has come, also after a refusal.
+    #[inline]
+    pub fn due(&self) -> Option<Step> {
+        self.steps.front().copied()
+    }
+
     /// Whether every reply has come and none was a refusal.
     pub fn is_done(&self) -> bool {
         self.steps.is_empty() && self.refused.is_none()
     }
-}
 
-impl Step {
+    /// Whether the server has accepted HELLO 3.
+    pub fn is_resp3(&self) -> bool {
+        self.is_resp3
+    }
+
     /// Whether the connection is fit for use although the server answered this step with an error.
-    fn tolerates(self, reply: &[u8]) -> bool {
-        match self {
-            // redis-cli only warns.
-            Step::Auth => password_is_needless(reply),
+    fn tolerates(&self, step: Step, refusal: Refusal<'_>, reply: &[u8]) -> bool {
+        // Sent in place of the first reply, whatever that answers; the connection is closed right after it.
+        if is_full(reply) {
+            return false;
+        }
+        match step {
+            // redis-cli only warns. A proxy may not know AUTH: then there is nobody to be, and nothing to refuse.
+            Step::Auth => password_is_needless(reply) || refusal.kind == Kind::Other && is_unknown(reply),
             // An ACL may forbid CLIENT altogether; the connection serves commands without it.
             Step::Name | Step::Id => true,
-            Step::AuthAnew | Step::Hello | Step::Select | Step::Setup => false,
+            // NOAUTH, NOPERM and LOADING are about more than HELLO.
+            Step::Hello => self.resp3_optional && refusal.kind == Kind::Other,
+            Step::AuthAnew | Step::Select | Step::Setup => false,
         }
     }
+}
+
+/// Whether the server has as many connections as `maxclients` allows (`acceptCommonHandler()`).
+fn is_full(reply: &[u8]) -> bool {
+    contains(reply, b"max number of clients")
+}
+
+/// Whether the server or proxy does not have the command.
+fn is_unknown(reply: &[u8]) -> bool {
+    contains(reply, b"unknown command") || contains(reply, b"unsupported command")
+}
+
+fn contains(reply: &[u8], words: &[u8]) -> bool {
+    reply.windows(words.len()).any(|w| w == words)
 }
 
 /// Whether the error that answers an AUTH says that the server has no password. That error has no code word of its
@@ -184,7 +226,7 @@ impl Step {
 /// given with or without its type and length.
 pub fn password_is_needless(reply: &[u8]) -> bool {
     const WORDS: [&[u8]; 2] = [b"without any password", b"no password is set"];
-    WORDS.iter().any(|words| reply.windows(words.len()).any(|w| w == *words))
+    WORDS.iter().any(|words| contains(reply, words))
 }
 
 /// `id` in HELLO's map. Modules are listed in a nested array, so one named `id` is not confused with it.
@@ -235,6 +277,7 @@ mod tests {
             user: Some(b"app"),
             password: Some(b"s3cret"),
             resp3: true,
+            resp3_optional: false,
             name: Some("t"),
             wants_id: true,
             db: 7,
@@ -292,10 +335,12 @@ mod tests {
     fn each_refusal_is_judged_by_the_command_it_answers() {
         const REFUSED: Progress = Progress::Refused { passing: false };
         const PASSING: Progress = Progress::Refused { passing: true };
+        const FULL: &str = "-ERR max number of clients reached";
         let setup = [encoded(&["READONLY"])];
         let none = Plan::default();
         let auth = Plan { password: Some(b"p"), ..none };
         let hello = Plan { resp3: true, ..none };
+        let optional = Plan { resp3_optional: true, ..hello };
         let name = Plan { name: Some("t"), ..none };
         let id = Plan { wants_id: true, ..none };
         let select = Plan { db: 1, ..none };
@@ -308,13 +353,27 @@ mod tests {
             (auth, "-ERR AUTH <password> called without any password configured for the default user.", DONE),
             (auth, "!44\r\nERR Client sent AUTH, but no password is set", DONE),
             (auth, "!22\r\nWRONGPASS not this one", REFUSED),
+            (auth, "-ERR unknown command 'AUTH', with args beginning with: 'p'", DONE),
+            (auth, "-unsupported command 'auth'", DONE),
+            (auth, "-ERR the directory of users cannot be reached", REFUSED),
+            (auth, FULL, PASSING),
             (auth, "-LOADING Redis is loading the dataset in memory", PASSING),
             (hello, "-NOPROTO unsupported protocol version", REFUSED),
             (hello, "-ERR unknown command 'HELLO'", REFUSED),
             (hello, "-NOAUTH HELLO must be called with the client already authenticated", REFUSED),
             (hello, "-ERR no password is set", REFUSED),
+            (hello, FULL, PASSING),
+            (optional, "-NOPROTO unsupported protocol version", DONE),
+            (optional, "-ERR unknown command 'HELLO'", DONE),
+            (optional, "-no such command here", DONE),
+            (optional, "-NOAUTH HELLO must be called with the client already authenticated", REFUSED),
+            (optional, "-NOPERM this user has no permissions to run the 'hello' command", REFUSED),
+            (optional, "-LOADING Redis is loading the dataset in memory", PASSING),
+            (optional, FULL, PASSING),
             (name, "-NOPERM this user has no permissions to run the 'client|setname' command", DONE),
             (name, "-NOAUTH Authentication required.", DONE),
+            (name, FULL, PASSING),
+            (name, "-ERR max number of clients + cluster connections reached", PASSING),
             (id, "-ERR Unknown subcommand or wrong number of arguments for 'ID'.", DONE),
             (id, "-LOADING Redis is loading the dataset in memory", DONE),
             (select, "-ERR DB index is out of range", REFUSED),
@@ -354,6 +413,42 @@ mod tests {
         for reply in ["-WRONGPASS no\r\n", HELLO, "+OK\r\n", "+OK\r\n", "+OK\r\n", ">1\r\n+x\r\n", "-LOADING\r\n"] {
             assert_eq!(greeting.reply(reply.as_bytes()), Progress::Refused { passing: false }, "{reply:?}");
             assert!(!greeting.is_done(), "{reply:?}");
+        }
+    }
+
+    /// A caller that keeps a refused connection has to tell the greeting's replies from those behind it.
+    #[test]
+    fn replies_are_counted_to_the_last_also_after_a_refusal() {
+        let setup = [encoded(&["READONLY"])];
+        for first in ["+OK\r\n", "-WRONGPASS no\r\n"] {
+            let mut greeting = Greeting::begin(&full(&setup), &mut Vec::new());
+            for (step, reply) in [
+                (Step::Auth, first),
+                (Step::Hello, ">1\r\n+x\r\n"),
+                (Step::Hello, HELLO),
+                (Step::Name, "+OK\r\n"),
+                (Step::Select, "+OK\r\n"),
+                (Step::Setup, "+OK\r\n"),
+            ] {
+                assert_eq!(greeting.due(), Some(step), "{first:?}");
+                greeting.reply(reply.as_bytes());
+            }
+            assert_eq!((greeting.due(), greeting.is_done()), (None, first == "+OK\r\n"), "{first:?}");
+        }
+    }
+
+    #[test]
+    fn the_protocol_is_resp3_only_if_hello_was_accepted() {
+        let optional = Plan { resp3: true, resp3_optional: true, ..Plan::default() };
+        for (plan, reply, resp3) in [
+            (optional, HELLO, true),
+            (optional, "-ERR unknown command 'HELLO'\r\n", false),
+            (optional, "-NOAUTH\r\n", false),
+            (Plan { name: Some("t"), ..Plan::default() }, "+OK\r\n", false),
+        ] {
+            let mut greeting = Greeting::begin(&plan, &mut Vec::new());
+            greeting.reply(reply.as_bytes());
+            assert_eq!(greeting.is_resp3(), resp3, "{reply:?}");
         }
     }
 

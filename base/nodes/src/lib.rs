@@ -19,7 +19,7 @@ mod refusal;
 
 pub use address::{Address, Named};
 pub use backoff::Backoff;
-pub use greeting::{Greeting, Login, Plan, Progress, password_is_needless};
+pub use greeting::{Greeting, Login, Plan, Progress, Step, password_is_needless};
 pub use refusal::{Author, Kind, Redirect, Refusal};
 
 /// A number as servers print it: digits only, no sign, no leading zeros. Rust's own parser also accepts `+5` and `005`.

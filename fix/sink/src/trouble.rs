@@ -3,7 +3,7 @@
 //! Only the server's own words are acted upon. A script, a function or a module may return any text, so what one of
 //! them may have written proves nothing about whether the call ran ([`unslow_nodes::Author`]).
 
-use unslow_nodes::{Author, Kind, Refusal, password_is_needless};
+use unslow_nodes::{Author, Kind, Refusal};
 
 /// Who may have written the error replies of a call. This follows from its command, never from the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,17 +38,6 @@ pub enum Trouble {
     Fatal(String),
 }
 
-/// What the error that answers an AUTH means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Login {
-    /// The server has no password: the connection is fit for use without it.
-    Needless,
-    /// The password or the user is wrong, and stays so.
-    Refused,
-    /// The server is full, or loading: it may take the same one later.
-    Later,
-}
-
 /// What `guard.lua` answers when the message before has not run.
 const GAP: &str = "UNSLOWGAP a message before this one has not run yet";
 /// Before the error of a command inside `guard.lua` that says something about the message.
@@ -65,17 +54,12 @@ pub fn classify(text: &str, voice: Voice) -> Trouble {
     }
 }
 
-/// Judges the text of an error that answers an AUTH.
-pub fn login(text: &str) -> Login {
-    if password_is_needless(text.as_bytes()) {
-        return Login::Needless;
-    }
+/// Whether the error that answers an AUTH will be the same next time. Anything else may be an outage of what a module or
+/// a proxy asks about users.
+pub fn password_is_wrong(text: &str) -> bool {
     let wrong = matches!(word(text), "WRONGPASS" | "NOAUTH");
     // An invalid password before Redis 6, or a user where there are none: the wrong number of arguments.
-    if wrong || ["ERR invalid", "ERR wrong"].iter().any(|words| text.starts_with(words)) {
-        return Login::Refused;
-    }
-    Login::Later
+    wrong || ["ERR invalid", "ERR wrong"].iter().any(|words| text.starts_with(words))
 }
 
 /// Whether the server answers nothing before it has been given a password.
@@ -224,21 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn an_auth_that_fails_is_needless_refused_or_tried_again() {
-        for (text, expected) in [
-            ("ERR Client sent AUTH, but no password is set", Login::Needless),
-            (
-                "ERR AUTH <password> called without any password configured for the default user. Are you sure?",
-                Login::Needless,
-            ),
-            ("WRONGPASS invalid username-password pair or user is disabled.", Login::Refused),
-            ("NOAUTH Authentication required.", Login::Refused),
-            ("ERR invalid password", Login::Refused),
-            ("ERR wrong number of arguments for 'auth' command", Login::Refused),
-            ("ERR max number of clients reached", Login::Later),
-            ("LOADING Redis is loading the dataset in memory", Login::Later),
+    fn an_auth_that_fails_is_wrong_or_tried_again() {
+        for (text, wrong) in [
+            ("WRONGPASS invalid username-password pair or user is disabled.", true),
+            ("NOAUTH Authentication required.", true),
+            ("ERR invalid password", true),
+            ("ERR wrong number of arguments for 'auth' command", true),
+            ("ERR max number of clients reached", false),
+            ("LOADING Redis is loading the dataset in memory", false),
+            ("ERR the directory of users cannot be reached", false),
         ] {
-            assert_eq!(login(text), expected, "{text}");
+            assert_eq!(password_is_wrong(text), wrong, "{text}");
         }
         assert!(wants_password("NOAUTH Authentication required."));
         assert!(!wants_password("NOPERM this user has no permissions to run the 'client|setname' command"));

@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use unslow_client::Target;
-use unslow_nodes::Address;
+use unslow_nodes::{Address, Greeting};
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Tls, now_ns};
 use unslow_resp::{Frame, Scan, Scanner, Split, Splitter, Value, write_command};
 use unslow_topology::SLOTS;
@@ -172,9 +172,10 @@ struct Node {
     scanner: Scanner,
     heard_at: u64,
     /// Client id and run id of the last connection.
-    last: Option<(i64, String)>,
-    own: (Option<i64>, String),
-    asked: VecDeque<Greeting>,
+    last: Option<(u64, String)>,
+    own: (Option<u64>, String),
+    greeting: Greeting,
+    asked: Option<Asked>,
     /// The last failure to reach it was told.
     told: bool,
 }
@@ -186,14 +187,12 @@ enum Greeted {
     Ready,
 }
 
+/// What is asked behind the greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Greeting {
-    Auth,
-    Name,
-    Select,
-    ClientId,
+enum Asked {
+    /// INFO, for the run id.
     Server,
-    Script,
+    /// CLIENT KILL of the last connection.
     Kill,
 }
 
@@ -553,12 +552,12 @@ impl Handler for Writer {
             if !ready || matches!(node.flying.front(), Some(Flying::Check { proof: Proof::Role, .. })) {
                 match node.scanner.scan(&bytes[at..]) {
                     Ok(Scan::Complete(len)) => {
-                        let value = Value::from(Frame::new(&bytes[at..at + len]));
+                        let reply = Frame::new(&bytes[at..at + len]);
                         at += len;
                         if ready {
-                            self.role(io, number, &value);
+                            self.role(io, number, &Value::from(reply));
                         } else {
-                            self.greeting(io, number, value);
+                            self.greeting(io, number, reply);
                         }
                     }
                     Ok(Scan::Incomplete) => return at,

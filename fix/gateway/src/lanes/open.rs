@@ -265,6 +265,7 @@ impl Worker {
             user: login.user,
             password: login.password,
             resp3: set.proto == 3,
+            resp3_optional: false,
             name: Some("unslow-gateway"),
             wants_id: l.owner.is_some() || l.pooled,
             db: set.db,

@@ -1,11 +1,11 @@
 //! The nodes: found, dialled, greeted, lost.
 
-use unslow_nodes::{Backoff, Named};
+use unslow_nodes::{Backoff, Greeting, Named, Plan, Progress, Step};
 use unslow_topology::Info;
 
 use super::*;
 use crate::encode::GUARD;
-use crate::trouble::{Login, Voice, classify, login, wants_password};
+use crate::trouble::{password_is_wrong, wants_password};
 
 impl Writer {
     fn node(&self, address: &str) -> Option<u16> {
@@ -44,7 +44,8 @@ impl Writer {
             heard_at: 0,
             last: None,
             own: (None, String::new()),
-            asked: VecDeque::new(),
+            greeting: Greeting::default(),
+            asked: None,
             told: false,
         });
         self.nodes.len() as u16 - 1
@@ -138,32 +139,17 @@ impl Writer {
     pub(super) fn greet(&mut self, io: &mut Io, number: u16) {
         let node = &mut self.nodes[usize::from(number)];
         let Some(id) = node.connection else { return };
-        let out = io.output(id);
-        let target = &self.settings.target;
-        node.asked.clear();
-        match (&target.user, &target.password) {
-            (Some(user), password) => {
-                write_command(out, &["AUTH", user, password.as_ref().map_or("", |p| p.reveal())]);
-                node.asked.push_back(Greeting::Auth);
-            }
-            (None, Some(password)) => {
-                write_command(out, &["AUTH", password.reveal()]);
-                node.asked.push_back(Greeting::Auth);
-            }
-            (None, None) => {}
-        }
-        write_command(out, &["CLIENT", "SETNAME", "unslow-sink"]);
-        write_command(out, &["CLIENT", "ID"]);
-        write_command(out, &["INFO", "server"]);
-        node.asked.extend([Greeting::Name, Greeting::ClientId, Greeting::Server]);
-        if target.db != 0 {
-            write_command(out, &["SELECT", &target.db.to_string()]);
-            node.asked.push_back(Greeting::Select);
-        }
+        let mut setup = Vec::new();
         if self.encoder.script().is_some() {
-            write_command(out, &["SCRIPT", "LOAD", GUARD]);
-            node.asked.push_back(Greeting::Script);
+            let mut load = Vec::new();
+            write_command(&mut load, &["SCRIPT", "LOAD", GUARD]);
+            setup.push(load);
         }
+        let plan = Plan { name: Some("unslow-sink"), wants_id: true, setup: &setup, ..self.settings.target.plan() };
+        let out = io.output(id);
+        node.greeting = Greeting::begin(&plan, out);
+        write_command(out, &["INFO", "server"]);
+        node.asked = Some(Asked::Server);
         node.greeted = Greeted::Asked;
         node.scanner = Scanner::default(); // the last connection may have ended in the middle of a reply
         node.heard_at = now_ns();
@@ -171,52 +157,63 @@ impl Writer {
         node.own = (None, String::new());
     }
 
-    pub(super) fn greeting(&mut self, io: &mut Io, number: u16, value: Value) {
+    /// A reply on a connection that is not ready yet.
+    pub(super) fn greeting(&mut self, io: &mut Io, number: u16, reply: Frame<'_>) {
         let node = &mut self.nodes[usize::from(number)];
-        let Some(asked) = node.asked.pop_front() else { return };
         let address = node.address.clone();
-        match (asked, &value) {
-            (Greeting::Auth, Value::Error(text)) => match login(text) {
-                Login::Needless => {}
-                Login::Later => return self.lose(io, number, "it takes no password just now"),
-                Login::Refused => return self.fail(io, WriteError::PasswordRefused { address }),
-            },
-            (Greeting::Name | Greeting::Kill | Greeting::Server | Greeting::ClientId, Value::Error(text)) => {
-                // Only what stands in the way of every other command.
-                if wants_password(text) {
-                    return self.fail(io, WriteError::PasswordWanted { address });
-                }
-                if asked == Greeting::Kill {
-                    self.note(format!(
-                        "{address}: CLIENT KILL is denied ({text}), so what the last connection left unread may run \
-                         late; grant client|kill"
-                    ));
-                }
+        let value = Value::from(reply);
+        let error = if let Value::Error(text) = &value { Some(text.as_str()) } else { None };
+        let step = node.greeting.due();
+        if step != Some(Step::Auth) && error.is_some_and(wants_password) {
+            return self.fail(io, WriteError::PasswordWanted { address });
+        }
+        if step.is_none() {
+            return self.identified(io, number, &value);
+        }
+        let passing = match node.greeting.reply(reply.bytes()) {
+            Progress::More | Progress::Unasked => return,
+            Progress::Done { id } => {
+                node.own.0 = id;
+                return;
             }
-            (Greeting::Select | Greeting::Script, Value::Error(text)) => {
-                if matches!(classify(text, Voice::Server), Trouble::Passing(_)) {
-                    return self.lose(io, number, &text.clone());
-                }
-                return self.fail(io, WriteError::Greeting { address, reply: text.clone() });
+            Progress::Refused { passing } => passing,
+        };
+        let text = error.unwrap_or_default();
+        match step {
+            // The server's words may repeat what was sent.
+            Some(Step::Auth) if !passing && password_is_wrong(text) => {
+                self.fail(io, WriteError::PasswordRefused { address });
             }
-            (Greeting::ClientId, Value::Integer(n)) => node.own.0 = Some(*n),
-            (Greeting::Server, _) => {
-                let info = Info::parse(&value.text().unwrap_or_default());
+            Some(Step::Auth) => self.lose(io, number, "it takes no password just now"),
+            _ if passing => self.lose(io, number, text),
+            _ => self.fail(io, WriteError::Greeting { address, reply: text.to_string() }),
+        }
+    }
+
+    /// Which server it is, or that the last connection to the same one is closed.
+    fn identified(&mut self, io: &mut Io, number: u16, value: &Value) {
+        let node = &mut self.nodes[usize::from(number)];
+        let address = node.address.clone();
+        match (node.asked.take(), value) {
+            (None, _) => return,
+            (Some(Asked::Kill), Value::Error(text)) => self.note(format!(
+                "{address}: CLIENT KILL is denied ({text}), so what the last connection left unread may run late; \
+                 grant client|kill"
+            )),
+            (Some(Asked::Kill), _) => {}
+            (Some(Asked::Server), info) => {
+                let info = Info::parse(&info.text().unwrap_or_default());
                 node.own.1 = info.get("run_id").unwrap_or_default().to_string();
             }
-            _ => {}
         }
         let node = &mut self.nodes[usize::from(number)];
-        if !node.asked.is_empty() {
-            return;
-        }
         if let (Some((last, run)), Some(id)) = (node.last.take(), node.connection)
             && run == node.own.1
             && !run.is_empty()
             && Some(last) != node.own.0
         {
             write_command(io.output(id), &["CLIENT", "KILL", "ID", &last.to_string()]);
-            node.asked.push_back(Greeting::Kill);
+            node.asked = Some(Asked::Kill);
             return;
         }
         node.greeted = Greeted::Ready;

@@ -511,7 +511,7 @@ fn each_reason_to_end_has_its_kind() {
     let mut rig = Rig::new(None);
     rig.writer.settings.target.db = 99;
     rig.turn();
-    rig.greeted(0, "+OK\r\n:11\r\n$10\r\nrun_id:run\r\n-ERR DB index is out of range\r\n");
+    rig.greeted(0, "+OK\r\n:11\r\n-ERR DB index is out of range\r\n");
     let why = rig.fatal();
     assert_eq!(why.to_string(), format!("{A}: ERR DB index is out of range"));
     assert!(matches!(why, WriteError::Greeting { .. }), "{why:?}");
