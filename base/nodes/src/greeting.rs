@@ -110,6 +110,19 @@ pub enum Step {
     Setup,
 }
 
+impl Step {
+    /// What an error that answers this command says, for a person. Words that answer AUTH and that no server is known
+    /// to use are left out: they may repeat the password.
+    pub fn error_text(self, reply: &[u8]) -> String {
+        let kind = Refusal::parse(reply, Author::Server).map(|refusal| refusal.kind);
+        let known = matches!(kind, Some(Kind::Auth | Kind::Loading)) || is_full(reply);
+        match self {
+            Step::Auth | Step::AuthAnew if !known => "AUTH failed".into(),
+            _ => String::from_utf8_lossy(Frame::new(reply).text()).into_owned(),
+        }
+    }
+}
+
 impl Greeting {
     /// Appends the greeting's commands to `out`. If there are none it is done at once, see [`Greeting::is_done`].
     pub fn begin(plan: &Plan, out: &mut Vec<u8>) -> Greeting {
@@ -152,18 +165,20 @@ impl Greeting {
     pub fn reply(&mut self, reply: &[u8]) -> Progress {
         let answers = !matches!(reply.first(), None | Some(b'>'));
         let step = if answers { self.steps.pop_front() } else { None };
+        let refusal = Refusal::parse(reply, Author::Server);
+        self.is_resp3 |= step == Some(Step::Hello) && refusal.is_none();
         if let Some(passing) = self.refused {
             return Progress::Refused { passing };
         }
         let Some(step) = step else { return Progress::Unasked };
-        match Refusal::parse(reply, Author::Server) {
+        match refusal {
             Some(refusal) if !self.tolerates(step, refusal, reply) => {
                 let passing = refusal.passes() || is_full(reply);
                 self.refused = Some(passing);
                 return Progress::Refused { passing };
             }
             Some(_) => {}
-            None if step == Step::Hello => (self.is_resp3, self.id) = (true, hello_id(reply)),
+            None if step == Step::Hello => self.id = hello_id(reply),
             None if step == Step::Id => self.id = client_id(Frame::new(reply)),
             None => {}
         }
@@ -184,7 +199,7 @@ impl Greeting {
         self.steps.is_empty() && self.refused.is_none()
     }
 
-    /// Whether the server has accepted HELLO 3.
+    /// Whether the server has accepted HELLO 3, be it after it refused something else.
     pub fn is_resp3(&self) -> bool {
         self.is_resp3
     }
@@ -214,7 +229,8 @@ fn is_full(reply: &[u8]) -> bool {
 
 /// Whether the server or proxy does not have the command.
 fn is_unknown(reply: &[u8]) -> bool {
-    contains(reply, b"unknown command") || contains(reply, b"unsupported command")
+    const WORDS: [&[u8]; 3] = [b"unknown command", b"unknown or disabled", b"unsupported command"];
+    WORDS.iter().any(|words| contains(reply, words))
 }
 
 fn contains(reply: &[u8], words: &[u8]) -> bool {
@@ -440,15 +456,20 @@ mod tests {
     #[test]
     fn the_protocol_is_resp3_only_if_hello_was_accepted() {
         let optional = Plan { resp3: true, resp3_optional: true, ..Plan::default() };
-        for (plan, reply, resp3) in [
-            (optional, HELLO, true),
-            (optional, "-ERR unknown command 'HELLO'\r\n", false),
-            (optional, "-NOAUTH\r\n", false),
-            (Plan { name: Some("t"), ..Plan::default() }, "+OK\r\n", false),
+        let auth = Plan { password: Some(b"p"), ..optional };
+        for (plan, replies, resp3) in [
+            (optional, vec![HELLO], true),
+            (optional, vec!["-ERR unknown command 'HELLO'\r\n"], false),
+            (optional, vec!["-NOAUTH\r\n"], false),
+            (auth, vec!["-WRONGPASS no\r\n", HELLO], true),
+            (auth, vec!["+OK\r\n"], false),
+            (Plan { name: Some("t"), ..Plan::default() }, vec!["+OK\r\n"], false),
         ] {
             let mut greeting = Greeting::begin(&plan, &mut Vec::new());
-            greeting.reply(reply.as_bytes());
-            assert_eq!(greeting.is_resp3(), resp3, "{reply:?}");
+            for reply in &replies {
+                greeting.reply(reply.as_bytes());
+            }
+            assert_eq!(greeting.is_resp3(), resp3, "{replies:?}");
         }
     }
 
@@ -492,6 +513,21 @@ mod tests {
         ] {
             let mut greeting = Greeting::begin(&plan, &mut Vec::new());
             assert_eq!(greeting.reply(reply.as_bytes()), Progress::Done { id }, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_words_that_answer_auth_are_not_repeated() {
+        for (step, text, told) in [
+            (Step::Auth, "WRONGPASS no", "WRONGPASS no"),
+            (Step::Auth, "ERR invalid password", "ERR invalid password"),
+            (Step::Auth, "ERR max number of clients reached", "ERR max number of clients reached"),
+            (Step::Auth, "ERR nobody is called s3cret", "AUTH failed"),
+            (Step::AuthAnew, "ERR nobody is called s3cret", "AUTH failed"),
+            (Step::Select, "ERR DB index is out of range", "ERR DB index is out of range"),
+        ] {
+            assert_eq!(step.error_text(format!("-{text}\r\n").as_bytes()), told);
+            assert_eq!(step.error_text(format!("!{}\r\n{text}\r\n", text.len()).as_bytes()), told);
         }
     }
 

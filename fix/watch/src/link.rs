@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use unslow_client::{Endpoint, Target};
-use unslow_nodes::Backoff;
+use unslow_nodes::{Backoff, Greeting};
 use unslow_reactor::{Id, Peer, Tls};
 use unslow_resp::Value;
 use unslow_topology::{RoleReply, SLOTS};
@@ -25,8 +25,6 @@ pub enum Kind {
 /// What the next reply answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    Auth,
-    Hello,
     Info,
     Ping(u64),
     Nodes(u64),
@@ -81,6 +79,8 @@ pub struct Link {
     pub dial_at: u64,
     pub dialled_at: u64,
     pub backoff: Backoff,
+    /// Its replies come before those to `asks`.
+    pub greeting: Greeting,
     pub asks: VecDeque<Ask>,
     /// Since when the oldest of them is open.
     pub owes_since: u64,
@@ -142,6 +142,7 @@ impl Link {
             dial_at: 0,
             dialled_at: 0,
             backoff: Backoff::new(20 * MILLISECOND, 1000 * MILLISECOND),
+            greeting: Greeting::default(),
             asks: VecDeque::new(),
             owes_since: 0,
             named_at: 0,
@@ -192,6 +193,7 @@ impl Link {
     pub fn lost(&mut self, now: u64) {
         self.connection = None;
         self.ready = false;
+        self.greeting = Greeting::default();
         self.asks.clear();
         self.held = Slots::default();
         self.subscribing = 0;

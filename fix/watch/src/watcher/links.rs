@@ -1,6 +1,6 @@
 //! Connections to nodes and Sentinels: what they are asked, and what their answers and messages mean.
 
-use unslow_nodes::{Author, Kind as Refused, Refusal};
+use unslow_nodes::{Author, Greeting, Kind as Refused, Plan, Progress, Refusal};
 
 use super::*;
 
@@ -45,14 +45,13 @@ impl Watcher {
     }
 
     pub(super) fn greet(&mut self, io: &mut Io, at: usize) {
-        let target = self.links[at].target.clone();
-        let kind = self.links[at].kind;
-        if target.password.is_some() || target.user.is_some() {
-            let mut auth = vec!["AUTH".to_string()];
-            auth.extend(target.user.clone());
-            auth.push(target.password.as_ref().map_or("", |p| p.reveal()).to_string());
-            self.ask(io, at, Ask::Auth, &auth);
-        }
+        let link = &mut self.links[at];
+        let Some(connection) = link.connection else { return };
+        let (kind, own) = (link.kind, link.kind != Kind::Ear);
+        // A subscription is heard in RESP2 as well. Nothing here is about the keys of a database.
+        let plan =
+            Plan { resp3: own, resp3_optional: true, name: own.then_some("unslow-watch"), db: 0, ..link.target.plan() };
+        link.greeting = Greeting::begin(&plan, io.output(connection));
         if kind == Kind::Ear {
             if self.links.iter().any(|l| l.kind == Kind::Sentinel && l.address == self.links[at].address) {
                 for name in SENTINEL_CHANNELS {
@@ -62,8 +61,6 @@ impl Watcher {
                 self.ask(io, at, Ask::Ignore, &["SUBSCRIBE", messages::DIGEST]);
             }
         } else {
-            self.ask(io, at, Ask::Hello, &["HELLO", "3"]);
-            self.ask(io, at, Ask::Ignore, &["CLIENT", "SETNAME", "unslow-watch"]);
             self.ask(io, at, Ask::Info, &["INFO", "server"]);
         }
     }
@@ -121,6 +118,9 @@ impl Watcher {
             self.links[at].suspected = false;
             self.rebuild(io, Sign::Silence);
         }
+        if self.links[at].greeting.due().is_some() && frame.kind() != FrameKind::Push {
+            return self.greeting_reply(at, frame);
+        }
         if self.links[at].kind == Kind::Ear {
             return self.overheard(io, at, &value);
         }
@@ -132,23 +132,11 @@ impl Watcher {
         let refusal = Refusal::parse(frame.bytes(), Author::Server).map(|refusal| refusal.kind);
         if refusal == Some(Refused::Loading) {
             self.links[at].loading = true;
-        } else if !matches!(asked, Ask::Auth | Ask::Hello | Ask::Ignore | Ask::Ping(_)) {
+        } else if !matches!(asked, Ask::Ignore | Ask::Ping(_)) {
             self.links[at].loading = false;
         }
         match asked {
             Ask::Ignore => {}
-            // Nothing that follows will work, and the reason is this. A server that needs no password answers with
-            // another error.
-            Ask::Auth if refusal == Some(Refused::Auth) => {
-                self.note(at, &format!("it refuses us: {}", words_of(frame)));
-            }
-            Ask::Auth => {}
-            Ask::Hello => {
-                self.links[at].resp3 = refusal.is_none();
-                if matches!(refusal, Some(Refused::Auth | Refused::Denied)) {
-                    self.note(at, &format!("it refuses us: {}", words_of(frame)));
-                }
-            }
             Ask::Info => self.greeted(io, at, &value),
             Ask::Ping(sent) => self.links[at].answered(now.saturating_sub(sent)),
             Ask::Nodes(sent) => {
@@ -202,6 +190,20 @@ impl Watcher {
                     self.note(at, &format!("nothing can be published there: {}", words_of(frame)));
                 }
             }
+        }
+    }
+
+    /// The connection is kept after a refusal: that its node answers at all is worth knowing.
+    fn greeting_reply(&mut self, at: usize, reply: Frame<'_>) {
+        let link = &mut self.links[at];
+        let Some(step) = link.greeting.due() else { return };
+        let progress = link.greeting.reply(reply.bytes());
+        link.resp3 = link.greeting.is_resp3();
+        let refusal = Refusal::parse(reply.bytes(), Author::Server).map(|refusal| refusal.kind);
+        link.loading |= refusal == Some(Refused::Loading);
+        // A subscription's node has another link, which tells the same.
+        if progress == (Progress::Refused { passing: false }) && link.kind != Kind::Ear {
+            self.note(at, &format!("it refuses us: {}", step.error_text(reply.bytes())));
         }
     }
 

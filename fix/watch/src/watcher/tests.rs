@@ -374,3 +374,39 @@ fn denied_subscriptions_are_noted_once_and_replaced_by_polling() {
     let notes: Vec<News> = news.try_iter().collect();
     assert!(matches!(&notes[..], [News::Note(text)] if text.contains("grant +ssubscribe")), "{notes:?}");
 }
+
+#[test]
+fn a_link_is_greeted_before_it_is_asked_and_a_refusal_is_noted_but_keeps_it() {
+    const AUTH: [&str; 3] = ["AUTH", "ann", "s3cret"];
+    const INFO: &str = "$13\r\nredis_version\r\n";
+    let confirmed = "*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n";
+    let own = [&AUTH[..], &["HELLO", "3"], &["CLIENT", "SETNAME", "unslow-watch"], &["INFO", "server"]];
+    let ear = [&AUTH[..], &["SUBSCRIBE", messages::DIGEST]];
+    let hello = "%1\r\n$5\r\nproto\r\n:3\r\n";
+    for (kind, commands, replies, resp3, note) in [
+        (Kind::Node, &own[..], vec!["+OK\r\n", hello, "+OK\r\n", INFO], true, None),
+        (Kind::Node, &own, vec!["+OK\r\n", "-ERR unknown command 'HELLO'\r\n", "+OK\r\n", INFO], false, None),
+        (Kind::Node, &own, vec!["-WRONGPASS no\r\n", hello, "+OK\r\n", INFO], true, Some("WRONGPASS no")),
+        (Kind::Node, &own, vec!["+OK\r\n", "-NOAUTH no\r\n", "-NOAUTH no\r\n", INFO], false, Some("NOAUTH no")),
+        (Kind::Ear, &ear, vec!["+OK\r\n", confirmed], false, None),
+        (Kind::Ear, &ear, vec!["-WRONGPASS no\r\n", confirmed], false, None),
+    ] {
+        let (mut watcher, news) = watcher(DeploymentKind::MasterReplica);
+        let mut reactor = Reactor::new().unwrap();
+        let id = connection(&mut reactor);
+        let target = Target::parse("redis://ann:s3cret@127.0.0.1:1/3").unwrap();
+        watcher.links = vec![Link { connection: id, ready: false, target, ..link(A, kind) }];
+        watcher.greet(reactor.io(), 0);
+        let mut expected = Vec::new();
+        commands.iter().for_each(|command| write_command(&mut expected, command));
+        assert_eq!(*reactor.io().output(id.unwrap()), expected, "{kind:?}");
+        for reply in &replies {
+            assert!(!watcher.links[0].ready, "{replies:?}");
+            watcher.reply(reactor.io(), 0, Frame::new(reply.as_bytes()));
+        }
+        assert_eq!((watcher.links[0].ready, watcher.links[0].resp3), (true, resp3), "{replies:?}");
+        let notes: Vec<News> = news.try_iter().collect();
+        let noted = matches!((&notes[..], note), ([News::Note(text)], Some(note)) if text.ends_with(note));
+        assert!(noted || notes.is_empty() && note.is_none(), "{replies:?}: {notes:?}");
+    }
+}
