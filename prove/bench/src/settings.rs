@@ -132,8 +132,10 @@ pub struct Shape {
     pub timeout_ns: u64,
     /// Which servers answer reads.
     pub read_from: ReadFrom,
-    /// Sent first on every connection.
-    pub greeting: Vec<Vec<String>>,
+    /// Whose user, password and database every connection uses.
+    pub target: Target,
+    /// HELLO 3.
+    pub resp3: bool,
     /// Connections that subscribe to `channels`.
     pub subscribers: usize,
     /// A pattern.
@@ -271,30 +273,12 @@ impl Settings {
             requests: self.requests,
             timeout_ns: self.timeout.as_nanos() as u64,
             read_from: self.read_from,
-            greeting: self.greeting(),
+            target: target.clone(),
+            resp3: self.options.protocol == 3,
             subscribers: self.subscribers,
             channels: pattern(&self.spec.key_prefix),
             tls,
         })
-    }
-
-    /// What is sent first on every connection.
-    fn greeting(&self) -> Vec<Vec<String>> {
-        let target = &self.target;
-        let mut greeting: Vec<Vec<String>> = Vec::new();
-        if target.password.is_some() || target.user.is_some() {
-            let mut auth = vec!["AUTH".to_string()];
-            auth.extend(target.user.clone());
-            auth.push(target.password.as_ref().map_or(String::new(), |p| p.reveal().to_string()));
-            greeting.push(auth);
-        }
-        if self.options.protocol == 3 {
-            greeting.push(vec!["HELLO".into(), "3".into()]);
-        }
-        if target.db != 0 {
-            greeting.push(vec!["SELECT".into(), target.db.to_string()]);
-        }
-        greeting
     }
 }
 

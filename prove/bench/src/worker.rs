@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use unslow_nodes::Backoff;
+use unslow_nodes::{Backoff, Greeting, Plan};
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, Tls, now_ns};
 use unslow_resp::{Done, Frame, Kind, Limits, Scan, Scanner, Split, Splitter, write_command};
 use unslow_units::time;
@@ -124,8 +124,9 @@ struct Lane {
     state: State,
     splitter: Splitter,
     flight: VecDeque<Pending>,
-    /// Replies of the greeting still to come.
-    greeting: u8,
+    greeting: Greeting,
+    /// PSUBSCRIBE is not answered yet.
+    subscribing: bool,
     /// Last sign of life, or the moment something was first sent after none.
     progress: u64,
     /// Attempts to connect since it last stood.
@@ -216,13 +217,10 @@ struct Connections {
     several_nodes: bool,
 }
 
-/// What each connection sends first.
+/// How each connection begins, besides what [`Shape`] tells.
 struct Greetings {
-    bytes: Vec<u8>,
-    /// Replies to `bytes`.
-    count: u8,
-    /// The same for a replica that is read from.
-    replica: Vec<u8>,
+    /// READONLY, for a replica that is read from.
+    replica: Vec<Vec<u8>>,
     tls: Option<(Arc<rustls::ClientConfig>, Option<String>)>,
 }
 
@@ -322,7 +320,8 @@ impl Lane {
             state: State::Waiting(0),
             splitter: Splitter::new(LIMITS),
             flight: VecDeque::new(),
-            greeting: 0,
+            greeting: Greeting::default(),
+            subscribing: false,
             progress: 0,
             attempts: 0,
             backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
@@ -331,6 +330,11 @@ impl Lane {
             subscriber,
             scanner: Scanner::default(),
         }
+    }
+
+    /// Whether it waits for a reply before its first request.
+    fn is_greeting(&self) -> bool {
+        self.greeting.due().is_some() || self.subscribing
     }
 }
 
@@ -356,13 +360,8 @@ impl Worker {
             (None, None) => None,
         };
         let map = shared.routes.get();
-        let (mut greeting, mut greeting_count) = (Vec::new(), 0u8);
-        for command in &shape.greeting {
-            write_command(&mut greeting, command);
-            greeting_count += 1;
-        }
-        let mut greeting_replica = greeting.clone();
-        write_command(&mut greeting_replica, &["READONLY"]);
+        let mut read_only = Vec::new();
+        write_command(&mut read_only, &["READONLY"]);
         let interval = Box::new(Interval::new(shared.workload.commands.len()));
         let caller_count = caller_count as usize;
         Worker {
@@ -381,12 +380,7 @@ impl Worker {
                 per_node: lanes_per_node,
                 several_nodes: false,
             },
-            hello: Greetings {
-                bytes: greeting,
-                count: greeting_count,
-                replica: greeting_replica,
-                tls: shape.tls.clone(),
-            },
+            hello: Greetings { replica: vec![read_only], tls: shape.tls.clone() },
             demand: Demand {
                 in_flight: vec![0; caller_count],
                 idle: if open_loop { (0..caller_count as u32).collect() } else { Vec::new() },
@@ -477,19 +471,21 @@ impl Handler for Worker {
         let lane = &mut self.net.lanes[lane_index as usize];
         let readonly = self.net.nodes[usize::from(lane.node)].is_replica
             && self.route.map.kind == unslow_topology::DeploymentKind::Cluster;
-        let (greeting, count) = match readonly {
-            true => (&self.hello.replica, self.hello.count + 1),
-            false => (&self.hello.bytes, self.hello.count),
+        let shape = &self.shared.shape;
+        let plan = Plan {
+            resp3: shape.resp3,
+            resp3_optional: true,
+            setup: if readonly { &self.hello.replica } else { &[] },
+            ..shape.target.plan()
         };
-        lane.greeting = count;
         lane.progress = now_ns();
         let out = io.output(id);
-        out.extend_from_slice(greeting);
+        lane.greeting = Greeting::begin(&plan, out);
         if lane.subscriber {
-            lane.greeting += 1;
-            write_command(out, &["PSUBSCRIBE", &self.shared.shape.channels]);
+            lane.subscribing = true;
+            write_command(out, &["PSUBSCRIBE", &shape.channels]);
         }
-        if lane.greeting == 0 {
+        if !lane.is_greeting() {
             self.ready(lane_index, io);
         }
     }

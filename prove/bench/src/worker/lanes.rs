@@ -1,8 +1,8 @@
 //! Connections: dialled, greeted, lost and dialled again.
 
-use unslow_nodes::{Address, Named};
+use unslow_nodes::{Address, Named, Progress};
 
-use super::replies::fatal;
+use super::replies::words_of;
 use super::*;
 
 impl Worker {
@@ -196,23 +196,18 @@ impl Worker {
         lane.state = State::Waiting(now_ns() + lane.backoff.failed(rand::random_range));
     }
 
-    /// A reply to the greeting, or a push.
-    pub(super) fn greeted(&mut self, lane_index: u32, frame: &[u8], done: Done, now: u64, io: &mut Io) {
-        if done.kind == b'>' {
-            return;
-        }
+    /// A reply to the greeting.
+    pub(super) fn greeted(&mut self, lane_index: u32, reply: Frame<'_>, now: u64, io: &mut Io) {
         let lane = &mut self.net.lanes[lane_index as usize];
-        lane.greeting -= 1;
-        if matches!(done.kind, b'-' | b'!') {
-            let text = Frame::new(frame).text();
-            if let Some(name) = fatal(text) {
-                let text = String::from_utf8_lossy(text).into_owned();
-                self.lose(lane_index, name, &text, now, io);
-                return;
+        let Some(step) = lane.greeting.due() else { return };
+        match lane.greeting.reply(reply.bytes()) {
+            Progress::More | Progress::Unasked => {}
+            Progress::Done { .. } if lane.subscribing => {}
+            Progress::Done { .. } => self.ready(lane_index, io),
+            Progress::Refused { .. } => {
+                let (name, _) = words_of(reply);
+                self.lose(lane_index, &name, &step.error_text(reply.bytes()), now, io);
             }
-        }
-        if lane.greeting == 0 {
-            self.ready(lane_index, io);
         }
     }
 
@@ -263,7 +258,8 @@ impl Worker {
         }
         let was_open = matches!(lane.state, State::Open) && !lane.subscriber;
         let retired = !lane.subscriber && !self.net.nodes[usize::from(lane.node)].wanted;
-        lane.greeting = 0;
+        lane.greeting = Greeting::default();
+        lane.subscribing = false;
         lane.trouble = None;
         let flight = std::mem::take(&mut lane.flight);
         let node = &mut self.net.nodes[usize::from(lane.node)];

@@ -35,7 +35,7 @@ impl Worker {
                         self.shared.routes.want(); // a hung master says nothing: others may have replaced it
                     }
                 }
-                State::Connecting if lane.greeting > 0 && now.saturating_sub(lane.progress) > timeout => {
+                State::Connecting if lane.is_greeting() && now.saturating_sub(lane.progress) > timeout => {
                     self.lose(lane_index, "timeout", "no answer to the greeting", now, io);
                 }
                 _ => {}

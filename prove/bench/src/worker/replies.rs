@@ -35,8 +35,13 @@ impl Worker {
     #[inline]
     pub(super) fn reply(&mut self, lane_index: u32, frame: &[u8], done: Done, now: u64, io: &mut Io) {
         let lane = &mut self.net.lanes[lane_index as usize];
-        if lane.greeting > 0 || done.kind == b'>' {
-            self.greeted(lane_index, frame, done, now, io);
+        if done.kind == b'>' {
+            return;
+        }
+        if lane.greeting.due().is_some() {
+            // What comes in parts is no error.
+            let reply = if done.whole { Frame::new(frame) } else { Frame::new(b"+OK\r\n") };
+            self.greeted(lane_index, reply, now, io);
             return;
         }
         let Some(front) = lane.flight.front_mut() else {
@@ -112,18 +117,20 @@ impl Worker {
             let frame = Frame::new(&bytes[at..at + len]);
             at += len;
             let lane = &mut self.net.lanes[lane_index as usize];
-            // In the greeting only what `greeted` minds, and the subscription itself, which comes last.
-            let minds = lane.greeting <= 1 || fatal(frame.text()).is_some();
-            if frame.kind() == Kind::Error && minds {
+            if lane.greeting.due().is_some() {
+                self.greeted(lane_index, frame, now, io);
+                if self.net.lanes[lane_index as usize].id.is_none() {
+                    return bytes.len(); // lost by what it said
+                }
+                continue;
+            }
+            if frame.kind() == Kind::Error {
                 let text = String::from_utf8_lossy(frame.text()).into_owned();
                 self.lose(lane_index, "subscribe", &text, now, io);
                 return bytes.len();
             }
-            if lane.greeting > 0 {
-                lane.greeting -= 1;
-                if lane.greeting == 0 {
-                    self.ready(lane_index, io);
-                }
+            if std::mem::take(&mut lane.subscribing) {
+                self.ready(lane_index, io);
                 continue;
             }
             let sent =
@@ -188,11 +195,13 @@ impl Worker {
     }
 }
 
-/// The code word of an error that ends a greeting. As `base/client` has it: no password set, no HELLO and no database
-/// numbers are no reason to stop.
-pub(super) fn fatal(text: &[u8]) -> Option<&'static str> {
-    const FATAL: [&str; 6] = ["WRONGPASS", "NOAUTH", "NOPERM", "LOADING", "ERR max number", "ERR invalid password"];
-    FATAL.into_iter().find(|w| text.starts_with(w.as_bytes())).map(|w| w.split(' ').next().unwrap_or("ERR"))
+/// An error's code word, `ERR` if it has none, and its whole text.
+pub(super) fn words_of(reply: Frame<'_>) -> (String, String) {
+    let text = String::from_utf8_lossy(reply.text()).into_owned();
+    let first = text.split(' ').next().unwrap_or("");
+    let code = !first.is_empty() && first.len() <= 24 && first.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+    let name = if code { first.to_string() } else { "ERR".into() };
+    (name, text)
 }
 
 impl Trouble {
@@ -209,10 +218,7 @@ impl Trouble {
             }
             _ => {}
         }
-        let text = String::from_utf8_lossy(reply.text()).into_owned();
-        let first = text.split(' ').next().unwrap_or("");
-        let code = !first.is_empty() && first.len() <= 24 && first.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
-        let name = if code { first.to_string() } else { "ERR".into() };
+        let (name, text) = words_of(reply);
         Trouble::Error { name, text }
     }
 }

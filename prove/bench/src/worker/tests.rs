@@ -34,7 +34,8 @@ fn worker() -> (Worker, Receiver<Said>) {
         requests: None,
         timeout_ns: SECOND,
         read_from: ReadFrom::Primary,
-        greeting: Vec::new(),
+        target: unslow_client::Target::parse("10.0.0.1:6379").unwrap(),
+        resp3: false,
         subscribers: 0,
         channels: String::new(),
         tls: None,
@@ -63,6 +64,22 @@ fn interval(heard: &Receiver<Said>) -> Box<Interval> {
     match heard.try_recv() {
         Ok(Said::Interval(interval)) => interval,
         _ => panic!("no interval was sent"),
+    }
+}
+
+/// Without connections.
+fn node(address: &str) -> Node {
+    Node {
+        address: address.into(),
+        peers: Vec::new(),
+        resolve_at: 0,
+        wanted: true,
+        lanes: Vec::new(),
+        free: VecDeque::new(),
+        waiting: VecDeque::new(),
+        open: 0,
+        is_replica: false,
+        down: false,
     }
 }
 
@@ -153,18 +170,7 @@ fn seconds_in_which_the_generator_was_not_run_are_told_as_empty() {
 fn redirects_are_told_from_other_errors_and_lead_somewhere() {
     let (mut worker, _heard) = worker();
     let reply = |text: &str| Trouble::of(Frame::new(format!("-{text}\r\n").as_bytes()));
-    worker.net.nodes.push(Node {
-        address: "10.0.0.1:6379".into(),
-        peers: Vec::new(),
-        resolve_at: 0,
-        wanted: true,
-        lanes: Vec::new(),
-        free: VecDeque::new(),
-        waiting: VecDeque::new(),
-        open: 0,
-        is_replica: false,
-        down: false,
-    });
+    worker.net.nodes.push(node("10.0.0.1:6379"));
     worker.net.lanes.push(Lane::new(worker.net.nodes.len() as u16 - 1, false));
     let lane = worker.net.lanes.len() as u32 - 1;
     for (text, expected) in [
@@ -183,5 +189,38 @@ fn redirects_are_told_from_other_errors_and_lead_somewhere() {
         ("no upstream host", "ERR"),
     ] {
         assert!(matches!(reply(text), Trouble::Error { name, .. } if name == expected), "{text}");
+    }
+}
+
+#[test]
+fn a_connection_is_open_after_its_greeting_unless_the_server_refuses() {
+    let setup = [b"*1\r\n$8\r\nREADONLY\r\n".to_vec()];
+    let plan =
+        Plan { password: Some(b"p"), resp3: true, resp3_optional: true, db: 1, setup: &setup, ..Plan::default() };
+    for (replies, error) in [
+        (vec!["+OK", "%0", "+OK", "+OK"], None),
+        (vec!["-ERR Client sent AUTH, but no password is set", "-ERR unknown command 'HELLO'", "+OK", "+OK"], None),
+        (vec!["-WRONGPASS no"], Some("WRONGPASS")),
+        (vec!["-ERR max number of clients reached"], Some("ERR")),
+        (vec!["+OK", "-NOAUTH no"], Some("NOAUTH")),
+        (vec!["+OK", "%0", "-ERR SELECT is not allowed in cluster mode"], Some("ERR")),
+        (vec!["+OK", "%0", "+OK", "-NOPERM no"], Some("NOPERM")),
+    ] {
+        let (mut worker, _heard) = worker();
+        let mut reactor = Reactor::new().unwrap();
+        worker.phase = Phase::Connecting;
+        worker.net.nodes.push(node("10.0.0.1:6379"));
+        worker.net.lanes.push(Lane::new(0, false));
+        worker.net.lanes[0].state = State::Connecting;
+        worker.net.lanes[0].greeting = Greeting::begin(&plan, &mut Vec::new());
+        for reply in &replies {
+            assert!(matches!(worker.net.lanes[0].state, State::Connecting), "{replies:?}");
+            worker.greeted(0, Frame::new(format!("{reply}\r\n").as_bytes()), START, reactor.io());
+        }
+        let lane = &worker.net.lanes[0];
+        assert!(!lane.is_greeting(), "{replies:?}");
+        assert_eq!(matches!(lane.state, State::Open), error.is_none(), "{replies:?}");
+        let told = worker.report.interval.errors.first().map(|kind| kind.name.as_str());
+        assert_eq!(told, error, "{replies:?}");
     }
 }
