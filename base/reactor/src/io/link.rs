@@ -1,11 +1,52 @@
-//! What a connection does by itself: reading from its socket, and writing what waits.
+//! One connection: its socket and buffers, reading from the socket, and writing what waits.
 
+use rustix::event::epoll::EventFlags;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::{Link, READ};
+use super::READ;
+use crate::tls::Session;
 use crate::{Carrier, Closed};
+
+/// A connection.
+pub(super) struct Link {
+    pub(super) fd: OwnedFd,
+    pub(super) session: Option<Box<Session>>,
+    /// To be sent, in the clear.
+    pub(super) out: Vec<u8>,
+    /// What stands in front of it on the wire: under TLS ciphertext, else only what a full socket left over.
+    pub(super) wire: Vec<u8>,
+    pub(super) wire_sent: usize,
+    /// Received and not yet used.
+    pub(super) left: Vec<u8>,
+    /// Why writing failed.
+    pub(super) unwritten: Option<Closed>,
+    /// Dropped then.
+    pub(super) lost: usize,
+    /// Taken from a listener.
+    pub(super) is_visitor: bool,
+    /// What was left of its output when it was written last, if it is a visitor's.
+    pub(super) left_unsent: usize,
+    pub(super) interest: EventFlags,
+    pub(super) connected: bool,
+    pub(super) opened: bool,
+    pub(super) paused: bool,
+    pub(super) dirty: bool,
+    /// The peer will say no more.
+    pub(super) ended: bool,
+    /// To be closed when everything is sent.
+    pub(super) finishing: bool,
+    pub(super) carrier: Option<&'static dyn Carrier>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(carrier) = self.carrier {
+            carrier.closing(self.fd.as_fd());
+        }
+    }
+}
 
 #[inline]
 fn sent(carrier: Option<&'static dyn Carrier>, fd: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
