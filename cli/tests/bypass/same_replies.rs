@@ -4,6 +4,8 @@
 //! Only a preloaded process is carried, and this one is not. So the test starts its own program anew under
 //! `unslow bypass --client`, as the client, for this very test.
 
+use std::time::Duration;
+
 use unslow_testkit::random::{
     Difference, Exchange, Order, Stage, Then, chance, client_id, clock, compare, difference, hello, replies_before_http,
 };
