@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(topology.changes(&topology).is_empty());
         }
         let _ = (RoleReply::parse(&value), zones_of_shards(&value));
-        if let Some(table) = unslow_topology::commands::Table::parse(&value, &[]) {
+        if let Some(table) = unslow_commands::Table::parse(&value, &[]) {
             let _ = table.plan(b"GETk", &[(0, 3), (3, 4)]);
         }
     }

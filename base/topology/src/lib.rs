@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
-pub mod commands;
 mod gateway;
 mod info;
 mod member;

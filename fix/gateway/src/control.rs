@@ -24,7 +24,7 @@ use crate::reply::error;
 use crate::server_tls::{server_tls, tls_files};
 use crate::shared::{Asker, Event, Mailbox, Message, Notice, ServerLimits, Shared};
 use crate::worker::Worker;
-use unslow_topology::commands::Table;
+use unslow_commands::Table;
 
 /// What a gateway is started with.
 pub struct Start {

@@ -1,7 +1,7 @@
 //! Commands on their way to a server: what their answers are for, and what becomes of those that have to be sent again.
 
+use unslow_commands::Plan;
 use unslow_nodes::{Address, Author};
-use unslow_topology::commands::Plan;
 
 use crate::ids::Whom;
 use crate::map::NOBODY;

@@ -1,7 +1,7 @@
 //! One answer made of the answers of several nodes.
 
+use unslow_commands::Join;
 use unslow_resp::{Frame, Kind as FrameKind, Split, Splitter, write_header};
-use unslow_topology::commands::Join;
 
 use crate::ids::Whom;
 

@@ -1,6 +1,6 @@
 //! CLIENT PAUSE and UNSLOW PAUSE: what keeps clients from being served, and for how long.
 
-use unslow_topology::commands::{Plan, Special};
+use unslow_commands::{Plan, Special};
 
 use crate::reply::error;
 use crate::step::Command;

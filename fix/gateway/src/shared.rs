@@ -15,7 +15,7 @@ use crate::map::Map;
 use crate::pauses::Halt;
 use crate::session::{Identity, Whom};
 use crate::stats::Stats;
-use unslow_topology::commands::Table;
+use unslow_commands::Table;
 
 /// From one thread to another.
 pub enum Message {

@@ -1,8 +1,8 @@
 //! Commands that several nodes answer: split by slot or sent to every master, and their answers made one.
 
+use unslow_commands::{Divide, Join, Plan, Spread};
 use unslow_reactor::Io;
 use unslow_resp::{Frame, Kind as FrameKind, write_command};
-use unslow_topology::commands::{Divide, Join, Plan, Spread};
 use unslow_topology::{Health, Role, slot_of};
 
 use crate::gather::{Gather, Whole, elements, joined, values};

@@ -4,8 +4,8 @@
 
 use std::borrow::Cow;
 
+use unslow_commands::{Plan, Special, Spread, UNKNOWN};
 use unslow_topology::GATEWAY_SECTION;
-use unslow_topology::commands::{self, Plan, Special, Spread, UNKNOWN};
 
 use crate::reply::{bulk, error};
 use crate::request::Range;
@@ -81,7 +81,7 @@ impl<'a> Command<'a> {
 
     /// Its name with its second word where that names a subcommand. Servers before 7.0 have no table of subcommands,
     /// but what their CONFIG GET and CONFIG SET may do differs all the same.
-    pub fn full_name<'k>(&self, known: &'k commands::Command) -> Cow<'k, str> {
+    pub fn full_name<'k>(&self, known: &'k unslow_commands::Command) -> Cow<'k, str> {
         let bare = self.plan.admin && !known.name.contains('|') && !known.is_container();
         match bare && self.len() > 1 {
             true => {
@@ -101,7 +101,7 @@ impl<'a> Command<'a> {
     }
 
     /// The script debugger takes the connection for itself, for every script that is said on it later.
-    pub fn debugs_scripts(&self, known: &commands::Command) -> bool {
+    pub fn debugs_scripts(&self, known: &unslow_commands::Command) -> bool {
         known.name.starts_with("SCRIPT") && self.arg(1).eq_ignore_ascii_case(b"DEBUG")
     }
 
@@ -184,7 +184,7 @@ fn say(text: &'static [u8]) -> Step {
 
 impl Client {
     /// What to do with a command, `known` in the server's table.
-    pub fn on_command(&self, command: &Command, known: &commands::Command, world: World) -> Step {
+    pub fn on_command(&self, command: &Command, known: &unslow_commands::Command, world: World) -> Step {
         let special = command.plan.special;
         let ends = matches!(special, Some(Special::Quit | Special::Reset));
         if command.crosses_protocols() {
@@ -226,7 +226,7 @@ impl Client {
     }
 
     /// In RESP2 a subscriber may say little. None for what it may.
-    fn as_subscriber(&self, command: &Command, known: &commands::Command) -> Option<Step> {
+    fn as_subscriber(&self, command: &Command, known: &unslow_commands::Command) -> Option<Step> {
         match command.plan.special {
             Some(Special::Subscribe | Special::Ssubscribe) => None,
             Some(Special::Ping) if command.len() <= 2 => {
@@ -245,7 +245,7 @@ impl Client {
         }
     }
 
-    fn in_transaction(&self, at: Txn, command: &Command, known: &commands::Command, world: World) -> Step {
+    fn in_transaction(&self, at: Txn, command: &Command, known: &unslow_commands::Command, world: World) -> Step {
         let exec = command.is(Special::Exec);
         let Some(transaction) = self.transaction() else { return Step::InLost };
         if at == Txn::Lost {
@@ -266,7 +266,13 @@ impl Client {
     }
 
     /// The server has not heard of the transaction.
-    fn unsaid(&self, transaction: &Transaction, command: &Command, known: &commands::Command, world: World) -> Step {
+    fn unsaid(
+        &self,
+        transaction: &Transaction,
+        command: &Command,
+        known: &unslow_commands::Command,
+        world: World,
+    ) -> Step {
         let ends = matches!(command.plan.special, Some(Special::Exec | Special::Discard));
         let fits = known.fits(command.len());
         if ends && !fits {
@@ -293,7 +299,7 @@ impl Client {
     }
 
     /// The answer to a command of a transaction that will not run, as the server would have given it.
-    pub fn in_lost(&mut self, command: &Command, known: &commands::Command) -> Cow<'static, [u8]> {
+    pub fn in_lost(&mut self, command: &Command, known: &unslow_commands::Command) -> Cow<'static, [u8]> {
         let changed = self.watch.lost();
         let fits = known.fits(command.len()) || command.plan.number == UNKNOWN;
         let (exec, discard) = (command.is(Special::Exec), command.is(Special::Discard));
@@ -390,7 +396,7 @@ fn waits_for_answers(special: Special) -> bool {
 
 /// Whether the server may close the connection that such a command comes on: a command of another name
 /// (`rename-command`) may be QUIT or CLIENT KILL, and operators have SHUTDOWN, DEBUG and REPLICAOF.
-fn may_close(command: &Command, known: &commands::Command) -> bool {
+fn may_close(command: &Command, known: &unslow_commands::Command) -> bool {
     let plan = &command.plan;
     let admin = || plan.admin && !HARMLESS.contains(&&*command.full_name(known));
     plan.special.is_none() && (plan.number == UNKNOWN || admin())
@@ -398,7 +404,7 @@ fn may_close(command: &Command, known: &commands::Command) -> bool {
 
 /// Commands that belong to the connection, or to all nodes, mean something else on the connection of a transaction to
 /// one node.
-fn not_in_transactions(command: &Command, known: &commands::Command, cluster: bool) -> Option<String> {
+fn not_in_transactions(command: &Command, known: &unslow_commands::Command, cluster: bool) -> Option<String> {
     let plan = &command.plan;
     let (name, keyless) = (command.full_name(known), plan.key.is_none());
     match plan.special {
@@ -434,7 +440,7 @@ pub fn for_one_node(name: &str) -> String {
 }
 
 /// The server's words for EXEC where something was refused before: it says what is wrong with EXEC itself first.
-fn aborted(command: &Command, known: &commands::Command) -> Cow<'static, [u8]> {
+fn aborted(command: &Command, known: &unslow_commands::Command) -> Cow<'static, [u8]> {
     match known.fits(command.len()) {
         true => Cow::Borrowed(b"-EXECABORT Transaction discarded because of previous errors.\r\n"),
         false => Cow::Owned(wrong_arity(command, known)),
@@ -442,7 +448,7 @@ fn aborted(command: &Command, known: &commands::Command) -> Cow<'static, [u8]> {
 }
 
 /// The server's words for a command with too few or too many arguments.
-pub fn wrong_arity(command: &Command, known: &commands::Command) -> Vec<u8> {
+pub fn wrong_arity(command: &Command, known: &unslow_commands::Command) -> Vec<u8> {
     let why = format!("wrong number of arguments for '{}' command", known.name.to_lowercase());
     match command.is(Special::Exec) {
         true => error("EXECABORT", &format!("Transaction discarded because of: {why}")),

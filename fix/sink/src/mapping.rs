@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use unslow_topology::commands::{KeyAt, Spread, Table, UNKNOWN};
+use unslow_commands::{KeyAt, Spread, Table, UNKNOWN};
 use unslow_topology::slot_of;
 use unslow_units::parse_time_within;
 
@@ -215,7 +215,7 @@ pub struct Command {
     pub ttl_ms: Option<String>,
     pub when: Option<Condition>,
     /// As the server's table has it: where its keys stand.
-    pub known: unslow_topology::commands::Command,
+    pub known: unslow_commands::Command,
     /// How many keys it has, where it says so itself.
     pub counted: Option<usize>,
 }
@@ -390,7 +390,7 @@ impl Command {
 }
 
 /// Why a command cannot stand in any mapping, whatever its arguments are.
-fn refused(command: &unslow_topology::commands::Command, name: &str, once: bool) -> Option<CommandError> {
+fn refused(command: &unslow_commands::Command, name: &str, once: bool) -> Option<CommandError> {
     let name = || name.to_string();
     if command.special.is_some() || command.blocking {
         return Some(CommandError::Connection(name()));

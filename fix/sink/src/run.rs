@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Options, Target, address_target};
+use unslow_commands::Table;
 use unslow_reactor::{Reactor, Waker};
 use unslow_resp::{Frame, Scan, Scanner, quote_words};
 use unslow_status::{NotReady, Serving, Status};
-use unslow_topology::commands::Table;
 use unslow_topology::{DeploymentKind, Topology};
 use unslow_watch::{Settings, Watch};
 

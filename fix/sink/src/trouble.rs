@@ -54,8 +54,8 @@ pub fn classify(text: &str, voice: Voice) -> Trouble {
     }
 }
 
-/// Whether the error that answers an AUTH will be the same next time. Anything else may be an outage of what a module or
-/// a proxy asks about users.
+/// Whether the error that answers an AUTH will be the same next time. Anything else may be an outage of what a module
+/// or a proxy asks about users.
 pub fn password_is_wrong(text: &str) -> bool {
     let wrong = matches!(word(text), "WRONGPASS" | "NOAUTH");
     // An invalid password before Redis 6, or a user where there are none: the wrong number of arguments.

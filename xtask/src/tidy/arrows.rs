@@ -11,7 +11,8 @@ use crate::cargo::{Metadata, cargo};
 pub const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-units", &[]),
     ("unslow-resp", &[]),
-    ("unslow-topology", &["unslow-resp", "unslow-units"]),
+    ("unslow-topology", &["unslow-resp"]),
+    ("unslow-commands", &["unslow-resp", "unslow-units"]),
     ("unslow-nodes", &["unslow-resp"]),
     ("unslow-facts", &["unslow-topology"]),
     ("unslow-client", &["unslow-nodes", "unslow-resp", "unslow-topology"]),
@@ -34,6 +35,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         &[
             "unslow-bypass",
             "unslow-client",
+            "unslow-commands",
             "unslow-nodes",
             "unslow-reactor",
             "unslow-resp",
@@ -46,6 +48,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
         "unslow-sink",
         &[
             "unslow-client",
+            "unslow-commands",
             "unslow-nodes",
             "unslow-reactor",
             "unslow-resp",

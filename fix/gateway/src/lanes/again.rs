@@ -10,10 +10,10 @@ use crate::session::*;
 use crate::special::Moved;
 use crate::worker::Worker;
 use std::sync::Arc;
+use unslow_commands::KeyAt;
 use unslow_nodes::{Address, Author, Kind as Says, Named, Refusal};
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::KeyAt;
 use unslow_topology::{Role, slot_of};
 
 /// How often a command follows redirects before its client hears of it.
@@ -399,7 +399,7 @@ impl Worker {
 
     pub(super) fn is_scan(&self, command: u16) -> bool {
         let known = usize::from(command) < self.table.count();
-        known && self.table.get(command).special == Some(unslow_topology::commands::Special::Scan)
+        known && self.table.get(command).special == Some(unslow_commands::Special::Scan)
     }
 }
 

@@ -13,10 +13,10 @@ mod tests;
 mod transaction;
 
 pub(crate) use blocking::Moved;
+use unslow_commands::{Plan, Special, Spread};
 use unslow_nodes::Author;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::{Plan, Special, Spread};
 use unslow_topology::slot_of;
 
 use crate::config::Read;

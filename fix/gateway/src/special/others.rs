@@ -1,9 +1,9 @@
 //! CLIENT LIST, KILL, PAUSE and UNPAUSE: what the gateway's own user may do with the gateway's clients. Servers know
 //! nothing of them.
 
+use unslow_commands::Plan;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::Plan;
 
 use crate::clock::MS;
 use crate::filter::{Filter, Subject};

@@ -11,9 +11,9 @@ use crate::session::*;
 use crate::step::Command;
 use crate::subscriptions::{Awaited, Channel, cost};
 use crate::worker::Worker;
+use unslow_commands::Special;
 use unslow_reactor::Io;
 use unslow_resp::{Frame, write_command, write_header};
-use unslow_topology::commands::Special;
 use unslow_topology::{Health, slot_of};
 
 /// Bytes of subscriptions that a server has not taken yet; with more their client is not read.

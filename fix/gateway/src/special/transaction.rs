@@ -7,9 +7,9 @@ use crate::map::NOBODY;
 use crate::session::*;
 use crate::step::{Command, wrong_arity};
 use crate::worker::Worker;
+use unslow_commands::{Plan, Special, UNKNOWN};
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::{Plan, Special, UNKNOWN};
 
 impl Transaction {
     /// A command is sent within it. What is about the transaction itself the server does not queue.

@@ -1,7 +1,7 @@
 //! One row, one test: a state, a command, and what is to be done.
 
+use unslow_commands::Table;
 use unslow_resp::Value;
-use unslow_topology::commands::Table;
 
 use super::*;
 use crate::ids::{LaneId, SetId};

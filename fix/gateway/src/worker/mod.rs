@@ -35,7 +35,7 @@ use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::subscriptions::{Channel, Unconfirmed};
 use stuck::Stuck;
-use unslow_topology::commands::Table;
+use unslow_commands::Table;
 
 /// A client with more unsent output is not read until it has taken some.
 const OUTPUT_HIGH: usize = 1 << 20;

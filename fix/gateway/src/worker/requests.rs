@@ -6,9 +6,9 @@ use crate::reply::error;
 use crate::request::{self, Allowed, Passed, Passing, Progress, Range, Request, Wrong};
 use crate::session::*;
 use crate::step::Command;
+use unslow_commands::UNKNOWN;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::UNKNOWN;
 use unslow_topology::slot_of;
 
 impl Worker {

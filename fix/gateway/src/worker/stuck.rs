@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
+use unslow_commands::{Plan, Special};
 use unslow_nodes::{Author, Kind as Says, Refusal};
 use unslow_reactor::Io;
 use unslow_resp::write_command;
-use unslow_topology::commands::{Plan, Special};
 
 use super::{MS, Worker};
 use crate::ids::{LaneId, SetId};

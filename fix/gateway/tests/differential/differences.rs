@@ -1,10 +1,10 @@
 //! The differences that are allowed between the gateway and a server, each with its reason. Anything else is a defect.
 
+use unslow_commands::number_of_keys;
 use unslow_testkit::random::{
     Difference, Exchange, Then, chance, client_id, clock, difference, hello, replies_before_http,
 };
 use unslow_testkit::wire::elements;
-use unslow_topology::commands::number_of_keys;
 
 /// The first one that applies is counted.
 pub const DIFFERENCES: &[Difference] = &[

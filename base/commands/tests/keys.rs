@@ -1,7 +1,7 @@
 //! Where commands have their keys, by rows of COMMAND as servers send them.
 
+use unslow_commands::{Table, number_of_keys};
 use unslow_resp::{Value, write_command};
-use unslow_topology::commands::{Table, number_of_keys};
 
 fn text(text: &str) -> Value {
     Value::Text(text.as_bytes().to_vec())
