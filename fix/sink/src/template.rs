@@ -1,6 +1,6 @@
 //! Command templates: `HSET user:{id} {fields...}`, compiled once and rendered for every message.
 //!
-//! Words are split as redis-cli does (quotes, `\xHH`). In braces stands what the message fills in:
+//! The syntax is that of [`unslow_template`]. In braces is what the message fills in:
 //!
 //! | written | is |
 //! |---|---|
@@ -10,9 +10,8 @@
 //! | `{fields...!id,kind}` | the same without these |
 //! | `{user...}`, `{tags...}` | the members of an object, or the elements of an array, inside the message |
 //! | `{$key}` `{$value}` `{$topic}` `{$partition}` `{$offset}` `{$time_ms}` `{$header.NAME}` | the message itself |
-//! | `{{` and `}}` | plain braces, so `{{{id}}}` is a hash tag |
 
-use unslow_resp::{split_words, write_header};
+use unslow_resp::write_header;
 
 use crate::document::{Document, NoMember, Path};
 use crate::poison::{Poison, TooLong};
@@ -34,10 +33,10 @@ pub enum TemplateError {
     #[error("a command's name stands in the mapping itself, not in the message")]
     Name,
     /// A `}` by itself, in this word.
-    #[error("a }} without its {{ in {0:?}")]
+    #[error("a }} without its {{ in {0:?}; a plain brace is written }}}}")]
     Unopened(String),
     /// A `{` without its `}`, in this word.
-    #[error("a {{ is not closed in {0:?}")]
+    #[error("a {{ is not closed in {0:?}; a plain brace is written {{{{")]
     Unclosed(String),
     /// What stands in braces is not UTF-8.
     #[error("a placeholder is no text")]
@@ -60,6 +59,19 @@ pub enum TemplateError {
     /// A word that no server takes.
     #[error(transparent)]
     TooLong(#[from] TooLong),
+}
+
+impl From<unslow_template::Error> for TemplateError {
+    fn from(error: unslow_template::Error) -> TemplateError {
+        use unslow_template::Error;
+        match error {
+            Error::Empty => TemplateError::Empty,
+            Error::Words(why) => TemplateError::Words(why.to_string()),
+            Error::Unclosed(word) => TemplateError::Unclosed(word),
+            Error::Unopened(word) => TemplateError::Unopened(word),
+            Error::NotText(_) => TemplateError::Placeholder,
+        }
+    }
 }
 
 /// A compiled command.
@@ -86,9 +98,10 @@ enum Word {
     },
 }
 
+type Piece = unslow_template::Piece<Placeholder>;
+
 #[derive(Clone, Debug, PartialEq)]
-enum Piece {
-    Text(Vec<u8>),
+enum Placeholder {
     Member { path: Path, or: Option<Vec<u8>> },
     Meta(Meta),
 }
@@ -113,14 +126,10 @@ pub struct Scratch {
 impl Template {
     /// Compiles `text`.
     pub fn parse(text: &str) -> Result<Template, TemplateError> {
-        let mut words = Vec::new();
-        for word in split_words(text).map_err(|e| TemplateError::Words(e.to_string()))? {
-            words.push(parse_word(&word)?);
-        }
-        match words.first() {
-            None => return Err(TemplateError::Empty),
-            Some(Word::Constant { .. }) => {}
-            Some(_) => return Err(TemplateError::Name),
+        let words = unslow_template::split(text)?;
+        let words = words.iter().map(parse_word).collect::<Result<Vec<_>, _>>()?;
+        if !matches!(words[0], Word::Constant { .. }) {
+            return Err(TemplateError::Name);
         }
         let fixed = words.iter().filter(|w| !matches!(w, Word::Members { .. })).count();
         Ok(Template { words, key: None, fixed })
@@ -146,14 +155,16 @@ impl Template {
         self.words.iter().any(|w| match w {
             Word::Constant { .. } => false,
             Word::Members { .. } => true,
-            Word::Pieces(pieces) => pieces.iter().any(|p| matches!(p, Piece::Member { .. })),
+            Word::Pieces(pieces) => pieces.iter().any(|p| matches!(p, Piece::Placeholder(Placeholder::Member { .. }))),
         })
     }
 
     /// Whether it has a message's headers in it.
     pub fn needs_headers(&self) -> bool {
         self.words.iter().any(|w| match w {
-            Word::Pieces(pieces) => pieces.iter().any(|p| matches!(p, Piece::Meta(Meta::Header(_)))),
+            Word::Pieces(pieces) => {
+                pieces.iter().any(|p| matches!(p, Piece::Placeholder(Placeholder::Meta(Meta::Header(_)))))
+            }
             Word::Constant { .. } | Word::Members { .. } => false,
         })
     }
@@ -196,14 +207,17 @@ impl Template {
             match word {
                 Word::Constant { encoded, .. } => out.extend_from_slice(encoded),
                 Word::Pieces(pieces) => {
-                    if let [Piece::Member { path, or: None }] = &pieces[..]
+                    if let [Piece::Placeholder(Placeholder::Member { path, or: None })] = &pieces[..]
                         && let Some(plain) = document.plain(path)
                     {
                         bulk(out, plain)?;
                     } else {
                         scratch.word.clear();
                         for piece in pieces {
-                            piece.render(&mut scratch.word, message, document)?;
+                            match piece {
+                                Piece::Text(text) => scratch.word.extend_from_slice(text),
+                                Piece::Placeholder(p) => p.render(&mut scratch.word, message, document)?,
+                            }
                         }
                         bulk(out, &scratch.word)?;
                     }
@@ -246,16 +260,15 @@ fn bulk(out: &mut Vec<u8>, text: &[u8]) -> Result<(), TooLong> {
     Ok(())
 }
 
-impl Piece {
+impl Placeholder {
     fn render(&self, out: &mut Vec<u8>, message: &Message<'_>, document: &Document<'_>) -> Result<(), Poison> {
         match self {
-            Piece::Text(text) => out.extend_from_slice(text),
-            Piece::Member { path, or } => match (document.find(path), or) {
+            Placeholder::Member { path, or } => match (document.find(path), or) {
                 (Some(field), _) => field.write(out)?,
                 (None, Some(or)) => out.extend_from_slice(or),
                 (None, None) => return Err(Poison::Missing { path: path.to_string() }),
             },
-            Piece::Meta(meta) => match meta {
+            Placeholder::Meta(meta) => match meta {
                 Meta::Key => out.extend_from_slice(message.key.ok_or(Poison::NoKey)?),
                 Meta::Value => out.extend_from_slice(message.value.ok_or(Poison::NoValue)?),
                 Meta::Topic => out.extend_from_slice(message.topic.as_bytes()),
@@ -272,64 +285,42 @@ impl Piece {
     }
 }
 
-fn parse_word(word: &[u8]) -> Result<Word, TemplateError> {
-    let shown = || String::from_utf8_lossy(word).into_owned();
-    let mut pieces = Vec::new();
-    let mut text = Vec::new();
-    let mut rest = word;
-    while let Some((&byte, after)) = rest.split_first() {
-        match byte {
-            b'{' | b'}' if after.first() == Some(&byte) => {
-                text.push(byte);
-                rest = &after[1..];
-            }
-            b'}' => return Err(TemplateError::Unopened(shown())),
-            b'{' => {
-                let end = after.iter().position(|b| *b == b'}');
-                let end = end.ok_or_else(|| TemplateError::Unclosed(shown()))?;
-                let inside = std::str::from_utf8(&after[..end]).map_err(|_| TemplateError::Placeholder)?;
-                rest = &after[end + 1..];
-                if let Some((path, except)) = inside.split_once("...") {
-                    if !pieces.is_empty() || !text.is_empty() || !rest.is_empty() {
-                        return Err(TemplateError::NotAlone(inside.to_string()));
-                    }
-                    let path = match path {
-                        "fields" => None,
-                        path => Some(Path::parse(path)?),
-                    };
-                    let except = match except.strip_prefix('!') {
-                        Some(names) => names.split(',').map(str::to_string).collect(),
-                        None if except.is_empty() => Vec::new(),
-                        None => return Err(TemplateError::Except(inside.to_string())),
-                    };
-                    return Ok(Word::Members { path, except });
-                }
-                if !text.is_empty() {
-                    pieces.push(Piece::Text(std::mem::take(&mut text)));
-                }
-                pieces.push(match inside.strip_prefix('$') {
-                    Some(meta) => Piece::Meta(parse_meta(meta)?),
-                    None => {
-                        let (path, or) = inside.split_once('|').map_or((inside, None), |(p, or)| (p, Some(or)));
-                        Piece::Member { path: Path::parse(path)?, or: or.map(|or| or.as_bytes().to_vec()) }
-                    }
-                });
-            }
-            _ => {
-                text.push(byte);
-                rest = after;
-            }
-        }
+fn parse_word(word: &unslow_template::Word) -> Result<Word, TemplateError> {
+    if let Some(inside) = word.placeholder()
+        && let Some((path, except)) = inside.split_once("...")
+    {
+        let path = match path {
+            "fields" => None,
+            path => Some(Path::parse(path)?),
+        };
+        let except = match except.strip_prefix('!') {
+            Some(names) => names.split(',').map(str::to_string).collect(),
+            None if except.is_empty() => Vec::new(),
+            None => return Err(TemplateError::Except(inside.to_string())),
+        };
+        return Ok(Word::Members { path, except });
     }
-    if pieces.is_empty() {
+    let mut pieces = word.pieces(placeholder)?;
+    if let [Piece::Text(text)] = &mut pieces[..] {
+        let bare = std::mem::take(text);
         let mut encoded = Vec::new();
-        bulk(&mut encoded, &text)?;
-        return Ok(Word::Constant { encoded, bare: text });
-    }
-    if !text.is_empty() {
-        pieces.push(Piece::Text(text));
+        bulk(&mut encoded, &bare)?;
+        return Ok(Word::Constant { encoded, bare });
     }
     Ok(Word::Pieces(pieces))
+}
+
+fn placeholder(name: &str) -> Result<Piece, TemplateError> {
+    if name.contains("...") {
+        return Err(TemplateError::NotAlone(name.to_string()));
+    }
+    Ok(Piece::Placeholder(match name.strip_prefix('$') {
+        Some(meta) => Placeholder::Meta(parse_meta(meta)?),
+        None => {
+            let (path, or) = name.split_once('|').map_or((name, None), |(p, or)| (p, Some(or)));
+            Placeholder::Member { path: Path::parse(path)?, or: or.map(|or| or.as_bytes().to_vec()) }
+        }
+    }))
 }
 
 fn parse_meta(name: &str) -> Result<Meta, TemplateError> {

@@ -188,6 +188,9 @@ pub enum TemplateError {
     /// `{key`.
     #[error("{0:?}: a brace is not closed; a plain brace is written {{{{")]
     OpenBrace(String),
+    /// `key}`.
+    #[error("{0:?}: a }} without its {{; a plain brace is written }}}}")]
+    LoneBrace(String),
     /// `{sha}` without a script.
     #[error("{{sha}} is the digest of the script given with --script FILE")]
     NoScript,
@@ -197,6 +200,19 @@ pub enum TemplateError {
          brace"
     )]
     UnknownPlaceholder(String),
+}
+
+impl From<unslow_template::Error> for TemplateError {
+    fn from(error: unslow_template::Error) -> TemplateError {
+        use unslow_template::Error;
+        match error {
+            Error::Empty => TemplateError::Empty,
+            Error::Words(why) => TemplateError::Words(why.to_string()),
+            Error::Unclosed(word) => TemplateError::OpenBrace(word),
+            Error::Unopened(word) => TemplateError::LoneBrace(word),
+            Error::NotText(name) => TemplateError::UnknownPlaceholder(name),
+        }
+    }
 }
 
 /// A file of recorded commands that cannot be replayed.
@@ -427,6 +443,7 @@ mod tests {
     fn braces_and_plurals_come_out_as_a_person_types_them() {
         let said = [
             TemplateError::OpenBrace("a{key".into()).to_string(),
+            TemplateError::LoneBrace("key}".into()).to_string(),
             TemplateError::NoScript.to_string(),
             TemplateError::UnknownPlaceholder("kee".into()).to_string(),
             SettingsError::ThreadsWithoutConnection { threads: 4, lanes: 1 }.to_string(),
@@ -436,6 +453,7 @@ mod tests {
             said,
             [
                 "\"a{key\": a brace is not closed; a plain brace is written {{",
+                "\"key}\": a } without its {; a plain brace is written }}",
                 "{sha} is the digest of the script given with --script FILE",
                 "no placeholder {kee}; there are {key}, {value}, {seq}, {now} and {sha}, and {{ is a plain brace",
                 "4 threads cannot share 1 connection; give --threads 1",

@@ -1,10 +1,9 @@
 //! Command templates: `HSET user:{key} f {value}`, compiled once and rendered millions of times.
 //!
-//! Words are split as redis-cli does (quotes, `\xHH`). `{key}` is the drawn key's number in twelve digits, `{value}` a
-//! drawn value, `{seq}` the request's own number, `{now}` the monotonic clock in nanoseconds, `{sha}` the script's
-//! digest. `{{` and `}}` are plain braces, so `{{{key}}}` is a hash tag.
+//! The syntax is that of [`unslow_template`]. `{key}` is the drawn key's number in twelve digits, `{value}` a drawn
+//! value, `{seq}` the request's own number, `{now}` the monotonic clock in nanoseconds, `{sha}` the script's digest.
 
-use unslow_resp::{split_words, write_header};
+use unslow_resp::write_header;
 
 use crate::error::TemplateError;
 
@@ -46,9 +45,10 @@ enum Op {
     },
 }
 
-#[derive(Clone, Debug, PartialEq)]
-enum Piece {
-    Text(Vec<u8>),
+type Piece = unslow_template::Piece<Placeholder>;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Placeholder {
     Key,
     Value,
     Seq,
@@ -58,19 +58,17 @@ enum Piece {
 impl Template {
     /// Compiles `text`; `sha` stands for `{sha}`.
     pub fn parse(text: &str, sha: Option<&str>) -> Result<Template, TemplateError> {
-        let words = split_words(text).map_err(|e| TemplateError::Words(e.to_string()))?;
-        if words.is_empty() {
-            return Err(TemplateError::Empty);
-        }
-        let words = words.iter().map(|w| pieces(w, sha)).collect::<Result<Vec<_>, _>>()?;
+        let words = unslow_template::split(text)?;
+        let pieces = |word: &unslow_template::Word| word.pieces(|name| placeholder(name, sha));
+        let words = words.iter().map(pieces).collect::<Result<Vec<_>, TemplateError>>()?;
         if !matches!(&words[0][..], [Piece::Text(_)]) {
             return Err(TemplateError::NoName(text.into()));
         }
         let mut ops = Vec::new();
         push_bytes(&mut ops, format!("*{}\r\n", words.len()).as_bytes());
         for word in &words {
-            let fixed: usize = word.iter().map(Piece::fixed).sum();
-            let values = word.iter().filter(|p| **p == Piece::Value).count();
+            let fixed: usize = word.iter().map(fixed_len).sum();
+            let values = word.iter().filter(|p| **p == Piece::Placeholder(Placeholder::Value)).count();
             if values == 0 {
                 push_bytes(&mut ops, format!("${fixed}\r\n").as_bytes());
             } else {
@@ -79,10 +77,10 @@ impl Template {
             for piece in word {
                 match piece {
                     Piece::Text(text) => push_bytes(&mut ops, text),
-                    Piece::Key => ops.push(Op::Key),
-                    Piece::Value => ops.push(Op::Value),
-                    Piece::Seq => ops.push(Op::Seq),
-                    Piece::Now => ops.push(Op::Now),
+                    Piece::Placeholder(Placeholder::Key) => ops.push(Op::Key),
+                    Piece::Placeholder(Placeholder::Value) => ops.push(Op::Value),
+                    Piece::Placeholder(Placeholder::Seq) => ops.push(Op::Seq),
+                    Piece::Placeholder(Placeholder::Now) => ops.push(Op::Now),
                 }
             }
             push_bytes(&mut ops, b"\r\n");
@@ -112,10 +110,10 @@ impl Template {
         for piece in self.words.get(at).into_iter().flatten() {
             match piece {
                 Piece::Text(text) => out.extend_from_slice(text),
-                Piece::Key => digits::<KEY_DIGITS>(out, fill.key),
-                Piece::Value => out.extend_from_slice(fill.value),
-                Piece::Seq => digits::<LONG_DIGITS>(out, fill.seq),
-                Piece::Now => digits::<LONG_DIGITS>(out, fill.now),
+                Piece::Placeholder(Placeholder::Key) => digits::<KEY_DIGITS>(out, fill.key),
+                Piece::Placeholder(Placeholder::Value) => out.extend_from_slice(fill.value),
+                Piece::Placeholder(Placeholder::Seq) => digits::<LONG_DIGITS>(out, fill.seq),
+                Piece::Placeholder(Placeholder::Now) => digits::<LONG_DIGITS>(out, fill.now),
             }
         }
     }
@@ -145,14 +143,13 @@ impl Template {
     }
 }
 
-impl Piece {
-    fn fixed(&self) -> usize {
-        match self {
-            Piece::Text(text) => text.len(),
-            Piece::Key => KEY_DIGITS,
-            Piece::Seq | Piece::Now => LONG_DIGITS,
-            Piece::Value => 0,
-        }
+/// Bytes that a piece always has; a value adds its own.
+fn fixed_len(piece: &Piece) -> usize {
+    match piece {
+        Piece::Text(text) => text.len(),
+        Piece::Placeholder(Placeholder::Key) => KEY_DIGITS,
+        Piece::Placeholder(Placeholder::Seq | Placeholder::Now) => LONG_DIGITS,
+        Piece::Placeholder(Placeholder::Value) => 0,
     }
 }
 
@@ -185,50 +182,15 @@ fn digits<const N: usize>(out: &mut Vec<u8>, mut n: u64) {
     out.extend_from_slice(&text);
 }
 
-fn pieces(word: &[u8], sha: Option<&str>) -> Result<Vec<Piece>, TemplateError> {
-    let mut out: Vec<Piece> = Vec::new();
-    let mut text = Vec::new();
-    let mut rest = word;
-    while let Some((&byte, after)) = rest.split_first() {
-        match (byte, after.first()) {
-            (b'{', Some(b'{')) | (b'}', Some(b'}')) => {
-                text.push(byte);
-                rest = &after[1..];
-            }
-            (b'{', _) => {
-                let open = || TemplateError::OpenBrace(String::from_utf8_lossy(word).into_owned());
-                let end = after.iter().position(|&b| b == b'}').ok_or_else(open)?;
-                let piece = match &after[..end] {
-                    b"key" => Piece::Key,
-                    b"value" => Piece::Value,
-                    b"seq" => Piece::Seq,
-                    b"now" => Piece::Now,
-                    b"sha" => Piece::Text(sha.ok_or(TemplateError::NoScript)?.as_bytes().to_vec()),
-                    other => {
-                        return Err(TemplateError::UnknownPlaceholder(String::from_utf8_lossy(other).into_owned()));
-                    }
-                };
-                match piece {
-                    Piece::Text(more) => text.extend_from_slice(&more),
-                    piece => {
-                        if !text.is_empty() {
-                            out.push(Piece::Text(std::mem::take(&mut text)));
-                        }
-                        out.push(piece);
-                    }
-                }
-                rest = &after[end + 1..];
-            }
-            _ => {
-                text.push(byte);
-                rest = after;
-            }
-        }
-    }
-    if !text.is_empty() || out.is_empty() {
-        out.push(Piece::Text(text));
-    }
-    Ok(out)
+fn placeholder(name: &str, sha: Option<&str>) -> Result<Piece, TemplateError> {
+    Ok(Piece::Placeholder(match name {
+        "key" => Placeholder::Key,
+        "value" => Placeholder::Value,
+        "seq" => Placeholder::Seq,
+        "now" => Placeholder::Now,
+        "sha" => return Ok(Piece::Text(sha.ok_or(TemplateError::NoScript)?.into())),
+        other => return Err(TemplateError::UnknownPlaceholder(other.into())),
+    }))
 }
 
 #[cfg(test)]
@@ -264,6 +226,7 @@ mod tests {
             ("", TemplateError::Empty),
             ("GET {kee}", TemplateError::UnknownPlaceholder("kee".into())),
             ("GET {key", TemplateError::OpenBrace("{key".into())),
+            ("GET {key}}", TemplateError::LoneBrace("{key}}".into())),
             ("{key} a", TemplateError::NoName("{key} a".into())),
             ("EVALSHA {sha} 0", TemplateError::NoScript),
         ] {
