@@ -38,7 +38,8 @@ fn run_view(outcome: &Outcome) -> Value {
             (Weight::Other, "no acknowledged operation: another client"),
         ],
     };
-    let events: Vec<_> = outcome.events.iter().map(|e| (time_us(e.at_us as f64), &e.who, &e.text)).collect();
+    let events: Vec<_> =
+        outcome.events.iter().map(|e| (time_us(e.at_us as f64), e.who.to_string(), e.what.to_string())).collect();
     context! {
         fault => outcome.fault, variant => outcome.variant, verdict => outcome.verdict, folder => outcome.folder,
         checks => outcome.checks, events, chart => chart.html(),
@@ -114,8 +115,9 @@ pub fn render(drill: &Drill, outcomes: &[Outcome]) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use unslow_drill::check::CheckId;
     use unslow_drill::check::{Check, Verdict};
-    use unslow_drill::observe::Event;
+    use unslow_drill::observe::{Event, What, Who};
     use unslow_drill::run::{Figures, SCHEMA};
     use unslow_drill::shootout;
     use unslow_drill::spec;
@@ -152,9 +154,13 @@ mod tests {
             seed: 1,
             engine: "valkey 9.1.0".into(),
             verdict: Verdict::Failed,
-            checks: vec![Check::of("lost_writes", false, "7 were lost")],
+            checks: vec![Check::of(CheckId::LostWrites, false, "7 were lost")],
             figures,
-            events: vec![Event { at_us: 9_000_000, who: "node-1".into(), text: "<master>".into() }],
+            events: vec![Event {
+                at_us: 9_000_000,
+                who: Who::Server("node-1".into()),
+                what: What::Said("<master>".into()),
+            }],
             folder: "store/x".into(),
             seconds: 12.0,
         }

@@ -52,8 +52,11 @@ pub fn collect(clients: Vec<Client>, threads: Vec<ScopedJoinHandle<'_, Vec<Op>>>
     (History { clients, ops }, died)
 }
 
+/// What is in the set of each client, by its number.
+pub type Finals = BTreeMap<u32, BTreeSet<u64>>;
+
 /// What is there at the end: each client's set.
-pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<BTreeMap<u32, BTreeSet<u64>>, crate::Error> {
+pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<Finals, crate::Error> {
     let never = AtomicBool::new(false);
     let patient = Load { timeout: Duration::from_secs(10), ..run.load.clone() };
     let (reader, _) = Run::new(run.ground, run.shards, &patient, &never);

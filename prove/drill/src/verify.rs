@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use unslow_client::Options;
 use unslow_engine::Server;
+use unslow_lab::faults::Hits;
 use unslow_lab::lab::Lab;
 
 /// What was before a fault.
@@ -121,55 +122,33 @@ pub enum Unproven {
 /// How long a packet may take through the lab's wires before a path counts as cut.
 const REACH: Duration = Duration::from_millis(400);
 
-fn words(subject: &str) -> impl Iterator<Item = &str> {
-    subject.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').filter(|w| !w.is_empty())
-}
+/// Servers and hosts of each side of a path that are tried.
+const SERVERS: usize = 2;
+const HOSTS: usize = 3;
 
 impl Proof {
-    /// `subject` is what the lab says it is done to; `before` was looked at before that.
-    pub fn new(lab: &Lab, fault: &str, subject: &str, before: Before) -> Proof {
-        let cut = fault == "partition";
-        let wire = cut || fault == "delay";
-        // Hosts that a text names: by themselves, by a server of theirs, by their zone.
-        let named = |text: &str| -> Vec<usize> {
-            let all: Vec<&str> = words(text).collect();
-            let is = |h: &usize| {
-                let host = &lab.hosts[*h];
-                let server = lab.servers().any(|(s, _)| all.contains(&s.name()) && lab.host_of(s) == *h);
-                server || all.contains(&host.name.as_str()) || all.contains(&lab.zones[host.zone].as_str())
-            };
-            (0..lab.hosts.len()).filter(is).collect()
-        };
-        let ends = ["<->", "->", ":"].iter().find_map(|arrow| subject.split_once(arrow)).filter(|_| wire);
-        let (inside, outside) = match ends {
-            Some((a, b)) => (named(b), named(a)),
-            None => {
-                let inside = named(subject);
-                let outside = (0..lab.hosts.len()).filter(|h| !inside.contains(h)).collect();
-                (inside, outside)
-            }
-        };
-        let all: Vec<&str> = words(subject).collect();
-        let servers: Vec<Arc<Server>> = lab
-            .servers()
-            .filter(|(s, _)| if wire { inside.contains(&lab.host_of(s)) } else { all.contains(&s.name()) })
-            .map(|(s, _)| s.clone())
-            .collect();
-        let mut paths = Vec::new();
-        for server in servers.iter().take(if wire { 2 } else { 0 }) {
-            if let Ok(address) = server.address().parse() {
+    /// `hits` is what the lab says it is done to; `before` was looked at before that.
+    pub fn new(lab: &Lab, fault: &str, hits: &Hits, before: Before) -> Proof {
+        let (servers, paths) = match hits {
+            Hits::Deployment => (Vec::new(), Vec::new()),
+            Hits::Servers(servers) => (servers.clone(), Vec::new()),
+            Hits::Path { from, to, .. } => {
+                let there = lab.servers().map(|(s, _)| s).filter(|s| to.contains(&lab.host_of(s)));
+                let servers: Vec<Arc<Server>> = there.cloned().collect();
+                let tried = servers.iter().take(SERVERS).filter_map(|s| s.address().parse().ok());
                 // A path that was no path before proves nothing.
-                let from = outside.iter().filter(|h| before.paths.contains_key(&(**h, address)));
-                paths.extend(from.take(3).map(|h| (*h, address)));
+                let was = |to| from.iter().map(move |h| (*h, to)).filter(|path| before.paths.contains_key(path));
+                let paths = tried.flat_map(|to: SocketAddr| was(to).take(HOSTS).collect::<Vec<_>>()).collect();
+                (servers, paths)
             }
-        }
+        };
         Proof { fault: fault.into(), servers, before, paths }
     }
 
     /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive, the first slot
     /// longer.
     pub fn holds(&self, lab: &Lab) -> Result<String, Unproven> {
-        let patience = if self.fault.starts_with("reshard") { 3000 } else { 300 };
+        let patience = if matches!(self.fault.as_str(), "reshard" | "reshard_atomic") { 3000 } else { 300 };
         let until = Instant::now() + Duration::from_millis(patience);
         loop {
             match self.look(lab) {

@@ -6,6 +6,8 @@ pub mod linearizable;
 pub mod lost_writes;
 pub mod stale_reads;
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -21,11 +23,58 @@ pub enum Verdict {
     Failed,
 }
 
+/// What a check is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckId {
+    /// The clients' work was what the drill says.
+    Load,
+    /// The fault was at work, and was undone.
+    Fault,
+    /// The checkers themselves.
+    Checker,
+    /// Keys of the drill's in a deployment of the user's.
+    Keys,
+    /// Full redundancy could be seen after the fault.
+    Redundancy,
+    /// Registers that are not linearizable, where that is not judged.
+    Registers,
+    /// `expect.window`
+    Window,
+    /// `expect.lost_writes`
+    LostWrites,
+    /// `expect.lost_writes_stays`
+    LostWritesStays,
+    /// `expect.lost_writes_at_least`
+    LostWritesAtLeast,
+    /// `expect.lost_within`
+    LostWithin,
+    /// `expect.linearizable`
+    Linearizable,
+    /// `expect.stale`
+    Stale,
+    /// `expect.time_travel`
+    TimeTravel,
+    /// `expect.double_holders`
+    DoubleHolders,
+    /// `expect.late_uses_taken`
+    LateUsesTaken,
+    /// `expect.redundant`
+    Redundant,
+}
+
+impl fmt::Display for CheckId {
+    /// As in the drill's file and in JSON.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// What one check found.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Check {
     /// The setting under `[expect]`, or `fault` and `load` for what every drill checks of itself.
-    pub name: String,
+    pub name: CheckId,
     /// Whether it holds.
     pub verdict: Verdict,
     /// What was found and what was expected, as a sentence.
@@ -36,14 +85,14 @@ pub struct Check {
 
 impl Check {
     /// A check that holds or does not.
-    pub fn of(name: &str, holds: bool, text: impl Into<String>) -> Check {
+    pub fn of(name: CheckId, holds: bool, text: impl Into<String>) -> Check {
         let verdict = if holds { Verdict::Passed } else { Verdict::Failed };
-        Check { name: name.into(), verdict, text: text.into(), evidence: Vec::new() }
+        Check { name, verdict, text: text.into(), evidence: Vec::new() }
     }
 
     /// One that could not be made.
-    pub fn unknown(name: &str, text: impl Into<String>) -> Check {
-        Check { name: name.into(), verdict: Verdict::Unknown, text: text.into(), evidence: Vec::new() }
+    pub fn unknown(name: CheckId, text: impl Into<String>) -> Check {
+        Check { name, verdict: Verdict::Unknown, text: text.into(), evidence: Vec::new() }
     }
 
     /// With what shows it.

@@ -464,7 +464,7 @@ fn one(
     let from = unix_us();
     let before = Before::look(&lab);
     let mut active = faults::named(fault)?.inject(&lab, spec.who.as_deref(), spec.value.as_deref())?;
-    let proof = Proof::new(&lab, fault, &active.subject, before);
+    let proof = Proof::new(&lab, fault, &active.hits, before);
     if let Err(found) = proof.holds(&lab) {
         document.unknown.push(format!("{fault} was not active at the start: {found}"));
     }

@@ -8,7 +8,7 @@ use unslow_engine::{Error, Seat, Server, info, view};
 use unslow_topology::{ClusterView, slot_of};
 use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
-use super::{Active, Claim, Client, Fault, Takes, brief, patient};
+use super::{Active, Claim, Client, Fault, Hits, Takes, brief, patient};
 use crate::lab::{Host, Lab};
 use crate::topology::{parse_duration, parse_rate};
 use crate::wire::{Change, Conditions};
@@ -19,37 +19,38 @@ pub struct At<'a> {
     pub lab: &'a Lab,
     fault: &'static str,
     value: &'a str,
-    found: Found,
+    hits: Hits,
+    /// The same in words.
+    subject: String,
 }
 
-enum Found {
-    Whole,
-    Nodes(Vec<Arc<Server>>, String),
-    Path { from: Vec<usize>, to: Vec<usize>, both_ways: bool, text: String },
-}
+/// What a word names, and the same in words.
+type Found = (Hits, String);
 
 impl<'a> At<'a> {
     pub(super) fn new(lab: &'a Lab, fault: &Fault, target: Option<&str>, value: &'a str) -> Result<At<'a>, Error> {
-        let found = match fault.takes {
-            Takes::Deployment => Found::Whole,
+        let (hits, subject) = match fault.takes {
+            Takes::Deployment => (Hits::Deployment, "the deployment".into()),
             Takes::Node | Takes::Processes => nodes(lab, fault, target.unwrap_or("master"))?,
             Takes::Path => path(lab, target)?,
         };
-        Ok(At { lab, fault: fault.name, value, found })
+        Ok(At { lab, fault: fault.name, value, hits, subject })
     }
 
     /// What it is done to, in words.
-    pub(super) fn subject(&self) -> String {
-        match &self.found {
-            Found::Whole => "the deployment".into(),
-            Found::Nodes(_, text) | Found::Path { text, .. } => text.clone(),
-        }
+    pub(super) fn subject(&self) -> &str {
+        &self.subject
+    }
+
+    /// What it is done to.
+    pub(super) fn hits(&self) -> &Hits {
+        &self.hits
     }
 
     /// The server it is done to; the first master when it is done to the deployment.
     pub fn node(&self) -> Result<Arc<Server>, Error> {
-        match &self.found {
-            Found::Nodes(nodes, _) => nodes.first().cloned(),
+        match &self.hits {
+            Hits::Servers(nodes) => nodes.first().cloned(),
             _ => Some(role(self.lab, "master", 1)?),
         }
         .ok_or_else(|| Error::new("no server there"))
@@ -57,16 +58,16 @@ impl<'a> At<'a> {
 
     /// Every server it is done to.
     pub fn nodes(&self) -> Result<Vec<Arc<Server>>, Error> {
-        match &self.found {
-            Found::Nodes(nodes, _) => Ok(nodes.clone()),
+        match &self.hits {
+            Hits::Servers(nodes) => Ok(nodes.clone()),
             _ => Ok(vec![self.node()?]),
         }
     }
 
     /// The paths it is done to, with this added to them.
     pub fn change(&self, add: Conditions) -> Result<Change, Error> {
-        match &self.found {
-            Found::Path { from, to, both_ways, .. } => {
+        match &self.hits {
+            Hits::Path { from, to, both_ways } => {
                 Ok(Change { from: from.clone(), to: to.clone(), both_ways: *both_ways, add })
             }
             _ => Err(Error::new("no path there")),
@@ -107,6 +108,7 @@ impl<'a> At<'a> {
             _claims: Vec::new(),
             remedy,
             subject: String::new(),
+            hits: Hits::default(),
         }
     }
 
@@ -150,8 +152,8 @@ impl<'a> At<'a> {
         if wanted.is_empty() {
             return Ok(());
         }
-        let nodes = match &self.found {
-            Found::Nodes(nodes, _) => nodes.clone(),
+        let nodes = match &self.hits {
+            Hits::Servers(nodes) => nodes.clone(),
             _ => self.lab.deployment.nodes.clone(),
         };
         for node in nodes {
@@ -327,7 +329,7 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
         if fault.takes == Takes::Node && lab.deployment.sentinels.iter().any(|s| Arc::ptr_eq(s, server)) {
             return Err(Error::new(format!("{} needs a data node; {target} is a Sentinel", fault.name)));
         }
-        return Ok(Found::Nodes(vec![server.clone()], text(server)));
+        return Ok((Hits::Servers(vec![server.clone()]), text(server)));
     }
     if let Some(zone) = lab.zones.iter().position(|z| z == target && fault.takes == Takes::Processes) {
         let all: Vec<Arc<Server>> = lab.servers().filter(|(_, h)| h.zone == zone).map(|(s, _)| s.clone()).collect();
@@ -335,7 +337,7 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
             return Err(Error::new(format!("no server runs in {target}")));
         }
         let text = format!("{target}: {}", all.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "));
-        return Ok(Found::Nodes(all, text));
+        return Ok((Hits::Servers(all), text));
     }
     let (word, number) = match target.rsplit_once('-') {
         Some((word, n)) if n.parse::<usize>().is_ok_and(|n| n > 0) => (word, n.parse().unwrap_or(1)),
@@ -344,7 +346,7 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
     if word == "master" || word == "replica" {
         let server = role(lab, word, number)?;
         let text = text(&server);
-        return Ok(Found::Nodes(vec![server], text));
+        return Ok((Hits::Servers(vec![server]), text));
     }
     if let Some(host) = lab.hosts.iter().find(|h| h.name == target || h.ip == target) {
         let all: Vec<Arc<Server>> =
@@ -357,7 +359,7 @@ fn nodes(lab: &Lab, fault: &Fault, target: &str) -> Result<Found, Error> {
             return Err(Error::new(format!("{} needs a single server; {target} has {}", fault.name, names.join(", "))));
         }
         let text = format!("{target}: {}", all.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "));
-        return Ok(Found::Nodes(all, text));
+        return Ok((Hits::Servers(all), text));
     }
     let mut names: Vec<&str> = lab.servers().map(|(s, _)| s.name()).collect();
     names.extend(["master", "replica"]);
@@ -371,7 +373,7 @@ fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
     let text =
         target.ok_or_else(|| Error::new("expected a path: a host, a zone, A:B, A->B, or all; try: unslow lab ls"))?;
     if text == "all" {
-        return Ok(Found::Path { from: all.clone(), to: all, both_ways: false, text: "every path".into() });
+        return Ok((Hits::Path { from: all.clone(), to: all, both_ways: false }, "every path".into()));
     }
     let ends = [("->", false), ("<->", true)]
         .iter()
@@ -381,15 +383,15 @@ fn path(lab: &Lab, target: Option<&str>) -> Result<Found, Error> {
     match ends {
         Some((a, b, both_ways)) => {
             let (from, to) = (hosts(lab, a)?, hosts(lab, b)?);
-            Ok(Found::Path { from, to, both_ways, text: text.into() })
+            Ok((Hits::Path { from, to, both_ways }, text.into()))
         }
         None => {
-            let from = hosts(lab, text)?;
-            let others: Vec<usize> = all.iter().filter(|h| !from.contains(h)).copied().collect();
-            let to = if others.is_empty() { all } else { others };
-            let names: Vec<&str> = from.iter().filter_map(|h| Some(lab.hosts.get(*h)?.name.as_str())).collect();
+            let named = hosts(lab, text)?;
+            let others: Vec<usize> = all.iter().filter(|h| !named.contains(h)).copied().collect();
+            let from = if others.is_empty() { all } else { others };
+            let names: Vec<&str> = named.iter().filter_map(|h| Some(lab.hosts.get(*h)?.name.as_str())).collect();
             let who = if names.len() == 1 { names[0].to_string() } else { text.to_string() };
-            Ok(Found::Path { from, to, both_ways: true, text: format!("{who} and everybody else") })
+            Ok((Hits::Path { from, to: named, both_ways: true }, format!("{who} and everybody else")))
         }
     }
 }

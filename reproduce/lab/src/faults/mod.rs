@@ -110,6 +110,26 @@ pub struct Active {
     pub remedy: &'static str,
     /// What it is done to, in words.
     pub subject: String,
+    /// And as such.
+    pub hits: Hits,
+}
+
+/// What a fault is done to.
+#[derive(Clone, Default)]
+pub enum Hits {
+    /// The deployment as a whole, or its clients.
+    #[default]
+    Deployment,
+    /// These servers.
+    Servers(Vec<Arc<Server>>),
+    /// The paths from each of these hosts to each of those. Hosts go by their places in the lab; the one behind the
+    /// last is the lab's door.
+    Path {
+        from: Vec<usize>,
+        to: Vec<usize>,
+        /// And back.
+        both_ways: bool,
+    },
 }
 
 impl Active {
@@ -274,7 +294,7 @@ impl Fault {
         let mut guard = at.active("");
         at.settings(self.settings, &mut guard)?;
         let mut active = (self.start)(&at)?;
-        active.subject = at.subject();
+        (active.subject, active.hits) = (at.subject().to_string(), at.hits().clone());
         // Last in, first out: settings go back once the fault itself has ended.
         active.undo.splice(0..0, guard.undo.drain(..));
         active._claims.append(&mut guard._claims);

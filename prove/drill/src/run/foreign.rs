@@ -1,0 +1,130 @@
+//! The time line of a deployment that is not a lab: one fault, by the deployment's own commands.
+
+use std::time::{Duration, Instant};
+
+use unslow_client::{Options, Value};
+use unslow_engine::view;
+
+use super::interrupted;
+use super::judge::promoted;
+use super::time_line::{Stage, sleep_until};
+use crate::check::{Check, CheckId};
+use crate::error::{Error, Unfit};
+use crate::ground::{Ground, Way};
+use crate::observe::{Event, State, What, Who};
+
+/// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody; a hang ends by itself.
+pub const FOREIGN: [&str; 3] = ["failover", "hang", "none"];
+
+impl Stage<'_, '_> {
+    /// The fault, what it did, and what followed.
+    pub(super) fn play_on_foreign(&mut self) -> Result<(), Error> {
+        if !sleep_until(Instant::now() + Duration::from_secs(2)) {
+            self.check(Check::unknown(CheckId::Load, "interrupted before the fault: nothing was done"));
+            return Ok(());
+        }
+        self.played.from_us = self.run.now_us();
+        self.observer.note(self.fault);
+        self.say(self.fault);
+        let (begun, lasts) = (Instant::now(), self.plan.hang());
+        let result = foreign(self.ground, self.fault, lasts);
+        self.facts("during");
+        match &result {
+            Ok(Some(hangs)) => self.watch_hang(hangs, begun, lasts),
+            Ok(None) if self.fault == "none" => self.watch_nothing(),
+            Ok(None) => self.watch_failover(),
+            Err(_) => {}
+        }
+        self.played.until_us = self.run.now_us();
+        result?;
+        self.aftermath();
+        self.facts("after");
+        Ok(())
+    }
+
+    /// Whether a server that was put to sleep was silent.
+    fn watch_hang(&mut self, hangs: &str, begun: Instant, lasts: Duration) {
+        let s = lasts.as_secs_f64();
+        if !sleep_until(begun + lasts) {
+            let text = format!("interrupted: {hangs} wakes on its own, {s} s after it was put to sleep");
+            self.check(Check::unknown(CheckId::Load, text));
+        }
+        let is_silence = |e: &Event| {
+            let of_it = matches!(&e.who, Who::Server(name) if name == hangs);
+            of_it && e.at_us >= self.played.from_us && e.what == What::Is(State::Silent)
+        };
+        self.check(match self.observer.events().iter().any(is_silence) {
+            true => Check::of(CheckId::Fault, true, format!("{hangs} did not answer (DEBUG SLEEP {s})")),
+            false => Check::unknown(CheckId::Fault, format!("{hangs} kept answering in spite of DEBUG SLEEP")),
+        });
+    }
+
+    /// Whether anything could be seen of what somebody else does meanwhile.
+    fn watch_nothing(&mut self) {
+        sleep_until(Instant::now() + self.plan.end().max(Duration::from_secs(10)));
+        let is_seen = |e: &Event| e.at_us > self.played.from_us && matches!(e.who, Who::Server(_));
+        self.check(match self.observer.events().iter().find(|e| is_seen(e)) {
+            Some(event) => Check::of(CheckId::Fault, true, format!("observed: {} {}", event.who, event.what)),
+            None => {
+                let text = "no server went silent or changed its role: nothing visible happened";
+                Check::unknown(CheckId::Fault, text)
+            }
+        });
+    }
+
+    /// Whether a replica was promoted: the command returns before anything has happened.
+    fn watch_failover(&mut self) {
+        let until = Instant::now() + Duration::from_secs(60);
+        let is_promoted = |stage: &Self| promoted(&stage.observer.events(), stage.played.from_us).is_some();
+        while !is_promoted(self) && Instant::now() < until && !interrupted() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.check(match is_promoted(self) {
+            true => {
+                let text = "a replica was promoted; it stays master until you fail over again";
+                Check::of(CheckId::Fault, true, text)
+            }
+            false => Check::unknown(CheckId::Fault, "no replica was promoted within a minute of the command"),
+        });
+    }
+}
+
+/// A fault of somebody else's deployment, by its own commands. Whom it stops for a while, if anybody.
+fn foreign(ground: &Ground, name: &str, lasts: Duration) -> Result<Option<String>, Error> {
+    let options = Options { tls: ground.tls.clone(), ..Options::default() };
+    match (name, ground.way) {
+        ("none", _) => Ok(None),
+        ("hang", _) => {
+            let first = ground.shards(0)?.into_iter().next().ok_or(Unfit::NoShard)?;
+            let node = &ground.nodes[first.master];
+            let mut c = node.beside(&options)?;
+            c.send(&["DEBUG", "SLEEP", &lasts.as_secs_f64().to_string()])?;
+            // Refused at once, or no word before it is over.
+            match c.receive(Duration::from_millis(500)) {
+                Ok(Value::Error(said)) => Err(Unfit::NoDebugSleep { node: node.name.clone(), said }.into()),
+                _ => Ok(Some(node.name.clone())),
+            }
+        }
+        ("failover", Way::Sentinel) => {
+            let sentinel = ground.sentinels.first().ok_or(Unfit::NoSentinel)?;
+            sentinel.beside(&options)?.call(&["SENTINEL", "FAILOVER", &ground.service])?;
+            Ok(None)
+        }
+        ("failover", Way::Cluster) => {
+            for node in &ground.nodes {
+                // One that is down does not take over.
+                let Ok(mut c) = node.beside(&options) else { continue };
+                let Ok(now) = view(&mut c) else { continue };
+                let follows = now.myself().and_then(|me| me.master_id.clone());
+                let first = now.masters().filter(|m| !m.slots.is_empty()).min_by_key(|m| ground.at(&m.address));
+                if follows.is_some() && follows == first.map(|m| m.id.clone()) {
+                    c.call(&["CLUSTER", "FAILOVER"])?;
+                    return Ok(None);
+                }
+            }
+            Err(Unfit::NoReplica.into())
+        }
+        ("failover", Way::Alone) => Err(Unfit::NoFailover.into()),
+        _ => Err(Unfit::LabOnly { fault: name.into(), others: &FOREIGN }.into()),
+    }
+}
