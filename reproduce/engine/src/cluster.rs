@@ -300,6 +300,15 @@ fn share(m: usize, masters: usize) -> impl Iterator<Item = u16> {
     (0..SLOTS).filter(move |s| usize::from(*s) * masters / usize::from(SLOTS) == m)
 }
 
+/// A server drops a handshake that is not over within its node timeout, as on a machine that is busy, and says nothing:
+/// it is to be made again.
+const MEET_AGAIN: Duration = Duration::from_secs(2);
+
+/// Whether a view does not have the node at an address, not even in a handshake.
+fn is_unknown(view: &ClusterView, address: &str) -> bool {
+    !view.nodes.iter().any(|known| known.address == address)
+}
+
 /// Makes a cluster of servers that run.
 fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     let mut connections = nodes.iter().map(|n| patient(n)).collect::<Result<Vec<_>, _>>()?;
@@ -329,8 +338,15 @@ fn join(nodes: &[Arc<Server>], masters: usize, progress: &mut dyn FnMut(&str)) -
     let all = nodes.len();
     progress("waiting for every node to know every other");
     for connection in &mut connections {
+        let mut met = Instant::now();
         wait_for("every node to know every other", READY, || {
             let view = view(connection)?;
+            if met.elapsed() > MEET_AGAIN {
+                met = Instant::now();
+                for node in nodes.iter().filter(|node| is_unknown(&view, &node.address())) {
+                    connection.call(&["CLUSTER", "MEET", &node.ip, &node.port.to_string()])?;
+                }
+            }
             Ok(view.nodes.len() == all
                 && view.nodes.iter().all(|n| !n.is("handshake") && (n.connected || n.is("myself"))))
         })?;
@@ -394,6 +410,17 @@ mod tests {
 
     fn settings(all: &[(&str, &str)]) -> Vec<(String, String)> {
         all.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    }
+
+    #[test]
+    fn a_node_whose_handshake_was_dropped_is_met_again_and_one_in_a_handshake_is_not() {
+        let line = |n: u16, flags: &str| {
+            format!("{n:040x} 127.0.0.1:{}@{} {flags} - 0 0 {n} connected\n", 7000 + n, 17_000 + n)
+        };
+        let text = line(1, "myself,master") + &line(2, "handshake");
+        let view = ClusterView::parse(&text).expect("a view");
+        let unknown = |n: u16| is_unknown(&view, &format!("127.0.0.1:{}", 7000 + n));
+        assert_eq!([1, 2, 3].map(unknown), [false, false, true]);
     }
 
     #[test]

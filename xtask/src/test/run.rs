@@ -291,7 +291,9 @@ mod tests {
 
     #[test]
     fn a_process_that_a_test_leaves_behind_is_ended_and_told() {
-        let (outcome, dir) = shell("setsid sleep 1000 > /dev/null & echo $! > pid");
+        // Until it is the program it is looked for by: the shell's fork has the shell's name.
+        let until = "until grep -q sleep /proc/$!/comm; do :; done";
+        let (outcome, dir) = shell(&format!("setsid sleep 1000 > /dev/null & echo $! > pid; {until}"));
         let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap();
         assert_eq!(outcome.end, End::Passed);
         assert!(outcome.notes[0].contains("sleep"), "{outcome:?}");
