@@ -157,15 +157,14 @@ fn select_before_each(stage: &mut Stage) -> Made {
     Ok(())
 }
 
-pub fn auth_before_each(stage: &mut Stage) -> Made {
+fn auth_before_each(stage: &mut Stage) -> Made {
     let server = stage.server(&[("requirepass", "s3cret")]);
     for _ in 0..4 {
         let mut stream = TcpStream::connect((server.ip.as_str(), server.port)).expect("a connection");
         stream.set_read_timeout(Some(ms(1000))).expect("a limit");
         stream.set_nodelay(true).expect("a setting");
         stage.work(move |on| {
-            let commands = [&b"AUTH s3cret\r\n"[..], b"GET a\r\n"];
-            for command in &commands[usize::from(on.mended())..] {
+            for command in [&b"AUTH s3cret\r\n"[..], b"GET a\r\n"] {
                 let sent = stream.write_all(command);
                 let read = stream.read(&mut [0u8; 512]);
                 if sent.is_err() || read.is_err() {

@@ -55,9 +55,6 @@ pub const CASES: &[Remedy] = &[
     Remedy { name: "connections_auth_select", rule: "connection_churn", make: ill_clients::connection_auth_select },
     Remedy { name: "connections_resp3", rule: "connection_churn", make: connections_resp3 },
     Remedy { name: "connections_tls", rule: "connection_churn", make: connections_tls },
-    Remedy { name: "hgetall", rule: "big_key", make: hgetall },
-    Remedy { name: "transactions_of_thousands", rule: "giant_transactions", make: transactions_of_thousands },
-    Remedy { name: "auth_before_each", rule: "chatter", make: ill_habits::auth_before_each },
     Remedy { name: "delayed_jobs_polled", rule: "busy_polling", make: ill_habits::delayed_jobs_polled },
     Remedy { name: "broadcast_of_a_hot_prefix", rule: "tracking_storm", make: ill_habits::broadcast_of_a_hot_prefix },
     Remedy { name: "eval_of_8_kb", rule: "eval_bodies", make: eval_of_8_kb },
@@ -87,30 +84,6 @@ fn command_tables(stage: &mut Stage) -> Made {
         stage.repeat(&server, ms(4), &["COMMAND"]);
     }
     at_work(&server, "command");
-    Ok(())
-}
-
-fn hgetall(stage: &mut Stage) -> Made {
-    let server = stage.server(&[]);
-    fill(&server, 50_000, |i| words(&["HSET", "{t2}profile", &format!("field:{i}"), "a value"]));
-    stage.application(&server, 500);
-    stage.repeat(&server, ms(200), &["HGETALL", "{t2}profile"]);
-    Ok(())
-}
-
-fn transactions_of_thousands(stage: &mut Stage) -> Made {
-    let server = stage.server(&[]);
-    stage.application(&server, 500);
-    let sets = (0..20_000).map(|i| words(&["SET", &format!("{{t2}}import:{i}"), "v"]));
-    let batch: Vec<Vec<String>> = [words(&["MULTI"])].into_iter().chain(sets).chain([words(&["EXEC"])]).collect();
-    let mut c = Client::of(&server);
-    stage.work(move |on| {
-        if !on.mended() {
-            let _ = c.pipeline(&batch);
-        }
-        on.pause(ms(100));
-    });
-    at_work(&server, "exec");
     Ok(())
 }
 
@@ -222,8 +195,8 @@ impl Clock {
     fn of(rule: &str) -> Clock {
         match rule {
             "save_too_often" => Clock::Children,
-            "monitoring_storm" | "topology_storm" | "connection_churn" | "chatter" | "busy_polling"
-            | "tracking_storm" | "eval_bodies" => Clock::Server,
+            "monitoring_storm" | "topology_storm" | "connection_churn" | "busy_polling" | "tracking_storm"
+            | "eval_bodies" => Clock::Server,
             _ => Clock::Bystander,
         }
     }
