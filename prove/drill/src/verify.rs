@@ -126,6 +126,20 @@ const REACH: Duration = Duration::from_millis(400);
 const SERVERS: usize = 2;
 const HOSTS: usize = 3;
 
+/// The paths to try: from some of these hosts to each server, of which the host is known. A path that was none before
+/// proves nothing, and a host reaches itself without the wire.
+fn paths(
+    from: &[usize],
+    servers: &[(usize, SocketAddr)],
+    was_before: impl Fn((usize, SocketAddr)) -> bool,
+) -> Vec<(usize, SocketAddr)> {
+    let to = |&(own, address): &(usize, SocketAddr)| {
+        let tried = from.iter().filter(|h| **h != own).map(|h| (*h, address)).filter(|path| was_before(*path));
+        tried.take(HOSTS).collect::<Vec<_>>()
+    };
+    servers.iter().flat_map(to).collect()
+}
+
 impl Proof {
     /// `hits` is what the lab says it is done to; `before` was looked at before that.
     pub fn new(lab: &Lab, fault: &str, hits: &Hits, before: Before) -> Proof {
@@ -135,10 +149,9 @@ impl Proof {
             Hits::Path { from, to, .. } => {
                 let there = lab.servers().map(|(s, _)| s).filter(|s| to.contains(&lab.host_of(s)));
                 let servers: Vec<Arc<Server>> = there.cloned().collect();
-                let tried = servers.iter().take(SERVERS).filter_map(|s| s.address().parse().ok());
-                // A path that was no path before proves nothing.
-                let was = |to| from.iter().map(move |h| (*h, to)).filter(|path| before.paths.contains_key(path));
-                let paths = tried.flat_map(|to: SocketAddr| was(to).take(HOSTS).collect::<Vec<_>>()).collect();
+                let own = |s: &Arc<Server>| Some((lab.host_of(s), s.address().parse().ok()?));
+                let reached: Vec<(usize, SocketAddr)> = servers.iter().take(SERVERS).filter_map(own).collect();
+                let paths = paths(from, &reached, |path| before.paths.contains_key(&path));
                 (servers, paths)
             }
         };
@@ -266,5 +279,28 @@ fn connects(lab: &Lab, from: usize, to: SocketAddr) -> Result<Option<Duration>, 
     match &host.seat {
         Some(seat) => seat.run(dial).map_err(|why| Unproven::Network { host: host.name.clone(), why }),
         None => Ok(dial()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paths_over_the_wire_that_were_there_before_are_tried() {
+        let at = |host: u8| (usize::from(host), SocketAddr::from(([10, 0, 0, host], 6379)));
+        let tried = |from: &[usize], servers: &[u8]| -> Vec<(usize, usize)> {
+            let servers: Vec<_> = servers.iter().map(|h| at(*h)).collect();
+            // Nothing leads from host 4.
+            let paths = paths(from, &servers, |(from, _)| from != 4);
+            let host = |address| servers.iter().find(|(_, a)| *a == address).map_or(0, |(host, _)| *host);
+            paths.into_iter().map(|(from, to)| (from, host(to))).collect()
+        };
+        assert_eq!(tried(&[0, 1], &[2]), [(0, 2), (1, 2)]);
+        // Every path of a lab: a host's own address is no path, cut or not.
+        assert_eq!(tried(&[0, 1, 2], &[0, 1]), [(1, 0), (2, 0), (0, 1), (2, 1)]);
+        assert_eq!(tried(&[4, 3], &[2]), [(3, 2)]);
+        assert_eq!(tried(&[0, 1, 3, 5, 6], &[2]).len(), HOSTS);
+        assert!(tried(&[2], &[2]).is_empty());
     }
 }
