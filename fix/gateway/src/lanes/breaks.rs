@@ -18,6 +18,22 @@ pub(crate) enum Failure {
     About { node: u16, what: String },
 }
 
+/// How a new map changes the node of a lane.
+struct Change {
+    node: usize,
+    /// It is not up.
+    ill: bool,
+    /// It is not up and owns nothing any more.
+    replaced: bool,
+    /// It was up in the old map, and is not in this one.
+    now_ill: bool,
+    /// A master that Sentinels replaced: it still takes writes for some seconds, and loses them. In a cluster it
+    /// redirects.
+    demoted: bool,
+    /// Commands wait on the lane until the node is back or replaced.
+    held: bool,
+}
+
 impl Worker {
     /// What a client is told.
     pub(crate) fn words(&mut self, failure: &Failure, whom: Whom) -> Vec<u8> {
@@ -165,117 +181,40 @@ impl Worker {
         let mut moving: Vec<Again> = Vec::new();
         let mut unverified: Vec<Flight> = Vec::new();
         for lane in self.lanes.places() {
+            if self.lanes[lane].free {
+                continue;
+            }
+            let change = self.change_of(lane, old);
+            self.lanes[lane].held = change.held;
+            if change.replaced && self.lanes[lane].state == State::Ready {
+                self.give_up_replaced(io, lane);
+                continue;
+            }
             let l = &self.lanes[lane];
-            if l.free {
-                continue;
-            }
-            let node = usize::from(l.node);
-            let server = &self.map.servers[node];
-            let ill = server.health != Health::Up;
-            let replaced =
-                ill && !server.owns && old.servers.get(node).is_some_and(|s| s.owns || s.health == Health::Up);
-            let now_ill = ill && old.servers.get(node).is_some_and(|s| s.health == Health::Up);
-            // A master that Sentinels replaced takes writes for seconds yet, and loses them. In a cluster it redirects.
-            let demoted = !self.cluster && !server.owns && old.servers.get(node).is_some_and(|s| s.owns);
             let raw = l.raw;
-            self.lanes[lane].held = ill && (server.health == Health::Suspected || server.owns);
-            if replaced && self.lanes[lane].state == State::Ready {
-                if let Some(id) = self.lanes[lane].connection.take() {
-                    io.close(id);
-                    self.parties[id.index()] = crate::worker::Party::Nobody;
-                }
-                let what =
-                    " stopped answering after this command was sent, and was replaced; it may or may not have run";
-                let failure = Failure::About { node: self.lanes[lane].node, what: what.into() };
-                self.break_lane(io, lane, 0, &failure);
-                self.lanes[lane].state = State::Closed(self.now);
-                if let Some(owner) = self.lanes[lane].owner {
-                    self.lost_own_lane(io, lane, owner);
-                } else if self.lanes[lane].pooled {
-                    self.close_lane(io, lane);
-                }
-                continue;
-            }
-            let l = &mut self.lanes[lane];
-            if raw && l.state != State::Ready && (ill || !self.map.servers[node].owns) {
+            if raw && l.state != State::Ready && (change.ill || !self.map.servers[change.node].owns) {
                 self.rehome(io, lane);
                 continue;
             }
-            if demoted && self.leave_demoted(io, lane) {
+            if change.demoted && self.leave_demoted(io, lane) {
                 continue;
             }
-            let l = &mut self.lanes[lane];
-            if !raw
-                && l.pooled
-                && l.owner.is_some()
+            let l = &self.lanes[lane];
+            let dedicated = !raw && l.pooled && l.owner.is_some();
+            if dedicated
                 && l.sent == 0
                 && !l.used
                 && !l.flights.is_empty()
-                && (l.state != State::Ready || demoted)
+                && (l.state != State::Ready || change.demoted)
             {
-                // A dedicated lane on which nothing was said yet can be one to somebody else.
-                let first = l.flights.iter().find(|f| f.slot != NO_SLOT).map(|f| (f.slot, f.whom));
-                let to = first.map_or(NOBODY, |(slot, whom)| self.node_for(slot, false, whom));
-                if to != NOBODY && usize::from(to) != node {
-                    if let Some(id) = self.lanes[lane].connection.take() {
-                        io.close(id);
-                        self.parties[id.index()] = crate::worker::Party::Nobody;
-                    }
-                    let held = self.map.servers[usize::from(to)].health != Health::Up;
-                    let l = &mut self.lanes[lane];
-                    (l.node, l.state, l.held, l.down_since) = (to, State::Closed(self.now), held, None);
-                    l.backoff.succeeded();
-                    l.greeting = Default::default();
-                    l.part.clear();
-                    (l.splitter, l.first, l.forwarded, l.server_number) = (splitter(), 0, 0, None);
-                    // Its place was among those of the other node.
-                    (l.permit, l.waits_since) = (None, None);
-                    self.dial_if_needed(io, lane);
-                }
+                self.readdress(io, lane);
                 continue;
             }
-            let l = &mut self.lanes[lane];
-            let dedicated = l.pooled && l.owner.is_some();
-            if !raw && !dedicated && l.sent < l.flights.len() {
-                let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
-                let bytes = l.journal.all()[l.sent_bytes..].to_vec();
-                l.journal.truncate(l.sent_bytes);
-                l.read_only = None;
-                let mut at = 0;
-                for flight in flights {
-                    let end = at + flight.size();
-                    if flight.kind == Kind::Verify {
-                        unverified.push(flight);
-                    } else if flight.kind != Kind::Swallow {
-                        moving.push(Again { flight, bytes: bytes[at..end].to_vec(), to: To::Owner });
-                    }
-                    at = end;
-                }
+            if !raw && !dedicated {
+                self.take_unsent(lane, &mut moving, &mut unverified);
             }
-            // Reads under way to a node that hangs now are asked of a replica as well; the late answer goes nowhere.
-            if now_ill {
-                let mut elsewhere = Vec::new();
-                let l = &mut self.lanes[lane];
-                let mut at = 0;
-                for flight in l.flights.iter_mut() {
-                    let end = at + flight.size();
-                    let owner = self.map.slots.get(usize::from(flight.slot));
-                    let readers = owner.and_then(|m| self.map.readers.get(usize::from(*m)));
-                    let other = readers.is_some_and(|r| r.iter().any(|n| usize::from(*n) != node));
-                    if flight.read
-                        && flight.len > 0
-                        && other
-                        && matches!(flight.kind, Kind::Reply | Kind::Gather)
-                        && !l.pooled
-                        && l.forwarded == 0
-                    {
-                        let bytes = l.journal.all()[at..end].to_vec();
-                        elsewhere.push(Again { flight: *flight, bytes, to: To::Owner });
-                        (flight.kind, flight.seq) = (Kind::Swallow, 0);
-                    }
-                    at = end;
-                }
-                moving.extend(elsewhere);
+            if change.now_ill {
+                self.ask_a_replica_too(lane, &mut moving);
             }
             self.flow(io, lane);
         }
@@ -283,6 +222,111 @@ impl Worker {
         moving.sort_by_key(|a| a.flight.at);
         for again in moving {
             self.resend(io, again);
+        }
+    }
+
+    /// Compares what the old and the new map say of a lane's node.
+    fn change_of(&self, lane: LaneId, old: &Map) -> Change {
+        let node = usize::from(self.lanes[lane].node);
+        let server = &self.map.servers[node];
+        let before = old.servers.get(node);
+        let ill = server.health != Health::Up;
+        Change {
+            node,
+            ill,
+            replaced: ill && !server.owns && before.is_some_and(|s| s.owns || s.health == Health::Up),
+            now_ill: ill && before.is_some_and(|s| s.health == Health::Up),
+            demoted: !self.cluster && !server.owns && before.is_some_and(|s| s.owns),
+            held: ill && (server.health == Health::Suspected || server.owns),
+        }
+    }
+
+    /// Closes a lane to a node that was replaced and does not answer. What was written there may or may not have run.
+    fn give_up_replaced(&mut self, io: &mut Io, lane: LaneId) {
+        if let Some(id) = self.lanes[lane].connection.take() {
+            io.close(id);
+            self.parties[id.index()] = crate::worker::Party::Nobody;
+        }
+        let what = " stopped answering after this command was sent, and was replaced; it may or may not have run";
+        let failure = Failure::About { node: self.lanes[lane].node, what: what.into() };
+        self.break_lane(io, lane, 0, &failure);
+        self.lanes[lane].state = State::Closed(self.now);
+        if let Some(owner) = self.lanes[lane].owner {
+            self.lost_own_lane(io, lane, owner);
+        } else if self.lanes[lane].pooled {
+            self.close_lane(io, lane);
+        }
+    }
+
+    /// Points a dedicated lane on which nothing was sent yet at the node that its first command belongs to now.
+    fn readdress(&mut self, io: &mut Io, lane: LaneId) {
+        let l = &self.lanes[lane];
+        let node = l.node;
+        let first = l.flights.iter().find(|f| f.slot != NO_SLOT).map(|f| (f.slot, f.whom));
+        let to = first.map_or(NOBODY, |(slot, whom)| self.node_for(slot, false, whom));
+        if to == NOBODY || to == node {
+            return;
+        }
+        if let Some(id) = self.lanes[lane].connection.take() {
+            io.close(id);
+            self.parties[id.index()] = crate::worker::Party::Nobody;
+        }
+        let held = self.map.servers[usize::from(to)].health != Health::Up;
+        let l = &mut self.lanes[lane];
+        (l.node, l.state, l.held, l.down_since) = (to, State::Closed(self.now), held, None);
+        l.backoff.succeeded();
+        l.greeting = Default::default();
+        l.part.clear();
+        (l.splitter, l.first, l.forwarded, l.server_number) = (splitter(), 0, 0, None);
+        // Its place was among those of the other node.
+        (l.permit, l.waits_since) = (None, None);
+        self.dial_if_needed(io, lane);
+    }
+
+    /// Takes the commands that were not written yet from a shared lane, to be routed by the new map.
+    fn take_unsent(&mut self, lane: LaneId, moving: &mut Vec<Again>, unverified: &mut Vec<Flight>) {
+        let l = &mut self.lanes[lane];
+        if l.sent >= l.flights.len() {
+            return;
+        }
+        let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
+        let bytes = l.journal.all()[l.sent_bytes..].to_vec();
+        l.journal.truncate(l.sent_bytes);
+        l.read_only = None;
+        let mut at = 0;
+        for flight in flights {
+            let end = at + flight.size();
+            if flight.kind == Kind::Verify {
+                unverified.push(flight);
+            } else if flight.kind != Kind::Swallow {
+                moving.push(Again { flight, bytes: bytes[at..end].to_vec(), to: To::Owner });
+            }
+            at = end;
+        }
+    }
+
+    /// In-flight reads to a node that hangs now are sent to a replica as well; the late answer is dropped.
+    fn ask_a_replica_too(&mut self, lane: LaneId, moving: &mut Vec<Again>) {
+        let l = &mut self.lanes[lane];
+        let node = l.node;
+        let mut at = 0;
+        for flight in l.flights.iter_mut() {
+            let end = at + flight.size();
+            let owner = self.map.slots.get(usize::from(flight.slot));
+            let readers = owner.and_then(|m| self.map.readers.get(usize::from(*m)));
+            let other = readers.is_some_and(|r| r.iter().any(|n| *n != node));
+            if flight.read
+                && flight.len > 0
+                && other
+                && matches!(flight.kind, Kind::Reply | Kind::Gather)
+                && !l.pooled
+                && l.forwarded == 0
+            {
+                let bytes = l.journal.all()[at..end].to_vec();
+                moving.push(Again { flight: *flight, bytes, to: To::Owner });
+                (flight.kind, flight.seq) = (Kind::Swallow, 0);
+            }
+            at = end;
         }
     }
 }
