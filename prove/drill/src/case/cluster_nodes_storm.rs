@@ -161,132 +161,202 @@ fn row(name: &str, seen: &Seen) -> Row {
     Row { name: name.into(), cells }
 }
 
+/// What the steps of this case share.
+struct Steps<'c, 'a> {
+    cx: &'c mut Context<'a>,
+    clients: u64,
+    ghosts: u64,
+    /// Refreshes a second on each node.
+    per_s: f64,
+    played: Played,
+}
+
+/// One measurement for each way to refresh.
+struct Figures {
+    /// Every client asks every node of Redis 5.0.
+    before: Seen,
+    /// Clients ask replicas only.
+    replicas: Seen,
+    /// `unslow watch` notifies the clients.
+    notified: Seen,
+    /// Clients ask the gateway.
+    behind: Seen,
+    /// Every client asks every node of Redis 7.0.
+    upgraded: Seen,
+}
+
+impl<'c, 'a> Steps<'c, 'a> {
+    fn new(cx: &'c mut Context<'a>) -> Result<Self, Error> {
+        let (clients, ghosts) = (cx.story.number("clients")?, cx.story.number("ghosts")?);
+        let per_s = clients as f64 / 60.0;
+        let played = Played {
+            columns: vec![
+                "what",
+                "refreshes",
+                "CLUSTER NODES each",
+                "of a master's core",
+                "of a replica's core",
+                "p50",
+                "p99.9",
+            ],
+            ..Played::default()
+        };
+        Ok(Steps { cx, clients, ghosts, per_s, played })
+    }
+
+    /// Measures with a storm, ends the storm, and adds the row.
+    fn measure_and_end(&mut self, name: &str, lab: &Lab, storm: Storm) -> Result<Seen, Error> {
+        let seen = measure(self.cx, lab, &lab.url(), Some(&storm), &mut self.played.notes)?;
+        drop(storm);
+        self.played.rows.push(row(name, &seen));
+        Ok(seen)
+    }
+
+    fn every_node(&mut self, lab: &Lab, storm: Storm) -> Result<Seen, Error> {
+        self.cx.say("Redis 5.0: measuring");
+        self.measure_and_end("Redis 5.0, every client asks every node", lab, storm)
+    }
+
+    fn replicas_only(&mut self, lab: &Lab) -> Result<Seen, Error> {
+        self.cx.say("Redis 5.0: refresh from replicas only");
+        let storm = Storm::begin(targets(&lab.deployment.nodes[lab.deployment.masters..]), self.per_s);
+        self.measure_and_end("Redis 5.0, clients ask replicas only", lab, storm)
+    }
+
+    fn notified_by_watch(&mut self, lab: &Lab) -> Result<Seen, Error> {
+        self.cx.say("Redis 5.0: unslow watch notifies the clients");
+        let watch: Background = self.cx.background(None, &["watch", &lab.url(), "--publish", "--quiet"], &[])?;
+        raise_descriptors();
+        // Like the Lettuce extension: each client listens on one connection, and asks one replica every ten minutes to
+        // be sure.
+        let spared = &targets(&lab.deployment.nodes)[lab.deployment.masters..];
+        let patience = Duration::from_secs(10);
+        let mut listening = Vec::new();
+        for target in spared.iter().cycle().take(self.clients as usize) {
+            let mut client = Connection::open(target, &Options::default())?;
+            client.send(&["SUBSCRIBE", "__cluster__:moved", "__cluster__:failover"])?;
+            listening.push(client);
+        }
+        let mut ear = Connection::open(&spared[0], &Options::default())?;
+        ear.send(&["SUBSCRIBE", "__cluster__:digest"])?;
+        ear.receive(patience)?; // the subscription itself
+        ear.receive(patience)?; // a heartbeat: the watcher publishes
+        let storm = Storm::begin(vec![spared[0].clone()], self.per_s / 10.0);
+        let seen = measure(self.cx, lab, &lab.url(), Some(&storm), &mut self.played.notes)?;
+        drop((storm, listening, ear, watch));
+        self.played.rows.push(row("Redis 5.0, clients notified by unslow watch", &seen));
+        Ok(seen)
+    }
+
+    fn behind_gateway(&mut self, lab: &Lab) -> Result<Seen, Error> {
+        self.cx.say("Redis 5.0: behind unslow gateway, clients ask the gateway");
+        let listen = format!("127.0.0.1:{}", free_port("127.0.0.1")?);
+        let gateway: Background =
+            self.cx.background(None, &["gateway", "--listen", &listen, "--target", &lab.url()], &[])?;
+        let target = Target::parse(&listen)?;
+        wait_for("the gateway", Duration::from_secs(20), || {
+            Ok(Connection::open(&target, &Options::default()).is_ok_and(|mut c| c.call(&["GET", "k"]).is_ok()))
+        })?;
+        // The same clients still refresh: from the one address they know.
+        let storm = Storm::begin(vec![target], self.per_s);
+        let seen = measure(self.cx, lab, &listen, Some(&storm), &mut self.played.notes)?;
+        drop((storm, gateway));
+        self.played.rows.push(row("Redis 5.0, clients ask unslow gateway", &seen));
+        Ok(seen)
+    }
+
+    /// The same storm on newer servers; the figures are those of the first of them.
+    fn newer_engines(&mut self) -> Result<Seen, Error> {
+        let mut first = None;
+        for (engine, name) in [("redis-7.0", "Redis 7.0"), ("valkey-9.1", "Valkey 9.1")] {
+            self.cx.say(&format!("{name}: the same storm"));
+            let (lab, _ghosts) = haunted(engine, self.ghosts, self.cx.seed)?;
+            let storm = Storm::begin(targets(&lab.deployment.nodes), self.per_s);
+            std::thread::sleep(Duration::from_millis(500));
+            let seen = self.measure_and_end(&format!("{name}, every client asks every node"), &lab, storm)?;
+            first = first.or(Some(seen));
+        }
+        Ok(first.ok_or(CaseError::NoNewerEngine)?)
+    }
+
+    /// What must hold.
+    fn judge(&mut self, figures: &Figures) {
+        let Figures { before, replicas, notified, behind, upgraded } = figures;
+        let held = &mut self.played.held;
+        held.push((
+            upgraded.each_us * 3.0 < before.each_us,
+            "CLUSTER NODES on Redis 7.0 was not three times cheaper than on 5.0".into(),
+        ));
+        // A remedy that only stops the refreshes is no remedy.
+        let nodes = 6.0;
+        for (what, seen, asked) in [
+            ("every node", before, nodes),
+            ("replicas", replicas, nodes / 2.0),
+            ("the gateway", behind, 1.0),
+            ("one replica", notified, 0.1),
+        ] {
+            let expected = asked * self.per_s;
+            let text = format!("{what}: {:.0} refreshes a second were answered, not {expected:.0}", seen.asked_per_s);
+            held.push((seen.asked_per_s >= 0.8 * asked * self.per_s, text));
+        }
+        held.push((
+            replicas.masters < before.masters / 10.0,
+            "masters still answer CLUSTER NODES when clients ask replicas".into(),
+        ));
+        held.push((
+            behind.masters < before.masters / 10.0,
+            "behind the gateway masters still answer CLUSTER NODES".into(),
+        ));
+        held.push((
+            notified.masters < before.masters / 2.0,
+            "masters still answer CLUSTER NODES with unslow watch".into(),
+        ));
+    }
+
+    /// How to read the figures, and the sentence to repeat.
+    fn conclude(&mut self, figures: &Figures) {
+        let Figures { before, replicas, notified, behind, upgraded } = figures;
+        let Steps { clients, ghosts, per_s, played, .. } = self;
+        played.notes.push(format!(
+            "{clients} clients that refresh every 60 s are {per_s:.0} refreshes a second on each node; {ghosts} ghosts \
+             make each answer as long as in a cluster of {} nodes",
+            *ghosts + 6
+        ));
+        played.notes.push(
+            "p99.9 is from one window: five of its requests were slower; compare the time on CLUSTER NODES".into(),
+        );
+        played.closing = format!(
+            "CLUSTER NODES took {} of each Redis 5.0 master's core at {} per call; {} when clients ask replicas only, \
+             {} when unslow watch notifies them (its own queries), {} behind the gateway; Redis 7.0 answers in {}.",
+            percent(before.masters),
+            time_us(before.each_us),
+            percent(replicas.masters),
+            percent(notified.masters),
+            percent(behind.masters),
+            time_us(upgraded.each_us)
+        );
+    }
+}
+
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
-    let (clients, ghosts) = (cx.story.number("clients")?, cx.story.number("ghosts")?);
-    let per_s = clients as f64 / 60.0;
-    let mut played = Played {
-        columns: vec![
-            "what",
-            "refreshes",
-            "CLUSTER NODES each",
-            "of a master's core",
-            "of a replica's core",
-            "p50",
-            "p99.9",
-        ],
-        ..Played::default()
-    };
-    cx.say("Redis 5.0: six nodes that each remember a big cluster");
-    let (lab, ghosts_there) = haunted("redis-5.0", ghosts, cx.seed)?;
-    let nodes = lab.deployment.nodes.clone();
-    let storm = Storm::begin(targets(&nodes), per_s);
+    let mut steps = Steps::new(cx)?;
+    steps.cx.say("Redis 5.0: six nodes that each remember a big cluster");
+    let (lab, ghosts_there) = haunted("redis-5.0", steps.ghosts, steps.cx.seed)?;
+    let storm = Storm::begin(targets(&lab.deployment.nodes), steps.per_s);
     std::thread::sleep(Duration::from_secs(1));
-    let diagnosis = cx.diagnose(&lab, 0)?;
-    if cx.diagnosis_only {
+    let diagnosis = steps.cx.diagnose(&lab, 0)?;
+    if steps.cx.diagnosis_only {
         return Ok(Played::diagnosed(diagnosis));
     }
-    cx.say("Redis 5.0: measuring");
-    let before = measure(cx, &lab, &lab.url(), Some(&storm), &mut played.notes)?;
-    drop(storm);
-    played.rows.push(row("Redis 5.0, every client asks every node", &before));
-
-    cx.say("Redis 5.0: refresh from replicas only");
-    let storm = Storm::begin(targets(&nodes[lab.deployment.masters..]), per_s);
-    let replicas = measure(cx, &lab, &lab.url(), Some(&storm), &mut played.notes)?;
-    drop(storm);
-    played.rows.push(row("Redis 5.0, clients ask replicas only", &replicas));
-
-    cx.say("Redis 5.0: unslow watch notifies the clients");
-    let watch: Background = cx.background(None, &["watch", &lab.url(), "--publish", "--quiet"], &[])?;
-    raise_descriptors();
-    // As the extension of Lettuce: each listens on one connection, and asks one replica every ten minutes to be sure.
-    let spared = &targets(&nodes)[lab.deployment.masters..];
-    let patience = Duration::from_secs(10);
-    let mut listening = Vec::new();
-    for target in spared.iter().cycle().take(clients as usize) {
-        let mut client = Connection::open(target, &Options::default())?;
-        client.send(&["SUBSCRIBE", "__cluster__:moved", "__cluster__:failover"])?;
-        listening.push(client);
-    }
-    let mut ear = Connection::open(&spared[0], &Options::default())?;
-    ear.send(&["SUBSCRIBE", "__cluster__:digest"])?;
-    ear.receive(patience)?; // the subscription itself
-    ear.receive(patience)?; // a heartbeat: the watcher tells
-    let storm = Storm::begin(vec![spared[0].clone()], per_s / 10.0);
-    let told = measure(cx, &lab, &lab.url(), Some(&storm), &mut played.notes)?;
-    drop((storm, listening, ear, watch));
-    played.rows.push(row("Redis 5.0, clients notified by unslow watch", &told));
-
-    cx.say("Redis 5.0: behind unslow gateway, clients ask the gateway");
-    let listen = format!("127.0.0.1:{}", free_port("127.0.0.1")?);
-    let gateway: Background = cx.background(None, &["gateway", "--listen", &listen, "--target", &lab.url()], &[])?;
-    let target = Target::parse(&listen)?;
-    wait_for("the gateway", Duration::from_secs(20), || {
-        Ok(Connection::open(&target, &Options::default()).is_ok_and(|mut c| c.call(&["GET", "k"]).is_ok()))
-    })?;
-    // The same clients still refresh: from the one address they know.
-    let storm = Storm::begin(vec![target], per_s);
-    let behind = measure(cx, &lab, &listen, Some(&storm), &mut played.notes)?;
-    drop((storm, gateway));
-    played.rows.push(row("Redis 5.0, clients ask unslow gateway", &behind));
+    let before = steps.every_node(&lab, storm)?;
+    let replicas = steps.replicas_only(&lab)?;
+    let notified = steps.notified_by_watch(&lab)?;
+    let behind = steps.behind_gateway(&lab)?;
     drop((ghosts_there, lab));
-
-    let mut newest = None;
-    for (engine, name) in [("redis-7.0", "Redis 7.0"), ("valkey-9.1", "Valkey 9.1")] {
-        cx.say(&format!("{name}: the same storm"));
-        let (lab, _ghosts) = haunted(engine, ghosts, cx.seed)?;
-        let storm = Storm::begin(targets(&lab.deployment.nodes), per_s);
-        std::thread::sleep(Duration::from_millis(500));
-        let seen = measure(cx, &lab, &lab.url(), Some(&storm), &mut played.notes)?;
-        drop(storm);
-        played.rows.push(row(&format!("{name}, every client asks every node"), &seen));
-        newest = newest.or(Some(seen));
-    }
-    let upgraded = newest.ok_or(CaseError::NoNewerEngine)?;
-    played.held.push((
-        upgraded.each_us * 3.0 < before.each_us,
-        "CLUSTER NODES on Redis 7.0 was not three times cheaper than on 5.0".into(),
-    ));
-    // A remedy under which nobody refreshes any more is none.
-    let nodes = 6.0;
-    for (what, seen, asked) in [
-        ("every node", &before, nodes),
-        ("replicas", &replicas, nodes / 2.0),
-        ("the gateway", &behind, 1.0),
-        ("one replica", &told, 0.1),
-    ] {
-        let text =
-            format!("{what}: {:.0} refreshes a second were answered, not {:.0}", seen.asked_per_s, asked * per_s);
-        played.held.push((seen.asked_per_s >= 0.8 * asked * per_s, text));
-    }
-    played.held.push((
-        replicas.masters < before.masters / 10.0,
-        "masters still answer CLUSTER NODES when clients ask replicas".into(),
-    ));
-    played
-        .held
-        .push((behind.masters < before.masters / 10.0, "behind the gateway masters still answer CLUSTER NODES".into()));
-    played
-        .held
-        .push((told.masters < before.masters / 2.0, "masters still answer CLUSTER NODES with unslow watch".into()));
-    played.notes.push(format!(
-        "{clients} clients that refresh every 60 s are {per_s:.0} refreshes a second on each node; {ghosts} ghosts \
-         make each answer as long as in a cluster of {} nodes",
-        ghosts + 6
-    ));
-    played
-        .notes
-        .push("p99.9 is from one window: five of its requests were slower; compare the time on CLUSTER NODES".into());
-    played.closing = format!(
-        "CLUSTER NODES took {} of each Redis 5.0 master's core at {} per call; {} when clients ask replicas only, \
-         {} when unslow watch notifies them (its own queries), {} behind the gateway; Redis 7.0 answers in {}.",
-        percent(before.masters),
-        time_us(before.each_us),
-        percent(replicas.masters),
-        percent(told.masters),
-        percent(behind.masters),
-        time_us(upgraded.each_us)
-    );
-    played.diagnosis = Some(diagnosis);
-    Ok(played)
+    let upgraded = steps.newer_engines()?;
+    let figures = Figures { before, replicas, notified, behind, upgraded };
+    steps.judge(&figures);
+    steps.conclude(&figures);
+    steps.played.diagnosis = Some(diagnosis);
+    Ok(steps.played)
 }

@@ -11,7 +11,7 @@ use unslow_lab::lab::Lab;
 use unslow_lab::topology::Setting;
 use unslow_units::time_us;
 
-use super::{Context, Played, Row};
+use super::{Context, Diagnosis, Played, Row};
 use crate::caller::Run;
 use crate::check::availability::windows;
 use crate::error::{CaseError, Error};
@@ -84,6 +84,219 @@ fn apply(line: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// What the steps of this case share.
+struct Steps<'c, 'a> {
+    cx: &'c mut Context<'a>,
+    lab: &'c Lab,
+    /// How long a fork takes: the fault's parameter, and the same as a duration.
+    fork: String,
+    stall: Duration,
+    fault: &'static faults::Fault,
+    played: Played,
+}
+
+/// The commands of the doctor's plan.
+struct FixPlan {
+    /// Those that move masters.
+    failover: Vec<String>,
+    /// Those that set the node timeout.
+    timeouts: Vec<String>,
+}
+
+/// The first save: what it did, and what the doctor found afterwards.
+struct Incident {
+    /// The longest time without a write.
+    longest_us: f64,
+    /// The most masters on one host, before and after.
+    crowds: (usize, usize),
+    diagnosis: Diagnosis,
+    /// Whether the chain is as expected, and what to print if not.
+    chain: (bool, String),
+}
+
+/// A save on the master, with the plan's node timeout.
+struct SaveOnMaster {
+    /// The master of the shard.
+    node: usize,
+    longest_us: f64,
+    stayed: bool,
+}
+
+/// A save on the replica.
+struct SaveOnReplica {
+    longest_us: f64,
+    /// How long the fork took, as the server reports it.
+    forked_us: f64,
+    /// Whether the master stayed where it was.
+    stayed: bool,
+}
+
+/// The node that is master of the first shard now: the plan may have moved it.
+fn master_of_first_shard(lab: &Lab) -> Result<usize, Error> {
+    let now = masters(lab)?;
+    Ok(now.iter().map(|(n, _)| *n).find(|n| [0, 3].contains(n)).ok_or(CaseError::NoMaster)?)
+}
+
+/// Applies a command line of the plan, from a client's network where the lab has one.
+fn reach(lab: &Lab, line: &str) -> Result<(), Error> {
+    match &lab.client_in(0).and_then(|h| h.seat.clone()) {
+        Some(seat) => {
+            let place = || lab.client_in(0).map_or(String::new(), |host| host.name.clone());
+            seat.run(|| apply(line)).map_err(|why| Error::Network { place: place(), why })?
+        }
+        None => apply(line),
+    }
+}
+
+impl Steps<'_, '_> {
+    fn add_row(&mut self, name: &str, longest_us: f64, failover: bool, crowd: usize) {
+        let cells = vec![time_us(longest_us), if failover { "yes" } else { "no" }.into(), crowd.to_string()];
+        self.played.rows.push(Row { name: name.into(), cells });
+    }
+
+    fn nightly_save(&mut self) -> Result<Incident, Error> {
+        let (lab, nodes) = (self.lab, &self.lab.deployment.nodes);
+        let id = |n: usize| -> Result<String, Error> {
+            Ok(nodes[n].connect()?.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default())
+        };
+        let (old, replica) = (id(0)?, id(3)?);
+        let crowd_before = crowd(lab)?;
+
+        self.cx.say("the nightly save");
+        let (active, longest_us) = under_load(self.cx, lab, || {
+            let active = self.fault.inject(lab, Some("node-1"), Some(&self.fork))?;
+            let mut other = nodes[1].connect()?;
+            wait_for("the failover, and the old master's return", Duration::from_secs(60), || {
+                let view = view(&mut other)?;
+                let returned =
+                    view.by_id(&old).is_some_and(|n| n.master_id.as_deref() == Some(&replica) && !n.is_down());
+                Ok(view.masters().any(|m| m.id == replica) && returned)
+            })?;
+            Ok(active)
+        })?;
+        drop(active);
+        let crowd_after = crowd(lab)?;
+        let diagnosis = self.cx.diagnose(lab, 0)?;
+        let chain = diagnosis.chain.iter().any(|l| l == "masters_share_host")
+            && diagnosis.chain.iter().any(|l| l == "failover_flapping");
+        let chain = (
+            chain,
+            format!(
+                "the chain was {}; expected a failover and two masters on one host in it",
+                diagnosis.chain.join(", ")
+            ),
+        );
+        Ok(Incident { longest_us, crowds: (crowd_before, crowd_after), diagnosis, chain })
+    }
+
+    fn fix_plan(&mut self) -> Result<FixPlan, Error> {
+        self.cx.say("doctor --fix-plan");
+        let lab = self.lab;
+        let host = &lab.hosts[lab.places[0]];
+        let arguments = ["doctor", &lab.url(), "--window", "1s", "--fix-plan", "--quiet"];
+        let plan = self.cx.text(Some((lab, host)), &arguments, &[])?;
+        self.cx.folder.keep("fix-plan.sh", &plan)?;
+        let lines: Vec<String> = plan.lines().filter(|l| l.starts_with("redis-cli ")).map(String::from).collect();
+        let failover: Vec<String> = lines.iter().filter(|l| l.ends_with("CLUSTER FAILOVER")).cloned().collect();
+        let timeouts: Vec<String> = lines.iter().filter(|l| l.contains("cluster-node-timeout")).cloned().collect();
+        Ok(FixPlan { failover, timeouts })
+    }
+
+    fn planned_failover(&mut self, plan: &FixPlan) -> Result<(), Error> {
+        self.cx.say("applying the failover it names");
+        let lab = self.lab;
+        let (_, longest_us) = under_load(self.cx, lab, || {
+            for line in &plan.failover {
+                reach(lab, line)?;
+            }
+            Ok(wait_for("masters apart from each other", Duration::from_secs(30), || Ok(crowd(lab)? == 1))?)
+        })?;
+        self.add_row("the failover of --fix-plan, applied", longest_us, true, crowd(lab)?);
+        Ok(())
+    }
+
+    fn save_with_longer_timeout(&mut self, plan: &FixPlan) -> Result<SaveOnMaster, Error> {
+        let lab = self.lab;
+        let node = master_of_first_shard(lab)?;
+        self.cx.say("the same save, with the plan's longer node timeout");
+        for line in &plan.timeouts {
+            reach(lab, line)?;
+        }
+        let (stalled, longest_us) = under_load(self.cx, lab, || {
+            let active = self.fault.inject(lab, Some(lab.deployment.nodes[node].name()), Some(&self.fork))?;
+            std::thread::sleep(self.stall + Duration::from_secs(1)); // what is waited for is that nothing happens
+            Ok(active)
+        })?;
+        drop(stalled);
+        let stayed = master_of_first_shard(lab)? == node;
+        self.add_row("the same save, node timeout as the plan says", longest_us, !stayed, crowd(lab)?);
+        Ok(SaveOnMaster { node, longest_us, stayed })
+    }
+
+    fn save_on_replica(&mut self, master: usize) -> Result<SaveOnReplica, Error> {
+        self.cx.say("the same save, on the replica");
+        let (lab, stall) = (self.lab, self.stall);
+        let node = &lab.deployment.nodes[if master == 0 { 3 } else { 0 }];
+        let (on_replica, longest_us) = under_load(self.cx, lab, || {
+            // Its host is as slow, but a fork there blocks no client.
+            let active = faults::named("slow_fork")?.inject(lab, Some(node.name()), Some(&self.fork))?;
+            let patient = Options { command_timeout: stall * 2, ..Options::default() };
+            let mut c = node.connect_with(&patient)?;
+            c.call(&["BGSAVE"])?;
+            std::thread::sleep(Duration::from_secs(1));
+            let us = unslow_engine::info(&mut c, "stats")?.number("latest_fork_usec").unwrap_or(0.0);
+            Ok((active, us))
+        })?;
+        let (on_replica, forked_us) = on_replica;
+        drop(on_replica);
+        let stayed = master_of_first_shard(lab)? == master;
+        self.add_row("the same save, made by the replica", longest_us, !stayed, crowd(lab)?);
+        Ok(SaveOnReplica { longest_us, forked_us, stayed })
+    }
+
+    /// What must hold.
+    fn judge(&mut self, incident: &Incident, plan: &FixPlan, second: &SaveOnMaster, third: &SaveOnReplica) {
+        let stall = self.stall;
+        let outlasts = |line: &String| {
+            let ms: Option<u64> = line.rsplit(' ').next().and_then(|n| n.parse().ok());
+            ms.is_some_and(|ms| u128::from(ms) > stall.as_millis())
+        };
+        let (crowd_before, crowd_after) = incident.crowds;
+        self.played.held = vec![
+            incident.chain.clone(),
+            (
+                crowd_before == 1 && crowd_after == 2,
+                format!("masters on one host went from {crowd_before} to {crowd_after}, not from 1 to 2"),
+            ),
+            (!plan.failover.is_empty(), "the plan contained no failover".into()),
+            (
+                plan.timeouts.len() == self.lab.deployment.nodes.len() && plan.timeouts.iter().all(outlasts),
+                "the plan did not make every node's timeout outlast the fork".into(),
+            ),
+            (second.stayed && third.stayed, "the master left again".into()),
+            (second.longest_us > 0.8 * stall.as_secs_f64() * 1e6, "the second save did not fork on the master".into()),
+            (
+                third.forked_us > 0.8 * stall.as_secs_f64() * 1e6,
+                "the save on the replica did not fork as slowly".into(),
+            ),
+            (third.longest_us < incident.longest_us / 4.0, "a save on the replica still held writers up".into()),
+        ];
+    }
+
+    /// The sentence to repeat.
+    fn conclude(&mut self, plan: &FixPlan, second: &SaveOnMaster, third: &SaveOnReplica) {
+        self.played.closing = format!(
+            "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the \
+             same save then blocked no writer for longer than {} when the replica made it. On the master, the plan's \
+             longer node timeout keeps it in place, at the price of the whole stall: {}.",
+            time_us(self.stall.as_secs_f64() * 1e6),
+            plan.failover.first().map_or("nothing", |l| l.as_str()),
+            time_us(third.longest_us),
+            time_us(second.longest_us)
+        );
+    }
+}
+
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     let fork = format!("{}ms", cx.story.number("fork_ms")?);
     let stall = Duration::from_millis(cx.story.number("fork_ms")?);
@@ -94,134 +307,22 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
     topology.seed = cx.seed;
     cx.say("three hosts, a master and a replica of another shard on each");
     let lab = Lab::start(&topology)?;
-    let nodes = lab.deployment.nodes.clone();
-    let id = |n: usize| -> Result<String, Error> {
-        Ok(nodes[n].connect()?.call(&["CLUSTER", "MYID"])?.text().unwrap_or_default())
-    };
-    let (old, replica) = (id(0)?, id(3)?);
-    let crowd_before = crowd(&lab)?;
-
-    cx.say("the nightly save");
-    let (active, before) = under_load(cx, &lab, || {
-        let active = fault.inject(&lab, Some("node-1"), Some(&fork))?;
-        let mut other = nodes[1].connect()?;
-        wait_for("the failover, and the old master's return", Duration::from_secs(60), || {
-            let view = view(&mut other)?;
-            let returned = view.by_id(&old).is_some_and(|n| n.master_id.as_deref() == Some(&replica) && !n.is_down());
-            Ok(view.masters().any(|m| m.id == replica) && returned)
-        })?;
-        Ok(active)
-    })?;
-    drop(active);
-    let crowd_after = crowd(&lab)?;
-    let diagnosis = cx.diagnose(&lab, 0)?;
-    let chain = diagnosis.chain.iter().any(|l| l == "masters_share_host")
-        && diagnosis.chain.iter().any(|l| l == "failover_flapping");
-    let chain = (
-        chain,
-        format!("the chain was {}; expected a failover and two masters on one host in it", diagnosis.chain.join(", ")),
-    );
-    if cx.diagnosis_only {
-        return Ok(Played { held: vec![chain], ..Played::diagnosed(diagnosis) });
-    }
-    let mut played = Played {
+    let played = Played {
         columns: vec!["what", "longest without a write", "failover", "masters on one host"],
         ..Played::default()
     };
-    let mut told = |name: &str, longest: f64, failover: bool, crowd: usize| {
-        let cells = vec![time_us(longest), if failover { "yes" } else { "no" }.into(), crowd.to_string()];
-        played.rows.push(Row { name: name.into(), cells });
-    };
-    told("the save, as it was", before, true, crowd_after);
-
-    cx.say("doctor --fix-plan");
-    let host = &lab.hosts[lab.places[0]];
-    let plan = cx.text(Some((&lab, host)), &["doctor", &lab.url(), "--window", "1s", "--fix-plan", "--quiet"], &[])?;
-    cx.folder.keep("fix-plan.sh", &plan)?;
-    let lines: Vec<String> = plan.lines().filter(|l| l.starts_with("redis-cli ")).map(String::from).collect();
-    let failover: Vec<String> = lines.iter().filter(|l| l.ends_with("CLUSTER FAILOVER")).cloned().collect();
-    let timeouts: Vec<String> = lines.iter().filter(|l| l.contains("cluster-node-timeout")).cloned().collect();
-    let reach = |line: &str| match &lab.client_in(0).and_then(|h| h.seat.clone()) {
-        Some(seat) => {
-            let place = || lab.client_in(0).map_or(String::new(), |host| host.name.clone());
-            seat.run(|| apply(line)).map_err(|why| Error::Network { place: place(), why })?
-        }
-        None => apply(line),
-    };
-    cx.say("applying the failover it names");
-    let (_, planned) = under_load(cx, &lab, || {
-        for line in &failover {
-            reach(line)?;
-        }
-        Ok(wait_for("masters apart from each other", Duration::from_secs(30), || Ok(crowd(&lab)? == 1))?)
-    })?;
-    told("the failover of --fix-plan, applied", planned, true, crowd(&lab)?);
-
-    // The master of that shard is wherever the plan put it.
-    let at = |lab: &Lab| -> Result<usize, Error> {
-        let now = masters(lab)?;
-        Ok(now.iter().map(|(n, _)| *n).find(|n| [0, 3].contains(n)).ok_or(CaseError::NoMaster)?)
-    };
-    let slow = at(&lab)?;
-    cx.say("the same save, with the plan's longer node timeout");
-    for line in &timeouts {
-        reach(line)?;
+    let mut steps = Steps { cx, lab: &lab, fork, stall, fault, played };
+    let incident = steps.nightly_save()?;
+    if steps.cx.diagnosis_only {
+        return Ok(Played { held: vec![incident.chain], ..Played::diagnosed(incident.diagnosis) });
     }
-    let (stalled, longer) = under_load(cx, &lab, || {
-        let active = fault.inject(&lab, Some(nodes[slow].name()), Some(&fork))?;
-        std::thread::sleep(stall + Duration::from_secs(1)); // what is waited for is that nothing happens
-        Ok(active)
-    })?;
-    drop(stalled);
-    let stayed = at(&lab)? == slow;
-    told("the same save, node timeout as the plan says", longer, !stayed, crowd(&lab)?);
-
-    cx.say("the same save, on the replica");
-    let other = if slow == 0 { 3 } else { 0 };
-    let (on_replica, calm) = under_load(cx, &lab, || {
-        // Its host is as slow; who forks there holds up nobody.
-        let active = faults::named("slow_fork")?.inject(&lab, Some(nodes[other].name()), Some(&fork))?;
-        let patient = Options { command_timeout: stall * 2, ..Options::default() };
-        let mut c = nodes[other].connect_with(&patient)?;
-        c.call(&["BGSAVE"])?;
-        std::thread::sleep(Duration::from_secs(1));
-        let us = unslow_engine::info(&mut c, "stats")?.number("latest_fork_usec").unwrap_or(0.0);
-        Ok((active, us))
-    })?;
-    let (on_replica, forked_us) = on_replica;
-    drop(on_replica);
-    let stayed_again = at(&lab)? == slow;
-    told("the same save, made by the replica", calm, !stayed_again, crowd(&lab)?);
-
-    let outlasts = |line: &String| {
-        let ms: Option<u64> = line.rsplit(' ').next().and_then(|n| n.parse().ok());
-        ms.is_some_and(|ms| u128::from(ms) > stall.as_millis())
-    };
-    played.held = vec![
-        chain,
-        (
-            crowd_before == 1 && crowd_after == 2,
-            format!("masters on one host went from {crowd_before} to {crowd_after}, not from 1 to 2"),
-        ),
-        (!failover.is_empty(), "the plan contained no failover".into()),
-        (
-            timeouts.len() == nodes.len() && timeouts.iter().all(outlasts),
-            "the plan did not make every node's timeout outlast the fork".into(),
-        ),
-        (stayed && stayed_again, "the master left again".into()),
-        (longer > 0.8 * stall.as_secs_f64() * 1e6, "the second save did not fork on the master".into()),
-        (forked_us > 0.8 * stall.as_secs_f64() * 1e6, "the save on the replica did not fork as slowly".into()),
-        (calm < before / 4.0, "a save on the replica still held writers up".into()),
-    ];
-    played.closing = format!(
-        "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the same \
-         save then blocked no writer for longer than {} when the replica made it. On the master, the plan's longer \
-         node timeout keeps it in place, at the price of the whole stall: {}.",
-        time_us(stall.as_secs_f64() * 1e6),
-        failover.first().map_or("nothing", |l| l.as_str()),
-        time_us(calm),
-        time_us(longer)
-    );
-    played.diagnosis = Some(diagnosis);
-    Ok(played)
+    steps.add_row("the save, as it was", incident.longest_us, true, incident.crowds.1);
+    let plan = steps.fix_plan()?;
+    steps.planned_failover(&plan)?;
+    let second = steps.save_with_longer_timeout(&plan)?;
+    let third = steps.save_on_replica(second.node)?;
+    steps.judge(&incident, &plan, &second, &third);
+    steps.conclude(&plan, &second, &third);
+    steps.played.diagnosis = Some(incident.diagnosis);
+    Ok(steps.played)
 }
