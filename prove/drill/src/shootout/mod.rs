@@ -4,26 +4,26 @@
 //! shard that is hit (slot 42), half a key of another.
 
 mod drivers;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 use unslow_engine::spawn_bound;
-use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 use unslow_topology::slot_of;
 
 use crate::error::{Error, Unfit};
 use crate::run::{How, interrupted, while_running};
-use crate::spec::{Drill, Plan};
+use crate::spec::Drill;
 use crate::store::Folder;
-use crate::verify::{Before, Proof};
+use trial::Trial;
 
 pub use drivers::names;
 
@@ -330,7 +330,8 @@ pub fn run(
                 continue;
             }
             any = true;
-            let ran = while_running(|| one(drill, label, plan, name, only, how, binary, &mut document, progress));
+            let trial = Trial { drill, label, plan, fault: name, only, how, binary };
+            let ran = while_running(|| trial.run(&mut document, progress));
             match ran {
                 // One that ended badly takes nothing from those that did not.
                 Err(e) if fault.is_none() => document.unknown.push(format!("{name}: {e}")),
@@ -342,177 +343,6 @@ pub fn run(
         return Err(Error::unknown_fault(fault.unwrap_or_default(), &drill.alternatives()));
     }
     Ok(document)
-}
-
-#[allow(clippy::too_many_arguments)] // one caller
-fn one(
-    drill: &Drill,
-    label: &str,
-    plan: &Plan,
-    fault: &str,
-    only: &[String],
-    how: &How,
-    binary: &Path,
-    document: &mut Document,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
-    let folder = Folder::make(&how.store, &drill.name, &format!("{fault}-{label}"))?;
-    folder.keep("drill.toml", &drill.text)?;
-    document.folders.push(folder.path().display().to_string());
-    let mut topology = plan.topology.clone().ok_or(Unfit::NoLab)?;
-    topology.seed = how.seed;
-    if let Some(engine) = &how.engine {
-        topology.deployment.server = engine.clone();
-    }
-    let (hit, other) = keys();
-    let (mut ready, mut absent) = (Vec::new(), Vec::new());
-    for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
-        progress(&format!("{fault}: preparing {name} and its library"));
-        let prepared = drivers::prepare(name, binary);
-        if interrupted() {
-            document.unknown.push(format!("interrupted before {fault}"));
-            return Ok(());
-        }
-        match prepared {
-            Ok(prepared) => ready.push((name.to_string(), prepared)),
-            Err(why) => absent.push(missing(name, fault, why.to_string())),
-        }
-    }
-    progress(&format!("{fault}: bringing the lab up"));
-    let lab = Lab::start(&topology)?;
-    document.engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
-    // A node that no fault of this drill hits.
-    let seed = lab.deployment.nodes.get(1).ok_or(Unfit::NoCluster)?;
-    let length = plan.end() + plan.after + Duration::from_secs(5);
-    let start = |name: &str, prepared: &drivers::Prepared| {
-        let command = prepared.command(&drivers::Facts {
-            host: seed.ip.clone(),
-            port: seed.port,
-            threads: plan.load.follows,
-            rate_per_s: plan.load.rate_per_s,
-            timeout: plan.load.timeout,
-            keys: [hit.clone(), other.clone()],
-            length,
-        });
-        begin(&lab, name, command, &folder)
-    };
-    let begun = |all: &[(String, drivers::Prepared)], clients: &mut Vec<Seen>| -> Vec<Driver> {
-        let mut running = Vec::new();
-        for (name, prepared) in all {
-            match start(name, prepared) {
-                Ok(driver) => running.push(driver),
-                Err(why) => clients.push(missing(name, fault, why.to_string())),
-            }
-        }
-        running
-    };
-    let (models, libraries): (Vec<_>, Vec<_>) = ready.into_iter().partition(|(name, _)| name.starts_with("bench"));
-    document.clients.extend(absent);
-    let mut running = begun(&libraries, &mut document.clients);
-    progress(&format!("{fault}: waiting for every client to get through"));
-    let begun_at = Instant::now();
-    let deadline = begun_at + FIRST_ANSWER;
-    let through = |d: &Driver| d.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()));
-    // Libraries give up a first connection after the command timeout, which is short for a machine that starts several
-    // of them: who ended before the first answer begins again.
-    let mut starts = 1;
-    while !running.iter().all(through) && Instant::now() < deadline && !interrupted() {
-        std::thread::sleep(Duration::from_millis(20));
-        let ended = |d: &mut Driver| !through(d) && d.process.0.try_wait().is_ok_and(|ended| ended.is_some());
-        let Some(driver) = running.iter_mut().find_map(|d| ended(d).then_some(d)) else { continue };
-        let prepared = libraries.iter().find(|(name, _)| *name == driver.name);
-        if starts == STARTS {
-            break;
-        }
-        if let Some(Ok(new)) = prepared.map(|(name, prepared)| start(name, prepared)) {
-            *driver = new;
-        }
-        starts += 1;
-    }
-    running.retain_mut(|driver| {
-        let there = through(driver);
-        if !there {
-            let (seconds, said) = (begun_at.elapsed().as_secs(), last_words(&folder, &driver.name));
-            let why = format!("no answer within {seconds} s and {starts} client starts; {said}");
-            document.clients.push(missing(&driver.name, fault, why));
-        }
-        there
-    });
-    // These run for a time of their own: from now on.
-    let benches = begun(&models, &mut document.clients);
-    if interrupted() {
-        return Ok(());
-    }
-    let clock = Instant::now();
-    let spec = plan.faults.first().ok_or(Unfit::NoFault)?;
-    let wait = |until: Instant| {
-        while Instant::now() < until && !interrupted() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    };
-    progress(&format!("{fault}: before"));
-    wait(clock + spec.at);
-    if interrupted() {
-        document.unknown.push(format!("interrupted before {fault}"));
-        return Ok(());
-    }
-    // What came before was every client's start.
-    for driver in &running {
-        driver.told.lock().unwrap_or_else(|e| e.into_inner()).retain(|o| o.ended_us + 1_000_000 > unix_us());
-    }
-    progress(&format!("{fault}: now"));
-    let from = unix_us();
-    let before = Before::look(&lab);
-    let mut active = faults::named(fault)?.inject(&lab, spec.who.as_deref(), spec.value.as_deref())?;
-    let proof = Proof::new(&lab, fault, &active.hits, before);
-    if let Err(found) = proof.holds(&lab) {
-        document.unknown.push(format!("{fault} was not active at the start: {found}"));
-    }
-    wait(clock + spec.at + spec.lasts.unwrap_or_default());
-    if let Err(found) = proof.holds(&lab) {
-        document.unknown.push(format!("{fault} was not active at the end: {found}"));
-    }
-    match active.heal().map(|()| proof.healed(&lab)) {
-        Ok(Ok(())) => {}
-        Ok(Err(found)) => document.unknown.push(format!("{fault} could not be undone: {found}")),
-        Err(e) => document.unknown.push(format!("{fault} could not be undone: {e}")),
-    }
-    let healed = unix_us();
-    progress(&format!("{fault}: after"));
-    wait(clock + plan.end() + plan.after);
-    let until = unix_us();
-    if interrupted() {
-        document.unknown.push(format!("interrupted during {fault}: its figures end there"));
-    }
-    document.faults.push(During {
-        fault: fault.into(),
-        lasted_us: healed.saturating_sub(from),
-        watched_us: until.saturating_sub(from),
-    });
-    for driver in &mut running {
-        let ended = !driver.process.running();
-        document.clients.push(if ended {
-            let why = format!("its driver exited during the run; {}", last_words(&folder, &driver.name));
-            missing(&driver.name, fault, why)
-        } else {
-            judge(driver, fault, from, until)
-        });
-        let told = driver.told.lock().unwrap_or_else(|e| e.into_inner());
-        let lines: String = told
-            .iter()
-            .map(|o| format!("{} {} {} {}\n", o.ended_us, o.latency_us, o.thread, o.outcome.as_deref().unwrap_or("ok")))
-            .collect();
-        folder.keep(&format!("{}.txt", driver.name), &lines)?;
-    }
-    for mut bench in benches {
-        progress(&format!("{fault}: {}", bench.name));
-        while !interrupted() && bench.process.running() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        document.clients.push(drivers::bench_seen(&bench.name, fault, &folder));
-    }
-    let text = serde_json::to_string_pretty(&document.clients).map_err(Error::Json)?;
-    folder.keep("clients.json", &text)
 }
 
 #[cfg(test)]

@@ -1,0 +1,288 @@
+//! One fault, and every client at once: they are started, the fault is injected and healed, and each is judged.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use unslow_engine::Server;
+use unslow_lab::faults::{self, Active};
+use unslow_lab::lab::Lab;
+
+use super::drivers::{self, Prepared, names};
+use super::{Document, Driver, During, FIRST_ANSWER, STARTS, Seen};
+use super::{begin, judge, keys, last_words, missing, unix_us};
+use crate::error::{Error, Unfit};
+use crate::run::{How, interrupted};
+use crate::spec::{Drill, Plan};
+use crate::store::Folder;
+use crate::verify::{Before, Proof};
+
+/// What is tried.
+pub(super) struct Trial<'a> {
+    pub drill: &'a Drill,
+    /// The drill's variant, and its plan.
+    pub label: &'a str,
+    pub plan: &'a Plan,
+    pub fault: &'a str,
+    /// Only these clients; all of them if empty.
+    pub only: &'a [String],
+    pub how: &'a How,
+    /// The released binary, for the models of `unslow bench`.
+    pub binary: &'a Path,
+}
+
+/// Clients that can be started, by name.
+type Clients = Vec<(String, Prepared)>;
+
+/// A fault from its beginning until the last answer that is counted.
+struct Window {
+    from_us: u64,
+    until_us: u64,
+    /// What could not be undone is tried again when this is dropped, after the clients are judged.
+    _active: Active,
+}
+
+impl Trial<'_> {
+    /// Runs it. What is found is added to the document, and the evidence is kept in a folder.
+    pub fn run(&self, document: &mut Document, progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
+        let fault = self.fault;
+        let folder = Folder::make(&self.how.store, &self.drill.name, &format!("{fault}-{}", self.label))?;
+        folder.keep("drill.toml", &self.drill.text)?;
+        document.folders.push(folder.path().display().to_string());
+        let mut topology = self.plan.topology.clone().ok_or(Unfit::NoLab)?;
+        topology.seed = self.how.seed;
+        if let Some(engine) = &self.how.engine {
+            topology.deployment.server = engine.clone();
+        }
+        let Some((ready, absent)) = self.prepare(progress) else {
+            document.unknown.push(format!("interrupted before {fault}"));
+            return Ok(());
+        };
+        progress(&format!("{fault}: bringing the lab up"));
+        let lab = Lab::start(&topology)?;
+        document.engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
+        let starter = Starter::new(self, &lab, &folder)?;
+        let (models, libraries): (Clients, Clients) =
+            ready.into_iter().partition(|(name, _)| name.starts_with("bench"));
+        document.clients.extend(absent);
+        let mut running = starter.start_all(&libraries, &mut document.clients);
+        progress(&format!("{fault}: waiting for every client to get through"));
+        starter.first_answers(&libraries, &mut running, &mut document.clients);
+        // These run for a fixed time: from now on.
+        let benches = starter.start_all(&models, &mut document.clients);
+        if interrupted() {
+            return Ok(());
+        }
+        let Some(window) = self.break_and_heal(&lab, &running, document, progress)? else {
+            document.unknown.push(format!("interrupted before {fault}"));
+            return Ok(());
+        };
+        self.judge_libraries(&mut running, &window, &folder, &mut document.clients)?;
+        self.judge_models(benches, &folder, &mut document.clients, progress);
+        let text = serde_json::to_string_pretty(&document.clients).map_err(Error::Json)?;
+        folder.keep("clients.json", &text)
+    }
+
+    /// Clients that can be started, and those that cannot; `None` if interrupted.
+    fn prepare(&self, progress: &mut dyn FnMut(&str)) -> Option<(Clients, Vec<Seen>)> {
+        let (fault, only) = (self.fault, self.only);
+        let (mut ready, mut absent) = (Vec::new(), Vec::new());
+        for name in names().into_iter().filter(|n| only.is_empty() || only.iter().any(|o| o == n)) {
+            progress(&format!("{fault}: preparing {name} and its library"));
+            let prepared = drivers::prepare(name, self.binary);
+            if interrupted() {
+                return None;
+            }
+            match prepared {
+                Ok(prepared) => ready.push((name.to_string(), prepared)),
+                Err(why) => absent.push(missing(name, fault, why.to_string())),
+            }
+        }
+        Some((ready, absent))
+    }
+
+    /// Waits for the fault's time, injects it, heals it, and waits for the end; `None` if interrupted before it.
+    fn break_and_heal(
+        &self,
+        lab: &Lab,
+        running: &[Driver],
+        document: &mut Document,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Option<Window>, Error> {
+        let (fault, plan) = (self.fault, self.plan);
+        let clock = Instant::now();
+        let spec = plan.faults.first().ok_or(Unfit::NoFault)?;
+        progress(&format!("{fault}: before"));
+        wait(clock + spec.at);
+        if interrupted() {
+            return Ok(None);
+        }
+        // What came before was every client's start.
+        for driver in running {
+            driver.told.lock().unwrap_or_else(|e| e.into_inner()).retain(|o| o.ended_us + 1_000_000 > unix_us());
+        }
+        progress(&format!("{fault}: now"));
+        let from_us = unix_us();
+        let before = Before::look(lab);
+        let mut active = faults::named(fault)?.inject(lab, spec.who.as_deref(), spec.value.as_deref())?;
+        let proof = Proof::new(lab, fault, &active.hits, before);
+        if let Err(found) = proof.holds(lab) {
+            document.unknown.push(format!("{fault} was not active at the start: {found}"));
+        }
+        wait(clock + spec.at + spec.lasts.unwrap_or_default());
+        if let Err(found) = proof.holds(lab) {
+            document.unknown.push(format!("{fault} was not active at the end: {found}"));
+        }
+        match active.heal().map(|()| proof.healed(lab)) {
+            Ok(Ok(())) => {}
+            Ok(Err(found)) => document.unknown.push(format!("{fault} could not be undone: {found}")),
+            Err(e) => document.unknown.push(format!("{fault} could not be undone: {e}")),
+        }
+        let healed_us = unix_us();
+        progress(&format!("{fault}: after"));
+        wait(clock + plan.end() + plan.after);
+        let until_us = unix_us();
+        if interrupted() {
+            document.unknown.push(format!("interrupted during {fault}: its figures end there"));
+        }
+        document.faults.push(During {
+            fault: fault.into(),
+            lasted_us: healed_us.saturating_sub(from_us),
+            watched_us: until_us.saturating_sub(from_us),
+        });
+        Ok(Some(Window { from_us, until_us, _active: active }))
+    }
+
+    /// Judges each driver that still runs, and keeps what every driver reported.
+    fn judge_libraries(
+        &self,
+        running: &mut [Driver],
+        window: &Window,
+        folder: &Folder,
+        clients: &mut Vec<Seen>,
+    ) -> Result<(), Error> {
+        for driver in running {
+            let ended = !driver.process.running();
+            clients.push(if ended {
+                let why = format!("its driver exited during the run; {}", last_words(folder, &driver.name));
+                missing(&driver.name, self.fault, why)
+            } else {
+                judge(driver, self.fault, window.from_us, window.until_us)
+            });
+            let told = driver.told.lock().unwrap_or_else(|e| e.into_inner());
+            let lines: String = told
+                .iter()
+                .map(|o| {
+                    let outcome = o.outcome.as_deref().unwrap_or("ok");
+                    format!("{} {} {} {outcome}\n", o.ended_us, o.latency_us, o.thread)
+                })
+                .collect();
+            folder.keep(&format!("{}.txt", driver.name), &lines)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the models of `unslow bench`, which report at their end.
+    fn judge_models(
+        &self,
+        benches: Vec<Driver>,
+        folder: &Folder,
+        clients: &mut Vec<Seen>,
+        progress: &mut dyn FnMut(&str),
+    ) {
+        for mut bench in benches {
+            progress(&format!("{}: {}", self.fault, bench.name));
+            while !interrupted() && bench.process.running() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            clients.push(drivers::bench_seen(&bench.name, self.fault, folder));
+        }
+    }
+}
+
+/// Waits until then, or until interrupted.
+fn wait(until: Instant) {
+    while Instant::now() < until && !interrupted() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a driver had an answer of the shard that will be hit.
+fn through(driver: &Driver) -> bool {
+    driver.told.lock().is_ok_and(|t| t.iter().any(|o| o.hit && o.outcome.is_none()))
+}
+
+/// Starts clients in the lab.
+struct Starter<'a> {
+    plan: &'a Plan,
+    fault: &'a str,
+    lab: &'a Lab,
+    folder: &'a Folder,
+    /// The node that clients connect to first.
+    seed: &'a Server,
+    keys: [String; 2],
+}
+
+impl<'a> Starter<'a> {
+    fn new(trial: &Trial<'a>, lab: &'a Lab, folder: &'a Folder) -> Result<Self, Error> {
+        // A node that no fault of this drill hits.
+        let seed = lab.deployment.nodes.get(1).ok_or(Unfit::NoCluster)?;
+        let (hit, other) = keys();
+        Ok(Starter { plan: trial.plan, fault: trial.fault, lab, folder, seed, keys: [hit, other] })
+    }
+
+    fn start(&self, name: &str, prepared: &Prepared) -> Result<Driver, Error> {
+        let command = prepared.command(&drivers::Facts {
+            host: self.seed.ip.clone(),
+            port: self.seed.port,
+            threads: self.plan.load.follows,
+            rate_per_s: self.plan.load.rate_per_s,
+            timeout: self.plan.load.timeout,
+            keys: self.keys.clone(),
+            length: self.plan.end() + self.plan.after + Duration::from_secs(5),
+        });
+        begin(self.lab, name, command, self.folder)
+    }
+
+    /// Starts them all; those that cannot be started are added to `clients` as missing.
+    fn start_all(&self, all: &[(String, Prepared)], clients: &mut Vec<Seen>) -> Vec<Driver> {
+        let mut running = Vec::new();
+        for (name, prepared) in all {
+            match self.start(name, prepared) {
+                Ok(driver) => running.push(driver),
+                Err(why) => clients.push(missing(name, self.fault, why.to_string())),
+            }
+        }
+        running
+    }
+
+    /// Waits for each client's first answer; those without one are added to `clients` as missing.
+    fn first_answers(&self, libraries: &[(String, Prepared)], running: &mut Vec<Driver>, clients: &mut Vec<Seen>) {
+        let begun_at = Instant::now();
+        let deadline = begun_at + FIRST_ANSWER;
+        // Libraries give up a first connection after the command timeout, which is short for a machine that starts
+        // several of them: a client that ended before its first answer is started again.
+        let mut starts = 1;
+        while !running.iter().all(through) && Instant::now() < deadline && !interrupted() {
+            std::thread::sleep(Duration::from_millis(20));
+            let ended = |d: &mut Driver| !through(d) && d.process.0.try_wait().is_ok_and(|ended| ended.is_some());
+            let Some(driver) = running.iter_mut().find_map(|d| ended(d).then_some(d)) else { continue };
+            let prepared = libraries.iter().find(|(name, _)| *name == driver.name);
+            if starts == STARTS {
+                break;
+            }
+            if let Some(Ok(new)) = prepared.map(|(name, prepared)| self.start(name, prepared)) {
+                *driver = new;
+            }
+            starts += 1;
+        }
+        running.retain_mut(|driver| {
+            let there = through(driver);
+            if !there {
+                let (seconds, said) = (begun_at.elapsed().as_secs(), last_words(self.folder, &driver.name));
+                let why = format!("no answer within {seconds} s and {starts} client starts; {said}");
+                clients.push(missing(&driver.name, self.fault, why));
+            }
+            there
+        });
+    }
+}
