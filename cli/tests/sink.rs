@@ -6,6 +6,7 @@ use std::io::Read;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::{Running, command, schema, stderr, stdout, unslow};
@@ -17,7 +18,7 @@ use rdkafka::client::ClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer};
 use unslow_client::Value;
-use unslow_engine::{Error, Kafka, Server, Shape, free_port, view};
+use unslow_engine::{Deployment, Error, Kafka, Server, Shape, free_port, view};
 use unslow_testkit::servers::deployment;
 use unslow_testkit::wait::until_ok;
 use unslow_testkit::{PATIENCE, options, standalone, until};
@@ -201,71 +202,98 @@ fn in_step(node: &Server) -> Result<bool, Error> {
     })
 }
 
-fn kill_9(victims: &[Victim], messages: u64, mut rand: StdRng) {
-    const KEYS: u64 = 1000;
-    let kafka = Kafka::start(&["num.partitions=4"]).unwrap();
-    let settings = [("cluster-node-timeout", "2000"), ("appendonly", "yes"), ("cluster-allow-replica-migration", "no")];
-    let deployment = deployment("valkey-9.1", Shape::six_nodes(), &settings);
-    let dir = tempfile::tempdir().unwrap();
-    let map = dir.path().join("map.toml");
-    std::fs::write(&map, "[[map]]\ncommands = [\"HINCRBY c:{k} n 1\", \"HSET c:{k} last {n}\"]").unwrap();
-    let (map, brokers, to) = (map.display().to_string(), format!("kafka://{}", kafka.address()), deployment.url());
-    let arguments = [
-        "sink",
-        "--map",
-        &map,
-        "--from",
-        &brokers,
-        "--topic",
-        "numbers",
-        "--to",
-        &to,
-        "--exactly-once",
-        "--wait",
-        "1",
-        "--quiet",
-        "--timeout",
-        "60",
-        "--kafka",
-        "session.timeout.ms=6000",
-    ];
-    let lost = Arc::new(AtomicU64::new(0));
-    let producer: ThreadedProducer<Lost> = ClientConfig::new()
-        .set("bootstrap.servers", kafka.address())
-        .set("enable.idempotence", "true")
-        .set("queue.buffering.max.messages", "1000000")
-        .create_with_context(Lost(lost.clone()))
-        .unwrap();
-    let done = Arc::new(AtomicBool::new(false));
-    let ended = done.clone();
-    let feeder = std::thread::spawn(move || {
-        let mut n = 0;
-        // As many as were asked for, and on until the last kill is over.
-        while n < messages || !ended.load(Ordering::Acquire) {
-            let (key, value) = ((n % KEYS).to_string(), format!("{{\"k\": {}, \"n\": {}}}", n % KEYS, n / KEYS));
-            match producer.send(BaseRecord::to("numbers").key(&key).payload(&value)) {
-                Ok(()) => n += 1,
-                Err(_) => std::thread::sleep(Duration::from_millis(20)), // its queue is full while the broker is away
+const KEYS: u64 = 1000;
+
+/// Sends messages to the broker, from a thread.
+struct Feeder {
+    lost: Arc<AtomicU64>,
+    done: Arc<AtomicBool>,
+    thread: JoinHandle<u64>,
+}
+
+impl Feeder {
+    fn start(kafka: &Kafka, messages: u64) -> Feeder {
+        let lost = Arc::new(AtomicU64::new(0));
+        let producer: ThreadedProducer<Lost> = ClientConfig::new()
+            .set("bootstrap.servers", kafka.address())
+            .set("enable.idempotence", "true")
+            .set("queue.buffering.max.messages", "1000000")
+            .create_with_context(Lost(lost.clone()))
+            .unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let ended = done.clone();
+        let thread = std::thread::spawn(move || {
+            let mut n = 0;
+            // As many as were asked for, and more until the last kill is over.
+            while n < messages || !ended.load(Ordering::Acquire) {
+                let (key, value) = ((n % KEYS).to_string(), format!("{{\"k\": {}, \"n\": {}}}", n % KEYS, n / KEYS));
+                match producer.send(BaseRecord::to("numbers").key(&key).payload(&value)) {
+                    Ok(()) => n += 1,
+                    // Its queue is full while the broker is away.
+                    Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                }
+                if n >= messages || n % 200 == 0 {
+                    std::thread::sleep(Duration::from_millis(2)); // the pace of the load, nothing is waited for
+                }
             }
-            if n >= messages || n % 200 == 0 {
-                std::thread::sleep(Duration::from_millis(2)); // the pace of the load, nothing is waited for
-            }
-        }
-        producer.flush(PATIENCE).unwrap();
-        n
-    });
-    let asker: BaseConsumer =
-        ClientConfig::new().set("bootstrap.servers", kafka.address()).set("group.id", "asker").create().unwrap();
-    // The topic is made by its first message. After a kill this says that the broker is at work, not only its port.
-    let topic_is_there = || {
-        let Ok(metadata) = asker.fetch_metadata(None, Duration::from_secs(10)) else { return false };
-        let topic = metadata.topics().iter().find(|t| t.name() == "numbers" && t.error().is_none());
-        topic.is_some_and(|t| t.partitions().len() == 4 && t.partitions().iter().all(|p| p.leader() >= 0))
-    };
-    until("the topic", topic_is_there);
-    let counted = || -> Result<(u64, u64, u64), Error> {
+            producer.flush(PATIENCE).unwrap();
+            n
+        });
+        Feeder { lost, done, thread }
+    }
+
+    /// Ends it; the number of messages sent.
+    fn finish(self) -> u64 {
+        self.done.store(true, Ordering::Release);
+        let sent = self.thread.join().unwrap();
+        assert_eq!(self.lost.load(Ordering::Relaxed), 0, "the producer lost some itself");
+        sent
+    }
+}
+
+/// Whether the topic, which is made by its first message, has its leaders. After a kill this says that the broker
+/// works, not only that its port is open.
+fn topic_is_there(asker: &BaseConsumer) -> bool {
+    let Ok(metadata) = asker.fetch_metadata(None, Duration::from_secs(10)) else { return false };
+    let topic = metadata.topics().iter().find(|t| t.name() == "numbers" && t.error().is_none());
+    topic.is_some_and(|t| t.partitions().len() == 4 && t.partitions().iter().all(|p| p.leader() >= 0))
+}
+
+/// A sink between a broker and a cluster, all of which are killed. They end in the order of the fields.
+struct Pipeline {
+    sink: Running,
+    asker: BaseConsumer,
+    arguments: Vec<String>,
+    _dir: tempfile::TempDir,
+    deployment: Deployment,
+    kafka: Kafka,
+    rand: StdRng,
+    /// Messages that were counted when last looked at.
+    at: u64,
+}
+
+impl Pipeline {
+    /// Starts the sink once the feeder has made the topic.
+    fn start(kafka: Kafka, deployment: Deployment, rand: StdRng) -> Pipeline {
+        let dir = tempfile::tempdir().unwrap();
+        let map = dir.path().join("map.toml");
+        std::fs::write(&map, "[[map]]\ncommands = [\"HINCRBY c:{k} n 1\", \"HSET c:{k} last {n}\"]").unwrap();
+        let (map, brokers, to) = (map.display().to_string(), format!("kafka://{}", kafka.address()), deployment.url());
+        let ends = ["sink", "--map", &map, "--from", &brokers, "--topic", "numbers", "--to", &to];
+        let promises = ["--exactly-once", "--wait", "1", "--quiet", "--timeout", "60"];
+        let arguments = [&ends[..], &promises, &["--kafka", "session.timeout.ms=6000"]].concat();
+        let asker: BaseConsumer =
+            ClientConfig::new().set("bootstrap.servers", kafka.address()).set("group.id", "asker").create().unwrap();
+        until("the topic", || topic_is_there(&asker));
+        let sink = start(&arguments);
+        let arguments = arguments.into_iter().map(String::from).collect();
+        Pipeline { sink, asker, arguments, _dir: dir, deployment, kafka, rand, at: 0 }
+    }
+
+    /// The sum of what was counted, and the least and the most of a key.
+    fn counted(&self) -> Result<(u64, u64, u64), Error> {
         let (mut sum, mut low, mut high) = (0, u64::MAX, 0);
-        for node in &deployment.nodes {
+        for node in &self.deployment.nodes {
             let mut c = node.connect_with(&options(2))?;
             if c.call(&["ROLE"])?.items()[0].text().as_deref() != Some("master") {
                 continue;
@@ -278,73 +306,93 @@ fn kill_9(victims: &[Victim], messages: u64, mut rand: StdRng) {
             }
         }
         Ok((sum, low, high))
-    };
-    let mut sink = start(&arguments);
-    // One that has ended by itself is a failure, not something to be started again.
-    let counts = |sink: &mut Running, least: u64| {
-        if let Some(status) = sink.0.try_wait().unwrap() {
+    }
+
+    /// Whether so many were counted. A sink that has ended by itself is a failure, not something to be started again.
+    fn counts(&mut self, least: u64) -> Result<bool, Error> {
+        if let Some(status) = self.sink.0.try_wait().unwrap() {
             let mut said = String::new();
-            sink.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            self.sink.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
             panic!("the sink ended by itself: {status}, {said}");
         }
-        Ok::<bool, Error>(counted()?.0 >= least)
-    };
-    let mut kills = victims.iter().copied();
-    let mut at = 0u64;
-    loop {
-        // In the middle of its work: some messages behind the last kill.
-        at += rand.random_range(200..2000u64);
-        until_ok("the sink to go on", || counts(&mut sink, at));
-        at = counted().map_or(at, |(sum, ..)| at.max(sum));
-        let Some(victim) = kills.next() else { break };
+        Ok(self.counted()?.0 >= least)
+    }
+
+    /// Waits until the sink is in the middle of its work: some messages after the last kill.
+    fn advance(&mut self) {
+        self.at += self.rand.random_range(200..2000u64);
+        until_ok("the sink to go on", || self.counts(self.at));
+        self.at = self.counted().map_or(self.at, |(sum, ..)| self.at.max(sum));
+    }
+
+    fn kill(&mut self, victim: Victim) {
         match victim {
-            Victim::Sink => {
-                println!("kill -9 of the sink at {at} messages");
-                sink.signal(libc::SIGKILL);
-                sink.ended();
-                // What it had sent may still be counted; what is counted after that is the next one's, which has begun
-                // then.
-                until_ok("what the killed one had sent", || {
-                    let before = at;
-                    at = counted()?.0;
-                    Ok::<_, Error>(at == before)
-                });
-                sink = start(&arguments);
-            }
-            Victim::Node => {
-                // The promise needs a replica in step at every kill.
-                for node in &deployment.nodes {
-                    until_ok("every node's replication", || in_step(node));
-                }
-                let number = rand.random_range(0..deployment.nodes.len());
-                let node = &deployment.nodes[number];
-                println!("kill -9 of node {number} at {at} messages");
-                node.kill();
-                let beside = &deployment.nodes[(number + 1) % deployment.nodes.len()];
-                until_ok("another node to own its slots", || {
-                    let view = view(&mut beside.connect_with(&options(2))?)?;
-                    Ok::<_, Error>(view.masters().all(|n| n.address != node.address()))
-                });
-                node.restart().unwrap();
-                until_ok("its replication", || in_step(node));
-            }
-            Victim::Broker => {
-                println!("kill -9 of the broker at {at} messages");
-                kafka.kill();
-                kafka.restart().unwrap();
-                until("the broker to know the topic", topic_is_there);
-            }
+            Victim::Sink => self.kill_sink(),
+            Victim::Node => self.kill_node(),
+            Victim::Broker => self.kill_broker(),
         }
     }
-    done.store(true, Ordering::Release);
-    let sent = feeder.join().unwrap();
-    assert_eq!(lost.load(Ordering::Relaxed), 0, "the producer lost some itself");
-    until_ok("every message to be counted", || counts(&mut sink, sent));
-    let (sum, low, high) = counted().unwrap();
+
+    fn kill_sink(&mut self) {
+        println!("kill -9 of the sink at {} messages", self.at);
+        self.sink.signal(libc::SIGKILL);
+        self.sink.ended();
+        // What it had sent may still be counted; what is counted after that was sent by the next one, which has started
+        // then.
+        until_ok("what the killed one had sent", || {
+            let before = self.at;
+            self.at = self.counted()?.0;
+            Ok::<_, Error>(self.at == before)
+        });
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+        self.sink = start(&arguments);
+    }
+
+    fn kill_node(&mut self) {
+        let nodes = &self.deployment.nodes;
+        // The promise needs a replica in step at every kill.
+        for node in nodes {
+            until_ok("every node's replication", || in_step(node));
+        }
+        let number = self.rand.random_range(0..nodes.len());
+        let node = &nodes[number];
+        println!("kill -9 of node {number} at {} messages", self.at);
+        node.kill();
+        let beside = &nodes[(number + 1) % nodes.len()];
+        until_ok("another node to own its slots", || {
+            let view = view(&mut beside.connect_with(&options(2))?)?;
+            Ok::<_, Error>(view.masters().all(|n| n.address != node.address()))
+        });
+        node.restart().unwrap();
+        until_ok("its replication", || in_step(node));
+    }
+
+    fn kill_broker(&mut self) {
+        println!("kill -9 of the broker at {} messages", self.at);
+        self.kafka.kill();
+        self.kafka.restart().unwrap();
+        until("the broker to know the topic", || topic_is_there(&self.asker));
+    }
+}
+
+fn kill_9(victims: &[Victim], messages: u64, rand: StdRng) {
+    let kafka = Kafka::start(&["num.partitions=4"]).unwrap();
+    let settings = [("cluster-node-timeout", "2000"), ("appendonly", "yes"), ("cluster-allow-replica-migration", "no")];
+    let deployment = deployment("valkey-9.1", Shape::six_nodes(), &settings);
+    let feeder = Feeder::start(&kafka, messages);
+    let mut pipeline = Pipeline::start(kafka, deployment, rand);
+    for victim in victims {
+        pipeline.advance();
+        pipeline.kill(*victim);
+    }
+    pipeline.advance();
+    let sent = feeder.finish();
+    until_ok("every message to be counted", || pipeline.counts(sent));
+    let (sum, low, high) = pipeline.counted().unwrap();
     println!("{sent} messages, killed {victims:?}: counted {sum}, {low} to {high} a key");
     assert_eq!(sum, sent, "messages counted and sent");
     assert_eq!((low, high), (sent / KEYS, sent.div_ceil(KEYS)), "the least and the most counted of a key");
-    sink.signal(libc::SIGTERM);
-    let (status, said) = end(sink);
+    pipeline.sink.signal(libc::SIGTERM);
+    let (status, said) = end(pipeline.sink);
     assert_eq!(status, Some(0), "{said}");
 }
