@@ -12,17 +12,21 @@ mod doctor;
 mod drill;
 mod engine;
 mod explain;
+mod fail_on;
 mod files;
 mod fix_plan;
 mod frame;
 mod gateway;
 mod host;
+mod incidents;
 mod lab;
 mod output;
 mod reach;
+mod record;
 mod sink;
 mod typed;
 mod watch;
+mod when;
 
 use std::process::ExitCode;
 
@@ -52,6 +56,10 @@ enum Verb {
     Doctor(Box<doctor::Doctor>),
     /// Explain a rule: what it means, how to confirm it and what to do; without a rule, list them all. Works offline.
     Explain(explain::Explain),
+    /// Record deployments, second by second, for weeks: the flight recorder.
+    Record(Box<record::RecordArguments>),
+    /// Show what happened in a recording while nobody looked.
+    Incidents(incidents::IncidentsArguments),
     /// Collect facts about this machine, for a diagnosis made elsewhere.
     Host(host::HostArguments),
     /// Take the tour: a real cluster with a hidden fault, the diagnosis, the fix and the proof.
@@ -107,6 +115,8 @@ fn main() -> ExitCode {
     let result = match arguments.verb {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),
         Verb::Explain(explain) => explain.run(&arguments.output),
+        Verb::Record(record) => record.run(&arguments.output),
+        Verb::Incidents(incidents) => incidents.run(&arguments.output),
         Verb::Host(host) => host.run(&arguments.output),
         Verb::Demo(demo) => demo.run(&arguments.output),
         Verb::Lab(lab) => lab.run(&arguments.output),

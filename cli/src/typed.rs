@@ -14,6 +14,11 @@ pub fn end_after(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::ZERO..=Duration::from_secs(365 * 86_400))
 }
 
+/// How far back a recording goes: a minute to ten years.
+pub fn retention(text: &str) -> Result<Duration, Error> {
+    parse_time_within(text, Duration::from_secs(60)..=Duration::from_secs(3650 * 86_400))
+}
+
 /// A delay that a run measures against: at most an hour.
 pub fn short_time(text: &str) -> Result<Duration, Error> {
     parse_time_within(text, Duration::ZERO..=Duration::from_secs(3600))

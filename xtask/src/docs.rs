@@ -66,6 +66,8 @@ pub fn generated() -> anyhow::Result<BTreeMap<String, String>> {
     all.insert("docs/schema/case.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     let schema = schemars::schema_for!(unslow_doctor::Report);
     all.insert("docs/schema/doctor.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
+    let schema = schemars::schema_for!(unslow_doctor::Incidents);
+    all.insert("docs/schema/incidents.json".into(), serde_json::to_string_pretty(&schema)? + "\n");
     Ok(all)
 }
 

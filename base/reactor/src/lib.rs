@@ -19,6 +19,7 @@
 //!   [`Handler::drained`] tells when a blocked output is empty again.
 #![forbid(unsafe_code)]
 
+mod dial;
 mod end;
 mod io;
 mod tls;
@@ -31,6 +32,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::time::{ClockId, clock_gettime};
 
+pub use crate::dial::{peer_of, tls_of};
 pub use crate::end::{End, Waited};
 pub use crate::io::{Io, Reactor};
 

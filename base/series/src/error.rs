@@ -55,14 +55,8 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Io { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
+// What the system said is in the text already.
+impl std::error::Error for Error {}
 
 /// A piece of a file that could not be read; everything around it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,4 +84,19 @@ pub enum DamageKind {
     TooLarge,
     /// The system would not read it.
     Unreadable,
+}
+
+impl DamageKind {
+    /// For a person.
+    pub fn words(self) -> &'static str {
+        match self {
+            DamageKind::Header => "no header",
+            DamageKind::TornTail => "cut off: the recorder was killed there, or is writing",
+            DamageKind::NoFrame => "bytes that nobody recorded",
+            DamageKind::Checksum => "the checksum does not match",
+            DamageKind::Content => "the content breaks the format's rules",
+            DamageKind::TooLarge => "larger than any file of a recording",
+            DamageKind::Unreadable => "the system does not read it",
+        }
+    }
 }

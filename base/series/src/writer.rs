@@ -291,6 +291,12 @@ impl<D: Disk> Writer<D> {
         Ok(true)
     }
 
+    /// The texts that hold now, by name.
+    pub fn texts(&self, series: SeriesId) -> impl Iterator<Item = (&str, &str)> {
+        let held = self.tracks.get(series.0).into_iter().flat_map(|track| track.texts.values());
+        held.map(|held| (held.name.as_str(), held.value.as_str()))
+    }
+
     /// Something that happened once: a slow command, a change of topology, an error.
     pub fn event(&mut self, series: SeriesId, at: Stamp, kind: &str, payload: &[u8]) -> Result<(), Error> {
         within(Text::EventKind, kind.len(), MAX_NAME)?;

@@ -13,43 +13,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use unslow_client::{Error, ErrorKind, Options, Target, discover};
 use unslow_doctor::{Change, Conclusion, Report, Severity, When, diagnose, diff};
 use unslow_facts::{Facts, Host};
 use unslow_interrupt::Guard;
 use unslow_probe::Settings;
+use unslow_record::Tape;
 
+use crate::fail_on::FailOn;
 use crate::output::{Format, Output, style};
 use crate::reach::Reach;
-use crate::{explain, files, fix_plan, typed};
-
-/// What makes the exit status 1.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum FailOn {
-    Info,
-    Risk,
-    Low,
-    Medium,
-    High,
-    Critical,
-    Never,
-}
-
-impl FailOn {
-    fn least(self) -> Option<Severity> {
-        match self {
-            FailOn::Info => Some(Severity::Info),
-            FailOn::Risk => Some(Severity::Risk),
-            FailOn::Low => Some(Severity::Low),
-            FailOn::Medium => Some(Severity::Medium),
-            FailOn::High => Some(Severity::High),
-            FailOn::Critical => Some(Severity::Critical),
-            FailOn::Never => None,
-        }
-    }
-}
+use crate::{explain, files, fix_plan, incidents, typed};
 
 #[derive(Args)]
 #[command(
@@ -64,7 +40,7 @@ impl FailOn {
 pub struct Doctor {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; the first
     /// that answers is used
-    #[arg(value_name = "URL", required_unless_present_any = ["from", "print_acl", "client_error", "log"])]
+    #[arg(value_name = "URL", required_unless_present_any = ["from", "recording", "print_acl", "client_error", "log"])]
     urls: Vec<String>,
     /// Length of the window between the two samples, such as 10s, 500ms or 2m; Ctrl-C ends it early, and the diagnosis
     /// still follows
@@ -76,6 +52,20 @@ pub struct Doctor {
     /// Diagnose saved facts, without contacting anything
     #[arg(long, value_name = "FILE", conflicts_with_all = ["urls", "save", "host"])]
     from: Option<PathBuf>,
+    /// Diagnose a recording made by `unslow record`, without contacting anything; where it has several deployments, URL
+    /// says which
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["from", "host"])]
+    recording: Option<PathBuf>,
+    /// With --recording: from this time on, such as "yesterday 01:00", "3h ago", 05:45 or 2026-11-20T01:00Z [default:
+    /// the last that was recorded]
+    #[arg(long, value_name = "TIME", requires = "recording", allow_hyphen_values = true)]
+    at: Option<String>,
+    /// With --recording: for this long
+    #[arg(long, default_value = "1m", value_parser = typed::lasting, value_name = "TIME")]
+    r#for: Duration,
+    /// With --recording: when the incident of this number was worst (`unslow incidents` lists them)
+    #[arg(long, value_name = "N", requires = "recording", conflicts_with = "at")]
+    incident: Option<u32>,
     /// Facts about a server's machine, collected there by `unslow host --save FILE`
     #[arg(long, value_name = "FILE")]
     host: Vec<PathBuf>,
@@ -201,6 +191,7 @@ impl Doctor {
         // The window stays registered to the end: a signal after it does not lose what was seen.
         let (mut facts, _window) = match &self.from {
             Some(path) => (saved(path)?, None),
+            None if self.recording.is_some() => (self.recorded()?, None),
             None if self.urls.is_empty() && words.is_empty() => {
                 bail!("--log: no event that the doctor recognises, and without a URL there is nothing else to look at")
             }
@@ -281,6 +272,21 @@ impl Doctor {
         });
         let facts = each.reduce(with_nodes_of).ok_or_else(|| anyhow!("no URL given"))?;
         Ok((facts, window))
+    }
+
+    /// The facts of a window of a recording.
+    fn recorded(&self) -> anyhow::Result<Facts> {
+        let Some(dir) = &self.recording else { bail!("--recording takes a directory") };
+        let tape = Tape::open(dir)?;
+        if let Some(number) = self.incident {
+            let (incident, window) = incidents::numbered(dir, number)?;
+            let from = i64::try_from(incident.worst_ms)?;
+            return Ok(tape.facts(&incident.deployment, from..from + window.as_millis() as i64)?);
+        }
+        let named = self.urls.first().map(|url| self.reach.target(url)).transpose()?.map(|target| target.url());
+        let url = tape.deployment(named.as_deref())?;
+        let window = incidents::window(&tape, self.at.as_deref(), self.r#for)?;
+        Ok(tape.facts(&url, window)?)
     }
 
     fn settings(&self, target: &Target, options: Options, hosts: Vec<Host>, window: &Guard) -> Settings {

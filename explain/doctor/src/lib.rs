@@ -6,6 +6,7 @@
 
 mod chain;
 mod finding;
+mod incidents;
 mod logs;
 pub mod measure;
 mod report;
@@ -14,6 +15,7 @@ mod rules;
 pub use finding::{
     Affected, Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of,
 };
+pub use incidents::{Incident, Incidents, Joiner, Repeats, SCHEMA as INCIDENTS_SCHEMA, repeats};
 pub use logs::LogLine;
 pub use report::{
     Answer, Answered, CannotSee, Change, Conclusion, DeploymentSummary, Diff, Looked, NodeSummary, Report, SCHEMA,

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
 use unslow_client::{Target, address_target};
-use unslow_reactor::Waker;
+use unslow_reactor::{Waker, peer_of, tls_of};
 use unslow_topology::{Health, SLOTS, Topology};
-use unslow_watch::{News, peer_of, tls_of};
+use unslow_watch::News;
 
 use crate::error::Error;
 use crate::writer::{NOBODY, Order, Route, RouteNode, WriterShared};

@@ -23,8 +23,6 @@ mod publish;
 mod roles;
 mod watcher;
 
-pub use link::{peer_of, tls_of};
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;

@@ -1,11 +1,10 @@
 //! One connection to one node: what was asked on it, what it heard, and how its node is.
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, ToSocketAddrs};
 
-use unslow_client::{Endpoint, Target};
+use unslow_client::Target;
 use unslow_nodes::{Backoff, Greeting};
-use unslow_reactor::{Id, Peer, Tls};
+use unslow_reactor::Id;
 use unslow_resp::Value;
 use unslow_topology::{RoleReply, SLOTS};
 
@@ -205,31 +204,6 @@ impl Link {
         let all = wanted.iter().flat_map(|&(a, b)| a..=b.min(SLOTS - 1));
         all.filter(|&slot| !self.held.has(slot)).take(most).collect()
     }
-}
-
-/// Where a target is, names resolved. `None` when there is no such name.
-pub fn peer_of(target: &Target) -> Option<Peer> {
-    match target.endpoints.first()? {
-        Endpoint::Unix(path) => Some(Peer::Unix(path.into())),
-        Endpoint::Tcp(host, port) => {
-            let all: Vec<SocketAddr> = (host.as_str(), *port).to_socket_addrs().ok()?.collect();
-            all.iter().find(|a| a.is_ipv4()).or(all.first()).map(|a| Peer::Tcp(*a))
-        }
-    }
-}
-
-/// How TLS is spoken with a target.
-pub fn tls_of(
-    target: &Target,
-    config: Option<&std::sync::Arc<rustls::ClientConfig>>,
-    name: Option<&str>,
-) -> Option<Tls> {
-    let host = match (name, target.endpoints.first()?) {
-        (Some(name), _) => name,
-        (None, Endpoint::Tcp(host, _)) => host,
-        (None, Endpoint::Unix(_)) => return None,
-    };
-    Some(Tls { config: config?.clone(), name: host.to_string().try_into().ok()? })
 }
 
 /// The words in front of a push.

@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::ClientConfig;
 use unslow_client::{Deployment, Error, Target, address_target};
-use unslow_reactor::{Closed, Handler, Id, Io, now_ns};
+use unslow_reactor::{Closed, Handler, Id, Io, now_ns, peer_of, tls_of};
 use unslow_resp::{Frame, Kind as FrameKind, Scan, Scanner, Value, write_command};
 use unslow_topology::{
     Change, ClusterNode, ClusterView, DeploymentKind, Health, Info, Node, Role, RoleReply, SLOTS, SentinelWord,
@@ -24,7 +24,7 @@ use unslow_topology::{
 
 use self::links::plain_address;
 use crate::channels::channel;
-use crate::link::{Ask, Kind, Link, peer_of, push_words, tls_of};
+use crate::link::{Ask, Kind, Link, push_words};
 use crate::publish::Publisher;
 use crate::roles::Reason;
 use crate::{Delta, Known, News, Settings, Shared, Sign};

@@ -36,7 +36,6 @@ impl Clock {
     }
 
     /// One with this much time; with none it was over when it began.
-    #[cfg(test)]
     pub fn of(deadline: Duration) -> Clock {
         Clock { begun: Instant::now(), deadline, stop: None, ended: Cell::new(None) }
     }

@@ -14,6 +14,7 @@ mod cost;
 mod fake;
 mod histogram;
 pub mod host;
+mod inquiry;
 mod key_sizes;
 mod latency;
 mod node;
@@ -30,12 +31,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use unslow_client::{Deployment, Endpoint, Error, Options, ReadOnly, Target};
-use unslow_facts::{Cost, Facts, Host, Node};
-use unslow_topology::{DeploymentKind, Role};
+use unslow_facts::{Cost, Facts, Host, Node, SentinelNode};
+use unslow_topology::{DeploymentKind, Member, Role};
 
 use clock::Clock;
 
 pub use ask::Salt;
+pub use inquiry::{Inquiry, Round};
 pub use node::same_server;
 
 /// How to look.
@@ -118,6 +120,17 @@ pub fn run(deployment: &Deployment, settings: &Settings) -> Facts {
 
 fn failed(address: &str, role: Role) -> Node {
     Node { unreachable: Some("the probe itself failed".into()), ..Node::new(address, role) }
+}
+
+/// What looking for `window_s` seconds cost the server that paid most.
+pub fn cost(nodes: &[Node], window_s: f64) -> Cost {
+    cost::of(nodes, Duration::from_secs_f64(window_s))
+}
+
+/// What a Sentinel knows. Never fails: why it could not be asked is in what is returned.
+pub fn sentinel(member: &Member, target: &Target, options: &Options) -> SentinelNode {
+    let patience = options.command_timeout + options.connect_timeout;
+    sentinel::look(&member.address, target, options, member.service.as_deref(), &Clock::of(patience))
 }
 
 /// How long was really watched: as long as was asked for, unless the run was ended before.

@@ -333,7 +333,7 @@ fn baseline(ask: &mut Ask, node: &mut Node, clock: &Clock) -> Result<(Option<Rtt
 }
 
 /// `None` when the user may not run INFO: the rest is worth asking all the same.
-fn sample(ask: &mut Ask) -> Result<Option<Sample>, Error> {
+pub fn sample(ask: &mut Ask) -> Result<Option<Sample>, Error> {
     match ask.call(&["INFO", "ALL"]) {
         Ok(value) => {
             let mut info = Info::parse(&value.text().unwrap_or_default());

@@ -1,0 +1,207 @@
+//! `unslow incidents`: what happened while nobody looked.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use jiff::Zoned;
+use unslow_doctor::{INCIDENTS_SCHEMA, Incident, Incidents, Joiner, Repeats, Severity, diagnose, repeats};
+use unslow_record::Tape;
+use unslow_units::{time, time_rough_s};
+
+use crate::fail_on::FailOn;
+use crate::files;
+use crate::output::{Output, style};
+use crate::typed::{lasting, retention};
+use crate::when::{self, local_clock, local_time};
+
+/// The list that numbers refer to, beside the recording.
+const LIST: &str = "incidents.json";
+const DAY_MS: u64 = 86_400_000;
+/// Windows without a finding that do not end an incident.
+const PATIENCE: u64 = 2;
+
+#[derive(Args)]
+#[command(after_help = "Exit status: 0 no incidents (or less than --fail-on), 1 incidents, 2 could not read.\n\n\
+                  Examples:\n  unslow incidents /var/lib/unslow --since 24h\n  \
+                  unslow doctor --recording /var/lib/unslow --incident 1")]
+pub struct IncidentsArguments {
+    /// Directory of a recording, made by `unslow record`
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Look at this long a time, up to the end of the recording [default: all of it]
+    #[arg(long, value_parser = retention, value_name = "TIME")]
+    since: Option<Duration>,
+    /// Length of the windows that are diagnosed one by one
+    #[arg(long, default_value = "1m", value_parser = lasting, value_name = "TIME")]
+    window: Duration,
+    /// Lowest severity that makes the exit status 1
+    #[arg(long, value_enum, default_value = "low", value_name = "SEVERITY")]
+    fail_on: FailOn,
+}
+
+impl IncidentsArguments {
+    pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        let tape = Tape::open(&self.dir)?;
+        let found = self.find(&tape);
+        // Without the right to write there, numbers mean nothing to the doctor; the list is still worth reading.
+        if let Err(e) = files::write(&self.dir.join(LIST), &serde_json::to_string(&found)?) {
+            output.note(&format!("unslow doctor --incident will not know these numbers: {e:#}"));
+        }
+        if output.json() {
+            output.print_json(&found)?;
+        } else {
+            output.print(&text(&found, &self.dir))?;
+        }
+        let least = self.fail_on.least();
+        let fails = |severity: Severity| least.is_some_and(|least| severity >= least);
+        Ok(u8::from(found.incidents.iter().any(|i| fails(i.severity))))
+    }
+
+    fn find(&self, tape: &Tape) -> Incidents {
+        let (span, step_ms) = (tape.span(), self.window.as_millis() as i64);
+        let since = self.since.map_or(span.from_ms, |since| span.to_ms - since.as_millis() as i64);
+        // Windows begin on whole ones, so that the same minute is the same window in every list.
+        let from_ms = since.max(span.from_ms).div_euclid(step_ms) * step_ms;
+        let mut unseen = 0;
+        let mut incidents: Vec<Incident> = Vec::new();
+        for url in tape.deployments() {
+            let mut joiner = Joiner::new(&url, PATIENCE * step_ms as u64);
+            for facts in tape.windows(&url, from_ms..span.to_ms, step_ms) {
+                if facts.nodes.is_empty() {
+                    unseen += 1;
+                    continue;
+                }
+                let end_ms = facts.at_ms + (facts.window_s * 1000.0) as u64;
+                joiner.window(facts.at_ms, end_ms, &diagnose(&facts, &[]));
+            }
+            incidents.extend(joiner.finish());
+        }
+        incidents.sort_by_key(|i| i.began_ms);
+        for (number, incident) in (1..).zip(&mut incidents) {
+            incident.id = number;
+        }
+        Incidents {
+            schema: INCIDENTS_SCHEMA.into(),
+            from_ms: from_ms as u64,
+            to_ms: span.to_ms as u64,
+            window_s: self.window.as_secs_f64(),
+            windows_unseen: unseen,
+            repeats: repeats(&incidents),
+            incidents,
+        }
+    }
+}
+
+/// The incident of this number in the list that was made last.
+pub fn numbered(dir: &Path, number: u32) -> anyhow::Result<(Incident, Duration)> {
+    let path = dir.join(LIST);
+    let text = fs::read_to_string(&path).with_context(|| {
+        format!("{}: no list of incidents; make one with: unslow incidents {}", path.display(), dir.display())
+    })?;
+    let list: Incidents = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let window = Duration::from_secs_f64(list.window_s.clamp(0.5, 86_400.0));
+    let all = list.incidents.len();
+    match list.incidents.into_iter().find(|i| i.id == number) {
+        Some(incident) => Ok((incident, window)),
+        None => bail!("no incident {number}: {} lists {all}", path.display()),
+    }
+}
+
+fn text(found: &Incidents, dir: &Path) -> String {
+    let (bold, faint) = (style::TITLE, style::FAINT);
+    let width = textwrap::termwidth().clamp(60, 110);
+    let mut out = String::new();
+    for incident in &found.incidents {
+        let mark = if incident.severity >= Severity::High { style::BAD } else { style::TITLE };
+        let until = if incident.lasts { "and lasts".into() } else { format!("to {}", local_clock(incident.ended_ms)) };
+        let lasted = time_rough_s(incident.lasted_ms() as f64 / 1e3);
+        let _ = writeln!(
+            out,
+            "{bold}{}{bold:#}  {} {until} ({lasted})  {mark}{}{mark:#}",
+            incident.id,
+            local_time(incident.began_ms),
+            incident.rule
+        );
+        let mut line = |text: &str, style: anstyle::Style| {
+            for row in
+                textwrap::wrap(text, textwrap::Options::new(width).initial_indent("   ").subsequent_indent("   "))
+            {
+                let _ = writeln!(out, "{style}{row}{style:#}");
+            }
+        };
+        line(&incident.title, anstyle::Style::new());
+        if !incident.impact.text.is_empty() {
+            line(&incident.impact.text, anstyle::Style::new());
+        }
+        for link in &incident.chain {
+            line(&format!("-> {}", link.text), anstyle::Style::new());
+        }
+        if let Some(first) = incident.evidence.first() {
+            line(&format!("{} -> {}", first.source, first.value), faint);
+        }
+        out.push('\n');
+    }
+    for repeated in &found.repeats {
+        let _ = writeln!(out, "{bold}{}{bold:#}", rhythm(repeated, &found.incidents));
+    }
+    if !found.repeats.is_empty() {
+        out.push('\n');
+    }
+    let (from, to) = (local_time(found.from_ms), local_time(found.to_ms));
+    if found.windows_unseen > 0 {
+        let unseen = time_rough_s(f64::from(found.windows_unseen) * found.window_s);
+        let _ = writeln!(out, "nothing was recorded in {unseen} of it: what happened then is not known");
+    }
+    match found.incidents.len() {
+        0 => {
+            let _ = writeln!(out, "no incidents from {from} to {to}");
+        }
+        n => {
+            let incidents = if n == 1 { "incident" } else { "incidents" };
+            let _ = writeln!(out, "{n} {incidents} from {from} to {to}");
+            let _ = writeln!(out, "{faint}Open one: unslow doctor --recording {} --incident 1{faint:#}", dir.display());
+        }
+    }
+    out
+}
+
+/// `fork_stall: 5 days in a row at 01:00, give or take 2 min`.
+fn rhythm(repeated: &Repeats, incidents: &[Incident]) -> String {
+    let times = repeated.incidents.len();
+    let off = time(Duration::from_millis(repeated.give_or_take_ms));
+    let is_daily = repeated.every_ms.abs_diff(DAY_MS) <= DAY_MS / 24;
+    let first = incidents.iter().find(|i| repeated.incidents.contains(&i.id));
+    match first.filter(|_| is_daily) {
+        Some(first) => {
+            let clock = local_clock(first.began_ms);
+            format!("{}: {times} days in a row at {clock}, give or take {off}", repeated.rule)
+        }
+        None => {
+            let every = time(Duration::from_millis(repeated.every_ms));
+            format!("{}: {times} times, every {every}, give or take {off}", repeated.rule)
+        }
+    }
+}
+
+/// A window as it was typed: from a time on, or the last that was recorded.
+pub fn window(tape: &Tape, at: Option<&str>, length: Duration) -> anyhow::Result<std::ops::Range<i64>> {
+    let (span, length_ms) = (tape.span(), length.as_millis() as i64);
+    let from = match at {
+        Some(at) => when::parse(at, &Zoned::now())?,
+        None => span.to_ms - length_ms,
+    };
+    if from + length_ms < span.from_ms || from > span.to_ms {
+        bail!(
+            "nothing was recorded at {}: this recording is from {} to {}",
+            local_time(from.max(0) as u64),
+            local_time(span.from_ms as u64),
+            local_time(span.to_ms as u64)
+        );
+    }
+    // The last row of a recording is the end of its window.
+    Ok(from..(from + length_ms).min(span.to_ms + 1))
+}

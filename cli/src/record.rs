@@ -1,0 +1,163 @@
+//! `unslow record`: the flight recorder.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use serde_json::json;
+use unslow_record::{Recorder, Settings, Tape};
+use unslow_units::{bytes, count, parse_bytes, time_rough_s};
+
+use crate::output::{Output, table};
+use crate::reach::Reach;
+use crate::typed::{end_after, retention};
+use crate::when::local_time;
+
+/// Version of the JSON of `record ls` and `record check`.
+const SCHEMA: &str = "unslow.recording/1";
+/// Each wake-up costs as much as recording a node for a tenth of a second.
+const NAP: Duration = Duration::from_millis(500);
+
+#[derive(Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Exit status: 0 done, 1 a damaged recording (check), 2 could not record or read.\n\nExamples:\n  \
+                  unslow record redis://10.0.0.1:7000 --dir /var/lib/unslow\n  unslow incidents /var/lib/unslow\n  \
+                  unslow doctor --recording /var/lib/unslow --at \"yesterday 01:00\" --for 10m"
+)]
+pub struct RecordArguments {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    /// Deployments: redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
+    #[arg(value_name = "URL")]
+    urls: Vec<String>,
+    /// Directory of the recording; created if need be
+    #[arg(long, value_name = "DIR", default_value = "unslow-recording")]
+    dir: PathBuf,
+    /// Exit after this time, such as 90s or 36h [default: never]
+    #[arg(long, value_parser = end_after, value_name = "TIME")]
+    r#for: Option<Duration>,
+    /// Delete what is older than this
+    #[arg(long, value_parser = retention, default_value = "14d", value_name = "TIME")]
+    keep: Duration,
+    /// Delete the oldest while the recording is larger than this, such as 5gb [default: no limit]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    max_size: Option<u64>,
+    /// Record key names instead of hashes
+    #[arg(long)]
+    show_keys: bool,
+    /// Do not record this machine
+    #[arg(long)]
+    no_host: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Show what a recording holds
+    Ls {
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+    /// Read all of a recording and report what is damaged
+    Check {
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
+}
+
+impl RecordArguments {
+    pub fn run(self, output: &Output) -> anyhow::Result<u8> {
+        match &self.verb {
+            Some(Verb::Ls { dir }) => ls(dir, output),
+            Some(Verb::Check { dir }) => check(dir, output),
+            None if self.urls.is_empty() => {
+                bail!("what to record? Type a URL: unslow record redis://127.0.0.1:6379 --dir DIR")
+            }
+            None => self.record(output),
+        }
+    }
+
+    fn record(self, output: &Output) -> anyhow::Result<u8> {
+        let targets = self.urls.iter().map(|url| self.reach.target(url)).collect::<anyhow::Result<Vec<_>>>()?;
+        let guard = unslow_interrupt::guard("ending the recording (Ctrl-C again: at once, which loses nothing)");
+        let store = unslow_record::Store {
+            retain_for: Some(self.keep),
+            retain_bytes: self.max_size,
+            ..unslow_record::Store::default()
+        };
+        let mut options = self.reach.options()?;
+        options.name = Some("unslow-record");
+        let (show_keys, host) = (self.show_keys, !self.no_host);
+        let recorder = Recorder::start(Settings { dir: self.dir.clone(), targets, options, show_keys, host, store })?;
+        for (url, why) in &recorder.silent {
+            output.note(&format!("{url} does not answer yet: {}", why.message));
+        }
+        let servers = if recorder.servers == 1 { "1 server".into() } else { format!("{} servers", recorder.servers) };
+        output.note(&format!("recording {servers} into {}; Ctrl-C ends it", self.dir.display()));
+        let end = self.r#for.map(|time| Instant::now() + time);
+        while !guard.asked() && !recorder.has_failed() && end.is_none_or(|end| Instant::now() < end) {
+            std::thread::sleep(NAP);
+        }
+        let progress = recorder.end().with_context(|| self.dir.display().to_string())?;
+        output.note(&format!("recorded {} rows into {}", count(progress.rows as f64), self.dir.display()));
+        if progress.lost > 0 {
+            output.note(&format!("{} rows were lost: the disk was too slow", count(progress.lost as f64)));
+        }
+        Ok(0)
+    }
+}
+
+fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
+    let tape = Tape::open(dir)?;
+    let (span, size) = (tape.span(), size_of(dir)?);
+    let all: Vec<_> = tape.deployments().into_iter().map(|url| (url.to_string(), tape.nodes(&url))).collect();
+    if output.json() {
+        let deployments: Vec<_> = all.iter().map(|(url, nodes)| json!({ "url": url, "nodes": nodes })).collect();
+        let document = json!({
+            "schema": SCHEMA, "from_ms": span.from_ms, "to_ms": span.to_ms, "bytes": size, "deployments": deployments,
+        });
+        output.print_json(&document)?;
+        return Ok(0);
+    }
+    let lasts = time_rough_s((span.to_ms - span.from_ms) as f64 / 1e3);
+    let (from, to) = (local_time(span.from_ms as u64), local_time(span.to_ms as u64));
+    let mut text = format!("{from} to {to} ({lasts}), {}\n\n", bytes(size as f64));
+    let mut rows = vec![vec!["deployment".to_string(), "server".to_string()]];
+    for (url, nodes) in &all {
+        rows.extend(nodes.iter().map(|node| vec![url.clone(), node.clone()]));
+    }
+    let _ = write!(text, "{}", table(&rows));
+    output.print(&text)?;
+    Ok(0)
+}
+
+fn check(dir: &Path, output: &Output) -> anyhow::Result<u8> {
+    let damage = Tape::open(dir)?.verify();
+    let status = u8::from(!damage.is_empty());
+    if output.json() {
+        let rows: Vec<_> = damage
+            .iter()
+            .map(|d| json!({ "file": d.file, "at": d.at, "bytes": d.bytes, "what": d.kind.words() }))
+            .collect();
+        output.print_json(&json!({ "schema": SCHEMA, "damage": rows }))?;
+        return Ok(status);
+    }
+    let mut text = String::new();
+    for d in &damage {
+        let _ = writeln!(text, "{}: {} at byte {}: {}", d.file, bytes(d.bytes as f64), d.at, d.kind.words());
+    }
+    if damage.is_empty() {
+        text = "all of it can be read\n".into();
+    }
+    output.print(&text)?;
+    Ok(status)
+}
+
+fn size_of(dir: &Path) -> anyhow::Result<u64> {
+    let files = std::fs::read_dir(dir).with_context(|| dir.display().to_string())?;
+    Ok(files.flatten().filter_map(|file| Some(file.metadata().ok()?.len())).sum())
+}

@@ -1,0 +1,161 @@
+//! Times as people type them: `yesterday 01:00`, `3h ago`, `-20m`, `05:45`, `2026-11-20T01:00Z`.
+//!
+//! Local time is the machine's, or `TZ`'s. A time that a daylight saving change makes twice, or skips, is an error that
+//! says so: the wrong hour would be diagnosed without a word.
+
+use jiff::civil::{DateTime, Time};
+use jiff::{Timestamp, Zoned};
+use unslow_units::parse_time;
+
+/// Why a time could not be read.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WhenError {
+    #[error(
+        "invalid time {0:?}; expected a value such as \"yesterday 01:00\", \"3h ago\", -20m, 05:45, \"2026-11-20 \
+         01:00\" or 2026-11-20T01:00Z"
+    )]
+    NotATime(String),
+    #[error("{0:?} comes twice that day, because clocks are set back; add the offset, such as 2026-10-25T02:30+01:00")]
+    Twice(String),
+    #[error("{0:?} does not exist that day, because clocks are set forward")]
+    Never(String),
+    #[error("{0:?} is in the future")]
+    Future(String),
+}
+
+/// Unix time in ms.
+pub fn parse(text: &str, now: &Zoned) -> Result<i64, WhenError> {
+    let words = text.trim();
+    let not_a_time = || WhenError::NotATime(text.to_string());
+    let at_ms = if words == "now" {
+        now.timestamp().as_millisecond()
+    } else if let Some(ago) = words.strip_suffix("ago").or_else(|| words.strip_prefix('-')) {
+        let ago = parse_time(ago.trim()).map_err(|_| not_a_time())?;
+        now.timestamp().as_millisecond() - i64::try_from(ago.as_millis()).map_err(|_| not_a_time())?
+    } else if let Ok(at) = with_seconds(words).parse::<Timestamp>() {
+        at.as_millisecond()
+    } else {
+        local(words, now, text)?.ok_or_else(not_a_time)?
+    };
+    if at_ms > now.timestamp().as_millisecond() {
+        return Err(WhenError::Future(text.to_string()));
+    }
+    Ok(at_ms)
+}
+
+/// `2026-11-20T01:00Z` with the seconds that the standard wants.
+fn with_seconds(text: &str) -> String {
+    let Some((date, rest)) = text.split_once(['T', ' ']) else { return text.to_string() };
+    let zone = rest.find(['Z', 'z', '+', '-']).unwrap_or(rest.len());
+    let (time, zone) = rest.split_at(zone);
+    if time.matches(':').count() == 1 { format!("{date}T{time}:00{zone}") } else { text.to_string() }
+}
+
+/// A time of this machine's clock.
+fn local(words: &str, now: &Zoned, text: &str) -> Result<Option<i64>, WhenError> {
+    let today = now.date();
+    let (date, time) = match words.split_once([' ', 'T']) {
+        Some(("yesterday", time)) => (today.yesterday().ok(), time),
+        Some(("today", time)) => (Some(today), time),
+        Some((date, time)) => (date.parse().ok(), time),
+        None if words == "yesterday" => (today.yesterday().ok(), "00:00"),
+        None if words == "today" => (Some(today), "00:00"),
+        None if words.contains('-') => (words.parse().ok(), "00:00"),
+        None => (None, words),
+    };
+    let Some(time) = clock(time.trim()) else { return Ok(None) };
+    let has_day = words.contains([' ', 'T']);
+    let date = match date {
+        Some(date) => date,
+        None if has_day => return Ok(None),
+        // The last one there was.
+        None if time <= now.time() => today,
+        None => match today.yesterday() {
+            Ok(yesterday) => yesterday,
+            Err(_) => return Ok(None),
+        },
+    };
+    let at = DateTime::from_parts(date, time);
+    let ambiguous = now.time_zone().to_ambiguous_zoned(at);
+    let offset = ambiguous.offset();
+    match offset {
+        jiff::tz::AmbiguousOffset::Unambiguous { .. } => {
+            Ok(ambiguous.compatible().ok().map(|at| at.timestamp().as_millisecond()))
+        }
+        jiff::tz::AmbiguousOffset::Fold { .. } => Err(WhenError::Twice(text.to_string())),
+        jiff::tz::AmbiguousOffset::Gap { .. } => Err(WhenError::Never(text.to_string())),
+    }
+}
+
+/// `05:45` or `05:45:10`.
+fn clock(text: &str) -> Option<Time> {
+    let mut parts = text.split(':').map(|part| part.parse::<i8>().ok().filter(|_| part.len() <= 2));
+    let (hour, minute) = (parts.next()??, parts.next()??);
+    let second = parts.next().unwrap_or(Some(0))?;
+    parts.next().is_none().then(|| Time::new(hour, minute, second, 0).ok())?
+}
+
+/// `2026-11-20 01:00:05` by this machine's clock.
+pub fn local_time(at_ms: u64) -> String {
+    shown(at_ms, "%Y-%m-%d %H:%M:%S")
+}
+
+/// `01:00`.
+pub fn local_clock(at_ms: u64) -> String {
+    shown(at_ms, "%H:%M")
+}
+
+fn shown(at_ms: u64, format: &str) -> String {
+    let at = i64::try_from(at_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    at.map_or_else(|| "-".to_string(), |at| at.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Zoned {
+        "2026-11-25T10:30:00[Europe/Berlin]".parse().unwrap()
+    }
+
+    fn at(text: &str) -> i64 {
+        text.parse::<Timestamp>().unwrap().as_millisecond()
+    }
+
+    #[test]
+    fn times_are_read_as_people_type_them() {
+        for (text, expected) in [
+            ("now", "2026-11-25T09:30:00Z"),
+            ("-3h", "2026-11-25T06:30:00Z"),
+            ("3h ago", "2026-11-25T06:30:00Z"),
+            ("90 s ago", "2026-11-25T09:28:30Z"),
+            ("yesterday 01:00", "2026-11-24T00:00:00Z"),
+            ("yesterday", "2026-11-23T23:00:00Z"),
+            ("today 05:45", "2026-11-25T04:45:00Z"),
+            ("05:45", "2026-11-25T04:45:00Z"),
+            ("05:45:10", "2026-11-25T04:45:10Z"),
+            ("23:00", "2026-11-24T22:00:00Z"),
+            ("2026-11-20 01:00", "2026-11-20T00:00:00Z"),
+            ("2026-07-20 01:00", "2026-07-19T23:00:00Z"),
+            ("2026-11-20", "2026-11-19T23:00:00Z"),
+            ("2026-11-20T01:00Z", "2026-11-20T01:00:00Z"),
+            ("2026-11-20T01:00+01:00", "2026-11-20T00:00:00Z"),
+            ("2026-11-20T01:00:05.5Z", "2026-11-20T01:00:05.5Z"),
+        ] {
+            assert_eq!(parse(text, &now()), Ok(at(expected)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_time_or_two_of_them_is_refused() {
+        for text in ["", "soon", "25:00", "1:2:3:4", "tomorrow 01:00", "ago", "-", "2026-13-01 01:00", "01:0x", "3h"] {
+            assert_eq!(parse(text, &now()), Err(WhenError::NotATime(text.into())), "{text}");
+        }
+        let twice = "2026-10-25 02:30";
+        assert_eq!(parse(twice, &now()), Err(WhenError::Twice(twice.into())));
+        assert_eq!(parse("2026-10-25T02:30+01:00", &now()), Ok(at("2026-10-25T01:30:00Z")));
+        let never = "2026-03-29 02:30";
+        assert_eq!(parse(never, &now()), Err(WhenError::Never(never.into())));
+        assert_eq!(parse("2027-01-01", &now()), Err(WhenError::Future("2027-01-01".into())));
+    }
+}

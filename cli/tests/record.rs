@@ -1,0 +1,144 @@
+//! The flight recorder: what happened while nobody looked is named afterwards, whatever becomes of the recorder.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use common::{Running, command, ids, stderr, stdout, unslow};
+use serde_json::Value;
+use unslow_testkit::{standalone, until};
+
+/// Records a server until it is dropped.
+fn recorder(url: &str, dir: &Path) -> Running {
+    let mut command = command(&["record", url, "--quiet", "--no-host", "--dir"]);
+    Running(command.arg(dir).stdout(Stdio::null()).spawn().unwrap())
+}
+
+fn json(arguments: &[&str], dir: &Path) -> Option<Value> {
+    let output = command(arguments).arg(dir).args(["--format", "json", "--quiet"]).output().unwrap();
+    serde_json::from_slice(&output.stdout).ok()
+}
+
+/// What the last seconds of a recording are diagnosed as; `None` while there are none.
+fn named(dir: &Path) -> Option<Vec<String>> {
+    let report = json(&["doctor", "--for", "3s", "--recording"], dir)?;
+    (report["verdict"] != "unreachable" || report["error"].is_null()).then(|| ids(&report))
+}
+
+fn is_hanging(ids: &[String]) -> bool {
+    ids.iter().any(|id| id == "node_hangs")
+}
+
+fn incidents(dir: &Path) -> Vec<Value> {
+    let list = json(&["incidents", "--window", "3s"], dir);
+    list.and_then(|list| Some(list["incidents"].as_array()?.clone())).unwrap_or_default()
+}
+
+fn ends_at_ms(dir: &Path) -> i64 {
+    json(&["record", "ls"], dir).and_then(|ls| ls["to_ms"].as_i64()).unwrap_or(0)
+}
+
+#[test]
+fn a_hang_that_nobody_saw_is_an_incident_and_the_doctor_opens_it() {
+    let server = standalone("valkey-9.1");
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().join("rec");
+    let recorder = recorder(&server.url(), &dir);
+    until("the recording is diagnosed", || named(&dir).is_some_and(|ids| !is_hanging(&ids)));
+
+    server.signal(libc::SIGSTOP);
+    until("the hang is an incident", || incidents(&dir).iter().any(|i| i["rule"] == "node_hangs"));
+    server.signal(libc::SIGCONT);
+    until("it is over", || incidents(&dir).iter().any(|i| i["rule"] == "node_hangs" && i["lasts"] == false));
+    until("the server answers again", || named(&dir).is_some_and(|ids| !is_hanging(&ids)));
+    drop(recorder);
+
+    let all = incidents(&dir);
+    let hang = all.iter().find(|i| i["rule"] == "node_hangs").unwrap();
+    assert_eq!(hang["subjects"][0], server.address(), "{hang:#}");
+    let number = hang["id"].to_string();
+    let opened = json(&["doctor", "--incident", &number, "--recording"], &dir).unwrap();
+    assert_eq!(opened["findings"][0]["id"], "node_hangs", "{opened:#}");
+    let text = stdout(&command(&["incidents", "--window", "3s"]).arg(&dir).output().unwrap());
+    assert!(text.contains("node_hangs") && text.contains("--incident 1"), "{text}");
+    let wide = text.lines().find(|line| line.chars().count() > 80 && !line.contains(scratch.path().to_str().unwrap()));
+    assert_eq!(wide, None);
+}
+
+#[test]
+fn a_killed_recorder_loses_nothing_and_the_next_one_goes_on() {
+    let server = standalone("valkey-9.1");
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().join("rec");
+    let mut first = recorder(&server.url(), &dir);
+    until("something is recorded", || named(&dir).is_some());
+
+    let second = command(&["record", &server.url(), "--dir"]).arg(&dir).output().unwrap();
+    let text = stderr(&second);
+    assert_eq!(second.status.code(), Some(2), "{text}");
+    assert!(text.contains(&format!("process {} is recording here", first.0.id())), "{text}");
+
+    let before = ends_at_ms(&dir);
+    first.signal(libc::SIGKILL);
+    assert_eq!(first.ended(), None);
+    assert!(ends_at_ms(&dir) >= before, "what was recorded is there");
+    let next = recorder(&server.url(), &dir);
+    let killed = ends_at_ms(&dir);
+    until("the next one goes on", || ends_at_ms(&dir) > killed + 2_000);
+    drop(next);
+    let check = command(&["record", "check"]).arg(&dir).output().unwrap();
+    // The last bytes may be torn: that is where it was killed.
+    let text = stdout(&check);
+    assert!(text.lines().all(|line| line.contains("all of it") || line.contains("killed there")), "{text}");
+}
+
+#[test]
+fn a_server_that_was_down_before_and_after_is_told_so() {
+    let server = standalone("valkey-9.1");
+    let (url, address) = (server.url(), server.address());
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().join("rec");
+    drop(server);
+    let recorder = recorder(&url, &dir);
+    until("a server that never answered is a finding", || named(&dir).is_some_and(|ids| ids == ["node_unreachable"]));
+    let report = json(&["doctor", "--for", "3s", "--recording"], &dir).unwrap();
+    assert_eq!(report["findings"][0]["id"], "node_unreachable", "{report:#}");
+    assert!(report["findings"][0]["subjects"].to_string().contains(&address), "{report:#}");
+    drop(recorder);
+}
+
+#[test]
+fn what_is_no_recording_or_no_time_of_it_is_one_clear_line() {
+    let server = standalone("valkey-9.1");
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().join("rec");
+    let recorder = recorder(&server.url(), &dir);
+    until("something is recorded", || named(&dir).is_some());
+    drop(recorder);
+    let (dir, nowhere) = (dir.to_str().unwrap(), scratch.path().join("nowhere"));
+    let empty = scratch.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let (nowhere, empty) = (nowhere.to_str().unwrap(), empty.to_str().unwrap());
+    for (arguments, expected) in [
+        (&["incidents", nowhere][..], "nowhere"),
+        (&["incidents", empty], "unslow record URL"),
+        (&["doctor", "--recording", empty], "unslow record URL"),
+        (&["record", "ls", nowhere], "nowhere"),
+        (&["doctor", "--recording", dir, "--at", "soon"], "yesterday 01:00"),
+        (&["doctor", "--recording", dir, "--at", "2020-01-01T00:00Z"], "this recording is from"),
+        (&["doctor", "--recording", dir, "--at", "2099-01-01"], "in the future"),
+        (&["doctor", "--recording", dir, "--incident", "1"], "unslow incidents"),
+        (&["doctor", "--recording", dir, "redis://10.9.9.9:1"], "nothing is recorded of redis://10.9.9.9:1"),
+        (&["record"], "Type a URL"),
+        (&["record", "nonsense://h", "--dir", dir], "unknown scheme"),
+    ] {
+        let output = unslow(arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}{}", stdout(&output));
+        assert!(text.starts_with("unslow: ") && text.trim().lines().count() == 1, "{arguments:?}: {text}");
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+    }
+    assert!(unslow(&["incidents", dir]).status.success());
+}

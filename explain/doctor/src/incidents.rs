@@ -1,0 +1,296 @@
+//! Diagnoses of one window after the other, joined to incidents: when something began, when it was over, and what came
+//! again and again.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Evidence, Finding, Impact, Link, Report, Severity, When};
+
+/// Version of the JSON form.
+pub const SCHEMA: &str = "unslow.incidents/1";
+/// So many times are a habit.
+const HABIT: usize = 3;
+/// A rhythm is one if no pause differs by more than this share from the usual one.
+const RHYTHM: f64 = 0.1;
+
+/// Something that cost something for a while.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Incident {
+    /// Its number within the recording; `unslow doctor --recording DIR --incident ID` opens it.
+    pub id: u32,
+    /// The deployment's URL.
+    pub deployment: String,
+    /// Rule.
+    pub rule: String,
+    /// The sentence, of the window in which it was worst.
+    pub title: String,
+    /// The worst.
+    pub severity: Severity,
+    /// Whom it was about.
+    pub subjects: Vec<String>,
+    /// Start of the first window that shows it, unix time in ms.
+    pub began_ms: u64,
+    /// End of the last one.
+    pub ended_ms: u64,
+    /// Whether it was still there when the recording ended.
+    pub lasts: bool,
+    /// In how many windows it was seen.
+    pub windows: u32,
+    /// When it was worst: the start of that window, unix time in ms.
+    pub worst_ms: u64,
+    /// What it cost then.
+    pub impact: Impact,
+    /// Its consequences then.
+    pub chain: Vec<Link>,
+    /// What showed it first.
+    pub evidence: Vec<Evidence>,
+}
+
+impl Incident {
+    /// For how long, in ms.
+    pub fn lasted_ms(&self) -> u64 {
+        self.ended_ms.saturating_sub(self.began_ms)
+    }
+}
+
+/// What happened in a recording.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Incidents {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// What was looked at, unix time in ms.
+    pub from_ms: u64,
+    /// Its end.
+    pub to_ms: u64,
+    /// Length of each window, in seconds.
+    pub window_s: f64,
+    /// Windows with nothing recorded.
+    pub windows_unseen: u32,
+    /// The oldest first.
+    pub incidents: Vec<Incident>,
+    /// What came again and again.
+    pub repeats: Vec<Repeats>,
+}
+
+/// The same rule at a steady pace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Repeats {
+    /// The deployment's URL.
+    pub deployment: String,
+    /// Rule.
+    pub rule: String,
+    /// The incidents' numbers.
+    pub incidents: Vec<u32>,
+    /// From one to the next, in ms: the median.
+    pub every_ms: u64,
+    /// How far one was from its place in this rhythm at most, in ms.
+    pub give_or_take_ms: u64,
+}
+
+/// Joins the findings of windows, given in the order of time.
+pub struct Joiner {
+    deployment: String,
+    /// A pause up to this long does not end an incident.
+    patience_ms: u64,
+    open: Vec<Incident>,
+    done: Vec<Incident>,
+    until_ms: u64,
+}
+
+impl Joiner {
+    pub fn new(deployment: &str, patience_ms: u64) -> Joiner {
+        Joiner { deployment: deployment.to_string(), patience_ms, open: Vec::new(), done: Vec::new(), until_ms: 0 }
+    }
+
+    /// Takes the diagnosis of a window. What was over before it, and what costs nothing, is no part of an incident.
+    pub fn window(&mut self, from_ms: u64, to_ms: u64, report: &Report) {
+        self.until_ms = to_ms;
+        let patience_ms = self.patience_ms;
+        let (over, open) = std::mem::take(&mut self.open)
+            .into_iter()
+            .partition(|incident| from_ms.saturating_sub(incident.ended_ms) > patience_ms);
+        self.open = open;
+        self.done.extend::<Vec<Incident>>(over);
+        let costs = |f: &&Finding| f.when != When::Past && f.severity_now() >= Severity::Low;
+        for finding in report.findings.iter().filter(costs) {
+            self.found(from_ms, to_ms, finding);
+        }
+    }
+
+    fn found(&mut self, from_ms: u64, to_ms: u64, finding: &Finding) {
+        if let Some(open) = self.open.iter_mut().find(|open| open.rule == finding.id) {
+            return extend(open, from_ms, to_ms, finding);
+        }
+        let about = |incident: &Incident| {
+            finding.subjects.is_empty() || finding.subjects.iter().any(|s| incident.subjects.contains(s))
+        };
+        // A consequence of what is known already.
+        let cause = self.open.iter_mut().find(|open| open.chain.iter().any(|l| l.id == finding.id) && about(open));
+        if let Some(cause) = cause {
+            cause.ended_ms = to_ms;
+            return;
+        }
+        let mut incident = Incident {
+            id: 0,
+            deployment: self.deployment.clone(),
+            rule: finding.id.clone(),
+            title: finding.title.clone(),
+            severity: finding.severity_now(),
+            subjects: finding.subjects.clone(),
+            began_ms: from_ms,
+            ended_ms: to_ms,
+            lasts: false,
+            windows: 1,
+            worst_ms: from_ms,
+            impact: finding.impact.clone(),
+            chain: finding.chain.clone(),
+            evidence: finding.evidence.clone(),
+        };
+        // Its consequence was seen first.
+        let is_consequence = |open: &Incident| incident.chain.iter().any(|l| l.id == open.rule) && about(open);
+        if let Some(place) = self.open.iter().position(is_consequence) {
+            let first = self.open.swap_remove(place);
+            incident.began_ms = first.began_ms;
+            incident.windows += first.windows;
+        }
+        self.open.push(incident);
+    }
+
+    /// All of them, the oldest first; numbered from 1 on.
+    pub fn finish(mut self) -> Vec<Incident> {
+        for incident in &mut self.open {
+            incident.lasts = incident.ended_ms >= self.until_ms;
+        }
+        self.done.append(&mut self.open);
+        self.done.sort_by(|a, b| (a.began_ms, &a.rule).cmp(&(b.began_ms, &b.rule)));
+        for (number, incident) in (1..).zip(&mut self.done) {
+            incident.id = number;
+        }
+        self.done
+    }
+}
+
+fn extend(open: &mut Incident, from_ms: u64, to_ms: u64, finding: &Finding) {
+    open.ended_ms = to_ms;
+    open.windows += 1;
+    let severity = finding.severity_now();
+    if (severity, finding.impact.value) > (open.severity, open.impact.value) {
+        open.title.clone_from(&finding.title);
+        (open.severity, open.impact, open.worst_ms) = (severity, finding.impact.clone(), from_ms);
+        open.chain.clone_from(&finding.chain);
+    }
+    for subject in &finding.subjects {
+        if !open.subjects.contains(subject) {
+            open.subjects.push(subject.clone());
+        }
+    }
+}
+
+/// What came at least three times, always after about the same pause.
+pub fn repeats(incidents: &[Incident]) -> Vec<Repeats> {
+    let mut by_rule: BTreeMap<(&str, &str), Vec<&Incident>> = BTreeMap::new();
+    for incident in incidents {
+        by_rule.entry((&incident.deployment, &incident.rule)).or_default().push(incident);
+    }
+    by_rule.into_values().filter_map(|all| rhythm(&all)).collect()
+}
+
+fn rhythm(all: &[&Incident]) -> Option<Repeats> {
+    let begins: Vec<u64> = all.iter().map(|i| i.began_ms).collect();
+    let mut pauses: Vec<u64> = begins.windows(2).map(|w| w[1].saturating_sub(w[0])).collect();
+    pauses.sort_unstable();
+    let every_ms = *pauses.get(pauses.len() / 2).filter(|_| all.len() >= HABIT)?;
+    let off = |pause: &u64| pause.abs_diff(every_ms);
+    let give_or_take_ms = pauses.iter().map(off).max()?;
+    (every_ms > 0 && give_or_take_ms as f64 <= every_ms as f64 * RHYTHM).then(|| Repeats {
+        deployment: all[0].deployment.clone(),
+        rule: all[0].rule.clone(),
+        incidents: all.iter().map(|i| i.id).collect(),
+        every_ms,
+        give_or_take_ms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Currency;
+
+    const MINUTE: u64 = 60_000;
+
+    fn finding(rule: &str, subject: &str, value: f64) -> Finding {
+        let mut finding = Finding::new(format!("{rule} on {subject}")).on([subject]);
+        (finding.id, finding.severity) = (rule.to_string(), Severity::High);
+        finding.impact = Impact { currency: Currency::Latency, value, unit: "ms".into(), text: String::new() };
+        finding
+    }
+
+    fn leading_to(mut finding: Finding, rule: &str) -> Finding {
+        finding.chain.push(Link { id: rule.into(), subject: "a:1".into(), at_ms: 0, text: String::new() });
+        finding
+    }
+
+    /// The incidents of minutes with these findings.
+    fn joined(minutes: Vec<Vec<Finding>>) -> Vec<Incident> {
+        let mut joiner = Joiner::new("redis://a:1", 2 * MINUTE);
+        for (minute, findings) in (0..).zip(minutes) {
+            let mut report = Report::failed("redis://a:1", 0, "");
+            report.findings = findings;
+            joiner.window(minute * MINUTE, (minute + 1) * MINUTE, &report);
+        }
+        joiner.finish()
+    }
+
+    fn spans(incidents: &[Incident]) -> Vec<(&str, u64, u64, bool)> {
+        incidents.iter().map(|i| (i.rule.as_str(), i.began_ms / MINUTE, i.ended_ms / MINUTE, i.lasts)).collect()
+    }
+
+    #[test]
+    fn minutes_are_joined_and_a_short_pause_ends_nothing() {
+        let found = |value| vec![finding("fork_stall", "a:1", value)];
+        let all = joined(vec![vec![], found(3.0), found(9.0), vec![], found(5.0), vec![], vec![], vec![], found(1.0)]);
+        assert_eq!(spans(&all), [("fork_stall", 1, 5, false), ("fork_stall", 8, 9, true)]);
+        assert_eq!((all[0].impact.value, all[0].worst_ms, all[0].windows), (9.0, 2 * MINUTE, 3));
+        assert_eq!((all[0].id, all[1].id), (1, 2));
+    }
+
+    #[test]
+    fn a_consequence_belongs_to_its_cause_whichever_is_seen_first() {
+        let cause = || leading_to(finding("fork_stall", "a:1", 5.0), "replica_lag");
+        let effect = |subject| finding("replica_lag", subject, 2.0);
+        let all = joined(vec![vec![effect("a:1")], vec![cause()], vec![effect("a:1")], vec![]]);
+        assert_eq!(spans(&all), [("fork_stall", 0, 3, false)]);
+        let elsewhere = joined(vec![vec![cause()], vec![effect("b:1")]]);
+        assert_eq!(spans(&elsewhere), [("fork_stall", 0, 1, false), ("replica_lag", 1, 2, true)]);
+    }
+
+    #[test]
+    fn what_is_over_or_costs_nothing_is_no_incident() {
+        let mut past = finding("fork_stall", "a:1", 5.0);
+        past.when = When::Past;
+        let mut risk = finding("no_memory_limit", "a:1", 0.0);
+        risk.severity = Severity::Risk;
+        assert_eq!(joined(vec![vec![past, risk]]), []);
+    }
+
+    #[test]
+    fn what_comes_every_night_is_told_as_such() {
+        const DAY: u64 = 86_400_000;
+        let at = |begins: &[u64]| {
+            let mut all = joined(vec![vec![finding("fork_stall", "a:1", 1.0)]]);
+            all = vec![all[0].clone(); begins.len()];
+            for ((id, begin), incident) in (1..).zip(begins).zip(&mut all) {
+                (incident.id, incident.began_ms) = (id, *begin);
+            }
+            repeats(&all)
+        };
+        let nights = at(&[MINUTE, DAY + 2 * MINUTE, 2 * DAY, 3 * DAY + MINUTE]);
+        let [nights] = &nights[..] else { panic!("{nights:?}") };
+        assert!(nights.every_ms.abs_diff(DAY) <= 2 * MINUTE && nights.give_or_take_ms <= 4 * MINUTE, "{nights:?}");
+        assert_eq!(nights.incidents, [1, 2, 3, 4]);
+        assert_eq!(at(&[0, DAY]), [], "twice is no habit");
+        assert_eq!(at(&[0, DAY, 5 * DAY, 6 * DAY]), [], "not every night");
+    }
+}

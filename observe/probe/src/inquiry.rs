@@ -1,0 +1,174 @@
+//! The expensive questions again and again, on one connection, for a recorder: it has INFO and PINGs by itself.
+//!
+//! The same questions, limits and redaction as in a diagnosis, and the same end when the server's own PINGs take twice
+//! as long.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use unslow_client::{Error, Options, Target};
+use unslow_facts::{Node, Own, Rtt, Seen};
+use unslow_topology::Member;
+
+use crate::ask::{Ask, Salt};
+use crate::clock::Clock;
+use crate::histogram::{self, Counted};
+use crate::questions::Questions;
+use crate::{cluster, config, node, rtt};
+
+/// PINGs before the questions, which those between them are compared with.
+const BASELINE_PINGS: usize = 10;
+const BASELINE_TIME: Duration = Duration::from_millis(100);
+/// For all questions of a round.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// The slow log, the sizes of the keys in it, the latency monitor.
+    Often,
+    /// Clients, settings, histograms, the cluster's view and its slots as well.
+    Whole,
+}
+
+/// One node's.
+pub struct Inquiry {
+    target: Target,
+    options: Options,
+    salt: Arc<Salt>,
+    ask: Option<Ask>,
+    /// What was answered last.
+    node: Node,
+    /// Of connections before this one.
+    own_before: Own,
+    counted: Option<Counted>,
+}
+
+impl Inquiry {
+    /// Asks nothing yet.
+    pub fn new(member: &Member, target: Target, options: Options, salt: Arc<Salt>) -> Inquiry {
+        let mut node = Node::new(&member.address, member.role);
+        node.node_id.clone_from(&member.node_id);
+        Inquiry { target, options, salt, ask: None, node, own_before: Own::default(), counted: None }
+    }
+
+    /// Asks. What was not asked in this round is as the last one left it; [`Node::own`] counts from the first round on.
+    /// Fails when the server does not answer; the next round dials again.
+    pub fn ask(&mut self, round: Round) -> Result<&Node, Error> {
+        let mut ask = match self.ask.take() {
+            Some(ask) => ask,
+            None => {
+                let mut ask = Ask::open(&self.target, &self.options)?;
+                ask.begin_window();
+                self.node.open_door = !ask.connection().authenticated && self.options.tls.cert_and_key.is_none();
+                self.node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
+                ask
+            }
+        };
+        let asked = self.round(&mut ask, round);
+        self.node.own = sum(&self.own_before, &ask.own);
+        match asked {
+            Ok(()) => self.ask = Some(ask),
+            Err(e) => {
+                self.own_before = self.node.own.clone();
+                self.counted = None;
+                return Err(e);
+            }
+        }
+        Ok(&self.node)
+    }
+
+    fn round(&mut self, ask: &mut Ask, round: Round) -> Result<(), Error> {
+        let node = &mut self.node;
+        if round == Round::Whole || node.last.is_none() {
+            node.first = std::mem::replace(&mut node.last, node::sample(ask)?);
+            if node.first.is_none() {
+                node.first.clone_from(&node.last);
+            }
+        }
+        let clock = Clock::of(PATIENCE);
+        let is_cluster = node.last.as_ref().is_none_or(|s| s.info.get("cluster_enabled") != Some("0"));
+        let level = node.level();
+        let baseline = match rtt::several(ask, BASELINE_PINGS, BASELINE_TIME) {
+            Ok(times) => Rtt::of(&times),
+            Err(e) if e.is_fatal() => return Err(e),
+            Err(_) => None,
+        };
+        (node.slowlog, node.key_sizes, node.latency) = (Seen::default(), Seen::default(), Seen::default());
+        if round == Round::Whole {
+            (node.clients, node.slot_stats, node.histograms) = (Seen::default(), Seen::default(), Seen::default());
+            node.config = config::look(ask, level);
+            if is_cluster {
+                cluster::look(ask, node, level);
+            }
+        }
+        let counted = self.counted.as_ref().filter(|_| round == Round::Whole);
+        let mut questions = Questions::new(&clock, baseline, Duration::ZERO).since(counted);
+        questions.ask_open(ask, node, &self.salt, is_cluster)?;
+        ask.own.stopped_early = questions.stopped_early();
+        if round == Round::Whole && !ask.own.stopped_early {
+            self.counted = match histogram::at_start(ask, level) {
+                Seen::Yes { value, .. } => Some(value),
+                Seen::No(gap) => {
+                    node.histograms = Seen::No(gap);
+                    None
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+/// What was sent on earlier connections and on this one.
+fn sum(before: &Own, now: &Own) -> Own {
+    let mut sum = now.clone();
+    for (name, n) in &before.commands {
+        *sum.commands.entry(name.clone()).or_default() += n;
+    }
+    for (code, n) in &before.errors {
+        *sum.errors.entry(code.clone()).or_default() += n;
+    }
+    sum.total += before.total;
+    sum.reads += before.reads;
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_topology::Role;
+
+    use super::*;
+
+    #[test]
+    fn what_was_sent_on_earlier_connections_counts() {
+        let own = |calls: u64, code: &str| Own {
+            commands: [("info".to_string(), calls)].into(),
+            total: calls + 4,
+            reads: calls,
+            errors: [(code.to_string(), 1)].into(),
+            stopped_early: false,
+        };
+        let sum = sum(&own(3, "ERR"), &own(2, "NOPERM"));
+        assert_eq!((sum.commands["info"], sum.total, sum.reads, sum.errors.len()), (5, 13, 5, 2));
+    }
+
+    #[test]
+    fn a_lost_connection_is_dialled_again_in_the_next_round() {
+        let target = crate::fake::server(|words| match words[0].as_str() {
+            "INFO" => crate::fake::bulk("redis_version:7.0.0\r\nconnected_clients:1\r\ncluster_enabled:0\r\n"),
+            "PING" => "+PONG\r\n".into(),
+            "LATENCY" if words[1] == "HISTOGRAM" => "*0\r\n".into(),
+            "CLIENT" => crate::fake::bulk("id=3 addr=127.0.0.1:1 name= age=9 idle=0 flags=N cmd=get\n"),
+            _ => "*0\r\n".into(),
+        });
+        let member =
+            Member { address: target.address(), role: Role::Master, master: None, node_id: None, service: None };
+        let mut inquiry = Inquiry::new(&member, target, Options::default(), Arc::new(Salt::new(false)));
+        let node = inquiry.ask(Round::Whole).unwrap();
+        assert!(node.slowlog.value().is_some() && node.clients.value().is_some_and(|c| c.listed == 1), "{node:?}");
+        let (before, infos) = (node.own.total, node.own.commands["info"]);
+        let node = inquiry.ask(Round::Often).unwrap();
+        assert_eq!(node.own.commands["info"], infos, "INFO is the recorder's, but for whole rounds");
+        assert!(node.own.total > before && node.clients.value().is_some(), "the last answer stays");
+    }
+}

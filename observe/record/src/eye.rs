@@ -1,0 +1,424 @@
+//! The event loop: PING ten times a second and INFO once, at every node, on one connection each.
+//!
+//! A question is never sent while the one before it is unanswered, so a server that stands still is asked nothing more,
+//! and its first word says for how long it stood.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::ClientConfig;
+use unslow_client::{Options, Target};
+use unslow_facts::Lack;
+use unslow_nodes::{Author, Backoff, Greeting, Kind as Refused, Plan, Progress, Refusal};
+use unslow_reactor::{Closed, Handler, Id, Io, Peer, now_ns, tls_of};
+use unslow_resp::{Frame, Kind, Scan, Scanner, write_command};
+use unslow_series::Stamp;
+
+use crate::notes::{NodeNumber, Note, Saw, Sent};
+use crate::pings::Pings;
+use crate::scheme::{Away, STALL_US, Stall};
+
+const MS: u64 = 1_000_000;
+const TICK: u64 = 100 * MS;
+/// INFO is asked for in every tenth tick.
+const TICKS_PER_INFO: u64 = 10;
+/// A connection that has owed an answer for this long is given up, once: whether a second one is answered tells a hung
+/// process from a lost connection.
+const PATIENCE: u64 = 3_000 * MS;
+/// The second one is kept for this long.
+const PATIENCE_HUNG: u64 = 60_000 * MS;
+const FIRST_PAUSE: u64 = 200 * MS;
+const LONGEST_PAUSE: u64 = 5_000 * MS;
+/// A node that stays away is told again, so that a reader need not look far back.
+const TELL_AGAIN: u64 = 300_000 * MS;
+/// What a connection may send before the end of a reply: INFO ALL of a thousand commands and error codes takes 200 kB.
+pub const INPUT_MAX: usize = 4 << 20;
+
+/// What the event loop is told.
+pub enum Order {
+    /// Asks this node from now on, or at another address than before.
+    Ask {
+        node: NodeNumber,
+        target: Box<Target>,
+        peer: Peer,
+    },
+    /// Asks it no more.
+    Leave(NodeNumber),
+    Stop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    Ping,
+    Info,
+}
+
+struct Link {
+    target: Target,
+    peer: Peer,
+    connection: Option<Id>,
+    greeting: Greeting,
+    ready: bool,
+    asked: VecDeque<(Question, u64)>,
+    /// Since when an answer is owed, over all connections.
+    owes_since: Option<u64>,
+    /// When it was last dialled.
+    dialled_at: u64,
+    /// Connections that were given up because nothing was said on them, since the last word.
+    given_up: u32,
+    dial_at: u64,
+    backoff: Backoff,
+    ticks: u64,
+    next_tick: u64,
+    pings: Pings,
+    sent: Sent,
+    /// What was last told of it, and when.
+    away: Option<Away>,
+    told_at: u64,
+    left: bool,
+}
+
+/// All nodes of one thread.
+pub struct Eye {
+    options: Options,
+    tls: Option<Arc<ClientConfig>>,
+    orders: Receiver<Order>,
+    seen: SyncSender<Note>,
+    links: HashMap<NodeNumber, Link>,
+    by_connection: HashMap<Id, NodeNumber>,
+    /// How much the keeper was too slow for.
+    lost: Arc<AtomicU64>,
+}
+
+impl Eye {
+    pub fn new(
+        options: Options,
+        tls: Option<Arc<ClientConfig>>,
+        orders: Receiver<Order>,
+        seen: SyncSender<Note>,
+        lost: Arc<AtomicU64>,
+    ) -> Eye {
+        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), lost }
+    }
+
+    fn obey(&mut self, io: &mut Io, order: Order) {
+        match order {
+            Order::Stop => io.stop(),
+            Order::Leave(node) => {
+                if let Some(link) = self.links.get_mut(&node) {
+                    link.left = true;
+                    self.hang_up(io, node);
+                }
+            }
+            Order::Ask { node, target, peer } => match self.links.get_mut(&node) {
+                Some(link) => {
+                    if link.left {
+                        link.left = false;
+                        link.next_tick = now_ns();
+                        io.timer(link.next_tick, node as u64);
+                    }
+                    if link.peer != peer || link.target != *target {
+                        (link.peer, link.target, link.dial_at) = (peer, *target, 0);
+                        self.hang_up(io, node);
+                    }
+                }
+                None => {
+                    // Nodes take turns within a tick.
+                    let next_tick = now_ns() + (node as u64 * 7 * MS) % TICK;
+                    io.timer(next_tick, node as u64);
+                    self.links.insert(node, Link::new(*target, peer, next_tick, node as u64 % TICKS_PER_INFO));
+                }
+            },
+        }
+    }
+
+    fn tell(&mut self, node: NodeNumber, saw: Saw) {
+        match self.seen.try_send(Note::Saw(node, stamp(), saw)) {
+            Ok(()) => {}
+            // A disk that hangs must not stop the clock of what is measured.
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn tick(&mut self, io: &mut Io, node: NodeNumber) {
+        let now = now_ns();
+        let Some(link) = self.links.get_mut(&node).filter(|l| !l.left) else { return };
+        link.next_tick = (link.next_tick + TICK).max(now);
+        link.ticks += 1;
+        io.timer(link.next_tick, node as u64);
+        let Some(connection) = link.connection else {
+            if now >= link.dial_at {
+                self.dial(io, node, now);
+            }
+            return;
+        };
+        let patience = if link.given_up == 0 { PATIENCE } else { PATIENCE_HUNG };
+        let owed = link.owes_since.map_or(0, |since| now - since.max(link.dialled_at));
+        if link.given_up > 0 && owed > PATIENCE {
+            self.is_away(node, "it takes connections and answers nothing", Lack::Answer, true);
+        }
+        if owed > patience {
+            let Some(link) = self.links.get_mut(&node) else { return };
+            link.given_up += 1;
+            link.dial_at = 0;
+            self.hang_up(io, node);
+            return;
+        }
+        let Some(link) = self.links.get_mut(&node).filter(|l| l.ready) else { return };
+        let is_due = |question| link.asked.iter().all(|(asked, _)| *asked != question);
+        let (ping, info) = (is_due(Question::Ping), is_due(Question::Info) && link.ticks % TICKS_PER_INFO == 0);
+        let out = io.output(connection);
+        if ping {
+            write_command(out, &["PING"]);
+            link.ask(Question::Ping, now);
+        }
+        if info {
+            write_command(out, &["INFO", "ALL"]);
+            link.ask(Question::Info, now);
+        }
+    }
+
+    fn dial(&mut self, io: &mut Io, node: NodeNumber, now: u64) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        let tls = tls_of(&link.target, self.tls.as_ref(), self.options.tls.server_name.as_deref());
+        if link.target.tls && tls.is_none() {
+            return self.is_away(node, "its name is none that a certificate may have", Lack::Other, false);
+        }
+        let patience = self.options.connect_timeout.as_nanos() as u64;
+        match io.connect(&link.peer, tls.as_ref(), now + patience) {
+            Ok(id) => {
+                link.connection = Some(id);
+                link.dialled_at = now;
+                self.by_connection.insert(id, node);
+            }
+            Err(e) => {
+                link.pause(now);
+                self.is_away(node, &format!("no connection: {e}"), Lack::Answer, false);
+            }
+        }
+    }
+
+    /// Forgets the connection.
+    fn hang_up(&mut self, io: &mut Io, node: NodeNumber) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        if let Some(id) = link.lost() {
+            self.by_connection.remove(&id);
+            io.close(id);
+        }
+    }
+
+    fn is_away(&mut self, node: NodeNumber, why: &str, lack: Lack, silent: bool) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        let now = now_ns();
+        let is_told = link.away.as_ref().is_some_and(|away| (away.lack, away.silent) == (lack, silent));
+        if is_told && now - link.told_at < TELL_AGAIN {
+            return;
+        }
+        link.told_at = now;
+        let owed_ms = link.owes_since.map_or(0, |since| (now - since) / MS);
+        let since_ms = link.away.as_ref().map_or_else(|| unix_ms().saturating_sub(owed_ms), |away| away.since_ms);
+        link.away = Some(Away { why: why.to_string(), lack, silent, since_ms });
+        let away = link.away.clone();
+        self.tell(node, Saw::Away(away));
+    }
+
+    /// A word of a node, whatever it says.
+    fn heard(&mut self, node: NodeNumber, now: u64) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        link.given_up = 0;
+        let owed_us = link.owes_since.map_or(0, |since| (now - since) / 1000);
+        link.owes_since = link.asked.front().map(|(_, at)| *at);
+        if owed_us >= STALL_US {
+            self.tell(node, Saw::Stall(Stall { sent_ms: unix_ms().saturating_sub(owed_us / 1000), us: owed_us }));
+        }
+    }
+
+    fn is_ready(&mut self, node: NodeNumber) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        link.ready = true;
+        link.backoff.succeeded();
+        // The first INFO is not waited for.
+        link.ticks = TICKS_PER_INFO - 1;
+        if link.away.take().is_some() {
+            self.tell(node, Saw::Away(None));
+        }
+    }
+
+    fn refused(&mut self, io: &mut Io, node: NodeNumber, why: &str, lack: Lack) {
+        if let Some(link) = self.links.get_mut(&node) {
+            link.pause(now_ns());
+        }
+        self.hang_up(io, node);
+        self.is_away(node, why, lack, false);
+    }
+
+    fn reply(&mut self, io: &mut Io, node: NodeNumber, bytes: &[u8]) {
+        let now = now_ns();
+        let frame = Frame::new(bytes);
+        let Some(link) = self.links.get_mut(&node) else { return };
+        if let Some(step) = link.greeting.due() {
+            let progress = link.greeting.reply(bytes);
+            self.heard(node, now);
+            match progress {
+                Progress::Done { .. } => self.is_ready(node),
+                Progress::Refused { passing } => {
+                    self.refused(io, node, &step.error_text(bytes), if passing { Lack::Other } else { Lack::Rights });
+                }
+                Progress::More | Progress::Unasked => {}
+            }
+            return;
+        }
+        if frame.kind() == Kind::Push {
+            return;
+        }
+        let Some((question, at)) = link.asked.pop_front() else { return };
+        self.heard(node, now);
+        let refusal = Refusal::parse(bytes, Author::Server);
+        if let Some(refusal) = refusal
+            && matches!(refusal.kind, Refused::Auth | Refused::Loading)
+        {
+            let lack = if refusal.kind == Refused::Auth { Lack::Rights } else { Lack::Other };
+            return self.is_away(node, &String::from_utf8_lossy(frame.text()), lack, false);
+        }
+        let Some(link) = self.links.get_mut(&node) else { return };
+        match question {
+            Question::Ping => {
+                let us = u32::try_from((now - at) / 1000).unwrap_or(u32::MAX);
+                if u64::from(us) < STALL_US {
+                    link.pings.add(us);
+                }
+            }
+            Question::Info if refusal.is_some() => {
+                self.is_away(node, &String::from_utf8_lossy(frame.text()), Lack::Rights, false);
+            }
+            Question::Info => {
+                let (pings, sent) = (std::mem::take(&mut link.pings), link.sent);
+                let came_back = link.away.take().is_some();
+                if came_back {
+                    self.tell(node, Saw::Away(None));
+                }
+                self.tell(node, Saw::Second { info: frame.text().to_vec(), pings, sent });
+            }
+        }
+    }
+}
+
+impl Link {
+    fn new(target: Target, peer: Peer, next_tick: u64, ticks: u64) -> Link {
+        Link {
+            target,
+            peer,
+            connection: None,
+            greeting: Greeting::default(),
+            ready: false,
+            asked: VecDeque::new(),
+            owes_since: None,
+            dialled_at: 0,
+            given_up: 0,
+            dial_at: 0,
+            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
+            ticks,
+            next_tick,
+            pings: Pings::default(),
+            sent: Sent::default(),
+            away: None,
+            told_at: 0,
+            left: false,
+        }
+    }
+
+    fn ask(&mut self, question: Question, now: u64) {
+        match question {
+            Question::Ping => self.sent.pings += 1,
+            Question::Info => self.sent.infos += 1,
+        }
+        self.owes_since.get_or_insert(now);
+        self.asked.push_back((question, now));
+    }
+
+    fn pause(&mut self, now: u64) {
+        self.dial_at = now + self.backoff.failed(rand::random_range);
+    }
+
+    fn lost(&mut self) -> Option<Id> {
+        self.ready = false;
+        self.asked.clear();
+        self.greeting = Greeting::default();
+        self.connection.take()
+    }
+}
+
+impl Handler for Eye {
+    fn turn(&mut self, io: &mut Io) -> Option<u64> {
+        while let Ok(order) = self.orders.try_recv() {
+            self.obey(io, order);
+        }
+        None
+    }
+
+    fn opened(&mut self, io: &mut Io, id: Id) {
+        let Some(&node) = self.by_connection.get(&id) else { return };
+        let Some(link) = self.links.get_mut(&node) else { return };
+        let plan = Plan { name: self.options.name, db: 0, ..link.target.plan() };
+        link.greeting = Greeting::begin(&plan, io.output(id));
+        link.sent.greetings += 1;
+        if link.greeting.is_done() {
+            self.is_ready(node);
+        } else {
+            link.owes_since.get_or_insert(now_ns());
+        }
+    }
+
+    fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
+        let mut used = 0;
+        loop {
+            // Looked up for each: a reply may end the connection.
+            let Some(&node) = self.by_connection.get(&id) else { return bytes.len() };
+            match Scanner::default().scan(&bytes[used..]) {
+                Ok(Scan::Complete(length)) => {
+                    self.reply(io, node, &bytes[used..used + length]);
+                    used += length;
+                }
+                Ok(Scan::Incomplete) => return used,
+                Err(why) => {
+                    self.refused(io, node, &format!("what it says is not RESP: {why}"), Lack::Other);
+                    return bytes.len();
+                }
+            }
+        }
+    }
+
+    fn closed(&mut self, _: &mut Io, id: Id, why: Closed) {
+        let Some(node) = self.by_connection.remove(&id) else { return };
+        let Some(link) = self.links.get_mut(&node) else { return };
+        let (was_ready, now) = (link.ready, now_ns());
+        link.lost();
+        link.asked.clear();
+        if was_ready {
+            // The first attempt to come back is at once: CLIENT KILL closes connections of healthy servers.
+            link.dial_at = now;
+            return;
+        }
+        link.owes_since = None;
+        link.pause(now);
+        self.is_away(node, &why.to_string(), Lack::Answer, false);
+    }
+
+    fn timer(&mut self, io: &mut Io, key: u64) {
+        self.tick(io, key as NodeNumber);
+    }
+}
+
+/// Both clocks, now.
+pub fn stamp() -> Stamp {
+    Stamp { wall_ms: unix_ms() as i64, mono_ms: now_ns() / MS }
+}
+
+pub fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+}

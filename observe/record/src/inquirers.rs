@@ -1,0 +1,312 @@
+//! A few threads that ask what takes longer: discovery, and the expensive questions of each node in turn. One that
+//! hangs keeps one thread for as long as the options' timeouts.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::mpsc::{Sender, SyncSender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use unslow_client::{Deployment, Options, Target, discover};
+use unslow_facts::Node;
+use unslow_probe::{Inquiry, Round, Salt};
+use unslow_reactor::{Waker, peer_of};
+use unslow_topology::{DeploymentKind, Member, Role};
+
+use crate::eye::{Order, stamp};
+use crate::notes::{NodeNumber, Note};
+use crate::scheme::{Listed, Listing};
+
+const OFTEN: Duration = Duration::from_secs(10);
+/// Of the rounds, so many are short ones before a whole one.
+const ROUNDS_PER_WHOLE: u32 = 6;
+/// It asks things that are not taken off as ours, so it is rare where nothing changes.
+const DISCOVER: Duration = Duration::from_secs(600);
+const SENTINELS: Duration = Duration::from_secs(60);
+/// A failover changes several servers within moments.
+const SOON: Duration = Duration::from_secs(1);
+/// While it does not answer.
+const DISCOVER_AGAIN: Duration = Duration::from_secs(10);
+/// A node that is not listed any more is asked for this long: a dead replica is not in its master's list either.
+const UNLISTED: Duration = Duration::from_secs(600);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Job {
+    Discover(usize),
+    Sentinels(usize),
+    Ask(NodeNumber),
+}
+
+struct Watched {
+    target: Target,
+    url: String,
+    numbers: HashMap<String, Number>,
+    sentinels: Vec<(Member, Target)>,
+}
+
+struct Number {
+    number: NodeNumber,
+    unlisted: Option<Instant>,
+}
+
+struct Asked {
+    inquiry: Inquiry,
+    round: u32,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: BinaryHeap<Reverse<(Instant, Job)>>,
+    watched: Vec<Watched>,
+    /// Those that are being asked are with their thread.
+    asked: HashMap<NodeNumber, Asked>,
+    /// The newest answer of each node, for those who look at its machine.
+    nodes: HashMap<NodeNumber, Node>,
+    next_number: NodeNumber,
+    ended: bool,
+}
+
+/// Shared by the threads.
+pub struct Inquirers {
+    options: Options,
+    salt: Arc<Salt>,
+    notes: SyncSender<Note>,
+    eyes: Vec<(Sender<Order>, Waker)>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Inquirers {
+    pub fn new(options: Options, salt: Salt, notes: SyncSender<Note>, eyes: Vec<(Sender<Order>, Waker)>) -> Inquirers {
+        let (salt, state) = (Arc::new(salt), Mutex::default());
+        Inquirers { options, salt, notes, eyes, state, changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to watch a deployment. One that was not found yet is a server that does not answer.
+    pub fn watch(&self, target: Target, found: Option<&Deployment>) {
+        let place = {
+            let mut state = self.state();
+            state.watched.push(Watched {
+                url: target.url(),
+                target: target.clone(),
+                numbers: HashMap::new(),
+                sentinels: Vec::new(),
+            });
+            state.watched.len() - 1
+        };
+        match found {
+            Some(found) => self.found(place, found),
+            None => self.not_found(place, &target),
+        }
+        let pause = if found.is_some() { DISCOVER } else { DISCOVER_AGAIN };
+        self.later(Job::Discover(place), pause);
+        self.later(Job::Sentinels(place), SENTINELS);
+    }
+
+    /// What a node says of itself has changed.
+    pub fn discover_soon(&self, number: NodeNumber) {
+        let mut state = self.state();
+        let has = |w: &Watched| w.numbers.values().any(|n| n.number == number);
+        let Some(place) = state.watched.iter().position(has) else { return };
+        let soon = Instant::now() + SOON;
+        let is_planned = |job: &Reverse<(Instant, Job)>| job.0.1 == Job::Discover(place) && job.0.0 <= soon;
+        if !state.jobs.iter().any(is_planned) {
+            state.jobs.retain(|job| job.0.1 != Job::Discover(place));
+            state.jobs.push(Reverse((soon, Job::Discover(place))));
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The nodes that were asked, as they answered last.
+    pub fn nodes(&self) -> Vec<(NodeNumber, Node)> {
+        self.state().nodes.iter().map(|(number, node)| (*number, node.clone())).collect()
+    }
+
+    pub fn end(&self) {
+        self.state().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// One thread.
+    pub fn run(&self) {
+        while let Some(job) = self.next() {
+            match job {
+                Job::Discover(place) => self.discover(place),
+                Job::Sentinels(place) => {
+                    self.sentinels(place);
+                    self.later(Job::Sentinels(place), SENTINELS);
+                }
+                Job::Ask(number) => self.ask(number),
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state();
+        loop {
+            if state.ended {
+                return None;
+            }
+            let now = Instant::now();
+            let wait = match state.jobs.peek() {
+                Some(Reverse((at, _))) if *at <= now => return state.jobs.pop().map(|Reverse((_, job))| job),
+                Some(Reverse((at, _))) => *at - now,
+                None => SENTINELS,
+            };
+            state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn later(&self, job: Job, pause: Duration) {
+        self.state().jobs.push(Reverse((Instant::now() + pause, job)));
+        self.changed.notify_one();
+    }
+
+    fn tell(&self, note: Note) {
+        // The writer is gone only while all of it ends.
+        let _ = self.notes.send(note);
+    }
+
+    fn order(&self, number: NodeNumber, order: Order) {
+        let (orders, waker) = &self.eyes[number % self.eyes.len()];
+        let _ = orders.send(order);
+        waker.wake();
+    }
+
+    fn discover(&self, place: usize) {
+        let Some(target) = self.state().watched.get(place).map(|w| w.target.clone()) else { return };
+        let pause = match discover(&target, &self.options) {
+            Ok(found) => {
+                self.found(place, &found);
+                DISCOVER
+            }
+            // What was known of it stays.
+            Err(_) => DISCOVER_AGAIN,
+        };
+        self.later(Job::Discover(place), pause);
+    }
+
+    /// Nothing is known of a deployment but its addresses.
+    fn not_found(&self, place: usize, target: &Target) {
+        let kind = if target.service.is_some() { DeploymentKind::Sentinel } else { DeploymentKind::Standalone };
+        let members: Vec<(Member, Target)> = target
+            .endpoints
+            .iter()
+            .map(|endpoint| {
+                let address = endpoint.to_string();
+                (Member { address, role: Role::Unknown, master: None, node_id: None, service: None }, endpoint)
+            })
+            .map(|(member, endpoint)| (member, target.at(endpoint.clone())))
+            .collect();
+        self.list(place, members, |nodes| Listing { kind, nodes, notes: Vec::new(), through: None });
+    }
+
+    fn found(&self, place: usize, found: &Deployment) {
+        let (sentinels, nodes): (Vec<&Member>, Vec<&Member>) =
+            found.members.iter().partition(|member| member.role == Role::Sentinel);
+        let members = nodes.into_iter().map(|member| (member.clone(), found.target_of(member))).collect();
+        self.list(place, members, |nodes| Listing {
+            kind: found.kind,
+            nodes,
+            notes: found.notes.clone(),
+            through: found.through.clone(),
+        });
+        let sentinels = sentinels.into_iter().map(|member| (member.clone(), found.target_of(member))).collect();
+        self.state().watched[place].sentinels = sentinels;
+        self.sentinels(place);
+    }
+
+    fn sentinels(&self, place: usize) {
+        let (url, all) = {
+            let state = self.state();
+            let watched = &state.watched[place];
+            (watched.url.clone(), watched.sentinels.clone())
+        };
+        for (member, target) in all {
+            let sentinel = unslow_probe::sentinel(&member, &target, &self.options);
+            self.tell(Note::Sentinel { url: url.clone(), at: stamp(), sentinel });
+        }
+    }
+
+    fn list(&self, place: usize, members: Vec<(Member, Target)>, listing: impl FnOnce(Vec<Listed>) -> Listing) {
+        let nodes: Vec<Listed> = members.iter().map(|(member, _)| listed(member)).collect();
+        let url = self.state().watched[place].url.clone();
+        self.tell(Note::Listing { url, at: stamp(), listing: listing(nodes) });
+        let addresses: Vec<String> = members.iter().map(|(member, _)| member.address.clone()).collect();
+        for (member, target) in members {
+            self.is_listed(place, &member, target);
+        }
+        let mut left = Vec::new();
+        {
+            let mut state = self.state();
+            state.watched[place].numbers.retain(|address, number| {
+                if addresses.contains(address) {
+                    number.unlisted = None;
+                    return true;
+                }
+                let stays = number.unlisted.get_or_insert_with(Instant::now).elapsed() < UNLISTED;
+                left.extend((!stays).then_some(number.number));
+                stays
+            });
+            for number in &left {
+                state.asked.remove(number);
+                state.nodes.remove(number);
+            }
+        }
+        left.into_iter().for_each(|number| self.order(number, Order::Leave(number)));
+    }
+
+    fn is_listed(&self, place: usize, member: &Member, target: Target) {
+        // A name that cannot be resolved now is tried at the next discovery.
+        let Some(peer) = peer_of(&target) else { return };
+        let mut state = self.state();
+        let known = state.watched[place].numbers.get(&member.address).map(|number| number.number);
+        let number = known.unwrap_or(state.next_number);
+        if known.is_none() {
+            state.next_number += 1;
+            state.watched[place].numbers.insert(member.address.clone(), Number { number, unlisted: None });
+            let inquiry = Inquiry::new(member, target.clone(), self.options.clone(), self.salt.clone());
+            state.asked.insert(number, Asked { inquiry, round: 0 });
+            let url = state.watched[place].url.clone();
+            drop(state);
+            self.tell(Note::Node { number, url, address: member.address.clone() });
+            // Nodes take turns.
+            self.later(Job::Ask(number), Duration::from_millis(number as u64 * 37 % 1000));
+        } else {
+            drop(state);
+        }
+        self.order(number, Order::Ask { node: number, target: Box::new(target), peer });
+    }
+
+    fn ask(&self, number: NodeNumber) {
+        // One that is gone is not asked again.
+        let Some(mut asked) = self.state().asked.remove(&number) else { return };
+        let round = if asked.round % ROUNDS_PER_WHOLE == 0 { Round::Whole } else { Round::Often };
+        match asked.inquiry.ask(round) {
+            Ok(node) => {
+                let (node, at) = (node.clone(), stamp());
+                self.state().nodes.insert(number, node.clone());
+                self.tell(Note::Asked(number, at, Box::new(node)));
+                asked.round += 1;
+            }
+            // The event loop tells that it is away. When it is back, all of it is worth asking.
+            Err(_) => asked.round = 0,
+        }
+        self.state().asked.insert(number, asked);
+        self.later(Job::Ask(number), OFTEN);
+    }
+}
+
+fn listed(member: &Member) -> Listed {
+    Listed {
+        address: member.address.clone(),
+        role: member.role,
+        master: member.master.clone(),
+        node_id: member.node_id.clone(),
+    }
+}

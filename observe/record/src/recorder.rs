@@ -1,0 +1,274 @@
+//! The threads of a recorder, and their beginning and end.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use unslow_client::{Deployment, Error, ErrorKind, Options, Target, discover};
+use unslow_probe::{Salt, host};
+use unslow_reactor::{Reactor, Waker};
+use unslow_series::{Directory, Writer};
+
+use crate::eye::{Eye, INPUT_MAX, Order, stamp};
+use crate::inquirers::Inquirers;
+use crate::keeper::{Keeper, Told};
+use crate::notes::Note;
+
+/// Threads for what takes longer.
+const INQUIRERS: usize = 4;
+/// Notes that may wait for the disk: some seconds of a thousand nodes.
+const WAITING: usize = 16_384;
+/// How long one look at the machine lasts.
+const MINUTE: Duration = Duration::from_secs(60);
+/// The store's own clock: it syncs and ends chunks when it is told the time.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What to record, and where.
+pub struct Settings {
+    /// Created if need be.
+    pub dir: PathBuf,
+    /// One deployment each.
+    pub targets: Vec<Target>,
+    /// How to connect.
+    pub options: Options,
+    /// Key names as they are, instead of hashed.
+    pub show_keys: bool,
+    /// Look into this machine when a server runs on it.
+    pub host: bool,
+    /// Retention, chunks, syncs.
+    pub store: unslow_series::Settings,
+}
+
+/// Why a recorder did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The directory cannot be written, or somebody else writes it.
+    #[error(transparent)]
+    Store(#[from] unslow_series::Error),
+    /// The password is wrong, a certificate, a name: waiting will not help.
+    #[error(transparent)]
+    Target(#[from] Error),
+    /// No event loop, or no thread.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// Why it ended by itself.
+#[derive(Debug, thiserror::Error)]
+#[error("the recording ended: {0}")]
+pub struct Ended(unslow_series::Error);
+
+/// What it has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Rows written: one a second for each node that answers.
+    pub rows: u64,
+    /// Notes that the disk was too slow for.
+    pub lost: u64,
+}
+
+#[derive(Default)]
+struct Shared {
+    ended: AtomicBool,
+    rows: AtomicU64,
+    lost: Arc<AtomicU64>,
+    failure: Mutex<Option<unslow_series::Error>>,
+}
+
+/// Records until it is dropped or [`Recorder::end`] is called.
+pub struct Recorder {
+    shared: Arc<Shared>,
+    inquirers: Arc<Inquirers>,
+    notes: SyncSender<Note>,
+    eyes: Vec<(Sender<Order>, Waker)>,
+    threads: Vec<JoinHandle<()>>,
+    keeper: Option<JoinHandle<()>>,
+    /// Deployments that do not answer yet, and why.
+    pub silent: Vec<(String, Error)>,
+    /// Servers found at the start.
+    pub servers: usize,
+}
+
+impl Recorder {
+    /// Starts. Servers that do not answer yet are waited for; what no waiting helps is an error.
+    pub fn start(settings: Settings) -> Result<Recorder, StartError> {
+        let Settings { dir, targets, options, show_keys, host, store } = settings;
+        let mut found: Vec<(Target, Result<Deployment, Error>)> = Vec::new();
+        for target in targets {
+            let deployment = discover(&target, &options);
+            if let Err(e) = &deployment
+                && !may_pass(e)
+            {
+                return Err(e.clone().into());
+            }
+            found.push((target, deployment));
+        }
+        let keeper = Keeper::new(Writer::open(&dir, store)?);
+        let tls = match found.iter().any(|(target, _)| target.tls) {
+            true => Some(options.tls.client_config()?),
+            false => None,
+        };
+        let (notes, taken) = sync_channel(WAITING);
+        let shared = Arc::new(Shared::default());
+        let mut threads = Vec::new();
+        let eyes = (0..std::thread::available_parallelism().map_or(1, usize::from))
+            .map(|_| {
+                let (orders, taken) = channel();
+                let eye = Eye::new(options.clone(), tls.clone(), taken, notes.clone(), shared.lost.clone());
+                let (waker, thread) = start_eye(eye)?;
+                threads.push(thread);
+                Ok((orders, waker))
+            })
+            .collect::<std::io::Result<Vec<_>>>()?;
+        let inquirers = Arc::new(Inquirers::new(options, Salt::new(show_keys), notes.clone(), eyes.clone()));
+        // From here on whatever fails ends all of it.
+        let mut recorder =
+            Recorder { shared, inquirers, notes, eyes, threads, keeper: None, silent: Vec::new(), servers: 0 };
+        recorder.start_threads(keeper, taken, host)?;
+        for (target, deployment) in found {
+            let url = target.url();
+            recorder.servers += deployment.as_ref().map_or(0, |d| d.members.len());
+            recorder.inquirers.watch(target, deployment.as_ref().ok());
+            recorder.silent.extend(deployment.err().map(|e| (url, e)));
+        }
+        Ok(recorder)
+    }
+
+    fn start_threads(&mut self, keeper: Keeper<Directory>, notes: Receiver<Note>, host: bool) -> std::io::Result<()> {
+        let (shared, inquirers) = (self.shared.clone(), self.inquirers.clone());
+        let keep = move || keep(keeper, &notes, &shared, &inquirers);
+        self.keeper = Some(Builder::new().name("record-keeper".into()).spawn(keep)?);
+        for _ in 0..INQUIRERS {
+            let inquirers = self.inquirers.clone();
+            self.threads.push(Builder::new().name("record-ask".into()).spawn(move || inquirers.run())?);
+        }
+        if host {
+            let (shared, inquirers, notes) = (self.shared.clone(), self.inquirers.clone(), self.notes.clone());
+            let look = move || watch_machine(&shared, &inquirers, &|note| drop(notes.send(note)));
+            self.threads.push(Builder::new().name("record-host".into()).spawn(look)?);
+        }
+        Ok(())
+    }
+
+    pub fn progress(&self) -> Progress {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Progress { rows: count(&self.shared.rows), lost: count(&self.shared.lost) }
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_failed(&self) -> bool {
+        self.keeper.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Ends it: what was seen is on disk then.
+    pub fn end(mut self) -> Result<Progress, Ended> {
+        self.stop();
+        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.map_or_else(|| Ok(self.progress()), |e| Err(Ended(e)))
+    }
+
+    fn stop(&mut self) {
+        self.shared.ended.store(true, Ordering::Release);
+        self.inquirers.end();
+        for (orders, waker) in &self.eyes {
+            let _ = orders.send(Order::Stop);
+            waker.wake();
+        }
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
+        let _ = self.notes.send(Note::Wake);
+        for thread in self.threads.drain(..).chain(self.keeper.take()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Runs an event loop on a thread of its own: it stays on the one that made it.
+fn start_eye(mut eye: Eye) -> std::io::Result<(Waker, JoinHandle<()>)> {
+    let (tell, told) = channel();
+    let run = move || match Reactor::new() {
+        Ok(mut reactor) => {
+            reactor.io().limit_input(INPUT_MAX);
+            let _ = tell.send(Ok(reactor.io().waker()));
+            // It fails when epoll does; then nothing is recorded any more, and the reader says so.
+            let _ = reactor.run(&mut eye);
+        }
+        Err(e) => drop(tell.send(Err(e))),
+    };
+    let thread = Builder::new().name("record-eye".into()).spawn(run)?;
+    let waker = told.recv().map_err(|_| std::io::Error::other("the event loop did not start"))??;
+    Ok((waker, thread))
+}
+
+/// Whether a deployment that was not found may be found later.
+fn may_pass(e: &Error) -> bool {
+    use ErrorKind::*;
+    matches!(e.kind, Unreachable | Timeout | Closed | MaxClients | Protected | Loading) || e.code() == Some("BUSY")
+}
+
+/// Writes notes until it is told to end, and then what was told before.
+fn keep(mut keeper: Keeper<Directory>, notes: &Receiver<Note>, shared: &Shared, inquirers: &Inquirers) {
+    let mut kept = || -> Result<(), unslow_series::Error> {
+        let mut next_tick = Instant::now() + TICK;
+        loop {
+            let ended = shared.ended.load(Ordering::Acquire);
+            match notes.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
+                Ok(Note::Wake) => {}
+                Ok(note) => {
+                    if let Told::Changed(number) = keeper.take(&note)? {
+                        inquirers.discover_soon(number);
+                    }
+                    let is_row = matches!(note, Note::Saw(_, _, crate::notes::Saw::Second { .. }));
+                    shared.rows.fetch_add(u64::from(is_row), Ordering::Relaxed);
+                }
+                Err(RecvTimeoutError::Timeout) if !ended => {}
+                Err(_) => return Ok(()),
+            }
+            if Instant::now() >= next_tick {
+                keeper.tick(stamp(), shared.lost.load(Ordering::Relaxed))?;
+                next_tick = Instant::now() + TICK;
+            }
+        }
+    };
+    let ended = kept().and_then(|()| keeper.close().map(drop));
+    if let Err(e) = ended {
+        *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+    }
+}
+
+/// One minute after the other, as long as a server of ours runs on this machine.
+fn watch_machine(shared: &Shared, inquirers: &Inquirers, tell: &dyn Fn(Note)) {
+    while !shared.ended.load(Ordering::Acquire) {
+        let watch = host::Watch::start();
+        let begun = Instant::now();
+        while begun.elapsed() < MINUTE {
+            // The end unparks it.
+            std::thread::park_timeout(MINUTE.saturating_sub(begun.elapsed()));
+            if shared.ended.load(Ordering::Acquire) {
+                return;
+            }
+        }
+        let (numbers, mut nodes): (Vec<_>, Vec<_>) = inquirers.nodes().into_iter().unzip();
+        let host = watch.finish(&mut nodes);
+        if host.processes.is_empty() {
+            continue;
+        }
+        let at = stamp();
+        for (number, node) in numbers
+            .into_iter()
+            .zip(nodes)
+            .filter(|(_, node)| node.sockets.refused().is_some() || node.sockets.value().is_some())
+        {
+            tell(Note::Sockets(number, at, Box::new(node)));
+        }
+        tell(Note::Host(at, Box::new(host)));
+    }
+}

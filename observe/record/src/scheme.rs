@@ -1,0 +1,123 @@
+//! What a recording holds, and under which names.
+//!
+//! | series | rows | texts | events |
+//! |---|---|---|---|
+//! | URL of a deployment | | | [`LISTING`], [`SENTINEL`] |
+//! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], parts |
+//! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`] |
+//!
+//! An event's payload is JSON, except where it says otherwise. Readers pass over what they do not know.
+
+use serde::{Deserialize, Serialize};
+use unslow_facts::Lack;
+use unslow_topology::{DeploymentKind, Role};
+
+/// The series of the machine that recorded.
+pub const MACHINE: &str = "machine";
+/// An event: the deployment's servers, when they change and every few minutes.
+pub const LISTING: &str = "listing";
+/// An event of a deployment: what one of its Sentinels knows.
+pub const SENTINEL: &str = "sentinel";
+/// An event: [`Away`], or `null` when it answers again.
+pub const AWAY: &str = "away";
+/// An event: [`Stall`].
+pub const STALL: &str = "stall";
+/// An event: one entry of the slow log.
+pub const SLOW: &str = "slow";
+/// A column: notes that the disk was too slow for, since the recorder's start.
+pub const LOST: &str = "lost";
+/// An event: what one minute on the recorder's own machine was like.
+pub const HOST: &str = "host";
+/// Columns of what we sent a node, counted from the recorder's start: commands by name, errors by code, and the rest.
+pub const OWN_COMMAND: &str = "~own/command/";
+pub const OWN_ERROR: &str = "~own/error/";
+pub const OWN_READS: &str = "~own/reads";
+pub const OWN_TOTAL: &str = "~own/total";
+
+/// Parts of a node that are asked for less often; each is an event of this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    Config,
+    /// Whether the slow log was read; its entries are events of their own.
+    SlowLog,
+    Latency,
+    Histograms,
+    Clients,
+    Cluster,
+    ClusterInfo,
+    SlotStats,
+    KeySizes,
+    Sockets,
+    /// [`Greeted`].
+    Greeted,
+}
+
+impl Part {
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Config => "config",
+            Part::SlowLog => "slowlog",
+            Part::Latency => "latency",
+            Part::Histograms => "histograms",
+            Part::Clients => "clients",
+            Part::Cluster => "cluster",
+            Part::ClusterInfo => "cluster_info",
+            Part::SlotStats => "slot_stats",
+            Part::KeySizes => "key_sizes",
+            Part::Sockets => "sockets",
+            Part::Greeted => "greeted",
+        }
+    }
+}
+
+/// The servers of a deployment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Listing {
+    pub kind: DeploymentKind,
+    pub nodes: Vec<Listed>,
+    pub notes: Vec<String>,
+    pub through: Option<String>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    pub address: String,
+    pub role: Role,
+    pub master: Option<String>,
+    pub node_id: Option<String>,
+}
+
+/// A node that does not answer, or refuses us.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Away {
+    pub why: String,
+    pub lack: Lack,
+    /// It took two connections and said nothing on either.
+    pub silent: bool,
+    /// Its last word, or the first attempt; unix time in ms.
+    pub since_ms: u64,
+}
+
+/// An answer that took longer than [`STALL_US`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stall {
+    /// When the question was sent, unix time in ms.
+    pub sent_ms: u64,
+    pub us: u64,
+}
+
+/// Shorter answers are counted by length, longer ones kept with their time.
+pub const STALL_US: u64 = 100_000;
+
+/// How a node let us in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeted {
+    pub open_door: bool,
+    pub connect_us: Option<u64>,
+}
+
+/// The series of a node.
+pub fn node_series(url: &str, address: &str) -> String {
+    format!("{url} {address}")
+}

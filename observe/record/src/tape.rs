@@ -1,0 +1,517 @@
+//! A recording as facts: what a diagnosis would have seen in any window of it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, Point, Rtt, Sample, Seen, SentinelNode, SlowEntry, TimeRange};
+use unslow_series::{Damage, Directory, Event, Item, Reader, Row, Rows, Span, Value};
+use unslow_topology::Info;
+
+use crate::info;
+use crate::pings::Pings;
+use crate::scheme::{
+    AWAY, Away, Greeted, HOST, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, Part,
+    SENTINEL, SLOW, STALL, Stall, node_series,
+};
+
+/// Parts are written again at least every ten minutes, and asked for every minute.
+const LOOK_BACK_MS: i64 = 11 * 60_000;
+/// A row that ends a window may be this old: one is lost where the server, or the recorder, was busy.
+const FRESH_MS: i64 = 5_000;
+/// A connection that was closed and opened again is no absence.
+const ABSENT_MS: i64 = 3_000;
+/// What a minute on the machine was like is known when it is over.
+const HOST_MS: i64 = 70_000;
+
+/// Why a recording gives no facts.
+#[derive(Debug, thiserror::Error)]
+pub enum TapeError {
+    #[error(transparent)]
+    Store(#[from] unslow_series::Error),
+    /// Nothing was ever recorded there, or there is no such directory.
+    #[error("{dir}: no recording; make one with: unslow record URL --dir {dir}")]
+    Empty { dir: String },
+    /// No such deployment in it.
+    #[error("nothing is recorded of {url}; this recording has {has}")]
+    Unknown { url: String, has: String },
+    /// Several, and none was named.
+    #[error("several deployments are recorded; name one of them: {has}")]
+    Several { has: String },
+    /// Outside of what was recorded, or in a hole of it.
+    #[error("nothing was recorded between these times")]
+    Nothing { recorded: Span },
+}
+
+/// A directory that a recorder writes, or has written.
+pub struct Tape {
+    reader: Reader<Directory>,
+}
+
+impl Tape {
+    /// Reads what there is at this moment.
+    pub fn open(dir: &Path) -> Result<Tape, TapeError> {
+        let reader = if dir.is_dir() { Some(Reader::open(dir)?) } else { None };
+        let reader = reader.filter(|reader| reader.span().is_some());
+        reader.map(|reader| Tape { reader }).ok_or_else(|| TapeError::Empty { dir: dir.display().to_string() })
+    }
+
+    /// From the first to the last thing recorded.
+    pub fn span(&self) -> Span {
+        self.reader.span().unwrap_or(Span { from_ms: 0, to_ms: 0 })
+    }
+
+    /// Reads everything for what cannot be read.
+    pub fn verify(&self) -> Vec<Damage> {
+        self.reader.verify()
+    }
+
+    /// The deployments' URLs.
+    pub fn deployments(&self) -> Vec<Arc<str>> {
+        let all = self.reader.series().into_iter();
+        all.filter(|name| !name.is_empty() && !name.contains(' ') && **name != *MACHINE).collect()
+    }
+
+    /// Addresses of the nodes of a deployment that anything is recorded of.
+    pub fn nodes(&self, url: &str) -> Vec<String> {
+        let prefix = node_series(url, "");
+        self.reader.series().iter().filter_map(|name| name.strip_prefix(&prefix).map(str::to_string)).collect()
+    }
+
+    /// The deployment that is meant: the one that is recorded, where none was named.
+    pub fn deployment(&self, url: Option<&str>) -> Result<Arc<str>, TapeError> {
+        let all = self.deployments();
+        let has = || all.join(", ");
+        match (url, &all[..]) {
+            (None, [one]) => Ok(one.clone()),
+            (None, _) => Err(TapeError::Several { has: has() }),
+            (Some(url), _) => all
+                .iter()
+                .find(|recorded| ***recorded == *url)
+                .cloned()
+                .ok_or_else(|| TapeError::Unknown { url: url.to_string(), has: has() }),
+        }
+    }
+
+    /// The facts of one window.
+    pub fn facts(&self, url: &str, window_ms: Range<i64>) -> Result<Facts, TapeError> {
+        let step_ms = window_ms.end - window_ms.start;
+        let facts = self.windows(url, window_ms, step_ms).next();
+        facts.filter(|facts| !facts.nodes.is_empty()).ok_or(TapeError::Nothing { recorded: self.span() })
+    }
+
+    /// The facts of one window after the other, each `step_ms` long; the last may be shorter. Windows in which nothing
+    /// was recorded have no nodes.
+    pub fn windows(&self, url: &str, span_ms: Range<i64>, step_ms: i64) -> Windows<'_> {
+        let events_ms = span_ms.start - LOOK_BACK_MS..span_ms.end + HOST_MS;
+        let of_deployment = self.reader.events(Some(url), events_ms.clone()).items;
+        let mut listings: Vec<(i64, Listing)> = of_kind(&of_deployment, LISTING).collect();
+        listings.sort_by_key(|(at, _)| *at);
+        let nodes = self.nodes(url).into_iter().map(|address| {
+            let series = node_series(url, &address);
+            NodeTape {
+                events: self.reader.events(Some(&series), events_ms.clone()).items,
+                texts: Texts::of(&self.reader, &series, span_ms.start - FRESH_MS..span_ms.end),
+                rows: self.reader.range(&series, span_ms.start - FRESH_MS..span_ms.end),
+                next: None,
+                edge: None,
+                address,
+            }
+        });
+        Windows {
+            nodes: nodes.collect(),
+            url: url.to_string(),
+            listings,
+            sentinels: of_kind(&of_deployment, SENTINEL).collect(),
+            hosts: of_kind(&self.reader.events(Some(MACHINE), events_ms).items, HOST).collect(),
+            at_ms: span_ms.start,
+            end_ms: span_ms.end,
+            step_ms: step_ms.max(1),
+        }
+    }
+}
+
+/// Facts, window by window.
+pub struct Windows<'a> {
+    url: String,
+    nodes: Vec<NodeTape<'a>>,
+    listings: Vec<(i64, Listing)>,
+    sentinels: Vec<(i64, SentinelNode)>,
+    hosts: Vec<(i64, Host)>,
+    at_ms: i64,
+    end_ms: i64,
+    step_ms: i64,
+}
+
+impl Iterator for Windows<'_> {
+    type Item = Facts;
+
+    fn next(&mut self) -> Option<Facts> {
+        if self.at_ms >= self.end_ms {
+            return None;
+        }
+        let window = self.at_ms..(self.at_ms + self.step_ms).min(self.end_ms);
+        self.at_ms = window.end;
+        let mut facts = Facts::of_nothing(&self.url);
+        (facts.at_ms, facts.window_s) = (unix(window.start), (window.end - window.start) as f64 / 1000.0);
+        let listing = self.listings.iter().rev().find(|(at, _)| *at < window.end).or(self.listings.first());
+        if let Some((_, listing)) = listing {
+            facts.kind = listing.kind;
+            facts.notes.clone_from(&listing.notes);
+            facts.through.clone_from(&listing.through);
+        }
+        for tape in &mut self.nodes {
+            let listed = listing.map(|(_, l)| l.nodes.iter().find(|n| n.address == tape.address));
+            match tape.node(&window, listed.flatten()) {
+                Some(node) => facts.nodes.push(node),
+                None if listed.is_some_and(|l| l.is_some()) => {
+                    facts.notes.push(format!("{}: nothing was recorded of it in this window", tape.address));
+                }
+                None => {}
+            }
+        }
+        if facts.nodes.is_empty() {
+            return Some(facts);
+        }
+        let recent = self.sentinels.iter().filter(|(at, _)| window.start - LOOK_BACK_MS < *at && *at < window.end);
+        let newest: BTreeMap<&str, &SentinelNode> = recent.map(|(_, s)| (s.address.as_str(), s)).collect();
+        facts.sentinels.extend(newest.into_values().cloned());
+        let host = self.hosts.iter().find(|(at, _)| *at >= window.end && *at < window.end + HOST_MS);
+        let host = host.or(self.hosts.iter().rev().find(|(at, _)| window.contains(at)));
+        facts.hosts.extend(host.map(|(_, host)| host.clone()));
+        if facts.hosts.is_empty() {
+            facts.notes.push("the servers' machines were not recorded: run unslow record there as well".into());
+        }
+        facts.cost = unslow_probe::cost(&facts.nodes, (window.end - window.start) as f64 / 1000.0);
+        Some(facts)
+    }
+}
+
+/// Times in which a node did not answer.
+struct Absence {
+    away: Away,
+    from_ms: i64,
+    until_ms: i64,
+}
+
+/// One node's recording, read forwards.
+struct NodeTape<'a> {
+    address: String,
+    events: Vec<Event>,
+    texts: Texts,
+    rows: Rows<'a, Directory>,
+    /// Read and not yet used.
+    next: Option<Row>,
+    /// The last row before this window.
+    edge: Option<Row>,
+}
+
+impl NodeTape<'_> {
+    fn row_before(&mut self, end_ms: i64) -> Option<Row> {
+        let row = self.next.take().or_else(|| {
+            self.rows.by_ref().find_map(|item| match item {
+                Item::Row(row) => Some(row),
+                Item::Gap(_) | Item::Step(_) => None,
+            })
+        })?;
+        if row.at.wall_ms < end_ms {
+            return Some(row);
+        }
+        self.next = Some(row);
+        None
+    }
+
+    /// `None` where nothing is known of it in this window.
+    fn node(&mut self, window: &Range<i64>, listed: Option<&Listed>) -> Option<Node> {
+        let mut trail = Trail::new(window.start);
+        let mut first = self.edge.take().filter(|row| window.start - row.at.wall_ms <= FRESH_MS);
+        if let Some(row) = &first {
+            trail.see(row);
+        }
+        let mut last = None;
+        while let Some(row) = self.row_before(window.end) {
+            if row.at.wall_ms < window.start {
+                trail = Trail::new(window.start);
+                trail.see(&row);
+                first = Some(row);
+                continue;
+            }
+            trail.see(&row);
+            match &first {
+                None => first = Some(row),
+                Some(_) => last = Some(row),
+            }
+        }
+        let absence = self.absence(window);
+        self.edge = last.clone().or_else(|| first.clone());
+        let mut node = Node::new(&self.address, listed.map_or(unslow_topology::Role::Unknown, |l| l.role));
+        (node.master, node.node_id) = listed.map_or((None, None), |l| (l.master.clone(), l.node_id.clone()));
+        match (first, last) {
+            (Some(first), Some(last)) => self.measured(&mut node, &first, &last),
+            // One that is not listed any more was taken away on purpose.
+            _ if absence.is_some() && listed.is_some() => {}
+            _ => return None,
+        }
+        (node.series, node.pings) = (trail.points, trail.pings);
+        self.stalls(&mut node, window);
+        let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
+        if let Some(rtt) = Rtt::of(&times) {
+            node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: unix(window.end) };
+        }
+        self.parts(&mut node, window);
+        if let Some(Absence { away, until_ms, .. }) = absence {
+            node.silent_ms = away.silent.then(|| unix(until_ms).saturating_sub(away.since_ms));
+            (node.unreachable, node.away) = (Some(format!("{}: {}", self.address, away.why)), Some(away.lack));
+        }
+        Some(node)
+    }
+
+    fn measured(&self, node: &mut Node, first: &Row, last: &Row) {
+        let sample = |row: &Row| Sample { at_ms: unix(row.at.wall_ms), info: self.texts.info(row) };
+        (node.first, node.last) = (Some(sample(first)), Some(sample(last)));
+        // The wall clock may have been set in between; the other one begins anew with each recorder.
+        let by_mono = last.at.mono_ms.checked_sub(first.at.mono_ms).map(|ms| ms as f64);
+        let by_wall = (last.at.wall_ms - first.at.wall_ms) as f64;
+        let same_recorder = number(last, OWN_TOTAL) >= number(first, OWN_TOTAL);
+        node.window_s = by_mono.filter(|_| same_recorder).unwrap_or(by_wall).max(1.0) / 1000.0;
+        node.own = own_between(first, last);
+        if let Some(info) = node.info()
+            && node.master.is_none()
+            && let (Some(host), Some(port)) = (info.get("master_host"), info.get("master_port"))
+        {
+            node.master = Some(unslow_topology::join_host_port(host, port));
+        }
+        match node.info().and_then(Info::role) {
+            Some("master") => (node.role, node.master) = (unslow_topology::Role::Master, None),
+            Some("slave") => node.role = unslow_topology::Role::Replica,
+            _ => {}
+        }
+    }
+
+    /// The longest time in a window in which it did not answer.
+    fn absence(&self, window: &Range<i64>) -> Option<Absence> {
+        let events = self.events.iter().filter(|e| e.kind == AWAY && e.at.wall_ms < window.end);
+        let words: Vec<(i64, Option<Away>)> =
+            events.filter_map(|e| Some((e.at.wall_ms, serde_json::from_slice(&e.payload).ok()?))).collect();
+        let ends = words.iter().skip(1).map(|(at, _)| *at).chain([window.end]);
+        let absences = words.iter().zip(ends).filter_map(|((at, away), until_ms)| {
+            let away = away.clone()?;
+            let from_ms = (*at).min(i64::try_from(away.since_ms).unwrap_or(*at)).max(window.start);
+            Some(Absence { away, from_ms, until_ms })
+        });
+        // It is told again while it lasts, and may be told better.
+        let joined = absences.fold(Vec::new(), |mut all: Vec<Absence>, next| {
+            match all.last_mut().filter(|last| last.until_ms >= next.from_ms) {
+                Some(last) => (last.until_ms, last.away) = (next.until_ms, next.away),
+                None => all.push(next),
+            }
+            all
+        });
+        joined.into_iter().filter(|a| a.until_ms - a.from_ms >= ABSENT_MS).max_by_key(|a| a.until_ms - a.from_ms)
+    }
+
+    fn stalls(&self, node: &mut Node, window: &Range<i64>) {
+        for (at, stall) in of_kind::<Stall>(&self.events, STALL) {
+            let sent = i64::try_from(stall.sent_ms).unwrap_or(i64::MAX);
+            if at >= window.start && sent < window.end {
+                let from = sent.max(window.start);
+                let us = u32::try_from(stall.us).unwrap_or(u32::MAX);
+                node.pings.push(((from - window.start) as u32, us));
+            }
+        }
+        node.pings.sort_unstable();
+    }
+
+    fn parts(&self, node: &mut Node, window: &Range<i64>) {
+        let not_asked = Gap::new(Lack::Time, "not asked in this part of the recording", "");
+        node.config = self.part(Part::Config, window, &not_asked);
+        node.latency = self.part(Part::Latency, window, &not_asked);
+        node.clients = self.part(Part::Clients, window, &not_asked);
+        node.cluster = self.part(Part::Cluster, window, &not_asked);
+        node.cluster_info = self.part(Part::ClusterInfo, window, &not_asked);
+        node.slot_stats = self.part(Part::SlotStats, window, &not_asked);
+        node.key_sizes = self.part(Part::KeySizes, window, &not_asked);
+        node.sockets = self.part(Part::Sockets, window, &not_asked);
+        node.histograms = self.histograms(window, &not_asked);
+        node.slowlog = match self.part::<Vec<SlowEntry>>(Part::SlowLog, window, &not_asked) {
+            Seen::Yes { source, at_ms, .. } => Seen::Yes { value: self.slow_entries(window), source, at_ms },
+            no => no,
+        };
+        if let Seen::Yes { value, .. } = self.part::<Greeted>(Part::Greeted, window, &not_asked) {
+            (node.open_door, node.connect_us) = (value.open_door, value.connect_us);
+        }
+    }
+
+    /// The newest of a kind before the window's end; one that was asked in the minute behind it rather than none.
+    fn part<T: DeserializeOwned>(&self, part: Part, window: &Range<i64>, missing: &Gap) -> Seen<T> {
+        let mut of_part = self.events.iter().filter(|e| e.kind == part.name());
+        let before = of_part.clone().rev().find(|e| e.at.wall_ms < window.end);
+        let Some(event) = before.or_else(|| of_part.next()) else { return Seen::No(missing.clone()) };
+        match serde_json::from_slice(&event.payload) {
+            Ok(Seen::Yes { value, source, .. }) => Seen::Yes { value, source, at_ms: unix(event.at.wall_ms) },
+            Ok(no) => no,
+            Err(_) => Seen::No(Gap::new(Lack::Other, format!("{}: the recording is damaged there", part.name()), "")),
+        }
+    }
+
+    /// Each event counts the calls of one minute.
+    fn histograms(&self, window: &Range<i64>, missing: &Gap) -> Seen<BTreeMap<String, Vec<TimeRange>>> {
+        type Counted = BTreeMap<String, Vec<TimeRange>>;
+        let all = of_kind::<Seen<Counted>>(&self.events, Part::Histograms.name());
+        let within: Vec<(i64, Counted)> = all
+            .filter(|(at, _)| *at > window.start && *at < window.end + 60_000)
+            .filter_map(|(at, seen)| Some((at, seen.value()?.clone())))
+            .collect();
+        let Some(at) = within.last().map(|(at, _)| *at) else { return self.part(Part::Histograms, window, missing) };
+        let mut sums: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
+        for (name, range) in
+            within.iter().flat_map(|(_, c)| c).flat_map(|(name, all)| all.iter().map(move |r| (name, r)))
+        {
+            *sums.entry(name.clone()).or_default().entry(range.up_to_us).or_default() += range.calls;
+        }
+        let ranges = |by_end: BTreeMap<u64, u64>| {
+            by_end.into_iter().map(|(up_to_us, calls)| TimeRange { up_to_us, calls }).collect()
+        };
+        let value = sums.into_iter().map(|(name, by_end)| (name, ranges(by_end))).collect();
+        Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: unix(at) }
+    }
+
+    /// The newest first, as the server lists them; those of the window and of ten minutes before.
+    fn slow_entries(&self, window: &Range<i64>) -> Vec<SlowEntry> {
+        let since_s = unix(window.start - LOOK_BACK_MS) / 1000;
+        let end_s = unix(window.end).div_ceil(1000);
+        let all = of_kind::<SlowEntry>(&self.events, SLOW).map(|(_, entry)| entry);
+        let mut entries: Vec<SlowEntry> = all.filter(|e| e.at_s >= since_s && e.at_s <= end_s).collect();
+        entries.sort_by_key(|e| std::cmp::Reverse((e.at_s, e.id)));
+        entries
+    }
+}
+
+/// What was counted on the way through a window.
+struct Trail {
+    start_ms: i64,
+    before: Option<(i64, Counters)>,
+    points: Vec<Point>,
+    pings: Vec<(u32, u32)>,
+}
+
+/// The counters that are drawn, in the order of [`Counters::NAMES`].
+#[derive(Clone, Copy, Default)]
+struct Counters([Option<f64>; 7]);
+
+impl Counters {
+    const NAMES: [&str; 7] = [
+        "total_commands_processed",
+        "total_connections_received",
+        "used_cpu_user_main_thread",
+        "used_cpu_sys_main_thread",
+        "used_cpu_user",
+        "used_cpu_sys",
+        OWN_TOTAL,
+    ];
+}
+
+impl Trail {
+    fn new(start_ms: i64) -> Trail {
+        Trail { start_ms, before: None, points: Vec::new(), pings: Vec::new() }
+    }
+
+    fn see(&mut self, row: &Row) {
+        let (mut counters, mut pings) = (Counters::default(), BTreeMap::new());
+        for (name, value) in &row.values {
+            let Value::Int(n) = value else { continue };
+            if let Some(place) = Counters::NAMES.iter().position(|known| *known == &**name) {
+                counters.0[place] = Some(*n as f64);
+            } else if let Some((us, count)) = Pings::of_column(name, *n) {
+                pings.insert(us, count);
+            }
+        }
+        let at = row.at.wall_ms - self.start_ms;
+        if let (Some((before_at, before)), Ok(at_ms)) = (self.before, u32::try_from(at)) {
+            let span_ms = u32::try_from(at - before_at).unwrap_or(0);
+            self.pings.extend(Pings(pings).spread(at_ms.saturating_sub(span_ms), span_ms));
+            self.points.extend(point(&before, &counters, at_ms, f64::from(span_ms.max(1)) / 1000.0));
+        }
+        self.before = Some((at, counters));
+    }
+}
+
+/// Rates between two rows, our own commands taken off; `None` where a counter went back.
+fn point(before: &Counters, after: &Counters, at_ms: u32, s: f64) -> Option<Point> {
+    let grown = |place: usize| Some(after.0[place]? - before.0[place]?).filter(|d| *d >= 0.0);
+    // INFO prints microseconds of CPU time with six decimals, which are whole numbers in a recording.
+    let cpu = |main: usize, all: usize| grown(main).or_else(|| grown(all)).map(|us| us / 1e6 / s);
+    Some(Point {
+        at_ms,
+        commands_per_s: ((grown(0)? - grown(6).unwrap_or(0.0)) / s).max(0.0),
+        cpu_user_share: cpu(2, 4)?,
+        cpu_sys_share: cpu(3, 5)?,
+        connections_per_s: grown(1).map(|n| n / s),
+    })
+}
+
+/// The templates of INFO's fields and since when each holds.
+struct Texts(HashMap<String, Vec<(i64, String)>>);
+
+impl Texts {
+    fn of(reader: &Reader<Directory>, series: &str, range: Range<i64>) -> Texts {
+        let mut all: HashMap<String, Vec<(i64, String)>> = HashMap::new();
+        for held in reader.texts(series, range).items {
+            all.entry(held.name).or_default().push((held.since_ms, held.value));
+        }
+        Texts(all)
+    }
+
+    fn info(&self, row: &Row) -> Info {
+        let values: HashMap<&str, i64> = row.values.iter().filter_map(|(name, v)| Some((&**name, int(*v)?))).collect();
+        let templates = self.0.iter().filter_map(|(name, all)| {
+            let held = all.iter().rev().find(|(since, _)| *since <= row.at.wall_ms)?;
+            Some((name.as_str(), held.1.as_str()))
+        });
+        info::rebuild(templates, |column| values.get(column).copied())
+    }
+}
+
+fn int(value: Value) -> Option<i64> {
+    match value {
+        Value::Int(n) => Some(n),
+        Value::Counter(_) | Value::Float(_) => None,
+    }
+}
+
+fn number(row: &Row, name: &str) -> i64 {
+    row.get(name).and_then(int).unwrap_or(0)
+}
+
+/// What we sent between two rows; a recorder that began in between counts from its start.
+fn own_between(first: &Row, last: &Row) -> Own {
+    let before: HashMap<&str, i64> = first.values.iter().filter_map(|(name, v)| Some((&**name, int(*v)?))).collect();
+    let mut own = Own::default();
+    for (name, value) in &last.values {
+        let Some(n) = name.starts_with("~own/").then(|| int(*value)).flatten() else { continue };
+        let then = before.get(&**name).copied().unwrap_or(0);
+        let grown = u64::try_from(if n >= then { n - then } else { n }).unwrap_or(0);
+        if grown == 0 {
+        } else if let Some(command) = name.strip_prefix(OWN_COMMAND) {
+            own.commands.insert(command.to_string(), grown);
+        } else if let Some(code) = name.strip_prefix(OWN_ERROR) {
+            own.errors.insert(code.to_string(), grown);
+        } else if &**name == OWN_READS {
+            own.reads = grown;
+        } else if &**name == OWN_TOTAL {
+            own.total = grown;
+        }
+    }
+    own
+}
+
+fn of_kind<'a, T: DeserializeOwned + 'a>(events: &'a [Event], kind: &'a str) -> impl Iterator<Item = (i64, T)> + 'a {
+    let of_kind = events.iter().filter(move |event| event.kind == kind);
+    of_kind.filter_map(|event| Some((event.at.wall_ms, serde_json::from_slice(&event.payload).ok()?)))
+}
+
+fn unix(ms: i64) -> u64 {
+    u64::try_from(ms).unwrap_or(0)
+}
