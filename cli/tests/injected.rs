@@ -3,7 +3,8 @@
 //!
 //! A test is named after the rule. `cargo xtask test injected::keys_command` runs one. UNSLOW_ENGINE chooses the
 //! server, UNSLOW_RECORD=DIR keeps the facts of each run, UNSLOW_TABLE=FILE and UNSLOW_TABLE_HEALTHY=FILE get a line
-//! for each test.
+//! for each test. With UNSLOW_TABLE_RECORDED=FILE each fault is recorded too, for a quarter of a minute, and the file
+//! gets what is named of the recording.
 //!
 //! While the machine itself is taken away there are two causes, and the doctor rightly names both. Whether it was is
 //! measured here, without the doctor; then what it says of the neighbour does not count as an answer, and a fault that
@@ -11,10 +12,10 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use unslow_client::Connection;
 use unslow_doctor::{Finding, Report, Severity};
@@ -166,6 +167,52 @@ fn cannot(fault: &Fault, engine: &Engine) -> Option<&'static str> {
     }
 }
 
+/// A recorder on the host of the first server. It asks for everything often, so a quarter of a minute is enough.
+struct Recorder {
+    process: Child,
+    scratch: tempfile::TempDir,
+    began: SystemTime,
+}
+
+impl Recorder {
+    /// Records before the fault begins; `None` unless it was asked for.
+    fn start(lab: &Lab) -> Option<Recorder> {
+        std::env::var_os("UNSLOW_TABLE_RECORDED")?;
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mut record = beside(lab, 0);
+        record.args(["record", &lab.url(), "--quiet", "--every", "1s", "--for", "90s", "--dir"]);
+        let process = record.arg(scratch.path().join("r")).spawn().expect("the binary runs");
+        let recorder = Recorder { process, scratch, began: SystemTime::now() };
+        until("the recorder to have asked for everything", || recorder.diagnose("2s", &[]).is_some());
+        std::thread::sleep(Duration::from_secs(1));
+        Some(Recorder { began: SystemTime::now(), ..recorder })
+    }
+
+    fn diagnose(&self, length: &str, more: &[&str]) -> Option<Report> {
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_unslow"));
+        doctor.args(["doctor", "--format", "json", "--quiet", "--for", length, "--recording"]);
+        doctor.arg(self.scratch.path().join("r")).args(more);
+        let report: Report = serde_json::from_slice(&doctor.output().expect("the binary runs").stdout).ok()?;
+        report.error.is_none().then_some(report)
+    }
+
+    /// The diagnosis of the time since the fault began, once that is long enough, and that of the last seconds.
+    fn end(mut self, rule: &str) -> [Report; 2] {
+        const ENOUGH: Duration = Duration::from_secs(14);
+        let since = self.began.elapsed().unwrap_or_default();
+        std::thread::sleep(ENOUGH.saturating_sub(since));
+        let length = self.began.elapsed().unwrap_or(ENOUGH);
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let saved =
+            std::env::var_os("UNSLOW_RECORD").map(|dir| PathBuf::from(dir).join(format!("{rule}-recorded.json")));
+        let saved = saved.as_ref().and_then(|path| path.to_str());
+        let more: Vec<&str> = saved.map_or(Vec::new(), |path| vec!["--save", path]);
+        let lengths = [&format!("{}ms", length.as_millis()), "7s"];
+        lengths.map(|length| self.diagnose(length, &more).expect("a diagnosis of the recording"))
+    }
+}
+
 /// Faults that fill a server's main thread, which cannot be while others hold its processor.
 const FULL: &[&str] = &["big_values", "kernel_bound", "main_thread_saturated", "reads_on_master", "shard_imbalance"];
 
@@ -194,12 +241,19 @@ fn is_named_first(rule: &str) {
             Takes::Processes if ["hang", "kill"].contains(&fault.name) => Some("node-2"),
             _ => None,
         };
+        let recorder = Recorder::start(&lab);
         let active = fault.inject(&lab, target, None).unwrap_or_else(|e| panic!("{rule}: {e}"));
         // A path shows what it does to packets only under packets.
         let application = (fault.takes == Takes::Path).then(|| Application::start(&lab));
         // Rates need a moment to be the fault's own, which it alone knows.
         std::thread::sleep(Duration::from_millis(300));
         let (report, load) = diagnose(beside(&lab, 0), &lab.url(), rule);
+        if let Some(recorder) = recorder {
+            let [since, lately] = recorder.end(rule).map(|recorded| named(&recorded, &load, rule).join(" "));
+            let live = named(&report, &load, rule).join(" ");
+            let line = format!("{rule:<28} live {live:<28} recorded {since:<28} lately {lately}");
+            table("UNSLOW_TABLE_RECORDED", &line);
+        }
         drop((application, active));
         let chain: Vec<&str> =
             report.findings.first().map_or(Vec::new(), |f| f.chain.iter().map(|l| l.id.as_str()).collect());

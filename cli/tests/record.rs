@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -65,6 +66,39 @@ fn a_hang_that_nobody_saw_is_an_incident_and_the_doctor_opens_it() {
     assert!(text.contains("node_hangs") && text.contains("--incident 1"), "{text}");
     let wide = text.lines().find(|line| line.chars().count() > 80 && !line.contains(scratch.path().to_str().unwrap()));
     assert_eq!(wide, None);
+}
+
+#[test]
+fn an_incident_is_told_to_a_program_and_to_a_scraper() {
+    let server = standalone("valkey-9.1");
+    let (url, address) = (server.url(), server.address());
+    drop(server);
+    let scratch = tempfile::tempdir().unwrap();
+    let (dir, told) = (scratch.path().join("rec"), scratch.path().join("told"));
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let metrics = format!("127.0.0.1:{port}");
+    let tell = format!("(echo $UNSLOW_EVENT; cat) > {0}.new && mv {0}.new {0}", told.display());
+    let mut command =
+        command(&["record", &url, "--quiet", "--no-host", "--window", "3s", "--metrics", &metrics, "--dir"]);
+    let _recorder = Running(command.arg(&dir).args(["--on-incident", &tell]).stdout(Stdio::null()).spawn().unwrap());
+    until("the program is told", || told.exists());
+    let text = fs::read_to_string(&told).unwrap();
+    let (event, document) = text.split_once('\n').unwrap();
+    let document: Value = serde_json::from_str(document).unwrap();
+    assert_eq!(
+        (event, &document["event"], &document["schema"]),
+        ("began", &"began".into(), &"unslow.incident/1".into())
+    );
+    assert_eq!(document["incident"]["rule"], "node_unreachable", "{document:#}");
+    let mut page = String::new();
+    until("the finding is among the metrics", || {
+        page.clear();
+        let Ok(mut stream) = std::net::TcpStream::connect(&metrics) else { return false };
+        let asked = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+        asked.is_ok() && stream.read_to_string(&mut page).is_ok() && page.contains("unslow_finding{")
+    });
+    assert!(page.contains("id=\"node_unreachable\"") && page.contains(&format!("subject=\"{address}\"")), "{page}");
+    assert!(page.contains("unslow_up{") && page.contains("unslow_incidents_total 1"), "{page}");
 }
 
 #[test]

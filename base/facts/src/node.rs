@@ -201,6 +201,10 @@ pub struct Clients {
     /// Rows that wait in a blocking command. None in facts of before this was kept.
     #[serde(default)]
     pub blocked: Option<u64>,
+    /// Rows of ours, a recorder's included, by the name that all of us have; they are not among those read. None where
+    /// not all rows were read, and in facts of before this was kept.
+    #[serde(default)]
+    pub ours: Option<u64>,
     /// Whether the rows are a sample by windows of ids.
     pub sampled: bool,
     /// Rows by library, name and host, largest first.
@@ -401,6 +405,12 @@ impl Node {
             open_door: false,
             own: Own::default(),
         }
+    }
+
+    /// Connections that are not ours.
+    pub fn other_clients(&self) -> Option<f64> {
+        let ours = self.clients.value().and_then(|c| c.ours).unwrap_or(1);
+        Some((self.number("connected_clients")? - ours as f64).max(0.0))
     }
 
     /// CLUSTER NODES at the end of the window.

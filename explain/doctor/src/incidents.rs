@@ -89,6 +89,15 @@ pub struct Repeats {
     pub give_or_take_ms: u64,
 }
 
+/// What the diagnosis of a window changes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Turn {
+    /// An incident that was not known before; or its cause, where only a consequence was.
+    Began(Incident),
+    /// One that has not been seen for a while.
+    Over(Incident),
+}
+
 /// Joins the findings of windows, given in the order of time.
 pub struct Joiner {
     deployment: String,
@@ -105,18 +114,35 @@ impl Joiner {
     }
 
     /// Takes the diagnosis of a window. What was over before it, and what costs nothing, is no part of an incident.
-    pub fn window(&mut self, from_ms: u64, to_ms: u64, report: &Report) {
+    /// Returns what began and what is over by it, for those who are told while it happens.
+    pub fn window(&mut self, from_ms: u64, to_ms: u64, report: &Report) -> Vec<Turn> {
         self.until_ms = to_ms;
+        let before: Vec<(String, u64)> = self.open.iter().map(|i| (i.rule.clone(), i.began_ms)).collect();
         let patience_ms = self.patience_ms;
         let (over, open) = std::mem::take(&mut self.open)
             .into_iter()
             .partition(|incident| from_ms.saturating_sub(incident.ended_ms) > patience_ms);
         self.open = open;
-        self.done.extend::<Vec<Incident>>(over);
+        let over: Vec<Incident> = over;
+        let mut turns: Vec<Turn> = over.iter().cloned().map(Turn::Over).collect();
+        self.done.extend(over);
         let costs = |f: &&Finding| f.when != When::Past && f.severity_now() >= Severity::Low;
         for finding in report.findings.iter().filter(costs) {
             self.found(from_ms, to_ms, finding);
         }
+        let is_new = |i: &&Incident| !before.iter().any(|(rule, began_ms)| *rule == i.rule && *began_ms == i.began_ms);
+        turns.extend(self.open.iter().filter(is_new).cloned().map(Turn::Began));
+        turns
+    }
+
+    /// Those that are going on, or were a moment ago.
+    pub fn open(&self) -> &[Incident] {
+        &self.open
+    }
+
+    /// Forgets those that are over and were told.
+    pub fn forget_over(&mut self) {
+        self.done.clear();
     }
 
     fn found(&mut self, from_ms: u64, to_ms: u64, finding: &Finding) {
@@ -264,6 +290,23 @@ mod tests {
         assert_eq!(spans(&all), [("fork_stall", 0, 3, false)]);
         let elsewhere = joined(vec![vec![cause()], vec![effect("b:1")]]);
         assert_eq!(spans(&elsewhere), [("fork_stall", 0, 1, false), ("replica_lag", 1, 2, true)]);
+    }
+
+    #[test]
+    fn each_incident_is_told_once_when_it_begins_and_once_when_it_is_over() {
+        let mut joiner = Joiner::new("redis://a:1", 2 * MINUTE);
+        let mut told = Vec::new();
+        for (minute, value) in (0u64..).zip([1.0, 2.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 4.0]) {
+            let mut report = Report::failed("redis://a:1", 0, "");
+            report.findings = if value > 0.0 { vec![finding("fork_stall", "a:1", value)] } else { vec![] };
+            for turn in joiner.window(minute * MINUTE, (minute + 1) * MINUTE, &report) {
+                told.push(match turn {
+                    Turn::Began(i) => ("began", minute, i.began_ms / MINUTE),
+                    Turn::Over(i) => ("over", minute, i.ended_ms / MINUTE),
+                });
+            }
+        }
+        assert_eq!(told, [("began", 0, 0), ("over", 7, 4), ("began", 8, 8)]);
     }
 
     #[test]

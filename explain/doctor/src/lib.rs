@@ -15,7 +15,7 @@ mod rules;
 pub use finding::{
     Affected, Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of,
 };
-pub use incidents::{Incident, Incidents, Joiner, Repeats, SCHEMA as INCIDENTS_SCHEMA, repeats};
+pub use incidents::{Incident, Incidents, Joiner, Repeats, SCHEMA as INCIDENTS_SCHEMA, Turn, repeats};
 pub use logs::LogLine;
 pub use report::{
     Answer, Answered, CannotSee, Change, Conclusion, DeploymentSummary, Diff, Looked, NodeSummary, Report, SCHEMA,

@@ -3,7 +3,7 @@
 //! The whole list costs 12 ms at 4,000 connections on every version we measured, which is a stall of its own. CLIENT
 //! LIST ID (6.2+) costs what it finds. Older servers with many clients are not asked at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use unslow_client::Error;
 use unslow_facts::{ClientGroup, ClientRow, Clients, Gap, Lack, Seen};
@@ -75,9 +75,14 @@ fn windows(newest: u64, total: u64) -> impl Iterator<Item = u64> {
 fn digest(text: &str, total: u64, sampled: bool, window_ms: u64) -> Clients {
     let mut rows: BTreeMap<u64, ClientRow> = BTreeMap::new();
     let mut groups: BTreeMap<(String, String, String), ClientGroup> = BTreeMap::new();
+    let mut ours = BTreeSet::new();
     for line in text.lines() {
         let row = row(line);
-        if row.name == "unslow" || row.id == 0 || rows.contains_key(&row.id) {
+        if row.name == "unslow" {
+            ours.insert(row.id);
+            continue;
+        }
+        if row.id == 0 || rows.contains_key(&row.id) {
             continue;
         }
         let host = row.address.rsplit_once(':').map_or(row.address.as_str(), |(h, _)| h).to_string();
@@ -111,7 +116,8 @@ fn digest(text: &str, total: u64, sampled: bool, window_ms: u64) -> Clients {
     let mut groups: Vec<ClientGroup> = groups.into_values().collect();
     groups.sort_by_key(|g| std::cmp::Reverse(g.count));
     groups.truncate(200);
-    Clients { total, listed, blocked, sampled, groups, notable }
+    let ours = (!sampled).then_some(ours.len() as u64);
+    Clients { total, listed, blocked, ours, sampled, groups, notable }
 }
 
 fn row(line: &str) -> ClientRow {

@@ -23,8 +23,14 @@ use crate::scheme::{Away, STALL_US, Stall};
 
 const MS: u64 = 1_000_000;
 const TICK: u64 = 100 * MS;
+/// So many moments within a tick.
+const GROUPS: u64 = 5;
 /// INFO is asked for in every tenth tick.
 const TICKS_PER_INFO: u64 = 10;
+/// After a stall, or when a node is back, INFO is asked for in every tick for this long,
+const DEEP: u64 = 30_000 * MS;
+/// and not again before this has passed.
+const DEEP_AGAIN: u64 = 360_000 * MS;
 /// A connection that has owed an answer for this long is given up, once: whether a second one is answered tells a hung
 /// process from a lost connection.
 const PATIENCE: u64 = 3_000 * MS;
@@ -78,6 +84,8 @@ struct Link {
     /// What was last told of it, and when.
     away: Option<Away>,
     told_at: u64,
+    /// When a closer look began.
+    deep_at: Option<u64>,
     left: bool,
 }
 
@@ -117,7 +125,7 @@ impl Eye {
                 Some(link) => {
                     if link.left {
                         link.left = false;
-                        link.next_tick = now_ns();
+                        link.next_tick = (now_ns() / TICK + 1) * TICK;
                         io.timer(link.next_tick, node as u64);
                     }
                     if link.peer != peer || link.target != *target {
@@ -126,10 +134,10 @@ impl Eye {
                     }
                 }
                 None => {
-                    // Nodes take turns within a tick.
-                    let next_tick = now_ns() + (node as u64 * 7 * MS) % TICK;
+                    // Nodes take turns within a tick, in groups: each wake-up costs as much as a question.
+                    let next_tick = (now_ns() / TICK + 1) * TICK + node as u64 % GROUPS * (TICK / GROUPS);
                     io.timer(next_tick, node as u64);
-                    self.links.insert(node, Link::new(*target, peer, next_tick, node as u64 % TICKS_PER_INFO));
+                    self.links.insert(node, Link::new(*target, peer, next_tick, node as u64 / GROUPS % TICKS_PER_INFO));
                 }
             },
         }
@@ -148,7 +156,11 @@ impl Eye {
     fn tick(&mut self, io: &mut Io, node: NodeNumber) {
         let now = now_ns();
         let Some(link) = self.links.get_mut(&node).filter(|l| !l.left) else { return };
-        link.next_tick = (link.next_tick + TICK).max(now);
+        link.next_tick += TICK;
+        if link.next_tick <= now {
+            // This process was held up: what was missed is not made up for.
+            link.next_tick += (now - link.next_tick) / TICK * TICK + TICK;
+        }
         link.ticks += 1;
         io.timer(link.next_tick, node as u64);
         let Some(connection) = link.connection else {
@@ -171,7 +183,8 @@ impl Eye {
         }
         let Some(link) = self.links.get_mut(&node).filter(|l| l.ready) else { return };
         let is_due = |question| link.asked.iter().all(|(asked, _)| *asked != question);
-        let (ping, info) = (is_due(Question::Ping), is_due(Question::Info) && link.ticks % TICKS_PER_INFO == 0);
+        let (ping, info) =
+            (is_due(Question::Ping), is_due(Question::Info) && (link.ticks % TICKS_PER_INFO == 0 || link.is_deep(now)));
         let out = io.output(connection);
         if ping {
             write_command(out, &["PING"]);
@@ -234,6 +247,7 @@ impl Eye {
         let owed_us = link.owes_since.map_or(0, |since| (now - since) / 1000);
         link.owes_since = link.asked.front().map(|(_, at)| *at);
         if owed_us >= STALL_US {
+            link.look_closer(now);
             self.tell(node, Saw::Stall(Stall { sent_ms: unix_ms().saturating_sub(owed_us / 1000), us: owed_us }));
         }
     }
@@ -245,6 +259,7 @@ impl Eye {
         // The first INFO is not waited for.
         link.ticks = TICKS_PER_INFO - 1;
         if link.away.take().is_some() {
+            link.look_closer(now_ns());
             self.tell(node, Saw::Away(None));
         }
     }
@@ -328,6 +343,7 @@ impl Link {
             sent: Sent::default(),
             away: None,
             told_at: 0,
+            deep_at: None,
             left: false,
         }
     }
@@ -339,6 +355,16 @@ impl Link {
         }
         self.owes_since.get_or_insert(now);
         self.asked.push_back((question, now));
+    }
+
+    fn look_closer(&mut self, now: u64) {
+        if self.deep_at.is_none_or(|at| now - at > DEEP_AGAIN) {
+            self.deep_at = Some(now);
+        }
+    }
+
+    fn is_deep(&self, now: u64) -> bool {
+        self.deep_at.is_some_and(|at| now - at < DEEP)
     }
 
     fn pause(&mut self, now: u64) {

@@ -17,16 +17,18 @@ use crate::eye::{Order, stamp};
 use crate::notes::{NodeNumber, Note};
 use crate::scheme::{Listed, Listing};
 
-const OFTEN: Duration = Duration::from_secs(10);
-/// Of the rounds, so many are short ones before a whole one.
-const ROUNDS_PER_WHOLE: u32 = 6;
+/// Every so many rounds all of it is asked.
+pub const ROUNDS_PER_WHOLE: u32 = 6;
 /// It asks things that are not taken off as ours, so it is rare where nothing changes.
 const DISCOVER: Duration = Duration::from_secs(600);
-const SENTINELS: Duration = Duration::from_secs(60);
+/// While nothing is to be asked.
+const IDLE: Duration = Duration::from_secs(60);
 /// A failover changes several servers within moments.
 const SOON: Duration = Duration::from_secs(1);
 /// While it does not answer.
 const DISCOVER_AGAIN: Duration = Duration::from_secs(10);
+/// Stalls come in swarms.
+const CALM: Duration = Duration::from_secs(30);
 /// A node that is not listed any more is asked for this long: a dead replica is not in its master's list either.
 const UNLISTED: Duration = Duration::from_secs(600);
 
@@ -52,6 +54,8 @@ struct Number {
 struct Asked {
     inquiry: Inquiry,
     round: u32,
+    /// When a stall asked for a whole round.
+    hurried: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -68,6 +72,8 @@ struct State {
 
 /// Shared by the threads.
 pub struct Inquirers {
+    /// From one round to the next.
+    every: Duration,
     options: Options,
     salt: Arc<Salt>,
     notes: SyncSender<Note>,
@@ -77,9 +83,15 @@ pub struct Inquirers {
 }
 
 impl Inquirers {
-    pub fn new(options: Options, salt: Salt, notes: SyncSender<Note>, eyes: Vec<(Sender<Order>, Waker)>) -> Inquirers {
+    pub fn new(
+        every: Duration,
+        options: Options,
+        salt: Salt,
+        notes: SyncSender<Note>,
+        eyes: Vec<(Sender<Order>, Waker)>,
+    ) -> Inquirers {
         let (salt, state) = (Arc::new(salt), Mutex::default());
-        Inquirers { options, salt, notes, eyes, state, changed: Condvar::new() }
+        Inquirers { every, options, salt, notes, eyes, state, changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -104,7 +116,7 @@ impl Inquirers {
         }
         let pause = if found.is_some() { DISCOVER } else { DISCOVER_AGAIN };
         self.later(Job::Discover(place), pause);
-        self.later(Job::Sentinels(place), SENTINELS);
+        self.later(Job::Sentinels(place), self.every * ROUNDS_PER_WHOLE);
     }
 
     /// What a node says of itself has changed.
@@ -120,6 +132,20 @@ impl Inquirers {
             drop(state);
             self.changed.notify_one();
         }
+    }
+
+    /// A node stood still: all questions, at once, unless that was asked for a moment ago.
+    pub fn ask_soon(&self, number: NodeNumber) {
+        let mut state = self.state();
+        let Some(asked) = state.asked.get_mut(&number).filter(|a| a.hurried.is_none_or(|at| at.elapsed() > CALM))
+        else {
+            return;
+        };
+        (asked.round, asked.hurried) = (0, Some(Instant::now()));
+        state.jobs.retain(|job| job.0.1 != Job::Ask(number));
+        state.jobs.push(Reverse((Instant::now(), Job::Ask(number))));
+        drop(state);
+        self.changed.notify_one();
     }
 
     /// The nodes that were asked, as they answered last.
@@ -139,7 +165,7 @@ impl Inquirers {
                 Job::Discover(place) => self.discover(place),
                 Job::Sentinels(place) => {
                     self.sentinels(place);
-                    self.later(Job::Sentinels(place), SENTINELS);
+                    self.later(Job::Sentinels(place), self.every * ROUNDS_PER_WHOLE);
                 }
                 Job::Ask(number) => self.ask(number),
             }
@@ -156,7 +182,7 @@ impl Inquirers {
             let wait = match state.jobs.peek() {
                 Some(Reverse((at, _))) if *at <= now => return state.jobs.pop().map(|Reverse((_, job))| job),
                 Some(Reverse((at, _))) => *at - now,
-                None => SENTINELS,
+                None => IDLE,
             };
             state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -271,7 +297,7 @@ impl Inquirers {
             state.next_number += 1;
             state.watched[place].numbers.insert(member.address.clone(), Number { number, unlisted: None });
             let inquiry = Inquiry::new(member, target.clone(), self.options.clone(), self.salt.clone());
-            state.asked.insert(number, Asked { inquiry, round: 0 });
+            state.asked.insert(number, Asked { inquiry, round: 0, hurried: None });
             let url = state.watched[place].url.clone();
             drop(state);
             self.tell(Note::Node { number, url, address: member.address.clone() });
@@ -291,14 +317,14 @@ impl Inquirers {
             Ok(node) => {
                 let (node, at) = (node.clone(), stamp());
                 self.state().nodes.insert(number, node.clone());
-                self.tell(Note::Asked(number, at, Box::new(node)));
+                self.tell(Note::Asked(number, at, round, Box::new(node)));
                 asked.round += 1;
             }
             // The event loop tells that it is away. When it is back, all of it is worth asking.
             Err(_) => asked.round = 0,
         }
         self.state().asked.insert(number, asked);
-        self.later(Job::Ask(number), OFTEN);
+        self.later(Job::Ask(number), self.every);
     }
 }
 

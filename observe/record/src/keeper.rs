@@ -1,18 +1,19 @@
 //! Puts what was seen into the store. No sockets, no threads, no clock: what it is told has its time with it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::Serialize;
 use unslow_facts::{Host, Node, Own, Seen, SlowEntry};
+use unslow_probe::Round;
 use unslow_series::{Disk, Error, FieldId, SeriesId, Stamp, Value, Writer};
 
 use crate::info;
 use crate::notes::{NodeNumber, Note, Saw, Sent};
 use crate::pings::Pings;
 use crate::scheme::{
-    AWAY, Greeted, HOST, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, Part, SENTINEL,
-    SLOW, STALL, node_series,
+    ASKED, AWAY, Greeted, HOST, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, Part,
+    SENTINEL, SLOW, STALL, node_series,
 };
 
 /// Fields of one node's INFO that are kept at most; a server has some 700 with all command statistics.
@@ -31,13 +32,14 @@ pub enum Told {
     Nothing,
     /// The deployment of this node may look different now.
     Changed(NodeNumber),
+    /// It stood still: who is connected, and what was slow, is worth asking now.
+    Stalled(NodeNumber),
 }
 
 /// One node's.
 struct Kept {
     series: SeriesId,
-    /// What each field of INFO looked like last.
-    fields: HashMap<String, Field>,
+    fields: Fields,
     parts: BTreeMap<Part, (Vec<u8>, u64)>,
     /// The newest entry of the slow log.
     slow_id: Option<u64>,
@@ -47,9 +49,64 @@ struct Kept {
     topology: Option<u64>,
 }
 
+/// A field of INFO, as it was last.
 struct Field {
+    name: String,
+    value: String,
     template: String,
     columns: Vec<FieldId>,
+    numbers: Vec<i64>,
+    /// In which row it was last.
+    row: u64,
+}
+
+impl Field {
+    fn new(name: &str, template: &str) -> Field {
+        let (name, template) = (name.to_string(), template.to_string());
+        Field { name, value: String::new(), template, columns: Vec::new(), numbers: Vec::new(), row: 0 }
+    }
+}
+
+/// The fields of a node. Servers list them in the same order every time, so each is looked for behind the one before.
+#[derive(Default)]
+struct Fields {
+    all: Vec<Field>,
+    by_name: HashMap<String, usize>,
+    next: usize,
+    row: u64,
+}
+
+impl Fields {
+    fn begin(&mut self) {
+        (self.next, self.row) = (0, self.row + 1);
+    }
+
+    /// The field of this name; `None` for one that was in this row already, or is one too many.
+    fn see(&mut self, name: &str) -> Option<&mut Field> {
+        let place = match self.all.get(self.next) {
+            Some(field) if field.name == name => self.next,
+            _ => match self.by_name.get(name) {
+                Some(place) => *place,
+                None if self.all.len() >= FIELDS_MAX => return None,
+                None => self.add(Field::new(name, info::GONE)),
+            },
+        };
+        self.next = place + 1;
+        let (row, field) = (self.row, &mut self.all[place]);
+        (std::mem::replace(&mut field.row, row) != row).then_some(field)
+    }
+
+    fn add(&mut self, field: Field) -> usize {
+        self.by_name.insert(field.name.clone(), self.all.len());
+        self.all.push(field);
+        self.all.len() - 1
+    }
+
+    /// Those that were not in this row.
+    fn unseen(&mut self) -> impl Iterator<Item = &mut Field> {
+        let row = self.row;
+        self.all.iter_mut().filter(move |field| field.row != row)
+    }
 }
 
 /// Everything that is written to one directory.
@@ -73,8 +130,11 @@ impl<D: Disk> Keeper<D> {
             Note::Wake => Ok(()),
             Note::Node { number, url, address } => self.node(*number, url, address),
             Note::Listing { url, at, listing } => self.listing(url, *at, listing),
-            Note::Saw(number, at, saw) => self.saw(*number, *at, saw),
-            Note::Asked(number, at, node) => self.asked(*number, *at, node),
+            Note::Saw(number, at, saw) => {
+                self.saw(*number, *at, saw)?;
+                return Ok(if matches!(saw, Saw::Stall(_)) { Told::Stalled(*number) } else { Told::Nothing });
+            }
+            Note::Asked(number, at, round, node) => self.asked(*number, *at, *round, node),
             Note::Sentinel { url, at, sentinel } => {
                 let series = self.writer.series(url)?;
                 self.writer.event(series, *at, SENTINEL, &json(sentinel))
@@ -90,8 +150,10 @@ impl<D: Disk> Keeper<D> {
         let series = self.writer.series(&node_series(url, address))?;
         // What an earlier recorder knew may be gone by now.
         let known = self.writer.texts(series).filter(|(_, template)| *template != info::GONE);
-        let field = |template: &str| Field { template: template.to_string(), columns: Vec::new() };
-        let fields = known.map(|(name, template)| (name.to_string(), field(template))).collect();
+        let mut fields = Fields::default();
+        for (name, template) in known {
+            fields.add(Field::new(name, template));
+        }
         let kept = Kept { series, fields, parts: BTreeMap::new(), slow_id: None, own: Own::default(), topology: None };
         self.nodes.insert(number, kept);
         Ok(())
@@ -120,43 +182,35 @@ impl<D: Disk> Keeper<D> {
         let Some(kept) = self.nodes.get_mut(&number) else { return Ok(Told::Nothing) };
         self.row.clear();
         let mut topology = DefaultHasher::new();
-        let mut there: HashSet<&str> = HashSet::with_capacity(kept.fields.len());
+        kept.fields.begin();
         for line in info.lines().filter(|line| !line.starts_with('#')) {
             let Some((name, value)) = line.trim_end().split_once(':') else { continue };
             // Paths tell more of a machine than a diagnosis needs.
             if value.len() > VALUE_MAX || name.len() > VALUE_MAX || matches!(name, "executable" | "config_file") {
                 continue;
             }
-            if !kept.fields.contains_key(name) && kept.fields.len() >= FIELDS_MAX {
-                continue;
-            }
-            if !there.insert(name) {
-                continue;
-            }
             if OF_TOPOLOGY.contains(&name) {
                 (name, value).hash(&mut topology);
             }
-            let parts = info::split(value);
-            let field = match kept.fields.get_mut(name) {
-                Some(field) => field,
-                None => kept
-                    .fields
-                    .entry(name.to_string())
-                    .or_insert_with(|| Field { template: info::GONE.into(), columns: Vec::new() }),
-            };
-            if field.template != parts.template {
-                self.writer.text(kept.series, at, name, &parts.template)?;
-                field.template = parts.template;
+            let Some(field) = kept.fields.see(name) else { continue };
+            if field.value != value || field.template == info::GONE {
+                let parts = info::split(value);
+                if field.template != parts.template {
+                    self.writer.text(kept.series, at, name, &parts.template)?;
+                    field.template = parts.template;
+                }
+                while field.columns.len() < parts.numbers.len() {
+                    field.columns.push(self.writer.field(&info::column(name, field.columns.len()))?);
+                }
+                field.numbers = parts.numbers;
+                value.clone_into(&mut field.value);
             }
-            while field.columns.len() < parts.numbers.len() {
-                field.columns.push(self.writer.field(&info::column(name, field.columns.len()))?);
-            }
-            self.row.extend(field.columns.iter().zip(&parts.numbers).map(|(id, n)| (*id, Value::Int(*n))));
+            self.row.extend(field.columns.iter().zip(&field.numbers).map(|(id, n)| (*id, Value::Int(*n))));
         }
-        for (name, field) in kept.fields.iter_mut().filter(|(name, _)| !there.contains(name.as_str())) {
+        for field in kept.fields.unseen() {
             // A field whose numbers are not in a row was not there: only words have to be taken back.
             if field.template != info::GONE && info::count(&field.template) == 0 {
-                self.writer.text(kept.series, at, name, info::GONE)?;
+                self.writer.text(kept.series, at, &field.name, info::GONE)?;
                 field.template = info::GONE.into();
             }
         }
@@ -171,9 +225,12 @@ impl<D: Disk> Keeper<D> {
     }
 
     /// What the expensive questions found.
-    fn asked(&mut self, number: NodeNumber, at: Stamp, node: &Node) -> Result<(), Error> {
+    fn asked(&mut self, number: NodeNumber, at: Stamp, round: Round, node: &Node) -> Result<(), Error> {
         let Some(kept) = self.nodes.get_mut(&number) else { return Ok(()) };
         kept.own = node.own.clone();
+        if round == Round::Whole {
+            self.writer.event(kept.series, at, ASKED, &[])?;
+        }
         if let Some(entries) = node.slowlog.value() {
             self.slow(number, at, entries)?;
         }

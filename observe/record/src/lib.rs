@@ -24,3 +24,52 @@ mod tape;
 pub use recorder::{Ended, Progress, Recorder, Settings, StartError};
 pub use tape::{Tape, TapeError, Windows};
 pub use unslow_series::Settings as Store;
+
+/// For measurements: writes what a recorder would have written of `nodes` nodes, second by second up to now, without
+/// any server. `info` gives the INFO of a node in a second.
+#[doc(hidden)]
+pub fn rehearse(
+    dir: &std::path::Path,
+    nodes: usize,
+    seconds: u64,
+    mut info: impl FnMut(usize, u64) -> Vec<u8>,
+) -> Result<(), unslow_series::Error> {
+    use notes::{Note, Saw, Sent};
+    let mut keeper = keeper::Keeper::new(unslow_series::Writer::open(dir, Store::default())?);
+    let url = "redis://rehearsal:6379";
+    let address = |node: usize| format!("10.0.0.{node}:6379");
+    let now = eye::stamp();
+    let at = |second: u64| unslow_series::Stamp {
+        wall_ms: now.wall_ms - ((seconds - second) * 1000) as i64,
+        mono_ms: second * 1000,
+    };
+    let listed = |node: usize| scheme::Listed {
+        address: address(node),
+        role: unslow_topology::Role::Master,
+        master: None,
+        node_id: None,
+    };
+    let listing = scheme::Listing {
+        kind: unslow_topology::DeploymentKind::MasterReplica,
+        nodes: (0..nodes).map(listed).collect(),
+        notes: Vec::new(),
+        through: None,
+    };
+    for number in 0..nodes {
+        keeper.take(&Note::Node { number, url: url.into(), address: address(number) })?;
+    }
+    for second in 0..seconds {
+        if second % 600 == 0 {
+            keeper.take(&Note::Listing { url: url.into(), at: at(second), listing: listing.clone() })?;
+        }
+        for number in 0..nodes {
+            let mut pings = pings::Pings::default();
+            (0..10).for_each(|i| pings.add(60 + (second as u32 * 31 + i * 17 + number as u32 * 7) % 60));
+            let sent = Sent { pings: second * 10, infos: second, greetings: 1 };
+            let info = info(number, second);
+            keeper.take(&Note::Saw(number, at(second), Saw::Second { info, pings, sent }))?;
+        }
+        keeper.tick(at(second), 0)?;
+    }
+    keeper.close().map(drop)
+}

@@ -1,6 +1,7 @@
 //! What those who look tell the one who writes.
 
 use unslow_facts::{Host, Node, SentinelNode};
+use unslow_probe::Round;
 use unslow_series::Stamp;
 
 use crate::pings::Pings;
@@ -17,8 +18,8 @@ pub enum Note {
     Listing { url: String, at: Stamp, listing: Listing },
     /// What the event loop saw.
     Saw(NodeNumber, Stamp, Saw),
-    /// What the expensive questions found.
-    Asked(NodeNumber, Stamp, Box<Node>),
+    /// What the expensive questions of a round found.
+    Asked(NodeNumber, Stamp, Round, Box<Node>),
     /// What a Sentinel knows.
     Sentinel { url: String, at: Stamp, sentinel: SentinelNode },
     /// What the last minute was like on this machine.

@@ -13,7 +13,7 @@ use unslow_reactor::{Reactor, Waker};
 use unslow_series::{Directory, Writer};
 
 use crate::eye::{Eye, INPUT_MAX, Order, stamp};
-use crate::inquirers::Inquirers;
+use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE};
 use crate::keeper::{Keeper, Told};
 use crate::notes::Note;
 
@@ -21,8 +21,6 @@ use crate::notes::Note;
 const INQUIRERS: usize = 4;
 /// Notes that may wait for the disk: some seconds of a thousand nodes.
 const WAITING: usize = 16_384;
-/// How long one look at the machine lasts.
-const MINUTE: Duration = Duration::from_secs(60);
 /// The store's own clock: it syncs and ends chunks when it is told the time.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -34,6 +32,8 @@ pub struct Settings {
     pub targets: Vec<Target>,
     /// How to connect.
     pub options: Options,
+    /// From one reading of the slow log to the next; clients, settings and the machine are looked at every sixth time.
+    pub every: Duration,
     /// Key names as they are, instead of hashed.
     pub show_keys: bool,
     /// Look into this machine when a server runs on it.
@@ -95,7 +95,7 @@ pub struct Recorder {
 impl Recorder {
     /// Starts. Servers that do not answer yet are waited for; what no waiting helps is an error.
     pub fn start(settings: Settings) -> Result<Recorder, StartError> {
-        let Settings { dir, targets, options, show_keys, host, store } = settings;
+        let Settings { dir, targets, options, every, show_keys, host, store } = settings;
         let mut found: Vec<(Target, Result<Deployment, Error>)> = Vec::new();
         for target in targets {
             let deployment = discover(&target, &options);
@@ -123,11 +123,11 @@ impl Recorder {
                 Ok((orders, waker))
             })
             .collect::<std::io::Result<Vec<_>>>()?;
-        let inquirers = Arc::new(Inquirers::new(options, Salt::new(show_keys), notes.clone(), eyes.clone()));
+        let inquirers = Arc::new(Inquirers::new(every, options, Salt::new(show_keys), notes.clone(), eyes.clone()));
         // From here on whatever fails ends all of it.
         let mut recorder =
             Recorder { shared, inquirers, notes, eyes, threads, keeper: None, silent: Vec::new(), servers: 0 };
-        recorder.start_threads(keeper, taken, host)?;
+        recorder.start_threads(keeper, taken, host.then_some(every * ROUNDS_PER_WHOLE))?;
         for (target, deployment) in found {
             let url = target.url();
             recorder.servers += deployment.as_ref().map_or(0, |d| d.members.len());
@@ -137,7 +137,12 @@ impl Recorder {
         Ok(recorder)
     }
 
-    fn start_threads(&mut self, keeper: Keeper<Directory>, notes: Receiver<Note>, host: bool) -> std::io::Result<()> {
+    fn start_threads(
+        &mut self,
+        keeper: Keeper<Directory>,
+        notes: Receiver<Note>,
+        host: Option<Duration>,
+    ) -> std::io::Result<()> {
         let (shared, inquirers) = (self.shared.clone(), self.inquirers.clone());
         let keep = move || keep(keeper, &notes, &shared, &inquirers);
         self.keeper = Some(Builder::new().name("record-keeper".into()).spawn(keep)?);
@@ -145,9 +150,9 @@ impl Recorder {
             let inquirers = self.inquirers.clone();
             self.threads.push(Builder::new().name("record-ask".into()).spawn(move || inquirers.run())?);
         }
-        if host {
+        if let Some(window) = host {
             let (shared, inquirers, notes) = (self.shared.clone(), self.inquirers.clone(), self.notes.clone());
-            let look = move || watch_machine(&shared, &inquirers, &|note| drop(notes.send(note)));
+            let look = move || watch_machine(&shared, &inquirers, window, &|note| drop(notes.send(note)));
             self.threads.push(Builder::new().name("record-host".into()).spawn(look)?);
         }
         Ok(())
@@ -223,8 +228,10 @@ fn keep(mut keeper: Keeper<Directory>, notes: &Receiver<Note>, shared: &Shared, 
             match notes.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
                 Ok(Note::Wake) => {}
                 Ok(note) => {
-                    if let Told::Changed(number) = keeper.take(&note)? {
-                        inquirers.discover_soon(number);
+                    match keeper.take(&note)? {
+                        Told::Nothing => {}
+                        Told::Changed(number) => inquirers.discover_soon(number),
+                        Told::Stalled(number) => inquirers.ask_soon(number),
                     }
                     let is_row = matches!(note, Note::Saw(_, _, crate::notes::Saw::Second { .. }));
                     shared.rows.fetch_add(u64::from(is_row), Ordering::Relaxed);
@@ -244,14 +251,14 @@ fn keep(mut keeper: Keeper<Directory>, notes: &Receiver<Note>, shared: &Shared, 
     }
 }
 
-/// One minute after the other, as long as a server of ours runs on this machine.
-fn watch_machine(shared: &Shared, inquirers: &Inquirers, tell: &dyn Fn(Note)) {
+/// One window after the other, as long as a server of ours runs on this machine.
+fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, tell: &dyn Fn(Note)) {
     while !shared.ended.load(Ordering::Acquire) {
         let watch = host::Watch::start();
         let begun = Instant::now();
-        while begun.elapsed() < MINUTE {
+        while begun.elapsed() < window {
             // The end unparks it.
-            std::thread::park_timeout(MINUTE.saturating_sub(begun.elapsed()));
+            std::thread::park_timeout(window.saturating_sub(begun.elapsed()));
             if shared.ended.load(Ordering::Acquire) {
                 return;
             }

@@ -3,7 +3,7 @@
 //! | series | rows | texts | events |
 //! |---|---|---|---|
 //! | URL of a deployment | | | [`LISTING`], [`SENTINEL`] |
-//! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], parts |
+//! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], [`ASKED`], parts |
 //! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`] |
 //!
 //! An event's payload is JSON, except where it says otherwise. Readers pass over what they do not know.
@@ -26,6 +26,8 @@ pub const STALL: &str = "stall";
 pub const SLOW: &str = "slow";
 /// A column: notes that the disk was too slow for, since the recorder's start.
 pub const LOST: &str = "lost";
+/// An event without a payload: all questions were asked. Parts that are not written then are as they were.
+pub const ASKED: &str = "asked";
 /// An event: what one minute on the recorder's own machine was like.
 pub const HOST: &str = "host";
 /// Columns of what we sent a node, counted from the recorder's start: commands by name, errors by code, and the rest.

@@ -6,21 +6,25 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
-use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, Point, Rtt, Sample, Seen, SentinelNode, SlowEntry, TimeRange};
+use unslow_facts::{
+    Facts, Gap, Host, Lack, LaterView, Node, Own, Point, Rtt, Sample, Seen, SentinelNode, SlowEntry, TimeRange,
+};
 use unslow_series::{Damage, Directory, Event, Item, Reader, Row, Rows, Span, Value};
-use unslow_topology::Info;
+use unslow_topology::{ClusterView, Info};
 
 use crate::info;
 use crate::pings::Pings;
 use crate::scheme::{
-    AWAY, Away, Greeted, HOST, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, Part,
-    SENTINEL, SLOW, STALL, Stall, node_series,
+    ASKED, AWAY, Away, Greeted, HOST, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
+    Part, SENTINEL, SLOW, STALL, Stall, node_series,
 };
 
 /// Parts are written again at least every ten minutes, and asked for every minute.
 const LOOK_BACK_MS: i64 = 11 * 60_000;
 /// A row that ends a window may be this old: one is lost where the server, or the recorder, was busy.
 const FRESH_MS: i64 = 5_000;
+/// From the mark that questions were asked to what was found.
+const MARK_MS: i64 = 100;
 /// A connection that was closed and opened again is no absence.
 const ABSENT_MS: i64 = 3_000;
 /// What a minute on the machine was like is known when it is over.
@@ -329,7 +333,7 @@ impl NodeTape<'_> {
         node.config = self.part(Part::Config, window, &not_asked);
         node.latency = self.part(Part::Latency, window, &not_asked);
         node.clients = self.part(Part::Clients, window, &not_asked);
-        node.cluster = self.part(Part::Cluster, window, &not_asked);
+        (node.cluster, node.cluster_last) = self.views(window, &not_asked);
         node.cluster_info = self.part(Part::ClusterInfo, window, &not_asked);
         node.slot_stats = self.part(Part::SlotStats, window, &not_asked);
         node.key_sizes = self.part(Part::KeySizes, window, &not_asked);
@@ -354,6 +358,28 @@ impl NodeTape<'_> {
             Ok(no) => no,
             Err(_) => Seen::No(Gap::new(Lack::Other, format!("{}: the recording is damaged there", part.name()), "")),
         }
+    }
+
+    /// The cluster as it was asked for around the window's start, and again as far as possible from it.
+    fn views(&self, window: &Range<i64>, missing: &Gap) -> (Seen<ClusterView>, Seen<LaterView>) {
+        let asked: Vec<i64> = self.events.iter().filter(|e| e.kind == ASKED).map(|e| e.at.wall_ms).collect();
+        let before = asked.iter().rev().find(|at| **at <= window.start);
+        let (Some(first), Some(last)) = (before.or(asked.first()), asked.iter().rev().find(|at| **at < window.end))
+        else {
+            return (self.part(Part::Cluster, window, missing), Seen::No(missing.clone()));
+        };
+        // What is found is written right behind the mark that it was asked for.
+        let at = |asked: i64| self.part::<ClusterView>(Part::Cluster, &(asked..asked + MARK_MS), missing);
+        let (first_view, last_view) = (at(*first), at(*last));
+        let later = match (&first_view, last_view) {
+            _ if first >= last => Seen::No(missing.clone()),
+            (Seen::Yes { value: before, .. }, Seen::Yes { value: now, source, .. }) => {
+                Seen::Yes { value: LaterView::of(before, now), source, at_ms: unix(*last) }
+            }
+            (_, Seen::No(gap)) => Seen::No(gap),
+            (Seen::No(gap), _) => Seen::No(gap.clone()),
+        };
+        (first_view, later)
     }
 
     /// Each event counts the calls of one minute.
@@ -421,7 +447,8 @@ impl Trail {
     fn see(&mut self, row: &Row) {
         let (mut counters, mut pings) = (Counters::default(), BTreeMap::new());
         for (name, value) in &row.values {
-            let Value::Int(n) = value else { continue };
+            // Most names are none of these, and there are hundreds in each row.
+            let (Value::Int(n), Some(b't' | b'u' | b'~')) = (value, name.as_bytes().first()) else { continue };
             if let Some(place) = Counters::NAMES.iter().position(|known| *known == &**name) {
                 counters.0[place] = Some(*n as f64);
             } else if let Some((us, count)) = Pings::of_column(name, *n) {

@@ -122,6 +122,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "unslow-probe",
             "unslow-record",
             "unslow-sink",
+            "unslow-status",
             "unslow-topology",
             "unslow-units",
             "unslow-watch",

@@ -64,7 +64,7 @@ impl Sequential<'_> {
         let (rtt_us, distance_seen) = round_trip_us(node)?;
         let idle: u64 = node.clients.value().map_or(0, |c| c.groups.iter().map(|g| g.idle_hour).sum());
         let replicas = node.number("connected_slaves").unwrap_or(0.0);
-        let connections = (node.number("connected_clients").unwrap_or(1.0) - 1.0 - idle as f64 - replicas).max(1.0);
+        let connections = (node.other_clients().unwrap_or(0.0) - idle as f64 - replicas).max(1.0);
         let waiting = ops / connections * rtt_us / 1e6;
         Some(Sequential { node, ops, depth, busy, rtt_us, connections, waiting, distance_seen })
     }

@@ -97,8 +97,7 @@ pub fn check(facts: &Facts) -> Verdict {
 fn look(node: &Node) -> Option<Paused<'_>> {
     let (first, last) = (&node.first.as_ref()?.info, &node.last.as_ref()?.info);
     let waiting = last.number("blocked_clients").unwrap_or(0.0);
-    // Ours is none of theirs.
-    let clients = (last.number("connected_clients").unwrap_or(0.0) - 1.0).max(0.0);
+    let clients = node.other_clients().unwrap_or(0.0);
     let paused = |how, span| Some(Paused { node, how, span, waiting, clients });
     if let Some((action, reason)) = said(last) {
         let span = if said(first).is_some() { Span::Throughout } else { Span::AtTheEnd };

@@ -146,6 +146,8 @@ pub struct Stream {
     pub told: AtomicU32,
     /// Bytes went over TCP, or it was duplicated: it stays there.
     pub fixed: AtomicBool,
+    /// It was retired and has not been used anew: two threads may find out at once that it is done with.
+    resting: AtomicBool,
     /// Monotonic nanoseconds until which an offer is waited for.
     pub deadline: AtomicU64,
     /// When the kernel was last asked about it by a thread that never sleeps.
@@ -159,8 +161,10 @@ pub struct Stream {
     pub ends: Mutex<Option<Ends>>,
 }
 
-// SAFETY: the link is written before `state` says LINKED and after `retire`'s pause only; the registration is guarded
-// by the lock of its epoll set.
+// SAFETY: the link is written before `state` says LINKED, and dropped when its entry has rested for [`REST_NS`] without
+// a sleeper. A call that took the link before must be over by then: calls that sleep are counted as sleepers, and the
+// others take microseconds, unless their thread is stopped in the middle of one for longer than that. The registration
+// is guarded by the lock of its epoll set.
 unsafe impl Sync for Stream {}
 // SAFETY: as above.
 unsafe impl Send for Stream {}
@@ -171,13 +175,15 @@ impl Stream {
         if self.state.load(Ordering::Acquire) != state::LINKED {
             return None;
         }
-        // SAFETY: LINKED is said after the link was written, and it stays until the entry is used anew.
+        // SAFETY: LINKED is said after the link was written, and it stays until its entry has rested; see `Sync` above
+        // for who must be done with it by then.
         unsafe { (*self.link.get()).as_ref() }
     }
 
     /// From now on over shared memory.
     pub fn set_link(&self, link: Link) {
-        // SAFETY: not LINKED yet, and one thread at a time decides on an offer (the world's lock).
+        // SAFETY: not LINKED yet, so nobody has a reference to it; a client's own thread decides on its offer in state
+        // SETTLING, a server's under the world's lock.
         unsafe { *self.link.get() = Some(link) };
         handing::hold(self.fd());
         self.state.store(state::LINKED, Ordering::Release);
@@ -399,8 +405,13 @@ impl Stock {
         while let Some((at, entry)) = self.resting.front()
             && *at + REST_NS < now
             && let Entry::Stream(stream) = entry
-            && stream.sleepers.load(Ordering::Acquire) == 0
         {
+            if stream.sleepers.load(Ordering::Acquire) > 0 {
+                // It must not hold up those behind it.
+                self.resting.push_back((now, entry));
+                self.resting.pop_front();
+                continue;
+            }
             // SAFETY: it has rested.
             unsafe { *stream.link.get() = None };
             self.rested.push(entry);
@@ -489,6 +500,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
                 sleepers: AtomicU32::new(0),
                 told: AtomicU32::new(0),
                 fixed: AtomicBool::new(false),
+                resting: AtomicBool::new(false),
                 deadline: AtomicU64::new(0),
                 asked_at: AtomicU64::new(0),
                 offers: Mutex::new(Vec::new()),
@@ -513,13 +525,17 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
     // SAFETY: it has rested: nobody looks at it.
     unsafe { *stream.registration.get() = Registration::NONE };
     stream.told.store(0, Ordering::Relaxed);
+    stream.resting.store(false, Ordering::Relaxed);
     stream.state.store(state, Ordering::Release);
     Some((stream, entry))
 }
 
-/// The descriptor is closed; the entry may be used again later.
+/// The descriptor is closed; the entry may be used again later. Once is enough: an entry in the queue twice would be
+/// given to two descriptors.
 pub fn retire(entry: &'static Entry) {
-    if let (Entry::Stream(stream), Ok(mut stock)) = (entry, STOCK.lock()) {
+    if let (Entry::Stream(stream), Ok(mut stock)) = (entry, STOCK.lock())
+        && !stream.resting.swap(true, Ordering::Relaxed)
+    {
         stream.state.store(state::PLAIN, Ordering::Release);
         stock.resting.push_back((super::now_ns(), entry));
         stock.settle();
@@ -563,4 +579,37 @@ pub fn set_in_set(fd: RawFd, is: bool) {
 
 pub fn is_in_set(fd: RawFd) -> bool {
     IN_SET.get(fd as u32 as usize / 64).is_some_and(|w| w.load(Ordering::Relaxed) & (1 << (fd as u32 % 64)) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_two_threads_retire_is_used_once() {
+        let (stream, entry) = new_stream(1000, state::CANDIDATE, false).unwrap();
+        let same = |other: &'static Entry| std::ptr::eq(other, entry);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| retire(entry));
+            }
+        });
+        assert_eq!(stream.state.load(Ordering::Acquire), state::PLAIN);
+        let queued = STOCK.lock().unwrap().resting.iter().filter(|(_, e)| same(e)).count();
+        assert_eq!(queued, 1);
+    }
+
+    #[test]
+    fn one_that_is_slept_for_holds_up_nobody() {
+        let (slept_for, first) = new_stream(1001, state::CANDIDATE, false).unwrap();
+        let (_, second) = new_stream(1002, state::CANDIDATE, false).unwrap();
+        slept_for.sleepers.store(1, Ordering::Release);
+        // Both have rested: a clock that begins at the machine's start is past the first second.
+        let mut stock = Stock::new();
+        stock.resting.extend([(0, first), (0, second)]);
+        stock.settle();
+        let is = |entries: &[&'static Entry], one: &'static Entry| entries.iter().any(|e| std::ptr::eq(*e, one));
+        assert!(is(&stock.rested, second) && !is(&stock.rested, first));
+        assert_eq!(stock.resting.len(), 1, "it rests on");
+    }
 }

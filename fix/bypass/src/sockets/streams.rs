@@ -100,8 +100,9 @@ pub fn stay(stream: &'static Stream) {
     let _quiet = Quiet::begin();
     stream.fixed.store(true, Ordering::Release);
     world::no_candidate(stream);
-    // Taken in the meantime: then it is too late to stay.
-    if stream.state.load(Ordering::Acquire) == state::CANDIDATE {
+    // Taken in the meantime: then it is too late to stay. Another thread may be here too: one of them does it.
+    let (candidate, plain) = (state::CANDIDATE, state::PLAIN);
+    if stream.state.compare_exchange(candidate, plain, Ordering::AcqRel, Ordering::Acquire).is_ok() {
         fds::put(stream.fd(), None);
         if let Some(entry) = world::entry_of(stream) {
             fds::retire(entry);

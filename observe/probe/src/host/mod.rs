@@ -28,7 +28,7 @@ use unslow_facts::{Gap, Host, Lack, Node, Rtt, Seen};
 use crate::now_ms;
 use crate::sockets::{self, TcpSocket};
 use addresses::{Listened, by_peer, is_bus_of, local_ips, of_process, of_settings, port_of, resolve, ss};
-use processes::{Listener, Task, is_another, listeners, sent_info, tasks};
+use processes::{Listener, Task, is_another, listeners, observers, sent_info, socket_inodes, tasks};
 
 pub use assign::{Outcome, assign, outcomes};
 
@@ -119,6 +119,10 @@ impl Watch {
     /// The socket table, its counters since the first sample: what was counted before the window is history.
     fn sockets_in_window(&self) -> std::io::Result<Vec<TcpSocket>> {
         let mut sockets = sockets::all()?;
+        // A recorder's connections stay open, and are nobody's clients.
+        let own: BTreeSet<u32> = observers().flat_map(socket_inodes).collect();
+        let ours: BTreeSet<_> = sockets.iter().filter(|s| own.contains(&s.inode)).map(|s| s.local).collect();
+        sockets.retain(|s| s.listening || !ours.contains(&s.peer));
         let before: BTreeMap<_, &TcpSocket> = self.sockets.iter().map(|s| ((s.local, s.peer), s)).collect();
         for socket in &mut sockets {
             if let Some(before) = before.get(&(socket.local, socket.peer)) {

@@ -132,6 +132,17 @@ pub fn servers() -> impl Iterator<Item = u32> {
     pids().filter(|pid| is_server(&comm(*pid)))
 }
 
+/// Numbers of the processes that look as we do: this one, and recorders of this machine.
+pub fn observers() -> impl Iterator<Item = u32> {
+    let records = |pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = words.split(|byte| *byte == 0);
+        words.next().is_some_and(|program| program.ends_with(b"unslow")) && words.any(|word| word == b"record")
+    };
+    let me = std::process::id();
+    pids().filter(move |pid| *pid == me || records(pid))
+}
+
 /// A link read for each descriptor; procfs would open each, and a server has tens of thousands.
 pub fn socket_inodes(pid: u32) -> Vec<u32> {
     let dir = fs::read_dir(format!("/proc/{pid}/fd"));

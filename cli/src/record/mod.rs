@@ -1,7 +1,10 @@
 //! `unslow record`: the flight recorder.
 
+mod alarms;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -10,9 +13,10 @@ use serde_json::json;
 use unslow_record::{Recorder, Settings, Tape};
 use unslow_units::{bytes, count, parse_bytes, time_rough_s};
 
+use self::alarms::{Alarms, Board};
 use crate::output::{Output, table};
 use crate::reach::Reach;
-use crate::typed::{end_after, retention};
+use crate::typed::{end_after, lasting, retention};
 use crate::when::local_time;
 
 /// Version of the JSON of `record ls` and `record check`.
@@ -45,6 +49,19 @@ pub struct RecordArguments {
     /// Delete the oldest while the recording is larger than this, such as 5gb [default: no limit]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     max_size: Option<u64>,
+    /// Read the slow log this often; clients, settings and this machine are looked at every sixth time
+    #[arg(long, value_parser = lasting, default_value = "10s", value_name = "TIME")]
+    every: Duration,
+    /// Run this with `sh -c` when an incident begins and when it is over, its JSON on standard input; UNSLOW_EVENT is
+    /// began or over
+    #[arg(long, value_name = "COMMAND")]
+    on_incident: Option<String>,
+    /// For --on-incident and --metrics: length of the windows that are diagnosed one by one
+    #[arg(long, default_value = "1m", value_parser = lasting, value_name = "TIME")]
+    window: Duration,
+    /// Serve /metrics and /healthz there, such as 127.0.0.1:9121
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
     /// Record key names instead of hashes
     #[arg(long)]
     show_keys: bool,
@@ -89,18 +106,33 @@ impl RecordArguments {
             retain_bytes: self.max_size,
             ..unslow_record::Store::default()
         };
-        let mut options = self.reach.options()?;
-        options.name = Some("unslow-record");
+        let options = self.reach.options()?;
         let (show_keys, host) = (self.show_keys, !self.no_host);
-        let recorder = Recorder::start(Settings { dir: self.dir.clone(), targets, options, show_keys, host, store })?;
+        let (dir, every) = (self.dir.clone(), self.every);
+        let board = Board::default();
+        let _served = match &self.metrics {
+            Some(address) => {
+                let served = unslow_status::serve(address, false, Arc::new(board.clone()));
+                Some(served.with_context(|| format!("--metrics {address}"))?)
+            }
+            None => None,
+        };
+        let recorder = Recorder::start(Settings { dir, targets, options, every, show_keys, host, store })?;
         for (url, why) in &recorder.silent {
             output.note(&format!("{url} does not answer yet: {}", why.message));
         }
         let servers = if recorder.servers == 1 { "1 server".into() } else { format!("{} servers", recorder.servers) };
         output.note(&format!("recording {servers} into {}; Ctrl-C ends it", self.dir.display()));
         let end = self.r#for.map(|time| Instant::now() + time);
+        let mut alarms = Alarms::new(&self.dir, self.window, self.on_incident.clone(), board.clone(), unix_ms());
         while !guard.asked() && !recorder.has_failed() && end.is_none_or(|end| Instant::now() < end) {
             std::thread::sleep(NAP);
+            board.progress(recorder.progress());
+            if (self.metrics.is_some() || self.on_incident.is_some())
+                && let Err(e) = alarms.look(unix_ms())
+            {
+                output.note(&format!("the last minute could not be diagnosed: {e}"));
+            }
         }
         let progress = recorder.end().with_context(|| self.dir.display().to_string())?;
         output.note(&format!("recorded {} rows into {}", count(progress.rows as f64), self.dir.display()));
@@ -109,6 +141,10 @@ impl RecordArguments {
         }
         Ok(0)
     }
+}
+
+fn unix_ms() -> i64 {
+    jiff::Timestamp::now().as_millisecond()
 }
 
 fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
