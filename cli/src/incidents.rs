@@ -48,7 +48,7 @@ impl IncidentsArguments {
         let tape = Tape::open(&self.dir)?;
         let found = self.find(&tape);
         // Without the right to write there, numbers mean nothing to the doctor; the list is still worth reading.
-        if let Err(e) = files::write(&self.dir.join(LIST), &serde_json::to_string(&found)?) {
+        if let Err(e) = files::write(&list_of(&self.dir), &serde_json::to_string(&found)?) {
             output.note(&format!("unslow doctor --incident will not know these numbers: {e:#}"));
         }
         if output.json() {
@@ -96,9 +96,19 @@ impl IncidentsArguments {
     }
 }
 
+/// In the directory, or beside the file that was exported of one.
+fn list_of(recording: &Path) -> PathBuf {
+    if !recording.is_file() {
+        return recording.join(LIST);
+    }
+    let mut beside = recording.as_os_str().to_os_string();
+    beside.push(format!(".{LIST}"));
+    beside.into()
+}
+
 /// The incident of this number in the list that was made last.
 pub fn numbered(dir: &Path, number: u32) -> anyhow::Result<(Incident, Duration)> {
-    let path = dir.join(LIST);
+    let path = list_of(dir);
     let text = fs::read_to_string(&path).with_context(|| {
         format!("{}: no list of incidents; make one with: unslow incidents {}", path.display(), dir.display())
     })?;

@@ -129,6 +129,30 @@ fn a_killed_recorder_loses_nothing_and_the_next_one_goes_on() {
 }
 
 #[test]
+fn a_part_of_a_recording_is_sent_as_one_file_and_the_rest_is_pruned() {
+    let server = standalone("valkey-9.1");
+    let scratch = tempfile::tempdir().unwrap();
+    let (dir, file) = (scratch.path().join("rec"), scratch.path().join("part"));
+    let recorder = recorder(&server.url(), &dir);
+    until("something is recorded", || named(&dir).is_some());
+    let prune = |dir: &Path| command(&["record", "prune", "--max-size", "1", "--quiet"]).arg(dir).output().unwrap();
+    assert!(stderr(&prune(&dir)).contains("is recording here"), "a recorder writes there");
+    drop(recorder);
+    let export = command(&["record", "export", "--from", "1h ago", "--quiet"]).args([&dir, &file]).output().unwrap();
+    assert!(export.status.success(), "{}", stderr(&export));
+    // The same facts, so the same diagnosis; only the time of looking differs.
+    let report = |from: &Path| json(&["doctor", "--for", "3s", "--recording"], from).unwrap();
+    assert_eq!(report(&file)["findings"], report(&dir)["findings"]);
+    assert_eq!(report(&file)["deployment"], report(&dir)["deployment"]);
+    assert!(command(&["incidents"]).arg(&file).output().unwrap().status.success());
+    let pruned = prune(&dir);
+    assert!(pruned.status.success(), "{}", stderr(&pruned));
+    let mut nothing = command(&["record", "export", "--from", "2000-01-01", "--to", "2000-01-02"]);
+    let text = stderr(&nothing.args([&dir, &file]).output().unwrap());
+    assert!(text.contains("nothing was recorded"), "{text}");
+}
+
+#[test]
 fn a_server_that_was_down_before_and_after_is_told_so() {
     let server = standalone("valkey-9.1");
     let (url, address) = (server.url(), server.address());

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::frame::FileKind;
 
 /// What the store asks of a file system. Names have no directories in them.
 pub trait Disk {
@@ -27,6 +28,8 @@ const LOCK: &str = "lock";
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
+    /// `path` is one segment, which stands for a directory with nothing else in it.
+    is_file: bool,
     /// Held, not read: the system lets go of the lock when it is dropped.
     _lock: Option<File>,
     /// The file written last: a writer appends to the same one for minutes.
@@ -34,9 +37,19 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// To read: nothing is created or locked.
+    /// To read: nothing is created or locked. One segment may be given in place of a directory.
     pub fn open(path: impl AsRef<Path>) -> Directory {
-        Directory { path: path.as_ref().to_path_buf(), _lock: None, last: None }
+        let path = path.as_ref().to_path_buf();
+        Directory { is_file: path.is_file(), path, _lock: None, last: None }
+    }
+
+    /// Whether a file of this name holds finished chunks.
+    pub fn is_segment(name: &str) -> bool {
+        FileKind::Segment.number(name).is_some()
+    }
+
+    fn place(&self, name: &str) -> PathBuf {
+        if self.is_file { self.path.clone() } else { self.path.join(name) }
     }
 
     /// To write: created if need be, and this process's alone until it is dropped.
@@ -76,6 +89,9 @@ impl Directory {
 
 impl Disk for Directory {
     fn names(&self) -> io::Result<Vec<String>> {
+        if self.is_file {
+            return Ok(vec![FileKind::Segment.name(0)]);
+        }
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             names.extend(entry?.file_name().into_string().ok());
@@ -84,11 +100,11 @@ impl Disk for Directory {
     }
 
     fn size(&self, name: &str) -> io::Result<u64> {
-        Ok(fs::metadata(self.path.join(name))?.len())
+        Ok(fs::metadata(self.place(name))?.len())
     }
 
     fn read(&self, name: &str, at: u64, bytes: u64) -> io::Result<Vec<u8>> {
-        let mut file = File::open(self.path.join(name))?;
+        let mut file = File::open(self.place(name))?;
         file.seek(SeekFrom::Start(at))?;
         let mut out = Vec::new();
         file.take(bytes).read_to_end(&mut out)?;

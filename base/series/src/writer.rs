@@ -572,6 +572,15 @@ impl<D: Disk> Writer<D> {
         Ok(())
     }
 
+    /// Deletes what is too old or too much now, however recently the clock was set. Returns how many bytes are gone.
+    pub fn prune(&mut self, now: Stamp) -> Result<u64, Error> {
+        let bytes = |writer: &Writer<D>| writer.kept.iter().map(|k| k.bytes).sum::<u64>();
+        let before = bytes(self);
+        self.age_held_until_ms = 0;
+        self.retain(now)?;
+        Ok(before - bytes(self))
+    }
+
     /// Ends chunks and segment, so that the next reader finds an index. Without it nothing is lost either.
     pub fn close(mut self) -> Result<D, Error> {
         self.flush()?;

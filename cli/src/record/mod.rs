@@ -9,15 +9,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
+use jiff::Zoned;
 use serde_json::json;
 use unslow_record::{Recorder, Settings, Tape};
 use unslow_units::{bytes, count, parse_bytes, time_rough_s};
 
 use self::alarms::{Alarms, Board};
+use crate::files;
 use crate::output::{Output, table};
 use crate::reach::Reach;
 use crate::typed::{end_after, lasting, retention};
-use crate::when::local_time;
+use crate::when::{self, local_time};
 
 /// Version of the JSON of `record ls` and `record check`.
 const SCHEMA: &str = "unslow.recording/1";
@@ -79,6 +81,31 @@ enum Verb {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
+    /// Write a part of a recording to one file, for a colleague; `doctor --recording FILE` and `incidents FILE`
+    /// read it
+    Export {
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// From this time on, such as "yesterday 01:00" or "3h ago"
+        #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+        from: String,
+        /// Up to this time [default: the end of the recording]
+        #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+        to: Option<String>,
+    },
+    /// Delete the oldest part of a recording that nobody writes now
+    Prune {
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+        /// Delete what is older than this
+        #[arg(long, value_parser = retention, value_name = "TIME", required_unless_present = "max_size")]
+        keep: Option<Duration>,
+        /// Delete the oldest while the recording is larger than this, such as 5gb
+        #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+        max_size: Option<u64>,
+    },
     /// Read all of a recording and report what is damaged
     Check {
         #[arg(value_name = "DIR")]
@@ -91,6 +118,8 @@ impl RecordArguments {
         match &self.verb {
             Some(Verb::Ls { dir }) => ls(dir, output),
             Some(Verb::Check { dir }) => check(dir, output),
+            Some(Verb::Export { dir, file, from, to }) => export(dir, file, from, to.as_deref(), output),
+            Some(Verb::Prune { dir, keep, max_size }) => prune(dir, *keep, *max_size, output),
             None if self.urls.is_empty() => {
                 bail!("what to record? Type a URL: unslow record redis://127.0.0.1:6379 --dir DIR")
             }
@@ -168,6 +197,28 @@ fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
     }
     let _ = write!(text, "{}", table(&rows));
     output.print(&text)?;
+    Ok(0)
+}
+
+fn export(dir: &Path, file: &Path, from: &str, to: Option<&str>, output: &Output) -> anyhow::Result<u8> {
+    let (tape, now) = (Tape::open(dir)?, Zoned::now());
+    let from_ms = when::parse(from, &now)?;
+    let to_ms = to.map_or(Ok(tape.span().to_ms + 1), |to| when::parse(to, &now))?;
+    if to_ms <= from_ms {
+        bail!("--to is not after --from");
+    }
+    files::check(file)?;
+    let written = tape.export(from_ms..to_ms, file)?;
+    let (from, to) = (local_time(from_ms.max(0) as u64), local_time(to_ms.max(0) as u64));
+    output.note(&format!("{}: {from} to {to}, {}", file.display(), bytes(written as f64)));
+    Ok(0)
+}
+
+fn prune(dir: &Path, keep: Option<Duration>, max_size: Option<u64>, output: &Output) -> anyhow::Result<u8> {
+    // Not created where there is none.
+    Tape::open(dir)?;
+    let gone = unslow_record::prune(dir, keep, max_size)?;
+    output.note(&format!("{} deleted", bytes(gone as f64)));
     Ok(0)
 }
 

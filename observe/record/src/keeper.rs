@@ -47,6 +47,8 @@ struct Kept {
     own: Own,
     /// Of the fields that tell of topology.
     topology: Option<u64>,
+    /// When its last row was; none while this recorder has none.
+    last: Option<Stamp>,
 }
 
 /// A field of INFO, as it was last.
@@ -154,7 +156,8 @@ impl<D: Disk> Keeper<D> {
         for (name, template) in known {
             fields.add(Field::new(name, template));
         }
-        let kept = Kept { series, fields, parts: BTreeMap::new(), slow_id: None, own: Own::default(), topology: None };
+        let (parts, own) = (BTreeMap::new(), Own::default());
+        let kept = Kept { series, fields, parts, slow_id: None, own, topology: None, last: None };
         self.nodes.insert(number, kept);
         Ok(())
     }
@@ -183,6 +186,14 @@ impl<D: Disk> Keeper<D> {
         self.row.clear();
         let mut topology = DefaultHasher::new();
         kept.fields.begin();
+        // A reader looks for what held at a time: after the clock was set back nothing would. So it is said again.
+        let is_back = |before: Stamp| at.step_since(before).is_some_and(|by_ms| by_ms < 0);
+        if kept.last.replace(at).is_none_or(is_back) {
+            for field in kept.fields.all.iter().filter(|field| field.template != info::GONE) {
+                self.writer.text(kept.series, at, &field.name, info::GONE)?;
+                self.writer.text(kept.series, at, &field.name, &field.template)?;
+            }
+        }
         for line in info.lines().filter(|line| !line.starts_with('#')) {
             let Some((name, value)) = line.trim_end().split_once(':') else { continue };
             // Paths tell more of a machine than a diagnosis needs.

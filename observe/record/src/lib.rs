@@ -11,6 +11,7 @@
 //! recording looks is in `scheme.rs`, why it is so in `DESIGN.md`.
 #![forbid(unsafe_code)]
 
+mod export;
 mod eye;
 mod info;
 mod inquirers;
@@ -20,10 +21,26 @@ mod pings;
 mod recorder;
 mod scheme;
 mod tape;
+#[cfg(test)]
+mod tests;
 
 pub use recorder::{Ended, Progress, Recorder, Settings, StartError};
 pub use tape::{Tape, TapeError, Windows};
 pub use unslow_series::Settings as Store;
+
+/// Deletes the oldest part of a recording: what is older than `keep`, and what is too much for `bytes_max`. Returns how
+/// many bytes are gone. Fails while a recorder writes there.
+pub fn prune(
+    dir: &std::path::Path,
+    keep: Option<std::time::Duration>,
+    bytes_max: Option<u64>,
+) -> Result<u64, unslow_series::Error> {
+    let store = Store { retain_for: keep, retain_bytes: bytes_max, ..Store::default() };
+    let mut writer = unslow_series::Writer::open(dir, store)?;
+    let gone = writer.prune(eye::stamp())?;
+    writer.close()?;
+    Ok(gone)
+}
 
 /// For measurements: writes what a recorder would have written of `nodes` nodes, second by second up to now, without
 /// any server. `info` gives the INFO of a node in a second.

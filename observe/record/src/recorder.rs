@@ -45,7 +45,7 @@ pub struct Settings {
 /// Why a recorder did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The directory cannot be written, or somebody else writes it.
+    /// The directory cannot be written, or another process writes it.
     #[error(transparent)]
     Store(#[from] unslow_series::Error),
     /// The password is wrong, a certificate, a name: waiting will not help.

@@ -20,15 +20,15 @@ use crate::scheme::{
 };
 
 /// Parts are written again at least every ten minutes, and asked for every minute.
-const LOOK_BACK_MS: i64 = 11 * 60_000;
+pub const LOOK_BACK_MS: i64 = 11 * 60_000;
 /// A row that ends a window may be this old: one is lost where the server, or the recorder, was busy.
-const FRESH_MS: i64 = 5_000;
+pub const FRESH_MS: i64 = 5_000;
 /// From the mark that questions were asked to what was found.
 const MARK_MS: i64 = 100;
 /// A connection that was closed and opened again is no absence.
 const ABSENT_MS: i64 = 3_000;
 /// What a minute on the machine was like is known when it is over.
-const HOST_MS: i64 = 70_000;
+pub const HOST_MS: i64 = 70_000;
 
 /// Why a recording gives no facts.
 #[derive(Debug, thiserror::Error)]
@@ -44,20 +44,29 @@ pub enum TapeError {
     /// Several, and none was named.
     #[error("several deployments are recorded; name one of them: {has}")]
     Several { has: String },
+    /// There is nothing between these times to write to a file.
+    #[error("nothing was recorded between these times; unslow record ls shows what was")]
+    NothingToExport,
+    /// More than one file of the store holds.
+    #[error("too much for one file (128 MB); export a shorter time")]
+    TooLong,
+    /// The file cannot be written.
+    #[error("{file}: {source}")]
+    File { file: String, source: std::io::Error },
     /// Outside of what was recorded, or in a hole of it.
     #[error("nothing was recorded between these times")]
     Nothing { recorded: Span },
 }
 
-/// A directory that a recorder writes, or has written.
+/// A directory that a recorder writes, or has written, or a file with a part of it.
 pub struct Tape {
-    reader: Reader<Directory>,
+    pub(crate) reader: Reader<Directory>,
 }
 
 impl Tape {
     /// Reads what there is at this moment.
     pub fn open(dir: &Path) -> Result<Tape, TapeError> {
-        let reader = if dir.is_dir() { Some(Reader::open(dir)?) } else { None };
+        let reader = if dir.exists() { Some(Reader::open(dir)?) } else { None };
         let reader = reader.filter(|reader| reader.span().is_some());
         reader.map(|reader| Tape { reader }).ok_or_else(|| TapeError::Empty { dir: dir.display().to_string() })
     }

@@ -1,0 +1,201 @@
+//! From what was seen to the facts of a window, over a real directory and without a server.
+
+use unslow_facts::{Lack, Seen, SlowEntry};
+use unslow_probe::Round;
+use unslow_series::{Stamp, Writer};
+use unslow_topology::{DeploymentKind, Info, Role};
+
+use crate::keeper::{Keeper, Told};
+use crate::notes::{Note, Saw, Sent};
+use crate::pings::Pings;
+use crate::scheme::{Away, Listed, Listing, Stall};
+use crate::{Store, Tape};
+
+const URL: &str = "redis://10.0.0.1:6379";
+const ADDRESS: &str = "10.0.0.1:6379";
+/// A whole minute.
+const BEGAN_MS: i64 = 1_800_000_000_000;
+
+struct Rig {
+    dir: tempfile::TempDir,
+    keeper: Keeper<unslow_series::Directory>,
+}
+
+fn at(second: i64) -> Stamp {
+    Stamp { wall_ms: BEGAN_MS + second * 1000, mono_ms: (second * 1000) as u64 }
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let dir = tempfile::tempdir().unwrap();
+        let writer = Writer::open(dir.path(), Store::default()).unwrap();
+        let mut rig = Rig { dir, keeper: Keeper::new(writer) };
+        let listed = Listed { address: ADDRESS.into(), role: Role::Unknown, master: None, node_id: None };
+        let listing =
+            Listing { kind: DeploymentKind::Standalone, nodes: vec![listed], notes: Vec::new(), through: None };
+        rig.take(Note::Listing { url: URL.into(), at: at(0), listing });
+        rig.take(Note::Node { number: 0, url: URL.into(), address: ADDRESS.into() });
+        rig
+    }
+
+    fn take(&mut self, note: Note) -> Told {
+        self.keeper.take(&note).unwrap()
+    }
+
+    fn second(&mut self, second: i64, info: &str) -> Told {
+        let mut pings = Pings::default();
+        (0..10).for_each(|_| pings.add(80));
+        let sent = Sent { pings: second as u64 * 10, infos: second as u64, greetings: 1 };
+        self.take(Note::Saw(0, at(second), Saw::Second { info: info.into(), pings, sent }))
+    }
+
+    fn healthy(&mut self, seconds: std::ops::Range<i64>) {
+        for second in seconds {
+            self.second(second, &info(second, "master", ""));
+        }
+    }
+
+    fn saw(&mut self, second: i64, saw: Saw) {
+        self.take(Note::Saw(0, at(second), saw));
+    }
+
+    fn facts(&self, from: i64, to: i64) -> Option<unslow_facts::Facts> {
+        let tape = Tape::open(self.dir.path()).unwrap();
+        tape.facts(URL, at(from).wall_ms..at(to).wall_ms).ok()
+    }
+
+    fn node(&self, from: i64, to: i64) -> unslow_facts::Node {
+        self.facts(from, to).expect("something was recorded").nodes.remove(0)
+    }
+}
+
+fn info(second: i64, role: &str, more: &str) -> String {
+    format!(
+        "# Server\r\nredis_version:7.2.4\r\nrun_id:abc\r\nrole:{role}\r\ntotal_commands_processed:{}\r\n\
+         used_cpu_user:{second}.250000\r\nused_cpu_sys:0.000000\r\nused_memory_human:1.05M\r\n\
+         cmdstat_get:calls={},usec=41,usec_per_call=13.67\r\n{more}",
+        second * 500,
+        second * 489
+    )
+}
+
+#[test]
+fn what_a_server_said_comes_back_at_both_ends_of_a_window() {
+    let mut rig = Rig::new();
+    for second in 0..60 {
+        let text = match second {
+            0..30 => info(second, "slave", "master_host:10.0.0.9\r\nmaster_port:6379\r\n"),
+            _ => info(second, "master", "connected_slaves:0\r\n"),
+        };
+        let told = rig.second(second, &text);
+        assert_eq!(told == Told::Changed(0), second == 30, "{second}: {told:?}");
+    }
+    for (from, to, first, last) in [(10, 20, 9, 19), (25, 40, 24, 39), (0, 60, 0, 59)] {
+        let node = rig.node(from, to);
+        let parsed = |second: i64| match second {
+            0..30 => Info::parse(&info(second, "slave", "master_host:10.0.0.9\r\nmaster_port:6379\r\n")),
+            _ => Info::parse(&info(second, "master", "connected_slaves:0\r\n")),
+        };
+        assert_eq!(node.first.as_ref().unwrap().info, parsed(first), "{from}..{to}");
+        assert_eq!(node.last.as_ref().unwrap().info, parsed(last), "{from}..{to}");
+        assert_eq!(node.window_s, (last - first) as f64);
+        let seconds = (last - first) as u64;
+        assert_eq!((node.own.commands["ping"], node.own.total), (seconds * 10, seconds * 11));
+        assert_eq!(
+            (node.role, node.master.is_some()),
+            if last < 30 { (Role::Replica, true) } else { (Role::Master, false) }
+        );
+        assert_eq!(node.pings.len() as u64, seconds * 10);
+        let points: Vec<f64> = node.series.iter().map(|p| p.commands_per_s).collect();
+        assert!(points.iter().all(|ops| *ops == 489.0) && points.len() as u64 == seconds, "{points:?}");
+    }
+}
+
+#[test]
+fn a_silence_within_a_window_is_told_with_its_length() {
+    let mut rig = Rig::new();
+    rig.healthy(0..20);
+    let since_ms = at(20).wall_ms as u64;
+    let away = Away { why: "nothing is said".into(), lack: Lack::Answer, silent: true, since_ms };
+    rig.saw(26, Saw::Away(Some(away)));
+    rig.saw(50, Saw::Stall(Stall { sent_ms: since_ms, us: 30_000_000 }));
+    rig.saw(50, Saw::Away(None));
+    rig.healthy(50..90);
+    let before = rig.node(5, 20);
+    assert_eq!((before.unreachable, before.silent_ms), (None, None));
+    let during = rig.node(30, 40);
+    assert!(during.unreachable.is_some_and(|why| why.contains("nothing is said")) && during.first.is_none());
+    assert_eq!(during.silent_ms, Some(20_000), "from its last word to the window's end");
+    let whole = rig.node(0, 90);
+    assert_eq!((whole.silent_ms, whole.away), (Some(30_000), Some(Lack::Answer)));
+    assert!(whole.pings.contains(&(20_000, 30_000_000)), "the answer that came late");
+    let after = rig.node(60, 90);
+    assert_eq!((after.unreachable, after.silent_ms), (None, None));
+}
+
+#[test]
+fn a_time_in_which_nobody_recorded_is_not_a_healthy_one() {
+    let mut rig = Rig::new();
+    rig.healthy(0..10);
+    rig.healthy(300..310);
+    assert_eq!(rig.facts(100, 160), None);
+    let tape = Tape::open(rig.dir.path()).unwrap();
+    let windows = tape.windows(URL, at(0).wall_ms..at(360).wall_ms, 60_000);
+    let seen: Vec<bool> = windows.map(|facts| !facts.nodes.is_empty()).collect();
+    assert_eq!(seen, [true, false, false, false, false, true]);
+}
+
+#[test]
+fn a_clock_that_is_set_back_makes_no_time_of_its_own() {
+    let mut rig = Rig::new();
+    rig.healthy(3600..3630);
+    for second in 3630..3660 {
+        let stamp = Stamp { wall_ms: at(second - 3600).wall_ms, mono_ms: at(second).mono_ms };
+        let seen =
+            Saw::Second { info: info(second, "master", "").into(), pings: Pings::default(), sent: Sent::default() };
+        rig.take(Note::Saw(0, stamp, seen));
+    }
+    let (first, again) = (rig.node(3605, 3625), rig.node(35, 55));
+    assert_eq!((first.window_s, again.window_s), (20.0, 20.0));
+    assert_eq!(again.ops().map(f64::round), Some(500.0));
+}
+
+#[test]
+fn slow_commands_are_kept_once_and_a_log_that_begins_anew_too() {
+    let mut rig = Rig::new();
+    let entry = |id: u64, second: i64| SlowEntry {
+        id,
+        at_s: (at(second).wall_ms / 1000) as u64,
+        us: 20_000,
+        command: "KEYS".into(),
+        args: 2,
+        key: None,
+        client: "10.0.0.7:5".into(),
+        client_name: String::new(),
+    };
+    let mut asked = |second: i64, entries: Vec<SlowEntry>| {
+        let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
+        node.slowlog = Seen::Yes { value: entries, source: "SLOWLOG GET 128".into(), at_ms: 0 };
+        rig.take(Note::Asked(0, at(second), Round::Whole, Box::new(node)));
+        rig.second(second, &info(second, "master", ""));
+    };
+    asked(10, vec![entry(7, 9), entry(6, 8)]);
+    asked(20, vec![entry(8, 15), entry(7, 9), entry(6, 8)]);
+    asked(30, vec![entry(0, 25)]);
+    let node = rig.node(0, 40);
+    let ids: Vec<u64> = node.slowlog.value().unwrap().iter().map(|e| e.id).collect();
+    assert_eq!(ids, [0, 8, 7, 6], "the newest first");
+}
+
+#[test]
+fn a_server_that_makes_up_fields_is_kept_within_bounds() {
+    let mut rig = Rig::new();
+    for second in 0..5 {
+        let made_up: String = (0..3000).map(|i| format!("field_{second}_{i}:{i}\r\n")).collect();
+        let long = format!("long:{}\r\n{}:1\r\nno field\r\n:\r\n", "x".repeat(100_000), "y".repeat(100_000));
+        rig.second(second, &info(second, "master", &(made_up + &long)));
+    }
+    let node = rig.node(0, 5);
+    let last = node.last.unwrap().info;
+    assert!(last.0.len() <= 1000 && last.get("role") == Some("master") && last.get("long").is_none());
+}
