@@ -71,7 +71,7 @@ impl IncidentsArguments {
         for url in tape.deployments() {
             let mut joiner = Joiner::new(&url, PATIENCE * step_ms as u64);
             for facts in tape.windows(&url, from_ms..span.to_ms, step_ms) {
-                if facts.nodes.is_empty() {
+                if facts.nodes.is_empty() || facts.check().is_err() {
                     unseen += 1;
                     continue;
                 }

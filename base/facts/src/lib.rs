@@ -281,6 +281,11 @@ impl Facts {
         Ok(facts)
     }
 
+    /// Finds the first number that no run can have seen. Facts that were read by [`Facts::from_json`] have none.
+    pub fn check(&self) -> Result<(), Impossible> {
+        check::all(self)
+    }
+
     /// The node with this address.
     pub fn node(&self, address: &str) -> Option<&Node> {
         self.nodes.iter().find(|n| n.address == address)

@@ -58,8 +58,13 @@ pub enum StartError {
 
 /// Why it ended by itself.
 #[derive(Debug, thiserror::Error)]
-#[error("the recording ended: {0}")]
-pub struct Ended(unslow_series::Error);
+pub enum Ended {
+    #[error("the recording ended: {0}")]
+    Store(unslow_series::Error),
+    /// An event loop failed, or a defect in unslow.
+    #[error("the recording ended: one of its threads ended unexpectedly")]
+    Thread,
+}
 
 /// What it has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +103,9 @@ impl Recorder {
         let Settings { dir, targets, options, every, show_keys, host, store } = settings;
         let mut found: Vec<(Target, Result<Deployment, Error>)> = Vec::new();
         for target in targets {
+            if found.iter().any(|(known, _)| known.url() == target.url()) {
+                continue; // typed twice
+            }
             let deployment = discover(&target, &options);
             if let Err(e) = &deployment
                 && !may_pass(e)
@@ -163,16 +171,21 @@ impl Recorder {
         Progress { rows: count(&self.shared.rows), lost: count(&self.shared.lost) }
     }
 
-    /// Whether it has ended by itself.
+    /// Whether it, or a part of it, has ended by itself.
     pub fn has_failed(&self) -> bool {
-        self.keeper.as_ref().is_none_or(JoinHandle::is_finished)
+        self.keeper.iter().chain(&self.threads).any(JoinHandle::is_finished)
     }
 
     /// Ends it: what was seen is on disk then.
     pub fn end(mut self) -> Result<Progress, Ended> {
+        let is_cut = self.has_failed();
         self.stop();
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        failure.map_or_else(|| Ok(self.progress()), |e| Err(Ended(e)))
+        match failure {
+            Some(e) => Err(Ended::Store(e)),
+            None if is_cut => Err(Ended::Thread),
+            None => Ok(self.progress()),
+        }
     }
 
     fn stop(&mut self) {

@@ -44,6 +44,9 @@ pub enum TapeError {
     /// Several, and none was named.
     #[error("several deployments are recorded; name one of them: {has}")]
     Several { has: String },
+    /// It was edited, or made up.
+    #[error("the recording is damaged there: {0}")]
+    Impossible(#[from] unslow_facts::Impossible),
     /// There is nothing between these times to write to a file.
     #[error("nothing was recorded between these times; unslow record ls shows what was")]
     NothingToExport,
@@ -112,7 +115,10 @@ impl Tape {
     pub fn facts(&self, url: &str, window_ms: Range<i64>) -> Result<Facts, TapeError> {
         let step_ms = window_ms.end - window_ms.start;
         let facts = self.windows(url, window_ms, step_ms).next();
-        facts.filter(|facts| !facts.nodes.is_empty()).ok_or(TapeError::Nothing { recorded: self.span() })
+        let facts = facts.filter(|facts| !facts.nodes.is_empty());
+        let facts = facts.ok_or(TapeError::Nothing { recorded: self.span() })?;
+        facts.check()?;
+        Ok(facts)
     }
 
     /// The facts of one window after the other, each `step_ms` long; the last may be shorter. Windows in which nothing
@@ -178,6 +184,8 @@ impl Iterator for Windows<'_> {
         for tape in &mut self.nodes {
             let listed = listing.map(|(_, l)| l.nodes.iter().find(|n| n.address == tape.address));
             match tape.node(&window, listed.flatten()) {
+                // It does not belong to the deployment: a Sentinel that was asked before it was known as one.
+                Some(_) if listed == Some(None) => {}
                 Some(node) => facts.nodes.push(node),
                 None if listed.is_some_and(|l| l.is_some()) => {
                     facts.notes.push(format!("{}: nothing was recorded of it in this window", tape.address));
