@@ -489,6 +489,26 @@ impl Lane {
         self.permit.is_none() && (self.owner.is_some() || self.pooled)
     }
 
+    /// Takes what was not written yet, in order: each command with its bytes.
+    pub fn take_unsent(&mut self) -> Vec<(Flight, Vec<u8>)> {
+        let mut bytes = &self.journal.all()[self.sent_bytes..];
+        let unsent = self.flights.drain(self.sent..).map(|flight| {
+            let (own, rest) = bytes.split_at(flight.size());
+            bytes = rest;
+            (flight, own.to_vec())
+        });
+        let unsent = unsent.collect();
+        self.journal.truncate(self.sent_bytes);
+        self.read_only = None;
+        unsent
+    }
+
+    /// Appends one that was taken.
+    pub fn put_back(&mut self, flight: Flight, bytes: &[u8]) {
+        self.flights.push_back(flight);
+        self.journal.push(bytes);
+    }
+
     /// Whether a client has it alone, from the pool.
     #[inline]
     pub fn pinned(&self) -> bool {

@@ -289,19 +289,12 @@ impl Worker {
         if l.sent >= l.flights.len() {
             return;
         }
-        let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
-        let bytes = l.journal.all()[l.sent_bytes..].to_vec();
-        l.journal.truncate(l.sent_bytes);
-        l.read_only = None;
-        let mut at = 0;
-        for flight in flights {
-            let end = at + flight.size();
+        for (flight, bytes) in l.take_unsent() {
             if flight.kind == Kind::Verify {
                 unverified.push(flight);
             } else if flight.kind != Kind::Swallow {
-                moving.push(Again { flight, bytes: bytes[at..end].to_vec(), to: To::Owner });
+                moving.push(Again { flight, bytes, to: To::Owner });
             }
-            at = end;
         }
     }
 

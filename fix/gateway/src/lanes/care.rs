@@ -104,24 +104,14 @@ impl Worker {
             self.lanes[lane].state = State::Closed(self.now);
             return self.lost_own_lane(io, lane, owner);
         }
-        let l = &mut self.lanes[lane];
-        let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
-        let bytes = l.journal.all()[l.sent_bytes..].to_vec();
-        l.journal.truncate(l.sent_bytes);
-        l.read_only = None;
-        let mut at = 0;
-        for flight in flights {
-            let end = at + flight.size();
+        for (flight, bytes) in self.lanes[lane].take_unsent() {
             if self.now > flight.at + hold {
                 self.stats.error("held_too_long");
                 let words = self.words(&failure, flight.whom);
                 self.fail_flight(io, &flight, &words);
             } else {
-                let l = &mut self.lanes[lane];
-                l.flights.push_back(flight);
-                l.journal.push(&bytes[at..end]);
+                self.lanes[lane].put_back(flight, &bytes);
             }
-            at = end;
         }
     }
 

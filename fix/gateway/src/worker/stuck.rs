@@ -162,23 +162,13 @@ impl Worker {
     /// A node that was silent is suspected, and commands wait for it that were not sent: a server would refuse them
     /// now. `runs` is the client whose script it is.
     fn refuse_unsent(&mut self, io: &mut Io, lane: LaneId, runs: Whom, words: &[u8]) {
-        let l = &mut self.lanes[lane];
-        let flights: Vec<Flight> = l.flights.drain(l.sent..).collect();
-        let bytes = l.journal.all()[l.sent_bytes..].to_vec();
-        l.journal.truncate(l.sent_bytes);
-        l.read_only = None;
-        let mut at = 0;
-        for flight in flights {
-            let end = at + flight.size();
+        for (flight, bytes) in self.lanes[lane].take_unsent() {
             if flight.whom == runs {
-                let l = &mut self.lanes[lane];
-                l.flights.push_back(flight);
-                l.journal.push(&bytes[at..end]);
+                self.lanes[lane].put_back(flight, &bytes);
             } else {
                 self.stats.error("busy");
                 self.fail_flight(io, &flight, words);
             }
-            at = end;
         }
     }
 
