@@ -1,4 +1,4 @@
-//! `unslow incidents`: what happened while nobody looked.
+//! `unslow incidents`: what happened while nobody was watching.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,7 +10,7 @@ use clap::Args;
 use jiff::Zoned;
 use unslow_doctor::{INCIDENTS_SCHEMA, Incident, Incidents, Joiner, Repeats, Severity, diagnose, repeats};
 use unslow_record::Tape;
-use unslow_units::{time, time_rough_s};
+use unslow_units::{count, time, time_rough_s};
 
 use crate::fail_on::FailOn;
 use crate::files;
@@ -20,6 +20,8 @@ use crate::when::{self, local_clock, local_time};
 
 /// The list that numbers refer to, beside the recording.
 const LIST: &str = "incidents.json";
+/// A year of minutes.
+const WINDOWS_MAX: i64 = 600_000;
 const DAY_MS: u64 = 86_400_000;
 /// Windows without a finding that do not end an incident.
 const PATIENCE: u64 = 2;
@@ -46,7 +48,7 @@ pub struct IncidentsArguments {
 impl IncidentsArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         let tape = Tape::open(&self.dir)?;
-        let found = self.find(&tape);
+        let found = self.find(&tape)?;
         // Without the right to write there, numbers mean nothing to the doctor; the list is still worth reading.
         if let Err(e) = files::write(&list_of(&self.dir), &serde_json::to_string(&found)?) {
             output.note(&format!("unslow doctor --incident will not know these numbers: {e:#}"));
@@ -61,11 +63,12 @@ impl IncidentsArguments {
         Ok(u8::from(found.incidents.iter().any(|i| fails(i.severity))))
     }
 
-    fn find(&self, tape: &Tape) -> Incidents {
+    fn find(&self, tape: &Tape) -> anyhow::Result<Incidents> {
         let (span, step_ms) = (tape.span(), self.window.as_millis() as i64);
         let since = self.since.map_or(span.from_ms, |since| span.to_ms - since.as_millis() as i64);
         // Windows begin on whole ones, so that the same minute is the same window in every list.
         let from_ms = since.max(span.from_ms).div_euclid(step_ms) * step_ms;
+        affordable(span.to_ms.saturating_sub(from_ms), step_ms, tape.deployments().len())?;
         let mut unseen = 0;
         let mut incidents: Vec<Incident> = Vec::new();
         for url in tape.deployments() {
@@ -84,7 +87,7 @@ impl IncidentsArguments {
         for (number, incident) in (1..).zip(&mut incidents) {
             incident.id = number;
         }
-        Incidents {
+        Ok(Incidents {
             schema: INCIDENTS_SCHEMA.into(),
             from_ms: from_ms as u64,
             to_ms: span.to_ms as u64,
@@ -92,8 +95,27 @@ impl IncidentsArguments {
             windows_unseen: unseen,
             repeats: repeats(&incidents),
             incidents,
-        }
+        })
     }
+}
+
+/// The time of day, where it ended on the day on which it began.
+fn end_of(incident: &Incident) -> String {
+    let (began, ended) = (local_time(incident.began_ms), local_time(incident.ended_ms));
+    match (began.split_once(' '), ended.split_once(' ')) {
+        (Some((day, _)), Some((same, clock))) if day == same => clock.to_string(),
+        _ => ended,
+    }
+}
+
+/// A clock that was set wrong for a moment makes a recording of decades.
+fn affordable(span_ms: i64, step_ms: i64, deployments: usize) -> anyhow::Result<()> {
+    let windows = (span_ms / step_ms).saturating_mul(deployments as i64);
+    if windows > WINDOWS_MAX {
+        let windows = count(windows as f64);
+        bail!("{windows} windows are too many to diagnose one by one: use a shorter --since or a longer --window");
+    }
+    Ok(())
 }
 
 /// In the directory, or beside the file that was exported of one.
@@ -127,7 +149,7 @@ fn text(found: &Incidents, dir: &Path) -> String {
     let mut out = String::new();
     for incident in &found.incidents {
         let mark = if incident.severity >= Severity::High { style::BAD } else { style::TITLE };
-        let until = if incident.lasts { "and lasts".into() } else { format!("to {}", local_clock(incident.ended_ms)) };
+        let until = if incident.lasts { "and lasts".into() } else { format!("to {}", end_of(incident)) };
         let lasted = time_rough_s(incident.lasted_ms() as f64 / 1e3);
         let _ = writeln!(
             out,
@@ -214,4 +236,16 @@ pub fn window(tape: &Tape, at: Option<&str>, length: Duration) -> anyhow::Result
     }
     // The last row of a recording is the end of its window.
     Ok(from..(from + length_ms).min(span.to_ms + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_of_decades_is_not_diagnosed_minute_by_minute() {
+        assert!(affordable(14 * DAY_MS as i64, 60_000, 20).is_ok());
+        let why = affordable(56 * 365 * DAY_MS as i64, 60_000, 1).unwrap_err().to_string();
+        assert!(why.contains("--since"), "{why}");
+    }
 }

@@ -58,7 +58,7 @@ enum Verb {
     Explain(explain::Explain),
     /// Record deployments, second by second, for weeks: the flight recorder.
     Record(Box<record::RecordArguments>),
-    /// Show what happened in a recording while nobody looked.
+    /// List what went wrong in a recording, and when.
     Incidents(incidents::IncidentsArguments),
     /// Collect facts about this machine, for a diagnosis made elsewhere.
     Host(host::HostArguments),

@@ -1,4 +1,4 @@
-//! The flight recorder: what happened while nobody looked is named afterwards, whatever becomes of the recorder.
+//! The flight recorder: what happened while nobody was watching is named afterwards, whatever becomes of the recorder.
 
 mod common;
 
@@ -81,7 +81,7 @@ fn an_incident_is_told_to_a_program_and_to_a_scraper() {
     let mut command =
         command(&["record", &url, "--quiet", "--no-host", "--window", "3s", "--metrics", &metrics, "--dir"]);
     let _recorder = Running(command.arg(&dir).args(["--on-incident", &tell]).stdout(Stdio::null()).spawn().unwrap());
-    until("the program is told", || told.exists());
+    until("the command ran", || told.exists());
     let text = fs::read_to_string(&told).unwrap();
     let (event, document) = text.split_once('\n').unwrap();
     let document: Value = serde_json::from_str(document).unwrap();
@@ -120,7 +120,7 @@ fn a_killed_recorder_loses_nothing_and_the_next_one_goes_on() {
     assert!(ends_at_ms(&dir) >= before, "what was recorded is there");
     let next = recorder(&server.url(), &dir);
     let killed = ends_at_ms(&dir);
-    until("the next one goes on", || ends_at_ms(&dir) > killed + 2_000);
+    until("the next recorder appends", || ends_at_ms(&dir) > killed + 2_000);
     drop(next);
     let check = command(&["record", "check"]).arg(&dir).output().unwrap();
     // The last bytes may be torn: that is where it was killed.

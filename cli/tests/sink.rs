@@ -308,7 +308,7 @@ impl Pipeline {
         Ok((sum, low, high))
     }
 
-    /// Whether so many were counted. A sink that has ended by itself is a failure, not something to be started again.
+    /// Whether this many were counted. A sink that has ended by itself is a failure, not something to be started again.
     fn counts(&mut self, least: u64) -> Result<bool, Error> {
         if let Some(status) = self.sink.0.try_wait().unwrap() {
             let mut said = String::new();

@@ -43,6 +43,20 @@ pub fn all(facts: &Facts) -> Result<(), Impossible> {
     facts.hosts.iter().try_for_each(host)
 }
 
+impl Node {
+    /// Finds the first number that no run can have seen.
+    pub fn check(&self) -> Result<(), Impossible> {
+        node(self)
+    }
+}
+
+impl Host {
+    /// Finds the first number that no run can have seen.
+    pub fn check(&self) -> Result<(), Impossible> {
+        host(self)
+    }
+}
+
 fn node(node: &Node) -> Result<(), Impossible> {
     let name = |field: &str| format!("{field} of {}", node.address);
     for (sample, which) in [(&node.first, "first"), (&node.last, "last")] {

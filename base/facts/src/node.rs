@@ -373,6 +373,36 @@ pub struct Own {
     pub stopped_early: bool,
 }
 
+impl Own {
+    /// Counts a command that the server executed, as commandstats names it.
+    pub fn executed(&mut self, name: &str) {
+        self.total += 1;
+        count(&mut self.commands, name, 1);
+    }
+
+    /// Counts a command that the server refused, by the error's code word.
+    pub fn refused(&mut self, code: &str) {
+        self.total += 1;
+        count(&mut self.errors, code, 1);
+    }
+
+    /// Adds what was sent in another way.
+    pub fn add(&mut self, other: &Own) {
+        other.commands.iter().for_each(|(name, n)| count(&mut self.commands, name, *n));
+        other.errors.iter().for_each(|(code, n)| count(&mut self.errors, code, *n));
+        self.total += other.total;
+        self.reads += other.reads;
+        self.stopped_early |= other.stopped_early;
+    }
+}
+
+fn count(counts: &mut BTreeMap<String, u64>, name: &str, n: u64) {
+    match counts.get_mut(name) {
+        Some(count) => *count += n,
+        None => drop(counts.insert(name.to_string(), n)),
+    }
+}
+
 impl Node {
     /// A node nothing is known of yet.
     pub fn new(address: &str, role: Role) -> Node {

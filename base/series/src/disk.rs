@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
@@ -37,7 +38,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// To read: nothing is created or locked. One segment may be given in place of a directory.
+    /// For reading: creates nothing and takes no lock. `path` may also be a single segment.
     pub fn open(path: impl AsRef<Path>) -> Directory {
         let path = path.as_ref().to_path_buf();
         Directory { is_file: path.is_file(), path, _lock: None, last: None }
@@ -58,7 +59,7 @@ impl Directory {
         let failed = |doing| move |source| Error::io(doing, LOCK, source);
         fs::create_dir_all(&directory.path).map_err(failed("create the directory of"))?;
         let lock = directory.path.join(LOCK);
-        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&lock);
+        let opened = private().read(true).write(true).truncate(false).open(&lock);
         let mut file = opened.map_err(failed("open"))?;
         match file.try_lock() {
             Ok(()) => {}
@@ -80,11 +81,18 @@ impl Directory {
 
     fn file(&mut self, name: &str) -> io::Result<&mut File> {
         if !self.is_last(name) {
-            let file = OpenOptions::new().append(true).create(true).open(self.path.join(name))?;
+            let file = private().append(true).open(self.path.join(name))?;
             self.last = Some((name.to_string(), file));
         }
         self.last.as_mut().map(|(_, file)| file).ok_or_else(|| ErrorKind::NotFound.into())
     }
+}
+
+/// Creates what is not there. What a server says of its clients is for the owner and the group.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).mode(0o640);
+    options
 }
 
 impl Disk for Directory {

@@ -92,7 +92,7 @@ impl DamageKind {
         match self {
             DamageKind::Header => "no header",
             DamageKind::TornTail => "cut off: the recorder was killed there, or is writing",
-            DamageKind::NoFrame => "bytes that nobody recorded",
+            DamageKind::NoFrame => "bytes that are no chunk",
             DamageKind::Checksum => "the checksum does not match",
             DamageKind::Content => "the content breaks the format's rules",
             DamageKind::TooLarge => "larger than any file of a recording",

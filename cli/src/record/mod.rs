@@ -54,8 +54,8 @@ pub struct RecordArguments {
     /// Read the slow log this often; clients, settings and this machine are looked at every sixth time
     #[arg(long, value_parser = lasting, default_value = "10s", value_name = "TIME")]
     every: Duration,
-    /// Run this with `sh -c` when an incident begins and when it is over, its JSON on standard input; UNSLOW_EVENT is
-    /// began or over
+    /// Run this with `sh -c` when an incident begins, gets worse and is over, its JSON on standard input; UNSLOW_EVENT
+    /// is began, worse or over
     #[arg(long, value_name = "COMMAND")]
     on_incident: Option<String>,
     /// For --on-incident and --metrics: length of the windows that are diagnosed one by one
@@ -95,7 +95,7 @@ enum Verb {
         #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
         to: Option<String>,
     },
-    /// Delete the oldest part of a recording that nobody writes now
+    /// Delete the oldest part of a recording, while no recorder writes it
     Prune {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
@@ -165,6 +165,9 @@ impl RecordArguments {
         }
         let progress = recorder.end().with_context(|| self.dir.display().to_string())?;
         output.note(&format!("recorded {} rows into {}", count(progress.rows as f64), self.dir.display()));
+        if progress.too_large > 0 {
+            output.note(&format!("{} answers were too large to record", count(progress.too_large as f64)));
+        }
         if progress.lost > 0 {
             output.note(&format!("{} rows were lost: the disk was too slow", count(progress.lost as f64)));
         }

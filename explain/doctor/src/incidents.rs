@@ -94,7 +94,9 @@ pub struct Repeats {
 pub enum Turn {
     /// An incident that was not known before; or its cause, where only a consequence was.
     Began(Incident),
-    /// One that has not been seen for a while.
+    /// One that went on and got a higher severity, or has a server that was not in it before.
+    Worse(Incident),
+    /// One that has not been seen for a while, or a consequence that belongs to its cause from now on.
     Over(Incident),
 }
 
@@ -105,19 +107,22 @@ pub struct Joiner {
     patience_ms: u64,
     open: Vec<Incident>,
     done: Vec<Incident>,
+    /// Of the incident that began last.
+    last_id: u32,
     until_ms: u64,
 }
 
 impl Joiner {
     pub fn new(deployment: &str, patience_ms: u64) -> Joiner {
-        Joiner { deployment: deployment.to_string(), patience_ms, open: Vec::new(), done: Vec::new(), until_ms: 0 }
+        let (open, done) = (Vec::new(), Vec::new());
+        Joiner { deployment: deployment.to_string(), patience_ms, open, done, last_id: 0, until_ms: 0 }
     }
 
     /// Takes the diagnosis of a window. What was over before it, and what costs nothing, is no part of an incident.
-    /// Returns what began and what is over by it, for those who are told while it happens.
+    /// Returns what began, got worse and is over by it, for those who are told while it happens: an incident has the
+    /// same number in each.
     pub fn window(&mut self, from_ms: u64, to_ms: u64, report: &Report) -> Vec<Turn> {
         self.until_ms = to_ms;
-        let before: Vec<(String, u64)> = self.open.iter().map(|i| (i.rule.clone(), i.began_ms)).collect();
         let patience_ms = self.patience_ms;
         let (over, open) = std::mem::take(&mut self.open)
             .into_iter()
@@ -126,12 +131,20 @@ impl Joiner {
         let over: Vec<Incident> = over;
         let mut turns: Vec<Turn> = over.iter().cloned().map(Turn::Over).collect();
         self.done.extend(over);
+        let before = self.open.clone();
         let costs = |f: &&Finding| f.when != When::Past && f.severity_now() >= Severity::Low;
         for finding in report.findings.iter().filter(costs) {
             self.found(from_ms, to_ms, finding);
         }
-        let is_new = |i: &&Incident| !before.iter().any(|(rule, began_ms)| *rule == i.rule && *began_ms == i.began_ms);
-        turns.extend(self.open.iter().filter(is_new).cloned().map(Turn::Began));
+        let is_gone = |i: &&Incident| self.open.iter().all(|open| open.id != i.id);
+        turns.extend(before.iter().filter(is_gone).cloned().map(Turn::Over));
+        turns.extend(self.open.iter().filter_map(|now| match before.iter().find(|i| i.id == now.id) {
+            None => Some(Turn::Began(now.clone())),
+            Some(then) if now.severity > then.severity || now.subjects.len() > then.subjects.len() => {
+                Some(Turn::Worse(now.clone()))
+            }
+            Some(_) => None,
+        }));
         turns
     }
 
@@ -146,8 +159,15 @@ impl Joiner {
     }
 
     fn found(&mut self, from_ms: u64, to_ms: u64, finding: &Finding) {
-        if let Some(open) = self.open.iter_mut().find(|open| open.rule == finding.id) {
-            return extend(open, from_ms, to_ms, finding);
+        // Two servers that each hang are two incidents, until one finding is about both.
+        let is_same = |open: &&mut Incident| {
+            let shares = finding.subjects.iter().any(|s| open.subjects.contains(s));
+            open.rule == finding.id && (shares || finding.subjects.is_empty() || open.subjects.is_empty())
+        };
+        let mut same = self.open.iter_mut().filter(is_same);
+        if let Some(first) = same.next() {
+            same.for_each(|other| other.ended_ms = to_ms);
+            return extend(first, from_ms, to_ms, finding);
         }
         let about = |incident: &Incident| {
             finding.subjects.is_empty() || finding.subjects.iter().any(|s| incident.subjects.contains(s))
@@ -158,8 +178,9 @@ impl Joiner {
             cause.ended_ms = to_ms;
             return;
         }
+        self.last_id += 1;
         let mut incident = Incident {
-            id: 0,
+            id: self.last_id,
             deployment: self.deployment.clone(),
             rule: finding.id.clone(),
             title: finding.title.clone(),
@@ -302,11 +323,55 @@ mod tests {
             for turn in joiner.window(minute * MINUTE, (minute + 1) * MINUTE, &report) {
                 told.push(match turn {
                     Turn::Began(i) => ("began", minute, i.began_ms / MINUTE),
+                    Turn::Worse(i) => ("worse", minute, i.began_ms / MINUTE),
                     Turn::Over(i) => ("over", minute, i.ended_ms / MINUTE),
                 });
             }
         }
         assert_eq!(told, [("began", 0, 0), ("over", 7, 4), ("began", 8, 8)]);
+    }
+
+    /// What is told of minutes with these findings: the minute, the event, the number and the rule.
+    fn told(minutes: Vec<Vec<Finding>>) -> Vec<(u64, &'static str, u32, String)> {
+        let mut joiner = Joiner::new("redis://a:1", 2 * MINUTE);
+        let mut told = Vec::new();
+        for (minute, findings) in (0..).zip(minutes) {
+            let mut report = Report::failed("redis://a:1", 0, "");
+            report.findings = findings;
+            told.extend(joiner.window(minute * MINUTE, (minute + 1) * MINUTE, &report).into_iter().map(|turn| {
+                let (event, i) = match turn {
+                    Turn::Began(i) => ("began", i),
+                    Turn::Worse(i) => ("worse", i),
+                    Turn::Over(i) => ("over", i),
+                };
+                (minute, event, i.id, i.rule)
+            }));
+        }
+        told
+    }
+
+    #[test]
+    fn a_second_server_that_fails_is_told_too() {
+        let hangs = |subject| finding("node_hangs", subject, 3.0);
+        let both = || hangs("a:1").on(["b:1"]);
+        let apart = told(vec![vec![hangs("a:1")], vec![hangs("b:1")], vec![both()], vec![], vec![], vec![], vec![]]);
+        let rule = || "node_hangs".to_string();
+        let begun = [(0, "began", 1, rule()), (1, "began", 2, rule()), (2, "worse", 1, rule())];
+        assert_eq!(apart[..3], begun, "{apart:?}");
+        assert_eq!(apart[3..], [(6, "over", 1, rule()), (6, "over", 2, rule())], "{apart:?}");
+        let mut mild = hangs("a:1");
+        mild.severity = Severity::Low;
+        let rises = told(vec![vec![mild], vec![hangs("a:1")], vec![hangs("a:1")]]);
+        assert_eq!(rises, [(0, "began", 1, rule()), (1, "worse", 1, rule())]);
+    }
+
+    #[test]
+    fn a_consequence_that_belongs_to_its_cause_is_told_as_over() {
+        let cause = || leading_to(finding("fork_stall", "a:1", 5.0), "replica_lag");
+        let all = told(vec![vec![finding("replica_lag", "a:1", 2.0)], vec![cause()]]);
+        let [first, second, third] = &all[..] else { panic!("{all:?}") };
+        assert_eq!((first.1, second.1, third.1), ("began", "over", "began"));
+        assert_eq!((&*second.3, &*third.3, second.2), ("replica_lag", "fork_stall", first.2));
     }
 
     #[test]

@@ -55,17 +55,22 @@ impl Ask {
     pub fn again(&mut self, target: &Target, options: &Options) -> Result<(), Error> {
         self.connection = ReadOnly::open(target, options)?;
         self.lost = false;
-        let greeting = greeting(target, options, self.connection().protocol);
-        self.own.total += greeting.len() as u64;
-        self.executed += greeting.len() as u64;
+        let greeting = greeting(target, options, self.connection().protocol).len() as u64;
+        self.executed += greeting;
         if self.counting {
-            // All of it but the PING comes in one write.
-            self.own.reads += greeting.len().min(2) as u64;
-            for command in greeting {
-                *self.own.commands.entry(command.to_string()).or_default() += 1;
-            }
+            self.greeted(target, options);
+        } else {
+            self.own.total += greeting;
         }
         Ok(())
+    }
+
+    /// Counts the greeting of this connection as ours: it fell into the window.
+    pub fn greeted(&mut self, target: &Target, options: &Options) {
+        let greeting = greeting(target, options, self.connection().protocol);
+        // All of it but the PING comes in one write.
+        self.own.reads += greeting.len().min(2) as u64;
+        greeting.into_iter().for_each(|command| self.own.executed(command));
     }
 
     pub fn connection(&self) -> &unslow_client::Connection {

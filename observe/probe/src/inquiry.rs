@@ -59,14 +59,18 @@ impl Inquiry {
             Some(ask) => ask,
             None => {
                 let mut ask = Ask::open(&self.target, &self.options)?;
+                ask.own = Own::default();
                 ask.begin_window();
+                ask.greeted(&self.target, &self.options);
                 self.node.open_door = !ask.connection().authenticated && self.options.tls.cert_and_key.is_none();
                 self.node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
                 ask
             }
         };
         let asked = self.round(&mut ask, round);
-        self.node.own = sum(&self.own_before, &ask.own);
+        self.node.own = ask.own.clone();
+        self.node.own.add(&self.own_before);
+        self.node.own.stopped_early = ask.own.stopped_early;
         match asked {
             Ok(()) => self.ask = Some(ask),
             Err(e) => {
@@ -119,38 +123,11 @@ impl Inquiry {
     }
 }
 
-/// What was sent on earlier connections and on this one.
-fn sum(before: &Own, now: &Own) -> Own {
-    let mut sum = now.clone();
-    for (name, n) in &before.commands {
-        *sum.commands.entry(name.clone()).or_default() += n;
-    }
-    for (code, n) in &before.errors {
-        *sum.errors.entry(code.clone()).or_default() += n;
-    }
-    sum.total += before.total;
-    sum.reads += before.reads;
-    sum
-}
-
 #[cfg(test)]
 mod tests {
     use unslow_topology::Role;
 
     use super::*;
-
-    #[test]
-    fn what_was_sent_on_earlier_connections_counts() {
-        let own = |calls: u64, code: &str| Own {
-            commands: [("info".to_string(), calls)].into(),
-            total: calls + 4,
-            reads: calls,
-            errors: [(code.to_string(), 1)].into(),
-            stopped_early: false,
-        };
-        let sum = sum(&own(3, "ERR"), &own(2, "NOPERM"));
-        assert_eq!((sum.commands["info"], sum.total, sum.reads, sum.errors.len()), (5, 13, 5, 2));
-    }
 
     #[test]
     fn a_lost_connection_is_dialled_again_in_the_next_round() {
@@ -170,5 +147,35 @@ mod tests {
         let node = inquiry.ask(Round::Often).unwrap();
         assert_eq!(node.own.commands["info"], infos, "INFO is the recorder's, but for whole rounds");
         assert!(node.own.total > before && node.clients.value().is_some(), "the last answer stays");
+    }
+
+    #[test]
+    fn each_connection_s_greeting_is_ours() {
+        let mut logs = 0;
+        let target = crate::fake::server(move |words| match words[0].as_str() {
+            "INFO" => crate::fake::bulk("redis_version:7.0.0\r\nconnected_clients:1\r\ncluster_enabled:0\r\n"),
+            "PING" => "+PONG\r\n".into(),
+            "CLIENT" if words[1] == "SETNAME" => "+OK\r\n".into(),
+            "SLOWLOG" => {
+                logs += 1;
+                if logs == 1 { "*0\r\n".into() } else { String::new() }
+            }
+            _ => "*0\r\n".into(),
+        });
+        let member =
+            Member { address: target.address(), role: Role::Master, master: None, node_id: None, service: None };
+        let mut inquiry = Inquiry::new(
+            &member,
+            target,
+            Options { name: Some("recorder"), ..Options::default() },
+            Arc::new(Salt::new(false)),
+        );
+        let names = |own: &Own| own.commands["client|setname"];
+        assert_eq!(names(&inquiry.ask(Round::Often).unwrap().own), 1);
+        inquiry.ask(Round::Often).unwrap_err();
+        let lost = inquiry.node.own.total;
+        inquiry.ask(Round::Often).unwrap_err();
+        assert_eq!(names(&inquiry.node.own), 2);
+        assert!(inquiry.node.own.total > lost);
     }
 }

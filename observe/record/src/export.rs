@@ -1,6 +1,9 @@
 //! A part of a recording as one file, for a colleague: a segment of the store like any other.
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -63,6 +66,8 @@ fn export(reader: &Reader<Directory>, range_ms: Range<i64>, file: &Path) -> Resu
         (None, _) => return Err(TapeError::NothingToExport),
         (Some(_), Some(_)) => return Err(TapeError::TooLong),
     };
-    std::fs::write(file, bytes).map_err(|source| TapeError::File { file: file.display().to_string(), source })?;
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(file);
+    let written = opened.and_then(|mut opened| opened.write_all(bytes));
+    written.map_err(|source| TapeError::File { file: file.display().to_string(), source })?;
     Ok(bytes.len() as u64)
 }

@@ -5,21 +5,20 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::ClientConfig;
 use unslow_client::{Options, Target};
-use unslow_facts::Lack;
-use unslow_nodes::{Author, Backoff, Greeting, Kind as Refused, Plan, Progress, Refusal};
+use unslow_facts::{Lack, Own};
+use unslow_nodes::{Author, Backoff, Greeting, Kind as Refused, Plan, Progress, Refusal, Step};
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, now_ns, tls_of};
 use unslow_resp::{Frame, Kind, Scan, Scanner, write_command};
 use unslow_series::Stamp;
 
-use crate::notes::{NodeNumber, Note, Saw, Sent};
+use crate::notes::{NodeNumber, Note, Saw, Waiting};
 use crate::pings::Pings;
-use crate::scheme::{Away, STALL_US, Stall};
+use crate::scheme::{Away, STALL_US, Stall, TELL_AGAIN_MS};
 
 const MS: u64 = 1_000_000;
 const TICK: u64 = 100 * MS;
@@ -29,8 +28,9 @@ const GROUPS: u64 = 5;
 const TICKS_PER_INFO: u64 = 10;
 /// After a stall, or when a node is back, INFO is asked for in every tick for this long,
 const DEEP: u64 = 30_000 * MS;
-/// and not again before this has passed.
-const DEEP_AGAIN: u64 = 360_000 * MS;
+/// and not again before this has passed. All other questions are asked at once as often.
+pub const CALM: Duration = Duration::from_secs(360);
+const DEEP_AGAIN: u64 = CALM.as_nanos() as u64;
 /// A connection that has owed an answer for this long is given up, once: whether a second one is answered tells a hung
 /// process from a lost connection.
 const PATIENCE: u64 = 3_000 * MS;
@@ -39,7 +39,12 @@ const PATIENCE_HUNG: u64 = 60_000 * MS;
 const FIRST_PAUSE: u64 = 200 * MS;
 const LONGEST_PAUSE: u64 = 5_000 * MS;
 /// A node that stays away is told again, so that a reader need not look far back.
-const TELL_AGAIN: u64 = 300_000 * MS;
+const TELL_AGAIN: u64 = TELL_AGAIN_MS * MS;
+/// Of an error that is kept.
+const WHY_MAX: usize = 300;
+/// A server may answer with any word: so many code words are counted, of this length at most.
+const CODES_MAX: usize = 32;
+const CODE_MAX: usize = 32;
 /// What a connection may send before the end of a reply: INFO ALL of a thousand commands and error codes takes 200 kB.
 pub const INPUT_MAX: usize = 4 << 20;
 
@@ -62,12 +67,34 @@ enum Question {
     Info,
 }
 
+impl Question {
+    fn name(self) -> &'static str {
+        match self {
+            Question::Ping => "ping",
+            Question::Info => "info",
+        }
+    }
+}
+
+/// What says that a node is away, and so what says that it is back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Teller {
+    /// No connection, no word on it, or no welcome.
+    Connection,
+    /// A question that is refused.
+    Answer(Question),
+}
+
 struct Link {
     target: Target,
     peer: Peer,
     connection: Option<Id>,
     greeting: Greeting,
     ready: bool,
+    /// Whether the connection stands: a host that takes none does not hang.
+    opened: bool,
+    /// Whether a question was answered on it.
+    served: bool,
     asked: VecDeque<(Question, u64)>,
     /// Since when an answer is owed, over all connections.
     owes_since: Option<u64>,
@@ -78,11 +105,12 @@ struct Link {
     dial_at: u64,
     backoff: Backoff,
     ticks: u64,
+    info_due: bool,
     next_tick: u64,
     pings: Pings,
-    sent: Sent,
-    /// What was last told of it, and when.
-    away: Option<Away>,
+    sent: Own,
+    /// What was last told of it, by what, and when.
+    away: Option<(Away, Teller)>,
     told_at: u64,
     /// When a closer look began.
     deep_at: Option<u64>,
@@ -97,8 +125,7 @@ pub struct Eye {
     seen: SyncSender<Note>,
     links: HashMap<NodeNumber, Link>,
     by_connection: HashMap<Id, NodeNumber>,
-    /// How much the keeper was too slow for.
-    lost: Arc<AtomicU64>,
+    waiting: Arc<Waiting>,
 }
 
 impl Eye {
@@ -107,9 +134,9 @@ impl Eye {
         tls: Option<Arc<ClientConfig>>,
         orders: Receiver<Order>,
         seen: SyncSender<Note>,
-        lost: Arc<AtomicU64>,
+        waiting: Arc<Waiting>,
     ) -> Eye {
-        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), lost }
+        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), waiting }
     }
 
     fn obey(&mut self, io: &mut Io, order: Order) {
@@ -144,13 +171,7 @@ impl Eye {
     }
 
     fn tell(&mut self, node: NodeNumber, saw: Saw) {
-        match self.seen.try_send(Note::Saw(node, stamp(), saw)) {
-            Ok(()) => {}
-            // A disk that hangs must not stop the clock of what is measured.
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-            }
-        }
+        self.waiting.tell(&self.seen, Note::Saw(node, stamp(), saw));
     }
 
     fn tick(&mut self, io: &mut Io, node: NodeNumber) {
@@ -162,6 +183,7 @@ impl Eye {
             link.next_tick += (now - link.next_tick) / TICK * TICK + TICK;
         }
         link.ticks += 1;
+        link.info_due |= link.ticks % TICKS_PER_INFO == 0 || link.is_deep(now);
         io.timer(link.next_tick, node as u64);
         let Some(connection) = link.connection else {
             if now >= link.dial_at {
@@ -172,7 +194,11 @@ impl Eye {
         let patience = if link.given_up == 0 { PATIENCE } else { PATIENCE_HUNG };
         let owed = link.owes_since.map_or(0, |since| now - since.max(link.dialled_at));
         if link.given_up > 0 && owed > PATIENCE {
-            self.is_away(node, "it takes connections and answers nothing", Lack::Answer, true);
+            let (why, silent) = match link.opened {
+                true => ("it takes connections and answers nothing", true),
+                false => ("it takes no connection", false),
+            };
+            self.is_away(node, why, Lack::Answer, silent, Teller::Connection);
         }
         if owed > patience {
             let Some(link) = self.links.get_mut(&node) else { return };
@@ -181,16 +207,13 @@ impl Eye {
             self.hang_up(io, node);
             return;
         }
-        let Some(link) = self.links.get_mut(&node).filter(|l| l.ready) else { return };
-        let is_due = |question| link.asked.iter().all(|(asked, _)| *asked != question);
-        let (ping, info) =
-            (is_due(Question::Ping), is_due(Question::Info) && (link.ticks % TICKS_PER_INFO == 0 || link.is_deep(now)));
+        let Some(link) = self.links.get_mut(&node).filter(|l| l.ready && l.asked.is_empty()) else { return };
         let out = io.output(connection);
-        if ping {
-            write_command(out, &["PING"]);
-            link.ask(Question::Ping, now);
-        }
-        if info {
+        write_command(out, &["PING"]);
+        link.ask(Question::Ping, now);
+        // Both come in one write.
+        link.sent.reads += 1;
+        if std::mem::take(&mut link.info_due) {
             write_command(out, &["INFO", "ALL"]);
             link.ask(Question::Info, now);
         }
@@ -200,7 +223,8 @@ impl Eye {
         let Some(link) = self.links.get_mut(&node) else { return };
         let tls = tls_of(&link.target, self.tls.as_ref(), self.options.tls.server_name.as_deref());
         if link.target.tls && tls.is_none() {
-            return self.is_away(node, "its name is none that a certificate may have", Lack::Other, false);
+            let why = "its name is none that a certificate may have";
+            return self.is_away(node, why, Lack::Other, false, Teller::Connection);
         }
         let patience = self.options.connect_timeout.as_nanos() as u64;
         match io.connect(&link.peer, tls.as_ref(), now + patience) {
@@ -211,7 +235,7 @@ impl Eye {
             }
             Err(e) => {
                 link.pause(now);
-                self.is_away(node, &format!("no connection: {e}"), Lack::Answer, false);
+                self.is_away(node, &format!("no connection: {e}"), Lack::Answer, false, Teller::Connection);
             }
         }
     }
@@ -225,28 +249,42 @@ impl Eye {
         }
     }
 
-    fn is_away(&mut self, node: NodeNumber, why: &str, lack: Lack, silent: bool) {
+    fn is_away(&mut self, node: NodeNumber, why: &str, lack: Lack, silent: bool, teller: Teller) {
         let Some(link) = self.links.get_mut(&node) else { return };
         let now = now_ns();
-        let is_told = link.away.as_ref().is_some_and(|away| (away.lack, away.silent) == (lack, silent));
+        let is_told = link.away.as_ref().is_some_and(|(away, _)| (away.lack, away.silent) == (lack, silent));
         if is_told && now - link.told_at < TELL_AGAIN {
             return;
         }
+        let why: String = why.chars().take(WHY_MAX).collect();
         link.told_at = now;
         let owed_ms = link.owes_since.map_or(0, |since| (now - since) / MS);
-        let since_ms = link.away.as_ref().map_or_else(|| unix_ms().saturating_sub(owed_ms), |away| away.since_ms);
-        link.away = Some(Away { why: why.to_string(), lack, silent, since_ms });
-        let away = link.away.clone();
-        self.tell(node, Saw::Away(away));
+        let since_ms = link.away.as_ref().map_or_else(|| unix_ms().saturating_sub(owed_ms), |(away, _)| away.since_ms);
+        let away = Away { why, lack, silent, since_ms };
+        link.away = Some((away.clone(), teller));
+        self.tell(node, Saw::Away(Some(away)));
     }
 
-    /// A word of a node, whatever it says.
-    fn heard(&mut self, node: NodeNumber, now: u64) {
+    /// It is back, if that is what said that it was away.
+    fn is_back(&mut self, node: NodeNumber, teller: Teller) {
+        let Some(link) = self.links.get_mut(&node) else { return };
+        if link.away.take_if(|(_, told_by)| *told_by == teller).is_some() {
+            link.look_closer(now_ns());
+            self.tell(node, Saw::Away(None));
+        }
+    }
+
+    /// A word of a node, whatever it says. `is_short` where it was a short question that it answers: what it takes to
+    /// write an INFO is no stall.
+    fn heard(&mut self, node: NodeNumber, now: u64, is_short: bool) {
         let Some(link) = self.links.get_mut(&node) else { return };
         link.given_up = 0;
         let owed_us = link.owes_since.map_or(0, |since| (now - since) / 1000);
-        link.owes_since = link.asked.front().map(|(_, at)| *at);
-        if owed_us >= STALL_US {
+        // What was sent behind it is served from now on.
+        link.owes_since = (!link.asked.is_empty()).then_some(now);
+        // A host that took no connection did not keep anybody waiting on one.
+        let waited = link.away.as_ref().is_none_or(|(away, _)| away.silent);
+        if owed_us >= STALL_US && is_short && waited {
             link.look_closer(now);
             self.tell(node, Saw::Stall(Stall { sent_ms: unix_ms().saturating_sub(owed_us / 1000), us: owed_us }));
         }
@@ -257,11 +295,8 @@ impl Eye {
         link.ready = true;
         link.backoff.succeeded();
         // The first INFO is not waited for.
-        link.ticks = TICKS_PER_INFO - 1;
-        if link.away.take().is_some() {
-            link.look_closer(now_ns());
-            self.tell(node, Saw::Away(None));
-        }
+        link.info_due = true;
+        self.is_back(node, Teller::Connection);
     }
 
     fn refused(&mut self, io: &mut Io, node: NodeNumber, why: &str, lack: Lack) {
@@ -269,16 +304,21 @@ impl Eye {
             link.pause(now_ns());
         }
         self.hang_up(io, node);
-        self.is_away(node, why, lack, false);
+        self.is_away(node, why, lack, false, Teller::Connection);
     }
 
     fn reply(&mut self, io: &mut Io, node: NodeNumber, bytes: &[u8]) {
         let now = now_ns();
         let frame = Frame::new(bytes);
+        let refusal = Refusal::parse(bytes, Author::Server);
         let Some(link) = self.links.get_mut(&node) else { return };
         if let Some(step) = link.greeting.due() {
             let progress = link.greeting.reply(bytes);
-            self.heard(node, now);
+            if progress != Progress::Unasked {
+                let name = if matches!(step, Step::Auth | Step::AuthAnew) { "auth" } else { "client|setname" };
+                link.answered(name, refusal.is_some().then(|| frame.text()));
+            }
+            self.heard(node, now, true);
             match progress {
                 Progress::Done { .. } => self.is_ready(node),
                 Progress::Refused { passing } => {
@@ -292,14 +332,13 @@ impl Eye {
             return;
         }
         let Some((question, at)) = link.asked.pop_front() else { return };
-        self.heard(node, now);
-        let refusal = Refusal::parse(bytes, Author::Server);
-        if let Some(refusal) = refusal
-            && matches!(refusal.kind, Refused::Auth | Refused::Loading)
-        {
-            let lack = if refusal.kind == Refused::Auth { Lack::Rights } else { Lack::Other };
-            return self.is_away(node, &String::from_utf8_lossy(frame.text()), lack, false);
+        link.served = true;
+        link.answered(question.name(), refusal.is_some().then(|| frame.text()));
+        self.heard(node, now, question == Question::Ping);
+        if let Some(refusal) = refusal {
+            return self.no_answer(node, question, refusal, frame.text());
         }
+        self.is_back(node, Teller::Answer(question));
         let Some(link) = self.links.get_mut(&node) else { return };
         match question {
             Question::Ping => {
@@ -308,18 +347,23 @@ impl Eye {
                     link.pings.add(us);
                 }
             }
-            Question::Info if refusal.is_some() => {
-                self.is_away(node, &String::from_utf8_lossy(frame.text()), Lack::Rights, false);
-            }
             Question::Info => {
-                let (pings, sent) = (std::mem::take(&mut link.pings), link.sent);
-                let came_back = link.away.take().is_some();
-                if came_back {
-                    self.tell(node, Saw::Away(None));
-                }
+                let (pings, sent) = (std::mem::take(&mut link.pings), link.sent.clone());
                 self.tell(node, Saw::Second { info: frame.text().to_vec(), pings, sent });
             }
         }
+    }
+
+    /// A question was refused. Without a PING the rest may be well: an ACL may allow INFO alone.
+    fn no_answer(&mut self, node: NodeNumber, question: Question, refusal: Refusal<'_>, text: &[u8]) {
+        let lack = match refusal.kind {
+            Refused::Auth => Lack::Rights,
+            Refused::Denied if question == Question::Ping => return,
+            Refused::Denied => Lack::Rights,
+            _ if question == Question::Ping && !refusal.passes() => return,
+            _ => Lack::Other,
+        };
+        self.is_away(node, &String::from_utf8_lossy(text), lack, false, Teller::Answer(question));
     }
 }
 
@@ -331,6 +375,8 @@ impl Link {
             connection: None,
             greeting: Greeting::default(),
             ready: false,
+            opened: false,
+            served: false,
             asked: VecDeque::new(),
             owes_since: None,
             dialled_at: 0,
@@ -338,9 +384,10 @@ impl Link {
             dial_at: 0,
             backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             ticks,
+            info_due: false,
             next_tick,
             pings: Pings::default(),
-            sent: Sent::default(),
+            sent: Own::default(),
             away: None,
             told_at: 0,
             deep_at: None,
@@ -349,12 +396,18 @@ impl Link {
     }
 
     fn ask(&mut self, question: Question, now: u64) {
-        match question {
-            Question::Ping => self.sent.pings += 1,
-            Question::Info => self.sent.infos += 1,
-        }
         self.owes_since.get_or_insert(now);
         self.asked.push_back((question, now));
+    }
+
+    /// The server counts what it executes and what it refuses, and so do we.
+    fn answered(&mut self, name: &str, error: Option<&[u8]>) {
+        let Some(text) = error else { return self.sent.executed(name) };
+        let word = text.split(|b| *b == b' ').next().unwrap_or_default();
+        let code = std::str::from_utf8(word).ok().filter(|code| code.len() <= CODE_MAX);
+        let codes = &self.sent.errors;
+        let code = code.filter(|code| codes.len() < CODES_MAX || codes.contains_key(*code));
+        self.sent.refused(code.unwrap_or("OTHER"));
     }
 
     fn look_closer(&mut self, now: u64) {
@@ -372,7 +425,7 @@ impl Link {
     }
 
     fn lost(&mut self) -> Option<Id> {
-        self.ready = false;
+        (self.ready, self.opened, self.served) = (false, false, false);
         self.asked.clear();
         self.greeting = Greeting::default();
         self.connection.take()
@@ -392,7 +445,8 @@ impl Handler for Eye {
         let Some(link) = self.links.get_mut(&node) else { return };
         let plan = Plan { name: self.options.name, db: 0, ..link.target.plan() };
         link.greeting = Greeting::begin(&plan, io.output(id));
-        link.sent.greetings += 1;
+        link.opened = true;
+        link.sent.reads += u64::from(!link.greeting.is_done());
         if link.greeting.is_done() {
             self.is_ready(node);
         } else {
@@ -422,17 +476,15 @@ impl Handler for Eye {
     fn closed(&mut self, _: &mut Io, id: Id, why: Closed) {
         let Some(node) = self.by_connection.remove(&id) else { return };
         let Some(link) = self.links.get_mut(&node) else { return };
-        let (was_ready, now) = (link.ready, now_ns());
+        let (has_served, now) = (link.served, now_ns());
         link.lost();
-        link.asked.clear();
-        if was_ready {
+        if has_served {
             // The first attempt to come back is at once: CLIENT KILL closes connections of healthy servers.
             link.dial_at = now;
             return;
         }
-        link.owes_since = None;
         link.pause(now);
-        self.is_away(node, &why.to_string(), Lack::Answer, false);
+        self.is_away(node, &why.to_string(), Lack::Answer, false, Teller::Connection);
     }
 
     fn timer(&mut self, io: &mut Io, key: u64) {

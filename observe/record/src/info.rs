@@ -17,6 +17,8 @@ const VERBATIM: char = '\u{2}';
 pub const GONE: &str = "\u{3}";
 /// More digits may not fit into an `i64`.
 const DIGITS_MAX: usize = 18;
+/// A server's longest field has a dozen; each is a column.
+const NUMBERS_MAX: usize = 64;
 const DECIMALS_MAX: usize = 9;
 
 /// A field's value, taken apart.
@@ -46,7 +48,7 @@ pub fn split(value: &str) -> Parts {
             }
             parts.template.extend(end);
         }
-        if join(&parts.template, &parts.numbers).as_deref() == Some(value) {
+        if parts.numbers.len() <= NUMBERS_MAX && join(&parts.template, &parts.numbers).as_deref() == Some(value) {
             return parts;
         }
     }

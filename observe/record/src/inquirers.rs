@@ -13,7 +13,7 @@ use unslow_probe::{Inquiry, Round, Salt};
 use unslow_reactor::{Waker, peer_of};
 use unslow_topology::{DeploymentKind, Member, Role};
 
-use crate::eye::{Order, stamp};
+use crate::eye::{CALM, Order, stamp};
 use crate::notes::{NodeNumber, Note};
 use crate::scheme::{Listed, Listing};
 
@@ -27,8 +27,6 @@ const IDLE: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(1);
 /// While it does not answer.
 const DISCOVER_AGAIN: Duration = Duration::from_secs(10);
-/// Stalls come in swarms.
-const CALM: Duration = Duration::from_secs(30);
 /// A node that is not listed any more is asked for this long: a dead replica is not in its master's list either.
 const UNLISTED: Duration = Duration::from_secs(600);
 
@@ -52,7 +50,8 @@ struct Number {
 }
 
 struct Asked {
-    inquiry: Inquiry,
+    /// With its thread while it is asked.
+    inquiry: Option<Inquiry>,
     round: u32,
     /// When a stall asked for a whole round.
     hurried: Option<Instant>,
@@ -62,7 +61,6 @@ struct Asked {
 struct State {
     jobs: BinaryHeap<Reverse<(Instant, Job)>>,
     watched: Vec<Watched>,
-    /// Those that are being asked are with their thread.
     asked: HashMap<NodeNumber, Asked>,
     /// The newest answer of each node, for those who look at its machine.
     nodes: HashMap<NodeNumber, Node>,
@@ -142,6 +140,9 @@ impl Inquirers {
             return;
         };
         (asked.round, asked.hurried) = (0, Some(Instant::now()));
+        if asked.inquiry.is_none() {
+            return; // its thread sees to it
+        }
         state.jobs.retain(|job| job.0.1 != Job::Ask(number));
         state.jobs.push(Reverse((Instant::now(), Job::Ask(number))));
         drop(state);
@@ -297,7 +298,7 @@ impl Inquirers {
             state.next_number += 1;
             state.watched[place].numbers.insert(member.address.clone(), Number { number, unlisted: None });
             let inquiry = Inquiry::new(member, target.clone(), self.options.clone(), self.salt.clone());
-            state.asked.insert(number, Asked { inquiry, round: 0, hurried: None });
+            state.asked.insert(number, Asked { inquiry: Some(inquiry), round: 0, hurried: None });
             let url = state.watched[place].url.clone();
             drop(state);
             self.tell(Note::Node { number, url, address: member.address.clone() });
@@ -310,21 +311,35 @@ impl Inquirers {
     }
 
     fn ask(&self, number: NodeNumber) {
-        // One that is gone is not asked again.
-        let Some(mut asked) = self.state().asked.remove(&number) else { return };
-        let round = if asked.round % ROUNDS_PER_WHOLE == 0 { Round::Whole } else { Round::Often };
-        match asked.inquiry.ask(round) {
-            Ok(node) => {
-                let (node, at) = (node.clone(), stamp());
-                self.state().nodes.insert(number, node.clone());
-                self.tell(Note::Asked(number, at, round, Box::new(node)));
-                asked.round += 1;
-            }
+        let taken = {
+            let mut state = self.state();
+            // One that is gone is not asked again.
+            let asked = state.asked.get_mut(&number);
+            asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round)))
+        };
+        let Some((mut inquiry, round)) = taken else { return };
+        let kind = if round % ROUNDS_PER_WHOLE == 0 { Round::Whole } else { Round::Often };
+        let answer = inquiry.ask(kind).cloned().ok();
+        let at = stamp();
+        let mut state = self.state();
+        let Some(asked) = state.asked.get_mut(&number) else { return };
+        asked.inquiry = Some(inquiry);
+        // It stood still meanwhile, so that all of it is to be asked.
+        let is_hurried = asked.round != round;
+        match &answer {
+            Some(_) if is_hurried => {}
+            Some(_) => asked.round += 1,
             // The event loop tells that it is away. When it is back, all of it is worth asking.
-            Err(_) => asked.round = 0,
+            None => asked.round = 0,
         }
-        self.state().asked.insert(number, asked);
-        self.later(Job::Ask(number), self.every);
+        if let Some(node) = &answer {
+            state.nodes.insert(number, node.clone());
+        }
+        drop(state);
+        if let Some(node) = answer {
+            self.tell(Note::Asked(number, at, kind, Box::new(node)));
+        }
+        self.later(Job::Ask(number), if is_hurried { Duration::ZERO } else { self.every });
     }
 }
 

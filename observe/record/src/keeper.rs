@@ -9,17 +9,23 @@ use unslow_probe::Round;
 use unslow_series::{Disk, Error, FieldId, SeriesId, Stamp, Value, Writer};
 
 use crate::info;
-use crate::notes::{NodeNumber, Note, Saw, Sent};
+use crate::notes::{NodeNumber, Note, Saw};
 use crate::pings::Pings;
 use crate::scheme::{
     ASKED, AWAY, Greeted, HOST, LISTING, LOST, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL, Part,
-    SENTINEL, SLOW, STALL, node_series,
+    SENTINEL, SLOW, STALL, STARTED, node_series,
 };
 
 /// Fields of one node's INFO that are kept at most; a server has some 700 with all command statistics.
 const FIELDS_MAX: usize = 1000;
 /// A longer value is none that a rule reads.
 const VALUE_MAX: usize = 1024;
+/// With the number of a column behind it, a name still fits into the store.
+const NAME_MAX: usize = 900;
+/// Columns of one row: half of what the store takes. What is over is not recorded.
+const ROW_MAX: usize = 8_000;
+/// Error codes of ours that are kept: a server may answer with any word.
+const CODES_MAX: usize = 32;
 /// What has not changed is written again after this time, so that a reader need not look further back.
 const AGAIN_MS: u64 = 540_000;
 
@@ -32,8 +38,8 @@ pub enum Told {
     Nothing,
     /// The deployment of this node may look different now.
     Changed(NodeNumber),
-    /// It stood still: who is connected, and what was slow, is worth asking now.
-    Stalled(NodeNumber),
+    /// It stood still, or is back: who is connected, and what was slow, is worth asking now.
+    AskSoon(NodeNumber),
 }
 
 /// One node's.
@@ -119,22 +125,26 @@ pub struct Keeper<D: Disk> {
 }
 
 impl<D: Disk> Keeper<D> {
-    pub fn new(writer: Writer<D>) -> Keeper<D> {
-        Keeper { writer, nodes: HashMap::new(), row: Vec::new() }
+    /// A recorder begins at this time.
+    pub fn new(mut writer: Writer<D>, at: Stamp) -> Result<Keeper<D>, Error> {
+        let series = writer.series(MACHINE)?;
+        writer.event(series, at, STARTED, &[])?;
+        Ok(Keeper { writer, nodes: HashMap::new(), row: Vec::new() })
     }
 
     /// Takes a note.
     pub fn take(&mut self, note: &Note) -> Result<Told, Error> {
         match note {
             Note::Saw(number, at, Saw::Second { info, pings, sent }) => {
-                return self.second(*number, *at, &String::from_utf8_lossy(info), pings, *sent);
+                return self.second(*number, *at, &String::from_utf8_lossy(info), pings, sent);
             }
             Note::Wake => Ok(()),
             Note::Node { number, url, address } => self.node(*number, url, address),
             Note::Listing { url, at, listing } => self.listing(url, *at, listing),
             Note::Saw(number, at, saw) => {
                 self.saw(*number, *at, saw)?;
-                return Ok(if matches!(saw, Saw::Stall(_)) { Told::Stalled(*number) } else { Told::Nothing });
+                let is_worth = matches!(saw, Saw::Stall(_) | Saw::Away(None));
+                return Ok(if is_worth { Told::AskSoon(*number) } else { Told::Nothing });
             }
             Note::Asked(number, at, round, node) => self.asked(*number, *at, *round, node),
             Note::Sentinel { url, at, sentinel } => {
@@ -181,7 +191,7 @@ impl<D: Disk> Keeper<D> {
         }
     }
 
-    fn second(&mut self, number: NodeNumber, at: Stamp, info: &str, pings: &Pings, sent: Sent) -> Result<Told, Error> {
+    fn second(&mut self, number: NodeNumber, at: Stamp, info: &str, pings: &Pings, sent: &Own) -> Result<Told, Error> {
         let Some(kept) = self.nodes.get_mut(&number) else { return Ok(Told::Nothing) };
         self.row.clear();
         let mut topology = DefaultHasher::new();
@@ -196,8 +206,7 @@ impl<D: Disk> Keeper<D> {
         }
         for line in info.lines().filter(|line| !line.starts_with('#')) {
             let Some((name, value)) = line.trim_end().split_once(':') else { continue };
-            // Paths tell more of a machine than a diagnosis needs.
-            if value.len() > VALUE_MAX || name.len() > VALUE_MAX || matches!(name, "executable" | "config_file") {
+            if !is_kept(name, value) {
                 continue;
             }
             if OF_TOPOLOGY.contains(&name) {
@@ -207,7 +216,11 @@ impl<D: Disk> Keeper<D> {
             if field.value != value || field.template == info::GONE {
                 let parts = info::split(value);
                 if field.template != parts.template {
-                    self.writer.text(kept.series, at, name, &parts.template)?;
+                    match self.writer.text(kept.series, at, name, &parts.template) {
+                        // More names than the store holds texts of, over the years.
+                        Err(Error::TooManyFields { .. }) => continue,
+                        other => drop(other?),
+                    }
                     field.template = parts.template;
                 }
                 while field.columns.len() < parts.numbers.len() {
@@ -215,6 +228,9 @@ impl<D: Disk> Keeper<D> {
                 }
                 field.numbers = parts.numbers;
                 value.clone_into(&mut field.value);
+            }
+            if self.row.len() + field.numbers.len() > ROW_MAX {
+                continue;
             }
             self.row.extend(field.columns.iter().zip(&field.numbers).map(|(id, n)| (*id, Value::Int(*n))));
         }
@@ -225,8 +241,9 @@ impl<D: Disk> Keeper<D> {
                 field.template = info::GONE.into();
             }
         }
-        let own = own_columns(&kept.own, sent);
-        for (name, n) in pings.columns().chain(own) {
+        let mut own = kept.own.clone();
+        own.add(sent);
+        for (name, n) in pings.columns().chain(own_columns(&own)) {
             self.row.push((self.writer.field(&name)?, Value::Int(n)));
         }
         self.writer.sample(kept.series, at, &self.row)?;
@@ -319,16 +336,19 @@ impl<D: Disk> Keeper<D> {
     }
 }
 
-fn own_columns(own: &Own, sent: Sent) -> Vec<(String, i64)> {
-    let mut commands = own.commands.clone();
-    for (name, n) in [("ping", sent.pings), ("info", sent.infos), ("client|setname", sent.greetings)] {
-        *commands.entry(name.to_string()).or_default() += n;
-    }
-    let questions = sent.pings + sent.infos + sent.greetings;
+/// Names that begin with `~` are the recorder's own columns.
+fn is_kept(name: &str, value: &str) -> bool {
+    // Paths tell more of a machine than a diagnosis needs.
+    let tells_too_much = matches!(name, "executable" | "config_file");
+    value.len() <= VALUE_MAX && name.len() <= NAME_MAX && !name.starts_with('~') && !tells_too_much
+}
+
+fn own_columns(own: &Own) -> Vec<(String, i64)> {
     let count = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let commands = commands.into_iter().map(|(name, n)| (format!("{OWN_COMMAND}{name}"), count(n)));
-    let errors = own.errors.iter().map(|(code, n)| (format!("{OWN_ERROR}{code}"), count(*n)));
-    let sums = [(OWN_READS, own.reads + questions), (OWN_TOTAL, own.total + questions)];
+    let commands = own.commands.iter().map(|(name, n)| (format!("{OWN_COMMAND}{name}"), count(*n)));
+    let codes = own.errors.iter().filter(|(code, _)| code.len() <= NAME_MAX / 2).take(CODES_MAX);
+    let errors = codes.map(|(code, n)| (format!("{OWN_ERROR}{code}"), count(*n)));
+    let sums = [(OWN_READS, own.reads), (OWN_TOTAL, own.total)];
     commands.chain(errors).chain(sums.map(|(name, n)| (name.to_string(), count(n)))).collect()
 }
 

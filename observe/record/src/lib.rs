@@ -13,6 +13,8 @@
 
 mod export;
 mod eye;
+#[cfg(test)]
+mod eye_tests;
 mod info;
 mod inquirers;
 mod keeper;
@@ -51,8 +53,7 @@ pub fn rehearse(
     seconds: u64,
     mut info: impl FnMut(usize, u64) -> Vec<u8>,
 ) -> Result<(), unslow_series::Error> {
-    use notes::{Note, Saw, Sent};
-    let mut keeper = keeper::Keeper::new(unslow_series::Writer::open(dir, Store::default())?);
+    use notes::{Note, Saw};
     let url = "redis://rehearsal:6379";
     let address = |node: usize| format!("10.0.0.{node}:6379");
     let now = eye::stamp();
@@ -60,6 +61,7 @@ pub fn rehearse(
         wall_ms: now.wall_ms - ((seconds - second) * 1000) as i64,
         mono_ms: second * 1000,
     };
+    let mut keeper = keeper::Keeper::new(unslow_series::Writer::open(dir, Store::default())?, at(0))?;
     let listed = |node: usize| scheme::Listed {
         address: address(node),
         role: unslow_topology::Role::Master,
@@ -82,7 +84,9 @@ pub fn rehearse(
         for number in 0..nodes {
             let mut pings = pings::Pings::default();
             (0..10).for_each(|i| pings.add(60 + (second as u32 * 31 + i * 17 + number as u32 * 7) % 60));
-            let sent = Sent { pings: second * 10, infos: second, greetings: 1 };
+            let commands = [("ping", second * 10), ("info", second)].map(|(name, n)| (name.to_string(), n));
+            let (total, reads) = (second * 11, second * 10);
+            let sent = unslow_facts::Own { commands: commands.into(), total, reads, ..Default::default() };
             let info = info(number, second);
             keeper.take(&Note::Saw(number, at(second), Saw::Second { info, pings, sent }))?;
         }

@@ -1,6 +1,9 @@
 //! What those who look tell the one who writes.
 
-use unslow_facts::{Host, Node, SentinelNode};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
+
+use unslow_facts::{Host, Node, Own, SentinelNode};
 use unslow_probe::Round;
 use unslow_series::Stamp;
 
@@ -30,24 +33,57 @@ pub enum Note {
     Sockets(NodeNumber, Stamp, Box<Node>),
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Saw {
     /// An INFO, and what happened since the one before.
     Second {
         info: Vec<u8>,
         pings: Pings,
-        sent: Sent,
+        /// Since the recorder was started.
+        sent: Own,
     },
     Stall(Stall),
     /// It is away, or answers again.
     Away(Option<Away>),
 }
 
-/// How many commands were sent to a node since the recorder was started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
-    pub pings: u64,
-    pub infos: u64,
-    /// CLIENT SETNAME.
-    pub greetings: u64,
+/// INFO that may wait for the disk: some seconds of a thousand nodes, whatever they say.
+const WAITING_BYTES: usize = 64 << 20;
+
+/// What waits for the disk. A slow disk must not stop the clock of what is measured, nor fill the memory.
+#[derive(Default)]
+pub struct Waiting {
+    info_bytes: AtomicUsize,
+    lost: AtomicU64,
+}
+
+impl Waiting {
+    /// Hands it over, or counts it as lost.
+    pub fn tell(&self, notes: &SyncSender<Note>, note: Note) {
+        let bytes = note.info_bytes();
+        let waiting = self.info_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if waiting.saturating_add(bytes) > WAITING_BYTES || notes.try_send(note).is_err() {
+            self.info_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It was written.
+    pub fn taken(&self, note: &Note) {
+        self.info_bytes.fetch_sub(note.info_bytes(), Ordering::Relaxed);
+    }
+
+    /// How many notes the disk was too slow for.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Note {
+    fn info_bytes(&self) -> usize {
+        match self {
+            Note::Saw(_, _, Saw::Second { info, .. }) => info.len(),
+            _ => 0,
+        }
+    }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 /// A column of counts is named by the upper end of its range, in us.
 const PREFIX: &str = "~ping/";
+/// Ten are asked in a second; a recording from elsewhere may say anything.
+const SPREAD_MAX: usize = 1_000;
 
 /// Round trips, by the upper end of their range in us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,8 +29,8 @@ impl Pings {
     /// Each by itself, spread over the `span_ms` behind `from_ms`: when exactly they were is not kept, and which came
     /// first neither.
     pub fn spread(&self, from_ms: u32, span_ms: u32) -> Vec<(u32, u32)> {
-        let all: Vec<u32> =
-            self.0.iter().flat_map(|(us, n)| std::iter::repeat_n(*us, (*n).min(1000) as usize)).collect();
+        let each = self.0.iter().flat_map(|(us, n)| std::iter::repeat_n(*us, *n as usize));
+        let all: Vec<u32> = each.take(SPREAD_MAX).collect();
         let step = span_ms / (all.len() as u32).max(1);
         all.iter().enumerate().map(|(i, us)| (from_ms + step * i as u32, *us)).collect()
     }
@@ -68,5 +70,7 @@ mod tests {
         let spread = pings.spread(1000, 1000);
         assert_eq!(spread.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [1000, 1250, 1500, 1750]);
         assert_eq!(Pings::default().spread(0, 1000), []);
+        let forged = Pings((0..1000).map(|us| (us, u32::MAX)).collect());
+        assert_eq!(forged.spread(0, 1000).len(), SPREAD_MAX);
     }
 }

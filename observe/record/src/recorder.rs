@@ -15,7 +15,7 @@ use unslow_series::{Directory, Writer};
 use crate::eye::{Eye, INPUT_MAX, Order, stamp};
 use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE};
 use crate::keeper::{Keeper, Told};
-use crate::notes::Note;
+use crate::notes::{Note, Saw, Waiting};
 
 /// Threads for what takes longer.
 const INQUIRERS: usize = 4;
@@ -73,13 +73,16 @@ pub struct Progress {
     pub rows: u64,
     /// Notes that the disk was too slow for.
     pub lost: u64,
+    /// Notes that are larger than the store takes: a server may say anything.
+    pub too_large: u64,
 }
 
 #[derive(Default)]
 struct Shared {
     ended: AtomicBool,
     rows: AtomicU64,
-    lost: Arc<AtomicU64>,
+    too_large: AtomicU64,
+    waiting: Arc<Waiting>,
     failure: Mutex<Option<unslow_series::Error>>,
 }
 
@@ -114,7 +117,7 @@ impl Recorder {
             }
             found.push((target, deployment));
         }
-        let keeper = Keeper::new(Writer::open(&dir, store)?);
+        let keeper = Keeper::new(Writer::open(&dir, store)?, stamp())?;
         let tls = match found.iter().any(|(target, _)| target.tls) {
             true => Some(options.tls.client_config()?),
             false => None,
@@ -125,7 +128,7 @@ impl Recorder {
         let eyes = (0..std::thread::available_parallelism().map_or(1, usize::from))
             .map(|_| {
                 let (orders, taken) = channel();
-                let eye = Eye::new(options.clone(), tls.clone(), taken, notes.clone(), shared.lost.clone());
+                let eye = Eye::new(options.clone(), tls.clone(), taken, notes.clone(), shared.waiting.clone());
                 let (waker, thread) = start_eye(eye)?;
                 threads.push(thread);
                 Ok((orders, waker))
@@ -168,7 +171,8 @@ impl Recorder {
 
     pub fn progress(&self) -> Progress {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Progress { rows: count(&self.shared.rows), lost: count(&self.shared.lost) }
+        let Shared { rows, too_large, waiting, .. } = &*self.shared;
+        Progress { rows: count(rows), lost: waiting.lost(), too_large: count(too_large) }
     }
 
     /// Whether it, or a part of it, has ended by itself.
@@ -210,7 +214,7 @@ impl Drop for Recorder {
 }
 
 /// Runs an event loop on a thread of its own: it stays on the one that made it.
-fn start_eye(mut eye: Eye) -> std::io::Result<(Waker, JoinHandle<()>)> {
+pub fn start_eye(mut eye: Eye) -> std::io::Result<(Waker, JoinHandle<()>)> {
     let (tell, told) = channel();
     let run = move || match Reactor::new() {
         Ok(mut reactor) => {
@@ -234,26 +238,33 @@ fn may_pass(e: &Error) -> bool {
 
 /// Writes notes until it is told to end, and then what was told before.
 fn keep(mut keeper: Keeper<Directory>, notes: &Receiver<Note>, shared: &Shared, inquirers: &Inquirers) {
-    let mut kept = || -> Result<(), unslow_series::Error> {
+    use unslow_series::Error;
+    let mut kept = || -> Result<(), Error> {
         let mut next_tick = Instant::now() + TICK;
         loop {
             let ended = shared.ended.load(Ordering::Acquire);
             match notes.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
                 Ok(Note::Wake) => {}
                 Ok(note) => {
-                    match keeper.take(&note)? {
-                        Told::Nothing => {}
-                        Told::Changed(number) => inquirers.discover_soon(number),
-                        Told::Stalled(number) => inquirers.ask_soon(number),
+                    shared.waiting.taken(&note);
+                    match keeper.take(&note) {
+                        Ok(Told::Nothing) => {}
+                        Ok(Told::Changed(number)) => inquirers.discover_soon(number),
+                        Ok(Told::AskSoon(number)) => inquirers.ask_soon(number),
+                        // What one server says must not end the recording of all.
+                        Err(Error::TooLong { .. } | Error::TooManyFields { .. }) => {
+                            shared.too_large.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(e) => return Err(e),
                     }
-                    let is_row = matches!(note, Note::Saw(_, _, crate::notes::Saw::Second { .. }));
+                    let is_row = matches!(note, Note::Saw(_, _, Saw::Second { .. }));
                     shared.rows.fetch_add(u64::from(is_row), Ordering::Relaxed);
                 }
                 Err(RecvTimeoutError::Timeout) if !ended => {}
                 Err(_) => return Ok(()),
             }
             if Instant::now() >= next_tick {
-                keeper.tick(stamp(), shared.lost.load(Ordering::Relaxed))?;
+                keeper.tick(stamp(), shared.waiting.lost())?;
                 next_tick = Instant::now() + TICK;
             }
         }

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | URL of a deployment | | | [`LISTING`], [`SENTINEL`] |
 //! | that URL, a space, a node's address | each second: INFO's numbers, PINGs, what we sent | INFO's templates | [`AWAY`], [`STALL`], [`SLOW`], [`ASKED`], parts |
-//! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`] |
+//! | [`MACHINE`] | each second: that the recorder was alive | | [`HOST`], [`STARTED`] |
 //!
 //! An event's payload is JSON, except where it says otherwise. Readers pass over what they do not know.
 
@@ -24,6 +24,8 @@ pub const AWAY: &str = "away";
 pub const STALL: &str = "stall";
 /// An event: one entry of the slow log.
 pub const SLOW: &str = "slow";
+/// An event of the machine, without a payload: a recorder began. What was known of a node before then is over.
+pub const STARTED: &str = "started";
 /// A column: notes that the disk was too slow for, since the recorder's start.
 pub const LOST: &str = "lost";
 /// An event without a payload: all questions were asked. Parts that are not written then are as they were.
@@ -100,6 +102,9 @@ pub struct Away {
     /// Its last word, or the first attempt; unix time in ms.
     pub since_ms: u64,
 }
+
+/// A node that stays away is told again after this time, in ms. Without a word for longer, nothing is known of it.
+pub const TELL_AGAIN_MS: u64 = 300_000;
 
 /// An answer that took longer than [`STALL_US`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,7 +16,7 @@ use crate::info;
 use crate::pings::Pings;
 use crate::scheme::{
     ASKED, AWAY, Away, Greeted, HOST, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
-    Part, SENTINEL, SLOW, STALL, Stall, node_series,
+    Part, SENTINEL, SLOW, STALL, STARTED, Stall, TELL_AGAIN_MS, node_series,
 };
 
 /// Parts are written again at least every ten minutes, and asked for every minute.
@@ -27,6 +27,12 @@ pub const FRESH_MS: i64 = 5_000;
 const MARK_MS: i64 = 100;
 /// A connection that was closed and opened again is no absence.
 const ABSENT_MS: i64 = 3_000;
+/// So much of an absence belongs to a window at least: what is less is its neighbour's.
+const WITHIN_MS: i64 = 1_000;
+/// For so long a node is away without a further word of it.
+const AWAY_MS: i64 = TELL_AGAIN_MS as i64 + 60_000;
+/// From one histogram to the next, unless the recorder was told otherwise.
+const MINUTE_MS: i64 = 60_000;
 /// What a minute on the machine was like is known when it is over.
 pub const HOST_MS: i64 = 70_000;
 
@@ -126,12 +132,13 @@ impl Tape {
     pub fn windows(&self, url: &str, span_ms: Range<i64>, step_ms: i64) -> Windows<'_> {
         let events_ms = span_ms.start - LOOK_BACK_MS..span_ms.end + HOST_MS;
         let of_deployment = self.reader.events(Some(url), events_ms.clone()).items;
+        let of_machine = self.events(MACHINE, events_ms.start..span_ms.end + AWAY_MS);
         let mut listings: Vec<(i64, Listing)> = of_kind(&of_deployment, LISTING).collect();
         listings.sort_by_key(|(at, _)| *at);
         let nodes = self.nodes(url).into_iter().map(|address| {
             let series = node_series(url, &address);
             NodeTape {
-                events: self.reader.events(Some(&series), events_ms.clone()).items,
+                events: self.events(&series, events_ms.clone()),
                 texts: Texts::of(&self.reader, &series, span_ms.start - FRESH_MS..span_ms.end),
                 rows: self.reader.range(&series, span_ms.start - FRESH_MS..span_ms.end),
                 next: None,
@@ -144,11 +151,33 @@ impl Tape {
             url: url.to_string(),
             listings,
             sentinels: of_kind(&of_deployment, SENTINEL).collect(),
-            hosts: of_kind(&self.reader.events(Some(MACHINE), events_ms).items, HOST).collect(),
+            hosts: of_kind(&of_machine, HOST).collect(),
+            starts: self.starts(&of_machine),
             at_ms: span_ms.start,
             end_ms: span_ms.end,
             step_ms: step_ms.max(1),
         }
+    }
+
+    /// In the order of time, which is not that of recording where a clock was set back.
+    fn events(&self, series: &str, range_ms: Range<i64>) -> Vec<Event> {
+        let mut events = self.reader.events(Some(series), range_ms).items;
+        events.sort_by_key(|event| event.at.wall_ms);
+        events
+    }
+
+    /// Where recorders began, and until when the one before was alive.
+    fn starts(&self, of_machine: &[Event]) -> Vec<Start> {
+        let starts = of_machine.iter().filter(|event| event.kind == STARTED).map(|event| event.at.wall_ms);
+        let start = |at_ms: i64| {
+            let before = self.reader.range(MACHINE, at_ms - AWAY_MS..at_ms);
+            let rows = before.filter_map(|item| match item {
+                Item::Row(row) => Some(row.at.wall_ms),
+                Item::Gap(_) | Item::Step(_) => None,
+            });
+            Start { at_ms, before_ms: rows.max() }
+        };
+        starts.map(start).collect()
     }
 }
 
@@ -159,6 +188,7 @@ pub struct Windows<'a> {
     listings: Vec<(i64, Listing)>,
     sentinels: Vec<(i64, SentinelNode)>,
     hosts: Vec<(i64, Host)>,
+    starts: Vec<Start>,
     at_ms: i64,
     end_ms: i64,
     step_ms: i64,
@@ -183,10 +213,14 @@ impl Iterator for Windows<'_> {
         }
         for tape in &mut self.nodes {
             let listed = listing.map(|(_, l)| l.nodes.iter().find(|n| n.address == tape.address));
-            match tape.node(&window, listed.flatten()) {
+            match tape.node(&window, listed.flatten(), &self.starts) {
                 // It does not belong to the deployment: a Sentinel that was asked before it was known as one.
                 Some(_) if listed == Some(None) => {}
-                Some(node) => facts.nodes.push(node),
+                // What one server makes up must not hide the others.
+                Some(node) => match node.check() {
+                    Ok(()) => facts.nodes.push(node),
+                    Err(why) => facts.notes.push(format!("{}: its numbers cannot be: {why}", tape.address)),
+                },
                 None if listed.is_some_and(|l| l.is_some()) => {
                     facts.notes.push(format!("{}: nothing was recorded of it in this window", tape.address));
                 }
@@ -201,13 +235,20 @@ impl Iterator for Windows<'_> {
         facts.sentinels.extend(newest.into_values().cloned());
         let host = self.hosts.iter().find(|(at, _)| *at >= window.end && *at < window.end + HOST_MS);
         let host = host.or(self.hosts.iter().rev().find(|(at, _)| window.contains(at)));
-        facts.hosts.extend(host.map(|(_, host)| host.clone()));
+        facts.hosts.extend(host.filter(|(_, host)| host.check().is_ok()).map(|(_, host)| host.clone()));
         if facts.hosts.is_empty() {
             facts.notes.push("the servers' machines were not recorded: run unslow record there as well".into());
         }
         facts.cost = unslow_probe::cost(&facts.nodes, (window.end - window.start) as f64 / 1000.0);
         Some(facts)
     }
+}
+
+/// A recorder began.
+struct Start {
+    at_ms: i64,
+    /// The last sign of life of the one before.
+    before_ms: Option<i64>,
 }
 
 /// Times in which a node did not answer.
@@ -220,6 +261,7 @@ struct Absence {
 /// One node's recording, read forwards.
 struct NodeTape<'a> {
     address: String,
+    /// In the order of time.
     events: Vec<Event>,
     texts: Texts,
     rows: Rows<'a, Directory>,
@@ -245,7 +287,8 @@ impl NodeTape<'_> {
     }
 
     /// `None` where nothing is known of it in this window.
-    fn node(&mut self, window: &Range<i64>, listed: Option<&Listed>) -> Option<Node> {
+    fn node(&mut self, window: &Range<i64>, listed: Option<&Listed>, starts: &[Start]) -> Option<Node> {
+        let mut answered = Vec::new();
         let mut trail = Trail::new(window.start);
         let mut first = self.edge.take().filter(|row| window.start - row.at.wall_ms <= FRESH_MS);
         if let Some(row) = &first {
@@ -260,12 +303,14 @@ impl NodeTape<'_> {
                 continue;
             }
             trail.see(&row);
+            answered.push(row.at.wall_ms);
             match &first {
                 None => first = Some(row),
                 Some(_) => last = Some(row),
             }
         }
-        let absence = self.absence(window);
+        let around = Around::of(&self.events, window);
+        let absence = around.absence(starts, &answered);
         self.edge = last.clone().or_else(|| first.clone());
         let mut node = Node::new(&self.address, listed.map_or(unslow_topology::Role::Unknown, |l| l.role));
         (node.master, node.node_id) = listed.map_or((None, None), |l| (l.master.clone(), l.node_id.clone()));
@@ -276,12 +321,12 @@ impl NodeTape<'_> {
             _ => return None,
         }
         (node.series, node.pings) = (trail.points, trail.pings);
-        self.stalls(&mut node, window);
+        around.stalls(&mut node);
         let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
         if let Some(rtt) = Rtt::of(&times) {
             node.rtt = Seen::Yes { value: rtt, source: "PING".into(), at_ms: unix(window.end) };
         }
-        self.parts(&mut node, window);
+        around.parts(&mut node);
         if let Some(Absence { away, until_ms, .. }) = absence {
             node.silent_ms = away.silent.then(|| unix(until_ms).saturating_sub(away.since_ms));
             (node.unreachable, node.away) = (Some(format!("{}: {}", self.address, away.why)), Some(away.lack));
@@ -310,31 +355,56 @@ impl NodeTape<'_> {
             _ => {}
         }
     }
+}
 
-    /// The longest time in a window in which it did not answer.
-    fn absence(&self, window: &Range<i64>) -> Option<Absence> {
-        let events = self.events.iter().filter(|e| e.kind == AWAY && e.at.wall_ms < window.end);
-        let words: Vec<(i64, Option<Away>)> =
-            events.filter_map(|e| Some((e.at.wall_ms, serde_json::from_slice(&e.payload).ok()?))).collect();
-        let ends = words.iter().skip(1).map(|(at, _)| *at).chain([window.end]);
-        let absences = words.iter().zip(ends).filter_map(|((at, away), until_ms)| {
+/// What was seen of a node around a window.
+struct Around<'a> {
+    window: &'a Range<i64>,
+    events: &'a [Event],
+}
+
+impl<'a> Around<'a> {
+    fn of(events: &'a [Event], window: &'a Range<i64>) -> Around<'a> {
+        let from = events.partition_point(|e| e.at.wall_ms < window.start - LOOK_BACK_MS);
+        let to = events.partition_point(|e| e.at.wall_ms < window.end + HOST_MS);
+        Around { window, events: &events[from..to.max(from)] }
+    }
+
+    /// The longest time in the window in which it did not answer. `answered` are the times of rows in it.
+    fn absence(&self, starts: &[Start], answered: &[i64]) -> Option<Absence> {
+        let window = self.window;
+        // A hang is told when it has lasted for some seconds: words behind the window may be about it.
+        let words: Vec<(i64, Option<Away>)> = of_kind(self.events, AWAY).collect();
+        let nexts = words.iter().skip(1).map(|(at, _)| Some(*at)).chain([None]);
+        let absences = words.iter().zip(nexts).filter_map(|((at, away), next_ms)| {
             let away = away.clone()?;
-            let from_ms = (*at).min(i64::try_from(away.since_ms).unwrap_or(*at)).max(window.start);
+            // It holds until the next word, for a while, and for as long as there is a recorder.
+            let started = starts.iter().find(|start| start.at_ms > *at);
+            let alive_ms = started.map(|start| start.before_ms.unwrap_or(*at).max(*at));
+            let row_ms = answered.iter().find(|row| **row > *at && away.lack == Lack::Answer);
+            let until_ms = [next_ms, Some(*at + AWAY_MS), alive_ms, row_ms.copied()].into_iter().flatten().min()?;
+            let from_ms = (*at).min(i64::try_from(away.since_ms).unwrap_or(*at));
             Some(Absence { away, from_ms, until_ms })
         });
         // It is told again while it lasts, and may be told better.
         let joined = absences.fold(Vec::new(), |mut all: Vec<Absence>, next| {
             match all.last_mut().filter(|last| last.until_ms >= next.from_ms) {
-                Some(last) => (last.until_ms, last.away) = (next.until_ms, next.away),
+                Some(last) => (last.until_ms, last.away) = (last.until_ms.max(next.until_ms), next.away),
                 None => all.push(next),
             }
             all
         });
-        joined.into_iter().filter(|a| a.until_ms - a.from_ms >= ABSENT_MS).max_by_key(|a| a.until_ms - a.from_ms)
+        let long = joined.into_iter().filter(|a| a.until_ms - a.from_ms >= ABSENT_MS);
+        let within = long.map(|a| {
+            let (from_ms, until_ms) = (a.from_ms.max(window.start), a.until_ms.min(window.end));
+            Absence { from_ms, until_ms, ..a }
+        });
+        within.filter(|a| a.until_ms - a.from_ms >= WITHIN_MS).max_by_key(|a| a.until_ms - a.from_ms)
     }
 
-    fn stalls(&self, node: &mut Node, window: &Range<i64>) {
-        for (at, stall) in of_kind::<Stall>(&self.events, STALL) {
+    fn stalls(&self, node: &mut Node) {
+        let window = self.window;
+        for (at, stall) in of_kind::<Stall>(self.events, STALL) {
             let sent = i64::try_from(stall.sent_ms).unwrap_or(i64::MAX);
             if at >= window.start && sent < window.end {
                 let from = sent.max(window.start);
@@ -345,19 +415,20 @@ impl NodeTape<'_> {
         node.pings.sort_unstable();
     }
 
-    fn parts(&self, node: &mut Node, window: &Range<i64>) {
+    fn parts(&self, node: &mut Node) {
+        let window = self.window;
         let not_asked = Gap::new(Lack::Time, "not asked in this part of the recording", "");
         node.config = self.part(Part::Config, window, &not_asked);
         node.latency = self.part(Part::Latency, window, &not_asked);
         node.clients = self.part(Part::Clients, window, &not_asked);
-        (node.cluster, node.cluster_last) = self.views(window, &not_asked);
+        (node.cluster, node.cluster_last) = self.views(&not_asked);
         node.cluster_info = self.part(Part::ClusterInfo, window, &not_asked);
         node.slot_stats = self.part(Part::SlotStats, window, &not_asked);
         node.key_sizes = self.part(Part::KeySizes, window, &not_asked);
         node.sockets = self.part(Part::Sockets, window, &not_asked);
-        node.histograms = self.histograms(window, &not_asked);
+        node.histograms = self.histograms(&not_asked);
         node.slowlog = match self.part::<Vec<SlowEntry>>(Part::SlowLog, window, &not_asked) {
-            Seen::Yes { source, at_ms, .. } => Seen::Yes { value: self.slow_entries(window), source, at_ms },
+            Seen::Yes { source, at_ms, .. } => Seen::Yes { value: self.slow_entries(), source, at_ms },
             no => no,
         };
         if let Seen::Yes { value, .. } = self.part::<Greeted>(Part::Greeted, window, &not_asked) {
@@ -378,7 +449,8 @@ impl NodeTape<'_> {
     }
 
     /// The cluster as it was asked for around the window's start, and again as far as possible from it.
-    fn views(&self, window: &Range<i64>, missing: &Gap) -> (Seen<ClusterView>, Seen<LaterView>) {
+    fn views(&self, missing: &Gap) -> (Seen<ClusterView>, Seen<LaterView>) {
+        let window = self.window;
         let asked: Vec<i64> = self.events.iter().filter(|e| e.kind == ASKED).map(|e| e.at.wall_ms).collect();
         let before = asked.iter().rev().find(|at| **at <= window.start);
         let (Some(first), Some(last)) = (before.or(asked.first()), asked.iter().rev().find(|at| **at < window.end))
@@ -399,14 +471,16 @@ impl NodeTape<'_> {
         (first_view, later)
     }
 
-    /// Each event counts the calls of one minute.
-    fn histograms(&self, window: &Range<i64>, missing: &Gap) -> Seen<BTreeMap<String, Vec<TimeRange>>> {
+    /// Each event counts the calls of the minute before it: in a shorter window the next one has most of it.
+    fn histograms(&self, missing: &Gap) -> Seen<BTreeMap<String, Vec<TimeRange>>> {
         type Counted = BTreeMap<String, Vec<TimeRange>>;
-        let all = of_kind::<Seen<Counted>>(&self.events, Part::Histograms.name());
-        let within: Vec<(i64, Counted)> = all
-            .filter(|(at, _)| *at > window.start && *at < window.end + 60_000)
-            .filter_map(|(at, seen)| Some((at, seen.value()?.clone())))
-            .collect();
+        let window = self.window;
+        let all = of_kind::<Seen<Counted>>(self.events, Part::Histograms.name());
+        let later = all.filter_map(|(at, seen)| Some((at, seen.value()?.clone()))).filter(|(at, _)| *at > window.start);
+        let (mut within, behind): (Vec<(i64, Counted)>, Vec<_>) = later.partition(|(at, _)| *at <= window.end);
+        if window.end - window.start < MINUTE_MS {
+            within.extend(behind.into_iter().next());
+        }
         let Some(at) = within.last().map(|(at, _)| *at) else { return self.part(Part::Histograms, window, missing) };
         let mut sums: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
         for (name, range) in
@@ -422,12 +496,15 @@ impl NodeTape<'_> {
     }
 
     /// The newest first, as the server lists them; those of the window and of ten minutes before.
-    fn slow_entries(&self, window: &Range<i64>) -> Vec<SlowEntry> {
+    fn slow_entries(&self) -> Vec<SlowEntry> {
+        let window = self.window;
         let since_s = unix(window.start - LOOK_BACK_MS) / 1000;
         let end_s = unix(window.end).div_ceil(1000);
-        let all = of_kind::<SlowEntry>(&self.events, SLOW).map(|(_, entry)| entry);
+        let all = of_kind::<SlowEntry>(self.events, SLOW).map(|(_, entry)| entry);
         let mut entries: Vec<SlowEntry> = all.filter(|e| e.at_s >= since_s && e.at_s <= end_s).collect();
         entries.sort_by_key(|e| std::cmp::Reverse((e.at_s, e.id)));
+        // A recorder that is started again reads all of the log.
+        entries.dedup_by_key(|e| (e.at_s, e.id));
         entries
     }
 }

@@ -1,12 +1,12 @@
 //! From what was seen to the facts of a window, over a real directory and without a server.
 
-use unslow_facts::{Lack, Seen, SlowEntry};
+use unslow_facts::{Lack, Own, Seen, SlowEntry};
 use unslow_probe::Round;
 use unslow_series::{Stamp, Writer};
 use unslow_topology::{DeploymentKind, Info, Role};
 
 use crate::keeper::{Keeper, Told};
-use crate::notes::{Note, Saw, Sent};
+use crate::notes::{Note, Saw};
 use crate::pings::Pings;
 use crate::scheme::{Away, Listed, Listing, Stall};
 use crate::{Store, Tape};
@@ -29,7 +29,7 @@ impl Rig {
     fn new() -> Rig {
         let dir = tempfile::tempdir().unwrap();
         let writer = Writer::open(dir.path(), Store::default()).unwrap();
-        let mut rig = Rig { dir, keeper: Keeper::new(writer) };
+        let mut rig = Rig { dir, keeper: Keeper::new(writer, at(0)).unwrap() };
         let listed = Listed { address: ADDRESS.into(), role: Role::Unknown, master: None, node_id: None };
         let listing =
             Listing { kind: DeploymentKind::Standalone, nodes: vec![listed], notes: Vec::new(), through: None };
@@ -45,8 +45,21 @@ impl Rig {
     fn second(&mut self, second: i64, info: &str) -> Told {
         let mut pings = Pings::default();
         (0..10).for_each(|_| pings.add(80));
-        let sent = Sent { pings: second as u64 * 10, infos: second as u64, greetings: 1 };
-        self.take(Note::Saw(0, at(second), Saw::Second { info: info.into(), pings, sent }))
+        self.take(Note::Saw(0, at(second), Saw::Second { info: info.into(), pings, sent: sent(second as u64) }))
+    }
+
+    /// The recorder ends, and another one begins.
+    fn restarted(self, second: i64) -> Rig {
+        let Rig { dir, keeper } = self;
+        keeper.close().unwrap();
+        let writer = Writer::open(dir.path(), Store::default()).unwrap();
+        let mut rig = Rig { dir, keeper: Keeper::new(writer, at(second)).unwrap() };
+        rig.take(Note::Node { number: 0, url: URL.into(), address: ADDRESS.into() });
+        rig
+    }
+
+    fn ticks(&mut self, seconds: std::ops::Range<i64>) {
+        seconds.for_each(|second| self.keeper.tick(at(second), 0).unwrap());
     }
 
     fn healthy(&mut self, seconds: std::ops::Range<i64>) {
@@ -67,6 +80,18 @@ impl Rig {
     fn node(&self, from: i64, to: i64) -> unslow_facts::Node {
         self.facts(from, to).expect("something was recorded").nodes.remove(0)
     }
+}
+
+/// What was sent after so many seconds.
+fn sent(seconds: u64) -> Own {
+    let mut own = Own { total: seconds * 11, reads: seconds * 10, ..Own::default() };
+    own.commands = [("ping".to_string(), seconds * 10), ("info".to_string(), seconds)].into();
+    own
+}
+
+fn away(lack: Lack, second: i64) -> Saw {
+    let (why, since_ms) = ("nothing is said".to_string(), at(second).wall_ms as u64);
+    Saw::Away(Some(Away { why, lack, silent: lack == Lack::Answer, since_ms }))
 }
 
 fn info(second: i64, role: &str, more: &str) -> String {
@@ -116,8 +141,7 @@ fn a_silence_within_a_window_is_told_with_its_length() {
     let mut rig = Rig::new();
     rig.healthy(0..20);
     let since_ms = at(20).wall_ms as u64;
-    let away = Away { why: "nothing is said".into(), lack: Lack::Answer, silent: true, since_ms };
-    rig.saw(26, Saw::Away(Some(away)));
+    rig.saw(26, away(Lack::Answer, 20));
     rig.saw(50, Saw::Stall(Stall { sent_ms: since_ms, us: 30_000_000 }));
     rig.saw(50, Saw::Away(None));
     rig.healthy(50..90);
@@ -126,6 +150,8 @@ fn a_silence_within_a_window_is_told_with_its_length() {
     let during = rig.node(30, 40);
     assert!(during.unreachable.is_some_and(|why| why.contains("nothing is said")) && during.first.is_none());
     assert_eq!(during.silent_ms, Some(20_000), "from its last word to the window's end");
+    let began = rig.node(15, 25);
+    assert_eq!((began.silent_ms, began.first.is_some()), (Some(5_000), true), "told six seconds after it began");
     let whole = rig.node(0, 90);
     assert_eq!((whole.silent_ms, whole.away), (Some(30_000), Some(Lack::Answer)));
     assert!(whole.pings.contains(&(20_000, 30_000_000)), "the answer that came late");
@@ -152,7 +178,7 @@ fn a_clock_that_is_set_back_makes_no_time_of_its_own() {
     for second in 3630..3660 {
         let stamp = Stamp { wall_ms: at(second - 3600).wall_ms, mono_ms: at(second).mono_ms };
         let seen =
-            Saw::Second { info: info(second, "master", "").into(), pings: Pings::default(), sent: Sent::default() };
+            Saw::Second { info: info(second, "master", "").into(), pings: Pings::default(), sent: Own::default() };
         rig.take(Note::Saw(0, stamp, seen));
     }
     let (first, again) = (rig.node(3605, 3625), rig.node(35, 55));
@@ -198,4 +224,149 @@ fn a_server_that_makes_up_fields_is_kept_within_bounds() {
     let node = rig.node(0, 5);
     let last = node.last.unwrap().info;
     assert!(last.0.len() <= 1000 && last.get("role") == Some("master") && last.get("long").is_none());
+}
+
+#[test]
+fn a_time_without_a_recorder_is_nobody_s_outage() {
+    let mut rig = Rig::new();
+    rig.ticks(0..60);
+    rig.healthy(0..20);
+    rig.saw(26, away(Lack::Answer, 20));
+    let mut rig = rig.restarted(199);
+    rig.ticks(200..320);
+    rig.healthy(200..260);
+    assert_eq!(rig.node(200, 260).unreachable, None, "it is back, though nobody saw how");
+    assert_eq!((rig.facts(60, 100), rig.facts(100, 160)), (None, None), "nothing is known of it");
+    assert_eq!(rig.node(0, 80).silent_ms, Some(39_000), "to the recorder's last sign of life");
+}
+
+#[test]
+fn an_absence_of_which_nothing_more_is_heard_does_not_last() {
+    let mut rig = Rig::new();
+    rig.ticks(0..1200);
+    rig.healthy(0..20);
+    rig.saw(26, away(Lack::Answer, 20));
+    assert!(rig.node(300, 360).unreachable.is_some());
+    assert_eq!(rig.facts(420, 480), None, "it is told again every five minutes while it lasts");
+    // The word that it is back was lost, and the disk took the rows.
+    rig.healthy(40..100);
+    let node = rig.node(0, 100);
+    assert_eq!((node.silent_ms, node.away), (Some(20_000), Some(Lack::Answer)));
+    assert_eq!(rig.node(60, 100).unreachable, None, "a row is an answer");
+}
+
+#[test]
+fn a_server_that_loads_its_data_is_away_though_it_answers_info() {
+    let mut rig = Rig::new();
+    rig.ticks(0..60);
+    rig.saw(2, away(Lack::Other, 2));
+    rig.healthy(2..60);
+    let node = rig.node(10, 50);
+    assert_eq!((node.away, node.silent_ms), (Some(Lack::Other), None));
+    rig.saw(61, Saw::Away(None));
+    rig.healthy(61..120);
+    assert_eq!(rig.node(70, 110).unreachable, None);
+}
+
+#[test]
+fn what_a_server_says_does_not_end_the_recording_of_others() {
+    let mut rig = Rig::new();
+    let many = format!("many:{}1\r\n", "1,".repeat(500));
+    let forged = "~own/total:99999999\r\n~ping/80:4000000000\r\n";
+    let wide: String = (0..900).map(|i| format!("wide_{i}:{}1\r\n", "1,".repeat(60))).collect();
+    let named = format!("{}:1\r\n", "n".repeat(1020));
+    for second in 0..5 {
+        rig.second(second, &info(second, "master", &(many.clone() + forged + &named + &wide)));
+    }
+    let node = rig.node(0, 5);
+    assert_eq!((node.own.total, node.pings.len()), (44, 40), "the recorder's own columns");
+    let info = node.last.unwrap().info;
+    assert_eq!(info.get("many").map(str::len), Some(1001), "one text instead of a column for each number");
+    assert!(info.get("wide_0").is_some() && info.get("~own/total").is_none());
+    for long in [2000, 2 << 20] {
+        let note = Note::Node { number: 1, url: URL.into(), address: "x".repeat(long) };
+        assert!(matches!(rig.keeper.take(&note), Err(unslow_series::Error::TooLong { .. })), "the recorder counts it");
+    }
+}
+
+#[test]
+fn a_recorder_that_reads_the_slow_log_again_keeps_each_entry_once() {
+    let mut rig = Rig::new();
+    let entry = |id: u64| SlowEntry {
+        id,
+        at_s: (at(5).wall_ms / 1000) as u64,
+        us: 20_000,
+        command: "KEYS".into(),
+        args: 2,
+        key: None,
+        client: String::new(),
+        client_name: String::new(),
+    };
+    let asked = |rig: &mut Rig, second: i64| {
+        let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
+        node.slowlog = Seen::Yes { value: vec![entry(7), entry(6)], source: "SLOWLOG GET 128".into(), at_ms: 0 };
+        rig.take(Note::Asked(0, at(second), Round::Often, Box::new(node)));
+        rig.second(second, &info(second, "master", ""));
+    };
+    asked(&mut rig, 10);
+    let mut rig = rig.restarted(15);
+    asked(&mut rig, 20);
+    let ids: Vec<u64> = rig.node(0, 30).slowlog.value().unwrap().iter().map(|e| e.id).collect();
+    assert_eq!(ids, [7, 6]);
+}
+
+#[test]
+fn impossible_numbers_of_one_server_do_not_hide_the_others() {
+    let mut rig = Rig::new();
+    let other = "10.0.0.2:6379";
+    let listed = |address: &str| Listed { address: address.into(), role: Role::Unknown, master: None, node_id: None };
+    let nodes = vec![listed(ADDRESS), listed(other)];
+    let listing = Listing { kind: DeploymentKind::MasterReplica, nodes, notes: Vec::new(), through: None };
+    rig.take(Note::Listing { url: URL.into(), at: at(0), listing });
+    rig.take(Note::Node { number: 1, url: URL.into(), address: other.into() });
+    for second in 0..10 {
+        rig.second(second, &info(second, "master", "cmdstat_set:calls=900000000000000000,usec=1\r\n"));
+        let (info, pings) = (info(second, "master", "").into(), Pings::default());
+        rig.take(Note::Saw(1, at(second), Saw::Second { info, pings, sent: Own::default() }));
+    }
+    let facts = rig.facts(0, 10).expect("the other one is there");
+    let there: Vec<&str> = facts.nodes.iter().map(|n| n.address.as_str()).collect();
+    assert_eq!(there, [other]);
+    assert!(
+        facts.notes.iter().any(|note| note.starts_with(ADDRESS) && note.contains("cannot be")),
+        "{:?}",
+        facts.notes
+    );
+}
+
+#[test]
+fn the_same_calls_are_not_counted_in_two_windows() {
+    let mut rig = Rig::new();
+    for second in 0..180 {
+        rig.second(second, &info(second, "master", ""));
+        if second % 60 == 30 {
+            let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
+            let ranges = vec![unslow_facts::TimeRange { up_to_us: 100, calls: 1000 + second as u64 }];
+            let value = [("get".to_string(), ranges)].into();
+            node.histograms = Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: 0 };
+            rig.take(Note::Asked(0, at(second), Round::Whole, Box::new(node)));
+        }
+    }
+    let calls = |from, to| rig.node(from, to).histograms.value().unwrap()["get"][0].calls;
+    assert_eq!([calls(0, 60), calls(60, 120), calls(120, 180)], [1030, 1090, 1150]);
+    assert_eq!(calls(70, 80), 1090, "a short window has the next one");
+}
+
+#[test]
+fn only_so_much_info_waits_for_a_disk_that_hangs() {
+    let (notes, taken) = std::sync::mpsc::sync_channel(1000);
+    let waiting = crate::notes::Waiting::default();
+    let large = || {
+        let (info, pings) = (vec![b'x'; 4 << 20], Pings::default());
+        Note::Saw(0, at(0), Saw::Second { info, pings, sent: Own::default() })
+    };
+    (0..100).for_each(|_| waiting.tell(&notes, large()));
+    assert_eq!((taken.try_iter().inspect(|note| waiting.taken(note)).count(), waiting.lost()), (16, 84));
+    waiting.tell(&notes, large());
+    assert_eq!((taken.try_iter().count(), waiting.lost()), (1, 84), "there is room again");
 }
