@@ -1,5 +1,6 @@
 //! `unslow incidents`: what happened while nobody was watching.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,15 +9,17 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use jiff::Zoned;
-use unslow_doctor::{INCIDENTS_SCHEMA, Incident, Incidents, Joiner, Repeats, Severity, diagnose, repeats};
+use unslow_doctor::{
+    INCIDENTS_SCHEMA, Incident, Incidents, Joiner, Repeats, Severity, Silence, SilencedRule, diagnose_but, repeats,
+};
 use unslow_record::Tape;
 use unslow_units::{count, time, time_rough_s};
 
 use crate::fail_on::FailOn;
-use crate::files;
 use crate::output::{Output, style};
 use crate::typed::{lasting, retention};
 use crate::when::{self, local_clock, local_time};
+use crate::{files, silences};
 
 /// The list that numbers refer to, beside the recording.
 const LIST: &str = "incidents.json";
@@ -40,6 +43,9 @@ pub struct IncidentsArguments {
     /// Length of the windows that are diagnosed one by one
     #[arg(long, default_value = "1m", value_parser = lasting, value_name = "TIME")]
     window: Duration,
+    /// What is known and not to be told (docs/record.md): counted, not listed
+    #[arg(long, value_name = "FILE")]
+    silences: Option<PathBuf>,
     /// Lowest severity that makes the exit status 1
     #[arg(long, value_enum, default_value = "low", value_name = "SEVERITY")]
     fail_on: FailOn,
@@ -48,7 +54,8 @@ pub struct IncidentsArguments {
 impl IncidentsArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         let tape = Tape::open(&self.dir)?;
-        let found = self.find(&tape)?;
+        let (silences, _) = self.silences.as_deref().map(silences::read).transpose()?.unwrap_or_default();
+        let found = self.find(&tape, &silences)?;
         // Without the right to write there, numbers mean nothing to the doctor; the list is still worth reading.
         if let Err(e) = files::write(&list_of(&self.dir), &serde_json::to_string(&found)?) {
             output.note(&format!("unslow doctor --incident will not know these numbers: {e:#}"));
@@ -63,13 +70,14 @@ impl IncidentsArguments {
         Ok(u8::from(found.incidents.iter().any(|i| fails(i.severity))))
     }
 
-    fn find(&self, tape: &Tape) -> anyhow::Result<Incidents> {
+    fn find(&self, tape: &Tape, silences: &[Silence]) -> anyhow::Result<Incidents> {
         let (span, step_ms) = (tape.span(), self.window.as_millis() as i64);
         let since = self.since.map_or(span.from_ms, |since| span.to_ms - since.as_millis() as i64);
         // Windows begin on whole ones, so that the same minute is the same window in every list.
         let from_ms = since.max(span.from_ms).div_euclid(step_ms) * step_ms;
         affordable(span.to_ms.saturating_sub(from_ms), step_ms, tape.deployments().len())?;
         let mut unseen = 0;
+        let mut silenced: BTreeMap<String, SilencedRule> = BTreeMap::new();
         let mut incidents: Vec<Incident> = Vec::new();
         for url in tape.deployments() {
             let mut joiner = Joiner::new(&url, PATIENCE * step_ms as u64);
@@ -79,7 +87,12 @@ impl IncidentsArguments {
                     continue;
                 }
                 let end_ms = facts.at_ms + (facts.window_s * 1000.0) as u64;
-                joiner.window(facts.at_ms, end_ms, &diagnose(&facts, &[]));
+                let report = diagnose_but(&facts, silences);
+                for known in &report.silenced {
+                    let silenced = silenced.entry(known.id.clone()).or_insert_with(|| SilencedRule::of(known));
+                    silenced.windows += 1;
+                }
+                joiner.window(facts.at_ms, end_ms, &report);
             }
             incidents.extend(joiner.finish());
         }
@@ -94,6 +107,7 @@ impl IncidentsArguments {
             window_s: self.window.as_secs_f64(),
             windows_unseen: unseen,
             repeats: repeats(&incidents),
+            silenced: silenced.into_values().collect(),
             incidents,
         })
     }
@@ -188,9 +202,14 @@ fn text(found: &Incidents, dir: &Path) -> String {
         let unseen = time_rough_s(f64::from(found.windows_unseen) * found.window_s);
         let _ = writeln!(out, "nothing was recorded in {unseen} of it: what happened then is not known");
     }
+    for known in &found.silenced {
+        let (until, lasted) = (local_time(known.until_ms), time_rough_s(f64::from(known.windows) * found.window_s));
+        let _ = writeln!(out, "silenced: {} in {lasted} of it, until {until}: {}", known.rule, known.reason);
+    }
     match found.incidents.len() {
         0 => {
-            let _ = writeln!(out, "no incidents from {from} to {to}");
+            let but = if found.silenced.is_empty() { "" } else { " but what is silenced" };
+            let _ = writeln!(out, "no incidents{but} from {from} to {to}");
         }
         n => {
             let incidents = if n == 1 { "incident" } else { "incidents" };

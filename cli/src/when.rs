@@ -15,6 +15,8 @@ pub enum WhenError {
          01:00\" or 2026-11-20T01:00Z"
     )]
     NotATime(String),
+    #[error("invalid time {0:?}; expected a date such as 2026-11-20, \"2026-11-20 01:00\" or 2026-11-20T01:00Z")]
+    NotADate(String),
     #[error("{0:?} comes twice that day, because clocks are set back; add the offset, such as 2026-10-25T02:30+01:00")]
     Twice(String),
     #[error("{0:?} does not exist that day, because clocks are set forward")]
@@ -23,8 +25,24 @@ pub enum WhenError {
     Future(String),
 }
 
-/// Unix time in ms.
+/// A time that has been, as unix time in ms.
 pub fn parse(text: &str, now: &Zoned) -> Result<i64, WhenError> {
+    let at_ms = any(text, now)?;
+    if at_ms > now.timestamp().as_millisecond() {
+        return Err(WhenError::Future(text.to_string()));
+    }
+    Ok(at_ms)
+}
+
+/// A time with its date, such as `2026-11-20`, past or to come, as unix time in ms.
+pub fn dated(text: &str, now: &Zoned) -> Result<i64, WhenError> {
+    match text.trim().as_bytes() {
+        [b'0'..=b'9', b'0'..=b'9', b'0'..=b'9', b'0'..=b'9', b'-', ..] => any(text, now),
+        _ => Err(WhenError::NotADate(text.to_string())),
+    }
+}
+
+fn any(text: &str, now: &Zoned) -> Result<i64, WhenError> {
     let words = text.trim();
     let not_a_time = || WhenError::NotATime(text.to_string());
     let at_ms = if words == "now" {
@@ -37,9 +55,6 @@ pub fn parse(text: &str, now: &Zoned) -> Result<i64, WhenError> {
     } else {
         local(words, now, text)?.ok_or_else(not_a_time)?
     };
-    if at_ms > now.timestamp().as_millisecond() {
-        return Err(WhenError::Future(text.to_string()));
-    }
     Ok(at_ms)
 }
 

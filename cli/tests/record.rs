@@ -200,3 +200,122 @@ fn what_is_no_recording_or_no_time_of_it_is_one_clear_line() {
     }
     assert!(unslow(&["incidents", dir]).status.success());
 }
+
+/// Answers 500 once and then 200; what was posted comes from the channel.
+fn webhook() -> (String, std::sync::mpsc::Receiver<Value>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/hooks/secret-token", listener.local_addr().unwrap());
+    let (send, posted) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut statuses = std::iter::once("500 Oops").chain(std::iter::repeat("200 OK"));
+        for mut stream in listener.incoming().flatten() {
+            let mut text = String::new();
+            let mut reader = std::io::BufReader::new(stream.try_clone().unwrap());
+            let mut length = 0;
+            loop {
+                let mut line = String::new();
+                std::io::BufRead::read_line(&mut reader, &mut line).unwrap();
+                if let Some(n) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                    length = n.trim().parse().unwrap();
+                }
+                if line.trim().is_empty() {
+                    break;
+                }
+            }
+            reader.take(length).read_to_string(&mut text).unwrap();
+            let status = statuses.next().unwrap();
+            write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").unwrap();
+            if status.starts_with("200") {
+                let _ = send.send(serde_json::from_str(&text).unwrap());
+            }
+        }
+    });
+    (url, posted)
+}
+
+#[test]
+fn a_file_says_what_to_record_and_whom_to_tell_and_what_is_known_is_not_told() {
+    let server = unslow_testkit::servers::server("valkey-9.1", &[("requirepass", "right")]);
+    let other = standalone("valkey-9.1");
+    let scratch = tempfile::tempdir().unwrap();
+    let (url, posted) = webhook();
+    let in_scratch = |name: &str| scratch.path().join(name);
+    fs::write(in_scratch("pass"), "right\n").unwrap();
+    let known = format!(
+        "[[silence]]\nrule = \"node_hangs\"\nservers = [\"{}\"]\nreason = \"a test stops it\"\nuntil = \"{}\"\n",
+        other.address(),
+        jiff::Timestamp::now() + std::time::Duration::from_secs(3600)
+    );
+    fs::write(in_scratch("silences.toml"), known).unwrap();
+    let config = format!(
+        "dir = \"rec\"\nwindow = \"3s\"\nhost = false\nwebhook = \"{url}\"\nsilences = \"silences.toml\"\n\
+         notify_from = \"high\"\n[[deployment]]\nurl = \"{}\"\npassword_file = \"pass\"\n[[deployment]]\nurl = \
+         \"{}\"\n",
+        server.url(),
+        other.url()
+    );
+    fs::write(in_scratch("record.toml"), config).unwrap();
+    let mut command = command(&["record", "--quiet", "--config"]);
+    command.arg(in_scratch("record.toml")).stdout(Stdio::null());
+    let recorder = Running(command.spawn().unwrap());
+    let dir = in_scratch("rec");
+    let named = |server: &unslow_engine::Server| {
+        let output = common::command(&["doctor", &server.url(), "--for", "3s", "--format", "json", "--quiet"])
+            .arg("--recording")
+            .arg(&dir)
+            .output()
+            .unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).ok().filter(|report| report["error"].is_null())
+    };
+    until("both are recorded", || named(&server).is_some() && named(&other).is_some());
+    [&server, &other].iter().for_each(|server| server.signal(libc::SIGSTOP));
+    let began = posted.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
+    until("the other hangs too", || named(&other).is_some_and(|report| is_hanging(&ids(&report))));
+    [&server, &other].iter().for_each(|server| server.signal(libc::SIGCONT));
+    let over = posted.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
+    for (event, document) in [("began", began), ("over", over)] {
+        assert_eq!((&document["event"], &document["incident"]["rule"]), (&event.into(), &"node_hangs".into()));
+        assert_eq!(document["incident"]["subjects"], serde_json::json!([server.address()]), "{document:#}");
+        assert!(document["text"].as_str().unwrap().contains("node_hangs"), "{document:#}");
+    }
+    drop(recorder);
+    let listed = |more: &[&str]| {
+        let mut command = common::command(&["incidents", "--window", "3s", "--format", "json", "--quiet"]);
+        let output = command.arg(&dir).args(more).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let hangs = |list: &Value| {
+        let all = list["incidents"].as_array().unwrap().iter().filter(|i| i["rule"] == "node_hangs");
+        all.map(|i| i["subjects"][0].as_str().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    let silences = in_scratch("silences.toml");
+    let silenced = listed(&["--silences", silences.to_str().unwrap()]);
+    assert_eq!(hangs(&silenced), [server.address()]);
+    assert_eq!(silenced["silenced"][0]["reason"], "a test stops it", "{silenced:#}");
+    assert_eq!(hangs(&listed(&[])).len(), 2);
+}
+
+#[test]
+fn what_is_wrong_with_a_configuration_is_one_line_and_nothing_is_recorded() {
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("record.toml");
+    for (text, expected) in [
+        ("", "no deployment"),
+        ("[[deployment]]\nurl = \"redis://h\"\nkeep = 3\n", "line 3: unknown field `keep`"),
+        ("keep = \"soon\"\n[[deployment]]\nurl = \"redis://h\"\n", "keep: "),
+        ("notify_from = \"loud\"\n[[deployment]]\nurl = \"redis://h\"\n", "notify_from: "),
+        ("webhook = \"ftp://h\"\n[[deployment]]\nurl = \"redis://h\"\n", "http:// or https://"),
+        ("silences = \"none.toml\"\n[[deployment]]\nurl = \"redis://h\"\n", "none.toml"),
+        ("[[deployment]]\nurl = \"redis://h\"\npassword_file = \"none\"\n", "deployment 1: "),
+        ("password = \"s3cret\"\n", "unknown field"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let output = command(&["record", "--config"]).arg(&file).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}: {said}");
+        assert!(said.contains(expected) && said.lines().count() == 1 && !said.contains("s3cret"), "{text}: {said}");
+    }
+    let both = command(&["record", "redis://h", "--config"]).arg(&file).output().unwrap();
+    assert!(stderr(&both).contains("cannot be used with"), "{}", stderr(&both));
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing is created");
+}

@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde::Serialize;
 use unslow_client::{Error, ErrorKind, Options, Target, discover};
-use unslow_doctor::{Change, Conclusion, Report, Severity, When, diagnose, diff};
+use unslow_doctor::{Change, Conclusion, Report, Severity, When, diagnose, diagnose_but, diff};
 use unslow_facts::{Facts, Host};
 use unslow_interrupt::Guard;
 use unslow_probe::Settings;
@@ -25,7 +25,7 @@ use unslow_record::Tape;
 use crate::fail_on::FailOn;
 use crate::output::{Format, Output, style};
 use crate::reach::Reach;
-use crate::{explain, files, fix_plan, incidents, typed};
+use crate::{explain, files, fix_plan, incidents, silences, typed};
 
 #[derive(Args)]
 #[command(
@@ -89,6 +89,9 @@ pub struct Doctor {
     /// Lowest severity that makes the exit status 1 [default: low; with --only, whatever is there now]
     #[arg(long, value_enum, value_name = "SEVERITY")]
     fail_on: Option<FailOn>,
+    /// What is known and not to be told (docs/record.md): it is listed apart, and makes no exit status
+    #[arg(long, value_name = "FILE", conflicts_with = "only")]
+    silences: Option<PathBuf>,
     /// Compare with an earlier report (made with --format json)
     #[arg(long, value_name = "FILE")]
     diff: Option<PathBuf>,
@@ -187,6 +190,8 @@ impl Doctor {
         let before = self.diff.as_deref().map(earlier).transpose()?;
         let hosts = self.host.iter().map(|path| host(path)).collect::<anyhow::Result<Vec<Host>>>()?;
         self.check_paths()?;
+        let (silences, over) = self.silences.as_deref().map(silences::read).transpose()?.unwrap_or_default();
+        over.iter().for_each(|over| output.note(over));
         let words = given::read(&self.client_error, &self.log, now_ms())?;
         // The window stays registered to the end: a signal after it does not lose what was seen.
         let (mut facts, _window) = match &self.from {
@@ -199,7 +204,7 @@ impl Doctor {
             None => self.look(hosts, output).map(|(facts, window)| (facts, Some(window)))?,
         };
         words.add_to(&mut facts);
-        let report = diagnose(&facts, &self.only);
+        let report = if self.only.is_empty() { diagnose_but(&facts, &silences) } else { diagnose(&facts, &self.only) };
         let printed = self.print(&report, output).and_then(|()| match &before {
             Some(before) => compare(before, &report, output),
             None => Ok(()),

@@ -2,20 +2,19 @@
 //! figures and findings to those who ask over HTTP.
 
 use std::collections::HashMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use serde_json::json;
-use unslow_doctor::{Finding, Incident, Joiner, Severity, Turn, diagnose};
+use unslow_doctor::{Finding, Joiner, Severity, Silence, Silenced, Turn, diagnose_but};
 use unslow_facts::Facts;
-use unslow_record::{Progress, Tape, TapeError};
+use unslow_record::{Progress, Recorder, Tape, TapeError};
 use unslow_status::{Exposition, Labels, NotReady, Status};
 
-/// Version of what a program reads on its standard input.
-const SCHEMA: &str = "unslow.incident/1";
+use super::notify::{self, Notifier};
+use crate::fail_on::FailOn;
+use crate::silences;
+
 /// Rows of the last second may be on their way when a window is over.
 const SETTLED_MS: i64 = 2_000;
 /// Windows without a finding that do not end an incident.
@@ -27,6 +26,7 @@ struct Seen {
     progress: Progress,
     facts: Vec<Facts>,
     findings: Vec<Finding>,
+    silenced: Vec<Silenced>,
     incidents: u64,
 }
 
@@ -82,6 +82,8 @@ impl Status for Board {
                 })
             });
             out.gauges("finding", "What the last minute is diagnosed as.", findings);
+            let silenced = seen.silenced.iter().map(|silenced| (vec![("id", silenced.id.clone())], 1));
+            out.gauges("silenced", "Findings of the last minute that are silenced.", silenced);
             out.text()
         })
     }
@@ -94,8 +96,12 @@ impl Status for Board {
 /// Diagnoses one window after the other.
 pub struct Alarms {
     dir: PathBuf,
-    command: Option<String>,
     board: Board,
+    notifier: Notifier,
+    /// What is told to others.
+    pub notify_from: FailOn,
+    /// File of what is not to be told.
+    pub silences: Option<PathBuf>,
     joiners: HashMap<String, Joiner>,
     /// Length of a window, in ms.
     window_ms: i64,
@@ -104,14 +110,24 @@ pub struct Alarms {
 }
 
 impl Alarms {
-    pub fn new(dir: &Path, window: Duration, command: Option<String>, board: Board, now_ms: i64) -> Alarms {
+    pub fn new(dir: &Path, window: Duration, board: Board, notifier: Notifier, now_ms: i64) -> Alarms {
         let window_ms = window.as_millis() as i64;
         let next_ms = now_ms.div_euclid(window_ms) * window_ms;
-        Alarms { dir: dir.to_path_buf(), command, board, joiners: HashMap::new(), window_ms, next_ms }
+        Alarms {
+            dir: dir.to_path_buf(),
+            board,
+            notifier,
+            notify_from: FailOn::Low,
+            silences: None,
+            joiners: HashMap::new(),
+            window_ms,
+            next_ms,
+        }
     }
 
-    /// To be called every second or so. Fails where the recording cannot be read back.
-    pub fn look(&mut self, now_ms: i64) -> Result<(), TapeError> {
+    /// To be called every second or so. Servers with something grave are looked at closely. Fails where the recording
+    /// or the silences cannot be read.
+    pub fn look(&mut self, now_ms: i64, recorder: &Recorder) -> anyhow::Result<()> {
         // A clock that was set: what is to come is diagnosed, not what was.
         if now_ms < self.next_ms || now_ms > self.next_ms + 10 * self.window_ms {
             self.next_ms = now_ms.div_euclid(self.window_ms) * self.window_ms;
@@ -128,18 +144,19 @@ impl Alarms {
             self.board.with(|seen| (seen.facts, seen.findings) = (Vec::new(), Vec::new()));
         }
         let tape = opened?;
-        let (mut all, mut findings, mut failed) = (Vec::new(), Vec::new(), None);
+        let (silences, mut failed) = self.silences();
+        let (mut all, mut findings, mut silenced) = (Vec::new(), Vec::new(), Vec::new());
         for url in tape.deployments() {
             let facts = match tape.facts(&url, window.clone()) {
                 Ok(facts) => facts,
                 Err(TapeError::Nothing { .. }) => continue,
                 // The others are diagnosed all the same.
                 Err(e) => {
-                    failed = Some(e);
+                    failed = Some(e.into());
                     continue;
                 }
             };
-            let report = diagnose(&facts, &[]);
+            let report = diagnose_but(&facts, &silences);
             let joiner = self.joiners.entry(url.to_string());
             let joiner = joiner.or_insert_with(|| Joiner::new(&url, PATIENCE * self.window_ms as u64));
             let turns = joiner.window(window.start as u64, window.end as u64, &report);
@@ -147,54 +164,31 @@ impl Alarms {
             for turn in &turns {
                 self.tell(turn);
             }
+            let grave = report.findings.iter().filter(|f| f.severity_now() >= Severity::High);
+            grave.flat_map(|f| &f.subjects).for_each(|subject| recorder.look_closer(&url, subject));
+            silenced.extend(report.silenced);
             findings.extend(report.findings.into_iter().filter(|f| f.severity_now() > Severity::Info));
             all.push(facts);
         }
-        self.board.with(|seen| (seen.facts, seen.findings) = (all, findings));
+        self.board.with(|seen| (seen.facts, seen.findings, seen.silenced) = (all, findings, silenced));
         failed.map_or(Ok(()), Err)
     }
 
+    /// Those of now. A file that cannot be read silences nothing: rather told once too often.
+    fn silences(&self) -> (Vec<Silence>, Option<anyhow::Error>) {
+        match self.silences.as_deref().map(silences::read).transpose() {
+            Ok(found) => (found.map_or(Vec::new(), |(silences, _)| silences), None),
+            Err(why) => (Vec::new(), Some(why)),
+        }
+    }
+
     fn tell(&self, turn: &Turn) {
-        let (event, incident) = match turn {
-            Turn::Began(incident) => ("began", incident),
-            Turn::Worse(incident) => ("worse", incident),
-            Turn::Over(incident) => ("over", incident),
-        };
+        let (event, incident) = notify::parts(turn);
         if event == "began" {
             self.board.with(|seen| seen.incidents += 1);
         }
-        if let Some(command) = &self.command {
-            run(command, event, incident);
+        if self.notify_from.least().is_some_and(|least| incident.severity >= least) {
+            self.notifier.tell(turn);
         }
-    }
-}
-
-/// Runs the user's program on a thread of its own: the recording must go on if it hangs.
-fn run(command: &str, event: &'static str, incident: &Incident) {
-    let (command, document) =
-        (command.to_string(), json!({ "schema": SCHEMA, "event": event, "incident": incident }).to_string());
-    let run = move || {
-        let mut shell = Command::new("sh");
-        shell
-            .args(["-c", &command])
-            .env("UNSLOW_EVENT", event)
-            .env_remove("UNSLOW_PASSWORD")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null());
-        let ended = shell.spawn().and_then(|mut child| {
-            if let Some(mut stdin) = child.stdin.take() {
-                // A program that does not read is none the worse.
-                let _ = stdin.write_all(document.as_bytes());
-            }
-            child.wait()
-        });
-        match ended {
-            Ok(status) if status.success() => {}
-            Ok(status) => eprintln!("unslow: --on-incident: it ended with {status}"),
-            Err(e) => eprintln!("unslow: --on-incident: {e}"),
-        }
-    };
-    if let Err(e) = std::thread::Builder::new().name("on-incident".into()).spawn(run) {
-        eprintln!("unslow: --on-incident: {e}");
     }
 }

@@ -1,6 +1,8 @@
 //! `unslow record`: the flight recorder.
 
 mod alarms;
+mod notify;
+mod plan;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,11 +17,14 @@ use unslow_record::{Recorder, Settings, Tape};
 use unslow_units::{bytes, count, parse_bytes, time_rough_s};
 
 use self::alarms::{Alarms, Board};
-use crate::files;
+use self::notify::Notifier;
+use self::plan::Plan;
+use crate::fail_on::FailOn;
 use crate::output::{Output, table};
 use crate::reach::Reach;
 use crate::typed::{end_after, lasting, retention};
 use crate::when::{self, local_time};
+use crate::{files, silences};
 
 /// Version of the JSON of `record ls` and `record check`.
 const SCHEMA: &str = "unslow.recording/1";
@@ -39,36 +44,48 @@ pub struct RecordArguments {
     /// Deployments: redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(value_name = "URL")]
     urls: Vec<String>,
+    /// File that names deployments and settings, in place of the flags that are the same there (docs/record.md)
+    #[arg(long, value_name = "FILE", conflicts_with = "urls")]
+    config: Option<PathBuf>,
     /// Directory of the recording; created if need be
-    #[arg(long, value_name = "DIR", default_value = "unslow-recording")]
+    #[arg(long, value_name = "DIR", default_value = "unslow-recording", conflicts_with = "config")]
     dir: PathBuf,
     /// Exit after this time, such as 90s or 36h [default: never]
     #[arg(long, value_parser = end_after, value_name = "TIME")]
     r#for: Option<Duration>,
     /// Delete what is older than this
-    #[arg(long, value_parser = retention, default_value = "14d", value_name = "TIME")]
+    #[arg(long, value_parser = retention, default_value = "14d", value_name = "TIME", conflicts_with = "config")]
     keep: Duration,
     /// Delete the oldest while the recording is larger than this, such as 5gb [default: no limit]
-    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "config")]
     max_size: Option<u64>,
     /// Read the slow log this often; clients, settings and this machine are looked at every sixth time
-    #[arg(long, value_parser = lasting, default_value = "10s", value_name = "TIME")]
+    #[arg(long, value_parser = lasting, default_value = "10s", value_name = "TIME", conflicts_with = "config")]
     every: Duration,
     /// Run this with `sh -c` when an incident begins, gets worse and is over, its JSON on standard input; UNSLOW_EVENT
     /// is began, worse or over
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "config")]
     on_incident: Option<String>,
-    /// For --on-incident and --metrics: length of the windows that are diagnosed one by one
-    #[arg(long, default_value = "1m", value_parser = lasting, value_name = "TIME")]
+    /// POST the same JSON to this URL
+    #[arg(long, value_name = "URL", conflicts_with = "config")]
+    webhook: Option<String>,
+    /// Lowest severity of incidents that --on-incident and --webhook are told
+    #[arg(long, value_enum, default_value = "low", value_name = "SEVERITY", conflicts_with = "config")]
+    notify_from: FailOn,
+    /// What is known and not to be told (docs/record.md); read again for each window
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    silences: Option<PathBuf>,
+    /// For alarms and --metrics: length of the windows that are diagnosed one by one
+    #[arg(long, default_value = "1m", value_parser = lasting, value_name = "TIME", conflicts_with = "config")]
     window: Duration,
     /// Serve /metrics and /healthz there, such as 127.0.0.1:9121
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
     metrics: Option<String>,
     /// Record key names instead of hashes
-    #[arg(long)]
+    #[arg(long, conflicts_with = "config")]
     show_keys: bool,
     /// Do not record this machine
-    #[arg(long)]
+    #[arg(long, conflicts_with = "config")]
     no_host: bool,
     #[command(flatten)]
     reach: Reach,
@@ -120,7 +137,7 @@ impl RecordArguments {
             Some(Verb::Check { dir }) => check(dir, output),
             Some(Verb::Export { dir, file, from, to }) => export(dir, file, from, to.as_deref(), output),
             Some(Verb::Prune { dir, keep, max_size }) => prune(dir, *keep, *max_size, output),
-            None if self.urls.is_empty() => {
+            None if self.urls.is_empty() && self.config.is_none() => {
                 bail!("what to record? Type a URL: unslow record redis://127.0.0.1:6379 --dir DIR")
             }
             None => self.record(output),
@@ -128,43 +145,52 @@ impl RecordArguments {
     }
 
     fn record(self, output: &Output) -> anyhow::Result<u8> {
-        let targets = self.urls.iter().map(|url| self.reach.target(url)).collect::<anyhow::Result<Vec<_>>>()?;
+        let plan = Plan::of(&self)?;
+        for over in plan.silences.as_deref().map(silences::read).transpose()?.into_iter().flat_map(|(_, over)| over) {
+            output.note(&over);
+        }
+        let notifier = Notifier::start(plan.listeners)?;
         let guard = unslow_interrupt::guard("ending the recording (Ctrl-C again: at once, which loses nothing)");
         let store = unslow_record::Store {
-            retain_for: Some(self.keep),
-            retain_bytes: self.max_size,
+            retain_for: Some(plan.keep),
+            retain_bytes: plan.max_size,
             ..unslow_record::Store::default()
         };
-        let options = self.reach.options()?;
-        let (show_keys, host) = (self.show_keys, !self.no_host);
-        let (dir, every) = (self.dir.clone(), self.every);
         let board = Board::default();
-        let _served = match &self.metrics {
+        let _served = match &plan.metrics {
             Some(address) => {
                 let served = unslow_status::serve(address, false, Arc::new(board.clone()));
                 Some(served.with_context(|| format!("--metrics {address}"))?)
             }
             None => None,
         };
-        let recorder = Recorder::start(Settings { dir, targets, options, every, show_keys, host, store })?;
+        let recorder = Recorder::start(Settings {
+            dir: plan.dir.clone(),
+            targets: plan.targets,
+            options: self.reach.options()?,
+            every: plan.every,
+            show_keys: plan.show_keys,
+            host: plan.host,
+            store,
+        })?;
         for (url, why) in &recorder.silent {
             output.note(&format!("{url} does not answer yet: {}", why.message));
         }
         let servers = if recorder.servers == 1 { "1 server".into() } else { format!("{} servers", recorder.servers) };
-        output.note(&format!("recording {servers} into {}; Ctrl-C ends it", self.dir.display()));
+        output.note(&format!("recording {servers} into {}; Ctrl-C ends it", plan.dir.display()));
         let end = self.r#for.map(|time| Instant::now() + time);
-        let mut alarms = Alarms::new(&self.dir, self.window, self.on_incident.clone(), board.clone(), unix_ms());
+        let is_watched = plan.metrics.is_some() || notifier.is_needed();
+        let mut alarms = Alarms::new(&plan.dir, plan.window, board.clone(), notifier, unix_ms());
+        (alarms.notify_from, alarms.silences) = (plan.notify_from, plan.silences);
         while !guard.asked() && !recorder.has_failed() && end.is_none_or(|end| Instant::now() < end) {
             std::thread::sleep(NAP);
             board.progress(recorder.progress());
-            if (self.metrics.is_some() || self.on_incident.is_some())
-                && let Err(e) = alarms.look(unix_ms())
-            {
-                output.note(&format!("the last minute could not be diagnosed: {e}"));
+            if is_watched && let Err(e) = alarms.look(unix_ms(), &recorder) {
+                output.note(&format!("the last minute could not be diagnosed: {e:#}"));
             }
         }
-        let progress = recorder.end().with_context(|| self.dir.display().to_string())?;
-        output.note(&format!("recorded {} rows into {}", count(progress.rows as f64), self.dir.display()));
+        let progress = recorder.end().with_context(|| plan.dir.display().to_string())?;
+        output.note(&format!("recorded {} rows into {}", count(progress.rows as f64), plan.dir.display()));
         if progress.too_large > 0 {
             output.note(&format!("{} answers were too large to record", count(progress.too_large as f64)));
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Evidence, Finding, Impact, Link, Report, Severity, When};
+use crate::{Evidence, Finding, Impact, Link, Report, Severity, Silenced, When};
 
 /// Version of the JSON form.
 pub const SCHEMA: &str = "unslow.incidents/1";
@@ -72,6 +72,30 @@ pub struct Incidents {
     pub incidents: Vec<Incident>,
     /// What came again and again.
     pub repeats: Vec<Repeats>,
+    /// What is silenced.
+    #[serde(default)]
+    pub silenced: Vec<SilencedRule>,
+}
+
+/// A rule's findings that were not to be told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SilencedRule {
+    /// Rule.
+    pub rule: String,
+    /// What its silence gives as the reason.
+    pub reason: String,
+    /// Until when, unix time in ms.
+    pub until_ms: u64,
+    /// In how many windows it was found.
+    pub windows: u32,
+}
+
+impl SilencedRule {
+    /// Not seen so far.
+    pub fn of(known: &Silenced) -> SilencedRule {
+        let (rule, reason) = (known.id.clone(), known.reason.clone());
+        SilencedRule { rule, reason, until_ms: known.until_ms, windows: 0 }
+    }
 }
 
 /// The same rule at a steady pace.

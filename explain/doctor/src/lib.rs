@@ -11,17 +11,19 @@ mod logs;
 pub mod measure;
 mod report;
 mod rules;
+mod silence;
 
 pub use finding::{
     Affected, Confidence, Currency, Evidence, Finding, Gain, Impact, Link, Remedy, Severity, When, setting_of,
 };
-pub use incidents::{Incident, Incidents, Joiner, Repeats, SCHEMA as INCIDENTS_SCHEMA, Turn, repeats};
+pub use incidents::{Incident, Incidents, Joiner, Repeats, SCHEMA as INCIDENTS_SCHEMA, SilencedRule, Turn, repeats};
 pub use logs::LogLine;
 pub use report::{
     Answer, Answered, CannotSee, Change, Conclusion, DeploymentSummary, Diff, Looked, NodeSummary, Report, SCHEMA,
-    diagnose, diff,
+    diagnose, diagnose_but, diff,
 };
 pub use rules::ALL;
+pub use silence::{Silence, Silenced};
 
 use unslow_facts::{Facts, Gap, Lack};
 

@@ -9,7 +9,7 @@ use unslow_topology::DeploymentKind;
 
 use crate::measure::{USED_OPS, sentinel_greetings};
 use crate::rules::OF_CLIENTS;
-use crate::{Finding, LogLine, Rule, Severity, Verdict, When, chain, logs, rules};
+use crate::{Finding, LogLine, Rule, Severity, Silence, Silenced, Verdict, When, chain, logs, rules, silence};
 
 /// Version of the report's JSON.
 pub const SCHEMA: &str = "unslow.doctor/1";
@@ -47,6 +47,9 @@ pub struct Report {
     pub deployment: DeploymentSummary,
     /// Causes, the dearest first.
     pub findings: Vec<Finding>,
+    /// What was found and is not to be told for now.
+    #[serde(default)]
+    pub silenced: Vec<Silenced>,
     /// What was looked for and is not there.
     pub ruled_out: Vec<String>,
     /// What could not be looked at.
@@ -173,6 +176,15 @@ pub struct CannotSee {
 
 /// Judges facts. `only` limits it to some rules; empty is all.
 pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
+    judge(facts, only, &[])
+}
+
+/// Judges facts by all rules, and keeps apart what is silenced.
+pub fn diagnose_but(facts: &Facts, silences: &[Silence]) -> Report {
+    judge(facts, &[], silences)
+}
+
+fn judge(facts: &Facts, only: &[String], silences: &[Silence]) -> Report {
     // Of words alone nothing can be said about servers: rules about them are not asked, unless by name.
     let is_asked = |id: &str| match only {
         [] => !facts.of_words_alone() || OF_CLIENTS.contains(&id),
@@ -225,6 +237,7 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
     if findings.iter().any(|f| against(f) && f.severity > Severity::Risk) {
         findings.retain(|f| f.id != "not_your_redis" || f.severity > Severity::Risk);
     }
+    let silenced = silence::take_silenced(&mut findings, silences, &facts.url, facts.at_ms);
     let looked = looked(&answers);
     Report {
         schema: SCHEMA.into(),
@@ -239,6 +252,7 @@ pub fn diagnose(facts: &Facts, only: &[String]) -> Report {
         only: if only.is_empty() { Vec::new() } else { answers },
         deployment: summary(facts),
         findings,
+        silenced,
         ruled_out,
         cannot_see,
         logs: logs::told(facts),

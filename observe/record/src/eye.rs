@@ -56,6 +56,8 @@ pub enum Order {
         target: Box<Target>,
         peer: Peer,
     },
+    /// Looks at it closely for a while, unless it did a moment ago.
+    LookCloser(NodeNumber),
     /// Asks it no more.
     Leave(NodeNumber),
     Stop,
@@ -142,6 +144,11 @@ impl Eye {
     fn obey(&mut self, io: &mut Io, order: Order) {
         match order {
             Order::Stop => io.stop(),
+            Order::LookCloser(node) => {
+                if let Some(link) = self.links.get_mut(&node) {
+                    link.look_closer(now_ns());
+                }
+            }
             Order::Leave(node) => {
                 if let Some(link) = self.links.get_mut(&node) {
                     link.left = true;

@@ -132,6 +132,19 @@ impl Inquirers {
         }
     }
 
+    /// The number of a server that is watched.
+    pub fn number(&self, url: &str, address: &str) -> Option<NodeNumber> {
+        let state = self.state();
+        let watched = state.watched.iter().find(|watched| watched.url == url)?;
+        watched.numbers.get(address).map(|number| number.number)
+    }
+
+    /// Something happens there that is worth every question.
+    pub fn look_closer(&self, number: NodeNumber) {
+        self.order(number, Order::LookCloser(number));
+        self.ask_soon(number);
+    }
+
     /// A node stood still: all questions, at once, unless that was asked for a moment ago.
     pub fn ask_soon(&self, number: NodeNumber) {
         let mut state = self.state();

@@ -175,6 +175,14 @@ impl Recorder {
         Progress { rows: count(rows), lost: waiting.lost(), too_large: count(too_large) }
     }
 
+    /// Looks closely at a server, unless it was looked at a moment ago: INFO ten times a second for 30 s, and all other
+    /// questions at once. `address` as the deployment lists it; others are passed over.
+    pub fn look_closer(&self, url: &str, address: &str) {
+        if let Some(number) = self.inquirers.number(url, address) {
+            self.inquirers.look_closer(number);
+        }
+    }
+
     /// Whether it, or a part of it, has ended by itself.
     pub fn has_failed(&self) -> bool {
         self.keeper.iter().chain(&self.threads).any(JoinHandle::is_finished)
@@ -249,7 +257,10 @@ fn keep(mut keeper: Keeper<Directory>, notes: &Receiver<Note>, shared: &Shared, 
                     shared.waiting.taken(&note);
                     match keeper.take(&note) {
                         Ok(Told::Nothing) => {}
-                        Ok(Told::Changed(number)) => inquirers.discover_soon(number),
+                        Ok(Told::Changed(number)) => {
+                            inquirers.discover_soon(number);
+                            inquirers.look_closer(number);
+                        }
                         Ok(Told::AskSoon(number)) => inquirers.ask_soon(number),
                         // What one server says must not end the recording of all.
                         Err(Error::TooLong { .. } | Error::TooManyFields { .. }) => {

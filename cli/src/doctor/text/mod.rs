@@ -15,6 +15,7 @@ use unslow_facts::Lack;
 use unslow_units::{count, percent, time_us};
 
 use crate::output::style;
+use crate::silences;
 use words::plural;
 pub use words::{
     Sorted, closing, confidence_words, currency_words, head, severity_words, through, verdict, when_words,
@@ -22,6 +23,8 @@ pub use words::{
 
 /// Lines of a report: the prompt takes the 24th.
 const SCREEN: usize = 23;
+/// Findings that are silenced.
+const SILENCED_LINES: usize = 2;
 /// Before the text of a field.
 const INDENT: usize = 15;
 
@@ -220,6 +223,16 @@ impl<'a> Page<'a> {
         }
         let (mark, word, text) = verdict(self.report);
         self.worded(mark, word, &text);
+        if !self.report.silenced.is_empty() {
+            let limit = if self.room.is_some() { SILENCED_LINES } else { usize::MAX };
+            for silenced in self.report.silenced.iter().take(limit) {
+                self.worded(style::FAINT, "silenced", &silences::line(silenced));
+            }
+            let more = self.report.silenced.len().saturating_sub(limit);
+            if more > 0 {
+                self.hidden.push(format!("{more} silenced"));
+            }
+        }
         self.out.push('\n');
     }
 

@@ -151,6 +151,10 @@ pub fn verdict(report: &Report) -> (Style, &'static str, String) {
             );
             (style::WARN, "risks", text)
         }
+        Conclusion::NoneFound if !report.silenced.is_empty() => {
+            let text = format!("{} found nothing but what is silenced{blind}", plural(could as usize, "rule"));
+            (style::WARN, "silenced", text)
+        }
         Conclusion::NoneFound => {
             (style::GOOD, "ok", format!("{} found nothing{blind}", plural(could as usize, "rule")))
         }

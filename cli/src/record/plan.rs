@@ -1,0 +1,127 @@
+//! What to record and whom to tell, from the command line or a file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use serde::Deserialize;
+use unslow_client::Target;
+use unslow_units::parse_bytes;
+
+use super::RecordArguments;
+use super::notify::Listeners;
+use crate::fail_on::FailOn;
+use crate::reach::Reach;
+use crate::toml_text;
+use crate::typed::{lasting, retention};
+
+/// All of it.
+pub struct Plan {
+    pub targets: Vec<Target>,
+    pub dir: PathBuf,
+    pub keep: Duration,
+    pub max_size: Option<u64>,
+    pub every: Duration,
+    pub window: Duration,
+    pub metrics: Option<String>,
+    pub silences: Option<PathBuf>,
+    pub listeners: Listeners,
+    pub notify_from: FailOn,
+    pub show_keys: bool,
+    pub host: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    dir: Option<PathBuf>,
+    keep: Option<String>,
+    max_size: Option<String>,
+    every: Option<String>,
+    window: Option<String>,
+    metrics: Option<String>,
+    silences: Option<PathBuf>,
+    on_incident: Option<String>,
+    webhook: Option<String>,
+    notify_from: Option<String>,
+    show_keys: Option<bool>,
+    host: Option<bool>,
+    #[serde(default)]
+    deployment: Vec<Watched>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Watched {
+    url: String,
+    user: Option<String>,
+    password_file: Option<PathBuf>,
+}
+
+impl Plan {
+    /// Of the command line, which may name a file.
+    pub fn of(arguments: &RecordArguments) -> anyhow::Result<Plan> {
+        let given = Plan {
+            targets: arguments.urls.iter().map(|url| arguments.reach.target(url)).collect::<anyhow::Result<_>>()?,
+            dir: arguments.dir.clone(),
+            keep: arguments.keep,
+            max_size: arguments.max_size,
+            every: arguments.every,
+            window: arguments.window,
+            metrics: arguments.metrics.clone(),
+            silences: arguments.silences.clone(),
+            listeners: Listeners { command: arguments.on_incident.clone(), webhook: arguments.webhook.clone() },
+            notify_from: arguments.notify_from,
+            show_keys: arguments.show_keys,
+            host: !arguments.no_host,
+        };
+        match &arguments.config {
+            Some(path) => {
+                let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+                given.with(&text, path, &arguments.reach).with_context(|| path.display().to_string())
+            }
+            None => Ok(given),
+        }
+    }
+
+    /// What a file says; the rest is as without one. Paths in it are relative to where it lies.
+    fn with(mut self, text: &str, path: &Path, reach: &Reach) -> anyhow::Result<Plan> {
+        let file: File = toml_text::parse(text)?;
+        let beside = path.parent().unwrap_or(Path::new(""));
+        if file.deployment.is_empty() {
+            bail!("no deployment: add [[deployment]] with url = \"redis://...\"");
+        }
+        for (number, watched) in (1..).zip(&file.deployment) {
+            let password_file = watched.password_file.as_ref().map(|path| beside.join(path));
+            let reach = Reach {
+                user: watched.user.clone().or_else(|| reach.user.clone()),
+                password_file: password_file.or_else(|| reach.password_file.clone()),
+                ..reach.clone()
+            };
+            self.targets.push(reach.target(&watched.url).with_context(|| format!("deployment {number}"))?);
+        }
+        self.dir = file.dir.map_or(self.dir, |dir| beside.join(dir));
+        self.keep = typed(file.keep, "keep", retention)?.unwrap_or(self.keep);
+        self.max_size = typed(file.max_size, "max_size", parse_bytes)?;
+        self.every = typed(file.every, "every", lasting)?.unwrap_or(self.every);
+        self.window = typed(file.window, "window", lasting)?.unwrap_or(self.window);
+        let severity = |text: &str| FailOn::from_str(text, false);
+        self.notify_from = typed(file.notify_from, "notify_from", severity)?.unwrap_or(self.notify_from);
+        self.silences = file.silences.map(|silences| beside.join(silences));
+        self.listeners = Listeners { command: file.on_incident, webhook: file.webhook };
+        (self.metrics, self.show_keys) = (file.metrics, file.show_keys.unwrap_or(false));
+        self.host = file.host.unwrap_or(true);
+        Ok(self)
+    }
+}
+
+/// A value that is typed as on the command line.
+fn typed<T, E: std::fmt::Display>(
+    text: Option<String>,
+    name: &str,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> anyhow::Result<Option<T>> {
+    text.map(|text| parse(&text).map_err(|e| anyhow::anyhow!("{name}: {e}"))).transpose()
+}
