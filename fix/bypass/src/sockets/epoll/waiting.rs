@@ -154,7 +154,6 @@ unsafe fn wait_here(
     mask: *const sigset_t,
 ) -> c_int {
     sockets::flush();
-    let milliseconds = |left: Option<u64>| left.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int);
     if max <= 0 || events.is_null() {
         // SAFETY: the caller's; the kernel says what is wrong with it.
         return unsafe { kernel::epoll_pwait(epoll.fd(), events, max, milliseconds(timeout_ns), mask) };
@@ -188,44 +187,126 @@ unsafe fn wait_here(
     let frame = (&raw const mark).addr();
     // A wait of this thread that a handler left with longjmp did not say that it was over.
     asleep::forget_left(epoll, frame, epoll.is_of(thread));
+    let mut wait = Wait { epoll, waiter, room, until, mask };
     loop {
+        // SAFETY: the caller's.
+        if let Some(n) = unsafe { wait.turn(frame) } {
+            return n;
+        }
+    }
+}
+
+/// So many milliseconds as the kernel takes them; `None` is for ever.
+fn milliseconds(left: Option<u64>) -> c_int {
+    left.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as c_int)
+}
+
+/// A wait in a set that has connections of ours.
+struct Wait<'a> {
+    epoll: &'static Epoll,
+    waiter: &'static Waiter,
+    room: &'a mut [epoll_event],
+    until: Option<u64>,
+    /// As of `epoll_pwait`, for as long as the wait lasts.
+    mask: *const sigset_t,
+}
+
+/// How a while awake has ended.
+enum Awake {
+    /// The kernel has events, or an error.
+    Kernel(c_int),
+    /// There is something of ours.
+    Found,
+    /// Nothing up to this time.
+    Nothing(u64),
+}
+
+impl Wait<'_> {
+    /// Looks, stays awake for a while, sleeps. What the wait returns, once it is over.
+    ///
+    /// # Safety
+    /// As of `epoll_pwait`, for the mask.
+    #[inline]
+    unsafe fn turn(&mut self, frame: usize) -> Option<c_int> {
         world::attend_parked();
-        let mut now = now_ns();
+        let now = now_ns();
         fds::settle_when_due(now);
         let here = processor();
-        if epoll.sleeping.load(Ordering::Acquire) == 0 {
-            waiter.word().awake(here);
+        if self.epoll.sleeping.load(Ordering::Acquire) == 0 {
+            self.waiter.word().awake(here);
         }
-        let due = now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS;
-        if due && room.len() == 1 {
-            epoll.looked_at.store(now, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        if let Some(n) = unsafe { self.look(now) } {
+            return Some(n);
+        }
+        // SAFETY: the caller's.
+        match unsafe { self.stay_awake(now, here) } {
+            Awake::Kernel(n) => Some(n),
+            Awake::Found => None,
             // SAFETY: the caller's.
-            let n = unsafe { epoll.ask_kernel(room, 0, mask) };
+            Awake::Nothing(now) => unsafe { self.sleep(now, frame) },
+        }
+    }
+
+    fn is_look_due(&self, now: u64) -> bool {
+        now.saturating_sub(self.epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS
+    }
+
+    /// The kernel's events of this moment, behind the first `from`.
+    ///
+    /// # Safety
+    /// As of `epoll_pwait`, for the mask.
+    #[inline]
+    unsafe fn kernel_now(&mut self, from: usize, now: u64) -> c_int {
+        self.epoll.looked_at.store(now, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        unsafe { self.epoll.ask_kernel(&mut self.room[from..], 0, self.mask) }
+    }
+
+    /// What there is now; `None` if nothing is, and the time is not over.
+    ///
+    /// # Safety
+    /// As of `epoll_pwait`, for the mask.
+    #[inline]
+    unsafe fn look(&mut self, now: u64) -> Option<c_int> {
+        let due = self.is_look_due(now);
+        if due && self.room.len() == 1 {
+            // SAFETY: the caller's.
+            let n = unsafe { self.kernel_now(0, now) };
             if n != 0 {
-                return n;
+                return Some(n);
             }
         }
         // The kernel's events have a place of their own, however much there is of ours.
-        let ours = if due && room.len() > 1 { room.len() - 1 } else { room.len() };
-        let n = epoll.collect(waiter, &mut room[..ours]);
-        let late = until.is_some_and(|u| now >= u);
-        if n > 0 || late {
-            if n < room.len() && (due || n == 0) {
-                epoll.looked_at.store(now, Ordering::Relaxed);
-                // SAFETY: the caller's.
-                let more = unsafe { epoll.ask_kernel(&mut room[n..], 0, mask) };
-                if n == 0 {
-                    // What the kernel's events brought may be for us.
-                    return if more == 0 { epoll.collect(waiter, room) as c_int } else { more };
-                }
-                return n as c_int + more.max(0);
-            }
-            return n as c_int;
+        let ours = if due && self.room.len() > 1 { self.room.len() - 1 } else { self.room.len() };
+        let n = self.epoll.collect(self.waiter, &mut self.room[..ours]);
+        let late = self.until.is_some_and(|u| now >= u);
+        if n == 0 && !late {
+            return None;
         }
-        // Awake for a while, if an answer may come soon.
+        if n == self.room.len() || !(due || n == 0) {
+            return Some(n as c_int);
+        }
+        // SAFETY: the caller's.
+        let more = unsafe { self.kernel_now(n, now) };
+        Some(match (n, more) {
+            // What the kernel's events brought may be for us.
+            (0, 0) => self.epoll.collect(self.waiter, self.room) as c_int,
+            (0, more) => more,
+            (n, more) => n as c_int + more.max(0),
+        })
+    }
+
+    /// Awake for a while, if an answer may come soon.
+    ///
+    /// # Safety
+    /// As of `epoll_pwait`, for the mask.
+    #[inline]
+    unsafe fn stay_awake(&mut self, from: u64, here: u32) -> Awake {
+        let (epoll, waiter) = (self.epoll, self.waiter);
         let (limit, probe) = epoll.patience.limit();
-        let spin_until = until.unwrap_or(u64::MAX).min(now + limit);
-        let (mut found, spun_from, mut spun) = (false, now, false);
+        let spin_until = self.until.unwrap_or(u64::MAX).min(from + limit);
+        let (mut now, mut found, mut spun) = (from, false, false);
         while limit > 0 && epoll.hopeful(here, probe) {
             spun = true;
             for _ in 0..32 {
@@ -239,48 +320,52 @@ unsafe fn wait_here(
             if found || now >= spin_until {
                 break;
             }
-            if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
-                epoll.looked_at.store(now, Ordering::Relaxed);
+            if self.is_look_due(now) {
                 // SAFETY: the caller's.
-                let n = unsafe { epoll.ask_kernel(room, 0, mask) };
+                let n = unsafe { self.kernel_now(0, now) };
                 if n != 0 {
-                    return n;
+                    return Awake::Kernel(n);
                 }
             }
         }
         if spun {
-            epoll.patience.learn(now - spun_from, found);
+            epoll.patience.learn(now - from, found);
         }
-        if found {
-            continue;
-        }
+        if found { Awake::Found } else { Awake::Nothing(now) }
+    }
+
+    /// Sleeps in the kernel, unless something of ours has come meanwhile.
+    ///
+    /// # Safety
+    /// As of `epoll_pwait`, for the mask.
+    #[inline]
+    unsafe fn sleep(&mut self, now: u64, frame: usize) -> Option<c_int> {
+        let (epoll, waiter) = (self.epoll, self.waiter);
         let place = asleep::enter(epoll, frame);
         waiter.word().sleeps();
-        let n = if epoll.news(waiter) {
-            if now.saturating_sub(epoll.looked_at.load(Ordering::Relaxed)) >= LOOK_NS {
-                epoll.looked_at.store(now, Ordering::Relaxed);
-                // SAFETY: the caller's.
-                unsafe { epoll.ask_kernel(room, 0, mask) }
-            } else {
-                0
-            }
-        } else {
-            let first = [until, epoll.deadline(), fds::settle_at()].into_iter().flatten().min();
+        let n = if !epoll.news(waiter) {
+            let first = [self.until, epoll.deadline(), fds::settle_at()].into_iter().flatten().min();
             let left = first.map(|f| f.saturating_sub(now_ns()));
             // SAFETY: the caller's.
-            let n = unsafe { epoll.ask_kernel(room, milliseconds(left), mask) };
+            let n = unsafe { epoll.ask_kernel(self.room, milliseconds(left), self.mask) };
             epoll.looked_at.store(now_ns(), Ordering::Relaxed);
             n
+        } else if self.is_look_due(now) {
+            // SAFETY: the caller's.
+            unsafe { self.kernel_now(0, now) }
+        } else {
+            0
         };
         if asleep::leave(epoll, place) {
             waiter.word().awake(processor());
         }
-        if n < 0 {
-            return n;
-        }
-        if n > 0 {
-            let n = n as usize;
-            return (n + epoll.collect(waiter, &mut room[n..])) as c_int;
+        match n {
+            0 => None,
+            error if error < 0 => Some(error),
+            n => {
+                let n = n as usize;
+                Some((n + epoll.collect(waiter, &mut self.room[n..])) as c_int)
+            }
         }
     }
 }

@@ -1,0 +1,249 @@
+//! Connections that a client of ours has made: offered to the servers there, until it is known how they go on.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use crate::channel::{self, Kind, REFUSED_USER};
+use crate::endpoint::{self, Endpoint};
+use crate::link::Link;
+use crate::pair::{ASKED, Close, OFFERED, Pair, TAKEN};
+use crate::signals::Quiet;
+use crate::sockets::fds::{self, Entry, Offer, Place, Stream, state};
+use crate::sockets::{epoll, kernel, now_ns, step_aside, tell};
+
+use super::hearing::{farewell, hear, ring};
+use super::{local, settings, world};
+
+/// How long a new connection waits for its server to take the offer before it keeps using TCP; counted again from when
+/// the server has asked for its socket. A server that is busy for longer would not have answered over TCP either; one
+/// that cannot take it costs its clients this once.
+const PATIENCE_NS: u64 = 150_000_000;
+
+/// A TCP connection to this machine is there, or about to be: offers it to the servers at that endpoint.
+pub fn connected(fd: RawFd) {
+    let Some(ends) = endpoint::ends_of_client(fd).filter(endpoint::same_host) else { return };
+    let Some(netns) = endpoint::netns(fd) else { return step_aside(endpoint::NO_NETNS) };
+    let endpoint = Endpoint { port: ends.1.port(), netns };
+    let _quiet = Quiet::begin();
+    forget_ended_servers();
+    fds::settle_when_due(now_ns());
+    let mut places = Vec::new();
+    for server in channel::directories().iter().flat_map(|directory| channel::servers_in(directory)) {
+        if server.endpoint == endpoint {
+            places.extend(server_at(server.path));
+        }
+    }
+    if places.is_empty() {
+        return;
+    }
+    let nonblocking = kernel::flags(fd) & libc::O_NONBLOCK != 0;
+    let Some((stream, entry)) = fds::new_stream(fd, state::PENDING, nonblocking) else { return };
+    if let Ok(mut place) = stream.ends.lock() {
+        *place = Some(ends);
+    }
+    stream.deadline.store(now_ns() + PATIENCE_NS, Ordering::Relaxed);
+    let mut offers = Vec::new();
+    for place in places {
+        let Some((slot, generation)) = place.pair().take_slot() else { continue };
+        place.set_stream(slot, Some(stream));
+        if channel::offer(&place.pair().channel, slot, generation, &ends).is_ok() {
+            offers.push(Offer { place, slot, generation, shown: false });
+        } else {
+            take_back(place, slot, generation);
+        }
+    }
+    if offers.is_empty() {
+        return fds::retire(entry);
+    }
+    if let Ok(mut place) = stream.offers.lock() {
+        *place = offers;
+    }
+    fds::put(fd, Some(entry));
+}
+
+/// Ends an offer of ours that was not taken; its slot is used again.
+fn take_back(place: &'static Place, slot: u32, generation: u32) {
+    let pair = place.arc();
+    if let Some(words) = pair.slot(slot) {
+        words.decline(generation);
+    }
+    // Before the slot may be another's.
+    place.set_stream(slot, None);
+    pair.retire(slot, generation, [None; 2]);
+}
+
+/// Whether a descriptor is still the connection that is known by it.
+pub fn is_still(stream: &Stream, fd: RawFd) -> bool {
+    let now = endpoint::ends_of_client(fd);
+    let _quiet = Quiet::begin();
+    now.is_some() && stream.ends.lock().is_ok_and(|ends| *ends == now)
+}
+
+/// Servers that have ended or were restarted are met no more: what is held of them is let go of.
+fn forget_ended_servers() {
+    let mut world = world();
+    let mut at = 0;
+    while at < world.servers.len() {
+        let place = world.servers[at];
+        if hear(place) {
+            at += 1;
+        } else {
+            world.servers.swap_remove(at);
+            farewell(place);
+        }
+    }
+}
+
+fn server_at(path: PathBuf) -> Option<&'static Place> {
+    let local = local()?;
+    let mut world = world();
+    // A program that is client and server does not meet itself.
+    if world.meetings.iter().any(|m| m.rendezvous.path == path) {
+        return None;
+    }
+    if let Some(place) = world.servers.iter().find(|p| p.path.lock().is_ok_and(|p| p.as_ref() == Some(&path))) {
+        return (place.refused.load(Ordering::Acquire) == 0).then_some(*place);
+    }
+    let (channel, who) = channel::meet(&path).ok()?;
+    if !settings().rule.allows(&who) {
+        let (at, uid) = (path.display(), who.uid);
+        let said = format!("{at} is of user {uid}, who is not allowed: TCP (--allow uid:{uid})");
+        // Once, not for every connection; the server counts it, for `unslow bypass ls`.
+        if world.strangers.insert(path) {
+            let _ = channel::say(&channel, Kind::Refused, REFUSED_USER, 0, &[]);
+            tell(&said);
+        }
+        return None;
+    }
+    let (pair, memory) = Pair::create(channel, (who.pid, who.uid)).ok()?;
+    let fds = [memory.as_raw_fd(), local.board_fd.as_raw_fd()];
+    channel::say(&pair.channel, Kind::Hello, std::process::id(), 0, &fds).ok()?;
+    let place = Place::new(pair, Some(path));
+    world.servers.push(place);
+    Some(place)
+}
+
+/// Whether it is not known yet how a connection of ours goes on.
+pub fn is_open(stream: &Stream) -> bool {
+    matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::SETTLING)
+}
+
+/// Whether it is known by now how a pending connection goes on; decides it when time is up, or `at_once`.
+pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
+    if !is_open(stream) {
+        return true;
+    }
+    let _quiet = Quiet::begin();
+    let Ok(mut offers) = stream.offers.lock() else { return true };
+    match stream.state.load(Ordering::Acquire) {
+        state::PENDING => {}
+        settling => return settling != state::SETTLING,
+    }
+    if !at_once && show(stream, &mut offers) {
+        // The server is there, and has its time from now, however late we looked.
+        stream.deadline.fetch_max(now_ns() + PATIENCE_NS, Ordering::Relaxed);
+    }
+    let late = at_once || now_ns() >= stream.deadline.load(Ordering::Relaxed);
+    let mut taken = None;
+    let mut open = 0;
+    for (i, offer) in offers.iter().enumerate() {
+        let Some(words) = offer.place.pair().slot(offer.slot) else { continue };
+        if late || offer.place.pair().dead.load(Ordering::Acquire) {
+            words.decline(offer.generation);
+        }
+        match words.state(offer.generation) {
+            TAKEN if taken.is_none() => taken = Some(i),
+            OFFERED | ASKED => open += 1,
+            _ => {}
+        }
+    }
+    if taken.is_none() && open > 0 {
+        return false;
+    }
+    if let Some(offer) = taken.and_then(|i| offers.get(i)) {
+        hear(offer.place);
+        if !offer.place.welcome.load(Ordering::Acquire) && !late {
+            return false;
+        }
+    }
+    let all = std::mem::take(&mut *offers);
+    // Others find it settling until it is decided for all of them.
+    stream.state.store(state::SETTLING, Ordering::Release);
+    drop(offers);
+    let mut link = None;
+    for (i, offer) in all.into_iter().enumerate() {
+        let Offer { place, slot, generation, .. } = offer;
+        if taken == Some(i) {
+            let new = Link::new(place.arc(), slot, generation);
+            if place.welcome.load(Ordering::Acquire) {
+                link = Some((place, new));
+                continue;
+            }
+            // The server has it, and we do not know how to wake the server.
+            place.set_stream(slot, None);
+            new.close(Close::Clean);
+            continue;
+        }
+        take_back(place, slot, generation);
+    }
+    match link {
+        Some((place, link)) => epoll::adopt(stream, place, link),
+        None => plain(stream),
+    }
+    true
+}
+
+/// Shows our socket to the servers that have just asked for it; whether there was one. Each has read the offer, and
+/// waits: so it reads this as well, and the socket does not lie in its queue for longer than a turn of its loop.
+fn show(stream: &'static Stream, offers: &mut [Offer]) -> bool {
+    let mut any = false;
+    for offer in offers.iter_mut().filter(|offer| !offer.shown) {
+        let pair = offer.place.pair();
+        let asked = pair.slot(offer.slot).is_some_and(|words| words.state(offer.generation) == ASKED);
+        // The program may have closed it behind our back, and the number be another file's.
+        if asked && is_still(stream, stream.fd()) {
+            let proof = [stream.fd()];
+            offer.shown = channel::say(&pair.channel, Kind::Proof, offer.slot, offer.generation, &proof).is_ok();
+            any |= offer.shown;
+        }
+    }
+    any
+}
+
+/// The stream goes on over TCP.
+fn plain(stream: &'static Stream) {
+    epoll::to_tcp(stream);
+    stream.state.store(state::PLAIN, Ordering::Release);
+    fds::put(stream.fd(), None);
+    if let Some(entry) = entry_of(stream) {
+        fds::retire(entry);
+    }
+}
+
+/// Offers of a stream that is closed before they were answered.
+pub fn withdraw(stream: &'static Stream, how: Close) {
+    let Ok(mut offers) = stream.offers.lock() else { return };
+    for Offer { place, slot, generation, .. } in offers.drain(..) {
+        if let Some(words) = place.pair().slot(slot)
+            && !words.decline(generation)
+            && words.state(generation) == TAKEN
+        {
+            // Taken just now: it is closed as any other.
+            let link = Link::new(place.arc(), slot, generation);
+            hear(place);
+            place.enter(); // until its end is rung
+            place.set_stream(slot, None);
+            if let Some(bell) = link.close(how) {
+                ring(place, bell);
+            }
+            place.leave();
+            continue;
+        }
+        take_back(place, slot, generation);
+    }
+}
+
+pub fn entry_of(stream: &'static Stream) -> Option<&'static Entry> {
+    fds::entry_at(stream.index)
+}
