@@ -106,7 +106,7 @@ impl IncidentsArguments {
             to_ms: span.to_ms as u64,
             window_s: self.window.as_secs_f64(),
             windows_unseen: unseen,
-            repeats: repeats(&incidents),
+            repeats: repeats(&incidents, step_ms as u64),
             silenced: silenced.into_values().collect(),
             incidents,
         })

@@ -145,6 +145,23 @@ fn a_part_of_a_recording_is_sent_as_one_file_and_the_rest_is_pruned() {
     assert_eq!(report(&file)["findings"], report(&dir)["findings"]);
     assert_eq!(report(&file)["deployment"], report(&dir)["deployment"]);
     assert!(command(&["incidents"]).arg(&file).output().unwrap().status.success());
+    let numbers = |more: &[&str]| {
+        let mut export = command(&["record", "export", "--from", "1h ago", "--quiet"]);
+        let output = export.args([&dir, &file]).args(more).output().unwrap();
+        (stderr(&output), fs::read_to_string(&file).unwrap_or_default())
+    };
+    let (_, table) = numbers(&["--csv", "--fields", "uptime_in_seconds,cmdstat_info.calls,ping_us_max"]);
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split(',').collect()).collect();
+    let heads = ["time_ms", "deployment", "server", "uptime_in_seconds", "cmdstat_info.calls", "ping_us_max"];
+    assert_eq!(rows[0], heads);
+    assert!(rows.len() > 1 && rows[1..].iter().all(|row| row[2] == server.address()), "{table}");
+    let calls: Vec<f64> = rows[1..].iter().map(|row| row[4].parse().unwrap()).collect();
+    assert!(calls.is_sorted() && calls[0] > 0.0, "{calls:?}");
+    let (_, metrics) = numbers(&["--openmetrics"]);
+    assert!(metrics.contains("# TYPE redis_used_memory unknown\nredis_used_memory{deployment="), "{metrics}");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    assert!(numbers(&["--csv", "--fields", "memory"]).0.contains("near it: "));
+    assert!(numbers(&["--fields", "memory"]).0.contains("add --csv"));
     let pruned = prune(&dir);
     assert!(pruned.status.success(), "{}", stderr(&pruned));
     let mut nothing = command(&["record", "export", "--from", "2000-01-01", "--to", "2000-01-02"]);

@@ -1,6 +1,7 @@
 //! `unslow record`: the flight recorder.
 
 mod alarms;
+mod export;
 mod notify;
 mod plan;
 
@@ -11,20 +12,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use jiff::Zoned;
 use serde_json::json;
 use unslow_record::{Recorder, Settings, Tape};
 use unslow_units::{bytes, count, parse_bytes, time_rough_s};
 
 use self::alarms::{Alarms, Board};
+use self::export::Numbers;
 use self::notify::Notifier;
 use self::plan::Plan;
 use crate::fail_on::FailOn;
 use crate::output::{Output, table};
 use crate::reach::Reach;
+use crate::silences;
 use crate::typed::{end_after, lasting, retention};
-use crate::when::{self, local_time};
-use crate::{files, silences};
+use crate::when::local_time;
 
 /// Version of the JSON of `record ls` and `record check`.
 const SCHEMA: &str = "unslow.recording/1";
@@ -98,8 +99,8 @@ enum Verb {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
-    /// Write a part of a recording to one file, for a colleague; `doctor --recording FILE` and `incidents FILE`
-    /// read it
+    /// Write a part of a recording to one file, for a colleague: `doctor --recording FILE` and `incidents FILE` read
+    /// it; or its numbers, for other tools
     Export {
         #[arg(value_name = "DIR")]
         dir: PathBuf,
@@ -111,6 +112,21 @@ enum Verb {
         /// Up to this time [default: the end of the recording]
         #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
         to: Option<String>,
+        /// Write the numbers as CSV, a line for each server and second
+        #[arg(long, conflicts_with = "openmetrics")]
+        csv: bool,
+        /// Write the numbers as OpenMetrics with times, such as `promtool tsdb create-blocks-from openmetrics` reads
+        #[arg(long)]
+        openmetrics: bool,
+        /// With --csv or --openmetrics: these numbers alone, such as used_memory,cmdstat_get.calls
+        #[arg(long, value_delimiter = ',', value_name = "NAME")]
+        fields: Vec<String>,
+        /// With --csv or --openmetrics: a row for every so long
+        #[arg(long, value_parser = lasting, default_value = "1s", value_name = "TIME")]
+        step: Duration,
+        /// With --csv or --openmetrics: which deployment, where several are recorded
+        #[arg(long, value_name = "URL")]
+        url: Option<String>,
     },
     /// Delete the oldest part of a recording, while no recorder writes it
     Prune {
@@ -135,7 +151,16 @@ impl RecordArguments {
         match &self.verb {
             Some(Verb::Ls { dir }) => ls(dir, output),
             Some(Verb::Check { dir }) => check(dir, output),
-            Some(Verb::Export { dir, file, from, to }) => export(dir, file, from, to.as_deref(), output),
+            Some(Verb::Export { dir, file, from, to, csv, openmetrics, fields, step, url }) => {
+                let table = match (csv, openmetrics) {
+                    (false, false) if !fields.is_empty() || url.is_some() => {
+                        bail!("--fields and --url choose numbers: add --csv or --openmetrics")
+                    }
+                    (false, false) => None,
+                    (is_csv, _) => Some(Numbers { is_csv: *is_csv, fields, step: *step, url: url.as_deref() }),
+                };
+                export::export(dir, file, (from, to.as_deref()), table.as_ref(), output)
+            }
             Some(Verb::Prune { dir, keep, max_size }) => prune(dir, *keep, *max_size, output),
             None if self.urls.is_empty() && self.config.is_none() => {
                 bail!("what to record? Type a URL: unslow record redis://127.0.0.1:6379 --dir DIR")
@@ -226,20 +251,6 @@ fn ls(dir: &Path, output: &Output) -> anyhow::Result<u8> {
     }
     let _ = write!(text, "{}", table(&rows));
     output.print(&text)?;
-    Ok(0)
-}
-
-fn export(dir: &Path, file: &Path, from: &str, to: Option<&str>, output: &Output) -> anyhow::Result<u8> {
-    let (tape, now) = (Tape::open(dir)?, Zoned::now());
-    let from_ms = when::parse(from, &now)?;
-    let to_ms = to.map_or(Ok(tape.span().to_ms + 1), |to| when::parse(to, &now))?;
-    if to_ms <= from_ms {
-        bail!("--to is not after --from");
-    }
-    files::check(file)?;
-    let written = tape.export(from_ms..to_ms, file)?;
-    let (from, to) = (local_time(from_ms.max(0) as u64), local_time(to_ms.max(0) as u64));
-    output.note(&format!("{}: {from} to {to}, {}", file.display(), bytes(written as f64)));
     Ok(0)
 }
 

@@ -14,6 +14,8 @@ pub const SCHEMA: &str = "unslow.incidents/1";
 const HABIT: usize = 3;
 /// A rhythm is one if no pause differs by more than this share from the usual one.
 const RHYTHM: f64 = 0.1;
+/// Or by no more than a window, where it is longer than so many.
+const FEW_WINDOWS: u64 = 4;
 
 /// Something that cost something for a while.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -259,23 +261,27 @@ fn extend(open: &mut Incident, from_ms: u64, to_ms: u64, finding: &Finding) {
     }
 }
 
-/// What came at least three times, always after about the same pause.
-pub fn repeats(incidents: &[Incident]) -> Vec<Repeats> {
+/// What came at least three times, always after about the same pause. `window_ms` is how exactly it is known when
+/// something began.
+pub fn repeats(incidents: &[Incident], window_ms: u64) -> Vec<Repeats> {
     let mut by_rule: BTreeMap<(&str, &str), Vec<&Incident>> = BTreeMap::new();
     for incident in incidents {
         by_rule.entry((&incident.deployment, &incident.rule)).or_default().push(incident);
     }
-    by_rule.into_values().filter_map(|all| rhythm(&all)).collect()
+    by_rule.into_values().filter_map(|all| rhythm(&all, window_ms)).collect()
 }
 
-fn rhythm(all: &[&Incident]) -> Option<Repeats> {
+fn rhythm(all: &[&Incident], window_ms: u64) -> Option<Repeats> {
     let begins: Vec<u64> = all.iter().map(|i| i.began_ms).collect();
     let mut pauses: Vec<u64> = begins.windows(2).map(|w| w[1].saturating_sub(w[0])).collect();
     pauses.sort_unstable();
     let every_ms = *pauses.get(pauses.len() / 2).filter(|_| all.len() >= HABIT)?;
     let off = |pause: &u64| pause.abs_diff(every_ms);
     let give_or_take_ms = pauses.iter().map(off).max()?;
-    (every_ms > 0 && give_or_take_ms as f64 <= every_ms as f64 * RHYTHM).then(|| Repeats {
+    // A pause of a few windows has no rhythm that could be told.
+    let exact_ms = if window_ms * FEW_WINDOWS < every_ms { window_ms } else { 0 };
+    let most_ms = (every_ms as f64 * RHYTHM).max(exact_ms as f64);
+    (every_ms > 0 && give_or_take_ms as f64 <= most_ms).then(|| Repeats {
         deployment: all[0].deployment.clone(),
         rule: all[0].rule.clone(),
         incidents: all.iter().map(|i| i.id).collect(),
@@ -416,13 +422,16 @@ mod tests {
             for ((id, begin), incident) in (1..).zip(begins).zip(&mut all) {
                 (incident.id, incident.began_ms) = (id, *begin);
             }
-            repeats(&all)
+            repeats(&all, MINUTE)
         };
         let nights = at(&[MINUTE, DAY + 2 * MINUTE, 2 * DAY, 3 * DAY + MINUTE]);
         let [nights] = &nights[..] else { panic!("{nights:?}") };
         assert!(nights.every_ms.abs_diff(DAY) <= 2 * MINUTE && nights.give_or_take_ms <= 4 * MINUTE, "{nights:?}");
         assert_eq!(nights.incidents, [1, 2, 3, 4]);
         assert_eq!(at(&[0, DAY]), [], "twice is no habit");
+        let often = at(&[0, 5, 11, 16, 21].map(|minute| minute * MINUTE));
+        assert_eq!((often[0].every_ms, often[0].give_or_take_ms), (5 * MINUTE, MINUTE), "to within a window");
+        assert_eq!(at(&[0, 2, 5, 7].map(|minute| minute * MINUTE)), [], "of two or three windows");
         assert_eq!(at(&[0, DAY, 5 * DAY, 6 * DAY]), [], "not every night");
     }
 }

@@ -15,6 +15,7 @@ mod export;
 mod eye;
 #[cfg(test)]
 mod eye_tests;
+mod figures;
 mod info;
 mod inquirers;
 mod keeper;
@@ -26,6 +27,7 @@ mod tape;
 #[cfg(test)]
 mod tests;
 
+pub use figures::{Figure, Figures};
 pub use recorder::{Ended, Progress, Recorder, Settings, StartError};
 pub use tape::{Tape, TapeError, Windows};
 pub use unslow_series::Settings as Store;

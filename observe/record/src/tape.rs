@@ -62,6 +62,12 @@ pub enum TapeError {
     /// The file cannot be written.
     #[error("{file}: {source}")]
     File { file: String, source: std::io::Error },
+    /// No such number in it.
+    #[error("no number {name:?} is recorded; near it: {near}")]
+    NoFigure { name: String, near: String },
+    /// More than memory is to hold.
+    #[error("too many numbers for one file; choose some with --fields, or a longer --step")]
+    TooManyFigures,
     /// Outside of what was recorded, or in a hole of it.
     #[error("nothing was recorded between these times")]
     Nothing { recorded: Span },
@@ -574,10 +580,10 @@ fn point(before: &Counters, after: &Counters, at_ms: u32, s: f64) -> Option<Poin
 }
 
 /// The templates of INFO's fields and since when each holds.
-struct Texts(HashMap<String, Vec<(i64, String)>>);
+pub struct Texts(HashMap<String, Vec<(i64, String)>>);
 
 impl Texts {
-    fn of(reader: &Reader<Directory>, series: &str, range: Range<i64>) -> Texts {
+    pub fn of(reader: &Reader<Directory>, series: &str, range: Range<i64>) -> Texts {
         let mut all: HashMap<String, Vec<(i64, String)>> = HashMap::new();
         for held in reader.texts(series, range).items {
             all.entry(held.name).or_default().push((held.since_ms, held.value));
@@ -585,7 +591,12 @@ impl Texts {
         Texts(all)
     }
 
-    fn info(&self, row: &Row) -> Info {
+    /// All of them, with their fields' names.
+    pub fn templates(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().flat_map(|(name, all)| all.iter().map(move |(_, template)| (name.as_str(), template.as_str())))
+    }
+
+    pub fn info(&self, row: &Row) -> Info {
         let values: HashMap<&str, i64> = row.values.iter().filter_map(|(name, v)| Some((&**name, int(*v)?))).collect();
         let templates = self.0.iter().filter_map(|(name, all)| {
             let held = all.iter().rev().find(|(since, _)| *since <= row.at.wall_ms)?;
@@ -595,7 +606,7 @@ impl Texts {
     }
 }
 
-fn int(value: Value) -> Option<i64> {
+pub fn int(value: Value) -> Option<i64> {
     match value {
         Value::Int(n) => Some(n),
         Value::Counter(_) | Value::Float(_) => None,
