@@ -481,12 +481,10 @@ impl Node {
     /// Calls and microseconds of every command in the window, our own calls included.
     pub fn commands(&self) -> BTreeMap<String, CommandStat> {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return BTreeMap::new() };
-        let before = first.info.command_stats();
         last.info
-            .command_stats()
+            .command_stats_since(&first.info)
             .into_iter()
-            .filter_map(|(name, after)| {
-                let then = before.get(name).copied().unwrap_or_default();
+            .filter_map(|(name, (then, after))| {
                 let calls = after.calls.checked_sub(then.calls)?;
                 let usec = after.usec.checked_sub(then.usec)?;
                 let rejected = after.rejected.checked_sub(then.rejected)?;
@@ -501,9 +499,9 @@ impl Node {
     pub fn refused_and_failed(&self) -> Option<(u64, u64)> {
         let (first, last) = (self.first.as_ref()?, self.last.as_ref()?);
         (self.level() >= (6, 2)).then_some(())?;
-        let (before, after) = (first.info.command_stats(), last.info.command_stats());
+        let changed = last.info.command_stats_since(&first.info);
         let grown = |of: fn(&CommandStat) -> u64| {
-            after.iter().map(|(name, stat)| of(stat).saturating_sub(before.get(name).map_or(0, of))).sum()
+            changed.values().map(|(before, after)| of(after).saturating_sub(of(before))).sum()
         };
         Some((grown(|s| s.rejected), grown(|s| s.failed)))
     }
@@ -536,8 +534,8 @@ impl Node {
     /// Whether counters of commands were reset in the window (a restart, CONFIG RESETSTAT): then they tell nothing.
     fn was_reset(&self) -> bool {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return false };
-        let after = last.info.command_stats();
-        first.info.command_stats().iter().any(|(name, before)| after.get(name).map_or(0, |s| s.calls) < before.calls)
+        // A line that is gone counts as none.
+        first.info.command_stats_since(&last.info).values().any(|(after, before)| after.calls < before.calls)
     }
 
     /// Commands of an application per second; none where they were not counted, or the counters were reset.

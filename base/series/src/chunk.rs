@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use crate::column::{Column, Kind, decode_words, encode_words};
+use crate::column::{Column, Kind, Words, decode_words, encode_words};
 use crate::wire::{Cursor, put_bytes, put_signed, put_varint};
 use crate::{Stamp, Value};
 
@@ -23,8 +23,8 @@ const MAX_RAW: usize = 64 << 20;
 /// A text and since when it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    pub name: String,
-    pub value: String,
+    pub name: Arc<str>,
+    pub value: Arc<str>,
     pub since_ms: i64,
 }
 
@@ -38,15 +38,15 @@ pub struct Note {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Saying {
-    Text { name: String, value: String },
+    Text { name: Arc<str>, value: Arc<str> },
     Event { kind: String, payload: Vec<u8> },
 }
 
 impl Saying {
     pub fn put(&self, out: &mut Vec<u8>) {
         let (byte, first, second) = match self {
-            Saying::Text { name, value } => (0, name, value.as_bytes()),
-            Saying::Event { kind, payload } => (1, kind, payload.as_slice()),
+            Saying::Text { name, value } => (0, &**name, value.as_bytes()),
+            Saying::Event { kind, payload } => (1, kind.as_str(), payload.as_slice()),
         };
         out.push(byte);
         put_bytes(out, first.as_bytes());
@@ -55,7 +55,7 @@ impl Saying {
 
     pub fn read(bytes: &mut Cursor<'_>) -> Option<Saying> {
         match bytes.byte()? {
-            0 => Some(Saying::Text { name: bytes.text()?.to_string(), value: bytes.text()?.to_string() }),
+            0 => Some(Saying::Text { name: bytes.text()?.into(), value: bytes.text()?.into() }),
             1 => Some(Saying::Event { kind: bytes.text()?.to_string(), payload: bytes.bytes()?.to_vec() }),
             _ => None,
         }
@@ -96,16 +96,17 @@ impl Meta {
 #[derive(Clone, Debug)]
 pub struct Chunk {
     pub series: Arc<str>,
-    seqs: Vec<u64>,
-    walls: Vec<u64>,
-    monos: Vec<u64>,
+    seqs: Words,
+    walls: Words,
+    monos: Words,
     columns: Vec<Column>,
-    /// Where the column of a name and a kind is.
-    index: HashMap<Arc<str>, [Option<usize>; 3]>,
+    /// Where the column of a name and a kind is, counted from 1.
+    index: HashMap<Arc<str>, [u32; 3]>,
     /// The texts that held when it began.
     pub state: Vec<Held>,
     pub notes: Vec<Note>,
     cells: usize,
+    row_bytes: usize,
     note_bytes: usize,
 }
 
@@ -113,32 +114,35 @@ impl Chunk {
     pub fn new(series: Arc<str>, state: Vec<Held>) -> Chunk {
         Chunk {
             series,
-            seqs: Vec::new(),
-            walls: Vec::new(),
-            monos: Vec::new(),
+            seqs: Words::default(),
+            walls: Words::default(),
+            monos: Words::default(),
             columns: Vec::new(),
             index: HashMap::new(),
             state,
             notes: Vec::new(),
             cells: 0,
+            row_bytes: 0,
             note_bytes: 0,
         }
     }
 
     pub fn push<'a>(&mut self, seq: u64, at: Stamp, values: impl Iterator<Item = (&'a Arc<str>, Value)>) {
         let row = self.seqs.len();
-        self.seqs.push(seq);
-        self.walls.push(at.wall_ms as u64);
-        self.monos.push(at.mono_ms);
+        self.row_bytes += self.seqs.push(seq) + self.walls.push(at.wall_ms as u64) + self.monos.push(at.mono_ms);
         self.cells += 3;
         for (name, value) in values {
             let (kind, word) = Kind::split(value);
-            let places = self.index.entry(name.clone()).or_insert([None; 3]);
-            let place = *places[kind as usize].get_or_insert(self.columns.len());
-            if place == self.columns.len() {
+            let places = match self.index.get_mut(name) {
+                Some(places) => places,
+                None => self.index.entry(name.clone()).or_default(),
+            };
+            let place = &mut places[kind as usize];
+            if *place == 0 {
                 self.columns.push(Column::new(name.clone(), kind));
+                *place = self.columns.len() as u32; // far below: the limits of this file
             }
-            self.columns[place].push(row, word);
+            self.row_bytes += self.columns[*place as usize - 1].push(row, word);
             self.cells += 1;
         }
     }
@@ -157,12 +161,13 @@ impl Chunk {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.seqs.is_empty() && self.notes.is_empty()
+        self.rows() == 0 && self.notes.is_empty()
     }
 
-    /// What it takes in memory, about.
+    /// What its rows and notes take in memory. Each column takes some 250 bytes more, as soon as it is there: were they
+    /// counted, many open chunks would never grow.
     pub fn bytes(&self) -> usize {
-        self.cells * 8 + self.note_bytes + self.columns.len() * 128
+        self.row_bytes + self.note_bytes
     }
 
     /// Whether it is so large that it must end, whatever its age.
@@ -175,9 +180,15 @@ impl Chunk {
         self.cells >= 2 * CELLS_DUE || self.note_bytes >= 2 * NOTE_BYTES_DUE || self.columns.len() >= 2 * MAX_FIELDS
     }
 
+    /// To be called before its rows are read one by one.
+    pub fn thaw(&mut self) {
+        [&mut self.seqs, &mut self.walls, &mut self.monos].into_iter().for_each(Words::thaw);
+        self.columns.iter_mut().for_each(Column::thaw);
+    }
+
     pub fn stamp(&self, row: usize) -> Option<(u64, Stamp)> {
         let (seq, wall, mono) = (self.seqs.get(row)?, self.walls.get(row)?, self.monos.get(row)?);
-        Some((*seq, Stamp { wall_ms: *wall as i64, mono_ms: *mono }))
+        Some((seq, Stamp { wall_ms: wall as i64, mono_ms: mono }))
     }
 
     pub fn values(&self, row: usize) -> impl Iterator<Item = (&Arc<str>, Value)> {
@@ -189,12 +200,13 @@ impl Chunk {
     }
 
     pub fn meta(&self) -> Meta {
-        let walls = || self.walls.iter().map(|w| *w as i64).chain(self.notes.iter().map(|n| n.at.wall_ms));
+        let (seqs, walls) = (self.seqs.all(), self.walls.all());
+        let walls = || walls.iter().map(|w| *w as i64).chain(self.notes.iter().map(|n| n.at.wall_ms));
         Meta {
             series: self.series.clone(),
-            rows: self.seqs.len() as u64,
-            seq_first: self.seqs.first().copied().unwrap_or(0),
-            seq_last: self.seqs.last().copied().unwrap_or(0),
+            rows: self.rows() as u64,
+            seq_first: seqs.first().copied().unwrap_or(0),
+            seq_last: seqs.last().copied().unwrap_or(0),
             note_last: self.notes.last().map_or(0, |n| n.seq),
             wall_min: walls().min().unwrap_or(0),
             wall_max: walls().max().unwrap_or(0),
@@ -225,7 +237,7 @@ impl Chunk {
         let mut out = Vec::new();
         put_varint(&mut out, self.seqs.len() as u64);
         for words in [&self.seqs, &self.walls, &self.monos] {
-            encode_words(&mut out, words);
+            encode_words(&mut out, &words.all());
         }
         put_varint(&mut out, self.columns.len() as u64);
         self.columns.iter().for_each(|c| c.encode(&mut out));
@@ -249,14 +261,14 @@ impl Chunk {
         let mut chunk = Chunk::new(series, Vec::new());
         let rows = usize::try_from(bytes.varint()?).ok()?;
         let mut budget = MAX_CELLS.checked_sub(rows.checked_mul(3)?)?;
-        chunk.seqs = decode_words(&mut bytes, rows)?;
-        chunk.walls = decode_words(&mut bytes, rows)?;
-        chunk.monos = decode_words(&mut bytes, rows)?;
+        chunk.seqs = Words::Plain(decode_words(&mut bytes, rows)?);
+        chunk.walls = Words::Plain(decode_words(&mut bytes, rows)?);
+        chunk.monos = Words::Plain(decode_words(&mut bytes, rows)?);
         for _ in 0..bytes.count(3).filter(|n| *n <= MAX_COLUMNS)? {
             chunk.columns.push(Column::decode(&mut bytes, rows, &mut budget)?);
         }
         for _ in 0..bytes.count(3).filter(|n| *n <= MAX_TEXTS)? {
-            let (name, value) = (bytes.text()?.to_string(), bytes.text()?.to_string());
+            let (name, value) = (bytes.text()?.into(), bytes.text()?.into());
             chunk.state.push(Held { name, value, since_ms: bytes.signed()? });
         }
         let notes = bytes.count(3).filter(|n| *n <= MAX_CELLS)?;

@@ -1,5 +1,6 @@
 //! One field's values within a chunk: where it was present, and its numbers as small differences.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::Value;
@@ -45,37 +46,153 @@ struct Run {
     rows: usize,
 }
 
+/// Words in the order of rows. Of those that are still being collected only the differences are kept, as bytes: of some
+/// 400 fields a second few change, and thousands of chunks are open at a time.
+#[derive(Clone, Debug)]
+pub enum Words {
+    Growing(Growing),
+    Plain(Vec<u64>),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Growing {
+    tokens: Tokens,
+    /// The last one that is among the tokens, and the one behind it, which may still be replaced.
+    before: u64,
+    newest: u64,
+    count: usize,
+}
+
+impl Default for Words {
+    fn default() -> Words {
+        Words::Growing(Growing::default())
+    }
+}
+
+impl Words {
+    pub fn len(&self) -> usize {
+        match self {
+            Words::Growing(growing) => growing.count,
+            Words::Plain(words) => words.len(),
+        }
+    }
+
+    /// Returns how many bytes of memory it took.
+    pub fn push(&mut self, word: u64) -> usize {
+        match self {
+            Words::Growing(growing) => growing.push(word),
+            Words::Plain(words) => {
+                words.push(word);
+                size_of::<u64>()
+            }
+        }
+    }
+
+    /// The newest one was another.
+    fn replace_newest(&mut self, word: u64) {
+        match self {
+            Words::Growing(growing) => growing.newest = word,
+            Words::Plain(words) => *words.last_mut().unwrap_or(&mut 0) = word,
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Cow<'_, [u64]> {
+        match self {
+            Words::Growing(growing) => Cow::Owned(growing.all()),
+            Words::Plain(words) => Cow::Borrowed(words),
+        }
+    }
+
+    /// Makes [`Words::get`] quick.
+    pub fn thaw(&mut self) {
+        if let Words::Growing(growing) = self {
+            *self = Words::Plain(growing.all());
+        }
+    }
+
+    /// One of them. While they grow it takes as long as all of them.
+    pub fn get(&self, place: usize) -> Option<u64> {
+        match self {
+            Words::Growing(growing) => growing.all().get(place).copied(),
+            Words::Plain(words) => words.get(place).copied(),
+        }
+    }
+}
+
+impl Growing {
+    fn push(&mut self, word: u64) -> usize {
+        let bytes = self.tokens.out.len();
+        if self.count > 0 {
+            self.tokens.put(zigzag(self.newest.wrapping_sub(self.before) as i64));
+            self.before = self.newest;
+        }
+        (self.newest, self.count) = (word, self.count + 1);
+        self.tokens.out.len() - bytes
+    }
+
+    fn all(&self) -> Vec<u64> {
+        if self.count == 0 {
+            return Vec::new();
+        }
+        let tokens = self.tokens.clone().end();
+        let (mut bytes, mut zeros, mut last) = (Cursor::new(&tokens), 0, 0u64);
+        let mut words = Vec::with_capacity(self.count);
+        while words.len() + 1 < self.count
+            && let Some(difference) = token(&mut bytes, &mut zeros)
+        {
+            last = last.wrapping_add(unzigzag(difference) as u64);
+            words.push(last);
+        }
+        words.push(self.newest);
+        words
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Column {
     pub name: Arc<str>,
     pub kind: Kind,
     runs: Vec<Run>,
-    words: Vec<u64>,
+    words: Words,
 }
 
 impl Column {
     pub fn new(name: Arc<str>, kind: Kind) -> Column {
-        Column { name, kind, runs: Vec::new(), words: Vec::new() }
+        // Nearly all have one run.
+        Column { name, kind, runs: Vec::with_capacity(1), words: Words::default() }
     }
 
-    /// The value of the newest row; given twice for one row, the last one counts.
-    pub fn push(&mut self, row: usize, word: u64) {
+    /// The value of the newest row; given twice for one row, the last one counts. Returns how many bytes of memory it
+    /// took.
+    pub fn push(&mut self, row: usize, word: u64) -> usize {
+        let mut bytes = 0;
         match self.runs.last_mut() {
             Some(run) if run.row + run.rows == row + 1 => {
-                let last = run.word + run.rows - 1;
-                self.words[last] = word;
-                return;
+                self.words.replace_newest(word);
+                return 0;
             }
             Some(run) if run.row + run.rows == row => run.rows += 1,
-            _ => self.runs.push(Run { row, word: self.words.len(), rows: 1 }),
+            _ => {
+                self.runs.push(Run { row, word: self.words.len(), rows: 1 });
+                bytes = size_of::<Run>();
+            }
         }
-        self.words.push(word);
+        bytes + self.words.push(word)
+    }
+
+    /// Makes [`Column::at`] quick.
+    pub fn thaw(&mut self) {
+        self.words.thaw();
     }
 
     pub fn at(&self, row: usize) -> Option<Value> {
         let run = self.runs[..self.runs.partition_point(|r| r.row <= row)].last()?;
         let offset = row - run.row;
-        (offset < run.rows).then(|| self.kind.join(self.words[run.word + offset]))
+        if offset >= run.rows {
+            return None;
+        }
+        self.words.get(run.word + offset).map(|word| self.kind.join(word))
     }
 
     pub fn encode(&self, out: &mut Vec<u8>) {
@@ -88,9 +205,10 @@ impl Column {
             put_varint(out, (run.rows - 1) as u64);
             row = run.row + run.rows;
         }
+        let words = self.words.all();
         match self.kind {
-            Kind::Float => encode_floats(out, &self.words),
-            Kind::Int | Kind::Counter => encode_words(out, &self.words),
+            Kind::Float => encode_floats(out, &words),
+            Kind::Int | Kind::Counter => encode_words(out, &words),
         }
     }
 
@@ -110,10 +228,10 @@ impl Column {
             word += length;
         }
         *budget = budget.checked_sub(word)?;
-        column.words = match kind {
+        column.words = Words::Plain(match kind {
             Kind::Float => decode_floats(bytes, word)?,
             Kind::Int | Kind::Counter => decode_words(bytes, word)?,
-        };
+        });
         Some(column)
     }
 }
@@ -214,7 +332,7 @@ fn unscale(word: u64, power: f64) -> u64 {
 }
 
 /// Varints, with a run of zeros as a zero and its length less one.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 struct Tokens {
     out: Vec<u8>,
     zeros: u64,

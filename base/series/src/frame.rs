@@ -7,7 +7,7 @@
 use crate::DamageKind;
 
 /// The format of every file this version writes. Older ones stay readable when it grows.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 pub const HEADER_BYTES: usize = 22;
 const MARKER: [u8; 4] = [0xf5, 0x8c, b'S', 0x0a];
 const HEAD_BYTES: usize = 13;

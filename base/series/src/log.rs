@@ -3,7 +3,7 @@
 //! It is written at once and synced every few seconds, and starts again when its chunks are in a segment. A reader and
 //! the next writer build the same chunks from it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::chunk::{Chunk, Held, Note, Saying};
@@ -18,6 +18,11 @@ pub const FIELD: u8 = 2;
 pub const ROW: u8 = 3;
 pub const NOTE: u8 = 4;
 pub const STATE: u8 = 5;
+/// A row as what differs from an earlier one of its series in this file (since format 2).
+pub const DIFFERENCE: u8 = 6;
+
+/// A whole row after so many: one that is damaged costs those that differ from it.
+const ROWS_PER_WHOLE: u32 = 64;
 
 /// The body of `SERIES` and `FIELD`: what a number means in this file.
 pub fn name(id: usize, name: &str) -> Vec<u8> {
@@ -36,20 +41,74 @@ fn place(series: usize, seq: u64, at: Stamp) -> Vec<u8> {
     out
 }
 
-pub fn row(series: usize, seq: u64, at: Stamp, values: &[(usize, Value)]) -> Vec<u8> {
-    let mut out = place(series, seq, at);
-    put_varint(&mut out, values.len() as u64);
-    for (field, value) in values {
-        let (kind, word) = Kind::split(*value);
-        put_varint(&mut out, *field as u64);
-        out.push(kind as u8);
-        match kind {
-            Kind::Int => put_signed(&mut out, word as i64),
-            Kind::Counter => put_varint(&mut out, word),
-            Kind::Float => out.extend_from_slice(&word.to_le_bytes()),
-        }
+fn put_value(out: &mut Vec<u8>, field: usize, value: Value) {
+    let (kind, word) = Kind::split(value);
+    put_varint(out, field as u64);
+    out.push(kind as u8);
+    match kind {
+        Kind::Int => put_signed(out, word as i64),
+        Kind::Counter => put_varint(out, word),
+        Kind::Float => out.extend_from_slice(&word.to_le_bytes()),
     }
-    out
+}
+
+/// The rows of one series in one file: a whole one now and then, and what differs from it.
+#[derive(Default)]
+pub struct Differ {
+    whole: Option<u64>,
+    values: HashMap<usize, Kept>,
+    /// Rows since the whole one.
+    rows: u32,
+}
+
+/// A value of the whole row.
+struct Kept {
+    word: (Kind, u64),
+    /// The last row that had the field.
+    row: u32,
+}
+
+impl Differ {
+    /// The kind of record of the next row, and its body.
+    pub fn row(&mut self, series: usize, seq: u64, at: Stamp, values: &[(usize, Value)]) -> (u8, Vec<u8>) {
+        let mut out = place(series, seq, at);
+        self.rows += 1;
+        let Some(whole) = self.whole.filter(|_| self.rows < ROWS_PER_WHOLE) else {
+            (self.whole, self.rows) = (Some(seq), 0);
+            self.values.clear();
+            put_varint(&mut out, values.len() as u64);
+            for (field, value) in values {
+                put_value(&mut out, *field, *value);
+                self.values.insert(*field, Kept { word: Kind::split(*value), row: 0 });
+            }
+            return (ROW, out);
+        };
+        put_varint(&mut out, whole);
+        let mut seen = 0;
+        let mut changed = Vec::new();
+        for (field, value) in values {
+            match self.values.get_mut(field) {
+                Some(kept) => {
+                    let twice = std::mem::replace(&mut kept.row, self.rows) == self.rows;
+                    seen += usize::from(!twice);
+                    // Of a field that is in one row twice, the last one counts.
+                    if twice || kept.word != Kind::split(*value) {
+                        changed.push((*field, *value));
+                    }
+                }
+                None => changed.push((*field, *value)),
+            }
+        }
+        put_varint(&mut out, changed.len() as u64);
+        changed.into_iter().for_each(|(field, value)| put_value(&mut out, field, value));
+        put_varint(&mut out, (self.values.len() - seen) as u64);
+        if seen < self.values.len() {
+            let rows = self.rows;
+            let gone = self.values.iter().filter(|(_, kept)| kept.row != rows);
+            gone.for_each(|(field, _)| put_varint(&mut out, *field as u64));
+        }
+        (DIFFERENCE, out)
+    }
 }
 
 pub fn note(series: usize, note: &Note) -> Vec<u8> {
@@ -92,17 +151,21 @@ pub struct Replay {
     places: HashMap<Arc<str>, usize>,
     series: HashMap<u64, usize>,
     fields: HashMap<u64, Arc<str>>,
+    /// The last whole row of each chunk's series in this file.
+    wholes: HashMap<u64, (u64, Vec<(u64, Value)>)>,
 }
 
 impl Replay {
     pub fn new(last: HashMap<Arc<str>, Last>) -> Replay {
-        Replay { chunks: Vec::new(), last, places: HashMap::new(), series: HashMap::new(), fields: HashMap::new() }
+        let (chunks, places, series) = (Vec::new(), HashMap::new(), HashMap::new());
+        Replay { chunks, last, places, series, fields: HashMap::new(), wholes: HashMap::new() }
     }
 
     pub fn file(&mut self, file: &str, bytes: &[u8], damage: &mut Vec<Damage>) -> Result<(), Error> {
         // Numbers mean something within a file only.
         self.series.clear();
         self.fields.clear();
+        self.wholes.clear();
         let mut found = |at, bytes, kind| damage.push(Damage { file: file.to_string(), at, bytes, kind });
         let start = check_header(FileKind::Log, file, bytes, &mut found)?;
         for piece in Scan::new(bytes, start) {
@@ -137,6 +200,7 @@ impl Replay {
                 self.fields.insert(id, body.text()?.into());
             }
             ROW => self.row(body)?,
+            DIFFERENCE => self.difference(body)?,
             NOTE => {
                 let (chunk, last, seq, at) = self.placed(body)?;
                 let said = Saying::read(body)?;
@@ -147,7 +211,7 @@ impl Replay {
             }
             STATE => {
                 let chunk = self.chunks.get_mut(*self.series.get(&body.varint()?)?)?;
-                let (name, value) = (body.text()?.to_string(), body.text()?.to_string());
+                let (name, value): (Arc<str>, Arc<str>) = (body.text()?.into(), body.text()?.into());
                 let since_ms = body.signed()?;
                 // The texts that hold when a chunk begins: an older log's came first.
                 if chunk.is_empty() && !chunk.state.iter().any(|h| h.name == name) {
@@ -168,24 +232,59 @@ impl Replay {
     }
 
     fn row(&mut self, body: &mut Cursor<'_>) -> Option<()> {
-        let mut ahead = *body;
-        self.placed(&mut ahead)?;
-        let mut values = Vec::new();
-        for _ in 0..ahead.count(3)? {
-            let name = self.fields.get(&ahead.varint()?)?.clone();
-            let value = match Kind::from_byte(ahead.byte()?)? {
-                Kind::Int => Value::Int(ahead.signed()?),
-                Kind::Counter => Value::Counter(ahead.varint()?),
-                Kind::Float => Value::Float(f64::from_le_bytes(*ahead.take(8)?.first_chunk::<8>()?)),
-            };
-            values.push((name, value));
-        }
-        let (chunk, last, seq, at) = self.placed(body)?;
+        let (mut ahead, mut first) = (*body, *body);
+        let series = first.varint()?;
+        let (_, _, seq, _) = self.placed(&mut ahead)?;
+        let values = values(&mut ahead)?;
+        self.take(body, &values)?;
         *body = ahead;
+        self.wholes.insert(series, (seq, values));
+        Some(())
+    }
+
+    fn difference(&mut self, body: &mut Cursor<'_>) -> Option<()> {
+        let (mut ahead, mut first) = (*body, *body);
+        let series = first.varint()?;
+        self.placed(&mut ahead)?;
+        let whole = ahead.varint()?;
+        let changed = values(&mut ahead)?;
+        let gone = (0..ahead.count(1)?).map(|_| ahead.varint()).collect::<Option<HashSet<u64>>>()?;
+        let (_, kept) = self.wholes.get(&series).filter(|(seq, _)| *seq == whole)?;
+        let new: HashSet<u64> = changed.iter().map(|(field, _)| *field).collect();
+        let same = kept.iter().filter(|(field, _)| !gone.contains(field) && !new.contains(field));
+        let values: Vec<(u64, Value)> = same.copied().chain(changed.iter().copied()).collect();
+        self.take(body, &values)?;
+        *body = ahead;
+        Some(())
+    }
+
+    /// A row, unless it is known.
+    fn take(&mut self, body: &mut Cursor<'_>, values: &[(u64, Value)]) -> Option<()> {
+        let names = values.iter().map(|(field, value)| Some((self.fields.get(field)?.clone(), *value)));
+        let named: Vec<(Arc<str>, Value)> = names.collect::<Option<_>>()?;
+        let (chunk, last, seq, at) = self.placed(body)?;
+        // No writer makes one as large; a few bytes may stand for thousands of values.
+        if chunk.is_over() {
+            return None;
+        }
         if seq > last.row {
             last.row = seq;
-            chunk.push(seq, at, values.iter().map(|(name, value)| (name, *value)));
+            chunk.push(seq, at, named.iter().map(|(name, value)| (name, *value)));
         }
         Some(())
     }
+}
+
+fn values(bytes: &mut Cursor<'_>) -> Option<Vec<(u64, Value)>> {
+    let count = bytes.count(3)?;
+    let value = |_| {
+        let field = bytes.varint()?;
+        let value = match Kind::from_byte(bytes.byte()?)? {
+            Kind::Int => Value::Int(bytes.signed()?),
+            Kind::Counter => Value::Counter(bytes.varint()?),
+            Kind::Float => Value::Float(f64::from_le_bytes(*bytes.take(8)?.first_chunk::<8>()?)),
+        };
+        Some((field, value))
+    };
+    (0..count).map(value).collect()
 }

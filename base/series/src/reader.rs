@@ -226,7 +226,11 @@ impl<D: Disk> Reader<D> {
 
     fn chunk(&self, place: Place, damage: &mut Vec<Damage>) -> Option<Chunk> {
         match place {
-            Place::Log(i) => Some(self.open[i].1.clone()),
+            Place::Log(i) => {
+                let mut chunk = self.open[i].1.clone();
+                chunk.thaw();
+                Some(chunk)
+            }
             Place::Segment(i) => match self.entries[i].read(&self.disk) {
                 Ok(chunk) => chunk,
                 Err(found) => {

@@ -1,6 +1,6 @@
 //! The writer: chunks grow in memory and in the log, end in a segment, and are deleted when old.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +21,8 @@ const DISK_FULL: &str = "store.disk_full";
 const AGE_HELD_MS: u64 = 3_600_000;
 /// While the disk is full and nothing can be deleted.
 const RETRY_MS: u64 = 10_000;
+/// All chunks end when their log has this size: readers take files of twice that.
+const LOG_DUE: u64 = MAX_FILE / 2;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -28,7 +30,7 @@ pub struct Settings {
     pub sync_every: Duration,
     /// Longer chunks are smaller on disk and larger in memory: 400 fields a second take 6 MB in half an hour.
     pub chunk_age: Duration,
-    /// All chunks end when they take this much memory together.
+    /// All chunks end when their rows take this much memory together.
     pub open_bytes_max: usize,
     pub segment_bytes: u64,
     /// Segments whose newest sample is older are deleted.
@@ -73,13 +75,16 @@ pub struct Dropped {
 struct Track {
     name: Arc<str>,
     chunk: Chunk,
-    texts: BTreeMap<String, Held>,
+    texts: BTreeMap<Arc<str>, Held>,
     last: log::Last,
+    /// Of the log's file.
+    differ: log::Differ,
 }
 
 impl Track {
     fn new(name: Arc<str>) -> Track {
-        Track { chunk: Chunk::new(name.clone(), Vec::new()), name, texts: BTreeMap::new(), last: log::Last::default() }
+        let (chunk, texts) = (Chunk::new(name.clone(), Vec::new()), BTreeMap::new());
+        Track { chunk, name, texts, last: log::Last::default(), differ: log::Differ::default() }
     }
 
     fn fresh(&mut self) {
@@ -123,6 +128,8 @@ pub struct Writer<D: Disk = Directory> {
     series_ids: HashMap<Arc<str>, usize>,
     fields: Vec<Arc<str>>,
     field_ids: HashMap<Arc<str>, usize>,
+    /// Texts, each once: servers have the same ones.
+    shared: HashSet<Arc<str>>,
     log: Log,
     kept: VecDeque<Kept>,
     current: Option<Current>,
@@ -155,6 +162,7 @@ impl<D: Disk> Writer<D> {
             series_ids: HashMap::new(),
             fields: Vec::new(),
             field_ids: HashMap::new(),
+            shared: HashSet::new(),
             log: Log::default(),
             kept: VecDeque::new(),
             current: None,
@@ -269,7 +277,8 @@ impl<D: Disk> Writer<D> {
         let seq = track.last.row;
         track.chunk.push(seq, at, values.iter().map(|(field, value)| (&self.fields[field.0], *value)));
         let values: Vec<(usize, Value)> = values.iter().map(|(field, value)| (field.0, *value)).collect();
-        self.record(at, log::ROW, &log::row(series.0, seq, at, &values))?;
+        let (kind, body) = track.differ.row(series.0, seq, at, &values);
+        self.record(at, kind, &body)?;
         Ok(seq)
     }
 
@@ -278,13 +287,21 @@ impl<D: Disk> Writer<D> {
         within(Text::TextName, name.len(), MAX_NAME)?;
         within(Text::TextValue, value.len(), MAX_TEXT)?;
         let track = self.tracks.get_mut(series.0).ok_or(Error::UnknownId)?;
-        if track.texts.get(name).is_some_and(|held| held.value == value) {
+        if track.texts.get(name).is_some_and(|held| *held.value == *value) {
             return Ok(false);
         }
         if track.texts.len() >= MAX_TEXTS && !track.texts.contains_key(name) {
             return Err(Error::TooManyFields { count: track.texts.len() + 1, max: MAX_TEXTS });
         }
-        let (name, value) = (name.to_string(), value.to_string());
+        let mut shared = |text: &str| match self.shared.get(text) {
+            Some(known) => known.clone(),
+            None => {
+                let new: Arc<str> = text.into();
+                self.shared.insert(new.clone());
+                new
+            }
+        };
+        let (name, value) = (shared(name), shared(value));
         let held = Held { name: name.clone(), value: value.clone(), since_ms: at.wall_ms };
         track.texts.insert(name.clone(), held);
         self.note(series, at, Saying::Text { name, value })?;
@@ -294,7 +311,7 @@ impl<D: Disk> Writer<D> {
     /// The texts that hold now, by name.
     pub fn texts(&self, series: SeriesId) -> impl Iterator<Item = (&str, &str)> {
         let held = self.tracks.get(series.0).into_iter().flat_map(|track| track.texts.values());
-        held.map(|held| (held.name.as_str(), held.value.as_str()))
+        held.map(|held| (&*held.name, &*held.value))
     }
 
     /// Something that happened once: a slow command, a change of topology, an error.
@@ -383,7 +400,9 @@ impl<D: Disk> Writer<D> {
     fn flush_if_due(&mut self, now: Stamp) -> Result<(), Error> {
         let old = self.began_ms.is_some_and(|ms| elapsed(ms, now.mono_ms) >= millis(self.settings.chunk_age));
         let bytes = || self.tracks.iter().map(|t| t.chunk.bytes()).sum::<usize>();
-        let due = old || self.tracks.iter().any(|t| t.chunk.is_due()) || bytes() >= self.settings.open_bytes_max;
+        let large = |track: &Track| track.chunk.is_due();
+        let due = old || self.log.bytes >= LOG_DUE || self.tracks.iter().any(large);
+        let due = due || bytes() >= self.settings.open_bytes_max;
         if !due || (self.log.behind && now.mono_ms < self.retry_at_ms) {
             return Ok(());
         }
@@ -409,6 +428,7 @@ impl<D: Disk> Writer<D> {
         if let Some(name) = self.current.as_ref().map(|c| c.name.clone()) {
             self.sync(&name)?;
         }
+        self.shared.retain(|text| Arc::strong_count(text) > 1);
         self.began_ms = None;
         self.rewrite_log()
     }
@@ -472,11 +492,14 @@ impl<D: Disk> Writer<D> {
             for held in &track.chunk.state {
                 frame::put(&mut bytes, log::STATE, &log::state(id, held));
             }
-            for row in 0..track.chunk.rows() {
-                let Some((seq, at)) = track.chunk.stamp(row) else { continue };
+            let (mut chunk, mut differ) = (track.chunk.clone(), log::Differ::default());
+            chunk.thaw();
+            for row in 0..chunk.rows() {
+                let Some((seq, at)) = chunk.stamp(row) else { continue };
                 let known = |(name, value): (&Arc<str>, Value)| Some((*self.field_ids.get(name)?, value));
-                let values: Vec<(usize, Value)> = track.chunk.values(row).filter_map(known).collect();
-                frame::put(&mut bytes, log::ROW, &log::row(id, seq, at, &values));
+                let values: Vec<(usize, Value)> = chunk.values(row).filter_map(known).collect();
+                let (kind, body) = differ.row(id, seq, at, &values);
+                frame::put(&mut bytes, kind, &body);
             }
             for note in &track.chunk.notes {
                 frame::put(&mut bytes, log::NOTE, &log::note(id, note));
@@ -493,6 +516,7 @@ impl<D: Disk> Writer<D> {
         let (series, fields) = (self.tracks.len(), self.fields.len());
         let synced_ms = self.now.map(|now| now.mono_ms);
         let length = bytes.len() as u64;
+        self.tracks.iter_mut().for_each(|track| track.differ = log::Differ::default());
         self.log = Log { number, bytes: length, series, fields, synced_ms, dirty: false, behind: false };
         for number in old {
             let name = FileKind::Log.name(number);

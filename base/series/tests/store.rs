@@ -159,7 +159,7 @@ fn texts_from_before_a_range_hold_in_it_and_events_come_once() {
     let writer = small();
     let reader = Reader::with_disk(writer.disk().clone()).unwrap();
     let texts = reader.texts(NODE, at(4).wall_ms..at(5).wall_ms).items;
-    let texts: Vec<_> = texts.iter().map(|t| (t.name.as_str(), t.value.as_str(), t.since_ms)).collect();
+    let texts: Vec<_> = texts.iter().map(|t| (&*t.name, &*t.value, t.since_ms)).collect();
     assert_eq!(texts, [("role", "master", at(2).wall_ms)]);
     let events = reader.events(None, ALWAYS).items;
     assert_eq!(events.len(), 1);
@@ -286,12 +286,77 @@ fn a_newer_format_is_refused_by_name() {
     for extension in [".seg", ".open"] {
         let mut disk = writer.disk().clone();
         let file = disk.files.iter_mut().find(|(name, _)| name.ends_with(extension)).unwrap().1;
-        file[8] = 2;
+        file[8] = 3;
         let sum = crc32fast::hash(&file[..18]).to_le_bytes();
         file[18..22].copy_from_slice(&sum);
         let error = Reader::with_disk(disk.clone()).map(drop).unwrap_err();
-        assert!(matches!(error, Error::Version { found: 2, newest: 1, .. }), "{error}");
+        assert!(matches!(error, Error::Version { found: 3, newest: 2, .. }), "{error}");
         assert!(Writer::with_disk(disk, Settings::default()).is_err());
+    }
+}
+
+/// A segment and a log that a recorder wrote before differences were known; it was killed.
+#[test]
+fn a_directory_of_the_first_format_is_read_and_carried_on() {
+    let mut disk = Memory::default();
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/format-1")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        disk.files.insert(name, std::fs::read(path).unwrap());
+    }
+    assert!(disk.files.values().all(|bytes| bytes[8] == 1));
+    let all = |disk: &Memory| {
+        let reader = Reader::with_disk(disk.clone()).unwrap();
+        assert_eq!(reader.damage(), []);
+        let series = reader.series().into_iter().find(|name| name.contains(' ')).unwrap();
+        let rows = |item| if let Item::Row(row) = item { Some((row.at, row.values.len())) } else { None };
+        reader.range(&series, ALWAYS).filter_map(rows).collect::<Vec<_>>()
+    };
+    let before = all(&disk);
+    assert!(before.len() >= 6 && before.iter().all(|(_, fields)| *fields > 250), "{before:?}");
+    let mut writer = Writer::with_disk(disk, Settings::default()).unwrap();
+    let (other, field) = (writer.series("other").unwrap(), writer.field("f").unwrap());
+    writer.sample(other, at(1), &[(field, Value::Int(1))]).unwrap();
+    assert_eq!(all(writer.disk()), before, "while it writes");
+    assert_eq!(all(&writer.close().unwrap()), before, "and at the end");
+}
+
+#[test]
+fn a_log_of_differences_gives_every_row_and_a_damaged_one_costs_at_most_those_behind_it() {
+    let mut writer = Writer::with_disk(Memory::default(), Settings::default()).unwrap();
+    let node = writer.series(NODE).unwrap();
+    let fields: Vec<_> = (0..20).map(|i| writer.field(&format!("field_{i}")).unwrap()).collect();
+    let values = |second: u64| {
+        // Most stand still, one counts, some come and go.
+        let steady = (0..10).map(|i| (i, 7));
+        let moving = [(10, second as i64), (11 + (second % 7) as usize, 1)];
+        steady.chain(moving).collect::<Vec<(usize, i64)>>()
+    };
+    for second in 0..200 {
+        let row: Vec<_> = values(second).into_iter().map(|(field, n)| (fields[field], Value::Int(n))).collect();
+        writer.sample(node, at(second), &row).unwrap();
+    }
+    let disk = writer.disk().clone();
+    let all = rows(&disk);
+    assert_eq!(all.len(), 200);
+    for (second, row) in (0..).zip(&all) {
+        let expected = values(second);
+        assert_eq!(row.values.len(), expected.len(), "{second}: {row:?}");
+        for (field, n) in expected {
+            assert_eq!(row.get(&format!("field_{field}")), Some(Value::Int(n)), "{second}");
+        }
+    }
+    let log = disk.files.iter().find(|(name, _)| name.ends_with(".open")).unwrap().1;
+    assert!(log.len() < 200 * 60, "{} bytes", log.len());
+    // Behind the names, which all rows need.
+    for byte in (1_000..log.len()).step_by(97) {
+        let mut damaged = disk.clone();
+        damaged.files.iter_mut().find(|(name, _)| name.ends_with(".open")).unwrap().1[byte] ^= 0x55;
+        let Ok(reader) = Reader::with_disk(damaged.clone()) else { continue };
+        let lost = 200 - rows(&damaged).len();
+        assert!(lost <= 64, "byte {byte}: {lost} rows");
+        assert!(lost == 0 || !reader.damage().is_empty(), "byte {byte}: without a word");
+        assert!(rows(&damaged).iter().all(|row| all.contains(row)), "byte {byte}: another value");
     }
 }
 

@@ -1,6 +1,7 @@
 //! INFO, as every server version writes it: `field:value` lines under `# Section` titles.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
@@ -81,13 +82,18 @@ impl Info {
 
     /// Every `cmdstat_*`, by lower-case command; sub-commands as `cluster|nodes` (since 7.0).
     pub fn command_stats(&self) -> BTreeMap<&str, CommandStat> {
-        self.prefixed("cmdstat_")
-            .map(|(name, v)| {
-                let number = |field| part(v, field) as u64;
-                let (calls, usec) = (number("calls"), number("usec"));
-                (name, CommandStat { calls, usec, rejected: number("rejected_calls"), failed: number("failed_calls") })
-            })
-            .collect()
+        self.prefixed("cmdstat_").map(|(name, v)| (name, CommandStat::of(v))).collect()
+    }
+
+    /// Those whose line is another than in an earlier INFO, with what it was then.
+    pub fn command_stats_since<'a>(&'a self, before: &Info) -> BTreeMap<&'a str, (CommandStat, CommandStat)> {
+        const PREFIX: &str = "cmdstat_";
+        let pair = |(name, after): (&'a str, &'a str)| {
+            let then = before.get(&format!("{PREFIX}{name}"));
+            (then != Some(after))
+                .then(|| (name, (then.map_or_else(Default::default, CommandStat::of), CommandStat::of(after))))
+        };
+        self.prefixed(PREFIX).filter_map(pair).collect()
     }
 
     /// Every `errorstat_*` (since 6.2): count by code word.
@@ -127,8 +133,31 @@ impl Info {
     }
 
     fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
-        self.0.iter().filter_map(move |(k, v)| Some((k.strip_prefix(prefix)?, v.as_str())))
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        self.0.range::<str, _>(from).map_while(move |(k, v)| Some((k.strip_prefix(prefix)?, v.as_str())))
     }
+}
+
+impl CommandStat {
+    /// Reads `calls=3,usec=41,...`.
+    fn of(line: &str) -> CommandStat {
+        let mut stat = CommandStat::default();
+        for (name, text) in line.split(',').filter_map(|part| part.split_once('=')) {
+            let number = || text.parse().unwrap_or_else(|_| finite(text) as u64);
+            match name {
+                "calls" => stat.calls = number(),
+                "usec" => stat.usec = number(),
+                "rejected_calls" => stat.rejected = number(),
+                "failed_calls" => stat.failed = number(),
+                _ => {}
+            }
+        }
+        stat
+    }
+}
+
+fn finite(text: &str) -> f64 {
+    text.parse().ok().filter(|n: &f64| n.is_finite()).unwrap_or(0.0)
 }
 
 fn text_part<'a>(value: &'a str, name: &str) -> Option<&'a str> {
@@ -136,7 +165,7 @@ fn text_part<'a>(value: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn part(value: &str, name: &str) -> f64 {
-    text_part(value, name).and_then(|v| v.parse().ok()).filter(|n: &f64| n.is_finite()).unwrap_or(0.0)
+    text_part(value, name).map_or(0.0, finite)
 }
 
 #[cfg(test)]

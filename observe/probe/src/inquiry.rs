@@ -79,6 +79,8 @@ impl Inquiry {
                 return Err(e);
             }
         }
+        // The next whole round compares with `last`.
+        self.node.first = None;
         Ok(&self.node)
     }
 

@@ -76,6 +76,8 @@ pub struct Inquirers {
     salt: Arc<Salt>,
     notes: SyncSender<Note>,
     eyes: Vec<(Sender<Order>, Waker)>,
+    /// Whether somebody looks at the nodes' machine.
+    keeps_answers: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -87,9 +89,10 @@ impl Inquirers {
         salt: Salt,
         notes: SyncSender<Note>,
         eyes: Vec<(Sender<Order>, Waker)>,
+        keeps_answers: bool,
     ) -> Inquirers {
         let (salt, state) = (Arc::new(salt), Mutex::default());
-        Inquirers { every, options, salt, notes, eyes, state, changed: Condvar::new() }
+        Inquirers { every, options, salt, notes, eyes, keeps_answers, state, changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -345,7 +348,7 @@ impl Inquirers {
             // The event loop tells that it is away. When it is back, all of it is worth asking.
             None => asked.round = 0,
         }
-        if let Some(node) = &answer {
+        if let Some(node) = answer.as_ref().filter(|_| self.keeps_answers) {
             state.nodes.insert(number, node.clone());
         }
         drop(state);

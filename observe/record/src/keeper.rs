@@ -1,7 +1,8 @@
 //! Puts what was seen into the store. No sockets, no threads, no clock: what it is told has its time with it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use serde::Serialize;
 use unslow_facts::{Host, Node, Own, Seen, SlowEntry};
@@ -59,19 +60,19 @@ struct Kept {
 
 /// A field of INFO, as it was last.
 struct Field {
-    name: String,
+    name: Arc<str>,
     value: String,
-    template: String,
-    columns: Vec<FieldId>,
+    template: Arc<str>,
+    /// As many as any server's field of this name has had.
+    columns: Arc<[FieldId]>,
     numbers: Vec<i64>,
     /// In which row it was last.
     row: u64,
 }
 
 impl Field {
-    fn new(name: &str, template: &str) -> Field {
-        let (name, template) = (name.to_string(), template.to_string());
-        Field { name, value: String::new(), template, columns: Vec::new(), numbers: Vec::new(), row: 0 }
+    fn new(name: Arc<str>, template: Arc<str>) -> Field {
+        Field { name, value: String::new(), template, columns: Arc::default(), numbers: Vec::new(), row: 0 }
     }
 }
 
@@ -79,7 +80,7 @@ impl Field {
 #[derive(Default)]
 struct Fields {
     all: Vec<Field>,
-    by_name: HashMap<String, usize>,
+    by_name: HashMap<Arc<str>, u32>,
     next: usize,
     row: u64,
 }
@@ -90,13 +91,13 @@ impl Fields {
     }
 
     /// The field of this name; `None` for one that was in this row already, or is one too many.
-    fn see(&mut self, name: &str) -> Option<&mut Field> {
+    fn see(&mut self, name: &str, shared: &mut Shared) -> Option<&mut Field> {
         let place = match self.all.get(self.next) {
-            Some(field) if field.name == name => self.next,
+            Some(field) if *field.name == *name => self.next,
             _ => match self.by_name.get(name) {
-                Some(place) => *place,
+                Some(place) => *place as usize,
                 None if self.all.len() >= FIELDS_MAX => return None,
-                None => self.add(Field::new(name, info::GONE)),
+                None => self.add(Field::new(shared.text(name), shared.text(info::GONE))),
             },
         };
         self.next = place + 1;
@@ -105,7 +106,7 @@ impl Fields {
     }
 
     fn add(&mut self, field: Field) -> usize {
-        self.by_name.insert(field.name.clone(), self.all.len());
+        self.by_name.insert(field.name.clone(), self.all.len() as u32); // FIELDS_MAX at most
         self.all.push(field);
         self.all.len() - 1
     }
@@ -117,9 +118,50 @@ impl Fields {
     }
 }
 
+/// What the fields of many servers have in common, once.
+#[derive(Default)]
+struct Shared {
+    texts: HashSet<Arc<str>>,
+    columns: HashMap<Arc<str>, Arc<[FieldId]>>,
+}
+
+/// Names and templates that no field has any more go when there are so many.
+const TEXTS_DUE: usize = 65_536;
+
+impl Shared {
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return known.clone();
+        }
+        if self.texts.len() >= TEXTS_DUE && self.texts.len().is_power_of_two() {
+            self.texts.retain(|text| Arc::strong_count(text) > 1);
+        }
+        let new: Arc<str> = text.into();
+        self.texts.insert(new.clone());
+        new
+    }
+
+    /// The columns of a field, at least so many.
+    fn columns<D: Disk>(
+        &mut self,
+        name: &Arc<str>,
+        count: usize,
+        writer: &mut Writer<D>,
+    ) -> Result<Arc<[FieldId]>, Error> {
+        if let Some(known) = self.columns.get(name).filter(|known| known.len() >= count) {
+            return Ok(known.clone());
+        }
+        let all = (0..count).map(|place| writer.field(&info::column(name, place)));
+        let all: Arc<[FieldId]> = all.collect::<Result<_, Error>>()?;
+        self.columns.insert(name.clone(), all.clone());
+        Ok(all)
+    }
+}
+
 /// Everything that is written to one directory.
 pub struct Keeper<D: Disk> {
     writer: Writer<D>,
+    shared: Shared,
     nodes: HashMap<NodeNumber, Kept>,
     row: Vec<(FieldId, Value)>,
 }
@@ -129,7 +171,7 @@ impl<D: Disk> Keeper<D> {
     pub fn new(mut writer: Writer<D>, at: Stamp) -> Result<Keeper<D>, Error> {
         let series = writer.series(MACHINE)?;
         writer.event(series, at, STARTED, &[])?;
-        Ok(Keeper { writer, nodes: HashMap::new(), row: Vec::new() })
+        Ok(Keeper { writer, shared: Shared::default(), nodes: HashMap::new(), row: Vec::new() })
     }
 
     /// Takes a note.
@@ -161,10 +203,10 @@ impl<D: Disk> Keeper<D> {
     fn node(&mut self, number: NodeNumber, url: &str, address: &str) -> Result<(), Error> {
         let series = self.writer.series(&node_series(url, address))?;
         // What an earlier recorder knew may be gone by now.
-        let known = self.writer.texts(series).filter(|(_, template)| *template != info::GONE);
+        let known = self.writer.texts(series).filter(|(_, template)| **template != *info::GONE);
         let mut fields = Fields::default();
         for (name, template) in known {
-            fields.add(Field::new(name, template));
+            fields.add(Field::new(self.shared.text(name), self.shared.text(template)));
         }
         let (parts, own) = (BTreeMap::new(), Own::default());
         let kept = Kept { series, fields, parts, slow_id: None, own, topology: None, last: None };
@@ -199,7 +241,7 @@ impl<D: Disk> Keeper<D> {
         // A reader looks for what held at a time: after the clock was set back nothing would. So it is said again.
         let is_back = |before: Stamp| at.step_since(before).is_some_and(|by_ms| by_ms < 0);
         if kept.last.replace(at).is_none_or(is_back) {
-            for field in kept.fields.all.iter().filter(|field| field.template != info::GONE) {
+            for field in kept.fields.all.iter().filter(|field| *field.template != *info::GONE) {
                 self.writer.text(kept.series, at, &field.name, info::GONE)?;
                 self.writer.text(kept.series, at, &field.name, &field.template)?;
             }
@@ -212,19 +254,19 @@ impl<D: Disk> Keeper<D> {
             if OF_TOPOLOGY.contains(&name) {
                 (name, value).hash(&mut topology);
             }
-            let Some(field) = kept.fields.see(name) else { continue };
-            if field.value != value || field.template == info::GONE {
+            let Some(field) = kept.fields.see(name, &mut self.shared) else { continue };
+            if field.value != value || *field.template == *info::GONE {
                 let parts = info::split(value);
-                if field.template != parts.template {
+                if *field.template != *parts.template {
                     match self.writer.text(kept.series, at, name, &parts.template) {
                         // More names than the store holds texts of, over the years.
                         Err(Error::TooManyFields { .. }) => continue,
                         other => drop(other?),
                     }
-                    field.template = parts.template;
+                    field.template = self.shared.text(&parts.template);
                 }
-                while field.columns.len() < parts.numbers.len() {
-                    field.columns.push(self.writer.field(&info::column(name, field.columns.len()))?);
+                if field.columns.len() < parts.numbers.len() {
+                    field.columns = self.shared.columns(&field.name, parts.numbers.len(), &mut self.writer)?;
                 }
                 field.numbers = parts.numbers;
                 value.clone_into(&mut field.value);
@@ -236,9 +278,9 @@ impl<D: Disk> Keeper<D> {
         }
         for field in kept.fields.unseen() {
             // A field whose numbers are not in a row was not there: only words have to be taken back.
-            if field.template != info::GONE && info::count(&field.template) == 0 {
+            if *field.template != *info::GONE && info::count(&field.template) == 0 {
                 self.writer.text(kept.series, at, &field.name, info::GONE)?;
-                field.template = info::GONE.into();
+                field.template = self.shared.text(info::GONE);
             }
         }
         let mut own = kept.own.clone();

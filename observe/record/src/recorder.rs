@@ -134,7 +134,8 @@ impl Recorder {
                 Ok((orders, waker))
             })
             .collect::<std::io::Result<Vec<_>>>()?;
-        let inquirers = Arc::new(Inquirers::new(every, options, Salt::new(show_keys), notes.clone(), eyes.clone()));
+        let inquirers =
+            Arc::new(Inquirers::new(every, options, Salt::new(show_keys), notes.clone(), eyes.clone(), host));
         // From here on whatever fails ends all of it.
         let mut recorder =
             Recorder { shared, inquirers, notes, eyes, threads, keeper: None, silent: Vec::new(), servers: 0 };

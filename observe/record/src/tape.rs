@@ -586,7 +586,7 @@ impl Texts {
     pub fn of(reader: &Reader<Directory>, series: &str, range: Range<i64>) -> Texts {
         let mut all: HashMap<String, Vec<(i64, String)>> = HashMap::new();
         for held in reader.texts(series, range).items {
-            all.entry(held.name).or_default().push((held.since_ms, held.value));
+            all.entry(held.name.to_string()).or_default().push((held.since_ms, held.value.to_string()));
         }
         Texts(all)
     }
