@@ -43,7 +43,7 @@ pub struct IncidentsArguments {
     /// Length of the windows that are diagnosed one by one
     #[arg(long, default_value = "1m", value_parser = lasting, value_name = "TIME")]
     window: Duration,
-    /// What is known and not to be told (docs/record.md): counted, not listed
+    /// File of known findings (docs/record.md): they are counted instead of listed
     #[arg(long, value_name = "FILE")]
     silences: Option<PathBuf>,
     /// Lowest severity that makes the exit status 1
@@ -77,7 +77,7 @@ impl IncidentsArguments {
         let from_ms = since.max(span.from_ms).div_euclid(step_ms) * step_ms;
         affordable(span.to_ms.saturating_sub(from_ms), step_ms, tape.deployments().len())?;
         let mut unseen = 0;
-        let mut silenced: BTreeMap<String, SilencedRule> = BTreeMap::new();
+        let mut silenced: BTreeMap<(String, String, u64), SilencedRule> = BTreeMap::new();
         let mut incidents: Vec<Incident> = Vec::new();
         for url in tape.deployments() {
             let mut joiner = Joiner::new(&url, PATIENCE * step_ms as u64);
@@ -89,7 +89,8 @@ impl IncidentsArguments {
                 let end_ms = facts.at_ms + (facts.window_s * 1000.0) as u64;
                 let report = diagnose_but(&facts, silences);
                 for known in &report.silenced {
-                    let silenced = silenced.entry(known.id.clone()).or_insert_with(|| SilencedRule::of(known));
+                    let key = (format!("{url} {}", known.id), known.reason.clone(), known.until_ms);
+                    let silenced = silenced.entry(key).or_insert_with(|| SilencedRule::of(&url, known));
                     silenced.windows += 1;
                 }
                 joiner.window(facts.at_ms, end_ms, &report);

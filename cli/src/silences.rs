@@ -1,4 +1,4 @@
-//! `--silences FILE`: what is known and not to be told, with a reason and an end.
+//! `--silences FILE`: known findings that must not alert, each with a reason and an end.
 
 use std::fs;
 use std::path::Path;
@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use jiff::Zoned;
 use serde::Deserialize;
+use unslow_client::Target;
 use unslow_doctor::{Silence, Silenced};
 
 use crate::when::{self, local_time};
@@ -73,9 +74,10 @@ fn silence(entry: Entry, now: &Zoned) -> anyhow::Result<Silence> {
     if until_ms > now.timestamp().as_millisecond() + LONGEST_MS {
         bail!("until is more than a year away; what holds for longer is a --fail-on or a rule to argue about");
     }
+    let deployment = entry.deployment.map(|url| Target::parse(&url).map(|target| target.url())).transpose()?;
     Ok(Silence {
         rule: entry.rule,
-        deployment: entry.deployment,
+        deployment,
         servers: entry.servers,
         reason: entry.reason.trim().to_string(),
         from_ms: from_ms.max(0) as u64,

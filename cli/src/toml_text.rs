@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 /// password.
 pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
     toml::from_str(text).map_err(|e| {
-        let words = e.message().replace('\n', "; ");
+        let words = without_values(&e.message().replace('\n', "; "));
         match e.span() {
             Some(span) => {
                 let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
@@ -16,4 +16,31 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
             None => anyhow!("{words}"),
         }
     })
+}
+
+/// The message without the text that was found where something else was expected.
+fn without_values(message: &str) -> String {
+    match (message.find("string \""), message.rfind("\", expected")) {
+        (Some(from), Some(to)) if from < to => format!("{}a text{}", &message[..from], &message[to + 1..]),
+        _ => message.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct One {
+        #[serde(rename = "n")]
+        _n: u8,
+    }
+
+    #[test]
+    fn a_mistake_is_named_with_its_line_and_without_its_value() {
+        for text in ["\nn = \"redis://:s3cret@h\"", "\nn = [\"s3cret\"]", "\nn = s3cret"] {
+            let why = parse::<One>(text).unwrap_err().to_string();
+            assert!(why.starts_with("line 2: ") && !why.contains("s3cret") && why.lines().count() == 1, "{why}");
+        }
+    }
 }

@@ -10,6 +10,8 @@ use crate::{Stamp, Value};
 
 // What a writer keeps to, so that a reader may refuse more: values and rows of a chunk, and its bytes before zstd.
 pub const CELLS_DUE: usize = 1 << 20;
+/// All chunks end when their rows have this many values together: to end and to read them takes seconds.
+pub const CELLS_DUE_OF_ALL: usize = 64 << 20;
 pub const NOTE_BYTES_DUE: usize = 4 << 20;
 pub const MAX_FIELDS: usize = 16_384;
 pub const MAX_NAME: usize = 1_024;
@@ -168,6 +170,11 @@ impl Chunk {
     /// counted, many open chunks would never grow.
     pub fn bytes(&self) -> usize {
         self.row_bytes + self.note_bytes
+    }
+
+    /// How many values its rows have.
+    pub fn cells(&self) -> usize {
+        self.cells
     }
 
     /// Whether it is so large that it must end, whatever its age.

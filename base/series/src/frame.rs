@@ -6,7 +6,7 @@
 
 use crate::DamageKind;
 
-/// The format of every file this version writes. Older ones stay readable when it grows.
+/// The newest format that this version reads. Older ones stay readable when it grows.
 pub const VERSION: u16 = 2;
 pub const HEADER_BYTES: usize = 22;
 const MARKER: [u8; 4] = [0xf5, 0x8c, b'S', 0x0a];
@@ -26,6 +26,14 @@ impl FileKind {
         match self {
             FileKind::Segment => b"UNSLOWsg",
             FileKind::Log => b"UNSLOWop",
+        }
+    }
+
+    /// The format that is written: that of segments, which are sent to others, has not changed.
+    fn version(self) -> u16 {
+        match self {
+            FileKind::Segment => 1,
+            FileKind::Log => VERSION,
         }
     }
 
@@ -49,7 +57,7 @@ impl FileKind {
 
 pub fn header(kind: FileKind, number: u64) -> Vec<u8> {
     let mut out = kind.magic().to_vec();
-    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&kind.version().to_le_bytes());
     out.extend_from_slice(&number.to_le_bytes());
     let sum = crc32fast::hash(&out);
     out.extend_from_slice(&sum.to_le_bytes());

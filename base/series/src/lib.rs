@@ -78,12 +78,15 @@ pub enum Value {
 /// For fuzzing: a file with this magic whose frames hold these bytes, cut at every 0xff; each begins with its kind.
 #[doc(hidden)]
 pub fn framed(magic: &[u8; 8], bytes: &[u8]) -> Vec<u8> {
+    let pieces = bytes.split(|b| *b == 0xff).filter_map(|piece| piece.split_first());
+    framed_pieces(magic, pieces.map(|(kind, body)| (*kind, body)))
+}
+
+/// For tests: a file with this magic and these frames.
+#[doc(hidden)]
+pub fn framed_pieces<'a>(magic: &[u8; 8], pieces: impl Iterator<Item = (u8, &'a [u8])>) -> Vec<u8> {
     let kind = if magic == b"UNSLOWsg" { frame::FileKind::Segment } else { frame::FileKind::Log };
     let mut out = frame::header(kind, 1);
-    for piece in bytes.split(|b| *b == 0xff) {
-        if let Some((kind, body)) = piece.split_first() {
-            frame::put(&mut out, *kind, body);
-        }
-    }
+    pieces.for_each(|(kind, body)| frame::put(&mut out, kind, body));
     out
 }

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::chunk::{Chunk, Held, Note, Saying};
+use crate::chunk::{CELLS_DUE_OF_ALL, Chunk, Held, MAX_FIELDS, Note, Saying};
 use crate::column::Kind;
 use crate::frame::{FileKind, Piece, Scan};
 use crate::segment::{Entry, check_header};
@@ -73,6 +73,15 @@ impl Differ {
     pub fn row(&mut self, series: usize, seq: u64, at: Stamp, values: &[(usize, Value)]) -> (u8, Vec<u8>) {
         let mut out = place(series, seq, at);
         self.rows += 1;
+        let mut fields: Vec<usize> = values.iter().map(|(field, _)| *field).collect();
+        fields.sort_unstable();
+        // A field twice, of two kinds perhaps: such a row stands by itself.
+        if fields.windows(2).any(|pair| pair[0] == pair[1]) {
+            put_varint(&mut out, values.len() as u64);
+            values.iter().for_each(|(field, value)| put_value(&mut out, *field, *value));
+            self.whole = None;
+            return (ROW, out);
+        }
         let Some(whole) = self.whole.filter(|_| self.rows < ROWS_PER_WHOLE) else {
             (self.whole, self.rows) = (Some(seq), 0);
             self.values.clear();
@@ -89,10 +98,8 @@ impl Differ {
         for (field, value) in values {
             match self.values.get_mut(field) {
                 Some(kept) => {
-                    let twice = std::mem::replace(&mut kept.row, self.rows) == self.rows;
-                    seen += usize::from(!twice);
-                    // Of a field that is in one row twice, the last one counts.
-                    if twice || kept.word != Kind::split(*value) {
+                    (kept.row, seen) = (self.rows, seen + 1);
+                    if kept.word != Kind::split(*value) {
                         changed.push((*field, *value));
                     }
                 }
@@ -153,12 +160,14 @@ pub struct Replay {
     fields: HashMap<u64, Arc<str>>,
     /// The last whole row of each chunk's series in this file.
     wholes: HashMap<u64, (u64, Vec<(u64, Value)>)>,
+    /// Values of all rows.
+    cells: usize,
 }
 
 impl Replay {
     pub fn new(last: HashMap<Arc<str>, Last>) -> Replay {
         let (chunks, places, series) = (Vec::new(), HashMap::new(), HashMap::new());
-        Replay { chunks, last, places, series, fields: HashMap::new(), wholes: HashMap::new() }
+        Replay { chunks, last, places, series, fields: HashMap::new(), wholes: HashMap::new(), cells: 0 }
     }
 
     pub fn file(&mut self, file: &str, bytes: &[u8], damage: &mut Vec<Damage>) -> Result<(), Error> {
@@ -193,7 +202,9 @@ impl Replay {
                         self.chunks.len() - 1
                     }
                 };
-                self.series.insert(id, place);
+                if self.series.insert(id, place).is_some_and(|old| old != place) {
+                    self.wholes.remove(&id);
+                }
             }
             FIELD => {
                 let id = body.varint()?;
@@ -232,51 +243,57 @@ impl Replay {
     }
 
     fn row(&mut self, body: &mut Cursor<'_>) -> Option<()> {
-        let (mut ahead, mut first) = (*body, *body);
-        let series = first.varint()?;
-        let (_, _, seq, _) = self.placed(&mut ahead)?;
-        let values = values(&mut ahead)?;
-        self.take(body, &values)?;
-        *body = ahead;
+        let series = Cursor::varint(&mut body.clone())?;
+        let (seq, at, is_new) = self.begin(body)?;
+        let values = values(body)?;
+        if is_new {
+            self.push(series, seq, at, &values)?;
+        }
         self.wholes.insert(series, (seq, values));
         Some(())
     }
 
     fn difference(&mut self, body: &mut Cursor<'_>) -> Option<()> {
-        let (mut ahead, mut first) = (*body, *body);
-        let series = first.varint()?;
-        self.placed(&mut ahead)?;
-        let whole = ahead.varint()?;
-        let changed = values(&mut ahead)?;
-        let gone = (0..ahead.count(1)?).map(|_| ahead.varint()).collect::<Option<HashSet<u64>>>()?;
+        let series = Cursor::varint(&mut body.clone())?;
+        let (seq, at, is_new) = self.begin(body)?;
+        let whole = body.varint()?;
+        let changed = values(body)?;
+        let gone = body.count(1).filter(|count| *count <= MAX_FIELDS)?;
+        let gone = (0..gone).map(|_| body.varint()).collect::<Option<HashSet<u64>>>()?;
         let (_, kept) = self.wholes.get(&series).filter(|(seq, _)| *seq == whole)?;
+        if !is_new {
+            return Some(());
+        }
         let new: HashSet<u64> = changed.iter().map(|(field, _)| *field).collect();
         let same = kept.iter().filter(|(field, _)| !gone.contains(field) && !new.contains(field));
         let values: Vec<(u64, Value)> = same.copied().chain(changed.iter().copied()).collect();
-        self.take(body, &values)?;
-        *body = ahead;
-        Some(())
+        self.push(series, seq, at, &values)
     }
 
-    /// A row, unless it is known.
-    fn take(&mut self, body: &mut Cursor<'_>, values: &[(u64, Value)]) -> Option<()> {
+    /// The place of a row, and whether it is new. `None` where no writer makes another: a few bytes may stand for
+    /// thousands of values.
+    fn begin(&mut self, body: &mut Cursor<'_>) -> Option<(u64, Stamp, bool)> {
+        let (chunk, last, seq, at) = self.placed(body)?;
+        let is_new = seq > last.row;
+        (!is_new || !chunk.is_over()).then_some((seq, at, is_new))
+    }
+
+    fn push(&mut self, series: u64, seq: u64, at: Stamp, values: &[(u64, Value)]) -> Option<()> {
         let names = values.iter().map(|(field, value)| Some((self.fields.get(field)?.clone(), *value)));
         let named: Vec<(Arc<str>, Value)> = names.collect::<Option<_>>()?;
-        let (chunk, last, seq, at) = self.placed(body)?;
-        // No writer makes one as large; a few bytes may stand for thousands of values.
-        if chunk.is_over() {
+        let chunk = self.chunks.get_mut(*self.series.get(&series)?)?;
+        self.cells += named.len();
+        if self.cells > 2 * CELLS_DUE_OF_ALL {
             return None;
         }
-        if seq > last.row {
-            last.row = seq;
-            chunk.push(seq, at, named.iter().map(|(name, value)| (name, *value)));
-        }
+        self.last.entry(chunk.series.clone()).or_default().row = seq;
+        chunk.push(seq, at, named.iter().map(|(name, value)| (name, *value)));
         Some(())
     }
 }
 
 fn values(bytes: &mut Cursor<'_>) -> Option<Vec<(u64, Value)>> {
-    let count = bytes.count(3)?;
+    let count = bytes.count(3).filter(|count| *count <= MAX_FIELDS)?;
     let value = |_| {
         let field = bytes.varint()?;
         let value = match Kind::from_byte(bytes.byte()?)? {

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::chunk::{Chunk, Held, MAX_FIELDS, MAX_NAME, MAX_PAYLOAD, MAX_TEXT, MAX_TEXTS, Meta, Note, Saying};
+use crate::chunk::{
+    CELLS_DUE_OF_ALL, Chunk, Held, MAX_FIELDS, MAX_NAME, MAX_PAYLOAD, MAX_TEXT, MAX_TEXTS, Meta, Note, Saying,
+};
 use crate::error::Text;
 use crate::frame::{self, FileKind};
 use crate::log::{self, Replay};
@@ -96,6 +98,8 @@ impl Track {
 struct Log {
     number: u64,
     bytes: u64,
+    /// What it had at its beginning.
+    base: u64,
     /// Series and fields up to these ids have a number in this file.
     series: usize,
     fields: usize,
@@ -339,7 +343,8 @@ impl<D: Disk> Writer<D> {
         self.observe(now);
         if self.log.behind && now.mono_ms >= self.retry_at_ms {
             self.retry_at_ms = now.mono_ms.saturating_add(RETRY_MS);
-            self.rewrite_log()?;
+            // Chunks take less room than a log of all that is in memory.
+            self.flush()?;
         }
         let synced = *self.log.synced_ms.get_or_insert(now.mono_ms);
         if self.log.dirty && elapsed(synced, now.mono_ms) >= millis(self.settings.sync_every) {
@@ -376,7 +381,10 @@ impl<D: Disk> Writer<D> {
             self.put_names(&mut bytes);
             frame::put(&mut bytes, kind, body);
             let name = FileKind::Log.name(self.log.number);
-            if self.append(&name, self.log.bytes, &bytes)? {
+            let appended = self.append(&name, self.log.bytes, &bytes);
+            // Whatever went wrong, what comes next must not refer to it.
+            self.log.behind |= appended.is_err();
+            if appended? {
                 self.log.bytes += bytes.len() as u64;
                 (self.log.series, self.log.fields) = (self.tracks.len(), self.fields.len());
                 self.log.dirty = true;
@@ -400,9 +408,11 @@ impl<D: Disk> Writer<D> {
     fn flush_if_due(&mut self, now: Stamp) -> Result<(), Error> {
         let old = self.began_ms.is_some_and(|ms| elapsed(ms, now.mono_ms) >= millis(self.settings.chunk_age));
         let bytes = || self.tracks.iter().map(|t| t.chunk.bytes()).sum::<usize>();
-        let large = |track: &Track| track.chunk.is_due();
-        let due = old || self.log.bytes >= LOG_DUE || self.tracks.iter().any(large);
-        let due = due || bytes() >= self.settings.open_bytes_max;
+        let cells = || self.tracks.iter().map(|t| t.chunk.cells()).sum::<usize>();
+        // Names alone may take much of it, and come again with each log.
+        let long = self.log.bytes >= LOG_DUE && self.log.bytes - self.log.base >= LOG_DUE / 4;
+        let due = old || long || self.tracks.iter().any(|t| t.chunk.is_due());
+        let due = due || bytes() >= self.settings.open_bytes_max || cells() >= CELLS_DUE_OF_ALL;
         if !due || (self.log.behind && now.mono_ms < self.retry_at_ms) {
             return Ok(());
         }
@@ -517,7 +527,7 @@ impl<D: Disk> Writer<D> {
         let synced_ms = self.now.map(|now| now.mono_ms);
         let length = bytes.len() as u64;
         self.tracks.iter_mut().for_each(|track| track.differ = log::Differ::default());
-        self.log = Log { number, bytes: length, series, fields, synced_ms, dirty: false, behind: false };
+        self.log = Log { number, bytes: length, base: length, series, fields, synced_ms, dirty: false, behind: false };
         for number in old {
             let name = FileKind::Log.name(number);
             self.disk.remove(&name).map_err(|e| Error::io("remove", &name, e))?;

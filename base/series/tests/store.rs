@@ -295,6 +295,44 @@ fn a_newer_format_is_refused_by_name() {
     }
 }
 
+/// Frames of a log: a whole row of many fields, and thousands of differences that say nothing.
+#[test]
+fn a_log_whose_few_bytes_stand_for_many_values_is_read_in_time_and_memory() {
+    let varint = |mut n: u64| {
+        let mut out = Vec::new();
+        while n >= 0x80 {
+            out.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        out.push(n as u8);
+        out
+    };
+    let named = |id: u64, name: &str| [varint(id), varint(name.len() as u64), name.as_bytes().to_vec()].concat();
+    let mut frames = vec![(1u8, named(0, NODE)), (2, named(0, "field"))];
+    // One field, a hundred thousand times: more than a row may have.
+    let values = [0, 0, 2].repeat(100_000);
+    frames.push((3, [varint(0), varint(1), varint(0), varint(0), varint(100_000), values].concat()));
+    let fields: Vec<u8> = (0..16_000u64).flat_map(|field| [varint(field), vec![0, 2]].concat()).collect();
+    frames.extend((1..16_000).map(|id| (2, named(id, &format!("f{id}")))));
+    frames.push((3, [varint(0), varint(1), varint(0), varint(0), varint(16_000), fields].concat()));
+    // Known rows again and again, new ones, and other series of the same number.
+    let row = |seq: u64| [varint(0), varint(seq), varint(0), varint(0), varint(1), varint(0), varint(0)].concat();
+    frames.extend((0..50_000).map(|_| (6, row(1))));
+    frames.extend((2..3_000).map(|seq| (6, row(seq))));
+    for other in 0..3_000 {
+        frames.push((1, named(0, &format!("other {other}"))));
+        frames.push((6, row(5_000 + other)));
+    }
+    let mut disk = Memory::default();
+    let pieces = frames.iter().map(|(kind, body)| (*kind, body.as_slice()));
+    disk.files.insert(format!("{:020}.open", 1), unslow_series::framed_pieces(b"UNSLOWop", pieces));
+    let reader = Reader::with_disk(disk.clone()).unwrap();
+    assert!(!reader.damage().is_empty());
+    let rows = rows(&disk).len();
+    assert!((1..=300).contains(&rows), "{rows}");
+    assert!(Writer::with_disk(disk, Settings::default()).is_ok());
+}
+
 /// A segment and a log that a recorder wrote before differences were known; it was killed.
 #[test]
 fn a_directory_of_the_first_format_is_read_and_carried_on() {

@@ -89,7 +89,7 @@ pub struct Doctor {
     /// Lowest severity that makes the exit status 1 [default: low; with --only, whatever is there now]
     #[arg(long, value_enum, value_name = "SEVERITY")]
     fail_on: Option<FailOn>,
-    /// What is known and not to be told (docs/record.md): it is listed apart, and makes no exit status
+    /// File of known findings (docs/record.md): they are listed separately and do not count for the exit status
     #[arg(long, value_name = "FILE", conflicts_with = "only")]
     silences: Option<PathBuf>,
     /// Compare with an earlier report (made with --format json)

@@ -9,6 +9,7 @@ use unslow_units::{count, percent, time_us};
 use super::text::{self, Sorted, clock};
 use crate::chart::{Along, Line as ChartLine, LineChart, Unit, Values};
 use crate::frame::{self, date};
+use crate::silences;
 
 /// Nodes drawn in one plot, at most: more lines than this cannot be told apart.
 const PLOT_NODES: usize = 8;
@@ -37,6 +38,7 @@ pub fn render(report: &Report, facts: &Facts) -> anyhow::Result<String> {
         over => told(&sorted.over)?,
         risks => told(&sorted.risks)?,
         elsewhere => told(&elsewhere)?,
+        silenced => report.silenced.iter().map(silences::line).collect::<Vec<_>>(),
         taken => date(report.at_ms),
         topology => topology(report),
         logs => report.logs.iter().map(|line| (date(line.at_ms), line.text.clone())).collect::<Vec<_>>(),

@@ -1,7 +1,7 @@
 //! While it records: the last window, a minute, is diagnosed as soon as it is over. Incidents are told to a program,
 //! figures and findings to those who ask over HTTP.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -103,6 +103,8 @@ pub struct Alarms {
     /// File of what is not to be told.
     pub silences: Option<PathBuf>,
     joiners: HashMap<String, Joiner>,
+    /// Deployment and number of the incidents that others know of.
+    told: HashSet<(String, u32)>,
     /// Length of a window, in ms.
     window_ms: i64,
     /// The window that is diagnosed next begins then, unix time in ms.
@@ -120,6 +122,7 @@ impl Alarms {
             notify_from: FailOn::Low,
             silences: None,
             joiners: HashMap::new(),
+            told: HashSet::new(),
             window_ms,
             next_ms,
         }
@@ -131,6 +134,7 @@ impl Alarms {
         // A clock that was set: what is to come is diagnosed, not what was.
         if now_ms < self.next_ms || now_ms > self.next_ms + 10 * self.window_ms {
             self.next_ms = now_ms.div_euclid(self.window_ms) * self.window_ms;
+            self.joiners.values_mut().for_each(|joiner| joiner.clock_set(now_ms.max(0) as u64));
         }
         let end_ms = self.next_ms + self.window_ms;
         if now_ms < end_ms + SETTLED_MS {
@@ -141,11 +145,11 @@ impl Alarms {
         let opened = Tape::open(&self.dir);
         if opened.is_err() {
             // Figures of the minute before would look like those of this one.
-            self.board.with(|seen| (seen.facts, seen.findings) = (Vec::new(), Vec::new()));
+            self.board.with(|seen| (seen.facts, seen.findings, seen.silenced) = Default::default());
         }
         let tape = opened?;
         let (silences, mut failed) = self.silences();
-        let (mut all, mut findings, mut silenced) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut all, mut findings, mut silenced, mut told) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for url in tape.deployments() {
             let facts = match tape.facts(&url, window.clone()) {
                 Ok(facts) => facts,
@@ -161,9 +165,7 @@ impl Alarms {
             let joiner = joiner.or_insert_with(|| Joiner::new(&url, PATIENCE * self.window_ms as u64));
             let turns = joiner.window(window.start as u64, window.end as u64, &report);
             joiner.forget_over();
-            for turn in &turns {
-                self.tell(turn);
-            }
+            told.extend(turns);
             let grave = report.findings.iter().filter(|f| f.severity_now() >= Severity::High);
             grave.flat_map(|f| &f.subjects).for_each(|subject| recorder.look_closer(&url, subject));
             silenced.extend(report.silenced);
@@ -171,6 +173,7 @@ impl Alarms {
             all.push(facts);
         }
         self.board.with(|seen| (seen.facts, seen.findings, seen.silenced) = (all, findings, silenced));
+        told.into_iter().for_each(|turn| self.tell(turn));
         failed.map_or(Ok(()), Err)
     }
 
@@ -182,13 +185,24 @@ impl Alarms {
         }
     }
 
-    fn tell(&self, turn: &Turn) {
-        let (event, incident) = notify::parts(turn);
+    /// Of each incident "began" is told first, however grave it was when it began, and "over" only after that.
+    fn tell(&mut self, turn: Turn) {
+        let (event, incident) = notify::parts(&turn);
         if event == "began" {
             self.board.with(|seen| seen.incidents += 1);
         }
-        if self.notify_from.least().is_some_and(|least| incident.severity >= least) {
-            self.notifier.tell(turn);
+        let key = (incident.deployment.clone(), incident.id);
+        let is_grave = self.notify_from.least().is_some_and(|least| incident.severity >= least);
+        let turn = match turn {
+            Turn::Over(incident) => self.told.remove(&key).then_some(Turn::Over(incident)),
+            Turn::Began(incident) | Turn::Worse(incident) if is_grave && self.told.insert(key.clone()) => {
+                Some(Turn::Began(incident))
+            }
+            Turn::Worse(incident) if self.told.contains(&key) => Some(Turn::Worse(incident)),
+            Turn::Began(_) | Turn::Worse(_) => None,
+        };
+        if let Some(turn) = turn {
+            self.notifier.tell(&turn);
         }
     }
 }

@@ -70,10 +70,10 @@ pub struct RecordArguments {
     /// POST the same JSON to this URL
     #[arg(long, value_name = "URL", conflicts_with = "config")]
     webhook: Option<String>,
-    /// Lowest severity of incidents that --on-incident and --webhook are told
+    /// Lowest severity of the incidents sent to --on-incident and --webhook
     #[arg(long, value_enum, default_value = "low", value_name = "SEVERITY", conflicts_with = "config")]
     notify_from: FailOn,
-    /// What is known and not to be told (docs/record.md); read again for each window
+    /// File of known findings that must not alert (docs/record.md); read again for each window
     #[arg(long, value_name = "FILE", conflicts_with = "config")]
     silences: Option<PathBuf>,
     /// For alarms and --metrics: length of the windows that are diagnosed one by one

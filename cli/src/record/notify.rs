@@ -107,7 +107,6 @@ fn deliver(letters: &Receiver<Letter>, command: Option<&str>, webhook: Option<&W
         if let Some(webhook) = webhook
             && let Err(why) = webhook.post(&letter.document)
         {
-            // The URL may hold a token.
             eprintln!("unslow: --webhook: {why}");
         }
     }
@@ -159,8 +158,9 @@ struct Webhook {
 impl Webhook {
     fn new(url: String) -> anyhow::Result<Webhook> {
         let is_https = url.starts_with("https://");
-        if !is_https && !url.starts_with("http://") {
-            anyhow::bail!("--webhook takes a URL with http:// or https://");
+        let host = url.parse::<ureq::http::Uri>().ok().and_then(|uri| uri.host().map(str::to_string));
+        if (!is_https && !url.starts_with("http://")) || host.is_none_or(|host| host.is_empty()) {
+            anyhow::bail!("--webhook takes a URL with http:// or https:// and a host");
         }
         let mut config = ureq::Agent::config_builder()
             .timeout_global(Some(POST_PATIENCE))
@@ -168,7 +168,7 @@ impl Webhook {
             .max_redirects(0)
             .user_agent("unslow");
         if is_https {
-            config = config.tls_config(tls());
+            config = config.tls_config(tls()?);
         }
         Ok(Webhook { url, agent: config.build().into() })
     }
@@ -185,7 +185,9 @@ impl Webhook {
                     return Err(format!("it answers {code}"));
                 }
                 Err(ureq::Error::StatusCode(code)) => format!("it answers {code}"),
-                Err(e) => e.to_string(),
+                Err(ureq::Error::TooManyRedirects) => return Err("it answers with another place".into()),
+                // The URL may hold a token.
+                Err(e) => e.to_string().replace(&self.url, "URL"),
             };
             match pauses.next() {
                 Some(pause) => std::thread::sleep(*pause),
@@ -196,11 +198,15 @@ impl Webhook {
 }
 
 /// The system's certificates.
-fn tls() -> ureq::tls::TlsConfig {
+fn tls() -> anyhow::Result<ureq::tls::TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
+    if found.certs.is_empty() {
+        anyhow::bail!("--webhook: this machine has no CA certificates; install ca-certificates, or set SSL_CERT_FILE");
+    }
     let roots = found.certs.iter().map(|der| ureq::tls::Certificate::from_der(der).to_owned());
-    ureq::tls::TlsConfig::builder()
+    let tls = ureq::tls::TlsConfig::builder()
         .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .root_certs(roots.into())
-        .build()
+        .build();
+    Ok(tls)
 }

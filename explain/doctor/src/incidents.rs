@@ -82,6 +82,8 @@ pub struct Incidents {
 /// A rule's findings that were not to be told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SilencedRule {
+    /// The deployment's URL.
+    pub deployment: String,
     /// Rule.
     pub rule: String,
     /// What its silence gives as the reason.
@@ -94,9 +96,9 @@ pub struct SilencedRule {
 
 impl SilencedRule {
     /// Not seen so far.
-    pub fn of(known: &Silenced) -> SilencedRule {
-        let (rule, reason) = (known.id.clone(), known.reason.clone());
-        SilencedRule { rule, reason, until_ms: known.until_ms, windows: 0 }
+    pub fn of(deployment: &str, known: &Silenced) -> SilencedRule {
+        let (deployment, rule, reason) = (deployment.to_string(), known.id.clone(), known.reason.clone());
+        SilencedRule { deployment, rule, reason, until_ms: known.until_ms, windows: 0 }
     }
 }
 
@@ -136,23 +138,30 @@ pub struct Joiner {
     /// Of the incident that began last.
     last_id: u32,
     until_ms: u64,
+    /// For how long each that is open was looked for and not there.
+    quiet_ms: BTreeMap<u32, u64>,
 }
 
 impl Joiner {
     pub fn new(deployment: &str, patience_ms: u64) -> Joiner {
         let (open, done) = (Vec::new(), Vec::new());
-        Joiner { deployment: deployment.to_string(), patience_ms, open, done, last_id: 0, until_ms: 0 }
+        let (deployment, quiet_ms) = (deployment.to_string(), BTreeMap::new());
+        Joiner { deployment, patience_ms, open, done, last_id: 0, until_ms: 0, quiet_ms }
     }
 
     /// Takes the diagnosis of a window. What was over before it, and what costs nothing, is no part of an incident.
     /// Returns what began, got worse and is over by it, for those who are told while it happens: an incident has the
     /// same number in each.
     pub fn window(&mut self, from_ms: u64, to_ms: u64, report: &Report) -> Vec<Turn> {
+        // After a time of which nothing is known, what was open before is over.
+        let follows = from_ms.saturating_sub(self.until_ms) <= self.patience_ms;
         self.until_ms = to_ms;
         let patience_ms = self.patience_ms;
-        let (over, open) = std::mem::take(&mut self.open)
-            .into_iter()
-            .partition(|incident| from_ms.saturating_sub(incident.ended_ms) > patience_ms);
+        let quiet = |id: u32| self.quiet_ms.get(&id).copied().unwrap_or(0);
+        let (over, open) = std::mem::take(&mut self.open).into_iter().partition(|incident| {
+            let gone_ms = if follows { quiet(incident.id) } else { from_ms.saturating_sub(incident.ended_ms) };
+            gone_ms > patience_ms
+        });
         self.open = open;
         let over: Vec<Incident> = over;
         let mut turns: Vec<Turn> = over.iter().cloned().map(Turn::Over).collect();
@@ -162,6 +171,12 @@ impl Joiner {
         for finding in report.findings.iter().filter(costs) {
             self.found(from_ms, to_ms, finding);
         }
+        let quiet_now = |i: &Incident| match i.ended_ms == to_ms {
+            true => 0,
+            false if may_go_on(i, report) => self.quiet_ms.get(&i.id).copied().unwrap_or(0),
+            false => self.quiet_ms.get(&i.id).copied().unwrap_or(0) + to_ms.saturating_sub(from_ms),
+        };
+        self.quiet_ms = self.open.iter().map(|i| (i.id, quiet_now(i))).collect();
         let is_gone = |i: &&Incident| self.open.iter().all(|open| open.id != i.id);
         turns.extend(before.iter().filter(is_gone).cloned().map(Turn::Over));
         turns.extend(self.open.iter().filter_map(|now| match before.iter().find(|i| i.id == now.id) {
@@ -172,6 +187,14 @@ impl Joiner {
             Some(_) => None,
         }));
         turns
+    }
+
+    /// The clock was set back: what is going on has not been seen in the future.
+    pub fn clock_set(&mut self, now_ms: u64) {
+        for open in &mut self.open {
+            open.ended_ms = open.ended_ms.min(now_ms);
+            open.began_ms = open.began_ms.min(open.ended_ms);
+        }
     }
 
     /// Those that are going on, or were a moment ago.
@@ -202,6 +225,11 @@ impl Joiner {
         let cause = self.open.iter_mut().find(|open| open.chain.iter().any(|l| l.id == finding.id) && about(open));
         if let Some(cause) = cause {
             cause.ended_ms = to_ms;
+            if finding.severity_now() > cause.severity {
+                (cause.severity, cause.worst_ms) = (finding.severity_now(), from_ms);
+                cause.title.clone_from(&finding.title);
+                cause.impact.clone_from(&finding.impact);
+            }
             return;
         }
         self.last_id += 1;
@@ -243,6 +271,17 @@ impl Joiner {
         }
         self.done
     }
+}
+
+/// Whether it is not known to be over: it is silenced, its rule could not look, or its servers do not answer.
+fn may_go_on(incident: &Incident, report: &Report) -> bool {
+    let about = |subjects: &[String]| subjects.iter().any(|s| incident.subjects.contains(s));
+    let is_silenced = report.silenced.iter().any(|s| s.id == incident.rule && about(&s.subjects));
+    let could_not = report.looked.could_not.contains(&incident.rule);
+    let away = |address: &String| {
+        report.deployment.nodes.iter().any(|node| node.address == *address && node.unreachable.is_some())
+    };
+    is_silenced || could_not || incident.subjects.iter().any(away)
 }
 
 fn extend(open: &mut Incident, from_ms: u64, to_ms: u64, finding: &Finding) {
@@ -393,6 +432,60 @@ mod tests {
         mild.severity = Severity::Low;
         let rises = told(vec![vec![mild], vec![hangs("a:1")], vec![hangs("a:1")]]);
         assert_eq!(rises, [(0, "began", 1, rule()), (1, "worse", 1, rule())]);
+    }
+
+    #[test]
+    fn what_is_silenced_or_cannot_be_seen_is_not_over() {
+        let mut joiner = Joiner::new("redis://a:1", 2 * MINUTE);
+        let mut turns = Vec::new();
+        for minute in 0..30 {
+            let mut report = Report::failed("redis://a:1", 0, "");
+            match minute {
+                0 | 29 => report.findings = vec![finding("replica_lag", "a:1", 2.0)],
+                1..10 => {
+                    let known = Silenced {
+                        id: "replica_lag".into(),
+                        title: String::new(),
+                        severity: Severity::High,
+                        subjects: vec!["a:1".into()],
+                        reason: String::new(),
+                        until_ms: 0,
+                    };
+                    report.silenced = vec![known];
+                }
+                _ => report.looked.could_not = vec!["replica_lag".into()],
+            }
+            turns.extend(joiner.window(minute * MINUTE, (minute + 1) * MINUTE, &report));
+        }
+        assert!(matches!(&turns[..], [Turn::Began(_)]), "{turns:?}");
+        let seen = Report::failed("redis://a:1", 0, "");
+        for minute in 30..34 {
+            turns.extend(joiner.window(minute * MINUTE, (minute + 1) * MINUTE, &seen));
+        }
+        assert!(matches!(&turns[..], [Turn::Began(_), Turn::Over(_)]), "{turns:?}");
+    }
+
+    #[test]
+    fn a_consequence_that_is_worse_than_its_cause_is_told() {
+        let mut cause = leading_to(finding("node_timeout_margin", "a:1", 5.0), "failover_flapping");
+        cause.severity = Severity::Low;
+        let all = told(vec![vec![cause], vec![finding("failover_flapping", "a:1", 9.0)]]);
+        assert_eq!(all.iter().map(|t| t.1).collect::<Vec<_>>(), ["began", "worse"], "{all:?}");
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_ends_nothing_later_than_now() {
+        let mut joiner = Joiner::new("redis://a:1", 2 * MINUTE);
+        let mut report = Report::failed("redis://a:1", 0, "");
+        report.findings = vec![finding("swap", "a:1", 1.0)];
+        joiner.window(600 * MINUTE, 601 * MINUTE, &report);
+        joiner.clock_set(10 * MINUTE);
+        let quiet = Report::failed("redis://a:1", 0, "");
+        let mut turns = Vec::new();
+        for minute in 10..14 {
+            turns.extend(joiner.window(minute * MINUTE, (minute + 1) * MINUTE, &quiet));
+        }
+        assert!(matches!(&turns[..], [Turn::Over(_)]), "{turns:?}");
     }
 
     #[test]

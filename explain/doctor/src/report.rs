@@ -231,13 +231,15 @@ fn judge(facts: &Facts, only: &[String], silences: &[Silence]) -> Report {
         }
     }
     cannot_see.extend(unseen(facts));
+    // Before causes and consequences are joined: a consequence of what is silenced is told.
+    let silenced = silence::take_silenced(&mut present, silences, &facts.url, facts.at_ms);
     let mut findings = chain::fold(present, rules::ALL, |cause, effect| rules::arrows::holds(facts, cause, effect));
     // "Not your Redis" is said only when nothing measured says otherwise.
     let against = |f: &Finding| f.id != "not_your_redis" && !OF_CLIENTS.contains(&f.id.as_str());
-    if findings.iter().any(|f| against(f) && f.severity > Severity::Risk) {
+    let is_known = |s: &Silenced| s.id != "not_your_redis" && s.severity > Severity::Risk;
+    if findings.iter().any(|f| against(f) && f.severity > Severity::Risk) || silenced.iter().any(is_known) {
         findings.retain(|f| f.id != "not_your_redis" || f.severity > Severity::Risk);
     }
-    let silenced = silence::take_silenced(&mut findings, silences, &facts.url, facts.at_ms);
     let looked = looked(&answers);
     Report {
         schema: SCHEMA.into(),
@@ -569,6 +571,7 @@ pub fn diff(before: &Report, after: &Report) -> Vec<Diff> {
         away || not_asked
             || after.looked.could_not.iter().any(|c| c == id)
             || after.cannot_see.iter().any(|c| c.id == id)
+            || after.silenced.iter().any(|s| s.id == id)
     };
     let ids: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     ids.into_iter()

@@ -116,7 +116,6 @@ struct Link {
     told_at: u64,
     /// When a closer look began.
     deep_at: Option<u64>,
-    left: bool,
 }
 
 /// All nodes of one thread.
@@ -150,18 +149,11 @@ impl Eye {
                 }
             }
             Order::Leave(node) => {
-                if let Some(link) = self.links.get_mut(&node) {
-                    link.left = true;
-                    self.hang_up(io, node);
-                }
+                self.hang_up(io, node);
+                self.links.remove(&node);
             }
             Order::Ask { node, target, peer } => match self.links.get_mut(&node) {
                 Some(link) => {
-                    if link.left {
-                        link.left = false;
-                        link.next_tick = (now_ns() / TICK + 1) * TICK;
-                        io.timer(link.next_tick, node as u64);
-                    }
                     if link.peer != peer || link.target != *target {
                         (link.peer, link.target, link.dial_at) = (peer, *target, 0);
                         self.hang_up(io, node);
@@ -177,13 +169,14 @@ impl Eye {
         }
     }
 
-    fn tell(&mut self, node: NodeNumber, saw: Saw) {
-        self.waiting.tell(&self.seen, Note::Saw(node, stamp(), saw));
+    /// False if it was lost.
+    fn tell(&mut self, node: NodeNumber, saw: Saw) -> bool {
+        self.waiting.tell(&self.seen, Note::Saw(node, stamp(), saw))
     }
 
     fn tick(&mut self, io: &mut Io, node: NodeNumber) {
         let now = now_ns();
-        let Some(link) = self.links.get_mut(&node).filter(|l| !l.left) else { return };
+        let Some(link) = self.links.get_mut(&node) else { return };
         link.next_tick += TICK;
         if link.next_tick <= now {
             // This process was held up: what was missed is not made up for.
@@ -269,7 +262,11 @@ impl Eye {
         let since_ms = link.away.as_ref().map_or_else(|| unix_ms().saturating_sub(owed_ms), |(away, _)| away.since_ms);
         let away = Away { why, lack, silent, since_ms };
         link.away = Some((away.clone(), teller));
-        self.tell(node, Saw::Away(Some(away)));
+        if !self.tell(node, Saw::Away(Some(away)))
+            && let Some(link) = self.links.get_mut(&node)
+        {
+            link.told_at = 0;
+        }
     }
 
     /// It is back, if that is what said that it was away.
@@ -398,7 +395,6 @@ impl Link {
             away: None,
             told_at: 0,
             deep_at: None,
-            left: false,
         }
     }
 

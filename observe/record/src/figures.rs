@@ -12,7 +12,7 @@ use crate::scheme::node_series;
 use crate::tape::{Tape, TapeError, Texts};
 
 /// Numbers of a table in memory, at most: 400 MB.
-const CELLS_MAX: usize = 50_000_000;
+const CELLS_MAX: usize = 25_000_000;
 /// Of the PINGs since the row before.
 const PING_P50: &str = "ping_us_p50";
 const PING_MAX: &str = "ping_us_max";
@@ -65,7 +65,11 @@ impl Tape {
                     let near = if near.is_empty() { "none".into() } else { near.join(", ") };
                     return Err(TapeError::NoFigure { name: unknown.clone(), near });
                 }
-                some.to_vec()
+                let mut once: Vec<String> = Vec::new();
+                once.extend(some.iter().filter(|name| !name.is_empty()).cloned());
+                let mut seen = BTreeSet::new();
+                once.retain(|name| seen.insert(name.clone()));
+                once
             }
         };
         let places: HashMap<&str, usize> = names.iter().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
@@ -177,8 +181,12 @@ impl Figures {
         let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         let deployment = escaped(&self.deployment);
         let servers: Vec<String> = self.servers.iter().map(|server| escaped(server)).collect();
+        let mut used = BTreeSet::new();
         for (place, name) in self.names.iter().enumerate() {
-            let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+            let mut name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+            while !used.insert(name.clone()) {
+                name.push('_');
+            }
             writeln!(out, "# TYPE redis_{name} unknown")?;
             for row in &self.rows {
                 if let Some(value) = row.values[place] {

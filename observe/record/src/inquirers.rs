@@ -15,7 +15,7 @@ use unslow_topology::{DeploymentKind, Member, Role};
 
 use crate::eye::{CALM, Order, stamp};
 use crate::notes::{NodeNumber, Note};
-use crate::scheme::{Listed, Listing};
+use crate::scheme::{Listed, Listing, TELL_AGAIN_MS};
 
 /// Every so many rounds all of it is asked.
 pub const ROUNDS_PER_WHOLE: u32 = 6;
@@ -25,6 +25,8 @@ const DISCOVER: Duration = Duration::from_secs(600);
 const IDLE: Duration = Duration::from_secs(60);
 /// A failover changes several servers within moments.
 const SOON: Duration = Duration::from_secs(1);
+/// A deployment that cannot be discovered is told again as it was.
+const LIST_AGAIN: Duration = Duration::from_millis(TELL_AGAIN_MS);
 /// While it does not answer.
 const DISCOVER_AGAIN: Duration = Duration::from_secs(10);
 /// A node that is not listed any more is asked for this long: a dead replica is not in its master's list either.
@@ -41,6 +43,8 @@ struct Watched {
     target: Target,
     url: String,
     numbers: HashMap<String, Number>,
+    /// What was found last, and when that was told.
+    listing: Option<(Listing, Instant)>,
     sentinels: Vec<(Member, Target)>,
 }
 
@@ -107,6 +111,7 @@ impl Inquirers {
                 url: target.url(),
                 target: target.clone(),
                 numbers: HashMap::new(),
+                listing: None,
                 sentinels: Vec::new(),
             });
             state.watched.len() - 1
@@ -228,8 +233,11 @@ impl Inquirers {
                 self.found(place, &found);
                 DISCOVER
             }
-            // What was known of it stays.
-            Err(_) => DISCOVER_AGAIN,
+            // What was known of it stays: servers that are away are still its servers.
+            Err(_) => {
+                self.list_again(place);
+                DISCOVER_AGAIN
+            }
         };
         self.later(Job::Discover(place), pause);
     }
@@ -276,10 +284,31 @@ impl Inquirers {
         }
     }
 
+    /// A reader looks back for some minutes only.
+    fn list_again(&self, place: usize) {
+        let again = {
+            let watched = &mut self.state().watched[place];
+            let url = watched.url.clone();
+            let due = watched.listing.as_mut().filter(|(_, told)| told.elapsed() >= LIST_AGAIN);
+            due.map(|(listing, told)| {
+                *told = Instant::now();
+                Note::Listing { url, at: stamp(), listing: listing.clone() }
+            })
+        };
+        if let Some(note) = again {
+            self.tell(note);
+        }
+    }
+
     fn list(&self, place: usize, members: Vec<(Member, Target)>, listing: impl FnOnce(Vec<Listed>) -> Listing) {
         let nodes: Vec<Listed> = members.iter().map(|(member, _)| listed(member)).collect();
-        let url = self.state().watched[place].url.clone();
-        self.tell(Note::Listing { url, at: stamp(), listing: listing(nodes) });
+        let listing = listing(nodes);
+        let url = {
+            let watched = &mut self.state().watched[place];
+            watched.listing = Some((listing.clone(), Instant::now()));
+            watched.url.clone()
+        };
+        self.tell(Note::Listing { url, at: stamp(), listing });
         let addresses: Vec<String> = members.iter().map(|(member, _)| member.address.clone()).collect();
         for (member, target) in members {
             self.is_listed(place, &member, target);
@@ -301,7 +330,10 @@ impl Inquirers {
                 state.nodes.remove(number);
             }
         }
-        left.into_iter().for_each(|number| self.order(number, Order::Leave(number)));
+        for number in left {
+            self.order(number, Order::Leave(number));
+            self.tell(Note::Left(number));
+        }
     }
 
     fn is_listed(&self, place: usize, member: &Member, target: Target) {

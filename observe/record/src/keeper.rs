@@ -123,6 +123,8 @@ impl Fields {
 struct Shared {
     texts: HashSet<Arc<str>>,
     columns: HashMap<Arc<str>, Arc<[FieldId]>>,
+    /// How many texts are looked through for those that are not used any more.
+    due: usize,
 }
 
 /// Names and templates that no field has any more go when there are so many.
@@ -133,8 +135,9 @@ impl Shared {
         if let Some(known) = self.texts.get(text) {
             return known.clone();
         }
-        if self.texts.len() >= TEXTS_DUE && self.texts.len().is_power_of_two() {
+        if self.texts.len() >= self.due.max(TEXTS_DUE) {
             self.texts.retain(|text| Arc::strong_count(text) > 1);
+            self.due = 2 * self.texts.len();
         }
         let new: Arc<str> = text.into();
         self.texts.insert(new.clone());
@@ -181,6 +184,10 @@ impl<D: Disk> Keeper<D> {
                 return self.second(*number, *at, &String::from_utf8_lossy(info), pings, sent);
             }
             Note::Wake => Ok(()),
+            Note::Left(number) => {
+                self.nodes.remove(number);
+                Ok(())
+            }
             Note::Node { number, url, address } => self.node(*number, url, address),
             Note::Listing { url, at, listing } => self.listing(url, *at, listing),
             Note::Saw(number, at, saw) => {
@@ -257,6 +264,9 @@ impl<D: Disk> Keeper<D> {
             let Some(field) = kept.fields.see(name, &mut self.shared) else { continue };
             if field.value != value || *field.template == *info::GONE {
                 let parts = info::split(value);
+                if self.row.len() + parts.numbers.len() > ROW_MAX {
+                    continue;
+                }
                 if *field.template != *parts.template {
                     match self.writer.text(kept.series, at, name, &parts.template) {
                         // More names than the store holds texts of, over the years.

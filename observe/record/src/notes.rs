@@ -17,6 +17,8 @@ pub type NodeNumber = usize;
 pub enum Note {
     /// The number of a node.
     Node { number: NodeNumber, url: String, address: String },
+    /// A node is asked no more.
+    Left(NodeNumber),
     /// What discovery found.
     Listing { url: String, at: Stamp, listing: Listing },
     /// What the event loop saw.
@@ -58,14 +60,16 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Hands it over, or counts it as lost.
-    pub fn tell(&self, notes: &SyncSender<Note>, note: Note) {
+    /// Hands it over, or counts it as lost: false.
+    pub fn tell(&self, notes: &SyncSender<Note>, note: Note) -> bool {
         let bytes = note.info_bytes();
         let waiting = self.info_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if waiting.saturating_add(bytes) > WAITING_BYTES || notes.try_send(note).is_err() {
+        let is_lost = waiting.saturating_add(bytes) > WAITING_BYTES || notes.try_send(note).is_err();
+        if is_lost {
             self.info_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+        !is_lost
     }
 
     /// It was written.

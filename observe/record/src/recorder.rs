@@ -110,12 +110,14 @@ impl Recorder {
                 continue; // typed twice
             }
             let deployment = discover(&target, &options);
-            if let Err(e) = &deployment
-                && !may_pass(e)
-            {
-                return Err(e.clone().into());
-            }
             found.push((target, deployment));
+        }
+        // One whose password has changed must not keep the others from being recorded.
+        let hopeless = |(_, found): &(Target, Result<Deployment, Error>)| found.as_ref().is_err_and(|e| !may_pass(e));
+        if found.iter().all(hopeless)
+            && let Some((_, Err(e))) = found.first()
+        {
+            return Err(e.clone().into());
         }
         let keeper = Keeper::new(Writer::open(&dir, store)?, stamp())?;
         let tls = match found.iter().any(|(target, _)| target.tls) {

@@ -365,8 +365,8 @@ fn only_so_much_info_waits_for_a_disk_that_hangs() {
         let (info, pings) = (vec![b'x'; 4 << 20], Pings::default());
         Note::Saw(0, at(0), Saw::Second { info, pings, sent: Own::default() })
     };
-    (0..100).for_each(|_| waiting.tell(&notes, large()));
+    assert_eq!((0..100).filter(|_| waiting.tell(&notes, large())).count(), 16);
     assert_eq!((taken.try_iter().inspect(|note| waiting.taken(note)).count(), waiting.lost()), (16, 84));
-    waiting.tell(&notes, large());
+    assert!(waiting.tell(&notes, large()));
     assert_eq!((taken.try_iter().count(), waiting.lost()), (1, 84), "there is room again");
 }
