@@ -13,17 +13,11 @@ import sys
 import tempfile
 import time
 
+from process import cpu_ns
+
 PORT = 17779
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "7")), float(os.environ.get("WINDOW", "2"))
 DEPTHS = {1: 50, 16: 50}
-
-
-def cpu_ns(pid):
-    total = 0
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/schedstat") as file:
-            total += int(file.read().split()[0])
-    return total
 
 
 def run(unslow, server):

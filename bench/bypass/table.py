@@ -12,18 +12,12 @@ import sys
 import tempfile
 import time
 
+from process import cpu_ns
+
 unslow, benchmark = sys.argv[1:3]
 servers = [a.split("=", 1) for a in sys.argv[3:]]
 ROUNDS, SECONDS = int(os.environ.get("ROUNDS", "5")), float(os.environ.get("WINDOW", "1"))
 PORT = 17777
-
-
-def cpu_ns(pid):
-    total = 0
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/schedstat") as f:
-            total += int(f.read().split()[0])
-    return total
 
 
 def pin(pid, cpus):

@@ -23,7 +23,7 @@ struct File {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "[[silence]] with rule, reason and until")]
 struct Entry {
     rule: Option<String>,
     deployment: Option<String>,

@@ -325,6 +325,7 @@ fn what_is_wrong_with_a_configuration_is_one_line_and_nothing_is_recorded() {
         ("silences = \"none.toml\"\n[[deployment]]\nurl = \"redis://h\"\n", "none.toml"),
         ("[[deployment]]\nurl = \"redis://h\"\npassword_file = \"none\"\n", "deployment 1: "),
         ("password = \"s3cret\"\n", "unknown field"),
+        ("deployment = [\"redis://:s3cret@h\"]\n", "a text, expected [[deployment]] with url"),
     ] {
         fs::write(&file, text).unwrap();
         let output = command(&["record", "--config"]).arg(&file).output().unwrap();

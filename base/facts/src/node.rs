@@ -534,7 +534,7 @@ impl Node {
     /// Whether counters of commands were reset in the window (a restart, CONFIG RESETSTAT): then they tell nothing.
     fn was_reset(&self) -> bool {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return false };
-        // A line that is gone counts as none.
+        // A line that is missing from the later INFO counts as zero calls.
         first.info.command_stats_since(&last.info).values().any(|(after, before)| after.calls < before.calls)
     }
 

@@ -21,7 +21,7 @@ pub const STATE: u8 = 5;
 /// A row as what differs from an earlier one of its series in this file (since format 2).
 pub const DIFFERENCE: u8 = 6;
 
-/// A whole row after so many: one that is damaged costs those that differ from it.
+/// Rows from one whole row to the next. A damaged whole row also costs the rows recorded as differences from it.
 const ROWS_PER_WHOLE: u32 = 64;
 
 /// The body of `SERIES` and `FIELD`: what a number means in this file.

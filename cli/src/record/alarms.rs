@@ -98,9 +98,9 @@ pub struct Alarms {
     dir: PathBuf,
     board: Board,
     notifier: Notifier,
-    /// What is told to others.
+    /// Lowest severity that is sent to the command and the webhook.
     pub notify_from: FailOn,
-    /// File of what is not to be told.
+    /// File of known findings that must not alert.
     pub silences: Option<PathBuf>,
     joiners: HashMap<String, Joiner>,
     /// Deployment and number of the incidents that others know of.
@@ -185,7 +185,8 @@ impl Alarms {
         }
     }
 
-    /// Of each incident "began" is told first, however grave it was when it began, and "over" only after that.
+    /// The first event sent for an incident is always "began", even if it only became severe enough later; "over" is
+    /// sent only if "began" was.
     fn tell(&mut self, turn: Turn) {
         let (event, incident) = notify::parts(&turn);
         if event == "began" {

@@ -45,7 +45,7 @@ pub struct RecordArguments {
     /// Deployments: redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(value_name = "URL")]
     urls: Vec<String>,
-    /// File that names deployments and settings, in place of the flags that are the same there (docs/record.md)
+    /// Read deployments and settings from this file instead of the command line (docs/record.md)
     #[arg(long, value_name = "FILE", conflicts_with = "urls")]
     config: Option<PathBuf>,
     /// Directory of the recording; created if need be

@@ -40,7 +40,7 @@ struct Letter {
     document: String,
 }
 
-/// Tells them, on a thread of its own.
+/// Sends incidents to the listeners, on a thread of its own.
 pub struct Notifier {
     letters: Option<SyncSender<Letter>>,
     thread: Option<JoinHandle<()>>,
@@ -59,7 +59,7 @@ impl Notifier {
         Ok(Notifier { letters: Some(letters), thread: Some(thread) })
     }
 
-    /// Whether anybody is told.
+    /// Whether there are any listeners.
     pub fn is_needed(&self) -> bool {
         self.letters.is_some()
     }
@@ -114,7 +114,7 @@ fn deliver(letters: &Receiver<Letter>, command: Option<&str>, webhook: Option<&W
 
 fn run(command: &str, letter: &Letter) -> Result<(), String> {
     let mut shell = Command::new("sh");
-    // A group of its own, so that all of it is ended where it hangs. Passwords are no business of its.
+    // A process group of its own, so that a command that hangs is killed with its children. It must not see passwords.
     shell.args(["-c", command]).env("UNSLOW_EVENT", letter.event).env_remove("UNSLOW_PASSWORD").process_group(0);
     let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().map_err(|e| e.to_string())?;
     let writer = child.stdin.take().map(|mut stdin| {

@@ -53,7 +53,7 @@ struct File {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "[[deployment]] with url = \"...\"")]
 struct Watched {
     url: String,
     user: Option<String>,
