@@ -185,16 +185,15 @@ fn from_cluster(connection: &mut ReadOnly, seed: &Endpoint, found: &mut Deployme
         }
         Err(e) => return Err(e),
     };
-    let view = ClusterView::parse(&text).map_err(|e| Error::new(ErrorKind::NotRedis, e.to_string()))?;
+    let mut view = ClusterView::parse(&text).map_err(|e| Error::new(ErrorKind::NotRedis, e.to_string()))?;
+    view.place_myself(&seed.to_string());
     found.kind = DeploymentKind::Cluster;
     let mut room = Room::new();
     for node in &view.nodes {
         if node.is("handshake") || node.is("noaddr") {
             continue;
         }
-        // A node that has never heard from another does not know its own address.
-        let own_address = node.is("myself") && node.host().is_empty();
-        let address = if own_address { seed.to_string() } else { node.address.clone() };
+        let address = node.address.clone();
         if !room.takes(&address) {
             continue;
         }

@@ -39,6 +39,17 @@ pub enum Endpoint {
     Unix(String),
 }
 
+impl Endpoint {
+    /// Reads what [`Display`](fmt::Display) writes. Not for the text of a server, which must not name a socket of this
+    /// machine: [`address_target`](crate::address_target) is.
+    pub fn parse(text: &str) -> Option<Endpoint> {
+        match text.strip_prefix("unix:") {
+            Some(path) => Some(Endpoint::Unix(path.into())),
+            None => host_port(text, 6379),
+        }
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -32,7 +32,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::time::{ClockId, clock_gettime};
 
-pub use crate::dial::{peer_of, tls_of};
+pub use crate::dial::{peer_of, peers_of, tls_of};
 pub use crate::end::{End, Waited};
 pub use crate::io::{Io, Reactor};
 

@@ -2,12 +2,12 @@
 //! threads.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use unslow_client::{Endpoint, Target, address_target};
+use unslow_client::{Target, address_target};
 use unslow_nodes::Address;
-use unslow_reactor::{Peer, Tls};
+use unslow_reactor::{Peer, Tls, peer_of};
 use unslow_topology::{DeploymentKind, Health, Role, SLOTS, Topology};
 
 use crate::config::{Config, Read};
@@ -184,7 +184,7 @@ pub fn server(
     let name = server_name.map(str::to_string).or_else(|| host(address));
     let tls = tls.and_then(|config| Some(Tls { config: config.clone(), name: name?.try_into().ok()? }));
     // A name is resolved by the thread that makes maps, never by one that serves.
-    let named = host(address).is_some_and(|h| h.parse::<std::net::IpAddr>().is_err()) && !address.starts_with("unix:");
+    let named = host(address).is_some_and(|h| h.parse::<IpAddr>().is_err());
     Server {
         address: address.to_string(),
         alias: None,
@@ -202,24 +202,14 @@ pub fn server(
 }
 
 fn host(address: &str) -> Option<String> {
-    Some(address.rsplit_once(':')?.0.trim_matches(['[', ']']).to_string())
+    Address::parse(address).map(|a| a.host().to_string())
 }
 
+/// Names are looked up here, on the thread that makes maps, never on one that serves.
 fn peer(address: &str, target: &Target) -> Option<Peer> {
-    if let Some(path) = address.strip_prefix("unix:") {
-        return Some(Peer::Unix(path.into()));
-    }
-    match address_target(target, address)?.endpoints.first()? {
-        Endpoint::Unix(path) => Some(Peer::Unix(path.into())),
-        Endpoint::Tcp(host, port) => {
-            if let Ok(ip) = host.parse() {
-                return Some(Peer::Tcp(SocketAddr::new(ip, *port)));
-            }
-            // Names are looked up here, on the thread that makes maps, never on one that serves.
-            let all: Vec<SocketAddr> =
-                std::net::ToSocketAddrs::to_socket_addrs(&(host.as_str(), *port)).ok()?.collect();
-            all.iter().find(|a| a.is_ipv4()).or(all.first()).map(|a| Peer::Tcp(*a))
-        }
+    match address.strip_prefix("unix:") {
+        Some(path) => Some(Peer::Unix(path.into())),
+        None => peer_of(&address_target(target, address)?),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use unslow_client::{Connection, Deployment, Options, Target, address_target, discover_as_client};
 use unslow_reactor::Waker;
-use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS};
+use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS, Topology};
 
 /// No node owns it.
 pub const NOBODY: u16 = u16::MAX;
@@ -46,16 +46,13 @@ impl Map {
         Some(Map { kind: found.kind, nodes, masters: 1, replicas: vec![indices], slots: vec![0; usize::from(SLOTS)] })
     }
 
-    /// Under TLS nodes are dialled by the names they announce: certificates are made for names.
+    /// Replicas that the cluster, or the node that was asked, takes for down are left out.
     fn of_cluster(view: &ClusterView, tls: bool) -> Map {
-        let dial = |node: &ClusterNode| match (&node.hostname, node.address.rsplit_once(':')) {
-            (Some(name), Some((_, port))) if tls => format!("{name}:{port}"),
-            _ => node.address.clone(),
-        };
-        let masters: Vec<_> = view.masters().filter(|m| !m.is("noaddr")).collect();
+        let topology = Topology::of_cluster(view, tls);
+        let masters: Vec<_> = topology.masters().collect();
         let mut map = Map {
             kind: DeploymentKind::Cluster,
-            nodes: masters.iter().map(|m| dial(m)).collect(),
+            nodes: masters.iter().map(|m| m.address.clone()).collect(),
             masters: masters.len(),
             replicas: vec![Vec::new(); masters.len()],
             slots: vec![NOBODY; usize::from(SLOTS)],
@@ -64,9 +61,10 @@ impl Map {
             for &(a, b) in master.slots.ranges() {
                 map.slots[usize::from(a)..=usize::from(b)].fill(i as u16);
             }
-            for replica in view.replicas_of(&master.id).filter(|r| !r.is_down() && !r.is("noaddr")) {
+            let down = |id: &str| view.by_id(id).is_some_and(ClusterNode::is_down);
+            for replica in topology.replicas_of(&master.id).filter(|r| !down(&r.id)) {
                 map.replicas[i].push(map.nodes.len() as u16);
-                map.nodes.push(dial(replica));
+                map.nodes.push(replica.address.clone());
             }
         }
         map
@@ -247,18 +245,8 @@ fn view_of(connection: &mut Connection) -> Result<ClusterView, unslow_client::Er
     let text = connection.call(&["CLUSTER", "NODES"])?.text().unwrap_or_default();
     let mut view = ClusterView::parse(&text)
         .map_err(|e| unslow_client::Error::new(unslow_client::ErrorKind::NotRedis, e.to_string()))?;
-    for node in &mut view.nodes {
-        if let Some(port) = bare_port(&node.address) {
-            let host = connection.peer().rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
-            node.address = unslow_topology::join_host_port(host, port);
-        }
-    }
+    view.place_myself(connection.peer());
     Ok(view)
-}
-
-/// The port of an address without a host, as `:7001`; `::1:7001` has one.
-pub fn bare_port(address: &str) -> Option<&str> {
-    address.strip_prefix(':').filter(|port| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Asks who still answers. `None` when nobody does, or nobody knows a master.
@@ -296,4 +284,32 @@ fn look_again(old: &Map, target: &Target, options: &Options, ended: &AtomicBool)
     }
     let map = Map::of_cluster(&ClusterView::merge(&views), target.tls);
     (map.masters > 0).then_some(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masters_come_first_and_nodes_that_are_down_or_without_an_address_are_left_out() {
+        let id = |c: &str| c.repeat(40);
+        let row = |c: &str, address: &str, flags: &str, master: &str, slots: &str| {
+            let master = if master == "-" { "-".to_string() } else { id(master) };
+            format!("{} {address} {flags} {master} 0 0 1 connected {slots}\n", id(c))
+        };
+        let text = row("a", ":7001@17001", "myself,master", "-", "0-100")
+            + &row("b", "::1:7002@17002,b.example", "master", "-", "101-16383")
+            + &row("c", "10.0.0.3:7003@17003", "slave", "a", "")
+            + &row("d", "10.0.0.4:7004@17004", "slave,fail?", "a", "")
+            + &row("e", ":0@0", "slave,noaddr", "b", "");
+        let mut view = ClusterView::parse(&text).unwrap();
+        view.place_myself("10.0.0.1:9");
+        let map = Map::of_cluster(&view, false);
+        assert_eq!(map.nodes[..2], ["10.0.0.1:7001", "::1:7002"]);
+        assert_eq!((map.masters, &map.nodes[2..]), (2, &["10.0.0.3:7003".to_string()][..]));
+        assert_eq!((map.replicas[0].as_slice(), map.replicas[1].as_slice()), (&[2][..], &[][..]));
+        assert_eq!((map.slots[100], map.slots[101]), (0, 1));
+        // Certificates are made for names.
+        assert_eq!(Map::of_cluster(&view, true).nodes[1], "b.example:7002");
+    }
 }

@@ -20,8 +20,6 @@ mod replies;
 mod tests;
 
 use std::collections::VecDeque;
-use std::net::ToSocketAddrs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};

@@ -57,13 +57,7 @@ impl Watcher {
 
     pub(super) fn viewed(&mut self, io: &mut Io, at: usize, mut view: ClusterView) {
         let address = self.links[at].address.clone();
-        for node in &mut view.nodes {
-            // Who was never told its own address is the one that was asked.
-            if let Some(port) = node.address.strip_prefix(':').filter(|_| node.is("myself")) {
-                let host = address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
-                node.address = if port == "0" { address.clone() } else { join_host_port(host, port) };
-            }
-        }
+        view.place_myself(&address);
         self.views.insert(address, (now_ns(), view));
         self.rebuild(io, Sign::Poll);
     }

@@ -1,6 +1,8 @@
 //! Connections: dialled, greeted, lost and dialled again.
 
+use unslow_client::Endpoint;
 use unslow_nodes::{Address, Named, Progress};
+use unslow_reactor::peers_of;
 
 use super::replies::words_of;
 use super::*;
@@ -133,7 +135,7 @@ impl Worker {
         // than once a second, since asking may take long.
         let tried_all = lane.attempts.is_multiple_of(node.peers.len().max(1));
         if tried_all && now >= node.resolve_at {
-            node.peers = resolve(&node.address);
+            node.peers = Endpoint::parse(&node.address).map_or(Vec::new(), |e| peers_of(&e));
             node.resolve_at = now_ns() + SECOND;
         }
         if node.peers.is_empty() {
@@ -145,7 +147,8 @@ impl Worker {
         let peer = node.peers[lane.attempts % node.peers.len()].clone();
         let tls = match &self.hello.tls {
             Some((config, name)) => {
-                let host = name.clone().unwrap_or_else(|| host(&node.address).to_string());
+                let own = || Address::parse(&node.address).map_or(String::new(), |a| a.host().to_string());
+                let host = name.clone().unwrap_or_else(own);
                 match rustls::pki_types::ServerName::try_from(host.clone()) {
                     Ok(name) => Some(Tls { config: config.clone(), name }),
                     Err(_) => {
@@ -290,19 +293,4 @@ impl Worker {
             self.give_up(pending, why, &format!("{address}: {text}"), now, io);
         }
     }
-}
-
-pub(super) fn host(address: &str) -> &str {
-    address.rsplit_once(':').map_or(address, |(host, _)| host).trim_start_matches('[').trim_end_matches(']')
-}
-
-/// Numbers at once; names by the system, which may take its time.
-pub(super) fn resolve(address: &str) -> Vec<Peer> {
-    if let Some(path) = address.strip_prefix("unix:") {
-        return vec![Peer::Unix(PathBuf::from(path))];
-    }
-    let Some((host, port)) = address.rsplit_once(':') else { return Vec::new() };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let found = port.parse::<u16>().ok().and_then(|port| (host, port).to_socket_addrs().ok());
-    found.map_or(Vec::new(), |all| all.map(Peer::Tcp).collect())
 }
