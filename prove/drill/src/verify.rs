@@ -8,11 +8,46 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use unslow_client::Options;
 use unslow_engine::Server;
-use unslow_lab::faults::Hits;
+use unslow_lab::faults::{self, Active, Hits};
 use unslow_lab::lab::Lab;
 
+use crate::error::Error;
+
+/// A fault in a lab, with what shows that it is at work.
+pub struct Struck {
+    active: Active,
+    proof: Proof,
+}
+
+impl Struck {
+    /// Looks at the lab, then injects the fault.
+    pub fn inject(lab: &Lab, fault: &str, who: Option<&str>, value: Option<&str>) -> Result<Struck, Error> {
+        let before = Before::look(lab);
+        let fault = faults::named(fault)?;
+        let active = fault.inject(lab, who, value)?;
+        let proof = Proof::new(lab, fault.name, &active.hits, before);
+        Ok(Struck { active, proof })
+    }
+
+    /// What it is done to, in words.
+    pub fn subject(&self) -> &str {
+        &self.active.subject
+    }
+
+    /// Whether it is at work now; in words what shows it, or what was found instead.
+    pub fn holds(&self, lab: &Lab) -> Result<String, Unproven> {
+        self.proof.holds(lab)
+    }
+
+    /// Ends it, and looks whether it is over. What could not be undone is tried again when this is dropped.
+    pub fn heal(&mut self, lab: &Lab) -> Result<(), Unproven> {
+        self.active.heal().map_err(|why| Unproven::Stays(why.to_string()))?;
+        self.proof.healed(lab)
+    }
+}
+
 /// What was before a fault.
-pub struct Before {
+struct Before {
     pids: Vec<(String, u32)>,
     owners: Vec<(String, String)>,
     /// How long a connection took from a host's network to a server; only those that were made.
@@ -21,7 +56,7 @@ pub struct Before {
 
 impl Before {
     /// Every server's process, who owns which slots, and who reaches whom.
-    pub fn look(lab: &Lab) -> Before {
+    fn look(lab: &Lab) -> Before {
         let mut paths = BTreeMap::new();
         for host in (0..lab.hosts.len()).filter(|h| lab.hosts[*h].seat.is_some()) {
             for address in lab.servers().filter_map(|(s, _)| s.address().parse().ok()) {
@@ -57,8 +92,8 @@ fn owners(lab: &Lab) -> Vec<(String, String)> {
     })
 }
 
-/// A fault whose effect can be looked at.
-pub struct Proof {
+/// What a fault's effect is looked for in.
+struct Proof {
     fault: String,
     servers: Vec<Arc<Server>>,
     before: Before,
@@ -114,6 +149,9 @@ pub enum Unproven {
     /// A path that should be whole again.
     #[error("{host} still does not reach {to}")]
     Cut { host: String, to: SocketAddr },
+    /// The lab's own steps back failed.
+    #[error("{0}")]
+    Stays(String),
     /// A network that a path begins in could not be entered.
     #[error("the network of {host}: {why}")]
     Network { host: String, why: std::io::Error },
@@ -142,7 +180,7 @@ fn paths(
 
 impl Proof {
     /// `hits` is what the lab says it is done to; `before` was looked at before that.
-    pub fn new(lab: &Lab, fault: &str, hits: &Hits, before: Before) -> Proof {
+    fn new(lab: &Lab, fault: &str, hits: &Hits, before: Before) -> Proof {
         let (servers, paths) = match hits {
             Hits::Deployment => (Vec::new(), Vec::new()),
             Hits::Servers(servers) => (servers.clone(), Vec::new()),
@@ -160,7 +198,7 @@ impl Proof {
 
     /// Whether it is at work: an error says what was found instead. A signal takes a moment to arrive, the first slot
     /// longer.
-    pub fn holds(&self, lab: &Lab) -> Result<String, Unproven> {
+    fn holds(&self, lab: &Lab) -> Result<String, Unproven> {
         let patience = if matches!(self.fault.as_str(), "reshard" | "reshard_atomic") { 3000 } else { 300 };
         let until = Instant::now() + Duration::from_millis(patience);
         loop {
@@ -241,7 +279,7 @@ impl Proof {
     }
 
     /// Whether it is over.
-    pub fn healed(&self, lab: &Lab) -> Result<(), Unproven> {
+    fn healed(&self, lab: &Lab) -> Result<(), Unproven> {
         match self.fault.as_str() {
             "kill" | "restart" => match self.servers.iter().find(|s| !s.alive()) {
                 Some(dead) => Err(Unproven::Gone(dead.name().into())),

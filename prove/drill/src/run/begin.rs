@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use unslow_engine::{info, wait_for};
-use unslow_lab::faults::{self, Active};
+use unslow_lab::faults;
 use unslow_lab::lab::Lab;
 
 use super::interrupted;
@@ -12,11 +12,11 @@ use crate::error::Error;
 use crate::ground::Ground;
 use crate::observe::Observer;
 use crate::spec::FaultSpec;
-use crate::verify::{Before, Proof};
+use crate::verify::Struck;
 
 /// Whether a fault is at work.
-pub fn proved(proof: &Proof, lab: &Lab, name: &str, when: &str) -> Check {
-    match proof.holds(lab) {
+pub fn proved(struck: &Struck, lab: &Lab, name: &str, when: &str) -> Check {
+    match struck.holds(lab) {
         Ok(found) => Check::of(CheckId::Fault, true, format!("{name} was active {when}: {found}")),
         Err(found) => Check::unknown(CheckId::Fault, format!("{name} was not active {when}: {found}")),
     }
@@ -25,7 +25,7 @@ pub fn proved(proof: &Proof, lab: &Lab, name: &str, when: &str) -> Check {
 /// A fault that was begun.
 pub enum Begun {
     /// It is at work until it is healed.
-    On(Active, Box<Proof>),
+    On(Box<Struck>),
     /// It was several, one after another, and is over.
     Over {
         /// The longest from one of them until everything was redundant again.
@@ -39,11 +39,7 @@ pub fn begin(lab: &Lab, name: &str, spec: &FaultSpec, observer: &Observer, groun
     if name == "rolling_restart" {
         return rolling_restart(lab, spec.value.as_deref() == Some("failover"), observer, ground);
     }
-    let before = Before::look(lab);
-    let fault = faults::named(name)?;
-    let active = fault.inject(lab, spec.who.as_deref(), spec.value.as_deref())?;
-    let proof = Proof::new(lab, fault.name, &active.hits, before);
-    Ok(Begun::On(active, Box::new(proof)))
+    Struck::inject(lab, name, spec.who.as_deref(), spec.value.as_deref()).map(|struck| Begun::On(Box::new(struck)))
 }
 
 fn rolling_restart(lab: &Lab, fail_over: bool, observer: &Observer, ground: &Ground) -> Result<Begun, Error> {

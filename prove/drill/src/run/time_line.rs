@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use unslow_client::Options;
-use unslow_lab::faults::Active;
 use unslow_lab::lab::Lab;
 
 use super::begin::{Begun, begin, proved};
@@ -17,7 +16,7 @@ use crate::ground::Ground;
 use crate::observe::Observer;
 use crate::spec::{FaultSpec, Kind, Plan};
 use crate::store::Folder;
-use crate::verify::Proof;
+use crate::verify::Struck;
 
 /// Before a fault is due within this time of another, there is no time for a look at the deployment.
 const CALM: Duration = Duration::from_secs(2);
@@ -48,12 +47,6 @@ pub struct Stage<'a, 'r> {
     pub observer: &'a Observer,
     pub progress: &'a mut dyn FnMut(&str),
     pub played: Played,
-}
-
-/// A fault of the plan that is at work.
-struct Started {
-    active: Active,
-    proof: Proof,
 }
 
 /// Something the time line does with a fault of the plan.
@@ -149,16 +142,15 @@ impl Stage<'_, '_> {
     /// The faults of the plan in a lab. Whatever happens, each that was begun is ended.
     fn play_in(&mut self, lab: &Lab) -> Result<(), Error> {
         let start_us = self.run.now_us();
-        let mut started: BTreeMap<usize, Started> = BTreeMap::new();
-        let mut result = self.play_acts(lab, &mut started);
+        let mut started: BTreeMap<usize, Box<Struck>> = BTreeMap::new();
+        let result = self.play_acts(lab, &mut started);
         // What has no end of its own lasts until here.
         if result.is_ok() && !started.is_empty() {
             sleep_until(Instant::now() + self.plan.after);
         }
         // Last in, first out.
         while let Some((i, fault)) = started.pop_last() {
-            let ended = self.end(lab, self.name_of(i), fault, result.is_ok());
-            result = result.and(ended);
+            self.end(lab, self.name_of(i), fault, result.is_ok());
         }
         result?;
         if self.plan.faults.is_empty() {
@@ -173,7 +165,7 @@ impl Stage<'_, '_> {
     }
 
     /// Begins and ends faults at their times, up to the first error or the end that a signal asks for.
-    fn play_acts(&mut self, lab: &Lab, started: &mut BTreeMap<usize, Started>) -> Result<(), Error> {
+    fn play_acts(&mut self, lab: &Lab, started: &mut BTreeMap<usize, Box<Struck>>) -> Result<(), Error> {
         let clock = Instant::now();
         let acts = acts(self.plan);
         let mut shift = Duration::ZERO;
@@ -192,7 +184,7 @@ impl Stage<'_, '_> {
                 }
                 Act::End(fault) => {
                     if let Some(ending) = started.remove(fault) {
-                        self.end(lab, self.name_of(*fault), ending, true)?;
+                        self.end(lab, self.name_of(*fault), ending, true);
                     }
                 }
             }
@@ -205,20 +197,20 @@ impl Stage<'_, '_> {
     }
 
     /// Begins a fault of the plan; `None` where it is over already.
-    fn begin(&mut self, lab: &Lab, fault: usize, calm: bool) -> Result<Option<Started>, Error> {
+    fn begin(&mut self, lab: &Lab, fault: usize, calm: bool) -> Result<Option<Box<Struck>>, Error> {
         let (spec, name) = (&self.plan.faults[fault], self.name_of(fault));
         self.say(&format!("{name} {}", spec.who.as_deref().unwrap_or_default()));
         let before_us = self.run.now_us();
         match begin(lab, &name, spec, self.observer, self.ground)? {
-            Begun::On(active, proof) => {
+            Begun::On(struck) => {
                 let now = self.run.now_us();
                 self.played.from_us = if self.played.from_us == 0 { now } else { self.played.from_us };
-                self.observer.note(&format!("{name}: {}", active.subject));
-                self.check(proved(&proof, lab, &name, "at the start"));
+                self.observer.note(&format!("{name}: {}", struck.subject()));
+                self.check(proved(&struck, lab, &name, "at the start"));
                 if calm {
                     self.facts("during");
                 }
-                Ok(Some(Started { active, proof: *proof }))
+                Ok(Some(struck))
             }
             Begun::Over { redundant_us, checks } => {
                 self.played.checks.extend(checks);
@@ -230,19 +222,17 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// Ends a fault, and looks whether it was at work until then and is gone, unless the run has failed.
-    fn end(&mut self, lab: &Lab, name: String, fault: Started, looks: bool) -> Result<(), Error> {
-        let Started { mut active, proof } = fault;
+    /// Ends a fault, and looks whether it is gone; where the run `looks`, also whether it was at work until then: a run
+    /// that failed has nothing to prove.
+    fn end(&mut self, lab: &Lab, name: String, mut struck: Box<Struck>, looks: bool) {
         if looks {
-            self.check(proved(&proof, lab, &name, "at the end"));
+            self.check(proved(&struck, lab, &name, "at the end"));
         }
         self.played.until_us = self.run.now_us();
         self.observer.note(&format!("{name} ends"));
-        active.heal()?;
-        if looks && let Err(found) = proof.healed(lab) {
+        if let Err(found) = struck.heal(lab) {
             self.check(Check::unknown(CheckId::Fault, format!("{name} could not be undone: {found}")));
         }
-        Ok(())
     }
 
     /// From the end of the fault until everything is as it was, and a little longer.

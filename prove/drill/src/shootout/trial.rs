@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use unslow_engine::Server;
-use unslow_lab::faults::{self, Active};
 use unslow_lab::lab::Lab;
 
 use super::drivers::{self, Prepared, names};
@@ -14,7 +13,7 @@ use crate::error::{Error, Unfit};
 use crate::run::{How, interrupted};
 use crate::spec::{Drill, Plan};
 use crate::store::Folder;
-use crate::verify::{Before, Proof};
+use crate::verify::Struck;
 
 /// What is tried.
 pub(super) struct Trial<'a> {
@@ -38,7 +37,7 @@ struct Window {
     from_us: u64,
     until_us: u64,
     /// What could not be undone is tried again when this is dropped, after the clients are judged.
-    _active: Active,
+    _struck: Struck,
 }
 
 impl Trial<'_> {
@@ -122,20 +121,16 @@ impl Trial<'_> {
         }
         progress(&format!("{fault}: now"));
         let from_us = unix_us();
-        let before = Before::look(lab);
-        let mut active = faults::named(fault)?.inject(lab, spec.who.as_deref(), spec.value.as_deref())?;
-        let proof = Proof::new(lab, fault, &active.hits, before);
-        if let Err(found) = proof.holds(lab) {
+        let mut struck = Struck::inject(lab, fault, spec.who.as_deref(), spec.value.as_deref())?;
+        if let Err(found) = struck.holds(lab) {
             document.unknown.push(format!("{fault} was not active at the start: {found}"));
         }
         wait(clock + spec.at + spec.lasts.unwrap_or_default());
-        if let Err(found) = proof.holds(lab) {
+        if let Err(found) = struck.holds(lab) {
             document.unknown.push(format!("{fault} was not active at the end: {found}"));
         }
-        match active.heal().map(|()| proof.healed(lab)) {
-            Ok(Ok(())) => {}
-            Ok(Err(found)) => document.unknown.push(format!("{fault} could not be undone: {found}")),
-            Err(e) => document.unknown.push(format!("{fault} could not be undone: {e}")),
+        if let Err(found) = struck.heal(lab) {
+            document.unknown.push(format!("{fault} could not be undone: {found}"));
         }
         let healed_us = unix_us();
         progress(&format!("{fault}: after"));
@@ -149,7 +144,7 @@ impl Trial<'_> {
             lasted_us: healed_us.saturating_sub(from_us),
             watched_us: until_us.saturating_sub(from_us),
         });
-        Ok(Some(Window { from_us, until_us, _active: active }))
+        Ok(Some(Window { from_us, until_us, _struck: struck }))
     }
 
     /// Judges each driver that still runs, and keeps what every driver reported.
