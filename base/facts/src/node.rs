@@ -394,6 +394,22 @@ impl Own {
         self.reads += other.reads;
         self.stopped_early |= other.stopped_early;
     }
+
+    /// What was sent since then.
+    pub fn since(&self, then: &Own) -> Own {
+        let grown = |now: &BTreeMap<String, u64>, then: &BTreeMap<String, u64>| {
+            let each =
+                now.iter().map(|(name, n)| (name.clone(), n.saturating_sub(then.get(name).copied().unwrap_or(0))));
+            each.filter(|(_, n)| *n > 0).collect()
+        };
+        Own {
+            commands: grown(&self.commands, &then.commands),
+            errors: grown(&self.errors, &then.errors),
+            total: self.total.saturating_sub(then.total),
+            reads: self.reads.saturating_sub(then.reads),
+            stopped_early: self.stopped_early,
+        }
+    }
 }
 
 fn count(counts: &mut BTreeMap<String, u64>, name: &str, n: u64) {

@@ -202,6 +202,10 @@ impl Chunk {
         self.columns.iter().filter_map(move |c| Some((&c.name, c.at(row)?)))
     }
 
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.columns.iter().map(|c| &c.name)
     }

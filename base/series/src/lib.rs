@@ -37,7 +37,7 @@ mod writer;
 pub use chunk::Held;
 pub use disk::{Directory, Disk, Memory};
 pub use error::{Damage, DamageKind, Error, Text};
-pub use reader::{Event, Found, Gap, Item, Reader, Row, Rows, Span, Step};
+pub use reader::{Event, Found, Gap, Item, Picked, Reader, Row, Rows, Span, Step};
 pub use writer::{Dropped, FieldId, SeriesId, Settings, Writer};
 
 /// When something was seen, by both clocks of the machine that saw it.

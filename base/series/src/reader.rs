@@ -12,18 +12,64 @@ use crate::log::{self, Replay};
 use crate::segment::{self, Entry, MAX_FILE};
 use crate::{Damage, Directory, Disk, Error, Stamp, Value};
 
-/// One sample as it was given.
-#[derive(Clone, Debug, PartialEq)]
+/// One sample as it was given. Its values stay in the chunk's columns until they are asked for: a row has hundreds.
+#[derive(Clone)]
 pub struct Row {
     /// Its number within the series: without holes, unless rows were lost.
     pub seq: u64,
     pub at: Stamp,
-    pub values: Vec<(Arc<str>, Value)>,
+    chunk: Arc<Chunk>,
+    place: usize,
 }
 
 impl Row {
     pub fn get(&self, field: &str) -> Option<Value> {
-        self.values.iter().find(|(name, _)| &**name == field).map(|(_, value)| *value)
+        let mut of_name = self.chunk.columns().iter().filter(|column| *column.name == *field);
+        of_name.find_map(|column| column.at(self.place))
+    }
+
+    /// All of them, each with its field's name.
+    pub fn values(&self) -> impl Iterator<Item = (&Arc<str>, Value)> {
+        self.chunk.values(self.place)
+    }
+}
+
+impl PartialEq for Row {
+    fn eq(&self, other: &Row) -> bool {
+        (self.seq, self.at) == (other.seq, other.at) && self.values().eq(other.values())
+    }
+}
+
+impl std::fmt::Debug for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "row {} at {:?}: ", self.seq, self.at)?;
+        f.debug_map().entries(self.values()).finish()
+    }
+}
+
+/// Some fields of row after row: which columns have them is looked up once for each chunk.
+pub struct Picked {
+    wanted: fn(&str) -> bool,
+    chunk: Option<Arc<Chunk>>,
+    columns: Vec<usize>,
+}
+
+impl Picked {
+    /// Those with such names.
+    pub fn new(wanted: fn(&str) -> bool) -> Picked {
+        Picked { wanted, chunk: None, columns: Vec::new() }
+    }
+
+    /// The fields of a row.
+    pub fn of<'r>(&mut self, row: &'r Row) -> impl Iterator<Item = (&'r Arc<str>, Value)> {
+        let columns = row.chunk.columns();
+        if !self.chunk.as_ref().is_some_and(|chunk| Arc::ptr_eq(chunk, &row.chunk)) {
+            self.chunk = Some(row.chunk.clone());
+            self.columns.clear();
+            let wanted = columns.iter().enumerate().filter(|(_, column)| (self.wanted)(&column.name));
+            self.columns.extend(wanted.map(|(place, _)| place));
+        }
+        self.columns.iter().filter_map(|place| Some((&columns[*place].name, columns[*place].at(row.place)?)))
     }
 }
 
@@ -171,16 +217,7 @@ impl<D: Disk> Reader<D> {
             }
             let Some(chunk) = self.chunk(place, &mut found.damage) else { continue };
             let last = seen.entry(chunk.series.clone()).or_default();
-            for note in &chunk.notes {
-                let new = note.seq > *last;
-                *last = note.seq.max(*last);
-                if let (Saying::Event { kind, payload }, true, true) =
-                    (&note.said, new, wall_ms.contains(&note.at.wall_ms))
-                {
-                    let (series, kind, payload) = (chunk.series.clone(), kind.clone(), payload.clone());
-                    found.items.push(Event { series, at: note.at, kind, payload });
-                }
-            }
+            add_events(&mut found.items, &chunk, last, &wall_ms);
         }
         found
     }
@@ -189,27 +226,31 @@ impl<D: Disk> Reader<D> {
     pub fn texts(&self, series: &str, wall_ms: Range<i64>) -> Found<Held> {
         let mut found = Found { items: Vec::<Held>::new(), damage: Vec::new() };
         for (place, meta) in self.metas() {
-            if *meta.series != *series || !overlaps(meta, &wall_ms) {
-                continue;
-            }
-            let Some(chunk) = self.chunk(place, &mut found.damage) else { continue };
-            let changes = chunk.notes.iter().filter_map(|note| match &note.said {
-                Saying::Text { name, value } => {
-                    Some(Held { name: name.clone(), value: value.clone(), since_ms: note.at.wall_ms })
-                }
-                Saying::Event { .. } => None,
-            });
-            for held in chunk.state.iter().cloned().chain(changes).filter(|held| held.since_ms < wall_ms.end) {
-                if held.since_ms < wall_ms.start {
-                    // Of those from before only the last one of a name holds.
-                    found.items.retain(|h| h.name != held.name || h.since_ms >= wall_ms.start);
-                }
-                if !found.items.contains(&held) {
-                    found.items.push(held);
-                }
+            if *meta.series == *series && overlaps(meta, &wall_ms) {
+                let chunk = self.chunk(place, &mut found.damage);
+                chunk.iter().for_each(|chunk| add_texts(&mut found.items, chunk, &wall_ms));
             }
         }
         found
+    }
+
+    /// [`Reader::events`] and [`Reader::texts`] of one series, each chunk read once.
+    pub fn notes(&self, series: &str, events_ms: Range<i64>, texts_ms: Range<i64>) -> (Found<Event>, Found<Held>) {
+        let (mut events, mut texts, mut damage, mut last) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for (place, meta) in self.metas() {
+            let (has_events, has_texts) = (meta.note_last > 0 && overlaps(meta, &events_ms), overlaps(meta, &texts_ms));
+            if *meta.series != *series || !(has_events || has_texts) {
+                continue;
+            }
+            let Some(chunk) = self.chunk(place, &mut damage) else { continue };
+            if has_events {
+                add_events(&mut events, &chunk, &mut last, &events_ms);
+            }
+            if has_texts {
+                add_texts(&mut texts, &chunk, &texts_ms);
+            }
+        }
+        (Found { items: events, damage: damage.clone() }, Found { items: texts, damage })
     }
 
     fn metas(&self) -> impl Iterator<Item = (Place, &Meta)> {
@@ -238,6 +279,37 @@ impl<D: Disk> Reader<D> {
                     None
                 }
             },
+        }
+    }
+}
+
+/// The events of a chunk behind the note `last`, which is moved on.
+fn add_events(events: &mut Vec<Event>, chunk: &Chunk, last: &mut u64, wall_ms: &Range<i64>) {
+    for note in &chunk.notes {
+        let new = note.seq > *last;
+        *last = note.seq.max(*last);
+        if let (Saying::Event { kind, payload }, true, true) = (&note.said, new, wall_ms.contains(&note.at.wall_ms)) {
+            let (series, kind, payload) = (chunk.series.clone(), kind.clone(), payload.clone());
+            events.push(Event { series, at: note.at, kind, payload });
+        }
+    }
+}
+
+/// The texts of a chunk that hold at some time of the range.
+fn add_texts(texts: &mut Vec<Held>, chunk: &Chunk, wall_ms: &Range<i64>) {
+    let changes = chunk.notes.iter().filter_map(|note| match &note.said {
+        Saying::Text { name, value } => {
+            Some(Held { name: name.clone(), value: value.clone(), since_ms: note.at.wall_ms })
+        }
+        Saying::Event { .. } => None,
+    });
+    for held in chunk.state.iter().cloned().chain(changes).filter(|held| held.since_ms < wall_ms.end) {
+        if held.since_ms < wall_ms.start {
+            // Of those from before only the last one of a name holds.
+            texts.retain(|h| h.name != held.name || h.since_ms >= wall_ms.start);
+        }
+        if !texts.contains(&held) {
+            texts.push(held);
         }
     }
 }
@@ -280,7 +352,7 @@ pub struct Rows<'a, D: Disk> {
     reader: &'a Reader<D>,
     places: VecDeque<Place>,
     wall_ms: Range<i64>,
-    chunk: Option<Chunk>,
+    chunk: Option<Arc<Chunk>>,
     /// The next one of this chunk.
     row: usize,
     /// Number and wall clock time of the last row passed, read or not.
@@ -320,7 +392,7 @@ impl<D: Disk> Rows<'_, D> {
             return true;
         }
         let mut damage = std::mem::take(&mut self.damage);
-        self.chunk = reader.chunk(place, &mut damage);
+        self.chunk = reader.chunk(place, &mut damage).map(Arc::new);
         self.damage = damage;
         self.row = 0;
         if self.chunk.is_none() {
@@ -331,7 +403,7 @@ impl<D: Disk> Rows<'_, D> {
         true
     }
 
-    fn row(&mut self, chunk: &Chunk) {
+    fn row(&mut self, chunk: &Arc<Chunk>) {
         let Some((seq, at)) = chunk.stamp(self.row) else { return };
         let row = self.row;
         self.row += 1;
@@ -344,9 +416,7 @@ impl<D: Disk> Rows<'_, D> {
         let inside = |stamp: Stamp| self.wall_ms.contains(&stamp.wall_ms);
         let step = before.and_then(|before| Some(Step { before, after: at, by_ms: at.step_since(before)? }));
         let step = step.filter(|step| inside(step.before) || inside(step.after));
-        let found = inside(at).then(|| {
-            Item::Row(Row { seq, at, values: chunk.values(row).map(|(name, value)| (name.clone(), value)).collect() })
-        });
+        let found = inside(at).then(|| Item::Row(Row { seq, at, chunk: chunk.clone(), place: row }));
         self.ready.extend(step.map(Item::Step).into_iter().chain(found));
         (self.last, self.stamp) = (Some((seq, at.wall_ms)), Some(at));
     }

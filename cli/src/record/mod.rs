@@ -189,15 +189,14 @@ impl RecordArguments {
             }
             None => None,
         };
-        let recorder = Recorder::start(Settings {
-            dir: plan.dir.clone(),
+        let settings = Settings {
             targets: plan.targets,
             options: self.reach.options()?,
             every: plan.every,
             show_keys: plan.show_keys,
             host: plan.host,
-            store,
-        })?;
+        };
+        let recorder = Recorder::start(settings, &plan.dir, store)?;
         for (url, why) in &recorder.silent {
             output.note(&format!("{url} does not answer yet: {}", why.message));
         }

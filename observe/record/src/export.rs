@@ -50,7 +50,7 @@ fn export(reader: &Reader<Directory>, range_ms: Range<i64>, file: &Path) -> Resu
         }
         for item in reader.range(&name, rows_ms) {
             let Item::Row(row) = item else { continue };
-            let values = row.values.iter().map(|(name, value)| Ok((writer.field(name)?, *value)));
+            let values = row.values().map(|(name, value)| Ok((writer.field(name)?, value)));
             let values = values.collect::<Result<Vec<_>, unslow_series::Error>>()?;
             writer.sample(series, row.at, &values)?;
             ticks += 1;

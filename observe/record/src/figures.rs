@@ -51,8 +51,8 @@ impl Tape {
         names: &[String],
     ) -> Result<Figures, TapeError> {
         let servers = self.nodes(url);
-        let texts = servers.iter().map(|s| Texts::of(&self.reader, &node_series(url, s), range_ms.clone()));
-        let texts: Vec<Texts> = texts.collect();
+        let of = |server: &String| Texts::of(self.reader.texts(&node_series(url, server), range_ms.clone()).items);
+        let texts: Vec<Texts> = servers.iter().map(of).collect();
         let known: BTreeSet<String> = texts.iter().flat_map(Texts::numbers).collect();
         let known = known.into_iter().chain([PING_P50, PING_MAX].map(String::from));
         let names: Vec<String> = match names {
@@ -102,7 +102,7 @@ impl Tape {
                 for (field, value) in &texts.info(&row).0 {
                     flatten(field, value, &mut set);
                 }
-                let counted = row.values.iter().filter_map(|(name, n)| Pings::of_column(name, crate::tape::int(*n)?));
+                let counted = row.values().filter_map(|(name, n)| Pings::of_column(name, crate::tape::int(n)?));
                 let times = Pings(counted.collect()).spread(0, 0);
                 if let (Some((_, p50)), Some((_, max))) = (times.get(times.len() / 2), times.last()) {
                     set(PING_P50, f64::from(*p50));

@@ -31,7 +31,7 @@ const CODES_MAX: usize = 32;
 const AGAIN_MS: u64 = 540_000;
 
 /// Fields that change when servers change places, or one comes or goes.
-const OF_TOPOLOGY: [&str; 4] = ["role", "master_host", "master_port", "connected_slaves"];
+pub const OF_TOPOLOGY: [&str; 4] = ["role", "master_host", "master_port", "connected_slaves"];
 
 /// What a note says to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,14 @@ pub enum Told {
     Changed(NodeNumber),
     /// It stood still, or is back: who is connected, and what was slow, is worth asking now.
     AskSoon(NodeNumber),
+}
+
+/// Takes what a recorder sees.
+pub trait Take: Send + 'static {
+    fn take(&mut self, note: &Note) -> Result<Told, Error>;
+    /// To be called every second; `lost` notes were not taken in time so far.
+    fn tick(&mut self, now: Stamp, lost: u64) -> Result<(), Error>;
+    fn close(self) -> Result<(), Error>;
 }
 
 /// One node's.
@@ -177,8 +185,7 @@ impl<D: Disk> Keeper<D> {
         Ok(Keeper { writer, shared: Shared::default(), nodes: HashMap::new(), row: Vec::new() })
     }
 
-    /// Takes a note.
-    pub fn take(&mut self, note: &Note) -> Result<Told, Error> {
+    fn note(&mut self, note: &Note) -> Result<Told, Error> {
         match note {
             Note::Saw(number, at, Saw::Second { info, pings, sent }) => {
                 return self.second(*number, *at, &String::from_utf8_lossy(info), pings, sent);
@@ -374,17 +381,23 @@ impl<D: Disk> Keeper<D> {
         kept.parts.insert(part, (same, at.mono_ms));
         Ok(())
     }
+}
 
-    /// To be called every second: says that the recorder is alive, and what it was too slow for.
-    pub fn tick(&mut self, now: Stamp, lost: u64) -> Result<(), Error> {
+impl<D: Disk + Send + 'static> Take for Keeper<D> {
+    fn take(&mut self, note: &Note) -> Result<Told, Error> {
+        self.note(note)
+    }
+
+    /// Says that the recorder is alive, and what it was too slow for.
+    fn tick(&mut self, now: Stamp, lost: u64) -> Result<(), Error> {
         let (series, field) = (self.writer.series(MACHINE)?, self.writer.field(LOST)?);
         self.writer.sample(series, now, &[(field, Value::Int(i64::try_from(lost).unwrap_or(i64::MAX)))])?;
         self.writer.tick(now)
     }
 
     /// Ends all chunks.
-    pub fn close(self) -> Result<D, Error> {
-        self.writer.close()
+    fn close(self) -> Result<(), Error> {
+        self.writer.close().map(drop)
     }
 }
 

@@ -19,6 +19,7 @@ mod figures;
 mod info;
 mod inquirers;
 mod keeper;
+mod live;
 mod notes;
 mod pings;
 mod recorder;
@@ -26,8 +27,10 @@ mod scheme;
 mod tape;
 #[cfg(test)]
 mod tests;
+mod window;
 
 pub use figures::{Figure, Figures};
+pub use live::Watching;
 pub use recorder::{Ended, Progress, Recorder, Settings, StartError};
 pub use tape::{Tape, TapeError, Windows};
 pub use unslow_series::Settings as Store;
@@ -55,6 +58,7 @@ pub fn rehearse(
     seconds: u64,
     mut info: impl FnMut(usize, u64) -> Vec<u8>,
 ) -> Result<(), unslow_series::Error> {
+    use keeper::Take;
     use notes::{Note, Saw};
     let url = "redis://rehearsal:6379";
     let address = |node: usize| format!("10.0.0.{node}:6379");
@@ -94,5 +98,5 @@ pub fn rehearse(
         }
         keeper.tick(at(second), 0)?;
     }
-    keeper.close().map(drop)
+    keeper.close()
 }

@@ -1,6 +1,6 @@
 //! The threads of a recorder, and their beginning and end.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use unslow_client::{Deployment, Error, ErrorKind, Options, Target, discover};
 use unslow_probe::{Salt, host};
 use unslow_reactor::{Reactor, Waker};
-use unslow_series::{Directory, Writer};
+use unslow_series::Writer;
 
 use crate::eye::{Eye, INPUT_MAX, Order, stamp};
 use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE};
-use crate::keeper::{Keeper, Told};
+use crate::keeper::{Keeper, Take, Told};
+use crate::live::Watching;
 use crate::notes::{Note, Saw, Waiting};
 
 /// Threads for what takes longer.
@@ -24,10 +25,8 @@ const WAITING: usize = 16_384;
 /// The store's own clock: it syncs and ends chunks when it is told the time.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What to record, and where.
+/// What to record.
 pub struct Settings {
-    /// Created if need be.
-    pub dir: PathBuf,
     /// One deployment each.
     pub targets: Vec<Target>,
     /// How to connect.
@@ -38,8 +37,6 @@ pub struct Settings {
     pub show_keys: bool,
     /// Look into this machine when a server runs on it.
     pub host: bool,
-    /// Retention, chunks, syncs.
-    pub store: unslow_series::Settings,
 }
 
 /// Why a recorder did not start.
@@ -101,9 +98,22 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts. Servers that do not answer yet are waited for; what no waiting helps is an error.
-    pub fn start(settings: Settings) -> Result<Recorder, StartError> {
-        let Settings { dir, targets, options, every, show_keys, host, store } = settings;
+    /// Starts recording into a directory, which is created if need be; `store` has its limits. Servers that do not answer
+    /// yet are waited for; what no waiting helps is an error.
+    pub fn start(settings: Settings, dir: &Path, store: unslow_series::Settings) -> Result<Recorder, StartError> {
+        Recorder::begin(settings, || Keeper::new(Writer::open(dir, store)?, stamp()))
+    }
+
+    /// Starts looking at one deployment, without a recording.
+    pub fn watch(settings: Settings, watching: Watching) -> Result<Recorder, StartError> {
+        Recorder::begin(settings, || Ok(watching))
+    }
+
+    fn begin<T: Take>(
+        settings: Settings,
+        taker: impl FnOnce() -> Result<T, unslow_series::Error>,
+    ) -> Result<Recorder, StartError> {
+        let Settings { targets, options, every, show_keys, host } = settings;
         let mut found: Vec<(Target, Result<Deployment, Error>)> = Vec::new();
         for target in targets {
             if found.iter().any(|(known, _)| known.url() == target.url()) {
@@ -119,7 +129,7 @@ impl Recorder {
         {
             return Err(e.clone().into());
         }
-        let keeper = Keeper::new(Writer::open(&dir, store)?, stamp())?;
+        let keeper = taker()?;
         let tls = match found.iter().any(|(target, _)| target.tls) {
             true => Some(options.tls.client_config()?),
             false => None,
@@ -151,9 +161,9 @@ impl Recorder {
         Ok(recorder)
     }
 
-    fn start_threads(
+    fn start_threads<T: Take>(
         &mut self,
-        keeper: Keeper<Directory>,
+        keeper: T,
         notes: Receiver<Note>,
         host: Option<Duration>,
     ) -> std::io::Result<()> {
@@ -248,7 +258,7 @@ fn may_pass(e: &Error) -> bool {
 }
 
 /// Writes notes until it is told to end, and then what was told before.
-fn keep(mut keeper: Keeper<Directory>, notes: &Receiver<Note>, shared: &Shared, inquirers: &Inquirers) {
+fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquirers: &Inquirers) {
     use unslow_series::Error;
     let mut kept = || -> Result<(), Error> {
         let mut next_tick = Instant::now() + TICK;
@@ -283,7 +293,7 @@ fn keep(mut keeper: Keeper<Directory>, notes: &Receiver<Note>, shared: &Shared, 
             }
         }
     };
-    let ended = kept().and_then(|()| keeper.close().map(drop));
+    let ended = kept().and_then(|()| keeper.close());
     if let Err(e) = ended {
         *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
     }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use unslow_facts::{
-    Facts, Gap, Host, Lack, LaterView, Node, Own, Point, Rtt, Sample, Seen, SentinelNode, SlowEntry, TimeRange,
+    Facts, Gap, Host, Lack, LaterView, Node, Own, Rtt, Sample, Seen, SentinelNode, SlowEntry, TimeRange,
 };
-use unslow_series::{Damage, Directory, Event, Item, Reader, Row, Rows, Span, Value};
+use unslow_series::{Damage, Directory, Event, Held, Item, Picked, Reader, Row, Rows, Span, Value};
 use unslow_topology::{ClusterView, Info};
 
 use crate::info;
-use crate::pings::Pings;
 use crate::scheme::{
     ASKED, AWAY, Away, Greeted, HOST, LISTING, Listed, Listing, MACHINE, OWN_COMMAND, OWN_ERROR, OWN_READS, OWN_TOTAL,
     Part, SENTINEL, SLOW, STALL, STARTED, Stall, TELL_AGAIN_MS, node_series,
 };
+use crate::window::{self, Counters, Trail, seconds_between};
 
 /// Parts are written again at least every ten minutes, and asked for every minute.
 pub const LOOK_BACK_MS: i64 = 11 * 60_000;
@@ -138,15 +138,18 @@ impl Tape {
     pub fn windows(&self, url: &str, span_ms: Range<i64>, step_ms: i64) -> Windows<'_> {
         let events_ms = span_ms.start - LOOK_BACK_MS..span_ms.end + HOST_MS;
         let of_deployment = self.reader.events(Some(url), events_ms.clone()).items;
-        let of_machine = self.events(MACHINE, events_ms.start..span_ms.end + AWAY_MS);
+        let of_machine = in_order(self.reader.events(Some(MACHINE), events_ms.start..span_ms.end + AWAY_MS).items);
         let mut listings: Vec<(i64, Listing)> = of_kind(&of_deployment, LISTING).collect();
         listings.sort_by_key(|(at, _)| *at);
         let nodes = self.nodes(url).into_iter().map(|address| {
             let series = node_series(url, &address);
+            let rows_ms = span_ms.start - FRESH_MS..span_ms.end;
+            let (events, texts) = self.reader.notes(&series, events_ms.clone(), rows_ms.clone());
             NodeTape {
-                events: self.events(&series, events_ms.clone()),
-                texts: Texts::of(&self.reader, &series, span_ms.start - FRESH_MS..span_ms.end),
-                rows: self.reader.range(&series, span_ms.start - FRESH_MS..span_ms.end),
+                events: in_order(events.items),
+                texts: Texts::of(texts.items),
+                rows: self.reader.range(&series, rows_ms),
+                picked: Picked::new(Counters::are_or_pings),
                 next: None,
                 edge: None,
                 address,
@@ -165,13 +168,6 @@ impl Tape {
         }
     }
 
-    /// In the order of time, which is not that of recording where a clock was set back.
-    fn events(&self, series: &str, range_ms: Range<i64>) -> Vec<Event> {
-        let mut events = self.reader.events(Some(series), range_ms).items;
-        events.sort_by_key(|event| event.at.wall_ms);
-        events
-    }
-
     /// Where recorders began, and until when the one before was alive.
     fn starts(&self, of_machine: &[Event]) -> Vec<Start> {
         let starts = of_machine.iter().filter(|event| event.kind == STARTED).map(|event| event.at.wall_ms);
@@ -185,6 +181,12 @@ impl Tape {
         };
         starts.map(start).collect()
     }
+}
+
+/// In the order of time, which is not that of recording where a clock was set back.
+fn in_order(mut events: Vec<Event>) -> Vec<Event> {
+    events.sort_by_key(|event| event.at.wall_ms);
+    events
 }
 
 /// Facts, window by window.
@@ -271,6 +273,7 @@ struct NodeTape<'a> {
     events: Vec<Event>,
     texts: Texts,
     rows: Rows<'a, Directory>,
+    picked: Picked,
     /// Read and not yet used.
     next: Option<Row>,
     /// The last row before this window.
@@ -298,17 +301,17 @@ impl NodeTape<'_> {
         let mut trail = Trail::new(window.start);
         let mut first = self.edge.take().filter(|row| window.start - row.at.wall_ms <= FRESH_MS);
         if let Some(row) = &first {
-            trail.see(row);
+            trail.see(row, &mut self.picked);
         }
         let mut last = None;
         while let Some(row) = self.row_before(window.end) {
             if row.at.wall_ms < window.start {
                 trail = Trail::new(window.start);
-                trail.see(&row);
+                trail.see(&row, &mut self.picked);
                 first = Some(row);
                 continue;
             }
-            trail.see(&row);
+            trail.see(&row, &mut self.picked);
             answered.push(row.at.wall_ms);
             match &first {
                 None => first = Some(row),
@@ -342,24 +345,9 @@ impl NodeTape<'_> {
 
     fn measured(&self, node: &mut Node, first: &Row, last: &Row) {
         let sample = |row: &Row| Sample { at_ms: unix(row.at.wall_ms), info: self.texts.info(row) };
-        (node.first, node.last) = (Some(sample(first)), Some(sample(last)));
-        // The wall clock may have been set in between; the other one begins anew with each recorder.
-        let by_mono = last.at.mono_ms.checked_sub(first.at.mono_ms).map(|ms| ms as f64);
-        let by_wall = (last.at.wall_ms - first.at.wall_ms) as f64;
         let same_recorder = number(last, OWN_TOTAL) >= number(first, OWN_TOTAL);
-        node.window_s = by_mono.filter(|_| same_recorder).unwrap_or(by_wall).max(1.0) / 1000.0;
-        node.own = own_between(first, last);
-        if let Some(info) = node.info()
-            && node.master.is_none()
-            && let (Some(host), Some(port)) = (info.get("master_host"), info.get("master_port"))
-        {
-            node.master = Some(unslow_topology::join_host_port(host, port));
-        }
-        match node.info().and_then(Info::role) {
-            Some("master") => (node.role, node.master) = (unslow_topology::Role::Master, None),
-            Some("slave") => node.role = unslow_topology::Role::Replica,
-            _ => {}
-        }
+        let s = seconds_between(first.at, last.at, same_recorder);
+        window::measured(node, sample(first), sample(last), s, own_between(first, last));
     }
 }
 
@@ -481,8 +469,9 @@ impl<'a> Around<'a> {
     fn histograms(&self, missing: &Gap) -> Seen<BTreeMap<String, Vec<TimeRange>>> {
         type Counted = BTreeMap<String, Vec<TimeRange>>;
         let window = self.window;
-        let all = of_kind::<Seen<Counted>>(self.events, Part::Histograms.name());
-        let later = all.filter_map(|(at, seen)| Some((at, seen.value()?.clone()))).filter(|(at, _)| *at > window.start);
+        let after = self.events.partition_point(|e| e.at.wall_ms <= window.start);
+        let all = of_kind::<Seen<Counted>>(&self.events[after..], Part::Histograms.name());
+        let later = all.filter_map(|(at, seen)| Some((at, seen.value()?.clone())));
         let (mut within, behind): (Vec<(i64, Counted)>, Vec<_>) = later.partition(|(at, _)| *at <= window.end);
         if window.end - window.start < MINUTE_MS {
             within.extend(behind.into_iter().next());
@@ -515,77 +504,13 @@ impl<'a> Around<'a> {
     }
 }
 
-/// What was counted on the way through a window.
-struct Trail {
-    start_ms: i64,
-    before: Option<(i64, Counters)>,
-    points: Vec<Point>,
-    pings: Vec<(u32, u32)>,
-}
-
-/// The counters that are drawn, in the order of [`Counters::NAMES`].
-#[derive(Clone, Copy, Default)]
-struct Counters([Option<f64>; 7]);
-
-impl Counters {
-    const NAMES: [&str; 7] = [
-        "total_commands_processed",
-        "total_connections_received",
-        "used_cpu_user_main_thread",
-        "used_cpu_sys_main_thread",
-        "used_cpu_user",
-        "used_cpu_sys",
-        OWN_TOTAL,
-    ];
-}
-
-impl Trail {
-    fn new(start_ms: i64) -> Trail {
-        Trail { start_ms, before: None, points: Vec::new(), pings: Vec::new() }
-    }
-
-    fn see(&mut self, row: &Row) {
-        let (mut counters, mut pings) = (Counters::default(), BTreeMap::new());
-        for (name, value) in &row.values {
-            // Most names are none of these, and there are hundreds in each row.
-            let (Value::Int(n), Some(b't' | b'u' | b'~')) = (value, name.as_bytes().first()) else { continue };
-            if let Some(place) = Counters::NAMES.iter().position(|known| *known == &**name) {
-                counters.0[place] = Some(*n as f64);
-            } else if let Some((us, count)) = Pings::of_column(name, *n) {
-                pings.insert(us, count);
-            }
-        }
-        let at = row.at.wall_ms - self.start_ms;
-        if let (Some((before_at, before)), Ok(at_ms)) = (self.before, u32::try_from(at)) {
-            let span_ms = u32::try_from(at - before_at).unwrap_or(0);
-            self.pings.extend(Pings(pings).spread(at_ms.saturating_sub(span_ms), span_ms));
-            self.points.extend(point(&before, &counters, at_ms, f64::from(span_ms.max(1)) / 1000.0));
-        }
-        self.before = Some((at, counters));
-    }
-}
-
-/// Rates between two rows, our own commands taken off; `None` where a counter went back.
-fn point(before: &Counters, after: &Counters, at_ms: u32, s: f64) -> Option<Point> {
-    let grown = |place: usize| Some(after.0[place]? - before.0[place]?).filter(|d| *d >= 0.0);
-    // INFO prints microseconds of CPU time with six decimals, which are whole numbers in a recording.
-    let cpu = |main: usize, all: usize| grown(main).or_else(|| grown(all)).map(|us| us / 1e6 / s);
-    Some(Point {
-        at_ms,
-        commands_per_s: ((grown(0)? - grown(6).unwrap_or(0.0)) / s).max(0.0),
-        cpu_user_share: cpu(2, 4)?,
-        cpu_sys_share: cpu(3, 5)?,
-        connections_per_s: grown(1).map(|n| n / s),
-    })
-}
-
 /// The templates of INFO's fields and since when each holds.
 pub struct Texts(HashMap<String, Vec<(i64, String)>>);
 
 impl Texts {
-    pub fn of(reader: &Reader<Directory>, series: &str, range: Range<i64>) -> Texts {
+    pub fn of(held: Vec<Held>) -> Texts {
         let mut all: HashMap<String, Vec<(i64, String)>> = HashMap::new();
-        for held in reader.texts(series, range).items {
+        for held in held {
             all.entry(held.name.to_string()).or_default().push((held.since_ms, held.value.to_string()));
         }
         Texts(all)
@@ -597,7 +522,7 @@ impl Texts {
     }
 
     pub fn info(&self, row: &Row) -> Info {
-        let values: HashMap<&str, i64> = row.values.iter().filter_map(|(name, v)| Some((&**name, int(*v)?))).collect();
+        let values: HashMap<&str, i64> = row.values().filter_map(|(name, v)| Some((&**name, int(v)?))).collect();
         let templates = self.0.iter().filter_map(|(name, all)| {
             let held = all.iter().rev().find(|(since, _)| *since <= row.at.wall_ms)?;
             Some((name.as_str(), held.1.as_str()))
@@ -619,10 +544,10 @@ fn number(row: &Row, name: &str) -> i64 {
 
 /// What we sent between two rows; a recorder that began in between counts from its start.
 fn own_between(first: &Row, last: &Row) -> Own {
-    let before: HashMap<&str, i64> = first.values.iter().filter_map(|(name, v)| Some((&**name, int(*v)?))).collect();
+    let before: HashMap<&str, i64> = first.values().filter_map(|(name, v)| Some((&**name, int(v)?))).collect();
     let mut own = Own::default();
-    for (name, value) in &last.values {
-        let Some(n) = name.starts_with("~own/").then(|| int(*value)).flatten() else { continue };
+    for (name, value) in last.values() {
+        let Some(n) = name.starts_with("~own/").then(|| int(value)).flatten() else { continue };
         let then = before.get(&**name).copied().unwrap_or(0);
         let grown = u64::try_from(if n >= then { n - then } else { n }).unwrap_or(0);
         if grown == 0 {

@@ -5,7 +5,7 @@ use unslow_probe::Round;
 use unslow_series::{Stamp, Writer};
 use unslow_topology::{DeploymentKind, Info, Role};
 
-use crate::keeper::{Keeper, Told};
+use crate::keeper::{Keeper, Take, Told};
 use crate::notes::{Note, Saw};
 use crate::pings::Pings;
 use crate::scheme::{Away, Listed, Listing, Stall};
