@@ -26,6 +26,7 @@ mod record;
 mod silences;
 mod sink;
 mod toml_text;
+mod top;
 mod typed;
 mod watch;
 mod when;
@@ -58,6 +59,8 @@ enum Verb {
     Doctor(Box<doctor::Doctor>),
     /// Explain a rule: what it means, how to confirm it and what to do; without a rule, list them all. Works offline.
     Explain(explain::Explain),
+    /// Look at a deployment as it works: servers, commands, clients; live, or at any time of a recording.
+    Top(Box<top::TopArguments>),
     /// Record deployments, second by second, for weeks: the flight recorder.
     Record(Box<record::RecordArguments>),
     /// List what went wrong in a recording, and when.
@@ -117,6 +120,7 @@ fn main() -> ExitCode {
     let result = match arguments.verb {
         Verb::Doctor(doctor) => doctor.run(&arguments.output),
         Verb::Explain(explain) => explain.run(&arguments.output),
+        Verb::Top(top) => top.run(&arguments.output),
         Verb::Record(record) => record.run(&arguments.output),
         Verb::Incidents(incidents) => incidents.run(&arguments.output),
         Verb::Host(host) => host.run(&arguments.output),

@@ -5,6 +5,7 @@
 //! - [`binary`]: the released `unslow`, run as a person runs it.
 //! - [`browser`]: what a real browser makes of a page.
 //! - [`clients`]: the clients that applications use, installed.
+//! - [`terminal`]: a real terminal, driven by keys.
 //! - [`wait`]: conditions, never times.
 //! - [`wire`]: raw connections, frames as the bytes that arrived.
 //! - [`random`]: random clients that compare two sides.
@@ -19,6 +20,7 @@ pub mod notes;
 pub mod random;
 pub mod servers;
 pub mod slots;
+pub mod terminal;
 pub mod wait;
 pub mod wire;
 
@@ -26,4 +28,5 @@ pub use binary::{Running, command, stderr, stdout, unslow};
 pub use noise::{Load, Noise, tried_while_busy};
 pub use notes::skip;
 pub use servers::{cluster, engine, options, settings, spec, standalone};
+pub use terminal::Terminal;
 pub use wait::{PATIENCE, until};

@@ -21,7 +21,8 @@ use crate::pings::Pings;
 use crate::scheme::{Away, STALL_US, Stall, TELL_AGAIN_MS};
 
 const MS: u64 = 1_000_000;
-const TICK: u64 = 100 * MS;
+/// From one PING to the next, of a recorder.
+pub const TICK: Duration = Duration::from_millis(100);
 /// So many moments within a tick.
 const GROUPS: u64 = 5;
 /// INFO is asked for in every tenth tick.
@@ -127,17 +128,30 @@ pub struct Eye {
     links: HashMap<NodeNumber, Link>,
     by_connection: HashMap<Id, NodeNumber>,
     waiting: Arc<Waiting>,
+    /// From one PING to the next, in ns.
+    tick: u64,
 }
 
 impl Eye {
+    /// It asks a PING in every `tick`, and INFO in every tenth.
     pub fn new(
+        tick: Duration,
         options: Options,
         tls: Option<Arc<ClientConfig>>,
         orders: Receiver<Order>,
         seen: SyncSender<Note>,
         waiting: Arc<Waiting>,
     ) -> Eye {
-        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), waiting }
+        Eye {
+            options,
+            tls,
+            orders,
+            seen,
+            links: HashMap::new(),
+            by_connection: HashMap::new(),
+            waiting,
+            tick: tick.as_nanos() as u64,
+        }
     }
 
     fn obey(&mut self, io: &mut Io, order: Order) {
@@ -161,7 +175,8 @@ impl Eye {
                 }
                 None => {
                     // Nodes take turns within a tick, in groups: each wake-up costs as much as a question.
-                    let next_tick = (now_ns() / TICK + 1) * TICK + node as u64 % GROUPS * (TICK / GROUPS);
+                    let tick = self.tick;
+                    let next_tick = (now_ns() / tick + 1) * tick + node as u64 % GROUPS * (tick / GROUPS);
                     io.timer(next_tick, node as u64);
                     self.links.insert(node, Link::new(*target, peer, next_tick, node as u64 / GROUPS % TICKS_PER_INFO));
                 }
@@ -175,12 +190,12 @@ impl Eye {
     }
 
     fn tick(&mut self, io: &mut Io, node: NodeNumber) {
-        let now = now_ns();
+        let (now, tick) = (now_ns(), self.tick);
         let Some(link) = self.links.get_mut(&node) else { return };
-        link.next_tick += TICK;
+        link.next_tick += tick;
         if link.next_tick <= now {
             // This process was held up: what was missed is not made up for.
-            link.next_tick += (now - link.next_tick) / TICK * TICK + TICK;
+            link.next_tick += (now - link.next_tick) / tick * tick + tick;
         }
         link.ticks += 1;
         link.info_due |= link.ticks % TICKS_PER_INFO == 0 || link.is_deep(now);

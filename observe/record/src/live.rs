@@ -14,8 +14,9 @@ use crate::pings::Pings;
 use crate::scheme::{Away, Listing, Stall};
 use crate::window::{self, Counters, Trail, seconds_between};
 
-/// A node's newest INFO may be this old: one is late where the server, or we, were busy.
-const FRESH_MS: i64 = 3_000;
+/// A node's newest INFO may be this old: of many nodes it is asked every 2.5 s, and it is late where the server, or we,
+/// were busy.
+const FRESH_MS: i64 = 6_000;
 
 /// The last seconds of a deployment.
 pub struct Live {

@@ -12,7 +12,7 @@ use unslow_probe::{Salt, host};
 use unslow_reactor::{Reactor, Waker};
 use unslow_series::Writer;
 
-use crate::eye::{Eye, INPUT_MAX, Order, stamp};
+use crate::eye::{Eye, INPUT_MAX, Order, TICK, stamp};
 use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE};
 use crate::keeper::{Keeper, Take, Told};
 use crate::live::Watching;
@@ -20,10 +20,13 @@ use crate::notes::{Note, Saw, Waiting};
 
 /// Threads for what takes longer.
 const INQUIRERS: usize = 4;
+/// So many servers are looked at less often, where nothing is recorded of them.
+const MANY: usize = 100;
+const TICK_OF_MANY: Duration = Duration::from_millis(250);
 /// Notes that may wait for the disk: some seconds of a thousand nodes.
 const WAITING: usize = 16_384;
 /// The store's own clock: it syncs and ends chunks when it is told the time.
-const TICK: Duration = Duration::from_secs(1);
+const STORE_TICK: Duration = Duration::from_secs(1);
 
 /// What to record.
 pub struct Settings {
@@ -98,19 +101,22 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts recording into a directory, which is created if need be; `store` has its limits. Servers that do not answer
-    /// yet are waited for; what no waiting helps is an error.
+    /// Starts recording into a directory, which is created if need be; `store` has its limits. Servers that do not
+    /// answer yet are waited for; what no waiting helps is an error.
     pub fn start(settings: Settings, dir: &Path, store: unslow_series::Settings) -> Result<Recorder, StartError> {
-        Recorder::begin(settings, || Keeper::new(Writer::open(dir, store)?, stamp()))
+        Recorder::begin(settings, |_| TICK, || Keeper::new(Writer::open(dir, store)?, stamp()))
     }
 
-    /// Starts looking at one deployment, without a recording.
+    /// Starts looking at one deployment, without a recording. Of more than a hundred servers INFO is asked for every
+    /// 2.5 s instead of every second: it is for people to read.
     pub fn watch(settings: Settings, watching: Watching) -> Result<Recorder, StartError> {
-        Recorder::begin(settings, || Ok(watching))
+        let tick = |servers| if servers > MANY { TICK_OF_MANY } else { TICK };
+        Recorder::begin(settings, tick, || Ok(watching))
     }
 
     fn begin<T: Take>(
         settings: Settings,
+        tick: impl FnOnce(usize) -> Duration,
         taker: impl FnOnce() -> Result<T, unslow_series::Error>,
     ) -> Result<Recorder, StartError> {
         let Settings { targets, options, every, show_keys, host } = settings;
@@ -134,13 +140,15 @@ impl Recorder {
             true => Some(options.tls.client_config()?),
             false => None,
         };
+        let servers = found.iter().map(|(_, found)| found.as_ref().map_or(0, |d| d.members.len())).sum();
+        let tick = tick(servers);
         let (notes, taken) = sync_channel(WAITING);
         let shared = Arc::new(Shared::default());
         let mut threads = Vec::new();
         let eyes = (0..std::thread::available_parallelism().map_or(1, usize::from))
             .map(|_| {
                 let (orders, taken) = channel();
-                let eye = Eye::new(options.clone(), tls.clone(), taken, notes.clone(), shared.waiting.clone());
+                let eye = Eye::new(tick, options.clone(), tls.clone(), taken, notes.clone(), shared.waiting.clone());
                 let (waker, thread) = start_eye(eye)?;
                 threads.push(thread);
                 Ok((orders, waker))
@@ -150,11 +158,10 @@ impl Recorder {
             Arc::new(Inquirers::new(every, options, Salt::new(show_keys), notes.clone(), eyes.clone(), host));
         // From here on whatever fails ends all of it.
         let mut recorder =
-            Recorder { shared, inquirers, notes, eyes, threads, keeper: None, silent: Vec::new(), servers: 0 };
+            Recorder { shared, inquirers, notes, eyes, threads, keeper: None, silent: Vec::new(), servers };
         recorder.start_threads(keeper, taken, host.then_some(every * ROUNDS_PER_WHOLE))?;
         for (target, deployment) in found {
             let url = target.url();
-            recorder.servers += deployment.as_ref().map_or(0, |d| d.members.len());
             recorder.inquirers.watch(target, deployment.as_ref().ok());
             recorder.silent.extend(deployment.err().map(|e| (url, e)));
         }
@@ -261,7 +268,7 @@ fn may_pass(e: &Error) -> bool {
 fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquirers: &Inquirers) {
     use unslow_series::Error;
     let mut kept = || -> Result<(), Error> {
-        let mut next_tick = Instant::now() + TICK;
+        let mut next_tick = Instant::now() + STORE_TICK;
         loop {
             let ended = shared.ended.load(Ordering::Acquire);
             match notes.recv_timeout(next_tick.saturating_duration_since(Instant::now())) {
@@ -289,7 +296,7 @@ fn keep<T: Take>(mut keeper: T, notes: &Receiver<Note>, shared: &Shared, inquire
             }
             if Instant::now() >= next_tick {
                 keeper.tick(stamp(), shared.waiting.lost())?;
-                next_tick = Instant::now() + TICK;
+                next_tick = Instant::now() + STORE_TICK;
             }
         }
     };

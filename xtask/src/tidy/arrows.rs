@@ -38,6 +38,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "unslow-topology",
         ],
     ),
+    ("unslow-views", &["unslow-facts", "unslow-topology", "unslow-units"]),
     ("unslow-doctor", &["unslow-facts", "unslow-topology", "unslow-units"]),
     ("unslow-engine", &["unslow-client", "unslow-resp", "unslow-topology"]),
     (
@@ -125,6 +126,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
             "unslow-status",
             "unslow-topology",
             "unslow-units",
+            "unslow-views",
             "unslow-watch",
         ],
     ),

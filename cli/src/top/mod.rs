@@ -1,0 +1,279 @@
+//! `unslow top`: what a deployment does now, or did at some time of a recording.
+
+mod app;
+mod draw;
+mod plain;
+mod screen;
+mod source;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use ratatui::crossterm::event::{Event, KeyEventKind};
+use unslow_doctor::diagnose;
+use unslow_facts::Facts;
+use unslow_views::View;
+
+use self::app::{App, Popup, Wish};
+use self::draw::{Look, draw};
+use self::screen::Screen;
+use self::source::{Live, Recorded, Source};
+use crate::output::Output;
+use crate::reach::Reach;
+use crate::typed::lasting;
+use crate::{doctor, files};
+
+/// A key is answered within this time, whatever the interval.
+const KEYS: Duration = Duration::from_millis(100);
+
+#[derive(Args)]
+#[command(after_help = "Keys: ? lists them. Nothing here changes anything on a server.\n\nExamples:\n  \
+                  unslow top redis://10.0.0.1:7000\n  \
+                  unslow top --recording /var/lib/unslow --at \"yesterday 01:00\"\n  \
+                  unslow top redis://10.0.0.1:7000 --plain --view commands --count 10")]
+pub struct TopArguments {
+    /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; with
+    /// --recording: which of several deployments
+    #[arg(value_name = "URL", required_unless_present = "recording")]
+    url: Option<String>,
+    /// Look at a recording, made by `unslow record`, or at a file exported of one
+    #[arg(long, value_name = "DIR")]
+    recording: Option<PathBuf>,
+    /// With --recording: begin at this time, such as "yesterday 01:00" or "3h ago" [default: its end]
+    #[arg(long, requires = "recording", value_name = "TIME", allow_hyphen_values = true)]
+    at: Option<String>,
+    /// Length of the window that figures are of [default: 5s, or 10s of a recording]
+    #[arg(long, value_parser = lasting, value_name = "TIME")]
+    window: Option<Duration>,
+    /// From one frame to the next
+    #[arg(long, default_value = "1s", value_parser = lasting, value_name = "TIME")]
+    interval: Duration,
+    /// Begin with this table
+    #[arg(long, value_enum, default_value = "nodes", value_name = "VIEW")]
+    view: Begin,
+    /// Print a table each interval instead of drawing, as vmstat does; so where there is no terminal
+    #[arg(long)]
+    plain: bool,
+    /// With --plain: end after this many tables
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Show key names in the slow log as they are, instead of hashed
+    #[arg(long)]
+    show_keys: bool,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Begin {
+    Nodes,
+    Commands,
+    Clients,
+    Slow,
+    Topology,
+    Host,
+}
+
+impl Begin {
+    fn view(self) -> View {
+        match self {
+            Begin::Nodes => View::Nodes,
+            Begin::Commands => View::Commands,
+            Begin::Clients => View::Clients,
+            Begin::Slow => View::Slow,
+            Begin::Topology => View::Topology,
+            Begin::Host => View::Host,
+        }
+    }
+}
+
+impl TopArguments {
+    pub fn run(self, output: &Output) -> anyhow::Result<u8> {
+        if output.json() {
+            bail!("unslow top shows tables; for JSON: unslow doctor --save FILE, or unslow record export --csv");
+        }
+        let (source, app) = self.begin()?;
+        let top = Top { arguments: self, source, app };
+        if top.arguments.plain || !screen::can_draw() { top.print(output) } else { top.draw() }
+    }
+
+    fn begin(&self) -> anyhow::Result<(Source, App)> {
+        let view = self.view.view();
+        if let Some(dir) = &self.recording {
+            let window = self.window.unwrap_or(Duration::from_secs(10));
+            let recorded = Recorded::open(dir, self.url.as_deref(), self.at.as_deref(), window)?;
+            let mut app = App::new(recorded.url(), false, view);
+            recorded.frames().into_iter().for_each(|frame| app.take(frame));
+            return Ok((Source::Recorded(recorded), app));
+        }
+        let url = self.url.as_deref().context("a URL is needed, or --recording DIR")?;
+        let window = self.window.unwrap_or(Duration::from_secs(5));
+        if window > Duration::from_secs(60) {
+            bail!("--window of a live view is at most 60s; for longer ones record: unslow record {url}");
+        }
+        let target = self.reach.target(url)?;
+        let app = App::new(&target.url(), true, view);
+        Ok((Source::Live(Live::start(target, self.reach.options()?, window, self.show_keys)?), app))
+    }
+}
+
+struct Top {
+    arguments: TopArguments,
+    source: Source,
+    app: App,
+}
+
+impl Top {
+    /// Line mode.
+    fn print(mut self, output: &Output) -> anyhow::Result<u8> {
+        let guard = unslow_interrupt::guard_quietly();
+        let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        // The first INFOs, and a second of counting.
+        if matches!(self.source, Source::Live(_)) {
+            let until = Instant::now() + Duration::from_millis(2_500);
+            while Instant::now() < until && !guard.asked() {
+                std::thread::sleep(KEYS);
+            }
+        }
+        let mut left = self.arguments.count;
+        while !guard.asked() && left != Some(0) {
+            let began = Instant::now();
+            if let Source::Live(live) = &mut self.source {
+                match live.frame()? {
+                    Some(frame) => self.app.take(frame),
+                    None => {
+                        std::thread::sleep(KEYS);
+                        continue;
+                    }
+                }
+            }
+            if !output.print_while_read(&plain::text(&self.app, width))? {
+                break; // nobody reads any more
+            }
+            left = left.map(|n| n - 1);
+            if let Source::Recorded(recorded) = &mut self.source {
+                let Some(frame) = recorded.step(1) else { break };
+                self.app.take(frame);
+                // A recording has its own pace: as fast as it is read.
+                continue;
+            }
+            while left != Some(0) && began.elapsed() < self.arguments.interval && !guard.asked() {
+                std::thread::sleep(KEYS.min(self.arguments.interval));
+            }
+        }
+        Ok(0)
+    }
+
+    /// The screen.
+    fn draw(mut self) -> anyhow::Result<u8> {
+        let guard = unslow_interrupt::guard_quietly();
+        let look = Look { colours: std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty()) };
+        let mut screen = Screen::take().context("the terminal cannot be drawn on; add --plain")?;
+        let keys = screen::keys()?;
+        let (mut next, mut is_due) = (Instant::now(), true);
+        while !guard.asked() {
+            if Instant::now() >= next {
+                if let Source::Live(live) = &mut self.source
+                    && let Some(frame) = live.frame()?
+                {
+                    self.app.take(frame);
+                    is_due = true;
+                }
+                next = Instant::now() + self.arguments.interval;
+            }
+            if std::mem::take(&mut is_due) {
+                screen.0.draw(|frame| draw(frame, &self.app, look))?;
+            }
+            // A signal is heard in between.
+            match keys.recv_timeout(next.saturating_duration_since(Instant::now()).min(KEYS)) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Ok(first) => {
+                    // All keys that wait are one drawing.
+                    is_due = true;
+                    for event in std::iter::once(first).chain(keys.try_iter()) {
+                        if !self.hear(&event, &mut screen)? {
+                            return Ok(0);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    /// Whether to go on.
+    fn hear(&mut self, event: &Event, screen: &mut Screen) -> std::io::Result<bool> {
+        match event {
+            Event::Key(key) if key.kind == KeyEventKind::Press => match self.app.key(*key) {
+                Wish::Quit => return Ok(false),
+                Wish::Suspend => screen.suspend()?,
+                wish => self.grant(wish),
+            },
+            _ => {} // another size: it is drawn again
+        }
+        Ok(true)
+    }
+
+    fn grant(&mut self, wish: Wish) {
+        let done = match wish {
+            Wish::Nothing | Wish::Quit | Wish::Suspend => Ok(None),
+            Wish::Step(steps) => Ok(self.step(steps)),
+            Wish::Newest => self.jump(None),
+            Wish::Jump(at) => self.jump(Some(&at)),
+            Wish::Diagnose => self.diagnose(),
+            Wish::Save => self.save(),
+            Wish::Copy(row) => Screen::copy(&row).map(|()| Some("copied".into())).map_err(Into::into),
+        };
+        self.app.message = done.unwrap_or_else(|e| Some(format!("{e:#}")));
+    }
+
+    fn step(&mut self, steps: i64) -> Option<String> {
+        let moved = match &mut self.source {
+            Source::Live(_) => self.app.step(steps),
+            Source::Recorded(recorded) => recorded.step(steps).map(|frame| self.app.take(frame)).is_some(),
+        };
+        let end = if steps < 0 { "this is the oldest window" } else { "this is the newest window" };
+        (!moved).then(|| end.into())
+    }
+
+    fn jump(&mut self, at: Option<&str>) -> anyhow::Result<Option<String>> {
+        let Source::Recorded(recorded) = &mut self.source else {
+            if at.is_some() {
+                bail!("times are of recordings: unslow top --recording DIR");
+            }
+            self.app.newest();
+            return Ok(None);
+        };
+        let dir = self.arguments.recording.as_deref().unwrap_or(Path::new("."));
+        recorded.jump(dir, at)?;
+        self.app.forget_points();
+        recorded.frames().into_iter().for_each(|frame| self.app.take(frame));
+        Ok(None)
+    }
+
+    fn shown(&self) -> anyhow::Result<&Facts> {
+        let frame = self.app.frame().context("nothing is known yet")?;
+        frame.facts.check().context("a server's numbers cannot be")?;
+        Ok(&frame.facts)
+    }
+
+    fn diagnose(&mut self) -> anyhow::Result<Option<String>> {
+        let report = diagnose(self.shown()?, &[]);
+        let text = anstream::adapter::strip_str(&doctor::text::report(&report, true)).to_string();
+        let lines = doctor::text::clean_lines(&text).lines().map(str::to_string).collect();
+        self.app.popup = Some(Popup { title: "diagnosis".into(), lines, scroll: 0 });
+        Ok(None)
+    }
+
+    fn save(&mut self) -> anyhow::Result<Option<String>> {
+        let facts = self.shown()?;
+        let file = PathBuf::from(format!("unslow-facts-{}.json", facts.at_ms / 1000));
+        files::check(&file)?;
+        files::write(&file, &serde_json::to_string(facts)?)?;
+        Ok(Some(format!("saved; read it with: unslow doctor --from {}", file.display())))
+    }
+}

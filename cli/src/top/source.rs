@@ -1,0 +1,151 @@
+//! Where frames come from: servers that are watched, or a recording.
+
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use unslow_client::{Options, Target};
+use unslow_doctor::{Severity, When, diagnose};
+use unslow_facts::Facts;
+use unslow_record::{Recorder, Settings, Tape, Watching};
+
+use super::app::Frame;
+use crate::incidents;
+
+/// The slow log is read this often in a live view; clients and settings every sixth time.
+const ASK: Duration = Duration::from_secs(5);
+/// A frame of a few servers takes a millisecond, one of hundreds a tenth of a second: the next one comes so many times
+/// later than this one took. The rules are asked again in the same way.
+const FRAME_SHARE: u32 = 40;
+const VERDICT_SHARE: u32 = 50;
+/// Windows before the first one of a recording: what the curves begin with.
+const BEFORE: i64 = 20;
+
+pub enum Source {
+    Live(Live),
+    Recorded(Recorded),
+}
+
+/// Servers that are watched.
+pub struct Live {
+    /// Never ended: it keeps nothing, and a server that hangs must not hold up the person who leaves.
+    recorder: ManuallyDrop<Recorder>,
+    watching: Watching,
+    verdict: (bool, String),
+    /// When the rules are to be asked again.
+    verdict_due: Instant,
+    /// When there may be a next frame.
+    due: Instant,
+}
+
+impl Live {
+    pub fn start(target: Target, options: Options, window: Duration, show_keys: bool) -> anyhow::Result<Live> {
+        let watching = Watching::new(&target.url(), window.as_millis() as i64);
+        let settings = Settings { targets: vec![target], options, every: ASK, show_keys, host: true };
+        let recorder = ManuallyDrop::new(Recorder::watch(settings, watching.clone())?);
+        let verdict = (false, "looking".to_string());
+        Ok(Live { recorder, watching, verdict, verdict_due: Instant::now(), due: Instant::now() })
+    }
+
+    /// The window that ends now; `None` where it is too early for another one.
+    pub fn frame(&mut self) -> anyhow::Result<Option<Frame>> {
+        if self.recorder.has_failed() {
+            bail!("looking ended: one of its threads ended unexpectedly");
+        }
+        let begun = Instant::now();
+        if begun < self.due {
+            return Ok(None);
+        }
+        let facts = Arc::new(self.watching.facts(jiff::Timestamp::now().as_millisecond()));
+        let is_measured = facts.nodes.iter().any(|node| node.last.is_some() || node.unreachable.is_some());
+        if !is_measured {
+            let silent = self.recorder.silent.first().map(|(_, why)| why.message.clone());
+            self.verdict = (silent.is_some(), silent.unwrap_or_else(|| "measuring".into()));
+        } else if begun >= self.verdict_due {
+            let begun = Instant::now();
+            self.verdict = verdict(&facts);
+            self.verdict_due = Instant::now() + begun.elapsed() * VERDICT_SHARE;
+        }
+        self.due = Instant::now() + begun.elapsed() * FRAME_SHARE;
+        Ok(Some(Frame { facts, verdict: self.verdict.clone() }))
+    }
+}
+
+/// A window of a recording.
+pub struct Recorded {
+    tape: Tape,
+    url: Arc<str>,
+    window_ms: i64,
+    at_ms: i64,
+}
+
+impl Recorded {
+    pub fn open(dir: &Path, url: Option<&str>, at: Option<&str>, window: Duration) -> anyhow::Result<Recorded> {
+        let tape = Tape::open(dir)?;
+        let url = tape.deployment(url)?;
+        let Range { start, .. } = incidents::window(&tape, at, window)?;
+        Ok(Recorded { tape, url, window_ms: window.as_millis() as i64, at_ms: start })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The window, and those before it, the oldest first.
+    pub fn frames(&self) -> Vec<Frame> {
+        let span = self.tape.span();
+        let from_ms = (self.at_ms - BEFORE * self.window_ms).max(span.from_ms);
+        // Whole windows up to this one.
+        let from_ms = self.at_ms - (self.at_ms - from_ms) / self.window_ms * self.window_ms;
+        let windows = self.tape.windows(&self.url, from_ms..self.at_ms + self.window_ms, self.window_ms);
+        windows.map(frame).collect()
+    }
+
+    /// Moves by windows and gives the new one; `None` at either end of the recording.
+    pub fn step(&mut self, windows: i64) -> Option<Frame> {
+        let span = self.tape.span();
+        let latest = (span.to_ms + 1 - self.window_ms).max(span.from_ms);
+        let at_ms = (self.at_ms + windows * self.window_ms).clamp(span.from_ms.min(latest), latest);
+        if at_ms == self.at_ms {
+            return None;
+        }
+        self.at_ms = at_ms;
+        self.tape.windows(&self.url, at_ms..at_ms + self.window_ms, self.window_ms).next().map(frame)
+    }
+
+    /// To a time as it was typed; without one to the end, of what is recorded by now.
+    pub fn jump(&mut self, dir: &Path, at: Option<&str>) -> anyhow::Result<()> {
+        if at.is_none() {
+            self.tape = Tape::open(dir)?;
+        }
+        let window = Duration::from_millis(self.window_ms.unsigned_abs());
+        self.at_ms = incidents::window(&self.tape, at, window)?.start;
+        Ok(())
+    }
+}
+
+fn frame(facts: Facts) -> Frame {
+    let verdict = match facts.nodes.is_empty() {
+        true => (false, "nothing was recorded in this window".into()),
+        false => verdict(&facts),
+    };
+    Frame { facts: Arc::new(facts), verdict }
+}
+
+/// What the doctor would put first, in a line.
+fn verdict(facts: &Facts) -> (bool, String) {
+    if facts.check().is_err() {
+        return (false, "a server's numbers cannot be: no diagnosis".into());
+    }
+    let report = diagnose(facts, &[]);
+    let now = report.findings.iter().filter(|f| f.severity > Severity::Risk && f.when != When::Past);
+    let (first, more) = (now.clone().next(), now.count().saturating_sub(1));
+    match first {
+        Some(first) if more > 0 => (true, format!("{} (and {more} more: d)", first.title)),
+        Some(first) => (true, first.title.clone()),
+        None => (false, format!("nothing costs anything now; {} rules could look", report.looked.could)),
+    }
+}

@@ -1,0 +1,104 @@
+//! Clients: groups that look alike, and single connections that stand out.
+
+use std::collections::BTreeMap;
+
+use unslow_facts::Node;
+use unslow_units::{bytes, count, time_rough_s};
+
+use crate::table::{Cell, Column, Row, Subject, Table, Tone};
+
+#[derive(Default)]
+struct Group {
+    connections: u64,
+    young: u64,
+    idle: u64,
+    commands: BTreeMap<String, u64>,
+    nodes: u32,
+}
+
+pub(crate) fn table(nodes: &[&Node]) -> Table {
+    let columns = vec![
+        Column::word("client", 0, "its address"),
+        Column::word("library", 1, "as it introduces itself (7.2+)"),
+        Column::word("name", 3, "as it is called, by CLIENT SETNAME"),
+        Column::figure("conns", 0, "connections, of all servers shown"),
+        Column::figure("new", 4, "connections younger than 2 s"),
+        Column::figure("idle", 4, "connections idle for over an hour"),
+        Column::word("commands", 2, "what most of them sent last"),
+        Column::figure("age", 6, "of a single connection"),
+        Column::figure("output", 5, "bytes that wait for a single connection to read"),
+        Column::figure("input", 6, "bytes of requests that a single connection has begun"),
+        Column::figure("servers", 6, "servers it is connected to"),
+    ];
+    let mut table = Table::new(columns, 3);
+    let mut groups: BTreeMap<(&str, &str, &str), Group> = BTreeMap::new();
+    let (mut missing, mut sampled) = (None, false);
+    for node in nodes {
+        let Some(clients) = node.clients.value() else {
+            missing = missing.or(node.clients.missing().map(|gap| gap.of("clients").why));
+            continue;
+        };
+        sampled |= clients.sampled;
+        for of_node in &clients.groups {
+            let group = groups.entry((&of_node.host, &of_node.library, &of_node.name)).or_default();
+            group.connections += of_node.count;
+            group.young += of_node.young;
+            group.idle += of_node.idle_hour;
+            group.nodes += 1;
+            of_node.commands.iter().for_each(|(name, n)| *group.commands.entry(name.clone()).or_default() += n);
+        }
+    }
+    table.rows.extend(groups.into_iter().map(|((host, library, name), group)| group.row(host, library, name)));
+    for node in nodes {
+        let rows = node.clients.value().into_iter().flat_map(|clients| &clients.notable);
+        table.rows.extend(rows.map(|client| Row {
+            subject: Subject::Node(node.address.clone()),
+            cells: vec![
+                Cell::word(client.address.as_str()),
+                Cell::word(client.library.as_str()),
+                Cell::word(client.name.as_str()),
+                Cell::figure(Some(1.0), count),
+                Cell::figure(None, count),
+                Cell::figure(None, count),
+                Cell::word(client.command.as_str()),
+                Cell::figure(Some(client.age_s as f64), time_rough_s),
+                Cell::figure(Some(client.output_bytes as f64), bytes),
+                Cell::figure(Some(client.query_bytes as f64), bytes),
+                Cell::figure(Some(1.0), count),
+            ],
+            tone: Tone::Bad,
+        }));
+    }
+    table.note = match (missing, sampled) {
+        (Some(why), _) => Some(format!("not of every server: {why}")),
+        (None, true) => Some("of busy servers a sample of the connections, by ids".into()),
+        (None, false) => None,
+    };
+    table
+}
+
+impl Group {
+    fn row(&self, host: &str, library: &str, name: &str) -> Row {
+        let mut commands: Vec<(&String, &u64)> = self.commands.iter().collect();
+        commands.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
+        let names: Vec<&str> = commands.iter().take(3).map(|(name, _)| name.as_str()).collect();
+        let some = |n: u64| Some(n as f64).filter(|n| *n > 0.0);
+        Row {
+            subject: Subject::Other,
+            cells: vec![
+                Cell::word(host),
+                Cell::word(library),
+                Cell::word(name),
+                Cell::figure(Some(self.connections as f64), count),
+                Cell::figure(some(self.young), count),
+                Cell::figure(some(self.idle), count),
+                Cell::word(names.join(" ")),
+                Cell::figure(None, count),
+                Cell::figure(None, bytes),
+                Cell::figure(None, bytes),
+                Cell::figure(Some(f64::from(self.nodes)), count),
+            ],
+            tone: Tone::Plain,
+        }
+    }
+}
