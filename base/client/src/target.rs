@@ -45,7 +45,8 @@ impl Endpoint {
     pub fn parse(text: &str) -> Option<Endpoint> {
         match text.strip_prefix("unix:") {
             Some(path) => Some(Endpoint::Unix(path.into())),
-            None => host_port(text, 6379),
+            // No port is 0, which no server has.
+            None => host_port(text, 0).filter(|endpoint| !matches!(endpoint, Endpoint::Tcp(_, 0))),
         }
     }
 }

@@ -115,15 +115,12 @@ impl ClusterView {
         self.nodes.iter().find(|n| n.is("myself"))
     }
 
-    /// Gives the node that was asked the address it was `asked` at, where it was never told its own: others tell a node
-    /// its host. One that announces no port either, or was asked over a unix socket, gets the whole of it.
+    /// Gives the node that was asked the address it was `asked` at, where it does not know its own: a node learns its
+    /// host from others. The port as well: behind a forwarded port the announced one leads elsewhere.
     pub fn place_myself(&mut self, asked: &str) {
-        let Some(node) = self.nodes.iter_mut().find(|n| n.is("myself") && n.host().is_empty()) else { return };
-        node.address = match node.address.strip_prefix(':').unwrap_or_default() {
-            "" | "0" => asked.to_string(),
-            _ if asked.starts_with("unix:") => asked.to_string(),
-            port => crate::join_host_port(crate::member::host_of(asked), port),
-        };
+        if let Some(node) = self.nodes.iter_mut().find(|n| n.is("myself") && n.host().is_empty()) {
+            node.address = asked.to_string();
+        }
     }
 
     /// The node with this id.

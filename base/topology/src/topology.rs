@@ -159,19 +159,15 @@ impl Topology {
     /// A cluster as its nodes describe it. Nodes without an address, or still shaking hands, are left out. Under `tls`
     /// nodes go by the names they announce: certificates are made for names.
     pub fn of_cluster(view: &ClusterView, tls: bool) -> Topology {
-        let address = |n: &ClusterNode| match (&n.hostname, n.address.rsplit_once(':')) {
-            (Some(name), Some((_, port))) if tls => format!("{name}:{port}"),
-            _ => n.address.clone(),
-        };
+        // A socket of this machine has no port.
+        let port = |n: &ClusterNode| Some(n.address.rsplit_once(':')?.1.to_string()).filter(|port| !port.contains('/'));
+        let named = |n: &ClusterNode| Some(crate::join_host_port(n.hostname.as_ref()?, port(n)?));
+        let address = |n: &ClusterNode| named(n).filter(|_| tls).unwrap_or_else(|| n.address.clone());
         let usable = |n: &&ClusterNode| !n.is("handshake") && !n.is("noaddr") && !n.host().is_empty();
         let nodes = view.nodes.iter().filter(usable).map(|n| Node {
             id: n.id.clone(),
             address: address(n),
-            alias: match (&n.hostname, n.address.rsplit_once(':')) {
-                (Some(_), _) if tls => Some(n.address.clone()),
-                (Some(name), Some((_, port))) => Some(format!("{name}:{port}")),
-                _ => None,
-            },
+            alias: named(n).map(|name| if tls { n.address.clone() } else { name }),
             role: if n.is("master") { Role::Master } else { Role::Replica },
             master: n.master_id.clone(),
             slots: n.slots.clone(),

@@ -131,10 +131,9 @@ fn a_node_that_was_never_told_its_own_address_is_the_one_that_was_asked() {
         view.place_myself(asked);
         view.nodes[0].address.clone()
     };
-    assert_eq!(placed(":7001@17001 myself,master", "10.0.0.1:6379"), "10.0.0.1:7001");
-    assert_eq!(placed(":7001@17001 myself,master", "[fe80::1]:6379"), "[fe80::1]:7001");
-    // TLS alone, of servers that then show the other port; and a socket of this machine.
-    assert_eq!(placed(":0@17001 myself,master", "10.0.0.1:6379"), "10.0.0.1:6379");
+    // A forwarded port, TLS alone on servers that then show the other port, and a socket of this machine.
+    assert_eq!(placed(":7001@17001 myself,master", "localhost:9001"), "localhost:9001");
+    assert_eq!(placed(":0@17001 myself,master", "[fe80::1]:6379"), "[fe80::1]:6379");
     assert_eq!(placed(":7001@17001 myself,master", "unix:/run/valkey.sock"), "unix:/run/valkey.sock");
     // What has an address keeps it, and of another node nothing is known.
     assert_eq!(placed("10.0.0.9:7001@17001 myself,master", "10.0.0.1:6379"), "10.0.0.9:7001");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use unslow_client::{Target, address_target};
+use unslow_client::{Endpoint, Target, address_target};
 use unslow_nodes::Address;
 use unslow_reactor::{Peer, Tls, peer_of};
 use unslow_topology::{DeploymentKind, Health, Role, SLOTS, Topology};
@@ -202,7 +202,10 @@ pub fn server(
 }
 
 fn host(address: &str) -> Option<String> {
-    Address::parse(address).map(|a| a.host().to_string())
+    match Endpoint::parse(address)? {
+        Endpoint::Tcp(host, _) => Some(host),
+        Endpoint::Unix(_) => None,
+    }
 }
 
 /// Names are looked up here, on the thread that makes maps, never on one that serves.

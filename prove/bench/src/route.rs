@@ -305,7 +305,7 @@ mod tests {
         let mut view = ClusterView::parse(&text).unwrap();
         view.place_myself("10.0.0.1:9");
         let map = Map::of_cluster(&view, false);
-        assert_eq!(map.nodes[..2], ["10.0.0.1:7001", "::1:7002"]);
+        assert_eq!(map.nodes[..2], ["10.0.0.1:9", "::1:7002"]);
         assert_eq!((map.masters, &map.nodes[2..]), (2, &["10.0.0.3:7003".to_string()][..]));
         assert_eq!((map.replicas[0].as_slice(), map.replicas[1].as_slice()), (&[2][..], &[][..]));
         assert_eq!((map.slots[100], map.slots[101]), (0, 1));

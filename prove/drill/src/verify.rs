@@ -39,9 +39,13 @@ impl Struck {
         self.proof.holds(lab)
     }
 
-    /// Ends it, and looks whether it is over. What could not be undone is tried again when this is dropped.
-    pub fn heal(&mut self, lab: &Lab) -> Result<(), Unproven> {
-        self.active.heal().map_err(|why| Unproven::Stays(why.to_string()))?;
+    /// Ends it. What could not be undone is tried again when this is dropped.
+    pub fn heal(&mut self) -> Result<(), Error> {
+        Ok(self.active.heal()?)
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self, lab: &Lab) -> Result<(), Unproven> {
         self.proof.healed(lab)
     }
 }
@@ -149,9 +153,6 @@ pub enum Unproven {
     /// A path that should be whole again.
     #[error("{host} still does not reach {to}")]
     Cut { host: String, to: SocketAddr },
-    /// The lab's own steps back failed.
-    #[error("{0}")]
-    Stays(String),
     /// A network that a path begins in could not be entered.
     #[error("the network of {host}: {why}")]
     Network { host: String, why: std::io::Error },

@@ -147,7 +147,10 @@ impl Worker {
         let peer = node.peers[lane.attempts % node.peers.len()].clone();
         let tls = match &self.hello.tls {
             Some((config, name)) => {
-                let own = || Address::parse(&node.address).map_or(String::new(), |a| a.host().to_string());
+                let own = || match Endpoint::parse(&node.address) {
+                    Some(Endpoint::Tcp(host, _)) => host,
+                    _ => node.address.clone(),
+                };
                 let host = name.clone().unwrap_or_else(own);
                 match rustls::pki_types::ServerName::try_from(host.clone()) {
                     Ok(name) => Some(Tls { config: config.clone(), name }),

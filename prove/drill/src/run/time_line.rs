@@ -143,14 +143,15 @@ impl Stage<'_, '_> {
     fn play_in(&mut self, lab: &Lab) -> Result<(), Error> {
         let start_us = self.run.now_us();
         let mut started: BTreeMap<usize, Box<Struck>> = BTreeMap::new();
-        let result = self.play_acts(lab, &mut started);
+        let mut result = self.play_acts(lab, &mut started);
         // What has no end of its own lasts until here.
         if result.is_ok() && !started.is_empty() {
             sleep_until(Instant::now() + self.plan.after);
         }
         // Last in, first out.
         while let Some((i, fault)) = started.pop_last() {
-            self.end(lab, self.name_of(i), fault, result.is_ok());
+            let ended = self.end(lab, self.name_of(i), fault, result.is_ok());
+            result = result.and(ended);
         }
         result?;
         if self.plan.faults.is_empty() {
@@ -184,7 +185,7 @@ impl Stage<'_, '_> {
                 }
                 Act::End(fault) => {
                     if let Some(ending) = started.remove(fault) {
-                        self.end(lab, self.name_of(*fault), ending, true);
+                        self.end(lab, self.name_of(*fault), ending, true)?;
                     }
                 }
             }
@@ -222,17 +223,20 @@ impl Stage<'_, '_> {
         }
     }
 
-    /// Ends a fault, and looks whether it is gone; where the run `looks`, also whether it was at work until then: a run
+    /// Ends a fault. Where the run `looks`, also says whether it was at work until then, and whether it is gone: a run
     /// that failed has nothing to prove.
-    fn end(&mut self, lab: &Lab, name: String, mut struck: Box<Struck>, looks: bool) {
+    fn end(&mut self, lab: &Lab, name: String, mut struck: Box<Struck>, looks: bool) -> Result<(), Error> {
         if looks {
             self.check(proved(&struck, lab, &name, "at the end"));
         }
         self.played.until_us = self.run.now_us();
         self.observer.note(&format!("{name} ends"));
-        if let Err(found) = struck.heal(lab) {
+        // Nothing more is done to a lab that cannot be put back, and nothing is judged in it.
+        struck.heal()?;
+        if looks && let Err(found) = struck.is_over(lab) {
             self.check(Check::unknown(CheckId::Fault, format!("{name} could not be undone: {found}")));
         }
+        Ok(())
     }
 
     /// From the end of the fault until everything is as it was, and a little longer.

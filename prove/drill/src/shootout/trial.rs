@@ -129,7 +129,8 @@ impl Trial<'_> {
         if let Err(found) = struck.holds(lab) {
             document.unknown.push(format!("{fault} was not active at the end: {found}"));
         }
-        if let Err(found) = struck.heal(lab) {
+        let undone = struck.heal().map_err(|e| e.to_string());
+        if let Err(found) = undone.and_then(|()| struck.is_over(lab).map_err(|e| e.to_string())) {
             document.unknown.push(format!("{fault} could not be undone: {found}"));
         }
         let healed_us = unix_us();
