@@ -120,6 +120,24 @@ pub fn local_clock(at_ms: u64) -> String {
     shown(at_ms, "%H:%M")
 }
 
+/// Round times of this machine's clock between two others, `most` of them at most, each with its name: `01:00`, or
+/// `11-20` where they are days.
+pub fn round_times(from_ms: u64, to_ms: u64, most: u64) -> Vec<(u64, String)> {
+    const MINUTE: u64 = 60_000;
+    const DAY: u64 = 1440 * MINUTE;
+    const STEPS: [u64; 10] = [1, 2, 5, 10, 15, 30, 60, 180, 360, 720];
+    let span = to_ms.saturating_sub(from_ms);
+    let step = STEPS.iter().map(|minutes| minutes * MINUTE).find(|step| span / step < most);
+    let step = step.unwrap_or_else(|| DAY * (span / DAY / most.max(1) + 1));
+    let at = i64::try_from(from_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    let offset_s = at.map_or(0, |at| jiff::tz::TimeZone::system().to_offset(at).seconds());
+    // Whole ones by the clock on the wall, which may be hours, or half of one, from UTC.
+    let shifted = from_ms.saturating_add_signed(i64::from(offset_s) * 1000);
+    let first = (shifted.div_ceil(step) * step).saturating_add_signed(-i64::from(offset_s) * 1000);
+    let all = std::iter::successors(Some(first), |at| at.checked_add(step)).take_while(|at| *at <= to_ms);
+    all.map(|at| (at, shown(at, if step < DAY { "%H:%M" } else { "%m-%d" }))).collect()
+}
+
 fn shown(at_ms: u64, format: &str) -> String {
     let at = i64::try_from(at_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
     at.map_or_else(|| "-".to_string(), |at| at.to_zoned(jiff::tz::TimeZone::system()).strftime(format).to_string())
@@ -128,6 +146,19 @@ fn shown(at_ms: u64, format: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn round_times_are_few_round_and_within() {
+        const HOUR: u64 = 3_600_000;
+        for span in [HOUR / 60, HOUR, 7 * HOUR, 24 * HOUR, 7 * 24 * HOUR, 400 * 24 * HOUR] {
+            let from = 1_795_600_000_123;
+            let times = round_times(from, from + span, 8);
+            assert!((1..=8).contains(&times.len()) || span < HOUR, "{span}: {times:?}");
+            assert!(times.iter().all(|(at, _)| (from..=from + span).contains(at)), "{span}: {times:?}");
+            assert!(times.iter().all(|(at, _)| at % 60_000 == 0), "{span}: {times:?}");
+        }
+        assert_eq!(round_times(5, 5, 8), []);
+    }
 
     fn now() -> Zoned {
         // By its rule, not by its name: a machine may have no database of time zones.

@@ -58,6 +58,14 @@ impl Axis {
         Axis::linear(unit, end, step(unit, end))
     }
 
+    /// From 0 to `end`, with these values named.
+    pub fn named(end: f64, ticks: &[(f64, String)]) -> Axis {
+        let mut axis = Axis { low: 0.0, high: positive(end), scale: Scale::Linear, ticks: Vec::new() };
+        let at = |(value, label): &(f64, String)| Some(Tick { at: axis.place(*value)?, label: label.clone() });
+        axis.ticks = ticks.iter().filter_map(at).collect();
+        axis
+    }
+
     fn linear(unit: Unit, high: f64, step: f64) -> Axis {
         let mut axis = Axis { low: 0.0, high, scale: Scale::Linear, ticks: Vec::new() };
         let steps = (high / step + 1e-9).floor() as u32;

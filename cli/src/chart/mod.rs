@@ -139,12 +139,14 @@ pub struct Row {
     pub bars: Vec<Bar>,
 }
 
-/// Rows of bars over the time that a fault was at work.
+/// Rows of bars over time.
 pub struct TimeLine<'a> {
     pub title: &'a str,
-    /// Its name, from when, until when.
-    pub fault: (&'a str, u64, u64),
+    /// The fault that was at work: its name, from when, until when.
+    pub fault: Option<(&'a str, u64, u64)>,
     pub end_us: u64,
+    /// What stands along the bottom instead of the time from the beginning: moments in us from there, with their names.
+    pub moments: Option<Vec<(f64, String)>>,
     pub rows: Vec<Row>,
     /// What bars of each weight are.
     pub names: [(Weight, &'a str); 2],
@@ -152,10 +154,12 @@ pub struct TimeLine<'a> {
 
 impl TimeLine<'_> {
     pub fn html(&self) -> String {
-        let (fault, from, until) = self.fault;
         let bars = self.rows.iter().flat_map(|row| &row.bars).map(|bar| bar.until_us);
-        let end = bars.fold(self.end_us.max(until), u64::max);
-        let axis = Axis::until(Unit::Time, end as f64);
+        let end = bars.chain(self.fault.map(|(_, _, until)| until)).fold(self.end_us, u64::max);
+        let axis = match &self.moments {
+            Some(moments) => Axis::named(end as f64, moments),
+            None => Axis::until(Unit::Time, end as f64),
+        };
         let height = (self.rows.len().max(1) * ROW) as f64;
         let x = |us: u64| axis.place(us as f64).unwrap_or(0.0) * WIDTH;
         // Never too thin to be seen on a telephone.
@@ -163,9 +167,14 @@ impl TimeLine<'_> {
             let left = x(from).min(WIDTH - 3.0);
             (left, (x(until.max(from)) - left).max(3.0))
         };
-        let (left, width) = across(from, until);
-        let mut drawn =
-            format!("<rect class=\"hit\" x=\"{left:.1}\" y=\"0\" width=\"{width:.1}\" height=\"{height}\"/>\n");
+        let mut drawn = String::new();
+        if let Some((_, from, until)) = self.fault {
+            let (left, width) = across(from, until);
+            let _ = writeln!(
+                drawn,
+                "<rect class=\"hit\" x=\"{left:.1}\" y=\"0\" width=\"{width:.1}\" height=\"{height}\"/>"
+            );
+        }
         drawn += &grid(&axis, None, height);
         let mut labels = String::new();
         for (i, row) in self.rows.iter().enumerate() {
@@ -181,8 +190,8 @@ impl TimeLine<'_> {
                 );
             }
         }
-        let fault = format!("{fault} active");
-        let mut keys = vec![Key { class: "hit".into(), name: &fault }];
+        let fault = self.fault.map(|(fault, ..)| format!("{fault} active"));
+        let mut keys: Vec<Key> = fault.iter().map(|name| Key { class: "hit".into(), name }).collect();
         for (weight, name) in self.names {
             let class = if weight == Weight::Main { "main" } else { "other" };
             keys.push(Key { class: class.into(), name });

@@ -139,7 +139,8 @@ fn a_time_line_shows_its_fault_and_every_bar() {
     let bar = |from_us, until_us, weight| Bar { from_us, until_us, weight };
     let html = TimeLine {
         title: "time line of kill",
-        fault: ("kill", 2_000_000, 5_000_000),
+        fault: Some(("kill", 2_000_000, 5_000_000)),
+        moments: None,
         end_us: 10_000_000,
         rows: vec![
             Row {
@@ -159,7 +160,8 @@ fn a_time_line_shows_its_fault_and_every_bar() {
     assert!(html.contains("x=\"997.0\"") && html.contains("&lt;client 1&gt;"), "{html}");
     let empty = TimeLine {
         title: "nobody",
-        fault: ("none", 0, 0),
+        fault: Some(("none", 0, 0)),
+        moments: None,
         end_us: 0,
         rows: Vec::new(),
         names: [(Weight::Main, "a"), (Weight::Other, "b")],

@@ -30,7 +30,8 @@ fn run_view(outcome: &Outcome) -> Value {
     let title = format!("time line of {}, {}", outcome.fault, outcome.variant);
     let chart = TimeLine {
         title: &title,
-        fault: (outcome.fault.as_str(), f.fault_from_us, f.fault_until_us),
+        fault: Some((outcome.fault.as_str(), f.fault_from_us, f.fault_until_us)),
+        moments: None,
         end_us: last.max(f.fault_until_us + 1_000_000),
         rows: f.windows.iter().map(row).collect(),
         names: [
@@ -58,7 +59,8 @@ fn fault_view(during: &During, document: &Document) -> Value {
     let title = format!("time line of {}", during.fault);
     let chart = TimeLine {
         title: &title,
-        fault: (during.fault.as_str(), 0, during.lasted_us),
+        fault: Some((during.fault.as_str(), 0, during.lasted_us)),
+        moments: None,
         end_us: during.watched_us,
         rows: drawn
             .map(|seen| Row { label: seen.client.clone(), bars: seen.silences.iter().map(bar).collect() })

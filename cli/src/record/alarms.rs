@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use anyhow::bail;
 use unslow_doctor::{Finding, Joiner, Severity, Silence, Silenced, Turn, diagnose_but};
 use unslow_facts::Facts;
 use unslow_record::{Progress, Recorder, Tape, TapeError};
@@ -14,6 +15,7 @@ use unslow_status::{Exposition, Labels, NotReady, Status};
 use super::notify::{self, Notifier};
 use crate::fail_on::FailOn;
 use crate::silences;
+use crate::when::local_time;
 
 /// Rows of the last second may be on their way when a window is over.
 const SETTLED_MS: i64 = 2_000;
@@ -131,10 +133,14 @@ impl Alarms {
     /// To be called every second or so. Servers with something grave are looked at closely. Fails where the recording
     /// or the silences cannot be read.
     pub fn look(&mut self, now_ms: i64, recorder: &Recorder) -> anyhow::Result<()> {
-        // A clock that was set: what is to come is diagnosed, not what was.
+        // A clock that was set, or a machine that slept: what is to come is diagnosed, not what was.
         if now_ms < self.next_ms || now_ms > self.next_ms + 10 * self.window_ms {
-            self.next_ms = now_ms.div_euclid(self.window_ms) * self.window_ms;
+            let from_ms = std::mem::replace(&mut self.next_ms, now_ms.div_euclid(self.window_ms) * self.window_ms);
             self.joiners.values_mut().for_each(|joiner| joiner.clock_set(now_ms.max(0) as u64));
+            if now_ms > from_ms {
+                let from = local_time(from_ms.max(0) as u64);
+                bail!("the clock was set forward, or this machine slept: nothing from {from} to now is told of");
+            }
         }
         let end_ms = self.next_ms + self.window_ms;
         if now_ms < end_ms + SETTLED_MS {

@@ -174,7 +174,7 @@ impl RecordArguments {
         for over in plan.silences.as_deref().map(silences::read).transpose()?.into_iter().flat_map(|(_, over)| over) {
             output.note(&over);
         }
-        let notifier = Notifier::start(plan.listeners)?;
+        let notifier = Notifier::start(plan.listeners, unix_ms())?;
         let guard = unslow_interrupt::guard("ending the recording (Ctrl-C again: at once, which loses nothing)");
         let store = unslow_record::Store {
             retain_for: Some(plan.keep),

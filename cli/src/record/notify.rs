@@ -42,21 +42,23 @@ struct Letter {
 
 /// Sends incidents to the listeners, on a thread of its own.
 pub struct Notifier {
+    /// Numbers of incidents count from then on, unix time in ms.
+    started_ms: i64,
     letters: Option<SyncSender<Letter>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Notifier {
     /// Fails where a webhook is none, or there is no thread.
-    pub fn start(listeners: Listeners) -> anyhow::Result<Notifier> {
+    pub fn start(listeners: Listeners, started_ms: i64) -> anyhow::Result<Notifier> {
         let post = listeners.webhook.map(Webhook::new).transpose()?;
         if post.is_none() && listeners.command.is_none() {
-            return Ok(Notifier { letters: None, thread: None });
+            return Ok(Notifier { started_ms, letters: None, thread: None });
         }
         let (letters, taken) = sync_channel(WAITING);
         let run = move || deliver(&taken, listeners.command.as_deref(), post.as_ref());
         let thread = Builder::new().name("notify".into()).spawn(run)?;
-        Ok(Notifier { letters: Some(letters), thread: Some(thread) })
+        Ok(Notifier { started_ms, letters: Some(letters), thread: Some(thread) })
     }
 
     /// Whether there are any listeners.
@@ -68,7 +70,14 @@ impl Notifier {
         let Some(letters) = &self.letters else { return };
         let (event, incident) = parts(turn);
         let text = format!("{event}: {} ({}): {}", incident.rule, incident.deployment, incident.title);
-        let document = json!({ "schema": SCHEMA, "event": event, "text": text, "incident": incident }).to_string();
+        let document = json!({
+            "schema": SCHEMA,
+            "event": event,
+            "text": text,
+            "recorder_started_ms": self.started_ms,
+            "incident": incident,
+        });
+        let document = document.to_string();
         if letters.try_send(Letter { event, document }).is_err() {
             eprintln!("unslow: an incident was not told: {WAITING} others wait");
         }

@@ -287,9 +287,13 @@ impl Eye {
     /// It is back, if that is what said that it was away.
     fn is_back(&mut self, node: NodeNumber, teller: Teller) {
         let Some(link) = self.links.get_mut(&node) else { return };
-        if link.away.take_if(|(_, told_by)| *told_by == teller).is_some() {
-            link.look_closer(now_ns());
-            self.tell(node, Saw::Away(None));
+        let Some(was) = link.away.take_if(|(_, told_by)| *told_by == teller) else { return };
+        link.look_closer(now_ns());
+        if !self.tell(node, Saw::Away(None))
+            && let Some(link) = self.links.get_mut(&node)
+        {
+            // Its next word tells it again.
+            link.away = Some(was);
         }
     }
 

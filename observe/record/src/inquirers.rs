@@ -383,11 +383,14 @@ impl Inquirers {
         if let Some(node) = answer.as_ref().filter(|_| self.keeps_answers) {
             state.nodes.insert(number, node.clone());
         }
+        // In one turn with the round above: what hurries it next finds it in the queue, and takes it out.
+        let pause = if is_hurried { Duration::ZERO } else { self.every };
+        state.jobs.push(Reverse((Instant::now() + pause, Job::Ask(number))));
         drop(state);
+        self.changed.notify_one();
         if let Some(node) = answer {
             self.tell(Note::Asked(number, at, kind, Box::new(node)));
         }
-        self.later(Job::Ask(number), if is_hurried { Duration::ZERO } else { self.every });
     }
 }
 

@@ -1,8 +1,11 @@
 //! `unslow incidents`: what happened while nobody was watching.
 
+mod page;
+mod text;
+
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,22 +13,21 @@ use anyhow::{Context, bail};
 use clap::Args;
 use jiff::Zoned;
 use unslow_doctor::{
-    INCIDENTS_SCHEMA, Incident, Incidents, Joiner, Repeats, Severity, Silence, SilencedRule, diagnose_but, repeats,
+    INCIDENTS_SCHEMA, Incident, Incidents, Joiner, Severity, Silence, SilencedRule, diagnose_but, repeats,
 };
 use unslow_record::Tape;
-use unslow_units::{count, time, time_rough_s};
+use unslow_units::count;
 
 use crate::fail_on::FailOn;
-use crate::output::{Output, style};
+use crate::output::Output;
 use crate::typed::{lasting, retention};
-use crate::when::{self, local_clock, local_time};
+use crate::when::{self, local_time};
 use crate::{files, silences};
 
 /// The list that numbers refer to, beside the recording.
 const LIST: &str = "incidents.json";
 /// A year of minutes.
 const WINDOWS_MAX: i64 = 600_000;
-const DAY_MS: u64 = 86_400_000;
 /// Windows without a finding that do not end an incident.
 const PATIENCE: u64 = 2;
 
@@ -46,6 +48,9 @@ pub struct IncidentsArguments {
     /// File of known findings (docs/record.md): they are counted instead of listed
     #[arg(long, value_name = "FILE")]
     silences: Option<PathBuf>,
+    /// Write the list as a self-contained page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Lowest severity that makes the exit status 1
     #[arg(long, value_enum, default_value = "low", value_name = "SEVERITY")]
     fail_on: FailOn,
@@ -53,17 +58,27 @@ pub struct IncidentsArguments {
 
 impl IncidentsArguments {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
+        self.html.as_deref().map_or(Ok(()), files::check)?;
         let tape = Tape::open(&self.dir)?;
         let (silences, _) = self.silences.as_deref().map(silences::read).transpose()?.unwrap_or_default();
         let found = self.find(&tape, &silences)?;
         // Without the right to write there, numbers mean nothing to the doctor; the list is still worth reading.
-        if let Err(e) = files::write(&list_of(&self.dir), &serde_json::to_string(&found)?) {
-            output.note(&format!("unslow doctor --incident will not know these numbers: {e:#}"));
+        let list = list_of(&self.dir);
+        let is_new = !list.exists();
+        match files::write(&list, &serde_json::to_string(&found)?) {
+            Err(e) => output.note(&format!("unslow doctor --incident will not know these numbers: {e:#}")),
+            // Like the recording: for its owner and group.
+            Ok(()) if is_new => drop(fs::set_permissions(&list, Permissions::from_mode(0o640))),
+            Ok(()) => {}
+        }
+        if let Some(path) = &self.html {
+            files::write(path, &page::render(&found)?)?;
+            output.note(&format!("page in {}", path.display()));
         }
         if output.json() {
             output.print_json(&found)?;
         } else {
-            output.print(&text(&found, &self.dir))?;
+            output.print(&text::text(&found, &self.dir))?;
         }
         let least = self.fail_on.least();
         let fails = |severity: Severity| least.is_some_and(|least| severity >= least);
@@ -114,15 +129,6 @@ impl IncidentsArguments {
     }
 }
 
-/// The time of day, where it ended on the day on which it began.
-fn end_of(incident: &Incident) -> String {
-    let (began, ended) = (local_time(incident.began_ms), local_time(incident.ended_ms));
-    match (began.split_once(' '), ended.split_once(' ')) {
-        (Some((day, _)), Some((same, clock))) if day == same => clock.to_string(),
-        _ => ended,
-    }
-}
-
 /// A clock that was set wrong for a moment makes a recording of decades.
 fn affordable(span_ms: i64, step_ms: i64, deployments: usize) -> anyhow::Result<()> {
     let windows = (span_ms / step_ms).saturating_mul(deployments as i64);
@@ -158,87 +164,6 @@ pub fn numbered(dir: &Path, number: u32) -> anyhow::Result<(Incident, Duration)>
     }
 }
 
-fn text(found: &Incidents, dir: &Path) -> String {
-    let (bold, faint) = (style::TITLE, style::FAINT);
-    let width = textwrap::termwidth().clamp(60, 110);
-    let mut out = String::new();
-    for incident in &found.incidents {
-        let mark = if incident.severity >= Severity::High { style::BAD } else { style::TITLE };
-        let until = if incident.lasts { "and lasts".into() } else { format!("to {}", end_of(incident)) };
-        let lasted = time_rough_s(incident.lasted_ms() as f64 / 1e3);
-        let _ = writeln!(
-            out,
-            "{bold}{}{bold:#}  {} {until} ({lasted})  {mark}{}{mark:#}",
-            incident.id,
-            local_time(incident.began_ms),
-            incident.rule
-        );
-        let mut line = |text: &str, style: anstyle::Style| {
-            for row in
-                textwrap::wrap(text, textwrap::Options::new(width).initial_indent("   ").subsequent_indent("   "))
-            {
-                let _ = writeln!(out, "{style}{row}{style:#}");
-            }
-        };
-        line(&incident.title, anstyle::Style::new());
-        if !incident.impact.text.is_empty() {
-            line(&incident.impact.text, anstyle::Style::new());
-        }
-        for link in &incident.chain {
-            line(&format!("-> {}", link.text), anstyle::Style::new());
-        }
-        if let Some(first) = incident.evidence.first() {
-            line(&format!("{} -> {}", first.source, first.value), faint);
-        }
-        out.push('\n');
-    }
-    for repeated in &found.repeats {
-        let _ = writeln!(out, "{bold}{}{bold:#}", rhythm(repeated, &found.incidents));
-    }
-    if !found.repeats.is_empty() {
-        out.push('\n');
-    }
-    let (from, to) = (local_time(found.from_ms), local_time(found.to_ms));
-    if found.windows_unseen > 0 {
-        let unseen = time_rough_s(f64::from(found.windows_unseen) * found.window_s);
-        let _ = writeln!(out, "nothing was recorded in {unseen} of it: what happened then is not known");
-    }
-    for known in &found.silenced {
-        let (until, lasted) = (local_time(known.until_ms), time_rough_s(f64::from(known.windows) * found.window_s));
-        let _ = writeln!(out, "silenced: {} in {lasted} of it, until {until}: {}", known.rule, known.reason);
-    }
-    match found.incidents.len() {
-        0 => {
-            let but = if found.silenced.is_empty() { "" } else { " but what is silenced" };
-            let _ = writeln!(out, "no incidents{but} from {from} to {to}");
-        }
-        n => {
-            let incidents = if n == 1 { "incident" } else { "incidents" };
-            let _ = writeln!(out, "{n} {incidents} from {from} to {to}");
-            let _ = writeln!(out, "{faint}Open one: unslow doctor --recording {} --incident 1{faint:#}", dir.display());
-        }
-    }
-    out
-}
-
-/// `fork_stall: 5 days in a row at 01:00, give or take 2 min`.
-fn rhythm(repeated: &Repeats, incidents: &[Incident]) -> String {
-    let times = repeated.incidents.len();
-    let off = time(Duration::from_millis(repeated.give_or_take_ms));
-    let is_daily = repeated.every_ms.abs_diff(DAY_MS) <= DAY_MS / 24;
-    let first = incidents.iter().find(|i| repeated.incidents.contains(&i.id));
-    match first.filter(|_| is_daily) {
-        Some(first) => {
-            let clock = local_clock(first.began_ms);
-            format!("{}: {times} days in a row at {clock}, give or take {off}", repeated.rule)
-        }
-        None => {
-            let every = time(Duration::from_millis(repeated.every_ms));
-            format!("{}: {times} times, every {every}, give or take {off}", repeated.rule)
-        }
-    }
-}
-
 /// A window as it was typed: from a time on, or the last that was recorded.
 pub fn window(tape: &Tape, at: Option<&str>, length: Duration) -> anyhow::Result<std::ops::Range<i64>> {
     let (span, length_ms) = (tape.span(), length.as_millis() as i64);
@@ -264,8 +189,8 @@ mod tests {
 
     #[test]
     fn a_recording_of_decades_is_not_diagnosed_minute_by_minute() {
-        assert!(affordable(14 * DAY_MS as i64, 60_000, 20).is_ok());
-        let why = affordable(56 * 365 * DAY_MS as i64, 60_000, 1).unwrap_err().to_string();
+        assert!(affordable(14 * 86_400_000, 60_000, 20).is_ok());
+        let why = affordable(56 * 365 * 86_400_000, 60_000, 1).unwrap_err().to_string();
         assert!(why.contains("--since"), "{why}");
     }
 }
