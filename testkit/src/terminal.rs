@@ -74,6 +74,11 @@ impl Terminal {
         }
     }
 
+    /// Whether the cursor is seen.
+    pub fn shows_cursor(&self) -> bool {
+        self.tmux(&["display-message", "-p", "#{cursor_flag}"]).trim() == "1"
+    }
+
     /// The shell's process.
     pub fn pid(&self) -> u32 {
         self.tmux(&["display-message", "-p", "#{pane_pid}"]).trim().parse().expect("a process id")

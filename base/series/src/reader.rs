@@ -234,8 +234,8 @@ impl<D: Disk> Reader<D> {
         found
     }
 
-    /// [`Reader::events`] and [`Reader::texts`] of one series, each chunk read once.
-    pub fn notes(&self, series: &str, events_ms: Range<i64>, texts_ms: Range<i64>) -> (Found<Event>, Found<Held>) {
+    /// The items of [`Reader::events`] and [`Reader::texts`] of one series, each chunk read once.
+    pub fn notes(&self, series: &str, events_ms: Range<i64>, texts_ms: Range<i64>) -> (Vec<Event>, Vec<Held>) {
         let (mut events, mut texts, mut damage, mut last) = (Vec::new(), Vec::new(), Vec::new(), 0);
         for (place, meta) in self.metas() {
             let (has_events, has_texts) = (meta.note_last > 0 && overlaps(meta, &events_ms), overlaps(meta, &texts_ms));
@@ -250,7 +250,7 @@ impl<D: Disk> Reader<D> {
                 add_texts(&mut texts, &chunk, &texts_ms);
             }
         }
-        (Found { items: events, damage: damage.clone() }, Found { items: texts, damage })
+        (events, texts)
     }
 
     fn metas(&self) -> impl Iterator<Item = (Place, &Meta)> {
@@ -347,7 +347,7 @@ fn logs<D: Disk>(disk: &D) -> Result<Vec<(String, Vec<u8>)>, Error> {
     Ok(found)
 }
 
-/// Iterates over a range, one chunk in memory at a time.
+/// Iterates over a range, one chunk after the other. A row that is kept keeps its chunk.
 pub struct Rows<'a, D: Disk> {
     reader: &'a Reader<D>,
     places: VecDeque<Place>,

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use unslow_facts::Facts;
-use unslow_views::{Head, Row, Subject, Table, View};
+use unslow_views::{Head, Row, Scope, Subject, Table, View};
 
-/// Servers' frames that are kept to step back to: 300 of three servers, three of three hundred. Each holds two INFOs.
-const FRAMES_OF_NODES: usize = 900;
+/// Frames that are kept to step back to, and what their INFOs may take together, in bytes.
+const FRAMES: usize = 600;
+const FRAME_BYTES: usize = 32 << 20;
 /// Points of a sparkline.
 const POINTS: usize = 60;
 /// Rows that Page Up and Page Down move by.
@@ -54,25 +55,41 @@ pub struct Popup {
 #[derive(Clone, Debug)]
 struct Place {
     view: View,
-    node: Option<String>,
+    scope: Scope,
     filter: String,
     cursor: usize,
+    chosen: Option<String>,
 }
 
-/// One point of the sparklines.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Point {
-    pub ops: f64,
-    pub errors: f64,
-    pub worst_us: f64,
+/// One point of the sparklines: requests, errors, the longest PING. None where it is not known.
+pub type Point = [Option<f64>; 3];
+
+/// Whether there is something to worry about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mood {
+    Bad,
+    Well,
+    /// It could not be looked, or not yet.
+    Unknown,
 }
 
 /// A window's facts, and what the doctor says of them.
 #[derive(Clone)]
 pub struct Frame {
     pub facts: Arc<Facts>,
-    /// Whether there is something to worry about, and a sentence.
-    pub verdict: (bool, String),
+    pub verdict: (Mood, String),
+    /// What its INFOs take, roughly, in bytes.
+    pub bytes: usize,
+}
+
+impl Frame {
+    pub fn new(facts: Facts, verdict: (Mood, String)) -> Frame {
+        let samples = facts.nodes.iter().flat_map(|node| [&node.first, &node.last]).flatten();
+        let texts = samples.flat_map(|sample| &sample.info.0);
+        // A name, a value, and where they are.
+        let bytes = texts.map(|(name, value)| name.len() + value.len() + 80).sum();
+        Frame { facts: Arc::new(facts), verdict, bytes }
+    }
 }
 
 pub struct App {
@@ -85,10 +102,14 @@ pub struct App {
     back: usize,
     pub paused: bool,
     pub view: View,
-    /// Only this server.
-    pub node: Option<String>,
+    /// Only this server, or this command's clients.
+    pub scope: Scope,
     pub filter: String,
-    pub cursor: usize,
+    cursor: usize,
+    /// The row that the cursor is on, by its first cell: rows change places.
+    chosen: Option<String>,
+    /// What a person paused at stays, though it is not kept any more.
+    pinned: Option<Frame>,
     way: Vec<Place>,
     sorts: BTreeMap<View, (usize, bool)>,
     pub edit: Option<(Edit, String)>,
@@ -107,9 +128,11 @@ impl App {
             back: 0,
             paused: false,
             view,
-            node: None,
+            scope: Scope::default(),
             filter: String::new(),
             cursor: 0,
+            chosen: None,
+            pinned: None,
             way: Vec::new(),
             sorts: BTreeMap::new(),
             edit: None,
@@ -122,28 +145,51 @@ impl App {
     /// The next window.
     pub fn take(&mut self, frame: Frame) {
         let head = Head::of(&frame.facts);
-        self.points.push_back(Point {
-            ops: head.ops_per_s.unwrap_or(0.0),
-            errors: head.errors_per_s.unwrap_or(0.0),
-            worst_us: head.worst_ping.map_or(0.0, |(us, _)| f64::from(us)),
-        });
+        self.points.push_back([head.ops_per_s, head.errors_per_s, head.worst_ping.map(|(us, _)| f64::from(us))]);
         while self.points.len() > POINTS {
             self.points.pop_front();
         }
-        let kept = if self.is_live { (FRAMES_OF_NODES / frame.facts.nodes.len().max(1)).clamp(2, 600) } else { 1 };
+        self.keep(frame);
+    }
+
+    /// An earlier window of a recording: the curves end with it.
+    pub fn take_back(&mut self, frame: Frame) {
+        if self.points.len() > 1 {
+            self.points.pop_back();
+        }
+        self.keep(frame);
+    }
+
+    fn keep(&mut self, frame: Frame) {
+        let kept = if self.is_live { FRAMES } else { 1 };
         self.frames.push_back(frame);
-        while self.frames.len() > kept {
+        let is_much = |frames: &VecDeque<Frame>| frames.iter().map(|f| f.bytes).sum::<usize>() > FRAME_BYTES;
+        while self.frames.len() > kept || self.frames.len() > 2 && is_much(&self.frames) {
             self.frames.pop_front();
         }
-        // What is looked at stays where it is until it falls out at the other end.
-        if self.paused {
-            self.back = (self.back + 1).min(self.frames.len() - 1);
+        if self.is_live && self.paused {
+            self.back += 1;
         }
     }
 
     /// What is shown.
     pub fn frame(&self) -> Option<&Frame> {
-        self.frames.get(self.frames.len().checked_sub(1 + self.back)?)
+        self.pinned.as_ref().or_else(|| self.frames.get(self.frames.len().checked_sub(1 + self.back)?))
+    }
+
+    /// The points up to what is shown.
+    pub fn curve(&self) -> impl DoubleEndedIterator<Item = &Point> {
+        let shown = self.points.len().saturating_sub(self.back);
+        self.points.range(..shown)
+    }
+
+    /// Which row the cursor is on.
+    pub fn cursor(&self, table: &Table) -> usize {
+        let is_chosen = |row: &Row| self.chosen.as_deref() == Some(&*row.cells[0].text);
+        // Of several that look alike, the one where it was.
+        let here = table.rows.get(self.cursor).is_some_and(is_chosen);
+        let place = if here { Some(self.cursor) } else { table.rows.iter().position(is_chosen) };
+        place.unwrap_or(self.cursor).min(table.rows.len().saturating_sub(1))
     }
 
     /// How many frames it is behind the newest one.
@@ -153,16 +199,24 @@ impl App {
 
     /// Forwards, or back, among the frames that are held; `false` where there are no more.
     pub fn step(&mut self, frames: i64) -> bool {
-        let back = (self.back as i64 - frames).clamp(0, self.frames.len().saturating_sub(1) as i64) as usize;
-        let moved = back != self.back;
-        self.back = back;
-        self.paused = back > 0 || self.paused && frames < 0;
-        moved
+        let oldest = self.frames.len().saturating_sub(1);
+        let from = self.back.min(oldest);
+        let back = (from as i64 - frames).clamp(0, oldest as i64) as usize;
+        if back != from {
+            (self.back, self.pinned, self.paused) = (back, None, back > 0);
+            self.pinned = self.frame().filter(|_| self.paused).cloned();
+        }
+        back != from
+    }
+
+    fn pause(&mut self) {
+        self.paused = true;
+        self.pinned = self.frame().filter(|_| self.is_live).cloned();
     }
 
     /// Back to the newest one.
     pub fn newest(&mut self) {
-        (self.back, self.paused) = (0, false);
+        (self.back, self.paused, self.pinned) = (0, false, None);
     }
 
     /// What the recorder's points were, when another time of a recording is looked at.
@@ -173,7 +227,7 @@ impl App {
     /// The table as it is shown: of one server or all, filtered, sorted.
     pub fn table(&self) -> Option<Table> {
         let frame = self.frame()?;
-        let mut table = self.view.of(&frame.facts, self.node.as_deref());
+        let mut table = self.view.of(&frame.facts, &self.scope);
         if !self.filter.is_empty() {
             table.filter(&self.filter);
         }
@@ -194,8 +248,15 @@ impl App {
         match (ctrl, key.code) {
             (true, KeyCode::Char('c')) => return Wish::Quit,
             (true, KeyCode::Char('z')) => return Wish::Suspend,
+            // Backspace, where a terminal sends it so.
+            (true, KeyCode::Char('h')) if self.edit.is_some() => return self.typed(KeyCode::Backspace),
             (true, _) => return Wish::Nothing,
             _ => {}
+        }
+        // Esc and a key right behind it come as one.
+        if key.modifiers.contains(KeyModifiers::ALT) {
+            self.key(KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE));
+            return self.key(KeyEvent::new(key.code, KeyModifiers::NONE));
         }
         if self.edit.is_some() {
             return self.typed(key.code);
@@ -227,7 +288,7 @@ impl App {
         }
         if what == Edit::Filter {
             self.filter.clone_from(&text);
-            self.cursor = 0;
+            self.to(0, None);
         }
         self.edit = Some((what, text));
         Wish::Nothing
@@ -262,7 +323,7 @@ impl App {
             KeyCode::Down | KeyCode::Char('j') => self.move_by(1),
             KeyCode::PageUp => self.move_by(-PAGE),
             KeyCode::PageDown => self.move_by(PAGE),
-            KeyCode::Home => self.cursor = 0,
+            KeyCode::Home => self.move_by(isize::MIN / 2),
             KeyCode::End => self.move_by(isize::MAX / 2),
             KeyCode::Enter => self.deeper(),
             KeyCode::Esc => self.out(),
@@ -271,7 +332,7 @@ impl App {
             KeyCode::Char('>') => self.sort_by(1),
             KeyCode::Char('r') => self.reverse(),
             KeyCode::Char(' ') if self.is_live && self.paused => self.newest(),
-            KeyCode::Char(' ') => self.paused = !self.paused,
+            KeyCode::Char(' ') => self.pause(),
             KeyCode::Left => return Wish::Step(-1),
             KeyCode::Right => return Wish::Step(1),
             KeyCode::Char('[') => return Wish::Step(-10),
@@ -289,14 +350,16 @@ impl App {
 
     fn row(&self) -> Option<Row> {
         let table = self.table()?;
-        table.rows.get(self.cursor.min(table.rows.len().saturating_sub(1))).cloned()
+        table.rows.get(self.cursor(&table)).cloned()
     }
 
     fn go(&mut self, view: View) {
         if view != self.view {
-            (self.view, self.cursor) = (view, 0);
+            self.view = view;
+            self.to(0, None);
             self.way.clear();
             self.filter.clear();
+            self.scope.command = None;
         }
     }
 
@@ -306,31 +369,40 @@ impl App {
     }
 
     fn move_by(&mut self, rows: isize) {
-        let last = self.table().map_or(0, |table| table.rows.len().saturating_sub(1)) as isize;
-        self.cursor = (self.cursor as isize).min(last).saturating_add(rows).clamp(0, last) as usize;
+        let Some(table) = self.table() else { return };
+        let last = table.rows.len().saturating_sub(1) as isize;
+        let place = (self.cursor(&table) as isize).saturating_add(rows).clamp(0, last) as usize;
+        self.to(place, table.rows.get(place).map(|row| row.cells[0].text.clone()));
+    }
+
+    fn to(&mut self, place: usize, chosen: Option<String>) {
+        (self.cursor, self.chosen) = (place, chosen);
     }
 
     /// From a server to its commands, from a command to the clients that send it.
     fn deeper(&mut self) {
         let (Some(row), Some(view)) = (self.row(), self.view.deeper()) else { return };
-        let here = Place { view: self.view, node: self.node.clone(), filter: self.filter.clone(), cursor: self.cursor };
+        let (scope, filter) = (self.scope.clone(), self.filter.clone());
+        let here = Place { view: self.view, scope, filter, cursor: self.cursor, chosen: self.chosen.clone() };
         match row.subject {
-            Subject::Node(address) => (self.node, self.filter) = (Some(address), String::new()),
-            Subject::Command(name) => self.filter = name,
+            Subject::Node(address) => self.scope.node = Some(address),
+            Subject::Command(name) => self.scope.command = Some(name),
             Subject::Other => return,
         }
         self.way.push(here);
-        (self.view, self.cursor) = (view, 0);
+        (self.view, self.filter) = (view, String::new());
+        self.to(0, None);
     }
 
     /// One step back, or out of a filter, or back to all servers.
     fn out(&mut self) {
         match self.way.pop() {
-            Some(Place { view, node, filter, cursor }) => {
-                (self.view, self.node, self.filter, self.cursor) = (view, node, filter, cursor);
+            Some(Place { view, scope, filter, cursor, chosen }) => {
+                (self.view, self.scope, self.filter) = (view, scope, filter);
+                self.to(cursor, chosen);
             }
             None if !self.filter.is_empty() => self.filter.clear(),
-            None => self.node = None,
+            None => self.scope = Scope::default(),
         }
     }
 
@@ -368,18 +440,18 @@ fn words(row: &Row) -> String {
 const HELP: &str = "\
 1-6, Tab      nodes, commands, clients, slow, topology, host
 up, down      choose a row (also j, k, Page Up, Page Down, Home, End)
-Enter         deeper: a server's commands, a command's clients
+Enter         drill down: a server's commands, a command's clients
 Esc           back
 /             show only rows with this text; Esc ends it
-< >           sort by another column
-r             the other way round
-Space         pause, and go on
+< >           change the sort column
+r             reverse the order
+Space         pause / resume
 left, right   step through time ([ and ] ten steps)
-t             go to a time of a recording, such as 01:00 or \"3h ago\"
+t             go to a time in the recording, such as 01:00 or \"3h ago\"
 n             back to now, or to the end of the recording
 d             diagnose what is on the screen
 s             save it as facts, for unslow doctor --from
-y             copy the row to the terminal's clipboard
+y             copy the row to the clipboard (OSC 52)
 q             quit
 
 Nothing here changes anything on a server.";

@@ -12,12 +12,12 @@ use crate::top::draw::{Look, draw};
 const RECORDED: &str = include_str!("../../../explain/doctor/tests/facts/topology_storm.json");
 
 fn facts() -> Facts {
-    Facts::from_json(RECORDED).unwrap()
+    static READ: std::sync::OnceLock<Facts> = std::sync::OnceLock::new();
+    READ.get_or_init(|| Facts::from_json(RECORDED).unwrap()).clone()
 }
 
 fn frame_at(at_ms: u64) -> Frame {
-    let facts = Facts { at_ms, ..facts() };
-    Frame { facts: Arc::new(facts), verdict: (true, "what the doctor says".into()) }
+    Frame::new(Facts { at_ms, ..facts() }, (Mood::Bad, "what the doctor says".into()))
 }
 
 fn app(view: View) -> App {
@@ -86,12 +86,13 @@ fn enter_goes_from_a_server_to_its_commands_to_their_clients_and_esc_back() {
     let mut app = app(View::Nodes);
     let second = app.table().unwrap().rows[1].cells[0].text.clone();
     press(&mut app, &[KeyCode::Down, KeyCode::Enter]);
-    assert_eq!((app.view, app.node.as_deref()), (View::Commands, Some(&*second)));
+    assert_eq!((app.view, app.scope.node.as_deref()), (View::Commands, Some(&*second)));
     let command = app.table().unwrap().rows[0].cells[0].text.clone();
     press(&mut app, &[KeyCode::Enter]);
-    assert_eq!((app.view, app.filter.as_str()), (View::Clients, &*command));
+    assert_eq!((app.view, app.scope.command.as_deref()), (View::Clients, Some(&*command)));
     press(&mut app, &[KeyCode::Esc, KeyCode::Esc]);
-    assert_eq!((app.view, app.node.as_deref(), app.cursor), (View::Nodes, None, 1));
+    assert_eq!((app.view, app.scope.node.as_deref()), (View::Nodes, None));
+    assert_eq!(app.row().unwrap().cells[0].text, second);
     press(&mut app, &[KeyCode::Esc]);
     assert_eq!(app.view, View::Nodes, "there is nothing further out");
 }
@@ -129,7 +130,7 @@ fn what_is_paused_stays_while_new_frames_come_until_one_goes_on() {
     let shown = |app: &App| app.frame().unwrap().facts.at_ms / 1_000_000;
     press(&mut app, &[KeyCode::Char(' ')]);
     app.take(frame_at(6_000_000));
-    assert_eq!((shown(&app), app.behind()), (5, 1));
+    assert_eq!((shown(&app), app.behind(), app.curve().count()), (5, 1, 5), "and the curve ends there");
     assert_eq!(press(&mut app, &[KeyCode::Left]), Wish::Step(-1));
     assert!(app.step(-2));
     app.take(frame_at(7_000_000));
@@ -138,6 +139,42 @@ fn what_is_paused_stays_while_new_frames_come_until_one_goes_on() {
     assert_eq!(shown(&app), 1);
     press(&mut app, &[KeyCode::Char(' ')]);
     assert_eq!((shown(&app), app.paused), (7, false));
+}
+
+#[test]
+fn what_is_paused_at_is_not_replaced_when_it_is_no_longer_kept() {
+    let mut app = app(View::Nodes);
+    press(&mut app, &[KeyCode::Char(' ')]);
+    (0..1_000).for_each(|n| app.take(frame_at(2_000_000 + n)));
+    assert_eq!(app.frame().unwrap().facts.at_ms, 1_000_000);
+}
+
+#[test]
+fn the_cursor_stays_on_its_row_when_rows_change_places() {
+    let mut app = app(View::Nodes);
+    press(&mut app, &[KeyCode::Down]);
+    let chosen = app.row().unwrap();
+    press(&mut app, &[KeyCode::Char('r')]);
+    assert_eq!(app.row().unwrap(), chosen);
+    assert_ne!(app.cursor(&app.table().unwrap()), 1);
+}
+
+#[test]
+fn a_command_leads_to_those_who_sent_it_and_not_to_what_is_called_alike() {
+    let mut app = app(View::Commands);
+    app.scope.command = Some("cluster|nodes".into());
+    let of = |app: &App| View::Clients.of(&app.frame().unwrap().facts, &app.scope).rows.len();
+    assert!(of(&app) > 0);
+    app.scope.command = Some("cluster".into());
+    assert_eq!(of(&app), 0);
+}
+
+#[test]
+fn esc_with_a_key_right_behind_it_is_both() {
+    let mut app = app(View::Nodes);
+    press(&mut app, &[KeyCode::Enter]);
+    app.key(KeyEvent::new(KeyCode::Char('5'), KeyModifiers::ALT));
+    assert_eq!((app.view, app.scope.node.as_deref()), (View::Topology, None));
 }
 
 #[test]
@@ -154,9 +191,12 @@ fn frames_of_a_large_deployment_are_bounded() {
     let mut large = facts();
     let node = large.nodes[0].clone();
     large.nodes = (0..600).map(|_| node.clone()).collect();
-    let large = Frame { facts: Arc::new(large), verdict: (false, String::new()) };
+    let large = Frame::new(large, (Mood::Well, String::new()));
     (0..10).for_each(|_| app.take(large.clone()));
     assert_eq!(app.frames.len(), 2);
+    let bytes = |app: &App| app.frames.iter().map(|frame| frame.bytes).sum::<usize>();
+    (0..1_000).for_each(|n| app.take(frame_at(n)));
+    assert!(bytes(&app) <= FRAME_BYTES && app.frames.len() > 2, "{} of {}", bytes(&app), app.frames.len());
 }
 
 #[test]
@@ -165,7 +205,7 @@ fn help_is_read_and_closed_by_a_key_that_does_nothing_else() {
     press(&mut app, &[KeyCode::Char('?'), KeyCode::Down, KeyCode::PageDown]);
     assert_eq!(app.popup.as_ref().unwrap().scroll, 1 + PAGE as usize);
     let text = app.popup.as_ref().unwrap().lines.join("\n");
-    assert!(text.contains("ops/s") && text.contains("unslow's own taken off"), "{text}");
+    assert!(text.contains("ops/s") && text.contains("excluding unslow's own"), "{text}");
     assert_eq!(press(&mut app, &[KeyCode::Char('q')]), Wish::Nothing);
     assert_eq!((app.popup.is_none(), press(&mut app, &[KeyCode::Char('q')])), (true, Wish::Quit));
 }

@@ -6,9 +6,9 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Sparkline, Wrap};
 use unslow_units::{count, percent, time_us};
-use unslow_views::{Head, Tone, View};
+use unslow_views::{Head, Scope, Tone, View, plain};
 
-use super::app::{App, Edit, Point};
+use super::app::{App, Edit, Mood};
 use crate::when::local_time;
 
 /// Widest that a curve is worth.
@@ -48,7 +48,7 @@ impl Look {
 }
 
 pub fn draw(screen: &mut Frame, app: &App, look: Look) {
-    let is_scoped = app.node.is_some() || !app.filter.is_empty();
+    let is_scoped = app.scope != Scope::default() || !app.filter.is_empty();
     let rows = [Constraint::Length(5 + u16::from(is_scoped)), Constraint::Min(1), Constraint::Length(1)];
     let [top, middle, bottom] = Layout::vertical(rows).areas(screen.area());
     head(screen, top, app, look);
@@ -68,7 +68,7 @@ fn head(screen: &mut Frame, area: Rect, app: &App, look: Look) {
         return;
     };
     let (facts, figure) = (&frame.facts, Head::of(&frame.facts));
-    let away = if figure.away > 0 { format!(", {} away", figure.away) } else { String::new() };
+    let away = if figure.away > 0 { format!(", {} unreachable", figure.away) } else { String::new() };
     let servers = if figure.servers == 1 { "server" } else { "servers" };
     let left = format!("{}  {} {servers}{away}", app.url, figure.servers);
     let end_ms = facts.at_ms + (facts.window_s * 1000.0) as u64;
@@ -82,18 +82,23 @@ fn head(screen: &mut Frame, area: Rect, app: &App, look: Look) {
     let [name, when] = Layout::horizontal([Constraint::Min(0), Constraint::Length(wide)]).areas(name);
     screen.render_widget(Line::styled(cut(&left, usize::from(name.width)), look.title()), name);
     screen.render_widget(Line::raw(right).right_aligned(), when);
-    let (is_bad, sentence) = &frame.verdict;
-    let style = if *is_bad { look.bad() } else { look.good() };
-    screen.render_widget(Paragraph::new(sentence.as_str()).style(style).wrap(Wrap { trim: true }), verdict);
+    let (mood, sentence) = &frame.verdict;
+    let style = match mood {
+        Mood::Bad => look.bad(),
+        Mood::Well => look.good(),
+        Mood::Unknown => look.faint(),
+    };
+    screen.render_widget(Paragraph::new(plain(sentence)).style(style).wrap(Wrap { trim: true }), verdict);
     curves(screen, figures, app, &figure, look);
     let names = View::ALL.iter().zip(1..).flat_map(|(view, key)| {
         let style = if *view == app.view { look.chosen() } else { Style::new() };
         [Span::styled(format!(" {key} {} ", view.name()), style), Span::raw(" ")]
     });
     screen.render_widget(Line::from(names.collect::<Vec<Span>>()), tabs);
-    let of = app.node.as_ref().map(|node| format!("of {node}  "));
+    let of = app.scope.node.as_ref().map(|node| format!("of {node}  "));
+    let by = app.scope.command.as_ref().map(|command| format!("last command {}  ", plain(command)));
     let with = Some(&app.filter).filter(|text| !text.is_empty()).map(|text| format!("with {text:?}"));
-    screen.render_widget(Line::styled([of, with].into_iter().flatten().collect::<String>(), look.title()), place);
+    screen.render_widget(Line::styled([of, by, with].into_iter().flatten().collect::<String>(), look.title()), place);
 }
 
 /// A text that is too long keeps its end: the beginning of a URL is known to the one who typed it.
@@ -114,18 +119,18 @@ fn curves(screen: &mut Frame, area: Rect, app: &App, figure: &Head, look: Look) 
         format!("{} errors/s", known(figure.errors_per_s.map(count))),
         format!("worst ping {}", known(figure.worst_ping.as_ref().map(|(us, _)| time_us(f64::from(*us))))),
     ];
-    let of: [fn(&Point) -> f64; 3] = [|p| p.ops, |p| p.errors, |p| p.worst_us];
     let thirds = Layout::horizontal([Constraint::Ratio(1, 3); 3]).areas::<3>(area);
-    for ((text, of), third) in texts.iter().zip(of).zip(thirds) {
+    for (place, (text, third)) in texts.iter().zip(thirds).enumerate() {
         let wide = (text.chars().count() as u16 + 1).min(third.width);
         let [word, curve] = Layout::horizontal([Constraint::Length(wide), Constraint::Min(0)]).areas(third);
         screen.render_widget(text.as_str(), word);
         let room = usize::from(curve.width.saturating_sub(2).min(CURVE));
-        let values: Vec<f64> = app.points.iter().rev().take(room).rev().map(of).collect();
-        let most = values.iter().copied().fold(0.0, f64::max);
+        let mut values: Vec<Option<f64>> = app.curve().rev().take(room).map(|point| point[place]).collect();
+        values.reverse();
+        let most = values.iter().flatten().copied().fold(0.0, f64::max);
         if most > 0.0 && room >= 4 {
             // Of 1000: the curve is about its shape.
-            let data: Vec<u64> = values.iter().map(|v| (v / most * 1000.0) as u64).collect();
+            let data: Vec<Option<u64>> = values.iter().map(|v| v.map(|v| (v / most * 1000.0) as u64)).collect();
             let area = Rect { width: room as u16, ..curve };
             screen.render_widget(Sparkline::default().data(data).max(1000).style(look.curve()), area);
         }
@@ -137,7 +142,7 @@ fn table(screen: &mut Frame, area: Rect, app: &App, look: Look) {
     let layout = table.fit(usize::from(area.width));
     let (by, reversed) = app.sort(&table);
     let room = usize::from(area.height).saturating_sub(1 + usize::from(table.note.is_some()));
-    let cursor = app.cursor.min(table.rows.len().saturating_sub(1));
+    let cursor = app.cursor(&table);
     let first = (cursor + 1).saturating_sub(room);
     let mut lines = vec![Line::styled(table.titles(&layout), look.title())];
     for (place, row) in table.rows.iter().enumerate().skip(first).take(room) {
@@ -154,7 +159,7 @@ fn table(screen: &mut Frame, area: Rect, app: &App, look: Look) {
         lines.push(Line::styled(text, style));
     }
     if table.rows.is_empty() {
-        lines.push(Line::styled(if app.filter.is_empty() { "nothing" } else { "nothing has this text" }, look.faint()));
+        lines.push(Line::styled(if app.filter.is_empty() { "nothing" } else { "no row matches" }, look.faint()));
     }
     lines.extend(table.note.as_ref().map(|note| Line::styled(note.clone(), look.faint())));
     screen.render_widget(Paragraph::new(lines), area);
@@ -173,7 +178,7 @@ fn table(screen: &mut Frame, area: Rect, app: &App, look: Look) {
 
 fn popup(screen: &mut Frame, area: Rect, app: &App, look: Look) {
     let Some(popup) = &app.popup else { return };
-    let lines = popup.lines.iter().skip(popup.scroll).map(|line| Line::raw(line.as_str()));
+    let lines = popup.lines.iter().skip(popup.scroll).map(|line| Line::raw(plain(line)));
     let block = Block::bordered().title(Span::styled(format!(" {} ", popup.title), look.title()));
     screen.render_widget(Clear, area);
     screen.render_widget(Paragraph::new(lines.collect::<Vec<_>>()).block(block), area);
@@ -185,7 +190,7 @@ fn foot(screen: &mut Frame, area: Rect, app: &App, look: Look) {
         (Some((Edit::Time, text)), _, _) => format!("go to: {text}_"),
         (None, Some(message), _) => message.clone(),
         (None, None, Some(_)) => "up, down scroll; any other key closes".into(),
-        (None, None, None) => "? help  Enter deeper  Esc back  / filter  <> sort  d diagnose  q quit".into(),
+        (None, None, None) => "? help  Enter drill down  Esc back  / filter  <> sort  d diagnose  q quit".into(),
     };
     let style = if app.edit.is_some() || app.message.is_some() { look.title() } else { look.faint() };
     screen.render_widget(Line::styled(text, style), area);

@@ -6,6 +6,9 @@ mod plain;
 mod screen;
 mod source;
 
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -17,7 +20,7 @@ use unslow_doctor::diagnose;
 use unslow_facts::Facts;
 use unslow_views::View;
 
-use self::app::{App, Popup, Wish};
+use self::app::{App, Frame, Mood, Popup, Wish};
 use self::draw::{Look, draw};
 use self::screen::Screen;
 use self::source::{Live, Recorded, Source};
@@ -28,36 +31,40 @@ use crate::{doctor, files};
 
 /// A key is answered within this time, whatever the interval.
 const KEYS: Duration = Duration::from_millis(100);
+/// Before there are figures, frames come at least this often,
+const EARLY: Duration = Duration::from_millis(500);
+/// and line mode waits for the first ones, or for a word of why there are none, for so long.
+const FIRST_FIGURES: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
-#[command(after_help = "Keys: ? lists them. Nothing here changes anything on a server.\n\nExamples:\n  \
+#[command(after_help = "Press ? for the list of keys. unslow top never changes anything on a server.\n\nExamples:\n  \
                   unslow top redis://10.0.0.1:7000\n  \
                   unslow top --recording /var/lib/unslow --at \"yesterday 01:00\"\n  \
                   unslow top redis://10.0.0.1:7000 --plain --view commands --count 10")]
 pub struct TopArguments {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; with
-    /// --recording: which of several deployments
+    /// --recording: selects one of several deployments
     #[arg(value_name = "URL", required_unless_present = "recording")]
     url: Option<String>,
-    /// Look at a recording, made by `unslow record`, or at a file exported of one
+    /// Show a recording made by `unslow record`, or a file exported from one
     #[arg(long, value_name = "DIR")]
     recording: Option<PathBuf>,
-    /// With --recording: begin at this time, such as "yesterday 01:00" or "3h ago" [default: its end]
+    /// With --recording: start at this time, such as "yesterday 01:00" or "3h ago" [default: the end]
     #[arg(long, requires = "recording", value_name = "TIME", allow_hyphen_values = true)]
     at: Option<String>,
-    /// Length of the window that figures are of [default: 5s, or 10s of a recording]
+    /// Time that the figures cover [default: 5s; 10s for a recording]
     #[arg(long, value_parser = lasting, value_name = "TIME")]
     window: Option<Duration>,
-    /// From one frame to the next
+    /// Refresh interval
     #[arg(long, default_value = "1s", value_parser = lasting, value_name = "TIME")]
     interval: Duration,
-    /// Begin with this table
+    /// View to open first
     #[arg(long, value_enum, default_value = "nodes", value_name = "VIEW")]
     view: Begin,
-    /// Print a table each interval instead of drawing, as vmstat does; so where there is no terminal
+    /// Print one table per interval, like vmstat, instead of drawing [default when there is no terminal]
     #[arg(long)]
     plain: bool,
-    /// With --plain: end after this many tables
+    /// With --plain: stop after this many tables
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Show key names in the slow log as they are, instead of hashed
@@ -112,12 +119,32 @@ impl TopArguments {
         let url = self.url.as_deref().context("a URL is needed, or --recording DIR")?;
         let window = self.window.unwrap_or(Duration::from_secs(5));
         if window > Duration::from_secs(60) {
-            bail!("--window of a live view is at most 60s; for longer ones record: unslow record {url}");
+            bail!("a live --window is at most 60s; for a longer one, record first: unslow record {url}");
         }
         let target = self.reach.target(url)?;
         let app = App::new(&target.url(), true, view);
         Ok((Source::Live(Live::start(target, self.reach.options()?, window, self.show_keys)?), app))
     }
+}
+
+/// Whether there are figures, or words instead of them.
+fn is_worth(frame: &Frame) -> bool {
+    frame.facts.nodes.iter().any(|node| node.last.is_some()) || frame.verdict.0 == Mood::Bad
+}
+
+/// A file of this name that did not exist, for its owner alone: nobody chose the name, so nothing is written over.
+fn new_file(name: &str) -> anyhow::Result<PathBuf> {
+    let names = std::iter::once(String::new()).chain((2..100).map(|n| format!("-{n}")));
+    let mut last = None;
+    for suffix in names {
+        let file = PathBuf::from(format!("{name}{suffix}.json"));
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file) {
+            Ok(_) => return Ok(file),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => last = Some(e),
+            Err(e) => return Err(e).context(file.display().to_string()),
+        }
+    }
+    Err(last.map_or_else(|| anyhow::anyhow!("no name is free"), Into::into)).context(format!("{name}.json"))
 }
 
 struct Top {
@@ -131,18 +158,12 @@ impl Top {
     fn print(mut self, output: &Output) -> anyhow::Result<u8> {
         let guard = unslow_interrupt::guard_quietly();
         let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-        // The first INFOs, and a second of counting.
-        if matches!(self.source, Source::Live(_)) {
-            let until = Instant::now() + Duration::from_millis(2_500);
-            while Instant::now() < until && !guard.asked() {
-                std::thread::sleep(KEYS);
-            }
-        }
+        let patience = Instant::now() + FIRST_FIGURES;
         let mut left = self.arguments.count;
         while !guard.asked() && left != Some(0) {
             let began = Instant::now();
             if let Source::Live(live) = &mut self.source {
-                match live.frame()? {
+                match live.frame()?.filter(|frame| is_worth(frame) || Instant::now() > patience) {
                     Some(frame) => self.app.take(frame),
                     None => {
                         std::thread::sleep(KEYS);
@@ -155,7 +176,8 @@ impl Top {
             }
             left = left.map(|n| n - 1);
             if let Source::Recorded(recorded) = &mut self.source {
-                let Some(frame) = recorded.step(1) else { break };
+                let dir = self.arguments.recording.as_deref().unwrap_or(Path::new("."));
+                let Some(frame) = recorded.step(dir, 1)? else { break };
                 self.app.take(frame);
                 // A recording has its own pace: as fast as it is read.
                 continue;
@@ -171,7 +193,7 @@ impl Top {
     fn draw(mut self) -> anyhow::Result<u8> {
         let guard = unslow_interrupt::guard_quietly();
         let look = Look { colours: std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty()) };
-        let mut screen = Screen::take().context("the terminal cannot be drawn on; add --plain")?;
+        let mut screen = Screen::take().context("cannot draw on this terminal; use --plain")?;
         let keys = screen::keys()?;
         let (mut next, mut is_due) = (Instant::now(), true);
         while !guard.asked() {
@@ -182,7 +204,10 @@ impl Top {
                     self.app.take(frame);
                     is_due = true;
                 }
-                next = Instant::now() + self.arguments.interval;
+                // The first figures are not kept waiting for.
+                let is_early = self.app.frame().is_none_or(|frame| !is_worth(frame));
+                let wait = if is_early { self.arguments.interval.min(EARLY) } else { self.arguments.interval };
+                next = Instant::now() + wait;
             }
             if std::mem::take(&mut is_due) {
                 screen.0.draw(|frame| draw(frame, &self.app, look))?;
@@ -210,7 +235,12 @@ impl Top {
         match event {
             Event::Key(key) if key.kind == KeyEventKind::Press => match self.app.key(*key) {
                 Wish::Quit => return Ok(false),
-                Wish::Suspend => screen.suspend()?,
+                Wish::Suspend => {
+                    screen.suspend()?;
+                    if let Source::Live(live) = &self.source {
+                        live.begin_again();
+                    }
+                }
                 wish => self.grant(wish),
             },
             _ => {} // another size: it is drawn again
@@ -221,7 +251,7 @@ impl Top {
     fn grant(&mut self, wish: Wish) {
         let done = match wish {
             Wish::Nothing | Wish::Quit | Wish::Suspend => Ok(None),
-            Wish::Step(steps) => Ok(self.step(steps)),
+            Wish::Step(steps) => self.step(steps),
             Wish::Newest => self.jump(None),
             Wish::Jump(at) => self.jump(Some(&at)),
             Wish::Diagnose => self.diagnose(),
@@ -231,19 +261,34 @@ impl Top {
         self.app.message = done.unwrap_or_else(|e| Some(format!("{e:#}")));
     }
 
-    fn step(&mut self, steps: i64) -> Option<String> {
+    fn step(&mut self, steps: i64) -> anyhow::Result<Option<String>> {
+        let dir = self.arguments.recording.as_deref().unwrap_or(Path::new("."));
         let moved = match &mut self.source {
             Source::Live(_) => self.app.step(steps),
-            Source::Recorded(recorded) => recorded.step(steps).map(|frame| self.app.take(frame)).is_some(),
+            Source::Recorded(recorded) => match recorded.step(dir, steps)? {
+                None => false,
+                Some(frame) => {
+                    match steps {
+                        1 => self.app.take(frame),
+                        -1 => self.app.take_back(frame),
+                        // The curves are of the windows before this one.
+                        _ => {
+                            self.app.forget_points();
+                            recorded.frames().into_iter().for_each(|frame| self.app.take(frame));
+                        }
+                    }
+                    true
+                }
+            },
         };
-        let end = if steps < 0 { "this is the oldest window" } else { "this is the newest window" };
-        (!moved).then(|| end.into())
+        let end = if steps < 0 { "already at the oldest window" } else { "already at the newest window" };
+        Ok((!moved).then(|| end.into()))
     }
 
     fn jump(&mut self, at: Option<&str>) -> anyhow::Result<Option<String>> {
         let Source::Recorded(recorded) = &mut self.source else {
             if at.is_some() {
-                bail!("times are of recordings: unslow top --recording DIR");
+                bail!("t works only with a recording: unslow top --recording DIR");
             }
             self.app.newest();
             return Ok(None);
@@ -256,8 +301,8 @@ impl Top {
     }
 
     fn shown(&self) -> anyhow::Result<&Facts> {
-        let frame = self.app.frame().context("nothing is known yet")?;
-        frame.facts.check().context("a server's numbers cannot be")?;
+        let frame = self.app.frame().context("no data yet")?;
+        frame.facts.check().context("a server reported impossible numbers")?;
         Ok(&frame.facts)
     }
 
@@ -271,8 +316,7 @@ impl Top {
 
     fn save(&mut self) -> anyhow::Result<Option<String>> {
         let facts = self.shown()?;
-        let file = PathBuf::from(format!("unslow-facts-{}.json", facts.at_ms / 1000));
-        files::check(&file)?;
+        let file = new_file(&format!("unslow-facts-{}", facts.at_ms / 1000))?;
         files::write(&file, &serde_json::to_string(facts)?)?;
         Ok(Some(format!("saved; read it with: unslow doctor --from {}", file.display())))
     }

@@ -1,7 +1,7 @@
 //! Line mode: a table each interval, for pipes, logs and screen readers.
 
 use unslow_units::{count, time_us};
-use unslow_views::Head;
+use unslow_views::{Head, plain};
 
 use super::app::App;
 use crate::when::local_time;
@@ -21,7 +21,7 @@ pub fn text(app: &App, width: Option<usize>) -> String {
         known(head.ops_per_s.map(count)),
         known(head.errors_per_s.map(count)),
         known(head.worst_ping.map(|(us, _)| time_us(f64::from(us)))),
-        frame.verdict.1
+        plain(&frame.verdict.1)
     )];
     let layout = table.fit(width.unwrap_or(WIDTH));
     lines.push(table.titles(&layout));

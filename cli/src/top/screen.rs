@@ -22,11 +22,13 @@ impl Screen {
 
     /// Gives the terminal back, stops this process as Ctrl-Z does, and goes on when the shell says so.
     pub fn suspend(&mut self) -> io::Result<()> {
+        self.0.show_cursor()?;
         ratatui::restore();
         rustix::process::kill_current_process_group(rustix::process::Signal::TSTP)?;
         // To make another one, or to clear this one, asks where the cursor is, and the answer would be read as keys.
         enable_raw_mode()?;
         execute!(io::stdout(), EnterAlternateScreen)?;
+        self.0.hide_cursor()?;
         let size = self.0.size()?;
         self.0.resize(size.into())
     }

@@ -12,7 +12,7 @@ use unslow_doctor::{Severity, When, diagnose};
 use unslow_facts::Facts;
 use unslow_record::{Recorder, Settings, Tape, Watching};
 
-use super::app::Frame;
+use super::app::{Frame, Mood};
 use crate::incidents;
 
 /// The slow log is read this often in a live view; clients and settings every sixth time.
@@ -34,7 +34,7 @@ pub struct Live {
     /// Never ended: it keeps nothing, and a server that hangs must not hold up the person who leaves.
     recorder: ManuallyDrop<Recorder>,
     watching: Watching,
-    verdict: (bool, String),
+    verdict: (Mood, String),
     /// When the rules are to be asked again.
     verdict_due: Instant,
     /// When there may be a next frame.
@@ -46,31 +46,35 @@ impl Live {
         let watching = Watching::new(&target.url(), window.as_millis() as i64);
         let settings = Settings { targets: vec![target], options, every: ASK, show_keys, host: true };
         let recorder = ManuallyDrop::new(Recorder::watch(settings, watching.clone())?);
-        let verdict = (false, "looking".to_string());
+        let verdict = (Mood::Unknown, "measuring".to_string());
         Ok(Live { recorder, watching, verdict, verdict_due: Instant::now(), due: Instant::now() })
+    }
+
+    /// This process was held up on purpose.
+    pub fn begin_again(&self) {
+        self.watching.begin_again();
     }
 
     /// The window that ends now; `None` where it is too early for another one.
     pub fn frame(&mut self) -> anyhow::Result<Option<Frame>> {
         if self.recorder.has_failed() {
-            bail!("looking ended: one of its threads ended unexpectedly");
+            bail!("stopped: a measuring thread ended unexpectedly");
         }
         let begun = Instant::now();
         if begun < self.due {
             return Ok(None);
         }
-        let facts = Arc::new(self.watching.facts(jiff::Timestamp::now().as_millisecond()));
-        let is_measured = facts.nodes.iter().any(|node| node.last.is_some() || node.unreachable.is_some());
-        if !is_measured {
-            let silent = self.recorder.silent.first().map(|(_, why)| why.message.clone());
-            self.verdict = (silent.is_some(), silent.unwrap_or_else(|| "measuring".into()));
+        let facts = self.watching.facts();
+        if !is_measured(&facts) {
+            let silent = self.recorder.silent.first().map(|(_, why)| (Mood::Bad, why.message.clone()));
+            self.verdict = silent.unwrap_or_else(|| (Mood::Unknown, "measuring".into()));
         } else if begun >= self.verdict_due {
             let begun = Instant::now();
             self.verdict = verdict(&facts);
             self.verdict_due = Instant::now() + begun.elapsed() * VERDICT_SHARE;
         }
         self.due = Instant::now() + begun.elapsed() * FRAME_SHARE;
-        Ok(Some(Frame { facts, verdict: self.verdict.clone() }))
+        Ok(Some(Frame::new(facts, self.verdict.clone())))
     }
 }
 
@@ -104,16 +108,18 @@ impl Recorded {
         windows.map(frame).collect()
     }
 
-    /// Moves by windows and gives the new one; `None` at either end of the recording.
-    pub fn step(&mut self, windows: i64) -> Option<Frame> {
+    /// Moves by whole windows and gives the new one; `None` at either end of what is recorded by now.
+    pub fn step(&mut self, dir: &Path, windows: i64) -> anyhow::Result<Option<Frame>> {
+        let at_ms = self.at_ms + windows * self.window_ms;
+        if at_ms + self.window_ms > self.tape.span().to_ms + 1 {
+            self.tape = Tape::open(dir)?;
+        }
         let span = self.tape.span();
-        let latest = (span.to_ms + 1 - self.window_ms).max(span.from_ms);
-        let at_ms = (self.at_ms + windows * self.window_ms).clamp(span.from_ms.min(latest), latest);
-        if at_ms == self.at_ms {
-            return None;
+        if at_ms + self.window_ms <= span.from_ms || at_ms + self.window_ms > span.to_ms + 1 {
+            return Ok(None);
         }
         self.at_ms = at_ms;
-        self.tape.windows(&self.url, at_ms..at_ms + self.window_ms, self.window_ms).next().map(frame)
+        Ok(self.tape.windows(&self.url, at_ms..at_ms + self.window_ms, self.window_ms).next().map(frame))
     }
 
     /// To a time as it was typed; without one to the end, of what is recorded by now.
@@ -127,25 +133,35 @@ impl Recorded {
     }
 }
 
+/// Whether something is known of every server: figures, or why there are none.
+fn is_measured(facts: &Facts) -> bool {
+    !facts.nodes.is_empty() && facts.nodes.iter().all(|node| node.last.is_some() || node.unreachable.is_some())
+}
+
 fn frame(facts: Facts) -> Frame {
     let verdict = match facts.nodes.is_empty() {
-        true => (false, "nothing was recorded in this window".into()),
+        true => (Mood::Unknown, "nothing was recorded in this window".into()),
         false => verdict(&facts),
     };
-    Frame { facts: Arc::new(facts), verdict }
+    Frame::new(facts, verdict)
 }
 
 /// What the doctor would put first, in a line.
-fn verdict(facts: &Facts) -> (bool, String) {
+fn verdict(facts: &Facts) -> (Mood, String) {
     if facts.check().is_err() {
-        return (false, "a server's numbers cannot be: no diagnosis".into());
+        return (Mood::Unknown, "a server reported impossible numbers: no diagnosis".into());
     }
     let report = diagnose(facts, &[]);
     let now = report.findings.iter().filter(|f| f.severity > Severity::Risk && f.when != When::Past);
     let (first, more) = (now.clone().next(), now.count().saturating_sub(1));
+    let (could, all) = (report.looked.could, report.looked.rules);
     match first {
-        Some(first) if more > 0 => (true, format!("{} (and {more} more: d)", first.title)),
-        Some(first) => (true, first.title.clone()),
-        None => (false, format!("nothing costs anything now; {} rules could look", report.looked.could)),
+        Some(first) if more > 0 => (Mood::Bad, format!("{} (and {more} more: d)", first.title)),
+        Some(first) => (Mood::Bad, first.title.clone()),
+        None => {
+            // With half of the rules blind, well would say too much.
+            let mood = if could * 2 > all { Mood::Well } else { Mood::Unknown };
+            (mood, format!("no problem found in this window; {could} of {all} rules could look"))
+        }
     }
 }

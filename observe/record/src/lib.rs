@@ -20,6 +20,8 @@ mod info;
 mod inquirers;
 mod keeper;
 mod live;
+#[cfg(test)]
+mod live_tests;
 mod notes;
 mod pings;
 mod recorder;

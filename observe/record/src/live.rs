@@ -4,19 +4,28 @@ use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use unslow_facts::{Facts, Host, Node, Own, Rtt, Sample, Seen, SentinelNode};
+use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, Rtt, Sample, Seen, SentinelNode};
 use unslow_series::{Error, Stamp};
 use unslow_topology::{Info, Role};
 
+use crate::eye::stamp;
 use crate::keeper::{OF_TOPOLOGY, Take, Told};
 use crate::notes::{NodeNumber, Note, Saw};
 use crate::pings::Pings;
-use crate::scheme::{Away, Listing, Stall};
+use crate::scheme::{Away, Listed, Listing, Stall};
 use crate::window::{self, Counters, Trail, seconds_between};
 
 /// A node's newest INFO may be this old: of many nodes it is asked every 2.5 s, and it is late where the server, or we,
 /// were busy.
-const FRESH_MS: i64 = 6_000;
+const FRESH_MS: u64 = 6_000;
+/// Less than this between two INFOs says little, and much of that little is what we sent ourselves.
+const SPAN_MS: u64 = 900;
+/// So many INFOs say enough where the expensive questions are not answered.
+const ENOUGH: usize = 4;
+/// What a minute on the machine was like is old after that time.
+const HOST_MS: u64 = 90_000;
+/// INFOs of one node: more than a minute of any real server's.
+const INFO_BYTES: usize = 4 << 20;
 
 /// The last seconds of a deployment.
 pub struct Live {
@@ -25,7 +34,9 @@ pub struct Live {
     listing: Option<Listing>,
     nodes: BTreeMap<NodeNumber, Watched>,
     sentinels: BTreeMap<String, SentinelNode>,
-    host: Option<Host>,
+    host: Option<(u64, Host)>,
+    /// What was asked before is not counted, unix time in ms.
+    since_ms: i64,
 }
 
 /// What is known of one node.
@@ -34,10 +45,13 @@ struct Watched {
     seconds: VecDeque<Second>,
     /// The newest answers to the expensive questions.
     asked: Node,
-    stalls: VecDeque<(i64, Stall)>,
+    /// Each with when it was over, by the clock that is not set.
+    stalls: VecDeque<(u64, Stall)>,
     away: Option<Away>,
     /// Of the fields that tell of topology.
     topology: Option<u64>,
+    /// Whether the expensive questions were answered once: before that, what they sent is not known.
+    is_asked: bool,
 }
 
 /// One INFO, and what came before it.
@@ -56,13 +70,17 @@ pub struct Watching(Arc<Mutex<Live>>);
 impl Watching {
     /// `window_ms` is the longest window that can be asked for.
     pub fn new(url: &str, window_ms: i64) -> Watching {
-        let (url, nodes, sentinels) = (url.to_string(), BTreeMap::new(), BTreeMap::new());
-        Watching(Arc::new(Mutex::new(Live { url, window_ms, listing: None, nodes, sentinels, host: None })))
+        Watching(Arc::new(Mutex::new(Live::new(url, window_ms))))
     }
 
     /// The window that ends now.
-    pub fn facts(&self, now_ms: i64) -> Facts {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).facts(now_ms)
+    pub fn facts(&self) -> Facts {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).facts(stamp())
+    }
+
+    /// This process was held up, on purpose: what was owed meanwhile is not the servers' debt.
+    pub fn begin_again(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).begin_again(stamp());
     }
 }
 
@@ -81,12 +99,23 @@ impl Take for Watching {
 }
 
 impl Live {
-    fn take(&mut self, note: &Note) -> Told {
+    pub fn new(url: &str, window_ms: i64) -> Live {
+        let (url, nodes, sentinels) = (url.to_string(), BTreeMap::new(), BTreeMap::new());
+        Live { url, window_ms, listing: None, nodes, sentinels, host: None, since_ms: 0 }
+    }
+
+    pub fn begin_again(&mut self, now: Stamp) {
+        self.since_ms = now.wall_ms;
+        self.nodes.values_mut().for_each(Watched::begin_again);
+    }
+
+    pub fn take(&mut self, note: &Note) -> Told {
         match note {
             Note::Node { number, url, address } if *url == self.url => {
                 let asked = Node::new(address, Role::Unknown);
                 let (seconds, stalls) = (VecDeque::new(), VecDeque::new());
-                let watched = Watched { address: address.clone(), seconds, asked, stalls, away: None, topology: None };
+                let (address, is_asked) = (address.clone(), false);
+                let watched = Watched { address, seconds, asked, stalls, away: None, topology: None, is_asked };
                 self.nodes.insert(*number, watched);
             }
             Note::Left(number) => drop(self.nodes.remove(number)),
@@ -94,10 +123,12 @@ impl Live {
             Note::Sentinel { url, sentinel, .. } if *url == self.url => {
                 self.sentinels.insert(sentinel.address.clone(), sentinel.clone());
             }
-            Note::Host(_, host) => self.host = Some((**host).clone()),
+            Note::Host(at, host) => self.host = Some((at.mono_ms, (**host).clone())),
             Note::Saw(number, at, saw) => {
-                let window_ms = self.window_ms;
+                let (window_ms, since_ms) = (self.window_ms as u64, self.since_ms);
                 return match self.nodes.get_mut(number) {
+                    // An answer to what was asked before this process was held up.
+                    Some(_) if matches!(saw, Saw::Stall(stall) if (stall.sent_ms as i64) < since_ms) => Told::Nothing,
                     Some(node) => node.saw(*number, *at, saw, window_ms),
                     None => Told::Nothing,
                 };
@@ -107,6 +138,7 @@ impl Live {
                     let sockets = std::mem::replace(&mut node.asked.sockets, found.sockets.clone());
                     node.asked.clone_from(found);
                     node.asked.sockets = sockets;
+                    node.is_asked = true;
                 }
             }
             Note::Sockets(number, _, found) => {
@@ -119,9 +151,9 @@ impl Live {
         Told::Nothing
     }
 
-    fn facts(&self, now_ms: i64) -> Facts {
+    pub fn facts(&self, now: Stamp) -> Facts {
         let mut facts = Facts::of_nothing(&self.url);
-        let start_ms = now_ms - self.window_ms;
+        let start_ms = now.wall_ms - self.window_ms;
         (facts.at_ms, facts.window_s) = (unix(start_ms), self.window_ms as f64 / 1000.0);
         if let Some(listing) = &self.listing {
             (facts.kind, facts.notes, facts.through) = (listing.kind, listing.notes.clone(), listing.through.clone());
@@ -131,33 +163,38 @@ impl Live {
             if listed == Some(None) {
                 continue; // a Sentinel that was asked before it was known as one
             }
-            let mut node = watched.node(start_ms, now_ms);
-            if let Some(listed) = listed.flatten() {
-                node.node_id.clone_from(&listed.node_id);
-                if node.last.is_none() {
-                    (node.role, node.master) = (listed.role, listed.master.clone());
+            let node = watched.node(self.window_ms, now, listed.flatten());
+            facts.nodes.push(match node.check() {
+                Ok(()) => node,
+                // What one server makes up must neither hide the others nor itself.
+                Err(why) => {
+                    let why = format!("{}: its numbers cannot be: {why}", watched.address);
+                    let (unreachable, away) = (Some(why), Some(Lack::Other));
+                    Node { unreachable, away, ..Node::new(&watched.address, Role::Unknown) }
                 }
-            }
-            match node.check() {
-                Ok(()) => facts.nodes.push(node),
-                Err(why) => facts.notes.push(format!("{}: its numbers cannot be: {why}", watched.address)),
-            }
+            });
         }
         facts.nodes.sort_by(|a, b| a.address.cmp(&b.address));
         facts.sentinels.extend(self.sentinels.values().cloned());
-        facts.hosts.extend(self.host.iter().filter(|host| host.check().is_ok()).cloned());
+        let host =
+            self.host.iter().filter(|(at, host)| now.mono_ms - at.min(&now.mono_ms) < HOST_MS && host.check().is_ok());
+        facts.hosts.extend(host.map(|(_, host)| host.clone()));
         facts.cost = unslow_probe::cost(&facts.nodes, facts.window_s);
         facts
     }
 }
 
 impl Watched {
-    fn saw(&mut self, number: NodeNumber, at: Stamp, saw: &Saw, window_ms: i64) -> Told {
+    fn begin_again(&mut self) {
+        self.seconds.clear();
+        self.stalls.clear();
+    }
+
+    fn saw(&mut self, number: NodeNumber, at: Stamp, saw: &Saw, window_ms: u64) -> Told {
         match saw {
             Saw::Stall(stall) => {
-                self.stalls.push_back((at.wall_ms, *stall));
-                // A window ends now, and a stall may be longer than one.
-                while self.stalls.front().is_some_and(|(ended, _)| at.wall_ms - ended > window_ms + FRESH_MS) {
+                self.stalls.push_back((at.mono_ms, *stall));
+                while self.stalls.front().is_some_and(|(ended, _)| at.mono_ms - ended > window_ms) {
                     self.stalls.pop_front();
                 }
                 Told::AskSoon(number)
@@ -174,11 +211,20 @@ impl Watched {
                 let mut topology = DefaultHasher::new();
                 let fields = text.lines().filter_map(|line| line.trim_end().split_once(':'));
                 fields.filter(|(name, _)| OF_TOPOLOGY.contains(name)).for_each(|field| field.hash(&mut topology));
+                let age = |second: &Second| at.mono_ms.saturating_sub(second.at.mono_ms);
+                // Before a gap is another window, and before a restart another process.
+                let is_gone = |last: &Second| age(last) > FRESH_MS || counters.went_back(&last.counters);
+                if self.seconds.back().is_some_and(is_gone) {
+                    self.begin_again();
+                }
                 self.seconds.push_back(Second { at, info: info.clone(), counters, pings: pings.clone(), own });
                 // One from before the window is its beginning.
-                let begins = |second: &Second| at.mono_ms.saturating_sub(second.at.mono_ms) as i64 >= window_ms;
-                while self.seconds.get(1).is_some_and(begins) {
+                while self.seconds.get(1).is_some_and(|second| age(second) >= window_ms) {
                     self.seconds.pop_front();
+                }
+                // A close look at a server that says much must not fill the memory.
+                while self.seconds.len() > 2 && self.seconds.iter().map(|s| s.info.len()).sum::<usize>() > INFO_BYTES {
+                    self.seconds.remove(1);
                 }
                 let before = self.topology.replace(topology.finish());
                 if before.is_some() && before != self.topology { Told::Changed(number) } else { Told::Nothing }
@@ -186,36 +232,60 @@ impl Watched {
         }
     }
 
-    fn node(&self, start_ms: i64, now_ms: i64) -> Node {
+    fn node(&self, window_ms: i64, now: Stamp, listed: Option<&Listed>) -> Node {
         let mut node = Node { address: self.address.clone(), ..self.asked.clone() };
         (node.first, node.last, node.window_s) = (None, None, 0.0);
         (node.unreachable, node.away, node.silent_ms) = (None, None, None);
-        let fresh = self.seconds.back().filter(|last| now_ms - last.at.wall_ms <= FRESH_MS);
+        if let Some(listed) = listed {
+            (node.role, node.master, node.node_id) = (listed.role, listed.master.clone(), listed.node_id.clone());
+        }
+        // The wall clock may have been set meanwhile: everything is placed by the other one.
+        let age_ms = |mono_ms: u64| now.mono_ms.saturating_sub(mono_ms);
+        let place = |mono_ms: u64| now.wall_ms - age_ms(mono_ms) as i64;
+        let start_ms = now.wall_ms - window_ms;
+        let fresh = self
+            .seconds
+            .back()
+            .filter(|last| age_ms(last.at.mono_ms) <= FRESH_MS && (self.is_asked || self.seconds.len() > ENOUGH));
         if let (Some(first), Some(last)) = (self.seconds.front(), fresh)
-            && self.seconds.len() > 1
+            && last.at.mono_ms.saturating_sub(first.at.mono_ms) >= SPAN_MS
         {
             let info = |second: &Second| Info::parse(&String::from_utf8_lossy(&second.info));
-            let sample = |second: &Second| Sample { at_ms: unix(second.at.wall_ms), info: info(second) };
+            let sample = |second: &Second| Sample { at_ms: unix(place(second.at.mono_ms)), info: info(second) };
             let own = last.own.since(&first.own);
             let s = seconds_between(first.at, last.at, true);
             window::measured(&mut node, sample(first), sample(last), s, own);
         }
         let mut trail = Trail::new(start_ms);
-        self.seconds.iter().for_each(|second| trail.saw(second.at.wall_ms, second.counters, &second.pings));
+        self.seconds.iter().for_each(|second| trail.saw(place(second.at.mono_ms), second.counters, &second.pings));
         (node.series, node.pings) = (trail.points, trail.pings);
-        for (_, stall) in self.stalls.iter().filter(|(ended, _)| *ended >= start_ms) {
-            let sent = i64::try_from(stall.sent_ms).unwrap_or(start_ms).max(start_ms);
-            node.pings.push(((sent - start_ms) as u32, u32::try_from(stall.us).unwrap_or(u32::MAX)));
+        for (ended, stall) in self.stalls.iter().filter(|(ended, _)| age_ms(*ended) <= window_ms as u64) {
+            let began = (place(*ended) - (stall.us / 1000) as i64).max(start_ms);
+            node.pings.push(((began - start_ms) as u32, u32::try_from(stall.us).unwrap_or(u32::MAX)));
+        }
+        // One that owes an answer: it takes at least that long.
+        let owed_ms = self.seconds.back().map_or(0, |last| age_ms(last.at.mono_ms));
+        if owed_ms > self.usual_ms() * 2 {
+            let us = u32::try_from((owed_ms - self.usual_ms()) * 1000).unwrap_or(u32::MAX);
+            node.pings.push((window_ms as u32, us));
         }
         node.pings.sort_unstable();
         let times: Vec<u32> = node.pings.iter().map(|(_, us)| *us).collect();
-        let rtt = Rtt::of(&times).map(|value| Seen::Yes { value, source: "PING".into(), at_ms: unix(now_ms) });
-        node.rtt = rtt.unwrap_or(node.rtt);
+        let rtt = Rtt::of(&times).map(|value| Seen::Yes { value, source: "PING".into(), at_ms: unix(now.wall_ms) });
+        node.rtt = rtt.unwrap_or_default();
         if let Some(away) = &self.away {
-            node.silent_ms = away.silent.then(|| unix(now_ms).saturating_sub(away.since_ms));
+            node.silent_ms = away.silent.then(|| unix(now.wall_ms).saturating_sub(away.since_ms));
             (node.unreachable, node.away) = (Some(format!("{}: {}", self.address, away.why)), Some(away.lack));
+            // Who was connected then is not known to be connected now.
+            node.clients = Seen::No(Gap::new(away.lack, "the server does not answer", ""));
         }
         node
+    }
+
+    /// From one INFO to the next.
+    fn usual_ms(&self) -> u64 {
+        let between = |(a, b): (&Second, &Second)| b.at.mono_ms.saturating_sub(a.at.mono_ms);
+        self.seconds.iter().zip(self.seconds.iter().skip(1)).map(between).max().unwrap_or(1_000).max(1_000)
     }
 }
 

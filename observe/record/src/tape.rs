@@ -146,8 +146,8 @@ impl Tape {
             let rows_ms = span_ms.start - FRESH_MS..span_ms.end;
             let (events, texts) = self.reader.notes(&series, events_ms.clone(), rows_ms.clone());
             NodeTape {
-                events: in_order(events.items),
-                texts: Texts::of(texts.items),
+                events: in_order(events),
+                texts: Texts::of(texts),
                 rows: self.reader.range(&series, rows_ms),
                 picked: Picked::new(Counters::are_or_pings),
                 next: None,

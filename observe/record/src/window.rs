@@ -45,6 +45,13 @@ impl Counters {
         counters
     }
 
+    /// Whether a process has begun anew, or its statistics were reset.
+    pub fn went_back(&self, before: &Counters) -> bool {
+        let is_less = |place: usize| matches!((self.0[place], before.0[place]), (Some(now), Some(then)) if now < then);
+        // The last one is ours.
+        (0..Counters::NAMES.len() - 1).any(is_less)
+    }
+
     pub fn are_or_pings(name: &str) -> bool {
         Counters::NAMES.contains(&name) || Pings::of_column(name, 1).is_some()
     }
@@ -72,7 +79,10 @@ impl Trail {
     /// What was counted up to this time.
     pub fn saw(&mut self, wall_ms: i64, counters: Counters, pings: &Pings) {
         let at = wall_ms - self.start_ms;
-        if let (Some((before_at, before)), Ok(at_ms)) = (self.before, u32::try_from(at)) {
+        // Nothing is known of the time between two rows where the clock was set back.
+        if let (Some((before_at, before)), Ok(at_ms)) =
+            (self.before.filter(|(before, _)| *before < at), u32::try_from(at))
+        {
             let span_ms = u32::try_from(at - before_at).unwrap_or(0);
             self.pings.extend(pings.spread(at_ms.saturating_sub(span_ms), span_ms));
             self.points.extend(point(&before, &counters, at_ms, f64::from(span_ms.max(1)) / 1000.0));

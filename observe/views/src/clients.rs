@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use unslow_facts::Node;
+use unslow_facts::{ClientGroup, Node};
 use unslow_units::{bytes, count, time_rough_s};
 
 use crate::table::{Cell, Column, Row, Subject, Table, Tone};
@@ -16,18 +16,19 @@ struct Group {
     nodes: u32,
 }
 
-pub(crate) fn table(nodes: &[&Node]) -> Table {
+/// With `command` only those that sent it last.
+pub(crate) fn table(nodes: &[&Node], command: Option<&str>) -> Table {
     let columns = vec![
         Column::word("client", 0, "its address"),
-        Column::word("library", 1, "as it introduces itself (7.2+)"),
-        Column::word("name", 3, "as it is called, by CLIENT SETNAME"),
-        Column::figure("conns", 0, "connections, of all servers shown"),
+        Column::word("library", 1, "library name and version from CLIENT SETINFO (7.2+)"),
+        Column::word("name", 3, "connection name from CLIENT SETNAME"),
+        Column::figure("conns", 0, "connections to all servers shown"),
         Column::figure("new", 4, "connections younger than 2 s"),
         Column::figure("idle", 4, "connections idle for over an hour"),
-        Column::word("commands", 2, "what most of them sent last"),
-        Column::figure("age", 6, "of a single connection"),
-        Column::figure("output", 5, "bytes that wait for a single connection to read"),
-        Column::figure("input", 6, "bytes of requests that a single connection has begun"),
+        Column::word("commands", 2, "most common last commands"),
+        Column::figure("age", 6, "age (single connections only)"),
+        Column::figure("output", 5, "output buffer: bytes not yet read (single connections only)"),
+        Column::figure("input", 6, "input buffer: bytes of incomplete requests (single connections only)"),
         Column::figure("servers", 6, "servers it is connected to"),
     ];
     let mut table = Table::new(columns, 3);
@@ -39,7 +40,10 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
             continue;
         };
         sampled |= clients.sampled;
-        for of_node in &clients.groups {
+        let sent = |of_node: &&ClientGroup| {
+            command.is_none_or(|name| of_node.commands.keys().any(|sent| sent.eq_ignore_ascii_case(name)))
+        };
+        for of_node in clients.groups.iter().filter(sent) {
             let group = groups.entry((&of_node.host, &of_node.library, &of_node.name)).or_default();
             group.connections += of_node.count;
             group.young += of_node.young;
@@ -51,6 +55,7 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
     table.rows.extend(groups.into_iter().map(|((host, library, name), group)| group.row(host, library, name)));
     for node in nodes {
         let rows = node.clients.value().into_iter().flat_map(|clients| &clients.notable);
+        let rows = rows.filter(|client| command.is_none_or(|name| client.command.eq_ignore_ascii_case(name)));
         table.rows.extend(rows.map(|client| Row {
             subject: Subject::Node(node.address.clone()),
             cells: vec![
@@ -70,8 +75,8 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
         }));
     }
     table.note = match (missing, sampled) {
-        (Some(why), _) => Some(format!("not of every server: {why}")),
-        (None, true) => Some("of busy servers a sample of the connections, by ids".into()),
+        (Some(why), _) => Some(format!("some servers are missing: {why}")),
+        (None, true) => Some("on busy servers, a sample of the connections".into()),
         (None, false) => None,
     };
     table

@@ -22,21 +22,25 @@ struct Sum {
 
 pub(crate) fn table(nodes: &[&Node]) -> Table {
     let columns = vec![
-        Column::word("command", 0, "as the server's commandstats name it"),
-        Column::figure("calls/s", 0, "of all servers shown, unslow's own taken off"),
-        Column::figure("each", 1, "mean time inside it, by the server's clock"),
-        Column::figure("share", 1, "share of the main threads' time, of the servers that ran it"),
-        Column::figure("p50", 3, "half of the calls took at most this long inside it (7.0+, of the last minute)"),
-        Column::figure("p99", 2, "99 of 100 calls took at most this long inside it (7.0+, of the last minute)"),
-        Column::figure("failed/s", 3, "executed, and ended in an error (6.2+)"),
-        Column::figure("refused/s", 4, "refused before it was executed (6.2+)"),
+        Column::word("command", 0, "as named in commandstats"),
+        Column::figure("calls/s", 0, "across all servers shown, excluding unslow's own"),
+        Column::figure("mean", 1, "mean time per call, by the server's clock"),
+        Column::figure("share", 1, "share of main-thread time on the servers that ran it"),
+        Column::figure("p50", 3, "median over the last minute (7.0+)"),
+        Column::figure("p99", 2, "99th percentile over the last minute (7.0+)"),
+        Column::figure("failed/s", 3, "calls that ran and returned an error (6.2+)"),
+        Column::figure("rejected/s", 4, "calls rejected before they ran (6.2+)"),
         Column::figure("servers", 5, "servers that ran it"),
     ];
     let mut table = Table::new(columns, 3);
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
     for node in nodes.iter().filter(|node| node.window_s > 0.0) {
         let counted = node.histograms.value();
-        for (name, stat) in node.foreign_commands().into_iter().filter(|(_, stat)| stat.calls + stat.rejected > 0) {
+        let mut stats = node.foreign_commands();
+        for (name, rejected) in rejected(node) {
+            stats.entry(name).or_default().rejected = rejected;
+        }
+        for (name, stat) in stats.into_iter().filter(|(_, stat)| stat.calls + stat.rejected > 0) {
             let ranges = counted.and_then(|all| all.get(&name));
             let sum = sums.entry(name).or_default();
             sum.calls += stat.calls as f64;
@@ -47,7 +51,8 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
             sum.rejected_per_s += stat.rejected as f64 / node.window_s;
             sum.nodes += 1;
             for TimeRange { up_to_us, calls } in ranges.into_iter().flatten() {
-                *sum.ranges.entry(*up_to_us).or_default() += calls;
+                let of_range = sum.ranges.entry(*up_to_us).or_default();
+                *of_range = of_range.saturating_add(*calls);
             }
         }
     }
@@ -74,9 +79,17 @@ fn row(name: String, sum: &Sum) -> Row {
     }
 }
 
+/// Calls that were refused before they were executed: where all of them were, the server counts no call.
+fn rejected(node: &Node) -> Vec<(String, u64)> {
+    let (Some(first), Some(last)) = (&node.first, &node.last) else { return Vec::new() };
+    let changed = last.info.command_stats_since(&first.info).into_iter();
+    let grown = changed.map(|(name, (then, now))| (name.to_string(), now.rejected.saturating_sub(then.rejected)));
+    grown.filter(|(_, rejected)| *rejected > 0).collect()
+}
+
 /// The upper end of the range that holds it.
 fn quantile(ranges: &BTreeMap<u64, u64>, share: f64) -> Option<f64> {
-    let all: u64 = ranges.values().sum();
+    let all = ranges.values().fold(0u64, |sum, calls| sum.saturating_add(*calls));
     let mut left = (all as f64 * share).ceil().max(1.0) as u64;
     for (up_to_us, calls) in ranges {
         if *calls >= left {

@@ -32,10 +32,10 @@ impl Head {
             servers: facts.nodes.len(),
             masters: facts.nodes.iter().filter(|node| node.role == Role::Master).count(),
             away: facts.nodes.iter().filter(|node| node.unreachable.is_some()).count(),
-            ops_per_s: any.then(|| {
+            ops_per_s: any.then_some(()).and_then(|()| {
                 let has_master = known().any(|node| node.role == Role::Master);
                 let counts = |node: &&Node| !has_master || node.role == Role::Master;
-                known().filter(counts).filter_map(|node| node.ops()).sum()
+                known().filter(counts).filter_map(|node| node.ops()).reduce(|a, b| a + b)
             }),
             errors_per_s: any.then_some(errors),
             worst_ping: pings.max_by_key(|(us, _)| *us),

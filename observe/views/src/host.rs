@@ -8,16 +8,16 @@ use crate::table::{Cell, Column, Order, Row, Subject, Table, Tone};
 pub(crate) fn table(facts: &Facts) -> Table {
     let columns = vec![
         Column::word("machine", 2, "its name"),
-        Column::word("what", 0, "a part of it, or a process"),
-        Column::figure("used", 0, "share of it, or of a core"),
-        Column::word("and", 1, "what else there is to know"),
+        Column::word("resource", 0, "a resource, or a process"),
+        Column::figure("used", 0, "utilization; for a process, share of a core"),
+        Column::word("details", 1, "more about it"),
     ];
     let mut table = Table::new(columns, 0);
     for host in &facts.hosts {
         of_host(host, &mut table);
     }
     if facts.hosts.is_empty() {
-        table.note = Some("no server runs on this machine, or it was not looked at yet".into());
+        table.note = Some("no server runs on this machine, or there is no data yet".into());
     }
     table
 }
@@ -35,7 +35,7 @@ fn of_host(host: &Host, table: &mut Table) {
         table.rows.push(Row { subject, cells, tone });
     };
     let busy = host.busy_share;
-    let steal = host.steal_share.map_or(String::new(), |s| format!("{} taken by the hypervisor", percent(s)));
+    let steal = host.steal_share.map_or(String::new(), |s| format!("{} stolen by the hypervisor", percent(s)));
     add(format!("{} processors", host.cpus), busy, steal, Tone::Plain, Subject::Other);
     if let (Some(all), Some(left)) = (host.memory_bytes, host.memory_available_bytes) {
         let used = 1.0 - left as f64 / all.max(1) as f64;
@@ -44,25 +44,25 @@ fn of_host(host: &Host, table: &mut Table) {
         add(format!("{} of memory", bytes(all as f64)), Some(used), and, Tone::Plain, Subject::Other);
     }
     for (what, share) in &host.pressure {
-        let and = "of the time something waited for it".into();
+        let and = "of the time, at least one task was waiting for it".into();
         let tone = if *share >= 0.1 { Tone::Bad } else { Tone::Faint };
         add(format!("pressure: {what}"), Some(*share), and, tone, Subject::Other);
     }
     for disk in &host.disks {
-        let and = format!("a write takes {:.1} ms", disk.write_await_ms);
+        let and = format!("write latency {:.1} ms", disk.write_await_ms);
         add(format!("disk {}", disk.name), Some(disk.busy_share), and, Tone::Plain, Subject::Other);
     }
     if let Some(tcp) = &host.tcp {
         let sent_again = (tcp.segments_out > 0).then(|| tcp.retransmits as f64 / tcp.segments_out as f64);
         let and = match tcp.listen_overflows {
-            0 => "of the segments sent again".into(),
-            n => format!("of the segments sent again; {} connections dropped: queue full", count(n as f64)),
+            0 => "of segments retransmitted".into(),
+            n => format!("of segments retransmitted; {} connections dropped: accept queue full", count(n as f64)),
         };
         add("TCP".into(), sent_again, and, Tone::Plain, Subject::Other);
     }
     for process in &host.processes {
         let address = process.addresses.first().cloned();
-        let waits = process.run_delay_share.map(|s| format!("waits for a processor {}", percent(s)));
+        let waits = process.run_delay_share.map(|s| format!("{} waiting for CPU", percent(s)));
         let throttled = process.throttled_share.filter(|s| *s > 0.0).map(|s| format!("throttled {}", percent(s)));
         let swapped = process.swap_bytes.filter(|b| *b > 0).map(|b| format!("{} in swap", bytes(b as f64)));
         let and: Vec<String> = waits.into_iter().chain(throttled).chain(swapped).collect();

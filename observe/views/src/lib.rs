@@ -17,7 +17,7 @@ use unslow_facts::{Facts, Node};
 use unslow_topology::{ClusterNode, ClusterView};
 
 pub use head::Head;
-pub use table::{Cell, Column, Layout, Order, Row, Subject, Table, Tone};
+pub use table::{Cell, Column, Layout, Order, Row, Subject, Table, Tone, plain};
 
 /// One of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,19 +55,28 @@ impl View {
         }
     }
 
-    /// The table of these facts; of one node, where `node` is its address.
-    pub fn of(self, facts: &Facts, node: Option<&str>) -> Table {
-        let wanted = |n: &&Node| node.is_none_or(|address| n.address == address);
+    /// The table of these facts.
+    pub fn of(self, facts: &Facts, scope: &Scope) -> Table {
+        let wanted = |n: &&Node| scope.node.as_ref().is_none_or(|address| n.address == *address);
         let nodes: Vec<&Node> = facts.nodes.iter().filter(wanted).collect();
         match self {
             View::Nodes => nodes::table(facts, &nodes),
             View::Commands => commands::table(&nodes),
-            View::Clients => clients::table(&nodes),
+            View::Clients => clients::table(&nodes, scope.command.as_deref()),
             View::Slow => slow::table(&nodes),
             View::Topology => topology::table(facts, &nodes),
             View::Host => host::table(facts),
         }
     }
+}
+
+/// What a table is about: everything, unless it says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// One server, by its address.
+    pub node: Option<String>,
+    /// Clients that sent this command last.
+    pub command: Option<String>,
 }
 
 /// A cluster's nodes as one of them sees them: by far the most see the same.

@@ -12,35 +12,47 @@ use crate::{entry, view_of};
 pub(crate) fn table(facts: &Facts, nodes: &[&Node]) -> Table {
     let columns = vec![
         Column::word("server", 0, "its address"),
-        Column::word("role", 2, "M master, R replica, ? not known"),
-        Column::figure("ops/s", 0, "commands a second, unslow's own taken off"),
-        Column::figure("user", 5, "share of a core its main thread used in its own code"),
-        Column::figure("sys", 5, "share of a core its main thread used in the kernel"),
-        Column::figure("cpu", 1, "share of a core its main thread used"),
-        Column::figure("cmds", 4, "share of a core inside commands, by the server's own clock"),
-        Column::figure("ping", 2, "half of the PINGs took at most this long"),
-        Column::figure("worst", 1, "the longest PING"),
+        Column::word("role", 2, "M master, R replica, S Sentinel, ? unknown"),
+        Column::figure("ops/s", 0, "commands per second, excluding unslow's own"),
+        Column::figure("user", 5, "user CPU of its main thread, as a share of a core"),
+        Column::figure("sys", 5, "system CPU of its main thread, as a share of a core"),
+        Column::figure("cpu", 1, "CPU of its main thread, as a share of a core"),
+        Column::figure("cmds", 4, "share of a core spent executing commands, as the server reports it"),
+        Column::figure("ping", 2, "median PING time"),
+        Column::figure("worst", 1, "longest PING time"),
         Column::figure("memory", 2, "used_memory"),
-        Column::figure("full", 6, "used_memory of maxmemory"),
-        Column::figure("clients", 3, "connections that are not unslow's"),
-        Column::figure("lag", 4, "bytes a replica has not received of its master's stream"),
-        Column::figure("err/s", 3, "errors answered a second"),
-        Column::figure("net/s", 5, "bytes in and out a second"),
-        Column::figure("hits", 7, "reads that found their key"),
-        Column::figure("gone/s", 7, "keys evicted or expired a second"),
+        Column::figure("full", 6, "used_memory as a share of maxmemory"),
+        Column::figure("clients", 3, "connections, excluding unslow's own"),
+        Column::figure("lag", 4, "bytes of its master's stream that the replica has not acknowledged"),
+        Column::figure("err/s", 3, "error replies per second"),
+        Column::figure("net/s", 5, "bytes per second, in and out"),
+        Column::figure("hits", 7, "hit rate: share of reads that found their key"),
+        Column::figure("gone/s", 7, "keys evicted or expired per second"),
         Column::figure("slots", 8, "slots it owns"),
     ];
     let mut table = Table::new(columns, 2);
-    // What a master has written, for its replicas' lag.
-    let offsets: BTreeMap<&str, f64> =
-        facts.nodes.iter().filter_map(|n| Some((n.address.as_str(), n.number("master_repl_offset")?))).collect();
+    let lags = lags(facts);
     let view = view_of(facts);
     let slots = |node: &Node| entry(node, view).map(|entry| entry.slots.len() as f64);
-    table.rows.extend(nodes.iter().map(|node| row(node, &offsets, slots(node))));
+    table.rows.extend(nodes.iter().map(|node| row(node, lags.get(&node.address).copied(), slots(node))));
     table
 }
 
-fn row(node: &Node, offsets: &BTreeMap<&str, f64>, slots: Option<f64>) -> Row {
+/// What each replica has not acknowledged, as its master says in one INFO: two servers' INFOs are of different moments.
+fn lags(facts: &Facts) -> BTreeMap<String, f64> {
+    let of_master = |master: &Node| -> Vec<(String, f64)> {
+        let written = master.number("master_repl_offset");
+        let Some((written, info)) = written.zip(master.info()) else { return Vec::new() };
+        let replicas = info.replicas().into_iter();
+        let lag = |(ip, port, _, _, offset): (String, u16, String, u64, u64)| {
+            (unslow_topology::join_host_port(&ip, port), (written - offset as f64).max(0.0))
+        };
+        replicas.map(lag).collect()
+    };
+    facts.nodes.iter().flat_map(of_master).collect()
+}
+
+fn row(node: &Node, lag: Option<f64>, slots: Option<f64>) -> Row {
     let cpu = node.cpu();
     let rtt = node.rtt.value();
     let us = |us: Option<u32>| Cell::figure(us.map(f64::from), time_us);
@@ -52,7 +64,6 @@ fn row(node: &Node, offsets: &BTreeMap<&str, f64>, slots: Option<f64>) -> Row {
     };
     let memory = node.number("used_memory");
     let full = memory.zip(node.number("maxmemory").filter(|most| *most > 0.0)).map(|(used, most)| used / most);
-    let lag = node.master.as_deref().and_then(|master| offsets.get(master)).zip(node.number("slave_repl_offset"));
     let errors = node.last.as_ref().filter(|_| node.window_s > 0.0).map(|_| {
         let all: u64 = node.errors().values().sum();
         all as f64 / node.window_s
@@ -82,7 +93,7 @@ fn row(node: &Node, offsets: &BTreeMap<&str, f64>, slots: Option<f64>) -> Row {
             Cell::figure(memory, bytes),
             Cell::figure(full, percent),
             Cell::figure(node.other_clients(), count),
-            Cell::figure(lag.map(|(master, own)| (master - own).max(0.0)), bytes),
+            Cell::figure(lag, bytes),
             Cell::figure(errors, count),
             Cell::figure(net, bytes),
             Cell::figure(found.filter(|(hits, misses)| hits + misses > 0.0).map(|(h, m)| h / (h + m)), percent),

@@ -10,12 +10,12 @@ const ROWS_MAX: usize = 500;
 
 pub(crate) fn table(nodes: &[&Node]) -> Table {
     let columns = vec![
-        Column::word("when", 0, "the server's clock, UTC"),
-        Column::figure("took", 0, "inside the command, or the event"),
+        Column::word("when", 0, "time by the server's clock, in UTC"),
+        Column::figure("took", 0, "execution time of the command, or duration of the event"),
         Column::word("what", 0, "the command, or the latency event in brackets"),
         Column::word("server", 1, "its address"),
-        Column::figure("args", 3, "arguments, the command included"),
-        Column::word("client", 2, "who sent it"),
+        Column::figure("args", 3, "number of arguments, including the command name"),
+        Column::word("client", 2, "the client that sent it"),
         Column::word("key", 4, "the first key, hashed unless --show-keys"),
     ];
     let mut table = Table::new(columns, 0);
@@ -53,13 +53,13 @@ pub(crate) fn table(nodes: &[&Node]) -> Table {
     }
     table.sort(0, false);
     table.rows.truncate(ROWS_MAX);
-    table.note = missing.map(|why| format!("not of every server: {why}"));
+    table.note = missing.map(|why| format!("some servers are missing: {why}"));
     table
 }
 
 /// The newest first.
 fn when(at_s: u64) -> Cell {
-    let (_, month, day) = civil_date(at_s * 1000);
+    let (_, month, day) = civil_date(at_s.saturating_mul(1000));
     let s = at_s % 86_400;
     let text = format!("{month:02}-{day:02} {:02}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
     Cell { text, order: Order::Number(at_s as f64) }

@@ -8,6 +8,8 @@ use unicode_width::UnicodeWidthStr;
 const GAP: usize = 1;
 /// Words are cut to this width before a column gives way for them.
 const WORD: usize = 24;
+/// Those that stay are as long as the longest address, at most.
+const ADDRESS: usize = 47;
 
 /// A column.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,9 +65,15 @@ impl Cell {
     }
 }
 
-/// What a server or a client says may hold anything: nothing of it reaches the terminal as a command.
-pub(crate) fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+/// What a server or a client says may hold anything: nothing of it is a command for the terminal, changes the direction
+/// of writing, or is there without being seen.
+pub fn plain(text: &str) -> String {
+    let is_unseen = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+            || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+    };
+    text.chars().map(|c| if is_unseen(c) { '?' } else { c }).collect()
 }
 
 /// What a row is about.
@@ -149,7 +157,11 @@ impl Table {
         };
         let widest = |place: usize| {
             let column = &self.columns[place];
-            if column.is_figure || column.rank == 0 { whole(place) } else { whole(place).min(WORD) }
+            match (column.is_figure, column.rank) {
+                (true, _) => whole(place),
+                (false, 0) => whole(place).min(ADDRESS),
+                (false, _) => whole(place).min(WORD),
+            }
         };
         // A column that says nothing of any row is only in the way.
         let says = |row: &Row, place: usize| row.cells.get(place).is_some_and(|c| !matches!(&*c.text, "" | "-"));
@@ -241,7 +253,7 @@ mod tests {
                 Cell::word(node),
                 Cell::figure(ops, |n| n.to_string()),
                 Cell::figure(Some(memory), |n| n.to_string()),
-                Cell::word("redis-py\u{1b}[31m"),
+                Cell::word("redis-py\u{1b}[31m\u{202e}"),
             ];
             table.rows.push(Row { subject: Subject::Node(node.into()), cells, tone: Tone::Plain });
         }
@@ -299,6 +311,6 @@ mod tests {
     #[test]
     fn what_a_client_calls_itself_is_no_command_for_the_terminal() {
         let table = table();
-        assert!(table.line(&table.rows[0], &table.fit(80)).ends_with("redis-py?[31m"));
+        assert!(table.line(&table.rows[0], &table.fit(80)).ends_with("redis-py?[31m?"));
     }
 }

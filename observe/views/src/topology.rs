@@ -10,13 +10,13 @@ use crate::{entry, view_of};
 pub(crate) fn table(facts: &Facts, nodes: &[&Node]) -> Table {
     let columns = vec![
         Column::word("shard", 0, "a master, and its replicas below it"),
-        Column::word("state", 0, "whether it answers, and whether its link stands"),
+        Column::word("state", 0, "whether it answers, and its replication link is up"),
         Column::figure("slots", 1, "slots it owns"),
-        Column::figure("ops/s", 2, "commands a second"),
+        Column::figure("ops/s", 2, "commands per second"),
         Column::figure("memory", 2, "used_memory"),
-        Column::figure("epoch", 4, "the configuration epoch of its slots"),
-        Column::word("version", 3, "what it runs"),
-        Column::word("id", 5, "its id in the cluster, the first eight digits"),
+        Column::figure("epoch", 4, "config epoch"),
+        Column::word("version", 3, "server version"),
+        Column::word("id", 5, "first eight digits of the node ID"),
     ];
     let mut table = Table::new(columns, 0);
     let mut masters: Vec<&&Node> = nodes.iter().filter(|node| node.role != Role::Replica).collect();
@@ -44,16 +44,16 @@ pub(crate) fn table(facts: &Facts, nodes: &[&Node]) -> Table {
 fn row(node: &Node, entry: Option<&ClusterNode>, place: usize, is_replica: bool) -> Row {
     let link = node.info().and_then(|info| info.get("master_link_status"));
     let state = match (&node.unreachable, link) {
-        (Some(_), _) => "away",
+        (Some(_), _) => "unreachable",
         (None, Some("down")) => "link down",
-        (None, _) if node.last.is_none() => "not asked yet",
+        (None, _) if node.last.is_none() => "no data yet",
         _ => "up",
     };
     let name = if is_replica { format!("  {}", node.address) } else { node.address.clone() };
     let id = node.node_id.as_deref().and_then(|id| id.get(..8)).unwrap_or_default();
     Row {
         subject: Subject::Node(node.address.clone()),
-        tone: if matches!(state, "up" | "not asked yet") { Tone::Plain } else { Tone::Bad },
+        tone: if matches!(state, "up" | "no data yet") { Tone::Plain } else { Tone::Bad },
         cells: vec![
             // In the order of the tree, largest first.
             Cell { order: Order::Number(-(place as f64)), ..Cell::word(name) },
