@@ -21,7 +21,7 @@ pub const CASES: &[Ill] = &[
     },
     Ill {
         name: "one_processor_by_settings",
-        how: "server-cpulist 0 and bio-cpulist 0, FLUSHALL ASYNC of 20,000 keys over and over",
+        how: "server_cpulist 0 and bio_cpulist 0, FLUSHALL ASYNC of 20,000 keys over and over",
         first: "pinned",
         make: one_processor_by_settings,
     },
@@ -59,7 +59,8 @@ fn one_processor_by_settings(stage: &mut Stage) -> Made {
     if !stage.since((6, 0)) {
         return Err("servers do not bind themselves to processors before 6.0");
     }
-    let server = stage.server(&[("server-cpulist", "0"), ("bio-cpulist", "0")]);
+    // As it is spelt before 7.2, and understood ever since.
+    let server = stage.server(&[("server_cpulist", "0"), ("bio_cpulist", "0")]);
     for client in 0..2 {
         let mut c = Client::of(&server);
         let mut batch: Vec<Vec<String>> =
