@@ -125,6 +125,7 @@ fn what_cannot_be_looked_at_is_said() {
     assert!(said(&["top", "--recording", "/nowhere"]).contains("no recording"));
     assert!(said(&["top", "http://x"]).contains("redis://"));
     assert!(said(&["top", "127.0.0.1:1", "--window", "2m"]).contains("unslow record"));
+    assert!(said(&["top", "127.0.0.1:1", "--view", "command"]).contains("did you mean \"commands\"?"));
     assert!(said(&["top", "127.0.0.1:1", "--format", "json"]).contains("--save"));
     let server = unslow_testkit::servers::server("valkey-9.1", &[("requirepass", "right")]);
     let address = server.address();

@@ -14,10 +14,11 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ratatui::crossterm::event::{Event, KeyEventKind};
 use unslow_doctor::diagnose;
 use unslow_facts::Facts;
+use unslow_units::did_you_mean;
 use unslow_views::View;
 
 use self::app::{App, Frame, Mood, Popup, Wish};
@@ -58,9 +59,9 @@ pub struct TopArguments {
     /// Refresh interval
     #[arg(long, default_value = "1s", value_parser = lasting, value_name = "TIME")]
     interval: Duration,
-    /// View to open first
-    #[arg(long, value_enum, default_value = "nodes", value_name = "VIEW")]
-    view: Begin,
+    /// View to open first: nodes, commands, clients, slow, topology or host
+    #[arg(long, default_value = "nodes", value_parser = view, value_name = "VIEW")]
+    view: View,
     /// Print one table per interval, like vmstat, instead of drawing [default when there is no terminal]
     #[arg(long)]
     plain: bool,
@@ -74,27 +75,10 @@ pub struct TopArguments {
     reach: Reach,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Begin {
-    Nodes,
-    Commands,
-    Clients,
-    Slow,
-    Topology,
-    Host,
-}
-
-impl Begin {
-    fn view(self) -> View {
-        match self {
-            Begin::Nodes => View::Nodes,
-            Begin::Commands => View::Commands,
-            Begin::Clients => View::Clients,
-            Begin::Slow => View::Slow,
-            Begin::Topology => View::Topology,
-            Begin::Host => View::Host,
-        }
-    }
+fn view(name: &str) -> Result<View, String> {
+    let names = View::ALL.map(View::name);
+    let known = View::ALL.into_iter().find(|view| view.name() == name);
+    known.ok_or_else(|| format!("there is no such view{}", did_you_mean(name, &names)))
 }
 
 impl TopArguments {
@@ -108,7 +92,7 @@ impl TopArguments {
     }
 
     fn begin(&self) -> anyhow::Result<(Source, App)> {
-        let view = self.view.view();
+        let view = self.view;
         if let Some(dir) = &self.recording {
             let window = self.window.unwrap_or(Duration::from_secs(10));
             let recorded = Recorded::open(dir, self.url.as_deref(), self.at.as_deref(), window)?;
