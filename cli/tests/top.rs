@@ -131,6 +131,6 @@ fn what_cannot_be_looked_at_is_said() {
     let address = server.address();
     assert!(said(&["top", &format!("redis://:wrong@{address}"), "--plain"]).contains("password"));
     // One that does not answer is waited for, and that is said.
-    let nobody = stdout(&unslow(&["top", "127.0.0.1:1", "--plain", "--count", "1"]));
-    assert!(nobody.contains("refused"), "{nobody}");
+    let silent = stdout(&unslow(&["top", "127.0.0.1:1", "--plain", "--count", "1"]));
+    assert!(silent.contains("refused"), "{silent}");
 }

@@ -139,7 +139,7 @@ impl Alarms {
             self.joiners.values_mut().for_each(|joiner| joiner.clock_set(now_ms.max(0) as u64));
             if now_ms > from_ms {
                 let from = local_time(from_ms.max(0) as u64);
-                bail!("the clock was set forward, or this machine slept: nothing from {from} to now is told of");
+                bail!("the clock was set forward, or this machine slept: no alarms for the time from {from} to now");
             }
         }
         let end_ms = self.next_ms + self.window_ms;

@@ -40,7 +40,7 @@ struct Letter {
     document: String,
 }
 
-/// Sends incidents to the listeners, on a thread of its own.
+/// Sends incidents to the listeners from its own thread.
 pub struct Notifier {
     /// Numbers of incidents count from then on, unix time in ms.
     started_ms: i64,
@@ -123,7 +123,7 @@ fn deliver(letters: &Receiver<Letter>, command: Option<&str>, webhook: Option<&W
 
 fn run(command: &str, letter: &Letter) -> Result<(), String> {
     let mut shell = Command::new("sh");
-    // A process group of its own, so that a command that hangs is killed with its children. It must not see passwords.
+    // In its own process group, so that a hung command is killed together with its children. It must not see passwords.
     shell.args(["-c", command]).env("UNSLOW_EVENT", letter.event).env_remove("UNSLOW_PASSWORD").process_group(0);
     let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().map_err(|e| e.to_string())?;
     let writer = child.stdin.take().map(|mut stdin| {

@@ -22,7 +22,7 @@ pub enum Wish {
     Quit,
     /// Ctrl-Z.
     Suspend,
-    /// So many frames forwards, or back. Of a recording: windows.
+    /// This many frames forward, or back if negative; windows, in a recording.
     Step(i64),
     /// To a time as it was typed.
     Jump(String),
@@ -98,7 +98,7 @@ pub struct App {
     /// Whether the servers are watched, or a recording is read.
     pub is_live: bool,
     frames: VecDeque<Frame>,
-    /// So many frames before the newest one.
+    /// How many frames the one shown is behind the newest.
     back: usize,
     pub paused: bool,
     pub view: View,

@@ -116,7 +116,7 @@ fn is_worth(frame: &Frame) -> bool {
     frame.facts.nodes.iter().any(|node| node.last.is_some()) || frame.verdict.0 == Mood::Bad
 }
 
-/// A file of this name that did not exist, for its owner alone: nobody chose the name, so nothing is written over.
+/// Creates a file for its owner alone. The name is not the user's choice, so an existing file is never overwritten.
 fn new_file(name: &str) -> anyhow::Result<PathBuf> {
     let names = std::iter::once(String::new()).chain((2..100).map(|n| format!("-{n}")));
     let mut last = None;
@@ -156,7 +156,7 @@ impl Top {
                 }
             }
             if !output.print_while_read(&plain::text(&self.app, width))? {
-                break; // nobody reads any more
+                break; // the reader has closed the pipe
             }
             left = left.map(|n| n - 1);
             if let Source::Recorded(recorded) = &mut self.source {
@@ -301,7 +301,11 @@ impl Top {
     fn save(&mut self) -> anyhow::Result<Option<String>> {
         let facts = self.shown()?;
         let file = new_file(&format!("unslow-facts-{}", facts.at_ms / 1000))?;
-        files::write(&file, &serde_json::to_string(facts)?)?;
+        if let Err(e) = files::write(&file, &serde_json::to_string(facts)?) {
+            // A full disk leaves no empty file behind.
+            let _ = std::fs::remove_file(&file);
+            return Err(e);
+        }
         Ok(Some(format!("saved; read it with: unslow doctor --from {}", file.display())))
     }
 }

@@ -6,7 +6,7 @@ use unslow_views::{Head, plain};
 use super::app::App;
 use crate::when::local_time;
 
-/// Wide enough for a page of paper, where nobody says how wide the output is.
+/// Where COLUMNS does not give the width.
 const WIDTH: usize = 110;
 
 /// What is on the screen, as lines.

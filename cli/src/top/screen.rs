@@ -20,7 +20,7 @@ impl Screen {
         ratatui::try_init().map(Screen)
     }
 
-    /// Gives the terminal back, stops this process as Ctrl-Z does, and goes on when the shell says so.
+    /// Restores the terminal, stops this process as Ctrl-Z does, and takes the terminal again when it is resumed.
     pub fn suspend(&mut self) -> io::Result<()> {
         self.0.show_cursor()?;
         ratatui::restore();

@@ -1,5 +1,6 @@
 //! Where frames come from: servers that are watched, or a recording.
 
+use std::fmt::Write;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::Path;
@@ -11,16 +12,22 @@ use unslow_client::{Options, Target};
 use unslow_doctor::{Severity, When, diagnose};
 use unslow_facts::Facts;
 use unslow_record::{Recorder, Settings, Tape, Watching};
+use unslow_units::time_us;
+use unslow_views::Head;
 
 use super::app::{Frame, Mood};
 use crate::incidents;
 
 /// The slow log is read this often in a live view; clients and settings every sixth time.
 const ASK: Duration = Duration::from_secs(5);
-/// A frame of a few servers takes a millisecond, one of hundreds a tenth of a second: the next one comes so many times
-/// later than this one took. The rules are asked again in the same way.
+/// A frame takes a millisecond for a few servers, and a tenth of a second for hundreds. The pause before the next one
+/// is this multiple of it, so drawing has a bounded share of a core. Running the rules is limited in the same way.
 const FRAME_SHARE: u32 = 40;
 const VERDICT_SHARE: u32 = 50;
+/// Nothing is called well while a PING takes this long.
+const SLOW_PING_US: u32 = 1_000_000;
+/// An older verdict is shown with its age.
+const STALE: Duration = Duration::from_secs(2);
 /// Windows before the first one of a recording: what the curves begin with.
 const BEFORE: i64 = 20;
 
@@ -35,7 +42,8 @@ pub struct Live {
     recorder: ManuallyDrop<Recorder>,
     watching: Watching,
     verdict: (Mood, String),
-    /// When the rules are to be asked again.
+    /// When the rules ran last, and when they may run again.
+    verdict_at: Instant,
     verdict_due: Instant,
     /// When there may be a next frame.
     due: Instant,
@@ -47,7 +55,8 @@ impl Live {
         let settings = Settings { targets: vec![target], options, every: ASK, show_keys, host: true };
         let recorder = ManuallyDrop::new(Recorder::watch(settings, watching.clone())?);
         let verdict = (Mood::Unknown, "measuring".to_string());
-        Ok(Live { recorder, watching, verdict, verdict_due: Instant::now(), due: Instant::now() })
+        let now = Instant::now();
+        Ok(Live { recorder, watching, verdict, verdict_at: now, verdict_due: now, due: now })
     }
 
     /// This process was held up on purpose.
@@ -68,13 +77,21 @@ impl Live {
         if !is_measured(&facts) {
             let silent = self.recorder.silent.first().map(|(_, why)| (Mood::Bad, why.message.clone()));
             self.verdict = silent.unwrap_or_else(|| (Mood::Unknown, "measuring".into()));
+            self.verdict_at = begun;
         } else if begun >= self.verdict_due {
             let begun = Instant::now();
             self.verdict = verdict(&facts);
+            self.verdict_at = begun;
             self.verdict_due = Instant::now() + begun.elapsed() * VERDICT_SHARE;
         }
         self.due = Instant::now() + begun.elapsed() * FRAME_SHARE;
-        Ok(Some(Frame::new(facts, self.verdict.clone())))
+        let (mood, mut sentence) = self.verdict.clone();
+        let age = self.verdict_at.elapsed();
+        if mood != Mood::Unknown && age >= STALE {
+            // It is about an earlier window than the figures below it.
+            let _ = write!(sentence, " ({} s ago)", age.as_secs());
+        }
+        Ok(Some(Frame::new(facts, (mood, sentence))))
     }
 }
 
@@ -159,9 +176,39 @@ fn verdict(facts: &Facts) -> (Mood, String) {
         Some(first) if more > 0 => (Mood::Bad, format!("{} (and {more} more: d)", first.title)),
         Some(first) => (Mood::Bad, first.title.clone()),
         None => {
+            // A server that has just stopped answering: rules name it once it has been silent for some seconds.
+            if let Some((us, server)) = Head::of(facts).worst_ping.filter(|(us, _)| *us >= SLOW_PING_US) {
+                let took = time_us(f64::from(us));
+                return (Mood::Bad, format!("a PING of {server} takes {took}; no rule names the cause yet"));
+            }
             // With half of the rules blind, well would say too much.
             let mood = if could * 2 > all { Mood::Well } else { Mood::Unknown };
             (mood, format!("no problem found in this window; {could} of {all} rules could look"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use unslow_facts::{Node, Rtt, Seen};
+    use unslow_topology::Role;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_called_well_while_a_server_owes_an_answer() {
+        let said = |us: u32| {
+            let mut facts = Facts { window_s: 5.0, ..Facts::of_nothing("redis://a:1") };
+            let mut node = Node::new("a:1", Role::Master);
+            let value = Rtt::of(&[100, us]).unwrap();
+            node.rtt = Seen::Yes { value, source: "PING".into(), at_ms: 1 };
+            facts.nodes.push(node);
+            assert!(facts.check().is_ok(), "{:?}", facts.check());
+            verdict(&facts)
+        };
+        assert_ne!(said(200).0, Mood::Bad);
+        let (mood, sentence) = said(2_000_000);
+        assert_eq!(mood, Mood::Bad);
+        assert!(sentence.contains("a:1") && sentence.contains("2 s"), "{sentence}");
     }
 }
