@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use unslow_nodes::{Greeting, Plan, Progress, Step, Tolerance};
 use unslow_resp::{ErrorKind as RespErrorKind, Frame, Limits, Scan, Scanner, Value, write_command};
 
 use crate::{Endpoint, Error, ErrorKind, Target, TlsOptions, tls};
@@ -188,52 +189,44 @@ impl Connection {
 
     /// AUTH, HELLO, CLIENT SETNAME, SELECT: one write, one round trip.
     fn greet(&mut self, target: &Target, options: &Options) -> Result<(), Error> {
-        let mut commands: Vec<Vec<String>> = Vec::new();
-        if let Some(password) = &target.password {
-            let mut auth = vec!["AUTH".to_string()];
-            auth.extend(target.user.clone());
-            auth.push(password.reveal().to_string());
-            commands.push(auth);
-        } else if let Some(user) = &target.user {
-            // Never as somebody else than asked for: an empty password serves a user with nopass.
-            commands.push(vec!["AUTH".into(), user.clone(), String::new()]);
-        }
-        if options.protocol == 3 {
-            commands.push(vec!["HELLO".into(), "3".into()]);
-        }
-        if let Some(name) = options.name {
-            commands.push(vec!["CLIENT".into(), "SETNAME".into(), name.into()]);
-        }
-        if target.db != 0 {
-            commands.push(vec!["SELECT".into(), target.db.to_string()]);
-        }
+        let resp3 = options.protocol == 3;
+        let plan = Plan { resp3, tolerance: Tolerance::Control, name: options.name, ..target.plan() };
+        self.output.clear();
+        let mut greeting = Greeting::begin(&plan, &mut self.output);
         self.authenticated = target.password.is_some() || target.user.is_some();
-        if commands.is_empty() {
+        if greeting.is_done() {
             return Ok(());
         }
-        let replies = self.pipeline(&commands)?;
-        for (command, reply) in commands.iter().zip(replies) {
-            match (command[0].as_str(), reply) {
-                ("HELLO", Ok(_)) => self.protocol = 3,
-                // The servers' own clients go on with a warning.
-                ("AUTH", Err(e)) if matches!(e.kind, ErrorKind::Unknown | ErrorKind::NeedlessPassword) => {
-                    self.authenticated = false;
-                }
-                ("AUTH", Err(e)) => {
+        self.flush()?;
+        let deadline = Instant::now() + self.command_timeout;
+        while let Some(step) = greeting.due() {
+            let len = self.read_frame(deadline).inspect_err(|e| self.broken = Some(e.clone()))?;
+            let reply = &self.input[..len];
+            let (value, progress) = (Value::from(Frame::new(reply)), greeting.reply(reply));
+            self.input.drain(..len);
+            let Err(error) = self.sort(value, step.command()) else { continue };
+            // What is sent in place of a reply, whatever that answers.
+            if error.is_fatal() || error.kind == ErrorKind::AuthRequired {
+                return Err(error);
+            }
+            let refused = matches!(progress, Progress::Refused { .. });
+            match step {
+                Step::Auth | Step::AuthAnew if refused => {
                     let who = target.user.as_deref().map_or("the default user".to_string(), |u| format!("user {u:?}"));
                     // The server's own words may repeat what was sent, so they are left out.
-                    let kind = if e.kind == ErrorKind::Reply { ErrorKind::WrongPassword } else { e.kind };
+                    let kind = if error.kind == ErrorKind::Reply { ErrorKind::WrongPassword } else { error.kind };
                     return Err(Error::new(
                         kind,
                         format!("{}: password refused for {who}; check UNSLOW_PASSWORD or the URL", self.peer),
                     ));
                 }
-                (_, Err(e)) if matches!(e.kind, ErrorKind::AuthRequired) => return Err(auth_required(&self.peer)),
-                (_, Err(e)) if matches!(e.kind, ErrorKind::MaxClients) => return Err(e),
-                // Sentinels and clusters have one database: the number is for servers that have several.
+                // The servers' own clients go on with a warning.
+                Step::Auth | Step::AuthAnew => self.authenticated = false,
+                _ if refused => return Err(error),
                 _ => {}
             }
         }
+        self.protocol = if greeting.is_resp3() { 3 } else { 2 };
         Ok(())
     }
 
@@ -340,14 +333,20 @@ impl Connection {
     }
 
     fn read_any(&mut self, deadline: Instant) -> Result<Value, Error> {
+        let len = self.read_frame(deadline)?;
+        let value = Value::from(Frame::new(&self.input[..len]));
+        self.input.drain(..len);
+        Ok(value)
+    }
+
+    /// Reads until the input begins with a whole reply or push. Returns its length.
+    fn read_frame(&mut self, deadline: Instant) -> Result<usize, Error> {
         let begun = Instant::now();
         loop {
             match self.scanner.scan(&self.input) {
                 Ok(Scan::Complete(len)) => {
-                    let value = Value::from(Frame::new(&self.input[..len]));
-                    self.input.drain(..len);
                     self.spoke = true;
-                    return Ok(value);
+                    return Ok(len);
                 }
                 Ok(Scan::Incomplete) => {}
                 Err(e) => {

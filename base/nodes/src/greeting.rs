@@ -20,9 +20,8 @@ pub struct Plan<'a> {
     pub password: Option<&'a [u8]>,
     /// HELLO 3.
     pub resp3: bool,
-    /// Servers and proxies without HELLO 3 are not refused: the connection then speaks RESP2. See
-    /// [`Greeting::is_resp3`].
-    pub resp3_optional: bool,
+    /// What the connection can do without.
+    pub tolerance: Tolerance,
     /// CLIENT SETNAME, so that operators see in CLIENT LIST who is connected.
     pub name: Option<&'a str>,
     /// Whether the CLIENT ID is needed, for CLIENT UNBLOCK or CLIENT KILL. With RESP3 it is in HELLO's reply anyway, so
@@ -35,6 +34,19 @@ pub struct Plan<'a> {
     pub selector: Option<Login<'a>>,
     /// More commands, already encoded. Each must get exactly one reply, and an error in any of them ends the greeting.
     pub setup: &'a [Vec<u8>],
+}
+
+/// Which refusals leave a connection fit for its purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tolerance {
+    /// None: what users ask for must get the protocol, the database and the setup it was promised.
+    #[default]
+    Nothing,
+    /// Servers and proxies without HELLO 3: the connection then speaks RESP2. See [`Greeting::is_resp3`].
+    NoResp3,
+    /// HELLO and SELECT may be refused for any reason but a missing password or a full server. For connections that ask
+    /// servers about themselves: a Sentinel has one database, and an ACL may forbid HELLO.
+    Control,
 }
 
 /// A user, as AUTH names them. No `Debug`: there is a password inside.
@@ -62,7 +74,7 @@ impl Login<'_> {
 #[derive(Debug, Default)]
 pub struct Greeting {
     steps: VecDeque<Step>,
-    resp3_optional: bool,
+    tolerance: Tolerance,
     is_resp3: bool,
     id: Option<u64>,
     /// `Some` after a refusal: whether it is passing.
@@ -111,6 +123,17 @@ pub enum Step {
 }
 
 impl Step {
+    /// Its command, for error messages.
+    pub fn command(self) -> &'static str {
+        match self {
+            Step::Auth | Step::AuthAnew => "AUTH",
+            Step::Hello => "HELLO",
+            Step::Name | Step::Id => "CLIENT",
+            Step::Select => "SELECT",
+            Step::Setup => "a command of the greeting",
+        }
+    }
+
     /// What an error that answers this command says, for a person. Words that answer AUTH and that no server is known
     /// to use are left out: they may repeat the password.
     pub fn error_text(self, reply: &[u8]) -> String {
@@ -158,7 +181,7 @@ impl Greeting {
             out.extend_from_slice(command);
             steps.push_back(Step::Setup);
         }
-        Greeting { steps, resp3_optional: plan.resp3_optional, ..Greeting::default() }
+        Greeting { steps, tolerance: plan.tolerance, ..Greeting::default() }
     }
 
     /// Takes the next whole reply of the connection. After a refusal it stays refused, but still counts the replies.
@@ -215,8 +238,9 @@ impl Greeting {
             Step::Auth => password_is_needless(reply) || refusal.kind == Kind::Other && is_unknown(reply),
             // An ACL may forbid CLIENT altogether; the connection serves commands without it.
             Step::Name | Step::Id => true,
+            Step::Hello | Step::Select if self.tolerance == Tolerance::Control => refusal.kind != Kind::Auth,
             // NOAUTH, NOPERM and LOADING are about more than HELLO.
-            Step::Hello => self.resp3_optional && refusal.kind == Kind::Other,
+            Step::Hello => self.tolerance == Tolerance::NoResp3 && refusal.kind == Kind::Other,
             Step::AuthAnew | Step::Select | Step::Setup => false,
         }
     }
@@ -293,7 +317,7 @@ mod tests {
             user: Some(b"app"),
             password: Some(b"s3cret"),
             resp3: true,
-            resp3_optional: false,
+            tolerance: Tolerance::Nothing,
             name: Some("t"),
             wants_id: true,
             db: 7,
@@ -356,7 +380,8 @@ mod tests {
         let none = Plan::default();
         let auth = Plan { password: Some(b"p"), ..none };
         let hello = Plan { resp3: true, ..none };
-        let optional = Plan { resp3_optional: true, ..hello };
+        let optional = Plan { tolerance: Tolerance::NoResp3, ..hello };
+        let control = Plan { resp3: true, db: 1, tolerance: Tolerance::Control, ..none };
         let name = Plan { name: Some("t"), ..none };
         let id = Plan { wants_id: true, ..none };
         let select = Plan { db: 1, ..none };
@@ -386,6 +411,14 @@ mod tests {
             (optional, "-NOPERM this user has no permissions to run the 'hello' command", REFUSED),
             (optional, "-LOADING Redis is loading the dataset in memory", PASSING),
             (optional, FULL, PASSING),
+            (control, "-NOPERM this user has no permissions to run the 'hello' command", MORE),
+            (control, "-ERR unknown command 'HELLO'", MORE),
+            (control, "-LOADING Redis is loading the dataset in memory", MORE),
+            (control, "-NOAUTH HELLO must be called with the client already authenticated", REFUSED),
+            (control, FULL, PASSING),
+            (Plan { resp3: false, ..control }, "-ERR DB index is out of range", DONE),
+            (Plan { resp3: false, ..control }, "-ERR unknown command 'SELECT'", DONE),
+            (Plan { resp3: false, ..control }, "-NOAUTH Authentication required.", REFUSED),
             (name, "-NOPERM this user has no permissions to run the 'client|setname' command", DONE),
             (name, "-NOAUTH Authentication required.", DONE),
             (name, FULL, PASSING),
@@ -455,7 +488,7 @@ mod tests {
 
     #[test]
     fn the_protocol_is_resp3_only_if_hello_was_accepted() {
-        let optional = Plan { resp3: true, resp3_optional: true, ..Plan::default() };
+        let optional = Plan { resp3: true, tolerance: Tolerance::NoResp3, ..Plan::default() };
         let auth = Plan { password: Some(b"p"), ..optional };
         for (plan, replies, resp3) in [
             (optional, vec![HELLO], true),

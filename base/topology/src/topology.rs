@@ -155,6 +155,18 @@ impl fmt::Display for Change {
     }
 }
 
+impl Node {
+    /// A master that has slots.
+    pub fn owns_slots(&self) -> bool {
+        self.role == Role::Master && !self.slots.is_empty()
+    }
+
+    /// A replica of the node with this id.
+    pub fn follows(&self, id: &str) -> bool {
+        self.role == Role::Replica && self.master.as_deref() == Some(id)
+    }
+}
+
 impl Topology {
     /// A cluster as its nodes describe it. Nodes without an address, or still shaking hands, are left out. Under `tls`
     /// nodes go by the names they announce: certificates are made for names.
@@ -199,12 +211,12 @@ impl Topology {
 
     /// Masters that own slots.
     pub fn masters(&self) -> impl Iterator<Item = &Node> {
-        self.nodes.iter().filter(|n| n.role == Role::Master && !n.slots.is_empty())
+        self.nodes.iter().filter(|n| n.owns_slots())
     }
 
     /// Replicas of a node.
     pub fn replicas_of<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Node> {
-        self.nodes.iter().filter(move |n| n.role == Role::Replica && n.master.as_deref() == Some(id))
+        self.nodes.iter().filter(move |n| n.follows(id))
     }
 
     /// Who owns a slot.

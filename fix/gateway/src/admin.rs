@@ -205,7 +205,7 @@ impl Worker {
     fn backend_rows(&mut self, io: &mut Io) -> Vec<Vec<String>> {
         let mut out = Vec::new();
         for lane in self.lanes.iter().filter(|l| !l.free) {
-            let server = &self.map.servers[usize::from(lane.node)];
+            let server = &self.map.servers[lane.node];
             let set = &self.sets[lane.set];
             let state = match lane.state {
                 State::Ready if lane.held => "held",
@@ -217,7 +217,7 @@ impl Worker {
             };
             out.push(vec![
                 format!("worker={}", self.number),
-                format!("node={}", server.address),
+                format!("node={}", self.map.servers.address(lane.node)),
                 format!("role={}", server.role.word()),
                 format!("state={state}"),
                 format!(
@@ -245,7 +245,7 @@ impl Worker {
         let row = |(PoolKey { db, proto, node, .. }, lanes): (&PoolKey, &Vec<LaneId>)| {
             vec![
                 format!("worker={}", self.number),
-                format!("node={}", self.map.servers[usize::from(*node)].address),
+                format!("node={}", self.map.servers.address(*node)),
                 format!("db={db}"),
                 format!("resp={proto}"),
                 format!("idle={}", lanes.len()),
@@ -288,7 +288,7 @@ fn topology_rows(shared: &Shared) -> Vec<Vec<String>> {
             format!("rtt_us={}", number(n.rtt_us)),
             format!("lag_bytes={}", number(n.lag_bytes)),
             // By which errors name it to clients that may not see this.
-            format!("number={}", number(map.servers.iter().position(|s| s.address == n.address).map(|at| at as u64))),
+            format!("number={}", number(map.servers.called(&n.address).map(u64::from))),
         ]
     };
     map.topology.nodes.iter().map(node).collect()
@@ -310,8 +310,8 @@ fn stats_rows(shared: &Shared) -> Vec<Vec<String>> {
         ]
     };
     let map = shared.map();
-    for (l, server) in stats.nodes.iter().zip(&map.servers).filter(|(l, _)| l.count > 0) {
-        out.push([vec![format!("node={}", server.address)], latency(l)].concat());
+    for (l, address) in stats.nodes.iter().zip(map.servers.addresses()).filter(|(l, _)| l.count > 0) {
+        out.push([vec![format!("node={address}")], latency(l)].concat());
     }
     let table = shared.table();
     for (i, l) in stats.commands_by.iter().enumerate().filter(|(i, l)| l.count > 0 && *i < table.count()) {
@@ -397,7 +397,7 @@ pub fn metrics(shared: &Shared) -> String {
     });
     all.gauges("node_up", "Whether a node answers", up);
     let table = shared.table();
-    let by_node = stats.nodes.iter().zip(&map.servers).map(|(l, s)| ("node", s.address.clone(), l));
+    let by_node = stats.nodes.iter().zip(map.servers.addresses()).map(|(l, address)| ("node", address.to_string(), l));
     let by_command = stats.commands_by.iter().take(table.count()).enumerate();
     let by_command = by_command.map(|(i, l)| ("command", table.get(i as u16).name.to_string(), l));
     all.histograms("node_latency_seconds", "From a command's arrival to its answer, by node", series(by_node));

@@ -400,25 +400,11 @@ impl Control {
     fn remap(&mut self, topology: Arc<Topology>) {
         let shared = &self.shared;
         let config = shared.config();
-        // Numbers may be given out meanwhile: again, until nobody did.
-        loop {
-            let last = shared.map();
-            let map = Map::next(
-                Some(&last),
-                topology.clone(),
-                &config,
-                &shared.target,
-                shared.tls.as_ref(),
-                shared.server_name(),
-            );
-            let mut held = shared.map.lock().expect("no thread panicked");
-            if held.servers.len() == last.servers.len() {
-                let version = map.version;
-                *held = Arc::new(map);
-                shared.map_version.store(version, Ordering::Release);
-                break;
-            }
-        }
+        let (target, tls) = (&shared.target, shared.tls.as_ref());
+        let map = Map::next(Some(&shared.map()), topology, &config, target, tls, shared.server_name());
+        let version = map.version;
+        *shared.map.lock().expect("no thread panicked") = Arc::new(map);
+        shared.map_version.store(version, Ordering::Release);
         shared.call_all();
         self.open_facade();
     }
@@ -651,7 +637,7 @@ impl Status for Seen {
         let map = self.shared.map();
         let served = map.topology.masters().next().is_some()
             && map.topology.masters().all(|n| n.health == Health::Up)
-            && !map.slots.contains(&crate::map::NOBODY);
+            && !map.servers.slots().contains(&unslow_nodes::NOBODY);
         if served { Ok(()) } else { Err(NotReady::SlotsWithoutMaster) }
     }
 }

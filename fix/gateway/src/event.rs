@@ -228,8 +228,8 @@ mod tests {
     use unslow_topology::SLOTS;
 
     use super::*;
-    use crate::map::NOBODY;
     use crate::session::Whom;
+    use unslow_nodes::NOBODY;
 
     const CLUSTER: Facts = Facts { cluster: true, replica: false, late: false, pinned: false };
     const ALONE: Facts = Facts { cluster: false, ..CLUSTER };

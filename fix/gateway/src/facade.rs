@@ -32,7 +32,7 @@ impl Worker {
             b"MYID" => bulk(&mut out, shown(&self.shared, to).first().map_or("", |n| &n.id).as_bytes()),
             b"INFO" => {
                 let map = &self.map;
-                let covered = map.slots.iter().filter(|n| **n != crate::map::NOBODY).count();
+                let covered = map.servers.slots().iter().filter(|n| **n != unslow_nodes::NOBODY).count();
                 let nodes = shown(&self.shared, to);
                 let text = format!(
                     "cluster_enabled:1\r\ncluster_state:{}\r\ncluster_slots_assigned:{covered}\r\n\

@@ -4,7 +4,7 @@ use unslow_commands::Plan;
 use unslow_nodes::{Address, Author};
 
 use crate::ids::Whom;
-use crate::map::NOBODY;
+use unslow_nodes::NOBODY;
 
 /// A command that has no key.
 pub const NO_SLOT: u16 = u16::MAX;

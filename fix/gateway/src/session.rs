@@ -12,10 +12,10 @@ pub use crate::flight::{Flight, Kind, NO_SLOT};
 pub use crate::ids::Whom;
 use crate::ids::{IdentityId, LaneId, SetId};
 use crate::journal::Journal;
-use crate::map::NOBODY;
 use crate::own::Permit;
 use crate::request::{Passing, Progress};
 use crate::subscriptions::{Awaited, Channels};
+use unslow_nodes::NOBODY;
 
 /// Place of a MULTI that the gateway says for a client: nobody waits for its answer, but it must be good.
 pub const MULTI_SEQ: u32 = 1;

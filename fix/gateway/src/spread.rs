@@ -7,11 +7,11 @@ use unslow_topology::{Health, Role, slot_of};
 
 use crate::gather::{Gather, Whole, elements, joined, values};
 use crate::ids::{LaneId, SetId};
-use crate::map::NOBODY;
 use crate::reply::bulk;
 use crate::session::*;
 use crate::step::Command;
 use crate::worker::Worker;
+use unslow_nodes::NOBODY;
 
 /// Nodes a cursor can name. The node's own cursor has the other bits; a server would need 2^54 buckets to run out of
 /// them.
@@ -71,13 +71,13 @@ impl Worker {
     /// To every master, or every node.
     pub fn spread(&mut self, io: &mut Io, whom: Whom, command: &Command) -> bool {
         let plan = &command.plan;
-        let mut nodes = self.map.masters.clone();
+        let mut nodes = self.map.servers.masters().to_vec();
         if plan.spread == Spread::AllNodes {
             let well = |n: &u16| {
-                let server = &self.map.servers[usize::from(*n)];
+                let server = &self.map.servers[*n];
                 server.role == Role::Replica && server.health == Health::Up
             };
-            nodes.extend((0..self.map.servers.len() as u16).filter(well));
+            nodes.extend(self.map.servers.numbers().filter(well));
         }
         let commands = nodes.into_iter().map(|node| (NO_SLOT, node, command.bytes.to_vec())).collect();
         self.gather(io, whom, plan, Whole::Join(plan.join), commands)
@@ -99,14 +99,14 @@ impl Worker {
             };
             node = *first;
         }
-        if usize::from(node) >= self.map.heir.len() {
+        if self.map.servers.get(node).is_none() {
             self.say(io, whom, b"-ERR invalid cursor\r\n");
             return true;
         }
         // Cursors are a server's own: where another one does the work of the one that was asked, its part begins anew,
         // and some keys come twice.
-        let asked = self.map.heir[usize::from(node)];
-        let place = places.iter().copied().find(|p| self.map.heir[usize::from(*p)] == asked);
+        let asked = self.map.servers.heir(node);
+        let place = places.iter().copied().find(|p| self.map.servers.heir(*p) == asked);
         if asked != node {
             at = 0;
         }
@@ -230,8 +230,8 @@ impl Worker {
     /// The order in which masters are scanned: each by the smallest number of all whose work it does, so that a
     /// failover changes nobody's place.
     fn places(&self) -> Vec<u16> {
-        let first = |master: &u16| (0..).zip(&self.map.heir).find(|(_, heir)| *heir == master).map(|(n, _)| n);
-        let mut places: Vec<u16> = self.map.masters.iter().filter_map(first).collect();
+        let first = |master: &u16| self.map.servers.numbers().find(|n| self.map.servers.heir(*n) == *master);
+        let mut places: Vec<u16> = self.map.servers.masters().iter().filter_map(first).collect();
         places.sort_unstable();
         places
     }

@@ -6,11 +6,11 @@ use std::sync::mpsc::Receiver;
 
 use unslow_client::{Target, address_target};
 use unslow_reactor::{Waker, peer_of, tls_of};
-use unslow_topology::{Health, SLOTS, Topology};
+use unslow_topology::{Health, Topology};
 use unslow_watch::News;
 
 use crate::error::Error;
-use crate::writer::{NOBODY, Order, Route, RouteNode, WriterShared};
+use crate::writer::{Order, Reach, Route, WriterShared};
 
 /// How the threads of a sink know of its end.
 #[derive(Default)]
@@ -80,23 +80,13 @@ pub struct Router {
 
 impl Router {
     pub fn route(&self, topology: &Topology) -> Route {
-        let mut slots = vec![NOBODY; usize::from(SLOTS)];
-        for (slot, owner) in topology.owners().into_iter().enumerate() {
-            slots[slot] = owner.unwrap_or(NOBODY);
-        }
-        let nodes = topology.nodes.iter().map(|node| {
+        let reach = topology.nodes.iter().map(|node| {
             let target = address_target(&self.target, &node.address).unwrap_or_else(|| self.target.clone());
             let tls = tls_of(&target, self.tls.as_ref(), self.server_name.as_deref());
-            RouteNode {
-                address: node.address.clone(),
-                alias: node.alias.clone(),
-                // Never in the clear where TLS was asked for.
-                peer: peer_of(&target).filter(|_| !target.tls || tls.is_some()),
-                tls,
-                silent: node.health != Health::Up,
-            }
+            // Never in the clear where TLS was asked for.
+            Reach { peer: peer_of(&target).filter(|_| !target.tls || tls.is_some()), tls }
         });
-        Route { nodes: nodes.collect(), slots }
+        Route { topology: topology.clone(), reach: reach.collect() }
     }
 }
 

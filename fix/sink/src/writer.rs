@@ -34,10 +34,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use unslow_client::Target;
-use unslow_nodes::{Address, Greeting};
+use unslow_nodes::{Greeting, NOBODY, NodeTable};
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Tls, now_ns};
 use unslow_resp::{Frame, Scan, Scanner, Split, Splitter, Value, write_command};
-use unslow_topology::SLOTS;
+use unslow_topology::{SLOTS, Topology};
 
 use crate::encode::{Became, Encoded, Encoder, mark_keys};
 use crate::events::{Ack, Letter, WriterEvent};
@@ -65,25 +65,19 @@ const ALWAYS_TAKEN_BYTES: usize = 1 << 20;
 const UNREPEATED_MAX: u8 = 3;
 /// A call on which the server closed the connection this often, with nothing else on it, is not sent again.
 const BREAKS_MAX: u8 = 3;
-/// No owner.
-pub const NOBODY: u16 = u16::MAX;
-
-/// Who owns which slot.
+/// Who owns which slot, and where to dial.
 pub struct Route {
-    pub nodes: Vec<RouteNode>,
-    /// Owner of each slot, of `nodes`.
-    pub slots: Vec<u16>,
+    pub topology: Topology,
+    /// Of each node of the topology, in its order.
+    pub reach: Vec<Reach>,
 }
 
-/// A node to write to.
-pub struct RouteNode {
-    pub address: String,
-    /// The other address it goes by; redirects may use either.
-    pub alias: Option<String>,
+/// How a node is dialled.
+#[derive(Default)]
+pub struct Reach {
+    /// `None` while its name does not resolve.
     pub peer: Option<Peer>,
     pub tls: Option<Tls>,
-    /// It does not answer, so what is under way to it is lost once somebody else owns its slots.
-    pub silent: bool,
 }
 
 /// What the writer is told.
@@ -122,8 +116,7 @@ pub struct Writer {
     encoder: Encoder,
     /// For each slot a key of our own, to be written before WAIT.
     wait_keys: Vec<Vec<u8>>,
-    nodes: Vec<Node>,
-    owner: Vec<u16>,
+    nodes: NodeTable<Node>,
     /// Which nodes own slots.
     owns: Vec<bool>,
     slots: Vec<Slot>,
@@ -147,14 +140,7 @@ pub struct Writer {
 }
 
 struct Node {
-    address: String,
-    alias: Option<String>,
-    /// Both, for redirects.
-    names: Vec<Address>,
-    /// The watcher's topology has it: redirects to it are followed.
-    listed: bool,
-    peer: Option<Peer>,
-    tls: Option<Tls>,
+    reach: Reach,
     connection: Option<Id>,
     greeted: Greeted,
     dial_at: u64,
@@ -280,8 +266,7 @@ impl Writer {
             said,
             doubt,
             encoder,
-            nodes: Vec::new(),
-            owner: vec![NOBODY; usize::from(SLOTS)],
+            nodes: NodeTable::default(),
             owns: Vec::new(),
             slots: vec![Slot::default(); usize::from(SLOTS)],
             held: HashMap::new(),
@@ -352,12 +337,12 @@ impl Writer {
 
     /// Whether a node may be sent a call that is like others.
     fn takes(&self, io: &mut Io, number: u16) -> bool {
-        self.reads(io, number) && self.nodes[usize::from(number)].alone.is_none()
+        self.reads(io, number) && self.nodes[number].alone.is_none()
     }
 
     /// Whether a node is there and reads what it is sent.
     fn reads(&self, io: &mut Io, number: u16) -> bool {
-        let node = self.nodes.get(usize::from(number)).filter(|n| n.greeted == Greeted::Ready);
+        let node = self.nodes.get(number).filter(|n| n.greeted == Greeted::Ready);
         node.and_then(|n| n.connection).is_some_and(|id| io.unsent(id) <= UNSENT_MAX)
     }
 
@@ -365,7 +350,7 @@ impl Writer {
         let slot = self.call(work, call).slot;
         let state = self.slots[usize::from(slot)];
         if !state.held {
-            let owner = self.owner[usize::from(slot)];
+            let owner = self.nodes.owner(slot);
             if self.takes(io, owner) && (state.flying == 0 || state.node == owner) {
                 return self.send(io, owner, work, call, false);
             }
@@ -376,7 +361,7 @@ impl Writer {
 
     fn send(&mut self, io: &mut Io, number: u16, work: u64, call: u32, asking: bool) {
         let it = self.call(work, call);
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         let Some(id) = node.connection else { return };
         let bytes = &self.works[(work - self.first) as usize].encoded.bytes[it.from..it.to];
         if node.flying.is_empty() {
@@ -483,13 +468,13 @@ impl Handler for Writer {
         if self.look_at < u64::MAX {
             at(self.look_at);
         }
-        for number in 0..self.nodes.len() {
+        for number in self.nodes.numbers() {
             let node = &self.nodes[number];
             // Owners are always connected; others only while something is to go to them.
-            let wanted = || self.owns[number] || self.held.values().any(|h| h.asking == Some(number as u16));
+            let wanted = || self.owns[usize::from(number)] || self.held.values().any(|h| h.asking == Some(number));
             if node.connection.is_none() && wanted() {
                 if node.dial_at <= now {
-                    self.dial(io, number as u16, now);
+                    self.dial(io, number, now);
                 }
                 if self.nodes[number].connection.is_none() {
                     at(self.nodes[number].dial_at);
@@ -500,7 +485,7 @@ impl Handler for Writer {
                 let until = node.heard_at + self.settings.silence_ns;
                 if until <= now {
                     let seconds = self.settings.silence_ns as f64 / 1e9;
-                    self.lose(io, number as u16, &format!("no answer for {seconds:.0} s"));
+                    self.lose(io, number, &format!("no answer for {seconds:.0} s"));
                     at(now + BACKOFF_MIN);
                 } else {
                     at(until);
@@ -510,18 +495,20 @@ impl Handler for Writer {
         if let Some((replicas, ms)) = self.settings.wait
             && self.works.iter().all(|w| w.next == w.batch.records.len())
         {
-            for (number, node) in (0u16..).zip(&mut self.nodes) {
+            for number in self.nodes.numbers() {
+                let node = &self.nodes[number];
                 let Some(id) = node.connection.filter(|_| node.wait_due && node.greeted == Greeted::Ready) else {
                     continue;
                 };
                 // WAIT counts from the connection's own last write, and what is sent again may have changed nothing.
                 // Any of its slots: one of them may be on its way elsewhere.
-                let from = rand::random_range(0..self.owner.len());
-                if !node.wrote
-                    && let Some(slot) =
-                        (from..).take(self.owner.len()).map(|n| n % SLOTS as usize).find(|n| self.owner[*n] == number)
-                {
-                    write_command(io.output(id), &[&b"SET"[..], &self.wait_keys[slot], b"", b"PX", b"60000"]);
+                let from = rand::random_range(0..SLOTS);
+                let mut slots = (from..SLOTS).chain(0..from);
+                let own = slots.find(|slot| !node.wrote && self.nodes.owner(*slot) == number);
+                let node = &mut self.nodes[number];
+                if let Some(slot) = own {
+                    let key = &self.wait_keys[usize::from(slot)];
+                    write_command(io.output(id), &[&b"SET"[..], key, b"", b"PX", b"60000"]);
                     node.flying.push_back(Flying::Wrote);
                 }
                 node.wait_due = false;
@@ -542,11 +529,10 @@ impl Handler for Writer {
 
     fn data(&mut self, io: &mut Io, id: Id, bytes: &[u8]) -> usize {
         let Some(&number) = self.by_connection.get(&id) else { return bytes.len() };
-        let index = usize::from(number);
-        self.nodes[index].heard_at = now_ns();
+        self.nodes[number].heard_at = now_ns();
         let mut at = 0;
-        while at < bytes.len() && self.nodes[index].connection == Some(id) {
-            let node = &mut self.nodes[index];
+        while at < bytes.len() && self.nodes[number].connection == Some(id) {
+            let node = &mut self.nodes[number];
             let ready = node.greeted == Greeted::Ready;
             // The splitter steps over what is inside an array, and a role stands there.
             if !ready || matches!(node.flying.front(), Some(Flying::Check { proof: Proof::Role, .. })) {
@@ -568,7 +554,7 @@ impl Handler for Writer {
                 }
                 continue;
             }
-            match self.nodes[index].splitter.split(&bytes[at..]) {
+            match self.nodes[number].splitter.split(&bytes[at..]) {
                 Ok(Split::Done(done)) => {
                     let frame = &bytes[at..at + done.end];
                     at += done.end;
@@ -594,7 +580,7 @@ impl Handler for Writer {
 
     fn closed(&mut self, io: &mut Io, id: Id, why: Closed) {
         if let Some(number) = self.by_connection.remove(&id) {
-            self.nodes[usize::from(number)].connection = None;
+            self.nodes[number].connection = None;
             self.suspect(number);
             self.lose(io, number, &why.to_string());
             self.give_up();

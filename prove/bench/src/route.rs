@@ -7,98 +7,79 @@ use std::time::Duration;
 
 use unslow_client::{Connection, Deployment, Options, Target, address_target, discover_as_client};
 use unslow_reactor::Waker;
-use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Role, SLOTS, Topology};
+use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Health, Node, Role, SLOTS, SlotSet, Topology};
 
-/// No node owns it.
-pub const NOBODY: u16 = u16::MAX;
-
-/// Masters, replicas and who owns which slot.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Map {
-    /// How the servers belong together.
-    pub kind: DeploymentKind,
-    /// Addresses to dial, masters first.
-    pub nodes: Vec<String>,
-    /// How many of them are masters.
-    pub masters: usize,
-    /// Replicas of each master, as indices into `nodes`.
-    pub replicas: Vec<Vec<u16>>,
-    /// Owner of each slot, as an index into `nodes`; all the same outside a cluster.
-    pub slots: Vec<u16>,
+/// From what discovery found of a group without slots.
+fn of_group(found: &Deployment) -> Option<Topology> {
+    let dial = |m: &unslow_topology::Member| found.target_of(m).address();
+    let master = match found.kind {
+        // The server asked for, whatever it is: somebody may want to measure a replica.
+        DeploymentKind::Standalone | DeploymentKind::MasterReplica => {
+            found.members.iter().find(|m| m.role == Role::Master).or(found.members.first())?
+        }
+        _ => found.members.iter().find(|m| m.role == Role::Master)?,
+    };
+    let replicas = found.members.iter().filter(|m| m.role == Role::Replica && m.service == master.service).map(dial);
+    Some(group(found.kind, dial(master), replicas.collect()))
 }
 
-impl Map {
-    /// From what discovery found; `dial` gives the address to dial for a member.
-    fn of_group(found: &Deployment) -> Option<Map> {
-        let dial = |m: &unslow_topology::Member| found.target_of(m).address();
-        let master = match found.kind {
-            // The server asked for, whatever it is: somebody may want to measure a replica.
-            DeploymentKind::Standalone | DeploymentKind::MasterReplica => {
-                found.members.iter().find(|m| m.role == Role::Master).or(found.members.first())?
-            }
-            _ => found.members.iter().find(|m| m.role == Role::Master)?,
-        };
-        let mut nodes = vec![dial(master)];
-        let replicas: Vec<String> =
-            found.members.iter().filter(|m| m.role == Role::Replica && m.service == master.service).map(dial).collect();
-        let indices = (1..=replicas.len() as u16).collect();
-        nodes.extend(replicas);
-        Some(Map { kind: found.kind, nodes, masters: 1, replicas: vec![indices], slots: vec![0; usize::from(SLOTS)] })
-    }
-
-    /// Replicas that the cluster, or the node that was asked, takes for down are left out.
-    fn of_cluster(view: &ClusterView, tls: bool) -> Map {
-        let topology = Topology::of_cluster(view, tls);
-        let masters: Vec<_> = topology.masters().collect();
-        let mut map = Map {
-            kind: DeploymentKind::Cluster,
-            nodes: masters.iter().map(|m| m.address.clone()).collect(),
-            masters: masters.len(),
-            replicas: vec![Vec::new(); masters.len()],
-            slots: vec![NOBODY; usize::from(SLOTS)],
-        };
-        for (i, master) in masters.iter().enumerate() {
-            for &(a, b) in master.slots.ranges() {
-                map.slots[usize::from(a)..=usize::from(b)].fill(i as u16);
-            }
-            let down = |id: &str| view.by_id(id).is_some_and(ClusterNode::is_down);
-            for replica in topology.replicas_of(&master.id).filter(|r| !down(&r.id)) {
-                map.replicas[i].push(map.nodes.len() as u16);
-                map.nodes.push(replica.address.clone());
-            }
-        }
-        map
-    }
-
-    /// What changed, as sentences for the time line.
-    pub fn differences(&self, newer: &Map) -> Vec<String> {
-        let mut moved: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        let owner = |map: &Map, slot: usize| -> String {
-            match map.slots[slot] {
-                NOBODY => "nobody".to_string(),
-                i => map.nodes[usize::from(i)].clone(),
-            }
-        };
-        let owners: Vec<(String, String)> =
-            (0..usize::from(SLOTS)).map(|s| (owner(self, s), owner(newer, s))).collect();
-        for (a, b) in owners.iter().filter(|(a, b)| a != b) {
-            *moved.entry((a, b)).or_insert(0) += 1;
-        }
-        moved
-            .into_iter()
-            .map(|((a, b), n)| match n {
-                n if n == usize::from(SLOTS) => format!("{b} took over from {a}"),
-                1 => format!("a slot moved from {a} to {b}"),
-                n => format!("{n} slots moved from {a} to {b}"),
-            })
-            .collect()
-    }
+/// A master with all slots, and its replicas.
+pub fn group(kind: DeploymentKind, master: String, replicas: Vec<String>) -> Topology {
+    let node = |address: String, master: Option<&String>| Node {
+        id: address.clone(),
+        address,
+        alias: None,
+        role: if master.is_some() { Role::Replica } else { Role::Master },
+        master: master.cloned(),
+        slots: if master.is_some() { SlotSet::default() } else { SlotSet::all() },
+        config_epoch: 0,
+        health: Health::Up,
+        zone: None,
+        rtt_us: None,
+        lag_bytes: None,
+        in_sync: true,
+    };
+    let mut nodes: Vec<Node> = replicas.into_iter().map(|address| node(address, Some(&master))).collect();
+    nodes.push(node(master.clone(), None));
+    Topology::new(kind, nodes)
 }
 
-/// The map that all threads share, and the wish for a newer one.
+/// Masters with slots, and replicas of theirs that neither the cluster nor the node that was asked takes for down.
+fn of_cluster(view: &ClusterView, tls: bool) -> Topology {
+    let mut topology = Topology::of_cluster(view, tls);
+    let masters: Vec<String> = topology.masters().map(|m| m.id.clone()).collect();
+    let down = |id: &str| view.by_id(id).is_some_and(ClusterNode::is_down);
+    let reads = |n: &Node| masters.iter().any(|id| n.follows(id)) && !down(&n.id);
+    topology.nodes.retain(|n| n.owns_slots() || reads(n));
+    topology
+}
+
+/// What changed, as sentences for the time line.
+fn differences(older: &Topology, newer: &Topology) -> Vec<String> {
+    let owners = |topology: &Topology| -> Vec<String> {
+        let name =
+            |owner: Option<u16>| owner.map_or("nobody".into(), |n| topology.nodes[usize::from(n)].address.clone());
+        topology.owners().into_iter().map(name).collect()
+    };
+    let (before, after) = (owners(older), owners(newer));
+    let mut moved: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for (a, b) in before.iter().zip(&after).filter(|(a, b)| a != b) {
+        *moved.entry((a, b)).or_insert(0) += 1;
+    }
+    moved
+        .into_iter()
+        .map(|((a, b), n)| match n {
+            n if n == usize::from(SLOTS) => format!("{b} took over from {a}"),
+            1 => format!("a slot moved from {a} to {b}"),
+            n => format!("{n} slots moved from {a} to {b}"),
+        })
+        .collect()
+}
+
+/// The topology that all threads share, and the wish for a newer one.
 pub struct Routes {
     version: AtomicU64,
-    map: Mutex<Arc<Map>>,
+    topology: Mutex<Arc<Topology>>,
     wanted: Mutex<bool>,
     bell: Condvar,
     ended: AtomicBool,
@@ -106,11 +87,11 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Shares `map`.
-    pub fn new(map: Map) -> Routes {
+    /// Shares `topology`.
+    pub fn new(topology: Topology) -> Routes {
         Routes {
             version: AtomicU64::new(1),
-            map: Mutex::new(Arc::new(map)),
+            topology: Mutex::new(Arc::new(topology)),
             wanted: Mutex::new(false),
             bell: Condvar::new(),
             ended: AtomicBool::new(false),
@@ -118,17 +99,17 @@ impl Routes {
         }
     }
 
-    /// Changes when there is a newer map.
+    /// Changes when there is a newer topology.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
     /// The newest.
-    pub fn get(&self) -> Arc<Map> {
-        self.map.lock().expect("no thread panicked").clone()
+    pub fn get(&self) -> Arc<Topology> {
+        self.topology.lock().expect("no thread panicked").clone()
     }
 
-    /// Something does not fit the map: look again soon.
+    /// Something does not fit the topology: look again soon.
     pub fn want(&self) {
         let mut wanted = self.wanted.lock().expect("no thread panicked");
         if !*wanted {
@@ -137,7 +118,7 @@ impl Routes {
         }
     }
 
-    /// A loop to be woken by a newer map.
+    /// A loop to be woken by a newer topology.
     pub fn wakes(&self, waker: Waker) {
         self.wakers.lock().expect("no thread panicked").push(waker);
     }
@@ -177,10 +158,10 @@ impl Routes {
             }
             let old = self.get();
             if let Some(newer) = look_again(&old, target, &options, &self.ended)
-                && newer != *old
+                && newer.digest() != old.digest()
             {
-                tell(old.differences(&newer));
-                *self.map.lock().expect("no thread panicked") = Arc::new(newer);
+                tell(differences(&old, &newer));
+                *self.topology.lock().expect("no thread panicked") = Arc::new(newer);
                 self.version.fetch_add(1, Ordering::AcqRel);
                 self.wake_all();
             }
@@ -190,7 +171,7 @@ impl Routes {
 }
 
 /// The deployment behind `target`, for a generator.
-pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Error> {
+pub fn look(target: &Target, options: &Options) -> Result<Topology, unslow_client::Error> {
     let found = discover_as_client(target, options)?;
     let nobody = || {
         unslow_client::Error::new(
@@ -202,14 +183,14 @@ pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Er
         DeploymentKind::Cluster => {
             let mut connection = Connection::open(target, options)?;
             let view = view_of(&mut connection)?;
-            let map = Map::of_cluster(&view, target.tls);
-            if map.masters == 0 {
+            let topology = of_cluster(&view, target.tls);
+            if topology.masters().next().is_none() {
                 return Err(unslow_client::Error::new(
                     unslow_client::ErrorKind::Reply,
                     format!("{}: no slot of this cluster has an owner; see `CLUSTER NODES`", target.address()),
                 ));
             }
-            Ok(map)
+            Ok(topology)
         }
         _ => {
             let services: std::collections::BTreeSet<_> =
@@ -224,18 +205,20 @@ pub fn look(target: &Target, options: &Options) -> Result<Map, unslow_client::Er
                     ),
                 ));
             }
-            let mut map = Map::of_group(&found).ok_or_else(nobody)?;
+            let topology = of_group(&found).ok_or_else(nobody)?;
             let named = target.endpoints[0].to_string();
             let by_sentinel = target.service.is_some()
                 || found.members.iter().any(|m| m.role == Role::Sentinel && m.address == named);
-            if !by_sentinel {
-                // Measured is what was named, be it a replica; and who was only heard of is not followed.
-                map.kind = if map.nodes.len() > 1 { DeploymentKind::MasterReplica } else { DeploymentKind::Standalone };
-                if map.nodes.iter().skip(1).any(|n| *n == named) {
-                    (map.nodes, map.replicas) = (vec![named], vec![Vec::new()]);
-                }
+            if by_sentinel {
+                return Ok(topology);
             }
-            Ok(map)
+            // Measured is what was named, be it a replica; and who was only heard of is not followed.
+            if topology.at(&named).is_some_and(|n| n.role == Role::Replica) {
+                return Ok(group(DeploymentKind::Standalone, named, Vec::new()));
+            }
+            let alone = topology.nodes.len() == 1;
+            let kind = if alone { DeploymentKind::Standalone } else { DeploymentKind::MasterReplica };
+            Ok(Topology { kind, ..topology })
         }
     }
 }
@@ -250,7 +233,7 @@ fn view_of(connection: &mut Connection) -> Result<ClusterView, unslow_client::Er
 }
 
 /// Asks who still answers. `None` when nobody does, or nobody knows a master.
-fn look_again(old: &Map, target: &Target, options: &Options, ended: &AtomicBool) -> Option<Map> {
+fn look_again(old: &Topology, target: &Target, options: &Options, ended: &AtomicBool) -> Option<Topology> {
     if old.kind != DeploymentKind::Cluster {
         return match old.kind {
             DeploymentKind::Sentinel => look(target, options).ok(),
@@ -263,15 +246,15 @@ fn look_again(old: &Map, target: &Target, options: &Options, ended: &AtomicBool)
     // least to do.
     const ENOUGH: usize = 3;
     let mut views = Vec::new();
-    let mut order: Vec<&String> = old.nodes.iter().collect();
-    order.rotate_left(old.masters);
+    let mut order: Vec<&Node> = old.nodes.iter().collect();
+    order.sort_by_key(|n| n.role == Role::Master);
     for some in order.chunks(8) {
         if views.len() >= ENOUGH || ended.load(Ordering::Acquire) {
             break;
         }
         let asked = std::thread::scope(|scope| {
-            let ask = |node: &String| {
-                let target = address_target(&plain, node)?;
+            let ask = |node: &Node| {
+                let target = address_target(&plain, &node.address)?;
                 Connection::open(&target, options).and_then(|mut c| view_of(&mut c)).ok()
             };
             let threads: Vec<_> = some.iter().map(|node| scope.spawn(move || ask(node))).collect();
@@ -282,8 +265,9 @@ fn look_again(old: &Map, target: &Target, options: &Options, ended: &AtomicBool)
     if views.is_empty() {
         return look(target, options).ok();
     }
-    let map = Map::of_cluster(&ClusterView::merge(&views), target.tls);
-    (map.masters > 0).then_some(map)
+    let topology = of_cluster(&ClusterView::merge(&views), target.tls);
+    let known = topology.masters().next().is_some();
+    known.then_some(topology)
 }
 
 #[cfg(test)]
@@ -291,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masters_come_first_and_nodes_that_are_down_or_without_an_address_are_left_out() {
+    fn nodes_that_are_down_or_without_an_address_and_masters_without_slots_are_left_out() {
         let id = |c: &str| c.repeat(40);
         let row = |c: &str, address: &str, flags: &str, master: &str, slots: &str| {
             let master = if master == "-" { "-".to_string() } else { id(master) };
@@ -301,15 +285,33 @@ mod tests {
             + &row("b", "::1:7002@17002,b.example", "master", "-", "101-16383")
             + &row("c", "10.0.0.3:7003@17003", "slave", "a", "")
             + &row("d", "10.0.0.4:7004@17004", "slave,fail?", "a", "")
-            + &row("e", ":0@0", "slave,noaddr", "b", "");
+            + &row("e", ":0@0", "slave,noaddr", "b", "")
+            + &row("f", "10.0.0.6:7006@17006", "master", "-", "")
+            + &row("9", "10.0.0.7:7007@17007", "slave", "f", "");
         let mut view = ClusterView::parse(&text).unwrap();
         view.place_myself("10.0.0.1:9");
-        let map = Map::of_cluster(&view, false);
-        assert_eq!(map.nodes[..2], ["10.0.0.1:9", "::1:7002"]);
-        assert_eq!((map.masters, &map.nodes[2..]), (2, &["10.0.0.3:7003".to_string()][..]));
-        assert_eq!((map.replicas[0].as_slice(), map.replicas[1].as_slice()), (&[2][..], &[][..]));
-        assert_eq!((map.slots[100], map.slots[101]), (0, 1));
+        let topology = of_cluster(&view, false);
+        let nodes: Vec<_> = topology.nodes.iter().map(|n| (n.address.as_str(), n.role)).collect();
+        let expected = [("10.0.0.1:9", Role::Master), ("10.0.0.3:7003", Role::Replica), ("::1:7002", Role::Master)];
+        assert_eq!(nodes, expected);
+        assert_eq!((topology.owners()[100], topology.owners()[101]), (Some(0), Some(2)));
         // Certificates are made for names.
-        assert_eq!(Map::of_cluster(&view, true).nodes[1], "b.example:7002");
+        assert!(of_cluster(&view, true).at("b.example:7002").is_some());
+    }
+
+    #[test]
+    fn a_failover_and_moved_slots_are_told_by_the_owners_addresses() {
+        let sentinel = |master: &str, replica: &str| {
+            group(DeploymentKind::Sentinel, master.to_string(), vec![replica.to_string()])
+        };
+        let (before, after) = (sentinel("a:1", "b:1"), sentinel("b:1", "a:1"));
+        assert_eq!(differences(&before, &after), ["b:1 took over from a:1"]);
+        let (mut two, mut later) = (after.clone(), after);
+        two.nodes[0] = Node { role: Role::Master, slots: SlotSet::from_ranges([(0, 9)]), ..two.nodes[0].clone() };
+        two.nodes[1].slots = SlotSet::from_ranges([(10, 16383)]);
+        later.nodes[0] = Node { slots: SlotSet::from_ranges([(0, 8)]), ..two.nodes[0].clone() };
+        later.nodes[1].slots = SlotSet::from_ranges([(10, 16383)]);
+        assert_eq!(differences(&two, &later), ["a slot moved from a:1 to nobody"]);
+        assert!(differences(&later, &later).is_empty());
     }
 }

@@ -2,11 +2,10 @@
 
 use unslow_client::{Connection, Target, address_target};
 use unslow_reactor::now_ns;
-use unslow_topology::Info;
+use unslow_topology::{Info, Topology};
 
 use crate::error::{Error, Unfit};
 use crate::report::{ServerRun, round};
-use crate::route::Map;
 use crate::settings::{ReadFrom, Settings};
 
 /// A server at a moment.
@@ -19,15 +18,15 @@ pub struct Sample {
     proc_ticks: Option<u64>,
 }
 
-/// CPU and commands of every server of the map, as far as they answer.
-pub fn sample(settings: &Settings, map: &Map) -> Vec<Sample> {
-    let wanted = if settings.read_from == ReadFrom::Primary { map.masters } else { map.nodes.len() };
+/// CPU and commands of every server that requests go to, as far as they answer; masters first.
+pub fn sample(settings: &Settings, topology: &Topology) -> Vec<Sample> {
+    let replicas = topology.nodes.iter().filter(|n| settings.read_from != ReadFrom::Primary && !n.owns_slots());
     std::thread::scope(|scope| {
-        let asked: Vec<_> = map.nodes[..wanted]
-            .iter()
-            .enumerate()
-            .map(|(i, address)| {
-                let role = if i < map.masters { "master" } else { "replica" };
+        let asked: Vec<_> = topology
+            .masters()
+            .chain(replicas)
+            .map(|node| {
+                let (address, role) = (&node.address, if node.owns_slots() { "master" } else { "replica" });
                 scope.spawn(move || {
                     let info = open(settings, address)
                         .ok()
@@ -81,7 +80,7 @@ pub fn between(before: &[Sample], after: &[Sample]) -> Vec<ServerRun> {
         .collect()
 }
 
-/// A connection to a server of the map.
+/// A connection to a server.
 pub fn open(settings: &Settings, address: &str) -> Result<Connection, Error> {
     let target = match address.strip_prefix("unix:") {
         Some(path) => Target { service: None, ..settings.target.at(unslow_client::Endpoint::Unix(path.into())) },

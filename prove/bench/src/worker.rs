@@ -25,14 +25,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use unslow_nodes::{Backoff, Greeting, Plan};
+use unslow_nodes::{Backoff, Greeting, NOBODY, NodeTable, Plan, Tolerance};
 use unslow_reactor::{Closed, Handler, Id, Io, Peer, Reactor, Tls, now_ns};
 use unslow_resp::{Done, Frame, Kind, Limits, Scan, Scanner, Split, Splitter, write_command};
+use unslow_topology::{DeploymentKind, Role, Topology};
 use unslow_units::time;
 
 use crate::arrivals::Schedule;
 use crate::error::GeneratorError;
-use crate::route::{Map, NOBODY, Routes};
+use crate::route::Routes;
 use crate::settings::{ReadFrom, Shape};
 use crate::stats::{Interval, MOST_NS};
 use crate::workload::{Draw, Workload};
@@ -146,13 +147,13 @@ enum Trouble {
     Ask { to: String },
 }
 
+#[derive(Default)]
 struct Node {
-    address: String,
     /// What its name resolved to; each connection tries one after the other.
     peers: Vec<Peer>,
     /// Not to be resolved again before this time.
     resolve_at: u64,
-    /// Part of the map, or somebody was sent there.
+    /// Requests go there: by the topology, or since a redirect led there.
     wanted: bool,
     lanes: Vec<u32>,
     /// Lanes with room, the longest idle first.
@@ -194,11 +195,8 @@ pub struct Worker {
 
 /// Which node a request is for.
 struct Route {
-    map: Arc<Map>,
+    topology: Arc<Topology>,
     version: u64,
-    slots: Vec<u16>,
-    /// Replicas of each master of the map, as indices into [`Connections::nodes`].
-    readers: Vec<Vec<u16>>,
     /// Requests whose slot has no owner.
     homeless: VecDeque<Pending>,
     read_turn: usize,
@@ -206,13 +204,13 @@ struct Route {
 
 /// Nodes and the connections to them.
 struct Connections {
-    nodes: Vec<Node>,
+    nodes: NodeTable<Node>,
     lanes: Vec<Lane>,
     /// Lane of each connection, by [`Id::index`].
     lane_of: Vec<u32>,
     per_node: usize,
-    /// Requests of one caller may go to different nodes.
-    several_nodes: bool,
+    /// The node that all requests go to, where there is but one.
+    only: Option<u16>,
 }
 
 /// How each connection begins, besides what [`Shape`] tells.
@@ -357,26 +355,19 @@ impl Worker {
             }
             (None, None) => None,
         };
-        let map = shared.routes.get();
+        let topology = shared.routes.get();
         let mut read_only = Vec::new();
         write_command(&mut read_only, &["READONLY"]);
         let interval = Box::new(Interval::new(shared.workload.commands.len()));
         let caller_count = caller_count as usize;
         Worker {
-            route: Route {
-                version: shared.routes.version(),
-                map,
-                slots: Vec::new(),
-                readers: Vec::new(),
-                homeless: VecDeque::new(),
-                read_turn: index,
-            },
+            route: Route { version: shared.routes.version(), topology, homeless: VecDeque::new(), read_turn: index },
             net: Connections {
-                nodes: Vec::new(),
+                nodes: NodeTable::default(),
                 lanes: Vec::new(),
                 lane_of: Vec::new(),
                 per_node: lanes_per_node,
-                several_nodes: false,
+                only: None,
             },
             hello: Greetings { replica: vec![read_only], tls: shape.tls.clone() },
             demand: Demand {
@@ -422,8 +413,8 @@ impl Handler for Worker {
         let version = self.shared.routes.version();
         if version != self.route.version {
             self.route.version = version;
-            let map = self.shared.routes.get();
-            self.adopt(&map, io);
+            let topology = self.shared.routes.get();
+            self.adopt(&topology, io);
         }
         if self.phase == Phase::Connecting {
             return self.connecting(now, io);
@@ -467,12 +458,11 @@ impl Handler for Worker {
     fn opened(&mut self, io: &mut Io, id: Id) {
         let lane_index = self.net.lane_of[id.index()];
         let lane = &mut self.net.lanes[lane_index as usize];
-        let readonly = self.net.nodes[usize::from(lane.node)].is_replica
-            && self.route.map.kind == unslow_topology::DeploymentKind::Cluster;
+        let readonly = self.net.nodes[lane.node].is_replica && self.route.topology.kind == DeploymentKind::Cluster;
         let shape = &self.shared.shape;
         let plan = Plan {
             resp3: shape.resp3,
-            resp3_optional: true,
+            tolerance: Tolerance::NoResp3,
             setup: if readonly { &self.hello.replica } else { &[] },
             ..shape.target.plan()
         };

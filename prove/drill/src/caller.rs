@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use unslow_client::{Connection, Error, ErrorKind, Options, Value, Way};
 
-use crate::ground::{Finder, Ground, Shard};
 use crate::history::{Client, Model, Op, Outcome, What};
+use crate::places::{Finder, Places, Shard};
 use crate::spec::Load;
 
 /// What all clients of a run share.
 pub struct Run<'a> {
     /// The deployment that clients talk to.
-    pub ground: &'a Ground,
+    pub places: &'a Places,
     /// Its shards when the run began.
     pub shards: &'a [Shard],
     /// What the clients do.
@@ -31,19 +31,19 @@ pub struct Run<'a> {
 impl<'a> Run<'a> {
     /// The clients of a load, before they begin.
     pub fn new(
-        ground: &'a Ground,
+        places: &'a Places,
         shards: &'a [Shard],
         load: &'a Load,
         stop: &'a AtomicBool,
     ) -> (Run<'a>, Vec<Client>) {
         let mut clients: Vec<Client> = Vec::new();
-        let allowed = |h: &&crate::ground::Home| load.zones.is_empty() || load.zones.contains(&h.zone);
-        let homes: Vec<&crate::ground::Home> = ground.homes.iter().filter(allowed).collect();
+        let allowed = |h: &&crate::places::Home| load.zones.is_empty() || load.zones.contains(&h.zone);
+        let homes: Vec<&crate::places::Home> = places.homes.iter().filter(allowed).collect();
         let mut add = |model, shard: usize, home: usize| {
             let zone = homes.get(home % homes.len().max(1)).map_or("here".into(), |h| h.zone.clone());
             clients.push(Client { client: clients.len() as u32, model, shard: shard as u32, zone });
         };
-        let home_of = |shard: usize| ground.zones.get(shards[shard].master).copied().unwrap_or(0);
+        let home_of = |shard: usize| places.zones.get(shards[shard].master).copied().unwrap_or(0);
         for shard in 0..shards.len() {
             // In every zone in turn, the master's first.
             (0..load.follows).for_each(|i| add(Model::Follows, shard, home_of(shard) + i));
@@ -51,7 +51,7 @@ impl<'a> Run<'a> {
         }
         (0..load.stays).for_each(|_| add(Model::Stays, 0, home_of(0)));
         let run = Run {
-            ground,
+            places,
             shards,
             load,
             begun: Instant::now(),
@@ -120,7 +120,7 @@ impl<'a> Caller<'a> {
         let options = Options {
             connect_timeout: run.load.timeout,
             command_timeout: run.load.timeout,
-            tls: run.ground.tls.clone(),
+            tls: run.places.tls.clone(),
             ..Options::default()
         };
         Caller {
@@ -128,7 +128,7 @@ impl<'a> Caller<'a> {
             client: client.clone(),
             ops: Vec::new(),
             shard,
-            finder: Finder::new(run.ground, shard, client.client as usize),
+            finder: Finder::new(run.places, shard, client.client as usize),
             patience: None,
             connection: None,
             failed: None,
@@ -180,7 +180,7 @@ impl<'a> Caller<'a> {
                 }
                 Model::Stays => {
                     let node = self.shard.master;
-                    let open = Connection::open(&self.run.ground.nodes[node].target, &self.options);
+                    let open = Connection::open(&self.run.places.nodes[node].target, &self.options);
                     (open.ok().map(|c| (node, c)), BETWEEN_DIALS)
                 }
             };
@@ -231,8 +231,8 @@ impl<'a> Caller<'a> {
             return Some(Outcome::Refused);
         }
         if let Some(redirect) = error.redirect()
-            && let Some(to) = self.run.ground.redirected(redirect, node)
-            && let Ok(mut there) = Connection::open(&self.run.ground.nodes[to].target, &self.options)
+            && let Some(to) = self.run.places.redirected(redirect, node)
+            && let Ok(mut there) = Connection::open(&self.run.places.nodes[to].target, &self.options)
         {
             if redirect.way == Way::Ask {
                 let _ = there.call(&["ASKING"]);

@@ -21,7 +21,7 @@ pub fn start<'s>(run: &'s Run<'s>, scope: &'s Scope<'s, '_>, clients: &[Client])
         .iter()
         .map(|client| {
             let client = client.clone();
-            let home = run.ground.homes.iter().find(|h| h.zone == client.zone).and_then(|h| h.seat.clone());
+            let home = run.places.homes.iter().find(|h| h.zone == client.zone).and_then(|h| h.seat.clone());
             scope.spawn(move || {
                 if home.is_some_and(|seat| seat.enter().is_err()) {
                     return Vec::new();
@@ -59,12 +59,12 @@ pub type Finals = BTreeMap<u32, BTreeSet<u64>>;
 pub fn finals(run: &Run<'_>, clients: &[Client]) -> Result<Finals, crate::Error> {
     let never = AtomicBool::new(false);
     let patient = Load { timeout: Duration::from_secs(10), ..run.load.clone() };
-    let (reader, _) = Run::new(run.ground, run.shards, &patient, &never);
+    let (reader, _) = Run::new(run.places, run.shards, &patient, &never);
     let mut all = BTreeMap::new();
     for client in clients {
         // From where the first clients are, by whoever owns the slot now.
-        let home = run.ground.homes.first().and_then(|h| h.seat.clone());
-        let zone = || run.ground.homes.first().map_or(String::new(), |h| h.zone.clone());
+        let home = run.places.homes.first().and_then(|h| h.seat.clone());
+        let zone = || run.places.homes.first().map_or(String::new(), |h| h.zone.clone());
         let read = || {
             let mut caller = Caller::new(&reader, &Client { model: Model::Follows, ..client.clone() });
             let key = caller.key(&format!("set:{}", client.client));
@@ -95,7 +95,7 @@ pub fn sweep(run: &Run<'_>, clients: &[Client]) -> Vec<String> {
     let mut left = Vec::new();
     let never = AtomicBool::new(false);
     let patient = Load { timeout: Duration::from_secs(2), wait: 0, ..run.load.clone() };
-    let (reader, _) = Run::new(run.ground, run.shards, &patient, &never);
+    let (reader, _) = Run::new(run.places, run.shards, &patient, &never);
     for client in clients {
         let mut caller = Caller::new(&reader, &Client { model: Model::Follows, ..client.clone() });
         caller.patience = Some(Instant::now() + Duration::from_secs(5));
@@ -117,8 +117,8 @@ pub fn sweep(run: &Run<'_>, clients: &[Client]) -> Vec<String> {
         }
     }
     if run.load.kind == Kind::Locks && run.load.redlock {
-        let options = Options { tls: run.ground.tls.clone(), ..Options::default() };
-        for node in &run.ground.nodes {
+        let options = Options { tls: run.places.tls.clone(), ..Options::default() };
+        for node in &run.places.nodes {
             let names = (0..run.load.locks * run.shards.len() as u32)
                 .flat_map(|n| [format!("drill:lock:{n}"), format!("drill:token:{n}")]);
             let words: Vec<String> = std::iter::once("DEL".to_string()).chain(names).collect();

@@ -102,10 +102,10 @@ pub fn redlock(caller: &mut Caller<'_>) {
     let options = Options {
         connect_timeout: load.timeout / 4,
         command_timeout: load.timeout / 4,
-        tls: caller.run.ground.tls.clone(),
+        tls: caller.run.places.tls.clone(),
         ..Options::default()
     };
-    let mut servers: Vec<Option<Connection>> = caller.run.ground.nodes.iter().map(|_| None).collect();
+    let mut servers: Vec<Option<Connection>> = caller.run.places.nodes.iter().map(|_| None).collect();
     let most = servers.len() / 2 + 1;
     let ttl = load.ttl.as_millis().to_string();
     let drift = load.ttl / 100 + Duration::from_millis(2);
@@ -120,7 +120,7 @@ pub fn redlock(caller: &mut Caller<'_>) {
         let mut all = |words: &[&str]| -> Vec<Option<unslow_client::Value>> {
             let ask = |(i, server): (usize, &mut Option<Connection>)| {
                 if server.is_none() {
-                    *server = Connection::open(&caller.run.ground.nodes[i].target, &options).ok();
+                    *server = Connection::open(&caller.run.places.nodes[i].target, &options).ok();
                 }
                 let answer = server.as_mut()?.call(words);
                 if answer.as_ref().is_err_and(|e| e.is_fatal()) {

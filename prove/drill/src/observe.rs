@@ -15,7 +15,7 @@ use unslow_client::{Connection, Options};
 use unslow_engine::info;
 use unslow_topology::Info;
 
-use crate::ground::Ground;
+use crate::places::Places;
 
 /// How often each server is asked.
 const EVERY: Duration = Duration::from_millis(5);
@@ -146,11 +146,11 @@ impl Observer {
     }
 
     /// Watches every node until `stop`.
-    pub fn watch<'s>(&'s self, ground: &'s Ground, scope: &'s Scope<'s, '_>, stop: &'s AtomicBool) {
-        for (i, node) in ground.nodes.iter().enumerate() {
+    pub fn watch<'s>(&'s self, places: &'s Places, scope: &'s Scope<'s, '_>, stop: &'s AtomicBool) {
+        for (i, node) in places.nodes.iter().enumerate() {
             scope.spawn(move || {
                 let short = Duration::from_millis(150);
-                let tls = ground.tls.clone();
+                let tls = places.tls.clone();
                 let options = Options { connect_timeout: short, command_timeout: short, tls, ..Options::default() };
                 let mut connection: Option<Connection> = None;
                 while !stop.load(Ordering::Relaxed) {

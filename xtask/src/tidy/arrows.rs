@@ -14,7 +14,7 @@ pub const ARROWS: &[(&str, &[&str])] = &[
     ("unslow-topology", &["unslow-resp"]),
     ("unslow-commands", &["unslow-resp", "unslow-units"]),
     ("unslow-template", &["unslow-resp"]),
-    ("unslow-nodes", &["unslow-resp"]),
+    ("unslow-nodes", &["unslow-resp", "unslow-topology"]),
     ("unslow-facts", &["unslow-topology"]),
     ("unslow-client", &["unslow-nodes", "unslow-resp", "unslow-topology"]),
     ("unslow-reactor", &["unslow-client"]),

@@ -4,13 +4,13 @@ use crate::clock::MS;
 use crate::event::{self, Answered, Elsewhere, Event, Facts};
 use crate::flight::{Again, To, Waiting};
 use crate::ids::LaneId;
-use crate::map::NOBODY;
 use crate::request;
 use crate::session::*;
 use crate::special::Moved;
 use crate::worker::Worker;
 use std::sync::Arc;
 use unslow_commands::KeyAt;
+use unslow_nodes::NOBODY;
 use unslow_nodes::{Address, Author, Kind as Says, Named, Refusal};
 use unslow_reactor::Io;
 use unslow_resp::write_command;
@@ -47,7 +47,7 @@ impl Worker {
             return self.streamed_elsewhere(io, flight, event);
         }
         if let (Event::Redirected(to), true) = (event, pinned) {
-            let belonged = self.map.slots[usize::from(to.slot)] == self.lanes[lane].node;
+            let belonged = self.map.servers.owner(to.slot) == self.lanes[lane].node;
             self.learn(lane, flight, to);
             let moved = Moved { to: self.known(&to.to), asking: to.ask, fresh: *fresh, belonged };
             self.pinned_moved(io, lane, flight, &moved);
@@ -84,18 +84,18 @@ impl Worker {
 
     /// Whether the node at the other end is a replica, as far as the map knows.
     pub(super) fn answers_as_replica(&self, lane: LaneId) -> bool {
-        self.map.servers[usize::from(self.lanes[lane].node)].role == Role::Replica
+        self.map.servers[self.lanes[lane].node].role == Role::Replica
     }
 
     /// The node at the other end, as redirects that name no host mean it.
-    pub(super) fn sender(&self, lane: LaneId) -> Option<Address> {
-        Address::parse(&self.map.servers[usize::from(self.lanes[lane].node)].address)
+    pub(super) fn sender(&self, lane: LaneId) -> Option<&Address> {
+        self.map.servers.name(self.lanes[lane].node)
     }
 
     /// The number of the node that a redirect names, if the servers' own topology has it.
     pub(super) fn known(&self, to: &Named) -> u16 {
         match to {
-            Named::Is(address) => self.map.find(address),
+            Named::Is(address) => self.map.servers.find(address).unwrap_or(NOBODY),
             Named::Unknown => NOBODY,
         }
     }
@@ -139,11 +139,11 @@ impl Worker {
         }
         self.stats.moved += 1;
         let (node, to) = (self.lanes[lane].node, self.known(&elsewhere.to));
-        let owner = self.map.slots[usize::from(elsewhere.slot)];
+        let owner = self.map.servers.owner(elsewhere.slot);
         if owner == node || owner == NOBODY {
             if to != NOBODY {
                 let map = Arc::make_mut(&mut self.map);
-                map.slots[usize::from(elsewhere.slot)] = to;
+                map.servers.set_owner(elsewhere.slot, to);
                 map.version += 1;
             }
         } else if flight.read {
@@ -276,7 +276,7 @@ impl Worker {
         let Waiting { again, error, .. } = client.waiting.remove(at);
         let as_asked = Flight { kind: Kind::Reply, ..*asked };
         let facts = self.facts_of(lane, asked);
-        let event = event::on_error(&as_asked, reply, facts, self.sender(lane).as_ref());
+        let event = event::on_error(&as_asked, reply, facts, self.sender(lane));
         let refused = matches!(event, Event::Redirected(_) | Event::Refused { .. });
         if refused && self.may_go_again(&again.flight, &event) {
             let refused = Refused { flight: again.flight, bytes: again.bytes, error: &error, at: Some(at) };
@@ -323,8 +323,8 @@ impl Worker {
         let bound = flight.slot == NO_SLOT && flight.node != NOBODY;
         let (node, asking) = match &to {
             To::Asking(node) => (*node, true),
-            To::Named { address, ask } => (self.map.find(address), *ask),
-            To::Owner if bound => (self.map.heir.get(usize::from(flight.node)).copied().unwrap_or(flight.node), false),
+            To::Named { address, ask } => (self.map.servers.find(address).unwrap_or(NOBODY), *ask),
+            To::Owner if bound => (self.map.servers.heir(flight.node), false),
             To::Owner => (self.node_for(flight.slot, flight.read, flight.whom), false),
         };
         if bound && node != flight.node && self.is_scan(flight.command) {

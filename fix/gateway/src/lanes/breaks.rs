@@ -3,7 +3,9 @@
 use crate::clock::MS;
 use crate::flight::{Again, To};
 use crate::ids::LaneId;
-use crate::map::{Map, NOBODY};
+use unslow_nodes::NOBODY;
+
+use crate::map::Map;
 use crate::reply::error;
 use crate::session::*;
 use crate::worker::Worker;
@@ -20,7 +22,7 @@ pub(crate) enum Failure {
 
 /// How a new map changes the node of a lane.
 struct Change {
-    node: usize,
+    node: u16,
     /// It is not up.
     ill: bool,
     /// It is not up and owns nothing any more.
@@ -40,7 +42,7 @@ impl Worker {
         match failure {
             Failure::Said(text) => text.as_bytes().to_vec(),
             Failure::About { node, what } if self.trusted(whom) => {
-                error("ERR", &format!("unslow: {}{what}", self.map.servers[usize::from(*node)].address))
+                error("ERR", &format!("unslow: {}{what}", self.map.servers.address(*node)))
             }
             Failure::About { node, what } => error("ERR", &format!("unslow: node {node}{what}")),
         }
@@ -227,7 +229,7 @@ impl Worker {
 
     /// Compares what the old and the new map say of a lane's node.
     fn change_of(&self, lane: LaneId, old: &Map) -> Change {
-        let node = usize::from(self.lanes[lane].node);
+        let node = self.lanes[lane].node;
         let server = &self.map.servers[node];
         let before = old.servers.get(node);
         let ill = server.health != Health::Up;
@@ -271,7 +273,7 @@ impl Worker {
             io.close(id);
             self.parties[id.index()] = crate::worker::Party::Nobody;
         }
-        let held = self.map.servers[usize::from(to)].health != Health::Up;
+        let held = self.map.servers[to].health != Health::Up;
         let l = &mut self.lanes[lane];
         (l.node, l.state, l.held, l.down_since) = (to, State::Closed(self.now), held, None);
         l.backoff.succeeded();
@@ -305,8 +307,7 @@ impl Worker {
         let mut at = 0;
         for flight in l.flights.iter_mut() {
             let end = at + flight.size();
-            let owner = self.map.slots.get(usize::from(flight.slot));
-            let readers = owner.and_then(|m| self.map.readers.get(usize::from(*m)));
+            let readers = self.map.readers.get(usize::from(self.map.servers.owner(flight.slot)));
             let other = readers.is_some_and(|r| r.iter().any(|n| *n != node));
             if flight.read
                 && flight.len > 0

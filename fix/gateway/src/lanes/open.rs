@@ -6,14 +6,14 @@ use crate::ids::{LaneId, SetId};
 use crate::own::Share;
 use crate::session::*;
 use crate::worker::{PoolKey, Worker};
-use unslow_nodes::{Backoff, Greeting, Plan, Progress};
+use unslow_nodes::{Backoff, Greeting, Plan, Progress, Tolerance};
 use unslow_reactor::{Io, now_ns};
 use unslow_resp::write_command;
 use unslow_topology::Health;
 
 impl Worker {
     pub(super) fn new_lane(&mut self, set: SetId, node: u16, owner: Option<Whom>) -> LaneId {
-        let held = self.map.servers.get(usize::from(node)).is_some_and(|s| s.health == Health::Suspected);
+        let held = self.map.servers.get(node).is_some_and(|s| s.health == Health::Suspected);
         let lane = Lane {
             connection: None,
             state: State::Closed(0),
@@ -137,9 +137,11 @@ impl Worker {
     /// Says READONLY before a read of a replica, and READWRITE before what is for a master: a connection that stayed
     /// with READONLY while its node was promoted and demoted would answer with what a replica still has.
     pub(super) fn set_mode(&mut self, io: &mut Io, lane: LaneId, flight: &Flight) {
+        if flight.slot == NO_SLOT {
+            return;
+        }
         let l = &self.lanes[lane];
-        let Some(owner) = self.map.slots.get(usize::from(flight.slot)) else { return };
-        let read_only = flight.read && *owner != l.node;
+        let read_only = flight.read && self.map.servers.owner(flight.slot) != l.node;
         if l.read_only == Some(read_only) {
             return;
         }
@@ -175,7 +177,7 @@ impl Worker {
         if !l.lacks_permit() {
             return true;
         }
-        let (share, node, now) = (self.share(lane), usize::from(l.node), self.now);
+        let (share, node, now) = (self.share(lane), l.node, self.now);
         let Some(server) = self.map.servers.get(node) else { return false };
         let behind = l.waits_since.is_none() && server.own.crowded(share, now);
         let permit = if behind { None } else { server.own.take(share, self.own_most, now) };
@@ -195,7 +197,7 @@ impl Worker {
 
     /// Whether somebody waits for a connection of their own to this node.
     pub(super) fn crowded(&self, node: u16, share: Share) -> bool {
-        self.map.servers.get(usize::from(node)).is_some_and(|s| s.own.crowded(share, self.now))
+        self.map.servers.get(node).is_some_and(|s| s.own.crowded(share, self.now))
     }
 
     pub fn dial_if_needed(&mut self, io: &mut Io, lane: LaneId) {
@@ -206,7 +208,7 @@ impl Worker {
             return;
         }
         let l = &self.lanes[lane];
-        let Some(server) = self.map.servers.get(usize::from(l.node)) else { return };
+        let Some(server) = self.map.servers.get(l.node) else { return };
         // A name that no certificate may have is not dialled in the clear where TLS was asked for.
         let verified = self.shared.tls.is_none() || server.tls.is_some();
         let dialled = match server.peer.as_ref().filter(|_| verified) {
@@ -265,7 +267,7 @@ impl Worker {
             user: login.user,
             password: login.password,
             resp3: set.proto == 3,
-            resp3_optional: false,
+            tolerance: Tolerance::Nothing,
             name: Some("unslow-gateway"),
             wants_id: l.owner.is_some() || l.pooled,
             db: set.db,

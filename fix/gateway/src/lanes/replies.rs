@@ -126,9 +126,10 @@ impl Worker {
     #[inline]
     pub(super) fn reply(&mut self, io: &mut Io, lane: LaneId, first: u8, bytes: &[u8]) {
         let replica = first == b'-' && self.answers_as_replica(lane);
-        let sender = if first == b'-' { self.sender(lane) } else { None };
+        let node = self.lanes[lane].node;
+        let sender = if first == b'-' { self.map.servers.name(node) } else { None };
         let scene = Scene { cluster: self.cluster, replica, now: self.now, hold: self.config.hold_ms * MS };
-        let Some(answered) = self.lanes[lane].on_reply(bytes, scene, sender.as_ref()) else { return };
+        let Some(answered) = self.lanes[lane].on_reply(bytes, scene, sender) else { return };
         if self.elsewhere(io, lane, &answered, bytes) {
             return;
         }

@@ -41,7 +41,7 @@ impl Worker {
     fn dial_spare(&mut self, io: &mut Io, key: PoolKey) {
         let due = self.spares.get(&key).is_some_and(|s| s.dialling.is_none() && s.not_before <= self.now);
         let full = self.config.pool == 0 || self.pool.get(&key).is_some_and(|pool| !pool.is_empty());
-        let up = self.map.servers.get(usize::from(key.node)).is_some_and(|s| s.health == Health::Up);
+        let up = self.map.servers.get(key.node).is_some_and(|s| s.health == Health::Up);
         if !due || full || !up {
             return;
         }

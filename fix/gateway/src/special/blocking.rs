@@ -4,10 +4,10 @@ use super::Said;
 use crate::clock::MS;
 use crate::flight::{Again, To};
 use crate::ids::LaneId;
-use crate::map::NOBODY;
 use crate::session::*;
 use crate::step::Command;
 use crate::worker::Worker;
+use unslow_nodes::NOBODY;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
 

@@ -21,11 +21,11 @@ use unslow_topology::slot_of;
 
 use crate::config::Read;
 use crate::ids::LaneId;
-use crate::map::NOBODY;
 use crate::reply::error;
 use crate::session::*;
 use crate::step::{Command, HARMLESS, NO_DEBUGGER, Step, World, for_one_node};
 use crate::worker::Worker;
+use unslow_nodes::NOBODY;
 
 /// MULTI, as it is sent.
 const MULTI_BYTES: &[u8] = b"*1\r\n$5\r\nMULTI\r\n";
@@ -139,14 +139,14 @@ impl Worker {
             self.say(io, whom, &error("ERR", NO_DEBUGGER));
             return true;
         }
-        if name.ends_with("|KILL") && plan.key.is_none() && !self.map.masters.is_empty() {
+        if name.ends_with("|KILL") && plan.key.is_none() && !self.map.servers.masters().is_empty() {
             return self.spread(io, whom, command);
         }
         if name == "SCRIPT|LOAD" && self.config.read != Read::Primary {
             self.preload(io, whom, command);
         }
         if !self.cluster {
-            let slot = if plan.key.is_some() || !self.map.masters.is_empty() { 0 } else { NO_SLOT };
+            let slot = if plan.key.is_some() || !self.map.servers.masters().is_empty() { 0 } else { NO_SLOT };
             return self.send(io, whom, command, slot, Kind::Reply);
         }
         if let Some(how) = plan.divide {
@@ -184,7 +184,7 @@ impl Worker {
         let mut readers: Vec<u16> = self.map.readers.iter().flatten().copied().collect();
         readers.sort_unstable();
         readers.dedup();
-        readers.retain(|node| !self.map.servers[usize::from(*node)].owns);
+        readers.retain(|node| !self.map.servers[*node].owns);
         for node in readers {
             let lane = self.lane_of(set, node);
             if self.lanes[lane].journal.len() > self.config.hold_bytes {

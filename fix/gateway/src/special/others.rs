@@ -7,7 +7,6 @@ use unslow_resp::write_command;
 
 use crate::clock::MS;
 use crate::filter::{Filter, Subject};
-use crate::map::NOBODY;
 use crate::pauses::pause_of;
 use crate::reply::error;
 use crate::request;
@@ -15,6 +14,7 @@ use crate::session::{Client, Flight, Kind, NO_SLOT, Whom};
 use crate::shared::What;
 use crate::step::Command;
 use crate::worker::Worker;
+use unslow_nodes::NOBODY;
 
 impl Worker {
     /// CLIENT LIST, KILL, PAUSE, UNPAUSE. Every thread does its part, and the answer comes when all have.

@@ -5,13 +5,13 @@
 //! ([`Unconfirmed`](crate::subscriptions::Unconfirmed)).
 
 use crate::ids::LaneId;
-use crate::map::NOBODY;
 use crate::reply::{bulk, error};
 use crate::session::*;
 use crate::step::Command;
 use crate::subscriptions::{Awaited, Channel, cost};
 use crate::worker::Worker;
 use unslow_commands::Special;
+use unslow_nodes::NOBODY;
 use unslow_reactor::Io;
 use unslow_resp::{Frame, write_command, write_header};
 use unslow_topology::{Health, slot_of};
@@ -228,7 +228,7 @@ impl Worker {
 
     /// The lane to the node of a shard channel. Where nobody has its slot the client has its answer.
     fn shard_lane(&mut self, io: &mut Io, whom: Whom, name: &[u8]) -> Option<LaneId> {
-        let owner = self.cluster.then(|| self.map.slots[usize::from(slot_of(name))]);
+        let owner = self.cluster.then(|| self.map.servers.owner(slot_of(name)));
         if owner == Some(NOBODY) {
             let answer = self.nobody(slot_of(name));
             self.say(io, whom, answer.as_bytes());
@@ -354,8 +354,8 @@ impl Worker {
             }
             let (kind, name) = &channel;
             let sharded = *kind == b's' && self.cluster;
-            let to = if sharded { Some(self.map.slots[usize::from(slot_of(name))]) } else { None };
-            let ill = to.is_some_and(|n| self.map.servers.get(usize::from(n)).is_none_or(|s| s.health != Health::Up));
+            let to = if sharded { Some(self.map.servers.owner(slot_of(name))) } else { None };
+            let ill = to.is_some_and(|n| self.map.servers.get(n).is_none_or(|s| s.health != Health::Up));
             let lane = if ill { None } else { self.sub_lane(io, whom, to) };
             let Some(lane) = lane else {
                 self.homeless.push((whom, channel));

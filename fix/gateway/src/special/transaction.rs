@@ -3,11 +3,11 @@
 use super::Said;
 use crate::gather::elements;
 use crate::ids::LaneId;
-use crate::map::NOBODY;
 use crate::session::*;
 use crate::step::{Command, wrong_arity};
 use crate::worker::Worker;
 use unslow_commands::{Plan, Special, UNKNOWN};
+use unslow_nodes::NOBODY;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
 

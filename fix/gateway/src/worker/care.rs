@@ -82,14 +82,8 @@ impl Worker {
             self.seen_version = version;
             let old = self.map.clone();
             let mut map = (*self.shared.map()).clone();
-            // Nodes that a redirect named are in the next one for all; until then they keep their places.
-            for number in map.servers.len()..old.servers.len() {
-                map.servers.push(old.servers[number].clone());
-                map.readers.push(Vec::new());
-                map.heir.push(number as u16);
-            }
-            // Ours may have counted on by redirects: numbers only grow.
-            let routes_changed = map.slots != old.slots || map.readers != old.readers;
+            // Ours may have counted on by redirects: versions only grow.
+            let routes_changed = map.servers.slots() != old.servers.slots() || map.readers != old.readers;
             map.version = if routes_changed { old.version + 1 } else { old.version };
             self.map = Arc::new(map);
             self.cluster = self.map.is_cluster();

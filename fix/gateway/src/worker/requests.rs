@@ -1,12 +1,12 @@
 //! The way of a command from its client to a lane.
 
 use super::*;
-use crate::map::NOBODY;
 use crate::reply::error;
 use crate::request::{self, Allowed, Passed, Passing, Progress, Range, Request, Wrong};
 use crate::session::*;
 use crate::step::Command;
 use unslow_commands::UNKNOWN;
+use unslow_nodes::NOBODY;
 use unslow_reactor::Io;
 use unslow_resp::write_command;
 use unslow_topology::slot_of;
@@ -202,16 +202,16 @@ impl Worker {
     /// The node that answers for a slot, or any for [`NO_SLOT`].
     #[inline]
     pub fn node_for(&mut self, slot: u16, read: bool, whom: Whom) -> u16 {
-        let owner = if slot == NO_SLOT { NOBODY } else { self.map.slots[usize::from(slot)] };
+        let owner = if slot == NO_SLOT { NOBODY } else { self.map.servers.owner(slot) };
         // A slot between two owners: any node knows, or says how it is.
         let master = if owner == NOBODY {
-            let masters = &self.map.masters;
+            let masters = self.map.servers.masters();
             if masters.is_empty() {
                 return NOBODY;
             }
             // Always the same one for a client, as long as it is well.
             let at = whom.serial as usize % masters.len();
-            let well = |n: &u16| self.map.servers[usize::from(*n)].health == unslow_topology::Health::Up;
+            let well = |n: &u16| self.map.servers[*n].health == unslow_topology::Health::Up;
             let mut order = masters[at..].iter().chain(&masters[..at]);
             *order.find(|n| well(n)).unwrap_or(&masters[at])
         } else {

@@ -195,7 +195,7 @@ impl Worker {
         if !self.stuck.some {
             return None;
         }
-        let mut all = self.map.masters.iter().map(|node| self.words_of_busy(*node, whom));
+        let mut all = self.map.servers.masters().iter().map(|node| self.words_of_busy(*node, whom));
         let first = all.next()??.to_vec();
         all.all(|words| words.is_some()).then_some(first)
     }

@@ -141,7 +141,7 @@ impl Rig {
         let (mut keys, mut slots) = (Vec::new(), Vec::new());
         for key in (0u32..).map(|n| format!("k{n}")) {
             let slot = slot_of(key.as_bytes());
-            if self.worker.map.slots[usize::from(slot)] == node && !slots.contains(&slot) {
+            if self.worker.map.servers.owner(slot) == node && !slots.contains(&slot) {
                 slots.push(slot);
                 keys.push(key);
             }

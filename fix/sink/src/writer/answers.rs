@@ -7,7 +7,7 @@ use crate::trouble::{Voice, classify, may_have_ended, proof};
 impl Writer {
     /// A reply that answers something under way. `error` is its text when it is one.
     pub(super) fn reply(&mut self, io: &mut Io, number: u16, error: Option<&str>, integer: Option<i64>) {
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         match node.flying.front_mut() {
             None => self.lose(io, number, "it answered what nobody asked"),
             Some(Flying::Other) => {
@@ -65,7 +65,7 @@ impl Writer {
             return self.reply(io, number, Some(text), None);
         }
         let replica = role.items().first().and_then(Value::text).as_deref() == Some("slave");
-        if let Some(Flying::Check { refused, .. }) = self.nodes[usize::from(number)].flying.front_mut() {
+        if let Some(Flying::Check { refused, .. }) = self.nodes[number].flying.front_mut() {
             *refused = replica.then(|| Trouble::Passing("READONLY".into()));
         }
         self.reply(io, number, None, None);
@@ -76,7 +76,7 @@ impl Writer {
         let Answered { at, asking, .. } = answer;
         if !self.suspects.is_empty() {
             self.suspects.remove(&at);
-            let node = &mut self.nodes[usize::from(number)];
+            let node = &mut self.nodes[number];
             node.alone = node.alone.filter(|suspect| *suspect != at);
             self.look = true; // another one may wait until nothing else is in flight
         }
@@ -86,7 +86,7 @@ impl Writer {
         }
         match answer.trouble {
             Some(Trouble::Unproven(words)) => self.check(io, number, at, asking, words),
-            None if self.settings.wait.is_some() => self.nodes[usize::from(number)].unconfirmed.push_back(at),
+            None if self.settings.wait.is_some() => self.nodes[number].unconfirmed.push_back(at),
             trouble => self.settle(io, at.0, at.1, trouble),
         }
     }
@@ -101,7 +101,7 @@ impl Writer {
             let trouble = self.not_repeated(at, words);
             return self.settle(io, at.0, at.1, Some(trouble));
         }
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         let Some(id) = node.connection else {
             self.slots[usize::from(it.slot)].flying -= 1;
             return self.hold(it.slot, at, now_ns());
@@ -146,7 +146,7 @@ impl Writer {
             self.answered(io, number, answer);
         }
         // The replicas are asked again, for what was answered behind it.
-        self.nodes[usize::from(number)].wait_due = true;
+        self.nodes[number].wait_due = true;
         self.look |= !self.suspects.is_empty();
     }
 
@@ -159,7 +159,7 @@ impl Writer {
             };
         }
         let owns = self.owns[usize::from(number)];
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         if !node.wrote && owns {
             node.wait_due = true; // the write before it was refused: it counted from nothing
             return;
@@ -167,7 +167,7 @@ impl Writer {
         let enough = integer.is_some_and(|n| n >= i64::from(replicas));
         if !enough {
             node.wait_due = true;
-            let address = node.address.clone();
+            let address = self.nodes.address(number).to_string();
             self.shared.stats.count_retries("wait", 1);
             self.note(format!(
                 "{address}: {} of {replicas} replicas have acknowledged; offsets wait for them",
@@ -255,7 +255,7 @@ impl Writer {
             Trouble::Moved(slot, address) => {
                 match to {
                     Some(owner) => {
-                        self.owner[usize::from(slot)] = owner;
+                        self.nodes.set_owner(slot, owner);
                         self.count_owners();
                     }
                     None => self.lead_astray(from, it.slot, address),
@@ -276,7 +276,7 @@ impl Writer {
             }
             Trouble::TryAgain => held.migrating = true,
             Trouble::NoScript => {
-                let node = &mut self.nodes[usize::from(from)];
+                let node = &mut self.nodes[from];
                 if let Some(id) = node.connection
                     && !matches!(node.flying.back(), Some(Flying::Other))
                 {
@@ -286,7 +286,7 @@ impl Writer {
             }
             Trouble::Passing(word) => {
                 (self.doubt)();
-                let address = self.nodes[usize::from(from)].address.clone();
+                let address = self.nodes.address(from).to_string();
                 self.note(format!("{address} says {word}; waiting until that has passed"));
             }
             Trouble::Gap | Trouble::Unproven(_) | Trouble::Poison(_) | Trouble::Fatal(_) => {}
@@ -296,7 +296,7 @@ impl Writer {
 
     /// A redirect to a node that is not to be followed: the slot waits for a topology that has the node.
     fn lead_astray(&mut self, from: u16, slot: u16, to: String) {
-        let sender = self.nodes[usize::from(from)].address.clone();
+        let sender = self.nodes.address(from).to_string();
         self.note(format!(
             "{sender}: a redirect to {to} is not followed: the topology has no such node; looking again"
         ));

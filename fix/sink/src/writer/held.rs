@@ -18,7 +18,7 @@ impl Writer {
     pub(super) fn release(&mut self, io: &mut Io, now: u64) -> Option<u64> {
         self.look = false;
         // A suspect that waits may have been given up, or its slot may have gone to another node.
-        for node in &mut self.nodes {
+        for node in self.nodes.iter_mut() {
             let flies = |at: (u64, u32)| {
                 node.flying.iter().any(|f| matches!(f, Flying::Call { work, call, .. } if (*work, *call) == at))
             };
@@ -40,13 +40,13 @@ impl Writer {
                 next = Some(next.map_or(held.due, |n: u64| n.min(held.due)));
                 continue;
             }
-            let to = held.asking.unwrap_or(self.owner[usize::from(slot)]);
+            let to = held.asking.unwrap_or(self.nodes.owner(slot));
             if !self.reads(io, to) {
                 continue; // its greeting, or drained(), makes us look again
             }
             let Some(&first) = held.queue.front() else { continue };
             let suspect = self.suspects.contains_key(&first);
-            let node = &mut self.nodes[usize::from(to)];
+            let node = &mut self.nodes[to];
             if suspect {
                 let own = *node.alone.get_or_insert(first) == first;
                 if !own || node.flying.iter().any(|f| matches!(f, Flying::Call { .. } | Flying::Check { .. })) {

@@ -1,88 +1,38 @@
 //! The nodes: found, dialled, greeted, lost.
 
-use unslow_nodes::{Backoff, Greeting, Named, Plan, Progress, Step};
-use unslow_topology::Info;
+use unslow_nodes::{Backoff, Greeting, Leads, Plan, Progress, Step, Unowned};
+use unslow_topology::{Health, Info};
 
 use super::*;
 use crate::encode::GUARD;
 use crate::trouble::{password_is_wrong, wants_password};
 
 impl Writer {
-    fn node(&self, address: &str) -> Option<u16> {
-        let named = |n: &Node| n.address == address || n.alias.as_deref() == Some(address);
-        self.nodes.iter().position(named).map(|n| n as u16)
-    }
-
     /// The node that a redirect from another one leads to: only in a cluster, and only one that the servers' own
     /// topology has. Whoever names another address would get the password.
     pub(super) fn followed(&self, from: u16, to: &str) -> Option<u16> {
-        let sender = self.nodes[usize::from(from)].names.first()?;
-        let Named::Is(address) = Address::named(to, sender) else { return None };
-        let place = self.nodes.iter().position(|n| n.listed && n.names.contains(&address));
-        place.filter(|_| self.encoder.cluster()).map(|n| n as u16)
-    }
-
-    fn add_node(&mut self, address: String, peer: Option<Peer>, tls: Option<Tls>) -> u16 {
-        self.nodes.push(Node {
-            address,
-            alias: None,
-            names: Vec::new(),
-            listed: false,
-            peer,
-            tls,
-            connection: None,
-            greeted: Greeted::No,
-            dial_at: 0,
-            backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
-            flying: VecDeque::new(),
-            alone: None,
-            unconfirmed: VecDeque::new(),
-            wait_due: false,
-            wrote: false,
-            splitter: Splitter::default(),
-            scanner: Scanner::default(),
-            heard_at: 0,
-            last: None,
-            own: (None, String::new()),
-            greeting: Greeting::default(),
-            asked: None,
-            told: false,
-        });
-        self.nodes.len() as u16 - 1
+        match self.nodes.redirected(from, to) {
+            Leads::To(number) => Some(number).filter(|_| self.encoder.cluster()),
+            Leads::Stranger(_) | Leads::Nowhere => None,
+        }
     }
 
     pub(super) fn reroute(&mut self, io: &mut Io, route: Route) {
-        let mut numbers = Vec::new();
-        self.nodes.iter_mut().for_each(|n| n.listed = false);
-        for node in route.nodes {
-            let number = match self.node(&node.address) {
-                Some(number) => {
-                    let known = &mut self.nodes[usize::from(number)];
-                    known.peer = node.peer.or(known.peer.take());
-                    known.tls = node.tls.or(known.tls.take());
-                    number
-                }
-                None => self.add_node(node.address, node.peer, node.tls),
-            };
-            let known = &mut self.nodes[usize::from(number)];
-            (known.alias, known.listed) = (node.alias, true);
-            let both = [Some(&known.address), known.alias.as_ref()];
-            known.names = both.into_iter().flatten().filter_map(|name| Address::parse(name)).collect();
-            numbers.push((number, node.silent));
+        // A slot that nobody owns for a moment keeps its last owner: that one says best what is to be done.
+        let numbers = self.nodes.apply(&route.topology, Unowned::LastOwner, |_| Node::new());
+        for (&number, reach) in numbers.iter().zip(route.reach) {
+            let known = &mut self.nodes[number].reach;
+            known.peer = reach.peer.or(known.peer.take());
+            known.tls = reach.tls.or(known.tls.take());
         }
         for held in self.held.values_mut() {
             held.asking = None; // asked again, of whoever owns it now
         }
-        for (slot, owner) in route.slots.iter().enumerate() {
-            // A slot that nobody owns for a moment keeps its last owner: that one says best what is to be done.
-            if let Some((number, _)) = numbers.get(usize::from(*owner)) {
-                self.owner[slot] = *number;
-            }
-        }
         self.count_owners();
-        for (number, owns) in (0u16..).zip(self.owns.clone()) {
-            let silent = numbers.iter().find(|(n, _)| *n == number).is_some_and(|(_, silent)| *silent);
-            if silent && !owns && self.nodes[usize::from(number)].connection.is_some() {
+        // What is under way to a node that does not answer is lost once another one owns its slots.
+        for (node, number) in route.topology.nodes.iter().zip(numbers) {
+            let lost = node.health != Health::Up && !self.owns[usize::from(number)];
+            if lost && self.nodes[number].connection.is_some() {
                 self.lose(io, number, "it was replaced while it did not answer");
             }
         }
@@ -102,20 +52,20 @@ impl Writer {
 
     pub(super) fn count_owners(&mut self) {
         self.owns = vec![false; self.nodes.len()];
-        for owner in self.owner.iter().filter(|o| **o != NOBODY) {
+        for owner in self.nodes.slots().iter().filter(|o| **o != NOBODY) {
             self.owns[usize::from(*owner)] = true;
         }
     }
 
     pub(super) fn dial(&mut self, io: &mut Io, number: u16, now: u64) {
-        let node = &mut self.nodes[usize::from(number)];
-        let Some(peer) = &node.peer else {
+        let node = &mut self.nodes[number];
+        let Some(peer) = &node.reach.peer else {
             // A name that does not resolve: the watcher will know.
-            let address = node.address.clone();
+            let address = self.nodes.address(number).to_string();
             self.back_off(number, now);
             return self.note(format!("{address}: there is no address for that name yet"));
         };
-        match io.connect(peer, node.tls.as_ref(), now + self.settings.connect_ns) {
+        match io.connect(peer, node.reach.tls.as_ref(), now + self.settings.connect_ns) {
             Ok(id) => {
                 node.connection = Some(id);
                 node.greeted = Greeted::No;
@@ -123,7 +73,7 @@ impl Writer {
                 self.by_connection.insert(id, number);
             }
             Err(e) => {
-                let address = node.address.clone();
+                let address = self.nodes.address(number).to_string();
                 self.back_off(number, now);
                 self.note(format!("{address}: {e}"));
             }
@@ -131,13 +81,13 @@ impl Writer {
     }
 
     fn back_off(&mut self, number: u16, now: u64) {
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         node.dial_at = now + node.backoff.failed(rand::random_range);
     }
 
     /// Who is on the other side, in one round trip.
     pub(super) fn greet(&mut self, io: &mut Io, number: u16) {
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         let Some(id) = node.connection else { return };
         let mut setup = Vec::new();
         if self.encoder.script().is_some() {
@@ -159,8 +109,8 @@ impl Writer {
 
     /// A reply on a connection that is not ready yet.
     pub(super) fn greeting(&mut self, io: &mut Io, number: u16, reply: Frame<'_>) {
-        let node = &mut self.nodes[usize::from(number)];
-        let address = node.address.clone();
+        let address = self.nodes.address(number).to_string();
+        let node = &mut self.nodes[number];
         let value = Value::from(reply);
         let error = if let Value::Error(text) = &value { Some(text.as_str()) } else { None };
         let step = node.greeting.due();
@@ -192,8 +142,8 @@ impl Writer {
 
     /// Which server it is, or that the last connection to the same one is closed.
     fn identified(&mut self, io: &mut Io, number: u16, value: &Value) {
-        let node = &mut self.nodes[usize::from(number)];
-        let address = node.address.clone();
+        let address = self.nodes.address(number).to_string();
+        let node = &mut self.nodes[number];
         match (node.asked.take(), value) {
             (None, _) => return,
             (Some(Asked::Kill), Value::Error(text)) => self.note(format!(
@@ -206,7 +156,7 @@ impl Writer {
                 node.own.1 = info.get("run_id").unwrap_or_default().to_string();
             }
         }
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         if let (Some((last, run)), Some(id)) = (node.last.take(), node.connection)
             && run == node.own.1
             && !run.is_empty()
@@ -228,20 +178,19 @@ impl Writer {
 
     /// The connection has ended: in-flight calls are to be sent again, in order.
     pub(super) fn lose(&mut self, io: &mut Io, number: u16, why: &str) {
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         if let Some(id) = node.connection.take() {
             self.by_connection.remove(&id);
             io.close(id);
         }
         let now = now_ns();
-        let node = &mut self.nodes[usize::from(number)];
+        let node = &mut self.nodes[number];
         node.greeted = Greeted::No;
         node.wait_due = false;
         if let (Some(id), run) = std::mem::take(&mut node.own) {
             node.last = Some((id, run));
         }
         let told = std::mem::replace(&mut node.told, true);
-        let address = node.address.clone();
         node.alone = None;
         let mut calls = Vec::new();
         for flying in std::mem::take(&mut node.flying) {
@@ -257,7 +206,7 @@ impl Writer {
                 Flying::Wait | Flying::Wrote | Flying::Other => {}
             }
         }
-        calls.extend(self.nodes[usize::from(number)].unconfirmed.drain(..));
+        calls.extend(self.nodes[number].unconfirmed.drain(..));
         let lost = calls.len();
         for held in self.held.values_mut().filter(|h| h.asking == Some(number)) {
             held.asking = None;
@@ -274,6 +223,7 @@ impl Writer {
         self.look = true;
         (self.doubt)();
         if !told {
+            let address = self.nodes.address(number);
             self.note(format!("{address}: {why}; {lost} calls will be sent again"));
         }
     }
@@ -281,7 +231,7 @@ impl Writer {
     /// The server has closed the connection, perhaps for an argument that it does not take: longer calls are sent alone
     /// from now on, and the one that was alone is counted.
     pub(super) fn suspect(&mut self, number: u16) {
-        let flying = self.nodes[usize::from(number)].flying.iter();
+        let flying = self.nodes[number].flying.iter();
         let calls: Vec<(u64, u32)> = flying
             .filter_map(|f| match f {
                 Flying::Call { work, call, .. } => Some((*work, *call)),
@@ -319,6 +269,32 @@ impl Writer {
             );
             self.bury(at.0, it.record, reason);
             self.done(at.0);
+        }
+    }
+}
+
+impl Node {
+    /// One that was never dialled.
+    fn new() -> Node {
+        Node {
+            reach: Reach::default(),
+            connection: None,
+            greeted: Greeted::No,
+            dial_at: 0,
+            backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
+            flying: VecDeque::new(),
+            alone: None,
+            unconfirmed: VecDeque::new(),
+            wait_due: false,
+            wrote: false,
+            splitter: Splitter::default(),
+            scanner: Scanner::default(),
+            heard_at: 0,
+            last: None,
+            own: (None, String::new()),
+            greeting: Greeting::default(),
+            asked: None,
+            told: false,
         }
     }
 }

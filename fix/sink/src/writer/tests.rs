@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use unslow_reactor::Reactor;
+use unslow_topology::{DeploymentKind, Health, Role, SlotSet};
 
 use super::*;
 use crate::encode::tests::{batch, commands};
@@ -14,6 +15,27 @@ const B: &str = "127.0.0.1:2";
 const KEY: (&str, u16) = ("k", 7629);
 /// A key of the second node.
 const OTHER: &str = "foo";
+
+/// Masters, and their slots.
+fn route(masters: &[(&str, &[(u16, u16)])]) -> Order {
+    let node = |(address, slots): &(&str, &[(u16, u16)])| unslow_topology::Node {
+        id: address.to_string(),
+        address: address.to_string(),
+        alias: None,
+        role: Role::Master,
+        master: None,
+        slots: SlotSet::from_ranges(slots.iter().copied()),
+        config_epoch: 1,
+        health: Health::Up,
+        zone: None,
+        rtt_us: None,
+        lag_bytes: None,
+        in_sync: true,
+    };
+    let topology = Topology::new(DeploymentKind::Cluster, masters.iter().map(node).collect());
+    let reach = |n: &unslow_topology::Node| Reach { peer: Some(Peer::Tcp(n.address.parse().unwrap())), tls: None };
+    Order::Route(Route { reach: topology.nodes.iter().map(reach).collect(), topology })
+}
 
 /// A writer on an event loop that does not run: its output stays in the buffers of its connections, and the test plays
 /// the two servers, each with half of the slots. Nothing listens at their addresses.
@@ -33,15 +55,7 @@ impl Rig {
 
     /// With this mapping, in a cluster or without one.
     fn with(wait: Option<(u32, u64)>, map: &str, cluster: bool) -> Rig {
-        let node = |address: &str| RouteNode {
-            address: address.into(),
-            alias: None,
-            peer: Some(Peer::Tcp(address.parse().unwrap())),
-            tls: None,
-            silent: false,
-        };
-        let slots = (0..SLOTS).map(|slot| u16::from(slot >= SLOTS / 2)).collect();
-        let route = Order::Route(Route { nodes: vec![node(A), node(B)], slots });
+        let route = route(&[(A, &[(0, SLOTS / 2 - 1)]), (B, &[(SLOTS / 2, SLOTS - 1)])]);
         let shared = Arc::new(WriterShared {
             orders: Mutex::new([route].into()),
             window: Window::default(),
@@ -80,7 +94,7 @@ impl Rig {
         let id = self.connection(node);
         self.reactor.io().close(id);
         self.writer.closed(self.reactor.io(), id, Closed::Peer);
-        self.writer.nodes[node].dial_at = 0; // the backoff is over
+        self.writer.nodes[node as u16].dial_at = 0; // the backoff is over
         self.turn();
         self.open(node, client_id, &format!("run{client_id}"));
     }
@@ -107,7 +121,7 @@ impl Rig {
     }
 
     fn connection(&self, node: usize) -> Id {
-        self.writer.nodes[node].connection.expect("it was dialled")
+        self.writer.nodes[node as u16].connection.expect("it was dialled")
     }
 
     /// Establishes a connection; the server answers its greeting with this.
@@ -248,7 +262,7 @@ fn a_redirect_is_followed_only_to_a_node_of_the_topology() {
             Some(owner) => assert_eq!(rig.sent(owner), ["SET k 1"], "{to}"),
             None => {
                 // It waits before it goes to the owner again.
-                assert!(rig.writer.held[&KEY.1].due > 0 && rig.writer.owner[usize::from(KEY.1)] == 0, "{to}");
+                assert!(rig.writer.held[&KEY.1].due > 0 && rig.writer.nodes.owner(KEY.1) == 0, "{to}");
                 assert!(rig.notes().iter().any(|n| n.contains("is not followed")), "{to}");
                 assert!(rig.sent(1).is_empty(), "{to}");
             }
@@ -259,15 +273,7 @@ fn a_redirect_is_followed_only_to_a_node_of_the_topology() {
     rig.batch(&[(KEY.0, "1")]);
     rig.sent(0);
     rig.answers(0, &format!("-MOVED {} {C}\r\n", KEY.1));
-    let node = |address: &str| RouteNode {
-        address: address.into(),
-        alias: None,
-        peer: Some(Peer::Tcp(address.parse().unwrap())),
-        tls: None,
-        silent: false,
-    };
-    let slots = vec![2; usize::from(SLOTS)];
-    rig.shared.orders.lock().unwrap().push_back(Order::Route(Route { nodes: vec![node(A), node(B), node(C)], slots }));
+    rig.shared.orders.lock().unwrap().push_back(route(&[(A, &[]), (B, &[]), (C, &[(0, SLOTS - 1)])]));
     rig.turn();
     rig.open(2, 13, "run");
     assert_eq!(rig.sent(2), ["SET k 1"]);

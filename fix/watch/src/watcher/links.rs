@@ -1,6 +1,6 @@
 //! Connections to nodes and Sentinels: what they are asked, and what their answers and messages mean.
 
-use unslow_nodes::{Author, Greeting, Kind as Refused, Plan, Progress, Refusal};
+use unslow_nodes::{Author, Greeting, Kind as Refused, Plan, Progress, Refusal, Tolerance};
 
 use super::*;
 
@@ -49,8 +49,13 @@ impl Watcher {
         let Some(connection) = link.connection else { return };
         let (kind, own) = (link.kind, link.kind != Kind::Ear);
         // A subscription is heard in RESP2 as well. Nothing here is about the keys of a database.
-        let plan =
-            Plan { resp3: own, resp3_optional: true, name: own.then_some("unslow-watch"), db: 0, ..link.target.plan() };
+        let plan = Plan {
+            resp3: own,
+            tolerance: Tolerance::NoResp3,
+            name: own.then_some("unslow-watch"),
+            db: 0,
+            ..link.target.plan()
+        };
         link.greeting = Greeting::begin(&plan, io.output(connection));
         if kind == Kind::Ear {
             if self.links.iter().any(|l| l.kind == Kind::Sentinel && l.address == self.links[at].address) {

@@ -33,7 +33,7 @@ impl Session {
         let threads = self.settings.threads;
         let shared = Arc::new(Shared {
             workload: self.workload.clone(),
-            routes: Routes::new(self.map.clone()),
+            routes: Routes::new(self.topology.clone()),
             shape: self.settings.shape()?,
             start: AtomicU64::new(0),
             ready: AtomicUsize::new(0),
@@ -98,7 +98,7 @@ impl Session {
         tell: &mut dyn FnMut(News),
     ) -> Result<(Run, Histogram<u64>), Error> {
         self.wait_for_connections(shared, heard)?;
-        let before = sample(&self.settings, &self.map);
+        let before = sample(&self.settings, &self.topology);
         // Late enough that nobody is still busy with getting ready.
         let start = now_ns() + 10_000_000;
         shared.start.store(start, Ordering::Release);
@@ -114,7 +114,7 @@ impl Session {
         let seconds = if scheduled { took.max(self.settings.length.as_secs_f64()) } else { took };
         // A last second in which nothing was left to do is no second of the run.
         timeline.retain(|s| f64::from(s.at_s) < seconds || s.answered + s.errors > 0);
-        let after = sample(&self.settings, &self.map);
+        let after = sample(&self.settings, &self.topology);
         let events = events.lock().expect("no thread panicked");
         marks.extend(events.iter().map(|(at, text)| Event { at_s: since(*at, start), text: text.clone() }));
         drop(events);

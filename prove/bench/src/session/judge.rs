@@ -121,24 +121,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::route::Map;
     use crate::session::guarded;
     use crate::workload::Workload;
 
     /// A session that has not asked anybody anything, and never will.
     fn session(rate: Option<f64>) -> Session {
         let settings = crate::settings::tests::settings(rate);
-        let map = Map {
-            kind: unslow_topology::DeploymentKind::Standalone,
-            nodes: vec!["10.0.0.1:6379".into()],
-            masters: 1,
-            replicas: vec![Vec::new()],
-            slots: vec![0; usize::from(unslow_topology::SLOTS)],
-        };
+        let kind = unslow_topology::DeploymentKind::Standalone;
+        let topology = crate::route::group(kind, "10.0.0.1:6379".into(), Vec::new());
         let workload = Arc::new(Workload::compile(&settings.spec, None).unwrap());
         let load = settings.load();
         let version = String::new();
-        Session { guard: guarded(), settings, workload, map, version, at_ms: 0, load, preloaded: 0, runs: 0 }
+        Session { guard: guarded(), settings, workload, topology, version, at_ms: 0, load, preloaded: 0, runs: 0 }
     }
 
     /// 1,000 answers, each within a millisecond, which nobody was late for.

@@ -10,10 +10,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
 use unslow_interrupt::Guard;
+use unslow_topology::Topology;
 
 use crate::error::Error;
 use crate::report::{Deployment, Event, Load, Recorded, Report, Run, SCHEMA, Second};
-use crate::route::{Map, look};
+use crate::route::look;
 use crate::settings::Settings;
 use crate::workload::Workload;
 
@@ -38,7 +39,7 @@ pub struct Session {
     guard: Guard,
     settings: Settings,
     workload: Arc<Workload>,
-    map: Map,
+    topology: Topology,
     version: String,
     at_ms: u64,
     load: Load,
@@ -68,9 +69,9 @@ impl Session {
         }
         // Masters may be others than before the last run.
         if self.runs > 0
-            && let Ok(map) = look(&self.settings.target, &self.settings.options)
+            && let Ok(topology) = look(&self.settings.target, &self.settings.options)
         {
-            self.map = map;
+            self.topology = topology;
         }
         self.runs += 1;
         self.run_once(observer)
@@ -91,15 +92,16 @@ impl Session {
 
     /// The document of these runs.
     pub fn report(&self, runs: Vec<Run>) -> Report {
+        let masters = self.topology.masters().count();
         Report {
             schema: SCHEMA.into(),
             target: self.settings.target.address(),
             at_ms: self.at_ms,
             deployment: Deployment {
-                kind: self.map.kind,
+                kind: self.topology.kind,
                 version: self.version.clone(),
-                masters: self.map.masters,
-                replicas: self.map.nodes.len() - self.map.masters,
+                masters,
+                replicas: self.topology.nodes.len() - masters,
             },
             workload: self.settings.spec.clone(),
             load: self.load.clone(),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use unslow_client::{Connection, Value};
-use unslow_topology::Info;
+use unslow_topology::{Info, Node, Topology};
 
 use super::{Progress, Session, guarded};
 use crate::error::{Error, Interrupted, Unfit};
-use crate::route::{Map, look};
+use crate::route::look;
 use crate::servers::open;
 use crate::settings::{Model, ReadFrom, Settings};
 use crate::template::Fill;
@@ -21,8 +21,8 @@ impl Session {
         settings.check()?;
         // What is wrong with the workload is said before anyone is asked.
         Workload::compile(&settings.spec, settings.spec.script.as_ref().map(|_| "0"))?;
-        let map = look(&settings.target, &settings.options)?;
-        let mut masters = open_masters(&settings, &map)?;
+        let topology = look(&settings.target, &settings.options)?;
+        let mut masters = open_masters(&settings, &topology)?;
         let info = masters[0].call(&["INFO"]).map(|v| Info::parse(&v.text().unwrap_or_default())).ok();
         let version = info.as_ref().map_or("unknown".to_string(), |info| {
             let (major, minor, patch) = info.version().unwrap_or_default();
@@ -39,11 +39,12 @@ impl Session {
         if is_replica && let Some(write) = writes {
             return Err(Unfit::Replica { address: masters[0].peer().to_string(), write }.into());
         }
-        fits(&settings, &map, &workload)?;
+        fits(&settings, &topology, &workload)?;
         let load = settings.load();
         let preload = settings.spec.preload.unwrap_or_else(|| workload.wants_preload() && !is_replica);
         let (guard, workload) = (guarded(), Arc::new(workload));
-        let mut session = Session { guard, settings, workload, map, version, at_ms: 0, load, preloaded: 0, runs: 0 };
+        let mut session =
+            Session { guard, settings, workload, topology, version, at_ms: 0, load, preloaded: 0, runs: 0 };
         session.probe(&mut masters)?;
         drop(masters);
         if preload {
@@ -99,7 +100,7 @@ impl Session {
         let session = Session {
             guard: guarded(),
             workload: Arc::new(workload),
-            map: self.map.clone(),
+            topology: self.topology.clone(),
             version: String::new(),
             at_ms: 0,
             load: self.load.clone(),
@@ -128,10 +129,10 @@ impl Session {
 }
 
 /// A connection to each master that answers: a dead one among several is what some runs are about.
-fn open_masters(settings: &Settings, map: &Map) -> Result<Vec<Connection>, Error> {
+fn open_masters(settings: &Settings, topology: &Topology) -> Result<Vec<Connection>, Error> {
     let (mut masters, mut failed) = (Vec::new(), None);
-    for address in &map.nodes[..map.masters] {
-        match open(settings, address) {
+    for master in topology.masters() {
+        match open(settings, &master.address) {
             Ok(master) => masters.push(master),
             Err(e) => failed = Some(e),
         }
@@ -155,9 +156,9 @@ fn load_script(masters: &mut [Connection], path: &Path) -> Result<String, Unfit>
 }
 
 /// Whether there are replicas for the reads, reads for the replicas, and times for a recorded pace.
-fn fits(settings: &Settings, map: &Map, workload: &Workload) -> Result<(), Unfit> {
+fn fits(settings: &Settings, topology: &Topology, workload: &Workload) -> Result<(), Unfit> {
     if settings.read_from != ReadFrom::Primary {
-        if map.nodes.len() == map.masters {
+        if topology.nodes.iter().all(Node::owns_slots) {
             return Err(Unfit::NoReplica);
         }
         if !(0..workload.commands.len() as u16).any(|c| workload.reads(c)) {

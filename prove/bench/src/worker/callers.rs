@@ -5,8 +5,8 @@ use super::*;
 impl Worker {
     /// A caller begins as many requests as it sends at once.
     pub(super) fn go_on(&mut self, caller: u32, now: u64, io: &mut Io) {
-        if self.choice == Choice::Own && !self.net.several_nodes {
-            let node = &self.net.nodes[0];
+        if let (Choice::Own, Some(only)) = (self.choice, self.net.only) {
+            let node = &self.net.nodes[only];
             let lane_index = node.lanes[caller as usize % node.lanes.len()];
             if matches!(self.net.lanes[lane_index as usize].state, State::Open) {
                 self.send_batch(caller, lane_index, now, io);
@@ -62,10 +62,9 @@ impl Worker {
         self.report.interval.counts.begun += 1;
         let draw = self.shared.workload.draw(seq);
         let pending = Pending { due, seq, caller, command: draw.command, left: 1, hops: 0, asking: false };
-        if self.net.several_nodes {
-            self.place(pending, draw, io);
-        } else {
-            self.place_on(pending, draw, 0, io);
+        match self.net.only {
+            Some(only) => self.place_on(pending, draw, only, io),
+            None => self.place(pending, draw, io),
         }
     }
 
@@ -79,31 +78,30 @@ impl Worker {
             .slot(pending.seq, draw, &mut scratch)
             .unwrap_or((pending.seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50) as u16);
         self.scratch = scratch;
-        let owner = self.route.slots[usize::from(slot)];
+        let owner = self.net.nodes.owner(slot);
         if owner == NOBODY {
             self.shared.routes.want();
             self.queue(pending, None);
             return;
         }
         let node = if self.shared.shape.read_from != ReadFrom::Primary && self.shared.workload.reads(pending.command) {
-            self.reader(slot, owner)
+            self.reader(owner)
         } else {
             owner
         };
         self.place_on(pending, draw, node, io);
     }
 
-    /// One of the nodes that may answer reads of a slot.
-    pub(super) fn reader(&mut self, slot: u16, owner: u16) -> u16 {
-        let master = self.route.map.slots[usize::from(slot)];
-        let Some(replicas) = self.route.readers.get(usize::from(master)) else { return owner };
+    /// One of the nodes that may answer reads of the owner's slots.
+    pub(super) fn reader(&mut self, owner: u16) -> u16 {
+        let replicas = self.net.nodes.replicas(owner);
         self.route.read_turn = self.route.read_turn.wrapping_add(1);
         let primary_too = usize::from(self.shared.shape.read_from == ReadFrom::Any);
         let choices = replicas.len() + primary_too;
         for i in 0..choices {
             let pick = (self.route.read_turn + i) % choices;
             let Some(&replica) = replicas.get(pick) else { return owner };
-            if self.net.nodes[usize::from(replica)].open > 0 {
+            if self.net.nodes[replica].open > 0 {
                 return replica;
             }
         }
@@ -112,7 +110,7 @@ impl Worker {
 
     #[inline]
     pub(super) fn place_on(&mut self, pending: Pending, draw: Draw, node_index: u16, io: &mut Io) {
-        let node = &mut self.net.nodes[usize::from(node_index)];
+        let node = &mut self.net.nodes[node_index];
         let lane = match self.choice {
             Choice::Own => {
                 let lane = node.lanes[pending.caller as usize % node.lanes.len()];
@@ -150,7 +148,7 @@ impl Worker {
     /// Waits for a connection of a node, or for somebody to own its slot.
     pub(super) fn queue(&mut self, pending: Pending, node: Option<u16>) {
         let queue = match node {
-            Some(node) => &mut self.net.nodes[usize::from(node)].waiting,
+            Some(node) => &mut self.net.nodes[node].waiting,
             None => &mut self.route.homeless,
         };
         if queue.len() < WAITING_MAX {
@@ -183,7 +181,7 @@ impl Worker {
         lane.flight.push_back(pending);
         if self.choice == Choice::Free && lane.flight.len() < self.window && !lane.listed {
             lane.listed = true;
-            self.net.nodes[usize::from(lane.node)].free.push_back(lane_index);
+            self.net.nodes[lane.node].free.push_back(lane_index);
         }
     }
 
@@ -222,7 +220,7 @@ impl Worker {
         if !matches!(lane.state, State::Open) || lane.flight.len() >= self.window {
             return;
         }
-        let node = &mut self.net.nodes[usize::from(lane.node)];
+        let node = &mut self.net.nodes[lane.node];
         if let Some(next) = node.waiting.pop_front() {
             let draw = self.shared.workload.draw(next.seq);
             self.put(next, draw, lane_index, io);
@@ -236,11 +234,11 @@ impl Worker {
     pub(super) fn serve_overflow(&mut self, lane_index: u32, io: &mut Io) {
         let lane = &self.net.lanes[lane_index as usize];
         let node = lane.node;
-        while !self.net.nodes[usize::from(node)].waiting.is_empty()
+        while !self.net.nodes[node].waiting.is_empty()
             && let Some(id) = self.net.lanes[lane_index as usize].id
             && io.unsent(id) <= UNSENT_MAX / 2
         {
-            let Some(next) = self.net.nodes[usize::from(node)].waiting.pop_front() else { return };
+            let Some(next) = self.net.nodes[node].waiting.pop_front() else { return };
             let draw = self.shared.workload.draw(next.seq);
             self.put(next, draw, lane_index, io);
         }

@@ -1,53 +1,48 @@
 //! Connections: dialled, greeted, lost and dialled again.
 
 use unslow_client::Endpoint;
-use unslow_nodes::{Address, Named, Progress};
+use unslow_nodes::{Leads, Progress, Unowned};
 use unslow_reactor::peers_of;
 
 use super::replies::words_of;
 use super::*;
 
 impl Worker {
-    /// Dials every node of the map.
+    /// Dials every node that requests go to.
     pub(super) fn connect_all(&mut self, io: &mut Io) {
-        let map = self.route.map.clone();
-        self.adopt(&map, io);
+        let topology = self.route.topology.clone();
+        self.adopt(&topology, io);
         // Spread over the masters: each passes everything on to all.
         let subscribers =
             part(self.shared.shape.subscribers as u64, self.shared.shape.threads, self.demand.seq as usize);
-        for i in 0..subscribers as usize {
+        let masters = self.net.nodes.masters().to_vec();
+        for master in masters.into_iter().cycle().take(subscribers as usize) {
             let lane = self.net.lanes.len() as u32;
-            self.net.lanes.push(Lane::new((i % map.masters.max(1)) as u16, true));
+            self.net.lanes.push(Lane::new(master, true));
             self.dial(lane, io);
         }
     }
 
-    /// Takes over a map: new nodes are dialled, waiting requests find their new owner.
-    pub(super) fn adopt(&mut self, map: &Arc<Map>, io: &mut Io) {
-        self.route.map = map.clone();
-        let wanted = self.shared.shape.read_from;
-        let mut index_of = Vec::with_capacity(map.nodes.len());
-        for (i, address) in map.nodes.iter().enumerate() {
-            let is_replica = i >= map.masters;
-            if is_replica && wanted == ReadFrom::Primary {
-                index_of.push(NOBODY);
+    /// Takes over a topology: new nodes are dialled, waiting requests find their new owner.
+    pub(super) fn adopt(&mut self, topology: &Arc<Topology>, io: &mut Io) {
+        self.route.topology = topology.clone();
+        let replicas_too = self.shared.shape.read_from != ReadFrom::Primary;
+        let numbers = self.net.nodes.apply(topology, Unowned::Nobody, |_| Node::default());
+        let mut wanted = vec![false; self.net.nodes.len()];
+        for (node, number) in topology.nodes.iter().zip(numbers) {
+            let is_replica = node.role == Role::Replica;
+            let was_replica = std::mem::replace(&mut self.net.nodes[number].is_replica, is_replica);
+            if is_replica && !replicas_too {
                 continue;
             }
-            let node = self.node(address, is_replica, io);
-            let demoted =
-                is_replica && !std::mem::replace(&mut self.net.nodes[usize::from(node)].is_replica, is_replica);
-            if demoted && map.kind == unslow_topology::DeploymentKind::Cluster {
-                self.say_readonly(node, io);
+            wanted[usize::from(number)] = true;
+            self.reach(number, io);
+            if is_replica && !was_replica && topology.kind == DeploymentKind::Cluster {
+                self.say_readonly(number, io);
             }
-            index_of.push(node);
         }
-        self.route.slots =
-            map.slots.iter().map(|&s| if s == NOBODY { NOBODY } else { index_of[usize::from(s)] }).collect();
-        let own = |replica: &u16| Some(index_of[usize::from(*replica)]).filter(|n| *n != NOBODY);
-        self.route.readers = map.replicas.iter().map(|all| all.iter().filter_map(own).collect()).collect();
-        self.net.several_nodes = self.net.nodes.len() > 1 || map.kind == unslow_topology::DeploymentKind::Cluster;
-        for (n, node) in self.net.nodes.iter_mut().enumerate() {
-            node.wanted = index_of.contains(&(n as u16));
+        for (node, wanted) in self.net.nodes.iter_mut().zip(wanted) {
+            node.wanted = wanted;
             for &lane in &node.lanes {
                 let lane = &mut self.net.lanes[lane as usize];
                 if matches!(lane.state, State::Waiting(_)) && !node.wanted {
@@ -56,7 +51,7 @@ impl Worker {
             }
         }
         let mut again: Vec<Pending> = self.route.homeless.drain(..).collect();
-        for node in &mut self.net.nodes {
+        for node in self.net.nodes.iter_mut() {
             again.extend(node.waiting.drain(..));
         }
         again.sort_unstable_by_key(|p| p.due);
@@ -68,7 +63,7 @@ impl Worker {
 
     /// A master that became a replica answers reads only to those who say that they know it.
     pub(super) fn say_readonly(&mut self, node: u16, io: &mut Io) {
-        for lane in &self.net.nodes[usize::from(node)].lanes {
+        for lane in &self.net.nodes[node].lanes {
             let lane = &mut self.net.lanes[*lane as usize];
             if let (State::Open, Some(id)) = (&lane.state, lane.id) {
                 write_command(io.output(id), &["READONLY"]);
@@ -89,11 +84,13 @@ impl Worker {
         }
     }
 
-    /// The node at `address`, dialled when it is new.
-    pub(super) fn node(&mut self, address: &str, is_replica: bool, io: &mut Io) -> u16 {
-        if let Some(i) = self.net.nodes.iter().position(|n| n.address == address) {
-            if !std::mem::replace(&mut self.net.nodes[i].wanted, true) {
-                for lane in &self.net.nodes[i].lanes {
+    /// Requests go to a node from now on: it is dialled when it is new.
+    fn reach(&mut self, number: u16, io: &mut Io) {
+        let node = &mut self.net.nodes[number];
+        let was_wanted = std::mem::replace(&mut node.wanted, true);
+        if !node.lanes.is_empty() {
+            if !was_wanted {
+                for lane in &node.lanes {
                     let lane = &mut self.net.lanes[*lane as usize];
                     if matches!(lane.state, State::Retired) {
                         lane.state = State::Waiting(0);
@@ -101,45 +98,33 @@ impl Worker {
                 }
                 self.clock.next_housekeeping = 0;
             }
-            return i as u16;
+            return;
         }
-        let index = self.net.nodes.len() as u16;
         let first = self.net.lanes.len() as u32;
         let lanes: Vec<u32> = (first..first + self.net.per_node as u32).collect();
-        let free = VecDeque::with_capacity(lanes.len());
-        self.net.nodes.push(Node {
-            address: address.to_string(),
-            peers: Vec::new(),
-            resolve_at: 0,
-            wanted: true,
-            lanes: lanes.clone(),
-            free,
-            waiting: VecDeque::new(),
-            open: 0,
-            is_replica,
-            down: false,
-        });
-        self.net.lanes.extend(lanes.iter().map(|_| Lane::new(index, false)));
-        self.net.several_nodes = self.net.nodes.len() > 1;
+        node.free = VecDeque::with_capacity(lanes.len());
+        node.lanes.clone_from(&lanes);
+        self.net.lanes.extend(lanes.iter().map(|_| Lane::new(number, false)));
+        let alone = first == 0 && self.route.topology.kind != DeploymentKind::Cluster;
+        self.net.only = Some(number).filter(|_| alone);
         for lane in lanes {
             self.dial(lane, io);
         }
-        index
     }
 
     pub(super) fn dial(&mut self, lane_index: u32, io: &mut Io) {
         let lane = &mut self.net.lanes[lane_index as usize];
-        let node = &mut self.net.nodes[usize::from(lane.node)];
-        let now = now_ns();
+        let (number, now) = (lane.node, now_ns());
+        let address = self.net.nodes.address(number).to_string();
+        let node = &mut self.net.nodes[number];
         // Asked again when all of its addresses failed, since a name may be given to another server; not more often
         // than once a second, since asking may take long.
         let tried_all = lane.attempts.is_multiple_of(node.peers.len().max(1));
         if tried_all && now >= node.resolve_at {
-            node.peers = Endpoint::parse(&node.address).map_or(Vec::new(), |e| peers_of(&e));
+            node.peers = Endpoint::parse(&address).map_or(Vec::new(), |e| peers_of(&e));
             node.resolve_at = now_ns() + SECOND;
         }
         if node.peers.is_empty() {
-            let address = node.address.clone();
             self.report.interval.error("unresolved", &format!("{address}: the name does not resolve"));
             self.put_off(lane_index);
             return;
@@ -147,9 +132,9 @@ impl Worker {
         let peer = node.peers[lane.attempts % node.peers.len()].clone();
         let tls = match &self.hello.tls {
             Some((config, name)) => {
-                let own = || match Endpoint::parse(&node.address) {
+                let own = || match Endpoint::parse(&address) {
                     Some(Endpoint::Tcp(host, _)) => host,
-                    _ => node.address.clone(),
+                    _ => address.clone(),
                 };
                 let host = name.clone().unwrap_or_else(own);
                 match rustls::pki_types::ServerName::try_from(host.clone()) {
@@ -180,11 +165,8 @@ impl Worker {
             }
             Err(e) => {
                 if self.phase == Phase::Connecting {
-                    self.failed = Some(GeneratorError::NoSocket {
-                        address: self.net.nodes[usize::from(self.net.lanes[lane_index as usize].node)].address.clone(),
-                        why: e,
-                        connections: self.shared.shape.connections,
-                    });
+                    self.failed =
+                        Some(GeneratorError::NoSocket { address, why: e, connections: self.shared.shape.connections });
                     io.stop();
                 } else {
                     self.report.interval.error("no_connection", &e.to_string());
@@ -226,10 +208,10 @@ impl Worker {
             return;
         }
         let node_index = lane.node;
-        let node = &mut self.net.nodes[usize::from(node_index)];
+        let node = &mut self.net.nodes[node_index];
         node.open += 1;
         if std::mem::take(&mut node.down) {
-            let text = format!("{} takes connections again", node.address);
+            let text = format!("{} takes connections again", self.net.nodes.address(node_index));
             self.mark(text);
         }
         if self.choice == Choice::Free {
@@ -237,7 +219,7 @@ impl Worker {
                 self.serve_waiting(lane_index, io);
             }
         } else {
-            let waiting = std::mem::take(&mut self.net.nodes[usize::from(node_index)].waiting);
+            let waiting = std::mem::take(&mut self.net.nodes[node_index].waiting);
             for pending in waiting {
                 let draw = self.shared.workload.draw(pending.seq);
                 self.place_on(pending, draw, node_index, io);
@@ -245,15 +227,22 @@ impl Worker {
         }
     }
 
-    /// The address in a redirect that came over this connection, as the map writes it. Its host may be missing: then it
-    /// is the sender's.
-    pub(super) fn named(&self, to: &str, lane_index: u32) -> String {
-        let sender = &self.net.nodes[usize::from(self.net.lanes[lane_index as usize].node)].address;
-        let sender = Address::parse(sender);
-        match sender.map(|sender| Address::named(to, &sender)) {
-            Some(Named::Is(address)) => address.to_string(),
-            Some(Named::Unknown) | None => to.to_string(),
-        }
+    /// The node that a redirect leads to which came over this connection. One that the topology does not have is added:
+    /// the generator goes wherever the servers send it, as their clients do.
+    pub(super) fn led_to(&mut self, to: &str, lane_index: u32, io: &mut Io) -> u16 {
+        let from = self.net.lanes[lane_index as usize].node;
+        let number = match self.net.nodes.redirected(from, to) {
+            Leads::To(number) => number,
+            Leads::Stranger(address) => {
+                let address = address.to_string();
+                let known = self.net.nodes.called(&address);
+                known.unwrap_or_else(|| self.net.nodes.add(&address, Node::default()))
+            }
+            // To the sender again, until a newer topology tells, or sixteen redirects are enough.
+            Leads::Nowhere => from,
+        };
+        self.reach(number, io);
+        number
     }
 
     /// Closes a connection: what was under way on it has no answer.
@@ -263,21 +252,21 @@ impl Worker {
             io.close(id);
         }
         let was_open = matches!(lane.state, State::Open) && !lane.subscriber;
-        let retired = !lane.subscriber && !self.net.nodes[usize::from(lane.node)].wanted;
+        let retired = !lane.subscriber && !self.net.nodes[lane.node].wanted;
         lane.greeting = Greeting::default();
         lane.subscribing = false;
         lane.trouble = None;
         let flight = std::mem::take(&mut lane.flight);
-        let node = &mut self.net.nodes[usize::from(lane.node)];
-        node.open -= usize::from(was_open);
-        let address = node.address.clone();
+        let number = lane.node;
+        self.net.nodes[number].open -= usize::from(was_open);
+        let address = self.net.nodes.address(number).to_string();
         if retired {
             self.net.lanes[lane_index as usize].state = State::Retired;
         } else {
             self.put_off(lane_index);
         }
         if self.phase == Phase::Running || self.phase == Phase::Draining {
-            let node = &mut self.net.nodes[usize::from(self.net.lanes[lane_index as usize].node)];
+            let node = &mut self.net.nodes[number];
             let cut_off = node.open == 0 && !node.down;
             node.down |= cut_off;
             if was_open {

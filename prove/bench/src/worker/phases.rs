@@ -41,7 +41,7 @@ impl Worker {
                 _ => {}
             }
         }
-        for node in 0..self.net.nodes.len() {
+        for node in self.net.nodes.numbers() {
             let cut_off = self.net.nodes[node].open == 0;
             if cut_off && !self.net.nodes[node].waiting.is_empty() {
                 self.shared.routes.want();
@@ -57,7 +57,7 @@ impl Worker {
             }
             let (gone, kept): (VecDeque<Pending>, _) = self.net.nodes[node].waiting.drain(..).partition(late);
             self.net.nodes[node].waiting = kept;
-            let text = format!("{}: no connection within the timeout", self.net.nodes[node].address);
+            let text = format!("{}: no connection within the timeout", self.net.nodes.address(node));
             for pending in gone {
                 self.give_up(pending, "no_connection", &text, now, io);
             }
@@ -105,8 +105,7 @@ impl Worker {
     pub(super) fn connecting(&mut self, now: u64, io: &mut Io) -> Option<u64> {
         let nodes = &self.net.nodes;
         let settled = |l: &Lane| {
-            matches!(l.state, State::Open | State::Retired)
-                || l.attempts >= nodes[usize::from(l.node)].peers.len().max(1)
+            matches!(l.state, State::Open | State::Retired) || l.attempts >= nodes[l.node].peers.len().max(1)
         };
         if !self.report.said_ready && self.net.lanes.iter().all(settled) {
             if self.net.nodes.iter().all(|n| n.open == 0) {

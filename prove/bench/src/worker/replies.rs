@@ -169,17 +169,15 @@ impl Worker {
             Trouble::Moved { slot, to } => {
                 self.report.interval.counts.moved += 1;
                 self.shared.routes.want();
-                let node = self.node(&self.named(&to, lane_index), false, io);
-                if let Some(owner) = self.route.slots.get_mut(usize::from(slot)) {
-                    *owner = node;
-                }
+                let node = self.led_to(&to, lane_index, io);
+                self.net.nodes.set_owner(slot, node);
                 pending.asking = false;
                 node
             }
             Trouble::Ask { to } => {
                 self.report.interval.counts.ask += 1;
                 pending.asking = true;
-                self.node(&self.named(&to, lane_index), false, io)
+                self.led_to(&to, lane_index, io)
             }
         };
         pending.hops += 1;

@@ -13,13 +13,7 @@ const MILLISECOND: u64 = SECOND / 1000;
 /// A thread that was asked for 1,000 requests/s for a second, with a timeout of a second, in a cluster where nobody
 /// owns a slot: all of them wait.
 fn worker() -> (Worker, Receiver<Said>) {
-    let map = Map {
-        kind: unslow_topology::DeploymentKind::Cluster,
-        nodes: Vec::new(),
-        masters: 0,
-        replicas: Vec::new(),
-        slots: vec![NOBODY; usize::from(unslow_topology::SLOTS)],
-    };
+    let topology = Topology::new(DeploymentKind::Cluster, Vec::new());
     let shape = Shape {
         threads: 1,
         connections: 1,
@@ -42,7 +36,7 @@ fn worker() -> (Worker, Receiver<Said>) {
     };
     let shared = Arc::new(Shared {
         workload: Arc::new(Workload::compile(&Spec::default(), None).unwrap()),
-        routes: Routes::new(map),
+        routes: Routes::new(topology),
         shape,
         start: AtomicU64::new(START),
         ready: AtomicUsize::new(0),
@@ -51,9 +45,6 @@ fn worker() -> (Worker, Receiver<Said>) {
     let (said, heard) = channel();
     let (_, spares) = channel();
     let mut worker = Worker::new(shared, 0, said, spares);
-    // As `connecting` leaves it.
-    worker.route.slots = worker.route.map.slots.clone();
-    worker.net.several_nodes = true;
     worker.phase = Phase::Running;
     (worker.clock.start, worker.clock.end, worker.clock.next_second) = (START, START + SECOND, START + SECOND);
     worker.demand.next_due = worker.demand.schedule.as_mut().and_then(Schedule::next).map(|due| START + due);
@@ -64,22 +55,6 @@ fn interval(heard: &Receiver<Said>) -> Box<Interval> {
     match heard.try_recv() {
         Ok(Said::Interval(interval)) => interval,
         _ => panic!("no interval was sent"),
-    }
-}
-
-/// Without connections.
-fn node(address: &str) -> Node {
-    Node {
-        address: address.into(),
-        peers: Vec::new(),
-        resolve_at: 0,
-        wanted: true,
-        lanes: Vec::new(),
-        free: VecDeque::new(),
-        waiting: VecDeque::new(),
-        open: 0,
-        is_replica: false,
-        down: false,
     }
 }
 
@@ -170,8 +145,9 @@ fn seconds_in_which_the_generator_was_not_run_are_told_as_empty() {
 fn redirects_are_told_from_other_errors_and_lead_somewhere() {
     let (mut worker, _heard) = worker();
     let reply = |text: &str| Trouble::of(Frame::new(format!("-{text}\r\n").as_bytes()));
-    worker.net.nodes.push(node("10.0.0.1:6379"));
-    worker.net.lanes.push(Lane::new(worker.net.nodes.len() as u16 - 1, false));
+    let mut reactor = Reactor::new().unwrap();
+    let from = worker.net.nodes.add("10.0.0.1:6379", Node::default());
+    worker.net.lanes.push(Lane::new(from, false));
     let lane = worker.net.lanes.len() as u32 - 1;
     for (text, expected) in [
         ("MOVED 3999 10.0.0.2:6381", "10.0.0.2:6381"),
@@ -179,8 +155,11 @@ fn redirects_are_told_from_other_errors_and_lead_somewhere() {
         ("MOVED 3999 ::1:6381", "[::1]:6381"),
     ] {
         let Trouble::Moved { slot: 3999, to } = reply(text) else { panic!("{text}") };
-        assert_eq!(worker.named(&to, lane), expected, "{text}");
+        let led = worker.led_to(&to, lane, reactor.io());
+        assert_eq!(worker.net.nodes.address(led), expected, "{text}");
+        assert_eq!(worker.led_to(&to, lane, reactor.io()), led, "{text}: one node, however often");
     }
+    assert_eq!(worker.led_to("", lane, reactor.io()), from, "where it was, until the topology tells");
     assert!(matches!(reply("ASK 5 10.0.0.2:6381"), Trouble::Ask { to } if to == "10.0.0.2:6381"));
     for (text, expected) in [
         ("MOVED 3999 ?:6381", "MOVED"),
@@ -195,8 +174,14 @@ fn redirects_are_told_from_other_errors_and_lead_somewhere() {
 #[test]
 fn a_connection_is_open_after_its_greeting_unless_the_server_refuses() {
     let setup = [b"*1\r\n$8\r\nREADONLY\r\n".to_vec()];
-    let plan =
-        Plan { password: Some(b"p"), resp3: true, resp3_optional: true, db: 1, setup: &setup, ..Plan::default() };
+    let plan = Plan {
+        password: Some(b"p"),
+        resp3: true,
+        tolerance: Tolerance::NoResp3,
+        db: 1,
+        setup: &setup,
+        ..Plan::default()
+    };
     for (replies, error) in [
         (vec!["+OK", "%0", "+OK", "+OK"], None),
         (vec!["-ERR Client sent AUTH, but no password is set", "-ERR unknown command 'HELLO'", "+OK", "+OK"], None),
@@ -209,8 +194,8 @@ fn a_connection_is_open_after_its_greeting_unless_the_server_refuses() {
         let (mut worker, _heard) = worker();
         let mut reactor = Reactor::new().unwrap();
         worker.phase = Phase::Connecting;
-        worker.net.nodes.push(node("10.0.0.1:6379"));
-        worker.net.lanes.push(Lane::new(0, false));
+        let node = worker.net.nodes.add("10.0.0.1:6379", Node::default());
+        worker.net.lanes.push(Lane::new(node, false));
         worker.net.lanes[0].state = State::Connecting;
         worker.net.lanes[0].greeting = Greeting::begin(&plan, &mut Vec::new());
         for reply in &replies {
@@ -223,4 +208,22 @@ fn a_connection_is_open_after_its_greeting_unless_the_server_refuses() {
         let told = worker.report.interval.errors.first().map(|kind| kind.name.as_str());
         assert_eq!(told, error, "{replies:?}");
     }
+}
+
+#[test]
+fn all_requests_of_a_group_go_to_its_master_and_a_clusters_to_the_owner_of_the_slot() {
+    // The replica's address sorts first.
+    let group = |master: &str, replica: &str| {
+        Arc::new(crate::route::group(DeploymentKind::Sentinel, master.into(), vec![replica.into()]))
+    };
+    let (mut worker, _heard) = worker();
+    let mut reactor = Reactor::new().unwrap();
+    worker.adopt(&group("127.0.0.1:2", "127.0.0.1:1"), reactor.io());
+    let master = worker.net.nodes.called("127.0.0.1:2").unwrap();
+    assert_eq!((worker.net.only, worker.net.lanes.len()), (Some(master), 1), "replicas are not dialled");
+    worker.adopt(&group("127.0.0.1:1", "127.0.0.1:2"), reactor.io());
+    let promoted = worker.net.nodes.called("127.0.0.1:1").unwrap();
+    assert_eq!((worker.net.only, worker.net.nodes.owner(9)), (None, promoted));
+    let wanted: Vec<bool> = worker.net.nodes.numbers().map(|n| worker.net.nodes[n].wanted).collect();
+    assert_eq!(wanted[usize::from(promoted)], !wanted[usize::from(master)], "{wanted:?}");
 }

@@ -15,8 +15,8 @@ use super::{Context, Diagnosis, Played, Row};
 use crate::caller::Run;
 use crate::check::availability::windows;
 use crate::error::{CaseError, Error};
-use crate::ground::Ground;
 use crate::load;
+use crate::places::Places;
 use crate::run::Ends;
 use crate::spec::Load;
 
@@ -51,11 +51,11 @@ fn crowd(lab: &Lab) -> Result<usize, EngineError> {
 
 /// Writers of every shard work while `body` runs; the longest time one of them had to wait, in microseconds.
 fn under_load<T>(cx: &Context<'_>, lab: &Lab, body: impl FnOnce() -> Result<T, Error>) -> Result<(T, f64), Error> {
-    let ground = Ground::of(lab)?;
-    let shards = ground.shards(cx.seed)?;
+    let places = Places::of_lab(lab)?;
+    let shards = places.shards(cx.seed)?;
     let load = Load { follows: 1, stays: 0, rate_per_s: 200.0, ..Load::default() };
     let stop = AtomicBool::new(false);
-    let (run, clients) = Run::new(&ground, &shards, &load, &stop);
+    let (run, clients) = Run::new(&places, &shards, &load, &stop);
     std::thread::scope(|scope| {
         let _ends = Ends(&[&stop]);
         let threads = load::start(&run, scope, &clients);

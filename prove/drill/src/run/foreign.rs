@@ -2,46 +2,69 @@
 
 use std::time::{Duration, Instant};
 
-use unslow_client::{Options, Value};
+use unslow_client::{Options, Target, TlsOptions, Value};
 use unslow_engine::view;
 
 use super::interrupted;
 use super::judge::promoted;
-use super::time_line::{Stage, sleep_until};
+use super::time_line::{Faults, Ground, Stage, sleep_until};
 use crate::check::{Check, CheckId};
 use crate::error::{Error, Unfit};
-use crate::ground::{Ground, Way};
 use crate::observe::{Event, State, What, Who};
+use crate::places::{Places, Way};
 
 /// Faults that can be done to a deployment that is not a lab: by commands, undone by nobody; a hang ends by itself.
 pub const FOREIGN: [&str; 3] = ["failover", "hang", "none"];
 
-impl Stage<'_, '_> {
-    /// The fault, what it did, and what followed.
-    pub(super) fn play_on_foreign(&mut self) -> Result<(), Error> {
-        if !sleep_until(Instant::now() + Duration::from_secs(2)) {
-            self.check(Check::unknown(CheckId::Load, "interrupted before the fault: nothing was done"));
-            return Ok(());
-        }
-        self.played.from_us = self.run.now_us();
-        self.observer.note(self.fault);
-        self.say(self.fault);
-        let (begun, lasts) = (Instant::now(), self.plan.hang());
-        let result = foreign(self.ground, self.fault, lasts);
-        self.facts("during");
-        match &result {
-            Ok(Some(hangs)) => self.watch_hang(hangs, begun, lasts),
-            Ok(None) if self.fault == "none" => self.watch_nothing(),
-            Ok(None) => self.watch_failover(),
-            Err(_) => {}
-        }
-        self.played.until_us = self.run.now_us();
-        result?;
-        self.aftermath();
-        self.facts("after");
-        Ok(())
+/// A deployment of the user's.
+pub struct Foreign {
+    url: String,
+    places: Places,
+}
+
+impl Foreign {
+    /// Looks at the deployment behind `target`.
+    pub fn find(target: &Target, tls: &TlsOptions) -> Result<Foreign, Error> {
+        Ok(Foreign { url: target.url(), places: Places::discover(target, tls)? })
+    }
+}
+
+impl Ground for Foreign {
+    fn places(&self) -> &Places {
+        &self.places
     }
 
+    fn engine(&self) -> String {
+        self.url.clone()
+    }
+
+    fn outlives_the_run(&self) -> bool {
+        true
+    }
+
+    fn strike(&self, stage: &mut Stage<'_, '_>) -> Result<Faults, Error> {
+        if !sleep_until(Instant::now() + Duration::from_secs(2)) {
+            stage.check(Check::unknown(CheckId::Load, "interrupted before the fault: nothing was done"));
+            return Ok(Faults::NotBegun);
+        }
+        stage.played.from_us = stage.run.now_us();
+        stage.observer.note(stage.fault);
+        stage.say(stage.fault);
+        let (begun, lasts) = (Instant::now(), stage.plan.hang());
+        let result = foreign(&self.places, stage.fault, lasts);
+        stage.facts("during");
+        match &result {
+            Ok(Some(hangs)) => stage.watch_hang(hangs, begun, lasts),
+            Ok(None) if stage.fault == "none" => stage.watch_nothing(),
+            Ok(None) => stage.watch_failover(),
+            Err(_) => {}
+        }
+        stage.played.until_us = stage.run.now_us();
+        result.map(|_| Faults::Over)
+    }
+}
+
+impl Stage<'_, '_> {
     /// Whether a server that was put to sleep was silent.
     fn watch_hang(&mut self, hangs: &str, begun: Instant, lasts: Duration) {
         let s = lasts.as_secs_f64();
@@ -90,13 +113,13 @@ impl Stage<'_, '_> {
 }
 
 /// A fault of somebody else's deployment, by its own commands. Whom it stops for a while, if anybody.
-fn foreign(ground: &Ground, name: &str, lasts: Duration) -> Result<Option<String>, Error> {
-    let options = Options { tls: ground.tls.clone(), ..Options::default() };
-    match (name, ground.way) {
+fn foreign(places: &Places, name: &str, lasts: Duration) -> Result<Option<String>, Error> {
+    let options = Options { tls: places.tls.clone(), ..Options::default() };
+    match (name, places.way) {
         ("none", _) => Ok(None),
         ("hang", _) => {
-            let first = ground.shards(0)?.into_iter().next().ok_or(Unfit::NoShard)?;
-            let node = &ground.nodes[first.master];
+            let first = places.shards(0)?.into_iter().next().ok_or(Unfit::NoShard)?;
+            let node = &places.nodes[first.master];
             let mut c = node.beside(&options)?;
             c.send(&["DEBUG", "SLEEP", &lasts.as_secs_f64().to_string()])?;
             // Refused at once, or no word before it is over.
@@ -106,17 +129,17 @@ fn foreign(ground: &Ground, name: &str, lasts: Duration) -> Result<Option<String
             }
         }
         ("failover", Way::Sentinel) => {
-            let sentinel = ground.sentinels.first().ok_or(Unfit::NoSentinel)?;
-            sentinel.beside(&options)?.call(&["SENTINEL", "FAILOVER", &ground.service])?;
+            let sentinel = places.sentinels.first().ok_or(Unfit::NoSentinel)?;
+            sentinel.beside(&options)?.call(&["SENTINEL", "FAILOVER", &places.service])?;
             Ok(None)
         }
         ("failover", Way::Cluster) => {
-            for node in &ground.nodes {
+            for node in &places.nodes {
                 // One that is down does not take over.
                 let Ok(mut c) = node.beside(&options) else { continue };
                 let Ok(now) = view(&mut c) else { continue };
                 let follows = now.myself().and_then(|me| me.master_id.clone());
-                let first = now.masters().filter(|m| !m.slots.is_empty()).min_by_key(|m| ground.at(&m.address));
+                let first = now.masters().filter(|m| !m.slots.is_empty()).min_by_key(|m| places.at(&m.address));
                 if follows.is_some() && follows == first.map(|m| m.id.clone()) {
                     c.call(&["CLUSTER", "FAILOVER"])?;
                     return Ok(None);

@@ -1,8 +1,8 @@
 //! One run of a drill: a variant of it with one of its faults, against real servers.
 
-mod begin;
 mod foreign;
 mod judge;
+mod lab;
 mod outcome;
 mod time_line;
 
@@ -21,7 +21,6 @@ use crate::caller::Run;
 use crate::check::lost_writes::writes;
 use crate::check::{Check, CheckId, Verdict};
 use crate::error::{Error, Unfit};
-use crate::ground::Ground;
 use crate::history::{History, Model};
 use crate::load::{self, Finals};
 use crate::observe::{Event, Observer, masters_at_once};
@@ -29,8 +28,10 @@ use crate::spec::{Drill, Kind, Plan};
 use crate::store::Folder;
 
 pub use foreign::FOREIGN;
+use foreign::Foreign;
+use lab::{InLab, name_in};
 pub use outcome::{Document, Figures, Outcome, Registers, SCHEMA};
-use time_line::{Played, Stage, name_in};
+use time_line::{Ground, Played, Stage};
 
 /// How to run it, beside what the drill says.
 #[derive(Clone, Debug)]
@@ -68,9 +69,7 @@ pub fn run(
     folder.keep("drill.toml", &drill.text)?;
     let task = Task { drill, label, plan, fault, how, folder: &folder };
     let mut outcome = while_running(|| match &how.own {
-        Some((target, tls)) => {
-            Ground::foreign(target, tls).and_then(|ground| task.play(None, &ground, target.url(), progress))
-        }
+        Some((target, tls)) => Foreign::find(target, tls).and_then(|ground| task.play(&ground, progress)),
         None => task.play_in_lab(progress),
     })
     .inspect_err(|e| {
@@ -121,46 +120,40 @@ impl Task<'_> {
                 connection.call(&["SENTINEL", "SET", "mymaster", key, &value])?;
             }
         }
-        let ground = Ground::of(&lab)?;
-        let engine = lab.deployment.nodes.first().map(|n| n.engine().version.clone()).unwrap_or_default();
-        let outcome = self.play(Some(&lab), &ground, engine, progress);
-        for (server, _) in lab.servers() {
+        let ground = InLab::new(lab)?;
+        let outcome = self.play(&ground, progress);
+        for (server, _) in ground.lab.servers() {
             let _ = self.folder.keep(&format!("{}.log", server.name()), &server.log());
         }
         outcome
     }
 
     /// The run itself, in a lab or on a deployment of the user's. An error that ends the time line is an outcome too.
-    fn play(
-        &self,
-        lab: Option<&Lab>,
-        ground: &Ground,
-        engine: String,
-        progress: &mut dyn FnMut(&str),
-    ) -> Result<Outcome, Error> {
+    fn play(&self, ground: &dyn Ground, progress: &mut dyn FnMut(&str)) -> Result<Outcome, Error> {
+        let (places, engine) = (ground.places(), ground.engine());
         // Keys of this run alone: what an earlier one left behind is nobody's.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let shards = ground.shards(self.how.seed ^ now.as_micros() as u64)?;
+        let shards = places.shards(self.how.seed ^ now.as_micros() as u64)?;
         self.plan.fits(shards.len())?;
         let (stop, unwatch) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (run, clients) = Run::new(ground, &shards, &self.plan.load, &stop);
+        let (run, clients) = Run::new(places, &shards, &self.plan.load, &stop);
         let observer = Observer::new(run.begun);
         let (played, (history, died)) = std::thread::scope(|scope| {
             let _ends = Ends(&[&stop, &unwatch]);
-            observer.watch(ground, scope, &unwatch);
+            observer.watch(places, scope, &unwatch);
             let threads = load::start(&run, scope, &clients);
             let stage = Stage {
                 plan: self.plan,
                 fault: self.fault,
                 how: self.how,
                 folder: self.folder,
-                ground,
+                places,
                 run: &run,
                 observer: &observer,
                 progress: &mut *progress,
                 played: Played::default(),
             };
-            let played = stage.play(lab);
+            let played = stage.play(ground);
             let ended_us = run.now_us();
             stop.store(true, Ordering::SeqCst);
             (played.map(|p| Played { ended_us, ..p }), load::collect(clients.clone(), threads))
@@ -168,7 +161,7 @@ impl Task<'_> {
         progress("reading back what was written");
         let wanted = self.plan.load.kind == Kind::Writes && played.is_ok();
         let finals = wanted.then(|| load::finals(&run, &clients));
-        let left = if lab.is_none() { load::sweep(&run, &clients) } else { Vec::new() };
+        let left = if ground.outlives_the_run() { load::sweep(&run, &clients) } else { Vec::new() };
         let events = observer.events();
         self.folder.history(&history)?;
         self.folder.events(&events)?;
@@ -188,7 +181,7 @@ impl Task<'_> {
             played.checks.push(Check::unknown(CheckId::Load, format!("{died} clients died during the run")));
         }
         progress("checking");
-        Ok(self.outcome(&history, played, finals, events, ground.masters, engine))
+        Ok(self.outcome(&history, played, finals, events, places.masters, engine))
     }
 
     /// What all of it comes to. A checker that panics leaves the rest standing.

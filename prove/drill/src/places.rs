@@ -1,4 +1,4 @@
-//! Where a drill takes place: the servers, how to find the master among them, and where clients run.
+//! The servers of a drill, how to find the master among them, and where clients run.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ pub struct Home {
 }
 
 /// The servers and the clients' homes.
-pub struct Ground {
+pub struct Places {
     /// How a client learns who is master.
     pub way: Way,
     /// Data nodes.
@@ -93,14 +93,14 @@ pub struct Shard {
     pub tag: String,
 }
 
-impl Ground {
+impl Places {
     fn brief(&self) -> Options {
         let short = Duration::from_millis(500);
         Options { connect_timeout: short, command_timeout: short, tls: self.tls.clone(), ..Options::default() }
     }
 
     /// Of a lab.
-    pub fn of(lab: &Lab) -> Result<Ground, Error> {
+    pub fn of_lab(lab: &Lab) -> Result<Places, Error> {
         let nodes: Vec<Place> = lab.deployment.nodes.iter().map(Place::of).collect();
         let sentinels: Vec<Place> = lab.deployment.sentinels.iter().map(Place::of).collect();
         let first = nodes.first().ok_or(Unfit::NoServers)?;
@@ -120,7 +120,7 @@ impl Ground {
             return Err(Unfit::NoHosts.into());
         }
         let zones = lab.places.iter().map(|p| lab.hosts[*p].zone).collect();
-        Ok(Ground {
+        Ok(Places {
             way,
             nodes,
             sentinels,
@@ -133,7 +133,7 @@ impl Ground {
     }
 
     /// Of a deployment that is not ours.
-    pub fn foreign(target: &Target, tls: &TlsOptions) -> Result<Ground, Error> {
+    pub fn discover(target: &Target, tls: &TlsOptions) -> Result<Places, Error> {
         let options = Options { tls: tls.clone(), ..Options::default() };
         let found = unslow_client::discover_as_client(target, &options)?;
         let place = |m: &Member| Place {
@@ -173,7 +173,7 @@ impl Ground {
                 return Err(Unfit::SeveralGroups(several.iter().map(|s| s.to_string()).collect()).into());
             }
         };
-        Ok(Ground {
+        Ok(Places {
             way,
             zones: vec![0; nodes.len()],
             nodes: nodes.into_iter().map(place).collect(),
@@ -244,7 +244,7 @@ impl Ground {
 
 /// Finds the master of a slot for one client, from where the client is.
 pub struct Finder<'a> {
-    ground: &'a Ground,
+    places: &'a Places,
     slot: u16,
     /// The master when the run began: where nobody can be asked it stays so.
     first: usize,
@@ -264,31 +264,31 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 impl<'a> Finder<'a> {
     /// For a client of this shard; `turn` says whom it asks first.
-    pub fn new(ground: &'a Ground, shard: &Shard, turn: usize) -> Finder<'a> {
+    pub fn new(places: &'a Places, shard: &Shard, turn: usize) -> Finder<'a> {
         // In a lab an answer takes two milliseconds; somewhere else nobody knows.
-        let short = Duration::from_millis(if ground.nodes.iter().any(|n| n.beside.is_some()) { 60 } else { 500 });
-        let sources = if ground.way == Way::Sentinel { ground.sentinels.len() } else { ground.nodes.len() };
+        let short = Duration::from_millis(if places.nodes.iter().any(|n| n.beside.is_some()) { 60 } else { 500 });
+        let sources = if places.way == Way::Sentinel { places.sentinels.len() } else { places.nodes.len() };
         Finder {
-            ground,
+            places,
             slot: shard.slot,
             first: shard.master,
             options: Options {
                 connect_timeout: short,
                 command_timeout: short,
-                tls: ground.tls.clone(),
+                tls: places.tls.clone(),
                 ..Options::default()
             },
             sources: (0..sources).map(|_| None).collect(),
             silent: vec![None; sources],
             turn,
-            dialled: vec![None; ground.nodes.len()],
+            dialled: vec![None; places.nodes.len()],
         }
     }
 
     /// Asks one source; the node it names as master, and its replicas.
     fn ask(&mut self) -> Option<(usize, Vec<usize>)> {
-        if self.ground.way == Way::Alone {
-            return Some((self.first, (0..self.ground.nodes.len()).filter(|n| *n != self.first).collect()));
+        if self.places.way == Way::Alone {
+            return Some((self.first, (0..self.places.nodes.len()).filter(|n| *n != self.first).collect()));
         }
         let n = self.sources.len();
         let source = (0..n)
@@ -296,24 +296,24 @@ impl<'a> Finder<'a> {
             .find(|s| self.silent[*s].is_none_or(|at| at.elapsed() > REST))
             .unwrap_or(self.turn % n);
         self.turn = source + 1;
-        let places = if self.ground.way == Way::Sentinel { &self.ground.sentinels } else { &self.ground.nodes };
+        let asked = if self.places.way == Way::Sentinel { &self.places.sentinels } else { &self.places.nodes };
         if self.sources[source].is_none() {
-            self.sources[source] = Connection::open(&places[source].target, &self.options).ok();
+            self.sources[source] = Connection::open(&asked[source].target, &self.options).ok();
         }
-        let answer = self.sources[source].as_mut().and_then(|c| match self.ground.way {
+        let answer = self.sources[source].as_mut().and_then(|c| match self.places.way {
             Way::Sentinel => {
-                let reply = c.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.ground.service]).ok()?;
+                let reply = c.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.places.service]).ok()?;
                 let address: Vec<String> = reply.items().iter().filter_map(|v| v.text()).collect();
                 let [host, port] = &address[..] else { return None };
-                let master = self.ground.at(&unslow_topology::join_host_port(host, port))?;
-                Some((master, (0..self.ground.nodes.len()).filter(|i| *i != master).collect()))
+                let master = self.places.at(&unslow_topology::join_host_port(host, port))?;
+                Some((master, (0..self.places.nodes.len()).filter(|i| *i != master).collect()))
             }
             _ => {
                 let view = view(c).ok()?;
                 let owner = view.masters().find(|m| m.slots.contains(self.slot))?;
                 let replicas = view.replicas_of(&owner.id).filter(|r| !r.is_down());
-                let replicas = replicas.filter_map(|r| self.ground.at(&r.address)).collect();
-                Some((self.ground.at(&owner.address)?, replicas))
+                let replicas = replicas.filter_map(|r| self.places.at(&r.address)).collect();
+                Some((self.places.at(&owner.address)?, replicas))
             }
         });
         if answer.is_none() {
@@ -331,7 +331,7 @@ impl<'a> Finder<'a> {
         }
         self.dialled[master] = Some(Instant::now());
         let mut connection = self.dial(master, options)?;
-        if self.ground.way == Way::Sentinel {
+        if self.places.way == Way::Sentinel {
             // As Sentinel's own documentation asks of clients.
             let role = connection.call(&["ROLE"]).ok()?;
             if role.items().first().and_then(|v| v.text()).as_deref() != Some("master") {
@@ -346,7 +346,7 @@ impl<'a> Finder<'a> {
         let (_, replicas) = self.ask()?;
         let replica = *replicas.get(turn % replicas.len().max(1))?;
         let mut connection = self.dial(replica, options)?;
-        if self.ground.way == Way::Cluster {
+        if self.places.way == Way::Cluster {
             connection.call(&["READONLY"]).ok()?;
         }
         Some((replica, connection))
@@ -354,7 +354,7 @@ impl<'a> Finder<'a> {
 
     fn dial(&self, node: usize, options: &Options) -> Option<Connection> {
         let first = Options { connect_timeout: self.options.connect_timeout, ..options.clone() };
-        Connection::open(&self.ground.nodes[node].target, &first).ok()
+        Connection::open(&self.places.nodes[node].target, &first).ok()
     }
 }
 
@@ -371,7 +371,7 @@ mod tests {
             address: address.into(),
             beside: None,
         };
-        let ground = Ground {
+        let places = Places {
             way: Way::Cluster,
             nodes: ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1"].map(place).into(),
             sentinels: Vec::new(),
@@ -404,7 +404,7 @@ mod tests {
             ("MOVED 3999 10.0.0.9:1", None),
         ] {
             let error = of(text);
-            let node = error.redirect().and_then(|redirect| ground.redirected(redirect, 0));
+            let node = error.redirect().and_then(|redirect| places.redirected(redirect, 0));
             assert_eq!(node, expected, "{text}");
         }
     }
@@ -414,8 +414,8 @@ mod tests {
         let engine = find("valkey-9.1").unwrap();
         let pair = Deployment::start(&engine, &Shape::MasterReplica { replicas: 1 }, &ServerSpec::default()).unwrap();
         let typed = Target::parse(&format!("localhost:{}", pair.nodes[0].port)).unwrap();
-        let ground = Ground::foreign(&typed, &TlsOptions::default()).unwrap();
-        let names: Vec<&str> = ground.nodes.iter().map(|n| n.address.as_str()).collect();
-        assert_eq!((names.len(), ground.masters), (2, 1), "{names:?}");
+        let places = Places::discover(&typed, &TlsOptions::default()).unwrap();
+        let names: Vec<&str> = places.nodes.iter().map(|n| n.address.as_str()).collect();
+        assert_eq!((names.len(), places.masters), (2, 1), "{names:?}");
     }
 }
