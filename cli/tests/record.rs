@@ -69,6 +69,27 @@ fn a_hang_that_nobody_saw_is_an_incident_and_the_doctor_opens_it() {
 }
 
 #[test]
+fn the_machine_is_recorded_with_its_servers_and_their_clients_connections() {
+    let server = standalone("valkey-9.1");
+    let _client = server.connect().unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().join("rec");
+    let mut command = command(&["record", &server.url(), "--quiet", "--every", "1s", "--dir"]);
+    let _recorder = Running(command.arg(&dir).stdout(Stdio::null()).spawn().unwrap());
+    let saved = scratch.path().join("facts.json");
+    let facts = || -> Option<Value> {
+        json(&["doctor", "--for", "5s", "--save", saved.to_str().unwrap(), "--recording"], &dir)?;
+        serde_json::from_slice(&fs::read(&saved).ok()?).ok()
+    };
+    let is_there = |facts: &Value| {
+        let process = &facts["hosts"][0]["processes"][0];
+        process["addresses"][0] == server.address() && process["pid"] == server.pid()
+    };
+    until("the machine is in the facts", || facts().is_some_and(|facts| is_there(&facts)));
+    until("and so are the server's sockets", || facts().is_some_and(|f| f["nodes"][0]["sockets"]["yes"]["value"].is_array()));
+}
+
+#[test]
 fn an_incident_is_told_to_a_program_and_to_a_scraper() {
     let server = standalone("valkey-9.1");
     let (url, address) = (server.url(), server.address());

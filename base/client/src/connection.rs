@@ -53,6 +53,9 @@ const TRUSTING: ReplyLimits = ReplyLimits {
     exchange_bytes_max: usize::MAX,
 };
 
+/// Of its buffer a connection that waits keeps no more: a recorder has thousands.
+const KEPT_BYTES: usize = 4 << 10;
+
 /// A connection that is authenticated and ready for commands.
 pub struct Connection {
     stream: Stream,
@@ -336,6 +339,9 @@ impl Connection {
         let len = self.read_frame(deadline)?;
         let value = Value::from(Frame::new(&self.input[..len]));
         self.input.drain(..len);
+        if self.input.is_empty() && self.input.capacity() > KEPT_BYTES {
+            self.input = Vec::new();
+        }
         Ok(value)
     }
 

@@ -1,6 +1,5 @@
 //! A chunk: half an hour or so of one series, in columns; in memory as it grows, and as bytes.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
@@ -102,14 +101,19 @@ pub struct Chunk {
     walls: Words,
     monos: Words,
     columns: Vec<Column>,
-    /// Where the column of a name and a kind is, counted from 1.
-    index: HashMap<Arc<str>, [u32; 3]>,
+    /// Places of the columns, by name and kind.
+    by_name: Vec<u32>,
     /// The texts that held when it began.
     pub state: Vec<Held>,
     pub notes: Vec<Note>,
     cells: usize,
     row_bytes: usize,
     note_bytes: usize,
+}
+
+/// Names are shared, so most are told without looking at their letters.
+fn is_same(a: &Arc<str>, b: &Arc<str>) -> bool {
+    Arc::ptr_eq(a, b) || a == b
 }
 
 impl Chunk {
@@ -120,7 +124,7 @@ impl Chunk {
             walls: Words::default(),
             monos: Words::default(),
             columns: Vec::new(),
-            index: HashMap::new(),
+            by_name: Vec::new(),
             state,
             notes: Vec::new(),
             cells: 0,
@@ -133,19 +137,36 @@ impl Chunk {
         let row = self.seqs.len();
         self.row_bytes += self.seqs.push(seq) + self.walls.push(at.wall_ms as u64) + self.monos.push(at.mono_ms);
         self.cells += 3;
+        let mut next = 0;
         for (name, value) in values {
             let (kind, word) = Kind::split(value);
-            let places = match self.index.get_mut(name) {
-                Some(places) => places,
-                None => self.index.entry(name.clone()).or_default(),
-            };
-            let place = &mut places[kind as usize];
-            if *place == 0 {
-                self.columns.push(Column::new(name.clone(), kind));
-                *place = self.columns.len() as u32; // far below: the limits of this file
-            }
-            self.row_bytes += self.columns[*place as usize - 1].push(row, word);
+            // Rows list their values in the same order nearly always.
+            let is_next = self.columns.get(next).is_some_and(|c| c.kind == kind && is_same(&c.name, name));
+            let place = if is_next { next } else { self.place(name, kind) };
+            next = place + 1;
+            self.row_bytes += self.columns[place].push(row, word);
             self.cells += 1;
+        }
+    }
+
+    /// The column of a name and a kind; a new one, if there is none.
+    fn place(&mut self, name: &Arc<str>, kind: Kind) -> usize {
+        let key = |place: &u32| {
+            let column = &self.columns[*place as usize];
+            (&*column.name, column.kind)
+        };
+        match self.by_name.binary_search_by(|place| key(place).cmp(&(&**name, kind))) {
+            Ok(at) => self.by_name[at] as usize,
+            Err(at) => {
+                let place = self.columns.len();
+                self.by_name.insert(at, place as u32); // far below: the limits of this file
+                if place == self.columns.capacity() {
+                    // Thousands of chunks are open at a time: room for twice as many would be much.
+                    self.columns.reserve_exact((place / 8).max(32));
+                }
+                self.columns.push(Column::new(name.clone(), kind));
+                place
+            }
         }
     }
 

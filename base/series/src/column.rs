@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::Value;
 use crate::wire::{Cursor, put_bytes, put_varint, unzigzag, zigzag};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Int,
     Float,

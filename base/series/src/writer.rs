@@ -52,7 +52,7 @@ impl Default for Settings {
             segment_bytes: 16 << 20,
             retain_for: None,
             retain_bytes: None,
-            level: 9,
+            level: 19,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use unslow_client::{Error, Options, Target};
-use unslow_facts::{Node, Own, Rtt, Seen};
+use unslow_facts::{Gap, Lack, Node, Own, Rtt, Seen};
 use unslow_topology::Member;
 
 use crate::ask::{Ask, Salt};
@@ -37,8 +37,8 @@ pub struct Inquiry {
     options: Options,
     salt: Arc<Salt>,
     ask: Option<Ask>,
-    /// What was answered last.
-    node: Node,
+    /// What was answered last; shared with whom it was told.
+    node: Arc<Node>,
     /// Of connections before this one.
     own_before: Own,
     counted: Option<Counted>,
@@ -49,12 +49,12 @@ impl Inquiry {
     pub fn new(member: &Member, target: Target, options: Options, salt: Arc<Salt>) -> Inquiry {
         let mut node = Node::new(&member.address, member.role);
         node.node_id.clone_from(&member.node_id);
-        Inquiry { target, options, salt, ask: None, node, own_before: Own::default(), counted: None }
+        Inquiry { target, options, salt, ask: None, node: Arc::new(node), own_before: Own::default(), counted: None }
     }
 
     /// Asks. What was not asked in this round is as the last one left it; [`Node::own`] counts from the first round on.
     /// Fails when the server does not answer; the next round dials again.
-    pub fn ask(&mut self, round: Round) -> Result<&Node, Error> {
+    pub fn ask(&mut self, round: Round) -> Result<Arc<Node>, Error> {
         let mut ask = match self.ask.take() {
             Some(ask) => ask,
             None => {
@@ -62,30 +62,56 @@ impl Inquiry {
                 ask.own = Own::default();
                 ask.begin_window();
                 ask.greeted(&self.target, &self.options);
-                self.node.open_door = !ask.connection().authenticated && self.options.tls.cert_and_key.is_none();
-                self.node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
+                let node = Arc::make_mut(&mut self.node);
+                node.open_door = !ask.connection().authenticated && self.options.tls.cert_and_key.is_none();
+                node.connect_us = Some(ask.connection().connect_time.as_micros() as u64);
                 ask
             }
         };
         let asked = self.round(&mut ask, round);
-        self.node.own = ask.own.clone();
-        self.node.own.add(&self.own_before);
-        self.node.own.stopped_early = ask.own.stopped_early;
+        let node = Arc::make_mut(&mut self.node);
+        node.own = ask.own.clone();
+        node.own.add(&self.own_before);
+        node.own.stopped_early = ask.own.stopped_early;
         match asked {
             Ok(()) => self.ask = Some(ask),
             Err(e) => {
-                self.own_before = self.node.own.clone();
+                self.own_before = node.own.clone();
                 self.counted = None;
                 return Err(e);
             }
         }
         // The next whole round compares with `last`.
-        self.node.first = None;
-        Ok(&self.node)
+        node.first = None;
+        Ok(self.node.clone())
+    }
+
+    /// [`Inquiry::ask`] for those who keep what they are told: settings, clients, views and histograms are in the answer
+    /// to a whole round alone, and nothing of them stays here.
+    pub fn hand_over(&mut self, round: Round) -> Result<Arc<Node>, Error> {
+        let answer = self.ask(round)?;
+        if round == Round::Whole {
+            let told = || Gap::new(Lack::Other, "told in the last whole round", "");
+            self.node = Arc::new(Node {
+                node_id: answer.node_id.clone(),
+                last: answer.last.clone(),
+                own: answer.own.clone(),
+                open_door: answer.open_door,
+                connect_us: answer.connect_us,
+                config: Seen::No(told()),
+                clients: Seen::No(told()),
+                cluster: Seen::No(told()),
+                cluster_info: Seen::No(told()),
+                slot_stats: Seen::No(told()),
+                histograms: Seen::No(told()),
+                ..Node::new(&answer.address, answer.role)
+            });
+        }
+        Ok(answer)
     }
 
     fn round(&mut self, ask: &mut Ask, round: Round) -> Result<(), Error> {
-        let node = &mut self.node;
+        let node = Arc::make_mut(&mut self.node);
         if round == Round::Whole || node.last.is_none() {
             node.first = std::mem::replace(&mut node.last, node::sample(ask)?);
             if node.first.is_none() {

@@ -67,7 +67,7 @@ struct State {
     watched: Vec<Watched>,
     asked: HashMap<NodeNumber, Asked>,
     /// The newest answer of each node, for those who look at its machine.
-    nodes: HashMap<NodeNumber, Node>,
+    nodes: HashMap<NodeNumber, Arc<Node>>,
     next_number: NodeNumber,
     ended: bool,
 }
@@ -80,7 +80,7 @@ pub struct Inquirers {
     salt: Arc<Salt>,
     notes: SyncSender<Note>,
     eyes: Vec<(Sender<Order>, Waker)>,
-    /// Whether somebody looks at the nodes' machine.
+    /// Whether answers are kept, and told whole in every round: for one who looks at the nodes' machine, or shows them.
     keeps_answers: bool,
     state: Mutex<State>,
     changed: Condvar,
@@ -170,9 +170,14 @@ impl Inquirers {
         self.changed.notify_one();
     }
 
-    /// The nodes that were asked, as they answered last.
+    /// The nodes that were asked: of their last answers what finds their processes.
     pub fn nodes(&self) -> Vec<(NodeNumber, Node)> {
-        self.state().nodes.iter().map(|(number, node)| (*number, node.clone())).collect()
+        let of = |node: &Node| Node {
+            last: node.last.clone(),
+            config: node.config.clone(),
+            ..Node::new(&node.address, node.role)
+        };
+        self.state().nodes.iter().map(|(number, node)| (*number, of(node))).collect()
     }
 
     pub fn end(&self) {
@@ -367,7 +372,7 @@ impl Inquirers {
         };
         let Some((mut inquiry, round)) = taken else { return };
         let kind = if round % ROUNDS_PER_WHOLE == 0 { Round::Whole } else { Round::Often };
-        let answer = inquiry.ask(kind).cloned().ok();
+        let answer = if self.keeps_answers { inquiry.ask(kind) } else { inquiry.hand_over(kind) }.ok();
         let at = stamp();
         let mut state = self.state();
         let Some(asked) = state.asked.get_mut(&number) else { return };
@@ -389,7 +394,7 @@ impl Inquirers {
         drop(state);
         self.changed.notify_one();
         if let Some(node) = answer {
-            self.tell(Note::Asked(number, at, kind, Box::new(node)));
+            self.tell(Note::Asked(number, at, kind, node));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Puts what was seen into the store. No sockets, no threads, no clock: what it is told has its time with it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -55,7 +55,8 @@ pub trait Take: Send + 'static {
 struct Kept {
     series: SeriesId,
     fields: Fields,
-    parts: BTreeMap<Part, (Vec<u8>, u64)>,
+    /// Digest of what was written last, and when.
+    parts: BTreeMap<Part, (u64, u64)>,
     /// The newest entry of the slow log.
     slow_id: Option<u64>,
     /// What the expensive questions sent.
@@ -88,7 +89,8 @@ impl Field {
 #[derive(Default)]
 struct Fields {
     all: Vec<Field>,
-    by_name: HashMap<Arc<str>, u32>,
+    /// Places in `all`, by name.
+    by_name: Vec<u32>,
     next: usize,
     row: u64,
 }
@@ -102,10 +104,10 @@ impl Fields {
     fn see(&mut self, name: &str, shared: &mut Shared) -> Option<&mut Field> {
         let place = match self.all.get(self.next) {
             Some(field) if *field.name == *name => self.next,
-            _ => match self.by_name.get(name) {
-                Some(place) => *place as usize,
-                None if self.all.len() >= FIELDS_MAX => return None,
-                None => self.add(Field::new(shared.text(name), shared.text(info::GONE))),
+            _ => match self.place(name) {
+                Ok(at) => self.by_name[at] as usize,
+                Err(_) if self.all.len() >= FIELDS_MAX => return None,
+                Err(_) => self.add(Field::new(shared.text(name), shared.text(info::GONE))),
             },
         };
         self.next = place + 1;
@@ -113,10 +115,26 @@ impl Fields {
         (std::mem::replace(&mut field.row, row) != row).then_some(field)
     }
 
+    /// Where it is in `by_name`, or would be.
+    fn place(&self, name: &str) -> Result<usize, usize> {
+        self.by_name.binary_search_by(|place| (*self.all[*place as usize].name).cmp(name))
+    }
+
+    /// Its place in `all`. One of the same name that is there already stays as it is.
     fn add(&mut self, field: Field) -> usize {
-        self.by_name.insert(field.name.clone(), self.all.len() as u32); // FIELDS_MAX at most
-        self.all.push(field);
-        self.all.len() - 1
+        match self.place(&field.name) {
+            Ok(at) => self.by_name[at] as usize,
+            Err(at) => {
+                let place = self.all.len();
+                self.by_name.insert(at, place as u32); // FIELDS_MAX at most
+                if place == self.all.capacity() {
+                    // A thousand servers have as many of these: room for twice as many would be much.
+                    self.all.reserve_exact((place / 8).max(32));
+                }
+                self.all.push(field);
+                place
+            }
+        }
     }
 
     /// Those that were not in this row.
@@ -174,6 +192,8 @@ pub struct Keeper<D: Disk> {
     writer: Writer<D>,
     shared: Shared,
     nodes: HashMap<NodeNumber, Kept>,
+    /// Keyed at random: no server can make a change look like none.
+    digests: RandomState,
     row: Vec<(FieldId, Value)>,
 }
 
@@ -182,7 +202,13 @@ impl<D: Disk> Keeper<D> {
     pub fn new(mut writer: Writer<D>, at: Stamp) -> Result<Keeper<D>, Error> {
         let series = writer.series(MACHINE)?;
         writer.event(series, at, STARTED, &[])?;
-        Ok(Keeper { writer, shared: Shared::default(), nodes: HashMap::new(), row: Vec::new() })
+        Ok(Keeper {
+            writer,
+            shared: Shared::default(),
+            nodes: HashMap::new(),
+            digests: RandomState::new(),
+            row: Vec::new(),
+        })
     }
 
     fn note(&mut self, note: &Note) -> Result<Told, Error> {
@@ -208,7 +234,7 @@ impl<D: Disk> Keeper<D> {
                 self.writer.event(series, *at, SENTINEL, &json(sentinel))
             }
             Note::Host(at, host) => self.host(*at, host),
-            Note::Sockets(number, at, node) => self.part(*number, *at, Part::Sockets, &node.sockets),
+            Note::Sockets(number, at, sockets) => self.part(*number, *at, Part::Sockets, sockets),
         }
         .map(|()| Told::Nothing)
     }
@@ -331,6 +357,9 @@ impl<D: Disk> Keeper<D> {
         self.part(number, at, Part::SlowLog, &read)?;
         self.part(number, at, Part::KeySizes, &node.key_sizes)?;
         self.part(number, at, Part::Latency, &node.latency)?;
+        if round == Round::Often {
+            return Ok(());
+        }
         self.part(number, at, Part::Clients, &node.clients)?;
         self.part(number, at, Part::Config, &node.config)?;
         self.part(number, at, Part::Cluster, &node.cluster)?;
@@ -368,8 +397,9 @@ impl<D: Disk> Keeper<D> {
             Seen::Yes { value, source, .. } => json(&Seen::Yes { value, source: source.clone(), at_ms: 0 }),
             no => json(no),
         };
+        let digest = self.digests.hash_one(&same);
         let known = kept.parts.get(&part);
-        let is_known = known.is_some_and(|(bytes, ms)| *bytes == same && at.mono_ms.saturating_sub(*ms) < AGAIN_MS);
+        let is_known = known.is_some_and(|(last, ms)| *last == digest && at.mono_ms.saturating_sub(*ms) < AGAIN_MS);
         if is_known || (known.is_none() && matches!(seen, Seen::No(_)) && seen.refused().is_none()) {
             return Ok(());
         }
@@ -378,7 +408,7 @@ impl<D: Disk> Keeper<D> {
             Err(Error::TooLong { .. }) => {}
             other => other?,
         }
-        kept.parts.insert(part, (same, at.mono_ms));
+        kept.parts.insert(part, (digest, at.mono_ms));
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, Rtt, Sample, Seen, SentinelNode};
+use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, PeerSockets, Rtt, Sample, Seen, SentinelNode};
 use unslow_series::{Error, Stamp};
 use unslow_topology::{Info, Role};
 
@@ -44,7 +44,8 @@ struct Watched {
     address: String,
     seconds: VecDeque<Second>,
     /// The newest answers to the expensive questions.
-    asked: Node,
+    asked: Arc<Node>,
+    sockets: Seen<Vec<PeerSockets>>,
     /// Each with when it was over, by the clock that is not set.
     stalls: VecDeque<(u64, Stall)>,
     away: Option<Away>,
@@ -112,10 +113,12 @@ impl Live {
     pub fn take(&mut self, note: &Note) -> Told {
         match note {
             Note::Node { number, url, address } if *url == self.url => {
-                let asked = Node::new(address, Role::Unknown);
+                let asked = Arc::new(Node::new(address, Role::Unknown));
                 let (seconds, stalls) = (VecDeque::new(), VecDeque::new());
                 let (address, is_asked) = (address.clone(), false);
-                let watched = Watched { address, seconds, asked, stalls, away: None, topology: None, is_asked };
+                let sockets = Seen::default();
+                let watched =
+                    Watched { address, seconds, asked, sockets, stalls, away: None, topology: None, is_asked };
                 self.nodes.insert(*number, watched);
             }
             Note::Left(number) => drop(self.nodes.remove(number)),
@@ -135,15 +138,13 @@ impl Live {
             }
             Note::Asked(number, _, _, found) => {
                 if let Some(node) = self.nodes.get_mut(number) {
-                    let sockets = std::mem::replace(&mut node.asked.sockets, found.sockets.clone());
-                    node.asked.clone_from(found);
-                    node.asked.sockets = sockets;
+                    node.asked = found.clone();
                     node.is_asked = true;
                 }
             }
             Note::Sockets(number, _, found) => {
                 if let Some(node) = self.nodes.get_mut(number) {
-                    node.asked.sockets = found.sockets.clone();
+                    node.sockets.clone_from(found);
                 }
             }
             Note::Node { .. } | Note::Listing { .. } | Note::Sentinel { .. } | Note::Wake => {}
@@ -233,7 +234,7 @@ impl Watched {
     }
 
     fn node(&self, window_ms: i64, now: Stamp, listed: Option<&Listed>) -> Node {
-        let mut node = Node { address: self.address.clone(), ..self.asked.clone() };
+        let mut node = Node { address: self.address.clone(), sockets: self.sockets.clone(), ..(*self.asked).clone() };
         (node.first, node.last, node.window_s) = (None, None, 0.0);
         (node.unreachable, node.away, node.silent_ms) = (None, None, None);
         if let Some(listed) = listed {

@@ -1,5 +1,6 @@
 //! What a live view says of what its threads saw.
 
+use std::sync::Arc;
 use unslow_facts::Node;
 use unslow_probe::Round;
 use unslow_series::Stamp;
@@ -26,7 +27,7 @@ fn live(window_ms: i64) -> Live {
     let listed = Listed { address: "a:1".into(), role: Role::Replica, master: Some("b:1".into()), node_id: None };
     let listing = Listing { kind: DeploymentKind::Cluster, nodes: vec![listed], notes: Vec::new(), through: None };
     live.take(&Note::Listing { url: URL.into(), at: at(0), listing });
-    live.take(&Note::Asked(0, at(0), Round::Whole, Box::new(Node::new("a:1", Role::Unknown))));
+    live.take(&Note::Asked(0, at(0), Round::Whole, Arc::new(Node::new("a:1", Role::Unknown))));
     live
 }
 

@@ -1,9 +1,10 @@
 //! What those who look tell the one who writes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use unslow_facts::{Host, Node, Own, SentinelNode};
+use unslow_facts::{Host, Node, Own, PeerSockets, Seen, SentinelNode};
 use unslow_probe::Round;
 use unslow_series::Stamp;
 
@@ -24,7 +25,7 @@ pub enum Note {
     /// What the event loop saw.
     Saw(NodeNumber, Stamp, Saw),
     /// What the expensive questions of a round found.
-    Asked(NodeNumber, Stamp, Round, Box<Node>),
+    Asked(NodeNumber, Stamp, Round, Arc<Node>),
     /// What a Sentinel knows.
     Sentinel { url: String, at: Stamp, sentinel: SentinelNode },
     /// What the last minute was like on this machine.
@@ -32,7 +33,7 @@ pub enum Note {
     /// Nothing: the writer looks whether it should end.
     Wake,
     /// What its kernel says of a node's connections.
-    Sockets(NodeNumber, Stamp, Box<Node>),
+    Sockets(NodeNumber, Stamp, Box<Seen<Vec<PeerSockets>>>),
 }
 
 #[derive(Clone, Debug, PartialEq)]

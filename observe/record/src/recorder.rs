@@ -324,12 +324,9 @@ fn watch_machine(shared: &Shared, inquirers: &Inquirers, window: Duration, tell:
             continue;
         }
         let at = stamp();
-        for (number, node) in numbers
-            .into_iter()
-            .zip(nodes)
-            .filter(|(_, node)| node.sockets.refused().is_some() || node.sockets.value().is_some())
-        {
-            tell(Note::Sockets(number, at, Box::new(node)));
+        let all = numbers.into_iter().zip(nodes).map(|(number, node)| (number, node.sockets));
+        for (number, sockets) in all.filter(|(_, s)| s.refused().is_some() || s.value().is_some()) {
+            tell(Note::Sockets(number, at, Box::new(sockets)));
         }
         tell(Note::Host(at, Box::new(host)));
     }

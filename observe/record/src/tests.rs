@@ -1,5 +1,6 @@
 //! From what was seen to the facts of a window, over a real directory and without a server.
 
+use std::sync::Arc;
 use unslow_facts::{Lack, Own, Seen, SlowEntry};
 use unslow_probe::Round;
 use unslow_series::{Stamp, Writer};
@@ -202,7 +203,7 @@ fn slow_commands_are_kept_once_and_a_log_that_begins_anew_too() {
     let mut asked = |second: i64, entries: Vec<SlowEntry>| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
         node.slowlog = Seen::Yes { value: entries, source: "SLOWLOG GET 128".into(), at_ms: 0 };
-        rig.take(Note::Asked(0, at(second), Round::Whole, Box::new(node)));
+        rig.take(Note::Asked(0, at(second), Round::Whole, Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
     asked(10, vec![entry(7, 9), entry(6, 8)]);
@@ -305,7 +306,7 @@ fn a_recorder_that_reads_the_slow_log_again_keeps_each_entry_once() {
     let asked = |rig: &mut Rig, second: i64| {
         let mut node = unslow_facts::Node::new(ADDRESS, Role::Master);
         node.slowlog = Seen::Yes { value: vec![entry(7), entry(6)], source: "SLOWLOG GET 128".into(), at_ms: 0 };
-        rig.take(Note::Asked(0, at(second), Round::Often, Box::new(node)));
+        rig.take(Note::Asked(0, at(second), Round::Often, Arc::new(node)));
         rig.second(second, &info(second, "master", ""));
     };
     asked(&mut rig, 10);
@@ -349,7 +350,7 @@ fn the_same_calls_are_not_counted_in_two_windows() {
             let ranges = vec![unslow_facts::TimeRange { up_to_us: 100, calls: 1000 + second as u64 }];
             let value = [("get".to_string(), ranges)].into();
             node.histograms = Seen::Yes { value, source: "LATENCY HISTOGRAM".into(), at_ms: 0 };
-            rig.take(Note::Asked(0, at(second), Round::Whole, Box::new(node)));
+            rig.take(Note::Asked(0, at(second), Round::Whole, Arc::new(node)));
         }
     }
     let calls = |from, to| rig.node(from, to).histograms.value().unwrap()["get"][0].calls;

@@ -68,7 +68,7 @@ impl Watch {
         let there = elsewhere::servers();
         let drops = sockets::listen_drops();
         let mut reached = BTreeSet::new();
-        for node in nodes.iter_mut().filter(|n| n.first.is_some()) {
+        for node in nodes.iter_mut().filter(|n| n.info().is_some()) {
             let Some(found) = here.find(node, &there) else { continue };
             let mut queues = Vec::new();
             let pid = match found {
