@@ -2,7 +2,7 @@
 export UNSLOW_CACHE ?= $(CURDIR)/.cache
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test test-long check bench fuzz bpf tools compilers
+.PHONY: demo test test-long check bench dist fuzz bpf tools compilers
 
 compilers: ## what the build needs beside Rust: librdkafka is C and C++, and wants OpenSSL
 	@missing=""; \
@@ -52,6 +52,14 @@ fuzz: compilers ## every parser of foreign bytes under libFuzzer, FUZZ_S seconds
 	command -v cargo-fuzz > /dev/null || cargo install --locked cargo-fuzz
 	cd fuzz && for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do \
 		RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer address $$target -- -max_total_time=$(FUZZ_S) -rss_limit_mb=4096 -print_final_stats=1 || exit 1; done
+
+# Equal functions are kept once; rust-lld, which does that, links on x86_64 only.
+FOLDED := $(if $(filter x86_64,$(shell uname -m)),-C link-arg=-Wl$(,)--icf=all)
+, := ,
+
+dist: compilers ## the binary that is given to others: target/dist/unslow, stripped
+	RUSTFLAGS="$(FOLDED)" cargo build --profile dist --package unslow
+	@ls -l target/dist/unslow | awk '{printf "target/dist/unslow: %.1f MB\n", $$5 / 1e6}'
 
 bpf: ## fix/bypass/src/sockmap.bpf.o from its C source, compared with the committed one; after a change to that source
 	@missing=""; \

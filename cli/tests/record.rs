@@ -86,7 +86,9 @@ fn the_machine_is_recorded_with_its_servers_and_their_clients_connections() {
         process["addresses"][0] == server.address() && process["pid"] == server.pid()
     };
     until("the machine is in the facts", || facts().is_some_and(|facts| is_there(&facts)));
-    until("and so are the server's sockets", || facts().is_some_and(|f| f["nodes"][0]["sockets"]["yes"]["value"].is_array()));
+    until("and so are the server's sockets", || {
+        facts().is_some_and(|f| f["nodes"][0]["sockets"]["yes"]["value"].is_array())
+    });
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub struct Remedy {
 pub const CASES: &[Remedy] = &[
     Remedy { name: "keys_on_200_000", rule: "keys_command", make: keys_on_200_000 },
     Remedy { name: "keys_often", rule: "keys_command", make: ill_clients::cache_emptied_by_pattern },
+    Remedy { name: "keys_on_50_000", rule: "keys_command", make: keys_on_50_000 },
     Remedy { name: "keys_in_a_script", rule: "keys_command", make: ill_clients::keys_in_a_script },
     Remedy { name: "smembers", rule: "big_key", make: ill_clients::smembers },
     Remedy { name: "lrange_of_all", rule: "big_key", make: ill_clients::whole_list_read },
@@ -40,16 +41,20 @@ pub const CASES: &[Remedy] = &[
     Remedy { name: "sort", rule: "big_key", make: ill_clients::list_sorted },
     Remedy { name: "mget_of_ten_thousand", rule: "giant_commands", make: ill_clients::mget_of_ten_thousand },
     Remedy { name: "pfcount_of_a_thousand", rule: "slow_command", make: ill_clients::pfcount_of_a_thousand },
+    Remedy { name: "sets_intersected", rule: "slow_command", make: sets_intersected },
     Remedy { name: "scan_with_count_100000", rule: "slow_command", make: ill_clients::scan_with_count_100000 },
     Remedy { name: "script_of_30_ms", rule: "long_script", make: script_of_30_ms },
+    Remedy { name: "script_of_10_ms", rule: "long_script", make: script_of_10_ms },
     Remedy { name: "script_of_milliseconds", rule: "long_script", make: ill_clients::scripts_of_milliseconds },
     Remedy { name: "script_once_a_second", rule: "long_script", make: script_once_a_second },
     Remedy { name: "function", rule: "long_script", make: ill_clients::function_in_a_loop },
     Remedy { name: "info_storm", rule: "monitoring_storm", make: ill_clients::info_storm },
     Remedy { name: "client_list", rule: "monitoring_storm", make: ill_clients::client_list_of_two_thousand },
+    Remedy { name: "client_list_of_500", rule: "monitoring_storm", make: client_list_of_500 },
     Remedy { name: "config_get_all", rule: "monitoring_storm", make: ill_clients::config_get_all },
     Remedy { name: "command_tables", rule: "monitoring_storm", make: command_tables },
     Remedy { name: "cluster_nodes", rule: "topology_storm", make: ill_clients::fragmented_map_polled },
+    Remedy { name: "cluster_slots", rule: "topology_storm", make: ill_clients::fragmented_slots_polled },
     Remedy { name: "cluster_shards", rule: "topology_storm", make: ill_clients::fragmented_shards_polled },
     Remedy { name: "connections", rule: "connection_churn", make: connections },
     Remedy { name: "connections_auth_select", rule: "connection_churn", make: ill_clients::connection_auth_select },
@@ -67,6 +72,38 @@ fn keys_on_200_000(stage: &mut Stage) -> Made {
     stage.application(&server, 500);
     stage.repeat(&server, ms(300), &["KEYS", "session:*777"]);
     Ok(())
+}
+
+fn keys_on_50_000(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    fill(&server, 50_000, |i| words(&["SET", &format!("basket:{i}"), "x"]));
+    stage.application(&server, 500);
+    stage.repeat(&server, ms(60), &["KEYS", "basket:*77"]);
+    Ok(())
+}
+
+/// Members that only the first set has, so that the answer is short and the work is not.
+fn sets_intersected(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    for set in ["followers", "members"] {
+        fill(&server, 60_000, |i| words(&["SADD", &format!("{{t}}{set}"), &format!("{set}:{i}")]));
+    }
+    stage.application(&server, 500);
+    stage.repeat(&server, ms(100), &["SINTER", "{t}followers", "{t}members"]);
+    Ok(())
+}
+
+fn client_list_of_500(stage: &mut Stage) -> Made {
+    let server = stage.server(&[]);
+    let idle: Vec<Connection> = (0..500).map(|_| open(&server)).collect();
+    stage.keep(idle);
+    stage.application(&server, 500);
+    stage.repeat(&server, ms(20), &["CLIENT", "LIST"]);
+    Ok(())
+}
+
+fn script_of_10_ms(stage: &mut Stage) -> Made {
+    ill_clients::script_loop(stage, "900000", 50)
 }
 
 fn script_of_30_ms(stage: &mut Stage) -> Made {

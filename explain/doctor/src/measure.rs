@@ -11,7 +11,7 @@ mod constant_time;
 mod held;
 mod residual;
 
-pub use between::{CONNECTION_US, IDLE_SHARE, TURN_US, call_us, outside_us, scale, traffic_us, turns};
+pub use between::{CONNECTION_US, Depth, IDLE_SHARE, TURN_US, call_us, outside_us, scale, traffic_us, turns};
 pub use constant_time::{CONSTANT_TIME, PER_ARGUMENT, WITHOUT_COUNT, is_victim};
 pub use held::{
     Held, LARGE_REPLY_BYTES, SCRIPTS, held, in_scripts, inside_share, moving_us, received_bytes, script_around, sender,

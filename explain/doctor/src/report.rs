@@ -71,7 +71,7 @@ pub enum Conclusion {
     NoServer,
     /// No server answered, or the diagnosis failed as a whole.
     Unreachable,
-    /// Too much is denied to this user: what was not found may be there.
+    /// Too much is denied to this user, or the servers were too slow to be asked: what was not found may be there.
     Blind,
     /// No application uses it: why it is slow under load cannot be seen without load.
     Idle,
@@ -311,9 +311,10 @@ fn looked(answers: &[Answer]) -> Looked {
     Looked { rules: about.len() as u32, could: (about.len() - could_not.len()) as u32, could_not }
 }
 
-/// So many of a server's sources denied to this user leave the doctor blind: settings, the slow log, its clients, its
-/// view of the cluster. One alone hides some causes and is said as that; managed services deny CONFIG and show all the
-/// rest. Sources are counted and not rules, whose number says nothing about what is hidden.
+/// So many of a server's sources denied to this user, or out of reach since it answered too slowly, leave the doctor
+/// blind: settings, the slow log, its clients, its view of the cluster. One alone hides some causes and is said as
+/// that; managed services deny CONFIG and show all the rest. Sources are counted and not rules, whose number says
+/// nothing about what is hidden.
 const BLIND_SOURCES: usize = 2;
 
 fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], only: bool) -> Conclusion {
@@ -351,10 +352,10 @@ fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], only: boo
     }
 }
 
-/// How many of a server's sources its user may not see.
+/// How many of a server's sources its user may not see, or could not be asked in time.
 fn denied_sources(node: &Node) -> usize {
     let gaps = [node.config.refused(), node.slowlog.refused(), node.clients.refused(), node.cluster.refused()];
-    gaps.into_iter().flatten().filter(|gap| gap.lack == Lack::Rights).count()
+    gaps.into_iter().flatten().filter(|gap| matches!(gap.lack, Lack::Rights | Lack::Time)).count()
 }
 
 /// Whether no application uses the deployment: its servers were measured, and hardly anything was asked of them.

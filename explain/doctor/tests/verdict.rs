@@ -91,6 +91,11 @@ fn one_denied_source_is_a_gap_and_two_leave_the_doctor_blind() {
     assert!(!report.looked.could_not.is_empty());
     node.slowlog = Seen::No(denied());
     assert_eq!(standalone(node.clone()).verdict, Conclusion::Blind);
+    // Nor does a server give an all-clear that was too slow to be asked: that may be what is wrong with it.
+    let late = || Gap::new(Lack::Time, "the window was over before it could be asked", "a longer --window");
+    (node.config, node.slowlog) = (Seen::No(late()), Seen::No(late()));
+    assert_eq!(standalone(node.clone()).verdict, Conclusion::Blind);
+    node.config = Seen::No(denied());
     // An old version is not a right.
     node.slowlog = Seen::No(Gap::new(Lack::Version, "this server has no SLOWLOG", ""));
     assert_ne!(standalone(node).verdict, Conclusion::Blind);

@@ -86,8 +86,8 @@ impl Inquiry {
         Ok(self.node.clone())
     }
 
-    /// [`Inquiry::ask`] for those who keep what they are told: settings, clients, views and histograms are in the answer
-    /// to a whole round alone, and nothing of them stays here.
+    /// [`Inquiry::ask`] for those who keep what they are told: settings, clients, views and histograms are in the
+    /// answer to a whole round alone, and nothing of them stays here.
     pub fn hand_over(&mut self, round: Round) -> Result<Arc<Node>, Error> {
         let answer = self.ask(round)?;
         if round == Round::Whole {

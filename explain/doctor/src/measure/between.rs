@@ -37,8 +37,58 @@ pub fn turns(node: &Node) -> f64 {
 }
 
 /// What a call that is a read by itself costs outside the command, in us. On a busy server several reads share a turn.
+/// Before 6.0, where reads are not counted, it is what a command costs there on average.
 pub fn call_us(node: &Node) -> f64 {
-    READ_US + TURN_US * turns(node) / events(node).max(1.0)
+    match node.delta("total_reads_processed") {
+        None => outside_per_command_us(node).unwrap_or(READ_US).max(READ_US),
+        Some(_) => READ_US + TURN_US * turns(node) / events(node).max(1.0),
+    }
+}
+
+/// CPU of the main thread outside commands for each command, in us, without what bytes, new connections, forks and the
+/// server's own clock take.
+fn outside_per_command_us(node: &Node) -> Option<f64> {
+    let commands = node.processed().filter(|n| *n > 0.0)?;
+    let connections = grown(node, "total_connections_received");
+    let rest = outside_us(node)? - others_us(node) - connections * CONNECTION_US;
+    Some(rest.max(0.0) / commands)
+}
+
+/// Commands per read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Depth {
+    /// By the server (6.0+).
+    Counted(f64),
+    /// Before 6.0, by the CPU that a command costs outside: a read costs [`READ_US`] or more, so there are at least so
+    /// many commands in it. On a server with little to do, whose turns of the event loop cost more, there may be more.
+    AtLeast(f64),
+}
+
+impl Depth {
+    /// `None` where neither reads nor CPU time were counted.
+    pub fn of(node: &Node) -> Option<Depth> {
+        if let Some(depth) = node.depth() {
+            return Some(Depth::Counted(depth));
+        }
+        let outside = outside_per_command_us(node).filter(|us| *us > 0.0)?;
+        Some(Depth::AtLeast((READ_US / outside).max(1.0)))
+    }
+
+    pub fn commands(self) -> f64 {
+        match self {
+            Depth::Counted(depth) | Depth::AtLeast(depth) => depth,
+        }
+    }
+
+    /// `3.99 commands per read`, and how it is known.
+    pub fn text(self) -> String {
+        match self {
+            Depth::Counted(depth) => format!("{depth:.2} commands per read"),
+            Depth::AtLeast(depth) => {
+                format!("{depth:.1} or more commands per read, by the CPU they take (not counted before 6.0)")
+            }
+        }
+    }
 }
 
 /// How much more than the reference this server takes for reads with brief replies and for connections: what is left
@@ -46,16 +96,21 @@ pub fn call_us(node: &Node) -> f64 {
 /// A machine whose processors sleep between requests took four times as much as one that was busy.
 pub fn scale(node: &Node) -> f64 {
     let Some(outside) = outside_us(node) else { return 1.0 };
-    let bytes = grown(node, "total_net_output_bytes") + grown(node, "total_net_input_bytes");
-    let forks = grown(node, "total_forks") * node.number("latest_fork_usec").unwrap_or(0.0);
-    let expiry = grown(node, "expire_cycle_cpu_milliseconds") * 1000.0;
-    let defrag = node.number("active_defrag_running").unwrap_or(0.0) / 100.0 + IDLE_SHARE;
-    let others = bytes * BYTE_US + forks + expiry + defrag * 1e6 * node.window_s;
+    let others = others_us(node);
     let connections = grown(node, "total_connections_received");
     // The last read of a connection finds it closed.
     let reads = (grown(node, "total_reads_processed") - connections).max(0.0);
     let reference = reads * call_us(node) + connections * CONNECTION_US;
     if reference > 0.0 { ((outside - others) / reference).max(1.0) } else { 1.0 }
+}
+
+/// CPU outside commands that is no traffic's: bytes, forks, expiry, defragmentation and the server's own clock, in us.
+fn others_us(node: &Node) -> f64 {
+    let bytes = grown(node, "total_net_output_bytes") + grown(node, "total_net_input_bytes");
+    let forks = grown(node, "total_forks") * node.number("latest_fork_usec").unwrap_or(0.0);
+    let expiry = grown(node, "expire_cycle_cpu_milliseconds") * 1000.0;
+    let defrag = node.number("active_defrag_running").unwrap_or(0.0) / 100.0 + IDLE_SHARE;
+    bytes * BYTE_US + forks + expiry + defrag * 1e6 * node.window_s
 }
 
 fn events(node: &Node) -> f64 {

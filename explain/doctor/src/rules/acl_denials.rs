@@ -11,7 +11,8 @@
 //! What it weighs: a denial costs only the request that was denied: with up to 10 % of the commands denied, the finding
 //! is never critical.
 //!
-//! Not to be taken for: failed logins (WRONGPASS, NOAUTH): those clients have no permissions because they have no user.
+//! Not to be taken for: a replica whose user may not copy (`replica_link_down`): its PSYNC and REPLCONF are not counted
+//! here; failed logins (WRONGPASS, NOAUTH): those clients have no permissions because they have no user.
 //! `error_flood` reports them, and here they are only mentioned. It reports all other errors too; `error_flood` leaves
 //! out what is reported here.
 //!
@@ -34,6 +35,9 @@ pub const INJECTED: Injected = Injected::Yes;
 const SHARE: f64 = 0.01;
 const LEAST: u64 = 20;
 
+/// What a replica sends its master.
+const REPLICATION: [&str; 3] = ["PSYNC", "SYNC", "REPLCONF"];
+
 /// What one server denies.
 struct Denials<'a> {
     node: &'a Node,
@@ -49,7 +53,10 @@ impl Denials<'_> {
     fn of(node: &Node) -> Option<Denials<'_>> {
         let outcomes = Outcomes::of(node)?;
         let greetings = outcomes.greetings.get("NOPERM").copied().unwrap_or(0);
-        let denied = outcomes.count(&["NOPERM"]).saturating_sub(greetings);
+        // What a replica's user lacks is told by its link (`replica_link_down`): some try thousands of times a second.
+        let of_replicas = worst_commands(node).into_iter().filter(|c| REPLICATION.contains(&c.0.as_str()));
+        let of_replicas: u64 = of_replicas.map(|c| c.1).fold(0, u64::saturating_add);
+        let denied = outcomes.count(&["NOPERM"]).saturating_sub(greetings).saturating_sub(of_replicas);
         let counted = node.delta("acl_access_denied_auth").unwrap_or(0.0) as u64;
         Some(Denials {
             node,

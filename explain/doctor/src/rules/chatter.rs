@@ -117,7 +117,7 @@ impl Chatter<'_> {
 
     /// Whether clients send one command at a time, and so wait for each check.
     fn waits(&self) -> bool {
-        self.each() <= MANY && self.node.depth().is_some_and(|depth| depth < DEPTH)
+        self.each() <= MANY && Depth::of(self.node).is_some_and(|depth| depth.commands() < DEPTH)
     }
 
     fn hurts(&self) -> bool {

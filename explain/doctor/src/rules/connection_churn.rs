@@ -70,8 +70,9 @@ impl Churn {
         const MOST_TLS_US: f64 = 10_000.0;
         // Below it, a share of the CPU says nothing of single connections.
         const MEASURABLE: f64 = 10.0;
-        let rate = node.rate("total_connections_received")?;
-        let connections = node.delta("total_connections_received")?;
+        // A replica that cannot copy connects again and again: that is told by its link.
+        let connections = (node.delta("total_connections_received")? - copies_asked(node)).max(0.0);
+        let rate = connections / node.window_s.max(0.001);
         let tls = is_tls(facts, node);
         let greeting = if rate > 0.0 { spent(node, GREETING).share } else { 0.0 };
         let least = rate * CONNECTION_US / 1e6 + greeting;
@@ -97,6 +98,15 @@ impl Churn {
     fn each_us(&self) -> f64 {
         if self.rate > 0.0 { self.share / self.rate * 1e6 } else { 0.0 }
     }
+}
+
+/// How often replicas asked for a copy or for what they missed, refused or not; each time on a new connection.
+fn copies_asked(node: &Node) -> f64 {
+    let (Some(first), Some(last)) = (&node.first, &node.last) else { return 0.0 };
+    let asked = |info: &unslow_topology::Info| {
+        info.command_stats().get("psync").map_or(0.0, |stat| stat.calls as f64 + stat.rejected as f64)
+    };
+    (asked(&last.info) - asked(&first.info)).max(0.0)
 }
 
 /// Commands that a connection begins with, as commandstats names them. Before 7.0 `client` holds CLIENT LIST too and is

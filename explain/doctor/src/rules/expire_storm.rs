@@ -4,7 +4,7 @@
 //! the main thread, and keys that expire lazily cost time on access.
 //!
 //! Seen when: over 100 keys a second expire, and the expiry cycle took over 5 % of a core in the window; before 6.0,
-//! where that is not counted, it ran into its time limit, or over 10 % of the keys with a TTL have already expired.
+//! where that is not counted, it is estimated by how often the cycle ran into its time limit.
 //!
 //! Not to be taken for: eviction (`eviction_pressure`).
 //!
@@ -40,7 +40,7 @@ impl Expires<'_> {
     }
 
     fn hurts(&self) -> bool {
-        self.rate > 100.0 && self.cpu.map_or(self.capped > 0.0 || self.stale > 10.0, |cpu| cpu > 0.05)
+        self.rate > 100.0 && self.share() > 0.05
     }
 }
 
@@ -77,7 +77,7 @@ fn found(e: &Expires) -> Finding {
     };
     let mut finding = Finding::new(format!("{} keys a second expire on {}: {taken}", count(e.rate), node.address))
         .core(
-            share.max(0.001),
+            share,
             format!(
                 "{} of a core on {}; the cycle reached its time limit {} times",
                 percent(share),

@@ -8,8 +8,8 @@
 //! Seen when: appendfsync is `always`, keys change in the window, a sync takes 1 ms or more on average, and the main
 //! thread spends 5 % of the window or more waiting. The wait is the time inside the event loop (eventloop_duration_sum,
 //! 7.2+) during which the main thread used no CPU, minus the time that it waited for a processor, a quota or the
-//! hypervisor. Before 7.2 it is seen when half of the PINGs take 1 ms longer than the fastest while the main thread is
-//! less than half busy.
+//! hypervisor. Before 7.2 it is seen when half of the PINGs take 1 ms longer than the fastest, or than opening a
+//! connection, while the main thread is less than half busy.
 //!
 //! Not to be taken for: a late sync under `everysec` (`aof_fsync_stall`): there a background thread syncs, and writes
 //! wait only when it is two seconds late. Nor for a slow command or a saturated main thread: those use CPU. LATENCY
@@ -39,6 +39,8 @@ const WAIT_SHARE: f64 = 0.05;
 const BUSY: f64 = 0.5;
 /// Fewer PINGs tell nothing.
 const PINGS: usize = 20;
+/// Unless they took most of the window.
+const PINGS_LONG: usize = 5;
 
 /// What one node under `always` waits for its disk.
 struct Waits<'a> {
@@ -148,13 +150,18 @@ fn by_pings(node: &Node, writes: f64) -> Look<'_> {
     let mut times: Vec<u32> = node.pings.iter().map(|p| p.1).collect();
     times.sort_unstable();
     let busy = node.cpu().map(|(user, sys)| user + sys);
-    let (Some(busy), true) = (busy, times.len() >= PINGS) else {
+    // A few do where each waits long.
+    let waited: f64 = times.iter().map(|us| f64::from(*us) / 1e6).sum();
+    let enough = times.len() >= PINGS || times.len() >= PINGS_LONG && waited > node.window_s / 2.0;
+    let (Some(busy), true) = (busy, enough) else {
         return unseen(node, "neither its event loop (7.2+) nor enough PINGs were timed");
     };
     if busy > BUSY {
         return unseen(node, "its main thread is busy, and before 7.2 that cannot be told apart from waiting");
     }
-    let over = |us: u32| f64::from(us - times[0]) / 1000.0;
+    // On a disk so slow that every PING meets a sync, only the kernel's handshake shows the distance.
+    let distance = node.connect_us.map_or(times[0], |us| times[0].min(u32::try_from(us).unwrap_or(u32::MAX)));
+    let over = |us: u32| f64::from(us - distance) / 1000.0;
     let mean = times.iter().map(|us| over(*us)).sum::<f64>() / times.len() as f64;
     Look::Timed(Waits { node, share: None, sync_ms: over(times[times.len() / 2]), writes, cost_ms: mean })
 }

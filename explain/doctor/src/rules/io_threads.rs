@@ -45,7 +45,8 @@ struct Crowd<'a> {
     node: &'a Node,
     host: &'a Host,
     process: &'a Process,
-    threads: f64,
+    /// `None` where the setting was not read, and INFO says that there are some.
+    threads: Option<f64>,
     cores: f64,
     /// Cores that all but the main thread used.
     others: f64,
@@ -57,15 +58,16 @@ struct Crowd<'a> {
 impl Crowd<'_> {
     fn of<'a>(facts: &'a Facts, node: &'a Node) -> Option<Crowd<'a>> {
         let (host, process) = facts.process(node)?;
-        let (threads, cores) = (threads(node)?, cores(host, process));
-        if threads <= 1.0 || threads <= cores {
+        let (threads, cores) = (threads(node), cores(host, process));
+        let is_active = node.info().and_then(|i| i.get("io_threads_active")) == Some("1");
+        if threads.map_or(!is_active, |threads| threads <= 1.0 || threads <= cores) {
             return None;
         }
         let main = process.main_cpu_share.or_else(|| node.cpu().map(|(user, sys)| user + sys)).unwrap_or(0.0);
         let (cut, periods) = process.throttled_periods.unwrap_or((0, 0));
         let is_cut = cut as f64 / periods.max(1) as f64 > PERIODS;
         let strangers = host.neighbours.iter().filter(|n| !n.client && n.parent != Some(process.pid));
-        Some(Crowd {
+        let crowd = Crowd {
             node,
             host,
             process,
@@ -75,7 +77,14 @@ impl Crowd<'_> {
             delay: process.run_delay_share.unwrap_or(0.0),
             throttled: if is_cut { process.throttled_share.unwrap_or(0.0) } else { 0.0 },
             strangers: strangers.map(|n| n.cpu_share).sum(),
-        })
+        };
+        // Without their number only what they do shows that they are too many.
+        (threads.is_some() || crowd.costs()).then_some(crowd)
+    }
+
+    /// `12 io-threads`
+    fn text(&self) -> String {
+        self.threads.map_or("io-threads".into(), |threads| format!("{threads:.0} io-threads"))
     }
 
     fn costs(&self) -> bool {
@@ -135,7 +144,7 @@ pub fn check(facts: &Facts) -> Verdict {
     }
     let text = match all.first() {
         Some(crowd) => {
-            format!("io-threads: {:.0} on {:.1} processors, and no application uses them", crowd.threads, crowd.cores)
+            format!("io-threads: {} on {:.1} processors, and no application uses them", crowd.text(), crowd.cores)
         }
         None => format!("io-threads: at most {most:.0}, no more than there are processors"),
     };
@@ -144,8 +153,8 @@ pub fn check(facts: &Facts) -> Verdict {
 
 fn found(worst: &Crowd<'_>) -> Finding {
     let (node, host, process) = (worst.node, worst.host, worst.process);
-    let (threads, cores, lost) = (worst.threads, worst.cores, worst.lost());
-    let finding = Finding::new(format!("{} runs {threads:.0} io-threads on {} processors", node.address, count(cores)));
+    let (cores, lost) = (worst.cores, worst.lost());
+    let finding = Finding::new(format!("{} runs {} on {} processors", node.address, worst.text(), count(cores)));
     let finding =
         if worst.costs() {
             finding
@@ -174,7 +183,7 @@ fn found(worst: &Crowd<'_>) -> Finding {
         };
     let active = node.info().and_then(|i| i.get("io_threads_active")).unwrap_or("not shown");
     let finding = finding
-        .saw(node, "CONFIG GET io-threads", format!("{threads:.0}"))
+        .saw(node, "CONFIG GET io-threads", worst.threads.map_or("not read".into(), |threads| format!("{threads:.0}")))
         .saw(node, "INFO stats", format!("io_threads_active:{active}, {} commands/s", count(node.ops().unwrap_or(0.0))))
         .saw_at(
             format!("processors of pid {} ({})", process.pid, host.hostname),
@@ -196,10 +205,11 @@ fn found(worst: &Crowd<'_>) -> Finding {
         false => finding,
     };
     let (text, risk) = (
-        format!("{:.0} instead of {threads:.0}", worst.wanted()),
+        worst.threads.map_or("none, or 1".into(), |threads| format!("{:.0} instead of {threads:.0}", worst.wanted())),
         "a server that needs them for its sockets loses throughput",
     );
-    if is_set_at_runtime(node) {
+    let threads = worst.threads.unwrap_or(1.0);
+    if is_set_at_runtime(node) && worst.threads.is_some() {
         let (set, back) =
             (format!("CONFIG SET io-threads {:.0}", worst.wanted()), format!("CONFIG SET io-threads {threads:.0}"));
         return finding.fix_at(&node.address, &format!("Use fewer io-threads: {text}"), &[&set], risk, &back);
@@ -212,7 +222,7 @@ fn found(worst: &Crowd<'_>) -> Finding {
             node.address
         )],
         risk,
-        &format!("io-threads {threads:.0}"),
+        &worst.threads.map_or(String::new(), |threads| format!("io-threads {threads:.0}")),
     )
 }
 

@@ -47,15 +47,15 @@ struct Bound<'a> {
     sys: f64,
     inside: f64,
     ops: f64,
-    depth: Option<f64>,
+    depth: Option<Depth>,
 }
 
 impl Bound<'_> {
     fn of(node: &Node) -> Option<Bound<'_>> {
         let (user, sys) = node.cpu()?;
-        let (cpu, inside, ops, depth) = (user + sys, node.inside_share()?, node.ops()?, node.depth());
-        let of_the_kernel =
-            cpu > 0.0 && ops > 0.0 && sys / cpu >= 0.5 && inside / cpu < 0.3 && depth.is_none_or(|d| d < 4.0);
+        let (cpu, inside, ops, depth) = (user + sys, node.inside_share()?, node.ops()?, Depth::of(node));
+        let few_at_a_time = depth.is_none_or(|d| d.commands() < 4.0);
+        let of_the_kernel = cpu > 0.0 && ops > 0.0 && sys / cpu >= 0.5 && inside / cpu < 0.3 && few_at_a_time;
         let busy = cpu > BUSY || (cpu > HALF && !no_pipelining::speaks(node));
         let is_bound = of_the_kernel && busy && !big_values::speaks(node);
         is_bound.then_some(Bound { node, cpu, sys, inside, ops, depth })
@@ -76,10 +76,10 @@ pub fn check(facts: &Facts) -> Verdict {
     };
     let per_us = cpu / ops * 1e6;
     let inside_us = inside / ops * 1e6;
-    let d = depth.unwrap_or(1.0);
+    let d = depth.map_or(1.0, Depth::commands);
     let at_10 = inside_us + (per_us - inside_us) * d / 10.0;
     let saved = (cpu * (1.0 - at_10 / per_us)).max(0.0);
-    let depth_text = depth.map_or("depth unknown before 6.0".to_string(), |d| format!("{d:.2} commands per read"));
+    let depth_text = depth.map_or("depth unknown before 6.0".to_string(), Depth::text);
     let each = format!("{} each, {} of it the command", time_us(per_us), time_us(inside_us));
     let finding = Finding::new(format!(
         "{} spends {} of its main thread in the kernel's network path and {} in commands ({depth_text})",
@@ -96,8 +96,8 @@ pub fn check(facts: &Facts) -> Verdict {
     // There is room left: it costs, and does not hurt yet.
     let finding = if *cpu > BUSY { finding } else { finding.severity(Severity::Medium) };
     let finding = match depth {
-        Some(_) => finding.proven("CPU split, command time and depth were all measured in one window"),
-        None => finding.likely("the CPU split and the command time were measured; the depth is not counted before 6.0"),
+        Some(Depth::Counted(_)) => finding.proven("CPU split, command time and depth were all measured in one window"),
+        _ => finding.likely("the CPU split and the command time were measured; the depth is not counted before 6.0"),
     };
     let split =
         format!("main thread {} of a core: {} user, {} kernel", percent(*cpu), percent(cpu - sys), percent(*sys));

@@ -4,8 +4,9 @@
 //! at 4,000 connections on every version measured; the cost of INFO before 6.0 grows with the number of clients. Many
 //! clients send COMMAND on each new connection.
 //!
-//! Seen when: these commands take over 1 % of a core on a node at more than 5 calls a second, or 10 % of a core at any
-//! rate, or when one of them takes over 10 ms a call and was called five times or took 1 % of a core.
+//! Seen when: these commands take over 1 % of a core on a node at more than 5 calls a second (waking up, reading and
+//! answering included), or 10 % of a core at any rate inside commands, or when one of them takes over 10 ms a call and
+//! was called five times or took 1 % of a core.
 //!
 //! Not to be taken for: topology refreshes, with which Lettuce sends INFO as well (then the refresh is the finding).
 //!
@@ -58,7 +59,19 @@ fn rate(node: &Node, held: &Held) -> f64 {
 
 fn is_storm(node: &Node, all: &Held) -> bool {
     let stalls = |p: &Part| p.held.mean_us() > 10_000.0 && (p.held.calls >= 5.0 || p.held.share() > 0.01);
-    (all.share() > 0.01 && rate(node, all) > 5.0) || all.share() > 0.1 || parts(node).iter().any(stalls)
+    (whole_share(node, all) > 0.01 && rate(node, all) > 5.0) || all.share() > 0.1 || parts(node).iter().any(stalls)
+}
+
+/// Of a core: the commands, and waking up, reading and answering for each. Beyond [`SCALE_MOST`], something else takes
+/// the CPU outside commands.
+fn whole_share(node: &Node, held: &Held) -> f64 {
+    held.share() + rate(node, held) * around_us(node) / 1e6
+}
+
+const SCALE_MOST: f64 = 4.0;
+
+fn around_us(node: &Node) -> f64 {
+    scale(node).min(SCALE_MOST) * call_us(node) / node.depth().unwrap_or(1.0).max(1.0)
 }
 
 /// Both figures that were judged: a share alone would read like a finding.
@@ -103,12 +116,8 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
         let (ms, wait) = worst.held.others_wait();
         finding.latency(ms, wait)
     } else {
-        // Each question wakes the server, is read and is answered. Beyond this, something else takes the CPU outside
-        // commands.
-        const SCALE_MOST: f64 = 4.0;
-        let around = scale(node).min(SCALE_MOST) * call_us(node) / node.depth().unwrap_or(1.0).max(1.0);
-        let (asked, core) = (rate(node, all), core + rate(node, all) * around / 1e6);
-        let each = format!("{} for each of {} requests a second", time_us(around), count(asked));
+        let (asked, core) = (rate(node, all), whole_share(node, all));
+        let each = format!("{} for each of {} requests a second", time_us(around_us(node)), count(asked));
         finding.core(
             core,
             format!("{} of a core on {}, including reading and answering: {each}", percent(core), node.address),

@@ -4,7 +4,9 @@
 //! Adding consumers, partitions or CPU changes nothing; a batch of k commands in one write costs one round trip.
 //!
 //! Seen when: the average read holds fewer than 1.5 commands (commands / reads, both counted by the server, since 6.0),
-//! the main thread is busy for at most 70 % of the time, and each connection's rate is at least 30 % of 1/RTT.
+//! the main thread is busy for at most 70 % of the time, and each connection's rate is at least 30 % of 1/RTT. Before
+//! 6.0 the CPU time that a command costs outside must allow for one command a read, and the rate may be 1.3 / RTT at
+//! most: more can only be several in flight.
 //!
 //! Where it meets `kernel_bound`: both are the same habit. If connections are bound by their round trips and the server
 //! has time to spare, the cost is latency, and this rule reports it. If they are not, or the server has no time left
@@ -36,7 +38,7 @@ const DEPTH: f64 = 1.5;
 struct Sequential<'a> {
     node: &'a Node,
     ops: f64,
-    depth: f64,
+    depth: Depth,
     busy: f64,
     rtt_us: f64,
     connections: f64,
@@ -50,7 +52,7 @@ impl Sequential<'_> {
     /// `None` where something of it was not seen, or the load is not an application's on standing connections.
     fn of(node: &Node) -> Option<Sequential<'_>> {
         let ops = node.ops().filter(|o| *o > LOAD)?;
-        let depth = node.depth()?;
+        let depth = Depth::of(node)?;
         // A replica's counters hold its master's stream, which waits for no reply. Connections that live for a command
         // or two wait for their connecting: that is `connection_churn`.
         if !node.is_master() || node.rate("total_connections_received").unwrap_or(0.0) * 10.0 > ops {
@@ -70,8 +72,10 @@ impl Sequential<'_> {
     }
 
     fn is_bound(&self) -> bool {
-        // Far above one: several commands are in flight on each connection, which is pipelining of another kind.
-        self.depth < DEPTH && self.busy <= BUSY && (0.3..3.0).contains(&self.waiting)
+        // Far above one: several commands are in flight on each connection, which is pipelining of another kind. Where
+        // commands per read are not counted, so much is needed that there is room for one at a time alone.
+        let most = if matches!(self.depth, Depth::Counted(_)) { 3.0 } else { 1.3 };
+        self.depth.commands() < DEPTH && self.busy <= BUSY && (0.3..most).contains(&self.waiting)
     }
 }
 
@@ -138,14 +142,16 @@ pub fn check(facts: &Facts) -> Verdict {
         count(ops),
         1e6 / rtt_us
     );
-    let finding = if worst.distance_seen {
-        finding.latency(rtt_us / 1000.0 * waiting, text).proven(
+    let finding = match (worst.distance_seen, depth) {
+        (true, Depth::Counted(_)) => finding.latency(rtt_us / 1000.0 * waiting, text).proven(
             "depth, rate and round trip were all measured, and rate x round trip accounts for the connections' time",
-        )
-    } else {
-        finding
+        ),
+        (true, Depth::AtLeast(_)) => finding.latency(rtt_us / 1000.0 * waiting, text).likely(
+            "rate x round trip accounts for the connections' time; commands per read are not counted before 6.0",
+        ),
+        (false, _) => finding
             .risk(text)
-            .possible("depth and rate were measured; the round trip is this machine's, the clients' may be shorter")
+            .possible("depth and rate were measured; the round trip is this machine's, the clients' may be shorter"),
     };
     let product = format!("{ops:.0} commands/s x {rtt_us:.0} us / {connections:.0} connections = {:.2}", worst.waiting);
     let mut commands = pipelining(node);
@@ -158,7 +164,7 @@ pub fn check(facts: &Facts) -> Verdict {
             format!("batches of 10: {} for 10 commands instead of {}", time_us(rtt_us), time_us(rtt_us * 10.0)),
             format!("one by one: 10 x {rtt_us:.0} us = {:.0} us; in one batch: 1 x {rtt_us:.0} us", rtt_us * 10.0),
         )
-        .saw(node, "INFO stats", format!("{depth:.2} commands per read, {} commands/s", count(ops)))
+        .saw(node, "INFO stats", format!("{}, {} commands/s", depth.text(), count(ops)))
         .saw(node, "INFO clients", format!("{} connections at work", count(connections)))
         .saw(node, "PING", format!("round trip {}; {product}", time_us(rtt_us)))
         .not(format!("a busy server: {} of a core", percent(busy)))
@@ -196,7 +202,7 @@ pub(super) fn pipelining(node: &Node) -> Vec<&'static str> {
 
 fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
     let busiest =
-        facts.live().filter(|n| n.is_master() && n.ops().is_some_and(|o| o > LOAD)).find(|n| n.depth().is_none());
+        facts.live().filter(|n| n.is_master() && n.ops().is_some_and(|o| o > LOAD)).find(|n| Depth::of(n).is_none());
     if let Some(node) = busiest {
         let why = format!(
             "pipeline depth needs total_reads_processed, which {} does not count ({})",
@@ -213,9 +219,8 @@ fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
     }
     let text = match all.iter().max_by(|a, b| a.waiting.total_cmp(&b.waiting)) {
         Some(s) => Some(format!(
-            "sequential clients: {:.1} commands per read at {} busy, the connections wait {:.2} of their time for \
-             round trips",
-            s.depth,
+            "sequential clients: {} at {} busy, the connections wait {:.2} of their time for round trips",
+            s.depth.text(),
             percent(s.busy),
             s.waiting
         )),
