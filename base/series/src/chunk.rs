@@ -111,6 +111,13 @@ pub struct Chunk {
     note_bytes: usize,
 }
 
+/// Room for some more. Thousands of chunks are open at a time: room for twice as many would be much.
+fn reserve<T>(all: &mut Vec<T>) {
+    if all.len() == all.capacity() {
+        all.reserve_exact((all.len() / 8).max(32));
+    }
+}
+
 /// Names are shared, so most are told without looking at their letters.
 fn is_same(a: &Arc<str>, b: &Arc<str>) -> bool {
     Arc::ptr_eq(a, b) || a == b
@@ -160,10 +167,7 @@ impl Chunk {
             Err(at) => {
                 let place = self.columns.len();
                 self.by_name.insert(at, place as u32); // far below: the limits of this file
-                if place == self.columns.capacity() {
-                    // Thousands of chunks are open at a time: room for twice as many would be much.
-                    self.columns.reserve_exact((place / 8).max(32));
-                }
+                reserve(&mut self.columns);
                 self.columns.push(Column::new(name.clone(), kind));
                 place
             }
@@ -176,6 +180,7 @@ impl Chunk {
             Saying::Event { kind, payload } => kind.len() + payload.len(),
         };
         self.note_bytes += 32;
+        reserve(&mut self.notes);
         self.notes.push(note);
     }
 

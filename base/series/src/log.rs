@@ -218,6 +218,12 @@ impl Replay {
                 if seq > last.note {
                     last.note = seq;
                     chunk.note(Note { seq, at, said });
+                } else if let Saying::Text { name, value } = said
+                    && chunk.is_empty()
+                {
+                    // A segment has it already: it holds when the next chunk begins.
+                    chunk.state.retain(|held| held.name != name);
+                    chunk.state.push(Held { name, value, since_ms: at.wall_ms });
                 }
             }
             STATE => {

@@ -23,6 +23,7 @@ const DISK_FULL: &str = "store.disk_full";
 const AGE_HELD_MS: u64 = 3_600_000;
 /// While the disk is full and nothing can be deleted.
 const RETRY_MS: u64 = 10_000;
+const SHARED_DUE: usize = 65_536;
 /// All chunks end when their log has this size: readers take files of twice that.
 const LOG_DUE: u64 = MAX_FILE / 2;
 
@@ -134,6 +135,8 @@ pub struct Writer<D: Disk = Directory> {
     field_ids: HashMap<Arc<str>, usize>,
     /// Texts, each once: servers have the same ones.
     shared: HashSet<Arc<str>>,
+    /// When there are so many of them, those that are not used any more go.
+    shared_due: usize,
     log: Log,
     kept: VecDeque<Kept>,
     current: Option<Current>,
@@ -167,6 +170,7 @@ impl<D: Disk> Writer<D> {
             fields: Vec::new(),
             field_ids: HashMap::new(),
             shared: HashSet::new(),
+            shared_due: SHARED_DUE,
             log: Log::default(),
             kept: VecDeque::new(),
             current: None,
@@ -296,6 +300,11 @@ impl<D: Disk> Writer<D> {
         }
         if track.texts.len() >= MAX_TEXTS && !track.texts.contains_key(name) {
             return Err(Error::TooManyFields { count: track.texts.len() + 1, max: MAX_TEXTS });
+        }
+        if self.shared.len() >= self.shared_due {
+            // On a full disk no chunk ends, which would see to it.
+            self.shared.retain(|text| Arc::strong_count(text) > 1);
+            self.shared_due = (2 * self.shared.len()).max(SHARED_DUE);
         }
         let mut shared = |text: &str| match self.shared.get(text) {
             Some(known) => known.clone(),

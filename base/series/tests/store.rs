@@ -185,6 +185,32 @@ fn a_log_that_was_not_removed_adds_nothing() {
 }
 
 #[test]
+fn what_a_segment_has_of_texts_holds_after_a_kill_before_the_new_log() {
+    let mut writer = small();
+    let node = writer.series(NODE).unwrap();
+    writer.text(node, at(6), "role", "replica").unwrap();
+    let is_log = |name: &str| name.ends_with(".open");
+    let logs = |disk: &Memory| -> Vec<(String, Vec<u8>)> {
+        disk.files.iter().filter(|(name, _)| is_log(name)).map(|(n, b)| (n.clone(), b.clone())).collect()
+    };
+    let old = logs(writer.disk());
+    writer.flush().unwrap();
+    writer.disk_mut().files.retain(|name, _| !is_log(name));
+    writer.disk_mut().files.extend(old);
+    let mut next = Writer::with_disk(writer.disk().clone(), Settings::default()).unwrap();
+    let node = next.series(NODE).unwrap();
+    assert_eq!(next.texts(node).collect::<Vec<_>>(), [("role", "replica")]);
+    assert!(!next.text(node, at(7), "role", "replica").unwrap(), "it is what it was");
+    assert!(next.text(node, at(8), "role", "master").unwrap(), "it is something else");
+    let field = next.field("ops").unwrap();
+    next.sample(node, at(9), &[(field, Value::Int(1))]).unwrap();
+    next.flush().unwrap();
+    let texts = Reader::with_disk(next.disk().clone()).unwrap().texts(NODE, at(9).wall_ms..at(10).wall_ms).items;
+    let texts: Vec<_> = texts.iter().map(|t| (&*t.value, t.since_ms)).collect();
+    assert_eq!(texts, [("master", at(8).wall_ms)]);
+}
+
+#[test]
 fn the_oldest_segments_go_by_bytes_and_by_age() {
     let settings = Settings { segment_bytes: 1, retain_bytes: Some(1500), ..Settings::default() };
     let mut writer = Writer::with_disk(Memory::default(), settings).unwrap();

@@ -85,6 +85,10 @@ pub struct RecordArguments {
     /// Record key names instead of hashes
     #[arg(long, conflicts_with = "config")]
     show_keys: bool,
+    /// Hash key names by the salt in this file, which is made if there is none: recorders that share it hash alike
+    /// [default: DIR/salt]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "show_keys"])]
+    salt_file: Option<PathBuf>,
     /// Do not record this machine
     #[arg(long, conflicts_with = "config")]
     no_host: bool,
@@ -193,7 +197,7 @@ impl RecordArguments {
             targets: plan.targets,
             options: self.reach.options()?,
             every: plan.every,
-            show_keys: plan.show_keys,
+            keys: plan.keys,
             host: plan.host,
         };
         let recorder = Recorder::start(settings, &plan.dir, store)?;

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::Deserialize;
 use unslow_client::Target;
+use unslow_record::Keys;
 use unslow_units::parse_bytes;
 
 use super::RecordArguments;
@@ -29,7 +30,7 @@ pub struct Plan {
     pub silences: Option<PathBuf>,
     pub listeners: Listeners,
     pub notify_from: FailOn,
-    pub show_keys: bool,
+    pub keys: Keys,
     pub host: bool,
 }
 
@@ -47,6 +48,7 @@ struct File {
     webhook: Option<String>,
     notify_from: Option<String>,
     show_keys: Option<bool>,
+    salt_file: Option<PathBuf>,
     host: Option<bool>,
     #[serde(default)]
     deployment: Vec<Watched>,
@@ -74,7 +76,7 @@ impl Plan {
             silences: arguments.silences.clone(),
             listeners: Listeners { command: arguments.on_incident.clone(), webhook: arguments.webhook.clone() },
             notify_from: arguments.notify_from,
-            show_keys: arguments.show_keys,
+            keys: keys(arguments.show_keys, arguments.salt_file.clone(), &arguments.dir),
             host: !arguments.no_host,
         };
         match &arguments.config {
@@ -111,10 +113,20 @@ impl Plan {
         self.notify_from = typed(file.notify_from, "notify_from", severity)?.unwrap_or(self.notify_from);
         self.silences = file.silences.map(|silences| beside.join(silences));
         self.listeners = Listeners { command: file.on_incident, webhook: file.webhook };
-        (self.metrics, self.show_keys) = (file.metrics, file.show_keys.unwrap_or(false));
+        self.metrics = file.metrics;
+        if file.show_keys == Some(true) && file.salt_file.is_some() {
+            bail!("show_keys and salt_file: keys are shown or hashed; remove one of them");
+        }
+        let salt_file = file.salt_file.map(|salt| beside.join(salt));
+        self.keys = keys(file.show_keys.unwrap_or(false), salt_file, &self.dir);
         self.host = file.host.unwrap_or(true);
         Ok(self)
     }
+}
+
+/// Without a file for all recorders each recording has its own.
+fn keys(shown: bool, salt_file: Option<PathBuf>, dir: &Path) -> Keys {
+    if shown { Keys::Shown } else { Keys::HashedBy(salt_file.unwrap_or_else(|| dir.join("salt"))) }
 }
 
 /// A value that is typed as on the command line.

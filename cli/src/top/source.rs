@@ -11,7 +11,7 @@ use anyhow::bail;
 use unslow_client::{Options, Target};
 use unslow_doctor::{Severity, When, diagnose};
 use unslow_facts::Facts;
-use unslow_record::{Recorder, Settings, Tape, Watching};
+use unslow_record::{Keys, Recorder, Settings, Tape, Watching};
 use unslow_units::time_us;
 use unslow_views::Head;
 
@@ -52,7 +52,8 @@ pub struct Live {
 impl Live {
     pub fn start(target: Target, options: Options, window: Duration, show_keys: bool) -> anyhow::Result<Live> {
         let watching = Watching::new(&target.url(), window.as_millis() as i64);
-        let settings = Settings { targets: vec![target], options, every: ASK, show_keys, host: true };
+        let keys = if show_keys { Keys::Shown } else { Keys::Hashed };
+        let settings = Settings { targets: vec![target], options, every: ASK, keys, host: true };
         let recorder = ManuallyDrop::new(Recorder::watch(settings, watching.clone())?);
         let verdict = (Mood::Unknown, "measuring".to_string());
         let now = Instant::now();

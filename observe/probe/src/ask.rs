@@ -1,34 +1,11 @@
 //! A connection that counts what it asks, and turns refusals into reasons.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
 use unslow_client::{Error, ErrorKind, Options, ReadOnly, Target, Value};
 use unslow_facts::{Gap, Lack, Own, Seen};
 
 use crate::now_ms;
-
-/// Hides key names: the same key has the same hash within one run, and no other.
-pub struct Salt(Option<u64>);
-
-impl Salt {
-    /// A new salt; none when keys are shown.
-    pub fn new(show_keys: bool) -> Salt {
-        Salt((!show_keys).then(|| RandomState::new().hash_one(now_ms())))
-    }
-
-    /// The key as it may be printed.
-    pub fn hide(&self, key: &[u8]) -> String {
-        match self.0 {
-            None => String::from_utf8_lossy(key).into_owned(),
-            Some(salt) => {
-                let digest = Sha256::new().chain_update(salt.to_le_bytes()).chain_update(key).finalize();
-                digest[..4].iter().fold(String::from("key#"), |s, b| s + &format!("{b:02x}"))
-            }
-        }
-    }
-}
 
 pub struct Ask {
     connection: ReadOnly,
@@ -232,15 +209,6 @@ pub fn unseen<T>(e: &Error, source: &str) -> Seen<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn key_hashes_are_stable_within_a_run_only() {
-        let (run, next) = (Salt::new(false), Salt::new(false));
-        assert_eq!(run.hide(b"user:1"), run.hide(b"user:1"));
-        assert_ne!(run.hide(b"user:1"), run.hide(b"user:2"));
-        assert_ne!(run.hide(b"user:1"), next.hide(b"user:1"));
-        assert_eq!(Salt::new(true).hide(b"user:1"), "user:1");
-    }
 
     #[test]
     fn own_commands_reads_and_errors_are_counted_as_the_server_counts_them() {

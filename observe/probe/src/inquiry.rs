@@ -10,10 +10,11 @@ use unslow_client::{Error, Options, Target};
 use unslow_facts::{Gap, Lack, Node, Own, Rtt, Seen};
 use unslow_topology::Member;
 
-use crate::ask::{Ask, Salt};
+use crate::ask::Ask;
 use crate::clock::Clock;
 use crate::histogram::{self, Counted};
 use crate::questions::Questions;
+use crate::salt::Salt;
 use crate::{cluster, config, node, rtt};
 
 /// PINGs before the questions, which those between them are compared with.

@@ -3,7 +3,8 @@
 use unslow_client::Error;
 use unslow_facts::{KeySize, Seen};
 
-use crate::ask::{Ask, Salt, seen};
+use crate::ask::{Ask, seen};
+use crate::salt::Salt;
 
 /// Keys looked at, at most.
 const MOST: usize = 32;

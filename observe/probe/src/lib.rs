@@ -20,6 +20,7 @@ mod latency;
 mod node;
 mod questions;
 mod rtt;
+mod salt;
 mod sentinel;
 mod slot_stats;
 mod slowlog;
@@ -36,9 +37,9 @@ use unslow_topology::{DeploymentKind, Member, Role};
 
 use clock::Clock;
 
-pub use ask::Salt;
 pub use inquiry::{Inquiry, Round};
 pub use node::same_server;
+pub use salt::{Salt, SaltError};
 
 /// How to look.
 #[derive(Clone, Debug)]

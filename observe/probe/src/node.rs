@@ -6,10 +6,11 @@ use unslow_client::{Error, ErrorKind, Options, Target};
 use unslow_facts::{Gap, Lack, Node, Own, Rtt, Sample, Seen};
 use unslow_topology::{Info, Member, Role};
 
-use crate::ask::{Ask, Salt, seen};
+use crate::ask::{Ask, seen};
 use crate::clock::Clock;
 use crate::histogram::{self, Counted};
 use crate::questions::{self, Questions, is_open};
+use crate::salt::Salt;
 use crate::timeline::{self, Pace, Plan};
 use crate::{Settings, cluster, config, now_ms, rtt, slowlog};
 

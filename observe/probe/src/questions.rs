@@ -7,9 +7,10 @@ use unslow_client::Error;
 use unslow_facts::{Gap, Lack, Node, Rtt, Seen};
 use unslow_topology::Role;
 
-use crate::ask::{Ask, Salt};
+use crate::ask::Ask;
 use crate::clock::Clock;
 use crate::histogram::{self, Counted};
+use crate::salt::Salt;
 use crate::{clients, key_sizes, latency, rtt, slot_stats, slowlog};
 
 /// PINGs between two questions, and the time for them.

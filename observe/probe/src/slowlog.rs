@@ -4,7 +4,8 @@
 use unslow_client::Value;
 use unslow_facts::{Seen, SlowEntry};
 
-use crate::ask::{Ask, Salt, seen};
+use crate::ask::{Ask, seen};
+use crate::salt::Salt;
 
 /// Entries asked for: the default length of the log.
 const ENTRIES: &str = "128";

@@ -33,7 +33,7 @@ mod window;
 
 pub use figures::{Figure, Figures};
 pub use live::Watching;
-pub use recorder::{Ended, Progress, Recorder, Settings, StartError};
+pub use recorder::{Ended, Keys, Progress, Recorder, Settings, StartError};
 pub use tape::{Tape, TapeError, Windows};
 pub use unslow_series::Settings as Store;
 

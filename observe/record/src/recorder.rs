@@ -1,6 +1,6 @@
 //! The threads of a recorder, and their beginning and end.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use unslow_client::{Deployment, Error, ErrorKind, Options, Target, discover};
-use unslow_probe::{Salt, host};
+use unslow_probe::{Salt, SaltError, host};
 use unslow_reactor::{Reactor, Waker};
 use unslow_series::Writer;
 
@@ -36,10 +36,21 @@ pub struct Settings {
     pub options: Options,
     /// From one reading of the slow log to the next; clients, settings and the machine are looked at every sixth time.
     pub every: Duration,
-    /// Key names as they are, instead of hashed.
-    pub show_keys: bool,
+    pub keys: Keys,
     /// Look into this machine when a server runs on it.
     pub host: bool,
+}
+
+/// What is kept of key names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// All of them, as they are.
+    Shown,
+    /// Hashes that mean something until it ends.
+    Hashed,
+    /// Hashes under the salt in this file, which is made if there is none: the same key has the same hash in all
+    /// recordings whose recorders share it.
+    HashedBy(PathBuf),
 }
 
 /// Why a recorder did not start.
@@ -51,6 +62,9 @@ pub enum StartError {
     /// The password is wrong, a certificate, a name: waiting will not help.
     #[error(transparent)]
     Target(#[from] Error),
+    /// The file that key names are hashed by.
+    #[error(transparent)]
+    Salt(#[from] SaltError),
     /// No event loop, or no thread.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
@@ -119,7 +133,13 @@ impl Recorder {
         tick: impl FnOnce(usize) -> Duration,
         taker: impl FnOnce() -> Result<T, unslow_series::Error>,
     ) -> Result<Recorder, StartError> {
-        let Settings { targets, options, every, show_keys, host } = settings;
+        let Settings { targets, options, every, keys, host } = settings;
+        // A file that is no salt is told before anyone is asked.
+        if let Keys::HashedBy(file) = &keys
+            && file.exists()
+        {
+            Salt::of_file(file)?;
+        }
         let mut found: Vec<(Target, Result<Deployment, Error>)> = Vec::new();
         for target in targets {
             if found.iter().any(|(known, _)| known.url() == target.url()) {
@@ -136,6 +156,11 @@ impl Recorder {
             return Err(e.clone().into());
         }
         let keeper = taker()?;
+        let salt = match &keys {
+            Keys::Shown => Salt::new(true),
+            Keys::Hashed => Salt::new(false),
+            Keys::HashedBy(file) => Salt::of_file(file)?,
+        };
         let tls = match found.iter().any(|(target, _)| target.tls) {
             true => Some(options.tls.client_config()?),
             false => None,
@@ -154,8 +179,7 @@ impl Recorder {
                 Ok((orders, waker))
             })
             .collect::<std::io::Result<Vec<_>>>()?;
-        let inquirers =
-            Arc::new(Inquirers::new(every, options, Salt::new(show_keys), notes.clone(), eyes.clone(), host));
+        let inquirers = Arc::new(Inquirers::new(every, options, salt, notes.clone(), eyes.clone(), host));
         // From here on whatever fails ends all of it.
         let mut recorder =
             Recorder { shared, inquirers, notes, eyes, threads, keeper: None, silent: Vec::new(), servers };

@@ -23,6 +23,8 @@ use crate::window::{self, Counters, Trail, seconds_between};
 pub const LOOK_BACK_MS: i64 = 11 * 60_000;
 /// A row that ends a window may be this old: one is lost where the server, or the recorder, was busy.
 pub const FRESH_MS: i64 = 5_000;
+/// A server that stood still was asked nothing: the row before is good for as long as that, up to this.
+const STOOD_MS: i64 = 60_000;
 /// From the mark that questions were asked to what was found.
 const MARK_MS: i64 = 100;
 /// A connection that was closed and opened again is no absence.
@@ -143,7 +145,7 @@ impl Tape {
         listings.sort_by_key(|(at, _)| *at);
         let nodes = self.nodes(url).into_iter().map(|address| {
             let series = node_series(url, &address);
-            let rows_ms = span_ms.start - FRESH_MS..span_ms.end;
+            let rows_ms = span_ms.start - FRESH_MS - STOOD_MS..span_ms.end;
             let (events, texts) = self.reader.notes(&series, events_ms.clone(), rows_ms.clone());
             NodeTape {
                 events: in_order(events),
@@ -299,24 +301,29 @@ impl NodeTape<'_> {
     fn node(&mut self, window: &Range<i64>, listed: Option<&Listed>, starts: &[Start]) -> Option<Node> {
         let mut answered = Vec::new();
         let mut trail = Trail::new(window.start);
-        let mut first = self.edge.take().filter(|row| window.start - row.at.wall_ms <= FRESH_MS);
+        let mut first = self.edge.take();
+        let mut next = self.row_before(window.end);
+        while let Some(row) = next.take_if(|row| row.at.wall_ms < window.start) {
+            first = Some(row);
+            next = self.row_before(window.end);
+        }
+        first = first.filter(|row| {
+            let more_ms = window.start - row.at.wall_ms - FRESH_MS;
+            let stood = || Around::of(&self.events, window).stood_ms(row.at.wall_ms..window.end);
+            more_ms <= 0 || more_ms <= STOOD_MS && more_ms <= stood()
+        });
         if let Some(row) = &first {
             trail.see(row, &mut self.picked);
         }
         let mut last = None;
-        while let Some(row) = self.row_before(window.end) {
-            if row.at.wall_ms < window.start {
-                trail = Trail::new(window.start);
-                trail.see(&row, &mut self.picked);
-                first = Some(row);
-                continue;
-            }
+        while let Some(row) = next {
             trail.see(&row, &mut self.picked);
             answered.push(row.at.wall_ms);
             match &first {
                 None => first = Some(row),
                 Some(_) => last = Some(row),
             }
+            next = self.row_before(window.end);
         }
         let around = Around::of(&self.events, window);
         let absence = around.absence(starts, &answered);
@@ -362,6 +369,15 @@ impl<'a> Around<'a> {
         let from = events.partition_point(|e| e.at.wall_ms < window.start - LOOK_BACK_MS);
         let to = events.partition_point(|e| e.at.wall_ms < window.end + HOST_MS);
         Around { window, events: &events[from..to.max(from)] }
+    }
+
+    /// For how much of this time it owed an answer, in one go, in ms.
+    fn stood_ms(&self, within: Range<i64>) -> i64 {
+        let stalls = of_kind::<Stall>(self.events, STALL).map(|(at, stall)| {
+            let sent = i64::try_from(stall.sent_ms).unwrap_or(at);
+            (at.min(within.end) - sent.max(within.start)).max(0)
+        });
+        stalls.max().unwrap_or(0)
     }
 
     /// The longest time in the window in which it did not answer. `answered` are the times of rows in it.

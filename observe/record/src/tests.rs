@@ -173,6 +173,33 @@ fn a_time_in_which_nobody_recorded_is_not_a_healthy_one() {
 }
 
 #[test]
+fn what_a_server_did_while_it_stood_is_in_the_window_in_which_it_spoke_again() {
+    let mut rig = Rig::new();
+    let forks = |second: i64, forks: u32| info(second, "master", &format!("total_forks:{forks}\r\n"));
+    for second in 0..=10 {
+        rig.second(second, &forks(second, 3));
+    }
+    rig.saw(18, Saw::Stall(Stall { sent_ms: at(11).wall_ms as u64, us: 7_000_000 }));
+    for second in 18..30 {
+        rig.second(second, &forks(second, 4));
+    }
+    // Windows of three seconds: nothing in two of them, and then the fork, which took longer than a row is fresh.
+    let node = rig.node(18, 21);
+    assert_eq!((node.delta("total_forks"), node.window_s), (Some(1.0), 10.0));
+    assert_eq!(rig.node(21, 24).delta("total_forks"), Some(0.0));
+
+    // A recorder that was not there saw no fork.
+    let mut rig = Rig::new();
+    for second in 0..=10 {
+        rig.second(second, &forks(second, 3));
+    }
+    for second in 18..30 {
+        rig.second(second, &forks(second, 4));
+    }
+    assert_eq!(rig.node(18, 21).delta("total_forks"), Some(0.0));
+}
+
+#[test]
 fn a_clock_that_is_set_back_makes_no_time_of_its_own() {
     let mut rig = Rig::new();
     rig.healthy(3600..3630);

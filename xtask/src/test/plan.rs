@@ -35,6 +35,9 @@ impl Need {
 pub struct Plan {
     /// How many tests on real servers run at a time.
     pub slots: usize,
+    /// Beginnings of names: tests on real servers that begin before the others, in this order.
+    #[serde(default)]
+    first: Vec<String>,
     /// The longest a test may take, in seconds, before it is ended and has failed.
     pub limit_s: u64,
     #[serde(rename = "group")]
@@ -97,9 +100,14 @@ impl Plan {
         named.map_or(if test.kind == Kind::Unit { Need::Pure } else { Need::Servers }, |g| g.need)
     }
 
+    /// Where a test stands among those that begin before the others; behind all of them if it is none.
+    pub fn place(&self, test: &Test) -> usize {
+        self.first.iter().position(|first| names(first, &test.id)).unwrap_or(self.first.len())
+    }
+
     /// A group that names a test that is not there has outlived it.
     pub fn check(&self, all: &[Test]) -> anyhow::Result<()> {
-        for name in self.groups.iter().flat_map(|g| &g.tests) {
+        for name in self.groups.iter().flat_map(|g| &g.tests).chain(&self.first) {
             if !all.iter().any(|t| names(name, &t.id)) {
                 bail!("tests.toml names {name:?}, and there is no such test");
             }
@@ -131,6 +139,15 @@ mod tests {
         assert_eq!(plan.need(&test("cli::bench::a_test", false)), Need::Alone);
         assert_eq!(plan.need(&test("cli::bench_html::a_test", false)), Need::Servers);
         assert_eq!(plan.need(&test("resp::scans", true)), Need::Pure);
+    }
+
+    #[test]
+    fn tests_that_the_plan_names_begin_before_the_others() {
+        let plan = Plan::parse(&format!("first = [\"sink::kafka\", \"cli::long\"]\n{FILE}"), None).unwrap();
+        let place = |id: &str| plan.place(&test(id, false));
+        assert_eq!([place("sink::kafka::a"), place("cli::long"), place("cli::a")], [0, 1, 2]);
+        let all = [test("cli::bench::a", false), test("cli::long", false)];
+        assert!(plan.check(&all).unwrap_err().to_string().contains("sink::kafka"));
     }
 
     #[test]

@@ -98,8 +98,10 @@ pub fn all(plan: &Plan, tests: Vec<Test>, logs: &Path) -> anyhow::Result<Vec<Out
     end_on_signals(&groups, &stop)?;
     let mut queue: VecDeque<(Need, Test)> = tests.into_iter().map(|t| (plan.need(&t), t)).collect();
     // Pure ones tell at once what is broken; what runs alone comes last, when nothing is left to wait for it.
-    // Of those on servers the programs come first, since they take longest.
-    queue.make_contiguous().sort_by_key(|(need, test)| (*need as u8, test.kind != Kind::Program));
+    // Of those on servers the programs come first, since they take longest, and then those that the plan names.
+    let place = |need: Need, test: &Test| if need == Need::Servers { plan.place(test) } else { 0 };
+    let key = |(need, test): &(Need, Test)| (*need as u8, test.kind != Kind::Program, place(*need, test));
+    queue.make_contiguous().sort_by_key(key);
     let (total, done) = (queue.len(), AtomicUsize::new(0));
     let (send, ended): (Sender<(Need, Outcome)>, Receiver<_>) = channel();
     let (mut running, mut outcomes) = (Running::default(), Vec::new());

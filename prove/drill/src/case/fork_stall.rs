@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde_json::Value as Json;
 use unslow_client::{Connection, Options, Target};
 use unslow_engine::{Error as EngineError, view, wait_for};
 use unslow_lab::faults;
@@ -114,6 +115,22 @@ struct Incident {
     chain: (bool, String),
 }
 
+/// What a recorder had seen by the morning.
+struct Morning {
+    nights: usize,
+    /// Nights of which the list of incidents names the fork.
+    named: usize,
+    /// What the doctor finds when it opens the first of them.
+    opened: String,
+}
+
+/// Between two nights: so much that their incidents are two.
+const DAY: Duration = Duration::from_secs(15);
+/// Length of the windows that the list is made of.
+const NIGHT_WINDOW: &str = "3s";
+/// A window may begin before the fork, and the server speaks after it only.
+const NIGHT_MARGIN_MS: u64 = 8_000;
+
 /// A save on the master, with the plan's node timeout.
 struct SaveOnMaster {
     /// The master of the shard.
@@ -189,6 +206,58 @@ impl Steps<'_, '_> {
         Ok(Incident { longest_us, crowds: (crowd_before, crowd_after), diagnosis, chain })
     }
 
+    /// The same in other nights, while nobody watches but the recorder. Returns when each began, unix time in ms.
+    fn other_nights(&mut self, nights: usize) -> Result<Vec<u64>, Error> {
+        let (lab, nodes) = (self.lab, &self.lab.deployment.nodes);
+        let mut begun = Vec::new();
+        for night in 2..=nights {
+            std::thread::sleep(DAY); // what is waited for is that nothing happens
+            self.cx.say(&format!("night {night} of {nights}; nobody is watching"));
+            begun.push(unix_ms());
+            let master = master_of_first_shard(lab)?;
+            let active = self.fault.inject(lab, Some(nodes[master].name()), Some(&self.fork))?;
+            wait_for("the failover, and the old master's return", Duration::from_secs(60), || {
+                let now = masters(lab)?;
+                let moved = !now.is_empty() && now.iter().all(|(n, _)| *n != master);
+                let mut other = nodes[1].connect()?;
+                let returned =
+                    view(&mut other)?.nodes.iter().any(|n| n.address == nodes[master].address() && !n.is_down());
+                Ok(moved && returned)
+            })?;
+            drop(active);
+        }
+        Ok(begun)
+    }
+
+    /// The list of incidents, and the doctor's diagnosis of the first night.
+    fn morning(&mut self, recording: &str, nights: &[u64]) -> Result<Morning, Error> {
+        self.cx.say("in the morning: unslow incidents");
+        let list = self.cx.json(None, &["incidents", recording, "--window", NIGHT_WINDOW])?;
+        self.cx.folder.keep("incidents.json", &list.to_string())?;
+        let rule = self.cx.story.finding.clone();
+        let all = list["incidents"].as_array().map_or(&[][..], Vec::as_slice);
+        let of_the_fork: Vec<&Json> = all.iter().filter(|i| i["rule"] == rule.as_str()).collect();
+        let time = |incident: &Json, name: &str| incident[name].as_u64().unwrap_or(0);
+        let named = |night: &u64| {
+            let covers = |i: &&Json| {
+                time(i, "began_ms") <= night + self.stall.as_millis() as u64 + NIGHT_MARGIN_MS
+                    && time(i, "ended_ms") + NIGHT_MARGIN_MS >= *night
+            };
+            of_the_fork.iter().any(covers)
+        };
+        let opened = match of_the_fork.first() {
+            Some(first) => {
+                let report = self
+                    .cx
+                    .json(None, &["doctor", "--recording", recording, "--incident", &first["id"].to_string()])?;
+                report["findings"][0]["id"].as_str().unwrap_or("nothing").to_string()
+            }
+            None => "nothing".to_string(),
+        };
+        let named = nights.iter().filter(|night| named(night)).count();
+        Ok(Morning { nights: nights.len(), named, opened })
+    }
+
     fn fix_plan(&mut self) -> Result<FixPlan, Error> {
         self.cx.say("doctor --fix-plan");
         let lab = self.lab;
@@ -255,7 +324,14 @@ impl Steps<'_, '_> {
     }
 
     /// What must hold.
-    fn judge(&mut self, incident: &Incident, plan: &FixPlan, second: &SaveOnMaster, third: &SaveOnReplica) {
+    fn judge(
+        &mut self,
+        incident: &Incident,
+        morning: &Morning,
+        plan: &FixPlan,
+        second: &SaveOnMaster,
+        third: &SaveOnReplica,
+    ) {
         let stall = self.stall;
         let outlasts = |line: &String| {
             let ms: Option<u64> = line.rsplit(' ').next().and_then(|n| n.parse().ok());
@@ -264,6 +340,14 @@ impl Steps<'_, '_> {
         let (crowd_before, crowd_after) = incident.crowds;
         self.played.held = vec![
             incident.chain.clone(),
+            (
+                morning.named == morning.nights,
+                format!("the morning's list names the fork of {} nights of {}", morning.named, morning.nights),
+            ),
+            (
+                morning.opened == self.cx.story.finding,
+                format!("of the first night's incident the doctor finds {}", morning.opened),
+            ),
             (
                 crowd_before == 1 && crowd_after == 2,
                 format!("masters on one host went from {crowd_before} to {crowd_after}, not from 1 to 2"),
@@ -284,17 +368,24 @@ impl Steps<'_, '_> {
     }
 
     /// The sentence to repeat.
-    fn conclude(&mut self, plan: &FixPlan, second: &SaveOnMaster, third: &SaveOnReplica) {
+    fn conclude(&mut self, morning: &Morning, plan: &FixPlan, second: &SaveOnMaster, third: &SaveOnReplica) {
         self.played.closing = format!(
-            "A fork of {} made the master leave and put two masters on one host; {} restored the placement, and the \
-             same save then blocked no writer for longer than {} when the replica made it. On the master, the plan's \
-             longer node timeout keeps it in place, at the price of the whole stall: {}.",
+            "A fork of {} made the master leave and put two masters on one host, {} nights in a row; unslow incidents \
+             named it for {} of them in the morning. {} restored the placement, and the same save then blocked no \
+             writer for longer than {} when the replica made it. On the master, the plan's longer node timeout \
+             keeps it in place, at the price of the whole stall: {}.",
             time_us(self.stall.as_secs_f64() * 1e6),
+            morning.nights,
+            morning.named,
             plan.failover.first().map_or("nothing", |l| l.as_str()),
             time_us(third.longest_us),
             time_us(second.longest_us)
         );
     }
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
 pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
@@ -311,18 +402,32 @@ pub fn play(cx: &mut Context<'_>) -> Result<Played, Error> {
         columns: vec!["what", "longest without a write", "failover", "masters on one host"],
         ..Played::default()
     };
+    let nights = cx.story.number("nights")? as usize;
+    let recording = cx.folder.path().join("recording").display().to_string();
+    let beside = &lab.hosts[lab.places[0]];
+    let record = ["record", &lab.url(), "--dir", &recording, "--no-host", "--quiet"];
+    let recorder = cx.background(Some((&lab, beside)), &record, &[])?;
     let mut steps = Steps { cx, lab: &lab, fork, stall, fault, played };
+    if !steps.cx.diagnosis_only {
+        std::thread::sleep(DAY); // a day before the first night
+    }
+    let first_ms = unix_ms();
     let incident = steps.nightly_save()?;
     if steps.cx.diagnosis_only {
         return Ok(Played { held: vec![incident.chain], ..Played::diagnosed(incident.diagnosis) });
     }
     steps.add_row("the save, as it was", incident.longest_us, true, incident.crowds.1);
+    let mut begun = vec![first_ms];
+    begun.extend(steps.other_nights(nights)?);
+    std::thread::sleep(DAY); // the last night is over when the day has begun
+    drop(recorder);
+    let morning = steps.morning(&recording, &begun)?;
     let plan = steps.fix_plan()?;
     steps.planned_failover(&plan)?;
     let second = steps.save_with_longer_timeout(&plan)?;
     let third = steps.save_on_replica(second.node)?;
-    steps.judge(&incident, &plan, &second, &third);
-    steps.conclude(&plan, &second, &third);
+    steps.judge(&incident, &morning, &plan, &second, &third);
+    steps.conclude(&morning, &plan, &second, &third);
     steps.played.diagnosis = Some(incident.diagnosis);
     Ok(steps.played)
 }
