@@ -106,6 +106,13 @@ fn always_is_unknown_where_neither_the_setting_nor_the_wait_is_seen() {
         sample.as_mut().unwrap().info.0.retain(|field, _| !field.starts_with("eventloop_"));
     }
     assert_eq!(answer(&alone(old.clone()), "fsync_always"), Answered::Unknown, "no PINGs either");
+    // A disk so slow that every PING meets a sync, and few are answered: the kernel opens connections meanwhile.
+    let mut slow = old.clone();
+    slow.pings = (0..15).map(|i| (i * 660, 140_000 + i * 2_000)).collect();
+    (slow.connect_us, slow.window_s) = (Some(60), 4.0);
+    assert_eq!(answer(&alone(slow.clone()), "fsync_always"), Answered::Present);
+    slow.window_s = 10.0;
+    assert_eq!(answer(&alone(slow), "fsync_always"), Answered::Unknown, "a few PINGs, and most of the time none");
     // Before 7.2 PINGs tell: most of them meet a sync.
     old.pings = (0..40).map(|i| (i * 250, if i < 10 { 80 } else { 9080 })).collect();
     let found = finding(&alone(old.clone()), "fsync_always");

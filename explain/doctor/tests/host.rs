@@ -8,8 +8,8 @@ use common::{answer, finding, seen};
 use hand::{HERE, alone, command, commands, lines, machine, peer, server, stranger, text};
 use unslow_doctor::{Answered, Confidence, Currency, Severity, diagnose};
 use unslow_facts::{
-    AcceptQueue, ClientGroup, Clients, Core, Facts, Host, MemoryGroup, MemoryNode, Neighbour, PeerSockets, Process,
-    Reclaims, Seen, Speed, Tcp,
+    AcceptQueue, ClientGroup, Clients, Core, Facts, Gap, Host, Lack, MemoryGroup, MemoryNode, Neighbour, PeerSockets,
+    Process, Reclaims, Seen, Speed, Tcp,
 };
 
 /// A server that an application uses, and that came to say this, on this machine.
@@ -220,6 +220,18 @@ fn more_threads_than_processors_cost_what_the_main_thread_waits() {
     // The setting without an effect, and threads that sleep.
     assert_eq!(finding(&threaded(8, 2.5, 0.01), "io_threads").severity, Severity::Risk);
     assert_eq!(finding(&threaded(8, 0.01, 0.3), "io_threads").severity, Severity::Risk);
+    // A server too slow to be asked for the setting: INFO says that there are some, and what they do is seen.
+    let unread = |others: f64, delay: f64, active: &str| {
+        let mut facts = threaded(8, others, delay);
+        facts.nodes[0].config = Seen::No(Gap::new(Lack::Time, "the window was over before it could be asked", ""));
+        let info = &mut facts.nodes[0].last.as_mut().expect("one").info.0;
+        info.insert("io_threads_active".into(), active.into());
+        facts
+    };
+    let found = finding(&unread(1.6, 0.7, "1"), "io_threads");
+    assert!(found.impact.value == 0.7 && found.title.contains("runs io-threads on"), "{found:?}");
+    assert_eq!(answer(&unread(1.6, 0.01, "1"), "io_threads"), Answered::Unknown);
+    assert_eq!(answer(&unread(1.6, 0.7, "0"), "io_threads"), Answered::Unknown);
     // As many as processors, and none.
     assert_eq!(answer(&threaded(4, 2.5, 0.3), "io_threads"), Answered::Absent);
     assert_eq!(answer(&threaded(1, 0.0, 0.3), "io_threads"), Answered::Absent);

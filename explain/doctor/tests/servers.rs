@@ -568,6 +568,58 @@ fn kernel_bound_and_no_pipelining_meet_without_a_gap_and_never_speak_together() 
     assert_eq!(speak(&one_by_one(0.4, 52_000.0, 4, 60)), [true, false]);
 }
 
+/// Redis 5.0, which does not count its reads: so much CPU time outside commands for each, over four connections.
+fn uncounted(us_each: f64, ops: f64, more: &[(&str, f64)]) -> Facts {
+    let (total, busy) = (ops * 10.0, ops * us_each / 1e6);
+    let fields = [
+        ("total_commands_processed", total),
+        ("used_cpu_user", busy * 2.0),
+        ("used_cpu_sys", busy * 8.0),
+        ("connected_clients", 5.0),
+    ];
+    let after = lines(&[&fields[..], more].concat()) + &command("get", total as u64, 0, 0, 0);
+    let mut node = server("5.0.6", &after);
+    for sample in [&mut node.first, &mut node.last] {
+        let info = &mut sample.as_mut().expect("both").info.0;
+        info.retain(|field, _| field != "total_reads_processed" && !field.ends_with("_main_thread"));
+        for field in ["used_cpu_user", "used_cpu_sys"] {
+            info.entry(field.into()).or_insert_with(|| "0".into());
+        }
+    }
+    node.rtt = rtt(30, 60, 120);
+    node.sockets = seen(vec![peer("10.0.0.9", 4, 30, 100_000)]);
+    alone(node)
+}
+
+#[test]
+fn before_6_0_the_cpu_of_a_command_says_how_many_come_at_a_time() {
+    let speak = |facts: &Facts| ["no_pipelining", "kernel_bound"].map(|rule| answer(facts, rule) == Answered::Present);
+    // 4 x 10,000 round trips of 60 us are 0.6 of the connections' time.
+    let sequential = uncounted(4.0, 40_000.0, &[]);
+    assert_eq!(speak(&sequential), [true, false]);
+    assert_eq!(finding(&sequential, "no_pipelining").confidence, Confidence::Likely);
+    // 0.4 us outside each command are no read of its own, however busy the server is.
+    assert_eq!(speak(&uncounted(0.4, 2_000_000.0, &[])), [false, false]);
+    assert_eq!(speak(&uncounted(3.0, 300_000.0, &[])), [false, true]);
+    // Replicas, an append-only file and the bus of a cluster take CPU for each command too.
+    for besides in ["connected_slaves", "aof_enabled", "cluster_enabled"] {
+        let facts = uncounted(4.0, 40_000.0, &[(besides, 1.0)]);
+        assert_eq!(answer(&facts, "no_pipelining"), Answered::Unknown, "{besides}");
+    }
+}
+
+#[test]
+fn what_a_replicas_user_may_not_do_is_no_clients_denial() {
+    let after = lines(&[("total_commands_processed", 10_000.0), ("total_connections_received", 2_000.0)])
+        + &command("get", 10_000, 10_000, 0, 0)
+        + &command("psync", 0, 0, 2000, 0)
+        + &command("replconf", 4000, 4000, 0, 0)
+        + &errors("NOPERM", 2000);
+    let facts = alone(server("6.2.14", &after));
+    assert_eq!(answer(&facts, "acl_denials"), Answered::Absent);
+    assert_eq!(answer(&facts, "connection_churn"), Answered::Absent, "each attempt is a connection");
+}
+
 #[test]
 fn remedies_for_sockets_are_those_that_can_be_followed() {
     let mut facts = one_by_one(0.9, 60_000.0, 50, 60);

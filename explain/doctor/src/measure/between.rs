@@ -54,6 +54,9 @@ fn outside_per_command_us(node: &Node) -> Option<f64> {
     Some(rest.max(0.0) / commands)
 }
 
+/// From so many commands per read on, clients send several at a time.
+const ONE: f64 = 1.5;
+
 /// Commands per read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Depth {
@@ -77,6 +80,22 @@ impl Depth {
     pub fn commands(self) -> f64 {
         match self {
             Depth::Counted(depth) | Depth::AtLeast(depth) => depth,
+        }
+    }
+
+    /// Whether clients send one command at a time. Before 6.0 that is not known of a server whose commands cost it
+    /// something besides their reads: replicas, an append-only file, a cluster's bus.
+    pub fn is_one(self, node: &Node) -> bool {
+        self.commands() < ONE && self.tells(node)
+    }
+
+    /// Whether it says that clients send one command at a time, or that they do not.
+    pub fn tells(self, node: &Node) -> bool {
+        let is_more = |field: &str| node.number(field).unwrap_or(0.0) > 0.0;
+        let costs_besides = || ["connected_slaves", "aof_enabled", "cluster_enabled"].into_iter().any(is_more);
+        match self {
+            Depth::Counted(_) => true,
+            Depth::AtLeast(depth) => depth >= ONE || !costs_besides(),
         }
     }
 

@@ -54,8 +54,6 @@ const EACH: f64 = 0.5;
 /// More checks than this for each command that does work come from connections that do none, and no work waits for
 /// them.
 const MANY: f64 = 5.0;
-/// From this depth on, checks may travel with the work.
-const DEPTH: f64 = 1.5;
 /// From here on the rest of the traffic is judged once the checks are gone.
 const MOST: f64 = 0.4;
 
@@ -117,7 +115,7 @@ impl Chatter<'_> {
 
     /// Whether clients send one command at a time, and so wait for each check.
     fn waits(&self) -> bool {
-        self.each() <= MANY && Depth::of(self.node).is_some_and(|depth| depth.commands() < DEPTH)
+        self.each() <= MANY && Depth::of(self.node).is_some_and(|depth| depth.is_one(self.node))
     }
 
     fn hurts(&self) -> bool {

@@ -32,7 +32,6 @@ pub const INJECTED: Injected = Injected::Yes;
 
 /// Commands a second: below it there is no load to speak of.
 const LOAD: f64 = 300.0;
-const DEPTH: f64 = 1.5;
 
 /// How far the connections of one server are bound by their round trips.
 struct Sequential<'a> {
@@ -75,7 +74,7 @@ impl Sequential<'_> {
         // Far above one: several commands are in flight on each connection, which is pipelining of another kind. Where
         // commands per read are not counted, so much is needed that there is room for one at a time alone.
         let most = if matches!(self.depth, Depth::Counted(_)) { 3.0 } else { 1.3 };
-        self.depth.commands() < DEPTH && self.busy <= BUSY && (0.3..most).contains(&self.waiting)
+        self.depth.is_one(self.node) && self.busy <= BUSY && (0.3..most).contains(&self.waiting)
     }
 }
 
@@ -202,7 +201,7 @@ pub(super) fn pipelining(node: &Node) -> Vec<&'static str> {
 
 fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
     let busiest =
-        facts.live().filter(|n| n.is_master() && n.ops().is_some_and(|o| o > LOAD)).find(|n| Depth::of(n).is_none());
+        facts.live().filter(|n| n.is_master() && n.ops().is_some_and(|o| o > LOAD)).find(|n| Depth::of(n).is_none_or(|depth| !depth.tells(n)));
     if let Some(node) = busiest {
         let why = format!(
             "pipeline depth needs total_reads_processed, which {} does not count ({})",

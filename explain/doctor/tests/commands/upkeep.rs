@@ -240,6 +240,18 @@ fn remedies_of_evictions_follow_the_machine_and_the_policy() {
 }
 
 #[test]
+fn before_6_0_expiry_costs_what_the_limit_of_its_cycle_says() {
+    let before = "expired_keys:0\r\nexpired_time_cap_reached_count:0\r\nexpired_stale_perc:30.00\r\n";
+    let expires = |capped: u32| {
+        let after =
+            format!("expired_keys:2000\r\nexpired_time_cap_reached_count:{capped}\r\nexpired_stale_perc:30.00\r\n");
+        alone(server("5.0.6", 2.0, before, &after))
+    };
+    assert_eq!(answer(&expires(0), "expire_storm"), Answered::Absent, "200 keys a second that cost nothing");
+    assert_eq!(answer(&expires(100), "expire_storm"), Answered::Present);
+}
+
+#[test]
 fn freeing_in_the_background_is_offered_where_it_is_off() {
     let before = "expired_keys:0\r\nexpire_cycle_cpu_milliseconds:0\r\n";
     let mut node = server("7.0.15", 2.0, before, "expired_keys:100000\r\nexpire_cycle_cpu_milliseconds:1200\r\n");
