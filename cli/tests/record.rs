@@ -348,7 +348,7 @@ fn what_is_wrong_with_a_configuration_is_one_line_and_nothing_is_recorded() {
         ("silences = \"none.toml\"\n[[deployment]]\nurl = \"redis://h\"\n", "none.toml"),
         ("[[deployment]]\nurl = \"redis://h\"\npassword_file = \"none\"\n", "deployment 1: "),
         ("show_keys = true\nsalt_file = \"s\"\n[[deployment]]\nurl = \"redis://h\"\n", "remove one of them"),
-        ("salt_file = \"record.toml\"\n[[deployment]]\nurl = \"redis://h\"\n", "32 hex digits"),
+        ("salt_file = \"record.toml\"\n[[deployment]]\nurl = \"redis://h\"\n", "chmod 600"),
         ("password = \"s3cret\"\n", "unknown field"),
         ("deployment = [\"redis://:s3cret@h\"]\n", "a text, expected [[deployment]] with url"),
     ] {

@@ -53,7 +53,7 @@ const TRUSTING: ReplyLimits = ReplyLimits {
     exchange_bytes_max: usize::MAX,
 };
 
-/// Of its buffer a connection that waits keeps no more: a recorder has thousands.
+/// After a reply a connection keeps no larger buffer for the next: a recorder has thousands.
 const KEPT_BYTES: usize = 4 << 10;
 
 /// A connection that is authenticated and ready for commands.

@@ -254,7 +254,7 @@ fn is_full(reply: &[u8]) -> bool {
 /// Whether the server or proxy does not have the command.
 fn is_unknown(reply: &[u8]) -> bool {
     const WORDS: [&[u8]; 3] = [b"unknown command", b"unknown or disabled", b"unsupported command"];
-    WORDS.iter().any(|words| contains(reply, words))
+    WORDS.iter().any(|words| contains(&reply.to_ascii_lowercase(), words))
 }
 
 fn contains(reply: &[u8], words: &[u8]) -> bool {

@@ -39,7 +39,8 @@ pub enum Leads {
 #[derive(Clone, Debug)]
 struct Names {
     address: String,
-    /// It and its alias, as far as they can be read.
+    alias: Option<String>,
+    /// Both, as far as they can be read.
     read: Vec<(Address, Option<IpAddr>)>,
     /// The newest topology has it.
     listed: bool,
@@ -49,7 +50,7 @@ impl Names {
     fn new(address: &str, alias: Option<&str>, listed: bool) -> Names {
         let read = [Some(address), alias].into_iter().flatten().filter_map(Address::parse);
         let read = read.map(|address| (address.clone(), ip(&address))).collect();
-        Names { address: address.to_string(), read, listed }
+        Names { address: address.to_string(), alias: alias.map(str::to_string), read, listed }
     }
 
     /// Hosts that are IP addresses are compared as such, not as they are spelt.
@@ -98,7 +99,10 @@ impl<T> NodeTable<T> {
         for node in &topology.nodes {
             // A redirect may have named it first, by the other of its two names.
             let by_alias = |alias: &str| self.called(alias).filter(|number| !self.is_listed(*number));
+            // Or the node that was asked has not heard of its name yet.
+            let was_alias = |names: &Names| !names.listed && names.alias.as_deref() == Some(&node.address);
             let known = self.called(&node.address).or_else(|| by_alias(node.alias.as_deref()?));
+            let known = known.or_else(|| self.names.iter().position(was_alias).map(|at| at as u16));
             let number = known.unwrap_or_else(|| self.add(&node.address, new(node)));
             self.names[usize::from(number)] = Names::new(&node.address, node.alias.as_deref(), true);
             numbers.push(number);
@@ -119,6 +123,12 @@ impl<T> NodeTable<T> {
             for (_, &replica) in following {
                 self.replicas[usize::from(master)].push(replica);
                 self.heirs[usize::from(replica)] = master;
+            }
+        }
+        // Who left is replaced by whoever does the work of the one that took its place.
+        for number in self.numbers() {
+            if !self.is_listed(number) {
+                self.heirs[usize::from(number)] = self.heir(self.heir(number));
             }
         }
         numbers
@@ -369,6 +379,21 @@ mod tests {
         ] {
             assert_eq!(table.redirected(from, to), expected, "{to} from {from}");
         }
+    }
+
+    #[test]
+    fn a_node_without_the_name_it_had_is_the_same_and_heirs_have_heirs() {
+        let mut table = NodeTable::default();
+        let named = Node { alias: Some(A.into()), ..node("a.example:6379", None, &[(0, 9)]) };
+        apply(&mut table, Unowned::LastOwner, vec![named]);
+        assert_eq!(apply(&mut table, Unowned::LastOwner, vec![node(A, None, &[(0, 9)])]), [0]);
+        assert_eq!((table.len(), table.address(0)), (1, A));
+        for (old, new) in [(A, B), (B, C)] {
+            apply(&mut table, Unowned::Nobody, vec![node(old, Some(new), &[]), node(new, None, &[(0, 9)])]);
+            apply(&mut table, Unowned::Nobody, vec![node(new, None, &[(0, 9)])]);
+        }
+        let c = table.called(C).expect("a node");
+        assert_eq!((table.heir(0), table.heir(c)), (c, c));
     }
 
     #[test]

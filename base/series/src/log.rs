@@ -231,8 +231,12 @@ impl Replay {
                 let (name, value): (Arc<str>, Arc<str>) = (body.text()?.into(), body.text()?.into());
                 let since_ms = body.signed()?;
                 // The texts that hold when a chunk begins: an older log's came first.
-                if chunk.is_empty() && !chunk.state.iter().any(|h| h.name == name) {
-                    chunk.state.push(Held { name, value, since_ms });
+                if chunk.is_empty() {
+                    match chunk.state.iter_mut().find(|held| held.name == name) {
+                        Some(held) if held.since_ms < since_ms => (held.value, held.since_ms) = (value, since_ms),
+                        Some(_) => {}
+                        None => chunk.state.push(Held { name, value, since_ms }),
+                    }
                 }
             }
             _ => return None,

@@ -354,8 +354,10 @@ fn conclusion(facts: &Facts, findings: &[Finding], answers: &[Answer], only: boo
 
 /// How many of a server's sources its user may not see, or could not be asked in time.
 fn denied_sources(node: &Node) -> usize {
-    let gaps = [node.config.refused(), node.slowlog.refused(), node.clients.refused(), node.cluster.refused()];
-    gaps.into_iter().flatten().filter(|gap| matches!(gap.lack, Lack::Rights | Lack::Time)).count()
+    let always = [node.config.refused(), node.slowlog.refused(), node.clients.refused()];
+    let late = always.into_iter().flatten().filter(|gap| gap.lack == Lack::Time).count();
+    let all = always.into_iter().chain([node.cluster.refused()]).flatten();
+    late + all.filter(|gap| gap.lack == Lack::Rights).count()
 }
 
 /// Whether no application uses the deployment: its servers were measured, and hardly anything was asked of them.

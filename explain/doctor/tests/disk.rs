@@ -110,9 +110,15 @@ fn always_is_unknown_where_neither_the_setting_nor_the_wait_is_seen() {
     let mut slow = old.clone();
     slow.pings = (0..15).map(|i| (i * 660, 140_000 + i * 2_000)).collect();
     (slow.connect_us, slow.window_s) = (Some(60), 4.0);
-    assert_eq!(answer(&alone(slow.clone()), "fsync_always"), Answered::Present);
+    let here = |node: &Node, delay: f64| {
+        let process = Process { run_delay_share: Some(delay), ..Process::default() };
+        Facts { hosts: vec![machine(process)], ..alone(node.clone()) }
+    };
+    assert_eq!(answer(&here(&slow, 0.01), "fsync_always"), Answered::Present);
+    assert_eq!(answer(&here(&slow, 0.5), "fsync_always"), Answered::Unknown, "it waits for a processor");
+    assert_eq!(answer(&alone(slow.clone()), "fsync_always"), Answered::Unknown, "its machine was not seen");
     slow.window_s = 10.0;
-    assert_eq!(answer(&alone(slow), "fsync_always"), Answered::Unknown, "a few PINGs, and most of the time none");
+    assert_eq!(answer(&here(&slow, 0.01), "fsync_always"), Answered::Unknown, "most of the time no PING");
     // Before 7.2 PINGs tell: most of them meet a sync.
     old.pings = (0..40).map(|i| (i * 250, if i < 10 { 80 } else { 9080 })).collect();
     let found = finding(&alone(old.clone()), "fsync_always");

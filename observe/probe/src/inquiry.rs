@@ -101,8 +101,6 @@ impl Inquiry {
                 connect_us: answer.connect_us,
                 config: Seen::No(told()),
                 clients: Seen::No(told()),
-                cluster: Seen::No(told()),
-                cluster_info: Seen::No(told()),
                 slot_stats: Seen::No(told()),
                 histograms: Seen::No(told()),
                 ..Node::new(&answer.address, answer.role)

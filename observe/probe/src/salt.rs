@@ -1,9 +1,9 @@
 //! Key names as hashes that tell two keys apart and do not tell what they are called.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
@@ -20,6 +20,9 @@ pub struct Salt(Option<[u8; BYTES]>);
 pub enum SaltError {
     #[error("{file}: {source}")]
     File { file: String, source: std::io::Error },
+    /// Who has the salt and a recording can guess key names.
+    #[error("{file}: others may read it; expected its owner alone: chmod 600 {file}")]
+    Open { file: String },
     /// It was edited, or is another file.
     #[error(
         "{file}: found something else than 32 hex digits; delete it and another is made (keys get other hashes from \
@@ -38,21 +41,12 @@ impl Salt {
     /// owner to read alone.
     pub fn of_file(path: &Path) -> Result<Salt, SaltError> {
         let failed = |source| SaltError::File { file: path.display().to_string(), source };
-        let mut new = OpenOptions::new();
-        match new.write(true).create_new(true).mode(0o600).open(path) {
-            Ok(mut file) => {
-                let salt = random();
-                let digits: String = salt.iter().map(|byte| format!("{byte:02x}")).collect();
-                // Half a salt would be refused the next time.
-                let written = file.write_all(format!("{digits}\n").as_bytes()).and_then(|()| file.sync_all());
-                written.inspect_err(|_| drop(fs::remove_file(path))).map_err(failed)?;
-                Ok(Salt(Some(salt)))
-            }
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                let text = fs::read_to_string(path).map_err(failed)?;
-                let salt =
-                    parse(text.trim_end()).ok_or_else(|| SaltError::Damaged { file: path.display().to_string() });
-                Ok(Salt(Some(salt?)))
+        match File::open(path) {
+            Ok(file) => read(path, file),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                make(path).map_err(failed)?;
+                // Another recorder may have been quicker: then it is that one's.
+                read(path, File::open(path).map_err(failed)?)
             }
             Err(e) => Err(failed(e)),
         }
@@ -67,6 +61,36 @@ impl Salt {
                 digest[..4].iter().fold(String::from("key#"), |s, b| s + &format!("{b:02x}"))
             }
         }
+    }
+}
+
+fn read(path: &Path, mut file: File) -> Result<Salt, SaltError> {
+    let name = || path.display().to_string();
+    let failed = |source| SaltError::File { file: name(), source };
+    let mode = file.metadata().map_err(failed)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(SaltError::Open { file: name() });
+    }
+    let mut text = String::new();
+    // Another file may be any size.
+    (&mut file).take(1024).read_to_string(&mut text).map_err(failed)?;
+    parse(text.trim_end()).map(|salt| Salt(Some(salt))).ok_or_else(|| SaltError::Damaged { file: name() })
+}
+
+/// Writes a new salt beside its place and links it there, whole or not at all.
+fn make(path: &Path) -> std::io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let digits: String = random().iter().map(|byte| format!("{byte:02x}")).collect();
+    let _ = fs::remove_file(&beside);
+    let mut new = OpenOptions::new();
+    let mut file = new.write(true).create_new(true).mode(0o600).open(&beside)?;
+    let made = file.write_all(format!("{digits}\n").as_bytes()).and_then(|()| file.sync_all());
+    let linked = made.and_then(|()| fs::hard_link(&beside, path));
+    fs::remove_file(&beside)?;
+    match linked {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other,
     }
 }
 
@@ -85,8 +109,6 @@ fn parse(digits: &str) -> Option<[u8; BYTES]> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -115,10 +137,15 @@ mod tests {
         let path = dir.path().join("salt");
         for text in ["", "0123", "zz23456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcdef00", "\u{fc}"] {
             fs::write(&path, text).unwrap();
+            let told = Salt::of_file(&path).err().expect("anyone may read it").to_string();
+            assert!(told.contains("chmod 600"), "{told}");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
             let told = Salt::of_file(&path).err().expect("it is none").to_string();
             assert!(told.contains("32 hex digits"), "{told}");
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
+            fs::remove_file(&path).unwrap();
         }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left beside it");
         let told = Salt::of_file(&dir.path().join("no/such/place")).err().expect("no directory").to_string();
         assert!(told.contains("no/such/place"), "{told}");
     }

@@ -32,6 +32,12 @@ const DISCOVER_AGAIN: Duration = Duration::from_secs(10);
 /// A node that is not listed any more is asked for this long: a dead replica is not in its master's list either.
 const UNLISTED: Duration = Duration::from_secs(600);
 
+/// Readers look back eleven minutes: parts must be written again within them, and are in whole rounds only.
+fn rounds_per_whole(every: Duration) -> u32 {
+    const WHOLE: Duration = Duration::from_secs(180);
+    u32::try_from(WHOLE.as_millis() / every.as_millis().max(1)).unwrap_or(u32::MAX).clamp(1, ROUNDS_PER_WHOLE)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Job {
     Discover(usize),
@@ -371,7 +377,7 @@ impl Inquirers {
             asked.and_then(|asked| Some((asked.inquiry.take()?, asked.round)))
         };
         let Some((mut inquiry, round)) = taken else { return };
-        let kind = if round % ROUNDS_PER_WHOLE == 0 { Round::Whole } else { Round::Often };
+        let kind = if round.is_multiple_of(rounds_per_whole(self.every)) { Round::Whole } else { Round::Often };
         let answer = if self.keeps_answers { inquiry.ask(kind) } else { inquiry.hand_over(kind) }.ok();
         let at = stamp();
         let mut state = self.state();

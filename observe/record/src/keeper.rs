@@ -28,7 +28,7 @@ const ROW_MAX: usize = 8_000;
 /// Error codes of ours that are kept: a server may answer with any word.
 const CODES_MAX: usize = 32;
 /// What has not changed is written again after this time, so that a reader need not look further back.
-const AGAIN_MS: u64 = 540_000;
+const AGAIN_MS: u64 = 480_000;
 
 /// Fields that change when servers change places, or one comes or goes.
 pub const OF_TOPOLOGY: [&str; 4] = ["role", "master_host", "master_port", "connected_slaves"];

@@ -317,6 +317,15 @@ impl NodeTape<'_> {
         }
         let mut last = None;
         while let Some(row) = next {
+            // The clock was set back: what came before is another time.
+            if row.at.wall_ms < window.start {
+                answered.clear();
+                trail = Trail::new(window.start);
+                trail.see(&row, &mut self.picked);
+                (first, last) = (Some(row), None);
+                next = self.row_before(window.end);
+                continue;
+            }
             trail.see(&row, &mut self.picked);
             answered.push(row.at.wall_ms);
             match &first {

@@ -215,6 +215,19 @@ fn a_clock_that_is_set_back_makes_no_time_of_its_own() {
 }
 
 #[test]
+fn of_a_time_that_came_twice_the_later_is_told() {
+    let mut rig = Rig::new();
+    rig.healthy(0..60);
+    for second in 60..100 {
+        let stamp = Stamp { wall_ms: at(second - 40).wall_ms, mono_ms: at(second).mono_ms };
+        let (info, pings, sent) = (info(second, "master", "").into(), Pings::default(), Own::default());
+        rig.take(Note::Saw(0, stamp, Saw::Second { info, pings, sent }));
+    }
+    let node = rig.node(30, 50);
+    assert_eq!((node.window_s, node.delta("total_commands_processed")), (20.0, Some(10_000.0)));
+}
+
+#[test]
 fn slow_commands_are_kept_once_and_a_log_that_begins_anew_too() {
     let mut rig = Rig::new();
     let entry = |id: u64, second: i64| SlowEntry {

@@ -458,7 +458,10 @@ impl Handler for Worker {
     fn opened(&mut self, io: &mut Io, id: Id) {
         let lane_index = self.net.lane_of[id.index()];
         let lane = &mut self.net.lanes[lane_index as usize];
-        let readonly = self.net.nodes[lane.node].is_replica && self.route.topology.kind == DeploymentKind::Cluster;
+        // Who is never read from as a replica is dialled since it was promoted, which the topology may not know yet.
+        let readonly = self.net.nodes[lane.node].is_replica
+            && self.shared.shape.read_from != ReadFrom::Primary
+            && self.route.topology.kind == DeploymentKind::Cluster;
         let shape = &self.shared.shape;
         let plan = Plan {
             resp3: shape.resp3,

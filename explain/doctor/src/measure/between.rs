@@ -39,10 +39,15 @@ pub fn turns(node: &Node) -> f64 {
 /// What a call that is a read by itself costs outside the command, in us. On a busy server several reads share a turn.
 /// Before 6.0, where reads are not counted, it is what a command costs there on average.
 pub fn call_us(node: &Node) -> f64 {
-    match node.delta("total_reads_processed") {
-        None => outside_per_command_us(node).unwrap_or(READ_US).max(READ_US),
-        Some(_) => READ_US + TURN_US * turns(node) / events(node).max(1.0),
+    match counts_reads(node) {
+        false => outside_per_command_us(node).unwrap_or(READ_US).max(READ_US),
+        true => READ_US + TURN_US * turns(node) / events(node).max(1.0),
     }
+}
+
+/// Since 6.0.
+fn counts_reads(node: &Node) -> bool {
+    node.level() >= (6, 0) || node.delta("total_reads_processed").is_some()
 }
 
 /// CPU of the main thread outside commands for each command, in us, without what bytes, new connections, forks and the
@@ -56,6 +61,8 @@ fn outside_per_command_us(node: &Node) -> Option<f64> {
 
 /// From so many commands per read on, clients send several at a time.
 const ONE: f64 = 1.5;
+/// Share of a core from which on a turn of the event loop serves several reads.
+const BUSY: f64 = 0.3;
 
 /// Commands per read.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,7 +80,7 @@ impl Depth {
         if let Some(depth) = node.depth() {
             return Some(Depth::Counted(depth));
         }
-        let outside = outside_per_command_us(node).filter(|us| *us > 0.0)?;
+        let outside = outside_per_command_us(node).filter(|us| *us > 0.0 && !counts_reads(node))?;
         Some(Depth::AtLeast((READ_US / outside).max(1.0)))
     }
 
@@ -83,8 +90,9 @@ impl Depth {
         }
     }
 
-    /// Whether clients send one command at a time. Before 6.0 that is not known of a server whose commands cost it
-    /// something besides their reads: replicas, an append-only file, a cluster's bus.
+    /// Whether clients send one command at a time. Before 6.0 that is not known of a server with little to do, whose
+    /// turns of the event loop cost more than their reads, nor of one whose commands cost something besides: replicas,
+    /// an append-only file, a cluster's bus.
     pub fn is_one(self, node: &Node) -> bool {
         self.commands() < ONE && self.tells(node)
     }
@@ -93,9 +101,13 @@ impl Depth {
     pub fn tells(self, node: &Node) -> bool {
         let is_more = |field: &str| node.number(field).unwrap_or(0.0) > 0.0;
         let costs_besides = || ["connected_slaves", "aof_enabled", "cluster_enabled"].into_iter().any(is_more);
+        let is_busy = || node.cpu().is_some_and(|(user, sys)| user + sys > BUSY);
+        // Two commands that share a read and a turn cost less than this each.
+        let alone_us = (READ_US + TURN_US) / ONE;
+        let costs_a_turn = || outside_per_command_us(node).is_some_and(|us| us > alone_us);
         match self {
             Depth::Counted(_) => true,
-            Depth::AtLeast(depth) => depth >= ONE || !costs_besides(),
+            Depth::AtLeast(depth) => depth >= ONE || is_busy() && costs_a_turn() && !costs_besides(),
         }
     }
 
@@ -114,7 +126,8 @@ impl Depth {
 /// of its CPU outside commands, over what they took there. At least 1, which it is where the server does not show it.
 /// A machine whose processors sleep between requests took four times as much as one that was busy.
 pub fn scale(node: &Node) -> f64 {
-    let Some(outside) = outside_us(node) else { return 1.0 };
+    // What a call costs before 6.0 is this server's own already.
+    let Some(outside) = outside_us(node).filter(|_| node.delta("total_reads_processed").is_some()) else { return 1.0 };
     let others = others_us(node);
     let connections = grown(node, "total_connections_received");
     // The last read of a connection finds it closed.

@@ -55,7 +55,9 @@ impl Denials<'_> {
         let greetings = outcomes.greetings.get("NOPERM").copied().unwrap_or(0);
         // What a replica's user lacks is told by its link (`replica_link_down`): some try thousands of times a second.
         let of_replicas = worst_commands(node).into_iter().filter(|c| REPLICATION.contains(&c.0.as_str()));
-        let of_replicas: u64 = of_replicas.map(|c| c.1).fold(0, u64::saturating_add);
+        // Only where they are denied for nothing else.
+        let is_denied = outcomes.count(&["NOAUTH", "LOADING", "MISCONF", "MASTERDOWN"]) == 0;
+        let of_replicas: u64 = of_replicas.filter(|_| is_denied).map(|c| c.1).fold(0, u64::saturating_add);
         let denied = outcomes.count(&["NOPERM"]).saturating_sub(greetings).saturating_sub(of_replicas);
         let counted = node.delta("acl_access_denied_auth").unwrap_or(0.0) as u64;
         Some(Denials {
@@ -131,7 +133,12 @@ fn found(d: &Denials<'_>) -> Finding {
     }
     finding = finding.saw(node, "INFO errorstats", format!("errorstat_NOPERM +{}", d.denied));
     let refused: Vec<(String, u64)> =
-        worst_commands(node).into_iter().filter(|c| c.1 > 0).map(|c| (c.0, c.1)).take(3).collect();
+        worst_commands(node)
+        .into_iter()
+        .filter(|c| c.1 > 0 && !REPLICATION.contains(&c.0.as_str()))
+        .map(|c| (c.0, c.1))
+        .take(3)
+        .collect();
     for (name, n) in &refused {
         finding = finding.saw(node, "INFO commandstats", format!("{name}: rejected_calls +{n}"));
     }

@@ -18,8 +18,8 @@ pub const TITLE: &str = "Expire storm";
 pub const LEADS_TO: &[&str] = &["main_thread_saturated"];
 pub const INJECTED: Injected = Injected::Yes;
 
-/// The longest the cycle runs in one go, in seconds: 25 % of a tenth of a second.
-const CAP_S: f64 = 0.025;
+/// The longest the cycle runs in one go: 25 % of a period of `hz`.
+const CAP: f64 = 0.25;
 
 /// What one master removes.
 struct Expires<'a> {
@@ -36,7 +36,8 @@ struct Expires<'a> {
 
 impl Expires<'_> {
     fn share(&self) -> f64 {
-        self.cpu.unwrap_or_else(|| (self.capped * CAP_S / self.node.window_s.max(0.001)).min(0.25))
+        let cap_s = CAP / self.node.number("hz").unwrap_or(10.0).max(1.0);
+        self.cpu.unwrap_or_else(|| (self.capped * cap_s / self.node.window_s.max(0.001)).min(CAP))
     }
 
     fn hurts(&self) -> bool {

@@ -8,8 +8,8 @@
 //! Seen when: appendfsync is `always`, keys change in the window, a sync takes 1 ms or more on average, and the main
 //! thread spends 5 % of the window or more waiting. The wait is the time inside the event loop (eventloop_duration_sum,
 //! 7.2+) during which the main thread used no CPU, minus the time that it waited for a processor, a quota or the
-//! hypervisor. Before 7.2 it is seen when half of the PINGs take 1 ms longer than the fastest, or than opening a
-//! connection, while the main thread is less than half busy.
+//! hypervisor. Before 7.2 it is seen when half of the PINGs take 1 ms longer than the fastest (on this machine: than
+//! opening a connection) while the main thread is less than half busy.
 //!
 //! Not to be taken for: a late sync under `everysec` (`aof_fsync_stall`): there a background thread syncs, and writes
 //! wait only when it is two seconds late. Nor for a slow command or a saturated main thread: those use CPU. LATENCY
@@ -115,7 +115,9 @@ fn look<'a>(facts: &Facts, node: &'a Node) -> Look<'a> {
         return Look::Quiet;
     }
     let turns = node.delta("eventloop_cycles");
-    let Some(share) = waiting_share(facts, node) else { return by_pings(node, changes.unwrap_or(0.0) / window_s) };
+    let Some(share) = waiting_share(facts, node) else {
+        return by_pings(facts, node, changes.unwrap_or(0.0) / window_s);
+    };
     let Some(syncs) = [changes.filter(|n| *n > 0.0), turns].into_iter().flatten().reduce(f64::min) else {
         return unseen(node, "how often it synced was not seen");
     };
@@ -146,13 +148,20 @@ fn waiting_share(facts: &Facts, node: &Node) -> Option<f64> {
 }
 
 /// Before 7.2: at least half of the PINGs met a sync, and waited for a part of it.
-fn by_pings(node: &Node, writes: f64) -> Look<'_> {
+fn by_pings<'a>(facts: &Facts, node: &'a Node, writes: f64) -> Look<'a> {
     let mut times: Vec<u32> = node.pings.iter().map(|p| p.1).collect();
     times.sort_unstable();
     let busy = node.cpu().map(|(user, sys)| user + sys);
-    // A few do where each waits long.
+    // On this machine the kernel's handshake has no other end than the server's, and what kept it off is known.
+    let runs = |(_, p): (_, &unslow_facts::Process)| {
+        let is_small = |share: f64| share < WAIT_SHARE;
+        p.run_delay_share.is_some_and(is_small) && p.throttled_share.is_none_or(is_small)
+    };
+    let runs_here = facts.process(node).is_some_and(runs);
+    // A few do where each waits long, and for nothing else.
     let waited: f64 = times.iter().map(|us| f64::from(*us) / 1e6).sum();
-    let enough = times.len() >= PINGS || times.len() >= PINGS_LONG && waited > node.window_s / 2.0;
+    let long = times.len() >= PINGS_LONG && waited > node.window_s / 2.0 && (runs_here || event_ms(node).is_some());
+    let enough = times.len() >= PINGS || long;
     let (Some(busy), true) = (busy, enough) else {
         return unseen(node, "neither its event loop (7.2+) nor enough PINGs were timed");
     };
@@ -160,7 +169,8 @@ fn by_pings(node: &Node, writes: f64) -> Look<'_> {
         return unseen(node, "its main thread is busy, and before 7.2 that cannot be told apart from waiting");
     }
     // On a disk so slow that every PING meets a sync, only the kernel's handshake shows the distance.
-    let distance = node.connect_us.map_or(times[0], |us| times[0].min(u32::try_from(us).unwrap_or(u32::MAX)));
+    let handshake = node.connect_us.filter(|_| runs_here).map(|us| u32::try_from(us).unwrap_or(u32::MAX));
+    let distance = handshake.map_or(times[0], |us| times[0].min(us));
     let over = |us: u32| f64::from(us - distance) / 1000.0;
     let mean = times.iter().map(|us| over(*us)).sum::<f64>() / times.len() as f64;
     Look::Timed(Waits { node, share: None, sync_ms: over(times[times.len() / 2]), writes, cost_ms: mean })

@@ -79,7 +79,7 @@ impl Crowd<'_> {
             strangers: strangers.map(|n| n.cpu_share).sum(),
         };
         // Without their number only what they do shows that they are too many.
-        (threads.is_some() || crowd.costs()).then_some(crowd)
+        (threads.is_some() || crowd.costs() && crowd.waited() > WAITED).then_some(crowd)
     }
 
     /// `12 io-threads`
@@ -204,12 +204,14 @@ fn found(worst: &Crowd<'_>) -> Finding {
         true => finding.not(format!("a neighbour: other processes use {} cores", count(worst.strangers))),
         false => finding,
     };
-    let (text, risk) = (
-        worst.threads.map_or("none, or 1".into(), |threads| format!("{:.0} instead of {threads:.0}", worst.wanted())),
-        "a server that needs them for its sockets loses throughput",
-    );
-    let threads = worst.threads.unwrap_or(1.0);
-    if is_set_at_runtime(node) && worst.threads.is_some() {
+    let risk = "a server that needs them for its sockets loses throughput";
+    let Some(threads) = worst.threads else {
+        let ask = cli(&node.address, "CONFIG GET io-threads");
+        let text = format!("See how many there are, and leave no more than {:.0}", worst.wanted());
+        return finding.fix(&text, &[&ask], risk, "");
+    };
+    let text = format!("{:.0} instead of {threads:.0}", worst.wanted());
+    if is_set_at_runtime(node) {
         let (set, back) =
             (format!("CONFIG SET io-threads {:.0}", worst.wanted()), format!("CONFIG SET io-threads {threads:.0}"));
         return finding.fix_at(&node.address, &format!("Use fewer io-threads: {text}"), &[&set], risk, &back);
@@ -222,7 +224,7 @@ fn found(worst: &Crowd<'_>) -> Finding {
             node.address
         )],
         risk,
-        &worst.threads.map_or(String::new(), |threads| format!("io-threads {threads:.0}")),
+        &format!("io-threads {threads:.0}"),
     )
 }
 

@@ -65,7 +65,12 @@ fn is_storm(node: &Node, all: &Held) -> bool {
 /// Of a core: the commands, and waking up, reading and answering for each. Beyond [`SCALE_MOST`], something else takes
 /// the CPU outside commands.
 fn whole_share(node: &Node, held: &Held) -> f64 {
-    held.share() + (held.calls - greetings(node)).max(0.0) / node.window_s.max(0.001) * around_us(node) / 1e6
+    held.share() + questions(node, held) / node.window_s.max(0.001) * around_us(node) / 1e6
+}
+
+/// Calls that are looks at the server for certain: pools send PING (`chatter`), and new connections send CLIENT.
+fn questions(node: &Node, all: &Held) -> f64 {
+    (all.calls - greetings(node) - held(node, &["ping"]).calls).max(0.0)
 }
 
 /// Before 7.0 CLIENT SETINFO and SETNAME are counted with CLIENT LIST: those of new connections ask nothing.
@@ -87,7 +92,7 @@ fn absent_text(all: &[(&Node, Held)]) -> String {
         None => "monitoring commands: none in the window apart from the doctor's own".into(),
         Some((node, most)) => format!(
             "monitoring commands: {} of a core at most, at {} calls a second of {} each",
-            percent(most.share()),
+            percent(whole_share(node, most)),
             count(rate(node, most)),
             time_us(most.mean_us())
         ),
@@ -108,7 +113,7 @@ fn parts(node: &Node) -> Vec<Part> {
 fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Finding {
     let parts = parts(node);
     let Some(worst) = parts.first() else { return Finding::new("Monitoring takes time") };
-    let (asked, core) = (rate(node, &worst.held), all.share());
+    let (asked, core) = (rate(node, &worst.held), whole_share(node, all));
     let finding = Finding::new(format!(
         "Monitoring takes {} of a core on {}: {} {} times a second, {} each",
         percent(core),
@@ -123,7 +128,7 @@ fn found(facts: &Facts, rows: &[(&Node, Held)], node: &Node, all: &Held) -> Find
         let (ms, wait) = worst.held.others_wait();
         finding.latency(ms, wait)
     } else {
-        let (asked, core) = (rate(node, all), whole_share(node, all));
+        let asked = questions(node, all) / node.window_s.max(0.001);
         let each = format!("{} for each of {} requests a second", time_us(around_us(node)), count(asked));
         finding.core(
             core,

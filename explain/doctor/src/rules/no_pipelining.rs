@@ -200,9 +200,8 @@ pub(super) fn pipelining(node: &Node) -> Vec<&'static str> {
 }
 
 fn absent(facts: &Facts, all: &[Sequential<'_>]) -> Verdict {
-    let busiest =
-        facts.live().filter(|n| n.is_master() && n.ops().is_some_and(|o| o > LOAD)).find(|n| Depth::of(n).is_none_or(|depth| !depth.tells(n)));
-    if let Some(node) = busiest {
+    let mut busy = facts.live().filter(|n| n.is_master() && n.ops().is_some_and(|o| o > LOAD));
+    if let Some(node) = busy.find(|n| Depth::of(n).is_none_or(|depth| !depth.tells(n))) {
         let why = format!(
             "pipeline depth needs total_reads_processed, which {} does not count ({})",
             node.version_text(),

@@ -454,13 +454,13 @@ fn a_slow_log_that_is_off_rules_no_big_key_out() {
 fn a_question_costs_the_time_inside_it_and_its_part_of_reads_and_turns() {
     // 240 INFOs of 100 us a second and 100 PINGs of 1 us, none of them in one turn with another, where turns are
     // counted. All else that the main thread did is far more than reads take anywhere: they are put at four times
-    // the known price.
+    // the known price. What PINGs take besides is their pools' (`chatter`).
     let after = stat("info", 2400, 240_000) + "total_reads_processed:3400\r\n";
-    for (counted, core, text) in [("", 0.0274, "2.7 %"), ("eventloop_cycles:3400\r\n", 0.0410, "4.1 %")] {
+    for (counted, core, text) in [("", 0.0264, "2.6 %"), ("eventloop_cycles:3400\r\n", 0.0360, "3.6 %")] {
         let node = server("7.2.4", 1.0, "eventloop_cycles:0\r\n", &(after.clone() + counted));
         let found = finding(&alone(node), "monitoring_storm");
         assert!((found.impact.value - core).abs() < 0.0001, "{counted:?}: {}", found.impact.value);
-        assert!(found.title.contains("takes 2.4 %"), "{}", found.title);
+        assert!(found.title.contains(&format!("takes {text}")), "{}", found.title);
         assert!(found.impact.text.contains(text), "{counted:?}: {}", found.impact.text);
         assert!(found.gain.formula.contains("now INFO 240.0/s x 100 us = 0.0240"), "{}", found.gain.formula);
     }

@@ -238,12 +238,14 @@ impl Steps<'_, '_> {
         let all = list["incidents"].as_array().map_or(&[][..], Vec::as_slice);
         let of_the_fork: Vec<&Json> = all.iter().filter(|i| i["rule"] == rule.as_str()).collect();
         let time = |incident: &Json, name: &str| incident[name].as_u64().unwrap_or(0);
-        let named = |night: &u64| {
+        // Each night has an incident of its own.
+        let mut left = of_the_fork.clone();
+        let mut named = |night: &u64| {
             let covers = |i: &&Json| {
                 time(i, "began_ms") <= night + self.stall.as_millis() as u64 + NIGHT_MARGIN_MS
                     && time(i, "ended_ms") + NIGHT_MARGIN_MS >= *night
             };
-            of_the_fork.iter().any(covers)
+            left.iter().position(covers).map(|at| left.remove(at)).is_some()
         };
         let opened = match of_the_fork.first() {
             Some(first) => {
@@ -370,7 +372,7 @@ impl Steps<'_, '_> {
     /// The sentence to repeat.
     fn conclude(&mut self, morning: &Morning, plan: &FixPlan, second: &SaveOnMaster, third: &SaveOnReplica) {
         self.played.closing = format!(
-            "A fork of {} made the master leave and put two masters on one host, {} nights in a row; unslow incidents \
+            "A fork of {} made the master leave {} nights in a row, and put two masters on one host; unslow incidents \
              named it for {} of them in the morning. {} restored the placement, and the same save then blocked no \
              writer for longer than {} when the replica made it. On the master, the plan's longer node timeout \
              keeps it in place, at the price of the whole stall: {}.",
