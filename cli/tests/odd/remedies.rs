@@ -41,10 +41,10 @@ pub const CASES: &[Remedy] = &[
     Remedy { name: "sort", rule: "big_key", make: ill_clients::list_sorted },
     Remedy { name: "mget_of_ten_thousand", rule: "giant_commands", make: ill_clients::mget_of_ten_thousand },
     Remedy { name: "pfcount_of_a_thousand", rule: "slow_command", make: ill_clients::pfcount_of_a_thousand },
-    Remedy { name: "sets_intersected", rule: "slow_command", make: sets_intersected },
+    Remedy { name: "sets_intersected", rule: "big_key", make: sets_intersected },
     Remedy { name: "scan_with_count_100000", rule: "slow_command", make: ill_clients::scan_with_count_100000 },
     Remedy { name: "script_of_30_ms", rule: "long_script", make: script_of_30_ms },
-    Remedy { name: "script_of_10_ms", rule: "long_script", make: script_of_10_ms },
+    Remedy { name: "script_of_20_ms", rule: "long_script", make: script_of_20_ms },
     Remedy { name: "script_of_milliseconds", rule: "long_script", make: ill_clients::scripts_of_milliseconds },
     Remedy { name: "script_once_a_second", rule: "long_script", make: script_once_a_second },
     Remedy { name: "function", rule: "long_script", make: ill_clients::function_in_a_loop },
@@ -86,7 +86,7 @@ fn keys_on_50_000(stage: &mut Stage) -> Made {
 fn sets_intersected(stage: &mut Stage) -> Made {
     let server = stage.server(&[]);
     for set in ["followers", "members"] {
-        fill(&server, 60_000, |i| words(&["SADD", &format!("{{t}}{set}"), &format!("{set}:{i}")]));
+        fill(&server, 200_000, |i| words(&["SADD", &format!("{{t}}{set}"), &format!("{set}:{i}")]));
     }
     stage.application(&server, 500);
     stage.repeat(&server, ms(100), &["SINTER", "{t}followers", "{t}members"]);
@@ -102,8 +102,8 @@ fn client_list_of_500(stage: &mut Stage) -> Made {
     Ok(())
 }
 
-fn script_of_10_ms(stage: &mut Stage) -> Made {
-    ill_clients::script_loop(stage, "900000", 50)
+fn script_of_20_ms(stage: &mut Stage) -> Made {
+    ill_clients::script_loop(stage, "2000000", 100)
 }
 
 fn script_of_30_ms(stage: &mut Stage) -> Made {
