@@ -273,7 +273,7 @@ impl<T> IndexMut<u16> for NodeTable<T> {
 
 #[cfg(test)]
 mod tests {
-    use unslow_topology::{DeploymentKind, Health, Role, SlotSet};
+    use unslow_topology::{DeploymentKind, SlotSet};
 
     use super::*;
 
@@ -283,19 +283,10 @@ mod tests {
 
     /// A master with these slots, or a replica of the node at `master`. Ids are addresses.
     fn node(address: &str, master: Option<&str>, slots: &[(u16, u16)]) -> Node {
-        Node {
-            id: address.into(),
-            address: address.into(),
-            alias: None,
-            role: if master.is_some() { Role::Replica } else { Role::Master },
-            master: master.map(str::to_string),
-            slots: SlotSet::from_ranges(slots.iter().copied()),
-            config_epoch: 1,
-            health: Health::Up,
-            zone: None,
-            rtt_us: None,
-            lag_bytes: None,
-            in_sync: true,
+        let slots = SlotSet::from_ranges(slots.iter().copied());
+        match master {
+            Some(master) => Node { slots, ..Node::replica(address, master) },
+            None => Node::master(address, slots),
         }
     }
 

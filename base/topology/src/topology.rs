@@ -156,6 +156,31 @@ impl fmt::Display for Change {
 }
 
 impl Node {
+    /// A master that answers, and of which nothing else is known; its id is its address.
+    pub fn master(address: impl Into<String>, slots: SlotSet) -> Node {
+        let address = address.into();
+        Node {
+            id: address.clone(),
+            address,
+            alias: None,
+            role: Role::Master,
+            master: None,
+            slots,
+            config_epoch: 0,
+            health: Health::Up,
+            zone: None,
+            rtt_us: None,
+            lag_bytes: None,
+            in_sync: true,
+        }
+    }
+
+    /// A replica that answers and holds its master's data; its id is its address.
+    pub fn replica(address: impl Into<String>, master: impl Into<String>) -> Node {
+        let node = Node::master(address, SlotSet::default());
+        Node { role: Role::Replica, master: Some(master.into()), ..node }
+    }
+
     /// A master that has slots.
     pub fn owns_slots(&self) -> bool {
         self.role == Role::Master && !self.slots.is_empty()
@@ -178,17 +203,12 @@ impl Topology {
         let usable = |n: &&ClusterNode| !n.is("handshake") && !n.is("noaddr") && !n.host().is_empty();
         let nodes = view.nodes.iter().filter(usable).map(|n| Node {
             id: n.id.clone(),
-            address: address(n),
             alias: named(n).map(|name| if tls { n.address.clone() } else { name }),
             role: if n.is("master") { Role::Master } else { Role::Replica },
             master: n.master_id.clone(),
-            slots: n.slots.clone(),
             config_epoch: n.config_epoch,
             health: if n.is("fail") { Health::Failed } else { Health::Up },
-            zone: None,
-            rtt_us: None,
-            lag_bytes: None,
-            in_sync: true,
+            ..Node::master(address(n), n.slots.clone())
         });
         Topology::new(DeploymentKind::Cluster, nodes.collect())
     }

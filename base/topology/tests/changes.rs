@@ -26,17 +26,11 @@ fn topology() -> impl Strategy<Value = Topology> {
                 .map(|o| format!("id{}", if pieces.contains(&Some(follows)) { follows } else { o }));
             Node {
                 id: format!("id{i}"),
-                address: format!("10.0.0.{i}:6379"),
-                alias: None,
                 role: if master.is_some() { Role::Replica } else { Role::Master },
                 master,
-                slots,
                 config_epoch: 1,
                 health: if health[i] == 0 { Health::Suspected } else { Health::Up },
-                zone: None,
-                rtt_us: None,
-                lag_bytes: None,
-                in_sync: true,
+                ..Node::master(format!("10.0.0.{i}:6379"), slots)
             }
         });
         Topology::new(DeploymentKind::Cluster, nodes.collect())

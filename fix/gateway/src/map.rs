@@ -170,19 +170,10 @@ pub(crate) mod tests {
     /// A master with these slots, or a replica of the one at `master`. Its id is its port, padded with zeros.
     pub(crate) fn node(address: &str, master: Option<&str>, slots: &[(u16, u16)]) -> Node {
         let id = |address: &str| format!("{:0>40}", address.rsplit_once(':').map_or(address, |(_, port)| port));
-        Node {
-            id: id(address),
-            address: address.into(),
-            alias: None,
-            role: if master.is_some() { Role::Replica } else { Role::Master },
-            master: master.map(id),
-            slots: SlotSet::from_ranges(slots.iter().copied()),
-            config_epoch: 1,
-            health: Health::Up,
-            zone: None,
-            rtt_us: None,
-            lag_bytes: None,
-            in_sync: true,
+        let slots = SlotSet::from_ranges(slots.iter().copied());
+        match master {
+            Some(master) => Node { id: id(address), slots, ..Node::replica(address, id(master)) },
+            None => Node { id: id(address), ..Node::master(address, slots) },
         }
     }
 

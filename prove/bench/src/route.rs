@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use unslow_client::{Connection, Deployment, Options, Target, address_target, discover_as_client};
 use unslow_reactor::Waker;
-use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Health, Node, Role, SLOTS, SlotSet, Topology};
+use unslow_topology::{ClusterNode, ClusterView, DeploymentKind, Node, Role, SLOTS, SlotSet, Topology};
 
 /// From what discovery found of a group without slots.
 fn of_group(found: &Deployment) -> Option<Topology> {
@@ -25,22 +25,8 @@ fn of_group(found: &Deployment) -> Option<Topology> {
 
 /// A master with all slots, and its replicas.
 pub fn group(kind: DeploymentKind, master: String, replicas: Vec<String>) -> Topology {
-    let node = |address: String, master: Option<&String>| Node {
-        id: address.clone(),
-        address,
-        alias: None,
-        role: if master.is_some() { Role::Replica } else { Role::Master },
-        master: master.cloned(),
-        slots: if master.is_some() { SlotSet::default() } else { SlotSet::all() },
-        config_epoch: 0,
-        health: Health::Up,
-        zone: None,
-        rtt_us: None,
-        lag_bytes: None,
-        in_sync: true,
-    };
-    let mut nodes: Vec<Node> = replicas.into_iter().map(|address| node(address, Some(&master))).collect();
-    nodes.push(node(master.clone(), None));
+    let mut nodes: Vec<Node> = replicas.into_iter().map(|address| Node::replica(address, &master)).collect();
+    nodes.push(Node::master(master, SlotSet::all()));
     Topology::new(kind, nodes)
 }
 

@@ -527,7 +527,7 @@ unsafe fn ctl_ours(
     let first_is_another =
         entry.wanted && entry.fd != fd && fds::stream(entry.fd).is_some_and(|s| std::ptr::eq(s, stream));
     if !new && (first_is_another || inside.seconds.has_name(stream.index, fd)) {
-        // SAFETY: not null; the program's event.
+        // SAFETY: not null, and the caller has a readable event behind it.
         let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
         if let Err(errno) = inside.seconds.change(op, stream.index, fd, event) {
             return refuse(errno);
@@ -578,7 +578,7 @@ unsafe fn ctl_ours(
             inside.pending.push(stream);
         }
     }
-    // SAFETY: not null; the program's event.
+    // SAFETY: not null, and the caller has a readable event behind it.
     let event = unsafe { event.read_unaligned() };
     let entry = registration(stream, &inside);
     (entry.wanted, entry.fd, entry.events, entry.data, entry.spent) = (true, fd, event.events, event.u64, false);

@@ -217,19 +217,19 @@ pub fn stand_in() -> Option<RawFd> {
 /// decided yet stay with TCP, and may go.
 ///
 /// # Safety
-/// The program's message, if it may be one.
+/// Null, or a message header that nobody writes meanwhile. What is no readable memory at all is refused.
 pub unsafe fn passes_carried(message: *const msghdr) -> bool {
     if !pointers::may_be_buffer(message.cast::<c_void>(), size_of::<msghdr>()) {
         return false;
     }
-    // SAFETY: the program's.
+    // SAFETY: it was found readable, and the caller has a message header behind it that nobody writes meanwhile.
     let message = unsafe { &*message };
     let (from, len) = (message.msg_control as usize, message.msg_controllen);
     if len < size_of::<cmsghdr>() || !pointers::may_be_buffer(message.msg_control, len) {
         return false;
     }
     let mut any = false;
-    // SAFETY: inside the program's control message, whose end is looked at for each descriptor.
+    // SAFETY: `msg_controllen` bytes were found readable, and nothing is read that does not end within them.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(message);
         while !at.is_null() {

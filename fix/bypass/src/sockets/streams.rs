@@ -186,7 +186,7 @@ pub unsafe fn room<'a>(buf: *mut c_void, n: size_t) -> &'a mut [u8] {
 /// Reads into several parts; the kernel's answer.
 ///
 /// # Safety
-/// The program's array of `n` parts.
+/// `parts` has `n` entries, and what each names may be written until this returns.
 pub unsafe fn take_parts(
     stream: &'static Stream,
     link: &'static Link,
@@ -196,9 +196,9 @@ pub unsafe fn take_parts(
 ) -> ssize_t {
     let mut total = 0;
     for i in 0..n {
-        // SAFETY: the program's array of `n` parts.
+        // SAFETY: `i` is below `n`, and the caller has `n` parts there.
         let part = unsafe { *parts.add(i) };
-        // SAFETY: the program's buffer.
+        // SAFETY: the caller's buffer, which may be written for as many bytes as it says.
         let room = unsafe { room(part.iov_base, part.iov_len) };
         if room.is_empty() {
             continue;
@@ -270,19 +270,19 @@ pub fn put(stream: &'static Stream, link: &'static Link, bytes: &[u8], flags: c_
 /// The program's bytes.
 ///
 /// # Safety
-/// `n` of them.
+/// Null, or `n` bytes that may be read as long as the slice is used.
 pub unsafe fn bytes<'a>(buf: *const c_void, n: size_t) -> &'a [u8] {
     if buf.is_null() || n == 0 {
         return &[];
     }
-    // SAFETY: the program's buffer of `n` bytes.
+    // SAFETY: the caller has `n` bytes there, which may be read until this call returns; not more than a slice may have.
     unsafe { std::slice::from_raw_parts(buf.cast(), n.min(isize::MAX as usize)) }
 }
 
 /// Writes several parts; the kernel's answer.
 ///
 /// # Safety
-/// The program's array of `n` parts.
+/// `parts` has `n` entries, and what each names may be read until this returns.
 pub unsafe fn put_parts(
     stream: &'static Stream,
     link: &'static Link,
@@ -292,9 +292,9 @@ pub unsafe fn put_parts(
 ) -> ssize_t {
     let mut total = 0;
     for i in 0..n {
-        // SAFETY: the program's array of `n` parts.
+        // SAFETY: `i` is below `n`, and the caller has `n` parts there.
         let part = unsafe { *parts.add(i) };
-        // SAFETY: the program's buffer.
+        // SAFETY: the caller's buffer, which may be read for as many bytes as it says.
         let bytes = unsafe { bytes(part.iov_base, part.iov_len) };
         if bytes.is_empty() {
             continue;
@@ -315,7 +315,7 @@ pub unsafe fn put_parts(
 /// The same; many small parts are put together first, since each write into a ring is seen by the other side at once.
 ///
 /// # Safety
-/// The program's array of `n` parts.
+/// `parts` has `n` entries, and what each names may be read until this returns.
 pub unsafe fn put_all(
     stream: &'static Stream,
     link: &'static Link,
@@ -325,7 +325,7 @@ pub unsafe fn put_all(
 ) -> ssize_t {
     // It is on the stack, which in a handler may have no more than 8 KB.
     const SMALL: usize = 2 << 10;
-    // SAFETY: the program's array of `n` parts.
+    // SAFETY: the caller has `n` parts there, `n` was checked to be at most IOV_MAX.
     let total: usize = unsafe { std::slice::from_raw_parts(parts, n) }.iter().map(|p| p.iov_len).sum();
     if n == 1 || total > SMALL {
         // SAFETY: the caller's.

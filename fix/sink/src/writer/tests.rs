@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, channel};
 
 use unslow_reactor::Reactor;
-use unslow_topology::{DeploymentKind, Health, Role, SlotSet};
+use unslow_topology::{DeploymentKind, SlotSet};
 
 use super::*;
 use crate::encode::tests::{batch, commands};
@@ -18,19 +18,8 @@ const OTHER: &str = "foo";
 
 /// Masters, and their slots.
 fn route(masters: &[(&str, &[(u16, u16)])]) -> Order {
-    let node = |(address, slots): &(&str, &[(u16, u16)])| unslow_topology::Node {
-        id: address.to_string(),
-        address: address.to_string(),
-        alias: None,
-        role: Role::Master,
-        master: None,
-        slots: SlotSet::from_ranges(slots.iter().copied()),
-        config_epoch: 1,
-        health: Health::Up,
-        zone: None,
-        rtt_us: None,
-        lag_bytes: None,
-        in_sync: true,
+    let node = |(address, slots): &(&str, &[(u16, u16)])| {
+        unslow_topology::Node::master(*address, SlotSet::from_ranges(slots.iter().copied()))
     };
     let topology = Topology::new(DeploymentKind::Cluster, masters.iter().map(node).collect());
     let reach = |n: &unslow_topology::Node| Reach { peer: Some(Peer::Tcp(n.address.parse().unwrap())), tls: None };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use unslow_reactor::{Io, now_ns};
 use unslow_resp::Value;
-use unslow_topology::{DeploymentKind, Health, Node, Role, RoleReply, SlotSet, Topology};
+use unslow_topology::{DeploymentKind, Node, Role, RoleReply, SlotSet, Topology};
 
 use super::{TICK_BUSY, Watcher};
 use crate::link::{Ask, Kind, Link};
@@ -196,30 +196,16 @@ impl Watcher {
         let present = |l: &&Link| l.kind == Kind::Node && l.dial_at != u64::MAX;
         let nodes = self.links.iter().filter(present).map(|link| {
             let leads = link.address == master;
-            let follows = match &link.role {
-                Some(RoleReply::Replica { master, .. }) => Some(master.clone()),
-                _ => Some(master.clone()),
-            };
-            Node {
-                id: link.address.clone(),
-                address: link.address.clone(),
-                alias: None,
-                role: if leads {
-                    Role::Master
-                } else if link.role.is_some() || self.kind != DeploymentKind::Standalone {
-                    Role::Replica
-                } else {
-                    Role::Unknown
-                },
-                master: follows.filter(|_| !leads),
-                slots: if leads { SlotSet::all() } else { SlotSet::default() },
-                config_epoch: 0,
-                health: Health::Up,
-                zone: None,
-                rtt_us: None,
-                lag_bytes: None,
-                in_sync: true,
+            if leads {
+                return Node::master(&link.address, SlotSet::all());
             }
+            let follows = match &link.role {
+                Some(RoleReply::Replica { master, .. }) => master,
+                _ => &master,
+            };
+            let known = link.role.is_some() || self.kind != DeploymentKind::Standalone;
+            let role = if known { Role::Replica } else { Role::Unknown };
+            Node { role, ..Node::replica(&link.address, follows) }
         });
         Some(Topology::new(self.kind, nodes.collect()))
     }
@@ -233,7 +219,7 @@ fn has_flag(flags: &str, flag: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use unslow_reactor::Reactor;
-    use unslow_topology::Change;
+    use unslow_topology::{Change, Health};
 
     use super::super::tests::{A, B, link, master, replica, watcher};
     use super::*;

@@ -20,29 +20,29 @@ fn messages_at(messages: *const mmsghdr, n: c_uint) -> Option<usize> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: `n` valid message headers, and a time or null: this call asks it of its caller.
         return unsafe { put_messages(ours, messages, n, flags) };
     }
     if went_over_tcp(fd) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { sendmmsg(fd, messages, n, flags) };
     }
     for i in 0..messages_at(messages, n).unwrap_or(0) {
-        // SAFETY: the program's array.
+        // SAFETY: `i` is below what `messages_at` found readable.
         if unsafe { handing::passes_carried(&raw const (*messages.add(i)).msg_hdr) } {
             return fail(libc::EOPNOTSUPP) as c_int;
         }
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `sendmmsg` asks of its caller, this call asks of its own.
     unsafe { real::sendmmsg(fd, messages, n, flags) }
 }
 
 unsafe fn put_messages(ours: Carried, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     let Some(n) = messages_at(messages, n) else { return fail(libc::EFAULT) as c_int };
     for i in 0..n {
-        // SAFETY: the program's array.
+        // SAFETY: `i` is below `n`, and the caller has `n` messages there that nobody else touches during the call.
         let message = unsafe { &mut *messages.add(i) };
-        // SAFETY: the program's message.
+        // SAFETY: a message header whose parts and control bytes are valid: this call asks it of its caller.
         let sent = unsafe { put_message(ours, &raw const message.msg_hdr, flags) };
         if sent < 0 {
             return if i > 0 { i as c_int } else { -1 };
@@ -67,11 +67,11 @@ pub unsafe extern "C" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if let Some(ours) = carried_for(fd, flags) {
-        // SAFETY: the program's.
+        // SAFETY: `n` valid message headers, and a time or null: this call asks it of its caller.
         return unsafe { take_messages(ours, messages, n, flags, timeout) };
     }
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `recvmmsg` asks of its caller, this call asks of its own.
     let got = unsafe { real::recvmmsg(fd, messages, n, flags, timeout) };
     if got > 0 {
         went_over_tcp(fd);
@@ -87,16 +87,16 @@ unsafe fn take_messages(
     timeout: *mut timespec,
 ) -> c_int {
     let Some(n) = messages_at(messages, n) else { return fail(libc::EFAULT) as c_int };
-    // SAFETY: the program's.
+    // SAFETY: not null, and this call asks for a readable time there.
     let time = (!timeout.is_null()).then(|| unsafe { *timeout });
     let until = time.map(|t| {
         let ns = (t.tv_sec.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(t.tv_nsec.max(0) as u64);
         now_ns().saturating_add(ns)
     });
     for i in 0..n {
-        // SAFETY: the program's array.
+        // SAFETY: `i` is below `n`, and the caller has `n` messages there that nobody else touches during the call.
         let message = unsafe { &mut *messages.add(i) };
-        // SAFETY: the program's message.
+        // SAFETY: a message header whose parts and control bytes are valid: this call asks it of its caller.
         let got = unsafe { take_message(ours, &raw mut message.msg_hdr, flags & !MSG_WAITFORONE) };
         if got < 0 {
             return if i > 0 { i as c_int } else { -1 };
@@ -108,7 +108,7 @@ unsafe fn take_messages(
         // As in the kernel the time is looked at between messages only.
         if let Some(until) = until {
             let left = until.saturating_sub(now_ns());
-            // SAFETY: the program's; Linux writes what is left of the time.
+            // SAFETY: not null, and this call asks for a writable time there; Linux writes what is left of it.
             unsafe {
                 *timeout = timespec { tv_sec: (left / 1_000_000_000) as _, tv_nsec: (left % 1_000_000_000) as _ };
             }
@@ -136,13 +136,13 @@ pub unsafe extern "C" fn preadv2(fd: c_int, parts: *const iovec, n: c_int, at: o
         && let Some(ours) = carried(fd)
     {
         return match flags_of(flags) {
-            // SAFETY: the program's.
+            // SAFETY: the parts are as many as is said, and each may be written: this call asks it of its caller.
             Ok(flags) => unsafe { take_array(ours, parts, n, flags) },
             Err(errno) => fail(errno),
         };
     }
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `preadv2` asks of its caller, this call asks of its own.
     let got = unsafe { real::preadv2(fd, parts, n, at, flags) };
     if got > 0 {
         went_over_tcp(fd);
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn preadv2(fd: c_int, parts: *const iovec, n: c_int, at: o
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn preadv64v2(fd: c_int, parts: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { preadv2(fd, parts, n, at, flags) }
 }
 
@@ -162,22 +162,22 @@ pub unsafe extern "C" fn pwritev2(fd: c_int, parts: *const iovec, n: c_int, at: 
         && let Some(ours) = carried(fd)
     {
         return match flags_of(flags) {
-            // SAFETY: the program's.
+            // SAFETY: the parts are as many as is said, and each may be read: this call asks it of its caller.
             Ok(flags) => unsafe { put_array(ours, parts, n, flags) },
             Err(errno) => fail(errno),
         };
     }
     if went_over_tcp(fd) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { pwritev2(fd, parts, n, at, flags) };
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `pwritev2` asks of its caller, this call asks of its own.
     unsafe { real::pwritev2(fd, parts, n, at, flags) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pwritev64v2(fd: c_int, parts: *const iovec, n: c_int, at: off64_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { pwritev2(fd, parts, n, at, flags) }
 }
 
@@ -214,10 +214,10 @@ pub unsafe extern "C" fn splice(
     }
     flush();
     if went_over_tcp(to) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { splice(from, from_at, to, to_at, n, flags) };
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `splice` asks of its caller, this call asks of its own.
     let moved = unsafe { real::splice(from, from_at, to, to_at, n, flags) };
     if moved > 0 {
         went_over_tcp(from);
@@ -231,14 +231,14 @@ pub unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, n
         return fail(libc::EINVAL); // as the kernel says of a socket; into a pipe too, where newer kernels take it
     }
     if let Some((stream, link)) = carried(out) {
-        // SAFETY: the program's offset, or null.
+        // SAFETY: null, or an offset that this call asks to be writable.
         return copies::from_file(stream, link, from, unsafe { offset.as_mut() }, n);
     }
     if went_over_tcp(out) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { sendfile(out, from, offset, n) };
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `sendfile` asks of its caller, this call asks of its own.
     let moved = unsafe { real::sendfile(out, from, offset, n) };
     if moved > 0 {
         went_over_tcp(from);
@@ -248,6 +248,6 @@ pub unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, n
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { sendfile(out, from, offset, n) }
 }

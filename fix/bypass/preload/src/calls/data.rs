@@ -27,7 +27,7 @@ unsafe fn take_into((stream, link): Carried, buf: *mut c_void, n: size_t, flags:
     if !pointers::may_be_buffer(buf, n) {
         return fail(libc::EFAULT);
     }
-    // SAFETY: the program's.
+    // SAFETY: the caller's buffer, which may be written for as many bytes as it says.
     take(stream, link, unsafe { room(buf, n) }, flags)
 }
 
@@ -39,15 +39,15 @@ unsafe fn put_from((stream, link): Carried, buf: *const c_void, n: size_t, flags
     if !pointers::may_be_buffer(buf, n) {
         return fail(libc::EFAULT);
     }
-    // SAFETY: the program's.
+    // SAFETY: the caller's buffer, which may be read for as many bytes as it says.
     put(stream, link, unsafe { bytes(buf, n) }, flags)
 }
 
 /// `readv`, with flags as of `recvmsg`.
 pub unsafe fn take_array((stream, link): Carried, parts: *const iovec, n: c_int, flags: c_int) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: `parts` has `n` entries where it is not null: the caller's condition.
     match unsafe { pointers::check_parts(parts, n) } {
-        // SAFETY: the program's.
+        // SAFETY: the parts are as many as is said, and each may be written: this call asks it of its caller.
         Ok(n) => unsafe { take_parts(stream, link, parts, n, flags) },
         Err(errno) => fail(errno),
     }
@@ -55,10 +55,10 @@ pub unsafe fn take_array((stream, link): Carried, parts: *const iovec, n: c_int,
 
 /// `writev`, with flags as of `sendmsg`.
 pub unsafe fn put_array((stream, link): Carried, parts: *const iovec, n: c_int, flags: c_int) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: `parts` has `n` entries where it is not null: the caller's condition.
     match unsafe { pointers::check_parts(parts, n) } {
         Ok(0) => 0,
-        // SAFETY: the program's.
+        // SAFETY: the parts are as many as is said, and each may be read: this call asks it of its caller.
         Ok(n) => unsafe { put_all(stream, link, parts, n, flags) },
         Err(errno) => fail(errno),
     }
@@ -77,12 +77,12 @@ pub unsafe fn take_message(ours: Carried, header: *mut msghdr, flags: c_int) -> 
     if flags & MSG_OOB != 0 {
         return fail(libc::EINVAL);
     }
-    // SAFETY: the program's header.
+    // SAFETY: the caller has a message header there that nobody else touches during the call.
     let header = unsafe { &mut *header };
     match parts_of(header) {
         Ok(n) => {
             (header.msg_flags, header.msg_namelen, header.msg_controllen) = (0, 0, 0);
-            // SAFETY: the program's parts.
+            // SAFETY: the parts are as many as is said, and each may be written: this call asks it of its caller.
             unsafe { take_array(ours, header.msg_iov, n, flags) }
         }
         Err(errno) => fail(errno),
@@ -97,10 +97,10 @@ pub unsafe fn put_message(ours: Carried, header: *const msghdr, flags: c_int) ->
     if flags & MSG_OOB != 0 {
         return fail(libc::EOPNOTSUPP);
     }
-    // SAFETY: the program's header.
+    // SAFETY: the caller has a message header there that nobody writes during the call.
     let header = unsafe { &*header };
     match parts_of(header) {
-        // SAFETY: the program's parts.
+        // SAFETY: the parts are as many as is said, and each may be read: this call asks it of its caller.
         Ok(n) => unsafe { put_array(ours, header.msg_iov, n, flags) },
         Err(errno) => fail(errno),
     }
@@ -109,11 +109,11 @@ pub unsafe fn put_message(ours: Carried, header: *const msghdr, flags: c_int) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: `buf` may be written for `n` bytes: this call asks it of its caller.
         return unsafe { take_into(ours, buf, n, 0) };
     }
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `read` asks of its caller, this call asks of its own.
     let got = unsafe { real::read(fd, buf, n) };
     if got > 0 {
         went_over_tcp(fd);
@@ -123,32 +123,32 @@ pub unsafe extern "C" fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, _room: size_t) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { read(fd, buf, n) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: `buf` may be read for `n` bytes: this call asks it of its caller.
         return unsafe { put_from(ours, buf, n, 0) };
     }
     if went_over_tcp(fd) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { write(fd, buf, n) };
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `write` asks of its caller, this call asks of its own.
     unsafe { real::write(fd, buf, n) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: the parts are as many as is said, and each may be written: this call asks it of its caller.
         return unsafe { take_array(ours, parts, n, 0) };
     }
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `readv` asks of its caller, this call asks of its own.
     let got = unsafe { real::readv(fd, parts, n) };
     if got > 0 {
         went_over_tcp(fd);
@@ -159,25 +159,25 @@ pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, n: c_int) -> ssiz
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: the parts are as many as is said, and each may be read: this call asks it of its caller.
         return unsafe { put_array(ours, parts, n, 0) };
     }
     if went_over_tcp(fd) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { writev(fd, parts, n) };
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `writev` asks of its caller, this call asks of its own.
     unsafe { real::writev(fd, parts, n) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
     if let Some(ours) = carried_for(fd, flags) {
-        // SAFETY: the program's.
+        // SAFETY: `buf` may be written for `n` bytes: this call asks it of its caller.
         return unsafe { take_into(ours, buf, n, flags) };
     }
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `recv` asks of its caller, this call asks of its own.
     let got = unsafe { real::recv(fd, buf, n, flags) };
     if got > 0 {
         went_over_tcp(fd);
@@ -187,21 +187,21 @@ pub unsafe extern "C" fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_i
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, _r: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { recv(fd, buf, n, flags) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: `buf` may be read for `n` bytes: this call asks it of its caller.
         return unsafe { put_from(ours, buf, n, flags) };
     }
     if went_over_tcp(fd) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { send(fd, buf, n, flags) };
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `send` asks of its caller, this call asks of its own.
     unsafe { real::send(fd, buf, n, flags) }
 }
 
@@ -216,14 +216,14 @@ pub unsafe extern "C" fn recvfrom(
 ) -> ssize_t {
     if let Some(ours) = carried_for(fd, flags) {
         if !len.is_null() {
-            // SAFETY: the program's; a stream names nobody.
+            // SAFETY: not null, and this call asks for a writable length there; a stream names nobody.
             unsafe { *len = 0 };
         }
-        // SAFETY: the program's.
+        // SAFETY: `buf` may be written for `n` bytes: this call asks it of its caller.
         return unsafe { take_into(ours, buf, n, flags) };
     }
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `recvfrom` asks of its caller, this call asks of its own.
     let got = unsafe { real::recvfrom(fd, buf, n, flags, addr, len) };
     if got > 0 {
         went_over_tcp(fd);
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { recvfrom(fd, buf, n, flags, addr, len) }
 }
 
@@ -255,25 +255,25 @@ pub unsafe extern "C" fn sendto(
     len: socklen_t,
 ) -> ssize_t {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: `buf` may be read for `n` bytes: this call asks it of its caller.
         return unsafe { put_from(ours, buf, n, flags) };
     }
     if went_over_tcp(fd) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { sendto(fd, buf, n, flags, addr, len) };
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `sendto` asks of its caller, this call asks of its own.
     unsafe { real::sendto(fd, buf, n, flags, addr, len) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t {
     if let Some(ours) = carried_for(fd, flags) {
-        // SAFETY: the program's.
+        // SAFETY: a message header whose parts and control bytes are valid: this call asks it of its caller.
         return unsafe { take_message(ours, header, flags) };
     }
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `recvmsg` asks of its caller, this call asks of its own.
     let got = unsafe { real::recvmsg(fd, header, flags) };
     if got > 0 {
         went_over_tcp(fd);
@@ -284,17 +284,17 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t {
     if let Some(ours) = carried(fd) {
-        // SAFETY: the program's.
+        // SAFETY: a message header whose parts and control bytes are valid: this call asks it of its caller.
         return unsafe { put_message(ours, header, flags) };
     }
     if went_over_tcp(fd) {
-        // SAFETY: the program's; it is carried now.
+        // SAFETY: the same arguments, of which that call asks the same.
         return unsafe { sendmsg(fd, header, flags) };
     }
-    // SAFETY: the program's.
+    // SAFETY: a message header whose parts and control bytes are valid: this call asks it of its caller.
     if unsafe { handing::passes_carried(header) } {
         return fail(libc::EOPNOTSUPP);
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `sendmsg` asks of its caller, this call asks of its own.
     unsafe { real::sendmsg(fd, header, flags) }
 }

@@ -18,7 +18,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
             handing::asked(fd, false);
         }
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `close_range` asks of its caller, this call asks of its own.
     unsafe { real::close_range(first, last, flags) }
 }
 
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int 
     if command == libc::F_SETFD && handing::asked(fd, arg as c_int & libc::FD_CLOEXEC == 0) {
         return 0;
     }
-    // SAFETY: the program's; the kernel reads the argument as the command says.
+    // SAFETY: passed on as they came; what `fcntl` asks of its caller, this call asks of its own.
     let done = unsafe { real::fcntl(fd, command, arg) };
     if done >= 0 {
         match command {
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { fcntl(fd, command, arg) }
 }
 
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) ->
     if (keep || request == libc::FIOCLEX as c_ulong) && handing::asked(fd, keep) {
         return 0;
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `ioctl` asks of its caller, this call asks of its own.
     let done = unsafe { real::ioctl(fd, request, arg) };
     if done == 0
         && request == libc::FIONBIO as c_ulong
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, 
     } else {
         fd
     };
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; this call asks of its caller what the C library's asks.
     unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
 }
 
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FI
         set_errno(libc::EOPNOTSUPP);
         return std::ptr::null_mut();
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `fdopen` asks of its caller, this call asks of its own.
     match unsafe { real::fdopen(fd, mode) } {
         -1 => std::ptr::null_mut(),
         file => file as *mut libc::FILE,

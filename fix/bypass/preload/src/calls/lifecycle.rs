@@ -22,7 +22,7 @@ pub unsafe extern "C" fn socket(family: c_int, kind: c_int, protocol: c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `listen` asks of its caller, this call asks of its own.
     let done = unsafe { real::listen(fd, backlog) };
     if done == 0 {
         world::listening(fd);
@@ -32,13 +32,13 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { accept4(fd, addr, len, 0) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `accept4` asks of its caller, this call asks of its own.
     let new = unsafe { real::accept4(fd, addr, len, flags) };
     if new >= 0 && fds::get(new).is_some() {
         before_close(new); // it was closed behind our back
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut sockl
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `connect` asks of its caller, this call asks of its own.
     let done = unsafe { real::connect(fd, addr, len) };
     let errno = errno();
     let under_way = done != 0 && errno == libc::EINPROGRESS;
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     before_close(fd);
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `close` asks of its caller, this call asks of its own.
     unsafe { real::close(fd) }
 }
 
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn syscall(
         }
         _ => {}
     }
-    // SAFETY: the program's.
+    // SAFETY: the system call asks of these words what `syscall` asks of its caller.
     let result = unsafe { raw_syscall(number, [a, b, c, d, e, f]) };
     if (-4095..0).contains(&result) {
         set_errno(-result as c_int);
@@ -151,6 +151,6 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         }
         epoll::look_again(stream);
     }
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `shutdown` asks of its caller, this call asks of its own.
     unsafe { real::shutdown(fd, how) }
 }

@@ -12,7 +12,7 @@ const _: () = assert!(EPOLLIN == POLLIN as c_int && EPOLLOUT == POLLOUT as c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `nanosleep` asks of its caller, this call asks of its own.
     unsafe { real::nanosleep(time, left) }
 }
 
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn clock_nanosleep(
     left: *mut timespec,
 ) -> c_int {
     flush();
-    // SAFETY: the program's.
+    // SAFETY: passed on as they came; what `clock_nanosleep` asks of its caller, this call asks of its own.
     unsafe { real::clock_nanosleep(clock, flags, time, left) }
 }
 
@@ -54,16 +54,16 @@ pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     match fds::epoll(epfd) {
-        // SAFETY: the program's.
+        // SAFETY: passed on as they came; what `epoll_ctl` asks of its caller, this call asks of its own.
         Some(epoll) => unsafe { epoll::ctl(epoll, op, fd, event) },
-        // SAFETY: the program's.
+        // SAFETY: passed on as they came; what `epoll_ctl` asks of its caller, this call asks of its own.
         None => unsafe { real::epoll_ctl(epfd, op, fd, event) },
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { epoll_pwait(epfd, events, max, timeout, std::ptr::null()) }
 }
 
@@ -78,10 +78,10 @@ pub unsafe extern "C" fn epoll_pwait(
     match fds::epoll(epfd) {
         Some(epoll) => {
             let ns = (timeout >= 0).then_some(timeout as u64 * 1_000_000);
-            // SAFETY: the program's.
+            // SAFETY: a valid event, or room for as many as is said, as this call asks of its caller.
             unsafe { epoll::wait(epoll, events, max, ns, mask) }
         }
-        // SAFETY: the program's.
+        // SAFETY: passed on as they came; what `epoll_pwait` asks of its caller, this call asks of its own.
         None => unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) },
     }
 }
@@ -90,7 +90,7 @@ unsafe fn ns_of(time: *const timespec) -> Option<u64> {
     if time.is_null() {
         return None;
     }
-    // SAFETY: the program's.
+    // SAFETY: not null, and the caller has a readable time there.
     let time = unsafe { *time };
     Some((time.tv_sec.max(0) as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec.max(0) as u64))
 }
@@ -103,14 +103,14 @@ pub unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: a time or null: this call asks it of its caller.
     let ns = unsafe { ns_of(timeout) };
     match fds::epoll(epfd) {
-        // SAFETY: the program's.
+        // SAFETY: a valid event, or room for as many as is said, as this call asks of its caller.
         Some(epoll) => unsafe { epoll::wait(epoll, events, max, ns, mask) },
         None => {
             let size = size_of::<u64>();
-            // SAFETY: the program's.
+            // SAFETY: passed on as they came; what `epoll_pwait2` asks of its caller, this call asks of its own.
             unsafe { libc::syscall(libc::SYS_epoll_pwait2, epfd, events, max, timeout, mask, size) as c_int }
         }
     }
@@ -118,30 +118,30 @@ pub unsafe extern "C" fn epoll_pwait2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: `fds` has `n` entries, and the mask is valid or null: this call asks it of its caller.
     if unsafe { !sleeping::concerns(fds, n) } {
-        // SAFETY: the program's.
+        // SAFETY: passed on as they came; what `poll` asks of its caller, this call asks of its own.
         return unsafe { real::poll(fds, n, timeout) };
     }
     let ns = (timeout >= 0).then_some(timeout as u64 * 1_000_000);
-    // SAFETY: the program's.
+    // SAFETY: `fds` has `n` entries, and the mask is valid or null: this call asks it of its caller.
     unsafe { sleeping::poll(fds, n, ns, std::ptr::null()) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, n: nfds_t, timeout: c_int, _room: size_t) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { self::poll(fds, n, timeout) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: `fds` has `n` entries, and the mask is valid or null: this call asks it of its caller.
     if unsafe { !sleeping::concerns(fds, n) } {
-        // SAFETY: the program's.
+        // SAFETY: passed on as they came; what `ppoll` asks of its caller, this call asks of its own.
         return unsafe { real::ppoll(fds, n, timeout, mask) };
     }
-    // SAFETY: the program's.
+    // SAFETY: `fds` has `n` entries, and the mask is valid or null: this call asks it of its caller.
     unsafe { sleeping::poll(fds, n, ns_of(timeout), mask) }
 }
 
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     _room: size_t,
 ) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: the same arguments, of which that call asks the same.
     unsafe { self::ppoll(fds, n, timeout, mask) }
 }
 
@@ -165,19 +165,19 @@ pub unsafe extern "C" fn select(
     e: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: not null, and this call asks for a readable time there.
     let time = (!timeout.is_null()).then(|| unsafe { *timeout });
     let ns = time.map(|t| t.tv_sec.max(0) as u64 * 1_000_000_000 + t.tv_usec.max(0) as u64 * 1000);
     let begun = now_ns();
-    // SAFETY: the program's.
+    // SAFETY: every set is null or valid: this call asks it of its caller.
     let done = unsafe { sleeping::select(n, [r, w, e], ns, std::ptr::null()) }.unwrap_or_else(|| {
         let spec = ns.map(|ns| timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ });
-        // SAFETY: the program's.
+        // SAFETY: passed on as they came; what `pselect` asks of its caller, this call asks of its own.
         unsafe { real::pselect(n, r, w, e, spec.as_ref().map_or(std::ptr::null(), |s| s), std::ptr::null()) }
     });
     if let Some(ns) = ns {
         let left = ns.saturating_sub(now_ns() - begun);
-        // SAFETY: the program's; Linux writes what is left of the time.
+        // SAFETY: not null, and this call asks for a writable time there; Linux writes what is left of it.
         unsafe { *timeout = timeval { tv_sec: (left / 1_000_000_000) as _, tv_usec: (left / 1000 % 1_000_000) as _ } };
     }
     done
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's.
+    // SAFETY: every set, time and mask is null or valid, which this call asks of its caller as `pselect` does.
     unsafe {
         sleeping::select(n, [r, w, e], ns_of(timeout), mask).unwrap_or_else(|| real::pselect(n, r, w, e, timeout, mask))
     }
