@@ -275,7 +275,7 @@ pub unsafe fn bytes<'a>(buf: *const c_void, n: size_t) -> &'a [u8] {
     if buf.is_null() || n == 0 {
         return &[];
     }
-    // SAFETY: the caller has `n` bytes there, which may be read until this call returns; not more than a slice may have.
+    // SAFETY: the caller has `n` bytes there that may be read; a slice has at most `isize::MAX`.
     unsafe { std::slice::from_raw_parts(buf.cast(), n.min(isize::MAX as usize)) }
 }
 
