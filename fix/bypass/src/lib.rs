@@ -19,6 +19,7 @@ pub mod board;
 pub mod channel;
 pub mod endpoint;
 pub mod held;
+pub mod life;
 pub mod link;
 pub mod listing;
 pub mod local;

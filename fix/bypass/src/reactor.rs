@@ -8,7 +8,7 @@ use unslow_reactor::{Carrier, Change};
 
 use crate::channel::{self, Rule};
 use crate::endpoint::{self, Endpoint};
-use crate::sockets::{self, epoll, errno, fds, streams, world};
+use crate::sockets::{self, epoll, errno, streams, world};
 
 /// For [`unslow_reactor::Reactor::carried_by`].
 pub struct Rings;
@@ -56,7 +56,7 @@ impl Carrier for Rings {
             Change::Remove => (libc::EPOLL_CTL_DEL, 0, 0),
         };
         let mut event = libc::epoll_event { events: flags, u64: data };
-        let set = fds::epoll(set.as_raw_fd()).ok_or(io::ErrorKind::NotFound)?;
+        let set = epoll::of_fd(set.as_raw_fd()).ok_or(io::ErrorKind::NotFound)?;
         // SAFETY: a live event, and a set of this loop's.
         match unsafe { epoll::ctl(set, op, fd.as_raw_fd(), &mut event) } {
             0 => Ok(()),
@@ -65,7 +65,7 @@ impl Carrier for Rings {
     }
 
     fn wait(&self, set: BorrowedFd<'_>, events: &mut Vec<(u64, u32)>, at_once: bool) -> io::Result<()> {
-        let set = fds::epoll(set.as_raw_fd()).ok_or(io::ErrorKind::NotFound)?;
+        let set = epoll::of_fd(set.as_raw_fd()).ok_or(io::ErrorKind::NotFound)?;
         let mut room = [libc::epoll_event { events: 0, u64: 0 }; 256];
         let timeout = at_once.then_some(0);
         // SAFETY: room for as many as it says.

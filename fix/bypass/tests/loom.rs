@@ -1,4 +1,4 @@
-//! Every order of loads and stores of the rings and of the wake-up rule, as loom finds them:
+//! Every order of loads and stores of the rings, of the wake-up rule and of a connection's end, as loom finds them:
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test --release -p unslow-bypass --test loom --target-dir target/loom
 //!
@@ -6,10 +6,12 @@
 //! compare them.
 #![cfg(loom)]
 
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::thread;
 use unslow_bypass::board::Word;
+use unslow_bypass::life::{Life, state};
 use unslow_bypass::pair::Bits;
 use unslow_bypass::ring::{Consumer, In, LARGER, Out, Producer, Rings, SMALL, Which};
 
@@ -133,5 +135,142 @@ fn who_waits_for_space_is_told_of_it() {
         let sleeps = !producer.writable(rings, to).unwrap();
         reader.join().unwrap();
         assert!(!sleeps || told.load(Ordering::Acquire), "it waits for ever");
+    });
+}
+
+/// What carries a connection: whoever uses it while it is dropped is found out by loom.
+struct Carrier {
+    bytes: UnsafeCell<u32>,
+}
+
+impl Carrier {
+    fn new() -> Carrier {
+        Carrier { bytes: UnsafeCell::new(7) }
+    }
+
+    fn read(&self) -> u32 {
+        // SAFETY: nobody writes but `drop`.
+        self.bytes.with(|bytes| unsafe { *bytes })
+    }
+}
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has it.
+        self.bytes.with_mut(|bytes| unsafe { *bytes = 0 });
+    }
+}
+
+/// The time in which a closed connection rests, as a rule of order: calls that can have begun before are over.
+#[derive(Default)]
+struct Rest {
+    calls: AtomicU64,
+}
+
+impl Rest {
+    fn call_begins(&self) {
+        self.calls.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+    }
+
+    fn call_ends(&self) {
+        self.calls.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn is_over(&self) {
+        fence(Ordering::SeqCst);
+        while self.calls.load(Ordering::Acquire) > 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn what_carries_a_connection_is_there_for_calls_that_have_begun() {
+    loom::model(|| {
+        let shared = Arc::new((Life::<Carrier>::default(), Rest::default()));
+        // SAFETY: no other thread yet.
+        unsafe { shared.0.carry(Carrier::new()) };
+        let call = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (life, rest) = &*shared;
+                rest.call_begins();
+                if let Some(carrier) = life.carrier() {
+                    assert_eq!(carrier.read(), 7);
+                }
+                rest.call_ends();
+            })
+        };
+        let (life, rest) = &*shared;
+        assert!(life.retire());
+        rest.is_over();
+        // SAFETY: it has rested.
+        assert!(unsafe { life.let_go() }, "nobody sleeps");
+        call.join().unwrap();
+        assert!(life.carrier().is_none());
+    });
+}
+
+#[test]
+fn what_carries_a_connection_is_there_for_a_call_that_sleeps_longer() {
+    loom::model(|| {
+        let shared = Arc::new((Life::<Carrier>::default(), Rest::default()));
+        // SAFETY: no other thread yet.
+        unsafe { shared.0.carry(Carrier::new()) };
+        let call = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (life, rest) = &*shared;
+                rest.call_begins();
+                let carrier = life.carrier();
+                if carrier.is_some() {
+                    life.sleeps();
+                }
+                // However long: the rest may be over by now.
+                rest.call_ends();
+                thread::yield_now();
+                if let Some(carrier) = carrier {
+                    assert_eq!(carrier.read(), 7);
+                    life.wakes();
+                }
+            })
+        };
+        let (life, rest) = &*shared;
+        life.retire();
+        rest.is_over();
+        // SAFETY: it has rested.
+        while !unsafe { life.let_go() } {
+            thread::yield_now();
+        }
+        call.join().unwrap();
+    });
+}
+
+#[test]
+fn two_who_retire_a_connection_are_told_apart() {
+    loom::model(|| {
+        let life = Arc::new(Life::<Carrier>::default());
+        let other = {
+            let life = life.clone();
+            thread::spawn(move || life.retire())
+        };
+        let first = life.retire();
+        assert!(first != other.join().unwrap(), "an entry that is queued twice is given to two descriptors");
+    });
+}
+
+#[test]
+fn who_sees_that_a_connection_is_carried_sees_what_carries_it() {
+    loom::model(|| {
+        let life = Arc::new(Life::<Carrier>::default());
+        life.begin(state::SETTLING);
+        let reader = {
+            let life = life.clone();
+            thread::spawn(move || life.carrier().map(Carrier::read))
+        };
+        // SAFETY: this thread settles it.
+        unsafe { life.carry(Carrier::new()) };
+        assert!(reader.join().unwrap().is_none_or(|bytes| bytes == 7));
     });
 }

@@ -12,8 +12,9 @@ mod waiting;
 pub use waiting::wait;
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use crate::held::Held;
@@ -24,7 +25,7 @@ use crate::signals::Quiet;
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM};
 use libc::{c_int, epoll_event};
 
-use super::fds::{self, Entry, Place, Registration, Stream, state};
+use super::fds::{self, Entry, Place, Registration, SetId, Stream, state};
 use super::seconds::Seconds;
 use super::{kernel, now_ns, set_errno, world};
 use inside::Locked;
@@ -65,6 +66,9 @@ fn tag() -> u64 {
 
 /// An epoll set of the program's.
 pub struct Epoll {
+    id: SetId,
+    /// What its descriptors are known as.
+    entry: &'static Entry,
     fd: AtomicI32,
     /// How many of ours are in the kernel's set.
     hidden: AtomicU32,
@@ -97,10 +101,39 @@ struct Inside {
     ordered_at: u64,
 }
 
+/// All sets there ever were, by number: they are used again, never freed.
+static NUMBERED: [AtomicPtr<Epoll>; fds::MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; fds::MOST];
+/// The highest number that was given.
+static LAST: AtomicU32 = AtomicU32::new(0);
 /// Closed ones, to be used again.
-static SPARE: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+static SPARE: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
 /// All sets there are.
 static SETS: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
+
+/// The set of a number.
+#[inline]
+pub fn numbered(set: SetId) -> Option<&'static Epoll> {
+    let epoll = NUMBERED.get(set.0.get() as usize)?.load(Ordering::Acquire);
+    // SAFETY: only leaked sets are put in.
+    unsafe { epoll.as_ref() }
+}
+
+/// The set of a descriptor.
+#[inline]
+pub fn of_fd(fd: RawFd) -> Option<&'static Epoll> {
+    numbered(fds::set(fd)?)
+}
+
+/// The set a connection is in.
+#[inline]
+pub fn of(stream: &Stream) -> Option<&'static Epoll> {
+    numbered(stream.set()?)
+}
+
+/// Puts something of ours into the kernel's set of a number; false when the kernel refuses.
+pub fn watch(set: SetId, fd: RawFd, what: Hidden) -> bool {
+    numbered(set).is_some_and(|epoll| epoll.watch(fd, what))
+}
 
 /// No set looks for news from there any more.
 pub fn forget_place(place: &'static Place) {
@@ -121,21 +154,27 @@ pub fn created(fd: RawFd) {
         return;
     }
     let _quiet = Quiet::begin();
-    if let Some(entry) = SPARE.lock().ok().and_then(|mut spare| spare.pop())
-        && let Entry::Epoll(epoll) = entry
-    {
-        epoll.fd.store(fd, Ordering::Release);
-        if let Some(waiter) = epoll.waiter.get() {
-            epoll.watch(waiter.doorbell.as_raw_fd(), Hidden::Doorbell);
-        }
-        if let Ok(mut sets) = SETS.lock() {
-            sets.push(epoll);
-        }
-        fds::put(fd, Some(entry));
-        return;
+    let spare = SPARE.lock().ok().and_then(|mut spare| spare.pop());
+    let Some(epoll) = spare.or_else(made) else { return };
+    epoll.fd.store(fd, Ordering::Release);
+    if let Some(waiter) = epoll.waiter.get() {
+        epoll.watch(waiter.doorbell.as_raw_fd(), Hidden::Doorbell);
     }
-    let epoll = Epoll {
-        fd: AtomicI32::new(fd),
+    if let Ok(mut sets) = SETS.lock() {
+        sets.push(epoll);
+    }
+    fds::put(fd, Some(epoll.entry));
+}
+
+/// One more; `None` when there are no numbers left: then it is the kernel's alone.
+fn made() -> Option<&'static Epoll> {
+    let more = |last: u32| (last + 1 < fds::MOST as u32).then_some(last + 1);
+    let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+    let id = SetId(NonZeroU32::new(last + 1)?);
+    let epoll: &'static Epoll = Box::leak(Box::new(Epoll {
+        id,
+        entry: Box::leak(Box::new(Entry::Set(id))),
+        fd: AtomicI32::new(-1),
         hidden: AtomicU32::new(0),
         waiter: OnceLock::new(),
         forgotten: AtomicBool::new(false),
@@ -146,36 +185,33 @@ pub fn created(fd: RawFd) {
         patience: Patience::default(),
         inside: Held::new(Inside::default()),
         stale: AtomicBool::new(false),
-    };
-    let entry: &'static Entry = Box::leak(Box::new(Entry::Epoll(epoll)));
-    if let (Entry::Epoll(epoll), Ok(mut sets)) = (entry, SETS.lock()) {
-        sets.push(epoll);
-    }
-    fds::put(fd, Some(entry));
+    }));
+    NUMBERED[id.0.get() as usize].store(std::ptr::from_ref(epoll).cast_mut(), Ordering::Release);
+    Some(epoll)
 }
 
 /// The last descriptor of a set is closed.
-pub fn ended(entry: &'static Entry) {
-    let Entry::Epoll(epoll) = entry else { return };
+pub fn ended(set: SetId) {
+    let Some(epoll) = numbered(set) else { return };
     for (_, other) in fds::known(0, fds::MOST) {
         if let Entry::Stream(stream) = other
-            && stream.epoll().is_some_and(|e| std::ptr::eq(e, epoll))
+            && epoll.has(stream)
         {
             leave(epoll, &mut epoll.inside(), stream);
         }
     }
     *epoll.inside() = Inside::default();
     epoll.hidden.store(0, Ordering::Release);
-    world::no_watch(epoll);
+    world::no_watch(set);
     if let Ok(mut sets) = SETS.lock() {
         sets.retain(|s| !std::ptr::eq(*s, epoll));
     }
     if let Ok(mut spare) = SPARE.lock() {
-        spare.push(entry);
+        spare.push(epoll);
     }
 }
 
-/// In the child of a fork: no set is ours.
+/// In the child of a fork: no set is ours. The kernel's are shared with the parent.
 ///
 /// # Safety
 /// Only while there is one thread.
@@ -184,9 +220,22 @@ pub unsafe fn forget() {
     unsafe { (&raw const SETS).cast_mut().write(Mutex::new(Vec::new())) };
     // SAFETY: as above.
     unsafe { (&raw const SPARE).cast_mut().write(Mutex::new(Vec::new())) };
+    for (_, entry) in fds::known(0, fds::MOST) {
+        if let Entry::Set(set) = entry
+            && let Some(epoll) = numbered(*set)
+        {
+            epoll.forgotten.store(true, Ordering::Release);
+        }
+    }
 }
 
 impl Epoll {
+    /// Whether a connection is in it.
+    #[inline]
+    fn has(&self, stream: &Stream) -> bool {
+        stream.set() == Some(self.id)
+    }
+
     /// Another number of it, when the one we know is closed.
     pub fn renamed(&self, old: RawFd, new: RawFd) {
         let _ = self.fd.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed);
@@ -231,11 +280,6 @@ impl Epoll {
 
     fn fd(&self) -> RawFd {
         self.fd.load(Ordering::Relaxed)
-    }
-
-    /// In the child of a fork: the kernel's set is shared with the parent, nothing of it is ours.
-    pub fn forget(&self) {
-        self.forgotten.store(true, Ordering::Release);
     }
 
     /// Its waiter, made when it is first needed.
@@ -316,7 +360,7 @@ fn queue(inside: &mut Inside, stream: &'static Stream) {
 
 /// Something about a connection has changed: its set looks at it.
 pub fn look_again(stream: &'static Stream) {
-    let Some(epoll) = stream.epoll() else { return };
+    let Some(epoll) = of(stream) else { return };
     match (epoll.inside.lock(), stream.link(), epoll.waiter.get()) {
         (Ok(mut inside), ..) => queue(&mut inside, stream),
         // A signal handler asks: the wait it has interrupted takes it for news.
@@ -329,7 +373,7 @@ pub fn look_again(stream: &'static Stream) {
 /// A connection goes over shared memory from now on.
 pub fn adopt(stream: &'static Stream, place: &'static Place, link: Link) {
     stream.set_place(place);
-    let Some(epoll) = stream.epoll() else {
+    let Some(epoll) = of(stream) else {
         stream.set_link(link);
         return settle_in(stream);
     };
@@ -339,7 +383,7 @@ pub fn adopt(stream: &'static Stream, place: &'static Place, link: Link) {
         inside.places.push(place);
     }
     inside.pending.retain(|s| !std::ptr::eq(*s, stream));
-    if stream.state.load(Ordering::Acquire) == state::CANDIDATE {
+    if stream.state() == state::CANDIDATE {
         epoll.watch_end(stream, libc::EPOLL_CTL_MOD);
         epoll.hidden.fetch_add(1, Ordering::AcqRel);
     }
@@ -351,7 +395,7 @@ pub fn adopt(stream: &'static Stream, place: &'static Place, link: Link) {
 
 /// A connection that came into a set while it was decided how it goes on.
 fn settle_in(stream: &'static Stream) {
-    let (Some(epoll), Some(place), Some(link)) = (stream.epoll(), stream.place(), stream.link()) else { return };
+    let (Some(epoll), Some(place), Some(link)) = (of(stream), stream.place(), stream.link()) else { return };
     name_waiter(epoll, place, link);
     let mut inside = epoll.inside();
     if inside.lacks(place) {
@@ -373,14 +417,14 @@ fn name_waiter(epoll: &'static Epoll, place: &'static Place, link: &Link) {
 
 /// Whether a set is told of a connection's news.
 pub fn watches(stream: &Stream) -> bool {
-    let Some(epoll) = stream.epoll() else { return false };
+    let Some(epoll) = of(stream) else { return false };
     // A signal handler that cannot know takes it that a set is told, and looks by itself.
     epoll.inside.lock().map_or(true, |inside| registration(stream, &inside).wanted || inside.seconds.has(stream.index))
 }
 
 /// A connection whose offer nobody took is the kernel's.
 pub fn to_tcp(stream: &'static Stream) {
-    let Some(epoll) = stream.epoll() else { return };
+    let Some(epoll) = of(stream) else { return };
     let mut inside = epoll.inside();
     let registration = registration(stream, &inside);
     let mut event = epoll_event { events: registration.events, u64: registration.data };
@@ -404,14 +448,14 @@ fn leave(epoll: &Epoll, inside: &mut Inside, stream: &'static Stream) {
 }
 
 fn left(epoll: &Epoll, stream: &Stream) {
-    stream.set_epoll(None);
+    stream.put_into(None);
     epoll.hidden.fetch_sub(1, Ordering::AcqRel);
 }
 
 /// The descriptor of a connection is closed: the kernel's set loses it by itself.
 pub fn closed(stream: &'static Stream) {
-    if let Some(epoll) = stream.epoll()
-        && stream.state.load(Ordering::Acquire) != state::CANDIDATE
+    if let Some(epoll) = of(stream)
+        && stream.state() != state::CANDIDATE
     {
         match epoll.inside.lock() {
             Ok(mut inside) => leave(epoll, &mut inside, stream),
@@ -446,7 +490,7 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
         Some(Entry::Listener(endpoint)) => {
             let done = direct();
             if done == 0 && op == libc::EPOLL_CTL_ADD {
-                world::open_rendezvous(*endpoint, epoll);
+                world::open_rendezvous(*endpoint, epoll.id);
             }
             done
         }
@@ -455,15 +499,15 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
         Some(Entry::Stream(stream)) => {
             // An offer may be taken by another thread just now.
             let mut world = world::world();
-            match stream.state.load(Ordering::Acquire) {
+            match stream.state() {
                 state::CANDIDATE => {
                     let done = direct();
                     if done == 0 {
-                        let other = stream.epoll().is_some_and(|e| !std::ptr::eq(e, epoll));
+                        let other = stream.set().is_some_and(|set| set != epoll.id);
                         if other {
                             stream.fixed.store(true, Ordering::Release);
                         } else if op == libc::EPOLL_CTL_DEL {
-                            stream.set_epoll(None);
+                            stream.put_into(None);
                         } else {
                             let inside = epoll.inside();
                             // SAFETY: the kernel has just read it.
@@ -471,7 +515,7 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
                             let registration = registration(stream, &inside);
                             (registration.events, registration.data) = (event.events, event.u64);
                             (registration.wanted, registration.fd) = (true, fd);
-                            stream.set_epoll(Some(epoll));
+                            stream.put_into(Some(epoll.id));
                             drop(inside);
                             world::watched(&mut world, stream);
                         }
@@ -486,8 +530,10 @@ pub unsafe fn ctl(epoll: &'static Epoll, op: c_int, fd: RawFd, event: *mut epoll
                 _ => direct(),
             }
         }
-        Some(Entry::Epoll(inner)) => {
-            inner.watched_itself();
+        Some(Entry::Set(inner)) => {
+            if let Some(inner) = numbered(*inner) {
+                inner.watched_itself();
+            }
             direct()
         }
         _ => {
@@ -507,7 +553,7 @@ unsafe fn ctl_ours(
     stream: &'static Stream,
     event: *mut epoll_event,
 ) -> c_int {
-    if stream.epoll().is_some_and(|e| !std::ptr::eq(e, epoll)) && !leave_other(epoll, stream, op) {
+    if stream.set().is_some_and(|set| set != epoll.id) && !leave_other(epoll, stream, op) {
         // In a second set it is watched for its end only; nobody is known to need more.
         let done = epoll.watch_end(stream, op);
         match op {
@@ -517,7 +563,7 @@ unsafe fn ctl_ours(
         }
         return done;
     }
-    let new = stream.epoll().is_none();
+    let new = stream.set().is_none();
     let mut inside = epoll.inside();
     let entry = registration(stream, &inside);
     // What is used in a handler knows the first name only.
@@ -554,7 +600,7 @@ unsafe fn ctl_ours(
             return done;
         }
         epoll.hidden.fetch_add(1, Ordering::AcqRel);
-        stream.set_epoll(Some(epoll));
+        stream.put_into(Some(epoll.id));
         if let (Some(link), Some(place)) = (stream.link(), stream.place()) {
             name_waiter(epoll, place, link);
             if inside.lacks(place) {
@@ -593,7 +639,7 @@ unsafe fn ctl_ours(
 
 /// A stream the program took out of one set and puts into another goes there.
 fn leave_other(epoll: &'static Epoll, stream: &'static Stream, op: c_int) -> bool {
-    let Some(other) = stream.epoll().filter(|e| !std::ptr::eq(*e, epoll) && op == libc::EPOLL_CTL_ADD) else {
+    let Some(other) = of(stream).filter(|other| other.id != epoll.id && op == libc::EPOLL_CTL_ADD) else {
         return false;
     };
     let mut inside = other.inside();

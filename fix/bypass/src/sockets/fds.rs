@@ -6,16 +6,18 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::endpoint::{Endpoint, Ends};
+use crate::life::Life;
+pub use crate::life::state;
 use crate::link::Link;
 use crate::pair::Pair;
 use crate::signals::Quiet;
 
-use super::epoll::Epoll;
 use super::handing;
 
 /// Descriptors from this number on stay with TCP.
@@ -26,12 +28,17 @@ static TABLE: [AtomicPtr<Entry>; MOST] = [const { AtomicPtr::new(std::ptr::null_
 static END: AtomicUsize = AtomicUsize::new(0);
 
 /// A descriptor of the program's that matters to us.
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are streams, and a pointer more is on the hot path")]
 pub enum Entry {
     /// Takes TCP connections there.
     Listener(Endpoint),
     Stream(Stream),
-    Epoll(Epoll),
+    Set(SetId),
 }
+
+/// The number of an epoll set of the program's, of those that [`super::epoll`] knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetId(pub NonZeroU32);
 
 /// What is known of a descriptor.
 #[inline]
@@ -50,9 +57,11 @@ pub fn stream(fd: RawFd) -> Option<&'static Stream> {
     }
 }
 
-pub fn epoll(fd: RawFd) -> Option<&'static Epoll> {
+/// The number of an epoll set.
+#[inline]
+pub fn set(fd: RawFd) -> Option<SetId> {
     match get(fd)? {
-        Entry::Epoll(epoll) => Some(epoll),
+        Entry::Set(set) => Some(*set),
         _ => None,
     }
 }
@@ -71,20 +80,6 @@ pub fn put(fd: RawFd, entry: Option<&'static Entry>) -> bool {
 /// All descriptors known, for `close_range` and the child of a fork.
 pub fn known(from: usize, to: usize) -> impl Iterator<Item = (RawFd, &'static Entry)> {
     (from.min(MOST)..to.min(END.load(Ordering::Relaxed))).filter_map(|fd| Some((fd as RawFd, get(fd as RawFd)?)))
-}
-
-/// How a stream goes.
-pub mod state {
-    /// Accepted from this machine, over TCP; it may still be offered by its client.
-    pub const CANDIDATE: u32 = 0;
-    /// Offered to servers of this machine; none has taken it yet.
-    pub const PENDING: u32 = 1;
-    /// Over shared memory.
-    pub const LINKED: u32 = 2;
-    /// TCP for good.
-    pub const PLAIN: u32 = 3;
-    /// A thread is just deciding how it goes on.
-    pub const SETTLING: u32 = 4;
 }
 
 /// An offer of ours.
@@ -136,68 +131,60 @@ pub struct Stream {
     /// Our number of it, for the kernel's events.
     pub index: u32,
     pub fd: AtomicU32,
-    pub state: AtomicU32,
+    /// How it goes, and its link. It rests for [`REST_NS`].
+    pub life: Life<Link>,
     pub nonblocking: AtomicBool,
     /// Descriptors that are it.
     pub names: AtomicU32,
-    /// Threads that sleep for it.
-    pub sleepers: AtomicU32,
     /// The thread that is told of its news; 0 for none, else the number of its waiter plus one.
     pub told: AtomicU32,
     /// Bytes went over TCP, or it was duplicated: it stays there.
     pub fixed: AtomicBool,
-    /// It was retired and has not been used anew: two threads may find out at once that it is done with.
-    resting: AtomicBool,
     /// Monotonic nanoseconds until which an offer is waited for.
     pub deadline: AtomicU64,
     /// When the kernel was last asked about it by a thread that never sleeps.
     asked_at: AtomicU64,
     pub offers: Mutex<Vec<Offer>>,
-    link: UnsafeCell<Option<Link>>,
     pub registration: UnsafeCell<Registration>,
-    epoll: AtomicPtr<Epoll>,
+    /// Of the epoll set it is in; 0 for none.
+    set: AtomicU32,
     place: AtomicPtr<Place>,
     /// Addresses of both ends: the client's, the server's.
     pub ends: Mutex<Option<Ends>>,
 }
 
-// SAFETY: the link is written before `state` says LINKED, and dropped when its entry has rested for [`REST_NS`] without
-// a sleeper. A call that took the link before must be over by then: calls that sleep are counted as sleepers, and the
-// others take microseconds, unless their thread is stopped in the middle of one for longer than that. The registration
-// is guarded by the lock of its epoll set.
+// SAFETY: the registration is guarded by the lock of its epoll set; everything else is atomic or locked.
 unsafe impl Sync for Stream {}
 // SAFETY: as above.
 unsafe impl Send for Stream {}
 
 impl Stream {
     #[inline]
+    pub fn state(&self) -> u32 {
+        self.life.state()
+    }
+
+    #[inline]
     pub fn link(&self) -> Option<&Link> {
-        if self.state.load(Ordering::Acquire) != state::LINKED {
-            return None;
-        }
-        // SAFETY: LINKED is said after the link was written, and it stays until its entry has rested; see `Sync` above
-        // for who must be done with it by then.
-        unsafe { (*self.link.get()).as_ref() }
+        self.life.carrier()
     }
 
     /// From now on over shared memory.
     pub fn set_link(&self, link: Link) {
-        // SAFETY: not LINKED yet, so nobody has a reference to it; a client's own thread decides on its offer in state
-        // SETTLING, a server's under the world's lock.
-        unsafe { *self.link.get() = Some(link) };
         handing::hold(self.fd());
-        self.state.store(state::LINKED, Ordering::Release);
+        // SAFETY: not LINKED yet; a client's own thread decides on its offer in state SETTLING, a server's under the
+        // world's lock.
+        unsafe { self.life.carry(link) };
     }
 
     /// The epoll set it is in.
     #[inline]
-    pub fn epoll(&self) -> Option<&'static Epoll> {
-        // SAFETY: only leaked sets are put in.
-        unsafe { self.epoll.load(Ordering::Acquire).as_ref() }
+    pub fn set(&self) -> Option<SetId> {
+        NonZeroU32::new(self.set.load(Ordering::Acquire)).map(SetId)
     }
 
-    pub fn set_epoll(&self, epoll: Option<&'static Epoll>) {
-        self.epoll.store(epoll.map_or(std::ptr::null_mut(), |e| std::ptr::from_ref(e).cast_mut()), Ordering::Release);
+    pub fn put_into(&self, set: Option<SetId>) {
+        self.set.store(set.map_or(0, |set| set.0.get()), Ordering::Release);
     }
 
     /// The pair of processes its bytes go between.
@@ -242,7 +229,7 @@ pub struct Place {
     /// attended to.
     pub heard: Mutex<Vec<(u32, u32, Claim)>>,
     /// The set that watches its channel, of a server's client.
-    pub watch: Mutex<Option<&'static Epoll>>,
+    pub watch: Mutex<Option<SetId>>,
     /// Why the server does not want us; 0 when it does.
     pub refused: AtomicU32,
 }
@@ -406,14 +393,14 @@ impl Stock {
             && *at + REST_NS < now
             && let Entry::Stream(stream) = entry
         {
-            if stream.sleepers.load(Ordering::Acquire) > 0 {
+            // SAFETY: it has rested: calls take microseconds unless they sleep, and then they are counted; or their
+            // thread is stopped in the middle of one for longer than REST_NS.
+            if !unsafe { stream.life.let_go() } {
                 // It must not hold up those behind it.
                 self.resting.push_back((now, entry));
                 self.resting.pop_front();
                 continue;
             }
-            // SAFETY: it has rested.
-            unsafe { *stream.link.get() = None };
             self.rested.push(entry);
             self.resting.pop_front();
         }
@@ -494,19 +481,16 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
             let entry: &'static Entry = Box::leak(Box::new(Entry::Stream(Stream {
                 index,
                 fd: AtomicU32::new(0),
-                state: AtomicU32::new(0),
+                life: Life::default(),
                 nonblocking: AtomicBool::new(false),
                 names: AtomicU32::new(0),
-                sleepers: AtomicU32::new(0),
                 told: AtomicU32::new(0),
                 fixed: AtomicBool::new(false),
-                resting: AtomicBool::new(false),
                 deadline: AtomicU64::new(0),
                 asked_at: AtomicU64::new(0),
                 offers: Mutex::new(Vec::new()),
-                link: UnsafeCell::new(None),
                 registration: UnsafeCell::new(Registration::NONE),
-                epoll: AtomicPtr::default(),
+                set: AtomicU32::new(0),
                 place: AtomicPtr::default(),
                 ends: Mutex::new(None),
             })));
@@ -520,13 +504,12 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
     stream.nonblocking.store(nonblocking, Ordering::Relaxed);
     stream.names.store(1, Ordering::Relaxed);
     stream.fixed.store(false, Ordering::Relaxed);
-    stream.set_epoll(None);
+    stream.put_into(None);
     stream.place.store(std::ptr::null_mut(), Ordering::Release);
     // SAFETY: it has rested: nobody looks at it.
     unsafe { *stream.registration.get() = Registration::NONE };
     stream.told.store(0, Ordering::Relaxed);
-    stream.resting.store(false, Ordering::Relaxed);
-    stream.state.store(state, Ordering::Release);
+    stream.life.begin(state);
     Some((stream, entry))
 }
 
@@ -534,9 +517,8 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
 /// given to two descriptors.
 pub fn retire(entry: &'static Entry) {
     if let (Entry::Stream(stream), Ok(mut stock)) = (entry, STOCK.lock())
-        && !stream.resting.swap(true, Ordering::Relaxed)
+        && stream.life.retire()
     {
-        stream.state.store(state::PLAIN, Ordering::Release);
         stock.resting.push_back((super::now_ns(), entry));
         stock.settle();
     }
@@ -555,10 +537,8 @@ pub unsafe fn forget() {
     unsafe { dead.cast_mut().write(Mutex::new(Vec::new())) };
     SETTLE_AT.store(u64::MAX, Ordering::Relaxed);
     for (fd, entry) in known(0, MOST) {
-        match entry {
-            Entry::Stream(_) => _ = put(fd, None),
-            Entry::Epoll(epoll) => epoll.forget(),
-            Entry::Listener(_) => {}
+        if let Entry::Stream(_) = entry {
+            put(fd, None);
         }
     }
 }
@@ -594,7 +574,7 @@ mod tests {
                 scope.spawn(|| retire(entry));
             }
         });
-        assert_eq!(stream.state.load(Ordering::Acquire), state::PLAIN);
+        assert_eq!(stream.state(), state::PLAIN);
         let queued = STOCK.lock().unwrap().resting.iter().filter(|(_, e)| same(e)).count();
         assert_eq!(queued, 1);
     }
@@ -603,7 +583,7 @@ mod tests {
     fn one_that_is_slept_for_holds_up_nobody() {
         let (slept_for, first) = new_stream(1001, state::CANDIDATE, false).unwrap();
         let (_, second) = new_stream(1002, state::CANDIDATE, false).unwrap();
-        slept_for.sleepers.store(1, Ordering::Release);
+        slept_for.life.sleeps();
         // Both have rested: a clock that begins at the machine's start is past the first second.
         let mut stock = Stock::new();
         stock.resting.extend([(0, first), (0, second)]);

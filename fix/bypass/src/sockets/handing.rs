@@ -118,7 +118,7 @@ pub fn asked(fd: RawFd, keep: bool) -> bool {
 pub fn decide(fd: RawFd) -> bool {
     ALONE.set(fd, false);
     let Some(stream) = fds::stream(fd) else { return false };
-    match stream.state.load(Ordering::Acquire) {
+    match stream.state() {
         state::CANDIDATE => streams::stay(stream),
         state::PENDING | state::SETTLING => {
             while !world::resolve(stream, true) {

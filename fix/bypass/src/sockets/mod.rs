@@ -103,7 +103,7 @@ pub fn thread() -> u64 {
 
 /// Rings a waiter of the other side, at the end of the turn if this thread's loop has the connection.
 pub fn ring(stream: &'static Stream, place: &'static Place, waiter: u32) {
-    let own = stream.epoll().is_some_and(|e| e.is_of(thread()));
+    let own = epoll::of(stream).is_some_and(|e| e.is_of(thread()));
     let later = own
         && BELLS
             .try_with(|bells| {

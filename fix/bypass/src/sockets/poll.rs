@@ -51,14 +51,14 @@ impl Sleeps {
             }
         }
         let free = self.streams.iter().position(|place| place.get().is_none())?;
-        stream.sleepers.fetch_add(1, Ordering::AcqRel);
+        stream.life.sleeps();
         self.streams[free].set(Some((stream, frame)));
         Some(free)
     }
 
     fn leave(&self, place: usize) {
         if let Some((stream, _)) = self.streams[place].take() {
-            stream.sleepers.fetch_sub(1, Ordering::AcqRel);
+            stream.life.wakes();
         }
     }
 }
@@ -133,12 +133,12 @@ fn waiter_of_thread(mine: &RefCell<Option<Mine>>) -> Option<*const Waiter> {
 
 /// Streams in a set that are not the kernel's, or may become ours.
 fn ours(fds: &[pollfd]) -> bool {
-    for set in fds.iter().filter_map(|p| fds::epoll(p.fd)) {
+    for set in fds.iter().filter_map(|p| super::epoll::of_fd(p.fd)) {
         set.watched_itself();
     }
     for stream in fds.iter().filter_map(|p| fds::stream(p.fd)) {
         // A thread that sleeps in the kernel for it could not be told that it goes another way now.
-        if stream.state.load(Ordering::Acquire) == state::CANDIDATE {
+        if stream.state() == state::CANDIDATE {
             super::streams::stay(stream);
         }
     }
@@ -147,7 +147,7 @@ fn ours(fds: &[pollfd]) -> bool {
 
 #[inline]
 pub fn is_ours(stream: &Stream) -> bool {
-    matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::SETTLING | state::LINKED)
+    matches!(stream.state(), state::PENDING | state::SETTLING | state::LINKED)
 }
 
 /// Whether any of these is carried, or may be: others are better left to the C library, which knows of cancelled
@@ -513,7 +513,7 @@ mod tests {
     #[test]
     fn a_wait_that_was_left_is_given_back_by_the_next_one_and_by_the_end_of_the_thread() {
         let (stream, _) = fds::new_stream(60_000, state::PLAIN, false).unwrap();
-        let threads = || stream.sleepers.load(Ordering::Acquire);
+        let threads = || stream.life.sleepers();
         let sleeps = Sleeps::new();
         let outer = sleeps.enter(stream, 1000).unwrap();
         // In a handler, which comes back.

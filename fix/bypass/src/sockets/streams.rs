@@ -74,7 +74,7 @@ fn settle(stream: &'static Stream) -> Option<(&'static Stream, &'static Link)> {
         world::pause(20_000);
     }
     // A thread that sleeps in the kernel for it could not be told that it goes another way now.
-    let candidate = stream.state.load(Ordering::Acquire) == state::CANDIDATE;
+    let candidate = stream.state() == state::CANDIDATE;
     if candidate && !stream.nonblocking.load(Ordering::Relaxed) {
         stay(stream);
     }
@@ -85,7 +85,7 @@ fn settle(stream: &'static Stream) -> Option<(&'static Stream, &'static Link)> {
 /// that, because the offer was taken just now.
 pub fn went_over_tcp(fd: RawFd) -> bool {
     if let Some(Entry::Stream(stream)) = fds::get(fd)
-        && stream.state.load(Ordering::Acquire) == state::CANDIDATE
+        && stream.state() == state::CANDIDATE
     {
         let saved = errno();
         stay(stream);
@@ -101,8 +101,7 @@ pub fn stay(stream: &'static Stream) {
     stream.fixed.store(true, Ordering::Release);
     world::no_candidate(stream);
     // Taken in the meantime: then it is too late to stay. Another thread may be here too: one of them does it.
-    let (candidate, plain) = (state::CANDIDATE, state::PLAIN);
-    if stream.state.compare_exchange(candidate, plain, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+    if stream.life.change(state::CANDIDATE, state::PLAIN) {
         fds::put(stream.fd(), None);
         if let Some(entry) = world::entry_of(stream) {
             fds::retire(entry);
@@ -149,7 +148,7 @@ pub fn take(stream: &'static Stream, link: &'static Link, room: &mut [u8], flags
                         return done as ssize_t;
                     }
                     // Who never sleeps has to see here that the other side is gone.
-                    if stream.epoll().is_none() && stream.is_due(super::now_ns()) {
+                    if stream.set().is_none() && stream.is_due(super::now_ns()) {
                         look_at_tcp(stream);
                         if link.readable() {
                             continue;
@@ -359,13 +358,12 @@ pub fn before_close(fd: RawFd) {
     let _quiet = Quiet::begin();
     match entry {
         Entry::Listener(endpoint) => world::close_rendezvous(*endpoint),
-        Entry::Epoll(set) if set.is_forgotten() => {}
-        Entry::Epoll(_) if fds::known(0, fds::MOST).filter(|(_, e)| std::ptr::eq(*e, entry)).count() < 2 => {
-            epoll::ended(entry);
-        }
-        Entry::Epoll(set) => {
-            if let Some((other, _)) = fds::known(0, fds::MOST).find(|(n, e)| *n != fd && std::ptr::eq(*e, entry)) {
-                set.renamed(fd, other);
+        Entry::Set(set) => {
+            let other = fds::known(0, fds::MOST).find(|(n, e)| *n != fd && std::ptr::eq(*e, entry));
+            match (epoll::numbered(*set).filter(|set| !set.is_forgotten()), other) {
+                (Some(set), Some((other, _))) => set.renamed(fd, other),
+                (Some(_), None) => epoll::ended(*set),
+                (None, _) => {}
             }
         }
         Entry::Stream(stream) => {
@@ -380,11 +378,11 @@ pub fn before_close(fd: RawFd) {
                 }
                 return;
             }
-            while stream.state.load(Ordering::Acquire) == state::SETTLING {
+            while stream.state() == state::SETTLING {
                 world::pause(20_000);
             }
             let how = kernel::close_means(fd);
-            match stream.state.load(Ordering::Acquire) {
+            match stream.state() {
                 state::CANDIDATE => world::no_candidate(stream),
                 state::PENDING => world::withdraw(stream, how),
                 _ => {}
@@ -424,7 +422,7 @@ pub fn named(old: RawFd, new: RawFd) {
             fds::put(new, Some(entry));
         }
         // A listener's second number is the first's business; a set's second number is the same set.
-        Some(entry @ Entry::Epoll(_)) => _ = fds::put(new, Some(entry)),
+        Some(entry @ Entry::Set(_)) => _ = fds::put(new, Some(entry)),
         _ => {}
     }
 }

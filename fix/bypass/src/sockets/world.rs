@@ -27,8 +27,7 @@ use crate::endpoint::{Endpoint, Ends};
 use crate::local::Local;
 use crate::signals::Quiet;
 
-use super::epoll::Epoll;
-use super::fds::{Place, Stream};
+use super::fds::{Place, SetId, Stream};
 use super::refusals::Refusals;
 
 pub use claims::{accepted, no_candidate, watched};
@@ -60,7 +59,7 @@ pub fn settings() -> &'static Settings {
 struct Meeting {
     endpoint: Endpoint,
     rendezvous: Rendezvous,
-    watch: &'static Epoll,
+    watch: SetId,
 }
 
 /// A visitor that has not said hello yet.
@@ -68,7 +67,7 @@ struct Guest {
     channel: OwnedFd,
     who: libc::ucred,
     endpoint: Endpoint,
-    watch: &'static Epoll,
+    watch: SetId,
 }
 
 /// An offer whose connection we have not accepted yet.

@@ -2,7 +2,7 @@
 
 use libc::{EPOLLIN, EPOLLOUT, POLLIN, POLLOUT};
 use libc::{c_int, c_uint, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use unslow_bypass::sockets::{epoll, fds, flush, now_ns, poll as sleeping, wanted};
+use unslow_bypass::sockets::{epoll, flush, now_ns, poll as sleeping, wanted};
 
 use crate::real;
 
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    match fds::epoll(epfd) {
+    match epoll::of_fd(epfd) {
         // SAFETY: passed on as they came; what `epoll_ctl` asks of its caller, this call asks of its own.
         Some(epoll) => unsafe { epoll::ctl(epoll, op, fd, event) },
         // SAFETY: passed on as they came; what `epoll_ctl` asks of its caller, this call asks of its own.
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match fds::epoll(epfd) {
+    match epoll::of_fd(epfd) {
         Some(epoll) => {
             let ns = (timeout >= 0).then_some(timeout as u64 * 1_000_000);
             // SAFETY: a valid event, or room for as many as is said, as this call asks of its caller.
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: a time or null: this call asks it of its caller.
     let ns = unsafe { ns_of(timeout) };
-    match fds::epoll(epfd) {
+    match epoll::of_fd(epfd) {
         // SAFETY: a valid event, or room for as many as is said, as this call asks of its caller.
         Some(epoll) => unsafe { epoll::wait(epoll, events, max, ns, mask) },
         None => {

@@ -87,12 +87,11 @@ pub(super) fn forget_left(set: &'static Epoll, frame: usize, own: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sockets::fds;
 
     #[test]
     fn a_set_counts_no_thread_whose_wait_was_left_or_cancelled() {
         super::super::created(61_010);
-        let set = fds::epoll(61_010).unwrap();
+        let set = super::super::of_fd(61_010).unwrap();
         let counted = || set.sleeping.load(Ordering::Acquire);
         let asleep = Asleep::new();
         let outer = asleep.enter(set, 1000).unwrap();
@@ -115,6 +114,6 @@ mod tests {
         drop(asleep);
         assert_eq!(counted(), 1);
         assert!(other.leave(set, others));
-        fds::put(61_010, None);
+        crate::sockets::fds::put(61_010, None);
     }
 }

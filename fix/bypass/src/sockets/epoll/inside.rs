@@ -35,7 +35,7 @@ impl Inside {
     /// The connection of a slot has news; false when it is none of the set's.
     #[inline]
     fn has_news(&mut self, set: &Epoll, place: &'static Place, slot: u32) -> bool {
-        let Some(stream) = place.stream(slot).filter(|s| s.epoll().is_some_and(|e| std::ptr::eq(e, set))) else {
+        let Some(stream) = place.stream(slot).filter(|s| set.has(s)) else {
             return false;
         };
         let registration = registration(stream, self);
@@ -130,7 +130,7 @@ impl Epoll {
         let mut here = Vec::new();
         for (fd, entry) in fds::known(0, fds::MOST) {
             let Entry::Stream(stream) = entry else { continue };
-            if stream.fd() != fd || !stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
+            if stream.fd() != fd || !self.has(stream) {
                 continue;
             }
             here.push(stream.index);
@@ -170,10 +170,10 @@ mod tests {
     #[test]
     fn a_set_that_is_made_again_keeps_the_other_names_of_its_connections_and_of_no_others() {
         crate::sockets::epoll::created(61_000);
-        let set = fds::epoll(61_000).unwrap();
+        let set = crate::sockets::epoll::of_fd(61_000).unwrap();
         let (stream, entry) = fds::new_stream(61_001, state::PLAIN, false).unwrap();
         fds::put(61_001, Some(entry));
-        stream.set_epoll(Some(set));
+        stream.put_into(Some(set.id));
         set.hidden.store(1, Ordering::Release);
         let event = epoll_event { events: EPOLLIN as u32, u64: 2 };
         {

@@ -34,7 +34,7 @@ impl Epoll {
             }
             let Some(stream) = ready.pop_front() else { break };
             // A signal handler may have closed it while the code that it interrupted was here.
-            if !stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
+            if !self.has(stream) {
                 continue;
             }
             // SAFETY: the lock of this set is held.
@@ -104,7 +104,7 @@ impl Epoll {
                 0 if !self.forgotten.load(Ordering::Relaxed) => {
                     if let Some(stream) = fds::stream_at((event.u64 & 0x3f_ffff) as u32) {
                         streams::look_at_tcp(stream);
-                        if stream.epoll().is_some_and(|e| std::ptr::eq(e, self)) {
+                        if self.has(stream) {
                             queue(&mut self.inside(), stream);
                         }
                     }

@@ -15,7 +15,7 @@ use super::{Early, World, world};
 /// A client offers a connection with these addresses, as it says: nothing is carried before it has shown its socket.
 pub fn offered(world: &mut World, place: &'static Place, slot: u32, generation: u32, ends: Ends) {
     let Some(words) = place.pair().slot(slot) else { return };
-    if world.candidates.get(&ends).is_some_and(|stream| stream.epoll().is_some()) {
+    if world.candidates.get(&ends).is_some_and(|stream| stream.set().is_some()) {
         ask(place, slot, generation);
     } else if words.state(generation) == OFFERED {
         world.early.push(Early { place, slot, generation, ends, since: now_ns() });
@@ -62,7 +62,7 @@ fn take(stream: &'static Stream, place: &'static Place, slot: u32, generation: u
     {
         return false;
     }
-    let Some(waiter) = stream.epoll().and_then(|epoll| epoll.waiter()) else { return false };
+    let Some(waiter) = epoll::of(stream).and_then(|epoll| epoll.waiter()) else { return false };
     if !introduce(place, waiter) {
         return false;
     }

@@ -126,7 +126,7 @@ fn server_at(path: PathBuf) -> Option<&'static Place> {
 
 /// Whether it is not known yet how a connection of ours goes on.
 pub fn is_open(stream: &Stream) -> bool {
-    matches!(stream.state.load(Ordering::Acquire), state::PENDING | state::SETTLING)
+    matches!(stream.state(), state::PENDING | state::SETTLING)
 }
 
 /// Whether it is known by now how a pending connection goes on; decides it when time is up, or `at_once`.
@@ -136,7 +136,7 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     }
     let _quiet = Quiet::begin();
     let Ok(mut offers) = stream.offers.lock() else { return true };
-    match stream.state.load(Ordering::Acquire) {
+    match stream.state() {
         state::PENDING => {}
         settling => return settling != state::SETTLING,
     }
@@ -169,7 +169,7 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     }
     let all = std::mem::take(&mut *offers);
     // Others find it settling until it is decided for all of them.
-    stream.state.store(state::SETTLING, Ordering::Release);
+    stream.life.set_state(state::SETTLING);
     drop(offers);
     let mut link = None;
     for (i, offer) in all.into_iter().enumerate() {
@@ -214,7 +214,7 @@ fn show(stream: &'static Stream, offers: &mut [Offer]) -> bool {
 /// The stream goes on over TCP.
 fn plain(stream: &'static Stream) {
     epoll::to_tcp(stream);
-    stream.state.store(state::PLAIN, Ordering::Release);
+    stream.life.set_state(state::PLAIN);
     fds::put(stream.fd(), None);
     if let Some(entry) = entry_of(stream) {
         fds::retire(entry);

@@ -123,7 +123,8 @@ fn is_eventfd(fd: &OwnedFd) -> bool {
 
 /// The other process has ended, or become another program.
 pub fn farewell(place: &'static Place) {
-    if let Some(watch) = place.watch.lock().ok().and_then(|mut w| w.take()) {
+    let watch = place.watch.lock().ok().and_then(|mut w| w.take());
+    if let Some(watch) = watch.and_then(epoll::numbered) {
         watch.unwatch(place.pair().channel.as_raw_fd());
     }
     place.bury();

@@ -8,8 +8,8 @@ use crate::channel::{self, Heard, Kind, REFUSED_USER, REFUSED_VERSION, Rendezvou
 use crate::endpoint::{self, Endpoint, Ends};
 use crate::memory::Memory;
 use crate::pair::{OFFERED, Pair};
-use crate::sockets::epoll::{self, Epoll};
-use crate::sockets::fds::{self, Claim, Entry, Place};
+use crate::sockets::epoll;
+use crate::sockets::fds::{self, Claim, Entry, Place, SetId};
 use crate::sockets::refusals::By;
 use crate::sockets::{now_ns, step_aside, tell};
 
@@ -42,7 +42,7 @@ pub fn listening(fd: RawFd) {
 }
 
 /// A listening socket came into an epoll set: from now on clients can meet us there.
-pub fn open_rendezvous(endpoint: Endpoint, watch: &'static Epoll) {
+pub fn open_rendezvous(endpoint: Endpoint, watch: SetId) {
     if !settings().server || local().is_none() {
         return;
     }
@@ -55,7 +55,7 @@ pub fn open_rendezvous(endpoint: Endpoint, watch: &'static Epoll) {
         Ok(rendezvous) => rendezvous,
         Err(e) => return step_aside(&format!("no rendezvous: {e}")),
     };
-    if !watch.watch(rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous) {
+    if !epoll::watch(watch, rendezvous.fd.as_raw_fd(), epoll::Hidden::Rendezvous) {
         return step_aside("the epoll set takes no more descriptors");
     }
     MET.store(true, Ordering::Relaxed);
@@ -64,7 +64,7 @@ pub fn open_rendezvous(endpoint: Endpoint, watch: &'static Epoll) {
     for place in &world.clients {
         if let Ok(mut at) = place.watch.lock()
             && at.is_none()
-            && watch.watch(place.pair().channel.as_raw_fd(), epoll::Hidden::Channel)
+            && epoll::watch(watch, place.pair().channel.as_raw_fd(), epoll::Hidden::Channel)
         {
             *at = Some(watch);
         }
@@ -113,8 +113,8 @@ pub fn attend() {
                 continue;
             }
             // One that no wait attends to is sent away.
-            if watch.watch(channel.as_raw_fd(), epoll::Hidden::Channel) {
-                world.guests.push(Guest { channel, who, endpoint: *endpoint, watch });
+            if epoll::watch(*watch, channel.as_raw_fd(), epoll::Hidden::Channel) {
+                world.guests.push(Guest { channel, who, endpoint: *endpoint, watch: *watch });
             }
         }
     }
@@ -193,13 +193,13 @@ fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
 
 /// A set is closed in which rendezvous and channels were watched: clients cannot meet us until a listener is watched
 /// again.
-pub fn no_watch(set: &Epoll) {
+pub fn no_watch(set: SetId) {
     let mut world = world();
-    world.meetings.retain(|m| !std::ptr::eq(m.watch, set));
-    world.guests.retain(|g| !std::ptr::eq(g.watch, set));
+    world.meetings.retain(|m| m.watch != set);
+    world.guests.retain(|g| g.watch != set);
     for place in &world.clients {
         if let Ok(mut watch) = place.watch.lock()
-            && watch.is_some_and(|w| std::ptr::eq(w, set))
+            && *watch == Some(set)
         {
             *watch = None;
         }
