@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use unslow_facts::{ClientGroup, Node};
-use unslow_units::{bytes, count, time_rough_s};
+use unslow_units::{bytes, count, time_rough_s, time_us};
 
 use crate::table::{Cell, Column, Row, Subject, Table, Tone};
 
@@ -13,6 +13,8 @@ struct Group {
     young: u64,
     idle: u64,
     commands: BTreeMap<String, u64>,
+    /// The longest of the servers that can tell, in us.
+    rtt_us: Option<u32>,
     nodes: u32,
 }
 
@@ -29,6 +31,7 @@ pub(crate) fn table(nodes: &[&Node], command: Option<&str>) -> Table {
         Column::figure("age", 6, "age (single connections only)"),
         Column::figure("output", 5, "output buffer: bytes not yet read (single connections only)"),
         Column::figure("input", 6, "input buffer: bytes of incomplete requests (single connections only)"),
+        Column::figure("rtt", 3, "median round trip of its connections now, by the kernel of a server's own machine"),
         Column::figure("servers", 6, "servers it is connected to"),
     ];
     let mut table = Table::new(columns, 3);
@@ -49,6 +52,7 @@ pub(crate) fn table(nodes: &[&Node], command: Option<&str>) -> Table {
             group.young += of_node.young;
             group.idle += of_node.idle_hour;
             group.nodes += 1;
+            group.rtt_us = group.rtt_us.max(rtt_us(node, &of_node.host));
             of_node.commands.iter().for_each(|(name, n)| *group.commands.entry(name.clone()).or_default() += n);
         }
     }
@@ -69,6 +73,7 @@ pub(crate) fn table(nodes: &[&Node], command: Option<&str>) -> Table {
                 Cell::figure(Some(client.age_s as f64), time_rough_s),
                 Cell::figure(Some(client.output_bytes as f64), bytes),
                 Cell::figure(Some(client.query_bytes as f64), bytes),
+                Cell::figure(rtt_us(node, host_of(&client.address)).map(f64::from), time_us),
                 Cell::figure(Some(1.0), count),
             ],
             tone: Tone::Bad,
@@ -80,6 +85,18 @@ pub(crate) fn table(nodes: &[&Node], command: Option<&str>) -> Table {
         (None, false) => None,
     };
     table
+}
+
+/// Of a server's connections with a peer, where its kernel was asked.
+fn rtt_us(node: &Node, host: &str) -> Option<u32> {
+    let peers = node.sockets.value()?;
+    peers.iter().find(|peer| peer.host == host && peer.sockets > 0).map(|peer| peer.rtt_us_p50)
+}
+
+/// `10.0.0.1` of `10.0.0.1:50312`, `::1` of `[::1]:50312`.
+fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 impl Group {
@@ -101,6 +118,7 @@ impl Group {
                 Cell::figure(None, count),
                 Cell::figure(None, bytes),
                 Cell::figure(None, bytes),
+                Cell::figure(self.rtt_us.map(f64::from), time_us),
                 Cell::figure(Some(f64::from(self.nodes)), count),
             ],
             tone: Tone::Plain,
