@@ -1,6 +1,7 @@
 //! The frame that every page shares: head, palette, tables, print (`templates/frame.html`).
 //!
-//! A page is one file: it fetches nothing, and it can be read without script.
+//! A page is one file: it fetches nothing, and it can be read without script. The one that is served (`web`) fetches
+//! from where it came from, and has a twin that is like the others (`/charts`).
 
 use anyhow::Context;
 use minijinja::{Environment, Value};

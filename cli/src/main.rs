@@ -29,6 +29,7 @@ mod toml_text;
 mod top;
 mod typed;
 mod watch;
+mod web;
 mod when;
 
 use std::process::ExitCode;

@@ -3,22 +3,24 @@
 use std::path::Path;
 use std::process::Command;
 
+/// Its program.
+#[track_caller]
+pub fn browser() -> &'static str {
+    let mut known = ["chromium", "chromium-browser", "google-chrome"].into_iter();
+    let is_here = |name: &&str| Command::new(name).arg("--version").output().is_ok();
+    known.find(is_here).expect("no Chromium; make tools installs it")
+}
+
 /// What a browser makes of a page, after a look that the page asks nobody outside for anything.
 #[track_caller]
 pub fn browse(page: &Path) -> String {
-    let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
-        .iter()
-        .find(|b| Command::new(b).arg("--version").output().is_ok())
-    else {
-        panic!("no Chromium; make tools installs it");
-    };
     let text = std::fs::read_to_string(page).expect("the page was written");
     for outside in ["http://", "https://", "src=", "<script", "@import"] {
         let stripped = text.replace("http://www.w3.org/2000/svg", "");
         assert!(!stripped.contains(outside), "the page is not self-contained: {outside}");
     }
     let profile = page.with_extension("profile");
-    let dom = Command::new(browser)
+    let dom = Command::new(browser())
         .args([
             "--headless",
             "--no-sandbox",

@@ -1,6 +1,6 @@
-//! The clients that applications use: programs under `fix/gateway/tests/clients`, one directory a language, run from a
-//! copy in the cache. Their libraries come from their registries, once. A language that is not on this machine fails
-//! the test: `make test` installs them all.
+//! The clients that applications use: programs under `fix/gateway/tests/clients`, one directory a language, and a
+//! person at a browser (`cli/tests/page`), run from a copy in the cache. Their libraries come from their registries,
+//! once. A language that is not on this machine fails the test: `make test` installs them all.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -26,11 +26,18 @@ pub fn python_library() -> PathBuf {
 
 /// node-redis: `node smoke.mjs`, run in this directory.
 pub fn node() -> PathBuf {
-    installed("node", |_| {
-        let mut npm = Command::new("npm");
-        npm.args(["install", "--silent", "--no-audit", "--no-fund"]);
-        npm
-    })
+    installed("node", |_| npm_install())
+}
+
+/// The page of a recording, used in a browser: `node drive.cjs BROWSER URL`, run in this directory.
+pub fn page() -> PathBuf {
+    installed_from("page", "../cli/tests/page", |_| npm_install())
+}
+
+fn npm_install() -> Command {
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-audit", "--no-fund"]);
+    npm
 }
 
 /// Jedis and Lettuce: `java -cp target/classes:target/dependency/* Smoke`, run in this directory.
@@ -53,13 +60,17 @@ pub fn go() -> PathBuf {
     })
 }
 
-/// The suite's directory in the cache, with its sources as they are in the tree, installed. Tests take turns.
 fn installed(name: &str, install: impl Fn(&Path) -> Command) -> PathBuf {
+    installed_from(name, &format!("../fix/gateway/tests/clients/{name}"), install)
+}
+
+/// The suite's directory in the cache, with its sources as they are in the tree, installed. Tests take turns.
+fn installed_from(name: &str, sources: &str, install: impl Fn(&Path) -> Command) -> PathBuf {
     let all = cache_dir().join("clients");
     fs::create_dir_all(&all).expect("the cache can be written");
     let lock = fs::File::create(all.join(".lock")).expect("the cache can be written");
     lock.lock().expect("it can be locked");
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fix/gateway/tests/clients").join(name);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join(sources);
     let (dir, stamp) = (all.join(name), all.join(format!("{name}.installed")));
     let mut hash = DefaultHasher::new();
     read(&sources, &mut hash);

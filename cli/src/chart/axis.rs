@@ -9,6 +9,8 @@ pub enum Unit {
     Count,
     /// Hundredths: 100 is all of it.
     Percent,
+    /// Shown in whichever of B, kB, MB and GB reads best.
+    Bytes,
 }
 
 /// How values are laid out along an axis.
@@ -167,6 +169,10 @@ fn label(unit: Unit, value: f64, step: f64, end: f64) -> String {
         Unit::Time if end >= SECOND => (SECOND, " s"),
         Unit::Time if end >= 1e3 => (1e3, " ms"),
         Unit::Time => (1.0, " us"),
+        Unit::Bytes if end >= 1e9 => (1e9, " GB"),
+        Unit::Bytes if end >= 1e6 => (1e6, " MB"),
+        Unit::Bytes if end >= 1e3 => (1e3, " kB"),
+        Unit::Bytes => (1.0, " B"),
     };
     if value == 0.0 {
         return "0".into();

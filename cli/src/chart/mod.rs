@@ -36,9 +36,11 @@ pub enum Values {
 
 /// What stands along the bottom.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Along {
+pub enum Along<'a> {
     /// Time in microseconds, from 0 until here at least.
     TimeUntil(f64),
+    /// Time from 0 until `end`, with moments that have names.
+    Moments { end: f64, names: &'a [(f64, String)] },
     /// Shares of requests, as numbers of nines: `-log10(1 - share)`.
     Nines,
 }
@@ -48,7 +50,7 @@ pub struct LineChart<'a> {
     /// What it shows, for readers who cannot see it.
     pub title: &'a str,
     pub lines: Vec<Line>,
-    pub along: Along,
+    pub along: Along<'a>,
     pub values: Values,
     /// Moments to mark, in the unit of the bottom axis.
     pub marks: &'a [f64],
@@ -60,6 +62,7 @@ impl LineChart<'_> {
         let right = points().map(|p| p.0).fold(0.0, f64::max);
         let bottom = match self.along {
             Along::TimeUntil(end) => Axis::until(Unit::Time, right.max(end)),
+            Along::Moments { end, names } => Axis::named(end, names),
             Along::Nines => Axis::nines(right),
         };
         let side = match self.values {
@@ -79,7 +82,7 @@ impl LineChart<'_> {
             let colour = format!("s{}", i % COLOURS + 1);
             let placed: Vec<Option<(f64, f64)>> = points.iter().map(place).collect();
             for part in placed.split(Option::is_none).filter(|part| !part.is_empty()) {
-                draw_part(&mut drawn, &colour, part);
+                draw_part(&mut drawn, &colour, &thinned(part));
             }
             keys.push(Key { class: colour, name });
         }
@@ -101,6 +104,27 @@ impl LineChart<'_> {
             ticks: &bottom.ticks,
         })
     }
+}
+
+/// A line with more points than there are places for: of those at one place the first, the extremes and the last.
+fn thinned(part: &[Option<(f64, f64)>]) -> Vec<Option<(f64, f64)>> {
+    if part.len() <= 4 * WIDTH as usize {
+        return part.to_vec();
+    }
+    let column = |point: &Option<(f64, f64)>| point.map(|(x, _)| x.floor());
+    let mut out = Vec::new();
+    for chunk in part.chunk_by(|a, b| column(a) == column(b)) {
+        let by_height = |(_, a): &(usize, &Option<(f64, f64)>), (_, b): &(usize, &Option<(f64, f64)>)| {
+            let height = |point: &Option<(f64, f64)>| point.map_or(0.0, |(_, y)| y);
+            height(a).total_cmp(&height(b))
+        };
+        let low = chunk.iter().enumerate().min_by(by_height).map_or(0, |(at, _)| at);
+        let high = chunk.iter().enumerate().max_by(by_height).map_or(0, |(at, _)| at);
+        let mut kept = [0, low, high, chunk.len() - 1];
+        kept.sort_unstable();
+        out.extend(kept.iter().enumerate().filter(|(i, at)| *i == 0 || kept[i - 1] != **at).map(|(_, at)| chunk[*at]));
+    }
+    out
 }
 
 /// One unbroken part of a line; a point alone between two gaps is a dot.

@@ -168,3 +168,14 @@ fn a_time_line_shows_its_fault_and_every_bar() {
     };
     assert!(!empty.html().contains("NaN"));
 }
+
+#[test]
+fn a_line_with_more_points_than_places_keeps_its_extremes() {
+    let at = |i: usize| Some((i as f64 / 100.0, if i == 4_321 { 0.5 } else { 100.0 + (i % 7) as f64 }));
+    let part: Vec<_> = (0..100_000).map(at).collect();
+    let thin = super::thinned(&part);
+    assert!(thin.len() <= 4_000, "{}", thin.len());
+    assert!(thin.contains(&part[4_321]) && thin.first() == part.first() && thin.last() == part.last());
+    assert!(thin.windows(2).all(|pair| pair[0] < pair[1]), "in order, each once");
+    assert_eq!(super::thinned(&part[..4_000]).len(), 4_000, "as it is");
+}

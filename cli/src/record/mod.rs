@@ -25,6 +25,7 @@ use crate::output::{Output, table};
 use crate::reach::Reach;
 use crate::silences;
 use crate::typed::{end_after, lasting, retention};
+use crate::web::{Http, Web};
 use crate::when::local_time;
 
 /// Version of the JSON of `record ls` and `record check`.
@@ -82,6 +83,8 @@ pub struct RecordArguments {
     /// Serve /metrics and /healthz there, such as 127.0.0.1:9121
     #[arg(long, value_name = "ADDRESS", conflicts_with = "config")]
     metrics: Option<String>,
+    #[command(flatten)]
+    http: Http,
     /// Record key names instead of hashes
     #[arg(long, conflicts_with = "config")]
     show_keys: bool,
@@ -193,6 +196,12 @@ impl RecordArguments {
             }
             None => None,
         };
+        let web = plan
+            .http
+            .http
+            .as_deref()
+            .map(|address| Web::serve(&plan.http, address, &plan.dir, plan.window, plan.silences.clone()));
+        let web = web.transpose()?;
         let settings = Settings {
             targets: plan.targets,
             options: self.reach.options()?,
@@ -206,6 +215,9 @@ impl RecordArguments {
         }
         let servers = if recorder.servers == 1 { "1 server".into() } else { format!("{} servers", recorder.servers) };
         output.note(&format!("recording {servers} into {}; Ctrl-C ends it", plan.dir.display()));
+        if let Some(web) = &web {
+            output.note(&format!("page at {}", web.url(&plan.http)));
+        }
         let end = self.r#for.map(|time| Instant::now() + time);
         let is_watched = plan.metrics.is_some() || notifier.is_needed();
         let mut alarms = Alarms::new(&plan.dir, plan.window, board.clone(), notifier, unix_ms());

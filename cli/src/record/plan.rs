@@ -17,6 +17,7 @@ use crate::fail_on::FailOn;
 use crate::reach::Reach;
 use crate::toml_text;
 use crate::typed::{lasting, retention};
+use crate::web::Http;
 
 /// All of it.
 pub struct Plan {
@@ -27,6 +28,7 @@ pub struct Plan {
     pub every: Duration,
     pub window: Duration,
     pub metrics: Option<String>,
+    pub http: Http,
     pub silences: Option<PathBuf>,
     pub listeners: Listeners,
     pub notify_from: FailOn,
@@ -43,6 +45,10 @@ struct File {
     every: Option<String>,
     window: Option<String>,
     metrics: Option<String>,
+    http: Option<String>,
+    http_token: Option<PathBuf>,
+    http_cert: Option<PathBuf>,
+    http_key: Option<PathBuf>,
     silences: Option<PathBuf>,
     on_incident: Option<String>,
     webhook: Option<String>,
@@ -73,6 +79,7 @@ impl Plan {
             every: arguments.every,
             window: arguments.window,
             metrics: arguments.metrics.clone(),
+            http: arguments.http.clone(),
             silences: arguments.silences.clone(),
             listeners: Listeners { command: arguments.on_incident.clone(), webhook: arguments.webhook.clone() },
             notify_from: arguments.notify_from,
@@ -114,6 +121,16 @@ impl Plan {
         self.silences = file.silences.map(|silences| beside.join(silences));
         self.listeners = Listeners { command: file.on_incident, webhook: file.webhook };
         self.metrics = file.metrics;
+        let at = |path: Option<PathBuf>| path.map(|path| beside.join(path));
+        self.http = Http {
+            http: self.http.http.or(file.http),
+            http_token: self.http.http_token.or(at(file.http_token)),
+            http_cert: self.http.http_cert.or(at(file.http_cert)),
+            http_key: self.http.http_key.or(at(file.http_key)),
+        };
+        if self.http.http_cert.is_some() != self.http.http_key.is_some() {
+            bail!("http_cert and http_key belong together");
+        }
         if file.show_keys == Some(true) && file.salt_file.is_some() {
             bail!("show_keys and salt_file: keys are shown or hashed; remove one of them");
         }

@@ -18,6 +18,7 @@ use clap::Args;
 use ratatui::crossterm::event::{Event, KeyEventKind};
 use unslow_doctor::diagnose;
 use unslow_facts::Facts;
+use unslow_record::{Keys, Recorder, Settings, Store, Tape};
 use unslow_units::did_you_mean;
 use unslow_views::View;
 
@@ -28,10 +29,15 @@ use self::source::{Live, Recorded, Source};
 use crate::output::Output;
 use crate::reach::Reach;
 use crate::typed::lasting;
+use crate::web::{Http, Scratch, Web};
 use crate::{doctor, files};
 
 /// A key is answered within this time, whatever the interval.
 const KEYS: Duration = Duration::from_millis(100);
+/// For the page of a live deployment the slow log is read this often; clients and settings every sixth time.
+const ASK: Duration = Duration::from_secs(5);
+/// What the page's incidents are made of.
+const PAGE_WINDOW: Duration = Duration::from_secs(60);
 /// Before there are figures, frames come at least this often,
 const EARLY: Duration = Duration::from_millis(500);
 /// and line mode waits for the first ones, or for a word of why there are none, for so long.
@@ -72,6 +78,8 @@ pub struct TopArguments {
     #[arg(long)]
     show_keys: bool,
     #[command(flatten)]
+    http: Http,
+    #[command(flatten)]
     reach: Reach,
 }
 
@@ -86,9 +94,42 @@ impl TopArguments {
         if output.json() {
             bail!("unslow top shows tables; for JSON: unslow doctor --save FILE, or unslow record export --csv");
         }
+        if let Some(address) = self.http.http.clone() {
+            return self.serve(&address, output);
+        }
         let (source, app) = self.begin()?;
         let top = Top { arguments: self, source, app };
         if top.arguments.plain || !screen::can_draw() { top.print(output) } else { top.draw() }
+    }
+
+    /// The page instead of the screen. What is live is recorded for as long as it is served.
+    fn serve(&self, address: &str, output: &Output) -> anyhow::Result<u8> {
+        let guard = unslow_interrupt::guard("ending the page (Ctrl-C again: at once)");
+        let (scratch, recorder) = match &self.recording {
+            Some(_) => (None, None),
+            None => {
+                let url = self.url.as_deref().context("a URL is needed, or --recording DIR")?;
+                let keys = if self.show_keys { Keys::Shown } else { Keys::Hashed };
+                let (targets, options) = (vec![self.reach.target(url)?], self.reach.options()?);
+                let scratch = Scratch::new()?;
+                let settings = Settings { targets, options, every: ASK, keys, host: true };
+                let recorder = Recorder::start(settings, scratch.dir(), Store::default())?;
+                (Some(scratch), Some(recorder))
+            }
+        };
+        let dir = scratch.as_ref().map(Scratch::dir).or(self.recording.as_deref());
+        let dir = dir.context("a URL is needed, or --recording DIR")?;
+        if recorder.is_none() {
+            Tape::open(dir)?;
+        }
+        let web = Web::serve(&self.http, address, dir, PAGE_WINDOW, None)?;
+        output.note(&format!("page at {}; Ctrl-C ends it", web.url(&self.http)));
+        while !guard.asked() && recorder.as_ref().is_none_or(|recorder| !recorder.has_failed()) {
+            std::thread::sleep(KEYS);
+        }
+        drop(web);
+        recorder.map_or(Ok(()), |recorder| recorder.end().map(drop)).context("the recording for the page")?;
+        Ok(0)
     }
 
     fn begin(&self) -> anyhow::Result<(Source, App)> {

@@ -82,6 +82,12 @@ pub fn count(template: &str) -> usize {
     if template.starts_with(VERBATIM) { 0 } else { template.matches(NUMBER).count() }
 }
 
+/// How many decimals the first number of a template has; 0 where it has none.
+pub fn decimals(template: &str) -> i32 {
+    let mut rest = template.chars().skip_while(|c| *c != NUMBER).skip(1);
+    rest.next().and_then(|digit| digit.to_digit(10)).unwrap_or(0) as i32
+}
+
 /// The column of the number at this place of a field.
 pub fn column(field: &str, place: usize) -> String {
     if place == 0 { field.to_string() } else { format!("{field}#{place}") }

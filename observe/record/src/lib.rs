@@ -11,6 +11,7 @@
 //! recording looks is in `scheme.rs`, why it is so in `DESIGN.md`.
 #![forbid(unsafe_code)]
 
+mod curves;
 mod export;
 mod eye;
 #[cfg(test)]
@@ -31,6 +32,7 @@ mod tape;
 mod tests;
 mod window;
 
+pub use curves::{Curve, Curves, Point};
 pub use figures::{Figure, Figures};
 pub use live::Watching;
 pub use recorder::{Ended, Keys, Progress, Recorder, Settings, StartError};

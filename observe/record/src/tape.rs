@@ -546,6 +546,12 @@ impl Texts {
         self.0.iter().flat_map(|(name, all)| all.iter().map(move |(_, template)| (name.as_str(), template.as_str())))
     }
 
+    /// How many decimals the number of a field had at a time, unix time in ms; 0 for what is a column alone.
+    pub fn decimals(&self, field: &str, at_ms: i64) -> i32 {
+        let held = self.0.get(field).and_then(|all| all.iter().rev().find(|(since, _)| *since <= at_ms));
+        held.map_or(0, |(_, template)| info::decimals(template))
+    }
+
     pub fn info(&self, row: &Row) -> Info {
         let values: HashMap<&str, i64> = row.values().filter_map(|(name, v)| Some((&**name, int(v)?))).collect();
         let templates = self.0.iter().filter_map(|(name, all)| {
