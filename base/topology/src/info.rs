@@ -1,14 +1,15 @@
 //! INFO, as every server version writes it: `field:value` lines under `# Section` titles.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
+
+use crate::Fields;
 
 /// The fields of one INFO reply. Values stay text: which of them are numbers differs by version.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(transparent)]
-pub struct Info(pub BTreeMap<String, String>);
+pub struct Info(#[schemars(with = "BTreeMap<String, String>")] pub Fields);
 
 /// One `cmdstat_*` line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,18 +27,12 @@ pub struct CommandStat {
 impl Info {
     /// Never fails: lines that are no field are passed over.
     pub fn parse(text: &str) -> Info {
-        Info(
-            text.lines()
-                .filter(|line| !line.starts_with('#'))
-                .filter_map(|line| line.trim_end().split_once(':'))
-                .map(|(k, v)| (k.to_string(), v.to_string()))
-                .collect(),
-        )
+        Info(Fields::of_lines(text))
     }
 
     /// The text of a field.
     pub fn get(&self, field: &str) -> Option<&str> {
-        self.0.get(field).map(String::as_str)
+        self.0.get(field)
     }
 
     /// A field as a number. Words that only read as one (`inf`, `nan`) are none.
@@ -133,8 +128,7 @@ impl Info {
     }
 
     fn prefixed<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> + 'a {
-        let from = (Bound::Included(prefix), Bound::Unbounded);
-        self.0.range::<str, _>(from).map_while(move |(k, v)| Some((k.strip_prefix(prefix)?, v.as_str())))
+        self.0.from(prefix).map_while(move |(k, v)| Some((k.strip_prefix(prefix)?, v)))
     }
 }
 

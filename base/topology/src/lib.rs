@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod fields;
 mod gateway;
 mod info;
 mod member;
@@ -14,6 +15,7 @@ mod slots;
 mod topology;
 
 pub use cluster::{ClusterNode, ClusterView, Disagreement, ParseError};
+pub use fields::Fields;
 pub use gateway::{GATEWAY_SECTION, Gateway, NodeBehind};
 pub use info::{CommandStat, Info};
 pub use member::{DeploymentKind, Member, Role, join_host_port};

@@ -9,7 +9,7 @@ use unslow_views::{Head, Row, Scope, Subject, Table, View};
 
 /// Frames that are kept to step back to, and what their INFOs may take together, in bytes.
 const FRAMES: usize = 600;
-const FRAME_BYTES: usize = 32 << 20;
+const FRAME_BYTES: usize = 16 << 20;
 /// Points of a sparkline.
 const POINTS: usize = 60;
 /// Rows that Page Up and Page Down move by.
@@ -85,9 +85,7 @@ pub struct Frame {
 impl Frame {
     pub fn new(facts: Facts, verdict: (Mood, String)) -> Frame {
         let samples = facts.nodes.iter().flat_map(|node| [&node.first, &node.last]).flatten();
-        let texts = samples.flat_map(|sample| &sample.info.0);
-        // A name, a value, and where they are.
-        let bytes = texts.map(|(name, value)| name.len() + value.len() + 80).sum();
+        let bytes = samples.map(|sample| sample.info.0.bytes()).sum();
         Frame { facts: Arc::new(facts), verdict, bytes }
     }
 }

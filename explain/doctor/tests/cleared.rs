@@ -204,7 +204,8 @@ const ILL: &[Ill] = &[
     }),
     ("no application uses it", |f| {
         let idle = |v: &str| v.replace("calls=90000", "calls=0").replace("calls=10000", "calls=0");
-        f.nodes[0].last.as_mut().unwrap().info.0.values_mut().for_each(|v| *v = idle(v));
+        let fields = &mut f.nodes[0].last.as_mut().unwrap().info.0;
+        *fields = fields.iter().map(|(name, value)| (name.to_string(), idle(value))).collect();
     }),
     ("busy", |f| set(f, &[("used_cpu_sys_main_thread", "7.5")])),
     ("cut short", |f| f.cut_short = true),

@@ -583,7 +583,9 @@ fn uncounted(us_each: f64, ops: f64, more: &[(&str, f64)]) -> Facts {
         let info = &mut sample.as_mut().expect("both").info.0;
         info.retain(|field, _| field != "total_reads_processed" && !field.ends_with("_main_thread"));
         for field in ["used_cpu_user", "used_cpu_sys"] {
-            info.entry(field.into()).or_insert_with(|| "0".into());
+            if !info.contains_key(field) {
+                info.insert(field.into(), "0".into());
+            }
         }
     }
     node.rtt = rtt(30, 60, 120);

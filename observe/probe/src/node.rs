@@ -339,7 +339,7 @@ pub fn sample(ask: &mut Ask) -> Result<Option<Sample>, Error> {
         Ok(value) => {
             let mut info = Info::parse(&value.text().unwrap_or_default());
             // Paths tell more of a machine than a diagnosis needs.
-            info.0.retain(|field, _| !matches!(field.as_str(), "executable" | "config_file"));
+            info.0.retain(|field, _| !matches!(field, "executable" | "config_file"));
             Ok(Some(Sample { at_ms: now_ms(), info }))
         }
         Err(e) if matches!(e.kind, ErrorKind::Denied | ErrorKind::Unknown) => Ok(None),

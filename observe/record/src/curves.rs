@@ -67,7 +67,6 @@ impl Tape {
             for item in self.reader.range(&series, rows_ms) {
                 match item {
                     Item::Row(row) => drawn.see(row),
-                    // Times come twice, or seconds are missing: no rate over that.
                     Item::Step(_) | Item::Gap(_) => drawn.break_off(),
                 }
             }
@@ -129,12 +128,81 @@ struct Drawn {
     points: Vec<Point>,
     levels: Picked,
     pinged: Picked,
-    /// Where rates of the bucket are taken from; `None` until its first row, where nothing adjacent is before it.
+    /// Where rates are taken from; `None` until the first row after a gap.
     base: Option<Levels>,
     last: Option<Row>,
-    /// The bucket the last row is in; negative before the range.
+    /// The bucket that is being filled; negative before the range. None is filled twice: after a clock was set back the
+    /// first of two times stays.
     place: i64,
+    bucket: Bucket,
+}
+
+/// What is known of a bucket so far. There may be gaps in it.
+#[derive(Default)]
+struct Bucket {
+    commands: Growth,
+    errors: Growth,
+    cpu_s: Growth,
     pings: BTreeMap<u32, u32>,
+    last: Option<Levels>,
+}
+
+/// How much a counter grew, and in how many seconds it was seen.
+#[derive(Clone, Copy, Default)]
+struct Growth(f64, f64);
+
+impl Growth {
+    fn add(&mut self, grown: Option<f64>, seconds: f64) {
+        if let Some(grown) = grown {
+            (self.0, self.1) = (self.0 + grown, self.1 + seconds);
+        }
+    }
+
+    fn rate(self) -> Option<f64> {
+        (self.1 > 0.0).then(|| self.0 / self.1)
+    }
+}
+
+impl Bucket {
+    /// Counters between two rows of one run of a server.
+    fn add(&mut self, base: &Levels, last: &Levels) {
+        let seconds = (last.at_ms - base.at_ms) as f64 / 1e3;
+        let is_same_run = match (base.uptime_s, last.uptime_s) {
+            (Some(before), Some(after)) => after >= before,
+            _ => true,
+        };
+        let grown = |of: fn(&Levels) -> Option<f64>| {
+            let grown = of(last)? - of(base)?;
+            (is_same_run && seconds > 0.0 && grown >= 0.0).then_some(grown)
+        };
+        // A recorder that began in between counts from its start.
+        let own = match (base.own, last.own) {
+            (Some(before), Some(after)) if after >= before => after - before,
+            (_, after) => after.unwrap_or(0.0),
+        };
+        self.commands.add(grown(|l| l.commands).map(|all| (all - own).max(0.0)), seconds);
+        self.errors.add(grown(|l| l.errors), seconds);
+        self.cpu_s.add(grown(|l| l.cpu_s), seconds);
+        self.last = Some(*last);
+    }
+
+    fn point(&self) -> Point {
+        let all: u64 = self.pings.values().map(|n| u64::from(*n)).sum();
+        let mut passed = 0;
+        let median = self.pings.iter().find(|(_, n)| {
+            passed += u64::from(**n);
+            passed * 2 >= all
+        });
+        Point {
+            commands: self.commands.rate(),
+            errors: self.errors.rate(),
+            cpu: self.cpu_s.rate(),
+            ping_us_p50: median.map(|(us, _)| f64::from(*us)),
+            ping_us_max: self.pings.keys().next_back().map(|us| f64::from(*us)),
+            memory_bytes: self.last.and_then(|last| last.memory_bytes),
+            clients: self.last.and_then(|last| last.clients),
+        }
+    }
 }
 
 impl Drawn {
@@ -149,45 +217,52 @@ impl Drawn {
             base: None,
             last: None,
             place: i64::MIN,
-            pings: BTreeMap::new(),
+            bucket: Bucket::default(),
         }
     }
 
     fn see(&mut self, row: Row) {
         let place = (row.at.wall_ms - self.from_ms).div_euclid(self.step_ms);
-        if place != self.place {
+        if place < self.place {
+            return self.break_off();
+        }
+        if place > self.place {
             self.close();
             self.place = place;
-            let adjacent_ms = self.step_ms + ADJACENT_MS;
-            if self.base.is_none_or(|base| row.at.wall_ms - base.at_ms > adjacent_ms) {
-                self.base = Some(self.levels(&row));
-            }
+        }
+        let adjacent_ms = self.step_ms + ADJACENT_MS;
+        if self.base.is_none_or(|base| row.at.wall_ms - base.at_ms > adjacent_ms) {
+            self.base = Some(self.levels(&row));
         }
         for (name, value) in self.pinged.of(&row) {
             if let Some((us, count)) = int(value).and_then(|n| Pings::of_column(name, n)) {
-                *self.pings.entry(us).or_default() += count;
+                let counted = self.bucket.pings.entry(us).or_default();
+                *counted = counted.saturating_add(count);
             }
         }
         self.last = Some(row);
     }
 
+    /// Times come twice, or seconds are missing: no rate over that.
     fn break_off(&mut self) {
-        self.close();
+        self.count();
         self.base = None;
-        // The next row begins anew, wherever it is.
-        self.place = i64::MIN;
     }
 
-    /// The bucket is over: its point is made, and the next one's rates begin at its last row.
-    fn close(&mut self) {
-        let pings = std::mem::take(&mut self.pings);
+    /// What was seen since `base` is counted, and the next is counted from here.
+    fn count(&mut self) {
         let (Some(base), Some(last)) = (self.base, self.last.take()) else { return };
         let last = self.levels(&last);
+        self.bucket.add(&base, &last);
         self.base = Some(last);
-        let Some(point) = usize::try_from(self.place).ok().and_then(|place| self.points.get_mut(place)) else { return };
-        // A clock that was set back shows a time twice: the first one stays.
-        if *point == Point::default() {
-            *point = between(&base, &last, &pings);
+    }
+
+    /// The bucket is over.
+    fn close(&mut self) {
+        self.count();
+        let bucket = std::mem::take(&mut self.bucket);
+        if let Some(point) = usize::try_from(self.place).ok().and_then(|place| self.points.get_mut(place)) {
+            *point = bucket.point();
         }
     }
 
@@ -222,38 +297,6 @@ impl Drawn {
     }
 }
 
-fn between(base: &Levels, last: &Levels, pings: &BTreeMap<u32, u32>) -> Point {
-    let seconds = (last.at_ms - base.at_ms) as f64 / 1e3;
-    let is_same_run = match (base.uptime_s, last.uptime_s) {
-        (Some(before), Some(after)) => after >= before,
-        _ => true,
-    };
-    let grown = |of: fn(&Levels) -> Option<f64>| {
-        let grown = of(last)? - of(base)?;
-        (is_same_run && seconds > 0.0 && grown >= 0.0).then_some(grown)
-    };
-    // A recorder that began in between counts from its start.
-    let own = match (base.own, last.own) {
-        (Some(before), Some(after)) if after >= before => after - before,
-        (_, after) => after.unwrap_or(0.0),
-    };
-    let all: u64 = pings.values().map(|n| u64::from(*n)).sum();
-    let mut passed = 0;
-    let median = pings.iter().find(|(_, n)| {
-        passed += u64::from(**n);
-        passed * 2 >= all
-    });
-    Point {
-        commands: grown(|l| l.commands).map(|all| (all - own).max(0.0) / seconds),
-        errors: grown(|l| l.errors).map(|n| n / seconds),
-        cpu: grown(|l| l.cpu_s).map(|s| s / seconds),
-        ping_us_p50: median.map(|(us, _)| f64::from(*us)),
-        ping_us_max: pings.keys().next_back().map(|us| f64::from(*us)),
-        memory_bytes: last.memory_bytes,
-        clients: last.clients,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,13 +306,23 @@ mod tests {
         Levels { at_ms, uptime_s, commands: Some(commands), own: Some(own), cpu_s: Some(cpu_s), ..Levels::default() }
     }
 
+    fn between(base: &Levels, last: &Levels) -> Point {
+        let mut bucket = Bucket::default();
+        bucket.add(base, last);
+        bucket.point()
+    }
+
     #[test]
     fn rates_are_others_alone_and_the_worst_ping_is_kept() {
-        let pings = [(50, 8), (100, 1), (90_000, 1)].into();
-        let point = between(&levels(1_000, 100.0, 20.0, 1.0), &levels(3_000, 340.0, 40.0, 1.5), &pings);
+        let mut bucket = Bucket { pings: [(50, 8), (100, 1), (90_000, 1)].into(), ..Bucket::default() };
+        bucket.add(&levels(1_000, 100.0, 20.0, 1.0), &levels(3_000, 340.0, 40.0, 1.5));
+        let point = bucket.point();
         assert_eq!((point.commands, point.cpu), (Some(110.0), Some(0.25)));
         assert_eq!((point.ping_us_p50, point.ping_us_max), (Some(50.0), Some(90_000.0)));
         assert_eq!(point.errors, None, "not counted by the server");
+        // After a gap in the bucket: of the seconds that were seen.
+        bucket.add(&levels(9_000, 400.0, 40.0, 2.0), &levels(10_000, 600.0, 40.0, 2.5));
+        assert_eq!((bucket.point().commands, bucket.point().cpu), (Some(140.0), Some(1.0 / 3.0)));
     }
 
     #[test]
@@ -277,9 +330,9 @@ mod tests {
         let mut after = levels(3_000, 340.0, 40.0, 1.5);
         after.uptime_s = Some(0.0);
         after.memory_bytes = Some(5.0);
-        let point = between(&levels(1_000, 100.0, 20.0, 1.0), &after, &BTreeMap::new());
+        let point = between(&levels(1_000, 100.0, 20.0, 1.0), &after);
         assert_eq!((point.commands, point.cpu, point.memory_bytes), (None, None, Some(5.0)));
-        let again = between(&levels(1_000, 100.0, 20.0, 1.0), &levels(3_000, 90.0, 40.0, 1.5), &BTreeMap::new());
+        let again = between(&levels(1_000, 100.0, 20.0, 1.0), &levels(3_000, 90.0, 40.0, 1.5));
         assert_eq!(again.commands, None, "a counter that went back");
     }
 
@@ -299,6 +352,6 @@ mod tests {
     #[test]
     fn a_single_row_has_levels_and_no_rates() {
         let one = levels(1_000, 100.0, 20.0, 1.0);
-        assert_eq!(between(&one, &one, &BTreeMap::new()).commands, None);
+        assert_eq!(between(&one, &one).commands, None);
     }
 }

@@ -99,7 +99,7 @@ impl Tape {
                         values[*place] = Some(value);
                     }
                 };
-                for (field, value) in &texts.info(&row).0 {
+                for (field, value) in texts.info(&row).0.iter() {
                     flatten(field, value, &mut set);
                 }
                 let counted = row.values().filter_map(|(name, n)| Pings::of_column(name, crate::tape::int(n)?));

@@ -5,8 +5,6 @@
 //! same. `calls=3,usec=41,usec_per_call=13.67` is the template `calls=_,usec=_,usec_per_call=_` and the columns 3, 41
 //! and 1367. What comes back is what the server wrote, byte for byte.
 
-use std::collections::BTreeMap;
-
 use unslow_topology::Info;
 
 /// Stands for a number in a template; a digit follows: how many decimals it has.
@@ -98,11 +96,11 @@ pub fn rebuild<'a>(
     templates: impl IntoIterator<Item = (&'a str, &'a str)>,
     column: impl Fn(&str) -> Option<i64>,
 ) -> Info {
-    let field = |(name, template): (&str, &str)| {
+    let field = |(name, template): (&'a str, &'a str)| {
         let numbers: Option<Vec<i64>> = (0..count(template)).map(|place| column(&self::column(name, place))).collect();
-        Some((name.to_string(), join(template, &numbers?)?))
+        Some((name, join(template, &numbers?)?))
     };
-    Info(templates.into_iter().filter_map(field).collect::<BTreeMap<String, String>>())
+    Info(templates.into_iter().filter_map(field).collect())
 }
 
 /// A decimal number as a whole one and its decimals.
@@ -207,7 +205,7 @@ mod tests {
             "stat" => Some(1),
             _ => None,
         });
-        assert_eq!(info.0, BTreeMap::from([("clients".into(), "7".into()), ("role".into(), "master".into())]));
+        assert_eq!(info, Info::parse("clients:7\nrole:master\n"));
         let whole = rebuild([templates[3]], |column| Some(if column == "stat" { 1 } else { 25 }));
         assert_eq!(whole.get("stat"), Some("a=1,b=2.5"));
         assert_eq!(join(GONE, &[]), None);

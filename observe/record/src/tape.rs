@@ -529,12 +529,12 @@ impl<'a> Around<'a> {
     }
 }
 
-/// The templates of INFO's fields and since when each holds.
-pub struct Texts(HashMap<String, Vec<(i64, String)>>);
+/// The templates of INFO's fields and since when each holds, by name: an INFO is sorted by name as well.
+pub struct Texts(BTreeMap<String, Vec<(i64, String)>>);
 
 impl Texts {
     pub fn of(held: Vec<Held>) -> Texts {
-        let mut all: HashMap<String, Vec<(i64, String)>> = HashMap::new();
+        let mut all: BTreeMap<String, Vec<(i64, String)>> = BTreeMap::new();
         for held in held {
             all.entry(held.name.to_string()).or_default().push((held.since_ms, held.value.to_string()));
         }

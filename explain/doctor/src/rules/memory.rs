@@ -248,7 +248,7 @@ impl Keys {
     /// Of the `db0:keys=..,expires=..` lines.
     pub fn of(info: &Info) -> Keys {
         let mut keys = Keys::default();
-        for (name, line) in &info.0 {
+        for (name, line) in info.0.iter() {
             if name.strip_prefix("db").is_none_or(|n| n.parse::<u32>().is_err()) {
                 continue;
             }
