@@ -11,16 +11,24 @@ const SHORTEST = 3_000;
 // Incidents are asked for again while minutes are still being diagnosed.
 const AGAIN = 2_000;
 
-const shown = { url: null, from: 0, to: 0, live: true };
+// What is shown. `length` is the range a person wants, which the recording may not have yet.
+const shown = { url: null, from: 0, to: 0, length: 60 * MINUTE, live: true };
 let recording = null;
 let plots = [];
 let drawn = null; // the newest answer, to be drawn again at another width or in other colours
 let window_ms = MINUTE; // what incidents are made of
-let asked = 0; // answers to an earlier range are thrown away
+let asking = null; // the answers that are under way; a person's next range ends them
+let rest_until = 0; // a live view asks no more often than the answers take
+let polling = 0;
+let listed = ''; // the incidents in the list
 let events = null;
+let dragging = false;
+let opener = null; // where the keyboard was when the diagnosis was opened
 
-const get = async (path, parameters) => {
-  const answer = await fetch(path + (parameters ? '?' + new URLSearchParams(parameters) : ''));
+// Without the user and password that may stand in the address of the page.
+const here = (path, parameters) => location.origin + path + (parameters ? '?' + new URLSearchParams(parameters) : '');
+const get = async (path, parameters, signal) => {
+  const answer = await fetch(here(path, parameters), { signal });
   const text = await answer.text();
   if (!answer.ok) {
     let words = text;
@@ -74,23 +82,23 @@ const colour = (name) => {
 
 // --- the range
 
-const bound = () => {
-  const length = Math.max(shown.to - shown.from, SHORTEST);
-  if (shown.to > recording.to_ms) shown.to = recording.to_ms + 1;
-  shown.from = Math.max(shown.to - length, recording.from_ms);
-  shown.to = Math.max(shown.to, Math.min(shown.from + length, recording.to_ms + 1));
-};
-
-const show = (from, to, live) => {
-  Object.assign(shown, { from, to, live });
-  bound();
-  const query = new URLSearchParams(shown.live ? { url: shown.url, last: Math.round(shown.to - shown.from) } : range());
+const show = (from, to, live, byPerson = true) => {
+  if (byPerson) shown.length = Math.max(to - from, SHORTEST);
+  const end = recording.to_ms + 1;
+  shown.live = live;
+  shown.to = live ? end : Math.min(to, end);
+  shown.from = Math.max(shown.to - shown.length, Math.min(recording.from_ms, shown.to - SHORTEST));
+  if (!live) shown.to = Math.min(Math.max(shown.to, shown.from + shown.length), end);
+  const query = new URLSearchParams(live ? { url: shown.url, last: Math.round(shown.length) } : range());
   history.replaceState(null, '', '?' + query);
-  $('range').textContent = clock(shown.from) + ' to ' + clock(shown.to) + ' (' + lasted(shown.to - shown.from) + ')';
-  $('follow').setAttribute('aria-pressed', String(shown.live));
-  const minutes = String(Math.round((shown.to - shown.from) / MINUTE));
+  const words = clock(shown.from) + ' to ' + clock(shown.to) + ' (' + lasted(shown.to - shown.from) + ')';
+  $('range').textContent = words;
+  if (byPerson) $('told').textContent = words;
+  $('follow').setAttribute('aria-pressed', String(live));
+  const minutes = String(Math.round(shown.length / MINUTE));
   for (const button of document.querySelectorAll('[data-minutes]')) button.setAttribute('aria-pressed', String(button.dataset.minutes === minutes));
-  refresh();
+  listen();
+  refresh(byPerson);
 };
 
 const move = (by) => {
@@ -101,42 +109,67 @@ const zoom = (by) => {
   const [middle, half] = [(shown.from + shown.to) / 2, Math.max(((shown.to - shown.from) / 2) * by, SHORTEST / 2)];
   show(middle - half, middle + half, false);
 };
-const last = (ms) => {
-  const to = shown.live ? recording.to_ms + 1 : shown.to;
-  show(to - ms, to, shown.live);
-};
-const follow = () => {
-  const length = shown.to - shown.from;
-  if (shown.live) show(shown.from, shown.to, false);
-  else show(recording.to_ms + 1 - length, recording.to_ms + 1, true);
-};
+const last = (ms) => show(shown.to - ms, shown.to, shown.live);
+const follow = () => (shown.live ? show(shown.from, shown.to, false) : show(recording.to_ms + 1 - shown.length, recording.to_ms + 1, true));
 
 // --- what is shown
 
-const refresh = () => {
-  const mine = ++asked;
-  const current = () => mine === asked;
-  const failed = (where) => (e) => { if (current()) $(where).textContent = e.message; };
-  incidents(current).catch(failed('missing'));
+// One set of answers at a time: a live view waits for the last one, a person does not.
+const refresh = async (byPerson) => {
+  if (!byPerson && (asking || performance.now() < rest_until)) return;
+  if (asking) asking.abort();
+  const mine = (asking = new AbortController());
+  const begun = performance.now();
+  const part = (where, work) => work().catch((e) => {
+    if (mine.signal.aborted) return;
+    if (where === 'curves') clear();
+    $(where).textContent = e.message;
+  });
   const buckets = Math.max(60, Math.min(1000, Math.round($('curves').clientWidth / 1.5)));
-  get('/curves', { ...range(), buckets })
-    .then((text) => { if (current()) { drawn = JSON.parse(text); draw(); } })
-    .then(() => get('/nodes', range()))
-    .then((html) => { if (current()) $('nodes').innerHTML = html; })
-    .catch(failed('nodes'));
+  const wanted = range();
+  await Promise.all([
+    part('missing', () => incidents(mine.signal)),
+    part('curves', async () => {
+      const answer = JSON.parse(await get('/curves', { ...wanted, buckets }, mine.signal));
+      if (!mine.signal.aborted) { drawn = answer; draw(); }
+    }).then(() => part('nodes', async () => {
+      const html = await get('/nodes', wanted, mine.signal);
+      if (!mine.signal.aborted) $('nodes').innerHTML = html;
+    })),
+  ]);
+  if (asking !== mine) return;
+  asking = null;
+  rest_until = performance.now() + 3 * (performance.now() - begun);
+};
+const clear = () => {
+  for (const plot of plots) plot.destroy();
+  [plots, drawn] = [[], null];
 };
 
-const incidents = async (current) => {
-  const told = JSON.parse(await get('/incidents', range()));
-  if (!current()) return;
+const windows = (n) => n + (window_ms === MINUTE ? (n === 1 ? ' whole minute' : ' whole minutes') : ' windows of ' + window_ms / 1000 + ' s');
+const incidents = async (signal) => {
+  clearTimeout(polling);
+  // Also after a failure: it may be a passing one.
+  const again = () => { clearTimeout(polling); polling = setTimeout(() => incidents(signal).catch(() => {}), AGAIN); };
+  let told;
+  try {
+    told = JSON.parse(await get('/incidents', range(), signal));
+  } catch (e) {
+    if (!signal.aborted) again();
+    throw e;
+  }
+  if (signal.aborted) return;
   window_ms = told.window_ms;
-  const words = !told.windows ? 'Whole minutes are diagnosed; this range has none yet.'
-    : told.missing ? told.windows - told.missing + ' of ' + told.windows + ' minutes diagnosed, the newest first …'
-    : told.incidents.length ? '' : 'None in ' + (told.windows === 1 ? 'the one whole minute' : 'the ' + told.windows + ' whole minutes') + ' of this range.';
-  if ($('missing').textContent !== words) $('missing').textContent = words;
+  const said = [];
+  if (!told.windows) said.push('Whole ' + (window_ms === MINUTE ? 'minutes' : 'windows of ' + window_ms / 1000 + ' s') + ' are diagnosed; this range has none yet.');
+  else if (told.missing) said.push(told.windows - told.missing + ' of ' + windows(told.windows) + ' diagnosed, the newest first …');
+  else if (!told.incidents.length && told.unseen < told.windows) said.push('None in ' + windows(told.windows - told.unseen) + '.');
+  if (told.unseen) said.push('Nothing was recorded in ' + windows(told.unseen) + '.');
+  if (told.windows && told.from_ms > shown.from + window_ms) said.push('Only the time from ' + clock(told.from_ms) + ' on is diagnosed: zoom in for the rest.');
+  $('missing').textContent = said.join(' ');
   lanes(told.incidents);
   list(told.incidents);
-  if (told.missing) setTimeout(() => { if (current()) incidents(current).catch(() => {}); }, AGAIN);
+  if (told.missing) again();
 };
 
 const select = (incident) => {
@@ -174,9 +207,12 @@ const lanes = (all) => {
 };
 
 const list = (all) => {
+  // A list that is the same stays, and with it the place of the keyboard.
+  if (JSON.stringify(all) === listed) return;
+  listed = JSON.stringify(all);
   $('incidents').hidden = !all.length;
   $('incidents').tBodies[0].replaceChildren(...all.map((incident) => {
-    const row = make('tr', undefined, '');
+    const row = make('tr');
     const what = make('td');
     const open = make('button', incident.title);
     open.type = 'button';
@@ -190,8 +226,26 @@ const list = (all) => {
 // A line at zero is worth a word, not a plot.
 const drawn_at_all = (v) => v !== null && v !== 0;
 
+const alike = () => drawn.figures.map((f) => f.id + f.lines.map((l) => l.name + (l.values.some(drawn_at_all) ? '+' : '')).join(',')).join(';') + onPaper + matchMedia('(prefers-color-scheme: dark)').matches;
+let likeness = '';
 const draw = () => {
-  if (!drawn) return;
+  if (!drawn || dragging) return;
+  if (!drawn.figures.some((figure) => figure.lines.some((l) => l.values.some((v) => v !== null)))) {
+    for (const plot of plots) plot.destroy();
+    plots = [];
+    $('curves').replaceChildren(make('p', 'Nothing was recorded then.', 'soft'));
+    return;
+  }
+  if (plots.length && likeness === alike()) {
+    // The same lines, later: their plots stay.
+    for (const plot of plots) {
+      plot.figure = drawn.figures.find((f) => f.id === plot.figure.id);
+      plot.setData([drawn.at_s, ...plot.figure.lines.map((l) => l.values)]);
+      plot.label();
+    }
+    return;
+  }
+  likeness = alike();
   for (const plot of plots) plot.destroy();
   const [soft, line] = ['--soft', '--line'].map(colour);
   const colours = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => colour('--s' + n));
@@ -204,7 +258,6 @@ const draw = () => {
   $('curves').replaceChildren(...figures.map((figure) => {
     const say = units[figure.unit];
     const box = make('div', undefined, 'curve');
-    const peak = figure.lines.map((l) => [Math.max(...l.values.filter((v) => v !== null)), l.name]).reduce((a, b) => (b[0] > a[0] ? b : a));
     const title = make('h3', figure.title);
     const reading = make('span', '', 'soft mono');
     title.append(' ', reading);
@@ -216,7 +269,10 @@ const draw = () => {
     });
     const canvas = make('div');
     canvas.setAttribute('role', 'img');
-    canvas.setAttribute('aria-label', figure.title + ' over time; the highest is ' + say(peak[0]) + ', of ' + peak[1]);
+    const label = () => {
+      const peak = plot.figure.lines.map((l) => [Math.max(...l.values.filter((v) => v !== null)), l.name]).reduce((a, b) => (b[0] > a[0] ? b : a));
+      canvas.setAttribute('aria-label', figure.title + ' over time; the highest is ' + say(peak[0]) + ', of ' + peak[1]);
+    };
     box.append(title, canvas);
     if (figure.lines.length > 1 && legends.includes(figure)) box.append(legend);
     const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
@@ -236,11 +292,13 @@ const draw = () => {
         }],
         setCursor: [(u) => {
           const at = u.cursor.idx;
-          const values = at === null || at === undefined ? [] : figure.lines.map((l) => l.values[at]).filter((v) => v !== null && v !== undefined);
+          const values = at === null || at === undefined ? [] : u.figure.lines.map((l) => l.values[at]).filter((v) => v !== null && v !== undefined);
           reading.textContent = values.length ? new Date(drawn.at_s[at] * 1000).toLocaleTimeString(undefined, { hourCycle: 'h23' }) + ': ' + say(Math.max(...values)) : '';
         }],
       },
     }, [drawn.at_s, ...figure.lines.map((l) => l.values)], canvas);
+    Object.assign(plot, { figure, label });
+    label();
     plots.push(plot);
     return box;
   }));
@@ -254,31 +312,42 @@ const draw = () => {
 
 const diagnose = (from = shown.from, to = shown.to) => {
   const query = '/diagnosis?' + new URLSearchParams({ url: shown.url, from: Math.round(from), to: Math.round(to) });
+  if ($('said').hidden) opener = document.activeElement;
   $('said').hidden = false;
   $('both').classList.add('beside');
   $('said-range').textContent = clock(from) + ' to ' + clock(to);
   $('said-link').href = query;
   $('said-page').src = query;
   resize();
+  $('said-close').focus({ preventScroll: true });
 };
 const close = () => {
+  if ($('said').hidden) return;
   $('said').hidden = true;
   $('both').classList.remove('beside');
   resize();
+  if (opener && opener.isConnected) opener.focus({ preventScroll: true });
 };
 
 const resize = () => { for (const plot of plots) plot.setSize({ width: Math.max($('curves').clientWidth, 260), height: HEIGHT }); };
 
 // --- begin
 
+// A connection is held by the tab that is looked at, and only while it is live: a browser has few for one host.
 const listen = () => {
-  events = new EventSource('/live');
+  const wanted = shown.live && !document.hidden;
+  if (wanted === Boolean(events)) return;
+  if (!wanted) {
+    events.close();
+    events = null;
+    return;
+  }
+  events = new EventSource(here('/live'));
   events.addEventListener('recorded', (event) => {
-    recording.to_ms = JSON.parse(event.data).to_ms;
-    if (shown.live && !document.hidden) {
-      const length = shown.to - shown.from;
-      show(recording.to_ms + 1 - length, recording.to_ms + 1, true);
-    }
+    const to = JSON.parse(event.data).to_ms;
+    if (to < recording.from_ms) return;
+    recording.to_ms = to;
+    if (shown.live && !dragging) show(shown.from, shown.to, true, false);
   });
 };
 
@@ -300,13 +369,12 @@ const begin = async () => {
   shown.url = recording.deployments.some((d) => d.url === query.get('url')) ? query.get('url') : recording.deployments[0] && recording.deployments[0].url;
   $('deployment').value = shown.url;
   const [from, to] = ['from', 'to'].map((name) => Number(query.get(name)));
-  const length = Number(query.get('last')) || 60 * MINUTE;
+  const length = Number(query.get('last')) > 0 ? Number(query.get('last')) : 60 * MINUTE;
   if (from && to > from) show(from, to, false);
   else show(recording.to_ms + 1 - length, recording.to_ms + 1, true);
-  listen();
 };
 
-$('deployment').addEventListener('change', (event) => { shown.url = event.target.value; close(); show(shown.from, shown.to, shown.live); });
+$('deployment').addEventListener('change', (event) => { shown.url = event.target.value; close(); clear(); show(shown.to - shown.length, shown.to, shown.live); });
 $('earlier').addEventListener('click', () => move(-0.5));
 $('later').addEventListener('click', () => move(0.5));
 $('in').addEventListener('click', () => zoom(0.5));
@@ -317,12 +385,20 @@ $('said-close').addEventListener('click', close);
 for (const button of document.querySelectorAll('[data-minutes]')) button.addEventListener('click', () => last(button.dataset.minutes * MINUTE));
 document.addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || ['SELECT', 'INPUT'].includes(event.target.tagName)) return;
-  const act = { ArrowLeft: () => move(-0.5), ArrowRight: () => move(0.5), '+': () => zoom(0.5), '-': () => zoom(2), l: follow, d: () => diagnose(), Escape: close }[event.key];
+  // A table that is wider than the page is scrolled by them.
+  if (event.key.startsWith('Arrow') && event.target.closest('.wide')) return;
+  const act = { ArrowLeft: () => move(-0.5), ArrowRight: () => move(0.5), '+': () => zoom(0.5), '-': () => zoom(2), l: follow, d: () => diagnose(), escape: close }[event.key.length > 1 && event.key.startsWith('Arrow') ? event.key : event.key.toLowerCase()];
   if (act && recording) { event.preventDefault(); act(); }
 });
 let waiting = 0;
 addEventListener('resize', () => { clearTimeout(waiting); waiting = setTimeout(resize, 100); });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
+document.addEventListener('visibilitychange', () => { if (recording) listen(); });
+$('curves').addEventListener('pointerdown', () => { dragging = true; });
+addEventListener('pointerup', () => { dragging = false; });
+addEventListener('pointercancel', () => { dragging = false; });
+// Keys go to the report while it is read.
+$('said-page').addEventListener('load', () => { const page = $('said-page').contentDocument; if (page) page.addEventListener('keydown', (event) => { if (event.key === 'Escape') close(); }); });
 addEventListener('beforeprint', () => { onPaper = true; draw(); });
 addEventListener('afterprint', () => { onPaper = false; draw(); });
 begin();

@@ -137,6 +137,7 @@ fn only_this_machine_is_answered_and_what_is_wrong_is_said() {
         ("/curves?from=5&to=2", own, "400"),
         ("/curves?from=yesterday", own, "400"),
         ("/curves?url=redis://other:1", own, "400"),
+        ("/nodes?from=1&to=2", own, "404"),
         ("/../../etc/passwd", own, "404"),
     ] {
         assert_eq!(page.code(path, headers), code, "{path} with {headers:?}");
@@ -192,6 +193,30 @@ fn beyond_this_machine_it_is_served_with_a_token_over_tls_alone() {
 }
 
 #[test]
+fn a_time_of_which_nothing_is_known_is_not_called_healthy() {
+    let server = standalone("valkey-9.1");
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().join("rec");
+    let first = recorded(&server.url(), &dir);
+    until("a window is diagnosed", || first.json("/incidents").is_some_and(|t| t["windows"].as_u64() > Some(0)));
+    drop(first);
+    let ended_ms = unix_ms();
+    until("three windows pass without a recorder", || unix_ms() > ended_ms + 9_000);
+    let second = recorded(&server.url(), &dir);
+    let told = || second.json("/incidents").filter(|told| told["missing"] == 0);
+    until("the gap is told", || told().is_some_and(|told| told["unseen"].as_u64() > Some(1)));
+    let told = told().unwrap();
+    assert!(told["windows"].as_u64() > told["unseen"].as_u64(), "{told}");
+    assert!(told["incidents"].as_array().is_some_and(Vec::is_empty), "{told}");
+    let page = second.get("/charts", "Host: localhost\r\n");
+    assert!(page.contains("nothing was recorded"), "{page}");
+}
+
+fn unix_ms() -> u128 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis()
+}
+
+#[test]
 fn a_live_deployment_has_its_page_without_a_recording_and_nothing_of_it_stays() {
     let server = standalone("valkey-9.1");
     let scratch = tempfile::tempdir().unwrap();
@@ -227,6 +252,7 @@ fn a_range_is_dragged_in_a_browser_and_its_diagnosis_is_read() {
         assert_eq!(said[empty], none, "{empty} in {said:#}");
     }
     assert_eq!((&said["lane"], &said["incident"]), (&"node_hangs".into(), &"node_hangs".into()), "{said:#}");
+    assert_eq!((&said["wanted"], &said["live"]), (&"3600000".into(), &"false".into()), "{said:#}");
     let dragged = said["dragged"].as_f64().expect("a share");
     assert!((0.4..0.6).contains(&dragged), "half of what was shown: {said:#}");
     assert!(said["link"].as_str().expect("a link").starts_with("/diagnosis?url="), "{said:#}");

@@ -3,37 +3,63 @@
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use unslow_reactor::{End, Waited};
 
-/// A GET, as it came.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A GET or HEAD, as it came.
+#[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Without its query.
     pub path: String,
     query: String,
     headers: Vec<(String, String)>,
+    /// HEAD: the answer has no body.
+    is_head: bool,
+    /// Who asked.
+    peer: Peer,
+}
+
+/// The socket of who asked, if it came over one.
+#[derive(Clone, Default)]
+struct Peer(Option<Arc<TcpStream>>);
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.0.as_ref().and_then(|stream| stream.peer_addr().ok()))
+    }
 }
 
 impl Request {
-    /// `None` if it is no GET.
+    /// `None` if it is neither GET nor HEAD.
     fn parse(head: &str) -> Option<Request> {
         let mut lines = head.lines();
         let mut words = lines.next()?.split(' ');
-        let (Some("GET"), Some(target)) = (words.next(), words.next()) else { return None };
+        let (Some(method @ ("GET" | "HEAD")), Some(target)) = (words.next(), words.next()) else { return None };
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let headers = lines.map_while(|line| line.split_once(':'));
         let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_string())).collect();
-        Some(Request { path: path.to_string(), query: query.to_string(), headers })
+        let (path, query, is_head) = (path.to_string(), query.to_string(), method == "HEAD");
+        Some(Request { path, query, headers, is_head, peer: Peer::default() })
+    }
+
+    /// Whether who asked has left, so that an expensive answer need not be made.
+    pub fn is_abandoned(&self) -> bool {
+        let Some(stream) = &self.peer.0 else { return false };
+        let _ = stream.set_read_timeout(Some(Duration::from_millis(1)));
+        match stream.peek(&mut [0]) {
+            Ok(bytes) => bytes == 0,
+            Err(e) => !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted),
+        }
     }
 
     /// As if it had come so; names of headers in lower case.
     pub fn of(path: &str, query: &str, headers: &[(&str, &str)]) -> Request {
         let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        Request { path: path.to_string(), query: query.to_string(), headers }
+        Request { path: path.to_string(), query: query.to_string(), headers, ..Request::default() }
     }
 
     /// A header by its name in lower case.
@@ -136,7 +162,10 @@ const AT_ONCE_MAX: usize = 16;
 const SERVED: Duration = Duration::from_millis(100);
 /// For a whole request and its answer, however many pieces they come in.
 const EXCHANGE: Duration = Duration::from_secs(5);
-const HEAD_BYTES_MAX: usize = 8192;
+/// Answers that are being made at once, those included whose client was closed for a newer one.
+const THREADS_MAX: usize = 64;
+/// A browser sends the cookies of every port of this machine.
+const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Between attempts to listen or accept where that failed.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -191,15 +220,18 @@ fn accept(listener: &TcpListener, pages: &Arc<dyn Pages>, tls: Option<&Arc<Serve
             Err(_) if end.sleep(RETRY) => return,
             Err(_) => continue,
         };
-        open.add(stream.clone());
-        let (pages, tls, theirs, own) = (pages.clone(), tls.cloned(), open.clone(), stream.clone());
-        let spawned = std::thread::Builder::new().spawn(move || {
-            let _ = answer(&own, &*pages, tls);
-            theirs.remove(&own);
-        });
-        if spawned.is_err() {
-            open.remove(&stream);
+        if open.threads.load(Ordering::Acquire) >= THREADS_MAX {
+            // It reads the end of the connection, at once.
+            continue;
         }
+        open.add(stream.clone());
+        open.threads.fetch_add(1, Ordering::AcqRel);
+        let answering = Answering { open: open.clone(), stream };
+        let (pages, tls) = (pages.clone(), tls.cloned());
+        // Where no thread can be had it is dropped, and with it the connection.
+        let _ = std::thread::Builder::new().spawn(move || {
+            let _ = answer(&answering.stream, &*pages, tls);
+        });
     }
 }
 
@@ -207,13 +239,27 @@ fn accept(listener: &TcpListener, pages: &Arc<dyn Pages>, tls: Option<&Arc<Serve
 #[derive(Default)]
 struct Open {
     connections: Mutex<VecDeque<(Instant, Arc<TcpStream>)>>,
+    threads: AtomicUsize,
+}
+
+/// One that is being answered, until it is dropped: after a panic as well.
+struct Answering {
+    open: Arc<Open>,
+    stream: Arc<TcpStream>,
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.open.remove(&self.stream);
+        self.open.threads.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Open {
     /// Makes room if there is none, by closing the oldest.
     fn add(&self, stream: Arc<TcpStream>) {
         loop {
-            let mut connections = self.connections.lock().expect("no thread panicked");
+            let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
             let full = connections.len() >= AT_ONCE_MAX;
             if full && connections.front().is_some_and(|(since, _)| since.elapsed() < SERVED) {
                 drop(connections);
@@ -228,11 +274,14 @@ impl Open {
     }
 
     fn remove(&self, stream: &Arc<TcpStream>) {
-        self.connections.lock().expect("no thread panicked").retain(|(_, other)| !Arc::ptr_eq(other, stream));
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|(_, other)| !Arc::ptr_eq(other, stream));
     }
 }
 
-fn answer(stream: &TcpStream, pages: &dyn Pages, tls: Option<Arc<ServerConfig>>) -> std::io::Result<()> {
+fn answer(stream: &Arc<TcpStream>, pages: &dyn Pages, tls: Option<Arc<ServerConfig>>) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
     let timed = Timed { stream, until: Instant::now() + EXCHANGE };
     match tls {
@@ -255,9 +304,18 @@ fn exchange<'a, S: Read + Write>(
 ) -> std::io::Result<()> {
     // All of the head is read: closing with something unread would take the answer away.
     let head = read_head(&mut stream)?;
-    let answer = match Request::parse(&String::from_utf8_lossy(&head)) {
-        Some(request) => pages.answer(&request),
-        None => Answer::new("405 Method Not Allowed", "text/plain", "only GET is answered here\n").with("Allow", "GET"),
+    let request = Request::parse(&String::from_utf8_lossy(&head));
+    let is_head = request.as_ref().is_some_and(|request| request.is_head);
+    let answer = match request {
+        _ if head.len() >= HEAD_BYTES_MAX => {
+            Answer::new("431 Request Header Fields Too Large", "text/plain", "the request is too long\n")
+        }
+        Some(mut request) => {
+            request.peer = Peer(Some(timed(&mut stream).stream.clone()));
+            pages.answer(&request)
+        }
+        None => Answer::new("405 Method Not Allowed", "text/plain", "only GET is answered here\n")
+            .with("Allow", "GET, HEAD"),
     };
     // What it took to find the answer was not the client's time.
     timed(&mut stream).until = Instant::now() + EXCHANGE;
@@ -269,13 +327,15 @@ fn exchange<'a, S: Read + Write>(
         Body::Whole(body) => {
             text.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
             stream.write_all(text.as_bytes())?;
-            stream.write_all(&body)?;
+            if !is_head {
+                stream.write_all(&body)?;
+            }
             stream.flush()
         }
         Body::Stream(write) => {
             text.push_str("\r\n");
             stream.write_all(text.as_bytes())?;
-            write(&mut Renewed { stream, timed })
+            if is_head { Ok(()) } else { write(&mut Renewed { stream, timed }) }
         }
     }
 }
@@ -299,21 +359,21 @@ impl<'a, S: Write, T: Fn(&mut S) -> &mut Timed<'a>> Write for Renewed<S, T> {
 
 /// A socket that reads and writes until a moment, however many pieces it takes.
 struct Timed<'a> {
-    stream: &'a TcpStream,
+    stream: &'a Arc<TcpStream>,
     until: Instant,
 }
 
 impl Read for Timed<'_> {
     fn read(&mut self, room: &mut [u8]) -> std::io::Result<usize> {
         self.stream.set_read_timeout(Some(left(self.until)?))?;
-        self.stream.read(room)
+        (&**self.stream).read(room)
     }
 }
 
 impl Write for Timed<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.stream.set_write_timeout(Some(left(self.until)?))?;
-        self.stream.write(bytes)
+        (&**self.stream).write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -344,7 +404,7 @@ fn left(until: Instant) -> std::io::Result<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use super::*;
     use crate::{NotReady, Status, serve};
@@ -439,7 +499,7 @@ mod tests {
     fn a_request_that_comes_byte_by_byte_has_one_deadline_in_all() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (server, _) = listener.accept().unwrap();
+        let server = Arc::new(listener.accept().unwrap().0);
         let over = Arc::new(AtomicBool::new(false));
         let theirs = over.clone();
         let drips = std::thread::spawn(move || {
@@ -464,7 +524,7 @@ mod tests {
     fn an_answer_that_is_not_read_has_a_deadline_too() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (server, _) = listener.accept().unwrap();
+        let server = Arc::new(listener.accept().unwrap().0);
         let long = vec![b'x'; 64 << 20];
         let mut timed = Timed { stream: &server, until: Instant::now() + Duration::from_millis(50) };
         let why = timed.write_all(&long).unwrap_err();
@@ -480,8 +540,8 @@ mod tests {
         let of = |name| request.parameter(name);
         assert_eq!(of("url").as_deref(), Some("redis://a:1"));
         assert_eq!((of("note").as_deref(), of("from").as_deref(), of("fro")), (Some("a b%zz"), Some("5"), None));
-        assert_eq!(Request::parse("POST / HTTP/1.1\r\n"), None);
-        assert_eq!(Request::parse(""), None);
+        assert!(Request::parse("HEAD / HTTP/1.1\r\n").is_some_and(|request| request.is_head));
+        assert!(Request::parse("POST / HTTP/1.1\r\n").is_none() && Request::parse("").is_none());
     }
 
     struct Ticks;
@@ -507,6 +567,53 @@ mod tests {
         stream.write_all(b"DELETE / HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
-        assert!(text.starts_with("HTTP/1.1 405") && text.contains("\r\nAllow: GET\r\n"), "{text}");
+        assert!(text.starts_with("HTTP/1.1 405") && text.contains("\r\nAllow: GET, HEAD\r\n"), "{text}");
+    }
+
+    /// Answers nobody before it is allowed to.
+    #[derive(Default)]
+    struct Slow {
+        begun: AtomicUsize,
+        allowed: AtomicBool,
+        abandoned: AtomicUsize,
+    }
+
+    impl Pages for Slow {
+        fn answer(&self, request: &Request) -> Answer {
+            self.begun.fetch_add(1, Ordering::AcqRel);
+            while !self.allowed.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            self.abandoned.fetch_add(usize::from(request.is_abandoned()), Ordering::AcqRel);
+            Answer::ok("text/plain", "done")
+        }
+    }
+
+    #[test]
+    fn answers_that_nobody_waits_for_any_more_are_bounded_and_known() {
+        let slow = Arc::new(Slow::default());
+        let listen = Listen { address: "127.0.0.1:0", patient: false, tls: None };
+        let serving = crate::serve_pages(listen, slow.clone()).unwrap();
+        let address = serving.address.expect("it is bound");
+        for _ in 0..THREADS_MAX + 20 {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        }
+        let until = |what: &str, met: &dyn Fn() -> bool| {
+            let begun = Instant::now();
+            while !met() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until("they begin", &|| slow.begun.load(Ordering::Acquire) >= THREADS_MAX / 2);
+        slow.allowed.store(true, Ordering::Release);
+        until("a new one is answered", &|| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            let mut text = String::new();
+            let asked = stream.write_all(b"GET / HTTP/1.1\r\n\r\n").and_then(|()| stream.read_to_string(&mut text));
+            asked.is_ok() && text.ends_with("done")
+        });
+        assert!(slow.abandoned.load(Ordering::Acquire) >= THREADS_MAX / 2, "they have left");
     }
 }

@@ -30,12 +30,15 @@ use crate::output::Output;
 use crate::reach::Reach;
 use crate::typed::lasting;
 use crate::web::{Http, Scratch, Web};
-use crate::{doctor, files};
+use crate::{doctor, files, web};
 
 /// A key is answered within this time, whatever the interval.
 const KEYS: Duration = Duration::from_millis(100);
 /// For the page of a live deployment the slow log is read this often; clients and settings every sixth time.
 const ASK: Duration = Duration::from_secs(5);
+/// What is kept for it, in a temporary directory that may lie in memory.
+const KEPT: Duration = Duration::from_secs(86_400);
+const KEPT_BYTES: u64 = 256 << 20;
 /// What the page's incidents are made of.
 const PAGE_WINDOW: Duration = Duration::from_secs(60);
 /// Before there are figures, frames come at least this often,
@@ -57,22 +60,22 @@ pub struct TopArguments {
     #[arg(long, value_name = "DIR")]
     recording: Option<PathBuf>,
     /// With --recording: start at this time, such as "yesterday 01:00" or "3h ago" [default: the end]
-    #[arg(long, requires = "recording", value_name = "TIME", allow_hyphen_values = true)]
+    #[arg(long, requires = "recording", conflicts_with = "http", value_name = "TIME", allow_hyphen_values = true)]
     at: Option<String>,
     /// Time that the figures cover [default: 5s; 10s for a recording]
-    #[arg(long, value_parser = lasting, value_name = "TIME")]
+    #[arg(long, value_parser = lasting, conflicts_with = "http", value_name = "TIME")]
     window: Option<Duration>,
     /// Refresh interval
-    #[arg(long, default_value = "1s", value_parser = lasting, value_name = "TIME")]
+    #[arg(long, default_value = "1s", value_parser = lasting, conflicts_with = "http", value_name = "TIME")]
     interval: Duration,
     /// View to open first: nodes, commands, clients, slow, topology or host
-    #[arg(long, default_value = "nodes", value_parser = view, value_name = "VIEW")]
+    #[arg(long, default_value = "nodes", value_parser = view, conflicts_with = "http", value_name = "VIEW")]
     view: View,
     /// Print one table per interval, like vmstat, instead of drawing [default when there is no terminal]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "http")]
     plain: bool,
     /// With --plain: stop after this many tables
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "http", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Show key names in the slow log as they are, instead of hashed
     #[arg(long)]
@@ -113,17 +116,21 @@ impl TopArguments {
                 let (targets, options) = (vec![self.reach.target(url)?], self.reach.options()?);
                 let scratch = Scratch::new()?;
                 let settings = Settings { targets, options, every: ASK, keys, host: true };
-                let recorder = Recorder::start(settings, scratch.dir(), Store::default())?;
+                let store = Store { retain_for: Some(KEPT), retain_bytes: Some(KEPT_BYTES), ..Store::default() };
+                let recorder = Recorder::start(settings, scratch.dir(), store)?;
                 (Some(scratch), Some(recorder))
             }
         };
         let dir = scratch.as_ref().map(Scratch::dir).or(self.recording.as_deref());
         let dir = dir.context("a URL is needed, or --recording DIR")?;
-        if recorder.is_none() {
-            Tape::open(dir)?;
-        }
+        let query = match (&recorder, self.url.as_deref()) {
+            // Named, where a recording has several.
+            (None, Some(url)) => web::query(&Tape::open(dir)?.deployment(Some(&self.reach.target(url)?.url()))?),
+            (None, None) => Tape::open(dir).map(|_| String::new())?,
+            (Some(_), _) => String::new(),
+        };
         let web = Web::serve(&self.http, address, dir, PAGE_WINDOW, None)?;
-        output.note(&format!("page at {}; Ctrl-C ends it", web.url(&self.http)));
+        output.note(&format!("page at {}{query}; Ctrl-C ends it", web.url(&self.http)));
         while !guard.asked() && recorder.as_ref().is_none_or(|recorder| !recorder.has_failed()) {
             std::thread::sleep(KEYS);
         }

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
-use unslow_doctor::{Incident, Joiner, Report, Silence, diagnose_but};
-use unslow_record::{Curves, Tape, TapeError};
+use unslow_doctor::{Incident, Joiner, Report, Severity, Silence, When, diagnose_but};
+use unslow_record::{Tape, TapeError};
 
 use crate::silences;
 
@@ -19,10 +19,19 @@ const AGAIN: Duration = Duration::from_secs(2);
 const AGAIN_SHARE: u32 = 20;
 /// Diagnosing pauses for this multiple of the time it took.
 const PAUSE_SHARE: u32 = 2;
-/// Minutes that are diagnosed in one go: what begins before them is read once for all of them.
+/// Windows that are diagnosed in one go: what begins before them is read once for all of them.
 const RUN: i64 = 30;
-/// Minutes that are remembered, of all deployments: two weeks of five.
+/// Windows that one range has at most: of a longer one the newest.
+const WINDOWS_MAX: i64 = 50_000;
+/// Windows that are remembered, of all deployments.
 const REMEMBERED_MAX: usize = 100_000;
+/// A page asks again as long as it is there; what it wanted is not diagnosed for longer than this without it.
+const WISH: Duration = Duration::from_secs(30);
+/// Rows of the last second may be on their way when a window is over, in ms.
+const SETTLED_MS: i64 = 2_000;
+/// A hang is told when it has lasted for a while, and the machine once a minute: a window is diagnosed once more when
+/// all of it is there, in ms.
+const WHOLE_MS: i64 = 75_000;
 /// Windows without a finding that do not end an incident, as in `unslow incidents`.
 const PATIENCE: u64 = 2;
 /// The page asks for what is visible; more than this is looked at in parts.
@@ -51,15 +60,24 @@ struct Opened {
 #[derive(Default)]
 struct Minutes {
     known: HashMap<Arc<str>, BTreeMap<i64, Seen>>,
-    wish: Option<(Arc<str>, Range<i64>)>,
+    wish: Option<Wish>,
+    /// When the file of silences was written that all of it was diagnosed with.
+    silences_at: Option<SystemTime>,
     is_over: bool,
 }
 
+struct Wish {
+    url: Arc<str>,
+    windows: Range<i64>,
+    at: Instant,
+}
+
 #[derive(Clone)]
-enum Seen {
-    /// Nothing was recorded, or nothing that can be.
-    Nothing,
-    Diagnosed(Arc<Report>),
+struct Seen {
+    /// `None` where nothing was recorded, or nothing that can be.
+    report: Option<Arc<Report>>,
+    /// Nothing about it can come later.
+    is_whole: bool,
 }
 
 /// The incidents of a range, as far as they are known.
@@ -67,7 +85,13 @@ pub struct Told {
     pub incidents: Vec<Incident>,
     /// Windows that are still to be diagnosed.
     pub missing: usize,
+    /// Windows in which nothing was recorded.
+    pub unseen: usize,
     pub windows: usize,
+    /// Length of a window.
+    pub window_ms: i64,
+    /// Where the first window begins: a range can have more than are diagnosed.
+    pub from_ms: i64,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -100,11 +124,6 @@ impl Library {
         Ok(tape)
     }
 
-    /// Length of the windows that incidents are made of.
-    pub fn window_ms(&self) -> i64 {
-        self.window_ms
-    }
-
     /// Waits until nobody else has an expensive answer made.
     pub fn turn(&self) -> MutexGuard<'_, ()> {
         locked(&self.turn)
@@ -122,64 +141,64 @@ impl Library {
         (from < to).then(|| from.max(to.saturating_sub(RANGE_MAX_MS))..to)
     }
 
-    pub fn curves(&self, tape: &Tape, url: &str, range_ms: Range<i64>, buckets: u32) -> Curves {
-        let _turn = self.turn();
-        tape.curves(url, range_ms, buckets)
-    }
-
     /// Incidents that are known by now; the rest of the range is diagnosed next.
     pub fn incidents(&self, tape: &Tape, url: &Arc<str>, range_ms: Range<i64>) -> Told {
-        let windows = self.windows(tape, &range_ms);
+        let (windows, newest_ms) = (self.windows(tape, &range_ms), tape.span().to_ms);
         let mut minutes = locked(&self.minutes);
         let known = minutes.known.get(url);
-        let (mut joiner, mut missing) = (Joiner::new(url, PATIENCE * self.window_ms as u64), 0);
+        let mut joiner = Joiner::new(url, PATIENCE * self.window_ms as u64);
+        let (mut missing, mut unseen, mut is_wished) = (0, 0, false);
         for from_ms in windows.clone().step_by(self.window_ms as usize) {
-            match known.and_then(|known| known.get(&from_ms)) {
+            let seen = known.and_then(|known| known.get(&from_ms));
+            is_wished |= is_due(seen, from_ms + self.window_ms, newest_ms);
+            match seen {
                 None => missing += 1,
-                Some(Seen::Nothing) => {}
-                Some(Seen::Diagnosed(report)) => {
+                Some(Seen { report: None, .. }) => unseen += 1,
+                Some(Seen { report: Some(report), .. }) => {
                     joiner.window(from_ms as u64, (from_ms + self.window_ms) as u64, report);
                 }
             }
         }
-        if missing > 0 {
-            minutes.wish = Some((url.clone(), windows.clone()));
+        if is_wished {
+            minutes.wish = Some(Wish { url: url.clone(), windows: windows.clone(), at: Instant::now() });
             self.wished.notify_one();
         }
         let mut incidents = joiner.finish();
         incidents.sort_by_key(|incident| incident.began_ms);
         // What lasts at the end of the range may be over by now.
-        let is_end = windows.end + 2 * self.window_ms > tape.span().to_ms;
+        let is_end = windows.end + 2 * self.window_ms > newest_ms;
         incidents.iter_mut().for_each(|incident| incident.lasts &= is_end);
         for (number, incident) in (1..).zip(&mut incidents) {
             incident.id = number;
         }
+        let from_ms = windows.start;
         let windows = (windows.end - windows.start).max(0) / self.window_ms;
-        Told { incidents, missing, windows: windows as usize }
+        Told { incidents, missing, unseen, windows: windows as usize, window_ms: self.window_ms, from_ms }
     }
 
     /// Whole windows that are over: from the first that begins to the end of the last.
     fn windows(&self, tape: &Tape, range_ms: &Range<i64>) -> Range<i64> {
-        let step = self.window_ms;
-        let last = range_ms.end.min(tape.span().to_ms).div_euclid(step) * step;
-        let first = range_ms.start.max(tape.span().from_ms).div_euclid(step) * step;
-        first..last.max(first)
+        let (step, span) = (self.window_ms, tape.span());
+        let last = range_ms.end.min(span.to_ms - SETTLED_MS).div_euclid(step) * step;
+        let first = range_ms.start.max(span.from_ms).div_euclid(step) * step;
+        first.max(last - WINDOWS_MAX * step)..last.max(first)
     }
 
     /// Diagnoses what pages show, until the end.
     pub fn work(&self) {
-        loop {
-            let Some((url, windows)) = self.next_wish() else { return };
+        while let Some((url, windows)) = self.next_wish() {
             let begun = Instant::now();
             let done = self.diagnose(&url, windows);
+            let pause = if done.is_some() { begun.elapsed() * PAUSE_SHARE } else { AGAIN };
             let mut minutes = locked(&self.minutes);
-            let forgotten: usize = minutes.known.values().map(BTreeMap::len).sum();
-            if forgotten > REMEMBERED_MAX {
-                minutes.known.clear();
+            minutes.known.entry(url).or_default().extend(done.into_iter().flatten());
+            if minutes.known.values().map(BTreeMap::len).sum::<usize>() > REMEMBERED_MAX {
+                // What is wished for fits.
+                let kept = minutes.wish.as_ref().map(|wish| (wish.url.clone(), wish.windows.clone()));
+                minutes.known.retain(|url, _| kept.as_ref().is_some_and(|(kept, _)| kept == url));
+                let inside = |at: &i64| kept.as_ref().is_some_and(|(_, windows)| windows.contains(at));
+                minutes.known.values_mut().for_each(|known| known.retain(|at, _| inside(at)));
             }
-            minutes.known.entry(url).or_default().extend(done);
-            // Looked at as a whole: who looks asks again.
-            let pause = begun.elapsed() * PAUSE_SHARE;
             let (minutes, _) = self
                 .wished
                 .wait_timeout_while(minutes, pause, |minutes| !minutes.is_over)
@@ -197,47 +216,64 @@ impl Library {
             if minutes.is_over {
                 return None;
             }
-            if let Some((url, windows)) = minutes.wish.clone() {
-                let known = minutes.known.get(&url);
-                let is_missing = |from_ms: &i64| known.is_none_or(|known| !known.contains_key(from_ms));
-                match missing_run(windows, self.window_ms, is_missing) {
-                    Some(run) => return Some((url, run)),
-                    None => minutes.wish = None,
+            let wish = minutes.wish.take().filter(|wish| wish.at.elapsed() < WISH);
+            if let Some((wish, newest_ms)) = wish.zip(self.tape().ok().map(|tape| tape.span().to_ms)) {
+                let known = minutes.known.get(&wish.url);
+                let is_missing = |from_ms: &i64| {
+                    is_due(known.and_then(|known| known.get(from_ms)), from_ms + self.window_ms, newest_ms)
+                };
+                let run = missing_run(wish.windows.clone(), self.window_ms, is_missing);
+                if let Some(run) = run {
+                    let url = wish.url.clone();
+                    minutes.wish = Some(wish);
+                    return Some((url, run));
                 }
             }
             minutes = self.wished.wait(minutes).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn diagnose(&self, url: &str, windows: Range<i64>) -> BTreeMap<i64, Seen> {
-        let nothing = |from_ms: i64| (from_ms, Seen::Nothing);
+    /// `None` where the recording cannot be read at the moment.
+    fn diagnose(&self, url: &str, windows: Range<i64>) -> Option<BTreeMap<i64, Seen>> {
+        let tape = self.tape().ok()?;
+        let newest_ms = tape.span().to_ms;
+        let is_whole = |from_ms: i64| from_ms + self.window_ms + WHOLE_MS <= newest_ms;
+        let nothing = |from_ms: i64| (from_ms, Seen { report: None, is_whole: is_whole(from_ms) });
         let all = windows.clone().step_by(self.window_ms as usize);
         let mut done: BTreeMap<i64, Seen> = all.map(nothing).collect();
-        let Ok(tape) = self.tape() else { return done };
-        let silences: Vec<Silence> = match self.silences.as_deref().map(silences::read) {
-            Some(Ok((silences, _))) => silences,
-            // What cannot be read silences nothing.
-            Some(Err(_)) | None => Vec::new(),
-        };
+        let silences = self.silences();
         let mut last: Option<Arc<Report>> = None;
         for facts in tape.windows(url, windows, self.window_ms) {
             if facts.nodes.is_empty() || facts.check().is_err() {
                 continue;
             }
-            let report = diagnose_but(&facts, &silences);
+            let report = slim(diagnose_but(&facts, &silences));
             // Minutes in which nothing happens are many, and alike.
             let is_like = |last: &Arc<Report>| {
                 last.findings.is_empty()
                     && report.findings.is_empty()
                     && last.silenced == report.silenced
                     && last.looked == report.looked
-                    && away(last).eq(away(&report))
+                    && last.deployment.nodes == report.deployment.nodes
             };
             let kept = last.take().filter(is_like).unwrap_or_else(|| Arc::new(report));
-            done.insert(facts.at_ms as i64, Seen::Diagnosed(kept.clone()));
+            let from_ms = facts.at_ms as i64;
+            done.insert(from_ms, Seen { report: Some(kept.clone()), is_whole: is_whole(from_ms) });
             last = Some(kept);
         }
-        done
+        Some(done)
+    }
+
+    /// Those of now; with others than before all that is known is diagnosed again. What cannot be read silences nothing.
+    fn silences(&self) -> Vec<Silence> {
+        let Some(path) = &self.silences else { return Vec::new() };
+        let written = std::fs::metadata(path).and_then(|about| about.modified()).ok();
+        let mut minutes = locked(&self.minutes);
+        if std::mem::replace(&mut minutes.silences_at, written) != written {
+            minutes.known.clear();
+        }
+        drop(minutes);
+        silences::read(path).map(|(silences, _)| silences).unwrap_or_default()
     }
 
     /// Ends [`Library::work`].
@@ -247,9 +283,19 @@ impl Library {
     }
 }
 
-/// Servers that did not answer.
-fn away(report: &Report) -> impl Iterator<Item = &String> {
-    report.deployment.nodes.iter().filter(|node| node.unreachable.is_some()).map(|node| &node.address)
+/// Whether a window is to be diagnosed: it never was, or not when all of it was there.
+fn is_due(seen: Option<&Seen>, end_ms: i64, newest_ms: i64) -> bool {
+    seen.is_none_or(|seen| !seen.is_whole && end_ms + WHOLE_MS <= newest_ms)
+}
+
+/// What incidents are made of.
+fn slim(mut report: Report) -> Report {
+    report.findings.retain(|finding| finding.when != When::Past && finding.severity_now() >= Severity::Low);
+    report.deployment.nodes.retain(|node| node.unreachable.is_some());
+    report.ruled_out.clear();
+    report.cannot_see.clear();
+    report.logs.clear();
+    report
 }
 
 /// The newest windows of a range that are missing, up to a run of them.
@@ -264,6 +310,15 @@ fn missing_run(windows: Range<i64>, step_ms: i64, is_missing: impl Fn(&i64) -> b
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_is_diagnosed_again_when_all_of_it_is_there() {
+        let seen = |is_whole| Seen { report: None, is_whole };
+        assert!(is_due(None, 60_000, 62_000));
+        assert!(!is_due(Some(&seen(false)), 60_000, 62_000), "a moment ago");
+        assert!(is_due(Some(&seen(false)), 60_000, 135_000), "what came later is there now");
+        assert!(!is_due(Some(&seen(true)), 60_000, 135_000));
+    }
 
     #[test]
     fn the_newest_windows_that_are_missing_come_first_and_run_by_run() {

@@ -9,7 +9,7 @@ mod plain;
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -85,6 +85,11 @@ impl Web {
     }
 }
 
+/// For the address of the page: which deployment it shows.
+pub fn query(url: &str) -> String {
+    format!("?url={}", plain::encoded(url))
+}
+
 struct Site {
     access: Access,
     library: Arc<Library>,
@@ -155,7 +160,7 @@ fn told(request: &Request, problem: &Problem) -> Answer {
         Problem::Nothing(words) => ("404 Not Found", words.clone()),
         Problem::Failed(e) => ("500 Internal Server Error", format!("{e:#}")),
     };
-    if !["/diagnosis", "/charts", "/nodes"].contains(&request.path.as_str()) {
+    if !["/diagnosis", "/charts"].contains(&request.path.as_str()) {
         return Answer::new(code, JSON, json!({ "error": words }).to_string());
     }
     let page = frame::render("problem.html", include_str!("../../templates/problem.html"), context! { words });
@@ -201,7 +206,8 @@ impl Site {
         if tape.deployments().is_empty() {
             return Err(Problem::Nothing("nothing is recorded yet".into()));
         }
-        let url = tape.deployment(request.parameter("url").as_deref())?;
+        let first = tape.deployments()[0].to_string();
+        let url = tape.deployment(Some(&request.parameter("url").unwrap_or(first)))?;
         let span = tape.span();
         let number = |name: &str, otherwise: i64| match request.parameter(name) {
             Some(text) => text
@@ -222,10 +228,17 @@ impl Site {
         Ok(Asked { tape, url, range_ms })
     }
 
+    /// To make an expensive answer, if it is still waited for when the others are made.
+    fn turn(&self, request: &Request) -> Result<MutexGuard<'_, ()>, Problem> {
+        let turn = self.library.turn();
+        if request.is_abandoned() { Err(Problem::Nothing("nobody waits for it".into())) } else { Ok(turn) }
+    }
+
     fn curves(&self, request: &Request) -> Result<Answer, Problem> {
         let asked = self.asked(request)?;
         let buckets = request.parameter("buckets").and_then(|n| n.parse().ok()).unwrap_or(600).clamp(1, BUCKETS_MAX);
-        let curves = self.library.curves(&asked.tape, &asked.url, asked.range_ms, buckets);
+        let _turn = self.turn(request)?;
+        let curves = asked.tape.curves(&asked.url, asked.range_ms, buckets);
         Ok(Answer::ok(JSON, figures::json(&curves).to_string()))
     }
 
@@ -233,8 +246,8 @@ impl Site {
         let asked = self.asked(request)?;
         let told = self.library.incidents(&asked.tape, &asked.url, asked.range_ms);
         let document = json!({
-            "schema": INCIDENTS_SCHEMA, "missing": told.missing, "windows": told.windows,
-            "window_ms": self.library.window_ms(),
+            "schema": INCIDENTS_SCHEMA, "missing": told.missing, "unseen": told.unseen, "windows": told.windows,
+            "from_ms": told.from_ms, "window_ms": told.window_ms,
             "incidents": told.incidents.iter().map(row).collect::<Vec<_>>(),
         });
         Ok(Answer::ok(JSON, document.to_string()))
@@ -247,7 +260,7 @@ impl Site {
             let words = "a diagnosis is of a day at most: zoom in first, or read the incidents of the whole range";
             return Err(Problem::Asked(words.into()));
         }
-        let _turn = self.library.turn();
+        let _turn = self.turn(request)?;
         let facts = tape.facts(&url, range_ms)?;
         let report = diagnose(&facts, &[]);
         Ok(Answer::ok(HTML, doctor::page::render(&report, &facts)?))
@@ -256,7 +269,7 @@ impl Site {
     /// The servers at the end of the range, as a table.
     fn nodes(&self, request: &Request) -> Result<Answer, Problem> {
         let Asked { tape, url, range_ms } = self.asked(request)?;
-        let _turn = self.library.turn();
+        let _turn = self.turn(request)?;
         let facts = tape.facts(&url, (range_ms.end - NODES_MS).max(tape.span().from_ms)..range_ms.end)?;
         let mut table = View::Nodes.of(&facts, &Scope::default());
         table.sort(table.by, false);
@@ -281,7 +294,8 @@ impl Site {
 
     fn charts(&self, request: &Request) -> Result<Answer, Problem> {
         let asked = self.asked(request)?;
-        let curves = self.library.curves(&asked.tape, &asked.url, asked.range_ms.clone(), 400);
+        let _turn = self.turn(request)?;
+        let curves = asked.tape.curves(&asked.url, asked.range_ms.clone(), 400);
         let told = self.library.incidents(&asked.tape, &asked.url, asked.range_ms.clone());
         Ok(Answer::ok(HTML, plain::render(&asked.tape, &asked.url, asked.range_ms, &curves, &told)?))
     }
@@ -292,7 +306,8 @@ impl Site {
         let tell = move |to: &mut dyn Write| {
             let (begun, mut told, mut told_at) = (Instant::now(), 0, Instant::now());
             while begun.elapsed() < LIVE {
-                let to_ms = library.tape().map_or(0, |tape| tape.span().to_ms);
+                // What cannot be read for a moment is as it was.
+                let to_ms = library.tape().map_or(told, |tape| tape.span().to_ms);
                 if to_ms != told {
                     write!(to, "event: recorded\ndata: {{\"to_ms\":{to_ms}}}\n\n")?;
                     to.flush()?;

@@ -48,11 +48,12 @@ pub fn render(tape: &Tape, url: &str, range_ms: Range<i64>, curves: &Curves, tol
     let link = |from: i64, to: i64| format!("?url={}&from={from}&to={to}", encoded(url));
     let ranges = LENGTHS.map(|(minutes, name)| (name, link(range_ms.end - minutes * 60_000, range_ms.end)));
     let incidents = told.incidents.iter().map(|i| {
-        let (from, to) = (i.began_ms as i64, i.ended_ms as i64);
+        // When it was worst, as `unslow doctor --incident` does.
+        let (from, to) = (i.worst_ms as i64, i.worst_ms as i64 + told.window_ms);
         context! {
             title => i.title, rule => i.rule, began => local_time(i.began_ms),
             lasted => time_rough_s(i.lasted_ms() as f64 / 1e3), impact => i.impact.text,
-            link => link(from, to.max(from + 1)),
+            link => link(from, to),
         }
     });
     let values = context! {
@@ -64,7 +65,7 @@ pub fn render(tape: &Tape, url: &str, range_ms: Range<i64>, curves: &Curves, tol
         diagnosis => link(range_ms.start, range_ms.end),
         lanes => (!told.incidents.is_empty()).then(|| lanes(told, &since_us, end, &names)),
         incidents => incidents.collect::<Vec<_>>(),
-        missing => told.missing, windows => told.windows,
+        missing => told.missing, unseen => told.unseen, windows => told.windows,
     };
     frame::render("charts.html", include_str!("../../templates/charts.html"), values)
 }
@@ -88,7 +89,7 @@ fn lanes(told: &Told, since_us: &impl Fn(i64) -> u64, end: f64, names: &[(f64, S
 }
 
 /// For a query: letters, digits and a few signs stay.
-fn encoded(text: &str) -> String {
+pub fn encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
         match byte {

@@ -30,6 +30,12 @@ const overflow = (page) => page.evaluate(() => document.documentElement.scrollWi
   await page.waitForSelector('.curve canvas');
   await page.waitForSelector('.lane button');
   said.lane = await page.$eval('.lane .name', (e) => e.textContent);
+  // It follows what is being recorded, and keeps the hour that it wants.
+  const words = await page.$eval('#range', (e) => e.textContent);
+  await page.waitForFunction((was) => document.querySelector('#range').textContent !== was, {}, words);
+  said.wanted = new URL(page.url()).searchParams.get('last');
+  await page.keyboard.press('l');
+  said.live = await page.$eval('#follow', (e) => e.getAttribute('aria-pressed'));
   await page.click('.lane button');
   await page.waitForFunction(() => document.querySelector('#said-page').contentDocument.querySelector('article'));
   said.incident = await page.$eval('#said-page', (frame) => frame.contentDocument.querySelector('article').id);
@@ -70,7 +76,7 @@ const overflow = (page) => page.evaluate(() => document.documentElement.scrollWi
   // Without script.
   await page.setJavaScriptEnabled(false);
   await page.goto(url);
-  said.without = await page.evaluate(() => document.querySelector('noscript') !== null);
+  said.without = await page.evaluate(() => document.querySelector('noscript a[href="/charts"]') !== null);
   await page.goto(url + 'charts');
   await page.setJavaScriptEnabled(true);
   said.drawings = (await page.$$('.plot svg')).length;
