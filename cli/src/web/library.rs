@@ -264,7 +264,8 @@ impl Library {
         Some(done)
     }
 
-    /// Those of now; with others than before all that is known is diagnosed again. What cannot be read silences nothing.
+    /// Those of now; with others than before all that is known is diagnosed again. What cannot be read silences
+    /// nothing.
     fn silences(&self) -> Vec<Silence> {
         let Some(path) = &self.silences else { return Vec::new() };
         let written = std::fs::metadata(path).and_then(|about| about.modified()).ok();
