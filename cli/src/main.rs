@@ -23,6 +23,7 @@ mod lab;
 mod output;
 mod reach;
 mod record;
+mod server;
 mod silences;
 mod sink;
 mod toml_text;
@@ -32,9 +33,10 @@ mod watch;
 mod web;
 mod when;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use unslow_interrupt::Action;
 
 /// Finds out why a Redis or Valkey deployment is slow.
@@ -92,8 +94,14 @@ enum Verb {
     Engine(engine::EngineArguments),
 }
 
+/// In `bench` -n is what it is in redis-benchmark.
+fn parse(words: Vec<OsString>) -> Result<Arguments, clap::Error> {
+    let command = Arguments::command().mut_subcommand("bench", |bench| bench.mut_arg("server_db", |db| db.short(None)));
+    Arguments::from_arg_matches(&command.try_get_matches_from(words)?)
+}
+
 fn main() -> ExitCode {
-    let arguments = Arguments::try_parse().unwrap_or_else(|e| {
+    let arguments = parse(server::help_asked(std::env::args_os().collect())).unwrap_or_else(|e| {
         let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
         doctor::refuse(&e, &words);
         e.exit()

@@ -11,16 +11,20 @@ use unslow_watch::{Delta, Known, Line, News, Publish, Settings, Watch};
 
 use crate::output::{Output, style};
 use crate::reach::Reach;
+use crate::server::Server;
 use crate::typed::{end_after, short_time};
 
 #[derive(Args)]
-#[command(after_help = "Examples:\n  unslow watch redis://10.0.0.1:7000\n  unslow watch \
+#[command(
+    disable_help_flag = true,
+    after_help = "Examples:\n  unslow watch redis://10.0.0.1:7000\n  unslow watch \
                   redis+sentinel://10.0.0.1,10.0.0.2/mymaster --format json\n  unslow watch 10.0.0.1:7000 \
-                  --publish        # clients: SUBSCRIBE __cluster__:moved __cluster__:failover __cluster__:digest")]
+                  --publish        # clients: SUBSCRIBE __cluster__:moved __cluster__:failover __cluster__:digest"
+)]
 pub struct WatchArguments {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(value_name = "URL")]
-    url: String,
+    url: Option<String>,
     /// Notify clients: publish on __cluster__:moved, __cluster__:failover and __cluster__:digest
     #[arg(long)]
     publish: bool,
@@ -37,12 +41,14 @@ pub struct WatchArguments {
     #[arg(long, value_name = "N")]
     changes: Option<u64>,
     #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
     reach: Reach,
 }
 
 impl WatchArguments {
     pub fn run(self, output: &Output) -> anyhow::Result<u8> {
-        let mut settings = Settings::new(self.reach.target(&self.url)?, self.reach.options()?);
+        let mut settings = Settings::new(self.server.target(self.url.as_deref(), &self.reach)?, self.reach.options()?);
         settings.suspect_after = self.suspect_after;
         settings.publish = self.publish.then_some(Publish { master_changed: self.publish_master_changed });
         let (send, news) = channel();

@@ -147,6 +147,34 @@ fn passwords_missing_wrong_or_for_nobody() {
 }
 
 #[test]
+fn a_server_is_named_as_for_redis_cli_or_by_the_environment() {
+    let server = server("valkey-9.1", &[("requirepass", "s3cret")]);
+    let (address, url) = (server.address(), server.url());
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let asked = |more: &[&str], from_environment: &str| {
+        let mut command = command(&["doctor", "--window", "1s", "--format", "json", "--quiet"]);
+        let output = command.args(more).env("UNSLOW_URL", from_environment).output().unwrap();
+        assert!(!stderr(&output).contains("s3cret") && !stdout(&output).contains("s3cret"), "{}", stderr(&output));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["deployment"]["url"].as_str().map(str::to_string)
+    };
+    assert_eq!(asked(&["-h", host, "-p", port, "-a", "s3cret"], ""), Some(url.clone()));
+    assert_eq!(asked(&["-u", &url, "-a", "s3cret"], ""), Some(url.clone()));
+    assert_eq!(asked(&["-a", "s3cret"], &url), Some(url.clone()), "no name, but UNSLOW_URL");
+    fails(&[&url, "-p", port], "the server is named twice; expected a URL, or -h and -p, or -u");
+    for verb in ["doctor", "top", "record", "bench", "watch"] {
+        let help = unslow(&[verb, "-h"]);
+        let text = stdout(&help);
+        assert!(help.status.success() && text.contains("Server, as for redis-cli"), "{verb}: {text}");
+    }
+    // In bench -n is the number of requests, as in redis-benchmark.
+    let mut bench = command(&["bench", "-p", port, "-a", "s3cret", "-n", "100", "-c", "1", "-d", "16", "-r", "10"]);
+    let output = bench.args(["-h", host, "--format", "json", "--quiet"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
+    assert_eq!(report["runs"][0]["requests"], 100, "{report:#}");
+}
+
+#[test]
 fn a_user_without_rights_learns_which_grants_are_missing() {
     let deployment = deployment("valkey-9.1", Shape::six_nodes(), &[]);
     for node in &deployment.nodes {

@@ -229,7 +229,6 @@ fn what_is_no_recording_or_no_time_of_it_is_one_clear_line() {
         (&["doctor", "--recording", dir, "--at", "2099-01-01"], "in the future"),
         (&["doctor", "--recording", dir, "--incident", "1"], "unslow incidents"),
         (&["doctor", "--recording", dir, "redis://10.9.9.9:1"], "nothing is recorded of redis://10.9.9.9:1"),
-        (&["record"], "Type a URL"),
         (&["record", "nonsense://h", "--dir", dir], "unknown scheme"),
     ] {
         let output = unslow(arguments);

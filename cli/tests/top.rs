@@ -121,7 +121,6 @@ fn what_cannot_be_looked_at_is_said() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         stderr(&output)
     };
-    assert!(said(&["top"]).contains("<URL>"));
     assert!(said(&["top", "--recording", "/nowhere"]).contains("no recording"));
     assert!(said(&["top", "http://x"]).contains("redis://"));
     assert!(said(&["top", "127.0.0.1:1", "--window", "2m"]).contains("unslow record"));

@@ -16,10 +16,12 @@ use unslow_bench::{
     Arrivals, Comparison, Histogram, Logged, Model, Progress, ReadFrom, Report, Run, Second, Session, Settings, Spec,
     percentile_table, with_log,
 };
+use unslow_client::Target;
 use unslow_units::{count, parse_count, parse_rate, time_us};
 
 use crate::output::{Output, writable};
 use crate::reach::Reach;
+use crate::server::Server;
 use crate::typed::{seconds, short_time};
 
 pub use compare::Compare;
@@ -42,6 +44,7 @@ enum ReadFromFlag {
 #[derive(Args)]
 #[command(
     args_override_self = true,
+    disable_help_flag = true,
     after_help = "Placeholders in commands: {key} {value} {seq} {now} {sha}; {{ and }} are plain braces.\n\n\
                   Examples:\n  unslow bench redis://10.0.0.1:6379 --rate 20000 --seconds 30\n  unslow bench \
                   localhost:7000 --connections 50 --pipeline 16 --mix get=0.9,set=0.1 --value-size 16-1024\n  unslow \
@@ -52,7 +55,7 @@ enum ReadFromFlag {
 pub struct Bench {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port
     #[arg(value_name = "URL")]
-    url: String,
+    url: Option<String>,
     /// Open loop: requests per second in all; several rates (10000,20k) are steps of equal length
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = parse_rate)]
     rate: Vec<f64>,
@@ -69,7 +72,7 @@ pub struct Bench {
     #[arg(long, default_value = "10s", value_parser = seconds, value_name = "TIME")]
     seconds: f64,
     /// End after this many requests
-    #[arg(long, value_parser = parse_count, value_name = "N")]
+    #[arg(short = 'n', long, value_parser = parse_count, value_name = "N")]
     requests: Option<u64>,
     /// Connections to each server, for --model own [default: 50]
     #[arg(short, long, value_name = "N")]
@@ -121,6 +124,8 @@ pub struct Bench {
     #[command(flatten)]
     workload: WorkloadFlags,
     #[command(flatten)]
+    server: Server,
+    #[command(flatten)]
     reach: Reach,
 }
 
@@ -138,7 +143,7 @@ struct WorkloadFlags {
     #[arg(long, value_name = "TEMPLATE")]
     command: Vec<String>,
     /// Size of the key space [default: 100000]
-    #[arg(long, value_parser = parse_count, value_name = "N")]
+    #[arg(short = 'r', long, value_parser = parse_count, value_name = "N")]
     keys: Option<u64>,
     /// What built-in commands put in front of a key's number [default: unslow:]
     #[arg(long, value_name = "TEXT")]
@@ -147,7 +152,7 @@ struct WorkloadFlags {
     #[arg(long, value_name = "HOW")]
     key_distribution: Option<String>,
     /// Bytes of a value: 64, 10kb, 16-1024, or sizes with weights 64:0.7,1kb:0.3 [default: 64]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(short = 'd', long, value_name = "SIZE")]
     value_size: Option<String>,
     /// Seconds until a key that `set` writes expires
     #[arg(long, value_name = "S")]
@@ -247,7 +252,7 @@ impl WorkloadFlags {
 }
 
 impl Bench {
-    fn settings(&self, url: &str) -> anyhow::Result<Settings> {
+    fn settings(&self, target: Target, is_over_rings: bool) -> anyhow::Result<Settings> {
         if !(self.seconds.is_finite() && self.seconds > 0.0 && self.seconds <= 604_800.0) {
             bail!("--seconds takes more than 0 and at most a week (7d)");
         }
@@ -259,8 +264,8 @@ impl Bench {
         }
         let options = self.reach.options()?;
         Ok(Settings {
-            target: self.reach.target(url)?,
-            rings: unslow_bypass::reactor::url(url).is_some(),
+            target,
+            rings: is_over_rings,
             timeout: options.command_timeout,
             options,
             spec: self.workload.spec()?,
@@ -292,8 +297,12 @@ impl Bench {
             bail!("--repeat takes 1 to 1000");
         }
         self.check_files()?;
-        let urls: Vec<&String> = [Some(&self.url), self.against.as_ref()].into_iter().flatten().collect();
-        let settings = urls.iter().map(|url| self.settings(url)).collect::<anyhow::Result<Vec<_>>>()?;
+        let is_over_rings = |url: Option<&str>| url.is_some_and(|url| unslow_bypass::reactor::url(url).is_some());
+        let (url, against) = (self.url.as_deref(), self.against.as_deref());
+        let mut settings = vec![self.settings(self.server.target(url, &self.reach)?, is_over_rings(url))?];
+        if let Some(other) = against {
+            settings.push(self.settings(self.reach.target(other)?, is_over_rings(against))?);
+        }
         let prefix = settings[0].spec.key_prefix.clone();
         let live = Live { output, prefix, seen: RefCell::default(), spinner: output.spinner() };
         let mut sessions = settings

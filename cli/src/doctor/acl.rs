@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use unslow_client::{ReadOnly, acl_rule};
+use unslow_client::{ReadOnly, Target, acl_rule};
 use unslow_topology::Info;
 
 use crate::output::Output;
@@ -11,9 +11,9 @@ use crate::reach::Reach;
 /// What `--print-acl` without a value stands for.
 pub const ASK: &str = "ask";
 
-/// Prints the rule for `version`, or for the server at the first URL. `--print-acl URL` reads as naturally as
+/// Prints the rule for `version`, or for the server that is named. `--print-acl URL` reads as naturally as
 /// `URL --print-acl`.
-pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> anyhow::Result<u8> {
+pub fn print(version: &str, named: Option<Target>, reach: &Reach, output: &Output) -> anyhow::Result<u8> {
     let is_version = version.starts_with(|c: char| c.is_ascii_digit())
         && version.split('.').all(|p| p.parse::<u32>().is_ok())
         && version.split('.').count() < 4;
@@ -24,9 +24,10 @@ pub fn print(version: &str, urls: &[String], reach: &Reach, output: &Output) -> 
         };
         ((major, minor.and_then(Result::ok).unwrap_or(0)), false)
     } else {
-        let url = urls.first().map(String::as_str).or(Some(version).filter(|v| *v != ASK));
-        let url = url.context("give the URL of a server to ask, or a version: unslow doctor --print-acl 7.0")?;
-        let mut connection = ReadOnly::open(&reach.target(url)?, &reach.options()?)?;
+        let typed = Some(version).filter(|version| *version != ASK).map(|url| reach.target(url)).transpose()?;
+        let target = named.or(typed);
+        let target = target.context("give the URL of a server to ask, or a version: unslow doctor --print-acl 7.0")?;
+        let mut connection = ReadOnly::open(&target, &reach.options()?)?;
         let info = Info::parse(&connection.call(&["INFO", "server"])?.text().unwrap_or_default());
         (level(&info), info.mode() == Some("sentinel"))
     };

@@ -25,10 +25,12 @@ use unslow_record::Tape;
 use crate::fail_on::FailOn;
 use crate::output::{Format, Output, style};
 use crate::reach::Reach;
+use crate::server::Server;
 use crate::{explain, files, fix_plan, incidents, silences, typed};
 
 #[derive(Args)]
 #[command(
+    disable_help_flag = true,
     after_help = "Exit status: 0 nothing found (or less than --fail-on), 1 findings, 2 could not look: no server \
                   answers, or this user lacks rights.\n\nExamples:\n  unslow doctor redis://10.0.0.1:7000\n  \
                   UNSLOW_PASSWORD=... unslow doctor rediss://ops@cache.example.com --html report.html\n  unslow doctor \
@@ -40,7 +42,7 @@ use crate::{explain, files, fix_plan, incidents, silences, typed};
 pub struct Doctor {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; the first
     /// that answers is used
-    #[arg(value_name = "URL", required_unless_present_any = ["from", "recording", "print_acl", "client_error", "log"])]
+    #[arg(value_name = "URL")]
     urls: Vec<String>,
     /// Length of the window between the two samples, such as 10s, 500ms or 2m; Ctrl-C ends it early, and the diagnosis
     /// still follows
@@ -50,7 +52,11 @@ pub struct Doctor {
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Diagnose saved facts, without contacting anything
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["urls", "save", "host"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["urls", "save", "host", "server_host", "server_port", "server_uri"]
+    )]
     from: Option<PathBuf>,
     /// Diagnose a recording made by `unslow record`, without contacting anything; where it has several deployments, URL
     /// says which
@@ -105,6 +111,8 @@ pub struct Doctor {
     /// exit
     #[arg(long, value_name = "VERSION", num_args = 0..=1, default_missing_value = acl::ASK)]
     print_acl: Option<String>,
+    #[command(flatten)]
+    server: Server,
     #[command(flatten)]
     reach: Reach,
 }
@@ -170,7 +178,12 @@ fn open_window() -> Guard {
 impl Doctor {
     pub fn run(&self, output: &Output) -> anyhow::Result<u8> {
         if output.json() {
-            *locked(&OWED) = Some(self.urls.first().map_or_else(String::new, |url| without_password(url)));
+            let url = match self.urls.first() {
+                Some(url) => without_password(url),
+                None if self.server.is_named() => self.first().map_or_else(|_| String::new(), |target| target.url()),
+                None => String::new(),
+            };
+            *locked(&OWED) = Some(url);
         }
         let result = self.run_checked(output);
         if let Err(e) = &result {
@@ -181,7 +194,8 @@ impl Doctor {
 
     fn run_checked(&self, output: &Output) -> anyhow::Result<u8> {
         if let Some(version) = &self.print_acl {
-            return acl::print(version, &self.urls, &self.reach, output);
+            let named = (!self.urls.is_empty() || self.server.is_named()).then(|| self.first()).transpose()?;
+            return acl::print(version, named, &self.reach, output);
         }
         if self.fix_plan && output.json() {
             bail!("--fix-plan prints a script; for JSON, omit it: --format json has the remedies too");
@@ -197,10 +211,10 @@ impl Doctor {
         let (mut facts, _window) = match &self.from {
             Some(path) => (saved(path)?, None),
             None if self.recording.is_some() => (self.recorded()?, None),
-            None if self.urls.is_empty() && words.is_empty() => {
+            None if self.has_words_alone() && words.is_empty() => {
                 bail!("--log: no event that the doctor recognises, and without a URL there is nothing else to look at")
             }
-            None if self.urls.is_empty() => (Facts { at_ms: now_ms(), hosts, ..Facts::of_nothing("") }, None),
+            None if self.has_words_alone() => (Facts { at_ms: now_ms(), hosts, ..Facts::of_nothing("") }, None),
             None => self.look(hosts, output).map(|(facts, window)| (facts, Some(window)))?,
         };
         words.add_to(&mut facts);
@@ -250,9 +264,23 @@ impl Doctor {
         output.print(&text::report(report, output.verbose))
     }
 
+    /// The first server that is named, or the one that is meant without a name.
+    fn first(&self) -> anyhow::Result<Target> {
+        self.server.target(self.urls.first().map(String::as_str), &self.reach)
+    }
+
+    /// Whether errors or logs were given, and no server.
+    fn has_words_alone(&self) -> bool {
+        let has_words = !self.client_error.is_empty() || !self.log.is_empty();
+        has_words && self.urls.is_empty() && !self.server.is_named()
+    }
+
     fn look(&self, hosts: Vec<Host>, output: &Output) -> anyhow::Result<(Facts, Guard)> {
         let options = self.reach.options()?;
-        let targets = self.urls.iter().map(|url| self.reach.target(url)).collect::<anyhow::Result<Vec<Target>>>()?;
+        let mut targets = vec![self.first()?];
+        for url in self.urls.iter().skip(1) {
+            targets.push(self.server.target(Some(url), &self.reach)?);
+        }
         let mut failed: Vec<(&Target, Error)> = Vec::new();
         for target in &targets {
             match discover(target, &options) {
@@ -288,7 +316,8 @@ impl Doctor {
             let from = i64::try_from(incident.worst_ms)?;
             return Ok(tape.facts(&incident.deployment, from..from + window.as_millis() as i64)?);
         }
-        let named = self.urls.first().map(|url| self.reach.target(url)).transpose()?.map(|target| target.url());
+        let named = (!self.urls.is_empty() || self.server.is_named()).then(|| self.first()).transpose()?;
+        let named = named.map(|target| target.url());
         let url = tape.deployment(named.as_deref())?;
         let window = incidents::window(&tape, self.at.as_deref(), self.r#for)?;
         Ok(tape.facts(&url, window)?)

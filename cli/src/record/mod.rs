@@ -23,6 +23,7 @@ use self::plan::Plan;
 use crate::fail_on::FailOn;
 use crate::output::{Output, table};
 use crate::reach::Reach;
+use crate::server::Server;
 use crate::silences;
 use crate::typed::{end_after, lasting, retention};
 use crate::web::{Http, Web};
@@ -36,6 +37,7 @@ const NAP: Duration = Duration::from_millis(500);
 #[derive(Args)]
 #[command(
     args_conflicts_with_subcommands = true,
+    disable_help_flag = true,
     after_help = "Exit status: 0 done, 1 a damaged recording (check), 2 could not record or read.\n\nExamples:\n  \
                   unslow record redis://10.0.0.1:7000 --dir /var/lib/unslow\n  unslow incidents /var/lib/unslow\n  \
                   unslow doctor --recording /var/lib/unslow --at \"yesterday 01:00\" --for 10m"
@@ -95,6 +97,8 @@ pub struct RecordArguments {
     /// Do not record this machine
     #[arg(long, conflicts_with = "config")]
     no_host: bool,
+    #[command(flatten)]
+    server: Server,
     #[command(flatten)]
     reach: Reach,
 }
@@ -169,9 +173,6 @@ impl RecordArguments {
                 export::export(dir, file, (from, to.as_deref()), table.as_ref(), output)
             }
             Some(Verb::Prune { dir, keep, max_size }) => prune(dir, *keep, *max_size, output),
-            None if self.urls.is_empty() && self.config.is_none() => {
-                bail!("what to record? Type a URL: unslow record redis://127.0.0.1:6379 --dir DIR")
-            }
             None => self.record(output),
         }
     }

@@ -72,7 +72,7 @@ impl Plan {
     /// Of the command line, which may name a file.
     pub fn of(arguments: &RecordArguments) -> anyhow::Result<Plan> {
         let given = Plan {
-            targets: arguments.urls.iter().map(|url| arguments.reach.target(url)).collect::<anyhow::Result<_>>()?,
+            targets: targets(arguments)?,
             dir: arguments.dir.clone(),
             keep: arguments.keep,
             max_size: arguments.max_size,
@@ -138,6 +138,15 @@ impl Plan {
         self.keys = keys(file.show_keys.unwrap_or(false), salt_file, &self.dir);
         self.host = file.host.unwrap_or(true);
         Ok(self)
+    }
+}
+
+/// Those of the command line; none beside a file.
+fn targets(arguments: &RecordArguments) -> anyhow::Result<Vec<Target>> {
+    match &arguments.urls[..] {
+        [] if arguments.config.is_some() => Ok(Vec::new()),
+        [] => Ok(vec![arguments.server.target(None, &arguments.reach)?]),
+        urls => urls.iter().map(|url| arguments.server.target(Some(url), &arguments.reach)).collect(),
     }
 }
 

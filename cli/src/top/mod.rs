@@ -28,6 +28,7 @@ use self::screen::Screen;
 use self::source::{Live, Recorded, Source};
 use crate::output::Output;
 use crate::reach::Reach;
+use crate::server::Server;
 use crate::typed::lasting;
 use crate::web::{Http, Scratch, Web};
 use crate::{doctor, files, web};
@@ -47,14 +48,17 @@ const EARLY: Duration = Duration::from_millis(500);
 const FIRST_FIGURES: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
-#[command(after_help = "Press ? for the list of keys. unslow top never changes anything on a server.\n\nExamples:\n  \
+#[command(
+    disable_help_flag = true,
+    after_help = "Press ? for the list of keys. unslow top never changes anything on a server.\n\nExamples:\n  \
                   unslow top redis://10.0.0.1:7000\n  \
                   unslow top --recording /var/lib/unslow --at \"yesterday 01:00\"\n  \
-                  unslow top redis://10.0.0.1:7000 --plain --view commands --count 10")]
+                  unslow top redis://10.0.0.1:7000 --plain --view commands --count 10"
+)]
 pub struct TopArguments {
     /// redis://, rediss://, valkey://, valkeys://, unix:/path, redis+sentinel://host/service, or host:port; with
     /// --recording: selects one of several deployments
-    #[arg(value_name = "URL", required_unless_present = "recording")]
+    #[arg(value_name = "URL")]
     url: Option<String>,
     /// Show a recording made by `unslow record`, or a file exported from one
     #[arg(long, value_name = "DIR")]
@@ -82,6 +86,8 @@ pub struct TopArguments {
     show_keys: bool,
     #[command(flatten)]
     http: Http,
+    #[command(flatten)]
+    server: Server,
     #[command(flatten)]
     reach: Reach,
 }
@@ -111,9 +117,9 @@ impl TopArguments {
         let (scratch, recorder) = match &self.recording {
             Some(_) => (None, None),
             None => {
-                let url = self.url.as_deref().context("a URL is needed, or --recording DIR")?;
                 let keys = if self.show_keys { Keys::Shown } else { Keys::Hashed };
-                let (targets, options) = (vec![self.reach.target(url)?], self.reach.options()?);
+                let targets = vec![self.server.target(self.url.as_deref(), &self.reach)?];
+                let options = self.reach.options()?;
                 let scratch = Scratch::new()?;
                 let settings = Settings { targets, options, every: ASK, keys, host: true };
                 let store = Store { retain_for: Some(KEPT), retain_bytes: Some(KEPT_BYTES), ..Store::default() };
@@ -148,12 +154,11 @@ impl TopArguments {
             recorded.frames().into_iter().for_each(|frame| app.take(frame));
             return Ok((Source::Recorded(recorded), app));
         }
-        let url = self.url.as_deref().context("a URL is needed, or --recording DIR")?;
         let window = self.window.unwrap_or(Duration::from_secs(5));
         if window > Duration::from_secs(60) {
-            bail!("a live --window is at most 60s; for a longer one, record first: unslow record {url}");
+            bail!("a live --window is at most 60s; for a longer one, record first: unslow record");
         }
-        let target = self.reach.target(url)?;
+        let target = self.server.target(self.url.as_deref(), &self.reach)?;
         let app = App::new(&target.url(), true, view);
         Ok((Source::Live(Live::start(target, self.reach.options()?, window, self.show_keys)?), app))
     }

@@ -266,7 +266,7 @@ impl Library {
 
     /// Those of now; with others than before all that is known is diagnosed again. What cannot be read silences
     /// nothing.
-    fn silences(&self) -> Vec<Silence> {
+    pub fn silences(&self) -> Vec<Silence> {
         let Some(path) = &self.silences else { return Vec::new() };
         let written = std::fs::metadata(path).and_then(|about| about.modified()).ok();
         let mut minutes = locked(&self.minutes);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use minijinja::context;
 use serde_json::json;
-use unslow_doctor::{Incident, Severity, diagnose};
+use unslow_doctor::{Incident, Severity, diagnose_but};
 use unslow_record::{Tape, TapeError};
 use unslow_status::{Answer, Listen, Pages, Request, Serving, serve_pages};
 use unslow_views::{Scope, Tone, View};
@@ -262,7 +262,7 @@ impl Site {
         }
         let _turn = self.turn(request)?;
         let facts = tape.facts(&url, range_ms)?;
-        let report = diagnose(&facts, &[]);
+        let report = diagnose_but(&facts, &self.library.silences());
         Ok(Answer::ok(HTML, doctor::page::render(&report, &facts)?))
     }
 

@@ -1,0 +1,138 @@
+//! Which server is meant: a URL, or the flags that people type for redis-cli.
+
+use std::ffi::OsString;
+
+use anyhow::bail;
+use clap::{ArgAction, Args};
+use unslow_client::{Secret, Target};
+
+use crate::reach::Reach;
+
+/// Where no server is named.
+const DEFAULT: &str = "127.0.0.1:6379";
+const HEADING: &str = "Server, as for redis-cli";
+/// Verbs that take these flags.
+const VERBS: [&str; 5] = ["doctor", "top", "record", "bench", "watch"];
+
+/// A server named by flags; without any, and without a URL: UNSLOW_URL, or this machine's port 6379.
+#[derive(Args, Clone, Default)]
+pub struct Server {
+    /// Host of the server, instead of a URL; without a value: help
+    #[arg(short = 'h', value_name = "HOST", help_heading = HEADING)]
+    pub server_host: Option<String>,
+    /// Its port [default: 6379]
+    #[arg(short = 'p', long = "port", value_name = "PORT", help_heading = HEADING)]
+    pub server_port: Option<u16>,
+    /// Password; others on this machine can see it, --password-file and UNSLOW_PASSWORD they cannot
+    #[arg(short = 'a', long = "pass", value_name = "PASSWORD", help_heading = HEADING)]
+    pub server_pass: Option<String>,
+    /// A URL, as without -u
+    #[arg(short = 'u', long = "uri", value_name = "URL", help_heading = HEADING)]
+    pub server_uri: Option<String>,
+    /// Connect with TLS
+    #[arg(long = "tls", help_heading = HEADING)]
+    pub server_tls: bool,
+    /// Database number
+    #[arg(short = 'n', long = "db", value_name = "N", help_heading = HEADING)]
+    pub server_db: Option<u32>,
+    /// Print help
+    #[arg(long = "help", action = ArgAction::Help)]
+    server_help: Option<bool>,
+}
+
+impl Server {
+    /// Whether flags name one.
+    pub fn is_named(&self) -> bool {
+        self.server_host.is_some() || self.server_port.is_some() || self.server_uri.is_some()
+    }
+
+    /// What was typed, or UNSLOW_URL, or this machine's.
+    pub fn target(&self, typed: Option<&str>, reach: &Reach) -> anyhow::Result<Target> {
+        let from_environment = std::env::var("UNSLOW_URL").ok().filter(|url| !url.is_empty());
+        let url = self.url(typed, from_environment)?;
+        let mut target = reach.target(&url)?;
+        target.tls |= self.server_tls;
+        target.db = self.server_db.unwrap_or(target.db);
+        // The URL's own words win.
+        if let Some(pass) = self.server_pass.as_ref().filter(|_| has_no_password(&url)) {
+            target.password = Some(Secret::new(pass));
+        }
+        Ok(target)
+    }
+
+    fn url(&self, typed: Option<&str>, from_environment: Option<String>) -> anyhow::Result<String> {
+        let address = self.server_host.is_some() || self.server_port.is_some();
+        match (typed, self.server_uri.as_deref()) {
+            (None, None) if address => {
+                let host = self.server_host.as_deref().unwrap_or("127.0.0.1");
+                let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
+                Ok(format!("{host}:{}", self.server_port.unwrap_or(6379)))
+            }
+            (Some(url), None) | (None, Some(url)) if !address => Ok(url.to_string()),
+            (None, None) => Ok(from_environment.unwrap_or_else(|| DEFAULT.to_string())),
+            _ => bail!("the server is named twice; expected a URL, or -h and -p, or -u"),
+        }
+    }
+}
+
+fn has_no_password(url: &str) -> bool {
+    Target::parse(url).is_ok_and(|target| target.password.is_none())
+}
+
+/// `-h` with nothing behind it asks for help, as everywhere; with a value it is a host, as for redis-cli.
+pub fn help_asked(mut words: Vec<OsString>) -> Vec<OsString> {
+    let is_verb = words.get(1).is_some_and(|verb| VERBS.iter().any(|v| verb == v));
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    for at in 2..end {
+        let is_flag = words.get(at + 1).is_none_or(|next| next.to_string_lossy().starts_with('-'));
+        if is_verb && words[at] == "-h" && is_flag {
+            words[at] = "--help".into();
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(server: &Server, typed: Option<&str>) -> Option<String> {
+        server.url(typed, None).ok()
+    }
+
+    #[test]
+    fn a_server_is_named_by_flags_or_by_a_url_and_once() {
+        let flags = |host: Option<&str>, port: Option<u16>, uri: Option<&str>| Server {
+            server_host: host.map(Into::into),
+            server_port: port,
+            server_uri: uri.map(Into::into),
+            ..Server::default()
+        };
+        let none = flags(None, None, None);
+        assert_eq!(url(&none, None).as_deref(), Some(DEFAULT));
+        assert_eq!(none.url(None, Some("redis://here:1".into())).unwrap(), "redis://here:1");
+        assert_eq!(none.url(Some("there"), Some("redis://here:1".into())).unwrap(), "there");
+        assert_eq!(url(&flags(Some("db"), None, None), None).as_deref(), Some("db:6379"));
+        assert_eq!(url(&flags(None, Some(7000), None), None).as_deref(), Some("127.0.0.1:7000"));
+        assert_eq!(url(&flags(Some("::1"), Some(7000), None), None).as_deref(), Some("[::1]:7000"));
+        assert_eq!(url(&flags(None, None, Some("rediss://a")), None).as_deref(), Some("rediss://a"));
+        for twice in [flags(Some("db"), None, None), flags(None, Some(1), None), flags(None, None, Some("a"))] {
+            assert_eq!(url(&twice, Some("b")), None);
+        }
+        assert_eq!(url(&flags(Some("db"), None, Some("a")), None), None);
+    }
+
+    #[test]
+    fn h_with_a_value_is_a_host_and_without_one_it_asks_for_help() {
+        let after = |words: &str| {
+            let words = help_asked(words.split(' ').map(Into::into).collect());
+            words.join(std::ffi::OsStr::new(" ")).into_string().unwrap()
+        };
+        assert_eq!(after("unslow doctor -h"), "unslow doctor --help");
+        assert_eq!(after("unslow doctor -h --only x"), "unslow doctor --help --only x");
+        assert_eq!(after("unslow doctor -h 10.0.0.1 -p 7000"), "unslow doctor -h 10.0.0.1 -p 7000");
+        assert_eq!(after("unslow lab -h"), "unslow lab -h");
+        assert_eq!(after("unslow -h"), "unslow -h");
+        assert_eq!(after("unslow bench a -- -h"), "unslow bench a -- -h");
+    }
+}
