@@ -163,7 +163,7 @@ const incidents = async (signal) => {
   const said = [];
   if (!told.windows) said.push('Whole ' + (window_ms === MINUTE ? 'minutes' : 'windows of ' + window_ms / 1000 + ' s') + ' are diagnosed; this range has none yet.');
   else if (told.missing) said.push(told.windows - told.missing + ' of ' + windows(told.windows) + ' diagnosed, the newest first …');
-  else if (!told.incidents.length && told.unseen < told.windows) said.push('None in ' + windows(told.windows - told.unseen) + '.');
+  else if (!told.incidents.length && told.unseen < told.windows) said.push((told.unsettled ? 'None so far in ' : 'None in ') + windows(told.windows - told.unseen) + '.');
   if (told.unseen) said.push('Nothing was recorded in ' + windows(told.unseen) + '.');
   if (told.windows && told.from_ms > shown.from + window_ms) said.push('Only the time from ' + clock(told.from_ms) + ' on is diagnosed: zoom in for the rest.');
   $('missing').textContent = said.join(' ');

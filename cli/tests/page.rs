@@ -85,7 +85,7 @@ fn a_recording_is_asked_for_its_curves_its_incidents_and_a_diagnosis() {
     assert!(curves["at_s"].as_array().unwrap().len() <= 8, "{curves}");
     assert!(values(&curves, "memory").iter().flatten().all(|bytes| *bytes > 100_000.0), "{curves}");
 
-    // A stall is drawn for as long as it took, and is an incident with a diagnosis of its own.
+    // A stall is drawn for as long as it took, and is an incident that can be diagnosed.
     server.signal(libc::SIGSTOP);
     until("the hang is an incident", || incident(&page).is_some());
     server.signal(libc::SIGCONT);
@@ -207,6 +207,8 @@ fn a_time_of_which_nothing_is_known_is_not_called_healthy() {
     until("the gap is told", || told().is_some_and(|told| told["unseen"].as_u64() > Some(1)));
     let told = told().unwrap();
     assert!(told["windows"].as_u64() > told["unseen"].as_u64(), "{told}");
+    // Of the last 75 s more may be told yet: no incident so far is none yet.
+    assert!(told["unsettled"].as_u64() > Some(0), "{told}");
     assert!(told["incidents"].as_array().is_some_and(Vec::is_empty), "{told}");
     let page = second.get("/charts", "Host: localhost\r\n");
     assert!(page.contains("nothing was recorded"), "{page}");

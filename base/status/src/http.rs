@@ -92,7 +92,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// What is written as long as somebody reads it.
+/// Writes until the client has left.
 pub type Stream = Box<dyn FnOnce(&mut dyn Write) -> std::io::Result<()>>;
 
 pub enum Body {
@@ -570,7 +570,7 @@ mod tests {
         assert!(text.starts_with("HTTP/1.1 405") && text.contains("\r\nAllow: GET, HEAD\r\n"), "{text}");
     }
 
-    /// Answers nobody before it is allowed to.
+    /// Holds back every answer until it is allowed to.
     #[derive(Default)]
     struct Slow {
         begun: AtomicUsize,

@@ -1,7 +1,7 @@
 //! What the page shows: a recording as it is now, and what every minute of it is diagnosed as.
 //!
-//! A thread of its own diagnoses minutes, those first that a page shows, with a bounded share of a core: the recorder
-//! itself serves the page, and has its own work to do.
+//! One thread diagnoses minutes, starting with those on a page, in a bounded share of a core: the process that serves
+//! the page is the recorder, which must not be slowed down.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -87,6 +87,8 @@ pub struct Told {
     pub missing: usize,
     /// Windows in which nothing was recorded.
     pub unseen: usize,
+    /// Windows of which more may be recorded yet, such as that a server hung: no incident so far is none yet.
+    pub unsettled: usize,
     pub windows: usize,
     /// Length of a window.
     pub window_ms: i64,
@@ -124,7 +126,7 @@ impl Library {
         Ok(tape)
     }
 
-    /// Waits until nobody else has an expensive answer made.
+    /// Expensive answers are computed one at a time; waits for the others.
     pub fn turn(&self) -> MutexGuard<'_, ()> {
         locked(&self.turn)
     }
@@ -147,10 +149,11 @@ impl Library {
         let mut minutes = locked(&self.minutes);
         let known = minutes.known.get(url);
         let mut joiner = Joiner::new(url, PATIENCE * self.window_ms as u64);
-        let (mut missing, mut unseen, mut is_wished) = (0, 0, false);
+        let (mut missing, mut unseen, mut unsettled, mut is_wished) = (0, 0, 0, false);
         for from_ms in windows.clone().step_by(self.window_ms as usize) {
             let seen = known.and_then(|known| known.get(&from_ms));
             is_wished |= is_due(seen, from_ms + self.window_ms, newest_ms);
+            unsettled += usize::from(seen.is_some_and(|seen| !seen.is_whole));
             match seen {
                 None => missing += 1,
                 Some(Seen { report: None, .. }) => unseen += 1,
@@ -173,7 +176,7 @@ impl Library {
         }
         let from_ms = windows.start;
         let windows = (windows.end - windows.start).max(0) / self.window_ms;
-        Told { incidents, missing, unseen, windows: windows as usize, window_ms: self.window_ms, from_ms }
+        Told { incidents, missing, unseen, unsettled, windows: windows as usize, window_ms: self.window_ms, from_ms }
     }
 
     /// Whole windows that are over: from the first that begins to the end of the last.

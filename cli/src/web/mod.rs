@@ -37,7 +37,7 @@ const NODES_MS: i64 = 10_000;
 /// How often those who look live are told how far it is recorded, and that we are still here.
 const TELL: Duration = Duration::from_secs(2);
 const STILL_HERE: Duration = Duration::from_secs(15);
-/// A live view is opened again after this time: one that nobody looks at any more ends.
+/// A live stream ends after this time; a browser that still shows the page reconnects.
 const LIVE: Duration = Duration::from_secs(600);
 /// Only what comes from here may run, be shown or be asked for.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
@@ -231,7 +231,7 @@ impl Site {
     /// To make an expensive answer, if it is still waited for when the others are made.
     fn turn(&self, request: &Request) -> Result<MutexGuard<'_, ()>, Problem> {
         let turn = self.library.turn();
-        if request.is_abandoned() { Err(Problem::Nothing("nobody waits for it".into())) } else { Ok(turn) }
+        if request.is_abandoned() { Err(Problem::Nothing("the client has left".into())) } else { Ok(turn) }
     }
 
     fn curves(&self, request: &Request) -> Result<Answer, Problem> {
@@ -246,14 +246,15 @@ impl Site {
         let asked = self.asked(request)?;
         let told = self.library.incidents(&asked.tape, &asked.url, asked.range_ms);
         let document = json!({
-            "schema": INCIDENTS_SCHEMA, "missing": told.missing, "unseen": told.unseen, "windows": told.windows,
+            "schema": INCIDENTS_SCHEMA, "missing": told.missing, "unseen": told.unseen, "unsettled": told.unsettled,
+            "windows": told.windows,
             "from_ms": told.from_ms, "window_ms": told.window_ms,
             "incidents": told.incidents.iter().map(row).collect::<Vec<_>>(),
         });
         Ok(Answer::ok(JSON, document.to_string()))
     }
 
-    /// The doctor's report of the range, as a page of its own.
+    /// The doctor's report of the range, as a separate page.
     fn diagnosis(&self, request: &Request) -> Result<Answer, Problem> {
         let Asked { tape, url, range_ms } = self.asked(request)?;
         if range_ms.end - range_ms.start > DIAGNOSED_MAX_MS {
@@ -300,7 +301,7 @@ impl Site {
         Ok(Answer::ok(HTML, plain::render(&asked.tape, &asked.url, asked.range_ms, &curves, &told)?))
     }
 
-    /// How far it is recorded, as it goes on.
+    /// Streams the time of the newest row.
     fn live(&self) -> Answer {
         let library = self.library.clone();
         let tell = move |to: &mut dyn Write| {
