@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
@@ -42,6 +43,10 @@ pub struct BypassArguments {
     /// Who may be at the other end besides this user and root: uid:NUMBER, gid:NUMBER, or any; may be repeated
     #[arg(long, value_name = "WHO")]
     allow: Vec<String>,
+    /// With --client: how long a new connection waits for a busy server to take it before it stays with TCP [default:
+    /// 150ms]
+    #[arg(long, value_name = "TIME", value_parser = crate::typed::short_time)]
+    wait: Option<Duration>,
     /// Where servers and clients find each other; containers share it as a volume [default: /run/unslow-bypass, else
     /// /tmp/unslow-bypass]
     #[arg(long, value_name = "DIRECTORY", env = "UNSLOW_BYPASS_DIR")]
@@ -52,7 +57,7 @@ pub struct BypassArguments {
     huge_pages: bool,
     /// Start no program: until Ctrl-C, eBPF passes bytes directly between sockets of this machine, for all new
     /// connections of any program. Needs root
-    #[arg(long, conflicts_with_all = ["client", "server", "allow", "huge_pages", "program"])]
+    #[arg(long, conflicts_with_all = ["client", "server", "allow", "wait", "huge_pages", "program"])]
     sockmap: bool,
     /// With --sockmap: only connections to this port; may be repeated
     #[arg(long, value_name = "PORT", requires = "sockmap")]
@@ -188,6 +193,9 @@ impl BypassArguments {
                         );
                     }
                     command.env("UNSLOW_BYPASS_DIR", dir);
+                }
+                if let Some(wait) = self.wait {
+                    command.env("UNSLOW_BYPASS_WAIT_MS", wait.as_millis().to_string());
                 }
                 if self.huge_pages {
                     command.env("UNSLOW_BYPASS_HUGE_PAGES", "1");

@@ -11,24 +11,17 @@ use super::*;
 #[track_caller]
 pub fn goes_on(meeting: &Meeting, program: &[&str], connections: usize) -> String {
     let words = [&["bypass", "--client", "--", "timeout", LIMIT][..], program].concat();
-    tried_while_busy(TRIES, |_| {
-        let mut child = meeting.unslow(&words);
-        let mut child = Running(child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-        let mut said = BufReader::new(child.0.stdout.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        assert_eq!(line, "good\n");
-        let carried = meeting.carried();
-        if carried != connections {
-            drop(child);
-            until("the servers to notice that the client has ended", || meeting.carried() == 0);
-            return Err(format!("{carried} of {connections} connections are carried"));
-        }
-        child.0.stdin.take().unwrap().write_all(b"go on\n").unwrap();
-        let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
-        Ok(rest)
-    })
+    let mut child = meeting.unslow(&words);
+    let mut child = Running(child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut said = BufReader::new(child.0.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "good\n");
+    assert_eq!(meeting.carried(), connections, "connections that are carried");
+    child.0.stdin.take().unwrap().write_all(b"go on\n").unwrap();
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    rest
 }
 
 const BEGIN: &str = r#"

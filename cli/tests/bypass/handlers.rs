@@ -68,22 +68,17 @@ fn works_as_over_tcp(way: &str) {
         };
         let mut server = run(&[], &["python3", "-c", ECHO, &port]);
         while_it_waits(&mut server, || {
-            tried_while_busy(TRIES, |_| {
-                let mut client = run(&["--client"], &["timeout", LIMIT, &program, way, &port]);
-                let client = client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-                let mut client = Running(client.spawn().unwrap());
-                let mut said = BufReader::new(client.0.stdout.take().unwrap()).lines();
-                assert_eq!(said.next().unwrap().unwrap(), "good");
-                if carried && meeting.carried() != 1 {
-                    return Err("its connection is not carried".to_string());
-                }
-                client.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
-                let last = said.next().map(Result::unwrap);
-                let mut complained = String::new();
-                client.0.stderr.take().unwrap().read_to_string(&mut complained).unwrap();
-                assert_eq!(last.as_deref(), Some("done"), "carried: {carried}; it hangs, or: {complained}");
-                Ok(())
-            });
+            let mut client = run(&["--client"], &["timeout", LIMIT, &program, way, &port]);
+            let client = client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut client = Running(client.spawn().unwrap());
+            let mut said = BufReader::new(client.0.stdout.take().unwrap()).lines();
+            assert_eq!(said.next().unwrap().unwrap(), "good");
+            assert_eq!(meeting.carried(), usize::from(carried), "connections that are carried");
+            client.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
+            let last = said.next().map(Result::unwrap);
+            let mut complained = String::new();
+            client.0.stderr.take().unwrap().read_to_string(&mut complained).unwrap();
+            assert_eq!(last.as_deref(), Some("done"), "carried: {carried}; it hangs, or: {complained}");
         });
     }
 }

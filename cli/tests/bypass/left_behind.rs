@@ -83,12 +83,14 @@ fn an_offer_that_a_server_does_not_read_keeps_no_connection_open() {
     assert!(is_established(plain.local_addr().unwrap().port(), server.port), "an open connection is seen to be open");
     drop(plain);
     for end in ["closed", "killed"] {
-        let output = meeting.client(&["python3", "-c", ASKS_AND_LEAVES, &port, end]);
+        let words = ["bypass", "--client", "--", "timeout", LIMIT, "python3", "-c", ASKS_AND_LEAVES, &port, end];
+        let output = meeting.as_delivered(&words).output().unwrap();
         let source: u16 = stdout(&output).trim_end().parse().unwrap_or_else(|e| panic!("{e}: {}", stderr(&output)));
         until(&format!("the connection of a client to end ({end})"), || !is_established(source, server.port));
     }
     // A client that lives on after it has closed the connection.
-    let mut stays = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", ASKS_AND_LEAVES, &port, "stays"]);
+    let mut stays =
+        meeting.as_delivered(&["bypass", "--client", "--", "python3", "-c", ASKS_AND_LEAVES, &port, "stays"]);
     let mut stays = Running(stays.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let mut said = String::new();
     BufReader::new(stays.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
@@ -121,23 +123,18 @@ fn a_server_keeps_nothing_of_clients_that_have_ended() {
                   s.sendall(b'PING\\r\\n'); assert s.recv(100)==b'+PONG\\r\\n'\nprint('good',flush=True)\n\
                   sys.stdin.read()";
     let come_and_are_killed = |count: usize| {
-        tried_while_busy(TRIES, |_| {
-            let clients = (0..count).map(|_| {
-                let mut client = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", script, &port]);
-                let mut client = Running(client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-                let mut said = String::new();
-                BufReader::new(client.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
-                assert_eq!(said, "good\n");
-                client
-            });
-            let _clients: Vec<Running> = clients.collect();
-            let carried = meeting.carried();
-            if carried != count {
-                return Err(format!("{carried} of {count} clients are carried"));
-            }
-            assert!(held(server.child.0.id()).1 >= count, "each client has brought its memory");
-            Ok(())
+        let clients = (0..count).map(|_| {
+            let mut client = meeting.unslow(&["bypass", "--client", "--", "python3", "-c", script, &port]);
+            let mut client = Running(client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+            let mut said = String::new();
+            BufReader::new(client.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
+            assert_eq!(said, "good\n");
+            client
         });
+        let clients: Vec<Running> = clients.collect();
+        assert_eq!(meeting.carried(), count, "clients that are carried");
+        assert!(held(server.child.0.id()).1 >= count, "each client has brought its memory");
+        drop(clients);
         until("the server to let go of what it held of them", || held(server.child.0.id()).1 == 0);
     };
     // With the first one the server makes what it needs for itself.

@@ -75,35 +75,28 @@ fn connections_are_ready_in_the_order_in_which_they_were_written_to() {
     // In more than one word of the bits that say which connection has news.
     const CONNECTIONS: usize = 100;
     let meeting = Meeting::new();
-    tried_while_busy(TRIES, |_| {
-        let port = free_port("127.0.0.1").unwrap().to_string();
-        let talking = |program: &mut Command| {
-            let mut child = Running(program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-            let input = child.0.stdin.take().unwrap();
-            let mut said = BufReader::new(child.0.stdout.take().unwrap()).lines();
-            assert_eq!(said.next().unwrap().unwrap(), "good");
-            (child, input, said)
-        };
-        let words = ["bypass", "-q", "--", "python3", "-c", READS_IN_ORDER, &port];
-        let (_server, mut tell_server, mut server_said) = talking(&mut meeting.unslow(&words));
-        let count = CONNECTIONS.to_string();
-        let words =
-            ["bypass", "-q", "--client", "--", "timeout", LIMIT, "python3", "-c", WRITES_IN_ORDER, &port, &count];
-        let (_client, mut tell_client, mut client_said) = talking(&mut meeting.unslow(&words));
-        let carried = meeting.carried();
-        if carried != CONNECTIONS {
-            return Err(format!("{carried} of {CONNECTIONS} connections are carried"));
-        }
-        tell_server.write_all(b"hold\n").unwrap();
-        assert_eq!(server_said.next().unwrap().unwrap(), "held");
-        for round in 0..20 {
-            let order: Vec<String> = shuffled(CONNECTIONS, round).iter().map(ToString::to_string).collect();
-            let order = order.join(" ");
-            tell_client.write_all(format!("{order}\n").as_bytes()).unwrap();
-            assert_eq!(client_said.next().unwrap().unwrap(), "written");
-            tell_server.write_all(b"look\n").unwrap();
-            assert_eq!(server_said.next().unwrap().unwrap(), order, "round {round}");
-        }
-        Ok(())
-    });
+    let port = free_port("127.0.0.1").unwrap().to_string();
+    let talking = |program: &mut Command| {
+        let mut child = Running(program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+        let input = child.0.stdin.take().unwrap();
+        let mut said = BufReader::new(child.0.stdout.take().unwrap()).lines();
+        assert_eq!(said.next().unwrap().unwrap(), "good");
+        (child, input, said)
+    };
+    let words = ["bypass", "-q", "--", "python3", "-c", READS_IN_ORDER, &port];
+    let (_server, mut tell_server, mut server_said) = talking(&mut meeting.unslow(&words));
+    let count = CONNECTIONS.to_string();
+    let words = ["bypass", "-q", "--client", "--", "timeout", LIMIT, "python3", "-c", WRITES_IN_ORDER, &port, &count];
+    let (_client, mut tell_client, mut client_said) = talking(&mut meeting.unslow(&words));
+    assert_eq!(meeting.carried(), CONNECTIONS, "connections that are carried");
+    tell_server.write_all(b"hold\n").unwrap();
+    assert_eq!(server_said.next().unwrap().unwrap(), "held");
+    for round in 0..20 {
+        let order: Vec<String> = shuffled(CONNECTIONS, round).iter().map(ToString::to_string).collect();
+        let order = order.join(" ");
+        tell_client.write_all(format!("{order}\n").as_bytes()).unwrap();
+        assert_eq!(client_said.next().unwrap().unwrap(), "written");
+        tell_server.write_all(b"look\n").unwrap();
+        assert_eq!(server_said.next().unwrap().unwrap(), order, "round {round}");
+    }
 }

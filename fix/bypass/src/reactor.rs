@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use unslow_reactor::{Carrier, Change};
 
-use crate::channel::{self, Rule};
+use crate::channel;
 use crate::endpoint::{self, Endpoint};
 use crate::sockets::{self, epoll, errno, streams, world};
 
@@ -14,10 +14,12 @@ use crate::sockets::{self, epoll, errno, streams, world};
 pub struct Rings;
 
 /// Begins in this process, as a client of servers that run with `unslow bypass`; UNSLOW_BYPASS_ALLOW says of which
-/// users.
+/// users, UNSLOW_BYPASS_WAIT_MS how long a new connection waits for them. What cannot be read steps aside for TCP.
 pub fn rings() -> &'static Rings {
-    let rule = Rule::parse(&std::env::var("UNSLOW_BYPASS_ALLOW").unwrap_or_default()).unwrap_or_default();
-    sockets::begin(world::Settings { server: false, client: true, rule }, false);
+    match world::Settings::from_environment(false, true) {
+        Ok(settings) => sockets::begin(settings, false),
+        Err(why) => sockets::step_aside(&why),
+    }
     &Rings
 }
 

@@ -9,7 +9,6 @@
 mod calls;
 mod real;
 
-use unslow_bypass::channel::Rule;
 use unslow_bypass::sockets::{self, world};
 
 extern "C" fn begin() {
@@ -17,9 +16,9 @@ extern "C" fn begin() {
     let quiet = std::env::var_os("UNSLOW_BYPASS_QUIET").is_some();
     let role = role.to_string_lossy().into_owned();
     let has = |word: &str| role.split(',').any(|w| w == word);
-    match Rule::parse(&std::env::var("UNSLOW_BYPASS_ALLOW").unwrap_or_default()) {
-        Ok(rule) => sockets::begin(world::Settings { server: has("server"), client: has("client"), rule }, quiet),
-        Err(why) => sockets::step_aside(&format!("UNSLOW_BYPASS_ALLOW: {why}")),
+    match world::Settings::from_environment(has("server"), has("client")) {
+        Ok(settings) => sockets::begin(settings, quiet),
+        Err(why) => sockets::step_aside(&why),
     }
 }
 

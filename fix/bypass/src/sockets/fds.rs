@@ -140,8 +140,10 @@ pub struct Stream {
     pub told: AtomicU32,
     /// Bytes went over TCP, or it was duplicated: it stays there.
     pub fixed: AtomicBool,
-    /// Monotonic nanoseconds until which an offer is waited for.
+    /// Monotonic nanoseconds until which an offer is waited for before it is looked at again.
     pub deadline: AtomicU64,
+    /// When it is given up.
+    pub gives_up: AtomicU64,
     /// When the kernel was last asked about it by a thread that never sleeps.
     asked_at: AtomicU64,
     pub offers: Mutex<Vec<Offer>>,
@@ -487,6 +489,7 @@ pub fn new_stream(fd: RawFd, state: u32, nonblocking: bool) -> Option<(&'static 
                 told: AtomicU32::new(0),
                 fixed: AtomicBool::new(false),
                 deadline: AtomicU64::new(0),
+                gives_up: AtomicU64::new(0),
                 asked_at: AtomicU64::new(0),
                 offers: Mutex::new(Vec::new()),
                 registration: UnsafeCell::new(Registration::NONE),

@@ -21,6 +21,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use crate::channel::{Rendezvous, Rule};
 use crate::endpoint::{Endpoint, Ends};
@@ -40,18 +41,45 @@ pub use meeting::{
 /// Messages of one peer, and guests, that are dealt with in one go.
 const AT_ONCE: usize = 64;
 
+/// How long a new connection waits for its server to take the offer before it keeps using TCP; counted again from when
+/// the server has asked for its socket. A server that is busy for longer would not have answered over TCP either; one
+/// that cannot take it costs its clients this once.
+const PATIENCE: Duration = Duration::from_millis(150);
+
 /// What the environment says.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Settings {
     pub server: bool,
     pub client: bool,
     pub rule: Rule,
+    /// How long a new connection of ours waits for its server to take it.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// With whom connections are shared (UNSLOW_BYPASS_ALLOW), and how long a new one waits (UNSLOW_BYPASS_WAIT_MS).
+    ///
+    /// # Errors
+    ///
+    /// The variable, and what is wrong with it.
+    pub fn from_environment(server: bool, client: bool) -> Result<Settings, String> {
+        let rule = Rule::parse(&std::env::var("UNSLOW_BYPASS_ALLOW").unwrap_or_default())
+            .map_err(|why| format!("UNSLOW_BYPASS_ALLOW: {why}"))?;
+        let patience = match std::env::var("UNSLOW_BYPASS_WAIT_MS") {
+            Ok(text) => match text.parse() {
+                Ok(ms) => Duration::from_millis(ms),
+                Err(_) => return Err(format!("UNSLOW_BYPASS_WAIT_MS: expected milliseconds such as 150, not {text:?}")),
+            },
+            Err(_) => PATIENCE,
+        };
+        Ok(Settings { server, client, rule, patience })
+    }
 }
 
 pub static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 pub fn settings() -> &'static Settings {
-    static NONE: Settings = Settings { server: false, client: false, rule: Rule::none() };
+    static NONE: Settings = Settings { server: false, client: false, rule: Rule::none(), patience: PATIENCE };
     SETTINGS.get().unwrap_or(&NONE)
 }
 

@@ -45,7 +45,7 @@ pub fn proven(world: &mut World, place: &'static Place, slot: u32, generation: u
 }
 
 /// An offer is not taken, and its client need not wait any longer.
-fn decline(place: &'static Place, slot: u32, generation: u32) {
+pub fn decline(place: &'static Place, slot: u32, generation: u32) {
     let Some(words) = place.pair().slot(slot) else { return };
     if words.decline(generation)
         && let Some(bell) = place.pair().tell(slot, words)

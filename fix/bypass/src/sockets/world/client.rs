@@ -13,12 +13,17 @@ use crate::sockets::fds::{self, Entry, Offer, Place, Stream, state};
 use crate::sockets::{epoll, kernel, now_ns, step_aside, tell};
 
 use super::hearing::{farewell, hear, ring};
-use super::{local, settings, world};
+use super::{PATIENCE, local, settings, world};
 
-/// How long a new connection waits for its server to take the offer before it keeps using TCP; counted again from when
-/// the server has asked for its socket. A server that is busy for longer would not have answered over TCP either; one
-/// that cannot take it costs its clients this once.
-const PATIENCE_NS: u64 = 150_000_000;
+/// A connection that is offered now, or whose server has just asked for it, waits from now on.
+fn begin_to_wait(stream: &Stream) {
+    let (now, patience) = (now_ns(), u64::try_from(settings().patience.as_nanos()).unwrap_or(u64::MAX));
+    stream.gives_up.store(now.saturating_add(patience), Ordering::Relaxed);
+    stream.deadline.store(now.saturating_add(patience.min(LOOK_NS)), Ordering::Relaxed);
+}
+
+/// A server that refuses us or ends rings no bell: who waits for longer than this hears it then.
+const LOOK_NS: u64 = PATIENCE.as_nanos() as u64;
 
 /// A TCP connection to this machine is there, or about to be: offers it to the servers at that endpoint.
 pub fn connected(fd: RawFd) {
@@ -42,7 +47,7 @@ pub fn connected(fd: RawFd) {
     if let Ok(mut place) = stream.ends.lock() {
         *place = Some(ends);
     }
-    stream.deadline.store(now_ns() + PATIENCE_NS, Ordering::Relaxed);
+    begin_to_wait(stream);
     let mut offers = Vec::new();
     for place in places {
         let Some((slot, generation)) = place.pair().take_slot() else { continue };
@@ -142,14 +147,21 @@ pub fn resolve(stream: &'static Stream, at_once: bool) -> bool {
     }
     if !at_once && show(stream, &mut offers) {
         // The server is there, and has its time from now, however late we looked.
-        stream.deadline.fetch_max(now_ns() + PATIENCE_NS, Ordering::Relaxed);
+        begin_to_wait(stream);
     }
-    let late = at_once || now_ns() >= stream.deadline.load(Ordering::Relaxed);
+    let now = now_ns();
+    let late = at_once || now >= stream.gives_up.load(Ordering::Relaxed);
+    let listen = !late && now >= stream.deadline.load(Ordering::Relaxed);
+    if listen {
+        stream.deadline.store(now + LOOK_NS, Ordering::Relaxed);
+    }
     let mut taken = None;
     let mut open = 0;
     for (i, offer) in offers.iter().enumerate() {
         let Some(words) = offer.place.pair().slot(offer.slot) else { continue };
-        if late || offer.place.pair().dead.load(Ordering::Acquire) {
+        let is_over =
+            |place: &Place| place.pair().dead.load(Ordering::Acquire) || place.refused.load(Ordering::Acquire) != 0;
+        if late || (listen && !hear(offer.place)) || is_over(offer.place) {
             words.decline(offer.generation);
         }
         match words.state(offer.generation) {

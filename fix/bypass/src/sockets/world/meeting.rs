@@ -13,11 +13,11 @@ use crate::sockets::fds::{self, Claim, Entry, Place, SetId};
 use crate::sockets::refusals::By;
 use crate::sockets::{now_ns, step_aside, tell};
 
-use super::claims::{offered, proven};
+use super::claims::{decline, offered, proven};
 use super::hearing::{self, farewell, hear};
 use super::{AT_ONCE, Early, Guest, Meeting, World, if_free, local, local_in, settings, world};
 
-/// An offer whose connection was not accepted within this is forgotten; its client has long given up.
+/// An offer whose connection was not accepted within this is declined: its client, if it still waits, need not.
 const EARLY_NS: u64 = 1_000_000_000;
 
 /// Deals with claims that were heard on the way to something else.
@@ -164,7 +164,13 @@ pub fn attend() {
     }
     let now = now_ns();
     let open = |e: &Early| e.place.pair().slot(e.slot).is_some_and(|s| s.state(e.generation) == OFFERED);
-    world.early.retain(|e| e.since + EARLY_NS > now && open(e));
+    world.early.retain(|e| {
+        let soon = e.since + EARLY_NS > now;
+        if !soon {
+            decline(e.place, e.slot, e.generation);
+        }
+        soon && open(e)
+    });
 }
 
 fn welcome(world: &mut World, guest: Guest, fds: Vec<OwnedFd>) {
