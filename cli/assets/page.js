@@ -86,7 +86,8 @@ const show = (from, to, live, byPerson = true) => {
   if (byPerson) shown.length = Math.max(to - from, SHORTEST);
   const end = recording.to_ms + 1;
   shown.live = live;
-  shown.to = live ? end : Math.min(to, end);
+  // After the clock was set back the newest is not the last.
+  shown.to = live ? recording.newest_ms + 1 : Math.min(to, end);
   shown.from = Math.max(shown.to - shown.length, Math.min(recording.from_ms, shown.to - SHORTEST));
   if (!live) shown.to = Math.min(Math.max(shown.to, shown.from + shown.length), end);
   const query = new URLSearchParams(live ? { url: shown.url, last: Math.round(shown.length) } : range());
@@ -110,7 +111,7 @@ const zoom = (by) => {
   show(middle - half, middle + half, false);
 };
 const last = (ms) => show(shown.to - ms, shown.to, shown.live);
-const follow = () => (shown.live ? show(shown.from, shown.to, false) : show(recording.to_ms + 1 - shown.length, recording.to_ms + 1, true));
+const follow = () => (shown.live ? show(shown.from, shown.to, false) : show(recording.newest_ms + 1 - shown.length, recording.newest_ms + 1, true));
 
 // --- what is shown
 
@@ -344,11 +345,25 @@ const listen = () => {
   }
   events = new EventSource(here('/live'));
   events.addEventListener('recorded', (event) => {
-    const to = JSON.parse(event.data).to_ms;
-    if (to < recording.from_ms) return;
-    recording.to_ms = to;
+    const now = JSON.parse(event.data);
+    if (!now.deployments.length) return;
+    recording = now;
+    offer();
     if (shown.live && !dragging) show(shown.from, shown.to, true, false);
   });
+};
+
+// The deployments that can be chosen; one may be added while the page is open.
+const offer = () => {
+  const words = (d) => d.url + ' (' + d.servers + (d.servers === 1 ? ' server)' : ' servers)');
+  const known = [...$('deployment').options].map((option) => option.textContent);
+  if (known.join('\n') === recording.deployments.map(words).join('\n')) return;
+  $('deployment').replaceChildren(...recording.deployments.map((d) => {
+    const option = make('option', words(d));
+    option.value = d.url;
+    return option;
+  }));
+  if (shown.url) $('deployment').value = shown.url;
 };
 
 const begin = async () => {
@@ -361,17 +376,13 @@ const begin = async () => {
     return;
   }
   const query = new URLSearchParams(location.search);
-  $('deployment').replaceChildren(...recording.deployments.map((d) => {
-    const option = make('option', d.url + ' (' + d.servers + (d.servers === 1 ? ' server)' : ' servers)'));
-    option.value = d.url;
-    return option;
-  }));
+  offer();
   shown.url = recording.deployments.some((d) => d.url === query.get('url')) ? query.get('url') : recording.deployments[0] && recording.deployments[0].url;
   $('deployment').value = shown.url;
   const [from, to] = ['from', 'to'].map((name) => Number(query.get(name)));
   const length = Number(query.get('last')) > 0 ? Number(query.get('last')) : 60 * MINUTE;
   if (from && to > from) show(from, to, false);
-  else show(recording.to_ms + 1 - length, recording.to_ms + 1, true);
+  else show(recording.newest_ms + 1 - length, recording.newest_ms + 1, true);
 };
 
 $('deployment').addEventListener('change', (event) => { shown.url = event.target.value; close(); clear(); show(shown.to - shown.length, shown.to, shown.live); });

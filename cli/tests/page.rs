@@ -105,7 +105,10 @@ fn a_recording_is_asked_for_its_curves_its_incidents_and_a_diagnosis() {
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
         lines.find(|line| line.starts_with("data:")).expect("news of the recording")
     };
-    assert!(live.contains("\"to_ms\":"), "{live}");
+    let told = live.lines().find_map(|line| line.strip_prefix("data: ")).unwrap_or_else(|| panic!("{live}"));
+    let told: serde_json::Value = serde_json::from_str(told).unwrap();
+    assert_eq!(told["deployments"][0]["url"], server.url(), "one that is added later is told");
+    assert!(told["newest_ms"].as_i64() > Some(0) && told["newest_ms"].as_i64() <= told["to_ms"].as_i64(), "{told}");
 }
 
 /// Of the first server; none while nothing of it is recorded.

@@ -59,6 +59,8 @@ const KEPT_BYTES: usize = 4 << 10;
 /// A connection that is authenticated and ready for commands.
 pub struct Connection {
     stream: Stream,
+    /// What a call may take, as the stream was told last.
+    timeout: Option<Duration>,
     scanner: Scanner,
     limits: ReplyLimits,
     /// Bytes that the replies of this exchange take so far.
@@ -171,6 +173,7 @@ impl Connection {
         };
         let mut connection = Connection {
             stream,
+            timeout: None,
             scanner: Scanner::new(limits.reply),
             limits,
             held: 0,
@@ -286,7 +289,7 @@ impl Connection {
         self.held = 0;
         let timeout = self.command_timeout;
         let output = std::mem::take(&mut self.output);
-        let timed = self.stream.set_timeout(timeout);
+        let timed = self.set_timeout(timeout);
         let sent = timed.and_then(|()| self.stream.io().write_all(&output)).and_then(|()| self.stream.io().flush());
         self.output = output;
         sent.map_err(|e| {
@@ -294,6 +297,16 @@ impl Connection {
             self.broken = Some(e.clone());
             e
         })
+    }
+
+    /// A little more is as good, and spares four system calls for each question.
+    fn set_timeout(&mut self, left: Duration) -> io::Result<()> {
+        const MORE: Duration = Duration::from_millis(20);
+        if self.timeout.is_none_or(|told| told < left || told > left + MORE) {
+            self.stream.set_timeout(left)?;
+            self.timeout = Some(left);
+        }
+        Ok(())
     }
 
     fn sort(&self, value: Value, command: &str) -> Result<Value, Error> {
@@ -364,7 +377,7 @@ impl Connection {
             if left.is_zero() {
                 return Err(self.io_error(&io::ErrorKind::TimedOut.into(), begun.elapsed()));
             }
-            let timed = self.stream.set_timeout(left);
+            let timed = self.set_timeout(left);
             let mut chunk = [0u8; 16 * 1024];
             let n = match timed.and_then(|()| self.stream.io().read(&mut chunk)) {
                 Ok(0) => return Err(self.closed()),

@@ -21,7 +21,7 @@ pub use frame::{Frame, Items, Kind};
 pub use limits::{Error, ErrorKind, Limits};
 pub use scanner::{Scan, Scanner};
 pub use splitter::{Done, Split, Splitter};
-pub use value::Value;
+pub use value::{Value, lossy};
 pub use words::{WordsError, quote_words, split_words};
 
 /// Appends one command, as every server version accepts it: an array of bulk strings.

@@ -1,5 +1,7 @@
 //! The owned reply, for control planes where comfort counts.
 
+use std::borrow::Cow;
+
 use crate::{Frame, Kind};
 
 /// A reply that owns its bytes.
@@ -23,6 +25,11 @@ pub enum Value {
     Push(Vec<Value>),
 }
 
+/// A text, lossy where it is not UTF-8. Nearly all are, which is sooner checked than converted.
+pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
+    std::str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
+}
+
 impl From<Frame<'_>> for Value {
     fn from(frame: Frame<'_>) -> Value {
         match frame.kind() {
@@ -33,7 +40,7 @@ impl From<Frame<'_>> for Value {
             }
             Kind::Boolean => Value::Boolean(frame.text() == b"t"),
             Kind::Simple | Kind::Bulk | Kind::BigNumber => Value::Text(frame.text().to_vec()),
-            Kind::Error => Value::Error(String::from_utf8_lossy(frame.text()).into_owned()),
+            Kind::Error => Value::Error(lossy(frame.text()).into_owned()),
             Kind::Array | Kind::Map => Value::Array(frame.items().map(Value::from).collect()),
             Kind::Push => Value::Push(frame.items().map(Value::from).collect()),
         }
@@ -44,7 +51,7 @@ impl Value {
     /// The text of a string, or the digits of a number; lossy where it is not UTF-8.
     pub fn text(&self) -> Option<String> {
         match self {
-            Value::Text(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            Value::Text(bytes) => Some(lossy(bytes).into_owned()),
             Value::Integer(n) => Some(n.to_string()),
             Value::Double(x) => Some(x.to_string()),
             Value::Boolean(b) => Some(b.to_string()),

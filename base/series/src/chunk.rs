@@ -224,6 +224,13 @@ impl Chunk {
         Some((seq, Stamp { wall_ms: wall as i64, mono_ms: mono }))
     }
 
+    /// Of the newest row or note.
+    pub fn newest(&self) -> Option<Stamp> {
+        let row = self.walls.last().zip(self.monos.last());
+        let row = row.map(|(wall, mono_ms)| Stamp { wall_ms: wall as i64, mono_ms });
+        row.into_iter().chain(self.notes.last().map(|note| note.at)).max_by_key(|at| at.mono_ms)
+    }
+
     pub fn values(&self, row: usize) -> impl Iterator<Item = (&Arc<str>, Value)> {
         self.columns.iter().filter_map(move |c| Some((&c.name, c.at(row)?)))
     }

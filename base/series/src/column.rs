@@ -96,6 +96,13 @@ impl Words {
         }
     }
 
+    pub fn last(&self) -> Option<u64> {
+        match self {
+            Words::Growing(growing) => (growing.count > 0).then_some(growing.newest),
+            Words::Plain(words) => words.last().copied(),
+        }
+    }
+
     /// All of them.
     pub fn all(&self) -> Cow<'_, [u64]> {
         match self {

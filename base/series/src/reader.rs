@@ -167,6 +167,13 @@ impl<D: Disk> Reader<D> {
         Some(Span { from_ms, to_ms })
     }
 
+    /// The wall clock at the newest row or note: before the end of [`Reader::span`] where the clock was set back.
+    pub fn newest_ms(&self) -> Option<i64> {
+        // Chunks that are being built are of one process, so the other clock orders them.
+        let open = self.open.iter().filter_map(|(_, chunk)| chunk.newest()).max_by_key(|at| at.mono_ms);
+        open.map(|at| at.wall_ms).or_else(|| self.entries.last().map(|entry| entry.meta.wall_max))
+    }
+
     /// What opening found damaged. Chunks are checked when they are read: see [`Rows::damage`] and [`Reader::verify`].
     pub fn damage(&self) -> &[Damage] {
         &self.damage

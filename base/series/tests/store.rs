@@ -142,6 +142,7 @@ fn clock_steps_are_kept_and_reported() {
         writer.sample(node, at, &[(field, Value::Int(second as i64))]).unwrap();
     }
     let reader = Reader::with_disk(writer.disk().clone()).unwrap();
+    assert_eq!((reader.span().map(|s| s.to_ms), reader.newest_ms()), (Some(3_612_000), Some(5_000)));
     let steps: Vec<i64> = reader
         .range(NODE, ALWAYS)
         .filter_map(|item| match item {

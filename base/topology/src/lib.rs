@@ -15,7 +15,7 @@ mod slots;
 mod topology;
 
 pub use cluster::{ClusterNode, ClusterView, Disagreement, ParseError};
-pub use fields::Fields;
+pub use fields::{Fields, fields_of};
 pub use gateway::{GATEWAY_SECTION, Gateway, NodeBehind};
 pub use info::{CommandStat, Info};
 pub use member::{DeploymentKind, Member, Role, join_host_port};

@@ -121,6 +121,14 @@ impl Library {
         }
         let begun = Instant::now();
         let tape = Arc::new(Tape::open(&self.dir)?);
+        let newest_ms = tape.newest_ms();
+        if opened.as_ref().is_some_and(|known| newest_ms < known.tape.newest_ms()) {
+            // The clock was set back: these times come again, with more rows.
+            let mut minutes = locked(&self.minutes);
+            for seen in minutes.known.values_mut().flat_map(|known| known.iter_mut()) {
+                seen.1.is_whole &= is_whole(*seen.0 + self.window_ms, newest_ms);
+            }
+        }
         let again = AGAIN.max(begun.elapsed() * AGAIN_SHARE);
         *opened = Some(Opened { tape: tape.clone(), at: Instant::now(), again });
         Ok(tape)
@@ -145,7 +153,7 @@ impl Library {
 
     /// Incidents that are known by now; the rest of the range is diagnosed next.
     pub fn incidents(&self, tape: &Tape, url: &Arc<str>, range_ms: Range<i64>) -> Told {
-        let (windows, newest_ms) = (self.windows(tape, &range_ms), tape.span().to_ms);
+        let (windows, newest_ms) = (self.windows(tape, &range_ms), tape.newest_ms());
         let mut minutes = locked(&self.minutes);
         let known = minutes.known.get(url);
         let mut joiner = Joiner::new(url, PATIENCE * self.window_ms as u64);
@@ -220,7 +228,7 @@ impl Library {
                 return None;
             }
             let wish = minutes.wish.take().filter(|wish| wish.at.elapsed() < WISH);
-            if let Some((wish, newest_ms)) = wish.zip(self.tape().ok().map(|tape| tape.span().to_ms)) {
+            if let Some((wish, newest_ms)) = wish.zip(self.tape().ok().map(|tape| tape.newest_ms())) {
                 let known = minutes.known.get(&wish.url);
                 let is_missing = |from_ms: &i64| {
                     is_due(known.and_then(|known| known.get(from_ms)), from_ms + self.window_ms, newest_ms)
@@ -239,8 +247,8 @@ impl Library {
     /// `None` where the recording cannot be read at the moment.
     fn diagnose(&self, url: &str, windows: Range<i64>) -> Option<BTreeMap<i64, Seen>> {
         let tape = self.tape().ok()?;
-        let newest_ms = tape.span().to_ms;
-        let is_whole = |from_ms: i64| from_ms + self.window_ms + WHOLE_MS <= newest_ms;
+        let newest_ms = tape.newest_ms();
+        let is_whole = |from_ms: i64| is_whole(from_ms + self.window_ms, newest_ms);
         let nothing = |from_ms: i64| (from_ms, Seen { report: None, is_whole: is_whole(from_ms) });
         let all = windows.clone().step_by(self.window_ms as usize);
         let mut done: BTreeMap<i64, Seen> = all.map(nothing).collect();
@@ -287,9 +295,14 @@ impl Library {
     }
 }
 
+/// Whether nothing about a window that ends then can come later.
+fn is_whole(end_ms: i64, newest_ms: i64) -> bool {
+    end_ms + WHOLE_MS <= newest_ms
+}
+
 /// Whether a window is to be diagnosed: it never was, or not when all of it was there.
 fn is_due(seen: Option<&Seen>, end_ms: i64, newest_ms: i64) -> bool {
-    seen.is_none_or(|seen| !seen.is_whole && end_ms + WHOLE_MS <= newest_ms)
+    seen.is_none_or(|seen| !seen.is_whole && is_whole(end_ms, newest_ms))
 }
 
 /// What incidents are made of.
@@ -322,6 +335,37 @@ mod tests {
         assert!(!is_due(Some(&seen(false)), 60_000, 62_000), "a moment ago");
         assert!(is_due(Some(&seen(false)), 60_000, 135_000), "what came later is there now");
         assert!(!is_due(Some(&seen(true)), 60_000, 135_000));
+    }
+
+    #[test]
+    fn times_that_come_again_are_diagnosed_again() {
+        use unslow_series::{Settings, Stamp, Value, Writer};
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = Writer::open(dir.path(), Settings::default()).unwrap();
+        let (node, field) = (writer.series("redis://a a:1").unwrap(), writer.field("ops").unwrap());
+        let mut record = |wall_ms, mono_ms| {
+            writer.sample(node, Stamp { wall_ms, mono_ms }, &[(field, Value::Int(1))]).unwrap();
+            writer.flush().unwrap();
+        };
+        let library = Library::new(dir.path(), Duration::from_secs(60), None);
+        let read_again = || {
+            if let Some(opened) = locked(&library.opened).as_mut() {
+                opened.again = Duration::ZERO;
+            }
+            library.tape().unwrap().newest_ms()
+        };
+        record(3_600_000, 0);
+        assert_eq!(read_again(), 3_600_000);
+        let whole = |from_ms| (from_ms, Seen { report: None, is_whole: true });
+        locked(&library.minutes).known.insert("redis://a".into(), [whole(0), whole(1_200_000)].into());
+        record(1_200_000, 1_000);
+        assert_eq!(read_again(), 1_200_000, "the clock was set back");
+        assert_eq!(library.tape().unwrap().span().to_ms, 3_600_000);
+        let minutes = locked(&library.minutes);
+        let known = &minutes.known["redis://a"];
+        assert_eq!([0, 1_200_000].map(|from_ms| known[&from_ms].is_whole), [true, false]);
+        assert!(!is_due(known.get(&1_200_000), 1_260_000, 1_200_000), "not before it has come again");
+        assert!(is_due(known.get(&1_200_000), 1_260_000, 1_400_000));
     }
 
     #[test]

@@ -188,16 +188,8 @@ impl Site {
         })
     }
 
-    /// What is recorded, and from when to when.
     fn recording(&self) -> Result<Answer, Problem> {
-        let tape = self.library.tape()?;
-        let span = tape.span();
-        let deployments: Vec<_> =
-            tape.deployments().iter().map(|url| json!({ "url": &**url, "servers": tape.nodes(url).len() })).collect();
-        let document = json!({
-            "schema": INCIDENTS_SCHEMA, "from_ms": span.from_ms, "to_ms": span.to_ms, "deployments": deployments,
-        });
-        Ok(Answer::ok(JSON, document.to_string()))
+        Ok(Answer::ok(JSON, recorded(&*self.library.tape()?).to_string()))
     }
 
     /// The deployment and the range that are asked for, within what is recorded.
@@ -301,18 +293,18 @@ impl Site {
         Ok(Answer::ok(HTML, plain::render(&asked.tape, &asked.url, asked.range_ms, &curves, &told)?))
     }
 
-    /// Streams the time of the newest row.
+    /// Streams what is recorded, as it grows.
     fn live(&self) -> Answer {
         let library = self.library.clone();
         let tell = move |to: &mut dyn Write| {
-            let (begun, mut told, mut told_at) = (Instant::now(), 0, Instant::now());
+            let (begun, mut told, mut told_at) = (Instant::now(), String::new(), Instant::now());
             while begun.elapsed() < LIVE {
                 // What cannot be read for a moment is as it was.
-                let to_ms = library.tape().map_or(told, |tape| tape.span().to_ms);
-                if to_ms != told {
-                    write!(to, "event: recorded\ndata: {{\"to_ms\":{to_ms}}}\n\n")?;
+                let now = library.tape().map_or_else(|_| told.clone(), |tape| recorded(&tape).to_string());
+                if now != told {
+                    write!(to, "event: recorded\ndata: {now}\n\n")?;
                     to.flush()?;
-                    (told, told_at) = (to_ms, Instant::now());
+                    (told, told_at) = (now, Instant::now());
                 } else if told_at.elapsed() >= STILL_HERE {
                     to.write_all(b": still here\n\n")?;
                     to.flush()?;
@@ -324,6 +316,17 @@ impl Site {
         };
         Answer::stream("text/event-stream", Box::new(tell))
     }
+}
+
+/// What is recorded, from when to when, and at what time the newest of it was.
+fn recorded(tape: &Tape) -> serde_json::Value {
+    let span = tape.span();
+    let deployments: Vec<_> =
+        tape.deployments().iter().map(|url| json!({ "url": &**url, "servers": tape.nodes(url).len() })).collect();
+    json!({
+        "schema": INCIDENTS_SCHEMA, "from_ms": span.from_ms, "to_ms": span.to_ms, "newest_ms": tape.newest_ms(),
+        "deployments": deployments,
+    })
 }
 
 /// What a request is about.

@@ -21,12 +21,28 @@ use crate::pings::Pings;
 use crate::scheme::{Away, STALL_US, Stall, TELL_AGAIN_MS};
 
 const MS: u64 = 1_000_000;
-/// From one PING to the next, of a recorder.
-pub const TICK: Duration = Duration::from_millis(100);
+/// How often a node is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// From one PING to the next.
+    tick: Duration,
+    /// INFO is asked for in every so many ticks.
+    ticks_per_info: u64,
+}
+
+impl Pace {
+    /// Ten PINGs and one INFO a second.
+    pub const RECORDED: Pace = Pace { tick: Duration::from_millis(100), ticks_per_info: 10 };
+    /// Of many servers that a person looks at: two PINGs a second, and INFO every 2.5 s.
+    pub const OF_MANY: Pace = Pace { tick: Duration::from_millis(500), ticks_per_info: 5 };
+
+    fn tick_ns(self) -> u64 {
+        self.tick.as_nanos() as u64
+    }
+}
+
 /// So many moments within a tick.
 const GROUPS: u64 = 5;
-/// INFO is asked for in every tenth tick.
-const TICKS_PER_INFO: u64 = 10;
 /// After a stall, or when a node is back, INFO is asked for in every tick for this long,
 const DEEP: u64 = 30_000 * MS;
 /// and not again before this has passed. All other questions are asked at once as often.
@@ -128,30 +144,19 @@ pub struct Eye {
     links: HashMap<NodeNumber, Link>,
     by_connection: HashMap<Id, NodeNumber>,
     waiting: Arc<Waiting>,
-    /// From one PING to the next, in ns.
-    tick: u64,
+    pace: Pace,
 }
 
 impl Eye {
-    /// It asks a PING in every `tick`, and INFO in every tenth.
     pub fn new(
-        tick: Duration,
+        pace: Pace,
         options: Options,
         tls: Option<Arc<ClientConfig>>,
         orders: Receiver<Order>,
         seen: SyncSender<Note>,
         waiting: Arc<Waiting>,
     ) -> Eye {
-        Eye {
-            options,
-            tls,
-            orders,
-            seen,
-            links: HashMap::new(),
-            by_connection: HashMap::new(),
-            waiting,
-            tick: tick.as_nanos() as u64,
-        }
+        Eye { options, tls, orders, seen, links: HashMap::new(), by_connection: HashMap::new(), waiting, pace }
     }
 
     fn obey(&mut self, io: &mut Io, order: Order) {
@@ -175,10 +180,13 @@ impl Eye {
                 }
                 None => {
                     // Nodes take turns within a tick, in groups: each wake-up costs as much as a question.
-                    let tick = self.tick;
+                    let tick = self.pace.tick_ns();
                     let next_tick = (now_ns() / tick + 1) * tick + node as u64 % GROUPS * (tick / GROUPS);
                     io.timer(next_tick, node as u64);
-                    self.links.insert(node, Link::new(*target, peer, next_tick, node as u64 / GROUPS % TICKS_PER_INFO));
+                    self.links.insert(
+                        node,
+                        Link::new(*target, peer, next_tick, node as u64 / GROUPS % self.pace.ticks_per_info),
+                    );
                 }
             },
         }
@@ -190,7 +198,7 @@ impl Eye {
     }
 
     fn tick(&mut self, io: &mut Io, node: NodeNumber) {
-        let (now, tick) = (now_ns(), self.tick);
+        let (now, tick) = (now_ns(), self.pace.tick_ns());
         let Some(link) = self.links.get_mut(&node) else { return };
         link.next_tick += tick;
         if link.next_tick <= now {
@@ -198,7 +206,7 @@ impl Eye {
             link.next_tick += (now - link.next_tick) / tick * tick + tick;
         }
         link.ticks += 1;
-        link.info_due |= link.ticks % TICKS_PER_INFO == 0 || link.is_deep(now);
+        link.info_due |= link.ticks % self.pace.ticks_per_info == 0 || link.is_deep(now);
         io.timer(link.next_tick, node as u64);
         let Some(connection) = link.connection else {
             if now >= link.dial_at {

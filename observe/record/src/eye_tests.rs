@@ -11,7 +11,7 @@ use unslow_client::{Options, Target};
 use unslow_facts::{Lack, Own};
 use unslow_reactor::{Waker, peer_of};
 
-use crate::eye::{Eye, Order, TICK, unix_ms};
+use crate::eye::{Eye, Order, Pace, unix_ms};
 use crate::notes::{Note, Saw, Waiting};
 use crate::recorder::start_eye;
 
@@ -30,7 +30,8 @@ impl Watch {
         let (orders, taken) = channel();
         let (seen, notes) = sync_channel(10_000);
         let options = Options { name: Some("unslow-test"), ..Options::default() };
-        let (waker, _) = start_eye(Eye::new(TICK, options, None, taken, seen, Arc::new(Waiting::default()))).unwrap();
+        let (waker, _) =
+            start_eye(Eye::new(Pace::RECORDED, options, None, taken, seen, Arc::new(Waiting::default()))).unwrap();
         let target = Target::parse(&format!("127.0.0.1:{port}")).unwrap();
         let peer = peer_of(&target).unwrap();
         orders.send(Order::Ask { node: 0, target: Box::new(target), peer }).unwrap();

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use unslow_facts::{Host, Node, Own, Seen, SlowEntry};
 use unslow_probe::Round;
+use unslow_resp::lossy;
 use unslow_series::{Disk, Error, FieldId, SeriesId, Stamp, Value, Writer};
+use unslow_topology::fields_of;
 
 use crate::info;
 use crate::notes::{NodeNumber, Note, Saw};
@@ -214,7 +216,7 @@ impl<D: Disk> Keeper<D> {
     fn note(&mut self, note: &Note) -> Result<Told, Error> {
         match note {
             Note::Saw(number, at, Saw::Second { info, pings, sent }) => {
-                return self.second(*number, *at, &String::from_utf8_lossy(info), pings, sent);
+                return self.second(*number, *at, &lossy(info), pings, sent);
             }
             Note::Wake => Ok(()),
             Note::Left(number) => {
@@ -286,8 +288,7 @@ impl<D: Disk> Keeper<D> {
                 self.writer.text(kept.series, at, &field.name, &field.template)?;
             }
         }
-        for line in info.lines().filter(|line| !line.starts_with('#')) {
-            let Some((name, value)) = line.trim_end().split_once(':') else { continue };
+        for (name, value) in fields_of(info) {
             if !is_kept(name, value) {
                 continue;
             }

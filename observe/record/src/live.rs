@@ -5,8 +5,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use unslow_facts::{Facts, Gap, Host, Lack, Node, Own, PeerSockets, Rtt, Sample, Seen, SentinelNode};
+use unslow_resp::lossy;
 use unslow_series::{Error, Stamp};
-use unslow_topology::{Info, Role};
+use unslow_topology::{Info, Role, fields_of};
 
 use crate::eye::stamp;
 use crate::keeper::{OF_TOPOLOGY, Take, Told};
@@ -205,13 +206,16 @@ impl Watched {
                 if away.is_none() { Told::AskSoon(number) } else { Told::Nothing }
             }
             Saw::Second { info, pings, sent } => {
-                let text = String::from_utf8_lossy(info);
+                let text = lossy(info);
                 let mut own = self.asked.own.clone();
                 own.add(sent);
-                let counters = Counters::of(&text, own.total);
-                let mut topology = DefaultHasher::new();
-                let fields = text.lines().filter_map(|line| line.trim_end().split_once(':'));
-                fields.filter(|(name, _)| OF_TOPOLOGY.contains(name)).for_each(|field| field.hash(&mut topology));
+                let (mut counters, mut topology) = (Counters::with_own(own.total), DefaultHasher::new());
+                for (name, value) in fields_of(&text) {
+                    counters.tell(name, value);
+                    if OF_TOPOLOGY.contains(&name) {
+                        (name, value).hash(&mut topology);
+                    }
+                }
                 let age = |second: &Second| at.mono_ms.saturating_sub(second.at.mono_ms);
                 // Before a gap is another window, and before a restart another process.
                 let is_gone = |last: &Second| age(last) > FRESH_MS || counters.went_back(&last.counters);
@@ -251,7 +255,7 @@ impl Watched {
         if let (Some(first), Some(last)) = (self.seconds.front(), fresh)
             && last.at.mono_ms.saturating_sub(first.at.mono_ms) >= SPAN_MS
         {
-            let info = |second: &Second| Info::parse(&String::from_utf8_lossy(&second.info));
+            let info = |second: &Second| Info::parse(&lossy(&second.info));
             let sample = |second: &Second| Sample { at_ms: unix(place(second.at.mono_ms)), info: info(second) };
             let own = last.own.since(&first.own);
             let s = seconds_between(first.at, last.at, true);

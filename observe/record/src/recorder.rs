@@ -12,7 +12,7 @@ use unslow_probe::{Salt, SaltError, host};
 use unslow_reactor::{Reactor, Waker};
 use unslow_series::Writer;
 
-use crate::eye::{Eye, INPUT_MAX, Order, TICK, stamp};
+use crate::eye::{Eye, INPUT_MAX, Order, Pace, stamp};
 use crate::inquirers::{Inquirers, ROUNDS_PER_WHOLE};
 use crate::keeper::{Keeper, Take, Told};
 use crate::live::Watching;
@@ -22,7 +22,6 @@ use crate::notes::{Note, Saw, Waiting};
 const INQUIRERS: usize = 4;
 /// So many servers are looked at less often, where nothing is recorded of them.
 const MANY: usize = 100;
-const TICK_OF_MANY: Duration = Duration::from_millis(250);
 /// Notes that may wait for the disk: some seconds of a thousand nodes.
 const WAITING: usize = 16_384;
 /// The store's own clock: it syncs and ends chunks when it is told the time.
@@ -118,19 +117,19 @@ impl Recorder {
     /// Starts recording into a directory, which is created if need be; `store` has its limits. Servers that do not
     /// answer yet are waited for; what no waiting helps is an error.
     pub fn start(settings: Settings, dir: &Path, store: unslow_series::Settings) -> Result<Recorder, StartError> {
-        Recorder::begin(settings, |_| TICK, || Keeper::new(Writer::open(dir, store)?, stamp()))
+        Recorder::begin(settings, |_| Pace::RECORDED, || Keeper::new(Writer::open(dir, store)?, stamp()))
     }
 
-    /// Starts looking at one deployment, without a recording. Of more than a hundred servers INFO is asked for every
-    /// 2.5 s instead of every second: it is for people to read.
+    /// Starts looking at one deployment, without a recording. Of more than a hundred servers PING is asked for twice
+    /// a second and INFO every 2.5 s: it is for people to read.
     pub fn watch(settings: Settings, watching: Watching) -> Result<Recorder, StartError> {
-        let tick = |servers| if servers > MANY { TICK_OF_MANY } else { TICK };
-        Recorder::begin(settings, tick, || Ok(watching))
+        let pace = |servers| if servers > MANY { Pace::OF_MANY } else { Pace::RECORDED };
+        Recorder::begin(settings, pace, || Ok(watching))
     }
 
     fn begin<T: Take>(
         settings: Settings,
-        tick: impl FnOnce(usize) -> Duration,
+        pace: impl FnOnce(usize) -> Pace,
         taker: impl FnOnce() -> Result<T, unslow_series::Error>,
     ) -> Result<Recorder, StartError> {
         let Settings { targets, options, every, keys, host } = settings;
@@ -166,14 +165,14 @@ impl Recorder {
             false => None,
         };
         let servers = found.iter().map(|(_, found)| found.as_ref().map_or(0, |d| d.members.len())).sum();
-        let tick = tick(servers);
+        let pace = pace(servers);
         let (notes, taken) = sync_channel(WAITING);
         let shared = Arc::new(Shared::default());
         let mut threads = Vec::new();
         let eyes = (0..std::thread::available_parallelism().map_or(1, usize::from))
             .map(|_| {
                 let (orders, taken) = channel();
-                let eye = Eye::new(tick, options.clone(), tls.clone(), taken, notes.clone(), shared.waiting.clone());
+                let eye = Eye::new(pace, options.clone(), tls.clone(), taken, notes.clone(), shared.waiting.clone());
                 let (waker, thread) = start_eye(eye)?;
                 threads.push(thread);
                 Ok((orders, waker))

@@ -93,6 +93,11 @@ impl Tape {
         self.reader.span().unwrap_or(Span { from_ms: 0, to_ms: 0 })
     }
 
+    /// When the newest of it was recorded, by the clock of then: one that was set back is before the span's end.
+    pub fn newest_ms(&self) -> i64 {
+        self.reader.newest_ms().unwrap_or(0)
+    }
+
     /// Reads everything for what cannot be read.
     pub fn verify(&self) -> Vec<Damage> {
         self.reader.verify()

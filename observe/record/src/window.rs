@@ -32,17 +32,18 @@ impl Counters {
         OWN_TOTAL,
     ];
 
-    /// Of an INFO, and of what we had sent by then.
-    pub fn of(info: &str, own_total: u64) -> Counters {
+    /// What we had sent by then; the fields of an INFO are to be told.
+    pub fn with_own(total: u64) -> Counters {
         let mut counters = Counters::default();
-        for (name, value) in info.lines().filter_map(|line| line.trim_end().split_once(':')) {
-            if let Some(place) = Counters::NAMES.iter().position(|known| *known == name) {
-                let scale = if name.starts_with("used_cpu") { 1e6 } else { 1.0 };
-                counters.0[place] = value.parse().ok().map(|n: f64| n * scale);
-            }
-        }
-        counters.0[Counters::NAMES.len() - 1] = Some(own_total as f64);
+        counters.0[Counters::NAMES.len() - 1] = Some(total as f64);
         counters
+    }
+
+    pub fn tell(&mut self, name: &str, value: &str) {
+        if let Some(place) = Counters::NAMES.iter().position(|known| *known == name) {
+            let scale = if name.starts_with("used_cpu") { 1e6 } else { 1.0 };
+            self.0[place] = value.parse().ok().map(|n: f64| n * scale);
+        }
     }
 
     /// Whether a process has begun anew, or its statistics were reset.

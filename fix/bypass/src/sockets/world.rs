@@ -68,7 +68,9 @@ impl Settings {
         let patience = match std::env::var("UNSLOW_BYPASS_WAIT_MS") {
             Ok(text) => match text.parse() {
                 Ok(ms) => Duration::from_millis(ms),
-                Err(_) => return Err(format!("UNSLOW_BYPASS_WAIT_MS: expected milliseconds such as 150, not {text:?}")),
+                Err(_) => {
+                    return Err(format!("UNSLOW_BYPASS_WAIT_MS: expected milliseconds such as 150, not {text:?}"));
+                }
             },
             Err(_) => PATIENCE,
         };

@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use procfs::{FromRead, ProcessCGroups};
+use procfs::{FromRead, MountEntry, ProcessCGroups};
 
 use super::machine::line;
 use super::parse::{Throttled, cgroup_places, cores, limit_of, throttled_of};
@@ -35,12 +35,32 @@ pub struct Stopped {
     pub periods: u64,
 }
 
+/// What is mounted here, read once for all processes that are looked at together.
+pub struct Mounts(Vec<MountEntry>);
+
+impl Mounts {
+    pub fn read() -> Mounts {
+        Mounts(procfs::mounts().unwrap_or_default())
+    }
+}
+
 /// Directories of a process's groups for a controller, its own first; empty where none can be seen.
-pub fn of(pid: u32, controller: &str) -> Vec<PathBuf> {
-    let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).map_or(Vec::new(), |all| all.0);
-    let places = cgroup_places(&groups, &procfs::mounts().unwrap_or_default(), controller);
-    let mut all = places.into_iter().map(|(base, dir)| upwards(&base, &dir));
-    all.find(|groups| groups.iter().any(|dir| has(dir, controller))).unwrap_or_default()
+#[derive(Clone, Debug, Default)]
+pub struct Groups {
+    pub cpu: Vec<PathBuf>,
+    pub memory: Vec<PathBuf>,
+}
+
+impl Groups {
+    pub fn of(pid: u32, mounts: &Mounts) -> Groups {
+        let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).map_or(Vec::new(), |all| all.0);
+        let of = |controller: &str| {
+            let places = cgroup_places(&groups, &mounts.0, controller);
+            let mut all = places.into_iter().map(|(base, dir)| upwards(&base, &dir));
+            all.find(|groups| groups.iter().any(|dir| has(dir, controller))).unwrap_or_default()
+        };
+        Groups { cpu: of("cpu"), memory: of("memory") }
+    }
 }
 
 fn has(dir: &Path, controller: &str) -> bool {

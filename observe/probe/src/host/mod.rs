@@ -28,6 +28,7 @@ use unslow_facts::{Gap, Host, Lack, Node, Rtt, Seen};
 use crate::now_ms;
 use crate::sockets::{self, TcpSocket};
 use addresses::{Listened, by_peer, is_bus_of, local_ips, of_process, of_settings, port_of, resolve, ss};
+use cgroups::Mounts;
 use processes::{Listener, Task, is_another, listeners, observers, sent_info, socket_inodes, tasks};
 
 pub use assign::{Outcome, assign, outcomes};
@@ -59,6 +60,7 @@ impl Watch {
     /// Takes the second sample, finds the servers among `nodes` that run here, and gives those their sockets.
     pub fn finish(self, nodes: &mut [Node]) -> Host {
         let mut host = self.machine.second();
+        let mounts = Mounts::read();
         let table = self.sockets_in_window();
         let (sockets, refused) = match &table {
             Ok(sockets) => (&sockets[..], None),
@@ -83,7 +85,7 @@ impl Watch {
                     pid
                 }
             };
-            self.serves(&mut host, pid, &node.address);
+            self.serves(&mut host, &mounts, pid, &node.address);
             has_queues(&mut host, pid, queues);
         }
         self.complete(host, sockets, reached)
@@ -93,6 +95,7 @@ impl Watch {
     /// diagnosis gives it its own.
     pub fn finish_alone(self) -> Host {
         let mut host = self.machine.second();
+        let mounts = Mounts::read();
         let sockets = sockets::all().unwrap_or_default();
         let listeners = listeners(&sockets);
         let drops = sockets::listen_drops();
@@ -102,14 +105,14 @@ impl Watch {
                 continue;
             }
             let name = if ip.is_unspecified() { "*".to_string() } else { ip.to_string() };
-            self.serves(&mut host, *pid, &format!("{name}:{port}"));
+            self.serves(&mut host, &mounts, *pid, &format!("{name}:{port}"));
             let clients: Vec<Listened> = own.iter().copied().filter(|(_, port)| !is_bus_of(&own, *port)).collect();
             has_queues(&mut host, *pid, self.queues.second(&sockets, &drops, &clients));
         }
         let mut reached = BTreeSet::new();
         for server in elsewhere::servers() {
             for (ip, port) in server.reached_at() {
-                self.serves(&mut host, server.pid, &format!("{ip}:{port}"));
+                self.serves(&mut host, &mounts, server.pid, &format!("{ip}:{port}"));
                 reached.insert((ip, port));
             }
         }
@@ -134,11 +137,14 @@ impl Watch {
     }
 
     /// Notes that a process serves this address.
-    fn serves(&self, host: &mut Host, pid: u32, address: &str) {
+    fn serves(&self, host: &mut Host, mounts: &Mounts, pid: u32, address: &str) {
         match host.processes.iter_mut().find(|p| p.pid == pid) {
             Some(process) if process.addresses.iter().any(|a| a == address) => {} // IPv4 and IPv6
             Some(process) => process.addresses.push(address.to_string()),
-            None => host.processes.push(processes::process(pid, self.tasks.get(&pid), address, host.window_s)),
+            None => {
+                let process = processes::process(pid, self.tasks.get(&pid), mounts, address, host.window_s);
+                host.processes.push(process);
+            }
         }
     }
 

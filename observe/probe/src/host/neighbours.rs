@@ -10,7 +10,7 @@ use unslow_facts::{Host, Neighbour};
 
 use super::addresses::{Listened, local_ips, port_of};
 use super::parse::rows;
-use super::processes::{Task, socket_inodes, tasks};
+use super::processes::{Task, socket_inodes, used};
 use crate::sockets::{self, TcpSocket};
 
 /// The busiest other processes, and whether they are clients of the servers here. `before` is what each had used when
@@ -22,8 +22,7 @@ pub fn look(before: &BTreeMap<u32, Task>, host: &mut Host, sockets: &[TcpSocket]
     const LOOK: Duration = Duration::from_secs(1);
     const PAUSE: Duration = Duration::from_millis(5);
     let servers: BTreeSet<u32> = host.processes.iter().map(|p| p.pid).collect();
-    let mut all: Vec<Neighbour> = tasks()
-        .into_iter()
+    let mut all: Vec<Neighbour> = used()
         .filter(|(pid, _)| !servers.contains(pid) && *pid != std::process::id())
         .map(|(pid, after)| {
             let then = before.get(&pid).map_or(0, |t| t.ticks);

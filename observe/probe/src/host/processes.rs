@@ -9,7 +9,7 @@ use procfs::{Current, FromRead, Uptime};
 use unslow_facts::{MemoryGroup, Node, Process};
 use unslow_process::{Schedstat, cpu_ticks, pids, schedstat, seconds, stat, status};
 
-use super::cgroups::{self, Bounding, Periods};
+use super::cgroups::{self, Bounding, Groups, Mounts, Periods};
 use super::machine::line;
 use super::memory_group;
 use super::parse::{anon_by_node, cpus_allowed, is_server, open_files_max, own_pid, processors};
@@ -27,42 +27,62 @@ pub struct Task {
     pub name: String,
     pub parent: u32,
     pub ticks: u64,
+    major_faults: u64,
+    /// Where the main thread was seen last.
+    processor: Option<u32>,
+    /// For servers only.
+    server: Option<Server>,
+}
+
+/// What only a server's process is asked for.
+#[derive(Clone, Default)]
+struct Server {
     /// Of the main thread.
     scheduled: Option<Schedstat>,
+    groups: Groups,
     /// Of its cgroup and those above.
     periods: Vec<Periods>,
     /// The group that bounds its memory, and what that holds.
     memory: Option<(Bounding, memory_group::Sample)>,
-    major_faults: u64,
-    /// Where the main thread was seen last.
-    processor: Option<u32>,
 }
 
+/// All processes; servers with their groups.
 pub fn tasks() -> BTreeMap<u32, Task> {
-    pids().filter_map(|pid| Some((pid, task(pid)?))).collect()
+    let mounts = Mounts::read();
+    pids().filter_map(|pid| Some((pid, task(pid, Some(&mounts))?))).collect()
 }
 
-fn task(pid: u32) -> Option<Task> {
+/// All processes, with what each has used.
+pub fn used() -> impl Iterator<Item = (u32, Task)> {
+    pids().filter_map(|pid| Some((pid, task(pid, None)?)))
+}
+
+/// Without `mounts` a server is looked at as any process.
+fn task(pid: u32, mounts: Option<&Mounts>) -> Option<Task> {
     let stat = stat(pid)?;
-    let server = is_server(&stat.comm);
-    let groups = |controller: &str| if server { cgroups::of(pid, controller) } else { Vec::new() };
-    let periods = cgroups::periods(&groups("cpu"));
-    let bounding = cgroups::bounding(&groups("memory"));
-    let memory = bounding.and_then(|group| memory_group::sample(&group.dir).map(|sample| (group, sample)));
     Some(Task {
         parent: stat.ppid as u32,
         ticks: cpu_ticks(&stat),
-        scheduled: server.then(|| schedstat(pid, pid)).flatten(),
-        periods,
-        memory,
         major_faults: stat.majflt,
         processor: stat.processor.map(|number| number as u32),
+        server: mounts.filter(|_| is_server(&stat.comm)).map(|mounts| server(pid, mounts)),
         name: stat.comm,
     })
 }
 
+fn server(pid: u32, mounts: &Mounts) -> Server {
+    let groups = Groups::of(pid, mounts);
+    let bounding = cgroups::bounding(&groups.memory);
+    Server {
+        scheduled: schedstat(pid, pid),
+        periods: cgroups::periods(&groups.cpu),
+        memory: bounding.and_then(|group| memory_group::sample(&group.dir).map(|sample| (group, sample))),
+        groups,
+    }
+}
+
 /// What became of the memory of its group in the window; a group that was not the same at the start has no past.
-fn memory_in_window(before: Option<&Task>, after: &Task, window_s: f64) -> Option<MemoryGroup> {
+fn memory_in_window(before: Option<&Server>, after: &Server, window_s: f64) -> Option<MemoryGroup> {
     let (group, end) = after.memory.as_ref()?;
     let same = before.and_then(|b| b.memory.as_ref()).filter(|(then, _)| then.dir == group.dir);
     Some(MemoryGroup { above: group.above, ..memory_group::in_window(same.map(|(_, sample)| *sample), *end, window_s) })
@@ -70,9 +90,8 @@ fn memory_in_window(before: Option<&Task>, after: &Task, window_s: f64) -> Optio
 
 /// What its own group holds on each memory node. The process's own map would say more, and walks all of its pages under
 /// a lock.
-fn held_by_node(pid: u32) -> Vec<(u32, u64)> {
-    let own = cgroups::of(pid, "memory").into_iter().next();
-    let text = own.and_then(|dir| fs::read_to_string(dir.join("memory.numa_stat")).ok());
+fn held_by_node(groups: &Groups) -> Vec<(u32, u64)> {
+    let text = groups.memory.first().and_then(|dir| fs::read_to_string(dir.join("memory.numa_stat")).ok());
     anon_by_node(&text.unwrap_or_default(), procfs::page_size())
 }
 
@@ -83,15 +102,16 @@ fn anon_huge(pid: u32) -> Option<u64> {
 }
 
 /// The facts of a server's process, `before` being what it had used when the window began.
-pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) -> Process {
-    let after = task(pid).unwrap_or_default();
+pub fn process(pid: u32, before: Option<&Task>, mounts: &Mounts, address: &str, window_s: f64) -> Process {
+    let after = task(pid, None).unwrap_or_default();
+    let (earlier, now) = (before.and_then(|b| b.server.as_ref()), server(pid, mounts));
     let status = status(pid);
     let limits = Limits::from_file(format!("/proc/{pid}/limits")).ok();
-    let cpu = cgroups::of(pid, "cpu");
-    let stopped = before.and_then(|b| cgroups::stopped(&cpu, &b.periods, &after.periods));
+    let cpu = &now.groups.cpu;
+    let stopped = earlier.and_then(|b| cgroups::stopped(cpu, &b.periods, &now.periods));
     let seen_on = before.and_then(|b| b.processor).zip(after.processor);
     let ran_on = seen_on.map_or(Vec::new(), |(first, last)| if first == last { vec![last] } else { vec![first, last] });
-    let main_thread = before.and_then(|b| b.scheduled.as_ref()).zip(after.scheduled.as_ref());
+    let main_thread = earlier.and_then(|b| b.scheduled.as_ref()).zip(now.scheduled.as_ref());
     let share = |before_ns: u64, after_ns: u64| after_ns.saturating_sub(before_ns) as f64 / 1e9 / window_s;
     Process {
         pid,
@@ -106,17 +126,17 @@ pub fn process(pid: u32, before: Option<&Task>, address: &str, window_s: f64) ->
         anon_huge_bytes: anon_huge(pid),
         open_files_max: limits.as_ref().and_then(open_files_max),
         cpus_allowed: status.as_ref().and_then(cpus_allowed),
-        quota_cores: cgroups::quota(&cpu),
+        quota_cores: cgroups::quota(cpu),
         throttled_share: stopped.map(|s| s.us as f64 / 1e6 / window_s),
         throttled_periods: stopped.map(|s| (s.throttled, s.periods)),
         throttled_above: stopped.map_or(0, |s| s.above),
-        memory_limit_bytes: cgroups::bounding(&cgroups::of(pid, "memory")).and_then(|group| group.limit),
-        memory_group: memory_in_window(before, &after, window_s),
+        memory_limit_bytes: cgroups::bounding(&now.groups.memory).and_then(|group| group.limit),
+        memory_group: memory_in_window(earlier, &now, window_s),
         // Counted here: procfs adds two before Linux 6.2.
         open_files: fs::read_dir(format!("/proc/{pid}/fd")).ok().map(|all| all.count() as u64),
         main_cpu_share: main_thread.map(|(before, after)| share(before.sum_exec_runtime, after.sum_exec_runtime)),
         ran_on,
-        anon_by_node: held_by_node(pid),
+        anon_by_node: held_by_node(&now.groups),
         processors: status.as_ref().map_or(Vec::new(), processors),
         accept_queues: Vec::new(),
         storage: storage::of(pid),
