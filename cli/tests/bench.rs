@@ -412,6 +412,13 @@ fn bad_orders_get_one_clear_line() {
         (&["--replay", "/nowhere"], "/nowhere"),
         (&["--replay", recording.to_str().unwrap(), "--mix", "get=1"], "a mix has no part in it"),
         (&["--replay", "/etc/passwd"], "line 1"),
+        (&["--loop"], "--replay FILE"),
+        (
+            &["--command", "config set maxmemory 1"],
+            "CONFIG SET would be sent again and again; if that is meant, add --dangerous",
+        ),
+        (&["--fail-if", "p95 > 5ms"], "unknown figure"),
+        (&["--fail-if", "p99 > 5%"], "p99 > 5%"),
         (&["--speed", "2"], "--replay"),
         (&["--read-from", "replica"], "no replica"),
         (&["--subscribers", "2"], "--mix publish"),
@@ -428,6 +435,25 @@ fn bad_orders_get_one_clear_line() {
     ] {
         fails(&["bench", target], expected);
     }
+}
+
+#[test]
+fn a_run_that_breaks_a_limit_fails_and_says_which() {
+    let server = standalone("valkey-9.1");
+    let url = server.url();
+    let limited = |limits: &[&str]| {
+        let limits = limits.iter().flat_map(|limit| ["--fail-if", limit]);
+        let words =
+            ["bench", &url, "-n", "200", "-c", "2", "--command", "LPUSH unslow:{key} x", "--lateness-max", "1h"];
+        unslow(&words.into_iter().chain(limits).collect::<Vec<_>>())
+    };
+    let kept = limited(&["errors > 0", "max > 1h", "throughput < 0.001"]);
+    assert_eq!((kept.status.code(), stderr(&kept).contains("failed:")), (Some(0), false), "{}", stderr(&kept));
+    let broken = limited(&["errors > 0", "max > 1us", "throughput < 1G"]);
+    assert_eq!(broken.status.code(), Some(1), "{}", stderr(&broken));
+    let said = stderr(&broken);
+    assert!(said.contains("failed: max > 1us: ") && said.contains("failed: throughput < 1G: "), "{said}");
+    assert!(!said.contains("failed: errors"), "{said}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `unslow bench`: load, honest tails.
 
 mod compare;
+mod limits;
 mod page;
 mod text;
 
@@ -23,6 +24,8 @@ use crate::output::{Output, writable};
 use crate::reach::Reach;
 use crate::server::Server;
 use crate::typed::{seconds, short_time};
+
+use limits::Limit;
 
 pub use compare::Compare;
 
@@ -68,9 +71,9 @@ pub struct Bench {
                 constant]"
     )]
     arrivals: Option<ArrivalsFlag>,
-    /// Length of a run, as 30s or 2m
-    #[arg(long, default_value = "10s", value_parser = seconds, value_name = "TIME")]
-    seconds: f64,
+    /// Length of a run, as 30s or 2m [default: 10s; with --requests, or a --replay without --loop, as long as it takes]
+    #[arg(long, value_parser = seconds, value_name = "TIME")]
+    seconds: Option<f64>,
     /// End after this many requests
     #[arg(short = 'n', long, value_parser = parse_count, value_name = "N")]
     requests: Option<u64>,
@@ -96,6 +99,9 @@ pub struct Bench {
     #[arg(long, default_value = "5ms", value_parser = short_time, value_name = "TIME")]
     lateness_max: Duration,
 
+    /// End with exit status 1 when a run breaks this: 'p99 > 5ms', 'errors > 0.1%', 'throughput < 10k'; may be repeated
+    #[arg(long, value_name = "LIMIT", value_parser = limits::limit)]
+    fail_if: Vec<Limit>,
     /// Runs
     #[arg(long, default_value_t = 1, value_name = "N")]
     repeat: usize,
@@ -163,9 +169,15 @@ struct WorkloadFlags {
     /// Lua script to load; {sha} in a template is its digest
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
-    /// Send recorded commands: MONITOR's output, or a command a line
+    /// Send recorded commands once: MONITOR's output, or a command a line
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
+    /// Begin the --replay again when it ends, until the run is over
+    #[arg(long = "loop")]
+    replay_loop: bool,
+    /// Send also what does more than read and write keys: FLUSHALL, CONFIG SET, DEBUG, SHUTDOWN and the like
+    #[arg(long)]
+    dangerous: bool,
     /// With --replay of MONITOR's output: at its own pace, this many times as fast
     #[arg(long, value_name = "X")]
     speed: Option<f64>,
@@ -182,6 +194,9 @@ struct WorkloadFlags {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
+
+/// Seconds that a run may take.
+const LONGEST_S: f64 = 604_800.0;
 
 /// A mix that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -240,6 +255,7 @@ impl WorkloadFlags {
         spec.multi = self.multi.unwrap_or(spec.multi);
         spec.script = self.script.clone().or(spec.script);
         spec.replay = self.replay.clone().or(spec.replay);
+        spec.replay_loop |= self.replay_loop;
         spec.verify |= self.verify;
         spec.seed = self.seed.unwrap_or(spec.seed);
         spec.preload = match (self.preload, self.no_preload) {
@@ -253,7 +269,7 @@ impl WorkloadFlags {
 
 impl Bench {
     fn settings(&self, target: Target, is_over_rings: bool) -> anyhow::Result<Settings> {
-        if !(self.seconds.is_finite() && self.seconds > 0.0 && self.seconds <= 604_800.0) {
+        if self.seconds.is_some_and(|s| !(s.is_finite() && s > 0.0 && s <= LONGEST_S)) {
             bail!("--seconds takes more than 0 and at most a week (7d)");
         }
         if self.workload.speed.is_some_and(|s| !(s > 0.0 && s <= 1e6)) {
@@ -262,13 +278,20 @@ impl Bench {
         if self.model != Model::Own && self.connections.is_some() {
             bail!("--connections belongs to --model own; {} says by itself how many there are", self.model);
         }
-        let options = self.reach.options()?;
+        let (options, spec) = (self.reach.options()?, self.workload.spec()?);
+        if spec.replay_loop && spec.replay.is_none() {
+            bail!("--loop repeats a recording: name one with --replay FILE");
+        }
+        // Steps are of equal length, so they need one.
+        let has_end = self.rate.len() < 2 && (self.requests.is_some() || (spec.replay.is_some() && !spec.replay_loop));
+        let length_s = self.seconds.unwrap_or(if has_end { LONGEST_S } else { 10.0 });
         Ok(Settings {
             target,
             rings: is_over_rings,
             timeout: options.command_timeout,
             options,
-            spec: self.workload.spec()?,
+            spec,
+            dangerous: self.workload.dangerous,
             model: self.model,
             connections: self.connections.unwrap_or(50),
             pipeline: self.pipeline,
@@ -280,7 +303,7 @@ impl Bench {
                 _ => Arrivals::Constant,
             },
             speed: self.workload.speed,
-            length: Duration::from_secs_f64(self.seconds),
+            length: Duration::from_secs_f64(length_s),
             requests: self.requests,
             read_from: match self.read_from {
                 ReadFromFlag::Primary => ReadFrom::Primary,
@@ -356,8 +379,14 @@ impl Bench {
                 }
             }
         }
+        let broken: Vec<String> =
+            reports.iter().flat_map(|report| limits::broken(&self.fail_if, &report.runs)).collect();
+        for line in &broken {
+            anstream::eprintln!("{line}");
+        }
         if trouble.is_empty() {
-            return Ok(u8::from(reports.iter().flat_map(|r| &r.runs).any(|r| !r.valid)));
+            let is_doubted = reports.iter().flat_map(|r| &r.runs).any(|r| !r.valid);
+            return Ok(u8::from(is_doubted || !broken.is_empty()));
         }
         let sentences: Vec<String> = trouble.iter().map(|e| format!("{e:#}")).collect();
         bail!("{}", sentences.join("; "));

@@ -172,7 +172,7 @@ fn errors(timeline: &[Second], drawn: &[Second]) -> Vec<Line> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use serde_json::{Value as Json, json};
 
     use super::*;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     /// A run that loads for 4.2 s and waits for answers until 5.3 s.
-    fn report() -> Report {
+    pub fn report() -> Report {
         let latency = json!({
             "count": 4000, "us_mean": 120.0, "us_p50": 100.0, "us_p90": 200.0, "us_p99": 900.0, "us_p99_9": 5000.0,
             "us_p99_99": 90000.0, "us_p99_999": 100000.0, "us_max": 100000.0,

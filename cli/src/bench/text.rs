@@ -94,7 +94,8 @@ pub fn asked(report: &Report) -> String {
             0 => String::new(),
             n => format!(", {} left out because they would change their connection", count(n as f64)),
         };
-        return format!("a recording of {} commands{left}", count(recording.commands as f64));
+        let s = if recording.commands == 1 { "" } else { "s" };
+        return format!("a recording of {} command{s}{left}", count(recording.commands as f64));
     }
     let mut names: Vec<String> = report.runs.first().map_or(Vec::new(), |run| {
         let all: u64 = run.commands.iter().map(|c| c.latency.count).sum();

@@ -112,6 +112,22 @@ pub enum WorkloadError {
     /// A replay together with something that is drawn.
     #[error("a replay sends what was recorded, so {0} has no part in it; leave one of the two out")]
     DrawnInReplay(&'static str),
+    /// One that does more than read and write keys.
+    #[error("{what} would be sent again and again; if that is meant, add --dangerous")]
+    Dangerous {
+        /// The command.
+        what: String,
+    },
+    /// The same in a recording.
+    #[error("{path}: line {line}: {what}; if it is to be sent, add --dangerous")]
+    DangerousLine {
+        /// The recording.
+        path: String,
+        /// Which, from 1.
+        line: usize,
+        /// The command.
+        what: String,
+    },
     /// No command calls the script.
     #[error("the script is not used; call it with --command \"EVALSHA {{sha}} 1 {{key}}\"")]
     ScriptUnused,

@@ -12,6 +12,7 @@
 
 mod arrivals;
 mod compare;
+mod danger;
 mod doubts;
 mod error;
 mod export;

@@ -10,6 +10,7 @@ use std::path::Path;
 use unslow_resp::{split_words, write_command};
 use unslow_topology::slot_of;
 
+use crate::danger::dangerous;
 use crate::error::{BadRecording, RecordingError};
 
 /// Commands that make no sense out of their connection.
@@ -51,6 +52,8 @@ pub struct Recording {
     pub left_out: u64,
     /// Whether every command has its time.
     pub timed: bool,
+    /// The line of the first command that does more than read and write keys, and which it is.
+    pub dangerous: Option<(usize, String)>,
 }
 
 #[derive(Debug)]
@@ -73,8 +76,14 @@ impl Recording {
 
     /// The same from any reader.
     pub fn read(reader: impl BufRead) -> Result<Recording, BadRecording> {
-        let mut out =
-            Recording { bytes: Vec::new(), recorded: Vec::new(), names: Vec::new(), left_out: 0, timed: true };
+        let mut out = Recording {
+            bytes: Vec::new(),
+            recorded: Vec::new(),
+            names: Vec::new(),
+            left_out: 0,
+            timed: true,
+            dangerous: None,
+        };
         for (i, line) in reader.lines().enumerate() {
             let text = line.map_err(|why| BadRecording::Unreadable { line: i + 1, why })?;
             let line = text.trim();
@@ -91,6 +100,9 @@ impl Recording {
             if LEFT_OUT.contains(&name.as_str()) {
                 out.left_out += 1;
                 continue;
+            }
+            if out.dangerous.is_none() {
+                out.dangerous = dangerous(&words).map(|what| (i + 1, what));
             }
             let kind = match out.names.iter().position(|n| *n == name) {
                 Some(kind) => kind,

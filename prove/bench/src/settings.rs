@@ -90,8 +90,10 @@ pub struct Settings {
     pub speed: Option<f64>,
     /// Length of a run.
     pub length: Duration,
-    /// Requests of a run, at most.
+    /// Requests of a run, at most; a recording that is sent once sets it.
     pub requests: Option<u64>,
+    /// Whether commands may do more than read and write keys.
+    pub dangerous: bool,
     /// Longest wait for an answer.
     pub timeout: Duration,
     /// Which servers answer reads.
@@ -314,6 +316,7 @@ pub(crate) mod tests {
             speed: None,
             length: Duration::from_secs(1),
             requests: None,
+            dangerous: false,
             timeout: Duration::from_secs(3),
             read_from: ReadFrom::Primary,
             lateness_max: Duration::from_millis(5),

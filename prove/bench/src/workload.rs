@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
 use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
+use crate::danger::dangerous;
 use crate::error::WorkloadError;
 use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
@@ -41,6 +42,8 @@ pub struct Spec {
     pub script: Option<PathBuf>,
     /// Recorded commands to send in place of drawn ones: MONITOR's output, or one command a line.
     pub replay: Option<PathBuf>,
+    /// Begin the recording again when it ends, until the run is over; otherwise a run sends it once.
+    pub replay_loop: bool,
     /// Compare what `get` brings with what was written.
     pub verify: bool,
     /// Write every key once before the run; by default where the mix reads with `get`.
@@ -62,6 +65,7 @@ impl Default for Spec {
             multi: 0,
             script: None,
             replay: None,
+            replay_loop: false,
             verify: false,
             preload: None,
             seed: 1,
@@ -234,6 +238,19 @@ impl Workload {
     /// Seed of all that is drawn.
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// Fails where a command would do more than read and write keys.
+    pub fn refuse_danger(&self, spec: &Spec) -> Result<(), WorkloadError> {
+        if let Some((line, what)) = self.recording.as_ref().and_then(|recording| recording.dangerous.clone()) {
+            let path = spec.replay.as_ref().map_or_else(String::new, |path| path.display().to_string());
+            return Err(WorkloadError::DangerousLine { path, line, what });
+        }
+        let words = |command: &Command| command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
+        match self.commands.iter().find_map(|command| dangerous(&words(command))) {
+            Some(what) => Err(WorkloadError::Dangerous { what }),
+            None => Ok(()),
+        }
     }
 
     /// Whether a preload serves it: it reads what the built-in `set` writes.

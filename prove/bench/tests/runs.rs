@@ -28,6 +28,7 @@ fn settings(target: Target) -> Settings {
         arrivals: Arrivals::Constant,
         speed: None,
         length: PATIENCE,
+        dangerous: false,
         requests: None,
         timeout: Duration::from_secs(60),
         read_from: ReadFrom::Primary,
@@ -569,7 +570,7 @@ fn a_recording_is_sent_again_at_its_own_pace() {
     settings.connections = 1;
     settings.spec.replay = Some(path);
     settings.speed = Some(2.0);
-    settings.requests = Some(51);
+    settings.length = Duration::from_secs(600);
     let run = run(settings);
     assert_clean(&run, "replay");
     assert_eq!(run.requests, 51);
@@ -580,6 +581,41 @@ fn a_recording_is_sent_again_at_its_own_pace() {
     let sent: Vec<String> = list.items().iter().filter_map(|v| v.text()).collect();
     let expected: Vec<String> = (0..50).map(|i| i.to_string()).chain(["end".into()]).collect();
     assert_eq!(sent, expected, "in order, over one connection");
+}
+
+#[test]
+fn a_recording_is_sent_once_unless_it_is_to_begin_again_and_nothing_dangerous_by_itself() {
+    let server = standalone("valkey-9.1");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("commands.txt");
+    let replay = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        let mut settings = settings(server.target());
+        (settings.length, settings.spec.replay) = (Duration::from_secs(600), Some(path.clone()));
+        settings
+    };
+    let mut c = server.connect_with(&options(2)).unwrap();
+    let mut counted = |settings: Settings| {
+        let requests = run(settings).requests;
+        let count = c.call(&["GETDEL", "count"]).unwrap().text().map_or(0, |n| n.parse().unwrap());
+        assert_eq!(requests, count, "as many as the server counted");
+        count
+    };
+    assert_eq!(counted(replay("INCR count\nINCR count\nINCR count\n")), 3, "once, over fifty connections");
+    let mut more = replay("INCR count\n");
+    more.requests = Some(7);
+    assert_eq!(counted(more.clone()), 1, "more are not there");
+    more.spec.replay_loop = true;
+    assert_eq!(counted(more), 7);
+    let refused = Session::prepare(replay("INCR count\n\nconfig set maxmemory 1\n"), &mut |_| {});
+    let refused = refused.err().expect("a dangerous command").to_string();
+    assert!(refused.contains("line 3: CONFIG SET") && refused.contains("--dangerous"), "{refused}");
+    let mut template = settings(server.target());
+    template.spec.commands = vec!["flushall".into()];
+    let refused = Session::prepare(template.clone(), &mut |_| {}).err().expect("a dangerous command").to_string();
+    assert!(refused.contains("FLUSHALL") && refused.contains("--dangerous"), "{refused}");
+    (template.dangerous, template.requests) = (true, Some(2));
+    assert_eq!(run(template).answered, 2);
 }
 
 #[test]

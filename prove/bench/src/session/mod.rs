@@ -77,8 +77,12 @@ impl Session {
         self.run_once(observer)
     }
 
-    /// A short run that is thrown away: what is cold, on both sides, gets warm.
+    /// A short run that is thrown away: what is cold, on both sides, gets warm. What is to be sent once is not sent
+    /// for that.
     pub fn warm_up(&mut self) -> Result<(), Error> {
+        if self.workload.recording.is_some() && !self.settings.spec.replay_loop {
+            return Ok(());
+        }
         let settings = Settings {
             length: self.settings.length.min(Duration::from_secs(1)),
             requests: None,

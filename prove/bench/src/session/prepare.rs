@@ -17,10 +17,16 @@ use crate::workload::Workload;
 
 impl Session {
     /// Looks at the deployment, compiles the workload, asks the server whether it knows the commands, and preloads.
-    pub fn prepare(settings: Settings, observer: &mut dyn FnMut(Progress)) -> Result<Session, Error> {
+    pub fn prepare(mut settings: Settings, observer: &mut dyn FnMut(Progress)) -> Result<Session, Error> {
         settings.check()?;
         // What is wrong with the workload is said before anyone is asked.
-        Workload::compile(&settings.spec, settings.spec.script.as_ref().map(|_| "0"))?;
+        let workload = Workload::compile(&settings.spec, settings.spec.script.as_ref().map(|_| "0"))?;
+        if !settings.dangerous {
+            workload.refuse_danger(&settings.spec)?;
+        }
+        if let Some(recording) = workload.recording.filter(|_| !settings.spec.replay_loop) {
+            settings.requests = Some(settings.requests.unwrap_or(u64::MAX).min(recording.commands()));
+        }
         let topology = look(&settings.target, &settings.options)?;
         let mut masters = open_masters(&settings, &topology)?;
         let info = masters[0].call(&["INFO"]).map(|v| Info::parse(&v.text().unwrap_or_default())).ok();
