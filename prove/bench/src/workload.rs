@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use unslow_topology::slot_of;
 use unslow_units::{did_you_mean, parse_bytes, parse_share};
 
-use crate::danger::dangerous;
 use crate::error::WorkloadError;
 use crate::replay::{LEFT_OUT, Recording};
 use crate::template::{Fill, Template};
@@ -238,19 +237,6 @@ impl Workload {
     /// Seed of all that is drawn.
     pub fn seed(&self) -> u64 {
         self.seed
-    }
-
-    /// Fails where a command would do more than read and write keys.
-    pub fn refuse_danger(&self, spec: &Spec) -> Result<(), WorkloadError> {
-        if let Some((line, what)) = self.recording.as_ref().and_then(|recording| recording.dangerous.clone()) {
-            let path = spec.replay.as_ref().map_or_else(String::new, |path| path.display().to_string());
-            return Err(WorkloadError::DangerousLine { path, line, what });
-        }
-        let words = |command: &Command| command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
-        match self.commands.iter().find_map(|command| dangerous(&words(command))) {
-            Some(what) => Err(WorkloadError::Dangerous { what }),
-            None => Ok(()),
-        }
     }
 
     /// Whether a preload serves it: it reads what the built-in `set` writes.

@@ -8,12 +8,13 @@ use unslow_client::{Connection, Value};
 use unslow_topology::{Info, Node, Topology};
 
 use super::{Progress, Session, guarded};
-use crate::error::{Error, Interrupted, Unfit};
+use crate::danger::dangerous;
+use crate::error::{Error, Interrupted, Unfit, WorkloadError};
 use crate::route::look;
 use crate::servers::open;
 use crate::settings::{Model, ReadFrom, Settings};
 use crate::template::Fill;
-use crate::workload::Workload;
+use crate::workload::{Command, Spec, Workload};
 
 impl Session {
     /// Looks at the deployment, compiles the workload, asks the server whether it knows the commands, and preloads.
@@ -22,7 +23,7 @@ impl Session {
         // What is wrong with the workload is said before anyone is asked.
         let workload = Workload::compile(&settings.spec, settings.spec.script.as_ref().map(|_| "0"))?;
         if !settings.dangerous {
-            workload.refuse_danger(&settings.spec)?;
+            refuse_danger(&workload, &settings.spec)?;
         }
         if let Some(recording) = workload.recording.filter(|_| !settings.spec.replay_loop) {
             settings.requests = Some(settings.requests.unwrap_or(u64::MAX).min(recording.commands()));
@@ -131,6 +132,19 @@ impl Session {
         observer(Progress::Preload { done: total, total });
         self.preloaded = total;
         Ok(())
+    }
+}
+
+/// Fails where a command would do more than read and write keys.
+fn refuse_danger(workload: &Workload, spec: &Spec) -> Result<(), WorkloadError> {
+    if let Some((line, what)) = workload.recording.as_ref().and_then(|recording| recording.dangerous.clone()) {
+        let path = spec.replay.as_ref().map_or_else(String::new, |path| path.display().to_string());
+        return Err(WorkloadError::DangerousLine { path, line, what });
+    }
+    let words = |command: &Command| command.template.sample(&Fill { key: 0, value: b"", seq: 0, now: 0 });
+    match workload.commands.iter().find_map(|command| dangerous(&words(command))) {
+        Some(what) => Err(WorkloadError::Dangerous { what }),
+        None => Ok(()),
     }
 }
 
