@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use crate::{Currency, Finding, Link, Remedy, Rule, Severity, When, setting_of};
 
 /// Folds consequences into their causes and ranks what is left, dearest first. `holds` says of a cause and an effect
-/// that an arrow joins whether the facts bear it out.
+/// that an arrow joins whether the facts bear it out: about which servers they are, and what was counted there.
 pub fn fold(findings: Vec<Finding>, rules: &[Rule], holds: impl Fn(&Finding, &Finding) -> bool) -> Vec<Finding> {
     let leads_to: BTreeMap<&str, &[&str]> = rules.iter().map(|r| (r.id, r.leads_to)).collect();
     let mut order: Vec<usize> = (0..findings.len()).collect();
     order.sort_by(|&a, &b| worth(&findings[b]).partial_cmp(&worth(&findings[a])).unwrap_or(std::cmp::Ordering::Equal));
 
-    // Every finding's cause among the others: the dearest one that names it and shares a subject with it.
+    // Every finding's cause among the others: the dearest one that names it and is behind it.
     let cause_of: Vec<Option<usize>> = (0..findings.len())
         .map(|effect| {
             order.iter().copied().find(|&cause| {
@@ -22,7 +22,6 @@ pub fn fold(findings: Vec<Finding>, rules: &[Rule], holds: impl Fn(&Finding, &Fi
                     && leads_to
                         .get(findings[cause].id.as_str())
                         .is_some_and(|l| l.contains(&findings[effect].id.as_str()))
-                    && linked(&findings[cause], &findings[effect])
                     && in_time(&findings[cause], &findings[effect])
                     && holds(&findings[cause], &findings[effect])
             })
@@ -128,12 +127,6 @@ fn in_time(cause: &Finding, effect: &Finding) -> bool {
     effect.when == When::Now || cause.when != When::Now || earlier || SETTINGS.contains(&cause.id.as_str())
 }
 
-fn linked(cause: &Finding, effect: &Finding) -> bool {
-    cause.subjects.is_empty()
-        || effect.subjects.is_empty()
-        || cause.subjects.iter().any(|s| effect.subjects.contains(s))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,7 +141,7 @@ mod tests {
     /// The rules in the order of rank, each with those beneath it.
     fn folded(findings: Vec<Finding>) -> Vec<(String, Vec<String>)> {
         let told = |f: Finding| (f.id, f.chain.into_iter().map(|l| l.id).collect());
-        fold(findings, rules::ALL, |_, _| true).into_iter().map(told).collect()
+        fold(findings, rules::ALL, rules::arrows::share_a_server).into_iter().map(told).collect()
     }
 
     fn chain(root: &str, links: &[&str]) -> (String, Vec<String>) {

@@ -5,9 +5,10 @@
 //! hidden: a flood of WRONGTYPE beneath a save that failed, a backup job beneath servers that save at the same time.
 
 use unslow_facts::{Facts, Host, Neighbour, Node};
+use unslow_topology::DeploymentKind;
 
-use crate::Finding;
 use crate::measure::Outcomes;
+use crate::{Finding, When};
 
 /// Errors that servers answer with because of a cause. Other causes of floods say on whom they are by their subjects
 /// (`replica_link_down`).
@@ -15,16 +16,38 @@ const ERRORS: &[(&str, &[&str])] = &[
     ("saves_failing", &["MISCONF"]),
     ("out_of_memory", &["OOM"]),
     ("min_replicas_refusing", &["NOREPLICAS"]),
-    ("slots_uncovered", &["CLUSTERDOWN"]),
+    ("slots_uncovered", &[DOWN]),
+    ("node_hangs", &[DOWN]),
+    ("node_unreachable", &[DOWN]),
+    ("node_timeout_margin", &[DOWN]),
+    ("failover_flapping", &[DOWN, "READONLY", "LOADING", "MASTERDOWN"]),
     ("sentinel_master_down", &["NOAUTH", "WRONGPASS", "NOPERM", "LOADING", "BUSY", "MASTERDOWN", "READONLY"]),
 ];
+/// What every node of a cluster answers while one master is marked failed and no replica has been elected, unless
+/// `cluster-require-full-coverage` is off. The node it is about answers nothing.
+const DOWN: &str = "CLUSTERDOWN";
+/// Causes that make the others of a cluster answer [`DOWN`].
+const TAKE_ALL_DOWN: &[&str] =
+    &["slots_uncovered", "node_hangs", "node_unreachable", "node_timeout_margin", "failover_flapping"];
 /// Of the errors, or of the processors' time: what a cause must account for.
 const MOST: f64 = 0.5;
 
-/// Whether this cause is behind this effect, as far as facts tell; an arrow without a condition holds.
+/// Whether this cause is behind this effect, as far as facts tell: they are about one server, or the effect is on all
+/// of them, and the arrow's condition holds if it has one.
 pub fn holds(facts: &Facts, cause: &Finding, effect: &Finding) -> bool {
     let on = || effect.subjects.iter().filter_map(move |address| facts.node(address));
+    let is_on_all = || {
+        facts.kind == DeploymentKind::Cluster
+            && effect.id == "error_flood"
+            && TAKE_ALL_DOWN.contains(&cause.id.as_str())
+            && are_most(on(), &[DOWN])
+    };
+    if !share_a_server(cause, effect) && !is_on_all() {
+        return false;
+    }
     match (cause.id.as_str(), effect.id.as_str()) {
+        // Errors are counted in the window, and a stall or an election of before it is not behind them.
+        ("node_timeout_margin" | "failover_flapping", "error_flood") if !is_of_window(facts, cause) => false,
         (id, "error_flood") => {
             let kinds = ERRORS.iter().find(|(rule, _)| *rule == id).map(|(_, kinds)| *kinds);
             kinds.is_none_or(|kinds| are_most(on(), kinds))
@@ -38,6 +61,19 @@ pub fn holds(facts: &Facts, cause: &Finding, effect: &Finding) -> bool {
         }
         _ => true,
     }
+}
+
+/// Whether they are about one server; a finding about no server is about all.
+pub fn share_a_server(cause: &Finding, effect: &Finding) -> bool {
+    cause.subjects.is_empty()
+        || effect.subjects.is_empty()
+        || cause.subjects.iter().any(|s| effect.subjects.contains(s))
+}
+
+/// Whether it began in the window. Records have whole seconds.
+fn is_of_window(facts: &Facts, finding: &Finding) -> bool {
+    let begun_ms = facts.live().filter_map(|n| n.first.as_ref()).map(|s| s.at_ms).min().unwrap_or(0);
+    finding.when == When::Now && finding.since.is_some_and(|at_ms| at_ms + 999 >= begun_ms)
 }
 
 /// Whether most failures of these servers are of these kinds. Denied commands are another finding's where there are
@@ -107,7 +143,7 @@ mod tests {
     fn a_flood_is_beneath_a_cause_whose_errors_it_is_made_of() {
         let flood = finding("error_flood");
         for (cause, kinds) in ERRORS {
-            let holds = |errors: &[(&str, u64)]| holds(&failing(errors), &finding(cause), &flood);
+            let holds = |errors: &[(&str, u64)]| holds(&failing(errors), &now(finding(cause)), &flood);
             assert!(holds(&[(kinds[0], 300), ("WRONGTYPE", 20)]), "{cause}");
             assert!(!holds(&[("WRONGTYPE", 300)]), "{cause}");
             assert!(!holds(&[(kinds[0], 20), ("WRONGTYPE", 300)]), "{cause}: most of them have another cause");
@@ -115,6 +151,38 @@ mod tests {
         // By its subjects, and without a condition.
         assert!(holds(&failing(&[("WRONGTYPE", 300)]), &finding("replica_link_down"), &flood));
         assert!(holds(&failing(&[]), &finding("fork_stall"), &finding("node_timeout_margin")));
+    }
+
+    /// It began in the window.
+    fn now(finding: Finding) -> Finding {
+        let at_ms = failing(&[]).nodes[0].at_ms();
+        finding.since(at_ms)
+    }
+
+    /// A cluster of which another node than the stalled one answered with these errors.
+    fn cluster_failing(errors: &[(&str, u64)]) -> Facts {
+        let mut facts = failing(errors);
+        facts.kind = DeploymentKind::Cluster;
+        facts
+    }
+
+    #[test]
+    fn a_master_that_is_gone_makes_the_whole_cluster_refuse() {
+        let elsewhere = |id: &str| Finding { id: id.into(), ..Finding::new(id).on(["10.0.0.9:6379"]) };
+        let flood = finding("error_flood");
+        for cause in TAKE_ALL_DOWN {
+            let cause = now(elsewhere(cause));
+            assert!(holds(&cluster_failing(&[(DOWN, 300)]), &cause, &flood), "{}", cause.id);
+            assert!(!holds(&cluster_failing(&[("READONLY", 300)]), &cause, &flood), "{}: another server's", cause.id);
+            assert!(!holds(&failing(&[(DOWN, 300)]), &cause, &flood), "{}: no cluster", cause.id);
+        }
+        let down = cluster_failing(&[(DOWN, 300)]);
+        assert!(!holds(&down, &elsewhere("min_replicas_refusing"), &flood));
+        for cause in ["node_timeout_margin", "failover_flapping"] {
+            assert!(!holds(&down, &now(elsewhere(cause)).past(1000), &flood), "{cause}: of last night");
+            assert!(!holds(&down, &elsewhere(cause).since(1000), &flood), "{cause}: since last night");
+            assert!(!holds(&down, &elsewhere(cause).since_start(1000), &flood), "{cause}: of some time");
+        }
     }
 
     #[test]

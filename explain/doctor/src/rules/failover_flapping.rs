@@ -25,7 +25,7 @@ use super::takeover::names_of;
 use unslow_facts::Sample;
 
 pub const TITLE: &str = "Failover flapping";
-pub const LEADS_TO: &[&str] = &["masters_share_host", "replica_shares_host", "reconnect_stampede"];
+pub const LEADS_TO: &[&str] = &["masters_share_host", "replica_shares_host", "reconnect_stampede", "error_flood"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// From the end of the failure detector's patience to a new master.

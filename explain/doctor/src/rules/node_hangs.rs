@@ -34,6 +34,7 @@ pub const LEADS_TO: &[&str] = &[
     "master_without_replica",
     "failover_flapping",
     "min_replicas_refusing",
+    "error_flood",
 ];
 pub const INJECTED: Injected = Injected::Yes;
 

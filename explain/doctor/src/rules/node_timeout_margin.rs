@@ -16,7 +16,7 @@ use super::peers;
 use super::prelude::*;
 
 pub const TITLE: &str = "Node timeout margin";
-pub const LEADS_TO: &[&str] = &["failover_flapping"];
+pub const LEADS_TO: &[&str] = &["failover_flapping", "error_flood"];
 pub const INJECTED: Injected = Injected::Yes;
 
 /// The longest timeout that is worth its price: a dead master goes unnoticed for that long.
